@@ -1,0 +1,43 @@
+"""What this machine or allocation has, read without torch: GPUs, CPU cores, and whether someone else already started the ranks."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+
+@dataclass(frozen=True)
+class External:
+    """This process is one of `world` ranks that torchrun (or any launcher that sets RANK and WORLD_SIZE) started."""
+
+    rank: int
+    world: int
+    local_world: int
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`gpus` and `cpus` count what this process may use on this host."""
+
+    gpus: int
+    cpus: int
+    external: External | None = None
+
+
+def look(environ: Mapping[str, str] = os.environ) -> Cluster:
+    """The cluster as seen from here."""
+    external = None
+    if "RANK" in environ and "WORLD_SIZE" in environ:
+        world = int(environ["WORLD_SIZE"])
+        external = External(int(environ["RANK"]), world, int(environ.get("LOCAL_WORLD_SIZE", world)))
+    return Cluster(_gpus(environ), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, external)
+
+
+def _gpus(environ: Mapping[str, str]) -> int:
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([name for name in visible.split(",") if name.strip() and name.strip() != "-1"])
+    return sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in Path("/dev").glob("nvidia*"))

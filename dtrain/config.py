@@ -1,0 +1,92 @@
+"""The typed schema of the top level: what was asked, before anything is decided."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+GROUPS = (
+    "launcher", "backend", "strategy", "precision", "model", "data", "objective", "optim", "schedule", "checkpoint", "logger", "hook",
+)  # fmt: skip
+"""Folders of conf/; one word of each makes a run (logger and hook take a list of words)."""
+
+
+@dataclass
+class Mesh:
+    pp: int | None = None
+    dp_replicate: int | None = None
+    dp_shard: int | None = None
+    cp: int | None = None
+    tp: int | None = None
+
+
+@dataclass
+class Log:
+    every: int = MISSING
+
+
+@dataclass
+class Evaluate:
+    every: int = MISSING
+    samples: int | None = None
+
+
+@dataclass
+class Generate:
+    prompt: str = MISSING
+    tokens: int = MISSING
+    temperature: float = MISSING
+
+
+@dataclass
+class Sweep:
+    out: str | None = None
+
+
+@dataclass
+class Schema:
+    """Types of the top level; the values and their sentences stand in conf/config.yaml."""
+
+    nodes: int = MISSING
+    devices: Any = MISSING
+    steps: int = MISSING
+    batch: int = MISSING
+    microbatch: int | None = None
+    accumulate: int | None = None
+    seed: int = MISSING
+    clip: float | None = None
+    out: str | None = None
+    resume: str = MISSING
+    init: str | None = None
+    stop_after: int | None = None
+    trust: list[str] = field(default_factory=list)
+    loop: str = MISSING
+    mesh: Mesh = field(default_factory=Mesh)
+    log: Log = field(default_factory=Log)
+    evaluate: Evaluate = field(default_factory=Evaluate)
+    generate: Generate = field(default_factory=Generate)
+    sweep: Sweep = field(default_factory=Sweep)
+    launcher: dict[str, Any] = field(default_factory=dict)
+    backend: dict[str, Any] = field(default_factory=dict)
+    strategy: dict[str, Any] = field(default_factory=dict)
+    precision: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    objective: dict[str, Any] = field(default_factory=dict)
+    optim: dict[str, Any] = field(default_factory=dict)
+    schedule: dict[str, Any] = field(default_factory=dict)
+    checkpoint: dict[str, Any] = field(default_factory=dict)
+    logger: dict[str, Any] = field(default_factory=dict)
+    hook: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Config(Schema):
+    """A composed Schema with where everything came from."""
+
+    choices: dict[str, Any] = field(default_factory=dict)
+    """group -> word, or list of words."""
+    sources: dict[str, str] = field(default_factory=dict)
+    """dotted key -> `command line` or the recipe that set it; absent: the default of its conf file."""
+    options: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    """group -> word -> its arguments, for every group: what `auto` may pick from."""

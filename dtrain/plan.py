@@ -1,0 +1,111 @@
+"""The Plan: everything that was decided, and nothing that was not. Frozen, printable, hashable, saved as plan.yaml.
+
+See one with `python -m dtrain plan strategy=fsdp nodes=2 devices=2`.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+"""Mesh axes, outer to inner: outer ones cross nodes, inner ones stay inside a node."""
+
+Part = Mapping[str, Any]
+"""`{"_target_": "dtrain.optim.adamw.build", **arguments}`: data until a rank builds it."""
+
+
+@dataclass(frozen=True)
+class MeshShape:
+    """Degree of each axis; their product is the number of ranks."""
+
+    pp: int = 1
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    cp: int = 1
+    tp: int = 1
+
+    @property
+    def ranks(self) -> int:
+        return self.pp * self.data * self.cp * self.tp
+
+    @property
+    def data(self) -> int:
+        """Ranks that see different samples."""
+        return self.dp_replicate * self.dp_shard
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """size = microbatch x data x accumulate, in samples per optimizer step over the whole world."""
+
+    size: int
+    microbatch: int
+    data: int
+    accumulate: int
+
+    @property
+    def local(self) -> int:
+        """Samples per optimizer step on one data-parallel rank."""
+        return self.microbatch * self.accumulate
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run, decided. Ranks read this, never the command line, so they agree."""
+
+    loop: str
+    nodes: int
+    devices: int
+    device: str
+    threads: int
+    mesh: MeshShape
+    batch: BatchShape
+    steps: int
+    stop_after: int | None
+    seed: int
+    clip: float | None
+    out: str
+    resume: str
+    init: str | None
+    trust: tuple[str, ...]
+    log_every: int
+    evaluate_every: int
+    evaluate_samples: int
+    generate: Mapping[str, Any]
+    launcher: Part
+    backend: Part
+    strategy: Part
+    precision: Part
+    model: Part
+    data: Part
+    objective: Part
+    optim: Part
+    schedule: Part
+    checkpoint: Part
+    loggers: Mapping[str, Part]
+    hooks: Mapping[str, Part]
+    why: Mapping[str, str]
+    """For every choice made by `auto`: what was picked and the reason, printed by `plan`."""
+
+    @property
+    def world(self) -> int:
+        return self.nodes * self.devices
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "trust": list(self.trust)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Plan":
+        known = {field.name: data[field.name] for field in fields(cls)}
+        known |= {"mesh": MeshShape(**data["mesh"]), "batch": BatchShape(**data["batch"]), "trust": tuple(data["trust"])}
+        return cls(**known)
+
+    @property
+    def digest(self) -> str:
+        """First 12 hex digits of SHA-256 over the canonical JSON: equal plans, equal digests."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:12]
+
+    def with_loop(self, loop: str) -> "Plan":
+        return replace(self, loop=loop)

@@ -1,0 +1,32 @@
+"""Plain numbers and words of the top level: in range, or refused."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dtrain.cluster import Cluster
+from dtrain.config import Config
+from dtrain.errors import WordsError, nearest
+
+RESUME = ("auto", "never", "must")
+
+
+def positive(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers that make sense alone."""
+    least = {
+        "nodes": (config.nodes, 1), "steps": (config.steps, 1), "batch": (config.batch, 1), "microbatch": (config.microbatch, 1),
+        "accumulate": (config.accumulate, 1), "stop_after": (config.stop_after, 1), "seed": (config.seed, 0), "log.every": (config.log.every, 1),
+        "evaluate.every": (config.evaluate.every, 0), "evaluate.samples": (config.evaluate.samples, 1),
+        "generate.tokens": (config.generate.tokens, 1), "generate.temperature": (config.generate.temperature, 0),
+    }  # fmt: skip
+    problems = [f"{key}={value}: at least {low} is needed. Type {key}={low}." for key, (value, low) in least.items() if value is not None and value < low]
+    if config.clip is not None and config.clip <= 0:
+        problems.append(f"clip={config.clip}: a gradient norm is above 0. Type clip=1.0, or clip=null for no clipping.")
+    if config.resume not in RESUME:
+        problems.append(f"resume={config.resume}:{nearest(config.resume, RESUME)}")
+    if problems:
+        raise WordsError(*problems)
+    return {
+        "loop": config.loop, "steps": config.steps, "stop_after": config.stop_after, "seed": config.seed, "clip": config.clip,
+        "resume": config.resume, "init": config.init, "trust": tuple(config.trust), "log_every": config.log.every,
+        "evaluate_every": config.evaluate.every, "evaluate_samples": config.evaluate.samples, "generate": vars(config.generate).copy(),
+    }  # fmt: skip

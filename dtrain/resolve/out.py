@@ -1,0 +1,25 @@
+"""Where a run lives: the user's `out`, or a folder named after the words, so that the same words come back to the same run."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from dtrain.cluster import Cluster
+from dtrain.config import Config, Schema
+from dtrain.errors import WordsError
+
+VOLATILE = ("out", "resume", "stop_after", "trust", "loop", "sweep", "log", "generate", "logger", "hook")
+"""Words that do not make another run."""
+
+
+def where(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
+    out = config.out
+    if out is None:
+        words = {field.name: value for field in fields(Schema) if field.name not in VOLATILE for value in [getattr(config, field.name)]}
+        digest = hashlib.sha256(json.dumps(words, sort_keys=True, default=asdict).encode()).hexdigest()[:8]
+        out = f"outputs/{config.choices['model'] or 'model'}-{config.choices['data'] or 'data'}-{digest}"
+    if out.startswith("memory://") and draft["nodes"] * draft["devices"] > 1:
+        raise WordsError(f"out={out}: memory belongs to one process, this run has {draft['nodes'] * draft['devices']} ranks. Type out=<a folder or URL>.")
+    return {"out": out.rstrip("/") or "/"}

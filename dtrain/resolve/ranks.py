@@ -1,0 +1,80 @@
+"""How many ranks, on what device, talking through what, started by whom."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dtrain.cluster import Cluster
+from dtrain.config import Config
+from dtrain.errors import WordsError
+from dtrain.plan import Part
+
+
+def choose(config: Config, group: str, word: str, why: dict[str, str], reason: str) -> Part:
+    """The arguments of a group's word; when the user said `auto`, of `word`, with the reason noted."""
+    if config.choices[group] != "auto":
+        return dict(getattr(config, group))
+    why[group] = f"{word} (auto: {reason})"
+    return dict(config.options[group][word])
+
+
+def about(part: Part) -> Mapping[str, Any]:
+    """The facts a word states about itself for resolve, in `_about_`; they are no arguments."""
+    facts: Mapping[str, Any] = part.get("_about_") or {}
+    return facts
+
+
+def devices(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
+    """Nodes, and processes per node."""
+    asked, nodes, external = config.devices, config.nodes, cluster.external
+    if asked != "auto" and (isinstance(asked, bool) or not isinstance(asked, int) or asked < 1):
+        raise WordsError(f"devices={asked}: a number of processes per node, or auto. Type devices=2.")
+    if external and config.choices["launcher"] in ("auto", "external"):
+        here = (external.world // external.local_world, external.local_world)
+        said = {key: value for key, value in (("nodes", nodes), ("devices", asked)) if key in config.sources and value != "auto"}
+        wrong = [f"{key}={value}" for key, value in said.items() if value != here[0 if key == "nodes" else 1]]
+        if wrong:
+            raise WordsError(f"{' '.join(wrong)}: this process was started as one of {external.world} ranks, {here[1]} per node. Leave nodes and devices out.")
+        return {"nodes": here[0], "devices": here[1]}
+    if asked == "auto":
+        draft["why"]["devices"] = f"{cluster.gpus or 1} (auto: {'one per GPU' if cluster.gpus else 'no GPU here'})"
+        asked = cluster.gpus or 1
+    return {"nodes": nodes, "devices": asked}
+
+
+def world(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
+    """External ranks must exist when they are asked for."""
+    if config.choices["launcher"] == "external" and not cluster.external:
+        raise WordsError(
+            "launcher=external: no RANK and WORLD_SIZE in the environment. Start it as: torchrun --nproc-per-node 2 -m dtrain launcher=external"
+        )
+    if config.choices["launcher"] == "inline" and draft["nodes"] * draft["devices"] > 1:
+        raise WordsError(f"launcher=inline is one rank, but nodes x devices = {draft['nodes'] * draft['devices']}. Type launcher=local.")
+    return {}
+
+
+def backend(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
+    """GPUs talk through nccl; the device follows from the backend."""
+    fits = cluster.gpus >= draft["devices"]
+    if cluster.gpus and not fits and config.choices["backend"] == "auto":
+        raise WordsError(f"devices={draft['devices']}: this host has {cluster.gpus} GPU(s). Type devices={cluster.gpus}, or backend=gloo for CPU processes.")
+    reason = "one GPU per process" if cluster.gpus else "no GPU here"
+    part = choose(config, "backend", "nccl" if cluster.gpus else "gloo", draft["why"], reason)
+    device = about(part).get("device", "cpu")
+    if device == "cuda" and not fits:
+        raise WordsError(f"backend={config.choices['backend']} needs {draft['devices']} GPU(s), this host has {cluster.gpus}. Type backend=gloo.")
+    return {"backend": part, "device": device}
+
+
+def launcher(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
+    """external inside someone else's ranks, inline for one, local for more."""
+    ranks = draft["nodes"] * draft["devices"]
+    word, reason = ("inline", "one rank") if ranks == 1 else ("local", f"{ranks} ranks on this host")
+    if cluster.external:
+        word, reason = "external", "RANK and WORLD_SIZE are set"
+    return {"launcher": choose(config, "launcher", word, draft["why"], reason)}
+
+
+def threads(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
+    """CPU cores divided by the processes that share them; OMP_NUM_THREADS, when set, is obeyed by torch itself."""
+    here = draft["devices"] * (1 if cluster.external else draft["nodes"])
+    return {"threads": max(1, cluster.cpus // here)}

@@ -1,0 +1,26 @@
+"""What came out of a run: saved as result.json under `out`, and the exit code of the command."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Status = Literal["finished", "stopped", "interrupted", "preempted"]
+EXIT_CODES: dict[Status, int] = {"finished": 0, "stopped": 0, "interrupted": 130, "preempted": 75}
+
+
+@dataclass(frozen=True)
+class Result:
+    """`loss` is the mean over the last step's batch; `metrics` holds the last evaluation (held-out data) or a verb's answer."""
+
+    status: Status
+    step: int
+    loss: float | None
+    wall_seconds: float
+    metrics: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_CODES[self.status]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)

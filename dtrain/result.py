@@ -1,6 +1,8 @@
 """What came out of a run: saved as result.json under `out`, and the exit code of the command."""
 
+import platform
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 Status = Literal["finished", "stopped", "interrupted", "preempted"]
@@ -24,3 +26,14 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def versions() -> dict[str, str]:
+    """Of what decides the numbers."""
+    found = {"python": platform.python_version()}
+    for package in ("dtrain", "torch", "numpy", "hydra-core"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # a plain checkout is not installed
+            found[package] = "checkout"
+    return found

@@ -39,10 +39,23 @@ def find(url: str) -> list[str]:
         if any(mark in path for mark in "*?["):
             found = [name for name in fs.glob(path) if fs.isfile(name)]
         else:
-            found = fs.find(path) if fs.isdir(path) else [path] if fs.exists(path) else []
+            single = url.startswith(("http://", "https://"))  # a web page has no folders: isdir would download and parse it
+            found = fs.find(path) if not single and fs.isdir(path) else [path] if fs.exists(path) else []
         return sorted(fs.unstrip_protocol(name).removeprefix("file://") for name in found)
 
     return _guard("list", url, look)
+
+
+def size(url: str) -> int:
+    """Bytes of a file; -1 when it is not there."""
+    return _guard("look at", url, lambda fs, path: int(fs.info(path)["size"]) if fs.exists(path) else -1)
+
+
+def fingerprint(url: str) -> str:
+    """Changes when the file at `url` does, as far as its storage tells: size and time, or an ETag."""
+    if is_local(url):
+        return _guard_local("look at", url, lambda path: f"{path.stat().st_size}-{path.stat().st_mtime_ns}")
+    return _guard("look at", url, lambda fs, path: str(fs.ukey(path)))
 
 
 def children(url: str) -> list[str]:

@@ -1,0 +1,50 @@
+"""python -m dtrain [verb] [word=choice] [key=value] [-m]: the verb, the words, one exit code."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from dtrain.errors import DtrainError
+from dtrain.verb import VERBS
+
+HELP = """dtrain [verb] [word=choice] [key=value] ... [-m]
+
+verbs      train (the default), plan, evaluate, generate
+examples   dtrain                                           a small GPT learns Python's standard library
+           dtrain plan strategy=fsdp nodes=2 devices=2      what would happen, without doing it
+           dtrain strategy=fsdp nodes=2 out=runs/a          four words, two nodes, the same losses
+           dtrain recipe=shakespeare data.path=mine.txt     a recipe, with one thing changed
+           dtrain -m optim.lr=1e-3,3e-3 seed=0,1            a sweep: four runs
+           dtrain generate out=runs/a generate.prompt='class '
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 done, 1 training failed, 2 the words were wrong, 3 preflight, 75 preempted, 130 interrupted."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if "--help" in words or "-h" in words:
+        print(HELP + _words(), end="")
+        return 0
+    verb = words.pop(0) if words and words[0] in VERBS else "train"
+    try:
+        code: int = importlib.import_module(f"dtrain.verb.{verb}").run(words)
+        return code
+    except DtrainError as error:
+        for line in getattr(error, "problems", None) or (str(error),):
+            print(f"dtrain: {line}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+def _words() -> str:
+    """The groups and their words, and the recipes."""
+    from dtrain.compose import folder
+
+    groups = sorted(path for path in folder("conf").iterdir() if path.is_dir() and not path.name.startswith("_"))
+    lines = [f"{group.name:<10} {', '.join(sorted(path.stem for path in group.glob('*.yaml')))}" for group in groups]
+    return "\n".join([*lines, f"{'recipe':<10} {', '.join(sorted(path.stem for path in folder('recipes').glob('*.yaml')))}", ""])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""How ranks talk. A Backend opens the process group of one rank and closes it again."""
+
+import datetime
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+import torch.distributed as dist
+
+
+class Backend(Protocol):
+    def open(self) -> AbstractContextManager[None]:
+        """Join the group described by RANK, WORLD_SIZE and MASTER_ADDR, or one of a single rank when they are not set."""
+        ...
+
+
+@contextmanager
+def process_group(backend: str, *, timeout: float) -> Iterator[None]:
+    """The default group of this process, for as long as the context lasts. `timeout` in seconds."""
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    wait = datetime.timedelta(seconds=timeout)
+    store: dist.Store
+    if "MASTER_ADDR" not in os.environ:
+        store = dist.HashStore()
+    else:
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        store = dist.TCPStore(host, port, world, is_master=not shared and rank == 0, timeout=wait)
+        # a shared store keeps the keys of a dead attempt, and the restart would hang on them
+        # https://github.com/pytorch/pytorch/issues/147064
+        store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=wait)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+__all__ = ["Backend", "process_group"]

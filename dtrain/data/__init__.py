@@ -1,0 +1,56 @@
+"""What is learnt from. A Source is addressable by index; a Stream walks it in the global order and remembers one integer."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from dtrain.data.order import Indices
+
+Batch = dict[str, Any]
+"""`inputs` and `targets`, each a tensor [B, ...] (inputs may be a mapping of tensors for models with several)."""
+
+
+class Source(Protocol):
+    """Samples by index. Every data word builds one."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What a model may need to know: vocab, inputs (shape of one), outputs."""
+        ...
+
+    @property
+    def dense(self) -> bool:
+        """Every target counts in the loss, so the count of a batch follows from its shape."""
+        ...
+
+    @property
+    def background(self) -> bool:
+        """`take` may run in a thread beside training: it uses no global random state."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the samples do; a checkpoint refuses to go on with other data."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def take(self, index: Indices, epoch: Indices) -> Batch:
+        """A whole batch at once, on the CPU. `epoch` is for what may differ from pass to pass, such as augmentation."""
+        ...
+
+    def holdout(self) -> "Source | None":
+        """The part kept for evaluation; None when there is none."""
+        ...
+
+
+class TextSource(Source, Protocol):
+    """A source of tokens that stand for text."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, tokens: list[int]) -> str: ...
+
+
+__all__ = ["Batch", "Indices", "Source", "Tensor", "TextSource"]

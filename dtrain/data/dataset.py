@@ -1,0 +1,143 @@
+"""Any map-style dataset as a Source: `__len__`, `__getitem__`, nothing to inherit.
+
+Augmentation is reproducible: before sample i of pass e is read, Python's, numpy's and torch's generators are seeded from (i, e).
+"""
+
+import hashlib
+import multiprocessing
+import random
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset, default_collate
+
+from dtrain.data import Batch, Indices
+from dtrain.data.order import _mix64, permute
+from dtrain.errors import WordsError
+
+_dataset: Any = None
+"""In a loading process: the dataset it reads from."""
+
+
+class Dataset:
+    """`inputs` and `targets` are the keys of a sample, in a tuple or a mapping; `workers` processes read samples, 0 means this one.
+
+    64-bit floats become 32-bit ones. Raises WordsError when the object is not map-style or a sample lacks a key.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        holdout: float = 0.1,
+        holdout_dataset: Any = None,
+        inputs: int | str = 0,
+        targets: int | str = 1,
+        outputs: int | None = None,
+        workers: int = 0,
+        start: int = 0,
+        stop: int | None = None,
+    ) -> None:
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            raise WordsError(f"data.dataset: {type(dataset).__name__} is not map-style: __len__ and __getitem__ are needed.")
+        self._dataset, self._kept, self._keys, self._outputs, self._workers = dataset, holdout_dataset, (inputs, targets), outputs, workers
+        self._whole = len(dataset)
+        held = 0 if holdout_dataset is not None else round(self._whole * holdout)
+        self._start, self._stop = start, self._whole - held if stop is None else stop
+        self._batched = isinstance(dataset, TensorDataset)
+        self.background = self._batched or workers > 0
+        self.dense = False
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        batch = self.take(np.array([0]), np.array([0]))
+        facts: dict[str, Any] = {"inputs": list(batch["inputs"].shape[1:])} if isinstance(batch["inputs"], Tensor) else {}
+        outputs = self._outputs or _classes(self._dataset)
+        if outputs is None and batch["targets"].is_floating_point():
+            outputs = batch["targets"][0].numel()
+        return facts | ({"outputs": outputs, "vocab": outputs} if outputs else {})
+
+    @cached_property
+    def fingerprint(self) -> str:
+        first = repr([self._sample(index, 0) for index in (0, self._whole - 1)])
+        return f"{type(self._dataset).__name__}-{self._whole}-{hashlib.sha256(first.encode()).hexdigest()[:16]}"
+
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    def take(self, index: Indices, epoch: Indices) -> Batch:
+        # the split is a fixed permutation, because datasets tend to be sorted by class
+        index = permute(index + self._start, n=self._whole, key=1) if self._kept is None else index
+        if self._batched:
+            collected = self._dataset[torch.from_numpy(index)]
+        elif self._workers:
+            collected = default_collate(list(self._pool.map(_read, index.tolist(), epoch.tolist(), chunksize=-(-len(index) // self._workers))))
+        else:
+            collected = default_collate([self._sample(int(i), int(e)) for i, e in zip(index, epoch, strict=True)])
+        try:
+            inputs, targets = (collected[key] for key in self._keys)
+        except (KeyError, IndexError, TypeError):
+            has = list(collected) if isinstance(collected, Mapping) else f"{len(collected)} parts"
+            raise WordsError(f"data.inputs={self._keys[0]} data.targets={self._keys[1]}: a sample has {has}. Name the two keys.") from None
+        return {"inputs": _single(inputs), "targets": _single(targets)}
+
+    def holdout(self) -> "Dataset | None":
+        inputs, targets = self._keys
+        if self._kept is not None:
+            return Dataset(self._kept, holdout=0, inputs=inputs, targets=targets, outputs=self._outputs, workers=self._workers)
+        if self._stop == self._whole:
+            return None
+        return Dataset(
+            self._dataset, inputs=inputs, targets=targets, outputs=self._outputs, workers=self._workers, start=self._stop, stop=self._whole
+        )
+
+    def _sample(self, index: int, epoch: int) -> Any:
+        _seed(index, epoch)
+        return self._dataset[index]
+
+    @cached_property
+    def _pool(self) -> ProcessPoolExecutor:
+        # a fresh interpreter each: this process has threads, and a fork would copy their locks
+        return ProcessPoolExecutor(self._workers, multiprocessing.get_context("spawn"), initializer=_adopt, initargs=(self._dataset,))
+
+
+def _adopt(dataset: Any) -> None:
+    global _dataset  # noqa: PLW0603 - one dataset per loading process
+    torch.set_num_threads(1)
+    _dataset = dataset
+
+
+def _read(index: int, epoch: int) -> Any:
+    _seed(index, epoch)
+    return _dataset[index]
+
+
+def _seed(index: int, epoch: int) -> None:
+    value = _mix64(_mix64(index) ^ epoch)
+    random.seed(value)
+    np.random.seed(value & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(value >> 1)
+
+
+def _single(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.float() if value.dtype == torch.float64 else value
+    return {key: _single(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+
+
+def _classes(dataset: Any) -> int | None:
+    """The number of classes, where the dataset says: `classes`, `targets`, or a TensorDataset of whole numbers."""
+    if hasattr(dataset, "classes"):
+        return len(dataset.classes)
+    targets = getattr(dataset, "targets", None)
+    if targets is None and isinstance(dataset, TensorDataset):
+        targets = dataset.tensors[-1]
+    if targets is None:
+        return None
+    labels = torch.as_tensor(targets)
+    return None if labels.is_floating_point() else int(labels.max()) + 1

@@ -1,0 +1,64 @@
+"""The global order of samples: a counter-based permutation, so that position p of the world is all there is to remember.
+
+epoch = p // n, and inside an epoch sample = permutation(p % n; seed, epoch): a balanced Feistel network over the smallest even
+number of bits that holds n, cycle-walked until the value is below n (Black and Rogaway, "Ciphers with Arbitrary Finite Domains",
+CT-RSA 2002). No list of indices, O(1) seek. The order is a file format: VERSION changes when it does, and checkpoints carry it.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+VERSION = 1
+ROUNDS = 6
+Indices = NDArray[np.int64]
+
+
+def samples(positions: Indices, *, n: int, seed: int) -> tuple[Indices, Indices]:
+    """(sample, epoch) of every position of the world; both int64, shaped like `positions`."""
+    epochs = positions // n
+    found = np.empty_like(positions)
+    for epoch in np.unique(epochs):
+        here = epochs == epoch
+        found[here] = permute(positions[here] % n, n=n, key=_mix64(_mix64(seed) ^ int(epoch)))
+    return found, epochs
+
+
+def permute(values: Indices, *, n: int, key: int) -> Indices:
+    """A bijection of 0 .. n-1 chosen by `key` (64 bits), applied to `values`."""
+    if n == 1:
+        return np.zeros_like(values)
+    half = (max(n - 1, 1).bit_length() + 1) // 2
+    keys = [np.uint64(_mix64(key + round) & 0xFFFFFFFF) for round in range(ROUNDS)]
+    out = _feistel(values.astype(np.uint64), half, keys)
+    walking = out >= n
+    while walking.any():
+        out[walking] = _feistel(out[walking], half, keys)
+        walking = out >= n
+    return out.astype(np.int64)
+
+
+def _feistel(values: NDArray[np.uint64], half: int, keys: list[np.uint64]) -> NDArray[np.uint64]:
+    mask, shift = np.uint64((1 << half) - 1), np.uint64(half)
+    left, right = values >> shift, values & mask
+    for key in keys:
+        left, right = right, left ^ (_mix32(right ^ key) & mask)
+    return (left << shift) | right
+
+
+def _mix32(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A 32-bit integer hash, the constants of https://github.com/skeeto/hash-prospector (lowbias32)."""
+    low = np.uint64(0xFFFFFFFF)
+    x = x & low
+    x ^= x >> np.uint64(16)
+    x = x * np.uint64(0x7FEB352D) & low
+    x ^= x >> np.uint64(15)
+    x = x * np.uint64(0x846CA68B) & low
+    return x ^ (x >> np.uint64(16))
+
+
+def _mix64(x: int) -> int:
+    """splitmix64 (Steele, Lea and Flood, OOPSLA 2014)."""
+    x = (x + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
+    return x ^ (x >> 31)

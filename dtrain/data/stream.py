@@ -1,0 +1,137 @@
+"""The walk through a Source: step s of the run is samples [s*batch, (s+1)*batch) of the global order, whatever the mesh.
+
+Positions are read in blocks of several steps, by a thread beside the training where the source allows it, so that a step costs a
+few views. The whole state is one integer: the samples the world has seen.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dtrain.data import Batch, Source
+from dtrain.data.dataset import Dataset
+from dtrain.data.order import VERSION, samples
+from dtrain.errors import WordsError
+from dtrain.mesh import Mesh
+from dtrain.plan import BatchShape
+
+BLOCK_BYTES, BLOCK_STEPS = 4 << 20, 64
+"""A block holds at most this many bytes on a rank, and at most this many steps."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """One rank's share of one step: its microbatches, and the targets that count in the whole batch of the world."""
+
+    microbatches: list[Batch]
+    count: int
+
+
+def as_source(built: Any) -> Source:
+    """What a data word built; a bare map-style dataset is wrapped."""
+    return built if hasattr(built, "take") else Dataset(built)
+
+
+class Stream:
+    """Iterate to get a Share per step, for ever. `count(batch)` is the objective's: how many targets of a batch on the CPU count."""
+
+    def __init__(self, source: Source, *, batch: BatchShape, mesh: Mesh, seed: int, count: Callable[[Batch], int]) -> None:
+        self.seen = 0
+        self._source, self._batch, self._mesh, self._seed, self._count = source, batch, mesh, seed, count
+        if len(source) < 1:
+            raise WordsError("data: there is no sample to train on. Type a smaller data.holdout.")
+        one = source.take(np.array([0]), np.array([0]))
+        share = batch.local * max(1, sum(part.nbytes for part in _tensors(one)))
+        self._steps = max(1, min(BLOCK_STEPS, BLOCK_BYTES // share)) if source.background else 1
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="dtrain-data") if source.background else None
+        self._next: Future[list[tuple[list[Batch], int]]] | None = None
+        self._ready: Iterator[Share] = iter(())
+
+    def __next__(self) -> Share:
+        """The next step's share, on the device."""
+        share = next(self._ready, None)
+        if share is None:
+            self._ready = iter(self._block())
+            share = next(self._ready)
+        self.seen += self._batch.size
+        return share
+
+    def __iter__(self) -> "Stream":
+        return self
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen, "samples": len(self._source), "seed": self._seed, "order": VERSION, "fingerprint": self._source.fingerprint}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on after `seen` samples. Raises WordsError when the data, its seed or the order is another."""
+        mine = self.state_dict()
+        for key in ("samples", "fingerprint", "seed", "order"):
+            if state[key] != mine[key]:
+                raise WordsError(
+                    f"resume: the checkpoint was trained on other data ({key} {state[key]!r}, here {mine[key]!r}). "
+                    "Type out=<another place>, or init=<this run> to start from its weights."
+                )
+        self.seen = state["seen"]
+        self._next, self._ready = None, iter(())
+
+    def close(self) -> None:
+        if self._thread:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _block(self) -> list[Share]:
+        seen = self.seen
+        if self._thread:
+            loaded = (self._next or self._thread.submit(self._load, seen)).result()
+            self._next = self._thread.submit(self._load, seen + self._steps * self._batch.size)
+        else:
+            loaded = self._load(seen)
+        counts = torch.tensor([count for _, count in loaded])
+        if self._source.dense:
+            counts *= self._batch.data
+        else:
+            self._mesh.sum(counts)
+        return [Share([to_device(part, self._mesh.device) for part in parts], count) for (parts, _), count in zip(loaded, counts.tolist(), strict=True)]
+
+    def _load(self, seen: int) -> list[tuple[list[Batch], int]]:
+        """(microbatches, local count) of the next block's steps, on the CPU."""
+        shape = self._batch
+        steps = seen + shape.size * np.arange(self._steps, dtype=np.int64)
+        positions = (steps[:, None] + self._mesh.data_rank * shape.local + np.arange(shape.local)).ravel()
+        batch = self._source.take(*samples(positions, n=len(self._source), seed=self._seed))
+        if self._mesh.device.type == "cuda":
+            batch = _map(batch, Tensor.pin_memory)
+        parts = _split(batch, shape.microbatch)
+        steps_of_parts = [parts[i : i + shape.accumulate] for i in range(0, len(parts), shape.accumulate)]
+        if self._source.dense:
+            each = sum(self._count(part) for part in steps_of_parts[0])
+            return [(parts, each) for parts in steps_of_parts]
+        return [(parts, sum(self._count(part) for part in parts)) for parts in steps_of_parts]
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    else:
+        for part in batch.values():
+            yield from _tensors(part)
+
+
+def _map(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    return change(batch) if isinstance(batch, Tensor) else {key: _map(part, change) for key, part in batch.items()}
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """A tensor, or a mapping of tensors, on `device`."""
+    return batch if device.type == "cpu" else _map(batch, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def _split(batch: Any, size: int) -> list[Batch]:
+    """Views of `size` samples each."""
+    names = list(batch)
+    columns = [batch[name].split(size) if isinstance(batch[name], Tensor) else _split(batch[name], size) for name in names]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]

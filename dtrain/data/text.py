@@ -1,0 +1,177 @@
+"""Text from any fsspec URL or glob, encoded once into a memory-mapped file of tokens.
+
+The documents are ordered by a digest of their names, so the end of the corpus, which is held out, is a fair part of it.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from dtrain import store
+from dtrain.data import Batch, Indices
+from dtrain.data.windows import Windows, split
+from dtrain.errors import PreflightError, StoreError, WordsError
+
+SEPARATOR = b"\0"
+"""Between documents, for the byte tokenizer."""
+
+
+class Tokenizer(Protocol):
+    vocab: int
+    name: str
+
+    def encode(self, text: bytes) -> list[int] | bytes: ...
+
+    def decode(self, tokens: Sequence[int]) -> str: ...
+
+
+class Bytes:
+    """A token is a byte; 0 separates documents."""
+
+    vocab, name = 256, "bytes"
+
+    def encode(self, text: bytes) -> bytes:
+        return text
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return bytes(tokens).replace(SEPARATOR, b"\n").decode(errors="replace")
+
+
+class Vocabulary:
+    """A tokenizer.json of the `tokenizers` package, from any URL."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            from tokenizers import Tokenizer as Loaded
+        except ImportError:
+            raise PreflightError(f"data.tokenizer={url} needs the tokenizers package. Type: pip install 'dtrain[text]'") from None
+        written = store.read(url)
+        try:
+            self._inner = Loaded.from_buffer(written)
+        except Exception as error:  # the package raises bare Exception
+            raise PreflightError(f"data.tokenizer={url}: not a tokenizer.json: {error}") from None
+        self.vocab = int(self._inner.get_vocab_size())
+        self.name = hashlib.sha256(written).hexdigest()
+
+    def encode(self, text: bytes) -> list[int]:
+        return list(self._inner.encode(text.decode(errors="replace")).ids)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return str(self._inner.decode(list(tokens)))
+
+
+class Text:
+    """A Source of windows of text. Nothing is read until samples are asked for.
+
+    `sequence` in tokens, `holdout` a part of the corpus in [0, 1). Raises StoreError and PreflightError for what cannot be read.
+    """
+
+    dense = True
+    background = True
+
+    def __init__(self, *, path: str, sequence: int, tokenizer: str, holdout: float, cache: str | None) -> None:
+        if not 0 <= holdout < 1:
+            raise WordsError(f"data.holdout={holdout}: a part of the text, from 0 to below 1.")
+        self._path, self._sequence, self._part = path, sequence, holdout
+        self._tokenizer: Tokenizer = Bytes() if tokenizer == "bytes" else Vocabulary(tokenizer)
+        self._cache = Path(cache).expanduser() if cache else cache_folder()
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {"vocab": self._tokenizer.vocab}
+
+    @cached_property
+    def _windows(self) -> Windows:
+        tokens, digest = encoded(self._path, self._tokenizer, self._cache)
+        train, kept = split([tokens], self._part)
+        return Windows(train, self._sequence, self._tokenizer.vocab, f"{digest}-{self._sequence}-{self._part}", kept)
+
+    @property
+    def fingerprint(self) -> str:
+        return self._windows.fingerprint
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def take(self, index: Indices, epoch: Indices) -> Batch:
+        return self._windows.take(index, epoch)
+
+    def holdout(self) -> Windows | None:
+        return self._windows.holdout()
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text.encode()))
+
+    def decode(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens)
+
+
+def encoded(path: str, tokenizer: Tokenizer, cache: Path) -> tuple[np.memmap[Any, Any], str]:
+    """(tokens, SHA-256 of them) of all documents at `path`; encoded by the first process that asks, read by the others."""
+    documents = list(_documents(path))
+    if not documents:
+        raise StoreError("find", path, "no file is there")
+    key = hashlib.sha256(json.dumps([tokenizer.name, [(name, state) for name, _, state in documents]]).encode()).hexdigest()[:32]
+    kind = np.uint8 if tokenizer.vocab <= 256 else np.uint16 if tokenizer.vocab <= 65536 else np.uint32
+    tokens, facts = cache / f"{key}.bin", cache / f"{key}.json"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with _lock(cache / f"{key}.lock"):
+            if not facts.exists():
+                digest = _encode((url for _, url, _ in documents), tokenizer, tokens, kind)
+                store.write(str(facts), json.dumps({"path": path, "documents": len(documents), "sha256": digest}).encode())
+            known = json.loads(facts.read_text())
+            if tokens.stat().st_size == 0:
+                raise PreflightError(f"data.path={path}: there is no text in {len(documents)} file(s).")
+        return np.memmap(tokens, dtype=kind, mode="r"), str(known["sha256"])
+    except OSError as error:
+        raise StoreError("keep the encoded text in", str(cache), error.strerror or error) from error
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dtrain"
+
+
+def _encode(urls: Iterable[str], tokenizer: Tokenizer, target: Path, kind: Any) -> str:
+    digest, part = hashlib.sha256(), target.with_suffix(f".{os.getpid()}")
+    with part.open("wb") as file:
+        for number, url in enumerate(urls):
+            text = store.read(url)
+            if tokenizer.name == "bytes":
+                data = (SEPARATOR if number else b"") + text
+            else:
+                data = np.asarray(tokenizer.encode(text), dtype=kind).tobytes()
+            digest.update(data)
+            file.write(data)
+    part.replace(target)
+    return digest.hexdigest()
+
+
+def _documents(path: str) -> Iterator[tuple[str, str, str]]:
+    """(name below the common folder, URL, fingerprint of size and time), ordered by a digest of the name."""
+    if path == "stdlib":
+        root = sysconfig.get_paths()["stdlib"]
+        skip = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+        urls = [str(file) for file in Path(root).rglob("*.py") if not skip & set(file.relative_to(root).parts)]
+    else:
+        urls = store.find(path)
+        root = os.path.commonpath(urls) if len(urls) > 1 else ""
+    names = {url: url[len(root) :].lstrip("/") for url in urls}
+    for url in sorted(urls, key=lambda url: hashlib.sha256(names[url].encode()).digest()):
+        yield names[url], url, store.fingerprint(url)
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

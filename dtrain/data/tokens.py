@@ -1,0 +1,92 @@
+"""Token files as they are, memory-mapped: .npy, or .bin of little-endian unsigned integers; remote ones are copied once."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dtrain import store
+from dtrain.data import Batch, Indices
+from dtrain.data.text import cache_folder
+from dtrain.data.windows import Windows, split
+from dtrain.errors import PreflightError, StoreError, WordsError
+
+KINDS = ("uint8", "uint16", "uint32")
+
+
+class Tokens:
+    """A Source of windows of tokens; windows never cross from one file into the next. `sequence` in tokens."""
+
+    dense = True
+    background = True
+
+    def __init__(
+        self, *, path: str, holdout_path: str | None, holdout: float, vocab: int, sequence: int, dtype: str, cache: str | None
+    ) -> None:
+        if dtype not in KINDS:
+            raise WordsError(f"data.dtype={dtype}: a .bin file holds {', '.join(KINDS)}.")
+        self._path, self._holdout_path, self._part = path, holdout_path, holdout
+        self._vocab, self._sequence, self._dtype = vocab, sequence, dtype
+        self._cache = Path(cache).expanduser() if cache else cache_folder()
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {"vocab": self._vocab}
+
+    @cached_property
+    def _windows(self) -> Windows:
+        arrays = self._open(self._path)
+        train, kept = (arrays, self._open(self._holdout_path)) if self._holdout_path else split(arrays, self._part)
+        return Windows(train, self._sequence, self._vocab, f"{_digest(arrays)}-{self._sequence}-{self._part}", kept)
+
+    @property
+    def fingerprint(self) -> str:
+        return self._windows.fingerprint
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def take(self, index: Indices, epoch: Indices) -> Batch:
+        batch = self._windows.take(index, epoch)
+        largest = int(batch["inputs"].max())
+        if largest >= self._vocab:
+            raise PreflightError(f"data.path={self._path}: token {largest} is outside data.vocab={self._vocab}. Type data.vocab={largest + 1} or more.")
+        return batch
+
+    def holdout(self) -> Windows | None:
+        return self._windows.holdout()
+
+    def _open(self, path: str) -> list[NDArray[Any]]:
+        urls = store.find(path)
+        if not urls:
+            raise StoreError("find", path, "no file is there")
+        return [self._map(url) for url in urls]
+
+    def _map(self, url: str) -> NDArray[Any]:
+        file = store.local_path(url)
+        if not store.is_local(url):
+            file = self._cache / f"{hashlib.sha256((url + store.fingerprint(url)).encode()).hexdigest()[:32]}-{file.name}"
+            if not file.exists():
+                store.download(url, file.with_suffix(".part"))
+                file.with_suffix(".part").replace(file)
+        try:
+            array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False) if file.suffix == ".npy" else np.memmap(file, dtype=self._dtype, mode="r")
+        except (ValueError, OSError) as error:
+            raise StoreError("read tokens of", url, error) from error
+        if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+            raise StoreError("read tokens of", url, f"one row of integers is expected, not {array.ndim} dims of {array.dtype}")
+        return array
+
+
+def _digest(arrays: Sequence[NDArray[Any]]) -> str:
+    """Of the sizes and both ends of every file: telling two corpora apart without reading them whole."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{len(array)} {array.dtype}".encode())
+        digest.update(np.ascontiguousarray(array[:65536]).tobytes())
+        digest.update(np.ascontiguousarray(array[-65536:]).tobytes())
+    return digest.hexdigest()[:32]

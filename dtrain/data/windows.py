@@ -1,0 +1,83 @@
+"""Samples cut from memory-mapped token arrays: window w of an array is tokens [w*T, w*T + T], inputs and next tokens."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dtrain.data import Batch, Indices
+from dtrain.data.order import _mix64
+from dtrain.errors import PreflightError
+
+
+@dataclass(frozen=True)
+class Windows:
+    """A Source over token arrays of any unsigned type. Every pass over the data cuts at another offset, so windows do not repeat.
+
+    Raises PreflightError when there is less than one window.
+    """
+
+    arrays: Sequence[NDArray[Any]]
+    sequence: int
+    vocab: int
+    fingerprint: str
+    kept: Sequence[NDArray[Any]] = ()
+    """Held-out arrays."""
+    shifting: bool = True
+    dense: bool = True
+    background: bool = True
+
+    def __post_init__(self) -> None:
+        if len(self) < 1:
+            tokens = sum(len(array) for array in self.arrays)
+            raise PreflightError(f"data: {tokens} tokens are less than one sample of data.sequence={self.sequence}. Type a smaller data.sequence.")
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {"vocab": self.vocab}
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @property
+    def _ends(self) -> NDArray[np.int64]:
+        spare = self.sequence if self.shifting else 1
+        return np.cumsum([max(0, (len(array) - spare) // self.sequence) for array in self.arrays])
+
+    def take(self, index: Indices, epoch: Indices) -> Batch:
+        """inputs and targets [B, T] int64."""
+        ends = self._ends
+        owner = np.searchsorted(ends, index, side="right")
+        starts = (index - np.where(owner > 0, ends[owner - 1], 0)) * self.sequence
+        if self.shifting:
+            passes, inverse = np.unique(epoch, return_inverse=True)
+            starts = starts + np.array([_mix64(int(e)) % self.sequence if e else 0 for e in passes])[inverse]
+        rows = np.empty((len(index), self.sequence + 1), dtype=np.int64)
+        span = np.arange(self.sequence + 1)
+        for which in np.unique(owner):
+            here = owner == which
+            rows[here] = self.arrays[which][starts[here, None] + span]
+        tokens = torch.from_numpy(rows)
+        return {"inputs": tokens[:, :-1].contiguous(), "targets": tokens[:, 1:].contiguous()}
+
+    def holdout(self) -> "Windows | None":
+        if sum(max(0, (len(array) - 1) // self.sequence) for array in self.kept) < 1:
+            return None
+        return replace(self, arrays=self.kept, kept=(), shifting=False)
+
+
+def split(arrays: Sequence[NDArray[Any]], part: float) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+    """The arrays without their last `part` of tokens, and that part."""
+    keep = round(sum(len(array) for array in arrays) * part)
+    train, kept = list(arrays), list[NDArray[Any]]()
+    while keep > 0 and train:
+        last = train.pop()
+        if len(last) > keep:
+            train.append(last[:-keep])
+            last = last[-keep:]
+        kept.insert(0, last)
+        keep -= len(last)
+    return train, kept

@@ -1,0 +1,54 @@
+"""The loss on held-out data: the same samples whatever the mesh, shared out among the data-parallel ranks."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from dtrain.data import Batch, Source
+from dtrain.mesh import Mesh
+from dtrain.objective import Objective
+from dtrain.precision import Precision
+from dtrain.step import call
+
+
+def chosen(source: Source, samples: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Indices of `samples` samples spread evenly over the source; None means all."""
+    count = len(source) if samples is None else min(samples, len(source))
+    return np.arange(count, dtype=np.int64) * len(source) // max(1, count)
+
+
+def evaluate(
+    model: nn.Module,
+    source: Source,
+    objective: Objective,
+    mesh: Mesh,
+    *,
+    precision: Precision,
+    samples: int | None,
+    microbatch: int,
+    move: Callable[[Batch, torch.device], Batch],
+) -> dict[str, float]:
+    """`eval_loss` and the objective's metrics over the held-out samples. All ranks call it; ranks run equally many forwards."""
+    indices = chosen(source, samples)
+    sums: dict[str, torch.Tensor] = {}
+    count = 0
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        for start in range(0, len(indices), microbatch * mesh.data_ranks):
+            mine = indices[start + mesh.data_rank * microbatch :][:microbatch][: max(0, len(indices) - start - mesh.data_rank * microbatch)]
+            idle = len(mine) == 0
+            batch = source.take(indices[:1] if idle else mine, np.zeros(1 if idle else len(mine), dtype=np.int64))
+            counted = 0 if idle else objective.count(batch)
+            batch = move(batch, mesh.device)
+            with precision.autocast(mesh.device):
+                loss = objective.loss(call(model, objective.inputs(batch)), batch)
+            count += counted
+            for name, value in (("loss", loss.sum), *loss.metrics.items()):
+                sums[name] = sums.get(name, torch.zeros((), device=mesh.device, dtype=torch.float64)) + (0 if idle else value.double())
+    model.train(was_training)
+    totals = mesh.sum(torch.stack([*sums.values(), torch.tensor(float(count), device=mesh.device, dtype=torch.float64)])).tolist()
+    return {f"eval_{name}": total / max(1.0, totals[-1]) for name, total in zip(sums, totals, strict=False)}

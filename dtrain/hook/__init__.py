@@ -1,0 +1,40 @@
+"""Who looks on. A hook gets a snapshot and a period, nothing else: it cannot bend the training."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from dtrain.data import Source
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    """After step `step` of `steps`. `forward` runs the model without gradients, in evaluation mode; all ranks must call it alike."""
+
+    step: int
+    steps: int
+    seen: int
+    seed: int
+    loss: Tensor
+    """This rank's sum over its part of the batch, not divided."""
+    norm: Tensor
+    lr: float
+    source: Source
+    forward: Callable[[Any], Any]
+
+
+class Hook(Protocol):
+    @property
+    def every(self) -> int:
+        """Steps between calls; the last step always gets one. 0: only the last."""
+        ...
+
+    def __call__(self, info: StepInfo) -> dict[str, Any] | None:
+        """All ranks call it. What it returns becomes an event; the entry `text` is shown to the person."""
+        ...
+
+
+def due(hook: Hook, step: int, *, last: bool) -> bool:
+    return last or bool(hook.every and step % hook.every == 0)

@@ -1,0 +1,32 @@
+"""A sample of text from the model."""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from dtrain.data import TextSource
+from dtrain.hook import StepInfo
+from dtrain.objective import logits_of
+from dtrain.sampling import complete
+
+
+@dataclass(frozen=True)
+class Sample:
+    every: int
+    prompt: str
+    tokens: int
+    temperature: float
+
+    def __call__(self, info: StepInfo) -> dict[str, Any]:
+        source = cast(TextSource, info.source)
+        context = source.take(np.array([0]), np.array([0]))["inputs"].shape[1]
+        written = complete(
+            lambda tokens: logits_of(info.forward(tokens)),
+            source.encode(self.prompt),
+            tokens=self.tokens,
+            context=context,
+            temperature=self.temperature,
+            seed=info.seed,
+        )
+        return {"text": f"\n── sample after step {info.step} ──\n{source.decode(written)}\n"}

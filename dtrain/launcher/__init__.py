@@ -1,0 +1,32 @@
+"""Who starts the ranks. A launcher owns processes and restarts, and knows nothing of models."""
+
+import os
+import sys
+from typing import Protocol
+
+from dtrain.plan import Plan
+from dtrain.result import Result
+
+
+class Launcher(Protocol):
+    def command(self, plan: Plan) -> str:
+        """What is started, as `plan` prints it."""
+        ...
+
+    def launch(self, plan: Plan) -> Result:
+        """Run the plan's loop on every rank. Raises RankError with the traceback of the first rank that failed."""
+        ...
+
+
+def run_rank(plan: Plan) -> Result:
+    """This process as one rank: threads, import path, loop."""
+    import torch
+
+    from dtrain.build import locate
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(plan.threads)
+    if os.getcwd() not in sys.path:  # noqa: PTH109 - compared as text, as sys.path holds it
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109
+    result: Result = locate(plan.loop)(plan)
+    return result

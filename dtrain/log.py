@@ -1,0 +1,132 @@
+"""What a run tells: a row per step, events, and copies for the loggers.
+
+Values stay tensors on the device until `every` steps are together; then one collective sums them over the ranks, one transfer
+brings them to the host, and rank 0 writes. Between two flushes no step waits for the device.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dtrain import store
+from dtrain.build import build
+from dtrain.journal import Journal, clean
+from dtrain.logger import Logger
+from dtrain.mesh import Mesh
+from dtrain.plan import Plan
+from dtrain.result import Result
+
+
+class Log:
+    """A context; all ranks have one, rank 0 writes metrics.jsonl, events.jsonl and result.json."""
+
+    def __init__(self, plan: Plan, mesh: Mesh) -> None:
+        self._mesh, self._every, self._batch = mesh, plan.log_every, plan.batch.size
+        self._pending: list[tuple[int, Mapping[str, Tensor], int, Tensor, float, float]] = []
+        self._rows = Journal(store.join(plan.out, "metrics.jsonl")) if mesh.rank == 0 else None
+        self._events = Journal(store.join(plan.out, "events.jsonl")) if mesh.rank == 0 else None
+        self._loggers: dict[str, Logger] = {}
+        self._plan = plan
+        self.start()
+        self.last: dict[str, Any] = {}
+        """The newest row; on rank 0."""
+
+    def __enter__(self) -> "Log":
+        if self._mesh.rank == 0:
+            for name, part in self._plan.loggers.items():
+                self._loggers[name] = build(part, out=self._plan.out, steps=self._plan.steps)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if self._rows is None or self._events is None:
+            return
+        if error is not None:
+            self.event("failed", error=f"{type(error).__name__}: {error}")
+        for name in list(self._loggers):
+            self._tell(name, "close")
+        self._rows.close()
+        self._events.close()
+
+    def event(self, name: str, **facts: Any) -> None:
+        """A line of events.jsonl."""
+        if self._events is not None:
+            self._events.append({"time": time.time(), "event": name, **facts})
+
+    def note(self, text: str) -> None:
+        for name in list(self._loggers):
+            self._tell(name, "note", text)
+
+    def restored(self, step: int) -> None:
+        """Rows after the checkpoint will be written again."""
+        if self._rows is not None:
+            self._rows.keep(lambda row: row["step"] <= step)
+
+    def start(self) -> None:
+        """Steps are timed from here: what came before (building, logging, evaluating, saving) is no step's time."""
+        self._clock = self._flushed = time.perf_counter()
+
+    def record(self, step: int, sums: Mapping[str, Tensor], count: int, norm: Tensor, lr: float) -> None:
+        """One step: sums over this rank and the count they are divided by, the global gradient norm. Costs no device sync."""
+        now = time.perf_counter()
+        self._pending.append((step, sums, count, norm, lr, now - self._clock))
+        self._clock = now
+        if step % self._every == 0:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self._pending:
+            return
+        pending, self._pending = self._pending, []
+        names = list(pending[0][1])
+        sums = self._mesh.sum(torch.stack([sums[name].float() for _, sums, *_ in pending for name in names]))
+        if self._rows is None:
+            return
+        norms = torch.stack([norm for _, _, _, norm, _, _ in pending])
+        values = torch.cat([sums, norms]).tolist()
+        if self._mesh.device.type == "cuda":  # steps were queued, not done: only now is it known how long they took together
+            each = (time.perf_counter() - self._flushed) / len(pending)
+            pending = [(*entry[:-1], each) for entry in pending]
+        rows = []
+        for index, (step, _, count, _, lr, seconds) in enumerate(pending):
+            row = {"step": step, "seen": step * self._batch}
+            row |= {name: values[index * len(names) + k] / count for k, name in enumerate(names)}
+            row |= {"lr": lr, "norm": values[len(pending) * len(names) + index], "step_seconds": seconds}
+            row |= {"samples_per_second": self._batch / seconds}
+            if count > self._batch:  # targets per second, where a sample has many: tokens
+                row |= {"tokens_per_second": count / seconds}
+            rows.append(row)
+        self._rows.append(*rows)
+        self.last = rows[-1]
+        elapsed = sum(row["step_seconds"] for row in rows) / len(rows)
+        told = {**self.last, "step_seconds": elapsed, "samples_per_second": self._batch / elapsed}
+        if "tokens_per_second" in told:
+            told["tokens_per_second"] = pending[-1][2] / elapsed
+        for name in list(self._loggers):
+            self._tell(name, "log", told["step"], {key: value for key, value in told.items() if key != "step"})
+        self.start()
+
+    def evaluation(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Held-out figures: an event, and a row for the loggers."""
+        self.event("evaluated", step=step, **scalars)
+        for name in list(self._loggers):
+            self._tell(name, "log", step, scalars)
+        self.start()
+
+    def finish(self, result: Result) -> None:
+        """result.json, and the last event."""
+        if self._mesh.rank == 0:
+            store.write(store.join(self._plan.out, "result.json"), json.dumps(clean(result.to_dict()), indent=1).encode())
+        self.event(result.status, step=result.step, loss=result.loss, wall_seconds=result.wall_seconds)
+
+    def _tell(self, name: str, what: str, *arguments: Any) -> None:
+        """A logger that fails is named once and left out; training goes on."""
+        try:
+            getattr(self._loggers[name], what)(*arguments)
+        except Exception as error:  # whatever a tracker raises must not end a run
+            del self._loggers[name]
+            self.event("logger_failed", logger=name, error=f"{type(error).__name__}: {error}")
+            print(f"dtrain: logger {name} failed and is left out: {type(error).__name__}: {error}", flush=True)

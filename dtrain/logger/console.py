@@ -1,0 +1,88 @@
+"""What a person sees: a progress bar on a terminal, plain lines elsewhere, and the loss curve at the end."""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+LINE_SECONDS = 2.0
+"""Off a terminal a line is printed at most this often."""
+WIDTH, HEIGHT = 64, 8
+"""Characters of the loss curve."""
+
+
+class Console:
+    def __init__(self, *, out: str, steps: int) -> None:
+        self._steps, self._losses, self._printed, self._row = steps, list[tuple[int, float]](), 0.0, ""
+        self._bar: Any = None
+        self._task: Any = None
+        if sys.stdout.isatty():
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            self._bar = Progress(BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TextColumn("left"), TimeRemainingColumn(), refresh_per_second=4)
+            self._task = self._bar.add_task("", total=steps)
+            self._bar.start()
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        if "eval_loss" in scalars:
+            self.note(f"step {step}: held-out {_words(scalars)}")
+            return
+        if scalars.get("loss") is not None:
+            self._losses.append((step, scalars["loss"]))
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, description=_words(scalars))
+            return
+        rate = scalars.get("samples_per_second") or 0
+        left = f"  left {_clock((self._steps - step) * scalars['step_seconds'])}" if rate else ""
+        self._row = f"step {step}/{self._steps}  {_words(scalars)}{left}"
+        if time.monotonic() - self._printed > LINE_SECONDS:
+            self._print_row()
+
+    def note(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False)
+        else:
+            self._print_row()
+            print(text, flush=True)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        self._print_row()
+        if len(self._losses) > 1:
+            print(curve(self._losses), flush=True)
+
+    def _print_row(self) -> None:
+        if self._row:
+            print(self._row, flush=True)
+        self._row, self._printed = "", time.monotonic()
+
+
+def curve(points: Sequence[tuple[int, float]]) -> str:
+    """Losses over steps, drawn in text: each column is the mean of its part of the run."""
+    first, last = points[0][0], points[-1][0]
+    columns: list[list[float]] = [[] for _ in range(WIDTH)]
+    for step, loss in points:
+        columns[min(WIDTH - 1, (step - first) * WIDTH // max(1, last - first))].append(loss)
+    means = [sum(column) / len(column) if column else None for column in columns]
+    known = [mean for mean in means if mean is not None]
+    low, high = min(known), max(known)
+    rows = []
+    for line in range(HEIGHT):
+        level = high - (high - low) * line / (HEIGHT - 1)
+        half = (high - low) / (HEIGHT - 1) / 2 or 1.0
+        marks = "".join(" " if mean is None else "•" if abs(mean - level) <= half else " " for mean in means)
+        rows.append(f"{level:8.3f} │{marks.rstrip()}")
+    return "\n".join(["", "    loss", *rows, f"         └{'─' * WIDTH}", f"          step {first}{str(last).rjust(WIDTH - 5 - len(str(first)))}"])
+
+
+def _words(scalars: Mapping[str, float]) -> str:
+    shown = [f"{name.removeprefix('eval_')} {value:.4g}" for name, value in scalars.items() if name in ("loss", "eval_loss", "accuracy", "eval_accuracy") and value is not None]
+    for name, unit in (("tokens_per_second", "tokens/s"), ("samples_per_second", "samples/s")):
+        if scalars.get(name):
+            return "  ".join([*shown, f"{scalars[name]:,.0f} {unit}"])
+    return "  ".join(shown)
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 3600}:{int(seconds) // 60 % 60:02d}:{int(seconds) % 60:02d}"

@@ -1,0 +1,47 @@
+"""What is trained: any `nn.Module`. What a model may add about itself is a table, not a base class."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from dtrain.build import build, locate
+from dtrain.errors import WordsError
+from dtrain.plan import Part
+
+
+@runtime_checkable
+class InitByName(Protocol):
+    """A model that can fill any of its parameters knowing only its name; it is built without memory and filled shard by shard.
+
+    A model that cannot is built whole on every rank from the same seed, which costs the memory of one full copy.
+    """
+
+    def init_weight(self, name: str, weight: Tensor, generator: torch.Generator) -> None:
+        """Fill `weight` (any shape, on the CPU) in place, drawing from `generator` alone."""
+        ...
+
+
+def construct(part: Part, *, facts: Mapping[str, Any], seed: int) -> nn.Module:
+    """The model of the plan; arguments that say `auto` are taken from the `facts` of the data.
+
+    On the meta device when it can be filled by name, else on the CPU, seeded.
+    """
+    unknown = [name for name, value in part.items() if value == "auto" and name not in facts]
+    if unknown:
+        raise WordsError(f"model.{unknown[0]}=auto: the data does not say. Type model.{unknown[0]}=<value>, or data.outputs=<number> for data=dataset.")
+    part = {name: facts[name] if value == "auto" else value for name, value in part.items()}
+    target = locate(str(part["_target_"]))
+    if inspect.isclass(target) and issubclass(target, InitByName):
+        with torch.device("meta"):
+            return _module(build(part))
+    torch.manual_seed(seed)
+    return _module(build(part))
+
+
+def _module(model: Any) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise WordsError(f"model: {type(model).__name__} is not a torch.nn.Module.")
+    return model

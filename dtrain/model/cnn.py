@@ -1,0 +1,63 @@
+"""A small residual network (arXiv 1603.05027) with group norm (arXiv 1803.08494): its numbers do not depend on the microbatch."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def norm(channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(math.gcd(channels, 8), channels)
+
+
+class Residual(nn.Module):
+    """[B, channels_in, H, W] -> [B, channels_out, H / stride, W / stride]."""
+
+    def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
+        super().__init__()
+        self.norm1, self.conv1 = norm(channels_in), nn.Conv2d(channels_in, channels_out, 3, stride, 1, bias=False)
+        self.norm2, self.conv2 = norm(channels_out), nn.Conv2d(channels_out, channels_out, 3, 1, 1, bias=False)
+        same = channels_in == channels_out and stride == 1
+        self.shortcut = nn.Identity() if same else nn.Conv2d(channels_in, channels_out, 1, stride, bias=False)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        y = self.conv1(F.relu(self.norm1(x_BCHW)))
+        out: Tensor = self.shortcut(x_BCHW) + self.conv2(F.relu(self.norm2(y)))
+        return out
+
+
+class CNN(nn.Module):
+    """Images [B, channels, H, W] -> logits [B, outputs]. Stage i has `width` x 2^i channels and, after the first, half the image."""
+
+    def __init__(self, *, inputs: Sequence[int], outputs: int, width: int, stages: int, blocks: int) -> None:
+        super().__init__()
+        if len(inputs) != 3:
+            raise ValueError(f"model.inputs={list(inputs)} must be [channels, height, width]")
+        self.stem = nn.Conv2d(inputs[0], width, 3, 1, 1, bias=False)
+        channels, parts = width, []
+        for stage in range(stages):
+            for block in range(blocks):
+                wider = width * 2**stage
+                parts.append(Residual(channels, wider, 2 if stage and not block else 1))
+                channels = wider
+        self.blocks = nn.ModuleList(parts)
+        self.norm = norm(channels)
+        self.head = nn.Linear(channels, outputs)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        x = self.stem(x_BCHW)
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(F.relu(self.norm(x)).mean((2, 3)))
+        return logits
+
+    def init_weight(self, name: str, weight: Tensor, generator: torch.Generator) -> None:
+        """Norms one, biases and the last convolution of each block zero, weights normal with the gain of a rectifier."""
+        if "norm" in name and name.endswith("weight"):
+            weight.fill_(1.0)
+        elif weight.ndim == 1 or name.endswith("conv2.weight"):
+            weight.zero_()
+        else:
+            weight.normal_(std=math.sqrt(2 / weight[0].numel()), generator=generator)

@@ -1,0 +1,38 @@
+"""What is minimised. An objective returns sums, and the count they are to be divided by: the mean is then right on every mesh.
+
+Means of means are wrong as soon as two microbatches count differently (https://github.com/huggingface/transformers/issues/34242).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from dtrain.data import Batch
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Sums over one microbatch, 0-dim tensors on the device; each is divided by the count of the whole batch of the world."""
+
+    sum: Tensor
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class Objective(Protocol):
+    def count(self, batch: Batch) -> int:
+        """How many terms the sum over this batch has; read on the CPU, before the batch moves to the device."""
+        ...
+
+    def inputs(self, batch: Batch) -> Any:
+        """What the model is called with: a tensor, or a mapping of keyword arguments."""
+        ...
+
+    def loss(self, outputs: Any, batch: Batch) -> Loss: ...
+
+
+def logits_of(outputs: Any) -> Tensor:
+    """The tensor a model returned, bare or as `.logits` in the manner of Hugging Face."""
+    found: Tensor = outputs.logits if hasattr(outputs, "logits") else outputs
+    return found

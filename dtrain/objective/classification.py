@@ -1,0 +1,25 @@
+"""Cross entropy over classes, with accuracy."""
+
+from typing import Any
+
+import torch.nn.functional as F
+
+from dtrain.data import Batch
+from dtrain.objective import Loss, logits_of
+
+
+class Classification:
+    """Outputs [B, classes], targets [B] of whole numbers. The loss is in nats per sample."""
+
+    def count(self, batch: Batch) -> int:
+        return len(batch["targets"])
+
+    def inputs(self, batch: Batch) -> Any:
+        return batch["inputs"]
+
+    def loss(self, outputs: Any, batch: Batch) -> Loss:
+        logits, targets = logits_of(outputs), batch["targets"].long()
+        return Loss(
+            F.cross_entropy(logits.float(), targets, reduction="sum"),
+            {"accuracy": (logits.detach().argmax(-1) == targets).sum()},
+        )

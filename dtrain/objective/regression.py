@@ -1,0 +1,27 @@
+"""Mean squared error over all outputs."""
+
+from typing import Any
+
+import torch.nn.functional as F
+
+from dtrain.data import Batch
+from dtrain.errors import WordsError
+from dtrain.objective import Loss, logits_of
+
+
+class Regression:
+    """Outputs and targets of as many numbers. Raises WordsError when they differ, where broadcasting would hide it."""
+
+    def count(self, batch: Batch) -> int:
+        return int(batch["targets"].numel())
+
+    def inputs(self, batch: Batch) -> Any:
+        return batch["inputs"]
+
+    def loss(self, outputs: Any, batch: Batch) -> Loss:
+        predicted, targets = logits_of(outputs), batch["targets"]
+        if predicted.shape != targets.shape:
+            if predicted.numel() != targets.numel():
+                raise WordsError(f"objective=regression: the model gives {list(predicted.shape)}, the targets are {list(targets.shape)}.")
+            predicted = predicted.view_as(targets)
+        return Loss(F.mse_loss(predicted.float(), targets.float(), reduction="sum"))

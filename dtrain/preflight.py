@@ -1,0 +1,44 @@
+"""What can be known before ranks start, by looking: data that is there, a place to write, packages that exist."""
+
+import importlib.util
+import sys
+from collections.abc import Iterable
+
+from dtrain import store
+from dtrain.errors import PreflightError, StoreError
+from dtrain.plan import Plan
+
+
+def check(plan: Plan) -> None:
+    """Raises PreflightError with everything that is missing."""
+    problems = [*_data(plan), *_packages(plan), *_out(plan)]
+    if problems:
+        raise PreflightError("\n".join(problems))
+
+
+def _data(plan: Plan) -> Iterable[str]:
+    for key in ("path", "holdout_path"):
+        path = plan.data.get(key)
+        if path and path != "stdlib" and str(plan.data["_target_"]).startswith("dtrain."):
+            try:
+                if not store.find(path):
+                    yield f"data.{key}={path}: no file is there."
+            except StoreError as error:
+                yield f"data.{key}={path}: {error}"
+
+
+def _packages(plan: Plan) -> Iterable[str]:
+    for package in plan.trust:
+        try:
+            found = importlib.util.find_spec(package.split(".")[0])
+        except (ImportError, ValueError):
+            found = None
+        if found is None:
+            yield f"trust=[{package}]: there is no such package in {sys.prefix} nor in this folder."
+
+
+def _out(plan: Plan) -> Iterable[str]:
+    try:
+        store.probe(plan.out)
+    except StoreError as error:
+        yield f"out={plan.out}: {error}"

@@ -1,0 +1,29 @@
+"""How the learning rate changes: a pure function of the step, so there is nothing to save."""
+
+from typing import Protocol
+
+from dtrain.optim import Optimizer
+
+
+class Schedule(Protocol):
+    def factor(self, step: int) -> float:
+        """What the first learning rate is multiplied with in step `step`, counted from 0."""
+        ...
+
+
+def set_lr(optimizer: Optimizer, factor: float) -> float:
+    """Scale every group's own learning rate; returns that of the first group."""
+    for group in optimizer.param_groups:
+        group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
+    first: float = optimizer.param_groups[0]["lr"]
+    return first
+
+
+def steps_of(length: float, steps: int) -> float:
+    """A length in steps; below 1 it is a part of the run."""
+    return length * steps if length < 1 else length
+
+
+def warmed(step: int, warmup: float) -> float:
+    """Linear from 1 / warmup to 1."""
+    return min(1.0, (step + 1) / warmup) if warmup > 0 else 1.0

@@ -1,0 +1,49 @@
+"""One random stream per purpose, each a function of the seed and a name, so that no mesh, order or restart can shift them."""
+
+import hashlib
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from dtrain.model import InitByName
+
+
+def derive(seed: int, *purpose: object) -> int:
+    """63 bits that depend on the seed and on what they are for."""
+    text = "\x1f".join(map(str, (seed, *purpose)))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def generator(seed: int, *purpose: object) -> torch.Generator:
+    """A CPU generator of its own: the same numbers whatever device or rank asks."""
+    return torch.Generator().manual_seed(derive(seed, *purpose))
+
+
+def fill(model: nn.Module, seed: int) -> None:
+    """Fill every parameter of a materialised model by its name: each rank draws the whole tensor and keeps its shard."""
+    assert isinstance(model, InitByName)
+    for name, parameter in model.named_parameters():
+        whole = torch.empty(parameter.shape)
+        model.init_weight(name, whole, generator(seed, "weight", name))
+        with torch.no_grad():
+            _local(parameter).copy_(_slice(whole, parameter))
+
+
+def reseed(seed: int, step: int, rank: int) -> None:
+    """Dropout and the like draw from (seed, step, data rank): a resumed run draws what the uninterrupted one did."""
+    value = (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB) & 0x7FFFFFFFFFFFFFFF
+    torch.default_generator.manual_seed(value)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed(value)
+
+
+def _local(parameter: Tensor) -> Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def _slice(whole: Tensor, like: Tensor) -> Tensor:
+    if not isinstance(like, DTensor):
+        return whole
+    whole = whole.to(like.device)
+    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local()

@@ -1,0 +1,82 @@
+"""What must survive a restart, and nothing else: weights, optimizer, position in the data, loss scale, step."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dtrain.data.stream import Stream
+from dtrain.optim import Optimizer
+from dtrain.precision import LossScale
+
+
+@dataclass
+class TrainState:
+    """`step` counts optimizer steps done. Tensors are named `model.<parameter>` and `optim.<parameter>.<entry>`.
+
+    The model is the one with the plain names of its parameters, not a wrapper around it.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer | None = None
+    stream: Stream | None = None
+    scale: LossScale | None = None
+    step: int = 0
+
+    def tensors(self) -> dict[str, Tensor]:
+        return dict(self._model_tensors()) | {name: value for name, value in self._optimizer_entries() if isinstance(value, Tensor)}
+
+    def facts(self) -> dict[str, Any]:
+        """What is not a tensor, as JSON."""
+        return {
+            "step": self.step,
+            "stream": self.stream.state_dict() if self.stream else None,
+            "scale": self.scale.state_dict() if self.scale else None,
+            "optim": {name: value for name, value in self._optimizer_entries() if not isinstance(value, Tensor)},
+        }
+
+    def load_facts(self, facts: dict[str, Any]) -> None:
+        """Raises WordsError when the checkpoint was trained on other data."""
+        if self.stream:
+            self.stream.load_state_dict(facts["stream"])
+        if self.scale and facts["scale"]:
+            self.scale.load_state_dict(facts["scale"])
+        for name, value in facts["optim"].items():
+            parameter, entry = name.removeprefix("optim.").rsplit(".", 1)
+            if self.optimizer:
+                self.optimizer.state[dict(self.model.named_parameters())[parameter]][entry] = value
+        self.step = facts["step"]
+
+    def make_room(self) -> None:
+        """Let the optimizer create its state, by a step that changes nothing: gradients and learning rates are zero."""
+        if self.optimizer is None:
+            return
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.0
+            for parameter in group["params"]:
+                parameter.grad = torch.zeros_like(parameter)
+        self.optimizer.step()
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    def _model_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        persistent = self.model.state_dict(keep_vars=True)
+        seen: set[int] = set()
+        for name, tensor in persistent.items():
+            if isinstance(tensor, Tensor) and id(tensor) not in seen:  # tied weights are kept once
+                seen.add(id(tensor))
+                yield f"model.{name}", tensor.detach()
+
+    def _optimizer_entries(self) -> Iterator[tuple[str, Any]]:
+        if self.optimizer is None:
+            return
+        state = self.optimizer.state
+        for name, parameter in self.model.named_parameters():
+            for entry, value in state.get(parameter, {}).items():
+                if value is not None:
+                    yield f"optim.{name}.{entry}", value

@@ -1,0 +1,25 @@
+"""How the data axes hold state. All strategies average gradients over the data-parallel ranks, so the step treats them alike."""
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from torch import nn
+
+from dtrain.mesh import Mesh
+from dtrain.precision import Precision
+
+
+class Strategy(Protocol):
+    """Its word says in `_about_` which axis takes the ranks nobody asked for (`fill`)."""
+
+    def shard(self, model: nn.Module, mesh: Mesh, precision: Precision) -> None:
+        """Split the parameters in place; the model may still be on the meta device."""
+        ...
+
+    def wrap(self, model: nn.Module, mesh: Mesh) -> nn.Module:
+        """The module to call; runs once the weights exist."""
+        ...
+
+    def sync(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
+        """Around a forward and backward of what `wrap` returned; gradients cross ranks only in the `last` microbatch."""
+        ...

@@ -1,0 +1,32 @@
+"""Every rank holds everything; gradients are averaged in buckets while the backward runs (arXiv 2006.15704)."""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import cast
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dtrain.mesh import Mesh
+from dtrain.precision import Precision
+
+
+@dataclass(frozen=True)
+class DDP:
+    """`bucket_mb` in MiB of gradients per all-reduce."""
+
+    bucket_mb: float
+
+    def shard(self, model: nn.Module, mesh: Mesh, precision: Precision) -> None:
+        return
+
+    def wrap(self, model: nn.Module, mesh: Mesh) -> nn.Module:
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            return model
+        buffers = any(True for _ in model.buffers())
+        return DistributedDataParallel(model, bucket_cap_mb=self.bucket_mb, gradient_as_bucket_view=True, broadcast_buffers=buffers)
+
+    def sync(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
+        if last or not isinstance(model, DistributedDataParallel):
+            return nullcontext()
+        return cast(AbstractContextManager[None], model.no_sync())

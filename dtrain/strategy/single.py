@@ -1,0 +1,19 @@
+"""One rank holds everything."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+from torch import nn
+
+from dtrain.mesh import Mesh
+from dtrain.precision import Precision
+
+
+class Single:
+    def shard(self, model: nn.Module, mesh: Mesh, precision: Precision) -> None:
+        return
+
+    def wrap(self, model: nn.Module, mesh: Mesh) -> nn.Module:
+        return model
+
+    def sync(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
+        return nullcontext()

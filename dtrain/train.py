@@ -1,0 +1,132 @@
+"""One rank of one run, top to bottom. Everything was decided in the plan; nothing is decided here.
+
+See the plan of a run with `python -m dtrain plan <words>`.
+"""
+
+import gc
+import time
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+
+from dtrain.build import build
+from dtrain.clip import clip
+from dtrain.data.stream import Stream, as_source, to_device
+from dtrain.heldout import evaluate
+from dtrain.hook import Hook, StepInfo, due
+from dtrain.log import Log
+from dtrain.mesh import Mesh
+from dtrain.model import construct
+from dtrain.objective import Objective
+from dtrain.parallel.order import parallelize
+from dtrain.plan import Plan
+from dtrain.precision import Precision
+from dtrain.result import Result, versions
+from dtrain.schedule import set_lr
+from dtrain.seeds import derive
+from dtrain.state import TrainState
+from dtrain.step import call, gradients_of, make_step, zero
+from dtrain.stop import StopSignal
+
+
+def train(plan: Plan) -> Result:
+    """Returns the same Result on every rank, but `loss` and `metrics`, which rank 0 knows."""
+    began = time.perf_counter()
+    with ExitStack() as stack:
+        stop_asked = stack.enter_context(StopSignal(after=plan.stop_after))
+        stack.enter_context(build(plan.backend).open())
+        mesh = Mesh(plan.mesh, device=plan.device)
+        log = stack.enter_context(Log(plan, mesh))
+
+        # parts
+        precision: Precision = build(plan.precision)
+        strategy = build(plan.strategy)
+        objective: Objective = build(plan.objective)
+        source = as_source(build(plan.data))
+        heldout = source.holdout()
+        model = construct(plan.model, facts=source.facts, seed=derive(plan.seed, "model"))
+        wrapped = parallelize(model, mesh, strategy, precision=precision, seed=plan.seed)
+        parameters = gradients_of(model)
+        optimizer = build(plan.optim, model=model)
+        schedule = build(plan.schedule, steps=plan.steps)
+        stream = Stream(source, batch=plan.batch, mesh=mesh, seed=derive(plan.seed, "data"), count=objective.count)
+        stack.callback(stream.close)
+        step = make_step(wrapped, objective, strategy, mesh, precision=precision, seed=plan.seed)
+        hooks: list[Hook] = [build(hook) for hook in plan.hooks.values()]
+
+        # state
+        state = TrainState(model, optimizer, stream, precision.scale)
+        checkpoint = build(plan.checkpoint, out=plan.out, mesh=mesh, resume=plan.resume)
+        restored = checkpoint.restore(state)
+        for sentence in checkpoint.damaged:
+            log.event("damaged", error=sentence)
+            log.note(f"passed over a damaged checkpoint: {sentence}")
+        if plan.init and not restored:
+            checkpoint.load_weights(plan.init, state)
+        log.restored(state.step)
+        log.event("started", step=state.step, ranks=mesh.world, parameters=sum(p.numel() for p in parameters), plan=plan.digest)
+        log.note(f"{_count(model)} parameters on {mesh.world} rank(s)" + (f", going on after step {state.step}" if restored else ""))
+
+        # loop
+        metrics: dict[str, Any] = {}
+        gc.collect()
+        gc.freeze()  # the collector no longer walks what was built above, at every allocation of the loop
+        log.start()
+        while state.step < plan.steps and not stop_asked.requested(state.step, mesh):
+            loss = step(stream, state.step)
+            norm = clip(parameters, plan.clip, scale=precision.scale.value if precision.scale else 1.0)
+            lr = set_lr(optimizer, schedule.factor(state.step))
+            if precision.scale is None or precision.scale.accept(norm):
+                optimizer.step()
+            zero(parameters)
+            state.step += 1
+            log.record(state.step, loss.sums, loss.count, norm, lr)
+
+            last = state.step == plan.steps
+            if heldout and (last or (plan.evaluate_every and state.step % plan.evaluate_every == 0)):
+                log.flush()
+                metrics = evaluate(
+                    wrapped, heldout, objective, mesh, precision=precision, samples=plan.evaluate_samples, microbatch=plan.batch.microbatch, move=to_device
+                )
+                log.evaluation(state.step, metrics)
+            for hook in hooks:
+                if due(hook, state.step, last=last):
+                    log.flush()
+                    info = StepInfo(state.step, plan.steps, stream.seen, plan.seed, loss.sums["loss"], norm, lr, source, _looking(wrapped, mesh, precision))
+                    seen = hook(info) or {}
+                    log.event(type(hook).__name__.lower(), step=state.step, **seen)
+                    if "text" in seen:
+                        log.note(seen["text"])
+                    log.start()
+            if checkpoint.due(state.step) or last:
+                log.flush()
+                log.event("committed", step=state.step, url=checkpoint.save(state))
+                log.start()
+        log.flush()
+        checkpoint.save(state)
+        checkpoint.wait()
+        status = "finished" if state.step >= plan.steps else stop_asked.status
+        result = Result(status, state.step, log.last.get("loss"), time.perf_counter() - began, metrics, versions())
+        log.finish(result)
+        return result
+
+
+def _looking(model: nn.Module, mesh: Mesh, precision: Precision) -> Any:
+    """A forward for hooks: no gradients, evaluation mode, inputs moved to the device."""
+
+    def forward(inputs: Any) -> Any:
+        was_training = model.training
+        model.eval()
+        with torch.no_grad(), precision.autocast(mesh.device):
+            outputs = call(model, to_device(inputs, mesh.device))
+        model.train(was_training)
+        return outputs
+
+    return forward
+
+
+def _count(model: nn.Module) -> str:
+    number = sum(parameter.numel() for parameter in model.parameters())
+    return f"{number / 1e6:.2f}M" if number >= 1e5 else f"{number:,}"

@@ -1,0 +1,3 @@
+"""What the command can do: one file per verb, each with `run(words) -> exit code`."""
+
+VERBS = ("train", "plan", "evaluate", "generate")

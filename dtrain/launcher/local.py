@@ -104,8 +104,8 @@ def main(scratch: Path, restarts: int) -> int:
     stop.listen()
     plan = Plan.from_dict(json.load(sys.stdin))
     _warm(plan)
-    port = _fork_keeper()
-    agents = {_fork(lambda node=node: _agent(plan, node, port, restarts, scratch)): node for node in range(plan.nodes)}
+    _, port = fork_keeper()
+    agents = {fork(lambda node=node: _agent(plan, node, port, restarts, scratch)): node for node in range(plan.nodes)}
     failed, deadline = False, float("inf")
     while agents:
         pid, status = os.waitpid(-1, os.WNOHANG)
@@ -135,8 +135,8 @@ def _warm(plan: Plan) -> None:
     torch.set_num_threads(1)
 
 
-def _fork_keeper() -> int:
-    """A process that holds the rendezvous store; the port it listens on."""
+def fork_keeper() -> tuple[int, int]:
+    """A process that holds the rendezvous store: its pid, and the port it listens on."""
     import torch.distributed as dist
 
     reading, writing = os.pipe()
@@ -149,10 +149,10 @@ def _fork_keeper() -> int:
         while True:
             time.sleep(3600)
 
-    _fork(keep)
+    pid = fork(keep)
     os.close(writing)
     with os.fdopen(reading) as pipe:
-        return int(pipe.read())
+        return pid, int(pipe.read())
 
 
 def _agent(plan: Plan, node: int, port: int, restarts: int, scratch: Path) -> None:
@@ -229,7 +229,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _fork(work: Callable[[], Any]) -> int:
+def fork(work: Callable[[], Any]) -> int:
     """A child that does `work` and ends, and that dies when this process does. Its pid."""
     pid = os.fork()
     if pid:

@@ -31,7 +31,7 @@ class Log:
         self._events = Journal(store.join(plan.out, "events.jsonl")) if mesh.rank == 0 else None
         self._loggers: dict[str, Logger] = {}
         self._plan = plan
-        self.start()
+        self.begin(unit="samples")
         self.last: dict[str, Any] = {}
         """The newest row; on rank 0."""
 
@@ -65,6 +65,11 @@ class Log:
         if self._rows is not None:
             self._rows.keep(lambda row: row["step"] <= step)
 
+    def begin(self, *, unit: str) -> None:
+        """The loop begins; `unit` is what the objective counts."""
+        self._unit = unit
+        self.start()
+
     def start(self) -> None:
         """Steps are timed from here: what came before (building, logging, evaluating, saving) is no step's time."""
         self._clock = self._flushed = time.perf_counter()
@@ -96,7 +101,7 @@ class Log:
             row |= {name: values[index * len(names) + k] / count for k, name in enumerate(names)}
             row |= {"lr": lr, "norm": values[len(pending) * len(names) + index], "step_seconds": seconds}
             row |= {"samples_per_second": self._batch / seconds}
-            if count > self._batch:  # targets per second, where a sample has many: tokens
+            if self._unit == "tokens":
                 row |= {"tokens_per_second": count / seconds}
             rows.append(row)
         self._rows.append(*rows)

@@ -11,7 +11,7 @@ from dtrain.plan import Plan
 
 def check(plan: Plan) -> None:
     """Raises PreflightError with everything that is missing."""
-    problems = [*_data(plan), *_packages(plan), *_out(plan)]
+    problems = [*_data(plan), *_packages(plan), *_resume(plan)] or [*_out(plan)]
     if problems:
         raise PreflightError("\n".join(problems))
 
@@ -35,6 +35,19 @@ def _packages(plan: Plan) -> Iterable[str]:
             found = None
         if found is None:
             yield f"trust=[{package}]: there is no such package in {sys.prefix} nor in this folder."
+
+
+def _resume(plan: Plan) -> Iterable[str]:
+    """A first look; the ranks look closer, and a checkpoint may turn out to be damaged."""
+    try:
+        there = any(name.startswith("step-") for name in store.children(store.join(plan.out, "checkpoints")))
+    except StoreError as error:
+        yield f"out={plan.out}: {error}"
+        return
+    if plan.resume == "must" and not there:
+        yield f"resume=must: there is no checkpoint under {plan.out}. Type resume=auto to start from the beginning."
+    if plan.resume == "never" and there:
+        yield f"resume=never: {plan.out} holds a run already. Type out=<another place>, or resume=auto to go on with it."
 
 
 def _out(plan: Plan) -> Iterable[str]:

@@ -73,7 +73,7 @@ def train(plan: Plan) -> Result:
         metrics: dict[str, Any] = {}
         gc.collect()
         gc.freeze()  # the collector no longer walks what was built above, at every allocation of the loop
-        log.start()
+        log.begin(unit=objective.unit)
         while state.step < plan.steps and not stop_asked.requested(state.step, mesh):
             loss = step(stream, state.step)
             norm = clip(parameters, plan.clip, scale=precision.scale.value if precision.scale else 1.0)

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -32,6 +33,8 @@ from dtrain.launcher import run_rank
 from dtrain.plan import Plan
 from dtrain.result import Result
 
+LOST_PEER = re.compile("connection (closed|reset|refused)|broken pipe|connectFullMesh|unhandled (system|cuda) error|remote process exited", re.IGNORECASE)
+"""What a rank says when another one is gone."""
 GRACE_SECONDS = 5.0
 """After one agent failed, the others get this long to end by themselves."""
 
@@ -78,14 +81,22 @@ class Local:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
+def _silent(scratch: Path, spoke: set[int]) -> list[int]:
+    """Ranks that began and left neither a result nor a failure."""
+    return sorted({int(path.name.split("-")[1]) for path in scratch.glob("began-*")} - spoke)
+
+
 def _outcome(scratch: Path, code: int) -> Result:
     """The result rank 0 left, or the error of the rank that failed first."""
     if (scratch / "result.json").exists():
         return Result(**json.loads((scratch / "result.json").read_text()))
     failures = sorted((json.loads(path.read_text()) for path in scratch.glob("failure-*.json")), key=lambda failure: float(failure["time"]))
     if not failures:
-        raise RankError(f"the ranks ended without a word (exit code {code})")
+        raise RankError(f"rank(s) {', '.join(map(str, _silent(scratch, set())))} ended without a word: killed from outside, or out of memory (exit code {code})")
     first = failures[0]
+    silent = _silent(scratch, {failure["rank"] for failure in failures})
+    if silent and LOST_PEER.search(first["message"]):
+        raise RankError(f"rank {silent[0]} ended without a word: killed from outside, or out of memory. The other ranks lost it while waiting for it.")
     if first["exit_code"] == WordsError.exit_code:
         raise WordsError(first["message"])
     if first["exit_code"] == PreflightError.exit_code:
@@ -168,7 +179,8 @@ def _agent(plan: Plan, node: int, port: int, restarts: int, scratch: Path) -> No
     # Ctrl-C is a wish for the ranks; the agent itself ends only by SIGTERM
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGTERM,SIGHUP,SIGQUIT"
     # the ranks' own traceback is shown once, by the command; the agent would print it again, victims first
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for name in ("torch.distributed.elastic", "torch.multiprocessing"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     # the agent's other threads are the store client and a timer; neither holds a lock that a rank uses
     warnings.filterwarnings("ignore", message=".*use of fork.*", category=DeprecationWarning)
     rendezvous = get_rendezvous_handler(
@@ -190,9 +202,6 @@ def _agent(plan: Plan, node: int, port: int, restarts: int, scratch: Path) -> No
     logs.mkdir()
     agent = LocalElasticAgent(spec, logs_specs=DefaultLogsSpecs(log_dir=str(logs)), start_method="fork")
     run = agent.run()
-    for rank, failure in run.failures.items():
-        if not list(scratch.glob(f"failure-{rank}-*.json")):
-            _leave(scratch, rank, f"it was ended by {_signal_name(-failure.exitcode)}" if failure.exitcode < 0 else f"exit code {failure.exitcode}", 1)
     sys.exit(1 if run.is_failed() else 0)
 
 
@@ -200,6 +209,7 @@ def _rank(plan: Plan, scratch: Path) -> None:
     """One rank, in a process of its own."""
     _die_with_parent()
     rank = int(os.environ["RANK"])
+    (scratch / f"began-{rank}").touch()
     try:
         result = run_rank(plan)
     except DtrainError as error:
@@ -220,13 +230,6 @@ def _leave(scratch: Path, rank: int, message: str, exit_code: int) -> None:
         str(scratch / f"failure-{rank}-{time.monotonic_ns()}.json"),
         json.dumps({"rank": rank, "time": time.time(), "message": message, "exit_code": exit_code}).encode(),
     )
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return f"signal {number} ({signal.Signals(number).name})"
-    except ValueError:
-        return f"signal {number}"
 
 
 def fork(work: Callable[[], Any]) -> int:

@@ -21,6 +21,11 @@ class Loss:
 
 
 class Objective(Protocol):
+    @property
+    def unit(self) -> str:
+        """What is counted: `tokens` or `samples`, for the throughput."""
+        ...
+
     def count(self, batch: Batch) -> int:
         """How many terms the sum over this batch has; read on the CPU, before the batch moves to the device."""
         ...

@@ -11,6 +11,8 @@ from dtrain.objective import Loss, logits_of
 class Classification:
     """Outputs [B, classes], targets [B] of whole numbers. The loss is in nats per sample."""
 
+    unit = "samples"
+
     def count(self, batch: Batch) -> int:
         return len(batch["targets"])
 

@@ -14,6 +14,8 @@ IGNORE = -100
 class NextToken:
     """Outputs [B, T, V], targets [B, T] int64. The loss is in nats per token that counts."""
 
+    unit = "tokens"
+
     def count(self, batch: Batch) -> int:
         return int((batch["targets"] != IGNORE).sum())
 

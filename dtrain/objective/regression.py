@@ -12,6 +12,8 @@ from dtrain.objective import Loss, logits_of
 class Regression:
     """Outputs and targets of as many numbers. Raises WordsError when they differ, where broadcasting would hide it."""
 
+    unit = "samples"
+
     def count(self, batch: Batch) -> int:
         return int(batch["targets"].numel())
 

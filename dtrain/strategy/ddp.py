@@ -23,8 +23,7 @@ class DDP:
     def wrap(self, model: nn.Module, mesh: Mesh) -> nn.Module:
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return model
-        buffers = any(True for _ in model.buffers())
-        return DistributedDataParallel(model, bucket_cap_mb=self.bucket_mb, gradient_as_bucket_view=True, broadcast_buffers=buffers)
+        return DistributedDataParallel(model, bucket_cap_mb=self.bucket_mb, gradient_as_bucket_view=True)
 
     def sync(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
         if last or not isinstance(model, DistributedDataParallel):

@@ -3,10 +3,10 @@
 import hashlib
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch import nn
 
 from dtrain.model import InitByName
+from dtrain.sharding import local, piece
 
 
 def derive(seed: int, *purpose: object) -> int:
@@ -27,7 +27,7 @@ def fill(model: nn.Module, seed: int) -> None:
         whole = torch.empty(parameter.shape)
         model.init_weight(name, whole, generator(seed, "weight", name))
         with torch.no_grad():
-            _local(parameter).copy_(_slice(whole, parameter))
+            local(parameter).copy_(piece(whole.to(parameter.device), parameter))
 
 
 def reseed(seed: int, step: int, rank: int) -> None:
@@ -36,14 +36,3 @@ def reseed(seed: int, step: int, rank: int) -> None:
     torch.default_generator.manual_seed(value)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed(value)
-
-
-def _local(parameter: Tensor) -> Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
-
-
-def _slice(whole: Tensor, like: Tensor) -> Tensor:
-    if not isinstance(like, DTensor):
-        return whole
-    whole = whole.to(like.device)
-    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local()

@@ -12,8 +12,7 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-# private: moved modules are caught by a canary test; there is no public way to ask a DTensor for the offset of its shard
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from dtrain.sharding import local, offset
 
 Offset = tuple[int, ...]
 
@@ -24,46 +23,37 @@ def mine(tensors: Mapping[str, Tensor], rank: int) -> Iterator[tuple[str, Tensor
         if isinstance(tensor, DTensor):
             coordinate = tensor.device_mesh.get_coordinate() or []
             copies = [at for at, placement in zip(coordinate, tensor.placements, strict=True) if placement.is_replicate()]
-            local, offset = local_piece(tensor)
-            if not any(copies) and local.numel():
-                yield name, local, offset
+            if not any(copies) and local(tensor).numel():
+                yield name, local(tensor), offset(tensor)
         elif rank == 0:
             yield name, tensor, (0,) * tensor.ndim
 
 
-def local_piece(tensor: Tensor) -> tuple[Tensor, Offset]:
-    """The part of `tensor` in this rank's memory, and where it begins in the whole."""
-    if not isinstance(tensor, DTensor):
-        return tensor, (0,) * tensor.ndim
-    _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return tensor.to_local(), tuple(offset)
-
-
 def load(tensor: Tensor, pieces: Sequence[Mapping[str, Any]], files: Mapping[str, Path]) -> None:
     """Fill this rank's part of `tensor` from the saved pieces that overlap it."""
-    local, begin = local_piece(tensor)
+    held, begin = local(tensor), offset(tensor)
     for piece in pieces:
         low = [max(a, b) for a, b in zip(begin, piece["offset"], strict=True)]
-        high = [min(a + n, b + m) for a, n, b, m in zip(begin, local.shape, piece["offset"], piece["shape"], strict=True)]
+        high = [min(a + n, b + m) for a, n, b, m in zip(begin, held.shape, piece["offset"], piece["shape"], strict=True)]
         if all(a < b for a, b in zip(low, high, strict=True)):
             with safe_open(files[piece["file"]], framework="pt") as opened:
-                whole = opened.get_slice(piece["key"]) if local.ndim else opened.get_tensor(piece["key"])
-                if local.ndim:
+                whole = opened.get_slice(piece["key"]) if held.ndim else opened.get_tensor(piece["key"])
+                if held.ndim:
                     whole = whole[tuple(slice(a - o, b - o) for a, b, o in zip(low, high, piece["offset"], strict=True))]
-                target = local[tuple(slice(a - o, b - o) for a, b, o in zip(low, high, begin, strict=True))]
+                target = held[tuple(slice(a - o, b - o) for a, b, o in zip(low, high, begin, strict=True))]
                 with torch.no_grad():
                     target.copy_(whole)
 
 
 def needed(tensor: Tensor, pieces: Sequence[Mapping[str, Any]]) -> set[str]:
     """The files that hold a part of what this rank wants."""
-    local, begin = local_piece(tensor)
+    held, begin = local(tensor), offset(tensor)
     return {
         piece["file"]
         for piece in pieces
-        if local.numel()
+        if held.numel()
         and all(
             max(a, b) < min(a + n, b + m)
-            for a, n, b, m in zip(begin, local.shape, piece["offset"], piece["shape"], strict=True)
+            for a, n, b, m in zip(begin, held.shape, piece["offset"], piece["shape"], strict=True)
         )
     }

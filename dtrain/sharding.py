@@ -1,0 +1,55 @@
+"""What one rank holds of a tensor: the local piece of a DTensor, where it lies, and the piece of a whole tensor that is ours."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+# private: there is no public way to ask a DTensor for the offset of its shard; a canary test catches the day it moves
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The memory of this rank; the tensor itself when it is not sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def offset(tensor: Tensor) -> tuple[int, ...]:
+    """Where the local piece begins in the whole."""
+    if not isinstance(tensor, DTensor):
+        return (0,) * tensor.ndim
+    return tuple(compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)[1])
+
+
+def whole(tensor: Tensor, like: Tensor) -> Tensor:
+    """All of a tensor of which this rank has the piece `tensor`, sharded like `like`; every rank of the shard calls it."""
+    if not isinstance(like, DTensor):
+        return tensor
+    return DTensor.from_local(tensor, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()).full_tensor()
+
+
+def piece(whole: Tensor, like: Tensor) -> Tensor:
+    """This rank's piece of `whole`, a tensor that every rank has, sharded like `like`."""
+    if not isinstance(like, DTensor):
+        return whole
+    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local()
+
+
+def shard_group(tensor: Tensor) -> dist.ProcessGroup | None:
+    """The ranks among which the pieces of `tensor` lie; None when it is whole."""
+    return tensor.device_mesh.get_group("dp_shard") if isinstance(tensor, DTensor) else None
+
+
+def sum_over(group: dist.ProcessGroup | None, value: Tensor) -> Tensor:
+    """`value` summed over the pieces, in place."""
+    if group is not None:
+        dist.all_reduce(value, group=group)
+    return value
+
+
+def like(piece: Tensor, tensor: Tensor, shape: torch.Size) -> Tensor:
+    """`piece` as a tensor of `shape` that is sharded as `tensor` is, so that a checkpoint can tell where it belongs."""
+    if not isinstance(tensor, DTensor):
+        return piece
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(piece, tensor.device_mesh, tensor.placements, shape=shape, stride=stride)

@@ -1,0 +1,107 @@
+"""One word, one file, one test; and each word says what its arguments mean."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import dtrain
+from dtrain.build import locate
+from dtrain.cluster import Cluster, External
+from dtrain.compose import compose, folder
+from dtrain.config import GROUPS
+from dtrain.model import construct
+from dtrain.resolve import resolve
+
+CONF = folder("conf")
+TESTS = Path(__file__).parent.parent
+WORDS = [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
+REAL = [(group, word) for group, word in WORDS if word != "auto"]
+GIVEN = {
+    "optim": {"model"}, "schedule": {"steps"}, "checkpoint": {"out", "mesh", "resume"}, "logger": {"out", "steps"},
+}  # fmt: skip
+"""Keywords that train.py and log.py give when they build a part."""
+WITH = {
+    ("launcher", "external"): (),
+    ("strategy", "ddp"): ("devices=2",),
+    ("strategy", "fsdp"): ("devices=2",),
+    ("strategy", "hsdp"): ("nodes=2", "devices=2"),
+    ("launcher", "local"): ("nodes=2",),
+    ("model", "mlp"): ("data=synthetic",),
+    ("model", "cnn"): ("data=synthetic",),
+    ("data", "tokens"): ("data.path=tokens.npy",),
+    ("data", "dataset"): ("data.dataset._target_=torch.nn.ModuleList",),
+    ("objective", "classification"): ("model=cnn", "data=synthetic"),
+    ("objective", "regression"): ("model=mlp", "data=synthetic"),
+}
+"""What must be said beside a word because it cannot be guessed; all other words are complete alone."""
+FACTS = {"vocab": 11, "inputs": [3, 8, 8], "outputs": 5}
+
+
+def node(group: str, word: str) -> dict[str, Any]:
+    return yaml.safe_load((CONF / group / f"{word}.yaml").read_text()) or {}
+
+
+def parameters(target: str) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(locate(target)).parameters)
+
+
+def test_the_groups_are_the_folders_of_conf() -> None:
+    assert {path.name for path in CONF.iterdir() if path.is_dir() and not path.name.startswith("_")} == set(GROUPS)
+
+
+@pytest.mark.parametrize(("group", "word"), REAL)
+def test_a_word_is_a_file_and_a_test(group: str, word: str) -> None:
+    assert node(group, word)["_target_"].startswith(f"dtrain.{group}.{word}."), "the target lives in the file of the word"
+    assert (TESTS / group / f"test_{word}.py").exists()
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_folder_holds_no_word_that_cannot_be_said(group: str) -> None:
+    said = {word for kind, word in REAL if kind == group}
+    tested = {path.stem.removeprefix("test_") for path in (TESTS / group).glob("test_*.py")}
+    files = {path.stem for path in (Path(dtrain.__file__).parent / group).glob("*.py")} - {"__init__"}
+    assert tested - said <= files, "a test that is not of a word is of a file beside the words"
+
+
+@pytest.mark.parametrize(("group", "word"), REAL)
+def test_the_keys_of_a_word_are_what_its_target_takes(group: str, word: str) -> None:
+    part = node(group, word)
+    takes = parameters(part["_target_"])
+    keys = set(part) - {"_target_", "_about_"}
+    assert keys <= set(takes), "a key nobody takes"
+    needed = {name for name, parameter in takes.items() if parameter.default is parameter.empty}
+    assert needed <= keys | GIVEN.get(group, set()), "a parameter nobody gives"
+    assert not keys & GIVEN.get(group, set()), "a key that the loop gives as well"
+
+
+@pytest.mark.parametrize(("group", "word"), WORDS)
+def test_every_key_is_explained(group: str, word: str) -> None:
+    lines = [line for line in (CONF / group / f"{word}.yaml").read_text().splitlines() if not line.startswith("# @package")]
+    assert lines[0].startswith("# ") and len(lines[0]) > 12, "the first line says what the word means"
+    # a word that only passes on to torch may leave the meaning of an argument to the class its first line names
+    upstream = {name for text in lines[0].split() if text.startswith("torch.") for name in parameters(text.strip(";,:"))}
+    bare = {line.split(":")[0] for line in lines if ":" in line and "#" not in line and not line.startswith((" ", "_"))}
+    assert not {key for key in bare - upstream if key not in lines[0]}
+
+
+@pytest.mark.parametrize(("group", "word"), WORDS)
+def test_every_word_composes_with_every_default(group: str, word: str) -> None:
+    choice = f"[{word}]" if group in ("logger", "hook") and word != "auto" else word
+    gpus = 1 if word == "nccl" else 0
+    external = External(rank=0, world=2, local_world=2) if word == "external" else None
+    config = compose([f"{group}={choice}", *WITH.get((group, word), ())])
+    plan = resolve(config, Cluster(gpus=gpus, cpus=2, external=external))
+    if word != "auto":
+        parts = {"logger": plan.loggers, "hook": plan.hooks}[group] if group in ("logger", "hook") else {word: getattr(plan, group)}
+        assert parts[word]["_target_"] == node(group, word)["_target_"]
+
+
+@pytest.mark.parametrize("word", [word for group, word in REAL if group == "model"])
+def test_every_model_is_built_without_memory(word: str) -> None:
+    part = {name: value for name, value in node("model", word).items() if name != "_about_"}
+    model = construct(part, facts=FACTS, seed=0)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert sum(parameter.numel() for parameter in model.parameters()) > 0

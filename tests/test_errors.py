@@ -1,0 +1,31 @@
+"""The error tree: exit codes, and hints that teach."""
+
+import pytest
+
+from dtrain.errors import DtrainError, PreflightError, RankError, StoreError, WordsError, nearest
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(DtrainError("x"), 1), (RankError("x"), 1), (WordsError("x"), 2), (PreflightError("x"), 3), (StoreError("read", "s3://b/k", "no"), 3)],
+)
+def test_each_error_has_its_exit_code(error: DtrainError, code: int) -> None:
+    assert error.exit_code == code
+
+
+def test_a_words_error_carries_every_problem() -> None:
+    error = WordsError("one", "two")
+    assert error.problems == ("one", "two")
+    assert str(error) == "one\ntwo"
+
+
+def test_a_store_error_says_operation_url_and_cause() -> None:
+    assert str(StoreError("read", "s3://b/k", "denied")) == "cannot read s3://b/k: denied"
+
+
+def test_a_misspelt_word_names_the_nearest() -> None:
+    assert nearest("fdsp", ["ddp", "fsdp", "single"]) == " Did you mean fsdp?"
+
+
+def test_a_word_like_nothing_lists_what_is_allowed() -> None:
+    assert nearest("zzz", ["b", "a"]) == " Allowed: a, b."

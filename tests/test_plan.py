@@ -1,0 +1,51 @@
+"""The Plan: frozen, saved, read back, compared by digest."""
+
+import dataclasses
+import json
+
+import pytest
+import yaml
+
+from dtrain.cluster import Cluster
+from dtrain.compose import compose
+from dtrain.plan import MeshShape, Plan
+from dtrain.resolve import resolve
+from dtrain.verb.plan import show
+
+HERE = Cluster(gpus=0, cpus=4)
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return resolve(compose(["strategy=fsdp", "nodes=2", "devices=2", "trust=[mine]", "out=runs/a"]), HERE)
+
+
+def test_a_plan_cannot_be_changed(plan: Plan) -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan.steps = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("write", [json.dumps, yaml.safe_dump])
+def test_ranks_read_the_plan_that_was_saved(plan: Plan, write: type) -> None:
+    back = Plan.from_dict(yaml.safe_load(write(plan.to_dict())))
+    assert back == plan
+    assert back.digest == plan.digest
+
+
+def test_the_digest_tells_plans_apart(plan: Plan) -> None:
+    assert dataclasses.replace(plan, seed=plan.seed + 1).digest != plan.digest
+    assert plan.with_loop("mine.loop").loop == "mine.loop"
+
+
+def test_degrees_multiply_to_ranks() -> None:
+    shape = MeshShape(pp=2, dp_replicate=3, dp_shard=5, cp=7, tp=11)
+    assert (shape.data, shape.ranks) == (15, 2310)
+
+
+def test_what_is_shown_names_ranks_mesh_batch_and_why(plan: Plan) -> None:
+    text = show(plan)
+    assert "2 node(s) x 2 device(s) = 4 rank(s) on cpu" in text
+    assert "dp_shard=4" in text
+    assert "16 samples = 4 per forward x 4 data-parallel rank(s) x 1 accumulated" in text
+    assert "gloo (auto: no GPU here)" in text
+    assert plan.digest in text

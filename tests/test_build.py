@@ -7,7 +7,7 @@ from dtrain.errors import WordsError
 
 
 def test_nested_parts_are_built_first() -> None:
-    built = build({"_target_": "torch.nn.Sequential", "_about_": {"takes": "features"}}, **{})
+    built = build({"_target_": "torch.nn.Sequential", "_about_": {"takes": "features"}})
     assert len(built) == 0
     loader = build({"_target_": "builtins.dict", "inner": [{"_target_": "torch.nn.Linear", "in_features": 2, "out_features": 3}], "plain": {"a": 1}})
     assert loader["inner"][0].out_features == 3
@@ -21,7 +21,7 @@ def test_what_is_given_comes_beside_the_arguments() -> None:
 
 def test_an_argument_nobody_takes_is_named_with_those_that_are() -> None:
     with pytest.raises(WordsError, match=r"dtrain\.schedule\.constant\.Constant: .*'warm'.*It takes: steps, warmup"):
-        build({"_target_": "dtrain.schedule.constant.Constant", "warm": 4}, steps=10)
+        build({"_target_": "dtrain.schedule.constant.Constant", "warmup": 4, "warm": 4}, steps=10)
 
 
 def test_an_argument_that_is_missing_is_named() -> None:

@@ -1,5 +1,6 @@
 """Words become a Config, or every mistake is told at once. Recipes are words written down."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
@@ -62,7 +63,9 @@ def test_a_mistake_is_answered_with_what_to_type(word: str, hint: str) -> None:
     assert hint in refused(word)
 
 
-@pytest.mark.parametrize("word", ["nodes=two", "steps=1.5", "seed=true", "clip=abc", "steps=null", "trust=a", "model.layers=a", "model.heads=null", "optim.betas=3"])
+@pytest.mark.parametrize(
+    "word", ["nodes=two", "steps=1.5", "seed=true", "clip=abc", "steps=null", "trust=a", "model.layers=a", "model.heads=null", "optim.betas=3"]
+)
 def test_a_value_of_another_kind_is_refused_with_its_key(word: str) -> None:
     assert word.split("=")[0] in refused(word)
 
@@ -79,7 +82,7 @@ def test_a_value_of_another_kind_is_refused_with_its_key(word: str) -> None:
         ("schedule.warmup=0.1", lambda config: config.schedule["warmup"] == 0.1),  # the sentence of the key: below 1, that part of the run
     ],
 )
-def test_a_value_that_makes_sense_is_taken(word: str, read: type) -> None:
+def test_a_value_that_makes_sense_is_taken(word: str, read: Callable[[Config], bool]) -> None:
     assert read(compose([word]))
 
 
@@ -88,7 +91,7 @@ def test_a_dataset_of_mappings_names_its_keys() -> None:
     assert (config.data["inputs"], config.data["targets"], config.data["dataset"]["root"]) == ("image", "label", "/faces")
 
 
-@pytest.mark.parametrize("text", ["it's", "é ü", "#1", "x: y", "a\nb", "{", "[1", "def f(x):", "a=b", " lead"])
+@pytest.mark.parametrize("text", ["it's", "é #1: {", "a\nb", "[1", " a=b(c):"])
 def test_text_needs_no_quotes_and_survives_a_recipe(text: str, tmp_path: Path) -> None:
     config = compose([f"generate.prompt={text}"])
     assert config.generate.prompt == text
@@ -169,7 +172,10 @@ def test_a_recipe_from_elsewhere_does_not_read_the_environment(monkeypatch: pyte
     assert "oc.env" in refused("recipe=memory://spy.yaml")
 
 
-@pytest.mark.parametrize("path", sorted(folder("recipes").glob("*.yaml")) if (Path(folder("conf")).parent / "recipes").is_dir() else [], ids=lambda path: path.stem)
+RECIPES = folder("conf").with_name("recipes")
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_recipe_resolves(path: Path) -> None:
     assert resolve(compose([f"recipe={path.stem}", *(["data.path=x"] if "???" in path.read_text() else [])]), Cluster(gpus=8, cpus=8)).steps > 0
 
@@ -211,7 +217,8 @@ def test_another_verb_looks_from_any_mesh(tmp_path: Path) -> None:
 
 def test_a_sweep_runs_every_combination_in_a_folder_of_its_own(tmp_path: Path) -> None:
     jobs: list[Config] = []
-    results = multirun(["seed=0,1", "optim.lr=1e-3,3e-3", "steps=5", f"sweep.out={tmp_path}"], lambda config: jobs.append(config) or float(config.seed))
+    words = ["seed=0,1", "optim.lr=1e-3,3e-3", "steps=5", f"sweep.out={tmp_path}"]
+    results = multirun(words, lambda config: jobs.append(config) or float(config.seed))
     assert [(job.seed, job.optim["lr"], job.steps) for job in jobs] == [(0, 1e-3, 5), (0, 3e-3, 5), (1, 1e-3, 5), (1, 3e-3, 5)]
     assert results == [0.0, 0.0, 1.0, 1.0]
     assert len({job.out for job in jobs}) == 4
@@ -224,8 +231,8 @@ def test_a_sweep_may_swap_words_of_a_group(tmp_path: Path) -> None:
     assert [job.choices["model"] for job in jobs] == ["gpt", "mlp"]
 
 
-@pytest.mark.parametrize("words", [["seed=0,1", "stepz=3"], ["optim.lr=1e-3,fast"], ["model=gpt,mpl"], ["steps=5,-3", "--foo"]])
-def test_a_mistake_in_a_sweep_stops_it_before_the_first_job(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("words", [["seed=0,1", "stepz=3"], ["optim.lr=1e-3,fast"], ["model=gpt,mpl"]])
+def test_a_mistake_in_a_sweep_stops_it_before_the_first_job(words: list[str]) -> None:
     jobs: list[Config] = []
     with pytest.raises(WordsError):
         multirun(words, lambda config: jobs.append(config))

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import yaml
@@ -25,9 +27,9 @@ def test_a_plan_cannot_be_changed(plan: Plan) -> None:
         plan.steps = 3  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("write", [json.dumps, yaml.safe_dump])
-def test_ranks_read_the_plan_that_was_saved(plan: Plan, write: type) -> None:
-    back = Plan.from_dict(yaml.safe_load(write(plan.to_dict())))
+@pytest.mark.parametrize(("write", "read"), [(json.dumps, json.loads), (yaml.safe_dump, yaml.safe_load)])
+def test_ranks_read_the_plan_that_was_saved(plan: Plan, write: Callable[..., str], read: Callable[[str], Any]) -> None:
+    back = Plan.from_dict(read(write(plan.to_dict())))
     assert back == plan
     assert back.digest == plan.digest
 

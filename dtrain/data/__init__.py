@@ -1,12 +1,13 @@
 """What is learnt from. A Source is addressable by index; a Stream walks it in the global order and remembers one integer."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
 from dtrain.data.order import Indices
 
+Loading = Literal["thread", "block", "step"]
 Batch = dict[str, Any]
 """`inputs` and `targets`, each a tensor [B, ...] (inputs may be a mapping of tensors for models with several)."""
 
@@ -25,8 +26,11 @@ class Source(Protocol):
         ...
 
     @property
-    def background(self) -> bool:
-        """`take` may run in a thread beside training: it uses no global random state."""
+    def loading(self) -> Loading:
+        """Where `take` runs. `thread`: beside the training, many steps at once; it must use numpy alone, because a second thread that
+        computes with torch halves the speed of the first (two OpenMP pools share the cores) and shares its random state.
+        `block`: in the training's thread, many steps at once. `step`: there, one step at a time.
+        """
         ...
 
     @property
@@ -53,4 +57,4 @@ class TextSource(Source, Protocol):
     def decode(self, tokens: list[int]) -> str: ...
 
 
-__all__ = ["Batch", "Indices", "Source", "Tensor", "TextSource"]
+__all__ = ["Batch", "Indices", "Loading", "Source", "Tensor", "TextSource"]

@@ -6,7 +6,7 @@ Augmentation is reproducible: before sample i of pass e is read, Python's, numpy
 import hashlib
 import multiprocessing
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
-from dtrain.data import Batch, Indices
+from dtrain.data import Batch, Indices, Loading
 from dtrain.data.order import _mix64, permute
 from dtrain.errors import WordsError
 
@@ -50,7 +50,7 @@ class Dataset:
         held = 0 if holdout_dataset is not None else round(self._whole * holdout)
         self._start, self._stop = start, self._whole - held if stop is None else stop
         self._batched = isinstance(dataset, TensorDataset)
-        self.background = self._batched or workers > 0
+        self.loading: Loading = "block" if self._batched else "thread" if workers else "step"
         self.dense = False
 
     @property
@@ -76,7 +76,8 @@ class Dataset:
         if self._batched:
             collected = self._dataset[torch.from_numpy(index)]
         elif self._workers:
-            collected = default_collate(list(self._pool.map(_read, index.tolist(), epoch.tolist(), chunksize=-(-len(index) // self._workers))))
+            parts = self._pool.map(_read, np.array_split(index, self._workers), np.array_split(epoch, self._workers))
+            collected = _tree(lambda *arrays: torch.from_numpy(np.concatenate(arrays)), *(part for part in parts if part is not None))
         else:
             collected = default_collate([self._sample(int(i), int(e)) for i, e in zip(index, epoch, strict=True)])
         try:
@@ -112,9 +113,22 @@ def _adopt(dataset: Any) -> None:
     _dataset = dataset
 
 
-def _read(index: int, epoch: int) -> Any:
-    _seed(index, epoch)
-    return _dataset[index]
+def _read(index: Indices, epoch: Indices) -> Any:
+    """The samples as one tree of numpy arrays: what a loading process sends, and what the thread that waits for it may touch."""
+    samples = []
+    for i, e in zip(index.tolist(), epoch.tolist(), strict=True):
+        _seed(i, e)
+        samples.append(_dataset[i])
+    return _tree(Tensor.numpy, default_collate(samples)) if samples else None
+
+
+def _tree(change: Callable[..., Any], first: Any, *others: Any) -> Any:
+    """`change` of the leaves of trees of one shape: mappings, lists and tuples."""
+    if isinstance(first, Mapping):
+        return {key: _tree(change, item, *(other[key] for other in others)) for key, item in first.items()}
+    if isinstance(first, list | tuple):
+        return [_tree(change, *items) for items in zip(first, *others, strict=True)]
+    return change(first, *others)
 
 
 def _seed(index: int, epoch: int) -> None:

@@ -47,9 +47,10 @@ class Stream:
             raise WordsError("data: there is no sample to train on. Type a smaller data.holdout.")
         one = source.take(np.array([0]), np.array([0]))
         share = batch.local * max(1, sum(part.nbytes for part in _tensors(one)))
-        self._steps = max(1, min(BLOCK_STEPS, BLOCK_BYTES // share)) if source.background else 1
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="dtrain-data") if source.background else None
-        self._next: Future[list[tuple[list[Batch], int]]] | None = None
+        self._steps = 1 if source.loading == "step" else max(1, min(BLOCK_STEPS, BLOCK_BYTES // share))
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="dtrain-data") if source.loading == "thread" else None
+        self._next: Future[Batch] | None = None
+        self._dense: int | None = None
         self._ready: Iterator[Share] = iter(())
 
     def __next__(self) -> Share:
@@ -84,33 +85,34 @@ class Stream:
             self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _block(self) -> list[Share]:
+        """The next block's steps, on the device, with their counts over the world."""
         seen = self.seen
         if self._thread:
-            loaded = (self._next or self._thread.submit(self._load, seen)).result()
+            batch = (self._next or self._thread.submit(self._load, seen)).result()
             self._next = self._thread.submit(self._load, seen + self._steps * self._batch.size)
         else:
-            loaded = self._load(seen)
-        counts = torch.tensor([count for _, count in loaded])
-        if self._source.dense:
-            counts *= self._batch.data
-        else:
-            self._mesh.sum(counts)
-        return [Share([to_device(part, self._mesh.device) for part in parts], count) for (parts, _), count in zip(loaded, counts.tolist(), strict=True)]
+            batch = self._load(seen)
+        parts = _split(batch, self._batch.microbatch)
+        steps = [parts[i : i + self._batch.accumulate] for i in range(0, len(parts), self._batch.accumulate)]
+        counts = self._counts(steps)
+        return [Share([to_device(part, self._mesh.device) for part in parts], count) for parts, count in zip(steps, counts, strict=True)]
 
-    def _load(self, seen: int) -> list[tuple[list[Batch], int]]:
-        """(microbatches, local count) of the next block's steps, on the CPU."""
+    def _counts(self, steps: list[list[Batch]]) -> list[int]:
+        """Targets that count in each step's whole batch; of dense data known once and for all, of other data told by every rank."""
+        if not self._source.dense:
+            return self._mesh.sum(torch.tensor([sum(map(self._count, parts)) for parts in steps])).tolist()
+        if self._dense is None:
+            self._dense = sum(map(self._count, steps[0])) * self._batch.data
+        return [self._dense] * len(steps)
+
+    def _load(self, seen: int) -> Batch:
+        """This rank's samples of the block that begins after `seen` samples of the world, on the CPU."""
         shape = self._batch
         steps = seen + shape.size * np.arange(self._steps, dtype=np.int64)
         positions = (steps[:, None] + self._mesh.data_rank * shape.local + np.arange(shape.local)).ravel()
         batch = self._source.take(*samples(positions, n=len(self._source), seed=self._seed))
-        if self._mesh.device.type == "cuda":
-            batch = _map(batch, Tensor.pin_memory)
-        parts = _split(batch, shape.microbatch)
-        steps_of_parts = [parts[i : i + shape.accumulate] for i in range(0, len(parts), shape.accumulate)]
-        if self._source.dense:
-            each = sum(self._count(part) for part in steps_of_parts[0])
-            return [(parts, each) for parts in steps_of_parts]
-        return [(parts, sum(self._count(part) for part in parts)) for parts in steps_of_parts]
+        pinned: Batch = _map(batch, Tensor.pin_memory) if self._mesh.device.type == "cuda" else batch
+        return pinned
 
 
 def _tensors(batch: Any) -> Iterator[Tensor]:

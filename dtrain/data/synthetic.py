@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dtrain.data import Batch, Indices
+from dtrain.data import Batch, Indices, Loading
 from dtrain.data.order import _mix32
 
 PERIOD = 7
@@ -29,7 +29,7 @@ class Synthetic:
     seed: int = 0
     first: int = 0
     dense: bool = True
-    background: bool = True
+    loading: Loading = "thread"
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -46,8 +46,8 @@ class Synthetic:
         index = index + self.first
         if self.task == "next_token":
             phrase = (self._random(index, PERIOD) * self.vocab).astype(np.int64)
-            tokens = torch.from_numpy(phrase[:, np.arange(self.sequence + 1) % PERIOD])
-            return {"inputs": tokens[:, :-1].contiguous(), "targets": tokens[:, 1:].contiguous()}
+            tokens = phrase[:, np.arange(self.sequence + 1) % PERIOD]
+            return {"inputs": torch.from_numpy(tokens[:, :-1].copy()), "targets": torch.from_numpy(tokens[:, 1:].copy())}
         size = math.prod(self.inputs)
         x = (self._random(index, size) * 2 - 1).astype(np.float32)
         y = x @ self._map(size)

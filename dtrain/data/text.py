@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from dtrain import store
-from dtrain.data import Batch, Indices
+from dtrain.data import Batch, Indices, Loading
 from dtrain.data.windows import Windows, split
 from dtrain.errors import PreflightError, StoreError, WordsError
 
@@ -76,7 +76,7 @@ class Text:
     """
 
     dense = True
-    background = True
+    loading: Loading = "thread"
 
     def __init__(self, *, path: str, sequence: int, tokenizer: str, holdout: float, cache: str | None) -> None:
         if not 0 <= holdout < 1:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrain import store
-from dtrain.data import Batch, Indices
+from dtrain.data import Batch, Indices, Loading
 from dtrain.data.text import cache_folder
 from dtrain.data.windows import Windows, split
 from dtrain.errors import PreflightError, StoreError, WordsError
@@ -22,7 +22,7 @@ class Tokens:
     """A Source of windows of tokens; windows never cross from one file into the next. `sequence` in tokens."""
 
     dense = True
-    background = True
+    loading: Loading = "thread"
 
     def __init__(
         self, *, path: str, holdout_path: str | None, holdout: float, vocab: int, sequence: int, dtype: str, cache: str | None
@@ -52,7 +52,7 @@ class Tokens:
 
     def take(self, index: Indices, epoch: Indices) -> Batch:
         batch = self._windows.take(index, epoch)
-        largest = int(batch["inputs"].max())
+        largest = int(batch["targets"].numpy().max())
         if largest >= self._vocab:
             raise PreflightError(f"data.path={self._path}: token {largest} is outside data.vocab={self._vocab}. Type data.vocab={largest + 1} or more.")
         return batch

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dtrain.data import Batch, Indices
+from dtrain.data import Batch, Indices, Loading
 from dtrain.data.order import _mix64
 from dtrain.errors import PreflightError
 
@@ -28,7 +28,7 @@ class Windows:
     """Held-out arrays."""
     shifting: bool = True
     dense: bool = True
-    background: bool = True
+    loading: Loading = "thread"
 
     def __post_init__(self) -> None:
         if len(self) < 1:
@@ -60,8 +60,7 @@ class Windows:
         for which in np.unique(owner):
             here = owner == which
             rows[here] = self.arrays[which][starts[here, None] + span]
-        tokens = torch.from_numpy(rows)
-        return {"inputs": tokens[:, :-1].contiguous(), "targets": tokens[:, 1:].contiguous()}
+        return {"inputs": torch.from_numpy(rows[:, :-1].copy()), "targets": torch.from_numpy(rows[:, 1:].copy())}
 
     def holdout(self) -> "Windows | None":
         if sum(max(0, (len(array) - 1) // self.sequence) for array in self.kept) < 1:

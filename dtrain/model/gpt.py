@@ -31,19 +31,18 @@ class Rotary:
         self._cached: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Two tensors [T, 1, D/2] in fp32."""
+        """Two tensors [T, 1, D] in fp32, for `rotate`."""
         if self._cached is None or self._cached[0].shape[0] < tokens or self._cached[0].device != device:
             frequencies = self.base ** (-torch.arange(0, self.width, 2, device=device, dtype=torch.float32) / self.width)
             angles = torch.outer(torch.arange(tokens, device=device, dtype=torch.float32), frequencies)[:, None]
-            self._cached = angles.cos(), angles.sin()
+            self._cached = torch.cat((angles.cos(), angles.cos()), -1), torch.cat((-angles.sin(), angles.sin()), -1)
         cos, sin = self._cached
         return cos[:tokens], sin[:tokens]
 
 
 def rotate(x_BTHD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (x[..., i], x[..., i + D/2]) by the angle of their position."""
-    a, b = x_BTHD.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x_BTHD.dtype)
+    """Turn the pairs (x[..., i], x[..., i + D/2]) by the angle of their position; the sign of the first half is in `sin`."""
+    return (x_BTHD * cos + x_BTHD.roll(x_BTHD.shape[-1] // 2, -1) * sin).to(x_BTHD.dtype)
 
 
 class Attention(nn.Module):

@@ -1,0 +1,137 @@
+"""Any map-style dataset becomes addressable, with augmentation that can be repeated."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Subset, TensorDataset
+
+from dtrain.data.dataset import Dataset
+from dtrain.data.stream import as_source
+from dtrain.errors import WordsError
+
+
+class Squares:
+    """(i, i squared), by index."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < 20:
+            raise IndexError(index)
+        return np.float64(index), index * index
+
+
+class Named(Squares):
+    classes = ("a", "b", "c")
+
+    def __getitem__(self, index: int) -> Any:
+        return {"image": torch.full((2, 3), float(index)), "label": index % 3}
+
+
+class Noisy(Squares):
+    """An augmentation from all three generators people use."""
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([random.random(), np.random.random(), torch.rand(()).item()]), index
+
+
+def take(source: Dataset, index: list[int], epoch: int = 0) -> dict[str, Tensor]:
+    return source.take(np.array(index), np.full(len(index), epoch))
+
+
+def all_inputs(source: Dataset) -> list[float]:
+    return take(source, list(range(len(source))))["inputs"].tolist()
+
+
+def test_training_and_held_out_samples_share_the_dataset_out() -> None:
+    source = Dataset(Squares(), holdout=0.25)
+    held = source.holdout()
+    assert held is not None
+    assert (len(source), len(held)) == (15, 5)
+    assert sorted(all_inputs(source) + all_inputs(held)) == list(range(20))
+    assert all_inputs(held) != list(range(15, 20)), "datasets tend to be sorted by class, so the end is not held out as it is"
+    assert Dataset(Squares(), holdout=0).holdout() is None
+
+
+def test_inputs_stay_with_their_targets() -> None:
+    batch = take(Dataset(Squares()), list(range(18)))
+    assert torch.equal(batch["inputs"] ** 2, batch["targets"].float())
+    assert batch["inputs"].dtype == torch.float32, "64-bit floats become 32-bit ones"
+
+
+def test_a_dataset_of_its_own_can_be_held_out() -> None:
+    source = Dataset(Squares(), holdout_dataset=Squares())
+    assert (len(source), len(source.holdout() or [])) == (20, 20)
+
+
+def test_mappings_are_read_by_the_names_of_their_keys() -> None:
+    source = Dataset(Named(), inputs="image", targets="label")
+    batch = take(source, [0, 1, 2])
+    assert batch["inputs"].shape == (3, 2, 3)
+    assert torch.equal(batch["inputs"][:, 0, 0] % 3, batch["targets"].float())
+    assert source.facts == {"inputs": [2, 3], "outputs": 3, "vocab": 3}
+
+
+def test_a_key_that_is_not_there_is_named_with_those_that_are() -> None:
+    with pytest.raises(WordsError, match=r"a sample has \['image', 'label'\]"):
+        take(Dataset(Named()), [0])
+    with pytest.raises(WordsError, match="a sample has 2 parts"):
+        take(Dataset(Squares(), inputs=5), [0])
+
+
+def test_what_is_not_map_style_is_refused() -> None:
+    with pytest.raises(WordsError, match="generator is not map-style"):
+        Dataset(x for x in range(3))
+
+
+def test_augmentation_depends_on_sample_and_epoch_alone() -> None:
+    source = Dataset(Noisy(), holdout=0)
+    first = take(source, [4, 9])["inputs"]
+    random.random(), np.random.random(), torch.rand(3)
+    assert torch.equal(take(source, [9, 4])["inputs"].flip(0), first)
+    assert not torch.equal(take(source, [4, 9], epoch=1)["inputs"], first)
+    assert (first[0] != first[1]).all()
+
+
+def test_tensors_are_read_as_a_whole_batch() -> None:
+    x, y = torch.arange(40.0).view(20, 2), torch.arange(20) % 4
+    source = Dataset(TensorDataset(x, y), holdout=0)
+    batch = take(source, list(range(20)))
+    assert sorted(batch["inputs"][:, 0].tolist()) == x[:, 0].tolist()
+    assert torch.equal(batch["targets"], (batch["inputs"][:, 0] / 2).long() % 4)
+    assert source.facts == {"inputs": [2], "outputs": 4, "vocab": 4}
+    assert source.background
+
+
+def test_float_targets_say_how_many_outputs_there_are() -> None:
+    assert Dataset(TensorDataset(torch.ones(9, 2), torch.ones(9, 3))).facts["outputs"] == 3
+    assert "outputs" not in Dataset(Squares()).facts, "counting the classes would mean reading everything"
+    assert Dataset(Squares(), outputs=7).facts["outputs"] == 7
+
+
+def test_other_data_has_another_fingerprint() -> None:
+    x = torch.arange(20.0)[:, None]
+    fingerprints = [Dataset(dataset).fingerprint for dataset in (Squares(), Noisy(), TensorDataset(x, x), TensorDataset(x + 1, x))]
+    assert len(set(fingerprints)) == 4
+    assert Dataset(Noisy()).fingerprint == fingerprints[1]
+
+
+def test_a_bare_dataset_is_wrapped_and_a_source_is_not() -> None:
+    source = Dataset(Squares())
+    assert as_source(source) is source
+    assert len(as_source(Squares())) == 18
+
+
+def test_loading_processes_read_the_same_samples() -> None:
+    dataset = Subset(TensorDataset(torch.arange(20.0), torch.arange(20)), range(20))
+    source = Dataset(dataset, workers=2, holdout=0)
+    try:
+        assert torch.equal(take(source, [3, 1, 4, 15, 9])["inputs"], take(Dataset(dataset, holdout=0), [3, 1, 4, 15, 9])["inputs"])
+        assert source.background
+    finally:
+        source._pool.shutdown()

@@ -1,0 +1,164 @@
+"""The walk: one step is the same samples on every mesh, and one integer says where it is."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pool import ranks
+from small import mesh_of
+from torch.utils.data import TensorDataset
+
+from dtrain.data.dataset import Dataset
+from dtrain.data.order import samples
+from dtrain.data.stream import Stream
+from dtrain.data.synthetic import Synthetic
+from dtrain.errors import WordsError
+from dtrain.plan import BatchShape
+
+IGNORED = -100
+
+
+@dataclass
+class OneRank:
+    """What a Stream asks of a mesh, for one process of a world that is not there."""
+
+    data_ranks: int = 1
+    data_rank: int = 0
+    device: torch.device = torch.device("cpu")
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        return values
+
+
+class Numbers:
+    """Sample i is the number i; `background` chooses between the thread and the rank itself."""
+
+    dense, fingerprint = True, "numbers"
+
+    def __init__(self, length: int, *, background: bool = True) -> None:
+        self.length, self.background = length, background
+
+    def __len__(self) -> int:
+        return self.length
+
+    def take(self, index: np.ndarray, epoch: np.ndarray) -> dict[str, Any]:
+        return {"inputs": torch.from_numpy(index), "targets": torch.from_numpy(index * 1000 + epoch)}
+
+
+def stream(source: Any, shape: BatchShape, *, rank: int = 0, seed: int = 5) -> Stream:
+    mesh: Any = OneRank(shape.data, rank)
+    return Stream(source, batch=shape, mesh=mesh, seed=seed, count=lambda batch: len(batch["targets"]))
+
+
+def walk(made: Stream, steps: int) -> list[list[int]]:
+    """The samples of each of the next steps."""
+    found = [[int(value) for part in next(made).microbatches for value in part["inputs"]] for _ in range(steps)]
+    made.close()
+    return found
+
+
+SHAPES = [BatchShape(12, 12, 1, 1), BatchShape(12, 4, 1, 3), BatchShape(12, 6, 2, 1), BatchShape(12, 3, 2, 2), BatchShape(12, 1, 4, 3)]
+
+
+@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_step_is_the_same_samples_however_it_is_shared_out(shape: BatchShape, background: bool) -> None:
+    expected, _ = samples(np.arange(12 * 9), n=50, seed=5)
+    shares = [walk(stream(Numbers(50, background=background), shape, rank=rank), 9) for rank in range(shape.data)]
+    for step in range(9):  # 108 positions of 50 samples: the walk passes two epochs, in the middle of a step
+        together = [sample for share in shares for sample in share[step]]
+        assert together == expected[step * 12 : (step + 1) * 12].tolist()
+
+
+def test_microbatches_are_as_large_as_said() -> None:
+    made = stream(Numbers(50), BatchShape(12, 4, 1, 3))
+    share = next(made)
+    made.close()
+    assert [len(part["inputs"]) for part in share.microbatches] == [4, 4, 4]
+    assert share.count == 12
+
+
+def test_the_epoch_goes_with_the_sample() -> None:
+    made = stream(Numbers(10), BatchShape(8, 8, 1, 1))
+    epochs = [value % 1000 for _ in range(4) for value in next(made).microbatches[0]["targets"].tolist()]
+    made.close()
+    assert epochs == [position // 10 for position in range(32)]
+
+
+@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize("steps", [1, 7, 64, 65, 130])
+def test_the_walk_goes_on_where_it_was_left_on_any_world(steps: int, background: bool) -> None:
+    """A checkpoint of one rank, taken at any step, also in the middle of a block that was read ahead."""
+    before = stream(Numbers(50, background=background), BatchShape(12, 12, 1, 1))
+    expected = walk(stream(Numbers(50), BatchShape(12, 12, 1, 1)), steps + 3)[steps:]
+    walk(before, steps)
+    state = before.state_dict()
+    assert state["seen"] == 12 * steps
+    shares = []
+    for rank in range(2):
+        after = stream(Numbers(50, background=background), BatchShape(12, 3, 2, 2), rank=rank)
+        next(after)
+        after.load_state_dict(state)
+        shares.append(walk(after, 3))
+    assert [a + b for a, b in zip(*shares, strict=True)] == expected
+
+
+@pytest.mark.parametrize(
+    ("other", "key"),
+    [
+        (lambda: stream(Numbers(51), SHAPES[0]), "samples"),
+        (lambda: stream(Numbers(50), SHAPES[0], seed=6), "seed"),
+        (lambda: stream(Synthetic("regression", [3], 2, 0, 0, 50), SHAPES[0]), "fingerprint"),
+    ],
+)
+def test_other_data_is_refused_with_what_to_type(other: Any, key: str) -> None:
+    made = other()
+    state = stream(Numbers(50, background=False), SHAPES[0]).state_dict()
+    with pytest.raises(WordsError, match=rf"other data \({key} .*Type out=<another place>"):
+        made.load_state_dict(state)
+    made.close()
+
+
+def test_a_batch_larger_than_the_data_is_several_passes() -> None:
+    (step,) = walk(stream(Numbers(5), BatchShape(12, 12, 1, 1)), 1)
+    assert sorted(step[:5]) == sorted(step[5:10]) == [0, 1, 2, 3, 4]
+
+
+def test_no_sample_at_all_is_refused() -> None:
+    with pytest.raises(WordsError, match=r"Type a smaller data\.holdout"):
+        stream(Numbers(0), SHAPES[0])
+
+
+def uneven() -> Dataset:
+    """Rows of eight targets, of which row i counts i % 8."""
+    targets = torch.where(torch.arange(8)[None] < torch.arange(64)[:, None] % 8, 1, IGNORED)
+    return Dataset(TensorDataset(torch.arange(64)[:, None], targets), holdout=0)
+
+
+def counted(batch: Any) -> int:
+    return int((batch["targets"] != IGNORED).sum())
+
+
+def counts_on(world: int, microbatch: int) -> list[int]:
+    with mesh_of(dp_replicate=world) as mesh:
+        shape = BatchShape(16, microbatch, world, 16 // world // microbatch)
+        made = Stream(uneven(), batch=shape, mesh=mesh, seed=1, count=counted)
+        found = [next(made).count for _ in range(6)]
+        made.close()
+        return found
+
+
+def test_targets_that_count_are_counted_over_the_whole_world() -> None:
+    whole = Stream(uneven(), batch=BatchShape(16, 16, 1, 1), mesh=OneRank(), seed=1, count=counted)  # type: ignore[arg-type]
+    expected = [next(whole).count for _ in range(6)]
+    whole.close()
+    assert len(set(expected)) > 1, "the counts must differ for the test to mean something"
+    assert ranks(2, counts_on, 2, 4) == [expected, expected]
+
+
+def test_a_source_that_counts_all_targets_is_counted_without_asking_the_others() -> None:
+    made = Stream(Numbers(50), batch=BatchShape(12, 3, 2, 2), mesh=OneRank(2, 1), seed=1, count=lambda batch: len(batch["targets"]))  # type: ignore[arg-type]
+    assert next(made).count == 12
+    made.close()

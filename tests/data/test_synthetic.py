@@ -1,0 +1,79 @@
+"""Random samples that can be learnt, from a formula."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dtrain.data.synthetic import Synthetic
+
+TASKS = ("next_token", "classification", "regression")
+
+
+def synthetic(task: str, **changed: Any) -> Synthetic:
+    return Synthetic(**{"task": task, "inputs": [3, 4], "outputs": 5, "vocab": 50, "sequence": 20, "samples": 400, "holdout_part": 0.1} | changed)
+
+
+def take(source: Synthetic, index: np.ndarray) -> dict[str, Any]:
+    return source.take(index, np.zeros(len(index), dtype=np.int64))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_sample_depends_on_its_index_alone(task: str) -> None:
+    source = synthetic(task)
+    whole, one = take(source, np.arange(10)), take(source, np.array([7]))
+    for key in ("inputs", "targets"):
+        assert torch.equal(whole[key][7], one[key][0])
+        assert not torch.equal(whole[key][7], whole[key][6]) or task == "classification"
+
+
+def test_shapes_and_ranges_are_as_said() -> None:
+    batch = take(synthetic("regression"), np.arange(100))
+    assert batch["inputs"].shape == (100, 3, 4)
+    assert batch["targets"].shape == (100, 5)
+    assert -1 <= batch["inputs"].min() < -0.9 < 0.9 < batch["inputs"].max() < 1
+    batch = take(synthetic("next_token"), np.arange(100))
+    assert batch["inputs"].shape == batch["targets"].shape == (100, 20)
+    assert (batch["inputs"].min(), batch["inputs"].max()) == (0, 49)
+    batch = take(synthetic("classification"), np.arange(400))
+    assert sorted(set(batch["targets"].tolist())) == [0, 1, 2, 3, 4]
+
+
+def test_what_comes_next_can_be_copied_from_what_was() -> None:
+    batch = take(synthetic("next_token"), np.arange(20))
+    assert torch.equal(batch["inputs"][:, 1:], batch["targets"][:, :-1])
+    assert torch.equal(batch["targets"][:, 7:], batch["targets"][:, :-7])
+
+
+def test_a_linear_model_solves_the_regression() -> None:
+    batch = take(synthetic("regression"), np.arange(400))
+    x = batch["inputs"].flatten(1)
+    residual = x @ torch.linalg.lstsq(x, batch["targets"]).solution - batch["targets"]
+    assert residual.abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_held_out_samples_are_others_of_the_same_kind(task: str) -> None:
+    source = synthetic(task)
+    held = source.holdout()
+    assert held is not None
+    assert (len(source), len(held)) == (400, 40)
+    seen = {tuple(row) for row in take(source, np.arange(400))["inputs"].flatten(1).tolist()}
+    assert not seen & {tuple(row) for row in take(held, np.arange(40))["inputs"].flatten(1).tolist()}
+    assert held.holdout() is None
+    assert held.fingerprint != source.fingerprint
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_another_seed_is_other_data(task: str) -> None:
+    one = take(synthetic(task, seed=0), np.arange(400))["inputs"].flatten(1)
+    for seed in (1, 7, 12):
+        other = take(synthetic(task, seed=seed), np.arange(400))["inputs"].flatten(1)
+        shared = {tuple(row) for row in one.tolist()} & {tuple(row) for row in other.tolist()}
+        assert not shared, f"seed={seed} shows samples of seed=0 again"
+
+
+def test_facts_are_what_a_model_needs() -> None:
+    assert synthetic("next_token").facts == {"vocab": 50}
+    assert synthetic("regression").facts == {"inputs": [3, 4], "outputs": 5}

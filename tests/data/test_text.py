@@ -1,0 +1,107 @@
+"""Text from a path, encoded once, the end held out."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+import tokenizers
+
+from dtrain.data.text import Text
+from dtrain.errors import PreflightError, StoreError, WordsError
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Any:
+    def make(path: Path | str, **changed: Any) -> Text:
+        return Text(**{"path": str(path), "sequence": 16, "tokenizer": "bytes", "holdout": 0.0, "cache": str(tmp_path / "cache")} | changed)
+
+    return make
+
+
+def everything(source: Text) -> bytes:
+    """All bytes that a pass over the samples shows, in order."""
+    batch = source.take(np.arange(len(source)), np.zeros(len(source), dtype=np.int64))
+    return bytes(batch["inputs"].flatten().tolist())
+
+
+def test_a_token_is_a_byte_and_a_zero_parts_documents(tmp_path: Path, text: Any) -> None:
+    (tmp_path / "a.txt").write_bytes(b"A" * 40)
+    (tmp_path / "b.txt").write_bytes(b"B" * 40)
+    shown = everything(text(tmp_path / "*.txt"))
+    assert set(shown) == {ord("A"), ord("B"), 0}
+    assert shown.count(0) == 1
+
+
+def test_text_goes_in_and_out(text: Any, corpus: Path) -> None:
+    source = text(corpus)
+    assert source.decode(source.encode("def f(x): é")) == "def f(x): é"
+    assert source.facts == {"vocab": 256}
+
+
+def test_the_end_of_the_corpus_is_held_out(text: Any, corpus: Path) -> None:
+    whole, part = text(corpus), text(corpus, holdout=0.25)
+    held = part.holdout()
+    assert held is not None
+    total = len(whole)
+    assert len(held) == pytest.approx(total / 4, abs=2)
+    assert len(part) == pytest.approx(total * 3 / 4, abs=2)
+    assert everything(whole).startswith(everything(part))
+    assert whole.holdout() is None
+
+
+def test_the_order_of_documents_does_not_follow_their_folder(tmp_path: Path, text: Any) -> None:
+    """The same files below another root are the same corpus."""
+    for root in ("one", "two/deeper"):
+        for name in "abcdef":
+            (tmp_path / root / name).mkdir(parents=True)
+            (tmp_path / root / name / "x.txt").write_text(name * 50)
+    assert text(tmp_path / "one").fingerprint == text(tmp_path / "two/deeper").fingerprint
+    assert everything(text(tmp_path / "one")) != b"".join(name.encode() * 50 + b"\0" for name in "abcdef")[: 16 * 18], "not in the order of names"
+
+
+def test_the_corpus_is_encoded_once_and_again_when_a_file_changes(tmp_path: Path, text: Any) -> None:
+    file = tmp_path / "a.txt"
+    file.write_text("x" * 100)
+    first = text(file).fingerprint
+    cached = list((tmp_path / "cache").glob("*.bin"))
+    assert text(file).fingerprint == first
+    assert list((tmp_path / "cache").glob("*.bin")) == cached
+    file.write_text("y" * 101)
+    assert text(file).fingerprint != first
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path, text: Any) -> None:
+    with pytest.raises(StoreError, match=r"none\.txt: no file is there"):
+        len(text(tmp_path / "none.txt"))
+    (tmp_path / "empty.txt").write_bytes(b"")
+    with pytest.raises(PreflightError, match="there is no text in 1 file"):
+        len(text(tmp_path / "empty.txt"))
+    with pytest.raises(WordsError, match=r"data\.holdout=1\.5"):
+        text(tmp_path, holdout=1.5)
+
+
+def test_text_comes_from_any_url(text: Any) -> None:
+    fsspec.filesystem("memory").pipe_file("/corpus/a.txt", b"m" * 100)
+    assert set(everything(text("memory://corpus/a.txt"))) == {ord("m")}
+
+
+def test_a_tokenizer_json_is_used(tmp_path: Path, text: Any) -> None:
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "t.txt").write_text("a b a c " * 10)
+    source = text(tmp_path / "t.txt", tokenizer=str(tmp_path / "tokenizer.json"), sequence=4)
+    assert source.facts == {"vocab": 3}
+    assert source.take(np.array([0]), np.array([0]))["inputs"].tolist() == [[0, 1, 0, 2]]
+    (tmp_path / "broken.json").write_text(json.dumps({"no": "tokenizer"}))
+    with pytest.raises(PreflightError, match=r"broken\.json: not a tokenizer\.json"):
+        text(tmp_path / "t.txt", tokenizer=str(tmp_path / "broken.json"))
+
+
+def test_the_standard_library_is_there_without_a_download(text: Any) -> None:
+    source = text("stdlib", sequence=64)
+    assert len(source) > 10_000
+    assert b"import" in bytes(source.take(np.arange(500), np.zeros(500, dtype=np.int64))["inputs"].flatten().tolist())

@@ -1,0 +1,57 @@
+"""Words of different groups fit together, or are refused before launch."""
+
+import pytest
+from small import plan
+
+from dtrain.errors import WordsError
+
+DATASET = ("data=dataset", "data.dataset._target_=mine.Faces", "trust=[mine]")
+
+
+@pytest.mark.parametrize(
+    ("words", "objective"),
+    [
+        ((), "next_token"),
+        (("data=synthetic",), "next_token"),
+        (("data=synthetic", "model=mlp"), "regression"),
+        (("data=synthetic", "model=cnn"), "classification"),
+        (("data=synthetic", "model=mlp", "objective=classification"), "classification"),
+        (DATASET, "next_token"),
+        ((*DATASET, "model=cnn"), "classification"),
+        ((*DATASET, "model=mlp"), "classification"),
+    ],
+)
+def test_auto_is_the_objective_that_fits(words: tuple[str, ...], objective: str) -> None:
+    assert plan(*words).objective["_target_"].split(".")[2] == objective
+
+
+def test_synthetic_data_is_told_what_the_run_wants() -> None:
+    assert plan("data=synthetic", "model=cnn").data["inputs"] == [1, 8, 8]
+    assert plan("data=synthetic", "model=mlp").data["task"] == "regression"
+    assert plan("data=synthetic").data["task"] == "next_token"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("model=mlp",), "Type model=gpt, or data=synthetic"),
+        (("model=cnn", "data=tokens", "data.path=x"), "data=tokens gives tokens"),
+        (("model=mlp", "data=synthetic", "objective=next_token"), "Type model=gpt, or objective=classification"),
+        (("data=synthetic", "objective=regression"), "Type objective=next_token"),
+        (("objective=classification",), "objective=classification"),
+        (("objective=regression",), "objective=regression"),
+        (("data=synthetic", "data.task=sorting"), "data.task=sorting"),
+        (("data=synthetic", "model=mlp", "data.task=next_token"), "data.task"),
+        (("data=synthetic", "hook=[sample]"), "hook=[]"),
+    ],
+)
+def test_what_does_not_fit_is_refused(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(WordsError) as caught:
+        plan(*words)
+    assert said in str(caught.value)
+
+
+def test_text_is_sampled_and_other_data_is_not() -> None:
+    assert list(plan().hooks) == ["sample"]
+    assert plan("data=synthetic").hooks == {}
+    assert plan("hook=[]").hooks == {}

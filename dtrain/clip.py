@@ -22,18 +22,16 @@ def clip(parameters: Sequence[nn.Parameter], bound: float | None, *, scale: floa
             sharded.setdefault(gradient.device_mesh, []).append(gradient.to_local())
         elif gradient is not None:
             plain.append(gradient)
-    groups = [plain, *sharded.values()]
-    square = torch.zeros((), device=next((group[0].device for group in groups if group), None))
-    for mesh, group in [(None, plain), *sharded.items()]:
-        if group:
-            local = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(group))).float() ** 2
-            if mesh is not None:
-                dist.all_reduce(local, group=mesh.get_group("dp_shard"))
-            square += local
-    norm = square.sqrt() / scale
+    norms = [torch.linalg.vector_norm(torch.stack(torch._foreach_norm(plain)))] if plain else []
+    for mesh, group in sharded.items():
+        square = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(group))).float() ** 2
+        dist.all_reduce(square, group=mesh.get_group("dp_shard"))
+        norms.append(square.sqrt())
+    norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+    if scale != 1.0:
+        norm = norm / scale
     if bound is not None or scale != 1.0:
-        factor = torch.clamp(bound / (norm + 1e-6), max=1.0) / scale if bound is not None else torch.full_like(norm, 1 / scale)
-        for group in groups:
-            if group:
-                torch._foreach_mul_(group, factor)
+        factor = torch.clamp(bound / (norm + 1e-6), max=1.0) if bound is not None else torch.ones_like(norm)
+        for group in filter(None, (plain, *sharded.values())):
+            torch._foreach_mul_(group, factor / scale if scale != 1.0 else factor)
     return norm

@@ -76,6 +76,12 @@ def compose(words: Sequence[str], *, run: str | None = None) -> Config:
     return config
 
 
+def value_of(words: Sequence[str], key: str) -> str | None:
+    """The last value of `key` among plain words, before anything is composed."""
+    found = [word.value for word in map(_collect(_parse, []), words) if word and word.key == key]
+    return None if not found or found[-1] is None else str(found[-1])
+
+
 def multirun(words: Sequence[str], job: Callable[[Config], float | None]) -> list[Any]:
     """Run `job` once for every combination of the swept words, through Hydra's own sweeper and launcher. Returns the results."""
     problems: list[str] = []

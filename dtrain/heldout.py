@@ -1,13 +1,13 @@
 """The loss on held-out data: the same samples whatever the mesh, shared out among the data-parallel ranks."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from dtrain.data import Batch, Source
+from dtrain.data import Source
+from dtrain.data.stream import to_device
 from dtrain.mesh import Mesh
 from dtrain.objective import Objective
 from dtrain.precision import Precision
@@ -29,7 +29,6 @@ def evaluate(
     precision: Precision,
     samples: int | None,
     microbatch: int,
-    move: Callable[[Batch, torch.device], Batch],
 ) -> dict[str, float]:
     """`eval_loss` and the objective's metrics over the held-out samples. All ranks call it; ranks run equally many forwards."""
     indices = chosen(source, samples)
@@ -43,7 +42,7 @@ def evaluate(
             idle = len(mine) == 0
             batch = source.take(indices[:1] if idle else mine, np.zeros(1 if idle else len(mine), dtype=np.int64))
             counted = 0 if idle else objective.count(batch)
-            batch = move(batch, mesh.device)
+            batch = to_device(batch, mesh.device)
             with precision.autocast(mesh.device):
                 loss = objective.loss(call(model, objective.inputs(batch)), batch)
             count += counted

@@ -88,7 +88,7 @@ def train(plan: Plan) -> Result:
             if heldout and (last or (plan.evaluate_every and state.step % plan.evaluate_every == 0)):
                 log.flush()
                 metrics = evaluate(
-                    wrapped, heldout, objective, mesh, precision=precision, samples=plan.evaluate_samples, microbatch=plan.batch.microbatch, move=to_device
+                    wrapped, heldout, objective, mesh, precision=precision, samples=plan.evaluate_samples, microbatch=plan.batch.microbatch
                 )
                 log.evaluation(state.step, metrics)
             for hook in hooks:

@@ -4,22 +4,63 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache
+from typing import Any
 
+import numpy as np
 import torch
 import yaml
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from dtrain.backend.gloo import Gloo
+from dtrain.build import build
+from dtrain.clip import clip
 from dtrain.cluster import Cluster
 from dtrain.compose import compose
 from dtrain.config import GROUPS, Config
+from dtrain.data.order import samples
+from dtrain.data.stream import Stream, as_source
 from dtrain.mesh import Mesh
+from dtrain.model import construct
 from dtrain.model.gpt import GPT
-from dtrain.plan import MeshShape, Plan
+from dtrain.parallel.order import materialize, parallelize
+from dtrain.plan import BatchShape, MeshShape, Plan
 from dtrain.resolve import resolve
+from dtrain.seeds import fill
+from dtrain.step import gradients_of, make_step, zero
+
+# every matrix of another size, and a vocabulary that does not divide by two ranks
+PARTS: dict[str, Any] = {
+    "strategy": {"_target_": "dtrain.strategy.single.Single"},
+    "precision": {"_target_": "dtrain.precision.fp32.build"},
+    "model": {"_target_": "dtrain.model.gpt.GPT", "vocab": "auto", "layers": 2, "heads": 2, "width": 8, "hidden": 12},
+    "objective": {"_target_": "dtrain.objective.next_token.NextToken"},
+    # with a tiny eps the first steps divide rounding errors by themselves, and no two orders of adding agree
+    "optim": {"_target_": "dtrain.optim.adamw.build", "lr": 0.01, "betas": [0.9, 0.95], "eps": 1e-4, "weight_decay": 0.1},
+    "data": {
+        "_target_": "dtrain.data.synthetic.Synthetic", "task": "next_token", "inputs": [4], "outputs": 3, "vocab": 13, "sequence": 10, "samples": 50,
+    },
+}  # fmt: skip
+STRATEGIES: dict[str, Any] = {
+    "ddp": {"_target_": "dtrain.strategy.ddp.DDP", "bucket_mb": 25},
+    "fsdp": {"_target_": "dtrain.strategy.fsdp.FSDP", "reshard": "forward"},
+}
 
 CPUS = Cluster(gpus=0, cpus=8)
 composed = cache(lambda *words: compose(words))
+
+UNEVEN: dict[str, Any] = {"_target_": "dtrain.data.dataset.Dataset", "dataset": {"_target_": "small.Uneven"}, "holdout": 0.0, "outputs": 13}
+
+
+class Uneven:
+    """Samples of ten tokens of which sample i has i % 10 targets that do not count: a mean of means is wrong."""
+
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        row = tokens(1, 11, seed=index)[0]
+        return row[:-1], torch.where(torch.arange(10) < index % 10, -100, row[1:])
 
 
 def config(*words: str) -> Config:
@@ -57,3 +98,53 @@ def small_gpt(**changed: object) -> GPT:
 
 def tokens(batch: int, length: int, *, vocab: int = 13, seed: int = 0) -> Tensor:
     return torch.randint(vocab, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def few_steps(
+    parts: dict[str, Any], degrees: dict[str, int], *, size: int = 8, microbatch: int = 4, steps: int = 4, clip_at: float | None = 1.0, seed: int = 5
+) -> dict[str, Any]:
+    """A few steps of train.py on this rank, without logs, hooks and checkpoints: losses, norms, and the whole weights at the end.
+
+    `parts` maps groups (strategy, optim, model, data, objective, precision) to Parts.
+    """
+    with mesh_of(**degrees) as mesh:
+        precision, strategy, objective = (build(parts[name]) for name in ("precision", "strategy", "objective"))
+        source = as_source(build(parts["data"]))
+        model = construct(parts["model"], facts=source.facts, seed=seed)
+        wrapped = parallelize(model, mesh, strategy, precision=precision, seed=seed)
+        optimizer = build(parts["optim"], model=model)
+        shape = BatchShape(size, microbatch, mesh.data_ranks, size // mesh.data_ranks // microbatch)
+        stream = Stream(source, batch=shape, mesh=mesh, seed=seed, count=objective.count)
+        step = make_step(wrapped, objective, strategy, mesh, precision=precision, seed=seed)
+        parameters, losses, norms = gradients_of(model), [], []
+        for number in range(steps):
+            loss = step(stream, number)
+            scale = precision.scale.value if precision.scale else 1.0
+            norm = clip(parameters, clip_at, scale=scale)
+            if precision.scale is None or precision.scale.accept(norm):
+                optimizer.step()
+            zero(parameters)
+            losses.append(mesh.sum(loss.sums["loss"].clone()).item() / loss.count)
+            norms.append(norm.item())
+        stream.close()
+        whole = {name: (p.full_tensor() if isinstance(p, DTensor) else p).detach().tolist() for name, p in model.named_parameters()}
+        return {"losses": losses, "norms": norms, "weights": whole, "scale": precision.scale and precision.scale.value}
+
+
+def first_batch(parts: dict[str, Any], *, size: int = 8, seed: int = 5) -> tuple[torch.nn.Module, dict[str, Tensor]]:
+    """The model and the batch that `few_steps` begins with, by the shortest way."""
+    source = as_source(build(parts["data"]))
+    model = construct(parts["model"], facts=source.facts, seed=seed)
+    materialize(model, torch.device("cpu"))
+    fill(model, seed)
+    return model, source.take(*samples(np.arange(size), n=len(source), seed=seed))
+
+
+def agree(run: dict[str, Any], reference: dict[str, Any], *, tolerance: float = 1e-5) -> None:
+    """Losses, norms and weights are those of the reference: relative to their size, and weights to the largest of their tensor."""
+    for name in ("losses", "norms"):
+        torch.testing.assert_close(torch.tensor(run[name]), torch.tensor(reference[name]), rtol=tolerance, atol=0)
+    assert run["weights"].keys() == reference["weights"].keys()
+    for name, values in reference["weights"].items():
+        here, there = torch.tensor(run["weights"][name]), torch.tensor(values)
+        torch.testing.assert_close(here, there, rtol=0, atol=tolerance * there.abs().max().item(), msg=lambda text, name=name: f"{name}: {text}")

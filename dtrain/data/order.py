@@ -1,8 +1,9 @@
 """The global order of samples: a counter-based permutation, so that position p of the world is all there is to remember.
 
-epoch = p // n, and inside an epoch sample = permutation(p % n; seed, epoch): a balanced Feistel network over the smallest even
-number of bits that holds n, cycle-walked until the value is below n (Black and Rogaway, "Ciphers with Arbitrary Finite Domains",
-CT-RSA 2002). No list of indices, O(1) seek. The order is a file format: VERSION changes when it does, and checkpoints carry it.
+epoch = p // n, and inside an epoch sample = permutation(p % n; seed, epoch): a Feistel network over the smallest number of bits that
+holds n (halves of unequal width when it is odd), cycle-walked until the value is below n: at most twice on average (Black and
+Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002). No list of indices, O(1) seek.
+The order is a file format: VERSION changes when it does, and checkpoints carry it.
 """
 
 import numpy as np
@@ -27,21 +28,26 @@ def permute(values: Indices, *, n: int, key: int) -> Indices:
     """A bijection of 0 .. n-1 chosen by `key` (64 bits), applied to `values`."""
     if n == 1:
         return np.zeros_like(values)
-    half = (max(n - 1, 1).bit_length() + 1) // 2
+    bits = (n - 1).bit_length()
     keys = [np.uint64(_mix64(key + round) & 0xFFFFFFFF) for round in range(ROUNDS)]
-    out = _feistel(values.astype(np.uint64), half, keys)
+    out = _feistel(values.astype(np.uint64), bits, keys)
     walking = out >= n
     while walking.any():
-        out[walking] = _feistel(out[walking], half, keys)
+        out[walking] = _feistel(out[walking], bits, keys)
         walking = out >= n
     return out.astype(np.int64)
 
 
-def _feistel(values: NDArray[np.uint64], half: int, keys: list[np.uint64]) -> NDArray[np.uint64]:
-    mask, shift = np.uint64((1 << half) - 1), np.uint64(half)
-    left, right = values >> shift, values & mask
-    for key in keys:
-        left, right = right, left ^ (_mix32(right ^ key) & mask)
+def _feistel(values: NDArray[np.uint64], bits: int, keys: list[np.uint64]) -> NDArray[np.uint64]:
+    """Each round changes one half by what the other half and a key mix to; a round undoes itself, so the whole is a bijection."""
+    low = bits // 2
+    shift, left_mask, right_mask = np.uint64(low), np.uint64((1 << (bits - low)) - 1), np.uint64((1 << low) - 1)
+    left, right = values >> shift, values & right_mask
+    for round, key in enumerate(keys):
+        if round % 2:
+            right = right ^ (_mix32(left ^ key) & right_mask)
+        else:
+            left = left ^ (_mix32(right ^ key) & left_mask)
     return (left << shift) | right
 
 

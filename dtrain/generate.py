@@ -1,0 +1,38 @@
+"""One rank of `dtrain generate`: text from a checkpoint."""
+
+import time
+from typing import cast
+
+import numpy as np
+import torch
+
+from dtrain.data import TextSource
+from dtrain.data.stream import to_device
+from dtrain.errors import WordsError
+from dtrain.looking import look_at
+from dtrain.objective import logits_of
+from dtrain.plan import Plan
+from dtrain.result import Result, versions
+from dtrain.sampling import complete
+
+
+def generate(plan: Plan) -> Result:
+    """`metrics["text"]` is the prompt and what follows it."""
+    began = time.perf_counter()
+    with look_at(plan) as seen:
+        if not hasattr(seen.source, "decode"):
+            raise WordsError("generate: the data of this run is not text.")
+        source = cast(TextSource, seen.source)
+        context = source.take(np.array([0]), np.array([0]))["inputs"].shape[1]
+        seen.model.eval()
+        with torch.no_grad(), seen.precision.autocast(seen.mesh.device):
+            tokens = complete(
+                lambda tokens: logits_of(seen.model(to_device(tokens, seen.mesh.device))),
+                source.encode(str(plan.generate["prompt"])),
+                tokens=plan.generate["tokens"],
+                context=context,
+                temperature=plan.generate["temperature"],
+                seed=plan.seed,
+            )
+        text = source.decode(tokens)
+    return Result("finished", seen.commit["step"], None, time.perf_counter() - began, {"text": text}, versions())

@@ -1,0 +1,46 @@
+"""A trained model, loaded to be looked at: what evaluate and generate share."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from dtrain.build import build
+from dtrain.data import Source
+from dtrain.data.stream import as_source
+from dtrain.mesh import Mesh
+from dtrain.model import construct
+from dtrain.objective import Objective
+from dtrain.parallel.order import parallelize
+from dtrain.plan import Plan
+from dtrain.precision import Precision
+from dtrain.seeds import derive
+from dtrain.state import TrainState
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The model as it is called, with the commit its weights came from."""
+
+    model: nn.Module
+    source: Source
+    objective: Objective
+    mesh: Mesh
+    precision: Precision
+    commit: Mapping[str, Any]
+
+
+@contextmanager
+def look_at(plan: Plan) -> Iterator[Seen]:
+    """The weights of `plan.init`, or of the newest checkpoint under `plan.out`, on the plan's mesh. Raises StoreError."""
+    with build(plan.backend).open():
+        mesh = Mesh(plan.mesh, device=plan.device)
+        precision: Precision = build(plan.precision)
+        source = as_source(build(plan.data))
+        model = construct(plan.model, facts=source.facts, seed=derive(plan.seed, "model"))
+        wrapped = parallelize(model, mesh, build(plan.strategy), precision=precision, seed=plan.seed)
+        checkpoint = build(plan.checkpoint, out=plan.out, mesh=mesh, resume="auto")
+        commit = checkpoint.load_weights(plan.init or plan.out, TrainState(model))
+        yield Seen(wrapped, source, build(plan.objective), mesh, precision, commit)

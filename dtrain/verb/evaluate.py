@@ -1,0 +1,37 @@
+"""`dtrain evaluate out=<run> [words]`: held-out loss of its newest checkpoint, or of the one at `init=`, on any mesh."""
+
+import json
+from collections.abc import Sequence
+
+from dtrain import store
+from dtrain.build import build
+from dtrain.cluster import look
+from dtrain.compose import compose, value_of
+from dtrain.errors import WordsError
+from dtrain.plan import Plan
+from dtrain.resolve import resolve
+from dtrain.result import Result
+
+
+def run(words: Sequence[str]) -> int:
+    plan, result = look_back(words, loop="dtrain.evaluate.evaluate")
+    if result is not None:
+        print(f"step {result.step}  " + "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items()))
+        store.write(store.join(plan.out, "evaluate.json"), json.dumps(result.to_dict(), indent=1).encode())
+    return 0
+
+
+def look_back(words: Sequence[str], *, loop: str) -> tuple[Plan, Result | None]:
+    """Run `loop` with the words of the run that `out` or `init` names, then the user's own. The result, on the first rank only.
+
+    Everything is taken over from the run but its mesh. Raises WordsError when no run is named.
+    """
+    source = value_of(words, "out") or value_of(words, "init")
+    if not source:
+        raise WordsError("which run? Type out=<the run>, or init=<the URL of a checkpoint>.")
+    root = source.split("/checkpoints/")[0]
+    run = root if store.exists(store.join(root, "config.yaml")) else None
+    plan = resolve(compose([f"out={root}", *words] if not value_of(words, "out") else words, run=run), look()).with_loop(loop)
+    result: Result = build(plan.launcher).launch(plan)
+    cluster = look()
+    return plan, result if cluster.external is None or cluster.external.rank == 0 else None

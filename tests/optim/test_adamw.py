@@ -1,0 +1,51 @@
+"""AdamW: decay where it belongs, the published update, the same on shards."""
+
+import pytest
+import torch
+from pool import ranks
+from small import PARTS, STRATEGIES, agree, few_steps, small_gpt
+
+from dtrain.optim import groups
+from dtrain.optim.adamw import build
+
+
+def test_matrices_decay_and_vectors_do_not() -> None:
+    model = torch.nn.ModuleDict({"a": torch.nn.Linear(3, 4), "b": torch.nn.LayerNorm(4), "c": torch.nn.Embedding(5, 4)})
+    optimizer = build(model=model, lr=0.1, betas=[0.9, 0.95], eps=1e-8, weight_decay=0.3)
+    decays = {id(parameter): group["weight_decay"] for group in optimizer.param_groups for parameter in group["params"]}
+    assert {name: decays[id(parameter)] for name, parameter in model.named_parameters()} == {
+        "a.weight": 0.3, "a.bias": 0.0, "b.weight": 0.0, "b.bias": 0.0, "c.weight": 0.3,
+    }  # fmt: skip
+
+
+def test_frozen_weights_are_left_out() -> None:
+    model = torch.nn.Linear(3, 4)
+    model.bias.requires_grad_(False)
+    assert [[p.shape for p in group["params"]] for group in groups(model.parameters(), weight_decay=0.1)] == [[model.weight.shape]]
+
+
+def test_the_update_is_the_published_one() -> None:
+    """arXiv 1711.05101, algorithm 2, by hand."""
+    model, lr, betas, eps, decay = torch.nn.Linear(3, 2, bias=False), 0.1, (0.9, 0.95), 1e-8, 0.3
+    optimizer = build(model=model, lr=lr, betas=betas, eps=eps, weight_decay=decay)
+    weight, m, v = model.weight.detach().clone().double(), 0.0, 0.0
+    for step in range(1, 6):
+        gradient = torch.randn(2, 3, generator=torch.Generator().manual_seed(step))
+        model.weight.grad = gradient.clone()
+        optimizer.step()
+        m, v = betas[0] * m + (1 - betas[0]) * gradient.double(), betas[1] * v + (1 - betas[1]) * gradient.double() ** 2
+        weight -= lr * decay * weight
+        weight -= lr * (m / (1 - betas[0] ** step)) / ((v / (1 - betas[1] ** step)).sqrt() + eps)
+    assert torch.allclose(model.weight.double(), weight, atol=1e-6)
+
+
+def test_one_kernel_updates_all_plain_weights() -> None:
+    optimizer = build(model=small_gpt(), lr=0.1, betas=[0.9, 0.95], eps=1e-8, weight_decay=0.3)
+    assert all(group["fused"] for group in optimizer.param_groups)
+
+
+@pytest.mark.parametrize(("strategy", "axis"), [("ddp", "dp_replicate"), ("fsdp", "dp_shard")])
+def test_it_learns_the_same_on_two_ranks(strategy: str, axis: str) -> None:
+    (reference,) = ranks(1, few_steps, PARTS, {})
+    for rank in ranks(2, few_steps, PARTS | {"strategy": STRATEGIES[strategy]}, {axis: 2}):
+        agree(rank, reference)

@@ -1,0 +1,78 @@
+"""Muon: hidden matrices apart from the rest, updates without preferred directions, the same on shards."""
+
+import pytest
+import torch
+from pool import ranks
+from small import PARTS, STRATEGIES, agree, few_steps, small_gpt
+
+from dtrain.errors import WordsError
+from dtrain.model.cnn import CNN
+from dtrain.model.mlp import MLP
+from dtrain.optim import Together
+from dtrain.optim.muon import build, hidden_matrices
+
+ARGUMENTS = {"lr": 0.01, "momentum": 0.95, "weight_decay": 0.1, "adamw_lr": None, "betas": [0.9, 0.95], "eps": 1e-8}
+MUON = {"_target_": "dtrain.optim.muon.build", **ARGUMENTS}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_hidden_matrices_are_those_inside_the_blocks(tied: bool) -> None:
+    model = small_gpt(tied=tied)
+    chosen = set(map(id, hidden_matrices(model)))
+    names = {name for name, parameter in model.named_parameters() if id(parameter) in chosen}
+    assert names == {name for name, parameter in model.named_parameters() if name.startswith("blocks.") and parameter.ndim == 2}
+
+
+def test_the_last_layer_and_biases_are_left_to_adamw() -> None:
+    model = MLP(inputs=4, outputs=3, width=5, layers=2)
+    muon, *adamw = build(model=model, **ARGUMENTS).param_groups
+    assert [tuple(p.shape) for p in muon["params"]] == [(5, 4), (5, 5)]
+    assert sorted(tuple(p.shape) for group in adamw for p in group["params"]) == [(3,), (3, 5), (5,), (5,)]
+
+
+def test_every_weight_is_in_exactly_one_group() -> None:
+    model = small_gpt(tied=False)
+    held = [id(p) for group in build(model=model, **ARGUMENTS).param_groups for p in group["params"]]
+    assert sorted(held) == sorted(map(id, model.parameters()))
+
+
+def test_the_rest_may_have_a_learning_rate_of_its_own() -> None:
+    model = MLP(inputs=4, outputs=3, width=5, layers=1)
+    assert [group["lr"] for group in build(model=model, **ARGUMENTS | {"adamw_lr": 0.5}).param_groups] == [0.01, 0.5, 0.5]
+    assert [group["lr"] for group in build(model=model, **ARGUMENTS).param_groups] == [0.01, 0.01, 0.01]
+
+
+def test_an_update_has_all_singular_values_near_one() -> None:
+    """Newton-Schulz brings them between 0.7 and 1.2 (kellerjordan.github.io/posts/muon), whatever the gradient's are."""
+    model = MLP(inputs=48, outputs=3, width=16, layers=1)
+    before = model.layers[0].weight.detach().clone()
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
+    model.layers[0].weight.grad *= torch.logspace(0, 0.7, 16)[:, None]
+    build(model=model, **ARGUMENTS | {"weight_decay": 0.0}).step()
+    values = torch.linalg.svdvals((before - model.layers[0].weight.detach()) / 0.01)
+    assert 0.5 < values.min() < values.max() < 1.4
+
+
+def test_a_model_without_hidden_matrices_is_refused_with_what_to_type() -> None:
+    with pytest.raises(WordsError, match="Type optim=adamw"):
+        build(model=CNN(inputs=[1, 8, 8], outputs=3, width=4, stages=1, blocks=1), **ARGUMENTS)
+
+
+def test_several_optimizers_are_used_as_one() -> None:
+    model = MLP(inputs=4, outputs=3, width=5, layers=1)
+    made, steps = build(model=model, **ARGUMENTS), []
+    assert isinstance(made, Together)
+    made.register_step_post_hook(lambda *_: steps.append(1))
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    made.step()
+    assert set(made.state) == set(model.parameters())
+    assert steps == [1]
+
+
+@pytest.mark.parametrize(("strategy", "axis"), [("ddp", "dp_replicate"), ("fsdp", "dp_shard")])
+def test_it_learns_the_same_on_two_ranks(strategy: str, axis: str) -> None:
+    (reference,) = ranks(1, few_steps, PARTS | {"optim": MUON}, {})
+    for rank in ranks(2, few_steps, PARTS | {"optim": MUON, "strategy": STRATEGIES[strategy]}, {axis: 2}):
+        agree(rank, reference)

@@ -1,0 +1,105 @@
+"""fsdp: the numbers of one process, each rank with its part of the weights, gradients that cross ranks once per step."""
+
+from typing import Any
+
+import pytest
+import torch
+from pool import ranks
+from small import PARTS, STRATEGIES, UNEVEN, agree, few_steps, mesh_of, tokens
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import CommDebugMode
+
+from dtrain.build import build
+from dtrain.errors import WordsError
+from dtrain.mesh import Mesh
+from dtrain.model import construct
+from dtrain.parallel.order import parallelize
+from dtrain.strategy.fsdp import FSDP, blocks
+
+FSDP_PARTS = PARTS | {"strategy": STRATEGIES["fsdp"]}
+
+
+@pytest.mark.parametrize("data", [PARTS["data"], UNEVEN], ids=["dense", "uneven"])
+def test_two_ranks_are_one_process(data: dict[str, Any]) -> None:
+    (reference,) = ranks(1, lambda: few_steps(PARTS | {"data": data}, {}, microbatch=8))
+    for reshard, microbatch in (("forward", 4), ("forward", 1), ("never", 2)):
+        parts = FSDP_PARTS | {"data": data, "strategy": STRATEGIES["fsdp"] | {"reshard": reshard}}
+        for rank in ranks(2, lambda parts=parts, microbatch=microbatch: few_steps(parts, {"dp_shard": 2}, microbatch=microbatch)):
+            agree(rank, reference)
+
+
+def test_one_rank_may_be_sharded_too() -> None:
+    (reference,), (run,) = ranks(1, few_steps, PARTS, {}), ranks(1, few_steps, FSDP_PARTS, {"dp_shard": 1})
+    agree(run, reference)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"_target_": "dtrain.model.mlp.MLP", "inputs": "auto", "outputs": "auto", "width": 5, "layers": 2},
+        {"_target_": "dtrain.model.cnn.CNN", "inputs": "auto", "outputs": "auto", "width": 3, "stages": 2, "blocks": 1},
+    ],
+    ids=["mlp", "cnn"],
+)
+def test_every_model_of_the_house_is_the_same_on_shards(model: dict[str, Any]) -> None:
+    """Widths that do not divide by two, so that some shards are smaller or empty."""
+    objective = "classification.Classification" if "cnn" in model["_target_"] else "regression.Regression"
+    data = PARTS["data"] | {"task": objective.split(".")[0], "inputs": [1, 6, 6]}
+    parts = PARTS | {"model": model, "data": data, "objective": {"_target_": f"dtrain.objective.{objective}"}}
+    parts |= {"optim": {"_target_": "dtrain.optim.sgd.build", "lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}}
+    (reference,) = ranks(1, few_steps, parts, {})
+    agree(ranks(2, few_steps, parts | {"strategy": STRATEGIES["fsdp"]}, {"dp_shard": 2})[0], reference)
+
+
+def sharded(mesh: Mesh, reshard: str = "forward") -> tuple[torch.nn.Module, FSDP]:
+    strategy = FSDP(reshard=reshard)
+    model = construct(PARTS["model"] | {"vocab": 16}, facts={}, seed=0)
+    return parallelize(model, mesh, strategy, precision=build(PARTS["precision"]), seed=0), strategy
+
+
+def held_elements() -> tuple[int, int, bool]:
+    with mesh_of(dp_shard=2) as mesh:
+        model, _ = sharded(mesh)
+        optimizer = build(PARTS["optim"], model=model)
+        model(tokens(2, 8)).square().sum().backward()
+        optimizer.step()
+        here = sum(p.to_local().numel() for p in model.parameters() if isinstance(p, DTensor))
+        moments = sum(v.to_local().numel() for state in optimizer.state.values() for v in state.values() if isinstance(v, DTensor))
+        return here, moments, model.head.weight is model.embed.weight
+
+
+def test_a_rank_holds_its_part_of_weights_and_optimizer_state() -> None:
+    whole = sum(p.numel() for p in construct(PARTS["model"] | {"vocab": 16}, facts={}, seed=0).parameters())
+    for weights, moments, tied in ranks(2, held_elements):
+        assert weights == whole / 2
+        assert moments == whole
+        assert tied, "a tied weight stays one"
+
+
+def collectives_per_microbatch() -> list[dict[str, int]]:
+    with mesh_of(dp_shard=2) as mesh:
+        model, strategy = sharded(mesh)
+        counts = []
+        for number in range(3):
+            with CommDebugMode() as seen, strategy.sync(model, number == 2):
+                model(tokens(2, 8, seed=mesh.rank)).square().sum().backward()
+            counts.append({str(name).rsplit(".", 1)[-1]: count for name, count in seen.get_comm_counts().items()})
+        return counts
+
+
+def test_gradients_cross_ranks_in_the_last_microbatch_alone() -> None:
+    for counts in ranks(2, collectives_per_microbatch):
+        reduced = [sum(count for name, count in each.items() if "reduce_scatter" in name) for each in counts]
+        assert reduced[:2] == [0, 0]
+        assert reduced[2] == 3, "one for each block and one for the root"
+
+
+def test_the_blocks_are_the_elements_of_the_outermost_lists() -> None:
+    inner = torch.nn.ModuleList([torch.nn.Linear(1, 1), torch.nn.Identity()])
+    model = torch.nn.ModuleDict({"deep": torch.nn.ModuleDict({"list": inner}), "flat": torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(2, 2)))})
+    assert [type(block).__name__ for block in blocks(model)] == ["Linear", "Sequential"]
+
+
+def test_a_word_that_is_none_is_refused() -> None:
+    with pytest.raises(WordsError, match=r"strategy\.reshard=always: allowed are forward and never"):
+        FSDP(reshard="always")

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _words() -> str:
     """The groups and their words, and the recipes."""
-    from dtrain.compose import folder
+    from dtrain.recipe import folder
 
     groups = sorted(path for path in folder("conf").iterdir() if path.is_dir() and not path.name.startswith("_"))
     lines = [f"{group.name:<10} {', '.join(sorted(path.stem for path in group.glob('*.yaml')))}" for group in groups]

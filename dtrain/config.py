@@ -10,6 +10,9 @@ GROUPS = (
 )  # fmt: skip
 """Folders of conf/; one word of each makes a run (logger and hook take a list of words)."""
 
+LISTS = ("logger", "hook")
+"""Groups that take a list of words, each in a package of its own."""
+
 
 @dataclass
 class Mesh:

@@ -38,8 +38,9 @@ class PreflightError(DtrainError):
 class StoreError(PreflightError):
     """A storage operation failed: says the URL, the operation, the cause."""
 
-    def __init__(self, operation: str, url: str, cause: object) -> None:
-        super().__init__(f"cannot {operation} {url}: {cause}")
+    @classmethod
+    def during(cls, operation: str, url: str, cause: object) -> "StoreError":
+        return cls(f"cannot {operation} {url}: {cause}")
 
 
 class RankError(DtrainError):
@@ -51,3 +52,8 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
     names = sorted(allowed)
     near = get_close_matches(word, names, n=1, cutoff=0.6)
     return f" Did you mean {near[0]}?" if near else f" Allowed: {', '.join(names)}."
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, without the rest."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

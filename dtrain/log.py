@@ -26,7 +26,7 @@ class Log:
 
     def __init__(self, plan: Plan, mesh: Mesh) -> None:
         self._mesh, self._every, self._batch = mesh, plan.log_every, plan.batch.size
-        self._pending: list[tuple[int, Mapping[str, Tensor], int, Tensor, float, float]] = []
+        self._pending: list[tuple[int, int, Mapping[str, Tensor], int, Tensor, float, float]] = []
         self._rows = Journal(store.join(plan.out, "metrics.jsonl")) if mesh.rank == 0 else None
         self._events = Journal(store.join(plan.out, "events.jsonl")) if mesh.rank == 0 else None
         self._loggers: dict[str, Logger] = {}
@@ -74,10 +74,10 @@ class Log:
         """Steps are timed from here: what came before (building, logging, evaluating, saving) is no step's time."""
         self._clock = self._flushed = time.perf_counter()
 
-    def record(self, step: int, sums: Mapping[str, Tensor], count: int, norm: Tensor, lr: float) -> None:
-        """One step: sums over this rank and the count they are divided by, the global gradient norm. Costs no device sync."""
+    def record(self, step: int, seen: int, sums: Mapping[str, Tensor], count: int, norm: Tensor, lr: float) -> None:
+        """One step, after which the world has seen `seen` samples: sums over this rank and the count they are divided by, the global gradient norm. Costs no device sync."""
         now = time.perf_counter()
-        self._pending.append((step, sums, count, norm, lr, now - self._clock))
+        self._pending.append((step, seen, sums, count, norm, lr, now - self._clock))
         self._clock = now
         if step % self._every == 0:
             self.flush()
@@ -86,18 +86,18 @@ class Log:
         if not self._pending:
             return
         pending, self._pending = self._pending, []
-        names = list(pending[0][1])
-        sums = self._mesh.sum(torch.stack([sums[name].float() for _, sums, *_ in pending for name in names]))
+        names = list(pending[0][2])
+        sums = self._mesh.sum(torch.stack([sums[name].float() for _, _, sums, *_ in pending for name in names]))
         if self._rows is None:
             return
-        norms = torch.stack([norm for _, _, _, norm, _, _ in pending])
+        norms = torch.stack([norm for *_, norm, _, _ in pending])
         values = torch.cat([sums, norms]).tolist()
         if self._mesh.device.type == "cuda":  # steps were queued, not done: only now is it known how long they took together
             each = (time.perf_counter() - self._flushed) / len(pending)
             pending = [(*entry[:-1], each) for entry in pending]
         rows = []
-        for index, (step, _, count, _, lr, seconds) in enumerate(pending):
-            row = {"step": step, "seen": step * self._batch}
+        for index, (step, seen, _, count, _, lr, seconds) in enumerate(pending):
+            row: dict[str, Any] = {"step": step, "seen": seen}
             row |= {name: values[index * len(names) + k] / count for k, name in enumerate(names)}
             row |= {"lr": lr, "norm": values[len(pending) * len(names) + index], "step_seconds": seconds}
             row |= {"samples_per_second": self._batch / seconds}
@@ -109,7 +109,7 @@ class Log:
         elapsed = sum(row["step_seconds"] for row in rows) / len(rows)
         told = {**self.last, "step_seconds": elapsed, "samples_per_second": self._batch / elapsed}
         if "tokens_per_second" in told:
-            told["tokens_per_second"] = pending[-1][2] / elapsed
+            told["tokens_per_second"] = pending[-1][3] / elapsed
         for name in list(self._loggers):
             self._tell(name, "log", told["step"], {key: value for key, value in told.items() if key != "step"})
         self.start()

@@ -59,5 +59,3 @@ def gradients_of(model: nn.Module) -> list[nn.Parameter]:
 def zero(parameters: list[nn.Parameter]) -> None:
     for parameter in parameters:
         parameter.grad = None
-
-

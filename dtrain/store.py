@@ -122,7 +122,7 @@ def probe(url: str) -> None:
     name = join(url, f".probe-{os.getpid()}")
     write(name, b"dtrain")
     if read(name) != b"dtrain":
-        raise StoreError("read back what was written to", name, "other bytes came back")
+        raise StoreError.during("read back what was written to", name, "other bytes came back")
     remove(name)
 
 
@@ -148,7 +148,7 @@ def _write_then(path: Path, data: bytes, place: Callable[[Path, Path], None]) ->
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())
+        Path(name).chmod(0o666 & ~_umask())
         place(Path(name), path)
     finally:
         Path(name).unlink(missing_ok=True)
@@ -165,7 +165,7 @@ def _guard_local(operation: str, url: str, act: Callable[[Path], T]) -> T:
     try:
         return act(local_path(url))
     except OSError as error:
-        raise StoreError(operation, url, error.strerror or error) from error
+        raise StoreError.during(operation, url, error.strerror or error) from error
 
 
 def _guard(operation: str, url: str, act: Callable[[Any, str], T]) -> T:
@@ -180,9 +180,9 @@ def _guard(operation: str, url: str, act: Callable[[Any, str], T]) -> T:
     except ImportError as error:
         extra = {"s3": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure"}.get(url.split("://")[0])
         hint = f" Type: pip install 'dtrain[{extra}]'" if extra else ""
-        raise StoreError(operation, url, f"{error}.{hint}") from error
+        raise StoreError.during(operation, url, f"{error}.{hint}") from error
     except FileNotFoundError as error:
-        raise StoreError(operation, url, "it does not exist") from error
+        raise StoreError.during(operation, url, "it does not exist") from error
     except Exception as error:  # every filesystem raises errors of its own; the user gets one line
         cause = next((line for line in str(error).splitlines() if line.strip()), "") or type(error).__name__
-        raise StoreError(operation, url, cause) from error
+        raise StoreError.during(operation, url, cause) from error

@@ -82,7 +82,7 @@ def train(plan: Plan) -> Result:
                 optimizer.step()
             zero(parameters)
             state.step += 1
-            log.record(state.step, loss.sums, loss.count, norm, lr)
+            log.record(state.step, stream.seen, loss.sums, loss.count, norm, lr)
 
             last = state.step == plan.steps
             if heldout and (last or (plan.evaluate_every and state.step % plan.evaluate_every == 0)):
@@ -94,7 +94,9 @@ def train(plan: Plan) -> Result:
             for hook in hooks:
                 if due(hook, state.step, last=last):
                     log.flush()
-                    info = StepInfo(state.step, plan.steps, stream.seen, plan.seed, loss.sums["loss"], norm, lr, source, _looking(wrapped, mesh, precision))
+                    info = StepInfo(
+                        state.step, plan.steps, stream.seen, plan.seed, loss.sums["loss"], norm, lr, source, _looking(wrapped, mesh, precision)
+                    )
                     seen = hook(info) or {}
                     log.event(type(hook).__name__.lower(), step=state.step, **seen)
                     if "text" in seen:

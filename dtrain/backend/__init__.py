@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 import torch.distributed as dist
+from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined] # exported without saying so
 
 
 class Backend(Protocol):
@@ -20,16 +21,16 @@ def process_group(backend: str, *, timeout: float) -> Iterator[None]:
     """The default group of this process, for as long as the context lasts. `timeout` in seconds."""
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     wait = datetime.timedelta(seconds=timeout)
-    store: dist.Store
+    store: Store
     if "MASTER_ADDR" not in os.environ:
-        store = dist.HashStore()
+        store = HashStore()
     else:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        store = dist.TCPStore(host, port, world, is_master=not shared and rank == 0, timeout=wait)
+        store = TCPStore(host, port, world, is_master=not shared and rank == 0, timeout=wait)
         # a shared store keeps the keys of a dead attempt, and the restart would hang on them
         # https://github.com/pytorch/pytorch/issues/147064
-        store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+        store = PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=wait)
     try:
         yield

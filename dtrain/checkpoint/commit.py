@@ -28,16 +28,16 @@ def read(url: str) -> dict[str, Any]:
         commit: dict[str, Any] = json.loads(store.read(store.join(url, NAME)))
         digest = commit.pop("digest")
     except (ValueError, KeyError, AttributeError) as error:
-        raise StoreError("read the commit of", url, f"it is damaged ({error})") from error
+        raise StoreError.during("read the commit of", url, f"it is damaged ({error})") from error
     if digest != _digest(commit):
-        raise StoreError("read the commit of", url, "it is damaged (its digest differs)")
+        raise StoreError.during("read the commit of", url, "it is damaged (its digest differs)")
     if commit["format"] != FORMAT:
-        raise StoreError("read the commit of", url, f"it has format {commit['format']}, this version reads {FORMAT}")
+        raise StoreError.during("read the commit of", url, f"it has format {commit['format']}, this version reads {FORMAT}")
     for file in commit["files"]:
         if "/" in file["name"] or "\\" in file["name"]:
-            raise StoreError("read the commit of", url, f"{file['name']!r} is no plain file name")
+            raise StoreError.during("read the commit of", url, f"{file['name']!r} is no plain file name")
         if store.size(store.join(url, file["name"])) != file["size"]:
-            raise StoreError("read the commit of", url, f"{file['name']} is missing or has another size")
+            raise StoreError.during("read the commit of", url, f"{file['name']} is missing or has another size")
     return commit
 
 
@@ -52,7 +52,7 @@ def attempts(out: str) -> Iterator[tuple[int, str]]:
 
 def newest(out: str) -> tuple[tuple[str, dict[str, Any]] | None, list[str]]:
     """The newest attempt that verifies, with its commit, and a sentence for every damaged one passed over."""
-    damaged = []
+    damaged = list[str]()
     for _, url in attempts(out):
         if store.exists(store.join(url, NAME)):
             try:

@@ -9,7 +9,7 @@ import datetime
 import hashlib
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,53 +40,40 @@ class Sharded:
         if self._last and self._last[0] == state.step:
             return self._last[1]
         now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
-        attempt = self._mesh.gather(f"{now}-{uuid.uuid4().hex[:8]}")[0]
+        attempt = self._on_rank_0(f"save under {self._out}", lambda: f"{now}-{uuid.uuid4().hex[:8]}")
         url = store.join(commits.folder(self._out, state.step), attempt)
         tensors = state.tensors()
-        try:
-            written: dict[str, Any] = self._write_shard(url, tensors)
-        except (StoreError, OSError) as error:
-            written = {"error": f"rank {self._mesh.rank}: {error}"}
-        ranks = self._mesh.gather(written)
-        self._raise_first(ranks, "save to", url)
-        error = None
-        if self._mesh.rank == 0:
-            commit = {
-                "step": state.step,
-                "facts": state.facts(),
-                "world": self._mesh.world,
-                "mesh": vars(self._mesh.shape),
-                "files": [file for rank in ranks for file in rank["files"]],
-                "pieces": [piece for rank in ranks for piece in rank["pieces"]],
-                "tensors": {name: {"shape": list(tensor.shape), "dtype": str(tensor.dtype)} for name, tensor in tensors.items()},
-            }
-            try:
-                commits.write(url, commit)
-                commits.read(url)
-                self._drop_old()
-            except StoreError as failure:
-                error = {"error": str(failure)}
-        self._raise_first(self._mesh.gather(error or {}), "commit", url)
+        ranks = self._on_all(f"save to {url}", lambda: self._write_shard(url, tensors))
+
+        def commit() -> None:
+            commits.write(
+                url,
+                {
+                    "step": state.step,
+                    "facts": state.facts(),
+                    "world": self._mesh.world,
+                    "mesh": vars(self._mesh.shape),
+                    "files": [file for rank in ranks for file in rank["files"]],
+                    "pieces": [piece for rank in ranks for piece in rank["pieces"]],
+                    "tensors": {name: {"shape": list(tensor.shape), "dtype": str(tensor.dtype)} for name, tensor in tensors.items()},
+                },
+            )
+            commits.read(url)
+            self._drop_old()
+
+        self._on_rank_0(f"commit {url}", commit)
         self._last = (state.step, url)
         return url
 
     def restore(self, state: TrainState) -> dict[str, Any] | None:
-        found: Any = None
-        if self._mesh.rank == 0:
-            try:
-                chosen, self.damaged = commits.newest(self._out)
-                found = {"chosen": chosen}
-            except StoreError as error:
-                found = {"error": str(error)}
-        found = self._mesh.gather(found)[0]
-        self._raise_first([found], "restore from", self._out)
-        if found["chosen"] is None:
+        chosen, self.damaged = self._on_rank_0(f"restore from {self._out}", lambda: commits.newest(self._out))
+        if chosen is None:
             if self._resume == "must":
                 raise PreflightError(f"resume=must: there is no checkpoint under {self._out}. Type resume=auto to start from the beginning.")
             return None
         if self._resume == "never":
             raise PreflightError(f"resume=never: {self._out} holds a run already. Type out=<another place>, or resume=auto to go on with it.")
-        url, commit = found["chosen"]
+        url, commit = chosen
         state.make_room()
         self._load(url, commit, state.tensors())
         state.load_facts(commit["facts"])
@@ -95,15 +82,7 @@ class Sharded:
 
     def load_weights(self, source: str, state: TrainState) -> dict[str, Any]:
         """Weights only, from a run's `out`, a step's folder or one attempt; all ranks call it. Raises StoreError."""
-        found: Any = None
-        if self._mesh.rank == 0:
-            try:
-                found = {"chosen": find(source)}
-            except StoreError as error:
-                found = {"error": str(error)}
-        found = self._mesh.gather(found)[0]
-        self._raise_first([found], "load weights from", source)
-        url, commit = found["chosen"]
+        url, commit = self._on_rank_0(f"load weights from {source}", lambda: find(source))
         self._load(url, commit, {name: tensor for name, tensor in state.tensors().items() if name.startswith("model.")})
         return {**commit, "url": url}
 
@@ -115,9 +94,7 @@ class Sharded:
         held = list(shards.mine(tensors, self._mesh.rank))
         if not held:
             return {"files": [], "pieces": []}
-        pieces = [
-            {"name": tensor, "key": tensor, "file": name, "shape": list(piece.shape), "offset": list(offset)} for tensor, piece, offset in held
-        ]
+        pieces = [{"name": tensor, "key": tensor, "file": name, "shape": list(piece.shape), "offset": list(offset)} for tensor, piece, offset in held]
         folder = store.local_path(url) if store.is_local(url) else store.scratch("save")
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -136,20 +113,20 @@ class Sharded:
         pieces: dict[str, list[Mapping[str, Any]]] = {}
         for piece in commit["pieces"]:
             pieces.setdefault(piece["name"], []).append(piece)
-        error: dict[str, str] = {}
         folder = store.local_path(url) if store.is_local(url) else store.scratch("load")
-        try:
+
+        def read() -> None:
             _check(url, commit, wanted)
             names = {name for key, tensor in wanted.items() for name in shards.needed(tensor, pieces[key])}
             files = {file["name"]: self._fetch(url, file, folder) for file in commit["files"] if file["name"] in names}
             for key, tensor in wanted.items():
                 shards.load(tensor, pieces[key], files)
-        except StoreError as failure:
-            error = {"error": str(failure)}
+
+        try:
+            self._on_all(f"load {url}", read)
         finally:
             if not store.is_local(url):
                 shutil.rmtree(folder)
-        self._raise_first(self._mesh.gather(error), "load", url)
 
     def _fetch(self, url: str, file: Mapping[str, Any], folder: Path) -> Path:
         """The local path of a shard whose bytes were verified."""
@@ -157,7 +134,9 @@ class Sharded:
         if not store.is_local(url):
             store.download(store.join(url, str(file["name"])), path)
         if _sha256(path) != file["sha256"]:
-            raise StoreError("load", store.join(url, str(file["name"])), "its bytes are not those that were saved. Remove its folder to use an older one")
+            raise StoreError(
+                "load", store.join(url, str(file["name"])), "its bytes are not those that were saved. Remove its folder to use an older one"
+            )
         return path
 
     def _drop_old(self) -> None:
@@ -170,11 +149,22 @@ class Sharded:
                 store.remove(store.join(commits.folder(self._out, step), attempt, commits.NAME))
             store.remove(commits.folder(self._out, step))
 
-    def _raise_first(self, ranks: list[Any], operation: str, url: str) -> None:
-        """The first rank's error on every rank, so that all stop together."""
-        for rank in ranks:
-            if rank and "error" in rank:
-                raise StoreError(operation, url, rank["error"])
+    def _on_all(self, what: str, act: Callable[[], Any]) -> list[Any]:
+        """What `act` returned on each rank. An error of any rank is raised on all, so that they stop together; only text crosses."""
+        error, answer = None, None
+        try:
+            answer = act()
+        except (StoreError, OSError) as failure:
+            error = str(failure)
+        answers = self._mesh.gather((error, answer))
+        for rank, (failed, _) in enumerate(answers):
+            if failed:
+                raise StoreError(f"cannot {what}: rank {rank}: {failed}" if self._mesh.world > 1 else failed)
+        return [answer for _, answer in answers]
+
+    def _on_rank_0(self, what: str, act: Callable[[], Any]) -> Any:
+        """What `act` returned on rank 0, on every rank."""
+        return self._on_all(what, act if self._mesh.rank == 0 else lambda: None)[0]
 
 
 def find(source: str) -> tuple[str, dict[str, Any]]:
@@ -186,7 +176,7 @@ def find(source: str) -> tuple[str, dict[str, Any]]:
         for attempt in reversed(store.children(source)):
             if store.exists(store.join(source, attempt, commits.NAME)):
                 return store.join(source, attempt), commits.read(store.join(source, attempt))
-        raise StoreError("find a checkpoint at", source, "; ".join(damaged) or "there is no committed one")
+        raise StoreError.during("find a checkpoint at", source, "; ".join(damaged) or "there is no committed one")
     return chosen
 
 
@@ -196,10 +186,14 @@ def _check(url: str, commit: Mapping[str, Any], wanted: Mapping[str, Tensor]) ->
     missing = [name for name in wanted if name not in saved]
     model = {name for name in saved if name.startswith("model.")}
     extra = sorted(model - set(wanted))
-    wrong = [f"{name} is {saved[name]['shape']} there, {list(tensor.shape)} here" for name, tensor in wanted.items() if name in saved and saved[name]["shape"] != list(tensor.shape)]
+    wrong = [
+        f"{name} is {saved[name]['shape']} there, {list(tensor.shape)} here"
+        for name, tensor in wanted.items()
+        if name in saved and saved[name]["shape"] != list(tensor.shape)
+    ]
     faults = [f"missing: {', '.join(missing[:3])}"] * bool(missing) + [f"left over: {', '.join(extra[:3])}"] * bool(extra) + wrong[:3]
     if faults:
-        raise StoreError("load", url, f"it is of another model or optimizer. {'; '.join(faults)}")
+        raise StoreError.during("load", url, f"it is of another model or optimizer. {'; '.join(faults)}")
 
 
 def _sha256(path: Path) -> str:

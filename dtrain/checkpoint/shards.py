@@ -21,7 +21,7 @@ def mine(tensors: Mapping[str, Tensor], rank: int) -> Iterator[tuple[str, Tensor
     """(name, local piece, offset in the whole) of everything this rank is the one to write."""
     for name, tensor in tensors.items():
         if isinstance(tensor, DTensor):
-            coordinate = tensor.device_mesh.get_coordinate() or []
+            coordinate: Sequence[int] = tensor.device_mesh.get_coordinate() or ()
             copies = [at for at, placement in zip(coordinate, tensor.placements, strict=True) if placement.is_replicate()]
             if not any(copies) and local(tensor).numel():
                 yield name, local(tensor), offset(tensor)
@@ -51,9 +51,5 @@ def needed(tensor: Tensor, pieces: Sequence[Mapping[str, Any]]) -> set[str]:
     return {
         piece["file"]
         for piece in pieces
-        if held.numel()
-        and all(
-            max(a, b) < min(a + n, b + m)
-            for a, n, b, m in zip(begin, held.shape, piece["offset"], piece["shape"], strict=True)
-        )
+        if held.numel() and all(max(a, b) < min(a + n, b + m) for a, n, b, m in zip(begin, held.shape, piece["offset"], piece["shape"], strict=True))
     }

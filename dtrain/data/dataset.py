@@ -108,7 +108,7 @@ class Dataset:
 
 
 def _adopt(dataset: Any) -> None:
-    global _dataset  # noqa: PLW0603 - one dataset per loading process
+    global _dataset
     torch.set_num_threads(1)
     _dataset = dataset
 

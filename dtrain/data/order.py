@@ -6,6 +6,8 @@ Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002). No list of indic
 The order is a file format: VERSION changes when it does, and checkpoints carry it.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -51,7 +53,7 @@ def _feistel(values: NDArray[np.uint64], bits: int, keys: list[np.uint64]) -> ND
     return (left << shift) | right
 
 
-def _mix32(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _mix32(x: Any) -> Any:
     """A 32-bit integer hash, the constants of https://github.com/skeeto/hash-prospector (lowbias32)."""
     low = np.uint64(0xFFFFFFFF)
     x = x & low

@@ -61,8 +61,11 @@ class Synthetic:
     def _random(self, index: Indices, columns: int) -> np.ndarray[Any, np.dtype[np.float64]]:
         """[len(index), columns] in [0, 1)."""
         counters = index.astype(np.uint64)[:, None] * np.uint64(columns) + np.arange(columns, dtype=np.uint64)
-        return _mix32(_mix32(counters + np.uint64(self.seed)) ^ np.uint64(0x9E3779B9)).astype(np.float64) / 2**32
+        mixed = _mix32(_mix32(counters + np.uint64(self.seed)) ^ np.uint64(0x9E3779B9))
+        return mixed.astype(np.float64) / 2**32
 
     def _map(self, size: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-        weights: np.ndarray[Any, np.dtype[np.float32]] = np.random.default_rng(self.seed).normal(size=(size, self.outputs), scale=size**-0.5).astype(np.float32)
+        weights: np.ndarray[Any, np.dtype[np.float32]] = (
+            np.random.default_rng(self.seed).normal(size=(size, self.outputs), scale=size**-0.5).astype(np.float32)
+        )
         return weights

@@ -119,7 +119,7 @@ def encoded(path: str, tokenizer: Tokenizer, cache: Path) -> tuple[np.memmap[Any
     """(tokens, SHA-256 of them) of all documents at `path`; encoded by the first process that asks, read by the others."""
     documents = list(_documents(path))
     if not documents:
-        raise StoreError("find", path, "no file is there")
+        raise StoreError.during("find", path, "no file is there")
     key = hashlib.sha256(json.dumps([tokenizer.name, [(name, state) for name, _, state in documents]]).encode()).hexdigest()[:32]
     kind = np.uint8 if tokenizer.vocab <= 256 else np.uint16 if tokenizer.vocab <= 65536 else np.uint32
     tokens, facts = cache / f"{key}.bin", cache / f"{key}.json"
@@ -134,7 +134,7 @@ def encoded(path: str, tokenizer: Tokenizer, cache: Path) -> tuple[np.memmap[Any
                 raise PreflightError(f"data.path={path}: there is no text in {len(documents)} file(s).")
         return np.memmap(tokens, dtype=kind, mode="r"), str(known["sha256"])
     except OSError as error:
-        raise StoreError("keep the encoded text in", str(cache), error.strerror or error) from error
+        raise StoreError.during("keep the encoded text in", str(cache), error.strerror or error) from error
 
 
 def cache_folder() -> Path:

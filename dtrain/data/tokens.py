@@ -24,9 +24,7 @@ class Tokens:
     dense = True
     loading: Loading = "thread"
 
-    def __init__(
-        self, *, path: str, holdout_path: str | None, holdout: float, vocab: int, sequence: int, dtype: str, cache: str | None
-    ) -> None:
+    def __init__(self, *, path: str, holdout_path: str | None, holdout: float, vocab: int, sequence: int, dtype: str, cache: str | None) -> None:
         if dtype not in KINDS:
             raise WordsError(f"data.dtype={dtype}: a .bin file holds {', '.join(KINDS)}.")
         self._path, self._holdout_path, self._part = path, holdout_path, holdout
@@ -54,7 +52,9 @@ class Tokens:
         batch = self._windows.take(index, epoch)
         largest = int(batch["targets"].numpy().max())
         if largest >= self._vocab:
-            raise PreflightError(f"data.path={self._path}: token {largest} is outside data.vocab={self._vocab}. Type data.vocab={largest + 1} or more.")
+            raise PreflightError(
+                f"data.path={self._path}: token {largest} is outside data.vocab={self._vocab}. Type data.vocab={largest + 1} or more."
+            )
         return batch
 
     def holdout(self) -> Windows | None:
@@ -63,7 +63,7 @@ class Tokens:
     def _open(self, path: str) -> list[NDArray[Any]]:
         urls = store.find(path)
         if not urls:
-            raise StoreError("find", path, "no file is there")
+            raise StoreError.during("find", path, "no file is there")
         return [self._map(url) for url in urls]
 
     def _map(self, url: str) -> NDArray[Any]:
@@ -74,11 +74,13 @@ class Tokens:
                 store.download(url, file.with_suffix(".part"))
                 file.with_suffix(".part").replace(file)
         try:
-            array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False) if file.suffix == ".npy" else np.memmap(file, dtype=self._dtype, mode="r")
+            array: NDArray[Any] = (
+                np.load(file, mmap_mode="r", allow_pickle=False) if file.suffix == ".npy" else np.memmap(file, dtype=self._dtype, mode="r")
+            )
         except (ValueError, OSError) as error:
-            raise StoreError("read tokens of", url, error) from error
+            raise StoreError.during("read tokens of", url, error) from error
         if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-            raise StoreError("read tokens of", url, f"one row of integers is expected, not {array.ndim} dims of {array.dtype}")
+            raise StoreError.during("read tokens of", url, f"one row of integers is expected, not {array.ndim} dims of {array.dtype}")
         return array
 
 

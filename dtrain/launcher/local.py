@@ -23,6 +23,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -33,7 +34,9 @@ from dtrain.launcher import run_rank
 from dtrain.plan import Plan
 from dtrain.result import Result
 
-LOST_PEER = re.compile("connection (closed|reset|refused)|broken pipe|connectFullMesh|unhandled (system|cuda) error|remote process exited", re.IGNORECASE)
+LOST_PEER = re.compile(
+    "connection (closed|reset|refused)|broken pipe|connectFullMesh|unhandled (system|cuda) error|remote process exited", re.IGNORECASE
+)
 """What a rank says when another one is gone."""
 GRACE_SECONDS = 5.0
 """After one agent failed, the others get this long to end by themselves."""
@@ -92,11 +95,15 @@ def _outcome(scratch: Path, code: int) -> Result:
         return Result(**json.loads((scratch / "result.json").read_text()))
     failures = sorted((json.loads(path.read_text()) for path in scratch.glob("failure-*.json")), key=lambda failure: float(failure["time"]))
     if not failures:
-        raise RankError(f"rank(s) {', '.join(map(str, _silent(scratch, set())))} ended without a word: killed from outside, or out of memory (exit code {code})")
+        raise RankError(
+            f"rank(s) {', '.join(map(str, _silent(scratch, set())))} ended without a word: killed from outside, or out of memory (exit code {code})"
+        )
     first = failures[0]
     silent = _silent(scratch, {failure["rank"] for failure in failures})
     if silent and LOST_PEER.search(first["message"]):
-        raise RankError(f"rank {silent[0]} ended without a word: killed from outside, or out of memory. The other ranks lost it while waiting for it.")
+        raise RankError(
+            f"rank {silent[0]} ended without a word: killed from outside, or out of memory. The other ranks lost it while waiting for it."
+        )
     if first["exit_code"] == WordsError.exit_code:
         raise WordsError(first["message"])
     if first["exit_code"] == PreflightError.exit_code:
@@ -116,7 +123,7 @@ def main(scratch: Path, restarts: int) -> int:
     plan = Plan.from_dict(json.load(sys.stdin))
     _warm(plan)
     _, port = fork_keeper()
-    agents = {fork(lambda node=node: _agent(plan, node, port, restarts, scratch)): node for node in range(plan.nodes)}
+    agents = {fork(partial(_agent, plan, node, port, restarts, scratch)): node for node in range(plan.nodes)}
     failed, deadline = False, float("inf")
     while agents:
         pid, status = os.waitpid(-1, os.WNOHANG)
@@ -148,13 +155,13 @@ def _warm(plan: Plan) -> None:
 
 def fork_keeper() -> tuple[int, int]:
     """A process that holds the rendezvous store: its pid, and the port it listens on."""
-    import torch.distributed as dist
+    from torch.distributed import TCPStore  # type: ignore[attr-defined] # exported without saying so
 
     reading, writing = os.pipe()
 
     def keep() -> None:
         os.close(reading)
-        held = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        held = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         os.write(writing, str(held.port).encode())
         os.close(writing)
         while True:

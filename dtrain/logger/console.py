@@ -19,7 +19,9 @@ class Console:
         if sys.stdout.isatty():
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-            self._bar = Progress(BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TextColumn("left"), TimeRemainingColumn(), refresh_per_second=4)
+            self._bar = Progress(
+                BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TextColumn("left"), TimeRemainingColumn(), refresh_per_second=4
+            )
             self._task = self._bar.add_task("", total=steps)
             self._bar.start()
 
@@ -77,7 +79,11 @@ def curve(points: Sequence[tuple[int, float]]) -> str:
 
 
 def _words(scalars: Mapping[str, float]) -> str:
-    shown = [f"{name.removeprefix('eval_')} {value:.4g}" for name, value in scalars.items() if name in ("loss", "eval_loss", "accuracy", "eval_accuracy") and value is not None]
+    shown = [
+        f"{name.removeprefix('eval_')} {value:.4g}"
+        for name, value in scalars.items()
+        if name in ("loss", "eval_loss", "accuracy", "eval_accuracy") and value is not None
+    ]
     for name, unit in (("tokens_per_second", "tokens/s"), ("samples_per_second", "samples/s")):
         if scalars.get(name):
             return "  ".join([*shown, f"{scalars[name]:,.0f} {unit}"])

@@ -31,7 +31,9 @@ def construct(part: Part, *, facts: Mapping[str, Any], seed: int) -> nn.Module:
     """
     unknown = [name for name, value in part.items() if value == "auto" and name not in facts]
     if unknown:
-        raise WordsError(f"model.{unknown[0]}=auto: the data does not say. Type model.{unknown[0]}=<value>, or data.outputs=<number> for data=dataset.")
+        raise WordsError(
+            f"model.{unknown[0]}=auto: the data does not say. Type model.{unknown[0]}=<value>, or data.outputs=<number> for data=dataset."
+        )
     part = {name: facts[name] if value == "auto" else value for name, value in part.items()}
     target = locate(str(part["_target_"]))
     if inspect.isclass(target) and issubclass(target, InitByName):

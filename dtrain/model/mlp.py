@@ -1,5 +1,6 @@
 """Fully connected layers with GELU between them."""
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -14,7 +15,7 @@ class MLP(nn.Module):
     def __init__(self, *, inputs: int | Sequence[int], outputs: int, width: int, layers: int) -> None:
         super().__init__()
         sizes = [math.prod(inputs) if isinstance(inputs, Sequence) else inputs, *[width] * layers, outputs]
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False))
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1)

@@ -72,7 +72,11 @@ def _begin(state: dict[str, Any], parameter: Tensor) -> None:
         columns = [*piece.shape[:-2], 1, piece.shape[-1]]
         # the columns of a matrix sharded by rows are the same on every rank; of a deeper tensor each rank has its own
         whole = parameter.ndim == 2
-        state["col_var"] = piece.new_zeros(columns) if whole else like(piece.new_zeros(columns), parameter, torch.Size([*parameter.shape[:-2], 1, parameter.shape[-1]]))
+        state["col_var"] = (
+            piece.new_zeros(columns)
+            if whole
+            else like(piece.new_zeros(columns), parameter, torch.Size([*parameter.shape[:-2], 1, parameter.shape[-1]]))
+        )
     else:
         state["variance"] = torch.zeros_like(parameter)
 

@@ -39,9 +39,7 @@ def build(
     muon = Muon(matrices, lr=lr, momentum=momentum, weight_decay=weight_decay)
     if not any(parameter.requires_grad for parameter in rest):
         return Together(muon)
-    adamw = torch.optim.AdamW(
-        groups(rest, weight_decay=weight_decay), lr=adamw_lr or lr, betas=(betas[0], betas[1]), eps=eps, **kernel(rest)
-    )
+    adamw = torch.optim.AdamW(groups(rest, weight_decay=weight_decay), lr=adamw_lr or lr, betas=(betas[0], betas[1]), eps=eps, **kernel(rest))
     return Together(muon, adamw)
 
 

@@ -24,7 +24,9 @@ def arithmetic(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> di
     if batch % step:
         low, high = batch // step * step, -(-batch // step) * step
         parts = f"microbatch={micro} on " if micro else f"accumulate={accumulate} on " if accumulate else ""
-        raise WordsError(f"batch={batch} does not split over {parts}{data} data-parallel ranks. Nearest: {f'batch={low} or ' if low else ''}batch={high}.")
+        raise WordsError(
+            f"batch={batch} does not split over {parts}{data} data-parallel ranks. Nearest: {f'batch={low} or ' if low else ''}batch={high}."
+        )
     local = batch // data
     micro = micro or local // (accumulate or 1)
     return {"batch": BatchShape(batch, micro, data, local // micro)}

@@ -27,7 +27,9 @@ def objective(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[s
     if gives == "tokens" and takes not in (None, "tokens"):
         raise WordsError(f"model={model} takes {takes}, data={data} gives tokens. Type model=gpt, or data=synthetic or data=dataset.")
     if gives == "any" and takes == "tokens" and needs != "tokens":
-        raise WordsError(f"model={model} gives one answer per token, objective={config.choices['objective']} wants one per sample. Type objective=next_token.")
+        raise WordsError(
+            f"model={model} gives one answer per token, objective={config.choices['objective']} wants one per sample. Type objective=next_token."
+        )
     if needs == "tokens" and takes not in (None, "tokens"):
         raise WordsError(f"objective=next_token needs a model of tokens, model={model} takes {takes}. Type model=gpt, or objective=classification.")
     return {"objective": part}

@@ -47,7 +47,7 @@ def degrees(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[
             f"mesh: {said or 'all axes 1'} is {taken} ranks, but nodes x devices = {nodes} x {devices} = {ranks}. "
             f"Type devices={-(-taken // nodes)}, or degrees whose product divides {ranks}."
         )
-    shape = MeshShape(**{axis: degree for axis, degree in asked.items()}, **({spare: ranks // taken} if spare else {}))
+    shape = MeshShape(**dict(asked.items()), **({spare: ranks // taken} if spare else {}))
     if inside and (shape.dp_replicate == 1 or shape.dp_shard == 1):
         raise WordsError(
             f"strategy={name}: {shape.dp_replicate} replica(s) of {shape.dp_shard} shard(s) is not hybrid. "

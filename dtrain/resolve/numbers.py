@@ -18,7 +18,9 @@ def positive(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict
         "evaluate.every": (config.evaluate.every, 0), "evaluate.samples": (config.evaluate.samples, 1),
         "generate.tokens": (config.generate.tokens, 1), "generate.temperature": (config.generate.temperature, 0),
     }  # fmt: skip
-    problems = [f"{key}={value}: at least {low} is needed. Type {key}={low}." for key, (value, low) in least.items() if value is not None and value < low]
+    problems = [
+        f"{key}={value}: at least {low} is needed. Type {key}={low}." for key, (value, low) in least.items() if value is not None and value < low
+    ]
     if config.clip is not None and config.clip <= 0:
         problems.append(f"clip={config.clip}: a gradient norm is above 0. Type clip=1.0, or clip=null for no clipping.")
     if config.resume not in RESUME:

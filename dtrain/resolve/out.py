@@ -21,5 +21,7 @@ def where(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
         digest = hashlib.sha256(json.dumps(words, sort_keys=True, default=asdict).encode()).hexdigest()[:8]
         out = f"outputs/{config.choices['model'] or 'model'}-{config.choices['data'] or 'data'}-{digest}"
     if out.startswith("memory://") and draft["nodes"] * draft["devices"] > 1:
-        raise WordsError(f"out={out}: memory belongs to one process, this run has {draft['nodes'] * draft['devices']} ranks. Type out=<a folder or URL>.")
+        raise WordsError(
+            f"out={out}: memory belongs to one process, this run has {draft['nodes'] * draft['devices']} ranks. Type out=<a folder or URL>."
+        )
     return {"out": out.rstrip("/") or "/"}

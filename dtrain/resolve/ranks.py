@@ -33,7 +33,9 @@ def devices(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
         said = {key: value for key, value in (("nodes", nodes), ("devices", asked)) if key in config.sources and value != "auto"}
         wrong = [f"{key}={value}" for key, value in said.items() if value != here[0 if key == "nodes" else 1]]
         if wrong:
-            raise WordsError(f"{' '.join(wrong)}: this process was started as one of {external.world} ranks, {here[1]} per node. Leave nodes and devices out.")
+            raise WordsError(
+                f"{' '.join(wrong)}: this process was started as one of {external.world} ranks, {here[1]} per node. Leave nodes and devices out."
+            )
         return {"nodes": here[0], "devices": here[1]}
     if asked == "auto":
         draft["why"]["devices"] = f"{cluster.gpus or 1} (auto: {'one per GPU' if cluster.gpus else 'no GPU here'})"
@@ -56,7 +58,9 @@ def backend(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
     """GPUs talk through nccl; the device follows from the backend."""
     fits = cluster.gpus >= draft["devices"]
     if cluster.gpus and not fits and config.choices["backend"] == "auto":
-        raise WordsError(f"devices={draft['devices']}: this host has {cluster.gpus} GPU(s). Type devices={cluster.gpus}, or backend=gloo for CPU processes.")
+        raise WordsError(
+            f"devices={draft['devices']}: this host has {cluster.gpus} GPU(s). Type devices={cluster.gpus}, or backend=gloo for CPU processes."
+        )
     reason = "one GPU per process" if cluster.gpus else "no GPU here"
     part = choose(config, "backend", "nccl" if cluster.gpus else "gloo", draft["why"], reason)
     device = about(part).get("device", "cpu")

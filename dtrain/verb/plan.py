@@ -20,7 +20,10 @@ def show(plan: Plan) -> str:
     rows = [
         ("ranks", f"{plan.nodes} node(s) x {plan.devices} device(s) = {plan.world} rank(s) on {plan.device}, {plan.threads} thread(s) each"),
         ("mesh", "  ".join(f"{axis}={getattr(shape, axis)}" for axis in AXES)),
-        ("batch", f"{plan.batch.size} samples = {plan.batch.microbatch} per forward x {plan.batch.data} data-parallel rank(s) x {plan.batch.accumulate} accumulated"),
+        (
+            "batch",
+            f"{plan.batch.size} samples = {plan.batch.microbatch} per forward x {plan.batch.data} data-parallel rank(s) x {plan.batch.accumulate} accumulated",
+        ),
         ("run", f"{plan.steps} steps, seed {plan.seed}, clip {plan.clip}" + (f", stops after {plan.stop_after}" if plan.stop_after else "")),
         *_parts(plan),
         ("launch", build(plan.launcher).command(plan)),

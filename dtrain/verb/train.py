@@ -7,10 +7,10 @@ from typing import Any
 
 import yaml
 
-from dtrain import preflight, store
+from dtrain import preflight, recipe, store
 from dtrain.build import build
 from dtrain.cluster import look
-from dtrain.compose import compose, multirun, to_recipe
+from dtrain.compose import compose, multirun
 from dtrain.config import Config
 from dtrain.errors import DtrainError, StoreError, WordsError
 from dtrain.plan import Plan
@@ -53,11 +53,13 @@ def one(config: Config) -> Result:
     if first:
         finished = _finished(plan)
         if finished:
-            print(f"already finished: {plan.out} has done {finished.step} steps, loss {finished.loss}. Type steps=<more> to go on, or out=<another place>.")
+            print(
+                f"already finished: {plan.out} has done {finished.step} steps, loss {finished.loss}. Type steps=<more> to go on, or out=<another place>."
+            )
             return finished
         preflight.check(plan)
         print(show(plan), flush=True)
-        store.write(store.join(plan.out, "config.yaml"), to_recipe(config).encode())
+        store.write(store.join(plan.out, "config.yaml"), recipe.write(config).encode())
         store.write(store.join(plan.out, "plan.yaml"), yaml.safe_dump(plan.to_dict(), sort_keys=False).encode())
     result: Result = build(plan.launcher).launch(plan)
     if first:

@@ -17,6 +17,7 @@ dtrain   `python -m dtrain` with all defaults on: rows, TensorBoard, console, ch
 import argparse
 import contextlib
 import io
+import itertools
 import os
 import statistics
 import subprocess
@@ -47,7 +48,7 @@ def network():  # type: ignore[no-untyped-def]
     from torch import nn
 
     sizes = [INPUTS, WIDTH, WIDTH, WIDTH]
-    hidden = [part for a, b in zip(sizes, sizes[1:], strict=False) for part in (nn.Linear(a, b), nn.GELU())]
+    hidden = [part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), nn.GELU())]
     return nn.Sequential(*hidden, nn.Linear(WIDTH, CLASSES))
 
 

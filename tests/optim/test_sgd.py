@@ -7,8 +7,6 @@ from small import PARTS, STRATEGIES, agree, few_steps
 
 from dtrain.optim.sgd import build
 
-SGD = {"_target_": "dtrain.optim.sgd.build", "lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}
-
 
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_the_update_by_hand(nesterov: bool) -> None:
@@ -37,6 +35,6 @@ def test_no_momentum_needs_no_second_word() -> None:
 
 @pytest.mark.parametrize(("strategy", "axis"), [("ddp", "dp_replicate"), ("fsdp", "dp_shard")])
 def test_it_learns_the_same_on_two_ranks(strategy: str, axis: str) -> None:
-    (reference,) = ranks(1, few_steps, PARTS | {"optim": SGD}, {})
-    for rank in ranks(2, few_steps, PARTS | {"optim": SGD, "strategy": STRATEGIES[strategy]}, {axis: 2}):
+    (reference,) = ranks(1, few_steps, PARTS, {})
+    for rank in ranks(2, few_steps, PARTS | {"strategy": STRATEGIES[strategy]}, {axis: 2}):
         agree(rank, reference)

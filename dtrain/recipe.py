@@ -1,0 +1,114 @@
+"""A recipe: nothing but words written down in YAML. Reading one gives words, every run writes one."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dtrain import store
+from dtrain.config import Config, Schema
+from dtrain.errors import StoreError, WordsError, first_line, nearest
+from dtrain.words import Word, text
+
+NEVER_FROM_A_RECIPE = ("trust", "out", "hydra", "sweep", "recipe")
+
+
+def folder(name: str) -> Path:
+    """conf/ or recipes/: inside the package when installed as a wheel, beside it in a checkout."""
+    here = Path(__file__).resolve().parent
+    for path in (here / name, here.parent / name):
+        if path.is_dir():
+            return path
+    raise WordsError(f"dtrain is not installed whole: there is no {name}/ inside or beside {here}.")
+
+
+def read(name: str) -> list[Word]:
+    known = {path.stem: path for path in folder("recipes").glob("*.yaml")}
+    where = str(known.get(name, name))
+    if name not in known and not re.search(r"[/.]", name):
+        raise WordsError(f"recipe={name} (command line): there is no such recipe.{nearest(name, known)} Or give a path or URL.")
+    try:
+        document = OmegaConf.to_container(OmegaConf.create(store.read(where).decode()), resolve=False)
+    except StoreError as error:
+        raise WordsError(f"recipe={name}: {error}") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{where}:{mark.line + 1}:{mark.column + 1}" if mark else where
+        raise WordsError(
+            f"{place}: not YAML: {getattr(error, 'problem', None) or 'broken'}. Look at the indentation, colons and brackets there."
+        ) from error
+    except (OmegaConfBaseException, UnicodeDecodeError, AttributeError) as error:
+        raise WordsError(f"{where}: not a recipe: {first_line(error)}") from error
+    if not isinstance(document, dict):
+        raise WordsError(f"{where}: not a recipe: a mapping of words to values is expected.")
+    return list(_words(document, where))
+
+
+def _words(document: dict[Any, Any], where: str) -> Iterable[Word]:
+    problems = []
+    for entry in document.pop("defaults", None) or []:
+        if entry == "_self_":
+            continue
+        if not (isinstance(entry, dict) and len(entry) == 1 and str(next(iter(entry))).startswith(("override /", "/"))):
+            problems.append(f"{where}: defaults: {entry!r} is not understood. Write `- override /model: gpt`.")
+            continue
+        (group, word), *_ = entry.items()
+        yield Word(str(group).removeprefix("override ").lstrip("/"), word, _choice_text(word), where)
+    for key, value in document.items():
+        if key in NEVER_FROM_A_RECIPE:
+            problems.append(f"{where}: {key} cannot come from a recipe. Say it on the command line.")
+        else:
+            yield from _leaves(str(key), value, where)
+    if problems:
+        raise WordsError(*problems)
+
+
+def _leaves(key: str, value: Any, where: str) -> Iterable[Word]:
+    if isinstance(value, dict) and value:
+        for name, item in value.items():
+            yield from _leaves(f"{key}.{name}", item, where)
+    else:
+        yield Word(key, value, text(value), where)
+
+
+def _choice_text(word: Any) -> str:
+    return "[" + ",".join(map(str, word)) + "]" if isinstance(word, list) else str(word)
+
+
+def write(config: Config) -> str:
+    """config.yaml: what was asked, as a recipe, with the source of every value that is not a default."""
+    lines = ["# @package _global_", "# what was asked; recipe=<this file> runs it again"]
+    if config.trust:
+        lines.append(f"# needs trust={text(list(config.trust))}")
+    lines.append("defaults:")
+    lines += [f"  - override /{group}: {_flow(word)}" for group, word in config.choices.items() if word is not None]
+    for field in fields(Schema):
+        if field.name not in NEVER_FROM_A_RECIPE:
+            value = getattr(config, field.name)
+            lines += _yaml_lines(field.name, vars(value) if is_dataclass(value) else value, config.sources, "", field.name)
+    return "\n".join(lines) + "\n"
+
+
+def _flow(value: Any) -> str:
+    return yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("\n").removesuffix("\n...")
+
+
+def _yaml_lines(name: str, value: Any, sources: Mapping[str, str], indent: str, key: str) -> Iterable[str]:
+    if isinstance(value, dict):
+        inner = [
+            line
+            for part, item in value.items()
+            if part != "_about_"
+            for line in _yaml_lines(str(part), item, sources, indent + "  ", f"{key}.{part}")
+        ]
+        if inner:
+            yield f"{indent}{name}:"
+            yield from inner
+    else:
+        source = f"  # {sources[key]}" if key in sources else ""
+        yield f"{indent}{name}: {_flow(value)}{source}"

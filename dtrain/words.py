@@ -1,0 +1,47 @@
+"""A word: `key=value`, who said it, and how a value is written in Hydra's grammar."""
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Word:
+    """`key=value` and who said it. `text` is the value in Hydra's grammar."""
+
+    key: str
+    value: Any
+    text: str
+    source: str
+    sweep: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.text}"
+
+
+def quote(text: str) -> str:
+    """`text` as one string, whatever it holds."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'" if text.endswith("\\") else "'" + text.replace("'", "\\'") + "'"
+
+
+def text(value: Any) -> str:
+    """A value in Hydra's override grammar."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(text(item) for item in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{text(item)}" for key, item in value.items()) + "}"
+    return quote(value) if isinstance(value, str) else str(value)
+
+
+def slug(words: Iterable[str]) -> str:
+    """A folder name: no `=`, no separators; long ones end in a digest."""
+    name = re.sub(r"[^\w.+-]+", "-", "_".join(words).lower()).strip("-.") or "job"
+    if len(name) <= 80:
+        return name
+    return f"{name[:64]}-{hashlib.sha256(name.encode()).hexdigest()[:10]}"

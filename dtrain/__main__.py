@@ -1,10 +1,11 @@
 """python -m dtrain [verb] [word=choice] [key=value] [-m]: the verb, the words, one exit code."""
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
-from dtrain.errors import DtrainError
+from dtrain.errors import DtrainError, WordsError
 from dtrain.verb import VERBS
 
 HELP = """dtrain [verb] [word=choice] [key=value] ... [-m]
@@ -30,8 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = importlib.import_module(f"dtrain.verb.{verb}").run(words)
         return code
     except DtrainError as error:
-        for line in getattr(error, "problems", None) or (str(error),):
-            print(f"dtrain: {line}", file=sys.stderr)
+        if not (isinstance(error, WordsError) and os.environ.get("RANK", "0") != "0"):  # wrong words are wrong on every rank: said once
+            for line in getattr(error, "problems", None) or (str(error),):
+                print(f"dtrain: {line}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130

@@ -57,8 +57,8 @@ def value_of(words: Sequence[str], key: str) -> str | None:
     return None if not found or found[-1] is None else str(found[-1])
 
 
-def multirun(words: Sequence[str], job: Callable[[Config], float | None]) -> list[Any]:
-    """Run `job` for every combination of the swept words, through Hydra's own sweeper and launcher. Returns what the jobs returned.
+def multirun(words: Sequence[str], job: Callable[[Sequence[str]], float | None]) -> list[Any]:
+    """Run `job` with the words of every combination of the swept ones, through Hydra's own sweeper and launcher. Returns what the jobs returned.
 
     Each job gets a folder of its own below `sweep.out` (or `out`), named after its values.
     """
@@ -78,7 +78,7 @@ def multirun(words: Sequence[str], job: Callable[[Config], float | None]) -> lis
     def task(_: Any) -> float | None:
         values = [word.removeprefix("++") for word in HydraConfig.get().overrides.task]
         out = f"{root}/{slug(value.replace('=', '-') for value in values)}"
-        return job(compose([*map(str, plain), *values, f"out={quote(out)}"]))
+        return job([*map(str, plain), *values, f"out={quote(out)}"])
 
     # Hydra composes every job too; `++` lets it take what only our own composition can judge
     told = [f"{'' if word.key in GROUPS else '++'}{word}" for word in swept] + [str(word) for word in for_hydra]

@@ -1,6 +1,6 @@
 """Ranks for tests: forked from the test process, which already holds torch, meeting at a store on loopback.
 
-    results = ranks(2, work, argument)          # [work(argument) of rank 0, ... of rank 1]
+results = ranks(2, work, argument)          # [work(argument) of rank 0, ... of rank 1]
 """
 
 import os
@@ -51,7 +51,7 @@ def _rank(rank: int, world: int, port: int, writing: int, work: Callable[..., An
 
 def _collect(pipes: dict[int, int], world: int, seconds: float) -> list[Any]:
     answers: dict[int, Any] = {}
-    parts: dict[int, bytes] = {pipe: b"" for pipe in pipes}
+    parts: dict[int, bytes] = dict.fromkeys(pipes, b"")
     deadline = time.monotonic() + seconds
     while len(answers) < world:
         ready, _, _ = select.select([pipe for pipe, rank in pipes.items() if rank not in answers], [], [], max(0, deadline - time.monotonic()))

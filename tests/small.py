@@ -1,6 +1,7 @@
 """Small parts that many tests build: a plan, a mesh on forked ranks, a small GPT, a batch of tokens."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache
@@ -9,8 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from pool import ranks
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dtrain.backend.gloo import Gloo
 from dtrain.build import build
@@ -78,11 +81,34 @@ def plan(*words: str, on: Cluster = CPUS) -> Plan:
     return resolve(config(*words), on)
 
 
+class Collectives(TorchDispatchMode):
+    """Names of the collectives called inside the context, in order."""
+
+    def __enter__(self) -> "Collectives":
+        self.names: list[str] = []
+        return super().__enter__()  # type: ignore[no-any-return]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            self.names.append(func.__name__.split(".")[0])
+        return func(*args, **kwargs or {})
+
+
 @contextmanager
 def mesh_of(**degrees: int) -> Iterator[Mesh]:
     """The mesh of this rank, for as long as the context lasts."""
     with Gloo(timeout=60).open():
         yield Mesh(MeshShape(**degrees), device="cpu")
+
+
+def on_mesh(work: Callable[[Mesh], Any], **degrees: int) -> list[Any]:
+    """`work(mesh)` on every rank of a mesh of these degrees. What it builds is gone before the group is."""
+
+    def rank() -> Any:
+        with mesh_of(**degrees) as mesh:
+            return work(mesh)
+
+    return ranks(math.prod(degrees.values()), rank)
 
 
 def small_gpt(**changed: object) -> GPT:
@@ -100,35 +126,39 @@ def tokens(batch: int, length: int, *, vocab: int = 13, seed: int = 0) -> Tensor
     return torch.randint(vocab, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
-def few_steps(
-    parts: dict[str, Any], degrees: dict[str, int], *, size: int = 8, microbatch: int = 4, steps: int = 4, clip_at: float | None = 1.0, seed: int = 5
-) -> dict[str, Any]:
+def few_steps(parts: dict[str, Any], degrees: dict[str, int], **changed: Any) -> dict[str, Any]:
     """A few steps of train.py on this rank, without logs, hooks and checkpoints: losses, norms, and the whole weights at the end.
 
     `parts` maps groups (strategy, optim, model, data, objective, precision) to Parts.
     """
     with mesh_of(**degrees) as mesh:
-        precision, strategy, objective = (build(parts[name]) for name in ("precision", "strategy", "objective"))
-        source = as_source(build(parts["data"]))
-        model = construct(parts["model"], facts=source.facts, seed=seed)
-        wrapped = parallelize(model, mesh, strategy, precision=precision, seed=seed)
-        optimizer = build(parts["optim"], model=model)
-        shape = BatchShape(size, microbatch, mesh.data_ranks, size // mesh.data_ranks // microbatch)
-        stream = Stream(source, batch=shape, mesh=mesh, seed=seed, count=objective.count)
-        step = make_step(wrapped, objective, strategy, mesh, precision=precision, seed=seed)
-        parameters, losses, norms = gradients_of(model), [], []
-        for number in range(steps):
-            loss = step(stream, number)
-            scale = precision.scale.value if precision.scale else 1.0
-            norm = clip(parameters, clip_at, scale=scale)
-            if precision.scale is None or precision.scale.accept(norm):
-                optimizer.step()
-            zero(parameters)
-            losses.append(mesh.sum(loss.sums["loss"].clone()).item() / loss.count)
-            norms.append(norm.item())
-        stream.close()
-        whole = {name: (p.full_tensor() if isinstance(p, DTensor) else p).detach().tolist() for name, p in model.named_parameters()}
-        return {"losses": losses, "norms": norms, "weights": whole, "scale": precision.scale and precision.scale.value}
+        return steps_on(mesh, parts, **changed)
+
+
+def steps_on(
+    mesh: Mesh, parts: dict[str, Any], *, size: int = 8, microbatch: int = 4, steps: int = 4, clip_at: float | None = 1.0, seed: int = 5
+) -> dict[str, Any]:
+    precision, strategy, objective = (build(parts[name]) for name in ("precision", "strategy", "objective"))
+    source = as_source(build(parts["data"]))
+    model = construct(parts["model"], facts=source.facts, seed=seed)
+    wrapped = parallelize(model, mesh, strategy, precision=precision, seed=seed)
+    optimizer = build(parts["optim"], model=model)
+    shape = BatchShape(size, microbatch, mesh.data_ranks, size // mesh.data_ranks // microbatch)
+    stream = Stream(source, batch=shape, mesh=mesh, seed=seed, count=objective.count)
+    step = make_step(wrapped, objective, strategy, mesh, precision=precision, seed=seed)
+    parameters, losses, norms = gradients_of(model), [], []
+    for number in range(steps):
+        loss = step(stream, number)
+        scale = precision.scale.value if precision.scale else 1.0
+        norm = clip(parameters, clip_at, scale=scale)
+        if precision.scale is None or precision.scale.accept(norm):
+            optimizer.step()
+        zero(parameters)
+        losses.append(mesh.sum(loss.sums["loss"].clone()).item() / loss.count)
+        norms.append(norm.item())
+    stream.close()
+    whole = {name: (p.full_tensor() if isinstance(p, DTensor) else p).detach().tolist() for name, p in model.named_parameters()}
+    return {"losses": losses, "norms": norms, "weights": whole, "scale": precision.scale and precision.scale.value}
 
 
 def first_batch(parts: dict[str, Any], *, size: int = 8, seed: int = 5) -> tuple[torch.nn.Module, dict[str, Tensor]]:

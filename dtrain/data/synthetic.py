@@ -62,7 +62,8 @@ class Synthetic:
         """[len(index), columns] in [0, 1)."""
         counters = index.astype(np.uint64)[:, None] * np.uint64(columns) + np.arange(columns, dtype=np.uint64)
         mixed = _mix32(_mix32(counters + np.uint64(self.seed)) ^ np.uint64(0x9E3779B9))
-        return mixed.astype(np.float64) / 2**32
+        uniform: np.ndarray[Any, np.dtype[np.float64]] = mixed.astype(np.float64) / 2**32
+        return uniform
 
     def _map(self, size: int) -> np.ndarray[Any, np.dtype[np.float32]]:
         weights: np.ndarray[Any, np.dtype[np.float32]] = (

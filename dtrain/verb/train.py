@@ -33,13 +33,16 @@ def sweep(words: Sequence[str]) -> int:
     """Every job is a complete run in its own folder; a failed one does not stop the others."""
     failed: list[int] = []
 
-    def job(config: Config) -> float | None:
+    def job(words: Sequence[str]) -> float | None:
         try:
-            return one(config).loss
+            result = one(compose(words))
         except DtrainError as error:
-            print(f"dtrain: out={config.out}: {error}", file=sys.stderr, flush=True)
+            print(f"dtrain: {' '.join(words)}: {error}", file=sys.stderr, flush=True)
             failed.append(error.exit_code)
             return None
+        if result.exit_code:  # asked to stop: that means the sweep, not one job
+            sys.exit(result.exit_code)
+        return result.loss
 
     multirun(words, job)
     return max(failed, default=0)

@@ -105,7 +105,7 @@ def test_tensors_are_read_as_a_whole_batch() -> None:
     assert sorted(batch["inputs"][:, 0].tolist()) == x[:, 0].tolist()
     assert torch.equal(batch["targets"], (batch["inputs"][:, 0] / 2).long() % 4)
     assert source.facts == {"inputs": [2], "outputs": 4, "vocab": 4}
-    assert source.background
+    assert source.loading == "block"
 
 
 def test_float_targets_say_how_many_outputs_there_are() -> None:
@@ -132,6 +132,6 @@ def test_loading_processes_read_the_same_samples() -> None:
     source = Dataset(dataset, workers=2, holdout=0)
     try:
         assert torch.equal(take(source, [3, 1, 4, 15, 9])["inputs"], take(Dataset(dataset, holdout=0), [3, 1, 4, 15, 9])["inputs"])
-        assert source.background
+        assert source.loading == "thread"
     finally:
         source._pool.shutdown()

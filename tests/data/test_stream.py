@@ -1,13 +1,11 @@
 """The walk: one step is the same samples on every mesh, and one integer says where it is."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from pool import ranks
-from small import mesh_of
+from small import on_mesh
 from torch.utils.data import TensorDataset
 
 from dtrain.data.dataset import Dataset
@@ -15,30 +13,29 @@ from dtrain.data.order import samples
 from dtrain.data.stream import Stream
 from dtrain.data.synthetic import Synthetic
 from dtrain.errors import WordsError
+from dtrain.mesh import Mesh
 from dtrain.plan import BatchShape
 
 IGNORED = -100
 
 
-@dataclass
 class OneRank:
     """What a Stream asks of a mesh, for one process of a world that is not there."""
 
-    data_ranks: int = 1
-    data_rank: int = 0
-    device: torch.device = torch.device("cpu")
+    def __init__(self, data_ranks: int = 1, data_rank: int = 0) -> None:
+        self.data_ranks, self.data_rank, self.device = data_ranks, data_rank, torch.device("cpu")
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         return values
 
 
 class Numbers:
-    """Sample i is the number i; `background` chooses between the thread and the rank itself."""
+    """Sample i is the number i; `loading` chooses between a thread and the rank itself."""
 
     dense, fingerprint = True, "numbers"
 
-    def __init__(self, length: int, *, background: bool = True) -> None:
-        self.length, self.background = length, background
+    def __init__(self, length: int, *, loading: str = "thread") -> None:
+        self.length, self.loading = length, loading
 
     def __len__(self) -> int:
         return self.length
@@ -62,11 +59,11 @@ def walk(made: Stream, steps: int) -> list[list[int]]:
 SHAPES = [BatchShape(12, 12, 1, 1), BatchShape(12, 4, 1, 3), BatchShape(12, 6, 2, 1), BatchShape(12, 3, 2, 2), BatchShape(12, 1, 4, 3)]
 
 
-@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize("loading", ["thread", "block", "step"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_step_is_the_same_samples_however_it_is_shared_out(shape: BatchShape, background: bool) -> None:
+def test_a_step_is_the_same_samples_however_it_is_shared_out(shape: BatchShape, loading: str) -> None:
     expected, _ = samples(np.arange(12 * 9), n=50, seed=5)
-    shares = [walk(stream(Numbers(50, background=background), shape, rank=rank), 9) for rank in range(shape.data)]
+    shares = [walk(stream(Numbers(50, loading=loading), shape, rank=rank), 9) for rank in range(shape.data)]
     for step in range(9):  # 108 positions of 50 samples: the walk passes two epochs, in the middle of a step
         together = [sample for share in shares for sample in share[step]]
         assert together == expected[step * 12 : (step + 1) * 12].tolist()
@@ -87,18 +84,18 @@ def test_the_epoch_goes_with_the_sample() -> None:
     assert epochs == [position // 10 for position in range(32)]
 
 
-@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize("loading", ["thread", "block", "step"])
 @pytest.mark.parametrize("steps", [1, 7, 64, 65, 130])
-def test_the_walk_goes_on_where_it_was_left_on_any_world(steps: int, background: bool) -> None:
+def test_the_walk_goes_on_where_it_was_left_on_any_world(steps: int, loading: str) -> None:
     """A checkpoint of one rank, taken at any step, also in the middle of a block that was read ahead."""
-    before = stream(Numbers(50, background=background), BatchShape(12, 12, 1, 1))
+    before = stream(Numbers(50, loading=loading), BatchShape(12, 12, 1, 1))
     expected = walk(stream(Numbers(50), BatchShape(12, 12, 1, 1)), steps + 3)[steps:]
     walk(before, steps)
     state = before.state_dict()
     assert state["seen"] == 12 * steps
     shares = []
     for rank in range(2):
-        after = stream(Numbers(50, background=background), BatchShape(12, 3, 2, 2), rank=rank)
+        after = stream(Numbers(50, loading=loading), BatchShape(12, 3, 2, 2), rank=rank)
         next(after)
         after.load_state_dict(state)
         shares.append(walk(after, 3))
@@ -115,7 +112,7 @@ def test_the_walk_goes_on_where_it_was_left_on_any_world(steps: int, background:
 )
 def test_other_data_is_refused_with_what_to_type(other: Any, key: str) -> None:
     made = other()
-    state = stream(Numbers(50, background=False), SHAPES[0]).state_dict()
+    state = stream(Numbers(50, loading="step"), SHAPES[0]).state_dict()
     with pytest.raises(WordsError, match=rf"other data \({key} .*Type out=<another place>"):
         made.load_state_dict(state)
     made.close()
@@ -141,13 +138,11 @@ def counted(batch: Any) -> int:
     return int((batch["targets"] != IGNORED).sum())
 
 
-def counts_on(world: int, microbatch: int) -> list[int]:
-    with mesh_of(dp_replicate=world) as mesh:
-        shape = BatchShape(16, microbatch, world, 16 // world // microbatch)
-        made = Stream(uneven(), batch=shape, mesh=mesh, seed=1, count=counted)
-        found = [next(made).count for _ in range(6)]
-        made.close()
-        return found
+def counts(mesh: Mesh) -> list[int]:
+    made = Stream(uneven(), batch=BatchShape(16, 4, 2, 2), mesh=mesh, seed=1, count=counted)
+    found = [next(made).count for _ in range(6)]
+    made.close()
+    return found
 
 
 def test_targets_that_count_are_counted_over_the_whole_world() -> None:
@@ -155,7 +150,7 @@ def test_targets_that_count_are_counted_over_the_whole_world() -> None:
     expected = [next(whole).count for _ in range(6)]
     whole.close()
     assert len(set(expected)) > 1, "the counts must differ for the test to mean something"
-    assert ranks(2, counts_on, 2, 4) == [expected, expected]
+    assert on_mesh(counts, dp_replicate=2) == [expected, expected]
 
 
 def test_a_source_that_counts_all_targets_is_counted_without_asking_the_others() -> None:

@@ -14,7 +14,15 @@ from dtrain.errors import PreflightError, StoreError, WordsError
 @pytest.fixture
 def tokens(tmp_path: Path) -> Any:
     def make(path: Path | str, **changed: Any) -> Tokens:
-        given = {"path": str(path), "holdout_path": None, "holdout": 0.0, "vocab": 1000, "sequence": 4, "dtype": "uint16", "cache": str(tmp_path / "cache")}
+        given = {
+            "path": str(path),
+            "holdout_path": None,
+            "holdout": 0.0,
+            "vocab": 1000,
+            "sequence": 4,
+            "dtype": "uint16",
+            "cache": str(tmp_path / "cache"),
+        }
         return Tokens(**given | changed)
 
     return make

@@ -33,7 +33,7 @@ def test_no_window_of_any_pass_leaves_its_array(lengths: tuple[int, ...]) -> Non
         for index in range(len(source)):
             inputs, targets = take(source, index, epoch)
             assert targets == [token + 1 for token in inputs], "a window is one stretch of one array"
-            assert len(set(token // 100 for token in inputs + targets)) == 1
+            assert len({token // 100 for token in inputs + targets}) == 1
 
 
 def test_passes_cut_at_other_offsets() -> None:

@@ -1,5 +1,7 @@
 """Fully connected layers."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -25,7 +27,7 @@ def test_inputs_of_several_dims_are_flattened() -> None:
 @pytest.mark.parametrize("layers", [0, 1, 3])
 def test_the_number_of_weights_follows_the_formula(layers: int) -> None:
     sizes = [6, *[5] * layers, 3]
-    expected = sum((a + 1) * b for a, b in zip(sizes, sizes[1:], strict=False))
+    expected = sum((a + 1) * b for a, b in pairwise(sizes))
     assert sum(p.numel() for p in MLP(inputs=6, outputs=3, width=5, layers=layers).parameters()) == expected
 
 

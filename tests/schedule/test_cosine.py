@@ -1,5 +1,7 @@
 """Warm-up, then half a cosine down to the floor."""
 
+from itertools import pairwise
+
 import pytest
 
 from dtrain.schedule.cosine import Cosine
@@ -14,7 +16,7 @@ def test_the_curve_at_its_marks(step: int, factor: float) -> None:
 def test_it_falls_all_the_way_and_never_below_the_floor() -> None:
     schedule = Cosine(steps=50, warmup=5, floor=0.2)
     factors = [schedule.factor(step) for step in range(5, 50)]
-    assert all(a > b for a, b in zip(factors[1:], factors[2:], strict=False))
+    assert all(a > b for a, b in pairwise(factors[1:]))
     assert 0.2 < factors[-1] < 0.21
     assert schedule.factor(80) == pytest.approx(0.2), "steps beyond the end, when a run is made longer"
 

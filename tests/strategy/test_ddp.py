@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 from pool import ranks
-from small import PARTS, STRATEGIES, UNEVEN, agree, few_steps, mesh_of, tokens
-from torch.distributed.tensor.debug import CommDebugMode
+from small import PARTS, STRATEGIES, UNEVEN, Collectives, agree, few_steps, on_mesh, tokens
 
 from dtrain.build import build
+from dtrain.mesh import Mesh
 from dtrain.model import construct
 from dtrain.model.mlp import MLP
 from dtrain.parallel.order import parallelize
@@ -30,51 +30,56 @@ def test_ranks_keep_equal_weights() -> None:
     assert one["weights"] == two["weights"]
 
 
-def wrapped(mesh: Any, strategy: Any) -> torch.nn.Module:
+def wrapped(mesh: Mesh, strategy: Any) -> torch.nn.Module:
     model = construct(PARTS["model"], facts={"vocab": 13}, seed=0)
     return parallelize(model, mesh, strategy, precision=build(PARTS["precision"]), seed=0)
 
 
-def gradients_per_microbatch() -> list[bool]:
+def gradients_per_microbatch(mesh: Mesh) -> list[bool]:
     """After each of three microbatches: whether this rank's gradients are those of the other."""
-    with mesh_of(dp_replicate=2) as mesh:
-        strategy, same = DDP(bucket_mb=25), []
-        model = wrapped(mesh, strategy)
-        for number in range(3):
-            with strategy.sync(model, number == 2):
-                model(tokens(2, 8, seed=10 * mesh.rank + number)).square().sum().backward()
-            sums = mesh.gather(sum(p.grad.double().sum().item() for p in model.parameters()))
-            same.append(sums[0] == sums[1])
-        return same
+    strategy, same = DDP(bucket_mb=25), []
+    model = wrapped(mesh, strategy)
+    for number in range(3):
+        with strategy.sync(model, number == 2):
+            model(tokens(2, 8, seed=10 * mesh.rank + number)).square().sum().backward()
+        sums = mesh.gather(sum(p.grad.double().sum().item() for p in model.parameters()))
+        same.append(sums[0] == sums[1])
+    return same
 
 
 def test_gradients_cross_ranks_in_the_last_microbatch_alone() -> None:
-    assert ranks(2, gradients_per_microbatch) == [[False, False, True]] * 2
+    assert on_mesh(gradients_per_microbatch, dp_replicate=2) == [[False, False, True]] * 2
 
 
-def nothing_to_train() -> float:
-    with mesh_of(dp_replicate=2) as mesh:
-        model = MLP(inputs=2, outputs=2, width=2, layers=1).requires_grad_(False)
-        strategy = DDP(bucket_mb=25)
-        with strategy.sync(strategy.wrap(model, mesh), False):
-            return strategy.wrap(model, mesh)(torch.ones(1, 2)).sum().item()
+def nothing_to_train(mesh: Mesh) -> float:
+    model = MLP(inputs=2, outputs=2, width=2, layers=1).requires_grad_(False)
+    strategy = DDP(bucket_mb=25)
+    with strategy.sync(strategy.wrap(model, mesh), False):
+        return strategy.wrap(model, mesh)(torch.ones(1, 2)).sum().item()
 
 
 def test_a_model_without_trained_weights_is_no_error() -> None:
-    assert len(ranks(2, nothing_to_train)) == 2
+    assert len(on_mesh(nothing_to_train, dp_replicate=2)) == 2
 
 
-def collectives() -> int:
-    with mesh_of(dp_replicate=2) as mesh:
-        strategy = DDP(bucket_mb=25)
-        model = wrapped(mesh, strategy)
-        model(tokens(2, 8)).square().sum().backward()
+def collectives(mesh: Mesh) -> list[list[str]]:
+    strategy = DDP(bucket_mb=25)
+    model = wrapped(mesh, strategy)
+    called = []
+    for _ in range(3):  # buckets are rebuilt, and agreed about, in the second step
         model.zero_grad()
-        with CommDebugMode() as seen:
-            model(tokens(2, 8)).square().sum().backward()
-        return seen.get_total_counts()
+        with Collectives() as seen:
+            outputs = model(tokens(2, 8))
+        called.append(seen.names)
+        with Collectives() as seen:
+            outputs.square().sum().backward()
+        called.append(seen.names)
+    return called
 
 
-def test_the_forward_asks_the_others_nothing() -> None:
+def test_the_forward_asks_the_others_nothing_and_the_backward_once() -> None:
     """Broadcasting buffers before every forward, as torch does by default, would wait for them."""
-    assert ranks(2, collectives) == [0, 0]
+    for called in on_mesh(collectives, dp_replicate=2):
+        forward, backward = called[4:]
+        assert forward == []
+        assert backward == ["allreduce_"], "one bucket holds all gradients of a small model"

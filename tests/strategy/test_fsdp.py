@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 import torch
 from pool import ranks
-from small import PARTS, STRATEGIES, UNEVEN, agree, few_steps, mesh_of, tokens
+from small import PARTS, STRATEGIES, UNEVEN, Collectives, agree, few_steps, on_mesh, tokens
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.debug import CommDebugMode
 
 from dtrain.build import build
 from dtrain.errors import WordsError
@@ -56,46 +55,47 @@ def sharded(mesh: Mesh, reshard: str = "forward") -> tuple[torch.nn.Module, FSDP
     return parallelize(model, mesh, strategy, precision=build(PARTS["precision"]), seed=0), strategy
 
 
-def held_elements() -> tuple[int, int, bool]:
-    with mesh_of(dp_shard=2) as mesh:
-        model, _ = sharded(mesh)
-        optimizer = build({"_target_": "dtrain.optim.adamw.build", "lr": 0.01, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}, model=model)
-        model(tokens(2, 8)).square().sum().backward()
-        optimizer.step()
-        here = sum(p.to_local().numel() for p in model.parameters() if isinstance(p, DTensor))
-        moments = sum(v.to_local().numel() for state in optimizer.state.values() for v in state.values() if isinstance(v, DTensor))
-        return here, moments, model.head.weight is model.embed.weight
+def held_elements(mesh: Mesh) -> tuple[int, int, bool]:
+    model, _ = sharded(mesh)
+    optimizer = build({"_target_": "dtrain.optim.adamw.build", "lr": 0.01, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}, model=model)
+    model(tokens(2, 8)).square().sum().backward()
+    optimizer.step()
+    here = sum(p.to_local().numel() for p in model.parameters() if isinstance(p, DTensor))
+    moments = sum(v.to_local().numel() for state in optimizer.state.values() for v in state.values() if isinstance(v, DTensor))
+    return here, moments, model.head.weight is model.embed.weight
 
 
 def test_a_rank_holds_its_part_of_weights_and_optimizer_state() -> None:
     whole = sum(p.numel() for p in construct(PARTS["model"] | {"vocab": 16}, facts={}, seed=0).parameters())
-    for weights, moments, tied in ranks(2, held_elements):
+    for weights, moments, tied in on_mesh(held_elements, dp_shard=2):
         assert weights == whole / 2
         assert moments == whole
         assert tied, "a tied weight stays one"
 
 
-def collectives_per_microbatch() -> list[dict[str, int]]:
-    with mesh_of(dp_shard=2) as mesh:
-        model, strategy = sharded(mesh)
-        counts = []
-        for number in range(3):
-            with CommDebugMode() as seen, strategy.sync(model, number == 2):
-                model(tokens(2, 8, seed=mesh.rank)).square().sum().backward()
-            counts.append({str(name).rsplit(".", 1)[-1]: count for name, count in seen.get_comm_counts().items()})
-        return counts
+def collectives_per_microbatch(mesh: Mesh) -> list[list[str]]:
+    model, strategy = sharded(mesh)
+    called = []
+    for number in range(3):
+        with Collectives() as seen, strategy.sync(model, number == 2):
+            model(tokens(2, 8, seed=mesh.rank)).square().sum().backward()
+        called.append(seen.names)
+    return called
 
 
 def test_gradients_cross_ranks_in_the_last_microbatch_alone() -> None:
-    for counts in ranks(2, collectives_per_microbatch):
-        reduced = [sum(count for name, count in each.items() if "reduce_scatter" in name) for each in counts]
-        assert reduced[:2] == [0, 0]
-        assert reduced[2] == 3, "one for each block and one for the root"
+    for called in on_mesh(collectives_per_microbatch, dp_shard=2):
+        reduced = [sum("reduce" in name for name in names) for names in called]
+        assert reduced == [0, 0, 3], "one for each block and one for the root"
+        gathered = [sum("gather" in name for name in names) for names in called]
+        assert gathered[1] < gathered[0], "what was gathered is kept until the last microbatch"
 
 
 def test_the_blocks_are_the_elements_of_the_outermost_lists() -> None:
     inner = torch.nn.ModuleList([torch.nn.Linear(1, 1), torch.nn.Identity()])
-    model = torch.nn.ModuleDict({"deep": torch.nn.ModuleDict({"list": inner}), "flat": torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(2, 2)))})
+    model = torch.nn.ModuleDict(
+        {"deep": torch.nn.ModuleDict({"list": inner}), "flat": torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(2, 2)))}
+    )
     assert [type(block).__name__ for block in blocks(model)] == ["Linear", "Sequential"]
 
 

@@ -1,10 +1,11 @@
 """hsdp: shards inside a node, replicas across, the numbers of one process."""
 
 from pool import ranks
-from small import PARTS, STRATEGIES, agree, few_steps, mesh_of
+from small import PARTS, STRATEGIES, agree, few_steps, on_mesh
 from torch.distributed.tensor import Replicate, Shard
 
 from dtrain.build import build
+from dtrain.mesh import Mesh
 from dtrain.model import construct
 from dtrain.parallel.order import parallelize
 from dtrain.strategy.hsdp import HSDP
@@ -20,17 +21,16 @@ def test_four_ranks_are_one_process() -> None:
         assert all(run["weights"] == runs[0]["weights"] for run in runs)
 
 
-def placed() -> tuple[bool, list[float]]:
-    with mesh_of(**HYBRID) as mesh:
-        model = construct(PARTS["model"], facts={"vocab": 16}, seed=0)
-        parallelize(model, mesh, HSDP(reshard="forward"), precision=build(PARTS["precision"]), seed=0)
-        embed = model.embed.weight
-        right = all(tuple(type(place) for place in p.placements) == (Replicate, Shard) for p in model.parameters())
-        return right, embed.to_local().flatten().tolist()
+def placed(mesh: Mesh) -> tuple[bool, list[float]]:
+    model = construct(PARTS["model"], facts={"vocab": 16}, seed=0)
+    parallelize(model, mesh, HSDP(reshard="forward"), precision=build(PARTS["precision"]), seed=0)
+    embed = model.embed.weight
+    right = all(tuple(type(place) for place in p.placements) == (Replicate, Shard) for p in model.parameters())
+    return right, embed.to_local().flatten().tolist()
 
 
 def test_neighbours_hold_shards_and_nodes_hold_copies() -> None:
-    answers = ranks(4, placed)
+    answers = on_mesh(placed, **HYBRID)
     assert all(right for right, _ in answers)
     shards = [held for _, held in answers]
     assert shards[0] == shards[2] != shards[1] == shards[3], "ranks 0 and 1 are one node"

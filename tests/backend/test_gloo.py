@@ -1,0 +1,80 @@
+"""The process group of one rank: opened from the environment, closed again, without hanging."""
+
+import os
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from pool import ranks
+from small import mesh_of
+
+from dtrain.backend.gloo import Gloo
+from dtrain.strategy.ddp import DDP
+
+
+def alone() -> tuple[int, int, bool]:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
+        os.environ.pop(name, None)
+    with Gloo(timeout=30).open():
+        found = dist.get_rank(), dist.get_world_size()
+    return *found, dist.is_initialized()
+
+
+def test_without_an_environment_it_is_one_rank() -> None:
+    assert ranks(1, alone) == [(0, 1, False)]
+
+
+def together() -> float:
+    with Gloo(timeout=30).open():
+        value = torch.tensor(float(dist.get_rank() + 1))
+        dist.all_reduce(value)
+        return value.item()
+
+
+def test_ranks_meet_at_the_store_of_the_environment() -> None:
+    assert ranks(3, together) == [6.0, 6.0, 6.0]
+
+
+def restarted() -> list[float]:
+    """The same store, as torchelastic keeps it, over three attempts."""
+    values = []
+    for attempt in range(3):
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt)
+        values.append(together())
+    return values
+
+
+def test_a_restart_does_not_meet_the_keys_of_the_dead_attempt() -> None:
+    assert ranks(2, restarted) == [[3.0] * 3] * 2
+
+
+def late() -> str:
+    with Gloo(timeout=0.5).open():
+        if dist.get_rank() == 1:
+            time.sleep(1.5)
+            return ""
+        with pytest.raises(RuntimeError) as caught:
+            dist.all_reduce(torch.ones(1))
+        return str(caught.value)
+
+
+def test_a_collective_that_never_completes_is_an_error() -> None:
+    assert "Timed out" in ranks(2, late)[0]
+
+
+def outlived() -> int:
+    """As a run ends: the wrapper that holds the group is freed after the group was closed."""
+    with mesh_of(dp_replicate=2) as mesh:
+        model = DDP(bucket_mb=25).wrap(torch.nn.Linear(64, 64), mesh)
+        for _ in range(3):
+            model(torch.ones(2, 64)).sum().backward()
+        mesh.sum(torch.ones(1000))
+    del model
+    return 1
+
+
+def test_a_wrapper_may_outlive_the_group() -> None:
+    """The destructor of a group waits for threads that may wait for the interpreter lock: whoever frees it must not hold that lock."""
+    for _ in range(5):
+        assert ranks(2, outlived, seconds=20) == [1, 1]

@@ -1,0 +1,66 @@
+"""The README tells the truth: its tour runs, its words exist, its error message is the one that is printed."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dtrain.config import GROUPS, Schema
+from dtrain.recipe import folder
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+TOUR = re.search(r"## A tour.*?```sh\n(.*?)```", README, re.DOTALL)[1].splitlines()  # type: ignore[index]
+SMALL = ["steps=4", "model.layers=1", "model.width=32", "data.sequence=16", "hook=[]", "evaluate.samples=8"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for the whole tour: later commands build on earlier ones."""
+    return tmp_path_factory.mktemp("tour")
+
+
+@pytest.mark.parametrize("line", TOUR, ids=lambda line: line.split("#")[0].strip().removeprefix("python -m dtrain "))
+def test_the_tour_runs(line: str, place: Path, corpus: Path) -> None:
+    words = shlex.split(line, comments=True)[3:]
+    text = "model=mlp" not in words
+    small = [*SMALL, f"data.path={corpus}"] if text else ["steps=4"]
+    if words[0] in ("evaluate", "generate"):
+        small = ["generate.tokens=5"]
+    elif any(word.startswith("recipe=") for word in words):
+        small = ["steps=4"]
+    elif words[0] != "plan" and text:
+        shared = place / "corpus"
+        if not shared.exists():
+            corpus.rename(shared)
+        small = [*SMALL, f"data.path={shared}"]
+    env = {**os.environ, "XDG_CACHE_HOME": str(place / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-m", "dtrain", *words, *small], capture_output=True, text=True, timeout=90, cwd=place, env=env, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_example_of_a_mistake_is_real() -> None:
+    block = re.search(r"```text\n\$ python -m dtrain (.*?)\n(.*?)```", README, re.DOTALL)
+    assert block
+    done = subprocess.run([sys.executable, "-m", "dtrain", *block[1].split()], capture_output=True, text=True, timeout=30, check=False)
+    assert done.stderr == block[2]
+
+
+def test_every_word_is_in_the_table() -> None:
+    for group in GROUPS:
+        row = next(line for line in README.splitlines() if line.startswith(f"| `{group}`"))
+        for path in (folder("conf") / group).glob("*.yaml"):
+            assert f"`{path.stem}`" in row, (group, path.stem)
+    for name in Schema.__dataclass_fields__:
+        assert f"`{name}" in README, name
+
+
+def test_the_test_command_of_ci_is_the_readmes() -> None:
+    assert "python -m pytest" in README
+    assert "python -m pytest" in (ROOT / ".ci/run").read_text()

@@ -1,0 +1,103 @@
+"""Agents and forked ranks, started as a user starts them: who failed, what survives, what is left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from launching import mentioning, started, steps_of, wait_for_step
+
+
+def finished(process: "subprocess.Popen[str]", seconds: float = 60) -> tuple[int, str]:
+    output, _ = process.communicate(timeout=seconds)
+    return process.returncode, output
+
+
+def assert_nothing_left() -> None:
+    """Every process of a run carries the name of the server module in its command line."""
+    deadline = time.monotonic() + 5
+    while mentioning("dtrain.launcher.local") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not mentioning("dtrain.launcher.local")
+
+
+def test_two_nodes_of_two_ranks_finish(tmp_path: Path) -> None:
+    code, output = finished(started(tmp_path, "model=mlp", "strategy=fsdp", "nodes=2", "devices=2"))
+    assert code == 0, output
+    assert steps_of(tmp_path) == list(range(1, 13))
+    assert_nothing_left()
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_first_failing_rank_is_the_one_shown(nodes: int, tmp_path: Path) -> None:
+    code, output = finished(started(tmp_path, "model._target_=launching.Raises", "model.rank=1", "devices=2", f"nodes={nodes}", "batch=8"))
+    assert code == 1
+    assert output.count("Traceback (most recent call last)") == 1
+    assert "rank 1 failed" in output
+    assert output.count("ValueError: planned") == 1
+    assert_nothing_left()
+
+
+def test_a_killed_rank_is_named(tmp_path: Path) -> None:
+    code, output = finished(started(tmp_path, "model._target_=launching.Killed", "model.rank=1", "devices=2"))
+    assert code == 1
+    assert "rank 1 ended without a word" in output
+    assert "Traceback" not in output
+    assert_nothing_left()
+
+
+def test_a_restarted_group_goes_on_from_the_last_commit(tmp_path: Path) -> None:
+    words = ["model._target_=launching.Killed", "model.rank=1", "model.at=6", "devices=2"]
+    code, output = finished(started(tmp_path, *words, "launcher=local", "launcher.restarts=1", "checkpoint.every=4"))
+    assert code == 0, output
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in events if event["event"] == "started"] == [0, 4]
+    assert steps_of(tmp_path) == list(range(1, 13))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_one_signal_stops_with_a_checkpoint_and_the_words_go_on(number: int, code: int, tmp_path: Path) -> None:
+    words = ["model._target_=launching.Slow", "model.rank=0", "devices=2", "steps=60"]
+    process = started(tmp_path, *words)
+    wait_for_step(tmp_path, 3)
+    process.send_signal(number)
+    returned, output = finished(process)
+    assert returned == code, output
+    done = steps_of(tmp_path)[-1]
+    assert 3 <= done < 60
+    assert_nothing_left()
+    assert finished(started(tmp_path, *words, "steps=20", "devices=1"))[0] == 0
+    assert steps_of(tmp_path) == list(range(1, max(done, 20) + 1))
+
+
+def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
+    process = started(tmp_path, "model._target_=launching.Slow", "model.rank=0", "devices=2", "steps=400", "launcher=local")
+    wait_for_step(tmp_path, 2)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    code, output = finished(process, seconds=10)
+    assert code == 130
+    assert "Traceback" not in output
+    assert_nothing_left()
+
+
+def test_killing_the_command_takes_everything_with_it(tmp_path: Path) -> None:
+    process = started(tmp_path, "model._target_=launching.Slow", "model.rank=0", "devices=2", "nodes=2", "batch=8", "steps=400")
+    wait_for_step(tmp_path, 2)
+    process.kill()
+    finished(process)
+    assert_nothing_left()
+
+
+def test_scratch_folders_do_not_stay(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    os.environ["TMPDIR"] = str(scratch)
+    try:
+        assert finished(started(tmp_path / "out", "model=mlp", "devices=2", "steps=2"))[0] == 0
+    finally:
+        del os.environ["TMPDIR"]
+    assert not list(scratch.iterdir())

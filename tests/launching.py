@@ -1,0 +1,87 @@
+"""Models that fail on purpose, plans of them, and the command as a user runs it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from dtrain.cluster import Cluster
+from dtrain.compose import compose
+from dtrain.plan import Plan
+from dtrain.resolve import resolve
+
+WORDS = ["data=synthetic", "data.samples=512", "objective=regression", "steps=12", "log.every=1", "trust=[launching]", "logger=[]"]
+
+
+class Raises(nn.Module):
+    """Raises ValueError on one rank in its `at`-th forward."""
+
+    def __init__(self, rank: int, at: int = 4) -> None:
+        super().__init__()
+        self.layer, self.rank, self.at, self.calls = nn.Linear(64, 10), rank, at, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == self.at and int(os.environ.get("RANK", 0)) == self.rank:
+            self.fail()
+        return self.layer(x)
+
+    def fail(self) -> None:
+        raise ValueError("planned")
+
+
+class Killed(Raises):
+    """Ends by SIGKILL instead, in the first attempt only."""
+
+    def fail(self) -> None:
+        if os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Slow(Raises):
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(0.05)
+        return self.layer(x)
+
+
+def plan_of(out: Path, *words: str) -> Plan:
+    return resolve(compose(["model=mlp", *WORDS, f"out={out}", *words]), Cluster(gpus=0, cpus=1))
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "dtrain", *words]
+
+
+def started(out: Path, *words: str) -> subprocess.Popen[str]:
+    """The command, in the background, with the tests' modules at hand."""
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    return subprocess.Popen(command(*WORDS, f"out={out}", *words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+
+
+def wait_for_step(out: Path, step: int, seconds: float = 60) -> None:
+    journal, deadline = out / "metrics.jsonl", time.monotonic() + seconds
+    while not (journal.exists() and journal.read_text().count("\n") >= step):
+        assert time.monotonic() < deadline, f"no step {step} within {seconds} s"
+        time.sleep(0.02)
+
+
+def steps_of(out: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def mentioning(text: str) -> list[str]:
+    """Command lines of living processes that hold `text`: what a run left behind."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if text in line:
+            found.append(line)
+    return found

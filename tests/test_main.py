@@ -1,0 +1,90 @@
+"""The command as a user meets it: exit codes, one message, nothing left behind."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def dtrain(*words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-m", "dtrain", *words], capture_output=True, text=True, timeout=60, cwd=cwd, check=False)
+
+
+WRONG = {
+    "a misspelt choice": (["strategy=fdsp"], 2, "Did you mean fsdp?"),
+    "a word for a number": (["nodes=two"], 2, "a whole number"),
+    "a plus before a misspelt group": (["+stratgy=ddp"], 2, "Did you mean strategy?"),
+    "an unknown argument": (["optim.lrr=1"], 2, "Did you mean optim.lr?"),
+    "a batch that does not split": (["batch=7", "devices=2"], 2, "batch=6 or batch=8"),
+    "a flag": (["--strategy=fsdp"], 2, "strategy=fsdp"),
+    "an untrusted target": (["model._target_=os.system"], 2, "trust=[os]"),
+    "a target that Hydra lets through": (["model._target_=torch.hub.load"], 2, "not trusted"),
+    "data that is not there": (["data.path=/nowhere/at/all"], 3, "/nowhere/at/all"),
+    "a place that cannot be written": (["out=/proc/here"], 3, "/proc/here"),
+    "an axis that is not built": (["mesh.tp=2", "devices=2"], 2, "tp is not built yet"),
+    "nothing to resume": (["resume=must", "out=empty"], 3, "no checkpoint"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_words_get_one_message(case: str, tmp_path: Path) -> None:
+    words, code, hint = WRONG[case]
+    done = dtrain("steps=1", *words, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert hint in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.rglob("metrics.jsonl"))
+
+
+def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+    done = dtrain("strategy=fdsp", "nodes=two", "optim.lrr=1", cwd=tmp_path)
+    assert [hint in done.stderr for hint in ("fdsp", "nodes=two", "optim.lrr")] == [True] * 3
+
+
+def test_a_broken_recipe_names_its_line(tmp_path: Path) -> None:
+    (tmp_path / "broken.yaml").write_text("steps: 3\nmodel:\n  layers: [1,\n")
+    done = dtrain("recipe=broken.yaml", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "broken.yaml:4:1" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_plan_does_not_import_torch(tmp_path: Path) -> None:
+    code = "import sys; from dtrain.__main__ import main; code = main(['plan', 'strategy=fsdp', 'nodes=2', 'devices=2']); sys.exit(code or 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    for said in (
+        "2 node(s) x 2 device(s) = 4 rank(s)",
+        "dp_shard=4",
+        "8 samples = 2 per forward x 4 data-parallel rank(s) x 1 accumulated",
+        "outputs/",
+    ):
+        assert said in done.stdout
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_help_lists_verbs_words_and_recipes(tmp_path: Path) -> None:
+    done = dtrain("--help", cwd=tmp_path)
+    assert done.returncode == 0
+    for said in ("evaluate", "generate", "auto, ddp, fsdp, hsdp, single", "shakespeare"):
+        assert said in done.stdout
+
+
+def test_a_finished_run_says_so_and_another_one_is_refused(corpus: Path, tmp_path: Path) -> None:
+    words = ["steps=2", "model.layers=1", "model.width=32", "hook=[]", "data.sequence=16", f"data.path={corpus}", "out=run"]
+    assert dtrain(*words, cwd=tmp_path).returncode == 0
+    again = dtrain(*words, cwd=tmp_path)
+    assert again.returncode == 0
+    assert "already finished" in again.stdout
+    other = dtrain(*words, "optim.lr=1e-5", cwd=tmp_path)
+    assert other.returncode == 2
+    assert "another optim" in other.stderr
+
+
+def test_a_run_in_memory_leaves_no_folder(corpus: Path, tmp_path: Path) -> None:
+    words = ["steps=2", "model.layers=1", "model.width=32", "hook=[]", "data.sequence=16", f"data.path={corpus}", "out=memory://run"]
+    done = dtrain(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"corpus"}

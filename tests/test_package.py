@@ -1,0 +1,63 @@
+"""Wheel, editable install and plain checkout hold the same words and behave the same, from any working directory."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+COMMAND = [sys.executable, "-m", "dtrain", "plan", "strategy=fsdp", "nodes=2", "devices=2", "recipe=digits", "out=here"]
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout, unpacked."""
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)],
+        check=True,
+        timeout=180,
+        capture_output=True,
+    )
+    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
+        wheel.extractall(folder / "site")
+    return folder / "site"
+
+
+def names(folder: Path, pattern: str) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob(pattern) if "__pycache__" not in path.parts}
+
+
+def test_the_wheel_holds_every_word_recipe_and_module(unpacked: Path) -> None:
+    for folder in ("conf", "recipes"):
+        assert names(unpacked / "dtrain" / folder, "*.yaml") == names(ROOT / folder, "*.yaml")
+    assert names(unpacked / "dtrain", "*.py") == names(ROOT / "dtrain", "*.py")
+    assert {path.name for path in unpacked.iterdir() if not path.name.endswith(".dist-info")} == {"dtrain"}
+
+
+def test_wheel_editable_and_checkout_behave_the_same(unpacked: Path, tmp_path: Path) -> None:
+    def output(cwd: Path, **variables: str) -> str:
+        done = subprocess.run(COMMAND, capture_output=True, text=True, timeout=60, cwd=cwd, env={**os.environ, **variables}, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    installed = output(tmp_path)
+    assert output(ROOT) == installed
+    assert output(tmp_path, PYTHONPATH=str(unpacked)) == installed
+
+
+def test_the_wheel_is_the_one_that_ran(unpacked: Path, tmp_path: Path) -> None:
+    code = "import dtrain.recipe as r; print(r.folder('conf'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(unpacked)}, check=True
+    )
+    assert done.stdout.strip() == str(unpacked / "dtrain" / "conf")
+
+
+def test_the_console_script_is_the_module() -> None:
+    script = Path(sys.executable).with_name("dtrain")
+    done = subprocess.run([script, "--help"], capture_output=True, text=True, timeout=60, check=True)
+    assert "verbs" in done.stdout

@@ -1,0 +1,159 @@
+"""The loop as a whole: the same losses on every mesh, exact resume, every step accounted for."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pool import ranks
+
+from dtrain.checkpoint.sharded import find
+from dtrain.cluster import Cluster
+from dtrain.compose import compose
+from dtrain.plan import Plan
+from dtrain.resolve import resolve
+from dtrain.train import train
+
+TINY = ["steps=12", "batch=8", "model.layers=2", "model.width=32", "model.heads=2", "data.sequence=16", "hook=[]", "logger=[]", "evaluate.samples=10"]
+
+
+def plan(out: Path, corpus: Path, *words: str) -> Plan:
+    return resolve(compose([*TINY, f"data.path={corpus}", f"out={out}", *words]), Cluster(gpus=0, cpus=1))
+
+
+def run(plan: Plan) -> Any:
+    """The plan on as many forked ranks as it says; rank 0's result."""
+    return ranks(plan.world, train, plan)[0]
+
+
+def rows(out: Path) -> dict[int, dict[str, Any]]:
+    listed = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    by_step = {row["step"]: row for row in listed}
+    assert len(by_step) == len(listed), "a step has two rows"
+    return by_step
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    from dtrain.checkpoint import shards
+
+    url, commit = find(str(out))
+    found = {}
+    for name, facts in commit["tensors"].items():
+        if name.startswith("model."):
+            found[name] = torch.zeros(facts["shape"])
+            files = {file["name"]: Path(url) / file["name"] for file in commit["files"]}
+            shards.load(found[name], [piece for piece in commit["pieces"] if piece["name"] == name], files)
+    return found
+
+
+def assert_same(reference: Path, other: Path) -> None:
+    """Losses and gradient norms at every step within 1e-5, weights within 1e-4 (promise 1)."""
+    a, b = rows(reference), rows(other)
+    assert sorted(a) == sorted(b)
+    for step in a:
+        assert b[step]["loss"] == pytest.approx(a[step]["loss"], rel=1e-5), step
+        assert b[step]["norm"] == pytest.approx(a[step]["norm"], rel=1e-4), step
+        assert b[step]["seen"] == a[step]["seen"]
+    theirs = weights(other)
+    for name, tensor in weights(reference).items():
+        torch.testing.assert_close(theirs[name], tensor, rtol=0, atol=1e-4 * float(tensor.abs().max()))
+
+
+LAYOUTS = {
+    "accumulation": ["microbatch=2"],
+    "ddp 1": ["strategy=ddp"],
+    "ddp 2": ["strategy=ddp", "devices=2"],
+    "ddp 2 accumulation": ["strategy=ddp", "devices=2", "microbatch=1"],
+    "fsdp 1": ["strategy=fsdp"],
+    "fsdp 2": ["strategy=fsdp", "devices=2"],
+    "fsdp 2 accumulation": ["strategy=fsdp", "devices=2", "microbatch=2"],
+    "fsdp 2 without resharding": ["strategy=fsdp", "devices=2", "strategy.reshard=never"],
+    "hsdp 2 x 2": ["strategy=hsdp", "nodes=2", "devices=2"],
+}
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(out of one process's run, its corpus)."""
+    folder = tmp_path_factory.mktemp("reference")
+    corpus = folder / "corpus.txt"
+    corpus.write_text("".join(f"line {number} says {number * number}\n" for number in range(2000)))
+    run(plan(folder / "out", corpus))
+    return folder / "out", corpus
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_mesh_gives_the_losses_of_one_process(layout: str, reference: tuple[Path, Path], tmp_path: Path) -> None:
+    run(plan(tmp_path, reference[1], *LAYOUTS[layout]))
+    assert_same(reference[0], tmp_path)
+
+
+@pytest.mark.parametrize("optim", ["sgd", "muon", "adafactor"])
+def test_every_optimizer_gives_the_same_losses_on_shards(optim: str, reference: tuple[Path, Path], tmp_path: Path) -> None:
+    words = [f"optim={optim}", "schedule.warmup=2"]
+    run(plan(tmp_path / "one", reference[1], *words))
+    run(plan(tmp_path / "two", reference[1], *words, "strategy=fsdp", "devices=2"))
+    assert_same(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.parametrize(("first", "second"), [([], []), ([], ["strategy=fsdp", "devices=2"]), (["strategy=fsdp", "devices=2"], ["microbatch=2"])])
+def test_a_stopped_run_goes_on_as_if_it_had_not(first: list[str], second: list[str], reference: tuple[Path, Path], tmp_path: Path) -> None:
+    stopped = run(plan(tmp_path, reference[1], "stop_after=5", *first))
+    assert (stopped.status, stopped.step, stopped.exit_code) == ("stopped", 5, 0)
+    assert run(plan(tmp_path, reference[1], *second)).status == "finished"
+    assert_same(reference[0], tmp_path)
+
+
+def test_the_same_mesh_resumes_bit_for_bit(reference: tuple[Path, Path], tmp_path: Path) -> None:
+    run(plan(tmp_path, reference[1], "stop_after=7"))
+    run(plan(tmp_path, reference[1]))
+    for name, tensor in weights(reference[0]).items():
+        assert torch.equal(weights(tmp_path)[name], tensor), name
+
+
+def test_rows_written_after_the_last_checkpoint_are_replaced(reference: tuple[Path, Path], tmp_path: Path) -> None:
+    run(plan(tmp_path, reference[1], "stop_after=5"))
+    journal = tmp_path / "metrics.jsonl"
+    lost = {**rows(tmp_path)[5], "step": 6, "loss": 99.0}
+    journal.write_text(journal.read_text() + json.dumps(lost) + '\n{"step": 7, "lo')  # and a line torn by a kill
+    run(plan(tmp_path, reference[1]))
+    assert_same(reference[0], tmp_path)
+
+
+def test_dropout_draws_the_same_after_a_restart(tmp_path: Path) -> None:
+    def words(out: Path, *more: str) -> Plan:
+        target = ["model._target_=dropping.Net", "trust=[dropping]", "data=synthetic", "objective=regression", "data.samples=256", "logger=[]"]
+        return resolve(compose([*target, "steps=6", "batch=8", f"out={out}", *more]), Cluster(gpus=0, cpus=1))
+
+    run(words(tmp_path / "whole"))
+    run(words(tmp_path / "parts", "stop_after=3"))
+    run(words(tmp_path / "parts"))
+    assert {step: row["loss"] for step, row in rows(tmp_path / "whole").items()} == {
+        step: row["loss"] for step, row in rows(tmp_path / "parts").items()
+    }
+
+
+def test_init_takes_the_weights_and_starts_anew(reference: tuple[Path, Path], tmp_path: Path) -> None:
+    run(plan(tmp_path, reference[1], f"init={reference[0]}", "steps=1", "optim.lr=1e-9"))
+    first = rows(tmp_path)[1]
+    assert first["seen"] == 8
+    assert first["loss"] < rows(reference[0])[1]["loss"] - 0.3  # it has learnt before
+    for name, tensor in weights(reference[0]).items():
+        torch.testing.assert_close(weights(tmp_path)[name], tensor, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("bf16", 3e-2), ("fp16", 3e-2)])
+def test_lower_precision_stays_near_on_every_mesh(precision: str, tolerance: float, reference: tuple[Path, Path], tmp_path: Path) -> None:
+    for name, words in {"one": [], "ddp": ["strategy=ddp", "devices=2"], "fsdp": ["strategy=fsdp", "devices=2"]}.items():
+        run(plan(tmp_path / name, reference[1], f"precision={precision}", *words))
+        for step, row in rows(tmp_path / name).items():
+            assert row["loss"] == pytest.approx(rows(reference[0])[step]["loss"], rel=tolerance), (name, step)
+
+
+def test_other_data_is_refused_by_name(reference: tuple[Path, Path], tmp_path: Path) -> None:
+    run(plan(tmp_path, reference[1], "stop_after=3"))
+    other = tmp_path / "other.txt"
+    other.write_text(reference[1].read_text()[::-1])
+    with pytest.raises(AssertionError, match="other data"):
+        run(plan(tmp_path, other))

@@ -15,7 +15,7 @@ from typing import Any
 from dtrain.launcher.local import fork, fork_keeper
 
 
-class RankFailed(AssertionError):
+class RankFailed(AssertionError):  # noqa: N818 - a test that failed, not an error to catch
     """The first traceback of a rank."""
 
 

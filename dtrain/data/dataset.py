@@ -6,7 +6,7 @@ Augmentation is reproducible: before sample i of pass e is read, Python's, numpy
 import hashlib
 import multiprocessing
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cached_property
 from typing import Any
@@ -20,8 +20,10 @@ from dtrain.data import Batch, Indices, Loading
 from dtrain.data.order import _mix64, permute
 from dtrain.errors import WordsError
 
+Keys = tuple[int | str, int | str]
 _dataset: Any = None
-"""In a loading process: the dataset it reads from."""
+_keys: Keys = (0, 1)
+"""In a loading process: the dataset it reads from, and the keys of a sample."""
 
 
 class Dataset:
@@ -74,17 +76,12 @@ class Dataset:
         # the split is a fixed permutation, because datasets tend to be sorted by class
         index = permute(index + self._start, n=self._whole, key=1) if self._kept is None else index
         if self._batched:
-            collected = self._dataset[torch.from_numpy(index)]
+            inputs, targets = _pick(self._dataset[torch.from_numpy(index)], self._keys)
         elif self._workers:
             parts = self._pool.map(_read, np.array_split(index, self._workers), np.array_split(epoch, self._workers))
-            collected = _tree(lambda *arrays: torch.from_numpy(np.concatenate(arrays)), *(part for part in parts if part is not None))
+            inputs, targets = _tree(lambda *arrays: torch.from_numpy(np.concatenate(arrays)), *(part for part in parts if part is not None))
         else:
-            collected = default_collate([self._sample(int(i), int(e)) for i, e in zip(index, epoch, strict=True)])
-        try:
-            inputs, targets = (collected[key] for key in self._keys)
-        except (KeyError, IndexError, TypeError):
-            has = list(collected) if isinstance(collected, Mapping) else f"{len(collected)} parts"
-            raise WordsError(f"data.inputs={self._keys[0]} data.targets={self._keys[1]}: a sample has {has}. Name the two keys.") from None
+            inputs, targets = default_collate([self._sample(int(i), int(e)) for i, e in zip(index, epoch, strict=True)])
         return {"inputs": _single(inputs), "targets": _single(targets)}
 
     def holdout(self) -> "Dataset | None":
@@ -99,18 +96,18 @@ class Dataset:
 
     def _sample(self, index: int, epoch: int) -> Any:
         _seed(index, epoch)
-        return self._dataset[index]
+        return _pick(self._dataset[index], self._keys)
 
     @cached_property
     def _pool(self) -> ProcessPoolExecutor:
         # a fresh interpreter each: this process has threads, and a fork would copy their locks
-        return ProcessPoolExecutor(self._workers, multiprocessing.get_context("spawn"), initializer=_adopt, initargs=(self._dataset,))
+        return ProcessPoolExecutor(self._workers, multiprocessing.get_context("spawn"), initializer=_adopt, initargs=(self._dataset, self._keys))
 
 
-def _adopt(dataset: Any) -> None:
-    global _dataset
+def _adopt(dataset: Any, keys: Keys) -> None:
+    global _dataset, _keys
     torch.set_num_threads(1)
-    _dataset = dataset
+    _dataset, _keys = dataset, keys
 
 
 def _read(index: Indices, epoch: Indices) -> Any:
@@ -118,8 +115,23 @@ def _read(index: Indices, epoch: Indices) -> Any:
     samples = []
     for i, e in zip(index.tolist(), epoch.tolist(), strict=True):
         _seed(i, e)
-        samples.append(_dataset[i])
+        samples.append(_pick(_dataset[i], _keys))
     return _tree(Tensor.numpy, default_collate(samples)) if samples else None
+
+
+def _pick(sample: Any, keys: Keys) -> tuple[Any, Any]:
+    """(input, target) of a sample, or of a batch of them. Raises WordsError when a key is not there."""
+    try:
+        return sample[keys[0]], sample[keys[1]]
+    except (KeyError, IndexError, TypeError):
+        has = (
+            ", ".join(map(str, sample))
+            if isinstance(sample, Mapping)
+            else f"{len(sample)} parts"
+            if isinstance(sample, Sequence)
+            else type(sample).__name__
+        )
+        raise WordsError(f"data.inputs={keys[0]} data.targets={keys[1]}: a sample has {has}. Name the two keys.") from None
 
 
 def _tree(change: Callable[..., Any], first: Any, *others: Any) -> Any:

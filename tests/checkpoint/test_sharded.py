@@ -1,0 +1,407 @@
+"""Checkpoints: saved on one mesh, read on any other, bit by bit; what is damaged is named; nothing valid is ever thrown away."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small import PARTS, STRATEGIES, on_mesh
+from torch.distributed.tensor import DTensor
+
+from dtrain import store
+from dtrain.build import build
+from dtrain.checkpoint import commit as commits
+from dtrain.checkpoint.sharded import Sharded, find
+from dtrain.errors import PreflightError, StoreError
+from dtrain.mesh import Mesh
+from dtrain.model import construct
+from dtrain.parallel.order import parallelize
+from dtrain.precision import LossScale
+from dtrain.state import TrainState
+
+SINGLE = PARTS["strategy"]
+LAYOUTS: dict[str, tuple[dict[str, int], Any]] = {
+    "single": ({"dp_shard": 1}, SINGLE),
+    "ddp 2": ({"dp_replicate": 2}, STRATEGIES["ddp"]),
+    "fsdp 2": ({"dp_shard": 2}, STRATEGIES["fsdp"]),
+    "hsdp 4": ({"dp_replicate": 2, "dp_shard": 2}, STRATEGIES["fsdp"]),
+}
+ADAMW = {"_target_": "dtrain.optim.adamw.build", "lr": 0.01, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
+
+
+def state_on(mesh: Mesh, strategy: Any = SINGLE, *, seed: int = 0, steps: int = 2, optim: Any = ADAMW, **changed: Any) -> TrainState:
+    """A small model after `steps` steps on gradients of its own."""
+    model = construct(PARTS["model"] | changed, facts={"vocab": 13}, seed=seed)
+    parallelize(model, mesh, build(strategy), precision=build(PARTS["precision"]), seed=seed)
+    state = TrainState(model, build(optim, model=model), None, LossScale(8.0 + seed, growth=100))
+    for step in range(steps):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter) * (step + 1) * 0.1 + parameter.detach()
+        state.optimizer.step()
+        state.step += 1
+    return state
+
+
+def whole(state: TrainState) -> dict[str, list[float]]:
+    return {name: (t.full_tensor() if isinstance(t, DTensor) else t).flatten().tolist() for name, t in state.tensors().items()}
+
+
+def sharded(mesh: Mesh, out: Path | str, *, resume: str = "auto", every: int = 1, keep: int | None = None) -> Sharded:
+    return Sharded(out=str(out), mesh=mesh, resume=resume, every=every, keep=keep)
+
+
+def alone(work: Callable[[Mesh], Any]) -> Any:
+    (answer,) = on_mesh(work, dp_shard=1)
+    return answer
+
+
+# any mesh reads what any other wrote
+
+
+def save_on(mesh: Mesh, out: Path, strategy: Any, optim: Any) -> dict[str, list[float]]:
+    state = state_on(mesh, strategy, optim=optim)
+    sharded(mesh, out).save(state)
+    return whole(state)
+
+
+def restore_all(mesh: Mesh, outs: dict[str, Path], strategy: Any, optim: Any) -> dict[str, Any]:
+    """Every saved checkpoint, read into a model of another seed."""
+    found = {}
+    for name, out in outs.items():
+        state = state_on(mesh, strategy, seed=1, steps=0, optim=optim)
+        read = sharded(mesh, out).restore(state)
+        assert read is not None
+        found[name] = (state.step, state.scale and state.scale.value, whole(state))
+    return found
+
+
+@pytest.mark.parametrize("word", ["adamw", "muon"])
+def test_any_mesh_reads_what_any_other_wrote(tmp_path: Path, word: str) -> None:
+    muon = {**ADAMW, "_target_": "dtrain.optim.muon.build", "momentum": 0.95, "adamw_lr": None}
+    optim, outs, saved = {"adamw": ADAMW, "muon": muon}[word], {}, {}
+    for name, (degrees, strategy) in LAYOUTS.items():
+        outs[name] = tmp_path / name
+        saved[name] = on_mesh(lambda mesh, out=outs[name], strategy=strategy: save_on(mesh, out, strategy, optim), **degrees)[0]
+    for name, (degrees, strategy) in LAYOUTS.items():
+        for rank in on_mesh(lambda mesh, strategy=strategy: restore_all(mesh, outs, strategy, optim), **degrees):
+            for source, (step, scale, tensors) in rank.items():
+                assert (step, scale) == (2, 8.0)
+                assert tensors.keys() == saved[source].keys()
+                wrong = [tensor for tensor in tensors if tensors[tensor] != saved[source][tensor]]
+                assert not wrong, f"{source} -> {name}"
+
+
+@pytest.mark.parametrize("optim", ["sgd", "adafactor"])
+def test_every_optimizer_goes_on_as_if_it_had_never_stopped(tmp_path: Path, optim: str) -> None:
+    parts = {
+        "sgd": PARTS["optim"],
+        "adafactor": {"_target_": "dtrain.optim.adafactor.build", "lr": 0.01, "beta2_decay": -0.8, "d": 1.0, "weight_decay": 0.1},
+    }
+
+    def work(mesh: Mesh) -> bool:
+        strategy = STRATEGIES["fsdp"]
+        sharded(mesh, tmp_path).save(state_on(mesh, strategy, steps=2, optim=parts[optim]))
+        resumed = state_on(mesh, strategy, seed=1, steps=0, optim=parts[optim])
+        sharded(mesh, tmp_path).restore(resumed)
+        uninterrupted = state_on(mesh, strategy, steps=3, optim=parts[optim])
+        for parameter in resumed.model.parameters():
+            parameter.grad = torch.ones_like(parameter) * 3 * 0.1 + parameter.detach()
+        resumed.optimizer.step()
+        return whole(resumed) == whole(uninterrupted)
+
+    assert on_mesh(work, dp_shard=2) == [True, True]
+
+
+def test_every_rank_writes_what_it_holds_and_no_more(tmp_path: Path) -> None:
+    for name, (degrees, strategy) in LAYOUTS.items():
+        on_mesh(lambda mesh, out=tmp_path / name, strategy=strategy: save_on(mesh, out, strategy, ADAMW), **degrees)
+    sizes = {name: sorted(path.stat().st_size for path in (tmp_path / name).rglob("*.safetensors")) for name in LAYOUTS}
+    assert [len(sizes[name]) for name in LAYOUTS] == [1, 1, 2, 2], "copies are written by one rank"
+    assert max(sizes["fsdp 2"]) < 0.6 * sizes["single"][0]
+
+
+def test_there_is_no_pickle_in_any_file(tmp_path: Path) -> None:
+    alone(lambda mesh: sharded(mesh, tmp_path).save(state_on(mesh)))
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {path.name for path in files} == {"rank-00000-0.safetensors", "COMMIT.json"}
+    for path in files:
+        data = path.read_bytes()
+        if path.suffix == ".json":
+            json.loads(data)
+        else:  # safetensors: the length of a JSON header, the header, and raw numbers up to the end
+            length = int.from_bytes(data[:8], "little")
+            header = json.loads(data[8 : 8 + length])
+            end = max(facts["data_offsets"][1] for name, facts in header.items() if name != "__metadata__")
+            assert 8 + length + end == len(data)
+
+
+# storage
+
+
+def roundtrip(mesh: Mesh, out: str) -> bool:
+    state, other = state_on(mesh, STRATEGIES["fsdp"]), state_on(mesh, STRATEGIES["fsdp"], seed=1, steps=0)
+    checkpoint = sharded(mesh, out, keep=1)
+    for _ in range(2):
+        url = checkpoint.save(state)
+        state.step += 1
+    assert store.children(store.join(out, "checkpoints")) == ["step-00000003"]
+    read = sharded(mesh, out).restore(other)
+    assert read is not None
+    assert (read["url"], read["step"]) == (url, 3)
+    return whole(state) == whole(other)
+
+
+def test_memory_holds_checkpoints() -> None:
+    assert on_mesh(lambda mesh: roundtrip(mesh, "memory://run"), dp_shard=1) == [True]
+
+
+def test_s3_holds_checkpoints(s3: str) -> None:
+    assert on_mesh(lambda mesh: roundtrip(mesh, f"{s3}/run"), dp_shard=2) == [True, True]
+
+
+def test_nothing_is_left_in_the_scratch_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tempfile
+
+    def work(mesh: Mesh) -> list[str]:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        roundtrip(mesh, "memory://scratch")
+        return [path.name for path in tmp_path.iterdir()]
+
+    assert alone(work) == []
+
+
+# damage
+
+
+def two_steps(mesh: Mesh, out: Path) -> tuple[Path, Path]:
+    state, checkpoint = state_on(mesh), sharded(mesh, out)
+    one = checkpoint.save(state)
+    state.step += 1
+    return Path(one), Path(checkpoint.save(state))
+
+
+def test_a_damaged_checkpoint_is_named_and_an_older_one_is_used(tmp_path: Path) -> None:
+    def work(mesh: Mesh) -> tuple[int, list[str], str]:
+        _, newest = two_steps(mesh, tmp_path)
+        (newest / "COMMIT.json").write_text("{")
+        state, checkpoint = state_on(mesh, seed=1, steps=0), sharded(mesh, tmp_path)
+        checkpoint.restore(state)
+        return state.step, checkpoint.damaged, str(newest)
+
+    step, (sentence,), newest = alone(work)
+    assert step == 2
+    assert newest in sentence
+
+
+@pytest.mark.parametrize(("degrees", "strategy"), [LAYOUTS["single"], LAYOUTS["fsdp 2"]], ids=["single", "fsdp 2"])
+def test_bytes_that_changed_are_refused_on_all_ranks_with_the_file(tmp_path: Path, degrees: dict[str, int], strategy: Any) -> None:
+    on_mesh(lambda mesh: save_on(mesh, tmp_path, strategy, ADAMW), **degrees)
+    (shard, *_) = sorted(tmp_path.rglob("*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    data[-3] ^= 1
+    shard.write_bytes(data)
+
+    def work(mesh: Mesh) -> str:
+        with pytest.raises(StoreError) as caught:
+            sharded(mesh, tmp_path).restore(state_on(mesh, strategy, seed=1, steps=0))
+        return str(caught.value)
+
+    for said in on_mesh(work, **degrees):
+        assert str(shard) in said
+        assert "its bytes are not those that were saved" in said
+
+
+def test_a_save_that_died_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the commit, and while it is written."""
+
+    def died(*_: Any) -> None:
+        raise StoreError.during("create", "COMMIT.json", "the disk is full")
+
+    def work(mesh: Mesh) -> tuple[int, int]:
+        state, checkpoint = state_on(mesh), sharded(mesh, tmp_path)
+        checkpoint.save(state)
+        state.step += 1
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "publish", died)
+            with pytest.raises(StoreError, match="the disk is full"):
+                checkpoint.save(state)
+        read = state_on(mesh, seed=1, steps=0)
+        sharded(mesh, tmp_path).restore(read)
+        checkpoint.save(state)  # the next attempt has a folder of its own
+        again = state_on(mesh, seed=1, steps=0)
+        sharded(mesh, tmp_path).restore(again)
+        return read.step, again.step
+
+    assert alone(work) == (2, 3)
+    assert len(list((tmp_path / "checkpoints" / "step-00000003").iterdir())) == 2
+
+
+def test_a_rank_that_cannot_write_stops_all_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(mesh: Mesh) -> str:
+        def full(*_: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        state = state_on(mesh, STRATEGIES["fsdp"])
+        if mesh.rank == 1:
+            monkeypatch.setattr(store, "fsync", full)
+        with pytest.raises(StoreError) as caught:
+            sharded(mesh, tmp_path).save(state)
+        return str(caught.value)
+
+    for said in on_mesh(work, dp_shard=2):
+        assert "rank 1" in said
+        assert "No space left on device" in said
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"hidden": 64}, "blocks.0.feed_forward.gate.weight is [48, 32] there, [64, 32] here"),
+        ({"layers": 3}, "missing: model.blocks.2"),
+        ({"layers": 1}, "left over: model.blocks.1"),
+        ({"tied": False}, "missing: model.head.weight"),
+    ],
+)
+def test_another_model_is_refused_by_the_names_of_its_tensors(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
+    def work(mesh: Mesh) -> str:
+        sharded(mesh, tmp_path).save(state_on(mesh))
+        with pytest.raises(StoreError) as caught:
+            sharded(mesh, tmp_path).restore(state_on(mesh, seed=1, steps=0, **changed))
+        return str(caught.value)
+
+    assert said in alone(work)
+
+
+def test_another_optimizer_is_refused(tmp_path: Path) -> None:
+    def work(mesh: Mesh) -> str:
+        sharded(mesh, tmp_path).save(state_on(mesh, optim=PARTS["optim"]))
+        with pytest.raises(StoreError) as caught:
+            sharded(mesh, tmp_path).restore(state_on(mesh, seed=1, steps=0))
+        return str(caught.value)
+
+    assert "missing: optim." in alone(work)
+
+
+# what is kept
+
+
+def kept(out: Path) -> list[int]:
+    return sorted(step for step, _ in commits.attempts(str(out)))
+
+
+@pytest.mark.parametrize(("keep", "steps"), [(1, [6]), (2, [5, 6]), (None, [2, 3, 4, 5, 6]), (0, [6])])
+def test_the_newest_checkpoints_stay(tmp_path: Path, keep: int | None, steps: list[int]) -> None:
+    def work(mesh: Mesh) -> None:
+        state, checkpoint = state_on(mesh), sharded(mesh, tmp_path, keep=keep)
+        for _ in range(5):
+            checkpoint.save(state)
+            state.step += 1
+
+    alone(work)
+    assert kept(tmp_path) == steps
+
+
+def test_what_was_never_committed_counts_for_nothing(tmp_path: Path) -> None:
+    """Three runs died while saving; the last good checkpoints stay all the same."""
+
+    def work(mesh: Mesh) -> None:
+        state, checkpoint = state_on(mesh), sharded(mesh, tmp_path, keep=2)
+        checkpoint.save(state)
+        for step in (3, 4, 5):
+            (Path(commits.folder(str(tmp_path), step)) / "died").mkdir(parents=True)
+        state.step = 6
+        checkpoint.save(state)
+
+    alone(work)
+    valid = [step for step, url in commits.attempts(str(tmp_path)) if store.exists(store.join(url, commits.NAME))]
+    assert sorted(valid) == [2, 6]
+
+
+def test_a_damaged_newer_checkpoint_never_costs_the_good_ones(tmp_path: Path) -> None:
+    """The newest is damaged, the run goes on from an older one and saves: what it saved must stay."""
+
+    def work(mesh: Mesh) -> int:
+        one, newest = two_steps(mesh, tmp_path)
+        shutil.move(newest, Path(commits.folder(str(tmp_path), 9)) / newest.name)
+        damaged = Path(commits.folder(str(tmp_path), 9)) / newest.name / "COMMIT.json"
+        damaged.write_text("{")
+        state, checkpoint = state_on(mesh, seed=1, steps=0), sharded(mesh, tmp_path, keep=1)
+        checkpoint.restore(state)
+        assert state.step == 2
+        state.step = 4
+        checkpoint.save(state)
+        again = state_on(mesh, seed=1, steps=0)
+        sharded(mesh, tmp_path, resume="must").restore(again)
+        return again.step
+
+    assert alone(work) == 4
+
+
+def test_one_step_is_saved_once(tmp_path: Path) -> None:
+    def work(mesh: Mesh) -> bool:
+        state, checkpoint = state_on(mesh), sharded(mesh, tmp_path)
+        first = checkpoint.save(state)
+        resumed = sharded(mesh, tmp_path)
+        resumed.restore(state)
+        return first == checkpoint.save(state) == resumed.save(state)
+
+    assert alone(work)
+    assert kept(tmp_path) == [2]
+
+
+def test_checkpoints_come_every_so_many_steps(tmp_path: Path) -> None:
+    with_mesh: Any = None
+    assert [step for step in range(1, 10) if Sharded(out="x", mesh=with_mesh, resume="auto", every=3, keep=1).due(step)] == [3, 6, 9]
+    assert not any(Sharded(out="x", mesh=with_mesh, resume="auto", every=0, keep=1).due(step) for step in range(1, 10))
+
+
+# where to go on
+
+
+def test_resume_says_what_must_and_must_not_be_there(tmp_path: Path) -> None:
+    def work(mesh: Mesh) -> None:
+        state = state_on(mesh)
+        assert sharded(mesh, tmp_path, resume="never").restore(state) is None
+        with pytest.raises(PreflightError, match="Type resume=auto"):
+            sharded(mesh, tmp_path, resume="must").restore(state)
+        sharded(mesh, tmp_path).save(state)
+        with pytest.raises(PreflightError, match="Type out=<another place>"):
+            sharded(mesh, tmp_path, resume="never").restore(state)
+        assert sharded(mesh, tmp_path, resume="must").restore(state)
+
+    alone(work)
+
+
+def test_weights_alone_come_from_a_run_a_step_or_an_attempt(tmp_path: Path) -> None:
+    def work(mesh: Mesh) -> None:
+        state = state_on(mesh)
+        url = sharded(mesh, tmp_path).save(state)
+        for source in (str(tmp_path), url, url.rsplit("/", 1)[0]):
+            other = state_on(mesh, seed=1, steps=0)
+            sharded(mesh, "memory://elsewhere").load_weights(source, other)
+            assert other.step == 0, "position and optimizer are fresh"
+            weights = {name: values for name, values in whole(state).items() if name.startswith("model.")}
+            assert whole(other) == weights
+            assert find(source)[0] == url
+        with pytest.raises(StoreError, match="there is no committed one"):
+            find(str(tmp_path / "none"))
+
+    alone(work)
+
+
+def test_a_frozen_weight_is_kept_as_well(tmp_path: Path) -> None:
+    def work(mesh: Mesh) -> bool:
+        state = state_on(mesh, steps=0)
+        state.model.embed.weight.requires_grad_(False)
+        state.optimizer = build(ADAMW, model=state.model)
+        sharded(mesh, tmp_path).save(state)
+        other = state_on(mesh, seed=1, steps=0)
+        other.model.embed.weight.requires_grad_(False)
+        other.optimizer = build(ADAMW, model=other.model)
+        sharded(mesh, tmp_path).load_weights(str(tmp_path), other)
+        return torch.equal(state.model.embed.weight, other.model.embed.weight)
+
+    assert alone(work)

@@ -1,0 +1,130 @@
+"""Bytes at URLs: the same behaviour everywhere, one line when something is wrong."""
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from pool import ranks
+
+from dtrain import store
+from dtrain.errors import StoreError
+
+
+def contract(root: str) -> None:
+    """What every storage must do."""
+    url = store.join(root, "deep", "folder", "a.txt")
+    assert not store.exists(url)
+    assert store.size(url) == -1
+    assert store.children(store.join(root, "deep")) == []
+    store.write(url, b"one")
+    store.write(url, b"three")
+    assert (store.read(url), store.size(url), store.exists(url)) == (b"three", 5, True)
+    other = store.join(root, "deep", "b.txt")
+    store.publish(other, b"first")
+    with pytest.raises(StoreError, match="cannot create"):
+        store.publish(other, b"second")
+    assert store.read(other) == b"first", "what is published is never replaced"
+    assert store.children(store.join(root, "deep")) == ["b.txt", "folder"]
+    assert [store.read(found) for found in store.find(store.join(root, "deep"))] == [b"first", b"three"]
+    assert len(store.find(store.join(root, "deep", "*.txt"))) == 1
+    assert store.find(store.join(root, "deep", "*.md")) == store.find(store.join(root, "none")) == []
+    before = store.fingerprint(url)
+    store.write(url, b"other")
+    assert store.fingerprint(url) != before
+    with pytest.raises(StoreError, match=r"none\.txt: it does not exist"):
+        store.read(store.join(root, "none.txt"))
+    store.probe(root)
+    assert store.children(root) == ["deep"], "a probe leaves nothing behind"
+    scratch = store.scratch("test")
+    store.download(url, scratch / "x" / "copy")
+    assert (scratch / "x" / "copy").read_bytes() == b"other"
+    store.upload(scratch / "x" / "copy", store.join(root, "up", "copy"))
+    assert store.read(store.join(root, "up", "copy")) == b"other"
+    store.remove(store.join(root, "deep"))
+    store.remove(store.join(root, "deep"))
+    assert not store.exists(url)
+
+
+def test_a_local_folder(tmp_path: Path) -> None:
+    contract(str(tmp_path / "a b"))
+
+
+def test_a_file_url(tmp_path: Path) -> None:
+    contract(f"file://{tmp_path}/x")
+
+
+def test_memory() -> None:
+    contract("memory://contract")
+
+
+def test_s3(s3: str) -> None:
+    ranks(1, contract, f"{s3}/contract")
+
+
+def test_join_knows_no_double_slash() -> None:
+    assert store.join("s3://b/a/", "c", "d") == "s3://b/a/c/d"
+
+
+def test_a_reader_sees_old_bytes_or_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = str(tmp_path / "a")
+    store.write(url, b"old")
+    seen = []
+
+    def watching(replace: Callable[..., None]) -> Callable[..., None]:
+        def act(*arguments: Any) -> None:
+            seen.append(store.read(url))
+            replace(*arguments)
+            seen.append(store.read(url))
+
+        return act
+
+    monkeypatch.setattr(os, "replace", watching(os.replace))
+    store.write(url, b"new")
+    assert seen == [b"old", b"new"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a"], "no part is left behind"
+
+
+def test_a_write_that_fails_leaves_no_part_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(StoreError, match=r"cannot write .*/a: No space left on device"):
+        store.write(str(tmp_path / "a"), b"x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_have_the_rights_the_user_wants(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        store.write(str(tmp_path / "a"), b"x")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
+
+
+@pytest.mark.parametrize(("url", "said"), [("nowhere://a", "nowhere"), ("/proc/nothing/a", "/proc/nothing/a"), ("/dev/null/a", "Not a directory")])
+def test_a_place_that_cannot_be_is_named(url: str, said: str) -> None:
+    with pytest.raises(StoreError, match=said) as caught:
+        store.probe(url)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 3
+
+
+def test_a_package_that_is_missing_is_named_with_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: Any, **__: Any) -> None:
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
+    with pytest.raises(StoreError, match=r"pip install 'dtrain\[s3\]'"):
+        store.read("s3://b/a")
+
+
+def test_a_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    store.write("~/a", b"x")
+    assert (tmp_path / "a").read_bytes() == store.read("~/a") == b"x"

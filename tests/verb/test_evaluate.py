@@ -1,0 +1,52 @@
+"""evaluate and generate: a run's checkpoint, from any mesh."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SMALL = ["steps=6", "model.layers=1", "model.width=32", "model.heads=2", "data.sequence=16", "hook=[]", "evaluate.samples=21", "generate.tokens=20"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "corpus.txt").write_text("".join(f"line {number} says {number * number}\n" for number in range(2000)))
+    dtrain("train", *SMALL, f"data.path={folder / 'corpus.txt'}", f"out={folder / 'out'}", "strategy=fsdp", "devices=2")
+    return folder / "out"
+
+
+def dtrain(*words: str) -> str:
+    done = subprocess.run([sys.executable, "-m", "dtrain", *words], capture_output=True, text=True, timeout=90, env={**os.environ}, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_mesh_sees_the_loss_that_training_saw(run: Path) -> None:
+    trained = json.loads((run / "result.json").read_text())["metrics"]["eval_loss"]
+    for words in ([], ["strategy=ddp", "devices=2"], ["strategy=fsdp", "devices=2", "precision=fp32"]):
+        dtrain("evaluate", f"out={run}", *words)
+        assert json.loads((run / "evaluate.json").read_text())["metrics"]["eval_loss"] == pytest.approx(trained, rel=1e-5)
+
+
+def test_a_checkpoint_is_found_by_its_url(run: Path) -> None:
+    step = next((run / "checkpoints").iterdir())
+    said = dtrain("evaluate", f"out={run}")
+    assert dtrain("evaluate", f"init={step}") == said
+    assert dtrain("evaluate", f"init={next(step.iterdir())}") == said
+
+
+def test_every_mesh_writes_the_same_text(run: Path) -> None:
+    alone = dtrain("generate", f"out={run}", "generate.prompt='line '")
+    assert alone.startswith("line ")
+    assert dtrain("generate", f"out={run}", "generate.prompt='line '", "strategy=fsdp", "devices=2") == alone
+    assert dtrain("generate", f"out={run}", "generate.prompt='line '", "seed=5") != alone
+
+
+def test_no_run_is_named() -> None:
+    done = subprocess.run([sys.executable, "-m", "dtrain", "evaluate"], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 2
+    assert "out=<the run>" in done.stderr

@@ -37,6 +37,16 @@ class Vocabulary:
         """Whether `key` is an argument of a target of the user's own."""
         return any(key.startswith(f"{target}.") for target in self.targets)
 
+    def wants_text(self, key: str) -> bool:
+        """Whether a number typed for `key` is meant as text."""
+        if key in self.keys:
+            return str in (self.keys[key], *get_args(self.keys[key]))
+        group, *rest = key.split(".")
+        default: Any = self.node(group, self.choices[group]) if group in GROUPS and group not in LISTS else None
+        for name in rest:
+            default = default.get(name) if isinstance(default, dict) else None
+        return isinstance(default, str) and default not in ("auto", "???")
+
     def near(self, key: str) -> str:
         """A hint for a key that does not exist: by the name of an argument, then by likeness."""
         arguments = [f"{group}.{name}" for group in GROUPS if group not in LISTS for name in self.node(group, self.choices[group]) if name[0] != "_"]

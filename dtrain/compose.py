@@ -5,12 +5,14 @@ the user's own; whoever picks another word of a group, or another `_target_`, al
 """
 
 import re
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from hydra import compose as hydra_compose
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_loader import ConfigLoader
@@ -57,10 +59,11 @@ def value_of(words: Sequence[str], key: str) -> str | None:
     return None if not found or found[-1] is None else str(found[-1])
 
 
-def multirun(words: Sequence[str], job: Callable[[Sequence[str]], float | None]) -> list[Any]:
+def multirun(words: Sequence[str], job: Callable[[Sequence[str]], float | None], *, check: Callable[[Sequence[str]], object]) -> list[Any]:
     """Run `job` with the words of every combination of the swept ones, through Hydra's own sweeper and launcher. Returns what the jobs returned.
 
-    Each job gets a folder of its own below `sweep.out` (or `out`), named after its values.
+    Each job gets a folder of its own below `sweep.out` (or `out`), named after its values. `check` sees the words of every job of
+    Hydra's own sweeper before the first one runs; the WordsErrors it raises are collected.
     """
     asked, problems = _parse_all(words)
     for_hydra = [word for word in asked if re.match(r"hydra[/.](launcher|sweeper)\b", word.key)]
@@ -80,13 +83,30 @@ def multirun(words: Sequence[str], job: Callable[[Sequence[str]], float | None])
         out = f"{root}/{slug(value.replace('=', '-') for value in values)}"
         return job([*map(str, plain), *values, f"out={quote(out)}"])
 
+    if not any(word.key == "hydra/sweeper" for word in for_hydra):
+        _check_all(plain, swept, check)
     # Hydra composes every job too; `++` lets it take what only our own composition can judge
     told = [f"{'' if word.key in GROUPS else '++'}{word}" for word in swept] + [str(word) for word in for_hydra]
-    try:
-        batches = _hydra([]).multirun("config", task, [*told, "hydra/job_logging=none", "hydra/hydra_logging=none"])
-    except (HydraException, OmegaConfBaseException) as error:
-        raise WordsError(first_line(error)) from error
+    quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
+    with tempfile.TemporaryDirectory() as folder:  # Hydra leaves a file of its own, and only knows local folders
+        try:
+            batches = _hydra([]).multirun("config", task, [*told, *quiet, f"hydra.sweep.dir={quote(folder)}"])
+        except (HydraException, OmegaConfBaseException) as error:
+            raise WordsError(first_line(error)) from error
     return [result.return_value for batch in batches for result in batch]
+
+
+def _check_all(plain: Sequence[Word], swept: Sequence[Word], check: Callable[[Sequence[str]], object]) -> None:
+    """Raises WordsError with the mistakes of all jobs."""
+    jobs = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides([str(word) for word in swept]), None)
+    problems: dict[str, None] = {}
+    for words in (words for batch in jobs for words in batch):
+        try:
+            check([*map(str, plain), *words])
+        except WordsError as error:
+            problems |= dict.fromkeys(error.problems)
+    if problems:
+        raise WordsError(*problems)
 
 
 def _parse_all(words: Sequence[str]) -> tuple[list[Word], list[str]]:
@@ -119,7 +139,8 @@ def _parse(text: str) -> Word:
             raise WordsError(f"{text} (command line): not a word. {first_line(error)}") from error
     sweep = override.is_sweep_override()
     value = None if sweep else _plain(override.value())
-    return Word(override.key_or_group, value, override.get_value_string(), "command line", sweep)
+    written = raw if isinstance(value, int | float) else override.get_value_string()  # 2024_01 may be meant as a name
+    return Word(override.key_or_group, value, written, "command line", sweep)
 
 
 def _plain(value: Any) -> Any:
@@ -180,7 +201,10 @@ def _config(words: Sequence[Word], vocabulary: Vocabulary) -> Config:
     """What Hydra makes of words that were found good."""
     replaced = [group for group in GROUPS if group in vocabulary.targets]
     overrides = [f"~{group}" for group in replaced]
-    overrides += [f"{'++' if vocabulary.free(word.key) else ''}{word}" for word in words if word.key not in replaced]
+    for word in words:
+        if word.key not in replaced:
+            numeral = isinstance(word.value, int | float) and vocabulary.wants_text(word.key)
+            overrides.append(f"{'++' if vocabulary.free(word.key) else ''}{word.key}={quote(word.text) if numeral else word.text}")
     try:
         composed: Any = OmegaConf.to_container(hydra_compose("config", overrides=overrides), resolve=True)
     except (HydraException, OmegaConfBaseException) as error:

@@ -69,10 +69,16 @@ def train(plan: Plan) -> Result:
         log.event("started", step=state.step, ranks=mesh.world, parameters=sum(p.numel() for p in parameters), plan=plan.digest)
         log.note(f"{_count(model)} parameters on {mesh.world} rank(s)" + (f", going on after step {state.step}" if restored else ""))
 
+        def commit() -> None:
+            log.flush()
+            log.event("committed", step=state.step, url=checkpoint.save(state))
+            log.start()
+
         # loop
         metrics: dict[str, Any] = {}
         gc.collect()
-        gc.freeze()  # the collector no longer walks what was built above, at every allocation of the loop
+        gc.freeze()  # the collector need not walk what was built above, again and again during the loop
+        stack.callback(gc.unfreeze)
         log.begin(unit=objective.unit)
         while state.step < plan.steps and not stop_asked.requested(state.step, mesh):
             loss = step(stream, state.step)
@@ -102,12 +108,10 @@ def train(plan: Plan) -> Result:
                     if "text" in seen:
                         log.note(seen["text"])
                     log.start()
-            if checkpoint.due(state.step) or last:
-                log.flush()
-                log.event("committed", step=state.step, url=checkpoint.save(state))
-                log.start()
-        log.flush()
-        checkpoint.save(state)
+            if last or checkpoint.due(state.step):
+                commit()
+        if state.step < plan.steps:
+            commit()
         checkpoint.wait()
         status = "finished" if state.step >= plan.steps else stop_asked.status
         result = Result(status, state.step, log.last.get("loss"), time.perf_counter() - began, metrics, versions())

@@ -1,16 +1,18 @@
-"""Words become a Config, or every mistake is told at once. Recipes are words written down."""
+"""Words become a Config, or every mistake is told at once."""
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import fsspec
 import pytest
 
-from dtrain.cluster import Cluster
-from dtrain.compose import compose, folder, multirun, to_recipe
+from dtrain import recipe
+from dtrain.__main__ import main
+from dtrain.compose import compose, multirun
 from dtrain.config import GROUPS, Config
 from dtrain.errors import WordsError
-from dtrain.resolve import resolve
+from dtrain.result import Result
+from dtrain.verb import train
 
 
 def refused(*words: str) -> str:
@@ -21,7 +23,7 @@ def refused(*words: str) -> str:
 
 def test_no_words_are_a_complete_run() -> None:
     config = compose([])
-    assert (config.steps, config.choices["model"], config.optim["lr"]) == (600, "gpt", 1e-3)
+    assert (config.steps, config.choices["model"], config.optim["lr"]) == (400, "gpt", 3e-3)
     assert config.sources == {}
 
 
@@ -95,7 +97,7 @@ def test_a_dataset_of_mappings_names_its_keys() -> None:
 def test_text_needs_no_quotes_and_survives_a_recipe(text: str, tmp_path: Path) -> None:
     config = compose([f"generate.prompt={text}"])
     assert config.generate.prompt == text
-    (tmp_path / "r.yaml").write_text(to_recipe(config))
+    (tmp_path / "r.yaml").write_text(recipe.write(config))
     assert compose([f"recipe={tmp_path}/r.yaml"]).generate.prompt == text
 
 
@@ -110,133 +112,47 @@ def test_anything_of_your_own_can_take_the_place_of_a_word() -> None:
     assert config.choices["model"] is None
 
 
-# recipes
-
-
-def written(tmp_path: Path, text: str) -> str:
-    (tmp_path / "mine.yaml").write_text(text)
-    return f"recipe={tmp_path}/mine.yaml"
-
-
-def test_a_recipe_comes_before_the_words(tmp_path: Path) -> None:
-    recipe = written(tmp_path, "defaults:\n  - override /optim: sgd\noptim: {lr: 0.5, momentum: 0.0}\nsteps: 5\n")
-    config = compose(["steps=6", recipe])
-    assert (config.steps, config.optim["lr"], config.optim["momentum"]) == (6, 0.5, 0.0)
-    assert config.sources["steps"] == "command line"
-    assert config.sources["optim.lr"].endswith("mine.yaml")
-
-
-def test_the_last_recipe_wins(tmp_path: Path) -> None:
-    for name, steps in (("a", 5), ("b", 6)):
-        (tmp_path / f"{name}.yaml").write_text(f"steps: {steps}\n{'seed: 4' if name == 'a' else ''}\n")
-    config = compose([f"recipe=[{tmp_path}/a.yaml,{tmp_path}/b.yaml]"])
-    assert (config.steps, config.seed) == (6, 4)
-
-
-def test_another_choice_drops_the_arguments_of_the_recipe(tmp_path: Path) -> None:
-    recipe = written(tmp_path, "defaults:\n  - override /model: mlp\n  - override /data: synthetic\nmodel: {width: 7}\n")
-    config = compose([recipe, "model=gpt"])
-    assert config.model["width"] == 128
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("a: [1\n b: 2", "mine.yaml:2:3: not YAML"),
-        ("- 1", "a mapping of words to values is expected"),
-        ("trust: [x]", "trust cannot come from a recipe"),
-        ("out: /tmp", "out cannot come from a recipe"),
-        ("defaults:\n  - model: gpt\n", "override /model: gpt"),
-        ("modl: 3", "Did you mean model?"),
-        ("optim: {lrr: 3}", "Did you mean optim.lr?"),
-    ],
-)
-def test_a_broken_recipe_is_named_with_the_place(tmp_path: Path, text: str, said: str) -> None:
-    message = refused(written(tmp_path, text))
-    assert said in message
-    assert "mine.yaml" in message
-
-
-def test_a_recipe_that_is_not_there_is_named(tmp_path: Path) -> None:
-    assert f"{tmp_path}/none.yaml: it does not exist" in refused(f"recipe={tmp_path}/none.yaml")
-
-
-def test_a_recipe_may_lie_at_any_url() -> None:
-    fsspec.filesystem("memory").pipe_file("/far.yaml", b"steps: 9")
-    assert compose(["recipe=memory://far.yaml"]).steps == 9
-
-
-def test_a_recipe_from_elsewhere_does_not_read_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SECRET", "hunter2")
-    fsspec.filesystem("memory").pipe_file("/spy.yaml", b'data: {path: "https://elsewhere/${oc.env:SECRET}"}')
-    assert "oc.env" in refused("recipe=memory://spy.yaml")
-
-
-RECIPES = folder("conf").with_name("recipes")
-
-
-@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_recipe_resolves(path: Path) -> None:
-    assert resolve(compose([f"recipe={path.stem}", *(["data.path=x"] if "???" in path.read_text() else [])]), Cluster(gpus=8, cpus=8)).steps > 0
-
-
-# config.yaml
-
-
-def test_config_yaml_runs_the_same_plan_again(tmp_path: Path) -> None:
-    first = compose(["strategy=fsdp", "devices=2", "optim=muon", "optim.lr=0.5", "logger=[console]", "data.holdout=0.2", "out=runs/a"])
-    (tmp_path / "config.yaml").write_text(to_recipe(first))
-    again = compose([f"recipe={tmp_path}/config.yaml", "out=runs/a"])
-    here = Cluster(gpus=0, cpus=4)
-    one, two = resolve(first, here).to_dict(), resolve(again, here).to_dict()
-    assert {key: (one[key], two[key]) for key in one if one[key] != two[key]} == {}
-
-
-def test_a_mistake_beside_config_yaml_is_still_found(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(to_recipe(compose([])))
-    assert "optim.lr" in refused(f"recipe={tmp_path}/config.yaml", "optim.lrr=1")
-
-
-def test_config_yaml_says_where_each_value_came_from() -> None:
-    lines = to_recipe(compose(["optim.lr=0.5", "trust=[mine]"])).splitlines()
-    assert "  lr: 0.5  # command line" in lines
-    assert "# needs trust=['mine']" in lines
-    assert not any(line.startswith("trust") for line in lines), "trust is given anew each time"
-
-
-def test_another_verb_looks_from_any_mesh(tmp_path: Path) -> None:
-    config = compose(["strategy=fsdp", "nodes=2", "devices=2", "model.layers=3", "microbatch=1", "resume=must"])
-    (tmp_path / "config.yaml").write_text(to_recipe(config))
-    looking = compose(["generate.tokens=3"], run=str(tmp_path))
-    assert (looking.model["layers"], looking.generate.tokens) == (3, 3)
-    assert (looking.nodes, looking.devices, looking.microbatch, looking.resume, looking.choices["strategy"]) == (1, "auto", None, "auto", "auto")
-
-
 # sweeps
 
 
-def test_a_sweep_runs_every_combination_in_a_folder_of_its_own(tmp_path: Path) -> None:
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+def swept(*words: str) -> list[Config]:
     jobs: list[Config] = []
-    words = ["seed=0,1", "optim.lr=1e-3,3e-3", "steps=5", f"sweep.out={tmp_path}"]
-    results = multirun(words, lambda config: jobs.append(config) or float(config.seed))
+    assert multirun(words, lambda said: jobs.append(compose(said)) or float(len(jobs)), check=compose) == [
+        float(number + 1) for number in range(len(jobs))
+    ]
+    return jobs
+
+
+def test_a_sweep_runs_every_combination_in_a_folder_of_its_own(here: Path) -> None:
+    jobs = swept("seed=0,1", "optim.lr=1e-3,3e-3", "steps=5", "sweep.out=there")
     assert [(job.seed, job.optim["lr"], job.steps) for job in jobs] == [(0, 1e-3, 5), (0, 3e-3, 5), (1, 1e-3, 5), (1, 3e-3, 5)]
-    assert results == [0.0, 0.0, 1.0, 1.0]
     assert len({job.out for job in jobs}) == 4
-    assert all(str(job.out).startswith(f"{tmp_path}/") for job in jobs)
+    assert all(str(job.out).startswith("there/") for job in jobs)
+    assert list(here.iterdir()) == [], "a sweep writes below its own folder alone"
 
 
-def test_a_sweep_may_swap_words_of_a_group(tmp_path: Path) -> None:
-    jobs: list[Config] = []
-    multirun(["model=gpt,mlp", "data=synthetic", f"out={tmp_path}"], lambda config: jobs.append(config))
-    assert [job.choices["model"] for job in jobs] == ["gpt", "mlp"]
+def test_a_sweep_may_swap_words_of_a_group(here: Path) -> None:
+    assert [job.choices["model"] for job in swept("model=gpt,mlp", "data=synthetic", "out=there")] == ["gpt", "mlp"]
 
 
-@pytest.mark.parametrize("words", [["seed=0,1", "stepz=3"], ["optim.lr=1e-3,fast"], ["model=gpt,mpl"]])
-def test_a_mistake_in_a_sweep_stops_it_before_the_first_job(words: list[str]) -> None:
-    jobs: list[Config] = []
-    with pytest.raises(WordsError):
-        multirun(words, lambda config: jobs.append(config))
-    assert jobs == []
+def test_text_with_a_comma_or_a_blank_is_swept_as_it_is(here: Path) -> None:
+    assert [job.generate.prompt for job in swept("generate.prompt='a b','c,d'", "data.path=x y")] == ["a b", "c,d"]
+
+
+@pytest.mark.parametrize("words", [["seed=0,1", "stepz=3"], ["optim.lr=1e-3,fast"], ["model=gpt,mpl"], ["batch=16,0"]])
+def test_a_mistake_in_a_sweep_stops_it_before_the_first_job(words: list[str], here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Any] = []
+    monkeypatch.setattr(train, "one", lambda config: begun.append(config) or Result("finished", 1, 1.0, 1.0))
+    assert main(["-m", *words]) == WordsError.exit_code
+    assert begun == []
 
 
 def test_the_schema_knows_every_group() -> None:

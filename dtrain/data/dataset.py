@@ -38,8 +38,8 @@ class Dataset:
         *,
         holdout: float = 0.1,
         holdout_dataset: Any = None,
-        inputs: int | str = 0,
-        targets: int | str = 1,
+        inputs: int | str | None = None,
+        targets: int | str | None = None,
         outputs: int | None = None,
         workers: int = 0,
         start: int = 0,
@@ -47,7 +47,8 @@ class Dataset:
     ) -> None:
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             raise WordsError(f"data.dataset: {type(dataset).__name__} is not map-style: __len__ and __getitem__ are needed.")
-        self._dataset, self._kept, self._keys, self._outputs, self._workers = dataset, holdout_dataset, (inputs, targets), outputs, workers
+        keys: Keys = (0 if inputs is None else inputs, 1 if targets is None else targets)
+        self._dataset, self._kept, self._keys, self._outputs, self._workers = dataset, holdout_dataset, keys, outputs, workers
         self._whole = len(dataset)
         held = 0 if holdout_dataset is not None else round(self._whole * holdout)
         self._start, self._stop = start, self._whole - held if stop is None else stop

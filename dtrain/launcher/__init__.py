@@ -2,8 +2,10 @@
 
 import os
 import sys
+import traceback
 from typing import Protocol
 
+from dtrain.errors import DtrainError, RankError
 from dtrain.plan import Plan
 from dtrain.result import Result
 
@@ -16,6 +18,16 @@ class Launcher(Protocol):
     def launch(self, plan: Plan) -> Result:
         """Run the plan's loop on every rank. Raises RankError with the traceback of the first rank that failed."""
         ...
+
+
+def run_here(plan: Plan) -> Result:
+    """This process as one rank that nobody watches: what it raises is shown as that rank's traceback."""
+    try:
+        return run_rank(plan)
+    except (DtrainError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # torch has exceptions that are no Exception
+        raise RankError(f"rank {os.environ.get('RANK', 0)} failed\n{traceback.format_exc()}") from error
 
 
 def run_rank(plan: Plan) -> Result:

@@ -44,7 +44,7 @@ def sweep(words: Sequence[str]) -> int:
             sys.exit(result.exit_code)
         return result.loss
 
-    multirun(words, job)
+    multirun(words, job, check=lambda words: resolve(compose(words), look()))
     return max(failed, default=0)
 
 

@@ -14,20 +14,24 @@ ROOT = Path(dtrain.__file__).parent
 
 FLOORS = (
     ("errors", "plan", "result"),
-    ("config", "cluster", "store", "build"),
-    ("compose", "resolve", "preflight"),
+    ("words", "config", "cluster", "store", "build", "sharding"),
+    ("check", "recipe", "resolve", "preflight"),
+    ("compose",),
     ("backend", "mesh", "journal", "clip"),
     ("model", "data", "objective", "optim", "schedule", "precision", "logger"),
     ("seeds", "stop", "log"),
     ("strategy", "state", "sampling"),
     ("parallel", "checkpoint", "step"),
-    ("hook", "heldout"),
-    ("train",),
+    ("hook", "heldout", "looking"),
+    ("train", "evaluate", "generate"),
     ("launcher",),
     ("sweep", "verb"),
     ("__main__",),
 )
-WITHOUT_TORCH = ("__main__", "errors", "plan", "result", "config", "cluster", "store", "build", "compose", "resolve", "preflight", "launcher", "verb")
+WITHOUT_TORCH = (
+    "__main__", "errors", "plan", "result", "words", "config", "cluster", "store", "build", "check", "recipe", "resolve", "preflight", "compose",
+    "launcher", "verb",
+)  # fmt: skip
 """What the parent imports before any rank exists."""
 
 

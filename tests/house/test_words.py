@@ -10,9 +10,10 @@ import yaml
 import dtrain
 from dtrain.build import locate
 from dtrain.cluster import Cluster, External
-from dtrain.compose import compose, folder
+from dtrain.compose import compose
 from dtrain.config import GROUPS
 from dtrain.model import construct
+from dtrain.recipe import folder
 from dtrain.resolve import resolve
 
 CONF = folder("conf")

@@ -1,0 +1,75 @@
+"""One clip for every mesh, equal to torch's own on one process."""
+
+import pytest
+import torch
+from small import PARTS, STRATEGIES, on_mesh
+from torch.distributed.tensor import DTensor
+
+from dtrain.build import build
+from dtrain.clip import clip
+from dtrain.mesh import Mesh
+from dtrain.model import construct
+from dtrain.parallel.order import parallelize
+
+
+def model_with_gradients(size: float = 1.0) -> torch.nn.Module:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+    for number, parameter in enumerate(model.parameters()):
+        parameter.grad = size * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
+    return model
+
+
+@pytest.mark.parametrize("bound", [0.1, 1.0, 1e9])
+def test_it_is_the_clip_of_torch(bound: float) -> None:
+    mine, theirs = model_with_gradients(), model_with_gradients()
+    norm = clip(list(mine.parameters()), bound)
+    assert torch.allclose(norm, torch.nn.utils.clip_grad_norm_(theirs.parameters(), bound))
+    assert all(torch.allclose(a.grad, b.grad) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True))
+
+
+def test_without_a_bound_the_norm_is_told_and_nothing_changes() -> None:
+    mine, before = model_with_gradients(), model_with_gradients()
+    assert clip(list(mine.parameters()), None) > 1
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(mine.parameters(), before.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("bound", [None, 0.5, 1e9])
+def test_scaled_gradients_come_back_to_their_size(bound: float | None) -> None:
+    plain, scaled = model_with_gradients(), model_with_gradients(1024.0)
+    norms = clip(list(plain.parameters()), bound), clip(list(scaled.parameters()), bound, scale=1024.0)
+    assert torch.allclose(*norms)
+    assert all(torch.allclose(a.grad, b.grad) for a, b in zip(plain.parameters(), scaled.parameters(), strict=True))
+
+
+def test_parameters_without_gradients_are_passed_over() -> None:
+    model = model_with_gradients()
+    model[0].weight.grad = None
+    expected = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    assert torch.allclose(clip(list(model.parameters()), 1.0), expected)
+    assert clip([torch.nn.Parameter(torch.ones(2))], 1.0) == 0
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_a_gradient_that_is_no_number_shows_in_the_norm(bad: float) -> None:
+    model = model_with_gradients()
+    model[0].weight.grad[0, 0] = bad
+    assert not torch.isfinite(clip(list(model.parameters()), 1.0))
+
+
+def clipped(mesh: Mesh, strategy: dict[str, object], bound: float) -> tuple[float, list[list[float]]]:
+    model = construct(PARTS["model"], facts={"vocab": 13}, seed=0)
+    parallelize(model, mesh, build(strategy), precision=build(PARTS["precision"]), seed=0)
+    for parameter in model.parameters():
+        parameter.grad = parameter.detach() * 3
+    norm = clip(list(model.parameters()), bound)
+    return norm.item(), [(p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad).flatten().tolist() for p in model.parameters()]
+
+
+def test_shards_have_the_norm_of_the_whole() -> None:
+    """Also hybrid ones, whose copies must not count twice."""
+    ((norm, gradients),) = on_mesh(lambda mesh: clipped(mesh, PARTS["strategy"], 1.0), dp_shard=1)
+    for degrees in ({"dp_shard": 2}, {"dp_replicate": 2, "dp_shard": 2}):
+        for found, theirs in on_mesh(lambda mesh: clipped(mesh, STRATEGIES["fsdp"], 1.0), **degrees):
+            assert found == pytest.approx(norm, rel=1e-6)
+            for a, b in zip(theirs, gradients, strict=True):
+                assert a == pytest.approx(b, rel=1e-5, abs=1e-9)

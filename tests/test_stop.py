@@ -1,0 +1,87 @@
+"""The wish to stop: heard by one, agreed by all, obeyed after the same step."""
+
+import os
+import signal
+import time
+
+import pytest
+from pool import ranks
+from small import mesh_of
+
+from dtrain.stop import StopSignal
+
+
+def alone(number: int | None, after: int | None) -> tuple[int, str]:
+    """Run up to ten steps; the signal comes during the third."""
+    with mesh_of() as mesh, StopSignal(after=after) as asked:
+        for step in range(10):
+            if asked.requested(step, mesh):
+                return step, asked.status
+            if step == 2 and number:
+                os.kill(os.getpid(), number)
+    return 10, asked.status
+
+
+@pytest.mark.parametrize(
+    ("number", "after", "expected"),
+    [
+        (None, None, (10, "finished")),
+        (None, 4, (4, "stopped")),
+        (signal.SIGTERM, None, (3, "preempted")),
+        (signal.SIGUSR1, None, (3, "preempted")),
+        (signal.SIGINT, None, (3, "interrupted")),
+        (signal.SIGTERM, 3, (3, "preempted")),
+    ],
+)
+def test_it_stops_after_the_step_in_which_it_was_asked(number: int | None, after: int | None, expected: tuple[int, str]) -> None:
+    assert ranks(1, alone, number, after) == [expected]
+
+
+def twice() -> bool:
+    with mesh_of() as mesh, StopSignal(after=None) as asked:
+        try:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+            asked.requested(0, mesh)
+        except KeyboardInterrupt:
+            return True
+    return False
+
+
+def test_the_second_signal_stops_at_once() -> None:
+    assert ranks(1, twice) == [True]
+
+
+def afterwards() -> tuple[bool, bool]:
+    with StopSignal(after=None):
+        pass
+    return signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, signal.getsignal(signal.SIGINT) == signal.default_int_handler
+
+
+def test_signals_mean_what_they_meant_before() -> None:
+    assert ranks(1, afterwards) == [(True, True)]
+
+
+def together(number: int | None, after: int | None) -> tuple[int, str]:
+    """Rank 1 alone hears the signal; ranks are not equally fast."""
+    with mesh_of(dp_replicate=2) as mesh, StopSignal(after=after) as asked:
+        for step in range(2000):
+            if asked.requested(step, mesh):
+                return step, asked.status
+            if number and mesh.rank == 1 and step == 5:
+                os.kill(os.getpid(), number)
+            mesh.barrier()  # a step meets the others
+            time.sleep(0.001 * mesh.rank)
+    return 2000, asked.status
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, "preempted"), (signal.SIGINT, "interrupted")])
+def test_all_ranks_stop_after_the_same_step(number: int, status: str) -> None:
+    one, two = ranks(2, together, number, None)
+    assert one == two
+    assert one[1] == status
+    assert 5 < one[0] < 2000
+
+
+def test_the_step_the_user_named_is_kept_to_the_step() -> None:
+    assert ranks(2, together, None, 7) == [(7, "stopped")] * 2

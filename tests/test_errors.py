@@ -7,7 +7,7 @@ from dtrain.errors import DtrainError, PreflightError, RankError, StoreError, Wo
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(DtrainError("x"), 1), (RankError("x"), 1), (WordsError("x"), 2), (PreflightError("x"), 3), (StoreError("read", "s3://b/k", "no"), 3)],
+    [(DtrainError("x"), 1), (RankError("x"), 1), (WordsError("x"), 2), (PreflightError("x"), 3), (StoreError("x"), 3)],
 )
 def test_each_error_has_its_exit_code(error: DtrainError, code: int) -> None:
     assert error.exit_code == code
@@ -20,7 +20,7 @@ def test_a_words_error_carries_every_problem() -> None:
 
 
 def test_a_store_error_says_operation_url_and_cause() -> None:
-    assert str(StoreError("read", "s3://b/k", "denied")) == "cannot read s3://b/k: denied"
+    assert str(StoreError.during("read", "s3://b/k", "denied")) == "cannot read s3://b/k: denied"
 
 
 def test_a_misspelt_word_names_the_nearest() -> None:

@@ -19,7 +19,7 @@ HERE = Cluster(gpus=0, cpus=4)
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return resolve(compose(["strategy=fsdp", "nodes=2", "devices=2", "trust=[mine]", "out=runs/a"]), HERE)
+    return resolve(compose(["strategy=fsdp", "nodes=2", "devices=2", "batch=16", "trust=[mine]", "out=runs/a"]), HERE)
 
 
 def test_a_plan_cannot_be_changed(plan: Plan) -> None:

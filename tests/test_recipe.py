@@ -82,7 +82,8 @@ RECIPES = recipe.folder("conf").with_name("recipes")
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_recipe_resolves(path: Path) -> None:
-    assert resolve(compose([f"recipe={path.stem}", *(["data.path=x"] if "???" in path.read_text() else [])]), Cluster(gpus=8, cpus=8)).steps > 0
+    of_yours = ["data.path=mine"] if "/data: tokens" in path.read_text() else []
+    assert resolve(compose([f"recipe={path.stem}", *of_yours]), Cluster(gpus=0, cpus=8)).steps > 0
 
 
 # config.yaml

@@ -14,7 +14,7 @@ def batch(*words: str) -> BatchShape:
 @pytest.mark.parametrize(
     ("words", "shape"),
     [
-        ((), BatchShape(16, 16, 1, 1)),
+        (("batch=16",), BatchShape(16, 16, 1, 1)),
         (("batch=12", "devices=2"), BatchShape(12, 6, 2, 1)),
         (("batch=12", "microbatch=2"), BatchShape(12, 2, 1, 6)),
         (("batch=12", "accumulate=2", "devices=3"), BatchShape(12, 2, 3, 2)),

@@ -6,7 +6,7 @@ the user's own; whoever picks another word of a group, or another `_target_`, al
 
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -26,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dtrain import recipe
 from dtrain.check import Vocabulary, judge
-from dtrain.config import GROUPS, Config, Schema
+from dtrain.config import GROUPS, LISTS, Config, Schema
 from dtrain.errors import DtrainError, WordsError, first_line, nearest
 from dtrain.words import Word, quote, slug
 
@@ -186,8 +186,18 @@ def _vocabulary(loader: ConfigLoader, words: Sequence[Word]) -> Vocabulary:
     options = {group: sorted(loader.get_group_options(group)) for group in GROUPS}
     defaults = dict(pair for entry in repository.load_config("config").defaults_list for pair in _default(entry))
     choices = defaults | {word.key: word.value for word in words if word.key in GROUPS}
-    targets = tuple(word.key.removesuffix("._target_") for word in words if word.key.endswith("._target_"))
+    targets = tuple(
+        word.key.removesuffix("._target_") for word in words if word.key.endswith("._target_") and word.value != _own_target(word.key, choices, node)
+    )
     return Vocabulary(Schema, options, choices, targets, node)
+
+
+def _own_target(key: str, choices: Mapping[str, Any], node: Callable[[str, str], dict[str, Any]]) -> Any:
+    """The target that the chosen word itself has: a saved run says it again."""
+    group, *rest = key.split(".")
+    if group in LISTS and len(rest) == 2 and rest[0] in choices[group]:
+        return node(group, rest[0]).get("_target_")
+    return node(group, choices[group]).get("_target_") if len(rest) == 1 and choices.get(group) else None
 
 
 def _default(entry: Any) -> Iterable[tuple[str, Any]]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dtrain import store
 from dtrain.build import build
+from dtrain.errors import DtrainError
 from dtrain.journal import Journal, clean
 from dtrain.logger import Logger
 from dtrain.mesh import Mesh
@@ -38,7 +39,12 @@ class Log:
     def __enter__(self) -> "Log":
         if self._mesh.rank == 0:
             for name, part in self._plan.loggers.items():
-                self._loggers[name] = build(part, out=self._plan.out, steps=self._plan.steps)
+                try:
+                    self._loggers[name] = build(part, out=self._plan.out, steps=self._plan.steps)
+                except DtrainError:
+                    raise
+                except Exception as error:  # as below
+                    self._left_out(name, error)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
@@ -133,5 +139,8 @@ class Log:
             getattr(self._loggers[name], what)(*arguments)
         except Exception as error:  # whatever a tracker raises must not end a run
             del self._loggers[name]
-            self.event("logger_failed", logger=name, error=f"{type(error).__name__}: {error}")
-            print(f"dtrain: logger {name} failed and is left out: {type(error).__name__}: {error}", flush=True)
+            self._left_out(name, error)
+
+    def _left_out(self, name: str, error: Exception) -> None:
+        self.event("logger_failed", logger=name, error=f"{type(error).__name__}: {error}")
+        print(f"dtrain: logger {name} failed and is left out: {type(error).__name__}: {error}", flush=True)

@@ -28,12 +28,16 @@ def folder(name: str) -> Path:
 
 
 def read(name: str) -> list[Word]:
+    """The words of a recipe: one of ours by its name, or a path or URL. Raises WordsError."""
     known = {path.stem: path for path in folder("recipes").glob("*.yaml")}
     where = str(known.get(name, name))
     if name not in known and not re.search(r"[/.]", name):
         raise WordsError(f"recipe={name} (command line): there is no such recipe.{nearest(name, known)} Or give a path or URL.")
     try:
-        document = OmegaConf.to_container(OmegaConf.create(store.read(where).decode()), resolve=False)
+        written = store.read(where).decode()
+        if not store.is_local(where) and "${oc.env" in written:
+            raise WordsError(f"recipe={name}: a recipe from elsewhere may not read the environment. Copy it to a local file if you trust it.")
+        document = OmegaConf.to_container(OmegaConf.create(written), resolve=False)
     except StoreError as error:
         raise WordsError(f"recipe={name}: {error}") from error
     except yaml.YAMLError as error:

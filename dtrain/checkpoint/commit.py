@@ -27,7 +27,7 @@ def read(url: str) -> dict[str, Any]:
     try:
         commit: dict[str, Any] = json.loads(store.read(store.join(url, NAME)))
         digest = commit.pop("digest")
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise StoreError.during("read the commit of", url, f"it is damaged ({error})") from error
     if digest != _digest(commit):
         raise StoreError.during("read the commit of", url, "it is damaged (its digest differs)")
@@ -39,6 +39,14 @@ def read(url: str) -> dict[str, Any]:
         if store.size(store.join(url, file["name"])) != file["size"]:
             raise StoreError.during("read the commit of", url, f"{file['name']} is missing or has another size")
     return commit
+
+
+def is_valid(url: str) -> bool:
+    """Whether the attempt at `url` is a checkpoint."""
+    try:
+        return bool(read(url))
+    except StoreError:
+        return False
 
 
 def attempts(out: str) -> Iterator[tuple[int, str]]:

@@ -7,6 +7,7 @@ A directory is never written twice; what has no valid COMMIT.json is not a check
 
 import datetime
 import hashlib
+import itertools
 import shutil
 import uuid
 from collections.abc import Callable, Mapping
@@ -140,11 +141,17 @@ class Sharded:
         return path
 
     def _drop_old(self) -> None:
-        """Keep the newest `keep` steps: a commit goes before its files, and only after a newer one has been read back."""
+        """Keep the newest `keep` steps that verify; of what is older, a commit goes before its files. Damaged newer ones stay too."""
         if self._keep is None:
             return
-        steps = sorted({step for step, _ in commits.attempts(self._out)}, reverse=True)
-        for step in steps[max(1, self._keep) :]:
+        valid = 0
+        older: list[int] = []
+        for step, attempts in itertools.groupby(commits.attempts(self._out), key=lambda entry: entry[0]):
+            if valid < max(1, self._keep):
+                valid += any(commits.is_valid(url) for _, url in attempts)
+            else:
+                older.append(step)
+        for step in older:
             for attempt in store.children(commits.folder(self._out, step)):
                 store.remove(store.join(commits.folder(self._out, step), attempt, commits.NAME))
             store.remove(commits.folder(self._out, step))

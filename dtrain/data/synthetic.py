@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from dtrain.data import Batch, Indices, Loading
-from dtrain.data.order import _mix32
+from dtrain.data.order import _mix32, _mix64
 
 PERIOD = 7
 """next_token repeats a random phrase of this many tokens: what comes next can be copied from what was."""
@@ -61,7 +61,7 @@ class Synthetic:
     def _random(self, index: Indices, columns: int) -> np.ndarray[Any, np.dtype[np.float64]]:
         """[len(index), columns] in [0, 1)."""
         counters = index.astype(np.uint64)[:, None] * np.uint64(columns) + np.arange(columns, dtype=np.uint64)
-        mixed = _mix32(_mix32(counters + np.uint64(self.seed)) ^ np.uint64(0x9E3779B9))
+        mixed = _mix32(_mix32(counters) ^ np.uint64(_mix64(self.seed) & 0xFFFFFFFF))
         uniform: np.ndarray[Any, np.dtype[np.float64]] = mixed.astype(np.float64) / 2**32
         return uniform
 

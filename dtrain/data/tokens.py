@@ -58,7 +58,11 @@ class Tokens:
         return batch
 
     def holdout(self) -> Windows | None:
-        return self._windows.holdout()
+        kept = self._windows.holdout()
+        largest = max((int(array[i : i + (1 << 22)].max()) for array in kept.arrays for i in range(0, len(array), 1 << 22)), default=0) if kept else 0
+        if largest >= self._vocab:
+            raise PreflightError(f"data.holdout_path={self._holdout_path}: token {largest} is outside data.vocab={self._vocab}.")
+        return kept
 
     def _open(self, path: str) -> list[NDArray[Any]]:
         urls = store.find(path)

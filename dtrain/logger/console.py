@@ -1,5 +1,6 @@
 """What a person sees: a progress bar on a terminal, plain lines elsewhere, and the loss curve at the end."""
 
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -62,6 +63,9 @@ class Console:
 
 def curve(points: Sequence[tuple[int, float]]) -> str:
     """Losses over steps, drawn in text: each column is the mean of its part of the run."""
+    points = [point for point in points if math.isfinite(point[1])]
+    if len(points) < 2:
+        return ""
     first, last = points[0][0], points[-1][0]
     columns: list[list[float]] = [[] for _ in range(WIDTH)]
     for step, loss in points:

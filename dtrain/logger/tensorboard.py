@@ -32,6 +32,7 @@ class TensorBoard:
         values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items() if isinstance(value, int | float)]
         self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
         if self._scratch is not None and time.monotonic() - self._put > PUT_SECONDS:
+            self._writer.flush()
             self._upload()
 
     def note(self, text: str) -> None:
@@ -45,8 +46,8 @@ class TensorBoard:
             shutil.rmtree(self._scratch)
 
     def _upload(self) -> None:
+        """Put what was written; nothing to do on a local disk."""
         if self._scratch is not None:
-            self._writer.flush()
             for file in self._scratch.iterdir():
                 store.upload(file, store.join(self._url, file.name))
         self._put = time.monotonic()

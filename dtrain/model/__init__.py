@@ -38,7 +38,9 @@ def construct(part: Part, *, facts: Mapping[str, Any], seed: int) -> nn.Module:
     target = locate(str(part["_target_"]))
     if inspect.isclass(target) and issubclass(target, InitByName):
         with torch.device("meta"):
-            return _module(build(part))
+            model = _module(build(part))
+        if not any(True for _ in model.buffers()):  # whose values only their own constructor knows
+            return model
     torch.manual_seed(seed)
     return _module(build(part))
 

@@ -30,6 +30,8 @@ def objective(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[s
         raise WordsError(
             f"model={model} gives one answer per token, objective={config.choices['objective']} wants one per sample. Type objective=next_token."
         )
+    if gives == "tokens" and needs != "tokens" and config.choices["objective"] is not None:
+        raise WordsError(f"objective={config.choices['objective']} wants one answer per sample, data={data} gives tokens. Type objective=next_token.")
     if needs == "tokens" and takes not in (None, "tokens"):
         raise WordsError(f"objective=next_token needs a model of tokens, model={model} takes {takes}. Type model=gpt, or objective=classification.")
     return {"objective": part}
@@ -43,6 +45,11 @@ def synthetic(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dic
             data["task"] = str(draft["objective"]["_target_"]).split(".")[-2]
         if data.get("inputs") == "auto":
             data["inputs"] = [1, 8, 8] if about(config.model).get("takes") == "image" else [64]
+        needs = str(draft["objective"]["_target_"]).split(".")[-2]
+        if data["task"] in NATURAL.values() and needs in NATURAL.values() and data["task"] != needs:
+            raise WordsError(
+                f"data.task={data['task']}: the objective of this run is {needs}. Type objective={data['task']}, or leave data.task out."
+            )
         if data["task"] not in NATURAL.values():
             raise WordsError(f"data.task={data['task']}: synthetic data knows {', '.join(sorted(NATURAL.values()))}.")
     return {"data": data}

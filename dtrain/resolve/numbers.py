@@ -16,10 +16,15 @@ def positive(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict
         "nodes": (config.nodes, 1), "steps": (config.steps, 1), "batch": (config.batch, 1), "microbatch": (config.microbatch, 1),
         "accumulate": (config.accumulate, 1), "stop_after": (config.stop_after, 1), "seed": (config.seed, 0), "log.every": (config.log.every, 1),
         "evaluate.every": (config.evaluate.every, 0), "evaluate.samples": (config.evaluate.samples, 1),
+        "checkpoint.every": (config.checkpoint.get("every"), 0), "checkpoint.keep": (config.checkpoint.get("keep"), 1),
+        "schedule.warmup": (config.schedule.get("warmup"), 0), "data.sequence": (config.data.get("sequence"), 1),
         "generate.tokens": (config.generate.tokens, 1), "generate.temperature": (config.generate.temperature, 0),
     }  # fmt: skip
-    problems = [
-        f"{key}={value}: at least {low} is needed. Type {key}={low}." for key, (value, low) in least.items() if value is not None and value < low
+    problems = [] if config.generate.prompt else ["generate.prompt is empty: a model goes on from something. Type generate.prompt='def '."]
+    problems += [
+        f"{key}={value}: at least {low} is needed. Type {key}={low}."
+        for key, (value, low) in least.items()
+        if isinstance(value, int | float) and value < low
     ]
     if config.clip is not None and config.clip <= 0:
         problems.append(f"clip={config.clip}: a gradient norm is above 0. Type clip=1.0, or clip=null for no clipping.")

@@ -25,6 +25,8 @@ def about(part: Part) -> Mapping[str, Any]:
 
 def devices(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
     """Nodes, and processes per node."""
+    if config.nodes < 1:
+        raise WordsError()  # numbers.positive says so
     asked, nodes, external = config.devices, config.nodes, cluster.external
     if asked != "auto" and (isinstance(asked, bool) or not isinstance(asked, int) or asked < 1):
         raise WordsError(f"devices={asked}: a number of processes per node, or auto. Type devices=2.")

@@ -22,7 +22,9 @@ def test_no_file_is_over_400_lines_and_no_function_over_60(path: Path) -> None:
     source = path.read_text()
     assert len(source.splitlines()) <= 400
     functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    long = {function.name: lines for function in functions if (lines := (function.end_lineno or 0) - function.lineno + 1) > LONGEST.get(function.name, 60)}
+    long = {
+        function.name: lines for function in functions if (lines := (function.end_lineno or 0) - function.lineno + 1) > LONGEST.get(function.name, 60)
+    }
     assert not long
 
 

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 
 from dtrain.errors import DtrainError, WordsError
-from dtrain.verb import VERBS
 
 HELP = """dtrain [verb] [word=choice] [key=value] ... [-m]
 
@@ -22,6 +21,8 @@ examples   dtrain                                           a small GPT learns P
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 training failed, 2 the words were wrong, 3 preflight, 75 preempted, 130 interrupted."""
+    from dtrain.config import VERBS  # with omegaconf, which --help can do without
+
     words = list(sys.argv[1:] if argv is None else argv)
     if "--help" in words or "-h" in words:
         print(HELP + _words(), end="")

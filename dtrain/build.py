@@ -23,7 +23,12 @@ def build(part: Part, **given: Any) -> Any:
         raise WordsError(f"{part['_target_']}: {error}. It takes: {takes}.") from None
     except ValueError:  # builtins without a signature judge their arguments themselves
         pass
-    return target(**arguments)
+    try:
+        return target(**arguments)
+    except ValueError as error:
+        if not str(part["_target_"]).startswith("dtrain."):
+            raise  # the user's own code shows its traceback
+        raise WordsError(f"{part['_target_']}: {error}.") from error
 
 
 def locate(name: str) -> Any:

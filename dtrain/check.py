@@ -37,6 +37,11 @@ class Vocabulary:
         """Whether `key` is an argument of a target of the user's own."""
         return any(key.startswith(f"{target}.") for target in self.targets)
 
+    def added(self, key: str) -> bool:
+        """Whether `key` is not among what Hydra composes: an argument of the user's own target, or of a word that `auto` may pick."""
+        group = key.split(".")[0]
+        return self.free(key) or (group in LISTS and group != key and self.choices[group] == "auto")
+
     def wants_text(self, key: str) -> bool:
         """Whether a number typed for `key` is meant as text."""
         if key in self.keys:
@@ -62,6 +67,8 @@ def judge(word: Word, known: Vocabulary) -> Iterable[str]:
     top, *rest = word.key.split(".")
     if top not in known.keys and top not in GROUPS:
         yield f"{said}: there is no word {word.key}.{known.near(word.key)}"
+    elif word.sweep and top in LISTS and word.key == top:
+        yield f"{said}: several of them are a list. Type {word.key}=[{word.text}]."
     elif word.sweep:
         yield f"{said}: several values are a sweep. Add -m, or quote: \"{word.key}='{word.text}'\"."
     elif word.key in GROUPS:
@@ -74,7 +81,8 @@ def judge(word: Word, known: Vocabulary) -> Iterable[str]:
         yield f"{said}: {word.key} holds other words. Type {', '.join(f'{word.key}.{name}=<value>' for name in known.keys[word.key])}."
     elif not _fits(word.value, known.keys[word.key]):
         kind = _kind(known.keys[word.key])
-        yield f"{said}: {word.key} is {kind}, not {word.value!r}. Type {word.key}=<{kind}>."
+        example = f"[{word.text}]" if kind == "a list" else f"<{kind}>"
+        yield f"{said}: {word.key} is {kind}, not {word.value!r}. Type {word.key}={example}."
 
 
 def _judge_choice(word: Word, said: str, known: Vocabulary) -> Iterable[str]:
@@ -94,7 +102,7 @@ def _judge_argument(word: Word, said: str, known: Vocabulary, group: str, rest: 
         return  # not ours to judge, or the choice itself is the mistake
     if group in LISTS:
         choice, *rest = rest
-        if choice not in names:
+        if choice not in names and not (names == ["auto"] and choice in known.options[group]):
             both = ",".join([*(name for name in names if name != "auto"), choice])
             hint = f" Type {group}=[{both}] as well." if choice in known.options[group] else nearest(choice, known.options[group])
             yield f"{said}: {group} {choice} is not part of this run.{hint}"

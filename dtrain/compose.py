@@ -26,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dtrain import recipe
 from dtrain.check import Vocabulary, judge
-from dtrain.config import GROUPS, LISTS, Config, Schema
+from dtrain.config import GROUPS, LISTS, VERBS, Config, Schema
 from dtrain.errors import DtrainError, WordsError, first_line, nearest
 from dtrain.words import Word, quote, slug
 
@@ -43,6 +43,12 @@ def compose(words: Sequence[str], *, run: str | None = None) -> Config:
     """
     asked, problems = _parse_all(words)
     loader = _hydra([path for word in asked if word.key == "hydra.searchpath" for path in word.value]).config_loader
+    problems += [
+        f"{word} ({word.source}): of Hydra's own words only hydra.searchpath is taken here, and with -m hydra/launcher and hydra/sweeper."
+        for word in asked
+        if word.key.startswith("hydra") and word.key != "hydra.searchpath"
+    ]
+    asked = [word for word in asked if not word.key.startswith("hydra") or word.key == "hydra.searchpath"]
     written = recipe.read(f"{run.rstrip('/')}/config.yaml") if run else []
     written = [word for word in written if word.key.split(".")[0] not in OF_THE_MESH]
     settled = _settle([*written, *_with_recipes(asked, problems)])
@@ -71,9 +77,11 @@ def multirun(words: Sequence[str], job: Callable[[Sequence[str]], float | None],
     problems += [
         f"{word} ({word.source}): with -m Hydra takes hydra/launcher, hydra/sweeper and what they hold." for word in ours if word.key[:5] == "hydra"
     ]
+    swept = [word for word in ours if word.sweep]
+    if not swept and not problems and not for_hydra:
+        problems.append("-m: no word has several values. Type optim.lr=1e-3,3e-3 for example, or leave -m out.")
     if problems:
         raise WordsError(*problems)
-    swept = [word for word in ours if word.sweep]
     plain = [word for word in ours if not word.sweep and word.key not in ("out", "sweep.out")]
     named = [str(word.value) for key in ("sweep.out", "out") for word in ours if word.key == key]
     root = named[0].rstrip("/") if named else f"outputs/sweep-{slug(f'{word.key}-{word.text}' for word in ours)}"
@@ -121,13 +129,16 @@ def _parse_all(words: Sequence[str]) -> tuple[list[Word], list[str]]:
 
 
 def _parse(text: str) -> Word:
+    if text in ("-m", "--multirun"):
+        raise WordsError(f"{text} (command line): only train takes it.")
     if text.startswith("-"):
         name = text.lstrip("-").replace("-", "_")
         raise WordsError(f"{text} (command line): words have no dashes. Type {name if '=' in name else name + '=<value>'}.")
     if text.startswith("~"):
         raise WordsError(f"{text} (command line): nothing is taken away with ~. Type {text[1:].split('=')[0]}=<another word>.")
     if "=" not in text:
-        raise WordsError(f"{text} (command line): neither a verb nor a word. Words look like key=value.{nearest(text, GROUPS)}")
+        known = [*VERBS, *(f"{name}=<value>" for name in (*GROUPS, *Schema.__dataclass_fields__) if name)]
+        raise WordsError(f"{text} (command line): neither a verb nor a word. Words look like key=value.{nearest(text, known)}")
     key, raw = text.lstrip("+").split("=", 1)
     parser = OverridesParser.create()
     try:
@@ -214,7 +225,7 @@ def _config(words: Sequence[Word], vocabulary: Vocabulary) -> Config:
     for word in words:
         if word.key not in replaced:
             numeral = isinstance(word.value, int | float) and vocabulary.wants_text(word.key)
-            overrides.append(f"{'++' if vocabulary.free(word.key) else ''}{word.key}={quote(word.text) if numeral else word.text}")
+            overrides.append(f"{'++' if vocabulary.added(word.key) else ''}{word.key}={quote(word.text) if numeral else word.text}")
     try:
         composed: Any = OmegaConf.to_container(hydra_compose("config", overrides=overrides), resolve=True)
     except (HydraException, OmegaConfBaseException) as error:

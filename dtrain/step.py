@@ -36,8 +36,9 @@ def make_step(model: nn.Module, objective: Objective, strategy: Strategy, mesh: 
     def step(stream: Stream, number: int) -> StepLoss:
         share = next(stream)
         seeds.reseed(seed, number, mesh.data_rank)
-        # strategies average gradients over the data ranks, the loss is a sum over all of them
-        weight = mesh.data_ranks / share.count * (precision.scale.value if precision.scale else 1.0)
+        # strategies average gradients over the data ranks, the loss is a sum over all of them; under fp16 `clip` makes up for it,
+        # or more ranks would overflow earlier
+        weight = (precision.scale.value if precision.scale else mesh.data_ranks) / share.count
         sums: dict[str, Tensor] = {}
         for index, batch in enumerate(share.microbatches):
             with strategy.sync(model, index == len(share.microbatches) - 1):

@@ -18,7 +18,7 @@ from dtrain.heldout import evaluate
 from dtrain.hook import Hook, StepInfo, due
 from dtrain.log import Log
 from dtrain.mesh import Mesh
-from dtrain.model import construct
+from dtrain.model import caveats, construct
 from dtrain.objective import Objective
 from dtrain.parallel.order import parallelize
 from dtrain.plan import Plan
@@ -68,6 +68,8 @@ def train(plan: Plan) -> Result:
         log.restored(state.step)
         log.event("started", step=state.step, ranks=mesh.world, parameters=sum(p.numel() for p in parameters), plan=plan.digest)
         log.note(f"{_count(model)} parameters on {mesh.world} rank(s)" + (f", going on after step {state.step}" if restored else ""))
+        for sentence in [*caveats(model), *([] if heldout else ["nothing is held out: there will be no evaluation"])]:
+            log.note(sentence)
 
         def commit() -> None:
             log.flush()
@@ -82,7 +84,7 @@ def train(plan: Plan) -> Result:
         log.begin(unit=objective.unit)
         while state.step < plan.steps and not stop_asked.requested(state.step, mesh):
             loss = step(stream, state.step)
-            norm = clip(parameters, plan.clip, scale=precision.scale.value if precision.scale else 1.0)
+            norm = clip(parameters, plan.clip, scale=precision.scale.value / mesh.data_ranks if precision.scale else 1.0)
             lr = set_lr(optimizer, schedule.factor(state.step))
             if precision.scale is None or precision.scale.accept(norm):
                 optimizer.step()

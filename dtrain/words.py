@@ -40,8 +40,9 @@ def text(value: Any) -> str:
 
 
 def slug(words: Iterable[str]) -> str:
-    """A folder name: no `=`, no separators; long ones end in a digest."""
-    name = re.sub(r"[^\w.+-]+", "-", "_".join(words).lower()).strip("-.") or "job"
-    if len(name) <= 80:
+    """A folder name: no `=`, no separators; what had to be changed or cut ends in a digest."""
+    plain = "_".join(words)
+    name = re.sub(r"[^\w.+-]+", "-", plain).strip("-.") or "job"
+    if len(name) <= 80 and name == plain:
         return name
-    return f"{name[:64]}-{hashlib.sha256(name.encode()).hexdigest()[:10]}"
+    return f"{name[:64]}-{hashlib.sha256(plain.encode()).hexdigest()[:10]}"

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
 from dtrain.data import Batch, Indices, Loading
 from dtrain.data.order import _mix64, permute
@@ -45,7 +45,7 @@ class Dataset:
         start: int = 0,
         stop: int | None = None,
     ) -> None:
-        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        if isinstance(dataset, IterableDataset | str) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             raise WordsError(f"data.dataset: {type(dataset).__name__} is not map-style: __len__ and __getitem__ are needed.")
         keys: Keys = (0 if inputs is None else inputs, 1 if targets is None else targets)
         self._dataset, self._kept, self._keys, self._outputs, self._workers = dataset, holdout_dataset, keys, outputs, workers

@@ -50,7 +50,9 @@ class Tokens:
 
     def take(self, index: Indices, epoch: Indices) -> Batch:
         batch = self._windows.take(index, epoch)
-        largest = int(batch["targets"].numpy().max())
+        largest, least = int(batch["targets"].numpy().max()), int(batch["targets"].numpy().min())
+        if least < 0:
+            raise PreflightError(f"data.path={self._path}: token {least} is negative.")
         if largest >= self._vocab:
             raise PreflightError(
                 f"data.path={self._path}: token {largest} is outside data.vocab={self._vocab}. Type data.vocab={largest + 1} or more."

@@ -45,6 +45,12 @@ def construct(part: Part, *, facts: Mapping[str, Any], seed: int) -> nn.Module:
     return _module(build(part))
 
 
+def caveats(model: nn.Module) -> list[str]:
+    """What a person should know about a model that is trained on several ranks or microbatches."""
+    norms = sorted({type(module).__name__ for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)})
+    return [f"{name} sees one microbatch of one rank: its losses depend on the mesh. GroupNorm or LayerNorm do not." for name in norms]
+
+
 def _module(model: Any) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise WordsError(f"model: {type(model).__name__} is not a torch.nn.Module.")

@@ -110,6 +110,8 @@ class GPT(nn.Module):
         rope_base: float = 10000.0,
     ) -> None:
         super().__init__()
+        if min(vocab, layers, heads, width) < 1:
+            raise ValueError(f"model.vocab={vocab} model.layers={layers} model.heads={heads} model.width={width} must be at least 1")
         kv_heads = kv_heads or heads
         if width % heads or (width // heads) % 2:
             raise ValueError(f"model.width={width} must be an even multiple of model.heads={heads}")

@@ -5,6 +5,7 @@ from typing import Any
 import torch.nn.functional as F
 
 from dtrain.data import Batch
+from dtrain.errors import WordsError
 from dtrain.objective import Loss, logits_of
 
 
@@ -20,6 +21,8 @@ class Classification:
         return batch["inputs"]
 
     def loss(self, outputs: Any, batch: Batch) -> Loss:
+        if batch["targets"].is_floating_point():
+            raise WordsError("objective=classification needs whole numbers as targets, the data has fractions. Type objective=regression.")
         logits, targets = logits_of(outputs), batch["targets"].long()
         return Loss(
             F.cross_entropy(logits.float(), targets, reduction="sum"),

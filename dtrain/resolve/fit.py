@@ -58,15 +58,17 @@ def synthetic(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dic
 def hooks(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
     """`auto` samples text when the data is text; a hook that needs text is refused elsewhere."""
     text = bool(about(config.data).get("text"))
+    chosen = {name: dict(part) for name, part in config.hook.items()}
     if config.choices["hook"] == "auto":
-        if not text:
-            return {"hooks": {}}
-        draft["why"]["hook"] = "sample (auto: the data is text)"
-        return {"hooks": {"sample": config.options["hook"]["sample"]}}
-    refused = [name for name, part in config.hook.items() if about(part).get("needs") == "text" and not text]
+        chosen = {name: {**config.options["hook"].get(name, {}), **part} for name, part in chosen.items()}
+        if text and "sample" not in chosen:
+            chosen["sample"] = dict(config.options["hook"]["sample"])
+        if text:
+            draft["why"]["hook"] = f"{', '.join(chosen)} (auto: the data is text)"
+    refused = [name for name, part in chosen.items() if about(part).get("needs") == "text" and not text]
     if refused:
         raise WordsError(f"hook={refused[0]} needs text, data={config.choices['data']} has none. Type hook=[].")
-    return {"hooks": {name: dict(part) for name, part in config.hook.items()}}
+    return {"hooks": chosen}
 
 
 def parts(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:

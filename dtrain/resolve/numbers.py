@@ -17,6 +17,7 @@ def positive(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict
         "accumulate": (config.accumulate, 1), "stop_after": (config.stop_after, 1), "seed": (config.seed, 0), "log.every": (config.log.every, 1),
         "evaluate.every": (config.evaluate.every, 0), "evaluate.samples": (config.evaluate.samples, 1),
         "checkpoint.every": (config.checkpoint.get("every"), 0), "checkpoint.keep": (config.checkpoint.get("keep"), 1),
+        "optim.lr": (config.optim.get("lr"), 0), "schedule.floor": (config.schedule.get("floor"), 0), "data.holdout": (config.data.get("holdout"), 0),
         "schedule.warmup": (config.schedule.get("warmup"), 0), "data.sequence": (config.data.get("sequence"), 1),
         "generate.tokens": (config.generate.tokens, 1), "generate.temperature": (config.generate.temperature, 0),
     }  # fmt: skip
@@ -26,6 +27,8 @@ def positive(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict
         for key, (value, low) in least.items()
         if isinstance(value, int | float) and value < low
     ]
+    most = {"schedule.floor": (config.schedule.get("floor"), 1), "data.holdout": (config.data.get("holdout"), 0.99)}
+    problems += [f"{key}={value}: at most {high}." for key, (value, high) in most.items() if isinstance(value, int | float) and value > high]
     if config.clip is not None and config.clip <= 0:
         problems.append(f"clip={config.clip}: a gradient norm is above 0. Type clip=1.0, or clip=null for no clipping.")
     if config.resume not in RESUME:

@@ -20,8 +20,10 @@ def where(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
         words = {field.name: value for field in fields(Schema) if field.name not in VOLATILE for value in [getattr(config, field.name)]}
         digest = hashlib.sha256(json.dumps(words, sort_keys=True, default=asdict).encode()).hexdigest()[:8]
         out = f"outputs/{config.choices['model'] or 'model'}-{config.choices['data'] or 'data'}-{digest}"
+    if not out.strip("/ "):
+        raise WordsError(f"out={out!r} is no place for a run. Type out=<a folder or URL>.")
     if out.startswith("memory://") and draft["nodes"] * draft["devices"] > 1:
         raise WordsError(
             f"out={out}: memory belongs to one process, this run has {draft['nodes'] * draft['devices']} ranks. Type out=<a folder or URL>."
         )
-    return {"out": out.rstrip("/") or "/"}
+    return {"out": out.rstrip("/")}

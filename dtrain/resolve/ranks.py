@@ -51,6 +51,11 @@ def world(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
         raise WordsError(
             "launcher=external: no RANK and WORLD_SIZE in the environment. Start it as: torchrun --nproc-per-node 2 -m dtrain launcher=external"
         )
+    if cluster.external and cluster.external.world > 1 and config.choices["launcher"] in ("inline", "local"):
+        raise WordsError(
+            f"launcher={config.choices['launcher']}: this process is one of {cluster.external.world} ranks already, each would train the whole run. "
+            "Leave launcher out."
+        )
     if config.choices["launcher"] == "inline" and draft["nodes"] * draft["devices"] > 1:
         raise WordsError(f"launcher=inline is one rank, but nodes x devices = {draft['nodes'] * draft['devices']}. Type launcher=local.")
     return {}

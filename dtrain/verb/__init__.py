@@ -1,3 +1,1 @@
 """What the command can do: one file per verb, each with `run(words) -> exit code`."""
-
-VERBS = ("train", "plan", "evaluate", "generate")

@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -12,14 +13,16 @@ from dtrain.build import build
 from dtrain.cluster import look
 from dtrain.compose import compose, multirun
 from dtrain.config import Config
-from dtrain.errors import DtrainError, StoreError, WordsError
+from dtrain.errors import DtrainError, RankError, StoreError, WordsError
 from dtrain.plan import Plan
 from dtrain.resolve import resolve
 from dtrain.result import Result
 from dtrain.verb.plan import show
 
-NUMBERS = ("model", "data", "objective", "optim", "schedule", "precision", "seed", "clip", "batch.size")
-"""What makes a finished run another run."""
+NUMBERS = ("model", "data", "objective", "optim", "schedule", "precision", "seed", "clip", "batch")
+"""What makes a run another run."""
+ELSEWHERE = ("path", "holdout_path", "cache", "workers", "_about_")
+"""Inside of those, what does not."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -53,46 +56,56 @@ def one(config: Config) -> Result:
     cluster = look()
     plan = resolve(config, cluster)
     first = cluster.external is None or cluster.external.rank == 0
-    if first:
-        finished = _finished(plan)
-        if finished:
+    finished = _there(plan)
+    if finished:
+        if first:
             print(
                 f"already finished: {plan.out} has done {finished.step} steps, loss {finished.loss}. Type steps=<more> to go on, or out=<another place>."
             )
-            return finished
+        return finished
+    if first:
         preflight.check(plan)
         print(show(plan), flush=True)
         store.write(store.join(plan.out, "config.yaml"), recipe.write(config).encode())
         store.write(store.join(plan.out, "plan.yaml"), yaml.safe_dump(plan.to_dict(), sort_keys=False).encode())
-    result: Result = build(plan.launcher).launch(plan)
+    try:
+        result: Result = build(plan.launcher).launch(plan)
+    except RankError as error:
+        if first:  # what the ranks wrote may be a victim's view; this is the cause
+            store.write(store.join(plan.out, "failure.json"), json.dumps({"time": time.time(), "error": str(error)}, indent=1).encode())
+        raise
     if first:
         print(_farewell(plan, result), flush=True)
     return result
 
 
-def _finished(plan: Plan) -> Result | None:
-    """The result of a finished run under `out`, if it was this one. Raises WordsError when it was another."""
+def _there(plan: Plan) -> Result | None:
+    """The result under `out` when this run has finished there. Raises WordsError when another run lives there."""
     if plan.resume == "never" or plan.out.startswith("memory://"):
         return None
     try:
-        result = Result(**json.loads(store.read(store.join(plan.out, "result.json"))))
         there = yaml.safe_load(store.read(store.join(plan.out, "plan.yaml")))
+        begun = store.children(store.join(plan.out, "checkpoints"))
+    except (StoreError, yaml.YAMLError):
+        return None
+    here = json.loads(json.dumps(plan.to_dict()))
+    here["batch"], there["batch"] = here["batch"]["size"], there["batch"]["size"]
+    other = [key for key in NUMBERS if _differ(there.get(key), here[key])]
+    if begun and other:
+        said = ", ".join(f"{key} {there[key]} there, {here[key]} here" if not isinstance(here[key], dict) else key for key in other)
+        raise WordsError(f"out={plan.out} holds a run with another {said}. Type out=<another place>, or init={plan.out} to start from its weights.")
+    try:
+        result = Result(**json.loads(store.read(store.join(plan.out, "result.json"))))
     except (StoreError, ValueError, TypeError):
         return None
-    if result.status != "finished" or result.step < plan.steps:
-        return None
-    here = plan.to_dict()
-    other = [key for key in NUMBERS if _at(there, key) != _at(here, key)]
-    if other:
-        raise WordsError(f"out={plan.out} holds a finished run with another {', '.join(other)}. Type out=<another place>.")
-    return result
+    return result if result.status == "finished" and result.step >= plan.steps else None
 
 
-def _at(tree: Mapping[str, Any], key: str) -> Any:
-    value: Any = tree
-    for name in key.split("."):
-        value = value[name]
-    return json.loads(json.dumps(value))
+def _differ(there: Any, here: Any) -> bool:
+    """Whether two values of a plan make different numbers. Where files lie does not, the data is known by its fingerprint."""
+    if isinstance(there, dict) and isinstance(here, dict):
+        return any(_differ(there[key], here[key]) for key in there.keys() & here.keys() - set(ELSEWHERE))
+    return bool(there != here)
 
 
 def _farewell(plan: Plan, result: Result) -> str:

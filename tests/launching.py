@@ -59,7 +59,9 @@ def command(*words: str) -> list[str]:
 
 def started(out: Path, *words: str) -> subprocess.Popen[str]:
     """The command, in the background, with the tests' modules at hand."""
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    scratch = out.with_name(f"{out.name}-scratch")  # in the command line of every process of this run, and of no other
+    scratch.mkdir(exist_ok=True)
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "TMPDIR": str(scratch)}
     return subprocess.Popen(command(*WORDS, f"out={out}", *words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
 
 

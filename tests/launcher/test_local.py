@@ -1,7 +1,6 @@
 """Agents and forked ranks, started as a user starts them: who failed, what survives, what is left behind."""
 
 import json
-import os
 import signal
 import subprocess
 import time
@@ -16,19 +15,20 @@ def finished(process: "subprocess.Popen[str]", seconds: float = 60) -> tuple[int
     return process.returncode, output
 
 
-def assert_nothing_left() -> None:
-    """Every process of a run carries the name of the server module in its command line."""
-    deadline = time.monotonic() + 5
-    while mentioning("dtrain.launcher.local") and time.monotonic() < deadline:
+def assert_nothing_left(out: Path) -> None:
+    """Every process of a run carries its scratch folder in its command line; the folder is empty afterwards."""
+    scratch = out.with_name(f"{out.name}-scratch")
+    deadline = time.monotonic() + 10
+    while mentioning(str(scratch)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not mentioning("dtrain.launcher.local")
+    assert not mentioning(str(scratch))
 
 
 def test_two_nodes_of_two_ranks_finish(tmp_path: Path) -> None:
     code, output = finished(started(tmp_path, "model=mlp", "strategy=fsdp", "nodes=2", "devices=2"))
     assert code == 0, output
     assert steps_of(tmp_path) == list(range(1, 13))
-    assert_nothing_left()
+    assert_nothing_left(tmp_path)
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
@@ -38,7 +38,7 @@ def test_the_first_failing_rank_is_the_one_shown(nodes: int, tmp_path: Path) -> 
     assert output.count("Traceback (most recent call last)") == 1
     assert "rank 1 failed" in output
     assert output.count("ValueError: planned") == 1
-    assert_nothing_left()
+    assert_nothing_left(tmp_path)
 
 
 def test_a_killed_rank_is_named(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_a_killed_rank_is_named(tmp_path: Path) -> None:
     assert code == 1
     assert "rank 1 ended without a word" in output
     assert "Traceback" not in output
-    assert_nothing_left()
+    assert_nothing_left(tmp_path)
 
 
 def test_a_restarted_group_goes_on_from_the_last_commit(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_one_signal_stops_with_a_checkpoint_and_the_words_go_on(number: int, cod
     assert returned == code, output
     done = steps_of(tmp_path)[-1]
     assert 3 <= done < 60
-    assert_nothing_left()
+    assert_nothing_left(tmp_path)
     assert finished(started(tmp_path, *words, "steps=20", "devices=1"))[0] == 0
     assert steps_of(tmp_path) == list(range(1, max(done, 20) + 1))
 
@@ -81,7 +81,7 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     code, output = finished(process, seconds=10)
     assert code == 130
     assert "Traceback" not in output
-    assert_nothing_left()
+    assert_nothing_left(tmp_path)
 
 
 def test_killing_the_command_takes_everything_with_it(tmp_path: Path) -> None:
@@ -89,15 +89,10 @@ def test_killing_the_command_takes_everything_with_it(tmp_path: Path) -> None:
     wait_for_step(tmp_path, 2)
     process.kill()
     finished(process)
-    assert_nothing_left()
+    assert_nothing_left(tmp_path)
 
 
 def test_scratch_folders_do_not_stay(tmp_path: Path) -> None:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    os.environ["TMPDIR"] = str(scratch)
-    try:
-        assert finished(started(tmp_path / "out", "model=mlp", "devices=2", "steps=2"))[0] == 0
-    finally:
-        del os.environ["TMPDIR"]
-    assert not list(scratch.iterdir())
+    out = tmp_path / "out"
+    assert finished(started(out, "model=mlp", "devices=2", "steps=2"))[0] == 0
+    assert not list(out.with_name("out-scratch").iterdir())

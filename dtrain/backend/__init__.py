@@ -9,9 +9,10 @@ from typing import Protocol
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined] # exported without saying so
 
-_kept: list[object] = []
-"""The last group of this process. Whoever drops the last reference to a gloo group joins its threads; when that is DDP's reducer it
-holds the interpreter's lock, for which those threads wait, and the finished process hangs. Python's own reference is dropped last."""
+_kept: dict[int, object] = {}
+"""pid -> the last group of that process. Whoever drops the last reference to a gloo group joins its threads; when that is DDP's reducer it
+holds the interpreter's lock, for which those threads wait, and the finished process hangs. Python's own reference is dropped last. A forked child keeps
+its parent's group untouched: the threads to be joined do not exist there."""
 
 
 class Backend(Protocol):
@@ -35,9 +36,9 @@ def process_group(backend: str, *, timeout: float) -> Iterator[None]:
         # a shared store keeps the keys of a dead attempt, and the restart would hang on them
         # https://github.com/pytorch/pytorch/issues/147064
         store = PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
-    _kept.clear()
+    _kept.pop(os.getpid(), None)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=wait)
-    _kept.append(dist.group.WORLD)
+    _kept[os.getpid()] = dist.group.WORLD
     try:
         yield
     finally:

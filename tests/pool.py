@@ -12,6 +12,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from dtrain.launcher.local import fork, fork_keeper
 
 
@@ -41,6 +43,7 @@ def ranks(world: int, work: Callable[..., Any], *arguments: Any, seconds: float 
 def _rank(rank: int, world: int, port: int, writing: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
+    torch.set_num_threads(1)  # renews the thread pool after the fork, as the launcher's ranks do
     try:
         answer = (True, work(*arguments))
     except BaseException:  # torch has exceptions that are no Exception

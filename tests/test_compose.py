@@ -50,7 +50,7 @@ def test_all_mistakes_are_told_at_once() -> None:
         ("layers=3", "Did you mean model.layers?"),
         ("optim.momentum=0.9", "optim=muon has it."),
         ("logger.tensorbord.x=1", "Did you mean tensorboard?"),
-        ("hook.sample.every=3", "Type hook=[sample] as well."),
+        ("hook.sample.evry=3", "Did you mean hook.sample.every?"),
         ("--steps=3", "Type steps=3."),
         ("--log-every=3", "Type log_every=3."),
         ("~model", "Type model=<another word>."),

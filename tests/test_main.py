@@ -22,6 +22,7 @@ WRONG = {
     "a target that Hydra lets through": (["model._target_=torch.hub.load"], 2, "not trusted"),
     "data that is not there": (["data.path=/nowhere/at/all"], 3, "/nowhere/at/all"),
     "a place that cannot be written": (["out=/proc/here"], 3, "/proc/here"),
+    "an empty place": (["out="], 2, "no place for a run"),
     "an axis that is not built": (["mesh.tp=2", "devices=2"], 2, "tp is not built yet"),
     "nothing to resume": (["resume=must", "out=empty"], 3, "no checkpoint"),
 }

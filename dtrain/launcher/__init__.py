@@ -36,8 +36,10 @@ def run_rank(plan: Plan) -> Result:
 
     from dtrain.build import locate
 
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(plan.threads)
+    # also when nothing changes: a forked process renews its thread pool here, before two autograd threads try to at once
+    # (INTERNAL ASSERT "Invalid thread pool" of the CUDA builds)
+    said = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    torch.set_num_threads(int(said) if said.isdigit() else plan.threads)
     if os.getcwd() not in sys.path:  # noqa: PTH109 - compared as text, as sys.path holds it
         sys.path.insert(0, os.getcwd())  # noqa: PTH109
     result: Result = locate(plan.loop)(plan)

@@ -27,7 +27,8 @@ def test_words_that_change_no_number_stay_in_the_run(word: str) -> None:
 
 def test_your_own_place_is_kept_as_said() -> None:
     assert out("out=s3://bucket/a/") == "s3://bucket/a"
-    assert out("out=/") == "/"
+    with pytest.raises(WordsError, match="no place for a run"):
+        out("out=/")
 
 
 def test_memory_is_refused_for_several_ranks() -> None:

@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+import time
 from collections.abc import Sequence
 
 from dtrain.errors import DtrainError, WordsError
@@ -32,7 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = importlib.import_module(f"dtrain.verb.{verb}").run(words)
         return code
     except DtrainError as error:
-        if not (isinstance(error, WordsError) and os.environ.get("RANK", "0") != "0"):  # wrong words are wrong on every rank: said once
+        if isinstance(error, WordsError) and os.environ.get("RANK", "0") != "0":
+            time.sleep(5)  # wrong words are wrong on every rank: rank 0 says so, and must not be killed before by the end of this one
+        else:
             for line in getattr(error, "problems", None) or (str(error),):
                 print(f"dtrain: {line}", file=sys.stderr)
         return error.exit_code

@@ -36,10 +36,10 @@ from dtrain.step import gradients_of, make_step, zero
 PARTS: dict[str, Any] = {
     "strategy": {"_target_": "dtrain.strategy.single.Single"},
     "precision": {"_target_": "dtrain.precision.fp32.build"},
-    "model": {"_target_": "dtrain.model.gpt.GPT", "vocab": "auto", "layers": 2, "heads": 4, "kv_heads": 2, "width": 32, "hidden": 48},
+    "model": {"_target_": "dtrain.model.gpt.GPT", "vocab": "auto", "layers": 2, "heads": 4, "kv_heads": 2, "width": 32, "hidden": 48, "tied": True},
     "objective": {"_target_": "dtrain.objective.next_token.NextToken"},
     # not AdamW: where a gradient is nearly zero it divides rounding errors by themselves, and no two orders of adding agree
-    "optim": {"_target_": "dtrain.optim.sgd.build", "lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+    "optim": {"_target_": "dtrain.optim.sgd.build", "lr": 0.03, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
     "data": {
         "_target_": "dtrain.data.synthetic.Synthetic", "task": "next_token", "inputs": [4], "outputs": 3, "vocab": 13, "sequence": 10, "samples": 50,
     },
@@ -149,8 +149,7 @@ def steps_on(
     parameters, losses, norms = gradients_of(model), [], []
     for number in range(steps):
         loss = step(stream, number)
-        scale = precision.scale.value if precision.scale else 1.0
-        norm = clip(parameters, clip_at, scale=scale)
+        norm = clip(parameters, clip_at, scale=precision.scale.value / mesh.data_ranks if precision.scale else 1.0)
         if precision.scale is None or precision.scale.accept(norm):
             optimizer.step()
         zero(parameters)

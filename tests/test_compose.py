@@ -23,7 +23,7 @@ def refused(*words: str) -> str:
 
 def test_no_words_are_a_complete_run() -> None:
     config = compose([])
-    assert (config.steps, config.choices["model"], config.optim["lr"]) == (400, "gpt", 1e-3)
+    assert (config.steps, config.choices["model"], config.optim["lr"]) == (1000, "gpt", 1e-3)
     assert config.sources == {}
 
 

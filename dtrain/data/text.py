@@ -160,7 +160,7 @@ def _documents(path: str) -> Iterator[tuple[str, str, str]]:
     """(name below the common folder, URL, fingerprint of size and time), ordered by a digest of the name."""
     if path == "stdlib":
         root = sysconfig.get_paths()["stdlib"]
-        skip = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+        skip = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "pydoc_data"}  # the last two: tables
         urls = [str(file) for file in Path(root).rglob("*.py") if not skip & set(file.relative_to(root).parts)]
     else:
         urls = store.find(path)

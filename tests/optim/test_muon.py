@@ -75,4 +75,4 @@ def test_several_optimizers_are_used_as_one() -> None:
 def test_it_learns_the_same_on_two_ranks(strategy: str, axis: str) -> None:
     (reference,) = ranks(1, few_steps, PARTS | {"optim": MUON}, {})
     for rank in ranks(2, few_steps, PARTS | {"optim": MUON, "strategy": STRATEGIES[strategy]}, {axis: 2}):
-        agree(rank, reference)
+        agree(rank, reference, tolerance=2e-5)  # some matrices start at zero and hold four updates alone

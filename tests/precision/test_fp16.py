@@ -52,7 +52,7 @@ def test_the_scale_changes_no_number() -> None:
     (full,) = ranks(1, few_steps, PARTS, {})
     for scale in (1024.0, 4096.0):
         (half,) = ranks(1, few_steps, FP16 | {"precision": FP16["precision"] | {"scale": scale}}, {})
-        assert half["losses"] == pytest.approx(full["losses"], rel=5e-3)
+        assert half["losses"] == pytest.approx(full["losses"], rel=1e-4)
         assert half["norms"] == pytest.approx(full["norms"], rel=5e-2)
         assert half["scale"] == scale
 
@@ -61,15 +61,16 @@ def test_the_scale_changes_no_number() -> None:
 def test_it_learns_nearly_the_same_on_two_ranks(strategy: str, axis: str) -> None:
     (reference,) = ranks(1, few_steps, FP16, {})
     one, two = ranks(2, few_steps, FP16 | {"strategy": STRATEGIES[strategy]}, {axis: 2})
-    assert one["losses"] == two["losses"] == pytest.approx(reference["losses"], rel=2e-3)
+    assert one["losses"] == two["losses"] == pytest.approx(reference["losses"], rel=1e-4)
+    assert one["norms"] == two["norms"] == pytest.approx(reference["norms"], rel=1e-2)
 
 
 @pytest.mark.parametrize(("strategy", "axis"), [("ddp", "dp_replicate"), ("fsdp", "dp_shard")])
 def test_a_scale_that_is_too_large_halves_on_all_ranks_until_it_fits(strategy: str, axis: str) -> None:
     parts = FP16 | {"strategy": STRATEGIES[strategy], "precision": FP16["precision"] | {"scale": 2.0**30}}
-    runs = ranks(2, few_steps, parts, {axis: 2})
+    (full,), runs = ranks(1, few_steps, PARTS, {}), ranks(2, few_steps, parts, {axis: 2})
     for run in runs:
-        assert run["losses"][0] == run["losses"][0] == pytest.approx(2.56, abs=0.1), "the loss itself is not scaled"
+        assert run["losses"][0] == pytest.approx(full["losses"][0], rel=2e-3), "the loss itself is not scaled"
         skipped = [not torch.isfinite(torch.tensor(norm)) for norm in run["norms"]]
         assert skipped[0]
         assert run["scale"] == 2.0 ** (30 - sum(skipped))

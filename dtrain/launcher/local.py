@@ -85,8 +85,9 @@ class Local:
 
 
 def _silent(scratch: Path, spoke: set[int]) -> list[int]:
-    """Ranks that began and left neither a result nor a failure."""
-    return sorted({int(path.name.split("-")[1]) for path in scratch.glob("began-*")} - spoke)
+    """Ranks that began and left neither a result nor a failure; where an agent saw which ended first, only those."""
+    began, ended = ({int(path.name.split("-")[1]) for path in scratch.glob(f"{what}-*")} - spoke for what in ("began", "ended"))
+    return sorted(began & ended or began)
 
 
 def _outcome(scratch: Path, code: int) -> Result:
@@ -96,7 +97,7 @@ def _outcome(scratch: Path, code: int) -> Result:
     failures = sorted((json.loads(path.read_text()) for path in scratch.glob("failure-*.json")), key=lambda failure: float(failure["time"]))
     if not failures:
         raise RankError(
-            f"rank(s) {', '.join(map(str, _silent(scratch, set())))} ended without a word: killed from outside, or out of memory (exit code {code})"
+            f"rank {', '.join(map(str, _silent(scratch, set())))} ended without a word: killed from outside, or out of memory (exit code {code})"
         )
     first = failures[0]
     silent = _silent(scratch, {failure["rank"] for failure in failures})
@@ -209,6 +210,8 @@ def _agent(plan: Plan, node: int, port: int, restarts: int, scratch: Path) -> No
     logs.mkdir()
     agent = LocalElasticAgent(spec, logs_specs=DefaultLogsSpecs(log_dir=str(logs)), start_method="fork")
     run = agent.run()
+    for rank in run.failures:
+        (scratch / f"ended-{rank}").touch()
     sys.exit(1 if run.is_failed() else 0)
 
 
@@ -218,7 +221,7 @@ def _rank(plan: Plan, scratch: Path) -> None:
     rank = int(os.environ["RANK"])
     (scratch / f"began-{rank}").touch()
     try:
-        result = run_rank(plan)
+        result = run_rank(plan, forked=True)
     except DtrainError as error:
         _leave(scratch, rank, str(error), error.exit_code)
     except BaseException:  # torch has exceptions that are no Exception

@@ -1,17 +1,17 @@
 """nanoGPT's published CPU setting: dtrain beside a loop written by hand, in one run.
 
-    python tests/bench/shakespeare.py --text tinyshakespeare.txt [--rounds 3] [--steps 2000] [--optim muon]
+    python tests/bench/shakespeare.py --text tinyshakespeare.txt [--steps 2000] [--optim muon]
 
 Both train the same block (QK norm, SwiGLU, RMSNorm, tied head, zero output projections), 4 layers x 4 heads x 128, block 64,
-batch 12, fp32, on the same text with the same optimizer settings, each in a fresh process, in turn; the clock is the optimizer's
-post-step hook in both. Prints parameters, held-out loss and seconds per step of each round, and the ratio of the medians.
+batch 12, fp32, on the same text with the same optimizer, each in its own process. The two take turns of 20 steps, so that a
+machine whose speed wanders is as fast for one as for the other; the clock is the optimizer's post-step hook in both. Prints
+parameters, held-out loss and milliseconds per step of each, and the median over the turns of their ratios.
 """
 
 import argparse
 import itertools
 import json
 import math
-import os
 import statistics
 import subprocess
 import sys
@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 BLOCK, BATCH, LAYERS, HEADS, WIDTH = 64, 12, 4, 4, 128
+TURN = 20
 
 
 def by_hand(text: Path, steps: int, optim: str) -> None:
@@ -84,8 +85,8 @@ def by_hand(text: Path, steps: int, optim: str) -> None:
         ]
     else:
         optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)]
-    ticks: list[float] = []
-    optimizers[-1].register_step_post_hook(lambda *_: ticks.append(time.perf_counter()))
+    clock = Clock()
+    optimizers[-1].register_step_post_hook(lambda *_: clock.tick())
     rates = [o.param_groups[0]["lr"] for o in optimizers]
     for step in range(steps):
         factor = min((step + 1) / 100, 0.1 + 0.45 * (1 + math.cos(math.pi * step / steps)))
@@ -107,75 +108,90 @@ def by_hand(text: Path, steps: int, optim: str) -> None:
         rows = kept[: (len(kept) - 1) // BLOCK * BLOCK].view(-1, BLOCK)
         after = kept[1 : rows.numel() + 1].view(-1, BLOCK)
         losses = [F.cross_entropy(model(a).flatten(0, 1), b.flatten(), reduction="sum") for a, b in zip(rows.split(64), after.split(64), strict=True)]
-    report(ticks, float(sum(losses) / rows.numel()), sum(p.numel() for p in model.parameters()))
+    clock.report(float(sum(losses) / rows.numel()), sum(p.numel() for p in model.parameters()))
 
 
 def by_dtrain(text: Path, steps: int, optim: str) -> None:
     """The recipe, with everything switched on, clocked at the same point."""
     import torch
 
-    from dtrain.optim import muon  # noqa: F401 - loads the words before the clock is attached
+    clock = Clock()
+    original = torch.optim.AdamW.step
 
-    ticks: list[float] = []
-    for kind in (torch.optim.AdamW,):
-        original = kind.step
+    def timed(self, *arguments, **keywords):
+        answer = original(self, *arguments, **keywords)
+        clock.tick()
+        return answer
 
-        def timed(self, *arguments, original=original, **keywords):
-            answer = original(self, *arguments, **keywords)
-            ticks.append(time.perf_counter())
-            return answer
-
-        kind.step = timed
+    torch.optim.AdamW.step = timed
     from dtrain.cluster import look
     from dtrain.compose import compose
+    from dtrain.launcher import run_rank
     from dtrain.resolve import resolve
-    from dtrain.train import train
 
     words = ["recipe=shakespeare", f"data.path={text}", f"steps={steps}", f"out={tempfile.mkdtemp()}"]
     words += [] if optim == "muon" else ["optim=adamw", "optim.lr=1e-3"]
     plan = resolve(compose(words), look())
-    torch.set_num_threads(plan.threads)
-    result = train(plan)
+    result = run_rank(plan)
     events = [json.loads(line) for line in (Path(plan.out) / "events.jsonl").read_text().splitlines()]
-    report(ticks, result.metrics["eval_loss"], next(e["parameters"] for e in events if e["event"] == "started"))
+    clock.report(result.metrics["eval_loss"], next(e["parameters"] for e in events if e["event"] == "started"))
 
 
-def report(ticks: list[float], loss: float, parameters: int) -> None:
-    steps = sorted(b - a for a, b in itertools.pairwise(ticks))
-    print(
-        json.dumps(
-            {
-                "median_ms": statistics.median(steps) * 1e3,
-                "p10_ms": steps[len(steps) // 10] * 1e3,
-                "loss": loss,
-                "parameters": parameters,
-                "cpu_s": time.process_time(),
-            }
-        )
-    )
+class Clock:
+    """Counts steps, and after each turn waits to be told that the other side had its own."""
+
+    def __init__(self) -> None:
+        self.turns: list[list[float]] = []
+        self.ticks: list[float] = []
+        input()
+
+    def tick(self) -> None:
+        self.ticks.append(time.perf_counter())
+        if len(self.ticks) == TURN:
+            self.turns.append(sorted(b - a for a, b in itertools.pairwise(self.ticks)))
+            self.ticks = []
+            print("turn", flush=True)
+            input()
+
+    def report(self, loss: float, parameters: int) -> None:
+        print(json.dumps({"turns": self.turns, "loss": loss, "parameters": parameters}), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--optim", default="muon", choices=["muon", "adamw"])
-    parser.add_argument("--only")
+    parser.add_argument("--only", choices=["hand", "dtrain"])
     options = parser.parse_args()
     if options.only:
         (by_hand if options.only == "hand" else by_dtrain)(options.text, options.steps, options.optim)
         return
-    found: dict[str, list[dict[str, float]]] = {"hand": [], "dtrain": []}
-    for round_ in range(options.rounds):
-        for name in ("hand", "dtrain") if round_ % 2 == 0 else ("dtrain", "hand"):
-            command = [sys.executable, __file__, "--only", name, "--text", str(options.text), "--steps", str(options.steps), "--optim", options.optim]
-            out = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ}).stdout
-            found[name].append(json.loads(out.splitlines()[-1]))
-            print(round_, name, {key: round(value, 4) for key, value in found[name][-1].items()}, flush=True)
-    for key in ("median_ms", "p10_ms"):
-        ratios = [d[key] / h[key] for d, h in zip(found["dtrain"], found["hand"], strict=True)]
-        print(f"{key}: dtrain / hand = {statistics.median(ratios):.3f} ({min(ratios):.3f} .. {max(ratios):.3f})")
+    command = [sys.executable, __file__, "--text", str(options.text), "--steps", str(options.steps), "--optim", options.optim, "--only"]
+    sides = {
+        name: subprocess.Popen([*command, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        for name in ("hand", "dtrain")
+    }
+    answers: dict[str, dict] = {}
+    while len(answers) < len(sides):
+        for name, side in sides.items():
+            if name in answers:
+                continue
+            side.stdin.write("\n")
+            side.stdin.flush()
+            line = next(line for line in side.stdout if line == "turn\n" or line.startswith("{"))
+            if line != "turn\n":
+                answers[name] = json.loads(line)
+    for name, answer in answers.items():
+        median, p10 = (statistics.median(pick(turn) for turn in answer["turns"]) * 1e3 for pick in (statistics.median, tenth))
+        print(f"{name}: {answer['parameters']:,} parameters, held-out loss {answer['loss']:.4f}, median {median:.1f} ms, p10 {p10:.1f} ms")
+    for label, pick in (("median", statistics.median), ("p10", tenth), ("mean", statistics.fmean)):
+        ratios = sorted(pick(d) / pick(h) for d, h in zip(answers["dtrain"]["turns"], answers["hand"]["turns"], strict=True))
+        print(f"{label}: dtrain / hand = {statistics.median(ratios):.3f} ({tenth(ratios):.3f} .. {ratios[-1 - len(ratios) // 10]:.3f})")
+
+
+def tenth(ordered: list[float]) -> float:
+    return ordered[len(ordered) // 10]
 
 
 if __name__ == "__main__":

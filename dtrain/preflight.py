@@ -11,7 +11,7 @@ from dtrain.plan import Plan
 
 def check(plan: Plan) -> None:
     """Raises PreflightError with everything that is missing."""
-    problems = [*_data(plan), *_packages(plan), *_resume(plan)] or [*_out(plan)]
+    problems = [*_data(plan), *_packages(plan), *_init(plan), *_resume(plan)] or [*_out(plan)]
     if problems:
         raise PreflightError("\n".join(problems))
 
@@ -35,6 +35,14 @@ def _packages(plan: Plan) -> Iterable[str]:
             found = None
         if found is None:
             yield f"trust=[{package}]: there is no such package in {sys.prefix} nor in this folder."
+
+
+def _init(plan: Plan) -> Iterable[str]:
+    try:
+        if plan.init and not store.children(plan.init):
+            yield f"init={plan.init}: nothing is there."
+    except StoreError as error:
+        yield f"init={plan.init}: {error}"
 
 
 def _resume(plan: Plan) -> Iterable[str]:

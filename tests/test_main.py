@@ -24,6 +24,7 @@ WRONG = {
     "a place that cannot be written": (["out=/proc/here"], 3, "/proc/here"),
     "an empty place": (["out="], 2, "no place for a run"),
     "an axis that is not built": (["mesh.tp=2", "devices=2"], 2, "tp is not built yet"),
+    "weights that are not there": (["init=/nowhere/at/all"], 3, "init=/nowhere/at/all"),
     "nothing to resume": (["resume=must", "out=empty"], 3, "no checkpoint"),
 }
 

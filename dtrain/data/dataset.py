@@ -20,14 +20,15 @@ from dtrain.data import Batch, Indices, Loading
 from dtrain.data.order import _mix64, permute
 from dtrain.errors import WordsError
 
-Keys = tuple[int | str, int | str]
+Inputs = int | str | Sequence[str]
+Keys = tuple[Inputs, int | str]
 _dataset: Any = None
 _keys: Keys = (0, 1)
 """In a loading process: the dataset it reads from, and the keys of a sample."""
 
 
 class Dataset:
-    """`inputs` and `targets` are the keys of a sample, in a tuple or a mapping; `workers` processes read samples, 0 means this one.
+    """`inputs` and `targets` are the keys of a sample, in a tuple or a mapping; several inputs stay a mapping; `workers` processes read samples, 0 means this one.
 
     64-bit floats become 32-bit ones. Raises WordsError when the object is not map-style or a sample lacks a key.
     """
@@ -38,7 +39,7 @@ class Dataset:
         *,
         holdout: float = 0.1,
         holdout_dataset: Any = None,
-        inputs: int | str | None = None,
+        inputs: Inputs | None = None,
         targets: int | str | None = None,
         outputs: int | None = None,
         workers: int = 0,
@@ -123,7 +124,8 @@ def _read(index: Indices, epoch: Indices) -> Any:
 def _pick(sample: Any, keys: Keys) -> tuple[Any, Any]:
     """(input, target) of a sample, or of a batch of them. Raises WordsError when a key is not there."""
     try:
-        return sample[keys[0]], sample[keys[1]]
+        inputs, target = keys
+        return sample[inputs] if isinstance(inputs, int | str) else {key: sample[key] for key in inputs}, sample[target]
     except (KeyError, IndexError, TypeError):
         has = (
             ", ".join(map(str, sample))

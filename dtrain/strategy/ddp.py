@@ -13,9 +13,10 @@ from dtrain.precision import Precision
 
 @dataclass(frozen=True)
 class DDP:
-    """`bucket_mb` in MiB of gradients per all-reduce."""
+    """`bucket_mb` in MiB of gradients per all-reduce; `find_unused_parameters` for models of which a step reaches only a part."""
 
     bucket_mb: float
+    find_unused_parameters: bool = False
 
     def shard(self, model: nn.Module, mesh: Mesh, precision: Precision) -> None:
         return
@@ -23,7 +24,9 @@ class DDP:
     def wrap(self, model: nn.Module, mesh: Mesh) -> nn.Module:
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return model
-        return DistributedDataParallel(model, bucket_cap_mb=self.bucket_mb, gradient_as_bucket_view=True)
+        return DistributedDataParallel(
+            model, bucket_cap_mb=self.bucket_mb, gradient_as_bucket_view=True, find_unused_parameters=self.find_unused_parameters
+        )
 
     def sync(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
         if last or not isinstance(model, DistributedDataParallel):

@@ -7,7 +7,7 @@ from dtrain import store
 from dtrain.build import build
 from dtrain.cluster import look
 from dtrain.compose import compose, value_of
-from dtrain.errors import WordsError
+from dtrain.errors import StoreError, WordsError
 from dtrain.plan import Plan
 from dtrain.resolve import resolve
 from dtrain.result import Result
@@ -24,11 +24,13 @@ def run(words: Sequence[str]) -> int:
 def look_back(words: Sequence[str], *, loop: str) -> tuple[Plan, Result | None]:
     """Run `loop` with the words of the run that `out` or `init` names, then the user's own. The result, on the first rank only.
 
-    Everything is taken over from the run but its mesh. Raises WordsError when no run is named.
+    Everything is taken over from the run but its mesh. Raises WordsError when no run is named, StoreError when none is there.
     """
     source = value_of(words, "out") or value_of(words, "init")
     if not source:
         raise WordsError("which run? Type out=<the run>, or init=<the URL of a checkpoint>.")
+    if not store.children(source):
+        raise StoreError.during("find a checkpoint at", source, "nothing is there")
     root = source.split("/checkpoints/")[0]
     run = root if store.exists(store.join(root, "config.yaml")) else None
     plan = resolve(compose([f"out={root}", *words] if not value_of(words, "out") else words, run=run), look()).with_loop(loop)

@@ -77,11 +77,19 @@ def test_mappings_are_read_by_the_names_of_their_keys() -> None:
     assert source.facts == {"inputs": [2, 3], "outputs": 3, "vocab": 3}
 
 
+def test_several_inputs_reach_the_model_by_name() -> None:
+    batch = take(Dataset(Named(), inputs=["image", "label"], targets="label"), [2, 0])
+    assert batch["inputs"].keys() == {"image", "label"}
+    assert torch.equal(batch["inputs"]["label"], batch["targets"])
+
+
 def test_a_key_that_is_not_there_is_named_with_those_that_are() -> None:
     with pytest.raises(WordsError, match="a sample has image, label"):
         take(Dataset(Named()), [0])
     with pytest.raises(WordsError, match="a sample has 2 parts"):
         take(Dataset(Squares(), inputs=5), [0])
+    with pytest.raises(WordsError, match="a sample has image, label"):
+        take(Dataset(Named(), inputs=["image", "mask"], targets="label"), [0])
 
 
 def test_what_is_not_map_style_is_refused() -> None:

@@ -62,6 +62,30 @@ def test_a_model_without_trained_weights_is_no_error() -> None:
     assert len(on_mesh(nothing_to_train, dp_replicate=2)) == 2
 
 
+class Partly(MLP):
+    """Has a layer that its forward never reaches."""
+
+    def __init__(self) -> None:
+        super().__init__(inputs=2, outputs=2, width=2, layers=1)
+        self.spare = torch.nn.Linear(2, 2)
+
+
+def two_steps_of_a_part(mesh: Mesh, find_unused_parameters: bool) -> str:
+    model = DDP(bucket_mb=25, find_unused_parameters=find_unused_parameters).wrap(Partly(), mesh)
+    try:
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+    except RuntimeError as error:
+        return str(error)
+    return "done"
+
+
+def test_parameters_out_of_reach_are_looked_for_where_asked() -> None:
+    for said in on_mesh(lambda mesh: two_steps_of_a_part(mesh, False), dp_replicate=2):
+        assert "find_unused_parameters" in said, "torch's message names the word to type"
+    assert on_mesh(lambda mesh: two_steps_of_a_part(mesh, True), dp_replicate=2) == ["done"] * 2
+
+
 def collectives(mesh: Mesh) -> list[list[str]]:
     strategy = DDP(bucket_mb=25)
     model = wrapped(mesh, strategy)

@@ -50,3 +50,12 @@ def test_no_run_is_named() -> None:
     done = subprocess.run([sys.executable, "-m", "dtrain", "evaluate"], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2
     assert "out=<the run>" in done.stderr
+
+
+def test_no_run_is_there(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dtrain", "evaluate", "out=gone"], capture_output=True, text=True, timeout=30, cwd=tmp_path, check=False
+    )
+    assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
+    assert "gone" in done.stderr
+    assert list(tmp_path.iterdir()) == []

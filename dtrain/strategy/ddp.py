@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dtrain.mesh import Mesh
 from dtrain.precision import Precision
+from dtrain.strategy.outputs import restore, show
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,13 @@ class DDP:
     def wrap(self, model: nn.Module, mesh: Mesh) -> nn.Module:
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return model
-        return DistributedDataParallel(
+        wrapped = DistributedDataParallel(
             model, bucket_cap_mb=self.bucket_mb, gradient_as_bucket_view=True, find_unused_parameters=self.find_unused_parameters
         )
+        if self.find_unused_parameters:
+            model.register_forward_hook(show)
+            wrapped.register_forward_hook(restore)
+        return wrapped
 
     def sync(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
         if last or not isinstance(model, DistributedDataParallel):

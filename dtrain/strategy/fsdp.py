@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
 from dtrain.precision import Precision
+from dtrain.strategy.outputs import restore, show
 
 RESHARD = ("forward", "never")
 
@@ -45,11 +46,12 @@ def shard_blocks(model: nn.Module, mesh: DeviceMesh, precision: Precision, *, ag
     """Every block, then what is left with the root. `again`: gather for the backward once more."""
     compute = None if precision.compute == precision.param else precision.compute
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=precision.reduce, cast_forward_inputs=False)
-    for block in blocks(model):
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
     # output_dtype on the root only: on a block it would mix types in the residual
     root = MixedPrecisionPolicy(compute, precision.reduce, torch.float32 if compute else None, cast_forward_inputs=False)
-    fully_shard(model, mesh=mesh, mp_policy=root, reshard_after_forward=False)
+    for module, kind, free in (*((block, policy, again) for block in blocks(model)), (model, root, False)):
+        module.register_forward_hook(show)
+        fully_shard(module, mesh=mesh, mp_policy=kind, reshard_after_forward=free)
+        module.register_forward_hook(restore)
 
 
 def blocks(module: nn.Module) -> Iterator[nn.Module]:

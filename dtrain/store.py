@@ -36,11 +36,16 @@ def find(url: str) -> list[str]:
     """Files that match a URL or glob, sorted by name; a folder means every file below it."""
 
     def look(fs: Any, path: str) -> list[str]:
-        if any(mark in path for mark in "*?["):
+        if url.startswith(("http://", "https://")):  # a page has no folders: isdir would download and parse it, and exists hides why not
+            try:
+                fs.info(path)
+            except FileNotFoundError as error:
+                raise error.__cause__ or error from None
+            found = [path]
+        elif any(mark in path for mark in "*?["):
             found = [name for name in fs.glob(path) if fs.isfile(name)]
         else:
-            single = url.startswith(("http://", "https://"))  # a web page has no folders: isdir would download and parse it
-            found = fs.find(path) if not single and fs.isdir(path) else [path] if fs.exists(path) else []
+            found = fs.find(path) if fs.isdir(path) else [path] if fs.exists(path) else []
         return sorted(fs.unstrip_protocol(name).removeprefix("file://") for name in found)
 
     return _guard("list", url, look)
@@ -178,9 +183,9 @@ def _guard(operation: str, url: str, act: Callable[[Any, str], T]) -> T:
         fs, path = fsspec.core.url_to_fs(url if not is_local(url) else str(local_path(url)), **options)
         return act(fs, path)
     except ImportError as error:
-        extra = {"s3": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure"}.get(url.split("://")[0])
+        extra = {"http": "http", "https": "http", "s3": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure"}.get(url.split("://")[0])
         hint = f" Type: pip install 'dtrain[{extra}]'" if extra else ""
-        raise StoreError.during(operation, url, f"{error}.{hint}") from error
+        raise StoreError.during(operation, url, f"{str(error).rstrip('.')}.{hint}") from error
     except FileNotFoundError as error:
         raise StoreError.during(operation, url, "it does not exist") from error
     except Exception as error:  # every filesystem raises errors of its own; the user gets one line

@@ -14,6 +14,11 @@ from dtrain import store
 from dtrain.errors import StoreError
 
 
+def test_a_server_that_does_not_answer_is_no_missing_file() -> None:
+    with pytest.raises(StoreError, match="Cannot connect"):
+        store.find("http://127.0.0.1:1/text.txt")
+
+
 def contract(root: str) -> None:
     """What every storage must do."""
     url = store.join(root, "deep", "folder", "a.txt")

@@ -40,6 +40,8 @@ def locate(name: str) -> Any:
             path = f"{path}.{attribute}"
             found = getattr(found, attribute) if hasattr(found, attribute) else importlib.import_module(path)
     except (ImportError, AttributeError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == path != name.split(".")[0]:
+            raise WordsError(f"{name}: {path.rpartition('.')[0]} has no {path.rpartition('.')[2]}.") from error
         raise WordsError(f"{name}: cannot be imported: {error}. Is the package installed, or in this folder?") from error
     owner = name.split(".")[0]
     if owner in ("dtrain", "torch") and not str(getattr(found, "__module__", "")).startswith(f"{owner}."):

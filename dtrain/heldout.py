@@ -1,5 +1,6 @@
 """The loss on held-out data: the same samples whatever the mesh, shared out among the data-parallel ranks."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ def evaluate(
     samples: int | None,
     microbatch: int,
 ) -> dict[str, float]:
-    """`eval_loss` and the objective's metrics over the held-out samples. All ranks call it; ranks run equally many forwards."""
+    """`eval_loss` and the objective's metrics over the held-out samples; nan where no target counts. All ranks call it; ranks run equally many forwards."""
     indices = chosen(source, samples)
     sums: dict[str, torch.Tensor] = {}
     count = 0
@@ -50,4 +51,4 @@ def evaluate(
                 sums[name] = sums.get(name, torch.zeros((), device=mesh.device, dtype=torch.float64)) + (0 if idle else value.double())
     model.train(was_training)
     totals = mesh.sum(torch.stack([*sums.values(), torch.tensor(float(count), device=mesh.device, dtype=torch.float64)])).tolist()
-    return {f"eval_{name}": total / max(1.0, totals[-1]) for name, total in zip(sums, totals, strict=False)}
+    return {f"eval_{name}": total / totals[-1] if totals[-1] else math.nan for name, total in zip(sums, totals, strict=False)}

@@ -5,6 +5,7 @@ brings them to the host, and rank 0 writes. Between two flushes no step waits fo
 """
 
 import json
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -104,7 +105,7 @@ class Log:
         rows = []
         for index, (step, seen, _, count, _, lr, seconds) in enumerate(pending):
             row: dict[str, Any] = {"step": step, "seen": seen}
-            row |= {name: values[index * len(names) + k] / count for k, name in enumerate(names)}
+            row |= {name: values[index * len(names) + k] / count if count else math.nan for k, name in enumerate(names)}
             row |= {"lr": lr, "norm": values[len(pending) * len(names) + index], "step_seconds": seconds}
             row |= {"samples_per_second": self._batch / seconds}
             if self._unit == "tokens":

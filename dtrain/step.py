@@ -38,7 +38,7 @@ def make_step(model: nn.Module, objective: Objective, strategy: Strategy, mesh: 
         seeds.reseed(seed, number, mesh.data_rank)
         # strategies average gradients over the data ranks, the loss is a sum over all of them; under fp16 `clip` makes up for it,
         # or more ranks would overflow earlier
-        weight = (precision.scale.value if precision.scale else mesh.data_ranks) / share.count
+        weight = (precision.scale.value if precision.scale else mesh.data_ranks) / max(1, share.count)
         sums: dict[str, Tensor] = {}
         for index, batch in enumerate(share.microbatches):
             with strategy.sync(model, index == len(share.microbatches) - 1):

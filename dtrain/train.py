@@ -13,6 +13,7 @@ from torch import nn
 
 from dtrain.build import build
 from dtrain.clip import clip
+from dtrain.data import Source
 from dtrain.data.stream import Stream, as_source, to_device
 from dtrain.heldout import evaluate
 from dtrain.hook import Hook, StepInfo, due
@@ -76,6 +77,12 @@ def train(plan: Plan) -> Result:
             log.event("committed", step=state.step, url=checkpoint.save(state))
             log.start()
 
+        def measure(source: Source) -> dict[str, float]:
+            log.flush()
+            found = evaluate(wrapped, source, objective, mesh, precision=precision, samples=plan.evaluate_samples, microbatch=plan.batch.microbatch)
+            log.evaluation(state.step, found)
+            return found
+
         # loop
         metrics: dict[str, Any] = {}
         gc.collect()
@@ -93,12 +100,10 @@ def train(plan: Plan) -> Result:
             log.record(state.step, stream.seen, loss.sums, loss.count, norm, lr)
 
             last = state.step == plan.steps
+            if last or checkpoint.due(state.step):
+                commit()  # before anything that may fail looks at the model
             if heldout and (last or (plan.evaluate_every and state.step % plan.evaluate_every == 0)):
-                log.flush()
-                metrics = evaluate(
-                    wrapped, heldout, objective, mesh, precision=precision, samples=plan.evaluate_samples, microbatch=plan.batch.microbatch
-                )
-                log.evaluation(state.step, metrics)
+                metrics = measure(heldout)
             for hook in hooks:
                 if due(hook, state.step, last=last):
                     log.flush()
@@ -110,10 +115,10 @@ def train(plan: Plan) -> Result:
                     if "text" in seen:
                         log.note(seen["text"])
                     log.start()
-            if last or checkpoint.due(state.step):
-                commit()
         if state.step < plan.steps:
             commit()
+        elif heldout and not metrics:  # the run ended after its last commit
+            metrics = measure(heldout)
         checkpoint.wait()
         status = "finished" if state.step >= plan.steps else stop_asked.status
         result = Result(status, state.step, log.last.get("loss"), time.perf_counter() - began, metrics, versions())

@@ -29,9 +29,12 @@ def test_an_argument_that_is_missing_is_named() -> None:
         build({"_target_": "dtrain.schedule.constant.Constant"}, steps=10)
 
 
-@pytest.mark.parametrize("name", ["nowhere.Thing", "dtrain.model.gpt.Gtp", "os.path.nothing"])
-def test_what_cannot_be_imported_is_named(name: str) -> None:
-    with pytest.raises(WordsError, match=f"{name}: cannot be imported"):
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("nowhere.Thing", "cannot be imported"), ("dtrain.model.gpt.Gtp", "dtrain.model.gpt has no Gtp"), ("os.path.nothing", "os.path has no nothing")],
+)
+def test_what_cannot_be_imported_is_named(name: str, why: str) -> None:
+    with pytest.raises(WordsError, match=f"{name}: {why}"):
         locate(name)
 
 

@@ -62,6 +62,24 @@ def test_it_is_the_mean_over_targets_that_count() -> None:
     assert found == pytest.approx(expected, rel=1e-5)
 
 
+class Masked:
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.zeros(10, dtype=torch.int64), torch.full((10,), -100)
+
+
+def test_where_nothing_counts_there_is_no_loss() -> None:
+    def loss(mesh: Mesh) -> float:
+        model = construct(PARTS["model"], facts={"vocab": 13}, seed=0)
+        parallelize(model, mesh, build(PARTS["strategy"]), precision=build(PARTS["precision"]), seed=0)
+        source = as_source(Masked())
+        return evaluate(model, source, build(PARTS["objective"]), mesh, precision=build(PARTS["precision"]), samples=None, microbatch=2)["eval_loss"]
+
+    assert np.isnan(on_mesh(loss, dp_shard=1)).all()
+
+
 def accuracy(mesh: Mesh) -> dict[str, float]:
     data = build(PARTS["data"] | {"task": "classification"})
     model = construct({"_target_": "dtrain.model.mlp.MLP", "inputs": "auto", "outputs": "auto", "width": 4, "layers": 0}, facts=data.facts, seed=0)

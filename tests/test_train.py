@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from pool import ranks
+from torch import nn
 
 from dtrain.checkpoint.sharded import find
 from dtrain.cluster import Cluster
@@ -119,6 +120,52 @@ def test_rows_written_after_the_last_checkpoint_are_replaced(reference: tuple[Pa
     journal.write_text(journal.read_text() + json.dumps(lost) + '\n{"step": 7, "lo')  # and a line torn by a kill
     run(plan(tmp_path, reference[1]))
     assert_same(reference[0], tmp_path)
+
+
+class Blindfolded(nn.Linear):
+    """Raises in evaluation while `cover` is there."""
+
+    def __init__(self, cover: str) -> None:
+        super().__init__(64, 10)
+        self.cover = Path(cover)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training and self.cover.exists():
+            raise RuntimeError("nothing to be seen")
+        return super().forward(x)
+
+
+class Unlabelled:
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.full((64,), 1.0 * index), -100 if index % 2 else index % 3
+
+
+def with_model(out: Path, *words: str) -> Plan:
+    return resolve(compose(["steps=6", f"out={out}", f"trust=[{__name__.partition('.')[0]}]", "logger=[]", *words]), Cluster(gpus=0, cpus=1))
+
+
+def test_a_failing_evaluation_loses_no_step(tmp_path: Path) -> None:
+    cover = tmp_path / "cover"
+    cover.touch()
+    words = [f"model._target_={__name__}.Blindfolded", f"model.cover={cover}", "data=synthetic", "objective=regression", "data.samples=256"]
+    with pytest.raises(RuntimeError, match="nothing to be seen"):
+        train(with_model(tmp_path / "out", *words))
+    assert find(str(tmp_path / "out"))[1]["step"] == 6
+    cover.unlink()
+    result = train(with_model(tmp_path / "out", *words))
+    assert (result.status, result.step) == ("finished", 6)
+    assert result.metrics["eval_loss"] > 0, "what was missing is made up for"
+
+
+def test_a_batch_in_which_nothing_counts_is_a_step_without_a_loss(tmp_path: Path) -> None:
+    words = ["model._target_=torch.nn.Linear", "model.in_features=64", "model.out_features=3", "batch=1", "objective=classification"]
+    train(with_model(tmp_path, *words, "data=dataset", f"data.dataset._target_={__name__}.Unlabelled"))
+    losses = [row["loss"] for row in rows(tmp_path).values()]
+    assert None in losses
+    assert all(loss is None or loss > 0 for loss in losses)
 
 
 def test_dropout_draws_the_same_after_a_restart(tmp_path: Path) -> None:

@@ -48,6 +48,10 @@ class Dataset:
     ) -> None:
         if isinstance(dataset, IterableDataset | str) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             raise WordsError(f"data.dataset: {type(dataset).__name__} is not map-style: __len__ and __getitem__ are needed.")
+        if len(dataset) < 1:
+            raise WordsError(f"data.dataset: {type(dataset).__name__} has no samples.")
+        if workers < 0:
+            raise WordsError(f"data.workers={workers}: a number of processes, 0 for none. Type data.workers=0.")
         keys: Keys = (0 if inputs is None else inputs, 1 if targets is None else targets)
         self._dataset, self._kept, self._keys, self._outputs, self._workers = dataset, holdout_dataset, keys, outputs, workers
         self._whole = len(dataset)
@@ -68,8 +72,10 @@ class Dataset:
 
     @cached_property
     def fingerprint(self) -> str:
-        first = repr([self._sample(index, 0) for index in (0, self._whole - 1)])
-        return f"{type(self._dataset).__name__}-{self._whole}-{hashlib.sha256(first.encode()).hexdigest()[:16]}"
+        first, again = (repr([self._sample(index, 0) for index in (0, self._whole - 1)]) for _ in range(2))
+        # samples that draw from a generator of their own are other ones every time they are read
+        told = hashlib.sha256(first.encode()).hexdigest()[:16] if first == again else "random"
+        return f"{type(self._dataset).__name__}-{self._whole}-{told}"
 
     def __len__(self) -> int:
         return self._stop - self._start
@@ -156,7 +162,9 @@ def _seed(index: int, epoch: int) -> None:
 def _single(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.float() if value.dtype == torch.float64 else value
-    return {key: _single(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+    if not isinstance(value, Mapping):
+        raise WordsError(f"data.dataset: an input or target is a {type(value).__name__}. Give several parts names: return them as a mapping.")
+    return {key: _single(item) for key, item in value.items()}
 
 
 def _classes(dataset: Any) -> int | None:

@@ -42,6 +42,7 @@ def run_rank(plan: Plan, *, forked: bool = False) -> Result:
     # of the CUDA builds); where nothing changes it is left out, because it ends MKL's own choice of threads: 6% of a small GPT's step
     if forked or threads != torch.get_num_threads():
         torch.set_num_threads(threads)
+    torch.backends.mha.set_fastpath_enabled(False)  # its kernels for evaluation do not know autocast on the CPU
     if os.getcwd() not in sys.path:  # noqa: PTH109 - compared as text, as sys.path holds it
         sys.path.insert(0, os.getcwd())  # noqa: PTH109
     result: Result = locate(plan.loop)(plan)

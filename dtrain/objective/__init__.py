@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from dtrain.data import Batch
+from dtrain.errors import WordsError
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,13 @@ class Objective(Protocol):
     def loss(self, outputs: Any, batch: Batch) -> Loss: ...
 
 
+IGNORE = -100
+"""Whole-number targets with this value do not count."""
+
+
 def logits_of(outputs: Any) -> Tensor:
-    """The tensor a model returned, bare or as `.logits` in the manner of Hugging Face."""
-    found: Tensor = outputs.logits if hasattr(outputs, "logits") else outputs
+    """The tensor a model returned, bare or as `logits` of an object or a mapping. Raises WordsError when there is none."""
+    found = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
+    if not isinstance(found, Tensor):
+        raise WordsError(f"model: it returns a {type(outputs).__name__}. A tensor is needed, or an object or a mapping with `logits`.")
     return found

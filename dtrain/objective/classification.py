@@ -6,16 +6,16 @@ import torch.nn.functional as F
 
 from dtrain.data import Batch
 from dtrain.errors import WordsError
-from dtrain.objective import Loss, logits_of
+from dtrain.objective import IGNORE, Loss, logits_of
 
 
 class Classification:
-    """Outputs [B, classes], targets [B] of whole numbers. The loss is in nats per sample."""
+    """Outputs [B, classes, ...], targets [B, ...] of whole numbers, of which -100 does not count. The loss is in nats per target."""
 
     unit = "samples"
 
     def count(self, batch: Batch) -> int:
-        return len(batch["targets"])
+        return int((batch["targets"] != IGNORE).sum())
 
     def inputs(self, batch: Batch) -> Any:
         return batch["inputs"]
@@ -24,7 +24,12 @@ class Classification:
         if batch["targets"].is_floating_point():
             raise WordsError("objective=classification needs whole numbers as targets, the data has fractions. Type objective=regression.")
         logits, targets = logits_of(outputs), batch["targets"].long()
+        if logits.ndim < 2 or logits.shape[:1] + logits.shape[2:] != targets.shape:
+            raise WordsError(
+                f"objective=classification: the model gives {list(logits.shape)}, the targets are {list(targets.shape)}. "
+                "Needed are [B, classes, ...] and [B, ...]."
+            )
         return Loss(
-            F.cross_entropy(logits.float(), targets, reduction="sum"),
-            {"accuracy": (logits.detach().argmax(-1) == targets).sum()},
+            F.cross_entropy(logits.float(), targets, ignore_index=IGNORE, reduction="sum"),
+            {"accuracy": (logits.detach().argmax(1) == targets).sum()},
         )

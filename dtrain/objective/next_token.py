@@ -5,10 +5,7 @@ from typing import Any
 import torch.nn.functional as F
 
 from dtrain.data import Batch
-from dtrain.objective import Loss, logits_of
-
-IGNORE = -100
-"""Targets with this value do not count."""
+from dtrain.objective import IGNORE, Loss, logits_of
 
 
 class NextToken:

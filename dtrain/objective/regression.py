@@ -10,7 +10,7 @@ from dtrain.objective import Loss, logits_of
 
 
 class Regression:
-    """Outputs and targets of as many numbers. Raises WordsError when they differ, where broadcasting would hide it."""
+    """Outputs and targets of one shape, dims of size 1 aside. Raises WordsError when they differ, where broadcasting would hide it."""
 
     unit = "samples"
 
@@ -23,7 +23,7 @@ class Regression:
     def loss(self, outputs: Any, batch: Batch) -> Loss:
         predicted, targets = logits_of(outputs), batch["targets"]
         if predicted.shape != targets.shape:
-            if predicted.numel() != targets.numel():
+            if [size for size in predicted.shape if size > 1] != [size for size in targets.shape if size > 1]:
                 raise WordsError(f"objective=regression: the model gives {list(predicted.shape)}, the targets are {list(targets.shape)}.")
             predicted = predicted.view_as(targets)
         return Loss(F.mse_loss(predicted.float(), targets.float(), reduction="sum"))

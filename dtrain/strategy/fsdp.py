@@ -43,21 +43,25 @@ class FSDP:
 
 
 def shard_blocks(model: nn.Module, mesh: DeviceMesh, precision: Precision, *, again: bool) -> None:
-    """Every block, then what is left with the root. `again`: gather for the backward once more."""
+    """Every block, then what is left with the root. `again`: gather for the backward once more. Raises WordsError for a parameter without dims."""
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 0:
+            raise WordsError(f"strategy=fsdp: {name} has no dims and cannot be sharded. Give it the shape [1], or type strategy=ddp.")
     compute = None if precision.compute == precision.param else precision.compute
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=precision.reduce, cast_forward_inputs=False)
     # output_dtype on the root only: on a block it would mix types in the residual
     root = MixedPrecisionPolicy(compute, precision.reduce, torch.float32 if compute else None, cast_forward_inputs=False)
-    for module, kind, free in (*((block, policy, again) for block in blocks(model)), (model, root, False)):
+    for module, kind, free in (*((block, policy, again) for block in dict.fromkeys(blocks(model))), (model, root, False)):
         module.register_forward_hook(show)
         fully_shard(module, mesh=mesh, mp_policy=kind, reshard_after_forward=free)
         module.register_forward_hook(restore)
 
 
 def blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The outermost elements of every ModuleList and Sequential that have parameters."""
+    """The outermost elements of every ModuleList and Sequential that have parameters and can be called."""
     for child in module.children():
-        if isinstance(child, nn.ModuleList | nn.Sequential):
-            yield from (block for block in child if any(True for _ in block.parameters()))
+        called = not isinstance(child, nn.ModuleList | nn.ModuleDict)
+        if isinstance(module, nn.ModuleList | nn.Sequential) and called and any(True for _ in child.parameters()):
+            yield child
         else:
             yield from blocks(child)

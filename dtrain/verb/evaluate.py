@@ -8,6 +8,7 @@ from dtrain.build import build
 from dtrain.cluster import look
 from dtrain.compose import compose, value_of
 from dtrain.errors import StoreError, WordsError
+from dtrain.journal import clean
 from dtrain.plan import Plan
 from dtrain.resolve import resolve
 from dtrain.result import Result
@@ -17,7 +18,7 @@ def run(words: Sequence[str]) -> int:
     plan, result = look_back(words, loop="dtrain.evaluate.evaluate")
     if result is not None:
         print(f"step {result.step}  " + "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items()))
-        store.write(store.join(plan.out, "evaluate.json"), json.dumps(result.to_dict(), indent=1).encode())
+        store.write(store.join(plan.out, "evaluate.json"), json.dumps(clean(result.to_dict()), indent=1).encode())
     return 0
 
 

@@ -97,6 +97,28 @@ def test_what_is_not_map_style_is_refused() -> None:
         Dataset(x for x in range(3))
 
 
+def test_what_cannot_be_read_is_refused() -> None:
+    with pytest.raises(WordsError, match="list has no samples"):
+        Dataset([])
+    with pytest.raises(WordsError, match=r"data\.workers=-1"):
+        Dataset(Squares(), workers=-1)
+    with pytest.raises(WordsError, match="Give several parts names"):
+        take(Dataset([((torch.ones(2), torch.ones(2)), 1)] * 3), [0])
+
+
+class OwnGenerator(Squares):
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(0)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.generator.random(3), index
+
+
+def test_samples_that_cannot_be_repeated_are_still_the_same_data() -> None:
+    source = OwnGenerator()
+    assert Dataset(source).fingerprint == Dataset(source).fingerprint
+
+
 def test_augmentation_depends_on_sample_and_epoch_alone() -> None:
     source = Dataset(Noisy(), holdout=0)
     first = take(source, [4, 9])["inputs"]

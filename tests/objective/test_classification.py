@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from dtrain.errors import WordsError
 from dtrain.objective.classification import Classification
 
 
@@ -20,3 +21,33 @@ def test_loss_and_accuracy_are_sums() -> None:
 def test_any_whole_number_is_a_class(kind: torch.dtype) -> None:
     batch = {"inputs": None, "targets": torch.tensor([1, 0], dtype=kind)}
     assert Classification().loss(torch.eye(2), batch).metrics["accuracy"].item() == 0
+
+
+def test_targets_that_do_not_count_are_in_no_mean() -> None:
+    logits = torch.tensor([[5.0, 0], [5.0, 0], [0, 5.0]])
+    batch = {"inputs": logits, "targets": torch.tensor([0, -100, 1])}
+    counted = {"inputs": logits[[0, 2]], "targets": torch.tensor([0, 1])}
+    both = [Classification().loss(part["inputs"], part) for part in (batch, counted)]
+    assert Classification().count(batch) == Classification().count(counted) == 2
+    assert torch.equal(both[0].sum, both[1].sum)
+    assert both[0].metrics["accuracy"].item() == 2
+
+
+def test_every_pixel_may_have_a_class() -> None:
+    logits = torch.zeros(2, 3, 4, 4)
+    logits[:, 1] = 9
+    batch = {"inputs": None, "targets": torch.ones(2, 4, 4, dtype=torch.int64)}
+    assert Classification().loss(logits, batch).metrics["accuracy"].item() == Classification().count(batch) == 32
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (2,), (3, 5)])
+def test_shapes_that_do_not_fit_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(WordsError, match=r"the model gives \[3, 5\], the targets are"):
+        Classification().loss(torch.zeros(3, 5), {"inputs": None, "targets": torch.zeros(shape, dtype=torch.int64)})
+
+
+def test_outputs_without_logits_are_refused() -> None:
+    batch = {"inputs": None, "targets": torch.tensor([1, 0])}
+    assert Classification().loss({"logits": torch.eye(2)}, batch).metrics["accuracy"].item() == 0
+    with pytest.raises(WordsError, match="returns a tuple"):
+        Classification().loss((torch.eye(2), None), batch)

@@ -99,6 +99,46 @@ def test_the_blocks_are_the_elements_of_the_outermost_lists() -> None:
     assert [type(block).__name__ for block in blocks(model)] == ["Linear", "Sequential"]
 
 
+class Odd(torch.nn.Module):
+    """One layer twice, and containers that cannot be called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(4, 4)
+        self.again = torch.nn.ModuleList([self.first, torch.nn.Linear(4, 4), self.first])
+        self.once_more = torch.nn.ModuleList([self.again[1]])
+        self.pairs = torch.nn.ModuleList([torch.nn.ModuleDict({"a": torch.nn.Linear(4, 3)}), torch.nn.ModuleList([torch.nn.Linear(3, 3)])])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in (*self.again, *self.once_more):
+            x = torch.tanh(layer(x))
+        logits: torch.Tensor = self.pairs[1][0](self.pairs[0]["a"](x))
+        return logits
+
+
+def test_layers_that_come_twice_and_containers_are_no_trouble() -> None:
+    parts = PARTS | {"model": {"_target_": f"{__name__}.Odd"}, "data": PARTS["data"] | {"task": "classification"}}
+    parts |= {"objective": {"_target_": "dtrain.objective.classification.Classification"}}
+    (reference,) = ranks(1, few_steps, parts, {})
+    agree(ranks(2, few_steps, parts | {"strategy": STRATEGIES["fsdp"]}, {"dp_shard": 2})[0], reference)
+
+
+class Scaled(torch.nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.temperature = torch.nn.Parameter(torch.tensor(1.0))
+
+
+def test_a_parameter_without_dims_is_refused_by_name() -> None:
+    def said(mesh: Mesh) -> str:
+        with pytest.raises(WordsError) as error:
+            parallelize(Scaled(), mesh, FSDP(reshard="forward"), precision=build(PARTS["precision"]), seed=0)
+        return str(error.value)
+
+    for message in on_mesh(said, dp_shard=2):
+        assert "temperature has no dims" in message
+
+
 def test_a_word_that_is_none_is_refused() -> None:
     with pytest.raises(WordsError, match=r"strategy\.reshard=always: allowed are forward and never"):
         FSDP(reshard="always")

@@ -36,14 +36,15 @@ def find(url: str) -> list[str]:
     """Files that match a URL or glob, sorted by name; a folder means every file below it."""
 
     def look(fs: Any, path: str) -> list[str]:
-        if url.startswith(("http://", "https://")):  # a page has no folders: isdir would download and parse it, and exists hides why not
+        web = url.startswith(("http://", "https://"))
+        if any(mark in path for mark in ("*[" if web else "*?[")):  # there a ? begins the query
+            found = [name for name in fs.glob(path) if fs.isfile(name)]
+        elif web:  # a page has no folders: isdir would download and parse it, and exists hides why not
             try:
                 fs.info(path)
             except FileNotFoundError as error:
                 raise error.__cause__ or error from None
             found = [path]
-        elif any(mark in path for mark in "*?["):
-            found = [name for name in fs.glob(path) if fs.isfile(name)]
         else:
             found = fs.find(path) if fs.isdir(path) else [path] if fs.exists(path) else []
         return sorted(fs.unstrip_protocol(name).removeprefix("file://") for name in found)

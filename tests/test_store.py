@@ -2,7 +2,10 @@
 
 import os
 import stat
+import threading
 from collections.abc import Callable
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,19 @@ from dtrain.errors import StoreError
 def test_a_server_that_does_not_answer_is_no_missing_file() -> None:
     with pytest.raises(StoreError, match="Cannot connect"):
         store.find("http://127.0.0.1:1/text.txt")
+
+
+def test_on_the_web_a_star_is_a_glob_and_a_question_mark_begins_the_query(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt", "c.md"):
+        (tmp_path / name).write_text(name)
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(tmp_path))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        root = f"http://127.0.0.1:{server.server_port}"
+        assert store.find(f"{root}/*.txt") == [f"{root}/a.txt", f"{root}/b.txt"]
+        assert store.find(f"{root}/c.md?raw=1") == [f"{root}/c.md?raw=1"]
+        with pytest.raises(StoreError, match="404"):
+            store.find(f"{root}/d.md")
+        server.shutdown()
 
 
 def contract(root: str) -> None:

@@ -1,5 +1,15 @@
-"""The live mesh of one run: who this rank is, and the process groups of the axes, each built once when first asked for."""
+"""The live mesh of one run: who this rank is, and the process groups of its axes.
 
+The ranks of one pipeline stage are seen in several ways, each a torch DeviceMesh over the same ranks in the same order. A view is
+made when it is first asked for; all ranks ask for the same views in the same order.
+
+    stored     pp, dp_replicate, dp_shard x cp, tp      where parameters lie: cp holds shards like dp_shard
+    experts    pp, data x cp / ep, ep, tp               where the parameters of experts lie
+    computed   pp, data, cp, tp                         who works on which samples, and on which part of their sequence
+    batch      pp, data x cp, tp                        over whom losses and counts are summed
+"""
+
+import math
 import os
 from typing import Any
 
@@ -12,32 +22,50 @@ from dtrain.plan import AXES, MeshShape
 
 
 class Mesh:
-    """`axis("dp_shard")` is the DeviceMesh of one axis, `axis("dp_replicate", "dp_shard")` of two, outer first.
-
-    `data_rank` of `data_ranks` says which slice of every batch is this rank's.
-    """
+    """`data_rank` of `data_ranks` says which slice of every batch is this rank's; `batch_ranks` share the gradients of one copy of the model."""
 
     def __init__(self, shape: MeshShape, *, device: str) -> None:
         self.shape = shape
         self.rank = dist.get_rank()
         self.world = dist.get_world_size()
-        self.data_ranks = shape.data
-        self.data_rank = self.rank  # data axes are all there is: pp, cp and tp are refused by resolve
         self.local_rank = int(os.environ.get("LOCAL_RANK", 0))
         self.device = torch.device("cuda", self.local_rank) if device == "cuda" else torch.device("cpu")
-        self._mesh: DeviceMesh | None = None
+        self.coordinate = _coordinate(self.rank, {axis: getattr(shape, axis) for axis in AXES})
+        """axis -> where on it this rank is"""
+        self.data_ranks, self.batch_ranks, self.stage_ranks = shape.data, shape.batch, shape.batch * shape.tp
+        self.data_rank = self.coordinate["dp_replicate"] * shape.dp_shard + self.coordinate["dp_shard"]
+        self._views = {
+            "stored": {"pp": shape.pp, "dp_replicate": shape.dp_replicate, "dp_shard": shape.dp_shard * shape.cp, "tp": shape.tp},
+            "experts": {"pp": shape.pp, "expert_shard": shape.batch // shape.ep, "ep": shape.ep, "tp": shape.tp},
+            "computed": {"pp": shape.pp, "data": shape.data, "cp": shape.cp, "tp": shape.tp},
+            "batch": {"pp": shape.pp, "batch": shape.batch, "tp": shape.tp},
+        }
+        self._made: dict[str, DeviceMesh] = {}
 
-    def axis(self, *names: str) -> DeviceMesh:
-        if self._mesh is None:
-            degrees = {axis: getattr(self.shape, axis) for axis in AXES}
-            used = [axis for axis in AXES if degrees[axis] > 1 or axis in ("dp_replicate", "dp_shard")]
-            self._mesh = init_device_mesh(self.device.type, tuple(degrees[axis] for axis in used), mesh_dim_names=tuple(used))
-        return self._mesh[names if len(names) > 1 else names[0]]
+    def axis(self, *names: str, view: str = "stored") -> DeviceMesh:
+        """The DeviceMesh of one axis of a view, or of several, outer first."""
+        if view not in self._made:
+            degrees = self._views[view]
+            self._made[view] = init_device_mesh(self.device.type, tuple(degrees.values()), mesh_dim_names=tuple(degrees))
+        return self._made[view][names if len(names) > 1 else names[0]]
+
+    def group(self, axis: str) -> dist.ProcessGroup:
+        """The ranks that differ from this one on `axis` alone: pp, cp, tp, ep, or `batch` for data x cp."""
+        view = next(name for name in ("computed", "batch", "experts") if axis in self._views[name])
+        return self.axis(axis, view=view).get_group()
 
     def sum(self, values: Tensor) -> Tensor:
-        """`values` summed over the data-parallel ranks, in place; a CPU tensor travels by gloo and waits for no device."""
-        if self.data_ranks > 1:
+        """`values` summed over the ranks of the batch, in place; a CPU tensor travels by gloo and waits for no device."""
+        if self.batch_ranks == self.world > 1:
             dist.all_reduce(values)
+        elif self.batch_ranks > 1:
+            dist.all_reduce(values, group=self.group("batch"))
+        return values
+
+    def sum_stages(self, values: Tensor) -> Tensor:
+        """`values` summed over the stages of the pipeline, in place."""
+        if self.shape.pp > 1:
+            dist.all_reduce(values, group=self.group("pp"))
         return values
 
     def max(self, values: Tensor) -> Tensor:
@@ -57,3 +85,9 @@ class Mesh:
     def barrier(self) -> None:
         if self.world > 1:
             dist.barrier()
+
+
+def _coordinate(rank: int, degrees: dict[str, int]) -> dict[str, int]:
+    """Row-major: the last axis counts fastest."""
+    sizes = list(degrees.values())
+    return {axis: rank // math.prod(sizes[index + 1 :]) % degree for index, (axis, degree) in enumerate(degrees.items())}

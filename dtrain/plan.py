@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
-"""Mesh axes, outer to inner: outer ones cross nodes, inner ones stay inside a node."""
+"""Mesh axes, outer to inner: outer ones cross nodes, inner ones stay inside a node. `ep` is no axis of its own but a second view of
+the ranks that dp_replicate, dp_shard and cp make: its groups are neighbours among them."""
 
 Part = Mapping[str, Any]
 """`{"_target_": "dtrain.optim.adamw.build", **arguments}`: data until a rank builds it."""
@@ -18,17 +19,23 @@ Part = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class MeshShape:
-    """Degree of each axis; their product is the number of ranks."""
+    """Degree of each axis; the product of the first five is the number of ranks, `ep` divides data x cp."""
 
     pp: int = 1
     dp_replicate: int = 1
     dp_shard: int = 1
     cp: int = 1
     tp: int = 1
+    ep: int = 1
 
     @property
     def ranks(self) -> int:
-        return self.pp * self.data * self.cp * self.tp
+        return self.pp * self.batch * self.tp
+
+    @property
+    def batch(self) -> int:
+        """Ranks that see different samples, or different parts of them: gradients are averaged over these."""
+        return self.data * self.cp
 
     @property
     def data(self) -> int:

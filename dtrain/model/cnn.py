@@ -28,8 +28,22 @@ class Residual(nn.Module):
         return out
 
 
+class Head(nn.Module):
+    """[B, channels, H, W] -> [B, outputs]: the mean over the image, through one linear layer."""
+
+    def __init__(self, channels: int, outputs: int) -> None:
+        super().__init__()
+        self.norm, self.linear = norm(channels), nn.Linear(channels, outputs)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        logits: Tensor = self.linear(F.relu(self.norm(x_BCHW)).mean((2, 3)))
+        return logits
+
+
 class CNN(nn.Module):
     """Images [B, channels, H, W] -> logits [B, outputs]. Stage i has `width` x 2^i channels and, after the first, half the image."""
+
+    pipeline = ("stem", "blocks", "head")
 
     def __init__(self, *, inputs: Sequence[int], outputs: int, width: int, stages: int, blocks: int) -> None:
         super().__init__()
@@ -43,14 +57,13 @@ class CNN(nn.Module):
                 parts.append(Residual(channels, wider, 2 if stage and not block else 1))
                 channels = wider
         self.blocks = nn.ModuleList(parts)
-        self.norm = norm(channels)
-        self.head = nn.Linear(channels, outputs)
+        self.head = Head(channels, outputs)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         x = self.stem(x_BCHW)
         for block in self.blocks:
             x = block(x)
-        logits: Tensor = self.head(F.relu(self.norm(x)).mean((2, 3)))
+        logits: Tensor = self.head(x)
         return logits
 
     def init_weight(self, name: str, weight: Tensor, generator: torch.Generator) -> None:

@@ -7,6 +7,8 @@ embeddings times sqrt(C) (arXiv 1706.03762).
 """
 
 import math
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -24,21 +26,36 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x_BTC, self.weight.shape, self.weight)
 
 
+class Embedding(nn.Embedding):
+    """Rows times sqrt(C)."""
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        return super().forward(tokens_BT) * self.embedding_dim**0.5
+
+
 class Rotary:
-    """cos and sin of every position and frequency, kept for the longest sequence seen."""
+    """cos and sin of every position and frequency, kept for the longest sequence seen, or for the positions asked for last."""
 
     def __init__(self, width: int, base: float) -> None:
         self.width, self.base = width, base
         self._cached: tuple[Tensor, Tensor] | None = None
+        self._asked: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
 
-    def __call__(self, tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Two tensors [T, 1, D] in fp32, for `rotate`."""
+    def __call__(self, tokens: int, device: torch.device, position_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Two tensors [T, 1, D] in fp32 (or [B, T, 1, D] for `position_ids` [B, T]), for `rotate`."""
+        if position_ids is not None:
+            if self._asked is None or self._asked[0] is not position_ids:
+                self._asked = position_ids, self._angles(position_ids)
+            return self._asked[1]
         if self._cached is None or self._cached[0].shape[0] < tokens or self._cached[0].device != device:
-            frequencies = self.base ** (-torch.arange(0, self.width, 2, device=device, dtype=torch.float32) / self.width)
-            angles = torch.outer(torch.arange(tokens, device=device, dtype=torch.float32), frequencies)[:, None]
-            self._cached = torch.cat((angles.cos(), angles.cos()), -1), torch.cat((-angles.sin(), angles.sin()), -1)
+            self._cached = self._angles(torch.arange(tokens, device=device))
         cos, sin = self._cached
         return cos[:tokens], sin[:tokens]
+
+    def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        frequencies = self.base ** (-torch.arange(0, self.width, 2, device=positions.device, dtype=torch.float32) / self.width)
+        angles = (positions.float()[..., None] * frequencies)[..., None, :]
+        return torch.cat((angles.cos(), angles.cos()), -1), torch.cat((-angles.sin(), angles.sin()), -1)
 
 
 def rotate(x_BTHD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -47,19 +64,22 @@ def rotate(x_BTHD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    def __init__(self, width: int, heads: int, kv_heads: int) -> None:
+    def __init__(self, width: int, heads: int, kv_heads: int, rotary: Rotary) -> None:
         super().__init__()
+        self.rotary = rotary
         self.head_width = width // heads
         self.q = nn.Linear(width, heads * self.head_width, bias=False)
         self.k = nn.Linear(width, kv_heads * self.head_width, bias=False)
         self.v = nn.Linear(width, kv_heads * self.head_width, bias=False)
         self.out = nn.Linear(heads * self.head_width, width, bias=False)
 
-    def forward(self, x_BTC: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        B, T, _ = x_BTC.shape
+    def forward(self, x_BTC: Tensor, position_ids: Tensor | None = None) -> Tensor:
         D = self.head_width
-        q, k = self.q(x_BTC).view(B, T, -1, D), self.k(x_BTC).view(B, T, -1, D)
+        q = self.q(x_BTC)  # a split sequence is whole here
+        B, T = q.shape[:2]
+        q, k = q.view(B, T, -1, D), self.k(x_BTC).view(B, T, -1, D)
         v_BKTD = self.v(x_BTC).view(B, T, -1, D).transpose(1, 2)
+        cos, sin = self.rotary(T, q.device, position_ids)
         q_BHTD = rotate(F.rms_norm(q, (D,)), cos, sin).transpose(1, 2).to(v_BKTD.dtype)
         k_BKTD = rotate(F.rms_norm(k, (D,)), cos, sin).transpose(1, 2).to(v_BKTD.dtype)
         grouped = q_BHTD.shape[1] != k_BKTD.shape[1]
@@ -81,22 +101,40 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, heads: int, kv_heads: int, hidden: int) -> None:
+    def __init__(self, width: int, attention: Attention, feed_forward: nn.Module) -> None:
         super().__init__()
-        self.attention_norm, self.attention = RMSNorm(width), Attention(width, heads, kv_heads)
-        self.feed_forward_norm, self.feed_forward = RMSNorm(width), FeedForward(width, hidden)
+        self.attention_norm, self.attention = RMSNorm(width), attention
+        self.feed_forward_norm, self.feed_forward = RMSNorm(width), feed_forward
 
-    def forward(self, x_BTC: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x_BTC = x_BTC + self.attention(self.attention_norm(x_BTC), cos, sin)
+    def forward(self, x_BTC: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        x_BTC = x_BTC + self.attention(self.attention_norm(x_BTC), position_ids)
         return x_BTC + self.feed_forward(self.feed_forward_norm(x_BTC))
 
 
 class GPT(nn.Module):
     """Tokens [B, T] -> logits [B, T, V].
 
+    `pipeline` lists the modules in the order they run, where it may be cut; `tp_plan` says how tensor parallelism splits them.
+
     `kv_heads=None` means as many as heads; `hidden=None` is 8/3 of the width rounded up to a multiple of 64, as many weights as
     a plain feed-forward of 4x. Raises ValueError when heads do not divide.
     """
+
+    pipeline = ("embed", "blocks", "norm", "head")
+    tp_plan: ClassVar[Mapping[str, str]] = {
+        "embed": "embedding_rowwise",
+        "blocks.*.attention_norm": "sequence_parallel",
+        "blocks.*.attention.q": "colwise",
+        "blocks.*.attention.k": "colwise",
+        "blocks.*.attention.v": "colwise",
+        "blocks.*.attention.out": "rowwise",
+        "blocks.*.feed_forward_norm": "sequence_parallel",
+        "blocks.*.feed_forward.gate": "colwise",
+        "blocks.*.feed_forward.up": "colwise",
+        "blocks.*.feed_forward.down": "rowwise",
+        "norm": "sequence_parallel",
+        "head": "colwise_gather_output",
+    }
 
     def __init__(
         self,
@@ -119,19 +157,19 @@ class GPT(nn.Module):
         if heads % kv_heads:
             raise ValueError(f"model.heads={heads} must be a multiple of model.kv_heads={kv_heads}")
         hidden = hidden or 64 * math.ceil(width * 8 / 3 / 64)
-        self.embed = nn.Embedding(vocab, width)
-        self.blocks = nn.ModuleList(Block(width, heads, kv_heads, hidden) for _ in range(layers))
+        rotary = Rotary(width // heads, rope_base)
+        self.embed = Embedding(vocab, width)
+        self.blocks = nn.ModuleList(Block(width, Attention(width, heads, kv_heads, rotary), FeedForward(width, hidden)) for _ in range(layers))
         self.norm = RMSNorm(width)
         self.head = nn.Linear(width, vocab, bias=False)
         if tied:
             self.head.weight = self.embed.weight
-        self.rotary = Rotary(width // heads, rope_base)
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        cos, sin = self.rotary(tokens_BT.shape[1], tokens_BT.device)
-        x_BTC = self.embed(tokens_BT) * self.embed.embedding_dim**0.5
+    def forward(self, tokens_BT: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        """`position_ids` [B or 1, T]: where in the sequence the tokens stand; None: they are all of it, in order."""
+        x_BTC = self.embed(tokens_BT)
         for block in self.blocks:
-            x_BTC = block(x_BTC, cos, sin)
+            x_BTC = block(x_BTC, position_ids)
         logits_BTV: Tensor = self.head(self.norm(x_BTC))
         return logits_BTV
 

@@ -9,20 +9,37 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+class Hidden(nn.Linear):
+    """gelu(Wx + b)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(super().forward(x))
+
+
 class MLP(nn.Module):
     """Samples [B, *inputs] -> outputs [B, outputs]. `layers` hidden layers of `width`."""
+
+    pipeline = ("layers",)
 
     def __init__(self, *, inputs: int | Sequence[int], outputs: int, width: int, layers: int) -> None:
         super().__init__()
         sizes = [math.prod(inputs) if isinstance(inputs, Sequence) else inputs, *[width] * layers, outputs]
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
+        hidden = [Hidden(a, b) for a, b in itertools.pairwise(sizes[:-1])]
+        self.layers = nn.ModuleList([*hidden, nn.Linear(sizes[-2], sizes[-1])])
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1)
-        for layer in self.layers[:-1]:
-            x = F.gelu(layer(x))
-        last: Tensor = self.layers[-1](x)
-        return last
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+    @property
+    def tp_plan(self) -> dict[str, str]:
+        """Every second layer by its outputs, the next by its inputs; what comes out is whole."""
+        styles = ["rowwise" if index % 2 else "colwise" for index in range(len(self.layers))]
+        return {f"layers.{index}": style for index, style in enumerate(styles[:-1])} | {
+            f"layers.{len(styles) - 1}": styles[-1].replace("colwise", "colwise_gather_output")
+        }
 
     def init_weight(self, name: str, weight: Tensor, generator: torch.Generator) -> None:
         """Biases zero, weights normal with the gain of a rectifier (He, arXiv 1502.01852)."""

@@ -5,33 +5,36 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+
+from dtrain.sharding import local, shards
 
 
-def clip(parameters: Sequence[nn.Parameter], bound: float | None, *, scale: float = 1.0) -> Tensor:
+def clip(parameters: Sequence[nn.Parameter], bound: float | None, *, scale: float = 1.0, stages: int = 1) -> Tensor:
     """Divide gradients by `scale`, bound their global L2 norm by `bound` (None: do not), return the norm before: 0-dim, fp32.
 
-    Works on local shards: one foreach norm, one all-reduce of a scalar per mesh of sharded gradients, one foreach product.
+    Works on local pieces. The square of a piece that n ranks hold alike counts 1/n on each, so one all-reduce of one number over all
+    ranks is the sum over any mesh, experts and the `stages` of a pipeline included; where every rank holds everything there is none.
     """
-    plain: list[Tensor] = []
-    sharded: dict[DeviceMesh, list[Tensor]] = {}
+    pieces: dict[int, list[Tensor]] = {}
     for parameter in parameters:
-        gradient = parameter.grad
-        if isinstance(gradient, DTensor):
-            sharded.setdefault(gradient.device_mesh, []).append(gradient.to_local())
-        elif gradient is not None:
-            plain.append(gradient)
-    norms = [torch.linalg.vector_norm(torch.stack(torch._foreach_norm(plain)))] if plain else []
-    for mesh, group in sharded.items():
-        square = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(group))).float() ** 2
-        dist.all_reduce(square, group=mesh.get_group("dp_shard"))
-        norms.append(square.sqrt())
-    norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+        if parameter.grad is not None:
+            pieces.setdefault(shards(parameter.grad), []).append(local(parameter.grad))
+    norms = {cut: torch.linalg.vector_norm(torch.stack(torch._foreach_norm(group))).float() for cut, group in pieces.items()}
+    if stages == 1 and all(cut == 1 for cut in norms):
+        norm = norms[1] if norms else torch.zeros(())
+    else:
+        ranks = dist.get_world_size() // stages
+        square = sum((norm**2 * (cut / ranks) for cut, norm in norms.items()), torch.zeros((), device=_device(parameters)))
+        dist.all_reduce(square)
+        norm = square.sqrt()
     if scale != 1.0:
         norm = norm / scale
     if bound is not None or scale != 1.0:
         factor = torch.clamp(bound / (norm + 1e-6), max=1.0) if bound is not None else torch.ones_like(norm)
-        for group in filter(None, (plain, *sharded.values())):
+        for group in pieces.values():
             torch._foreach_mul_(group, factor / scale if scale != 1.0 else factor)
     return norm
+
+
+def _device(parameters: Sequence[nn.Parameter]) -> torch.device:
+    return parameters[0].device if parameters else torch.device("cpu")

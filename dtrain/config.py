@@ -6,7 +6,7 @@ from typing import Any
 from omegaconf import MISSING
 
 GROUPS = (
-    "launcher", "backend", "strategy", "precision", "model", "data", "objective", "optim", "schedule", "checkpoint", "logger", "hook",
+    "launcher", "backend", "strategy", "precision", "remat", "compile", "model", "data", "objective", "optim", "schedule", "checkpoint", "logger", "hook",
 )  # fmt: skip
 """Folders of conf/; one word of each makes a run (logger and hook take a list of words)."""
 
@@ -23,6 +23,25 @@ class Mesh:
     dp_shard: int | None = None
     cp: int | None = None
     tp: int | None = None
+    ep: int | None = None
+
+
+@dataclass
+class Pipeline:
+    schedule: str = MISSING
+    stages: int | None = None
+    split: Any = MISSING
+
+
+@dataclass
+class Tensor:
+    sequence: str = MISSING
+    loss: str = MISSING
+
+
+@dataclass
+class Context:
+    attention: str = MISSING
 
 
 @dataclass
@@ -60,6 +79,7 @@ class Schema:
     accumulate: int | None = None
     seed: int = MISSING
     clip: float | None = None
+    ema: float | None = None
     out: str | None = None
     resume: str = MISSING
     init: str | None = None
@@ -67,6 +87,9 @@ class Schema:
     trust: list[str] = field(default_factory=list)
     loop: str = MISSING
     mesh: Mesh = field(default_factory=Mesh)
+    pipeline: Pipeline = field(default_factory=Pipeline)
+    tensor: Tensor = field(default_factory=Tensor)
+    context: Context = field(default_factory=Context)
     log: Log = field(default_factory=Log)
     evaluate: Evaluate = field(default_factory=Evaluate)
     generate: Generate = field(default_factory=Generate)
@@ -75,6 +98,8 @@ class Schema:
     backend: dict[str, Any] = field(default_factory=dict)
     strategy: dict[str, Any] = field(default_factory=dict)
     precision: dict[str, Any] = field(default_factory=dict)
+    remat: dict[str, Any] = field(default_factory=dict)
+    compile: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
     objective: dict[str, Any] = field(default_factory=dict)

@@ -24,5 +24,6 @@ def evaluate(plan: Plan) -> Result:
             precision=seen.precision,
             samples=plan.evaluate_samples,
             microbatch=plan.batch.microbatch,
+            context=seen.context,
         )
     return Result("finished", seen.commit["step"], metrics["eval_loss"], time.perf_counter() - began, metrics, versions())

@@ -10,7 +10,7 @@ from dtrain.data import TextSource
 from dtrain.data.stream import to_device
 from dtrain.errors import WordsError
 from dtrain.looking import look_at
-from dtrain.objective import logits_of
+from dtrain.objective import answer
 from dtrain.plan import Plan
 from dtrain.result import Result, versions
 from dtrain.sampling import complete
@@ -27,7 +27,7 @@ def generate(plan: Plan) -> Result:
         seen.model.eval()
         with torch.no_grad(), seen.precision.autocast(seen.mesh.device):
             tokens = complete(
-                lambda tokens: logits_of(seen.model(to_device(tokens, seen.mesh.device))),
+                lambda tokens: answer(seen.model(to_device(tokens, seen.mesh.device))),
                 source.encode(str(plan.generate["prompt"])),
                 tokens=plan.generate["tokens"],
                 context=context,

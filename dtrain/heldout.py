@@ -1,6 +1,7 @@
 """The loss on held-out data: the same samples whatever the mesh, shared out among the data-parallel ranks."""
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -9,16 +10,28 @@ from torch import nn
 
 from dtrain.data import Source
 from dtrain.data.stream import to_device
+from dtrain.ema import EMA
 from dtrain.mesh import Mesh
 from dtrain.objective import Objective
+from dtrain.parallel.context import Context
 from dtrain.precision import Precision
-from dtrain.step import call
+from dtrain.step import call, inputs_of
 
 
 def chosen(source: Source, samples: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Indices of `samples` samples spread evenly over the source; None means all."""
     count = len(source) if samples is None else min(samples, len(source))
     return np.arange(count, dtype=np.int64) * len(source) // max(1, count)
+
+
+def measure(model: nn.Module, source: Source, *arguments: Any, ema: EMA | None, **options: Any) -> dict[str, float]:
+    """As `evaluate`; with an average of the weights its figures too, as `eval_ema_loss` and so on."""
+    found = evaluate(model, source, *arguments, **options)
+    if ema:
+        with ema.instead(model):
+            averaged = evaluate(model, source, *arguments, **options)
+        found |= {name.replace("eval_", "eval_ema_", 1): value for name, value in averaged.items()}
+    return found
 
 
 def evaluate(
@@ -30,6 +43,7 @@ def evaluate(
     precision: Precision,
     samples: int | None,
     microbatch: int,
+    context: Context | None = None,
 ) -> dict[str, float]:
     """`eval_loss` and the objective's metrics over the held-out samples; nan where no target counts. All ranks call it; ranks run equally many forwards."""
     indices = chosen(source, samples)
@@ -42,10 +56,11 @@ def evaluate(
             mine = indices[start + mesh.data_rank * microbatch :][:microbatch][: max(0, len(indices) - start - mesh.data_rank * microbatch)]
             idle = len(mine) == 0
             batch = source.take(indices[:1] if idle else mine, np.zeros(1 if idle else len(mine), dtype=np.int64))
+            batch = context.split(batch) if context else batch
             counted = 0 if idle else objective.count(batch)
             batch = to_device(batch, mesh.device)
-            with precision.autocast(mesh.device):
-                loss = objective.loss(call(model, objective.inputs(batch)), batch)
+            with precision.autocast(mesh.device), context.active() if context else nullcontext():
+                loss = objective.loss(call(model, inputs_of(objective, batch, context)), batch)
             count += counted
             for name, value in (("loss", loss.sum), *loss.metrics.items()):
                 sums[name] = sums.get(name, torch.zeros((), device=mesh.device, dtype=torch.float64)) + (0 if idle else value.double())

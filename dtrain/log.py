@@ -94,7 +94,7 @@ class Log:
             return
         pending, self._pending = self._pending, []
         names = list(pending[0][2])
-        sums = self._mesh.sum(torch.stack([sums[name].float() for _, _, sums, *_ in pending for name in names]))
+        sums = self._mesh.sum_stages(self._mesh.sum(torch.stack([sums[name].float() for _, _, sums, *_ in pending for name in names])))
         if self._rows is None:
             return
         norms = torch.stack([norm for *_, norm, _, _ in pending])
@@ -145,3 +145,8 @@ class Log:
     def _left_out(self, name: str, error: Exception) -> None:
         self.event("logger_failed", logger=name, error=f"{type(error).__name__}: {error}")
         print(f"dtrain: logger {name} failed and is left out: {type(error).__name__}: {error}", flush=True)
+
+
+def short(number: int) -> str:
+    """1.62M, or all digits of what is small."""
+    return f"{number / 1e6:.2f}M" if number >= 1e5 else f"{number:,}"

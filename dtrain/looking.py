@@ -1,23 +1,26 @@
-"""A trained model, loaded to be looked at: what evaluate and generate share."""
+"""A model that is looked at and not trained: loaded for evaluate and generate, or in the middle of a run for its hooks."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from dtrain.build import build
 from dtrain.data import Source
-from dtrain.data.stream import as_source
+from dtrain.data.stream import as_source, to_device
 from dtrain.mesh import Mesh
 from dtrain.model import construct
 from dtrain.objective import Objective
+from dtrain.parallel.context import Context, context_of
 from dtrain.parallel.order import parallelize
 from dtrain.plan import Plan
 from dtrain.precision import Precision
 from dtrain.seeds import derive
 from dtrain.state import TrainState
+from dtrain.step import call
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Seen:
     objective: Objective
     mesh: Mesh
     precision: Precision
+    context: Context | None
     commit: Mapping[str, Any]
 
 
@@ -40,7 +44,21 @@ def look_at(plan: Plan) -> Iterator[Seen]:
         precision: Precision = build(plan.precision)
         source = as_source(build(plan.data))
         model = construct(plan.model, facts=source.facts, seed=derive(plan.seed, "model"))
-        wrapped = parallelize(model, mesh, build(plan.strategy), precision=precision, seed=plan.seed)
+        wrapped = parallelize(model, mesh, build(plan.strategy), precision=precision, seed=plan.seed, pipeline=plan.pipeline, tensors=plan.tensor)
         checkpoint = build(plan.checkpoint, out=plan.out, mesh=mesh, resume="auto")
         commit = checkpoint.load_weights(plan.init or plan.out, TrainState(model))
-        yield Seen(wrapped, source, build(plan.objective), mesh, precision, commit)
+        yield Seen(wrapped, source, build(plan.objective), mesh, precision, context_of(mesh, plan.context["attention"]), commit)
+
+
+def watch(model: nn.Module, mesh: Mesh, precision: Precision) -> Any:
+    """A forward for hooks: no gradients, evaluation mode, inputs moved to the device."""
+
+    def forward(inputs: Any) -> Any:
+        was_training = model.training
+        model.eval()
+        with torch.no_grad(), precision.autocast(mesh.device):
+            outputs = call(model, to_device(inputs, mesh.device))
+        model.train(was_training)
+        return outputs
+
+    return forward

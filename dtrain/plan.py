@@ -44,6 +44,22 @@ class MeshShape:
 
 
 @dataclass(frozen=True)
+class PipelineShape:
+    """`stages` per rank; `layout` says where they are: `loop`, rank r holds r, r + pp, ...; `v`, it holds r and 2 pp - 1 - r."""
+
+    schedule: str = "1f1b"
+    stages: int = 1
+    layout: str = "loop"
+    split: str | tuple[int, ...] = "blocks"
+
+    def owners(self, pp: int) -> list[int]:
+        """The rank of each stage, of `pp`."""
+        if self.layout == "v":
+            return [min(stage, 2 * pp - 1 - stage) for stage in range(pp * self.stages)]
+        return [stage % pp for stage in range(pp * self.stages)]
+
+
+@dataclass(frozen=True)
 class BatchShape:
     """size = microbatch x data x accumulate, in samples per optimizer step over the whole world."""
 
@@ -68,11 +84,15 @@ class Plan:
     device: str
     threads: int
     mesh: MeshShape
+    pipeline: PipelineShape
+    tensor: Mapping[str, str]
+    context: Mapping[str, Any]
     batch: BatchShape
     steps: int
     stop_after: int | None
     seed: int
     clip: float | None
+    ema: float | None
     out: str
     resume: str
     init: str | None
@@ -85,6 +105,8 @@ class Plan:
     backend: Part
     strategy: Part
     precision: Part
+    remat: Part
+    compile: Part
     model: Part
     data: Part
     objective: Part
@@ -107,6 +129,8 @@ class Plan:
     def from_dict(cls, data: Mapping[str, Any]) -> "Plan":
         known = {field.name: data[field.name] for field in fields(cls)}
         known |= {"mesh": MeshShape(**data["mesh"]), "batch": BatchShape(**data["batch"]), "trust": tuple(data["trust"])}
+        split = data["pipeline"]["split"]
+        known["pipeline"] = PipelineShape(**{**data["pipeline"], "split": split if isinstance(split, str) else tuple(split)})
         return cls(**known)
 
     @property

@@ -1,9 +1,11 @@
 """What one rank holds of a tensor: the local piece of a DTensor, where it lies, and the piece of a whole tensor that is ours."""
 
+import math
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate
 
 # private: there is no public way to ask a DTensor for the offset of its shard; a canary test catches the day it moves
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -30,9 +32,16 @@ def whole(tensor: Tensor, like: Tensor) -> Tensor:
 
 def piece(whole: Tensor, like: Tensor) -> Tensor:
     """This rank's piece of `whole`, a tensor that every rank has, sharded like `like`."""
-    if not isinstance(like, DTensor):
-        return whole
-    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local()
+    begin, size = offset(like), local(like).shape
+    return whole[tuple(slice(a, a + n) for a, n in zip(begin, size, strict=True))]
+
+
+def shards(tensor: Tensor) -> int:
+    """Into how many different pieces the ranks have cut it; 1 when each has all of it."""
+    if not isinstance(tensor, DTensor):
+        return 1
+    sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
+    return math.prod(size for size, placement in sizes if not isinstance(placement, Replicate))
 
 
 def shard_group(tensor: Tensor) -> dist.ProcessGroup | None:

@@ -1,4 +1,4 @@
-"""What must survive a restart, and nothing else: weights, optimizer, position in the data, loss scale, step."""
+"""What must survive a restart, and nothing else: weights, optimizer, position in the data, loss scale, average of the weights, step."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from dtrain.data.stream import Stream
+from dtrain.ema import EMA
 from dtrain.optim import Optimizer
 from dtrain.precision import LossScale
 
 
 @dataclass
 class TrainState:
-    """`step` counts optimizer steps done. Tensors are named `model.<parameter>` and `optim.<parameter>.<entry>`.
+    """`step` counts optimizer steps done. Tensors are named `model.<parameter>`, `optim.<parameter>.<entry>` and `ema.<parameter>`.
 
     The model is the one with the plain names of its parameters, not a wrapper around it.
     """
@@ -23,10 +24,12 @@ class TrainState:
     optimizer: Optimizer | None = None
     stream: Stream | None = None
     scale: LossScale | None = None
+    ema: EMA | None = None
     step: int = 0
 
     def tensors(self) -> dict[str, Tensor]:
-        return dict(self._model_tensors()) | {name: value for name, value in self._optimizer_entries() if isinstance(value, Tensor)}
+        averages = {f"ema.{name}": average for name, average in self.ema.averages.items()} if self.ema else {}
+        return dict(self._model_tensors()) | {name: value for name, value in self._optimizer_entries() if isinstance(value, Tensor)} | averages
 
     def facts(self) -> dict[str, Any]:
         """What is not a tensor, as JSON."""
@@ -43,10 +46,11 @@ class TrainState:
             self.stream.load_state_dict(facts["stream"])
         if self.scale and facts["scale"]:
             self.scale.load_state_dict(facts["scale"])
+        parameters = dict(self.model.named_parameters())
         for name, value in facts["optim"].items():
             parameter, entry = name.removeprefix("optim.").rsplit(".", 1)
-            if self.optimizer:
-                self.optimizer.state[dict(self.model.named_parameters())[parameter]][entry] = value
+            if self.optimizer and parameter in parameters:  # else another stage of the pipeline holds it
+                self.optimizer.state[parameters[parameter]][entry] = value
         self.step = facts["step"]
 
     def make_room(self) -> None:

@@ -1,15 +1,20 @@
-"""One optimizer step's worth of forwards and backwards: plain accumulation over microbatches."""
+"""One optimizer step's worth of forwards and backwards: plain accumulation over microbatches, or a pipeline schedule."""
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from dtrain import seeds
+from dtrain.data import Batch
 from dtrain.data.stream import Stream
 from dtrain.mesh import Mesh
 from dtrain.objective import Objective
+from dtrain.parallel.context import Context
+from dtrain.parallel.pipeline import Pipeline
 from dtrain.precision import Precision
 from dtrain.strategy import Strategy
 
@@ -26,30 +31,56 @@ Step = Callable[[Stream, int], StepLoss]
 
 
 def call(model: Callable[..., Any], inputs: Any) -> Any:
-    """A mapping of inputs becomes keyword arguments."""
+    """A mapping of inputs becomes keyword arguments; what a pair holds beside its first are keyword arguments too."""
+    if isinstance(inputs, tuple):
+        return model(inputs[0], **inputs[1])
     return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
 
 
-def make_step(model: nn.Module, objective: Objective, strategy: Strategy, mesh: Mesh, *, precision: Precision, seed: int) -> Step:
+def make_step(
+    model: nn.Module, objective: Objective, strategy: Strategy, mesh: Mesh, *, precision: Precision, seed: int, context: Context | None = None
+) -> Step:
     """(stream, step number) -> StepLoss, leaving gradients of the mean over the whole batch (times the loss scale) in the model."""
+    names: list[str] = []
 
     def step(stream: Stream, number: int) -> StepLoss:
         share = next(stream)
         seeds.reseed(seed, number, mesh.data_rank)
-        # strategies average gradients over the data ranks, the loss is a sum over all of them; under fp16 `clip` makes up for it,
-        # or more ranks would overflow earlier
-        weight = (precision.scale.value if precision.scale else mesh.data_ranks) / max(1, share.count)
+        # strategies average gradients over the ranks of the batch, the loss is a sum over all of them; under fp16 `clip` makes up for
+        # it, or more ranks would overflow earlier
+        weight = (precision.scale.value if precision.scale else mesh.batch_ranks) / max(1, share.count)
+        batches = [context.split(batch) for batch in share.microbatches] if context else share.microbatches
         sums: dict[str, Tensor] = {}
-        for index, batch in enumerate(share.microbatches):
-            with strategy.sync(model, index == len(share.microbatches) - 1):
-                with precision.autocast(mesh.device):
-                    loss = objective.loss(call(model, objective.inputs(batch)), batch)
-                (loss.sum * weight).backward()
+
+        def loss_of(outputs: Any, index: int) -> Tensor:
+            loss = objective.loss(outputs, batches[index])
             for name, value in (("loss", loss.sum.detach()), *loss.metrics.items()):
                 sums[name] = sums[name] + value if name in sums else value
+            return loss.sum * weight
+
+        with context.active() if context else nullcontext():
+            if isinstance(model, Pipeline):
+                model.step([inputs_of(objective, batch, context) for batch in batches], loss_of)
+                _agree_on_names(sums, names, mesh)
+            else:
+                for index, batch in enumerate(batches):
+                    with strategy.sync(model, index == len(batches) - 1):
+                        with precision.autocast(mesh.device):
+                            loss = loss_of(call(model, inputs_of(objective, batch, context)), index)
+                        loss.backward()
         return StepLoss(sums, share.count)
 
     return step
+
+
+def inputs_of(objective: Objective, batch: Batch, context: Context | None) -> Any:
+    """What the model is called with; of a part of a sequence also where its tokens stand."""
+    inputs = objective.inputs(batch)
+    if context is None:
+        return inputs
+    first = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
+    positions = {"position_ids": context.position_ids(first.shape[1] * context.size)}
+    return {**inputs, **positions} if isinstance(inputs, Mapping) else (inputs, positions)
 
 
 def gradients_of(model: nn.Module) -> list[nn.Parameter]:
@@ -60,3 +91,11 @@ def gradients_of(model: nn.Module) -> list[nn.Parameter]:
 def zero(parameters: list[nn.Parameter]) -> None:
     for parameter in parameters:
         parameter.grad = None
+
+
+def _agree_on_names(sums: dict[str, Tensor], names: list[str], mesh: Mesh) -> None:
+    """Ranks without the last stage know no loss: theirs is zero, under the names of those that do."""
+    if not names:
+        names.extend(sorted(mesh.gather(list(sums)), key=len)[-1])
+    for name in names:
+        sums.setdefault(name, torch.zeros((), device=mesh.device))

@@ -8,19 +8,19 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
-import torch
-from torch import nn
-
 from dtrain.build import build
 from dtrain.clip import clip
 from dtrain.data import Source
-from dtrain.data.stream import Stream, as_source, to_device
-from dtrain.heldout import evaluate
+from dtrain.data.stream import Stream, as_source
+from dtrain.ema import EMA
+from dtrain.heldout import measure
 from dtrain.hook import Hook, StepInfo, due
-from dtrain.log import Log
+from dtrain.log import Log, short
+from dtrain.looking import watch
 from dtrain.mesh import Mesh
-from dtrain.model import caveats, construct
+from dtrain.model import balanced, caveats, construct
 from dtrain.objective import Objective
+from dtrain.parallel.context import context_of
 from dtrain.parallel.order import parallelize
 from dtrain.plan import Plan
 from dtrain.precision import Precision
@@ -28,7 +28,7 @@ from dtrain.result import Result, versions
 from dtrain.schedule import set_lr
 from dtrain.seeds import derive
 from dtrain.state import TrainState
-from dtrain.step import call, gradients_of, make_step, zero
+from dtrain.step import gradients_of, make_step, zero
 from dtrain.stop import StopSignal
 
 
@@ -48,17 +48,23 @@ def train(plan: Plan) -> Result:
         source = as_source(build(plan.data))
         heldout = source.holdout()
         model = construct(plan.model, facts=source.facts, seed=derive(plan.seed, "model"))
-        wrapped = parallelize(model, mesh, strategy, precision=precision, seed=plan.seed)
-        parameters = gradients_of(model)
+        size = sum(parameter.numel() for parameter in model.parameters())
+        wrapped = parallelize(
+            model, mesh, strategy, precision=precision, seed=plan.seed, pipeline=plan.pipeline, tensors=plan.tensor,
+            remat=build(plan.remat), compile=build(plan.compile),
+        )  # fmt: skip
+        parameters, moving = gradients_of(model), balanced(model)
+        ema = EMA(model, plan.ema) if plan.ema is not None else None
         optimizer = build(plan.optim, model=model)
         schedule = build(plan.schedule, steps=plan.steps)
         stream = Stream(source, batch=plan.batch, mesh=mesh, seed=derive(plan.seed, "data"), count=objective.count)
         stack.callback(stream.close)
-        step = make_step(wrapped, objective, strategy, mesh, precision=precision, seed=plan.seed)
+        context = context_of(mesh, plan.context["attention"])
+        step = make_step(wrapped, objective, strategy, mesh, precision=precision, seed=plan.seed, context=context)
         hooks: list[Hook] = [build(hook) for hook in plan.hooks.values()]
 
         # state
-        state = TrainState(model, optimizer, stream, precision.scale)
+        state = TrainState(model, optimizer, stream, precision.scale, ema)
         checkpoint = build(plan.checkpoint, out=plan.out, mesh=mesh, resume=plan.resume)
         restored = checkpoint.restore(state)
         for sentence in checkpoint.damaged:
@@ -67,8 +73,8 @@ def train(plan: Plan) -> Result:
         if plan.init and not restored:
             checkpoint.load_weights(plan.init, state)
         log.restored(state.step)
-        log.event("started", step=state.step, ranks=mesh.world, parameters=sum(p.numel() for p in parameters), plan=plan.digest)
-        log.note(f"{_count(model)} parameters on {mesh.world} rank(s)" + (f", going on after step {state.step}" if restored else ""))
+        log.event("started", step=state.step, ranks=mesh.world, parameters=size, plan=plan.digest)
+        log.note(f"{short(size)} parameters on {mesh.world} rank(s)" + (f", going on after step {state.step}" if restored else ""))
         for sentence in [*caveats(model), *([] if heldout else ["nothing is held out: there will be no evaluation"])]:
             log.note(sentence)
 
@@ -77,9 +83,12 @@ def train(plan: Plan) -> Result:
             log.event("committed", step=state.step, url=checkpoint.save(state))
             log.start()
 
-        def measure(source: Source) -> dict[str, float]:
+        def evaluate(source: Source) -> dict[str, float]:
             log.flush()
-            found = evaluate(wrapped, source, objective, mesh, precision=precision, samples=plan.evaluate_samples, microbatch=plan.batch.microbatch)
+            found = measure(
+                wrapped, source, objective, mesh,
+                precision=precision, samples=plan.evaluate_samples, microbatch=plan.batch.microbatch, context=context, ema=ema,
+            )  # fmt: skip
             log.evaluation(state.step, found)
             return found
 
@@ -91,10 +100,14 @@ def train(plan: Plan) -> Result:
         log.begin(unit=objective.unit)
         while state.step < plan.steps and not stop_asked.requested(state.step, mesh):
             loss = step(stream, state.step)
-            norm = clip(parameters, plan.clip, scale=precision.scale.value / mesh.data_ranks if precision.scale else 1.0)
+            norm = clip(parameters, plan.clip, scale=precision.scale.value / mesh.batch_ranks if precision.scale else 1.0, stages=mesh.shape.pp)
             lr = set_lr(optimizer, schedule.factor(state.step))
             if precision.scale is None or precision.scale.accept(norm):
                 optimizer.step()
+                if ema:
+                    ema.update()
+            for module in moving:
+                module.balance(mesh.sum)
             zero(parameters)
             state.step += 1
             log.record(state.step, stream.seen, loss.sums, loss.count, norm, lr)
@@ -103,12 +116,12 @@ def train(plan: Plan) -> Result:
             if last or checkpoint.due(state.step):
                 commit()  # before anything that may fail looks at the model
             if heldout and (last or (plan.evaluate_every and state.step % plan.evaluate_every == 0)):
-                metrics = measure(heldout)
+                metrics = evaluate(heldout)
             for hook in hooks:
                 if due(hook, state.step, last=last):
                     log.flush()
                     info = StepInfo(
-                        state.step, plan.steps, stream.seen, plan.seed, loss.sums["loss"], norm, lr, source, _looking(wrapped, mesh, precision)
+                        state.step, plan.steps, stream.seen, plan.seed, loss.sums["loss"], norm, lr, source, watch(wrapped, mesh, precision)
                     )
                     seen = hook(info) or {}
                     log.event(type(hook).__name__.lower(), step=state.step, **seen)
@@ -118,28 +131,9 @@ def train(plan: Plan) -> Result:
         if state.step < plan.steps:
             commit()
         elif heldout and not metrics:  # the run ended after its last commit
-            metrics = measure(heldout)
+            metrics = evaluate(heldout)
         checkpoint.wait()
         status = "finished" if state.step >= plan.steps else stop_asked.status
         result = Result(status, state.step, log.last.get("loss"), time.perf_counter() - began, metrics, versions())
         log.finish(result)
         return result
-
-
-def _looking(model: nn.Module, mesh: Mesh, precision: Precision) -> Any:
-    """A forward for hooks: no gradients, evaluation mode, inputs moved to the device."""
-
-    def forward(inputs: Any) -> Any:
-        was_training = model.training
-        model.eval()
-        with torch.no_grad(), precision.autocast(mesh.device):
-            outputs = call(model, to_device(inputs, mesh.device))
-        model.train(was_training)
-        return outputs
-
-    return forward
-
-
-def _count(model: nn.Module) -> str:
-    number = sum(parameter.numel() for parameter in model.parameters())
-    return f"{number / 1e6:.2f}M" if number >= 1e5 else f"{number:,}"

@@ -24,10 +24,11 @@ from dtrain.config import GROUPS, Config
 from dtrain.data.order import samples
 from dtrain.data.stream import Stream, as_source
 from dtrain.mesh import Mesh
-from dtrain.model import construct
+from dtrain.model import balanced, construct
 from dtrain.model.gpt import GPT
+from dtrain.parallel.context import context_of
 from dtrain.parallel.order import materialize, parallelize
-from dtrain.plan import BatchShape, MeshShape, Plan
+from dtrain.plan import BatchShape, MeshShape, PipelineShape, Plan
 from dtrain.resolve import resolve
 from dtrain.seeds import fill
 from dtrain.step import gradients_of, make_step, zero
@@ -136,28 +137,48 @@ def few_steps(parts: dict[str, Any], degrees: dict[str, int], **changed: Any) ->
 
 
 def steps_on(
-    mesh: Mesh, parts: dict[str, Any], *, size: int = 8, microbatch: int = 4, steps: int = 4, clip_at: float | None = 1.0, seed: int = 5
+    mesh: Mesh,
+    parts: dict[str, Any],
+    *,
+    size: int = 8,
+    microbatch: int = 4,
+    steps: int = 4,
+    clip_at: float | None = 1.0,
+    seed: int = 5,
+    pipeline: PipelineShape | None = None,
+    tensors: dict[str, str] | None = None,
+    context: str = "ring",
 ) -> dict[str, Any]:
     precision, strategy, objective = (build(parts[name]) for name in ("precision", "strategy", "objective"))
     source = as_source(build(parts["data"]))
     model = construct(parts["model"], facts=source.facts, seed=seed)
-    wrapped = parallelize(model, mesh, strategy, precision=precision, seed=seed)
+    extra = {name: build(parts[name]) for name in ("remat", "compile") if name in parts}
+    wrapped = parallelize(model, mesh, strategy, precision=precision, seed=seed, pipeline=pipeline, tensors=tensors, **extra)
     optimizer = build(parts["optim"], model=model)
     shape = BatchShape(size, microbatch, mesh.data_ranks, size // mesh.data_ranks // microbatch)
     stream = Stream(source, batch=shape, mesh=mesh, seed=seed, count=objective.count)
-    step = make_step(wrapped, objective, strategy, mesh, precision=precision, seed=seed)
-    parameters, losses, norms = gradients_of(model), [], []
+    ring = context_of(mesh, context)
+    step = make_step(wrapped, objective, strategy, mesh, precision=precision, seed=seed, context=ring)
+    parameters, losses, norms, first = gradients_of(model), [], [], {}
     for number in range(steps):
         loss = step(stream, number)
-        norm = clip(parameters, clip_at, scale=precision.scale.value / mesh.data_ranks if precision.scale else 1.0)
+        first = first or {name: whole_of(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+        scale = precision.scale.value / mesh.batch_ranks if precision.scale else 1.0
+        norm = clip(parameters, clip_at, scale=scale, stages=mesh.shape.pp)
         if precision.scale is None or precision.scale.accept(norm):
             optimizer.step()
+        for module in balanced(model):
+            module.balance(mesh.sum)
         zero(parameters)
-        losses.append(mesh.sum(loss.sums["loss"].clone()).item() / loss.count)
+        losses.append(mesh.sum_stages(mesh.sum(loss.sums["loss"].clone())).item() / loss.count)
         norms.append(norm.item())
     stream.close()
-    whole = {name: (p.full_tensor() if isinstance(p, DTensor) else p).detach().tolist() for name, p in model.named_parameters()}
-    return {"losses": losses, "norms": norms, "weights": whole, "scale": precision.scale and precision.scale.value}
+    whole = {name: whole_of(p) for name, p in model.named_parameters()}
+    return {"losses": losses, "norms": norms, "gradients": first, "weights": whole, "scale": precision.scale and precision.scale.value}
+
+
+def whole_of(tensor: Tensor) -> list[Any]:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().tolist()
 
 
 def first_batch(parts: dict[str, Any], *, size: int = 8, seed: int = 5) -> tuple[torch.nn.Module, dict[str, Tensor]]:

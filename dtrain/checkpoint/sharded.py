@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import shutil
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,20 +43,20 @@ class Sharded:
         now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
         attempt = self._on_rank_0(f"save under {self._out}", lambda: f"{now}-{uuid.uuid4().hex[:8]}")
         url = store.join(commits.folder(self._out, state.step), attempt)
-        tensors = state.tensors()
-        ranks = self._on_all(f"save to {url}", lambda: self._write_shard(url, tensors))
+        tensors, facts = state.tensors(), state.facts()
+        ranks = self._on_all(f"save to {url}", lambda: self._write_shard(url, tensors) | {"optim": facts["optim"]})
 
         def commit() -> None:
             commits.write(
                 url,
                 {
                     "step": state.step,
-                    "facts": state.facts(),
+                    "facts": {**facts, "optim": {name: value for rank in ranks for name, value in rank["optim"].items()}},
                     "world": self._mesh.world,
                     "mesh": vars(self._mesh.shape),
                     "files": [file for rank in ranks for file in rank["files"]],
                     "pieces": [piece for rank in ranks for piece in rank["pieces"]],
-                    "tensors": {name: {"shape": list(tensor.shape), "dtype": str(tensor.dtype)} for name, tensor in tensors.items()},
+                    "tensors": _shapes(tensors) | {name: shape for rank in ranks for name, shape in rank["tensors"].items()},
                 },
             )
             commits.read(url)
@@ -76,7 +76,10 @@ class Sharded:
             raise PreflightError(f"resume=never: {self._out} holds a run already. Type out=<another place>, or resume=auto to go on with it.")
         url, commit = chosen
         state.make_room()
-        self._load(url, commit, state.tensors())
+        averaged = any(name.startswith("ema.") for name in commit["tensors"])
+        self._load(url, commit, {name: tensor for name, tensor in state.tensors().items() if averaged or not name.startswith("ema.")})
+        if state.ema and not averaged:
+            state.ema.begin()
         state.load_facts(commit["facts"])
         self._last = (state.step, url)
         return {**commit, "url": url}
@@ -92,9 +95,9 @@ class Sharded:
 
     def _write_shard(self, url: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         name = f"rank-{self._mesh.rank:05d}-0.safetensors"
-        held = list(shards.mine(tensors, self._mesh.rank))
+        held = list(shards.mine(tensors, self._mesh.coordinate))
         if not held:
-            return {"files": [], "pieces": []}
+            return {"files": [], "pieces": [], "tensors": {}}
         pieces = [{"name": tensor, "key": tensor, "file": name, "shape": list(piece.shape), "offset": list(offset)} for tensor, piece, offset in held]
         folder = store.local_path(url) if store.is_local(url) else store.scratch("save")
         folder.mkdir(parents=True, exist_ok=True)
@@ -108,16 +111,17 @@ class Sharded:
         finally:
             if not store.is_local(url):
                 shutil.rmtree(folder)
-        return {"files": [file], "pieces": pieces}
+        return {"files": [file], "pieces": pieces, "tensors": _shapes({name: tensors[name] for name, *_ in held})}
 
     def _load(self, url: str, commit: Mapping[str, Any], wanted: Mapping[str, Tensor]) -> None:
         pieces: dict[str, list[Mapping[str, Any]]] = {}
         for piece in commit["pieces"]:
             pieces.setdefault(piece["name"], []).append(piece)
         folder = store.local_path(url) if store.is_local(url) else store.scratch("load")
+        everywhere = set().union(*self._mesh.gather(list(wanted))) if self._mesh.shape.pp > 1 else set(wanted)
 
         def read() -> None:
-            _check(url, commit, wanted)
+            _check(url, commit, wanted, everywhere)
             names = {name for key, tensor in wanted.items() for name in shards.needed(tensor, pieces[key])}
             files = {file["name"]: self._fetch(url, file, folder) for file in commit["files"] if file["name"] in names}
             for key, tensor in wanted.items():
@@ -187,12 +191,16 @@ def find(source: str) -> tuple[str, dict[str, Any]]:
     return chosen
 
 
-def _check(url: str, commit: Mapping[str, Any], wanted: Mapping[str, Tensor]) -> None:
-    """Every wanted tensor is there with its shape, and (of the model) nothing is left over."""
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    return {name: {"shape": list(tensor.shape), "dtype": str(tensor.dtype)} for name, tensor in tensors.items()}
+
+
+def _check(url: str, commit: Mapping[str, Any], wanted: Mapping[str, Tensor], everywhere: Iterable[str]) -> None:
+    """Every wanted tensor is there with its shape, and (of the model) nothing is left over that no rank wants, the names of `everywhere`."""
     saved = commit["tensors"]
     missing = [name for name in wanted if name not in saved]
     model = {name for name in saved if name.startswith("model.")}
-    extra = sorted(model - set(wanted))
+    extra = sorted(model - set(everywhere))
     wrong = [
         f"{name} is {saved[name]['shape']} there, {list(tensor.shape)} here"
         for name, tensor in wanted.items()

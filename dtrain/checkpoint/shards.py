@@ -17,15 +17,17 @@ from dtrain.sharding import local, offset
 Offset = tuple[int, ...]
 
 
-def mine(tensors: Mapping[str, Tensor], rank: int) -> Iterator[tuple[str, Tensor, Offset]]:
-    """(name, local piece, offset in the whole) of everything this rank is the one to write."""
+def mine(tensors: Mapping[str, Tensor], at: Mapping[str, int]) -> Iterator[tuple[str, Tensor, Offset]]:
+    """(name, local piece, offset in the whole) of everything this rank is the one to write. `at`: where it is on each axis of the mesh."""
     for name, tensor in tensors.items():
         if isinstance(tensor, DTensor):
             coordinate: Sequence[int] = tensor.device_mesh.get_coordinate() or ()
-            copies = [at for at, placement in zip(coordinate, tensor.placements, strict=True) if placement.is_replicate()]
+            copies = [place for place, placement in zip(coordinate, tensor.placements, strict=True) if placement.is_replicate()]
+            if "tp" not in (tensor.device_mesh.mesh_dim_names or ()):
+                copies.append(at["tp"])
             if not any(copies) and local(tensor).numel():
                 yield name, local(tensor), offset(tensor)
-        elif rank == 0:
+        elif not any(place for axis, place in at.items() if axis != "pp"):
             yield name, tensor, (0,) * tensor.ndim
 
 

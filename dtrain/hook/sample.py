@@ -7,7 +7,7 @@ import numpy as np
 
 from dtrain.data import TextSource
 from dtrain.hook import StepInfo
-from dtrain.objective import logits_of
+from dtrain.objective import answer
 from dtrain.sampling import complete
 
 
@@ -22,7 +22,7 @@ class Sample:
         source = cast(TextSource, info.source)
         context = source.take(np.array([0]), np.array([0]))["inputs"].shape[1]
         written = complete(
-            lambda tokens: logits_of(info.forward(tokens)),
+            lambda tokens: answer(info.forward(tokens)),
             source.encode(self.prompt),
             tokens=self.tokens,
             context=context,

@@ -1,7 +1,7 @@
 """What is trained: any `nn.Module`. What a model may add about itself is a table, not a base class."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -24,6 +24,19 @@ class InitByName(Protocol):
         ...
 
 
+@runtime_checkable
+class Balanced(Protocol):
+    """A module that moves something of its own after each step, outside of any gradient."""
+
+    def balance(self, sum_over_batch: Callable[[Tensor], Tensor]) -> None:
+        """`sum_over_batch` adds up a tensor over the ranks that saw other tokens of the step."""
+        ...
+
+
+def balanced(model: nn.Module) -> list[Balanced]:
+    return [module for module in model.modules() if isinstance(module, Balanced)]
+
+
 def construct(part: Part, *, facts: Mapping[str, Any], seed: int) -> nn.Module:
     """The model of the plan; arguments that say `auto` are taken from the `facts` of the data.
 
@@ -39,7 +52,7 @@ def construct(part: Part, *, facts: Mapping[str, Any], seed: int) -> nn.Module:
     if inspect.isclass(target) and issubclass(target, InitByName):
         with torch.device("meta"):
             model = _module(build(part))
-        if not any(True for _ in model.buffers()):  # whose values only their own constructor knows
+        if not any(buffer.is_meta for buffer in model.buffers()):  # whose values only their own constructor knows
             return model
     torch.manual_seed(seed)
     return _module(build(part))
@@ -49,6 +62,16 @@ def caveats(model: nn.Module) -> list[str]:
     """What a person should know about a model that is trained on several ranks or microbatches."""
     norms = sorted({type(module).__name__ for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)})
     return [f"{name} sees one microbatch of one rank: its losses depend on the mesh. GroupNorm or LayerNorm do not." for name in norms]
+
+
+def blocks(module: nn.Module) -> Iterator[nn.Module]:
+    """The outermost elements of every ModuleList and Sequential that have parameters and can be called: what is sharded, recomputed, compiled."""
+    for child in module.children():
+        called = not isinstance(child, nn.ModuleList | nn.ModuleDict)
+        if isinstance(module, nn.ModuleList | nn.Sequential) and called and any(True for _ in child.parameters()):
+            yield child
+        else:
+            yield from blocks(child)
 
 
 def _module(model: Any) -> nn.Module:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from dtrain.data import Batch
 from dtrain.errors import WordsError
@@ -36,6 +37,12 @@ class Objective(Protocol):
         ...
 
     def loss(self, outputs: Any, batch: Batch) -> Loss: ...
+
+
+def answer(outputs: Any) -> Tensor:
+    """The logits, whole also where tensor parallelism left them split."""
+    logits = logits_of(outputs)
+    return logits.full_tensor() if isinstance(logits, DTensor) else logits
 
 
 IGNORE = -100

@@ -1,24 +1,63 @@
-"""The order of wrapping, in one place: split the parameters, give them memory and values, then wrap for synchronisation."""
+"""The order of wrapping, in one place: cut and split the parameters, give them memory and values, then wrap for synchronisation.
+
+pipeline -> tensor -> experts -> remat -> compile -> data axes: what is inside comes first, so that a block recomputes what tensor
+parallelism made of it, is compiled as it recomputes, and is gathered whole before either.
+"""
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
+from dtrain.compile import Compile
 from dtrain.mesh import Mesh
+from dtrain.model import blocks
+from dtrain.parallel import context, expert, tensor
+from dtrain.parallel.pipeline import Pipeline
+from dtrain.plan import PipelineShape
 from dtrain.precision import Precision
+from dtrain.remat import Remat
 from dtrain.seeds import fill
 from dtrain.strategy import Strategy
 
 
-def parallelize(model: nn.Module, mesh: Mesh, strategy: Strategy, *, precision: Precision, seed: int) -> nn.Module:
-    """The module to call. `model` itself is changed in place and keeps the names of its parameters."""
+def parallelize(
+    model: nn.Module,
+    mesh: Mesh,
+    strategy: Strategy,
+    *,
+    precision: Precision,
+    seed: int,
+    pipeline: PipelineShape | None = None,
+    tensors: Mapping[str, Any] | None = None,
+    remat: Remat | None = None,
+    compile: Compile | None = None,
+) -> nn.Module:
+    """The module to call. `model` itself is changed in place, to what this rank holds of it, and keeps the names of its parameters."""
     meta = any(parameter.is_meta for parameter in model.parameters())
-    strategy.shard(model, mesh, precision)
+    if mesh.shape.cp > 1:
+        context.adapt(model)
+    pipelined = Pipeline(model, mesh, pipeline, precision) if pipeline and mesh.shape.pp > 1 else None
+    if mesh.shape.tp > 1:
+        tensor.apply(model, mesh.axis("tp", view=strategy.view), **(tensors or {"sequence": "whole", "loss": "whole"}))
+    if mesh.shape.ep > 1:
+        expert.apply(model, mesh, view=strategy.view)
+    for wrap in (remat, compile):
+        if wrap is not None:
+            wrap(list(dict.fromkeys(blocks(model))))
+    roots = pipelined.roots() if pipelined else [model]
+    for root in roots:
+        strategy.shard(root, mesh, precision)
+    device = torch.device("cpu") if strategy.rests == "cpu" else mesh.device
     if meta:
-        materialize(model, mesh.device)
+        materialize(model, device)
         fill(model, seed)
+        for buffer in model.buffers():
+            buffer.data = buffer.to(mesh.device)
     else:
-        model.to(mesh.device)
-    return strategy.wrap(model, mesh)
+        model.to(device)
+    return pipelined or strategy.wrap(model, mesh)
 
 
 def materialize(model: nn.Module, device: torch.device) -> None:

@@ -12,7 +12,7 @@ from dtrain.cluster import Cluster
 from dtrain.config import Config
 from dtrain.errors import WordsError
 from dtrain.plan import Plan
-from dtrain.resolve import batch, fit, mesh, numbers, out, ranks, trust
+from dtrain.resolve import batch, divide, fit, mesh, numbers, out, pipeline, ranks, trust
 
 Rule = Callable[[Config, Cluster, "Draft"], Mapping[str, Any]]
 
@@ -33,11 +33,15 @@ RULES: tuple[Rule, ...] = (
     ranks.devices,
     ranks.world,
     ranks.backend,
+    ranks.compiled,
     ranks.launcher,
     ranks.threads,
     mesh.strategy,
     mesh.degrees,
+    pipeline.shape,
     batch.arithmetic,
+    divide.model,
+    divide.options,
     fit.objective,
     fit.synthetic,
     fit.hooks,

@@ -8,7 +8,7 @@ from dtrain.config import Config
 from dtrain.errors import WordsError
 from dtrain.resolve.ranks import about, choose
 
-PARTS = ("precision", "model", "optim", "schedule", "checkpoint")
+PARTS = ("precision", "remat", "model", "optim", "schedule", "checkpoint")
 NATURAL = {"tokens": "next_token", "image": "classification", "features": "regression"}
 """What the model takes (or the data gives) -> the objective `auto` means."""
 

@@ -1,5 +1,6 @@
 """Degrees of the mesh axes: their product is the world, and the strategy takes the ranks nobody asked for."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,9 +9,6 @@ from dtrain.config import Config
 from dtrain.errors import WordsError
 from dtrain.plan import AXES, MeshShape
 from dtrain.resolve.ranks import about, choose
-
-BUILT = ("dp_replicate", "dp_shard")
-"""Axes that work today."""
 
 
 def strategy(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
@@ -24,35 +22,51 @@ def degrees(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[
     nodes, devices = draft["nodes"], draft["devices"]
     ranks, facts, name = nodes * devices, about(draft["strategy"]), config.choices["strategy"] or "of yours"
     asked = {axis: getattr(config.mesh, axis) for axis in AXES if getattr(config.mesh, axis) is not None}
-    problems = [f"mesh.{axis}={degree}: a degree is at least 1." for axis, degree in asked.items() if degree < 1]
-    problems += [
-        f"mesh.{axis}={degree}: the axis {axis} is not built yet. The axes that work are {' and '.join(BUILT)}."
-        for axis, degree in asked.items()
-        if axis not in BUILT and degree > 1
-    ]
+    ep = 1 if config.mesh.ep is None else config.mesh.ep
+    problems = [f"mesh.{axis}={degree}: a degree is at least 1." for axis, degree in {**asked, "ep": ep}.items() if degree < 1]
     if problems:
         raise WordsError(*problems)
     fill, inside = facts.get("fill"), facts.get("inside")
     if fill is None and ranks > 1:
         raise WordsError(f"strategy={name} is one rank, but nodes x devices = {nodes} x {devices} = {ranks}. Type strategy=ddp or strategy=fsdp.")
+    spread = {axis: degree for axis, degree in asked.items() if axis not in (fill, inside)}
     if inside and inside not in asked and fill not in asked:
-        asked[inside] = devices if nodes > 1 else max(1, devices // 2)
-    taken = 1
-    for degree in asked.values():
-        taken *= degree
+        left = ranks // math.prod(spread.values())
+        asked[inside] = devices // math.prod(spread.get(axis, 1) for axis in ("cp", "tp")) if nodes > 1 else max(1, left // 2)
+    taken = math.prod(asked.values())
     said = " x ".join(f"{axis}={degree}" for axis, degree in asked.items())
     spare = next((axis for axis in (fill, inside) if axis and axis not in asked), None)
-    if ranks % taken or (spare is None and taken != ranks):
+    if taken < 1 or ranks % taken or (spare is None and taken != ranks):
         raise WordsError(
             f"mesh: {said or 'all axes 1'} is {taken} ranks, but nodes x devices = {nodes} x {devices} = {ranks}. "
-            f"Type devices={-(-taken // nodes)}, or degrees whose product divides {ranks}."
+            f"Type devices={-(-max(1, taken) // nodes)}, or {_instead(asked, ranks)}."
         )
-    shape = MeshShape(**dict(asked.items()), **({spare: ranks // taken} if spare else {}))
+    shape = MeshShape(**asked, **({spare: ranks // taken} if spare else {}), ep=ep)
     if inside and (shape.dp_replicate == 1 or shape.dp_shard == 1):
         raise WordsError(
             f"strategy={name}: {shape.dp_replicate} replica(s) of {shape.dp_shard} shard(s) is not hybrid. "
             "It needs at least 2 x 2 ranks: type nodes=2 devices=2, or strategy=fsdp."
         )
-    if "shards" not in facts and fill == "dp_replicate" and not inside and shape.dp_shard > 1:
+    if "shards" not in facts and fill in ("dp_replicate", "pp") and not inside and shape.dp_shard > 1:
         raise WordsError(f"mesh.dp_shard={shape.dp_shard}: strategy={name} shards nothing. Type strategy=fsdp.")
+    if shape.batch % ep:
+        raise WordsError(
+            f"mesh.ep={ep}: experts are shared out over the ranks of the batch, dp_replicate={shape.dp_replicate} x dp_shard={shape.dp_shard} x "
+            f"cp={shape.cp} = {shape.batch}, which {ep} does not divide. {nearest_divisors('mesh.ep', ep, shape.batch)}"
+        )
     return {"mesh": shape}
+
+
+def nearest_divisors(key: str, wanted: int, of: int) -> str:
+    """`Type mesh.tp=2 or mesh.tp=4.`: the divisors of `of` next to `wanted`."""
+    divisors = [degree for degree in range(1, of + 1) if of % degree == 0]
+    below, above = [d for d in divisors if d < wanted][-1:], [d for d in divisors if d > wanted][:1]
+    return f"Type {' or '.join(f'{key}={degree}' for degree in below + above)}."
+
+
+def _instead(asked: Mapping[str, int], ranks: int) -> str:
+    """What to type when the degrees do not multiply to the ranks: of one axis its nearest divisors, of more the product that is needed."""
+    large = [axis for axis, degree in asked.items() if degree > 1]
+    if len(large) == 1 and ranks > 1:
+        return nearest_divisors(f"mesh.{large[0]}", asked[large[0]], ranks).removeprefix("Type ").rstrip(".")
+    return f"degrees whose product divides {ranks}"

@@ -31,12 +31,14 @@ def positive(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict
     problems += [f"{key}={value}: at most {high}." for key, (value, high) in most.items() if isinstance(value, int | float) and value > high]
     if config.clip is not None and config.clip <= 0:
         problems.append(f"clip={config.clip}: a gradient norm is above 0. Type clip=1.0, or clip=null for no clipping.")
+    if config.ema is not None and not 0 <= config.ema < 1:
+        problems.append(f"ema={config.ema}: a decay is at least 0 and below 1. Type ema=0.999, or ema=null for no average.")
     if config.resume not in RESUME:
         problems.append(f"resume={config.resume}:{nearest(config.resume, RESUME)}")
     if problems:
         raise WordsError(*problems)
     return {
-        "loop": config.loop, "steps": config.steps, "stop_after": config.stop_after, "seed": config.seed, "clip": config.clip,
+        "loop": config.loop, "steps": config.steps, "stop_after": config.stop_after, "seed": config.seed, "clip": config.clip, "ema": config.ema,
         "resume": config.resume, "init": config.init, "trust": tuple(config.trust), "log_every": config.log.every,
         "evaluate_every": config.evaluate.every, "evaluate_samples": config.evaluate.samples, "generate": vars(config.generate).copy(),
     }  # fmt: skip

@@ -76,6 +76,12 @@ def backend(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
     return {"backend": part, "device": device}
 
 
+def compiled(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
+    """Compiling pays on a GPU, where it fuses what would wait for memory; on a CPU it costs seconds and gains nothing reliable."""
+    word, reason = ("blocks", "on a GPU") if draft["device"] == "cuda" else ("none", "on the CPU")
+    return {"compile": choose(config, "compile", word, draft["why"], reason)}
+
+
 def launcher(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
     """external inside someone else's ranks, inline for one, local for more."""
     ranks = draft["nodes"] * draft["devices"]

@@ -1,7 +1,7 @@
 """How the data axes hold state. All strategies average gradients over the data-parallel ranks, so the step treats them alike."""
 
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import nn
 
@@ -12,8 +12,18 @@ from dtrain.precision import Precision
 class Strategy(Protocol):
     """Its word says in `_about_` which axis takes the ranks nobody asked for (`fill`)."""
 
+    @property
+    def view(self) -> Literal["sharded", "replicated"]:
+        """What the ranks of cp hold of the parameters: shards as those of dp_shard, or copies."""
+        ...
+
+    @property
+    def rests(self) -> Literal["device", "cpu"]:
+        """Where parameters and optimizer state lie between two uses."""
+        ...
+
     def shard(self, model: nn.Module, mesh: Mesh, precision: Precision) -> None:
-        """Split the parameters in place; the model may still be on the meta device."""
+        """Split the parameters in place, of a model or of one stage of a pipeline; it may still be on the meta device."""
         ...
 
     def wrap(self, model: nn.Module, mesh: Mesh) -> nn.Module:

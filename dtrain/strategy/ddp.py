@@ -1,14 +1,20 @@
-"""Every rank holds everything; gradients are averaged in buckets while the backward runs (arXiv 2006.15704)."""
+"""Every rank holds everything; gradients are averaged in buckets while the backward runs (arXiv 2006.15704).
+
+Beside pp, tp or ep the averaging is FSDP2's, with one shard: DistributedDataParallel around the stages of a pipeline fails an assertion
+or is wrong without a word (https://github.com/pytorch/torchtitan/issues/577).
+"""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import cast
+from typing import ClassVar, Literal, cast
 
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from dtrain.mesh import Mesh
 from dtrain.precision import Precision
+from dtrain.strategy.fsdp import shard_blocks, sync_blocks
 from dtrain.strategy.outputs import restore, show
 
 
@@ -18,12 +24,15 @@ class DDP:
 
     bucket_mb: float
     find_unused_parameters: bool = False
+    view: ClassVar[Literal["replicated"]] = "replicated"
+    rests: ClassVar[Literal["device"]] = "device"
 
     def shard(self, model: nn.Module, mesh: Mesh, precision: Precision) -> None:
-        return
+        if mesh.shape.pp * mesh.shape.tp * mesh.shape.ep > 1:
+            shard_blocks(model, mesh, precision, view=self.view, again=False, rests=self.rests)
 
     def wrap(self, model: nn.Module, mesh: Mesh) -> nn.Module:
-        if not any(parameter.requires_grad for parameter in model.parameters()):
+        if isinstance(model, FSDPModule) or not any(parameter.requires_grad for parameter in model.parameters()):
             return model
         wrapped = DistributedDataParallel(
             model, bucket_cap_mb=self.bucket_mb, gradient_as_bucket_view=True, find_unused_parameters=self.find_unused_parameters
@@ -34,6 +43,8 @@ class DDP:
         return wrapped
 
     def sync(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
+        if isinstance(model, FSDPModule):
+            sync_blocks(model, reduce=last, last=last)
         if last or not isinstance(model, DistributedDataParallel):
             return nullcontext()
         return cast(AbstractContextManager[None], model.no_sync())

@@ -1,49 +1,64 @@
 """Parameters, gradients and optimizer state are sharded over dp_shard, block by block (FSDP2; ZeRO-3, arXiv 1910.02054)."""
 
-from collections.abc import Iterator
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
+from dtrain.model import blocks
+from dtrain.model.moe import Experts
 from dtrain.precision import Precision
 from dtrain.strategy.outputs import restore, show
 
+# logits gathered by tensor parallelism are views; nothing here changes an output in place
+warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view tensor")
+
 RESHARD = ("forward", "never")
+RESTS = ("device", "cpu")
+View = Literal["sharded", "replicated"]
 
 
 @dataclass(frozen=True)
 class FSDP:
-    """`reshard`: `forward` frees gathered parameters after the forward, `never` keeps them for the backward."""
+    """`reshard`: `forward` frees gathered parameters after the forward, `never` keeps them for the backward. `rests`: between two uses
+    parameters, gradients and optimizer state lie on the device or, for the price of copies, in the memory of the CPU. `reduce`: gradients
+    cross ranks in the last microbatch of a step or in every one, after which a rank keeps its shard alone.
+    """
 
     reshard: str
+    rests: Literal["device", "cpu"]
+    reduce: Literal["last", "every"] = "last"
+    view: ClassVar[View] = "sharded"
 
     def __post_init__(self) -> None:
-        if self.reshard not in RESHARD:
-            raise WordsError(f"strategy.reshard={self.reshard}: allowed are {' and '.join(RESHARD)}.")
+        for name, value, allowed in (("reshard", self.reshard, RESHARD), ("rests", self.rests, RESTS)):
+            if value not in allowed:
+                raise WordsError(f"strategy.{name}={value}: allowed are {' and '.join(allowed)}.")
 
     def shard(self, model: nn.Module, mesh: Mesh, precision: Precision) -> None:
-        hybrid = mesh.shape.dp_replicate > 1
-        shard_blocks(model, mesh.axis("dp_replicate", "dp_shard") if hybrid else mesh.axis("dp_shard"), precision, again=self.reshard == "forward")
+        shard_blocks(model, mesh, precision, view=self.view, again=self.reshard == "forward", rests=self.rests)
 
     def wrap(self, model: nn.Module, mesh: Mesh) -> nn.Module:
         return model
 
     def sync(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
         assert isinstance(model, FSDPModule)
-        model.set_requires_gradient_sync(last)
-        model.set_is_last_backward(last)
-        model.set_reshard_after_backward(last)
+        sync_blocks(model, reduce=last or self.reduce == "every", last=last)
         return nullcontext()
 
 
-def shard_blocks(model: nn.Module, mesh: DeviceMesh, precision: Precision, *, again: bool) -> None:
-    """Every block, then what is left with the root. `again`: gather for the backward once more. Raises WordsError for a parameter without dims."""
+def shard_blocks(model: nn.Module, mesh: Mesh, precision: Precision, *, view: View, again: bool, rests: str) -> None:
+    """Experts, then every block, then what is left with the root. `again`: gather for the backward once more.
+
+    Raises WordsError for a parameter without dims.
+    """
     for name, parameter in model.named_parameters():
         if parameter.ndim == 0:
             raise WordsError(f"strategy=fsdp: {name} has no dims and cannot be sharded. Give it the shape [1], or type strategy=ddp.")
@@ -51,17 +66,38 @@ def shard_blocks(model: nn.Module, mesh: DeviceMesh, precision: Precision, *, ag
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=precision.reduce, cast_forward_inputs=False)
     # output_dtype on the root only: on a block it would mix types in the residual
     root = MixedPrecisionPolicy(compute, precision.reduce, torch.float32 if compute else None, cast_forward_inputs=False)
+    offload = CPUOffloadPolicy(pin_memory=mesh.device.type == "cuda") if rests == "cpu" else OffloadPolicy()
+    data = _data_axes(mesh, view)
+    for experts in _experts(model) if mesh.shape.ep > 1 else ():
+        fully_shard(experts, mesh=_expert_axes(mesh, view), mp_policy=policy, reshard_after_forward=again, offload_policy=offload)
+        assert isinstance(experts, FSDPModule)
+        # tokens of all ranks came to the expert: its gradient is a sum over them already
+        experts.set_gradient_divide_factor(float(mesh.batch_ranks))
+        if mesh.device.type == "cpu" and view == "sharded" and mesh.batch_ranks > mesh.shape.ep:
+            experts.set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM; alone, an expert's gradient is divided without it
     for module, kind, free in (*((block, policy, again) for block in dict.fromkeys(blocks(model))), (model, root, False)):
         module.register_forward_hook(show)
-        fully_shard(module, mesh=mesh, mp_policy=kind, reshard_after_forward=free)
+        fully_shard(module, mesh=data, mp_policy=kind, reshard_after_forward=free, offload_policy=offload)
         module.register_forward_hook(restore)
 
 
-def blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The outermost elements of every ModuleList and Sequential that have parameters and can be called."""
-    for child in module.children():
-        called = not isinstance(child, nn.ModuleList | nn.ModuleDict)
-        if isinstance(module, nn.ModuleList | nn.Sequential) and called and any(True for _ in child.parameters()):
-            yield child
-        else:
-            yield from blocks(child)
+def sync_blocks(model: FSDPModule, *, reduce: bool, last: bool) -> None:
+    """For the next backward: whether gradients cross ranks, and whether it is the last of the step."""
+    model.set_requires_gradient_sync(reduce)
+    model.set_is_last_backward(last)
+    model.set_reshard_after_backward(last)
+
+
+def _experts(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if isinstance(module, Experts)]
+
+
+def _data_axes(mesh: Mesh, view: View) -> DeviceMesh:
+    hybrid = view == "replicated" or mesh.shape.dp_replicate > 1
+    return mesh.axis("dp_replicate", "dp_shard", view=view) if hybrid else mesh.axis("dp_shard", view=view)
+
+
+def _expert_axes(mesh: Mesh, view: View) -> DeviceMesh:
+    if view == "replicated":
+        return mesh.axis("expert_replicate", "expert_shard", view="experts_replicated")
+    return mesh.axis("expert_shard", view="experts_sharded")

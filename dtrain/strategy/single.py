@@ -1,6 +1,7 @@
 """One rank holds everything."""
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import ClassVar, Literal
 
 from torch import nn
 
@@ -9,6 +10,9 @@ from dtrain.precision import Precision
 
 
 class Single:
+    view: ClassVar[Literal["replicated"]] = "replicated"
+    rests: ClassVar[Literal["device"]] = "device"
+
     def shard(self, model: nn.Module, mesh: Mesh, precision: Precision) -> None:
         return
 

@@ -19,7 +19,8 @@ def show(plan: Plan) -> str:
     shape = plan.mesh
     rows = [
         ("ranks", f"{plan.nodes} node(s) x {plan.devices} device(s) = {plan.world} rank(s) on {plan.device}, {plan.threads} thread(s) each"),
-        ("mesh", "  ".join(f"{axis}={getattr(shape, axis)}" for axis in AXES)),
+        ("mesh", "  ".join(f"{axis}={getattr(shape, axis)}" for axis in AXES) + (f"  ep={shape.ep}" if shape.ep > 1 else "")),
+        *_axes(plan),
         (
             "batch",
             f"{plan.batch.size} samples = {plan.batch.microbatch} per forward x {plan.batch.data} data-parallel rank(s) x {plan.batch.accumulate} accumulated",
@@ -33,8 +34,32 @@ def show(plan: Plan) -> str:
     return "\n".join(f"{name:<10} {text}" for name, text in rows)
 
 
+def _axes(plan: Plan) -> Iterable[tuple[str, str]]:
+    """How the axes that are used are used."""
+    if plan.mesh.pp > 1:
+        pipeline = plan.pipeline
+        split = pipeline.split if isinstance(pipeline.split, str) else list(pipeline.split)
+        yield "pipeline", f"{pipeline.schedule}, {plan.mesh.pp} x {pipeline.stages} stages split by {split}, {plan.batch.accumulate} microbatches"
+    for axis, name in (("tp", "tensor"), ("cp", "context")):
+        if getattr(plan.mesh, axis) > 1:
+            yield name, "  ".join(f"{key}={value}" for key, value in getattr(plan, name).items())
+
+
 def _parts(plan: Plan) -> Iterable[tuple[str, str]]:
-    for group in ("launcher", "backend", "strategy", "precision", "model", "data", "objective", "optim", "schedule", "checkpoint"):
+    for group in (
+        "launcher",
+        "backend",
+        "strategy",
+        "precision",
+        "remat",
+        "compile",
+        "model",
+        "data",
+        "objective",
+        "optim",
+        "schedule",
+        "checkpoint",
+    ):
         part = getattr(plan, group)
         target = str(part["_target_"])
         word = target.split(".")[-2] if target.startswith("dtrain.") else target

@@ -1,0 +1,227 @@
+"""A decoder-only transformer whose feed-forwards are mixtures of experts: which experts a token goes to, and how they are kept busy.
+
+Shapes: those of dtrain.model.gpt, and N tokens on this rank, E experts, K experts chosen by a token, R = N x K rows, F hidden width of
+an expert. Experts are chosen and weighted as in DeepSeek-V3 (arXiv 2412.19437) and balanced without a loss (arXiv 2408.15664). No
+token is ever dropped: rows are sorted by expert and multiplied group by group (MegaBlocks, arXiv 2211.15841).
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dtrain.model.gpt import GPT, Attention, Block, Embedding, FeedForward, RMSNorm, Rotary
+from dtrain.sharding import local
+
+Compute = Callable[[Tensor, Tensor], Tensor]
+"""(rows [R, C] sorted by expert, how many each expert gets [E]) -> [R, C]."""
+
+
+class Exchange(Protocol):
+    """Rows of this rank -> the ranks that hold their experts -> `compute` there -> back, in the order they came."""
+
+    def __call__(self, x_RC: Tensor, load_E: Tensor, compute: Compute) -> Tensor:
+        """`load_E` counts rows for all experts, `compute` expects rows and counts for the experts of its rank."""
+        ...
+
+
+class Experts(nn.Module):
+    """E feed-forwards (SwiGLU) in three tensors, whose dim 0 is the expert. `exchange` is set where experts lie on several ranks."""
+
+    def __init__(self, experts: int, width: int, hidden: int) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.randn(experts, hidden, width) * width**-0.5)
+        self.up = nn.Parameter(torch.randn(experts, hidden, width) * width**-0.5)
+        self.down = nn.Parameter(torch.zeros(experts, width, hidden))
+        self.exchange: Exchange | None = None
+
+    def forward(self, x_RC: Tensor, load_E: Tensor) -> Tensor:
+        """Rows sorted by expert, of which expert e gets `load_E[e]`; the result has the type in which matrices are multiplied."""
+        device = x_RC.device.type
+        x_RC = x_RC.to(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.gate.dtype)
+        return self.compute(x_RC, load_E) if self.exchange is None else self.exchange(x_RC, load_E, self.compute)
+
+    def compute(self, x_RC: Tensor, load_E: Tensor) -> Tensor:
+        """The same for the experts of this rank alone."""
+        gate, up, down = (local(weight).to(x_RC.dtype) for weight in (self.gate, self.up, self.down))
+        product = by_expert(x_RC, load_E, up)
+        return product(F.silu(product(x_RC, gate)) * product(x_RC, up), down)
+
+
+def by_expert(x_RC: Tensor, load_E: Tensor, weight_EFC: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """(rows, stacked weights) -> each row times the transposed weight of its expert, for rows and weights like these."""
+    aligned = not any(dim * x_RC.element_size() % 16 for dim in weight_EFC.shape[1:])
+    if x_RC.dtype == torch.bfloat16 and aligned and len(x_RC):
+        ends = load_E.cumsum(0, dtype=torch.int32)
+        return lambda x, weight: F.grouped_mm(x, weight.transpose(1, 2), offs=ends)
+    sizes = load_E.tolist()
+    return lambda x, weight: torch.cat([F.linear(rows, one) for rows, one in zip(x.split(sizes), weight.unbind(), strict=True)])
+
+
+class _Take(torch.autograd.Function):
+    """Indexing whose gradient is indexing too: index_add would add in the order in which threads arrive."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, back: Tensor, copies: int) -> Tensor:
+        ctx.save_for_backward(back)
+        ctx.copies = copies
+        return x[index]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        (back,) = ctx.saved_tensors
+        rows = gradient[back]
+        return (rows.unflatten(0, (-1, ctx.copies)).sum(1) if ctx.copies > 1 else rows), None, None, None
+
+
+def take(x: Tensor, index: Tensor, back: Tensor, *, copies: int = 1) -> Tensor:
+    """x[index], where row i of `x` is taken `copies` times, and lands on the rows back[copies x i : copies x (i + 1)]."""
+    taken: Tensor = _Take.apply(x, index, back, copies)  # type: ignore[no-untyped-call]
+    return taken
+
+
+def order(key: Tensor) -> tuple[Tensor, Tensor]:
+    """The stable permutation that sorts `key`, and its inverse."""
+    forth = key.argsort(stable=True)
+    back = torch.empty_like(forth)
+    back[forth] = torch.arange(len(forth), device=key.device)
+    return forth, back
+
+
+class Mixture(nn.Module):
+    """[..., C] -> [..., C]: each token goes to the `active` experts of the highest score + bias, `shared` experts see all tokens.
+
+    Scores are sigmoids in fp32 whatever the autocast; what the chosen experts say is weighted by score / sum of the chosen scores.
+    `bias` [E] is in the checkpoint. It has values even when the model is built on the meta device, where no values are.
+    """
+
+    def __init__(self, width: int, hidden: int, *, experts: int, active: int, shared: int, rate: float) -> None:
+        super().__init__()
+        self.active, self.rate = active, rate
+        self.router = nn.Linear(width, experts, bias=False)
+        self.experts = Experts(experts, width, hidden)
+        self.shared = FeedForward(width, shared * hidden) if shared else None
+        self.bias: Tensor
+        self.register_buffer("bias", torch.zeros(experts, device="cpu"))
+        self.load: Tensor | None = None
+        """[E], int64: rows each expert got on this rank in training forwards since the last `balance`; None: none.
+
+        No buffer, because ddp overwrites buffers by those of rank 0."""
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        x_NC = x_BTC.flatten(0, -2)
+        weight_NK, chosen_NK = self.route(x_NC)
+        load_E = torch.zeros_like(self.bias, dtype=torch.int64).scatter_add_(0, chosen_NK.flatten(), torch.ones_like(chosen_NK.flatten()))
+        if self.training:
+            self.load = load_E if self.load is None else self.load + load_E
+        forth, back = order(chosen_NK.flatten())
+        y_RC = self.experts(take(x_NC, forth // self.active, back, copies=self.active), load_E)
+        y_NKC = take(y_RC, back, forth).unflatten(0, (-1, self.active))
+        out_BTC = (y_NKC * weight_NK[..., None]).sum(1).to(y_NKC.dtype).view_as(x_BTC)
+        return out_BTC if self.shared is None else out_BTC + self.shared(x_BTC)
+
+    def route(self, x_NC: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights [N, K] in fp32 that sum to one, and the experts [N, K] they belong to."""
+        with torch.autocast(x_NC.device.type, enabled=False):
+            scores_NE = F.linear(x_NC.float(), self.router.weight.float()).sigmoid()
+        chosen_NK = (scores_NE.detach() + self.bias).topk(self.active, dim=-1).indices
+        weight_NK = scores_NE.gather(1, chosen_NK)
+        return weight_NK / weight_NK.sum(-1, keepdim=True).clamp(min=1e-20), chosen_NK
+
+    @torch.no_grad()
+    def balance(self, sum_over_batch: Callable[[Tensor], Tensor]) -> None:
+        """Once per optimizer step on every rank: bias += rate x sign(mean load - load), and the load begins at zero again.
+
+        `sum_over_batch` sums a tensor over all ranks that saw other tokens. Only ratios of loads matter: counting all tokens
+        twice (because activations are computed twice) changes nothing. In integers, so that no order of adding shows.
+        """
+        load_E = sum_over_batch(torch.zeros_like(self.bias, dtype=torch.int64) if self.load is None else self.load)
+        self.bias += self.rate * (load_E.sum() - len(load_E) * load_E).sign()
+        self.load = None
+
+
+class MoE(nn.Module):
+    """Tokens [B, T] -> logits [B, T, V]: the GPT, with a mixture of experts in every block.
+
+    `hidden` is the width of one expert; None: 8/3 of the width / (active + shared), rounded up to a multiple of 64, so that a token
+    costs as much as in a GPT. `shared` experts in one matrix see every token. `balance` is the rate of `Mixture.balance`; 0: never
+    moved. The rest is as in GPT. Under tensor parallelism the experts to choose from, and their router, stay whole.
+
+    Raises ValueError when heads do not divide, or `active` is not between 1 and `experts`.
+    """
+
+    pipeline = ("embed", "blocks", "norm", "head")
+
+    def __init__(
+        self,
+        *,
+        vocab: int,
+        layers: int,
+        heads: int,
+        width: int,
+        experts: int,
+        active: int,
+        kv_heads: int | None = None,
+        hidden: int | None = None,
+        shared: int = 0,
+        balance: float = 0.001,
+        tied: bool = False,
+        rope_base: float = 10000.0,
+    ) -> None:
+        super().__init__()
+        kv_heads = kv_heads or heads
+        _check(vocab=vocab, layers=layers, heads=heads, kv_heads=kv_heads, width=width, experts=experts, active=active, shared=shared)
+        hidden = hidden or 64 * math.ceil(width * 8 / 3 / (active + shared) / 64)
+        rotary = Rotary(width // heads, rope_base)
+        mixture = {"experts": experts, "active": active, "shared": shared}
+        self.shared = shared
+        self.embed = Embedding(vocab, width)
+        self.blocks = nn.ModuleList(
+            Block(width, Attention(width, heads, kv_heads, rotary), Mixture(width, hidden, **mixture, rate=balance)) for _ in range(layers)
+        )
+        self.norm = RMSNorm(width)
+        self.head = nn.Linear(width, vocab, bias=False)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    @property
+    def tp_plan(self) -> Mapping[str, str]:
+        """That of GPT, whose feed-forward is the shared experts here. Nothing is split along the sequence: routers see whole ones."""
+        theirs, mine = "blocks.*.feed_forward.", "blocks.*.feed_forward.shared."
+        plan = {name.replace(theirs, mine): style for name, style in GPT.tp_plan.items() if style != "sequence_parallel"}
+        return plan if self.shared else {name: style for name, style in plan.items() if not name.startswith(mine)}
+
+    def forward(self, tokens_BT: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        """`position_ids` [B or 1, T]: where in the sequence the tokens stand; None: they are all of it, in order."""
+        x_BTC = self.embed(tokens_BT)
+        for block in self.blocks:
+            x_BTC = block(x_BTC, position_ids)
+        logits_BTV: Tensor = self.head(self.norm(x_BTC))
+        return logits_BTV
+
+    def init_weight(self, name: str, weight: Tensor, generator: torch.Generator) -> None:
+        """Norms one, output projections zero, everything else 1 / sqrt(fan in), embedding and head a quarter of it, as in GPT."""
+        if name.endswith("norm.weight"):
+            weight.fill_(1.0)
+        elif name.endswith(("attention.out.weight", "experts.down", "shared.down.weight")):
+            weight.zero_()
+        else:
+            quarter = 0.25 if name.startswith(("embed.", "head.")) else 1.0
+            weight.normal_(std=quarter * weight.shape[-1] ** -0.5, generator=generator)
+
+
+def _check(*, heads: int, kv_heads: int, width: int, experts: int, active: int, shared: int, **sizes: int) -> None:
+    for name, size in {**sizes, "heads": heads, "width": width}.items():
+        if size < 1:
+            raise ValueError(f"model.{name}={size} must be at least 1")
+    if width % heads or (width // heads) % 2:
+        raise ValueError(f"model.width={width} must be an even multiple of model.heads={heads}")
+    if heads % kv_heads:
+        raise ValueError(f"model.heads={heads} must be a multiple of model.kv_heads={kv_heads}")
+    if not 1 <= active <= experts:
+        raise ValueError(f"model.active={active} must be between 1 and model.experts={experts}")
+    if shared < 0:
+        raise ValueError(f"model.shared={shared} must be at least 0")

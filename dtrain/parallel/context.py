@@ -1,0 +1,399 @@
+"""Context parallelism (`mesh.cp=2`): every sample's sequence is split over the ranks of the axis cp, and attention alone sees it whole.
+
+Everything else in a transformer treats tokens one by one, so a rank needs only its part of them and their positions:
+
+    context = Context(group=mesh.group("cp"), rank=mesh.coordinate["cp"], size=mesh.shape.cp, method="ring", device=mesh.device)
+    part, position_ids = context.split(batch), context.position_ids(T)
+    with context.active():
+        loss = loss_of(model(part["inputs"], position_ids=position_ids), part["targets"])  # the sum over this rank's tokens
+        loss.backward()  # inside, for the sake of attention that is computed again
+
+The gradients of the ranks are parts of one sum, as their losses are.
+
+    ring      keys and values travel from rank to rank, and each rank adds up what its queries make of them (Ring Attention, arXiv
+              2310.01889). Of 2 x size chunks rank r holds chunks r and 2 x size - 1 - r, so that a causal mask leaves every rank
+              the same work (Striped Attention, arXiv 2311.09431, gave the reason; the zigzag is the layout of
+              https://github.com/zhuzilin/ring-flash-attention and of Llama 3, arXiv 2407.21783). Any number of heads; the blocks
+              are matrix products in fp32, the same everywhere: a fused kernel, where torch has one, is faster.
+    ulysses   ranks exchange sequence for heads, each does a part of the heads over the whole sequence with torch's own kernel, and
+              they exchange back (DeepSpeed Ulysses, arXiv 2309.14509). Rank r holds chunks 2r and 2r + 1; heads must divide by size.
+
+Shapes: B batch, H heads, K key-value heads, G = H / K, T a rank's tokens, S the tokens of a block of keys, D head width.
+"""
+
+import inspect
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Literal, final
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from dtrain.errors import WordsError
+from dtrain.mesh import Mesh
+
+Method = Literal["ring", "ulysses"]
+CPU = torch.device("cpu")
+ROWS = 1024
+"""Queries whose scores exist at one time: memory grows with ROWS x T, not with T x T."""
+
+SDPA = torch.ops.aten.scaled_dot_product_attention.default
+
+_open: list["Context"] = []
+"""The contexts that are active, the innermost last."""
+
+
+@final
+class Context:
+    """One rank of the `size` that share every sequence. All of them call the same methods in the same order.
+
+    `device` is where `position_ids` are made.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, rank: int, size: int, method: Method, device: torch.device = CPU) -> None:
+        self.group, self.rank, self.size, self.method, self.device = group, rank, size, method, device
+        self._positions: dict[int, Tensor] = {}
+        self._calls = 0
+
+    @property
+    def chunks(self) -> tuple[int, int]:
+        """Which two of the 2 x size chunks of a sequence this rank holds, in their order."""
+        return (self.rank, 2 * self.size - 1 - self.rank) if self.method == "ring" else (2 * self.rank, 2 * self.rank + 1)
+
+    def split(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """This rank's part of a batch: every tensor [B, T, ...] is cut in its dim 1, where T is that of the first of the inputs; others stay.
+
+        Raises WordsError when T does not divide by 2 x size, and for what a part cannot say: an `attention_mask` with zeros,
+        `position_ids` other than 0 .. T - 1.
+        """
+        T = _length(batch["inputs"], self.size)
+        self._check_length(T)
+
+        def cut(part: Any, name: str) -> Any:
+            if isinstance(part, Mapping):
+                return {key: cut(value, key) for key, value in part.items()}
+            self._check_meaning(part, name)
+            return self._cut(part) if isinstance(part, Tensor) and part.ndim >= 2 and part.shape[1] == T else part
+
+        return {key: cut(value, key) for key, value in batch.items()}
+
+    def position_ids(self, T: int) -> Tensor:
+        """Where this rank's tokens stand in the sequence of T: int64 [1, T / size], the same tensor every time. Raises WordsError as `split`."""
+        if T not in self._positions:
+            self._check_length(T)
+            self._positions[T] = self._cut(torch.arange(T, device=self.device)[None])
+        return self._positions[T]
+
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """What F.scaled_dot_product_attention gives for this rank's tokens [B, H, T, D] when it sees the whole sequence.
+
+        Raises WordsError for a mask, dropout, keys of another sequence, and heads that do not divide.
+        """
+        self._calls += 1
+        self._check_call(query, key, attn_mask, dropout_p, enable_gqa)
+        if torch.is_autocast_enabled(query.device.type):
+            query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        if self.method == "ulysses":
+            return self._by_heads(query, key, value, is_causal, scale)
+        return _Ring.apply(query, key, value, is_causal, scale, self)  # type: ignore[no-any-return, no-untyped-call]
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """While open, F.scaled_dot_product_attention is `attention`. Raises WordsError when nothing in it called that.
+
+        The attribute is replaced, which torch.compile sees; and the operator behind it, which no name that was taken before misses.
+        Both hold for every thread (a CUDA backward that recomputes runs in one of its own). A mode would not: it is off in a backward.
+        """
+        _listen()
+        before, replaced = self._calls, F.scaled_dot_product_attention
+        F.scaled_dot_product_attention = self.attention
+        _open.append(self)
+        try:
+            yield
+        finally:
+            _open.pop()
+            F.scaled_dot_product_attention = replaced
+        if self._calls == before:
+            raise WordsError(
+                f"mesh.cp={self.size}: the model never called F.scaled_dot_product_attention, its attention would see a part of the "
+                "sequence only. Write it with that function (Hugging Face: attn_implementation=sdpa), or type mesh.cp=1."
+            )
+
+    def _cut(self, x: Tensor) -> Tensor:
+        parts = x.chunk(2 * self.size, 1)
+        return torch.cat([parts[chunk] for chunk in self.chunks], 1)
+
+    def _by_heads(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
+        H, K = q.shape[1], k.shape[1]
+        if H % self.size:
+            raise WordsError(f"mesh.cp={self.size}: ulysses splits the heads of attention, and {H} heads do not divide so. Use the ring.")
+        copies = math.lcm(K, self.size) // K
+        if copies > 1:
+            k, v = k.repeat_interleave(copies, 1), v.repeat_interleave(copies, 1)
+        q, k, v = (_Exchange.apply(x, 1, 2, self) for x in (q, k, v))  # type: ignore[no-untyped-call]
+        out = SDPA.decompose(q, k, v, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])  # torch's own, whatever is open
+        return _Exchange.apply(out, 2, 1, self)  # type: ignore[no-any-return, no-untyped-call]
+
+    def _check_length(self, T: int) -> None:
+        whole = 2 * self.size
+        if T % whole:
+            fits = " or ".join(f"data.sequence={length}" for length in (T // whole * whole, (T // whole + 1) * whole) if length)
+            raise WordsError(f"mesh.cp={self.size}: a sequence of {T} tokens does not split into {whole} chunks. Type {fits}.")
+
+    def _check_meaning(self, part: Any, name: str) -> None:
+        if name == "attention_mask" and not (part == 1).all():
+            raise WordsError(f"mesh.cp={self.size}: attention_mask of the data hides tokens, which a part cannot. Pad no sample, or type mesh.cp=1.")
+        if name == "position_ids" and not (part == torch.arange(part.shape[-1], device=part.device)).all():
+            raise WordsError(f"mesh.cp={self.size}: position_ids of the data tell of packed sequences, which cannot be split. Type mesh.cp=1.")
+
+    def _check_call(self, q: Tensor, k: Tensor, mask: Tensor | None, dropout: float, grouped: bool) -> None:
+        H, K = q.shape[1], k.shape[1]
+        if mask is not None:
+            problem = "an attn_mask, which knows a part of the sequence only. Use is_causal=True or no mask"
+        elif dropout > 0:
+            problem = f"dropout_p={dropout}, which works on whole sequences only. Set the dropout of attention to 0"
+        elif q.ndim != 4 or q.shape[2] != k.shape[2]:
+            problem = f"queries {list(q.shape)} and keys {list(k.shape)}, which are not [B, H, T, D] of one sequence. Call it so"
+        elif H % K or (H != K and not grouped):
+            problem = f"{H} heads of queries and {K} of keys. Say enable_gqa=True and let one divide the other"
+        elif q.shape[2] % 2:
+            problem = f"{q.shape[2]} tokens, which are not two chunks of one length. Split the batch with Context.split"
+        else:
+            return
+        raise WordsError(f"mesh.cp={self.size}: the model calls F.scaled_dot_product_attention with {problem}, or type mesh.cp=1.")
+
+
+def _length(inputs: Any, size: int) -> int:
+    for part in inputs.values() if isinstance(inputs, Mapping) else [inputs]:
+        if isinstance(part, Tensor) and part.ndim >= 2:
+            return part.shape[1]
+    raise WordsError(f"mesh.cp={size}: the inputs have no dim of tokens to split, [B, T] is needed. Type mesh.cp=1.")
+
+
+@cache
+def _listen() -> torch.library.Library:
+    """Ask for an open context wherever the operator is called, from now on. https://docs.pytorch.org/docs/stable/library.html"""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if _open and torch.compiler.is_compiling():  # what is traced here would communicate while it is traced
+            raise WordsError("model: to be split and compiled it has to call F.scaled_dot_product_attention by that name. Type compile=none.")
+        return _open[-1].attention(*args, **kwargs) if _open else SDPA.decompose(*args, **kwargs)
+
+    library = torch.library.Library("aten", "IMPL")
+    for key in ("CPU", "CUDA", "AutogradCPU", "AutogradCUDA"):
+        library.impl("scaled_dot_product_attention", called, key)
+    return library
+
+
+class _Exchange(torch.autograd.Function):
+    """Cut dim `cut` over the ranks and join dim `join` from them; the gradient goes the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cut: int, join: int, context: Context) -> Tensor:
+        ctx.cut, ctx.join, ctx.context = cut, join, context
+        sent = torch.stack(x.chunk(context.size, cut))
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=context.group)
+        return torch.cat(received.unbind(), join)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return _Exchange.forward(ctx, gradient, ctx.join, ctx.cut, ctx.context), None, None, None
+
+
+class _Ring(torch.autograd.Function):
+    """Blocks of keys and values pass by; partial results are joined by the logarithms of their sums (arXiv 2112.05682).
+
+    The backward passes the blocks round once more and their gradients after them, each one rank behind, home with the last step.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, causal: bool, scale: float, context: Context) -> Tensor:
+        ctx.causal, ctx.scale, ctx.context = causal, scale, context
+        q_BKGTD = q_BHTD.unflatten(1, (k_BKTD.shape[1], -1))
+        with torch.autocast(q_BHTD.device.type, enabled=False):
+            blocks = _pass_round(context, [k_BKTD.contiguous(), v_BKTD.contiguous()])
+            _, (k, v) = next(blocks)
+            out, lse = block_attention(q_BKGTD, k, v, causal, scale)
+            for source, (k, v) in blocks:
+                rows, columns = _seen(context, source, causal, q_BHTD.shape[2])
+                more = block_attention(q_BKGTD[..., rows, :], k[..., columns, :], v[..., columns, :], False, scale)
+                _join(out[..., rows, :], lse[..., rows], *more)
+        out_BHTD = out.flatten(1, 2).to(q_BHTD.dtype)
+        ctx.save_for_backward(q_BHTD, k_BKTD, v_BKTD, out_BHTD, lse)
+        return out_BHTD
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_BHTD: Tensor) -> tuple[Tensor | None, ...]:
+        q_BHTD, k_BKTD, v_BKTD, out_BHTD, lse = ctx.saved_tensors
+        context, heads = ctx.context, (k_BKTD.shape[1], -1)
+        q, gradient = q_BHTD.unflatten(1, heads), gradient_BHTD.unflatten(1, heads)
+        with torch.autocast(q.device.type, enabled=False):
+            delta = (gradient.to(lse.dtype) * out_BHTD.unflatten(1, heads)).sum(-1)
+            dq = torch.zeros_like(q, dtype=lse.dtype)
+            moving: _Transfer | None = None
+            for source, (k, v) in _pass_round(context, [k_BKTD.contiguous(), v_BKTD.contiguous()]):
+                rows, columns = _seen(context, source, ctx.causal, q.shape[3])
+                mine = (q[..., rows, :], gradient[..., rows, :], lse[..., rows], delta[..., rows])
+                causal = ctx.causal and source == context.rank
+                part, *parts = block_gradients(*mine, k[..., columns, :], v[..., columns, :], causal, ctx.scale)
+                dq[..., rows, :] += part
+                sums = moving.wait() if moving else [torch.zeros(x.shape, dtype=lse.dtype, device=x.device) for x in (k, v)]
+                for whole, add in zip(sums, parts, strict=True):
+                    whole[..., columns, :] += add
+                moving = _Transfer(context, sums)
+            assert moving
+            dk, dv = moving.wait()
+        return dq.flatten(1, 2).to(q.dtype), dk.to(k_BKTD.dtype), dv.to(v_BKTD.dtype), None, None, None
+
+
+def _seen(context: Context, source: int, causal: bool, T: int) -> tuple[slice, slice]:
+    """(queries of this rank, keys of `source`) that meet; of others' two chunks a causal mask lets through all or nothing.
+
+    The first chunk of an earlier rank lies before both of mine, its second after them; both of a later rank's lie between mine.
+    """
+    if not causal or source == context.rank:
+        return slice(0, T), slice(0, T)
+    return (slice(0, T), slice(0, T // 2)) if source < context.rank else (slice(T // 2, T), slice(0, T))
+
+
+class _Transfer:
+    """`tensors` on their way to the next rank, and as many of the same shapes on theirs from the one before."""
+
+    def __init__(self, context: Context, tensors: Sequence[Tensor]) -> None:
+        self._sent, self._received = tensors, [torch.empty_like(tensor) for tensor in tensors]
+        after, before = (context.rank + 1) % context.size, (context.rank - 1) % context.size
+        operations = [dist.P2POp(dist.isend, tensor, group=context.group, group_peer=after) for tensor in tensors]
+        operations += [dist.P2POp(dist.irecv, tensor, group=context.group, group_peer=before) for tensor in self._received]
+        self._works = dist.batch_isend_irecv(operations)
+
+    def wait(self) -> list[Tensor]:
+        """What arrived."""
+        for work in self._works:
+            work.wait()
+        return self._received
+
+
+def _pass_round(context: Context, tensors: list[Tensor]) -> Iterator[tuple[int, list[Tensor]]]:
+    """(source rank, its tensors), this rank's first; the next ones travel while the caller works on these."""
+    for step in range(context.size):
+        transfer = _Transfer(context, tensors) if step + 1 < context.size else None
+        yield (context.rank - step) % context.size, tensors
+        if transfer:
+            tensors = transfer.wait()
+
+
+def block_attention(q_BKGTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """(attention [B, K, G, T, D], logarithm of the sum of exponentials of its scores [B, K, G, T]) of one block, in fp32 or more."""
+    q, k, v = _raised(q_BKGTD, k_BKSD, v_BKSD)
+    outs, sums = [], []
+    for rows, columns in _tiles(q.shape[3], k.shape[2], causal):
+        scores = _scores(q[..., rows, :], k[..., columns, :], scale, rows.start if causal else None)
+        lse = scores.logsumexp(-1)
+        outs.append(torch.einsum("bkgts,bksd->bkgtd", scores.sub_(lse[..., None]).exp_(), v[..., columns, :]))
+        sums.append(lse)
+    return torch.cat(outs, 3), torch.cat(sums, 3)
+
+
+def block_gradients(
+    q: Tensor, gradient: Tensor, lse: Tensor, delta: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v from one block, given that of the whole output, the lse over all blocks and delta = sum of gradient x output.
+
+    The equations are those of FlashAttention-2, arXiv 2307.08691.
+    """
+    q, gradient, k, v = _raised(q, gradient, k, v)
+    dk, dv, parts = torch.zeros_like(k), torch.zeros_like(v), []
+    for rows, columns in _tiles(q.shape[3], k.shape[2], causal):
+        q_t, gradient_t, k_s, v_s = q[..., rows, :], gradient[..., rows, :], k[..., columns, :], v[..., columns, :]
+        weights = _scores(q_t, k_s, scale, rows.start if causal else None).sub_(lse[..., rows, None]).exp_()
+        dv[..., columns, :] += torch.einsum("bkgts,bkgtd->bksd", weights, gradient_t)
+        weights *= torch.einsum("bkgtd,bksd->bkgts", gradient_t, v_s).sub_(delta[..., rows, None]).mul_(scale)
+        dk[..., columns, :] += torch.einsum("bkgts,bkgtd->bksd", weights, q_t)
+        parts.append(torch.einsum("bkgts,bksd->bkgtd", weights, k_s))
+    return torch.cat(parts, 3), dk, dv
+
+
+def _raised(*tensors: Tensor) -> list[Tensor]:
+    return [tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in tensors]
+
+
+def _tiles(T: int, S: int, causal: bool) -> Iterator[tuple[slice, slice]]:
+    """(queries, the keys they may see)."""
+    for first in range(0, T, ROWS):
+        yield slice(first, first + ROWS), slice(0, first + ROWS if causal else S)
+
+
+def _scores(q_BKGTD: Tensor, k_BKSD: Tensor, scale: float, first: int | None) -> Tensor:
+    """[B, K, G, T, S]; `first` is the row of the first query when later keys are hidden."""
+    scores = torch.einsum("bkgtd,bksd->bkgts", q_BKGTD, k_BKSD).mul_(scale)
+    if first is not None:
+        scores.masked_fill_(torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu_(first + 1), -math.inf)
+    return scores
+
+
+def _join(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
+    """Add a block's result to `out` and `lse`, in place."""
+    total = torch.logaddexp(lse, more_lse)
+    out.mul_((lse - total).exp_()[..., None]).addcmul_(more, (more_lse - total).exp_()[..., None])
+    lse.copy_(total)
+
+
+def adapt(model: nn.Module) -> None:
+    """Make the Hugging Face models in `model` that attend by sdpa ready for `active`; outside it, and any other model, stays as it is.
+
+    transformers takes positions that jump for packed sequences and masks them apart, unless there is an attention_mask: they get one
+    of ones. Where it asks for a mask it is told that there is none to make, or WordsError when it would be other than causal or none.
+    """
+    modules: Iterator[Any] = model.modules()
+    for module in modules:
+        if getattr(getattr(module, "config", None), "_attn_implementation", None) == "sdpa" and "transformers" in sys.modules:
+            transformers = sys.modules["transformers"]
+            # https://huggingface.co/docs/transformers/attention_interface
+            transformers.AttentionInterface.register("sdpa_context", transformers.AttentionInterface()["sdpa"])
+            transformers.AttentionMaskInterface.register("sdpa_context", _mask)
+            module.set_attn_implementation("sdpa_context")
+            module.register_forward_pre_hook(_with_ones, with_kwargs=True)
+
+
+def _with_ones(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    given = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments if _open else {}
+    tokens = given.get("input_ids", given.get("inputs_embeds"))
+    if tokens is None or given.get("attention_mask") is not None:
+        return None
+    return args, kwargs | {"attention_mask": torch.ones(tokens.shape[:2], dtype=torch.int64, device=tokens.device)}
+
+
+def _mask(**asked: Any) -> Any:
+    """The mask that transformers asks for: its own for whole sequences, None for a part of one."""
+    if not _open:
+        return sys.modules["transformers"].AttentionMaskInterface()["sdpa"](**asked)
+    given, window, size = asked.get("attention_mask"), asked.get("local_size"), _open[-1].size
+    plain = asked.get("allow_is_causal_skip") or asked.get("allow_is_bidirectional_skip")
+    if not plain or (window is not None and window < asked["q_length"] * size) or (given is not None and not given.all()):
+        raise WordsError(f"mesh.cp={size}: the model hides tokens by more than causality (a window, padding, a prefix). Type mesh.cp=1.")
+    return None
+
+
+def context_of(mesh: Mesh, method: Method) -> Context | None:
+    """The context of a mesh; None where every rank has whole sequences."""
+    return Context(mesh.group("cp"), mesh.coordinate["cp"], mesh.shape.cp, method, mesh.device) if mesh.shape.cp > 1 else None

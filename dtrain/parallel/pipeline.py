@@ -1,0 +1,143 @@
+"""The stages that this rank holds, run by a schedule of torch.distributed.pipelining, or one after the other without gradients."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, schedules
+
+from dtrain.mesh import Mesh
+from dtrain.objective import logits_of
+from dtrain.parallel.stages import cut, keep, table_of, view
+from dtrain.plan import PipelineShape
+from dtrain.precision import Precision
+
+SCHEDULES: Mapping[str, Any] = {
+    "gpipe": schedules.ScheduleGPipe,  # arXiv 1811.06965
+    "1f1b": schedules.Schedule1F1B,  # arXiv 1806.03377
+    "interleaved_1f1b": schedules.ScheduleInterleaved1F1B,  # arXiv 2104.04473
+    "looped_bfs": schedules.ScheduleLoopedBFS,  # arXiv 2211.05953
+    "interleaved_zero_bubble": schedules.ScheduleInterleavedZeroBubble,  # arXiv 2401.10241
+    "zbv": schedules.ScheduleZBVZeroBubble,  # arXiv 2401.10241
+    "dualpipev": schedules.ScheduleDualPipeV,  # arXiv 2412.19437
+}
+
+
+class Stage(nn.Module):
+    """One stage: hidden states (or, in the first, the model's first input) -> hidden states (or, in the last, logits)."""
+
+    def __init__(self, model: nn.Module, autocast: Callable[[], AbstractContextManager[Any]]) -> None:
+        super().__init__()
+        self.model, self._autocast = model, autocast
+        self.keyword: str | None = None
+        """Under which name the model takes its first input; None: as its first argument."""
+
+    def forward(self, x: Tensor, **others: Tensor) -> Tensor:
+        with self._autocast():
+            return logits_of(self.model(**{self.keyword: x}, **others) if self.keyword else self.model(x, **others))
+
+
+class Pipeline(nn.Module):
+    """`Pipeline(model)` cuts `model`, in place, to the stages of this rank. To call it runs all stages in turn; every rank gets the logits."""
+
+    def __init__(self, model: nn.Module, mesh: Mesh, shape: PipelineShape, precision: Precision) -> None:
+        super().__init__()
+        table, _ = table_of(model)
+        names = cut(model, mesh.shape.pp * shape.stages, shape.split)
+        self.owners = shape.owners(mesh.shape.pp)
+        mine = [index for index, owner in enumerate(self.owners) if owner == mesh.coordinate["pp"]]
+        keep(model, [name for index in mine for name in names[index]], table)
+        autocast = partial(precision.autocast, mesh.device)
+        self.stages = nn.ModuleDict({str(index): Stage(view(model, table), autocast) for index in mine})
+        for index in mine:
+            keep(self._stage(index).model, names[index], table)
+        self._schedule, self._group, self._device, self._autocast = shape.schedule, mesh.group("pp"), mesh.device, autocast
+        self._runner: Any = None
+        self._loss: Callable[[Tensor, int], Tensor] = lambda output, index: output.sum()
+        self._passed: list[Tensor] = []
+
+    def forward(self, *first: Tensor, **others: Tensor) -> Tensor:
+        """No gradients cross stages here."""
+        x, others = self._flow(first, others)
+        self._passed = [x]
+        for index, owner in enumerate(self.owners):
+            if str(index) in self.stages:
+                x = self._stage(index)(x, **others)
+            x = self._hand_round(x, owner)
+            self._passed.append(x)
+        return x
+
+    def step(self, inputs: Sequence[Any], loss: Callable[[Tensor, int], Tensor]) -> None:
+        """Forwards and backwards of all microbatches. `loss(logits, index of the microbatch)` is called where the last stage is.
+
+        Each of `inputs` is a tensor, keyword arguments, or a tensor and keyword arguments.
+        """
+        parts = [_arguments(part) for part in inputs]
+        self._loss = loss
+        if self._runner is None:
+            self._runner = self._prepare(*parts[0], microbatches=len(parts))
+        first = tuple(torch.cat(column) for column in zip(*(part[0] for part in parts), strict=True))
+        x, others = self._flow(first, {name: torch.cat([part[1][name] for part in parts]) for name in parts[0][1]})
+        here = {int(index) for index in self.stages}
+        last = {"target": torch.arange(len(parts)), "losses": []} if len(self.owners) - 1 in here else {}
+        self._runner.step(*((x,) if 0 in here else ()), **last, **others, return_outputs=False)
+
+    def roots(self) -> list[nn.Module]:
+        """The stages of this rank, first to last."""
+        return list(self.stages.values())
+
+    def _flow(self, first: tuple[Tensor, ...], others: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The input that flows through the stages, and those that every stage is given."""
+        keyword = None if first else next(iter(others))
+        for index in self.stages:
+            self._stage(int(index)).keyword = keyword
+        return (first[0], others) if keyword is None else (others[keyword], {name: value for name, value in others.items() if name != keyword})
+
+    def _prepare(self, first: tuple[Tensor, ...], others: dict[str, Tensor], *, microbatches: int) -> Any:
+        """The schedule. The shapes that cross stages are seen by one forward of the first microbatch."""
+        training = self.training
+        self.eval()
+        with torch.no_grad():
+            self(*first, **others)
+        self.train(training)
+        shapes = [torch.empty_like(x, device="meta", requires_grad=x.is_floating_point()) for x in self._passed]
+        self._passed = []
+        stages = [
+            PipelineStage(
+                self._stage(int(index)), int(index), len(self.owners), self._device,
+                input_args=(shapes[int(index)],), output_args=(shapes[int(index) + 1],), group=self._group,
+            )
+            for index in self.stages
+        ]  # fmt: skip
+        kind = SCHEDULES[self._schedule]
+        single = issubclass(kind, schedules.PipelineScheduleSingle)
+        # the loss is a sum already divided by what counts in the whole batch, so gradients must not be divided again
+        return kind(stages[0] if single else stages, n_microbatches=microbatches, loss_fn=self._loss_of, scale_grads=False)
+
+    def _loss_of(self, logits: Tensor, index: Tensor) -> Tensor:
+        with self._autocast():
+            return self._loss(logits, int(index))
+
+    def _stage(self, index: int) -> Stage:
+        stage = self.stages[str(index)]
+        assert isinstance(stage, Stage)
+        return stage
+
+    def _hand_round(self, x: Tensor, owner: int) -> Tensor:
+        """`x` of the rank `owner` of the pipeline, on all its ranks."""
+        source = dist.get_global_rank(self._group, owner)
+        header = [(x.shape, x.dtype)]
+        dist.broadcast_object_list(header, src=source, group=self._group)
+        x = x.contiguous() if dist.get_rank() == source else torch.empty(header[0][0], dtype=header[0][1], device=self._device)
+        dist.broadcast(x, src=source, group=self._group)
+        return x
+
+
+def _arguments(inputs: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    if isinstance(inputs, tuple):
+        return (inputs[0],), dict(inputs[1])
+    return ((), dict(inputs)) if isinstance(inputs, Mapping) else ((inputs,), {})

@@ -1,0 +1,34 @@
+"""Keep the results of matrix products and attention; compute again what is cheap: norms, activations, rotations (arXiv 2205.05198)."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+from dtrain.remat import Remat, recompute
+
+KEPT = [
+    getattr(torch.ops.aten, name).default
+    for name in (
+        "mm",
+        "addmm",
+        "bmm",
+        "convolution",
+        "_grouped_mm",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+    )
+    if hasattr(torch.ops.aten, name)
+]
+
+
+def build() -> Remat:
+    def wrap(blocks: Sequence[nn.Module]) -> None:
+        for block in blocks:
+            recompute(block, context_fn=partial(create_selective_checkpoint_contexts, KEPT))
+
+    return wrap

@@ -1,0 +1,66 @@
+"""The schedule of a pipeline: how many stages a rank holds, where they are, and what the schedule needs."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dtrain.cluster import Cluster
+from dtrain.config import Config
+from dtrain.errors import WordsError, nearest
+from dtrain.plan import PipelineShape
+
+SPLITS = ("blocks", "cost")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`stages` on each rank (the user may ask for more where `more`), `least` microbatches for a pipeline of pp ranks."""
+
+    stages: int
+    layout: str
+    least: Callable[[int], int]
+    more: bool = False
+
+
+SCHEDULES: Mapping[str, Schedule] = {
+    "gpipe": Schedule(1, "loop", lambda pp: 1),
+    "1f1b": Schedule(1, "loop", lambda pp: pp),
+    "interleaved_1f1b": Schedule(2, "loop", lambda pp: 1, more=True),
+    "looped_bfs": Schedule(2, "loop", lambda pp: 1, more=True),
+    "interleaved_zero_bubble": Schedule(2, "loop", lambda pp: 1, more=True),
+    "zbv": Schedule(2, "v", lambda pp: 1),
+    "dualpipev": Schedule(2, "v", lambda pp: 2 * pp),
+}
+
+
+def shape(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
+    """Decided also where there is one stage, so that a recipe's wishes are judged on every mesh."""
+    asked, pp = config.pipeline, draft["mesh"].pp
+    word = str(asked.schedule)
+    if word not in SCHEDULES:
+        raise WordsError(f"pipeline.schedule={word}: there is no such schedule.{nearest(word, SCHEDULES)}")
+    schedule, stages, split = SCHEDULES[word], asked.stages or SCHEDULES[word].stages, asked.split
+    problems = []
+    if asked.stages is not None and (stages < 1 or (stages != schedule.stages and not schedule.more)):
+        problems.append(f"pipeline.stages={asked.stages}: {word} has {schedule.stages} stage(s) on each rank. Leave it out.")
+    if isinstance(split, str) and split not in SPLITS:
+        problems.append(f"pipeline.split={split}: allowed are {' and '.join(SPLITS)}, or the number of blocks of each stage: pipeline.split=[2,1].")
+    if not isinstance(split, str) and (len(split) != pp * stages or not all(isinstance(count, int) and count > 0 for count in split)):
+        problems.append(f"pipeline.split={list(split)}: {pp} rank(s) x {stages} stage(s) = {pp * stages} numbers are needed, each at least 1.")
+    said = [f"pipeline.{key}" for key in ("schedule", "stages", "split") if config.sources.get(f"pipeline.{key}") == "command line"]
+    if pp == 1 and said:
+        problems.append(f"{said[0]}: the mesh has one stage, mesh.pp=1. Type mesh.pp=2, or leave {said[0]} out.")
+    if problems:
+        raise WordsError(*problems)
+    return {"pipeline": PipelineShape(word, stages, schedule.layout, split if isinstance(split, str) else tuple(split))}
+
+
+def check_microbatches(word: str, count: int, pp: int) -> str | None:
+    """What is wrong with `count` microbatches, if anything."""
+    least = SCHEDULES[word].least(pp)
+    if count < least:
+        return f"pipeline.schedule={word} over mesh.pp={pp} needs at least {least} microbatches per step, here are {count}. Type accumulate={least}."
+    rounds = max(1, count // pp)
+    if SCHEDULES[word].more and word != "looped_bfs" and count % rounds:
+        return f"pipeline.schedule={word} runs whole rounds of mesh.pp={pp} microbatches, {count} are not. Type accumulate={count // pp * pp}."
+    return None

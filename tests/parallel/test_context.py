@@ -1,0 +1,344 @@
+"""A split sequence: attention and its gradients are those of the whole one, and what a part cannot say is refused."""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from small import on_mesh, small_gpt, tokens
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention as named_before
+from torch.utils.checkpoint import checkpoint
+
+from dtrain.errors import WordsError
+from dtrain.mesh import Mesh
+from dtrain.parallel import context as module
+from dtrain.parallel.context import Context, adapt
+
+METHODS = ("ring", "ulysses")
+GROUP: Any = None
+"""What does not communicate needs no group."""
+
+
+def context_of(mesh: Mesh, method: Any) -> Context:
+    return Context(mesh.group("cp"), mesh.coordinate["cp"], mesh.shape.cp, method, mesh.device)
+
+
+def alone(method: Any = "ring", *, rank: int = 0, size: int = 2) -> Context:
+    return Context(GROUP, rank, size, method)
+
+
+def far(here: Tensor, there: Tensor) -> float:
+    """Largest difference, relative to the largest value."""
+    return ((here - there).abs().max() / there.abs().max()).item()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_the_parts_are_the_whole_and_know_their_positions(method: str, size: int) -> None:
+    whole = tokens(3, 16)
+    contexts = [alone(method, rank=rank, size=size) for rank in range(size)]
+    positions = [context.position_ids(16) for context in contexts]
+    assert torch.cat(positions, 1).sort().values.tolist() == [list(range(16))]
+    for context, where in zip(contexts, positions, strict=True):
+        assert where.shape == (1, 16 // size) and where.dtype == torch.int64 and context.position_ids(16) is where
+        part = context.split({"inputs": whole, "targets": -whole, "weight": torch.ones(3), "note": "kept"})
+        assert part["inputs"].equal(whole[:, where[0]]) and part["targets"].equal(-part["inputs"])
+        assert part["weight"].shape == (3,) and part["note"] == "kept"
+
+
+def test_under_a_causal_mask_every_rank_of_a_ring_has_the_same_work() -> None:
+    work = [sum(alone(rank=rank, size=4).position_ids(16)[0].tolist()) for rank in range(4)]
+    assert len(set(work)) == 1
+
+
+def test_inputs_by_name_are_split_together() -> None:
+    inputs = {"input_ids": tokens(2, 8), "attention_mask": torch.ones(2, 8), "features": torch.ones(2, 8, 5), "sample": torch.ones(2, 3)}
+    part = alone().split({"inputs": inputs, "targets": tokens(2, 8)})["inputs"]
+    assert {name: list(x.shape) for name, x in part.items()} == {
+        "input_ids": [2, 4], "attention_mask": [2, 4], "features": [2, 4, 5], "sample": [2, 3],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("inputs", "says"),
+    [
+        (tokens(2, 10), "mesh.cp=2: a sequence of 10 tokens does not split into 4 chunks. Type data.sequence=8 or data.sequence=12."),
+        (tokens(2, 3), "3 tokens does not split into 4 chunks. Type data.sequence=4."),
+        (torch.ones(4), "no dim of tokens"),
+        ({"input_ids": tokens(1, 4), "attention_mask": torch.tensor([[1, 1, 1, 0]])}, "attention_mask of the data hides tokens"),
+        ({"input_ids": tokens(1, 4), "position_ids": torch.tensor([[0, 1, 0, 1]])}, "packed sequences"),
+    ],
+)
+def test_what_cannot_be_split_is_refused(inputs: Any, says: str) -> None:
+    with pytest.raises(WordsError, match=says):
+        alone().split({"inputs": inputs, "targets": torch.ones(4)})
+
+
+def of_heads(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def worst(mesh: Mesh, method: str, cases: list[tuple[bool, int, int, torch.dtype, float | None]]) -> dict[str, float]:
+    """Per case and tensor, how far output and gradients of this rank's part are from those of the whole sequence."""
+    context, found = context_of(mesh, method), {}
+    for causal, H, K, dtype, scale in cases:
+        B, c, D = 2, 3, 5
+        T = 2 * mesh.shape.cp * c
+        where = context.position_ids(T)[0]
+        whole = [of_heads(B, heads, T, D, seed=heads + seed, dtype=dtype).requires_grad_() for seed, heads in enumerate((H, K, K))]
+        weight = of_heads(B, H, T, D, seed=9, dtype=dtype)
+        out = F.scaled_dot_product_attention(*whole, is_causal=causal, scale=scale, enable_gqa=H != K)
+        (out * weight).sum().backward()
+        # as models give them: a transposed view
+        parts = [x.detach()[:, :, where].transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in whole]
+        mine = context.attention(*parts, is_causal=causal, scale=scale, enable_gqa=H != K)
+        (mine * weight[:, :, where]).sum().backward()
+        case = f"{causal=} {H=} {K=} {dtype}"
+        found[f"{case} out"] = far(mine, out[:, :, where])
+        for name, part, x in zip("qkv", parts, whole, strict=True):
+            assert part.grad is not None and x.grad is not None
+            found[f"{case} d{name}"] = far(part.grad, x.grad[:, :, where])
+    return found
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("cp", [2, 4])
+def test_attention_and_gradients_are_those_of_the_whole_sequence(method: str, cp: int) -> None:
+    heads = [(4, 4), (4, 2), (8, 1)]
+    cases = [(causal, H, K, torch.float32, None) for causal, (H, K) in product((True, False), heads)]
+    cases += [(True, 4, 2, torch.float64, 0.3)]
+    for found in on_mesh(partial(worst, method=method, cases=cases), cp=cp):
+        for case, distance in found.items():
+            assert distance < (1e-14 if "float64" in case else 2e-6), (case, distance)
+
+
+def test_rows_in_tiles_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROWS", 4)
+    cases = [(causal, 4, 2, torch.float32, None) for causal in (True, False)]
+    for found in on_mesh(partial(worst, method="ring", cases=cases), cp=2):
+        assert max(found.values()) < 2e-6
+
+
+def partial_sums(mesh: Mesh, method: str, run: Callable[..., Any]) -> tuple[Tensor, list[Tensor]]:
+    """Loss and gradients of a small GPT: every rank's part summed, for `run(model, tokens, position_ids)` -> logits."""
+    context, model = context_of(mesh, method), small_gpt(heads=4, width=16, kv_heads=2)
+    part = context.split({"inputs": tokens(2, 12), "targets": tokens(2, 12, seed=1)})
+    with context.active():
+        loss = F.cross_entropy(run(model, part["inputs"], context.position_ids(12)).flatten(0, 1), part["targets"].flatten(), reduction="sum")
+        loss.backward()
+    return mesh.sum(loss.detach()), [mesh.sum(p.grad) for p in model.parameters() if p.grad is not None]
+
+
+def plainly(model: nn.Module, inputs: Tensor, position_ids: Tensor) -> Any:
+    return model(inputs, position_ids=position_ids)
+
+
+def again(model: nn.Module, inputs: Tensor, position_ids: Tensor) -> Any:
+    return checkpoint(model, inputs, position_ids, use_reentrant=False)
+
+
+@pytest.mark.parametrize(("method", "run"), [("ring", plainly), ("ring", again), ("ulysses", plainly), ("ulysses", again)])
+def test_the_ranks_of_a_gpt_sum_to_one_process(method: str, run: Any) -> None:
+    model = small_gpt(heads=4, width=16, kv_heads=2)
+    expected = F.cross_entropy(model(tokens(2, 12)).flatten(0, 1), tokens(2, 12, seed=1).flatten(), reduction="sum")
+    expected.backward()
+    for loss, gradients in on_mesh(partial(partial_sums, method=method, run=run), cp=2):
+        assert far(loss, expected) < 1e-6
+        for found, parameter in zip(gradients, model.parameters(), strict=True):
+            assert parameter.grad is not None and far(found, parameter.grad) < 5e-6
+
+
+def test_under_autocast_it_computes_in_the_lower_precision() -> None:
+    def work(mesh: Mesh) -> tuple[str, float]:
+        context = context_of(mesh, "ring")
+        q, k, v = (of_heads(1, 2, 8, 4, seed=seed, dtype=torch.float32) for seed in range(3))
+        where = context.position_ids(8)[0]
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = context.attention(*(x[:, :, where].requires_grad_() for x in (q, k, v)), is_causal=True)
+            whole = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out.sum().backward()
+        return str(out.dtype), far(out.float(), whole.float()[:, :, where])
+
+    for dtype, distance in on_mesh(work, cp=2):
+        assert dtype == "torch.bfloat16" and distance < 1e-2
+
+
+class Attends(nn.Module):
+    """Attention of the input to itself, by the function `by` finds."""
+
+    def __init__(self, by: Callable[[], Callable[..., Tensor]]) -> None:
+        super().__init__()
+        self.by = by
+
+    def forward(self, x_BHTD: Tensor) -> Tensor:
+        return self.by()(x_BHTD, x_BHTD, x_BHTD, is_causal=True)
+
+
+class Composite(nn.Module):
+    """torch's own module, which calls the function inside another of torch's functions."""
+
+    def forward(self, x_BHTD: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        x = x_BHTD[:, 0]
+        out: Tensor = attention(x, x, x, need_weights=False)[0]
+        return out[:, None]
+
+
+class Again(nn.Module):
+    """`of`, computed a second time in the backward."""
+
+    def __init__(self, of: nn.Module) -> None:
+        super().__init__()
+        self.of = of
+
+    def forward(self, x_BHTD: Tensor) -> Tensor:
+        out: Tensor = checkpoint(self.of, x_BHTD, use_reentrant=False)
+        return out
+
+
+BY_NAME = Attends(lambda: named_before)
+
+
+@pytest.mark.parametrize("model", [Attends(lambda: F.scaled_dot_product_attention), BY_NAME, Again(BY_NAME), Composite()])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_way_to_call_the_function_is_seen(method: str, model: nn.Module) -> None:
+    def work(mesh: Mesh) -> float:
+        context = context_of(mesh, method)
+        where = context.position_ids(8)[0]
+        whole = of_heads(2, 2, 8, 4, seed=0, dtype=torch.float32).requires_grad_()
+        part = whole.detach()[:, :, where].requires_grad_()
+        with context.active():
+            found = model(part)
+            found.square().sum().backward()
+            with torch.inference_mode():
+                again = model(part)
+        expected = model(whole)
+        expected.square().sum().backward()
+        assert whole.grad is not None and part.grad is not None
+        return max(far(found, expected[:, :, where]), far(again, expected[:, :, where]), far(part.grad, whole.grad[:, :, where]))
+
+    assert max(on_mesh(work, cp=2)) < 2e-6
+
+
+def test_a_forward_without_the_function_is_an_error_and_a_mistake_inside_stays_its_own() -> None:
+    context, before = alone(), F.scaled_dot_product_attention
+    with pytest.raises(WordsError, match=r"mesh.cp=2: the model never called F.scaled_dot_product_attention"), context.active():
+        nn.Linear(2, 2)(torch.ones(2))
+    with pytest.raises(ZeroDivisionError), context.active():
+        raise ZeroDivisionError
+    assert F.scaled_dot_product_attention is before and not module._open
+
+
+def test_what_is_compiled_has_to_call_it_by_its_name() -> None:
+    context, x = alone(), torch.ones(1, 2, 4, 4)
+    with pytest.raises(Exception, match="by that name"), context.active():
+        torch.compile(BY_NAME, backend="eager")(x)
+
+    def work(mesh: Mesh) -> float:
+        context, model = context_of(mesh, "ring"), small_gpt()
+        compiled, whole, where = torch.compile(model, backend="eager"), tokens(2, 8), context.position_ids(8)
+        expected = compiled(whole)
+        with context.active():
+            found = compiled(context.split({"inputs": whole})["inputs"], position_ids=where)
+        return far(found, expected[:, where[0]])
+
+    assert max(on_mesh(work, cp=2)) < 2e-6
+
+
+def test_contexts_open_inside_each_other() -> None:
+    outer, inner, before = alone(size=1), alone("ulysses", size=1), F.scaled_dot_product_attention
+    x = torch.ones(1, 1, 2, 3)
+
+    def both() -> None:
+        with outer.active():
+            F.scaled_dot_product_attention(x, x, x)
+            with inner.active():
+                named_before(x, x, x)
+            assert F.scaled_dot_product_attention == outer.attention
+            with outer.active():
+                named_before(x, x, x)
+        assert F.scaled_dot_product_attention is before
+
+    on_mesh(lambda mesh: _with_group(mesh, (outer, inner), both))
+
+
+def _with_group(mesh: Mesh, contexts: tuple[Context, ...], work: Callable[[], None]) -> None:
+    for context in contexts:
+        context.group = mesh.group("cp")
+    work()
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"attn_mask": torch.ones(4, 4)}, "attn_mask"),
+        ({"dropout_p": 0.1}, "dropout_p=0.1"),
+        ({"key": torch.ones(1, 2, 6, 4), "value": torch.ones(1, 2, 6, 4)}, "not .B, H, T, D. of one sequence"),
+        ({"query": torch.ones(4, 4)}, "not .B, H, T, D. of one sequence"),
+        ({"query": torch.ones(1, 3, 4, 4), "enable_gqa": True}, "3 heads of queries and 2 of keys"),
+        ({"query": torch.ones(1, 4, 4, 4)}, "enable_gqa=True"),
+        ({name: torch.ones(1, 2, 3, 4) for name in ("query", "key", "value")}, "3 tokens"),
+    ],
+)
+def test_a_call_that_cannot_be_split_is_refused(changed: dict[str, Any], says: str) -> None:
+    given = {name: torch.ones(1, 2, 4, 4) for name in ("query", "key", "value")}
+    with pytest.raises(WordsError, match=says):
+        alone().attention(**given | changed)
+
+
+def test_ulysses_needs_heads_that_divide() -> None:
+    x = torch.ones(1, 3, 4, 4)
+    with pytest.raises(WordsError, match=r"mesh.cp=2: .* 3 heads do not divide"):
+        alone("ulysses").attention(x, x, x)
+
+
+def hugging_face(kind: str, **changed: Any) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 13, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4} | changed
+    if kind != "GPT2":
+        sizes |= {"intermediate_size": 24}
+    if kind in ("Llama", "Mistral"):
+        sizes |= {"num_key_value_heads": 2}
+    head = "MaskedLM" if kind == "Bert" else "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
+    made: nn.Module = getattr(transformers, f"{kind}{'For' if head == 'MaskedLM' else ''}{head}")(getattr(transformers, f"{kind}Config")(**sizes))
+    return made.eval()
+
+
+def split_logits(mesh: Mesh, model: nn.Module, method: str, **words: Any) -> float:
+    context, whole = context_of(mesh, method), tokens(2, 12)
+    expected = model(whole, **words).logits
+    adapt(model)
+    assert far(model(whole, **words).logits, expected) == 0
+    part = context.split({"inputs": whole})["inputs"]
+    with context.active():
+        found = model(part, position_ids=context.position_ids(12), **words).logits
+    return far(found, expected[:, context.position_ids(12)[0]])
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("Llama", {"use_cache": False}), ("Llama", {}), ("GPT2", {"use_cache": False}), ("Bert", {}), ("Mistral", {"use_cache": False})],
+)
+def test_models_of_hugging_face_see_the_whole_sequence(kind: str, words: dict[str, Any]) -> None:
+    model = hugging_face(kind, **({"sliding_window": 12} if kind == "Mistral" else {}))
+    for method in METHODS:
+        assert max(on_mesh(partial(split_logits, model=model, method=method, **words), cp=2)) < 5e-6
+
+
+def test_a_window_or_padding_of_hugging_face_is_refused_in_a_part_and_kept_in_the_whole() -> None:
+    model, inputs = hugging_face("Mistral", sliding_window=10), tokens(2, 6)
+    adapt(model)
+    with pytest.raises(WordsError, match="more than causality"), alone().active():
+        model(inputs, position_ids=alone().position_ids(12))
+    model, padded = hugging_face("Llama"), torch.tensor([[0, 0, 1, 1, 1, 1]] * 2)
+    expected = model(inputs, attention_mask=padded).logits
+    adapt(model)
+    assert far(model(inputs, attention_mask=padded).logits, expected) == 0
+    with pytest.raises(WordsError, match="more than causality"), alone().active():
+        model(inputs, attention_mask=padded)

@@ -19,7 +19,7 @@ def clip(parameters: Sequence[nn.Parameter], bound: float | None, *, scale: floa
     for parameter in parameters:
         if parameter.grad is not None:
             pieces.setdefault(shards(parameter.grad), []).append(local(parameter.grad))
-    norms = {cut: torch.linalg.vector_norm(torch.stack(torch._foreach_norm(group))).float() for cut, group in pieces.items()}
+    norms = {cut: torch.linalg.vector_norm(torch.stack(torch._foreach_norm(group, 2, torch.float32))) for cut, group in pieces.items()}
     if stages == 1 and all(cut == 1 for cut in norms):
         norm = norms[1] if norms else torch.zeros(())
     else:

@@ -10,7 +10,7 @@ GROUPS = (
 )  # fmt: skip
 """Folders of conf/; one word of each makes a run (logger and hook take a list of words)."""
 
-VERBS = ("train", "plan", "evaluate", "generate")
+VERBS = ("train", "plan", "evaluate", "generate", "verify")
 """What the command can do: one file of dtrain/verb/ each."""
 LISTS = ("logger", "hook")
 """Groups that take a list of words, each in a package of its own."""
@@ -63,6 +63,11 @@ class Generate:
 
 
 @dataclass
+class Verify:
+    steps: int = MISSING
+
+
+@dataclass
 class Sweep:
     out: str | None = None
 
@@ -93,6 +98,7 @@ class Schema:
     log: Log = field(default_factory=Log)
     evaluate: Evaluate = field(default_factory=Evaluate)
     generate: Generate = field(default_factory=Generate)
+    verify: Verify = field(default_factory=Verify)
     sweep: Sweep = field(default_factory=Sweep)
     launcher: dict[str, Any] = field(default_factory=dict)
     backend: dict[str, Any] = field(default_factory=dict)

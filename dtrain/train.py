@@ -8,6 +8,7 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
+from dtrain import built
 from dtrain.build import build
 from dtrain.clip import clip
 from dtrain.data import Source
@@ -53,6 +54,9 @@ def train(plan: Plan) -> Result:
             model, mesh, strategy, precision=precision, seed=plan.seed, pipeline=plan.pipeline, tensors=plan.tensor,
             remat=build(plan.remat), compile=build(plan.compile),
         )  # fmt: skip
+        ranks = mesh.gather(built.inspect(model, wrapped, mesh, strategy))
+        built.check(plan, ranks, precision)
+        log.event("built", compute=built.type_name(precision.compute), ranks=ranks)
         parameters, moving = gradients_of(model), balanced(model)
         ema = EMA(model, plan.ema) if plan.ema is not None else None
         optimizer = build(plan.optim, model=model)

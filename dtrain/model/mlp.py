@@ -19,27 +19,26 @@ class Hidden(nn.Linear):
 class MLP(nn.Module):
     """Samples [B, *inputs] -> outputs [B, outputs]. `layers` hidden layers of `width`."""
 
-    pipeline = ("layers",)
+    pipeline = ("layers", "head")
 
     def __init__(self, *, inputs: int | Sequence[int], outputs: int, width: int, layers: int) -> None:
         super().__init__()
         sizes = [math.prod(inputs) if isinstance(inputs, Sequence) else inputs, *[width] * layers, outputs]
-        hidden = [Hidden(a, b) for a, b in itertools.pairwise(sizes[:-1])]
-        self.layers = nn.ModuleList([*hidden, nn.Linear(sizes[-2], sizes[-1])])
+        self.layers = nn.ModuleList(Hidden(a, b) for a, b in itertools.pairwise(sizes[:-1]))
+        self.head = nn.Linear(sizes[-2], sizes[-1])
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1)
         for layer in self.layers:
             x = layer(x)
-        return x
+        out: Tensor = self.head(x)
+        return out
 
     @property
     def tp_plan(self) -> dict[str, str]:
         """Every second layer by its outputs, the next by its inputs; what comes out is whole."""
         styles = ["rowwise" if index % 2 else "colwise" for index in range(len(self.layers))]
-        return {f"layers.{index}": style for index, style in enumerate(styles[:-1])} | {
-            f"layers.{len(styles) - 1}": styles[-1].replace("colwise", "colwise_gather_output")
-        }
+        return {f"layers.{index}": style for index, style in enumerate(styles)} | {"head": "rowwise" if len(styles) % 2 else "colwise_gather_output"}
 
     def init_weight(self, name: str, weight: Tensor, generator: torch.Generator) -> None:
         """Biases zero, weights normal with the gain of a rectifier (He, arXiv 1502.01852)."""

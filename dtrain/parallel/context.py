@@ -24,9 +24,9 @@ Shapes: B batch, H heads, K key-value heads, G = H / K, T a rank's tokens, S the
 import inspect
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Literal, final
 
 import torch
@@ -123,7 +123,7 @@ class Context:
         """
         _listen()
         before, replaced = self._calls, F.scaled_dot_product_attention
-        F.scaled_dot_product_attention = self.attention
+        F.scaled_dot_product_attention = self._instead
         _open.append(self)
         try:
             yield
@@ -136,6 +136,11 @@ class Context:
                 "sequence only. Write it with that function (Hugging Face: attn_implementation=sdpa), or type mesh.cp=1."
             )
 
+    @cached_property
+    def _instead(self) -> Callable[..., Tensor]:
+        """One object, because compiled code asks for the same again; and what communicates is not compiled."""
+        return torch.compiler.disable(self.attention) if "torch._dynamo" in sys.modules else self.attention
+
     def _cut(self, x: Tensor) -> Tensor:
         parts = x.chunk(2 * self.size, 1)
         return torch.cat([parts[chunk] for chunk in self.chunks], 1)
@@ -145,8 +150,7 @@ class Context:
         if H % self.size:
             raise WordsError(f"mesh.cp={self.size}: ulysses splits the heads of attention, and {H} heads do not divide so. Use the ring.")
         copies = math.lcm(K, self.size) // K
-        if copies > 1:
-            k, v = k.repeat_interleave(copies, 1), v.repeat_interleave(copies, 1)
+        k, v = (x.repeat_interleave(copies, 1) if copies > 1 else x for x in (k, v))
         q, k, v = (_Exchange.apply(x, 1, 2, self) for x in (q, k, v))  # type: ignore[no-untyped-call]
         out = SDPA.decompose(q, k, v, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])  # torch's own, whatever is open
         return _Exchange.apply(out, 2, 1, self)  # type: ignore[no-any-return, no-untyped-call]
@@ -287,7 +291,6 @@ class _Transfer:
         self._works = dist.batch_isend_irecv(operations)
 
     def wait(self) -> list[Tensor]:
-        """What arrived."""
         for work in self._works:
             work.wait()
         return self._received
@@ -314,9 +317,7 @@ def block_attention(q_BKGTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, causal: boo
     return torch.cat(outs, 3), torch.cat(sums, 3)
 
 
-def block_gradients(
-    q: Tensor, gradient: Tensor, lse: Tensor, delta: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def block_gradients(q: Tensor, gradient: Tensor, lse: Tensor, delta: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> list[Tensor]:
     """Gradients of q, k and v from one block, given that of the whole output, the lse over all blocks and delta = sum of gradient x output.
 
     The equations are those of FlashAttention-2, arXiv 2307.08691.
@@ -330,7 +331,7 @@ def block_gradients(
         weights *= torch.einsum("bkgtd,bksd->bkgts", gradient_t, v_s).sub_(delta[..., rows, None]).mul_(scale)
         dk[..., columns, :] += torch.einsum("bkgts,bkgtd->bksd", weights, q_t)
         parts.append(torch.einsum("bkgts,bksd->bkgtd", weights, k_s))
-    return torch.cat(parts, 3), dk, dv
+    return [torch.cat(parts, 3), dk, dv]
 
 
 def _raised(*tensors: Tensor) -> list[Tensor]:
@@ -364,8 +365,8 @@ def adapt(model: nn.Module) -> None:
     transformers takes positions that jump for packed sequences and masks them apart, unless there is an attention_mask: they get one
     of ones. Where it asks for a mask it is told that there is none to make, or WordsError when it would be other than causal or none.
     """
-    modules: Iterator[Any] = model.modules()
-    for module in modules:
+    module: Any
+    for module in model.modules():
         if getattr(getattr(module, "config", None), "_attn_implementation", None) == "sdpa" and "transformers" in sys.modules:
             transformers = sys.modules["transformers"]
             # https://huggingface.co/docs/transformers/attention_interface

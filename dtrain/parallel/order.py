@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from dtrain.compile import Compile
 from dtrain.mesh import Mesh
@@ -36,6 +37,8 @@ def parallelize(
 ) -> nn.Module:
     """The module to call. `model` itself is changed in place, to what this rank holds of it, and keeps the names of its parameters."""
     meta = any(parameter.is_meta for parameter in model.parameters())
+    if precision.param != torch.float32:
+        lower(model, precision.param)
     if mesh.shape.cp > 1:
         context.adapt(model)
     pipelined = Pipeline(model, mesh, pipeline, precision) if pipeline and mesh.shape.pp > 1 else None
@@ -43,7 +46,7 @@ def parallelize(
         tensor.apply(model, mesh.axis("tp", view=strategy.view), **(tensors or {"sequence": "whole", "loss": "whole"}))
     if mesh.shape.ep > 1:
         expert.apply(model, mesh, view=strategy.view)
-    for wrap in (remat, compile):
+    for wrap in (precision.convert, remat, compile):
         if wrap is not None:
             wrap(list(dict.fromkeys(blocks(model))))
     roots = pipelined.roots() if pipelined else [model]
@@ -58,6 +61,17 @@ def parallelize(
     else:
         model.to(device)
     return pipelined or strategy.wrap(model, mesh)
+
+
+def lower(model: nn.Module, dtype: torch.dtype) -> None:
+    """Parameters, and the fractions that go into the model, in `dtype`; buffers keep theirs."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+
+    def cast(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return tree_map_only(torch.Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, (args, kwargs))  # type: ignore[no-any-return]
+
+    model.register_forward_pre_hook(cast, with_kwargs=True)
 
 
 def materialize(model: nn.Module, device: torch.device) -> None:

@@ -55,7 +55,7 @@ class Pipeline(nn.Module):
         self.stages = nn.ModuleDict({str(index): Stage(view(model, table), autocast) for index in mine})
         for index in mine:
             keep(self._stage(index).model, names[index], table)
-        self._schedule, self._group, self._device, self._autocast = shape.schedule, mesh.group("pp"), mesh.device, autocast
+        self.schedule, self._group, self._device, self._autocast = shape.schedule, mesh.group("pp"), mesh.device, autocast
         self._runner: Any = None
         self._loss: Callable[[Tensor, int], Tensor] = lambda output, index: output.sum()
         self._passed: list[Tensor] = []
@@ -113,7 +113,7 @@ class Pipeline(nn.Module):
             )
             for index in self.stages
         ]  # fmt: skip
-        kind = SCHEDULES[self._schedule]
+        kind = SCHEDULES[self.schedule]
         single = issubclass(kind, schedules.PipelineScheduleSingle)
         # the loss is a sum already divided by what counts in the whole batch, so gradients must not be divided again
         return kind(stages[0] if single else stages, n_microbatches=microbatches, loss_fn=self._loss_of, scale_grads=False)

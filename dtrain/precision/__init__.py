@@ -1,10 +1,12 @@
 """Which numbers are kept in which type: facts that the strategy, the step and the clip read."""
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 
 class LossScale:
@@ -32,12 +34,16 @@ class LossScale:
 
 @dataclass(frozen=True)
 class Precision:
-    """`param`: weights at rest, gradients and optimizer; `compute`: matrix products; `reduce`: gradients on the wire."""
+    """`param`: weights at rest, gradients and optimizer; `compute`: matrix products; `reduce`: gradients on the wire.
+
+    `convert` changes the blocks of a model, in place, where types are not enough.
+    """
 
     param: torch.dtype = torch.float32
     compute: torch.dtype = torch.float32
     reduce: torch.dtype = torch.float32
     scale: LossScale | None = None
+    convert: Callable[[Sequence[nn.Module]], None] | None = None
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
         if self.compute == self.param:

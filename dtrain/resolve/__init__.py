@@ -45,6 +45,7 @@ RULES: tuple[Rule, ...] = (
     fit.objective,
     fit.synthetic,
     fit.hooks,
+    fit.precision,
     fit.parts,
     trust.targets,
     out.where,

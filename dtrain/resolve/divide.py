@@ -58,7 +58,7 @@ def _tensor(config: Config, mesh: MeshShape, part: Mapping[str, Any], facts: Map
     sizes = {name: part[name] for name in facts["tp"] if isinstance(part.get(name), int)}
     for name, size in sizes.items():
         if size % mesh.tp:
-            fits = nearest_divisors("mesh.tp", mesh.tp, math.gcd(*sizes.values()))
+            fits = nearest_divisors("mesh.tp", mesh.tp, math.gcd(*sizes.values(), mesh.ranks))
             yield f"mesh.tp={mesh.tp} does not divide model.{name}={size}. {fits}"
     if config.tensor.sequence == "split":
         sequence, whole = config.data.get("sequence"), mesh.cp * mesh.tp
@@ -91,7 +91,7 @@ def _experts(config: Config, mesh: MeshShape, part: Mapping[str, Any], facts: Ma
     if mesh.ep > 1 and "experts" not in part:
         yield f"mesh.ep={mesh.ep}: model={word} has no experts. Type model=moe, or leave mesh.ep out."
     elif isinstance(experts, int) and experts % mesh.ep:
-        yield f"mesh.ep={mesh.ep} does not divide model.experts={experts}. {nearest_divisors('mesh.ep', mesh.ep, experts)}"
+        yield f"mesh.ep={mesh.ep} does not divide model.experts={experts}. {nearest_divisors('mesh.ep', mesh.ep, math.gcd(experts, mesh.batch))}"
     if mesh.ep > 1 and config.choices["remat"] == "selective":
         yield f"remat=selective: what crosses ranks inside a block, as with mesh.ep={mesh.ep}, cannot be kept. Type remat=full."
 

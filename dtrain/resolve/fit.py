@@ -8,7 +8,7 @@ from dtrain.config import Config
 from dtrain.errors import WordsError
 from dtrain.resolve.ranks import about, choose
 
-PARTS = ("precision", "remat", "model", "optim", "schedule", "checkpoint")
+PARTS = ("remat", "model", "optim", "schedule", "checkpoint")
 NATURAL = {"tokens": "next_token", "image": "classification", "features": "regression"}
 """What the model takes (or the data gives) -> the objective `auto` means."""
 
@@ -69,6 +69,14 @@ def hooks(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, 
     if refused:
         raise WordsError(f"hook={refused[0]} needs text, data={config.choices['data']} has none. Type hook=[].")
     return {"hooks": chosen}
+
+
+def precision(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
+    """A type that only some devices have is refused elsewhere."""
+    needs = about(config.precision).get("device", draft["device"])
+    if needs != draft["device"]:
+        raise WordsError(f"precision={config.choices['precision']} needs {needs}, this run is on {draft['device']}. Type precision=bf16.")
+    return {"precision": dict(config.precision)}
 
 
 def parts(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:

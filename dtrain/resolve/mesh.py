@@ -39,13 +39,13 @@ def degrees(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[
     if taken < 1 or ranks % taken or (spare is None and taken != ranks):
         raise WordsError(
             f"mesh: {said or 'all axes 1'} is {taken} ranks, but nodes x devices = {nodes} x {devices} = {ranks}. "
-            f"Type devices={-(-max(1, taken) // nodes)}, or {_instead(asked, ranks)}."
+            f"Type {' or '.join([f'devices={-(-max(1, taken) // nodes)}', *_instead(asked, ranks, spare is not None)])}."
         )
     shape = MeshShape(**asked, **({spare: ranks // taken} if spare else {}), ep=ep)
     if inside and (shape.dp_replicate == 1 or shape.dp_shard == 1):
         raise WordsError(
             f"strategy={name}: {shape.dp_replicate} replica(s) of {shape.dp_shard} shard(s) is not hybrid. "
-            "It needs at least 2 x 2 ranks: type nodes=2 devices=2, or strategy=fsdp."
+            f"It needs 2 x 2 of them at least: type nodes=2 devices={2 * shape.pp * shape.cp * shape.tp}, or strategy=fsdp."
         )
     if "shards" not in facts and fill in ("dp_replicate", "pp") and not inside and shape.dp_shard > 1:
         raise WordsError(f"mesh.dp_shard={shape.dp_shard}: strategy={name} shards nothing. Type strategy=fsdp.")
@@ -64,9 +64,11 @@ def nearest_divisors(key: str, wanted: int, of: int) -> str:
     return f"Type {' or '.join(f'{key}={degree}' for degree in below + above)}."
 
 
-def _instead(asked: Mapping[str, int], ranks: int) -> str:
-    """What to type when the degrees do not multiply to the ranks: of one axis its nearest divisors, of more the product that is needed."""
-    large = [axis for axis, degree in asked.items() if degree > 1]
-    if len(large) == 1 and ranks > 1:
-        return nearest_divisors(f"mesh.{large[0]}", asked[large[0]], ranks).removeprefix("Type ").rstrip(".")
-    return f"degrees whose product divides {ranks}"
+def _instead(asked: Mapping[str, int], ranks: int, open_ended: bool) -> list[str]:
+    """The one degree that could be another: per axis the nearest with which the product is the ranks, or divides them if an axis takes the rest."""
+    found = []
+    for axis, degree in asked.items():
+        others = math.prod(asked.values()) // max(1, degree)
+        fits = [d for d in range(1, ranks + 1) if d != degree and (ranks % (d * others) == 0 if open_ended else d * others == ranks)]
+        found += [f"mesh.{axis}={d}" for d in sorted(fits, key=lambda d: abs(math.log(d / max(1, degree))))[:2]]
+    return found[:3]

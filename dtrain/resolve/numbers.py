@@ -19,7 +19,7 @@ def positive(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict
         "checkpoint.every": (config.checkpoint.get("every"), 0), "checkpoint.keep": (config.checkpoint.get("keep"), 1),
         "optim.lr": (config.optim.get("lr"), 0), "schedule.floor": (config.schedule.get("floor"), 0), "data.holdout": (config.data.get("holdout"), 0),
         "schedule.warmup": (config.schedule.get("warmup"), 0), "data.sequence": (config.data.get("sequence"), 1),
-        "generate.tokens": (config.generate.tokens, 1), "generate.temperature": (config.generate.temperature, 0),
+        "verify.steps": (config.verify.steps, 1), "generate.tokens": (config.generate.tokens, 1), "generate.temperature": (config.generate.temperature, 0),
     }  # fmt: skip
     problems = [] if config.generate.prompt else ["generate.prompt is empty: a model goes on from something. Type generate.prompt='def '."]
     problems += [

@@ -10,7 +10,7 @@ from dtrain.cluster import Cluster
 from dtrain.config import Config, Schema
 from dtrain.errors import WordsError
 
-VOLATILE = ("out", "resume", "stop_after", "trust", "loop", "sweep", "log", "generate", "logger", "hook")
+VOLATILE = ("out", "resume", "stop_after", "trust", "loop", "sweep", "log", "generate", "verify", "logger", "hook")
 """Words that do not make another run."""
 
 

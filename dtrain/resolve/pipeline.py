@@ -39,7 +39,7 @@ def shape(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
     word = str(asked.schedule)
     if word not in SCHEDULES:
         raise WordsError(f"pipeline.schedule={word}: there is no such schedule.{nearest(word, SCHEDULES)}")
-    schedule, stages, split = SCHEDULES[word], asked.stages or SCHEDULES[word].stages, asked.split
+    schedule, stages, split = SCHEDULES[word], SCHEDULES[word].stages if asked.stages is None else asked.stages, asked.split
     problems = []
     if asked.stages is not None and (stages < 1 or (stages != schedule.stages and not schedule.more)):
         problems.append(f"pipeline.stages={asked.stages}: {word} has {schedule.stages} stage(s) on each rank. Leave it out.")

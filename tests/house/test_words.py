@@ -29,6 +29,10 @@ WITH = {
     ("strategy", "ddp"): ("devices=2",),
     ("strategy", "fsdp"): ("devices=2",),
     ("strategy", "hsdp"): ("nodes=2", "devices=2"),
+    ("strategy", "zero1"): ("devices=2",),
+    ("strategy", "zero2"): ("devices=2",),
+    ("strategy", "zero3"): ("devices=2",),
+    ("strategy", "pipeline"): ("devices=2",),
     ("launcher", "local"): ("nodes=2",),
     ("model", "mlp"): ("data=synthetic",),
     ("model", "cnn"): ("data=synthetic",),
@@ -91,7 +95,7 @@ def test_every_key_is_explained(group: str, word: str) -> None:
 @pytest.mark.parametrize(("group", "word"), WORDS)
 def test_every_word_composes_with_every_default(group: str, word: str) -> None:
     choice = f"[{word}]" if group in ("logger", "hook") and word != "auto" else word
-    gpus = 1 if word == "nccl" else 0
+    gpus = 1 if (node(group, word).get("_about_") or {}).get("device") == "cuda" else 0
     external = External(rank=0, world=2, local_world=2) if word == "external" else None
     config = compose([f"{group}={choice}", *WITH.get((group, word), ())])
     plan = resolve(config, Cluster(gpus=gpus, cpus=2, external=external))

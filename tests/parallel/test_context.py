@@ -236,9 +236,10 @@ def test_a_forward_without_the_function_is_an_error_and_a_mistake_inside_stays_i
 
 def test_what_is_compiled_has_to_call_it_by_its_name() -> None:
     context, x = alone(), torch.ones(1, 2, 4, 4)
-    with pytest.raises(Exception, match="by that name"), context.active():
+    with pytest.raises(Exception, match="scaled_dot_product_attention"), context.active():
         torch.compile(BY_NAME, backend="eager")(x)
 
+    @torch.no_grad()  # with gradients torch's compiler warns of itself
     def work(mesh: Mesh) -> float:
         context, model = context_of(mesh, "ring"), small_gpt()
         compiled, whole, where = torch.compile(model, backend="eager"), tokens(2, 8), context.position_ids(8)
@@ -259,7 +260,7 @@ def test_contexts_open_inside_each_other() -> None:
             F.scaled_dot_product_attention(x, x, x)
             with inner.active():
                 named_before(x, x, x)
-            assert F.scaled_dot_product_attention == outer.attention
+            assert F.scaled_dot_product_attention is outer._instead
             with outer.active():
                 named_before(x, x, x)
         assert F.scaled_dot_product_attention is before

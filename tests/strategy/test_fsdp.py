@@ -50,7 +50,7 @@ def test_every_model_of_the_house_is_the_same_on_shards(model: dict[str, Any]) -
 
 
 def sharded(mesh: Mesh, reshard: str = "forward") -> tuple[torch.nn.Module, FSDP]:
-    strategy = FSDP(reshard=reshard)
+    strategy = FSDP(reshard=reshard, rests="device")
     model = construct(PARTS["model"] | {"vocab": 16}, facts={}, seed=0)
     return parallelize(model, mesh, strategy, precision=build(PARTS["precision"]), seed=0), strategy
 
@@ -132,7 +132,7 @@ class Scaled(torch.nn.Linear):
 def test_a_parameter_without_dims_is_refused_by_name() -> None:
     def said(mesh: Mesh) -> str:
         with pytest.raises(WordsError) as error:
-            parallelize(Scaled(), mesh, FSDP(reshard="forward"), precision=build(PARTS["precision"]), seed=0)
+            parallelize(Scaled(), mesh, FSDP(reshard="forward", rests="device"), precision=build(PARTS["precision"]), seed=0)
         return str(error.value)
 
     for message in on_mesh(said, dp_shard=2):
@@ -141,4 +141,6 @@ def test_a_parameter_without_dims_is_refused_by_name() -> None:
 
 def test_a_word_that_is_none_is_refused() -> None:
     with pytest.raises(WordsError, match=r"strategy\.reshard=always: allowed are forward and never"):
-        FSDP(reshard="always")
+        FSDP(reshard="always", rests="device")
+    with pytest.raises(WordsError, match=r"strategy\.rests=disk: allowed are device and cpu"):
+        FSDP(reshard="forward", rests="disk")  # type: ignore[arg-type]

@@ -36,7 +36,7 @@ def inspect(model: nn.Module, wrapped: nn.Module, mesh: Mesh, strategy: Strategy
             split[axis] = split.get(axis, 0) + parameter.numel()
     return {
         "rank": mesh.rank,
-        "view": strategy.view,
+        "holds": strategy.holds,
         "parameters": whole,
         "held": held,
         "split": split,
@@ -63,7 +63,7 @@ def type_name(dtype: torch.dtype) -> str:
 def _problems(plan: Plan, found: Mapping[str, Any], param: str) -> list[str]:
     mesh, split = plan.mesh, found["split"]
     dense, experts = found["parameters"] - split.get("experts", 0), split.get("experts", 0)
-    shards = mesh.dp_shard * mesh.cp if found["view"] == "sharded" else 1
+    shards = mesh.dp_shard * mesh.cp if found["holds"] == "shards" else 1
     problems = []
     if shards > 1 and split.get("dp_shard", 0) < (dense if mesh.ep > 1 else dense + experts):
         problems.append(f"of {dense} parameters {split.get('dp_shard', 0)} are sharded over dp_shard x cp = {shards}")

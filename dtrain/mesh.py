@@ -3,15 +3,15 @@
 The ranks of one pipeline stage are seen in several ways, each a torch DeviceMesh over the same ranks in the same order. A view is
 made when it is first asked for; all ranks ask for the same views in the same order.
 
-    sharded      pp, dp_replicate, dp_shard x cp, tp      where parameters lie when cp holds shards like dp_shard
-    replicated   pp, dp_replicate x cp, 1, tp             where they lie when every axis of the data holds copies
-    experts_...  pp, data x cp / ep, ep, tp               where the parameters of experts lie, in either case
-    computed     pp, data, cp, tp                         who works on which samples, and on which part of their sequence
-    batch        pp, data x cp, tp                        over whom losses and counts are summed
+    stored     pp, dp_replicate, dp_shard x cp, tp      where parameters lie: cp holds shards like dp_shard
+    experts    pp, data x cp / ep, ep, tp               where the parameters of experts lie
+    computed   pp, data, cp, tp                         who works on which samples, and on which part of their sequence
+    batch      pp, data x cp, tp                        over whom losses, counts and the gradients of copies are summed
 """
 
 import math
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -34,19 +34,22 @@ class Mesh:
         self.coordinate = _coordinate(self.rank, {axis: getattr(shape, axis) for axis in AXES})
         """axis -> where on it this rank is"""
         self.data_ranks, self.batch_ranks, self.stage_ranks = shape.data, shape.batch, shape.batch * shape.tp
+        self.batch_rank = self.rank // shape.tp % shape.batch
         self.data_rank = self.coordinate["dp_replicate"] * shape.dp_shard + self.coordinate["dp_shard"]
-        apart = shape.batch // shape.ep
         self._views = {
-            "sharded": {"pp": shape.pp, "dp_replicate": shape.dp_replicate, "dp_shard": shape.dp_shard * shape.cp, "tp": shape.tp},
-            "replicated": {"pp": shape.pp, "dp_replicate": shape.batch, "dp_shard": 1, "tp": shape.tp},
-            "experts_sharded": {"pp": shape.pp, "expert_shard": apart, "ep": shape.ep, "tp": shape.tp},
-            "experts_replicated": {"pp": shape.pp, "expert_replicate": apart, "expert_shard": 1, "ep": shape.ep, "tp": shape.tp},
+            "stored": {"pp": shape.pp, "dp_replicate": shape.dp_replicate, "dp_shard": shape.dp_shard * shape.cp, "tp": shape.tp},
+            "experts": {"pp": shape.pp, "expert_shard": shape.batch // shape.ep, "ep": shape.ep, "tp": shape.tp},
             "computed": {"pp": shape.pp, "data": shape.data, "cp": shape.cp, "tp": shape.tp},
             "batch": {"pp": shape.pp, "batch": shape.batch, "tp": shape.tp},
         }
         self._made: dict[str, DeviceMesh] = {}
 
-    def axis(self, *names: str, view: str = "sharded") -> DeviceMesh:
+    @property
+    def place(self) -> Mapping[str, int]:
+        """Which copy this rank holds of what is split over other axes: among the ranks of the batch, of tp, and of those with the same experts."""
+        return {"batch": self.batch_rank, "tp": self.coordinate["tp"], "expert_copy": self.batch_rank // self.shape.ep}
+
+    def axis(self, *names: str, view: str = "stored") -> DeviceMesh:
         """The DeviceMesh of one axis of a view, or of several, outer first."""
         if view not in self._made:
             degrees = self._views[view]

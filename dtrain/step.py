@@ -60,7 +60,8 @@ def make_step(
 
         with context.active() if context else nullcontext():
             if isinstance(model, Pipeline):
-                model.step([inputs_of(objective, batch, context) for batch in batches], loss_of)
+                with strategy.sync(model, True):
+                    model.step([inputs_of(objective, batch, context) for batch in batches], loss_of)
                 _agree_on_names(sums, names, mesh)
             else:
                 for index, batch in enumerate(batches):

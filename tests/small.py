@@ -1,6 +1,7 @@
 """Small parts that many tests build: a plan, a mesh on forked ranks, a small GPT, a batch of tokens."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -24,7 +25,7 @@ from dtrain.config import GROUPS, Config
 from dtrain.data.order import samples
 from dtrain.data.stream import Stream, as_source
 from dtrain.mesh import Mesh
-from dtrain.model import balanced, construct
+from dtrain.model import balanced, blocks, construct
 from dtrain.model.gpt import GPT
 from dtrain.parallel.context import context_of
 from dtrain.parallel.order import materialize, parallelize
@@ -92,6 +93,18 @@ class Collectives(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":
             self.names.append(func.__name__.split(".")[0])
+        return func(*args, **kwargs or {})
+
+
+class Operators(TorchDispatchMode):
+    """How often each operator of torch ran inside the context, by name."""
+
+    def __enter__(self) -> "Operators":
+        self.counts: Counter[str] = Counter()
+        return super().__enter__()  # type: ignore[no-any-return]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[func.__name__.split(".")[0]] += 1
         return func(*args, **kwargs or {})
 
 
@@ -179,6 +192,45 @@ def steps_on(
 
 def whole_of(tensor: Tensor) -> list[Any]:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().tolist()
+
+
+def joined(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """One run out of those of the ranks of a pipeline: what they say alike, and the weights and gradients of all stages."""
+    assert all(run["losses"] == runs[0]["losses"] and run["norms"] == runs[0]["norms"] for run in runs)
+    parts = {name: {key: value for run in runs for key, value in run[name].items()} for name in ("weights", "gradients")}
+    assert len(parts["weights"]) == sum(len(run["weights"]) for run in runs), "every parameter is on one stage"
+    return runs[0] | parts
+
+
+def one_backward(remat: Callable[[list[torch.nn.Module]], None] | None, *, layers: int = 4) -> dict[str, Any]:
+    """Forward and backward of a small GPT whose blocks `remat` has changed: results, and what they cost."""
+    model = small_gpt(layers=layers)
+    visits = [0] * layers
+    for index, block in enumerate(model.blocks):
+        block.attention.register_forward_pre_hook(lambda *_, index=index: visits.__setitem__(index, visits[index] + 1))
+    if remat:
+        remat(list(blocks(model)))
+    saved = 0
+
+    def keep(tensor: Tensor) -> Tensor:
+        nonlocal saved
+        saved += 1
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = model(tokens(2, 6)).square().mean()
+    with Operators() as backward:
+        loss.backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return {"loss": loss.detach(), "gradients": gradients, "saved": saved, "visits": visits, "backward": backward.counts}
+
+
+def same_bits(run: dict[str, Any], reference: dict[str, Any]) -> None:
+    """Loss and gradients of two `one_backward`s are equal, bit for bit."""
+    assert torch.equal(run["loss"], reference["loss"])
+    assert run["gradients"].keys() == reference["gradients"].keys()
+    for name, gradient in reference["gradients"].items():
+        assert torch.equal(run["gradients"][name], gradient), name
 
 
 def first_batch(parts: dict[str, Any], *, size: int = 8, seed: int = 5) -> tuple[torch.nn.Module, dict[str, Tensor]]:

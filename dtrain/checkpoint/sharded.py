@@ -95,7 +95,7 @@ class Sharded:
 
     def _write_shard(self, url: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         name = f"rank-{self._mesh.rank:05d}-0.safetensors"
-        held = list(shards.mine(tensors, self._mesh.coordinate))
+        held = list(shards.mine(tensors, self._mesh.place))
         if not held:
             return {"files": [], "pieces": [], "tensors": {}}
         pieces = [{"name": tensor, "key": tensor, "file": name, "shape": list(piece.shape), "offset": list(offset)} for tensor, piece, offset in held]

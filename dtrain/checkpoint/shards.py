@@ -18,16 +18,19 @@ Offset = tuple[int, ...]
 
 
 def mine(tensors: Mapping[str, Tensor], at: Mapping[str, int]) -> Iterator[tuple[str, Tensor, Offset]]:
-    """(name, local piece, offset in the whole) of everything this rank is the one to write. `at`: where it is on each axis of the mesh."""
+    """(name, local piece, offset in the whole) of everything this rank is the one to write. `at` is `Mesh.place`."""
     for name, tensor in tensors.items():
         if isinstance(tensor, DTensor):
             coordinate: Sequence[int] = tensor.device_mesh.get_coordinate() or ()
             copies = [place for place, placement in zip(coordinate, tensor.placements, strict=True) if placement.is_replicate()]
-            if "tp" not in (tensor.device_mesh.mesh_dim_names or ()):
+            names = tensor.device_mesh.mesh_dim_names or ()
+            if "tp" not in names:
                 copies.append(at["tp"])
+            if "dp_shard" not in names and "expert_shard" not in names:
+                copies.append(at["expert_copy" if "ep" in names else "batch"])
             if not any(copies) and local(tensor).numel():
                 yield name, local(tensor), offset(tensor)
-        elif not any(place for axis, place in at.items() if axis != "pp"):
+        elif at["batch"] == at["tp"] == 0:
             yield name, tensor, (0,) * tensor.ndim
 
 

@@ -19,7 +19,7 @@ from dtrain.mesh import Mesh
 from dtrain.model.moe import Compute, Experts, order, take
 
 
-def apply(model: nn.Module, mesh: Mesh, *, view: str = "sharded") -> None:
+def apply(model: nn.Module, mesh: Mesh) -> None:
     """Split every `Experts` of the model over `ep`, in place; it may be on the meta device, and stays whole when ep is 1.
 
     `view`: how the ranks that hold the same experts share them (dtrain.mesh). Values that are there stay. Raises WordsError when the
@@ -29,7 +29,7 @@ def apply(model: nn.Module, mesh: Mesh, *, view: str = "sharded") -> None:
         return
     for module in model.modules():
         if isinstance(module, Experts):
-            _split(module, mesh.axis("ep", view=f"experts_{view}"))
+            _split(module, mesh.axis("ep", view="experts"))
 
 
 def _split(experts: Experts, mesh: DeviceMesh) -> None:

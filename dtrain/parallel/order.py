@@ -43,9 +43,9 @@ def parallelize(
         context.adapt(model)
     pipelined = Pipeline(model, mesh, pipeline, precision) if pipeline and mesh.shape.pp > 1 else None
     if mesh.shape.tp > 1:
-        tensor.apply(model, mesh.axis("tp", view=strategy.view), **(tensors or {"sequence": "whole", "loss": "whole"}))
+        tensor.apply(model, mesh.axis("tp"), **(tensors or {"sequence": "whole", "loss": "whole"}))
     if mesh.shape.ep > 1:
-        expert.apply(model, mesh, view=strategy.view)
+        expert.apply(model, mesh)
     for wrap in (precision.convert, remat, compile):
         if wrap is not None:
             wrap(list(dict.fromkeys(blocks(model))))
@@ -60,7 +60,8 @@ def parallelize(
             buffer.data = buffer.to(mesh.device)
     else:
         model.to(device)
-    return pipelined or strategy.wrap(model, mesh)
+    called = strategy.wrap(model, mesh)
+    return pipelined or called
 
 
 def lower(model: nn.Module, dtype: torch.dtype) -> None:

@@ -38,7 +38,8 @@ class Stage(nn.Module):
 
     def forward(self, x: Tensor, **others: Tensor) -> Tensor:
         with self._autocast():
-            return logits_of(self.model(**{self.keyword: x}, **others) if self.keyword else self.model(x, **others))
+            out = logits_of(self.model(**{self.keyword: x}, **others) if self.keyword else self.model(x, **others))
+            return out.clone() if out._is_view() else out  # schedules detach it in place
 
 
 class Pipeline(nn.Module):

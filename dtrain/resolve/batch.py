@@ -11,10 +11,11 @@ from dtrain.resolve.pipeline import SCHEDULES, check_microbatches
 
 
 def arithmetic(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
+    schedule = draft["pipeline"].schedule
     shape = _shape(config, draft["mesh"].data, draft["mesh"].pp)
     if shape is None:
         return {}  # numbers.positive says so
-    wrong = check_microbatches(draft["pipeline"].schedule, shape.accumulate, draft["mesh"].pp) if draft["mesh"].pp > 1 else None
+    wrong = check_microbatches(schedule, shape.accumulate, draft["mesh"].pp) if draft["mesh"].pp > 1 else None
     if wrong:
         raise WordsError(wrong)
     return {"batch": shape}

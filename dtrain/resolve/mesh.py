@@ -48,7 +48,11 @@ def degrees(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[
             f"It needs 2 x 2 of them at least: type nodes=2 devices={2 * shape.pp * shape.cp * shape.tp}, or strategy=fsdp."
         )
     if "shards" not in facts and fill in ("dp_replicate", "pp") and not inside and shape.dp_shard > 1:
-        raise WordsError(f"mesh.dp_shard={shape.dp_shard}: strategy={name} shards nothing. Type strategy=fsdp.")
+        word = "ddp" if name == "auto" else name
+        copies, pipeline = shape.dp_replicate * shape.dp_shard, f" mesh.pp={shape.pp}" if fill == "pp" else ""
+        raise WordsError(
+            f"mesh.dp_shard={shape.dp_shard}: strategy={config.choices['strategy'] if config.choices['strategy'] != 'auto' else 'ddp'} shards nothing. Type strategy=fsdp{pipeline}, or mesh.dp_replicate={copies} for copies."
+        )
     if shape.batch % ep:
         raise WordsError(
             f"mesh.ep={ep}: experts are shared out over the ranks of the batch, dp_replicate={shape.dp_replicate} x dp_shard={shape.dp_shard} x "

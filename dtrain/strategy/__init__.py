@@ -13,8 +13,8 @@ class Strategy(Protocol):
     """Its word says in `_about_` which axis takes the ranks nobody asked for (`fill`)."""
 
     @property
-    def view(self) -> Literal["sharded", "replicated"]:
-        """What the ranks of cp hold of the parameters: shards as those of dp_shard, or copies."""
+    def holds(self) -> Literal["shards", "copies"]:
+        """What the ranks of dp_shard and cp hold of the parameters."""
         ...
 
     @property
@@ -27,9 +27,9 @@ class Strategy(Protocol):
         ...
 
     def wrap(self, model: nn.Module, mesh: Mesh) -> nn.Module:
-        """The module to call; runs once the weights exist."""
+        """The module to call; runs once the weights exist. Of a pipeline, whose stages are called, only its effect counts."""
         ...
 
     def sync(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
-        """Around a forward and backward of what `wrap` returned; gradients cross ranks only in the `last` microbatch."""
+        """Around a forward and backward of what `wrap` returned, or around all of a pipeline; gradients cross ranks only in the `last`."""
         ...

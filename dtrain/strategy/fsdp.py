@@ -7,7 +7,6 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from dtrain.errors import WordsError
@@ -22,12 +21,13 @@ warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a v
 
 RESHARD = ("forward", "never")
 RESTS = ("device", "cpu")
-View = Literal["sharded", "replicated"]
+REDUCE = ("last", "every")
 
 
 @dataclass(frozen=True)
 class FSDP:
-    """`reshard`: `forward` frees gathered parameters after the forward, `never` keeps them for the backward. `rests`: between two uses
+    """`reshard`: `forward` frees gathered parameters after the forward, `never` keeps them for the backward, as every pipeline
+    does: a schedule that splits the backward in two would lose gradients. `rests`: between two uses
     parameters, gradients and optimizer state lie on the device or, for the price of copies, in the memory of the CPU. `reduce`: gradients
     cross ranks in the last microbatch of a step or in every one, after which a rank keeps its shard alone.
     """
@@ -35,26 +35,28 @@ class FSDP:
     reshard: str
     rests: Literal["device", "cpu"]
     reduce: Literal["last", "every"] = "last"
-    view: ClassVar[View] = "sharded"
+    holds: ClassVar[Literal["shards"]] = "shards"
 
     def __post_init__(self) -> None:
-        for name, value, allowed in (("reshard", self.reshard, RESHARD), ("rests", self.rests, RESTS)):
+        for name, value, allowed in (("reshard", self.reshard, RESHARD), ("rests", self.rests, RESTS), ("reduce", self.reduce, REDUCE)):
             if value not in allowed:
                 raise WordsError(f"strategy.{name}={value}: allowed are {' and '.join(allowed)}.")
 
     def shard(self, model: nn.Module, mesh: Mesh, precision: Precision) -> None:
-        shard_blocks(model, mesh, precision, view=self.view, again=self.reshard == "forward", rests=self.rests)
+        shard_blocks(model, mesh, precision, again=self.reshard == "forward" and mesh.shape.pp == 1, rests=self.rests)
 
     def wrap(self, model: nn.Module, mesh: Mesh) -> nn.Module:
         return model
 
     def sync(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
-        assert isinstance(model, FSDPModule)
-        sync_blocks(model, reduce=last or self.reduce == "every", last=last)
+        if isinstance(model, FSDPModule):  # else a pipeline, whose schedule says it to each stage
+            model.set_requires_gradient_sync(last or self.reduce == "every")
+            model.set_is_last_backward(last)
+            model.set_reshard_after_backward(last or self.reshard == "forward")
         return nullcontext()
 
 
-def shard_blocks(model: nn.Module, mesh: Mesh, precision: Precision, *, view: View, again: bool, rests: str) -> None:
+def shard_blocks(model: nn.Module, mesh: Mesh, precision: Precision, *, again: bool, rests: str) -> None:
     """Experts, then every block, then what is left with the root. `again`: gather for the backward once more.
 
     Raises WordsError for a parameter without dims.
@@ -67,13 +69,13 @@ def shard_blocks(model: nn.Module, mesh: Mesh, precision: Precision, *, view: Vi
     # output_dtype on the root only: on a block it would mix types in the residual
     root = MixedPrecisionPolicy(compute, precision.reduce, torch.float32 if compute else None, cast_forward_inputs=False)
     offload = CPUOffloadPolicy(pin_memory=mesh.device.type == "cuda") if rests == "cpu" else OffloadPolicy()
-    data = _data_axes(mesh, view)
+    data = mesh.axis("dp_replicate", "dp_shard") if mesh.shape.dp_replicate > 1 else mesh.axis("dp_shard")
     for experts in _experts(model) if mesh.shape.ep > 1 else ():
-        fully_shard(experts, mesh=_expert_axes(mesh, view), mp_policy=policy, reshard_after_forward=again, offload_policy=offload)
+        fully_shard(experts, mesh=mesh.axis("expert_shard", view="experts"), mp_policy=policy, reshard_after_forward=again, offload_policy=offload)
         assert isinstance(experts, FSDPModule)
         # tokens of all ranks came to the expert: its gradient is a sum over them already
         experts.set_gradient_divide_factor(float(mesh.batch_ranks))
-        if mesh.device.type == "cpu" and view == "sharded" and mesh.batch_ranks > mesh.shape.ep:
+        if mesh.device.type == "cpu" and mesh.batch_ranks > mesh.shape.ep:
             experts.set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM; alone, an expert's gradient is divided without it
     for module, kind, free in (*((block, policy, again) for block in dict.fromkeys(blocks(model))), (model, root, False)):
         module.register_forward_hook(show)
@@ -81,23 +83,5 @@ def shard_blocks(model: nn.Module, mesh: Mesh, precision: Precision, *, view: Vi
         module.register_forward_hook(restore)
 
 
-def sync_blocks(model: FSDPModule, *, reduce: bool, last: bool) -> None:
-    """For the next backward: whether gradients cross ranks, and whether it is the last of the step."""
-    model.set_requires_gradient_sync(reduce)
-    model.set_is_last_backward(last)
-    model.set_reshard_after_backward(last)
-
-
 def _experts(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, Experts)]
-
-
-def _data_axes(mesh: Mesh, view: View) -> DeviceMesh:
-    hybrid = view == "replicated" or mesh.shape.dp_replicate > 1
-    return mesh.axis("dp_replicate", "dp_shard", view=view) if hybrid else mesh.axis("dp_shard", view=view)
-
-
-def _expert_axes(mesh: Mesh, view: View) -> DeviceMesh:
-    if view == "replicated":
-        return mesh.axis("expert_replicate", "expert_shard", view="experts_replicated")
-    return mesh.axis("expert_shard", view="experts_sharded")

@@ -10,7 +10,7 @@ from dtrain.precision import Precision
 
 
 class Single:
-    view: ClassVar[Literal["replicated"]] = "replicated"
+    holds: ClassVar[Literal["copies"]] = "copies"
     rests: ClassVar[Literal["device"]] = "device"
 
     def shard(self, model: nn.Module, mesh: Mesh, precision: Precision) -> None:

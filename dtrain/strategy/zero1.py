@@ -10,4 +10,4 @@ from dtrain.strategy.fsdp import FSDP
 
 def build(*, rests: Literal["device", "cpu"]) -> FSDP:
     """`rests` as in FSDP."""
-    return FSDP(reshard="never", rests=rests)
+    return FSDP(reshard="never", reduce="last", rests=rests)

@@ -9,4 +9,4 @@ from dtrain.strategy.fsdp import FSDP
 
 def build(*, rests: Literal["device", "cpu"]) -> FSDP:
     """`rests` as in FSDP."""
-    return FSDP(reshard="never", rests=rests, reduce="every")
+    return FSDP(reshard="never", reduce="every", rests=rests)

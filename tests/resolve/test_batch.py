@@ -46,3 +46,58 @@ def test_what_does_not_divide_is_refused_with_the_nearest(words: tuple[str, ...]
 
 def test_the_nearest_is_accepted() -> None:
     assert batch("batch=18", "devices=3").microbatch == 6
+
+
+PIPELINE = ("data=synthetic", "devices=2", "mesh.pp=2")
+
+
+@pytest.mark.parametrize(
+    ("words", "shape"),
+    [
+        (("batch=16", "devices=4", "mesh.tp=2"), BatchShape(16, 8, 2, 1)),
+        (("batch=16", "devices=4", "mesh.tp=4"), BatchShape(16, 16, 1, 1)),
+        (("batch=16", "devices=8", "strategy=fsdp", "mesh.tp=2", "mesh.cp=2"), BatchShape(16, 8, 2, 1)),
+    ],
+)
+def test_ranks_of_tp_and_cp_see_the_same_samples(words: tuple[str, ...], shape: BatchShape) -> None:
+    assert batch("data=synthetic", *words) == shape
+
+
+@pytest.mark.parametrize(
+    ("words", "microbatches"),
+    [
+        (("batch=8",), 4),
+        (("batch=6",), 6),
+        (("batch=12",), 4),
+        (("batch=7",), 7),
+        (("batch=2",), 2),
+        (("batch=8", "accumulate=2"), 2),
+        (("batch=8", "microbatch=1"), 8),
+        (("microbatch=2", "accumulate=3"), 3),
+        (("batch=8", "devices=4", "strategy=fsdp"), 4),
+        (("batch=9", "pipeline.schedule=interleaved_1f1b"), 3),
+        (("batch=8", "pipeline.schedule=dualpipev"), 4),
+    ],
+)
+def test_a_pipeline_gets_enough_microbatches_to_fill_it_twice(words: tuple[str, ...], microbatches: int) -> None:
+    """Twice as many as it has ranks, or as many as the batch allows."""
+    decided = batch(*(word for word in PIPELINE if word.split("=")[0] not in {said.split("=")[0] for said in words}), *words)
+    assert decided.accumulate == microbatches
+    assert decided.size == decided.local * decided.data
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("batch=8", "accumulate=1"), "1f1b over mesh.pp=2 needs at least 2 microbatches per step, here are 1. Type accumulate=2."),
+        (("batch=8", "microbatch=8"), "needs at least 2 microbatches per step, here are 1"),
+        (("batch=1",), "needs at least 2 microbatches"),
+        (("batch=4", "accumulate=2", "pipeline.schedule=dualpipev"), "dualpipev over mesh.pp=2 needs at least 4 microbatches per step, here are 2"),
+        (("batch=9", "accumulate=9", "pipeline.schedule=interleaved_1f1b"), "runs whole rounds of mesh.pp=2 microbatches, 9 are not"),
+        (("batch=5", "devices=4", "strategy=fsdp"), "Nearest: batch=4 or batch=6."),
+    ],
+)
+def test_too_few_microbatches_are_refused_by_the_schedule(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(WordsError) as caught:
+        batch(*(word for word in PIPELINE if word.split("=")[0] not in {given.split("=")[0] for given in words}), *words)
+    assert said in str(caught.value)

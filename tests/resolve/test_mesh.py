@@ -1,5 +1,7 @@
 """Degrees of the axes: the strategy takes the ranks nobody asked for, and nothing is bent to fit."""
 
+import re
+
 import pytest
 from small import plan
 
@@ -25,6 +27,9 @@ def shape(*words: str) -> MeshShape:
         (("strategy=hsdp", "devices=6", "mesh.dp_replicate=3"), 3, 2),
         (("strategy=hsdp", "nodes=2", "devices=4", "mesh.dp_shard=2"), 4, 2),
         (("mesh.tp=1", "devices=2"), 2, 1),
+        (("strategy=zero1", "devices=2"), 1, 2),
+        (("strategy=zero2", "devices=2"), 1, 2),
+        (("strategy=zero3", "devices=4", "mesh.dp_replicate=2"), 2, 2),
     ],
 )
 def test_the_strategy_fills_the_mesh(words: tuple[str, ...], replicate: int, shard: int) -> None:
@@ -32,20 +37,66 @@ def test_the_strategy_fills_the_mesh(words: tuple[str, ...], replicate: int, sha
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
-        (("strategy=single", "devices=2"), "Type strategy=ddp"),
-        (("mesh.dp_shard=3", "strategy=fsdp", "devices=4"), "dp_shard=3 is 3 ranks, but nodes x devices = 1 x 4 = 4"),
-        (("mesh.dp_shard=2", "mesh.dp_replicate=1", "strategy=fsdp", "devices=4"), "is 2 ranks"),
-        (("mesh.dp_shard=0", "strategy=fsdp"), "a degree is at least 1"),
-        (("mesh.tp=2", "devices=2"), "the axis tp is not built yet"),
-        (("mesh.pp=2", "devices=2"), "dp_replicate and dp_shard"),
-        (("strategy=hsdp", "devices=2"), "type nodes=2 devices=2"),
-        (("strategy=hsdp",), "is not hybrid"),
-        (("strategy=ddp", "devices=2", "mesh.dp_shard=2"), "Type strategy=fsdp"),
+        (("devices=4", "mesh.tp=2"), MeshShape(dp_replicate=2, tp=2)),
+        (("strategy=fsdp", "devices=4", "mesh.tp=2"), MeshShape(dp_shard=2, tp=2)),
+        (("strategy=fsdp", "devices=8", "mesh.tp=2", "mesh.cp=2"), MeshShape(dp_shard=2, cp=2, tp=2)),
+        (("strategy=fsdp", "devices=8", "mesh.pp=2", "mesh.dp_replicate=2"), MeshShape(pp=2, dp_replicate=2, dp_shard=2)),
+        (("strategy=pipeline", "devices=4"), MeshShape(pp=4)),
+        (("strategy=pipeline", "devices=8", "mesh.dp_replicate=2"), MeshShape(pp=4, dp_replicate=2)),
+        (("devices=4", "mesh.tp=4"), MeshShape(tp=4)),
+        (("strategy=hsdp", "nodes=2", "devices=8", "mesh.tp=2"), MeshShape(dp_replicate=2, dp_shard=4, tp=2)),
+        (("model=moe", "devices=4", "mesh.ep=2"), MeshShape(dp_replicate=4, ep=2)),
+        (("model=moe", "strategy=fsdp", "devices=8", "mesh.cp=2", "mesh.ep=8"), MeshShape(dp_shard=4, cp=2, ep=8)),
     ],
 )
+def test_axes_multiply_to_the_ranks(words: tuple[str, ...], expected: MeshShape) -> None:
+    decided = plan("batch=48", "data=synthetic", *words)
+    assert decided.mesh == expected
+    assert decided.mesh.ranks == decided.world, "ep makes no ranks of its own"
+
+
+REFUSED = [
+    (("strategy=single", "devices=2"), "Type strategy=ddp"),
+    (("mesh.dp_shard=3", "strategy=fsdp", "devices=4"), "dp_shard=3 is 3 ranks, but nodes x devices = 1 x 4 = 4"),
+    (("mesh.dp_shard=2", "mesh.dp_replicate=1", "strategy=fsdp", "devices=4"), "is 2 ranks"),
+    (("mesh.dp_shard=0", "strategy=fsdp"), "a degree is at least 1"),
+    (("mesh.ep=0",), "mesh.ep=0: a degree is at least 1"),
+    (("mesh.tp=2",), "tp=2 is 2 ranks, but nodes x devices = 1 x 1 = 1"),
+    (("mesh.pp=2", "devices=3"), "pp=2 is 2 ranks, but nodes x devices = 1 x 3 = 3"),
+    (("mesh.pp=4", "nodes=2", "devices=3"), "pp=4 is 4 ranks, but nodes x devices = 2 x 3 = 6"),
+    (("mesh.pp=2", "mesh.tp=4", "devices=4"), "pp=2 x tp=4 is 8 ranks, but nodes x devices = 1 x 4 = 4"),
+    (("mesh.pp=3", "mesh.tp=2", "mesh.cp=2", "devices=4"), "pp=3 x cp=2 x tp=2 is 12 ranks"),
+    (("mesh.pp=2", "mesh.dp_replicate=2", "mesh.dp_shard=1", "devices=8"), "pp=2 x dp_replicate=2 x dp_shard=1 is 4 ranks"),
+    (("strategy=pipeline", "mesh.pp=1", "devices=2"), "pp=1 is 1 ranks, but nodes x devices = 1 x 2 = 2"),
+    (("strategy=hsdp", "devices=2"), "type nodes=2 devices=2"),
+    (("strategy=hsdp",), "is not hybrid"),
+    (("strategy=hsdp", "devices=4", "mesh.tp=2"), "is not hybrid"),
+    (("strategy=ddp", "devices=2", "mesh.dp_shard=2"), "Type strategy=fsdp"),
+    (("strategy=pipeline", "devices=4", "mesh.dp_shard=2"), "mesh.dp_shard=2: strategy=pipeline shards nothing. Type strategy=fsdp"),
+    (("model=moe", "mesh.ep=4", "devices=2"), "dp_replicate=2 x dp_shard=1 x cp=1 = 2, which 4 does not divide. Type mesh.ep=2."),
+    (("model=moe", "mesh.ep=3", "devices=8", "mesh.tp=2"), "= 4, which 3 does not divide. Type mesh.ep=2 or mesh.ep=4."),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), REFUSED)
 def test_a_mesh_that_cannot_be_is_refused_with_the_product(words: tuple[str, ...], said: str) -> None:
     with pytest.raises(WordsError) as caught:
         shape(*words)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("words", [words for words, _ in REFUSED], ids=" ".join)
+def test_what_is_advised_works(words: tuple[str, ...]) -> None:
+    """Every `key=number` after `Type` is an alternative; those with a blank between them go together."""
+    with pytest.raises(WordsError) as caught:
+        shape(*words)
+    (problem,) = caught.value.problems
+    _, _, advice = problem.lower().partition("type ")
+    alternatives = re.findall(r"(?:[a-z_.]+=\w+ ?)+", advice)
+    for alternative in alternatives:
+        said = alternative.split()
+        keys = {word.split("=")[0] for word in said}
+        layers = () if any(word.startswith("model=") for word in words) else ("model.layers=16",)
+        plan("batch=48", "data=synthetic", *layers, *(word for word in words if word.split("=")[0] not in keys), *said)

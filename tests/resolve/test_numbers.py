@@ -9,7 +9,7 @@ from dtrain.errors import WordsError
 @pytest.mark.parametrize(
     "word",
     ["nodes=0", "steps=0", "batch=0", "microbatch=0", "accumulate=-1", "stop_after=0", "seed=-1", "log.every=0",
-     "evaluate.every=-1", "evaluate.samples=0", "clip=0", "clip=-1.0", "resume=always", "generate.tokens=0", "generate.temperature=-1", "checkpoint.every=-1"],
+     "evaluate.every=-1", "evaluate.samples=0", "clip=0", "clip=-1.0", "ema=1.0", "ema=-0.1", "resume=always", "generate.tokens=0", "generate.temperature=-1", "checkpoint.every=-1"],
 )  # fmt: skip
 def test_a_number_out_of_range_is_refused_by_its_key(word: str) -> None:
     with pytest.raises(WordsError) as caught:
@@ -24,6 +24,6 @@ def test_every_mistake_is_told_and_no_echo_of_one() -> None:
     assert "Did you mean must?" in str(caught.value)
 
 
-@pytest.mark.parametrize("word", ["evaluate.every=0", "evaluate.samples=null", "clip=null", "stop_after=null", "seed=0", "generate.temperature=0"])
+@pytest.mark.parametrize("word", ["evaluate.every=0", "evaluate.samples=null", "clip=null", "ema=null", "ema=0", "stop_after=null", "seed=0", "generate.temperature=0"])
 def test_the_ends_of_a_range_are_allowed(word: str) -> None:
     plan(word)

@@ -1,0 +1,58 @@
+"""blocks: every block is compiled, and the losses are those of what is written, on every mesh."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pool import ranks
+from small import PARTS, STRATEGIES, agree, few_steps
+from torch import Tensor, nn
+
+from dtrain.compile.blocks import build
+
+COMPILED = {"_target_": "dtrain.compile.blocks.build", "mode": "default"}
+MESHES: dict[str, tuple[Any, dict[str, int]]] = {
+    "single": (PARTS["strategy"], {}),
+    "ddp": (STRATEGIES["ddp"], {"dp_replicate": 2}),
+    "fsdp": (STRATEGIES["fsdp"], {"dp_shard": 2}),
+    "tp": (STRATEGIES["ddp"], {"tp": 2}),
+}
+
+
+class Asking(nn.Module):
+    """Remembers whether it was compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.compiled = nn.Linear(2, 2), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.compiled = torch.compiler.is_compiling()
+        out: Tensor = self.linear(x)
+        return out
+
+
+@pytest.mark.slow
+def test_every_block_is_compiled_and_its_names_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+    def asked() -> list[Any]:
+        model = nn.Sequential(Asking(), Asking())
+        names = list(model.state_dict())
+        build(mode="default")(list(model))
+        model(torch.ones(1, 2)).sum().backward()
+        return [block.compiled for block in model] + [list(model.state_dict()) == names]
+
+    assert ranks(1, asked) == [[True, True, True]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", [None, "full", "selective"])
+@pytest.mark.parametrize("mesh", MESHES)
+def test_the_losses_are_those_of_what_is_written(mesh: str, remat: str | None) -> None:
+    strategy, degrees = MESHES[mesh]
+    parts = PARTS | {"strategy": strategy, "compile": COMPILED} | ({"remat": {"_target_": f"dtrain.remat.{remat}.build"}} if remat else {})
+    (reference,) = ranks(1, few_steps, PARTS, {})
+    for run in ranks(max(1, *degrees.values(), 1), lambda: few_steps(parts, degrees), seconds=300):
+        agree(run, reference)

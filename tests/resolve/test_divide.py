@@ -1,0 +1,103 @@
+"""What a mesh splits must divide; what is refused is refused before launch, with the degrees that work."""
+
+import re
+
+import pytest
+from small import plan
+
+from dtrain.errors import WordsError
+
+SYNTHETIC = ("data=synthetic", "batch=48")
+TABLE = [
+    # tp: heads, key-value heads and widths
+    (("mesh.tp=3", "devices=12"), "mesh.tp=3 does not divide model.heads=4. Type mesh.tp=2 or mesh.tp=4."),
+    (("mesh.tp=4", "devices=4", "model.kv_heads=2"), "mesh.tp=4 does not divide model.kv_heads=2. Type mesh.tp=2."),
+    (("mesh.tp=4", "devices=4", "model.hidden=90"), "mesh.tp=4 does not divide model.hidden=90. Type mesh.tp=2."),
+    (("mesh.tp=2", "devices=6", "model=mlp", "model.width=15"), "mesh.tp=2 does not divide model.width=15. Type mesh.tp=1 or mesh.tp=3."),
+    (("mesh.tp=2", "devices=2", "model=cnn"), "model=cnn has no matrices that tensor parallelism could split. Leave mesh.tp out."),
+    (("mesh.tp=2", "devices=2", "tensor.sequence=split", "data.sequence=17"), "data.sequence=17 does not divide by cp x tp = 2. Type data.sequence=18."),
+    (("mesh.tp=2", "devices=2", "tensor.sequence=split", "model=mlp"), "tensor.sequence=split: model=mlp keeps its sequences whole"),
+    # pp: blocks
+    (("mesh.pp=8", "devices=8"), "mesh.pp=8 x 1 stage(s) on each rank = 8 stages, but model.layers=4 = 4 blocks. Type mesh.pp=4, or model.layers=8."),
+    (
+        ("mesh.pp=4", "devices=4", "pipeline.schedule=zbv"),
+        "mesh.pp=4 x 2 stage(s) on each rank = 8 stages, but model.layers=4 = 4 blocks. Type mesh.pp=2, or model.layers=8.",
+    ),
+    (("mesh.pp=4", "devices=4", "model=cnn", "model.stages=1", "model.blocks=3"), "but model.stages=1 x model.blocks=3 = 3 blocks."),
+    (("mesh.pp=2", "devices=2", "pipeline.split=[1,2]"), "pipeline.split=[1, 2] is 3 blocks, but model.layers=4 = 4."),
+    (("mesh.pp=2", "devices=2", "model.tied=true"), "model.tied=true is one weight in the first and the last stage. Type model.tied=false"),
+    # ep: experts
+    (("mesh.ep=2", "devices=2"), "mesh.ep=2: model=gpt has no experts. Type model=moe, or leave mesh.ep out."),
+    (("mesh.ep=3", "devices=12", "model=moe"), "mesh.ep=3 does not divide model.experts=8. Type mesh.ep=2 or mesh.ep=4."),
+    (("mesh.ep=2", "devices=2", "model=moe", "remat=selective"), "Type remat=full."),
+    # cp: the sequence
+    (("mesh.cp=2", "devices=2", "data.sequence=18"), "mesh.cp=2: data.sequence=18 does not divide by 2 x cp = 4. Type data.sequence=20."),
+    (("mesh.cp=2", "devices=2", "model=mlp"), "mesh.cp=2: model=mlp has no sequence to split. Leave mesh.cp out."),
+    (
+        ("mesh.cp=2", "devices=4", "mesh.tp=2", "context.attention=ulysses", "model.heads=2"),
+        "context.attention=ulysses: cp x tp = 4 does not divide model.heads=2. Type context.attention=ring.",
+    ),
+    # optimizers whose sums run over one axis
+    (("optim=adafactor", "devices=2", "mesh.tp=2"), "optim=adafactor knows the axes of the data alone, and the mesh has tp=2. Type optim=adamw."),
+    (("optim=adafactor", "devices=2", "model=moe", "mesh.ep=2"), "the mesh has ep=2. Type optim=adamw."),
+    # how an axis is used
+    (("mesh.tp=2", "devices=2", "tensor.sequence=half"), "tensor.sequence=half: allowed are whole and split."),
+    (("tensor.loss=split",), "tensor.loss=split: the mesh has mesh.tp=1. Type mesh.tp=2, or leave tensor.loss out."),
+    (("context.attention=ulysses",), "context.attention=ulysses: the mesh has mesh.cp=1. Type mesh.cp=2, or leave context.attention out."),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), TABLE)
+def test_what_does_not_divide_is_refused(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(WordsError) as caught:
+        plan(*SYNTHETIC, *words)
+    assert said in str(caught.value)
+
+
+FOLLOWED = [words for words, said in TABLE if re.search(r"Type (mesh|data|model\.layers|context|optim|remat)", said) and "devices=" in " ".join(words)]
+
+
+@pytest.mark.parametrize("words", FOLLOWED, ids=" ".join)
+def test_what_is_advised_works(words: tuple[str, ...]) -> None:
+    with pytest.raises(WordsError) as caught:
+        plan(*SYNTHETIC, *words)
+    (problem,) = caught.value.problems
+    for alternative in re.findall(r"[a-z_.]+=\w+", problem.partition("Type ")[2]):
+        key = alternative.split("=")[0]
+        plan(*SYNTHETIC, *(word for word in words if word.split("=")[0] != key), alternative)
+
+
+def test_every_axis_that_fails_is_told() -> None:
+    with pytest.raises(WordsError) as caught:
+        plan(*SYNTHETIC, "devices=12", "mesh.tp=3", "mesh.pp=4", "model.layers=3")
+    assert [problem.split("=")[0] for problem in caught.value.problems] == ["mesh.tp", "mesh.pp"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("mesh.tp=2", "devices=2", "tensor.sequence=split", "tensor.loss=split"),
+        ("mesh.tp=2", "devices=2", "model=mlp"),
+        ("mesh.pp=4", "devices=4"),
+        ("mesh.pp=3", "devices=3", "model=cnn"),
+        ("mesh.pp=2", "devices=2", "model=mlp", "model.layers=1"),
+        ("mesh.pp=2", "devices=2", "model=mlp", "model.layers=2", "pipeline.split=[2,1]"),
+        ("mesh.cp=2", "devices=2", "context.attention=ulysses"),
+        ("mesh.ep=2", "devices=2", "model=moe"),
+        ("mesh.pp=2", "mesh.tp=2", "mesh.cp=2", "devices=8"),
+        ("optim=adafactor", "devices=2", "mesh.pp=2"),
+    ],
+    ids=" ".join,
+)
+def test_what_divides_is_accepted(words: tuple[str, ...]) -> None:
+    plan(*SYNTHETIC, *words)
+
+
+def test_a_model_of_the_users_own_is_judged_by_its_ranks() -> None:
+    plan(*SYNTHETIC, "model._target_=mine.Model", "trust=[mine]", "objective=next_token", "devices=2", "mesh.tp=2")
+
+
+def test_the_axes_are_used_as_they_are_asked_to_be() -> None:
+    decided = plan(*SYNTHETIC, "devices=4", "mesh.tp=2", "mesh.cp=2", "tensor.sequence=split", "context.attention=ulysses")
+    assert dict(decided.tensor) == {"sequence": "split", "loss": "whole"}
+    assert dict(decided.context) == {"attention": "ulysses"}

@@ -1,0 +1,84 @@
+"""The schedule of a pipeline: how many stages a rank holds and where, or what is wrong with the wish."""
+
+import pytest
+from small import plan
+
+from dtrain.errors import WordsError
+from dtrain.parallel.pipeline import SCHEDULES as BUILT
+from dtrain.plan import PipelineShape
+from dtrain.resolve.pipeline import SCHEDULES, check_microbatches
+
+TWO = ("data=synthetic", "mesh.pp=2", "devices=2", "batch=8")
+
+
+def pipeline(*words: str) -> PipelineShape:
+    return plan(*TWO, *words).pipeline
+
+
+def test_every_schedule_that_can_be_said_can_be_run() -> None:
+    assert set(SCHEDULES) == set(BUILT)
+
+
+@pytest.mark.parametrize(
+    ("words", "shape"),
+    [
+        ((), PipelineShape("1f1b", 1, "loop", "blocks")),
+        (("pipeline.schedule=gpipe", "pipeline.split=cost"), PipelineShape("gpipe", 1, "loop", "cost")),
+        (("pipeline.schedule=interleaved_1f1b",), PipelineShape("interleaved_1f1b", 2, "loop", "blocks")),
+        (("pipeline.schedule=looped_bfs", "pipeline.stages=1"), PipelineShape("looped_bfs", 1, "loop", "blocks")),
+        (("pipeline.schedule=zbv",), PipelineShape("zbv", 2, "v", "blocks")),
+        (("pipeline.schedule=dualpipev", "pipeline.split=[1,1,1,1]"), PipelineShape("dualpipev", 2, "v", (1, 1, 1, 1))),
+        (("pipeline.split=[1,3]",), PipelineShape("1f1b", 1, "loop", (1, 3))),
+    ],
+)
+def test_a_schedule_brings_its_stages_and_their_layout(words: tuple[str, ...], shape: PipelineShape) -> None:
+    assert pipeline(*words) == shape
+
+
+def test_the_layout_says_who_holds_a_stage() -> None:
+    assert PipelineShape(stages=2).owners(3) == [0, 1, 2, 0, 1, 2]
+    assert PipelineShape(stages=2, layout="v").owners(3) == [0, 1, 2, 2, 1, 0]
+    assert PipelineShape().owners(2) == [0, 1]
+
+
+def test_a_list_of_blocks_survives_the_saved_plan() -> None:
+    decided = plan(*TWO, "pipeline.split=[1,3]")
+    assert type(decided).from_dict(decided.to_dict()) == decided
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("pipeline.schedule=1fb1",), "pipeline.schedule=1fb1: there is no such schedule. Did you mean 1f1b?"),
+        (("pipeline.stages=2",), "pipeline.stages=2: 1f1b has 1 stage(s) on each rank. Leave it out."),
+        (("pipeline.schedule=zbv", "pipeline.stages=3"), "pipeline.stages=3: zbv has 2 stage(s) on each rank"),
+        (("pipeline.schedule=looped_bfs", "pipeline.stages=0"), "pipeline.stages=0"),
+        (("pipeline.schedule=looped_bfs", "pipeline.stages=-1"), "pipeline.stages=-1"),
+        (("pipeline.split=heavy",), "allowed are blocks and cost"),
+        (("pipeline.split=[4]",), "pipeline.split=[4]: 2 rank(s) x 1 stage(s) = 2 numbers are needed"),
+        (("pipeline.split=[0,4]",), "each at least 1"),
+        (("pipeline.schedule=zbv", "pipeline.split=[2,2]"), "2 rank(s) x 2 stage(s) = 4 numbers are needed"),
+    ],
+)
+def test_a_wish_that_cannot_be_is_refused_by_its_key(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(WordsError) as caught:
+        pipeline(*words)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("word", ["pipeline.schedule=gpipe", "pipeline.split=cost", "pipeline.stages=1"])
+def test_a_wish_without_a_pipeline_is_refused(word: str) -> None:
+    with pytest.raises(WordsError) as caught:
+        plan("data=synthetic", word)
+    key = word.split("=")[0]
+    assert f"{key}: the mesh has one stage, mesh.pp=1. Type mesh.pp=2, or leave {key} out." in str(caught.value)
+
+
+@pytest.mark.parametrize("word", SCHEDULES)
+@pytest.mark.parametrize("pp", [2, 3, 4])
+def test_the_number_that_is_advised_is_accepted(word: str, pp: int) -> None:
+    for count in range(1, 20):
+        wrong = check_microbatches(word, count, pp)
+        if wrong:
+            advised = int(wrong.removesuffix(".").rpartition("accumulate=")[2])
+            assert check_microbatches(word, advised, pp) is None, wrong

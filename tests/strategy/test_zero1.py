@@ -1,0 +1,60 @@
+"""zero1: the numbers of one process; parameters are gathered once per step, gradients cross ranks once, optimizer state is in shards."""
+
+from typing import Any
+
+import pytest
+import torch
+from pool import ranks
+from small import PARTS, UNEVEN, Collectives, agree, few_steps, on_mesh, tokens
+from torch.distributed.tensor import DTensor
+
+from dtrain.build import build
+from dtrain.mesh import Mesh
+from dtrain.model import construct
+from dtrain.parallel.order import parallelize
+
+ZERO1 = {"_target_": "dtrain.strategy.zero1.build", "rests": "device"}
+
+
+@pytest.mark.parametrize("data", [PARTS["data"], UNEVEN], ids=["dense", "uneven"])
+def test_two_ranks_are_one_process(data: dict[str, Any]) -> None:
+    (reference,) = ranks(1, lambda: few_steps(PARTS | {"data": data}, {}, microbatch=8))
+    for microbatch in (4, 2):
+        parts = PARTS | {"data": data, "strategy": ZERO1}
+        for rank in ranks(2, lambda parts=parts, microbatch=microbatch: few_steps(parts, {"dp_shard": 2}, microbatch=microbatch)):
+            agree(rank, reference)
+
+
+def three_microbatches(mesh: Mesh) -> dict[str, Any]:
+    strategy = build(ZERO1)
+    model = construct(PARTS["model"] | {"vocab": 16}, facts={}, seed=0)
+    wrapped = parallelize(model, mesh, strategy, precision=build(PARTS["precision"]), seed=0)
+    gathered, reduced, gradients = [], [], []
+    for number in range(3):
+        with strategy.sync(wrapped, number == 2):
+            with Collectives() as forward:
+                loss = wrapped(tokens(2, 8, seed=mesh.rank)).square().sum()
+            with Collectives() as backward:
+                loss.backward()
+        gathered.append([sum("gather" in name for name in seen.names) for seen in (forward, backward)])
+        reduced.append(sum("reduce" in name for name in backward.names))
+        gradients.append(any(parameter.grad is not None for parameter in model.parameters()))
+    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer.step()
+    moments = sum(v.to_local().numel() for state in optimizer.state.values() for v in state.values() if isinstance(v, DTensor))
+    held = sum(parameter.to_local().numel() for parameter in model.parameters() if isinstance(parameter, DTensor))
+    return {"gathered": gathered, "reduced": reduced, "gradients": gradients, "moments": moments, "held": held}
+
+
+def test_parameters_are_gathered_once_per_step_and_gradients_cross_once() -> None:
+    for rank in on_mesh(three_microbatches, dp_shard=2):
+        assert rank["gathered"] == [[3, 0], [0, 0], [0, 0]], "two blocks and the root, kept from the first forward on"
+        assert rank["reduced"] == [0, 0, 3]
+        assert rank["gradients"] == [False, False, True], "until then they are whole, and not in shards"
+
+
+def test_a_rank_keeps_its_part_of_the_optimizer_state_and_between_steps_of_the_weights() -> None:
+    whole = sum(p.numel() for p in construct(PARTS["model"] | {"vocab": 16}, facts={}, seed=0).parameters())
+    for rank in on_mesh(three_microbatches, dp_shard=2):
+        assert rank["moments"] == whole, "half of each of two"
+        assert rank["held"] == whole / 2

@@ -1,0 +1,46 @@
+"""zero2: the numbers of one process; gradients of every microbatch cross ranks, and a rank keeps the sum of its shard."""
+
+from typing import Any
+
+import pytest
+from pool import ranks
+from small import PARTS, UNEVEN, Collectives, agree, few_steps, on_mesh, tokens
+from torch.distributed.tensor import DTensor
+
+from dtrain.build import build
+from dtrain.mesh import Mesh
+from dtrain.model import construct
+from dtrain.parallel.order import parallelize
+
+ZERO2 = {"_target_": "dtrain.strategy.zero2.build", "rests": "device"}
+
+
+@pytest.mark.parametrize("data", [PARTS["data"], UNEVEN], ids=["dense", "uneven"])
+def test_two_ranks_are_one_process(data: dict[str, Any]) -> None:
+    (reference,) = ranks(1, lambda: few_steps(PARTS | {"data": data}, {}, microbatch=8))
+    for microbatch in (4, 1):
+        parts = PARTS | {"data": data, "strategy": ZERO2}
+        for rank in ranks(2, lambda parts=parts, microbatch=microbatch: few_steps(parts, {"dp_shard": 2}, microbatch=microbatch)):
+            agree(rank, reference)
+
+
+def three_microbatches(mesh: Mesh) -> dict[str, Any]:
+    strategy = build(ZERO2)
+    model = construct(PARTS["model"] | {"vocab": 16}, facts={}, seed=0)
+    wrapped = parallelize(model, mesh, strategy, precision=build(PARTS["precision"]), seed=0)
+    gathered, reduced, held = [], [], []
+    for number in range(3):
+        with strategy.sync(wrapped, number == 2), Collectives() as seen:
+            wrapped(tokens(2, 8, seed=mesh.rank)).square().sum().backward()
+        gathered.append(sum("gather" in name for name in seen.names))
+        reduced.append(sum("reduce" in name for name in seen.names))
+        held.append(sum(p.grad.to_local().numel() for p in model.parameters() if isinstance(p.grad, DTensor)))
+    return {"gathered": gathered, "reduced": reduced, "held": held}
+
+
+def test_gradients_cross_ranks_in_every_microbatch_and_parameters_once() -> None:
+    whole = sum(p.numel() for p in construct(PARTS["model"] | {"vocab": 16}, facts={}, seed=0).parameters())
+    for rank in on_mesh(three_microbatches, dp_shard=2):
+        assert rank["reduced"] == [3, 3, 3], "two blocks and the root"
+        assert rank["gathered"] == [3, 0, 0]
+        assert rank["held"] == [whole / 2] * 3, "from the first microbatch on a rank holds gradients of its shard alone"

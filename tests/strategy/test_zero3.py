@@ -1,0 +1,42 @@
+"""zero3: fsdp under its other name; parameters are gathered for the forward and once more for the backward."""
+
+from typing import Any
+
+import pytest
+from pool import ranks
+from small import PARTS, STRATEGIES, Collectives, few_steps, on_mesh, tokens
+
+from dtrain.build import build
+from dtrain.mesh import Mesh
+from dtrain.model import construct
+from dtrain.parallel.order import parallelize
+
+ZERO3 = {"_target_": "dtrain.strategy.zero3.build", "rests": "device"}
+
+
+@pytest.mark.parametrize("microbatch", [4, 2])
+def test_it_is_fsdp(microbatch: int) -> None:
+    """Bit for bit, and so are parameters that rest in the memory of the CPU."""
+    reference, *_ = ranks(2, lambda: few_steps(PARTS | {"strategy": STRATEGIES["fsdp"]}, {"dp_shard": 2}, microbatch=microbatch))
+    for rests in ("device", "cpu"):
+        run, *_ = ranks(2, lambda rests=rests: few_steps(PARTS | {"strategy": ZERO3 | {"rests": rests}}, {"dp_shard": 2}, microbatch=microbatch))
+        assert run == reference
+
+
+def gathers(mesh: Mesh, word: str) -> list[int]:
+    strategy: Any = build({"_target_": f"dtrain.strategy.{word}.build", "rests": "device"})
+    model = construct(PARTS["model"], facts={"vocab": 16}, seed=0)
+    wrapped = parallelize(model, mesh, strategy, precision=build(PARTS["precision"]), seed=0)
+    counts = []
+    with strategy.sync(wrapped, True):
+        with Collectives() as seen:
+            loss = wrapped(tokens(2, 8)).square().sum()
+        counts.append(sum("gather" in name for name in seen.names))
+        with Collectives() as seen:
+            loss.backward()
+    return [*counts, sum("gather" in name for name in seen.names)]
+
+
+def test_blocks_are_gathered_again_for_the_backward() -> None:
+    assert on_mesh(lambda mesh: gathers(mesh, "zero3"), dp_shard=2) == [[3, 2]] * 2, "the root is needed at once"
+    assert on_mesh(lambda mesh: gathers(mesh, "zero1"), dp_shard=2) == [[3, 0]] * 2

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from dtrain.sharding import like, local
+
 
 class Optimizer(Protocol):
     """The part of torch.optim.Optimizer that a run needs."""
@@ -31,17 +33,52 @@ def groups(parameters: Iterable[nn.Parameter], *, weight_decay: float) -> list[d
     return [group for group in both if group["params"]]
 
 
-def kernel(parameters: Iterable[Tensor]) -> dict[str, bool]:
-    """The fastest update there is: one fused kernel for plain float tensors, a few foreach kernels for sharded ones on the CPU."""
-    listed = list(parameters)
-    fused = all(p.is_floating_point() and (p.is_cuda or (p.device.type == "cpu" and not isinstance(p, DTensor))) for p in listed)
-    return {"fused": True} if fused else {"foreach": True}
+def elementwise(kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], **options: Any) -> Optimizer:
+    """A torch optimizer that treats every number alone, by the fastest update there is: one fused kernel over the pieces this rank holds."""
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    options |= {"fused": True} if all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters) else {"foreach": True}
+    return OnPieces(kind, groups, **options) if any(isinstance(p, DTensor) for p in parameters) else kind(groups, **options)
+
+
+class OnPieces:
+    """`kind` over the local pieces of `groups`: DTensors of several meshes in one kernel, and without DTensor's dispatch for each."""
+
+    def __init__(self, kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], **options: Any) -> None:
+        pieces = [{**group, "params": [nn.Parameter(local(p.detach())) for p in group["params"]]} for group in groups]
+        self._inner = kind(pieces, **options)
+        self.param_groups = [{**inner, "params": group["params"]} for inner, group in zip(self._inner.param_groups, groups, strict=True)]
+        inside = [piece for group in self._inner.param_groups for piece in group["params"]]
+        self._pairs = list(zip((parameter for group in groups for parameter in group["params"]), inside, strict=True))
+
+    @property
+    def state(self) -> dict[Tensor, dict[str, Any]]:
+        """Of each parameter, sharded as it is; the memory is the optimizer's own."""
+        return {
+            parameter: {
+                name: like(value, parameter, parameter.shape) if isinstance(value, Tensor) and value.ndim else value
+                for name, value in self._inner.state[piece].items()
+            }
+            for parameter, piece in self._pairs
+            if piece in self._inner.state
+        }
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
+            inner.update({name: value for name, value in group.items() if name != "params"})
+        for parameter, piece in self._pairs:
+            piece.data = local(parameter)  # FSDP2 moves it at the first forward
+            piece.grad = None if parameter.grad is None else local(parameter.grad)
+        self._inner.step()
+
+    def register_step_post_hook(self, hook: Callable[..., None]) -> Any:
+        return self._inner.register_step_post_hook(hook)
 
 
 class Together:
     """Several optimizers over different parameters, used as one."""
 
-    def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
+    def __init__(self, *optimizers: Optimizer) -> None:
         self._optimizers = optimizers
         self.param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dtrain.errors import WordsError
-from dtrain.optim import Together, groups, kernel
+from dtrain.optim import Together, elementwise, groups
 from dtrain.sharding import local, piece, whole
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -39,7 +39,7 @@ def build(
     muon = Muon(matrices, lr=lr, momentum=momentum, weight_decay=weight_decay)
     if not any(parameter.requires_grad for parameter in rest):
         return Together(muon)
-    adamw = torch.optim.AdamW(groups(rest, weight_decay=weight_decay), lr=adamw_lr or lr, betas=(betas[0], betas[1]), eps=eps, **kernel(rest))
+    adamw = elementwise(torch.optim.AdamW, groups(rest, weight_decay=weight_decay), lr=adamw_lr or lr, betas=(betas[0], betas[1]), eps=eps)
     return Together(muon, adamw)
 
 

@@ -3,15 +3,10 @@
 import torch
 from torch import nn
 
-from dtrain.optim import groups, kernel
+from dtrain.optim import Optimizer, elementwise, groups
 
 
-def build(*, model: nn.Module, lr: float, momentum: float, nesterov: bool, weight_decay: float) -> torch.optim.Optimizer:
+def build(*, model: nn.Module, lr: float, momentum: float, nesterov: bool, weight_decay: float) -> Optimizer:
     """`weight_decay` is added to the gradient of matrices."""
-    return torch.optim.SGD(
-        groups(model.parameters(), weight_decay=weight_decay),
-        lr=lr,
-        momentum=momentum,
-        nesterov=nesterov and momentum > 0,
-        **kernel(model.parameters()),
-    )
+    parts = groups(model.parameters(), weight_decay=weight_decay)
+    return elementwise(torch.optim.SGD, parts, lr=lr, momentum=momentum, nesterov=nesterov and momentum > 0)

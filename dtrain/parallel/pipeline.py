@@ -10,9 +10,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, schedules
 
+from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
 from dtrain.objective import logits_of
-from dtrain.parallel.stages import cut, keep, table_of, view
+from dtrain.parallel.stages import cut, emptied, keep, table_of, view
 from dtrain.plan import PipelineShape
 from dtrain.precision import Precision
 
@@ -58,6 +59,7 @@ class Pipeline(nn.Module):
             keep(self._stage(index).model, names[index], table)
         self.schedule, self._group, self._device, self._autocast = shape.schedule, mesh.group("pp"), mesh.device, autocast
         self._runner: Any = None
+        self._checked = False
         self._loss: Callable[[Tensor, int], Tensor] = lambda output, index: output.sum()
         self._passed: list[Tensor] = []
 
@@ -70,6 +72,7 @@ class Pipeline(nn.Module):
                 x = self._stage(index)(x, **others)
             x = self._hand_round(x, owner)
             self._passed.append(x)
+        self._check_flow(self._passed[1], others)
         return x
 
     def step(self, inputs: Sequence[Any], loss: Callable[[Tensor, int], Tensor]) -> None:
@@ -90,6 +93,22 @@ class Pipeline(nn.Module):
     def roots(self) -> list[nn.Module]:
         """The stages of this rank, first to last."""
         return list(self.stages.values())
+
+    def _check_flow(self, x: Tensor, others: dict[str, Tensor]) -> None:
+        """Once: raises WordsError when the model changes what flows from stage to stage outside of the modules of its table."""
+        if self._checked:
+            return
+        mine = next(iter(self.stages.values()))
+        assert isinstance(mine, Stage)
+        empty = Stage(emptied(mine.model), self._autocast)
+        empty.keyword = mine.keyword
+        out = empty(x, **others)
+        if out.shape != x.shape or not torch.equal(out, x):
+            raise WordsError(
+                f"mesh.pp: {type(mine.model).__name__} changes what flows outside of the modules of its table, and every stage would do so again. "
+                "Move that into one of the modules, or leave mesh.pp out."
+            )
+        self._checked = True
 
     def _flow(self, first: tuple[Tensor, ...], others: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The input that flows through the stages, and those that every stage is given."""

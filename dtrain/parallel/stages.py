@@ -2,7 +2,8 @@
 
 A stage is the whole model in which the modules of other stages pass their input on. So names stay whole, and a model needs no other
 code than the table `pipeline`: the names of its modules in the order they run. A Sequential needs no table, a Hugging Face model has
-one in `_pp_plan`. The elements of lists in the table are the blocks that are shared out.
+one in `_pp_plan`. The elements of lists in the table are the blocks that are shared out. What a forward does outside of those modules
+every stage does again, so it must leave alone what flows: a Pipeline sees to it.
 """
 
 from collections.abc import Sequence
@@ -60,6 +61,14 @@ def view(model: nn.Module, table: Sequence[str], path: str = "") -> nn.Module:
         for name, child in model._modules.items()
     }
     return again
+
+
+def emptied(model: nn.Module) -> nn.Module:
+    """`model` with no module of its table left: what it still does, every stage does."""
+    table, _ = table_of(model)
+    empty = view(model, table)
+    keep(empty, (), table)
+    return empty
 
 
 def table_of(model: nn.Module) -> tuple[list[str], list[str]]:

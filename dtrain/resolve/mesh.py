@@ -51,7 +51,7 @@ def degrees(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[
         word = "ddp" if name == "auto" else name
         copies, pipeline = shape.dp_replicate * shape.dp_shard, f" mesh.pp={shape.pp}" if fill == "pp" else ""
         raise WordsError(
-            f"mesh.dp_shard={shape.dp_shard}: strategy={config.choices['strategy'] if config.choices['strategy'] != 'auto' else 'ddp'} shards nothing. Type strategy=fsdp{pipeline}, or mesh.dp_replicate={copies} for copies."
+            f"mesh.dp_shard={shape.dp_shard}: strategy={word} shards nothing. Type strategy=fsdp{pipeline}, or mesh.dp_replicate={copies} for copies."
         )
     if shape.batch % ep:
         raise WordsError(

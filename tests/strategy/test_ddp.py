@@ -5,14 +5,15 @@ from typing import Any
 import pytest
 import torch
 from pool import ranks
-from small import PARTS, STRATEGIES, UNEVEN, Collectives, agree, few_steps, on_mesh, tokens
+from small import PARTS, STRATEGIES, UNEVEN, Collectives, agree, few_steps, joined, on_mesh, tokens
 
 from dtrain.build import build
 from dtrain.mesh import Mesh
 from dtrain.model import construct
 from dtrain.model.mlp import MLP
 from dtrain.parallel.order import parallelize
-from dtrain.strategy.ddp import DDP
+from dtrain.plan import PipelineShape
+from dtrain.strategy.ddp import DDP, average
 
 DDP_PARTS = PARTS | {"strategy": STRATEGIES["ddp"]}
 
@@ -107,3 +108,33 @@ def test_the_forward_asks_the_others_nothing_and_the_backward_once() -> None:
         forward, backward = called[4:]
         assert forward == []
         assert backward == ["allreduce_"], "one bucket holds all gradients of a small model"
+
+
+# beside tp, pp or ep: averaged after the backward
+
+
+@pytest.mark.parametrize("degrees", [{"dp_replicate": 2, "tp": 2}, {"dp_replicate": 2, "pp": 2}], ids=["tp", "pp"])
+def test_copies_of_a_split_model_are_one_process(degrees: dict[str, int]) -> None:
+    untied = PARTS | {"data": UNEVEN, "model": PARTS["model"] | {"tied": False}}
+    (reference,) = ranks(1, lambda: few_steps(untied, {}, microbatch=8, steps=2))
+    runs = ranks(4, lambda: few_steps(untied | {"strategy": STRATEGIES["ddp"]}, degrees, microbatch=2, steps=2, pipeline=PipelineShape()))
+    agree(joined([runs[0], runs[2]]) if "pp" in degrees else runs[0], reference)
+    assert runs[0]["weights"] == runs[1 if "pp" in degrees else 2]["weights"], "copies stay equal"
+
+
+def averaged(mesh: Mesh, bucket: int) -> tuple[list[list[float] | None], int]:
+    parameters = [torch.nn.Parameter(torch.zeros(3)) for _ in range(3)]
+    parameters[0].grad = torch.full((3,), 1.0 + mesh.rank)
+    if mesh.rank == 0:
+        parameters[1].grad = torch.full((3,), 6.0)
+    with Collectives() as seen:
+        average(parameters, mesh.group("batch"), 2, bucket=bucket)
+    return [parameter.grad.tolist() for parameter in parameters], len(seen.names)  # type: ignore[union-attr]
+
+
+def test_a_gradient_that_one_rank_lacks_counts_as_zero() -> None:
+    """So ranks call the same collectives, in buckets of about the size that was asked for."""
+    for bucket, calls in ((1 << 20, 1), (13, 2), (1, 3)):
+        for gradients, called in on_mesh(lambda mesh, bucket=bucket: averaged(mesh, bucket), dp_replicate=2):
+            assert gradients == [[1.5] * 3, [3.0] * 3, [0.0] * 3]
+            assert called == calls

@@ -21,8 +21,8 @@ FSDP_PARTS = PARTS | {"strategy": STRATEGIES["fsdp"]}
 @pytest.mark.parametrize("data", [PARTS["data"], UNEVEN], ids=["dense", "uneven"])
 def test_two_ranks_are_one_process(data: dict[str, Any]) -> None:
     (reference,) = ranks(1, lambda: few_steps(PARTS | {"data": data}, {}, microbatch=8))
-    for reshard, microbatch in (("forward", 4), ("forward", 1), ("never", 2)):
-        parts = FSDP_PARTS | {"data": data, "strategy": STRATEGIES["fsdp"] | {"reshard": reshard}}
+    for reshard, reduce, microbatch in (("forward", "last", 4), ("forward", "every", 1), ("never", "last", 2)):
+        parts = FSDP_PARTS | {"data": data, "strategy": STRATEGIES["fsdp"] | {"reshard": reshard, "reduce": reduce}}
         for rank in ranks(2, lambda parts=parts, microbatch=microbatch: few_steps(parts, {"dp_shard": 2}, microbatch=microbatch)):
             agree(rank, reference)
 
@@ -49,8 +49,8 @@ def test_every_model_of_the_house_is_the_same_on_shards(model: dict[str, Any]) -
     agree(ranks(2, few_steps, parts | {"strategy": STRATEGIES["fsdp"]}, {"dp_shard": 2})[0], reference)
 
 
-def sharded(mesh: Mesh, reshard: str = "forward") -> tuple[torch.nn.Module, FSDP]:
-    strategy = FSDP(reshard=reshard, rests="device")
+def sharded(mesh: Mesh, **changed: Any) -> tuple[torch.nn.Module, FSDP]:
+    strategy = FSDP(**{"reshard": "forward", "rests": "device"} | changed)
     model = construct(PARTS["model"] | {"vocab": 16}, facts={}, seed=0)
     return parallelize(model, mesh, strategy, precision=build(PARTS["precision"]), seed=0), strategy
 
@@ -73,8 +73,8 @@ def test_a_rank_holds_its_part_of_weights_and_optimizer_state() -> None:
         assert tied, "a tied weight stays one"
 
 
-def collectives_per_microbatch(mesh: Mesh) -> list[list[str]]:
-    model, strategy = sharded(mesh)
+def collectives_per_microbatch(mesh: Mesh, **changed: Any) -> list[list[str]]:
+    model, strategy = sharded(mesh, **changed)
     called = []
     for number in range(3):
         with Collectives() as seen, strategy.sync(model, number == 2):
@@ -87,8 +87,18 @@ def test_gradients_cross_ranks_in_the_last_microbatch_alone() -> None:
     for called in on_mesh(collectives_per_microbatch, dp_shard=2):
         reduced = [sum("reduce" in name for name in names) for names in called]
         assert reduced == [0, 0, 3], "one for each block and one for the root"
-        gathered = [sum("gather" in name for name in names) for names in called]
-        assert gathered[1] < gathered[0], "what was gathered is kept until the last microbatch"
+
+
+@pytest.mark.parametrize(("reshard", "gathers"), [("forward", [5, 5, 5]), ("never", [3, 0, 0])])
+def test_what_is_gathered_is_freed_or_kept_through_the_step(reshard: str, gathers: list[int]) -> None:
+    """Two blocks and the root; blocks once more for the backward, in every microbatch."""
+    for called in on_mesh(lambda mesh: collectives_per_microbatch(mesh, reshard=reshard), dp_shard=2):
+        assert [sum("gather" in name for name in names) for names in called] == gathers
+
+
+def test_gradients_cross_ranks_in_every_microbatch_where_asked() -> None:
+    for called in on_mesh(lambda mesh: collectives_per_microbatch(mesh, reduce="every"), dp_shard=2):
+        assert [sum("reduce" in name for name in names) for names in called] == [3, 3, 3]
 
 
 def test_the_blocks_are_the_elements_of_the_outermost_lists() -> None:
@@ -144,3 +154,5 @@ def test_a_word_that_is_none_is_refused() -> None:
         FSDP(reshard="always", rests="device")
     with pytest.raises(WordsError, match=r"strategy\.rests=disk: allowed are device and cpu"):
         FSDP(reshard="forward", rests="disk")  # type: ignore[arg-type]
+    with pytest.raises(WordsError, match=r"strategy\.reduce=never: allowed are last and every"):
+        FSDP(reshard="forward", rests="device", reduce="never")  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from dtrain.model import construct
 from dtrain.parallel.order import parallelize
 
 ZERO1 = {"_target_": "dtrain.strategy.zero1.build", "rests": "device"}
+WHOLE = sum(parameter.numel() for parameter in construct(PARTS["model"] | {"vocab": 16}, facts={}, seed=0).parameters())
 
 
 @pytest.mark.parametrize("data", [PARTS["data"], UNEVEN], ids=["dense", "uneven"])
@@ -23,6 +24,15 @@ def test_two_ranks_are_one_process(data: dict[str, Any]) -> None:
         parts = PARTS | {"data": data, "strategy": ZERO1}
         for rank in ranks(2, lambda parts=parts, microbatch=microbatch: few_steps(parts, {"dp_shard": 2}, microbatch=microbatch)):
             agree(rank, reference)
+
+
+def gradients_of(model: torch.nn.Module) -> tuple[int, int]:
+    """(elements of gradients that are whole, elements of those in shards) on this rank."""
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    return (
+        sum(gradient.numel() for gradient in gradients if not isinstance(gradient, DTensor)),
+        sum(gradient.to_local().numel() for gradient in gradients if isinstance(gradient, DTensor)),
+    )
 
 
 def three_microbatches(mesh: Mesh) -> dict[str, Any]:
@@ -38,7 +48,7 @@ def three_microbatches(mesh: Mesh) -> dict[str, Any]:
                 loss.backward()
         gathered.append([sum("gather" in name for name in seen.names) for seen in (forward, backward)])
         reduced.append(sum("reduce" in name for name in backward.names))
-        gradients.append(any(parameter.grad is not None for parameter in model.parameters()))
+        gradients.append(gradients_of(model))
     optimizer = torch.optim.AdamW(model.parameters())
     optimizer.step()
     moments = sum(v.to_local().numel() for state in optimizer.state.values() for v in state.values() if isinstance(v, DTensor))
@@ -50,11 +60,10 @@ def test_parameters_are_gathered_once_per_step_and_gradients_cross_once() -> Non
     for rank in on_mesh(three_microbatches, dp_shard=2):
         assert rank["gathered"] == [[3, 0], [0, 0], [0, 0]], "two blocks and the root, kept from the first forward on"
         assert rank["reduced"] == [0, 0, 3]
-        assert rank["gradients"] == [False, False, True], "until then they are whole, and not in shards"
+        assert rank["gradients"] == [(WHOLE, 0), (WHOLE, 0), (0, WHOLE / 2)]
 
 
 def test_a_rank_keeps_its_part_of_the_optimizer_state_and_between_steps_of_the_weights() -> None:
-    whole = sum(p.numel() for p in construct(PARTS["model"] | {"vocab": 16}, facts={}, seed=0).parameters())
     for rank in on_mesh(three_microbatches, dp_shard=2):
-        assert rank["moments"] == whole, "half of each of two"
-        assert rank["held"] == whole / 2
+        assert rank["moments"] == WHOLE, "half of each of two"
+        assert rank["held"] == WHOLE / 2

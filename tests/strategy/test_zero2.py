@@ -34,8 +34,9 @@ def three_microbatches(mesh: Mesh) -> dict[str, Any]:
             wrapped(tokens(2, 8, seed=mesh.rank)).square().sum().backward()
         gathered.append(sum("gather" in name for name in seen.names))
         reduced.append(sum("reduce" in name for name in seen.names))
-        held.append(sum(p.grad.to_local().numel() for p in model.parameters() if isinstance(p.grad, DTensor)))
-    return {"gathered": gathered, "reduced": reduced, "held": held}
+        held.append(sum(p.grad.numel() for p in model.parameters() if p.grad is not None and not isinstance(p.grad, DTensor)))
+    shards = sum(p.grad.to_local().numel() for p in model.parameters() if isinstance(p.grad, DTensor))
+    return {"gathered": gathered, "reduced": reduced, "whole": held, "shards": shards}
 
 
 def test_gradients_cross_ranks_in_every_microbatch_and_parameters_once() -> None:
@@ -43,4 +44,5 @@ def test_gradients_cross_ranks_in_every_microbatch_and_parameters_once() -> None
     for rank in on_mesh(three_microbatches, dp_shard=2):
         assert rank["reduced"] == [3, 3, 3], "two blocks and the root"
         assert rank["gathered"] == [3, 0, 0]
-        assert rank["held"] == [whole / 2] * 3, "from the first microbatch on a rank holds gradients of its shard alone"
+        assert rank["whole"] == [0, 0, 0], "no microbatch leaves a whole gradient behind"
+        assert rank["shards"] == whole / 2

@@ -1,0 +1,95 @@
+"""Cross entropy of logits split over the vocabulary: value and gradients of torch's own on whole ones."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from small import Collectives, on_mesh, tokens
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from dtrain.mesh import Mesh
+from dtrain.objective import IGNORE, answer
+from dtrain.objective.next_token import NextToken
+from dtrain.objective.vocabulary import cross_entropy
+
+WEIGHT = 0.3
+
+
+def drawn(vocab: int, *, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return (torch.randn(2, 5, vocab, generator=torch.Generator().manual_seed(1)) * scale).to(dtype)
+
+
+def targets_of(vocab: int, ignored: int) -> Tensor:
+    targets = tokens(2, 5, vocab=vocab, seed=2)
+    targets.view(-1)[:ignored] = IGNORE
+    return targets
+
+
+def of_torch(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    leaf = logits.clone().requires_grad_()
+    loss = F.cross_entropy(leaf.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE, reduction="sum")
+    (loss * WEIGHT).backward()
+    assert leaf.grad is not None
+    return loss.detach(), leaf.grad
+
+
+def of_split(mesh: Mesh, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
+    leaf = distribute_tensor(logits, mesh.axis("tp"), [Shard(2)]).requires_grad_()
+    loss = cross_entropy(leaf, targets, ignore=IGNORE)
+    (loss * WEIGHT).backward()
+    assert isinstance(leaf.grad, DTensor)
+    return loss.detach(), leaf.grad.full_tensor(), leaf.grad.dtype
+
+
+@pytest.mark.parametrize("ignored", [0, 4, 10])
+@pytest.mark.parametrize("vocab", [13, 16])
+def test_value_and_gradient_are_those_of_torch(vocab: int, ignored: int) -> None:
+    """Also where the vocabulary does not divide, and where no target counts."""
+    logits, targets = drawn(vocab), targets_of(vocab, ignored)
+    loss, gradient = of_torch(logits, targets)
+    for found, found_gradient, _ in on_mesh(lambda mesh: of_split(mesh, logits, targets), tp=2):
+        torch.testing.assert_close(found, loss, rtol=1e-6, atol=0)
+        torch.testing.assert_close(found_gradient, gradient, rtol=0, atol=1e-6)
+
+
+def test_three_words_on_four_ranks() -> None:
+    """One rank holds no word."""
+    logits, targets = drawn(3), targets_of(3, 1)
+    loss, gradient = of_torch(logits, targets)
+    for found, found_gradient, _ in on_mesh(lambda mesh: of_split(mesh, logits, targets), tp=4):
+        torch.testing.assert_close(found, loss, rtol=1e-6, atol=0)
+        torch.testing.assert_close(found_gradient, gradient, rtol=0, atol=1e-6)
+
+
+def test_large_logits_do_not_overflow() -> None:
+    logits, targets = drawn(13, scale=1e4), targets_of(13, 2)
+    loss, gradient = of_torch(logits, targets)
+    for found, found_gradient, _ in on_mesh(lambda mesh: of_split(mesh, logits, targets), tp=2):
+        torch.testing.assert_close(found, loss, rtol=1e-6, atol=0)
+        torch.testing.assert_close(found_gradient, gradient, rtol=0, atol=1e-6)
+
+
+def test_sums_are_in_fp32_and_gradients_in_the_type_of_the_logits() -> None:
+    logits, targets = drawn(13, dtype=torch.bfloat16), targets_of(13, 2)
+    loss, gradient = of_torch(logits, targets)
+    for found, found_gradient, dtype in on_mesh(lambda mesh: of_split(mesh, logits, targets), tp=2):
+        assert found.dtype == torch.float32 and dtype == torch.bfloat16
+        torch.testing.assert_close(found, loss, rtol=1e-6, atol=0)
+        torch.testing.assert_close(found_gradient, gradient, rtol=1e-2, atol=1e-3)
+
+
+def asked(mesh: Mesh) -> tuple[list[str], Any]:
+    logits, targets = drawn(13), targets_of(13, 4)
+    split = distribute_tensor(logits, mesh.axis("tp"), [Shard(2)])
+    with Collectives() as seen:
+        loss = NextToken().loss(split, {"inputs": None, "targets": targets}).sum
+    whole = NextToken().loss(logits, {"inputs": None, "targets": targets}).sum
+    return seen.names, (torch.allclose(loss, whole, rtol=1e-6), torch.equal(answer(split), logits))
+
+
+def test_the_objective_takes_them_and_the_whole_is_never_gathered() -> None:
+    for names, (same, whole) in on_mesh(asked, tp=2):
+        assert same and whole
+        assert names and not any("gather" in name for name in names)

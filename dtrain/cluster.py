@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +21,12 @@ class External:
 
 @dataclass(frozen=True)
 class Cluster:
-    """`gpus` and `cpus` count what this process may use on this host."""
+    """`gpus` and `cpus` count what this process may use on this host; `memory` in bytes, of one GPU or of the host where there is none."""
 
     gpus: int
     cpus: int
     external: External | None = None
+    memory: int = 16 << 30
 
 
 def look(environ: Mapping[str, str] = os.environ) -> Cluster:
@@ -33,7 +35,26 @@ def look(environ: Mapping[str, str] = os.environ) -> Cluster:
     if "RANK" in environ and "WORLD_SIZE" in environ:
         world = int(environ["WORLD_SIZE"])
         external = External(int(environ["RANK"]), world, int(environ.get("LOCAL_WORLD_SIZE", world)))
-    return Cluster(_gpus(environ), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, external)
+    gpus = _gpus(environ)
+    return Cluster(gpus, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, external, _memory(gpus))
+
+
+def _memory(gpus: int) -> int:
+    """Of the smallest GPU as its driver tells, or of this host as far as its control group lets us."""
+    if gpus:
+        asked = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+        try:
+            told = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout.split()
+            return min(map(int, told)) << 20
+        except (OSError, subprocess.SubprocessError, ValueError):
+            return 16 << 30
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            limits.append(int(Path(path).read_text()))
+        except (OSError, ValueError):  # no limit, or no control group
+            continue
+    return min(limits)
 
 
 def _gpus(environ: Mapping[str, str]) -> int:

@@ -1,6 +1,5 @@
 """Small parts that many tests build: a plan, a mesh on forked ranks, a small GPT, a batch of tokens."""
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -122,7 +121,7 @@ def on_mesh(work: Callable[[Mesh], Any], **degrees: int) -> list[Any]:
         with mesh_of(**degrees) as mesh:
             return work(mesh)
 
-    return ranks(math.prod(degrees.values()), rank)
+    return ranks(MeshShape(**degrees).ranks, rank)
 
 
 def small_gpt(**changed: object) -> GPT:

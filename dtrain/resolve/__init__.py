@@ -12,7 +12,7 @@ from dtrain.cluster import Cluster
 from dtrain.config import Config
 from dtrain.errors import WordsError
 from dtrain.plan import Plan
-from dtrain.resolve import batch, divide, fit, mesh, numbers, out, pipeline, ranks, trust
+from dtrain.resolve import auto, batch, divide, fit, mesh, numbers, out, pipeline, ranks, trust
 
 Rule = Callable[[Config, Cluster, "Draft"], Mapping[str, Any]]
 
@@ -36,7 +36,7 @@ RULES: tuple[Rule, ...] = (
     ranks.compiled,
     ranks.launcher,
     ranks.threads,
-    mesh.strategy,
+    auto.strategy,
     mesh.degrees,
     pipeline.shape,
     batch.arithmetic,

@@ -8,20 +8,15 @@ from dtrain.cluster import Cluster
 from dtrain.config import Config
 from dtrain.errors import WordsError
 from dtrain.plan import AXES, MeshShape
-from dtrain.resolve.ranks import about, choose
+from dtrain.resolve.ranks import about
 
 
-def strategy(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
-    ranks = draft["nodes"] * draft["devices"]
-    word, reason = ("single", "one rank") if ranks == 1 else ("ddp", f"{ranks} ranks")
-    return {"strategy": choose(config, "strategy", word, draft["why"], reason)}
-
-
-def degrees(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
+def degrees(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
     """The whole mesh at once; an error names the product that failed."""
     nodes, devices = draft["nodes"], draft["devices"]
     ranks, facts, name = nodes * devices, about(draft["strategy"]), config.choices["strategy"] or "of yours"
     asked = {axis: getattr(config.mesh, axis) for axis in AXES if getattr(config.mesh, axis) is not None}
+    asked |= draft.pop("layout", {})  # what `auto` chose beside the strategy
     ep = 1 if config.mesh.ep is None else config.mesh.ep
     problems = [f"mesh.{axis}={degree}: a degree is at least 1." for axis, degree in {**asked, "ep": ep}.items() if degree < 1]
     if problems:

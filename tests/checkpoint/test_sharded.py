@@ -15,10 +15,12 @@ from dtrain import store
 from dtrain.build import build
 from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint.sharded import Sharded, find
+from dtrain.ema import EMA
 from dtrain.errors import PreflightError, StoreError
 from dtrain.mesh import Mesh
 from dtrain.model import construct
 from dtrain.parallel.order import parallelize
+from dtrain.plan import PipelineShape
 from dtrain.precision import LossScale
 from dtrain.state import TrainState
 
@@ -32,15 +34,20 @@ LAYOUTS: dict[str, tuple[dict[str, int], Any]] = {
 ADAMW = {"_target_": "dtrain.optim.adamw.build", "lr": 0.01, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
 
 
-def state_on(mesh: Mesh, strategy: Any = SINGLE, *, seed: int = 0, steps: int = 2, optim: Any = ADAMW, **changed: Any) -> TrainState:
+def state_on(
+    mesh: Mesh, strategy: Any = SINGLE, *, seed: int = 0, steps: int = 2, optim: Any = ADAMW, part: Any = PARTS["model"], ema: bool = False
+) -> TrainState:
     """A small model after `steps` steps on gradients of its own."""
-    model = construct(PARTS["model"] | changed, facts={"vocab": 13}, seed=seed)
-    parallelize(model, mesh, build(strategy), precision=build(PARTS["precision"]), seed=seed)
-    state = TrainState(model, build(optim, model=model), None, LossScale(8.0 + seed, growth=100))
+    model = construct(part, facts={"vocab": 13}, seed=seed)
+    parallelize(model, mesh, build(strategy), precision=build(PARTS["precision"]), seed=seed, pipeline=PipelineShape())
+    average = EMA(model, 0.9) if ema else None
+    state = TrainState(model, build(optim, model=model), None, LossScale(8.0 + seed, growth=100), average)
     for step in range(steps):
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter) * (step + 1) * 0.1 + parameter.detach()
         state.optimizer.step()
+        if average:
+            average.update()
         state.step += 1
     return state
 
@@ -94,6 +101,112 @@ def test_any_mesh_reads_what_any_other_wrote(tmp_path: Path, word: str, layouts:
                 assert tensors.keys() == saved[source].keys()
                 wrong = [tensor for tensor in tensors if tensors[tensor] != saved[source][tensor]]
                 assert not wrong, f"{source} -> {name}"
+
+
+UNTIED = PARTS["model"] | {"tied": False}
+SPLIT: dict[str, tuple[dict[str, int], Any]] = {
+    "single": ({"dp_shard": 1}, SINGLE),
+    "tp 2": ({"tp": 2}, STRATEGIES["ddp"]),
+    "ddp 2 x tp 2": ({"dp_replicate": 2, "tp": 2}, STRATEGIES["ddp"]),
+    "fsdp 2 x tp 2": ({"dp_shard": 2, "tp": 2}, STRATEGIES["fsdp"]),
+    "pp 2 x fsdp 2": ({"pp": 2, "dp_shard": 2}, STRATEGIES["fsdp"]),
+    "pp 2 x ddp 2": ({"pp": 2, "dp_replicate": 2}, STRATEGIES["ddp"]),
+}
+MIXTURE = {"_target_": "dtrain.model.moe.MoE", "vocab": 13, "layers": 1, "heads": 2, "width": 8, "hidden": 12, "experts": 4, "active": 2, "shared": 1}
+SPREAD: dict[str, tuple[dict[str, int], Any]] = {
+    "single": ({"dp_shard": 1}, SINGLE),
+    "ddp 4, ep 2": ({"dp_replicate": 4, "ep": 2}, STRATEGIES["ddp"]),
+    "fsdp 4, ep 2": ({"dp_shard": 4, "ep": 2}, STRATEGIES["fsdp"]),
+    "fsdp 2": ({"dp_shard": 2}, STRATEGIES["fsdp"]),
+}
+
+
+def saved_with_average(mesh: Mesh, out: Path, strategy: Any, part: Any) -> dict[str, list[float]]:
+    state = state_on(mesh, strategy, part=part, ema=True)
+    sharded(mesh, out).save(state)
+    return whole(state)
+
+
+def read_all(mesh: Mesh, outs: dict[str, Path], strategy: Any, part: Any) -> dict[str, dict[str, list[float]]]:
+    found = {}
+    for name, out in outs.items():
+        state = state_on(mesh, strategy, seed=1, steps=0, part=part, ema=True)
+        assert sharded(mesh, out).restore(state) is not None
+        found[name] = whole(state)
+    return found
+
+
+def written_on(layouts: dict[str, tuple[dict[str, int], Any]], folder: Path, part: Any) -> tuple[dict[str, Path], dict[str, dict[str, list[float]]]]:
+    """A checkpoint of each layout, and the tensors that its ranks held together."""
+    outs = {name: folder / name for name in layouts}
+    tensors = {}
+    for name, (degrees, strategy) in layouts.items():
+        held = on_mesh(lambda mesh, name=name, strategy=strategy: saved_with_average(mesh, outs[name], strategy, part), **degrees)
+        tensors[name] = {key: values for rank in held for key, values in rank.items()}
+    return outs, tensors
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return written_on(SPLIT, tmp_path_factory.mktemp("split"), UNTIED)
+
+
+@pytest.fixture(scope="module")
+def spread(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return written_on(SPREAD, tmp_path_factory.mktemp("spread"), MIXTURE)
+
+
+def assert_read_everywhere(layout: tuple[dict[str, int], Any], written: Any, part: Any) -> None:
+    outs, tensors = written
+    degrees, strategy = layout
+    ranks = on_mesh(lambda mesh: read_all(mesh, outs, strategy, part), **degrees)
+    for source in outs:
+        found = {name: values for rank in ranks for name, values in rank[source].items()}
+        assert found.keys() == tensors[source].keys()
+        assert [name for name in found if found[name] != tensors[source][name]] == [], source
+
+
+@pytest.mark.parametrize("layout", SPLIT)
+def test_matrices_and_layers_that_were_split_are_read_by_any_mesh(layout: str, split: Any) -> None:
+    """Weights, the optimizer's state and the average, bit for bit."""
+    assert_read_everywhere(SPLIT[layout], split, UNTIED)
+
+
+@pytest.mark.parametrize("layout", SPREAD)
+def test_experts_are_read_by_any_mesh(layout: str, spread: Any) -> None:
+    assert_read_everywhere(SPREAD[layout], spread, MIXTURE)
+
+
+@pytest.mark.parametrize("name", ["split", "spread"])
+def test_every_element_is_written_once(name: str, request: pytest.FixtureRequest) -> None:
+    outs, tensors = request.getfixturevalue(name)
+    for layout, out in outs.items():
+        commit = find(str(out))[1]
+        assert commit["tensors"].keys() == tensors[layout].keys()
+        counts = {key: torch.zeros(facts["shape"], dtype=torch.int8) for key, facts in commit["tensors"].items()}
+        for piece in commit["pieces"]:
+            counts[piece["name"]][tuple(slice(a, a + n) for a, n in zip(piece["offset"], piece["shape"], strict=True))] += 1
+        assert [key for key, count in counts.items() if not (count == 1).all()] == [], layout
+
+
+def test_what_was_saved_without_an_average_is_read_with_one_and_back(tmp_path: Path) -> None:
+    """The average begins as the weights; and a run without it passes it over."""
+
+    def work(mesh: Mesh) -> None:
+        state = state_on(mesh, STRATEGIES["fsdp"])
+        sharded(mesh, tmp_path / "without").save(state)
+        resumed = state_on(mesh, STRATEGIES["fsdp"], seed=1, steps=0, ema=True)
+        sharded(mesh, tmp_path / "without").restore(resumed)
+        values = whole(resumed)
+        averages = {name: values[name] for name in values if name.startswith("ema.")}
+        assert averages and all(value == values[name.replace("ema.", "model.", 1)] for name, value in averages.items())
+        averaged = state_on(mesh, STRATEGIES["fsdp"], ema=True)
+        sharded(mesh, tmp_path / "with").save(averaged)
+        plain = state_on(mesh, STRATEGIES["fsdp"], seed=1, steps=0)
+        sharded(mesh, tmp_path / "with").restore(plain)
+        assert whole(plain) == {name: values for name, values in whole(averaged).items() if not name.startswith("ema.")}
+
+    on_mesh(work, dp_shard=2)
 
 
 @pytest.mark.parametrize("optim", ["sgd", "adafactor"])

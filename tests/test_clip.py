@@ -1,5 +1,7 @@
 """One clip for every mesh, equal to torch's own on one process."""
 
+from typing import Any
+
 import pytest
 import torch
 from small import PARTS, STRATEGIES, on_mesh
@@ -10,6 +12,7 @@ from dtrain.clip import clip
 from dtrain.mesh import Mesh
 from dtrain.model import construct
 from dtrain.parallel.order import parallelize
+from dtrain.plan import PipelineShape
 
 
 def model_with_gradients(size: float = 1.0) -> torch.nn.Module:
@@ -56,20 +59,43 @@ def test_a_gradient_that_is_no_number_shows_in_the_norm(bad: float) -> None:
     assert not torch.isfinite(clip(list(model.parameters()), 1.0))
 
 
-def clipped(mesh: Mesh, strategy: dict[str, object], bound: float) -> tuple[float, list[list[float]]]:
-    model = construct(PARTS["model"], facts={"vocab": 13}, seed=0)
-    parallelize(model, mesh, build(strategy), precision=build(PARTS["precision"]), seed=0)
-    for parameter in model.parameters():
-        parameter.grad = parameter.detach() * 3
-    norm = clip(list(model.parameters()), bound)
-    return norm.item(), [(p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad).flatten().tolist() for p in model.parameters()]
+GPT = PARTS["model"] | {"tied": False}
+MIXTURE = {"_target_": "dtrain.model.moe.MoE", "vocab": 13, "layers": 1, "heads": 2, "width": 8, "hidden": 12, "experts": 4, "active": 2, "shared": 1}
 
 
-def test_shards_have_the_norm_of_the_whole() -> None:
-    """Also hybrid ones, whose copies must not count twice."""
-    ((norm, gradients),) = on_mesh(lambda mesh: clipped(mesh, PARTS["strategy"], 1.0), dp_shard=1)
-    for degrees in ({"dp_shard": 2}, {"dp_replicate": 2, "dp_shard": 2}):
-        for found, theirs in on_mesh(lambda mesh: clipped(mesh, STRATEGIES["fsdp"], 1.0), **degrees):
-            assert found == pytest.approx(norm, rel=1e-6)
-            for a, b in zip(theirs, gradients, strict=True):
-                assert a == pytest.approx(b, rel=1e-5, abs=1e-9)
+def clipped(mesh: Mesh, model: dict[str, Any], strategy: str, scale: float) -> tuple[float, dict[str, torch.Tensor]]:
+    made = construct(model, facts={"vocab": 13}, seed=0)
+    chosen = build(STRATEGIES.get(strategy, PARTS["strategy"]))
+    parallelize(made, mesh, chosen, precision=build(PARTS["precision"]), seed=0, pipeline=PipelineShape())
+    for parameter in made.parameters():
+        parameter.grad = parameter.detach() * 3 * scale
+    norm = clip(list(made.parameters()), 1.0, scale=scale, stages=mesh.shape.pp)
+    return norm.item(), {name: p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for name, p in made.named_parameters()}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "degrees"),
+    [
+        ("fsdp", {"dp_shard": 2}),
+        ("fsdp", {"dp_replicate": 2, "dp_shard": 2}),
+        ("ddp", {"tp": 2}),
+        ("ddp", {"pp": 2}),
+        ("ddp", {"dp_replicate": 2, "tp": 2}),
+        ("fsdp", {"pp": 2, "dp_shard": 2}),
+        ("fsdp", {"dp_shard": 2, "tp": 2}),
+        ("fsdp", {"dp_shard": 2, "ep": 2}),
+        ("ddp", {"dp_replicate": 4, "ep": 2}),
+    ],
+    ids=str,
+)
+def test_pieces_have_the_norm_of_the_whole(strategy: str, degrees: dict[str, int]) -> None:
+    """Copies must not count twice: of hybrid shards, of norms beside split matrices, of experts; and stages add up."""
+    model = MIXTURE if "ep" in degrees else GPT
+    ((norm, gradients),) = on_mesh(lambda mesh: clipped(mesh, model, "single", 1.0), dp_shard=1)
+    seen = set()
+    for found, theirs in on_mesh(lambda mesh: clipped(mesh, model, strategy, 4.0), **degrees):
+        assert found == pytest.approx(norm, rel=1e-6)
+        for name, gradient in theirs.items():
+            torch.testing.assert_close(gradient, gradients[name], rtol=1e-5, atol=1e-9)
+        seen |= set(theirs)
+    assert seen == set(gradients)

@@ -1,5 +1,7 @@
 """The live mesh: who this rank is, and what ranks tell each other."""
 
+from typing import Any
+
 import torch
 from small import on_mesh
 
@@ -38,3 +40,50 @@ def test_inner_axes_are_neighbours() -> None:
         assert found["names"] == ["dp_replicate", "dp_shard"]
         assert found["dp_shard"] == ([0, 1] if rank < 2 else [2, 3])
         assert found["dp_replicate"] == [rank % 2, rank % 2 + 2]
+
+
+def views(mesh: Mesh) -> dict[str, Any]:
+    return {
+        "coordinate": dict(mesh.coordinate),
+        "data": (mesh.data_rank, mesh.data_ranks, mesh.batch_ranks),
+        "groups": {axis: sorted(torch.distributed.get_process_group_ranks(mesh.group(axis))) for axis in ("pp", "cp", "tp", "batch")},
+        "sum": mesh.sum(torch.tensor([2.0**mesh.rank])).item(),
+        "stages": mesh.sum_stages(torch.tensor([2.0**mesh.rank])).item(),
+    }
+
+
+def alike(rank: int, world: int, *same: int) -> list[int]:
+    """Ranks of a 2 x 2 x 2 mesh that have these coordinates, of those numbered 0 (outer) to 2 (inner), in common with `rank`."""
+    places = [(other >> 2, other >> 1 & 1, other & 1) for other in range(world)]
+    return [other for other in range(world) if all(places[other][axis] == places[rank][axis] for axis in same)]
+
+
+def test_every_axis_is_a_group_of_those_that_differ_in_it_alone() -> None:
+    """Outer to inner: pp, dp_shard, tp."""
+    for rank, found in enumerate(on_mesh(views, pp=2, dp_shard=2, tp=2)):
+        pp, dp, tp = rank >> 2, rank >> 1 & 1, rank & 1
+        assert found["coordinate"] == {"pp": pp, "dp_replicate": 0, "dp_shard": dp, "cp": 0, "tp": tp}
+        assert found["data"] == (dp, 2, 2)
+        assert found["groups"] == {"pp": alike(rank, 8, 1, 2), "cp": [rank], "tp": alike(rank, 8, 0, 1), "batch": alike(rank, 8, 0, 2)}
+        assert found["sum"] == sum(2.0**other for other in alike(rank, 8, 0, 2)), "over the batch of its stage, once for what tp holds alike"
+        assert found["stages"] == sum(2.0**other for other in alike(rank, 8, 1, 2))
+
+
+def test_ranks_of_a_sequence_see_the_same_samples_and_share_their_gradients() -> None:
+    for rank, found in enumerate(on_mesh(views, dp_replicate=2, cp=2)):
+        assert found["data"] == (rank // 2, 2, 4)
+        assert found["groups"] == {"pp": [rank], "cp": [rank // 2 * 2, rank // 2 * 2 + 1], "tp": [rank], "batch": [0, 1, 2, 3]}
+        assert (found["sum"], found["stages"]) == (15.0, 2.0**rank)
+
+
+def places(mesh: Mesh) -> dict[str, Any]:
+    stored, experts = mesh.axis("dp_shard").mesh.tolist(), mesh.axis("ep", view="experts").mesh.tolist()
+    return {"stored": stored, "experts": experts, "copies": mesh.axis("expert_shard", view="experts").mesh.tolist(), "place": dict(mesh.place)}
+
+
+def test_experts_are_shared_out_over_neighbours_and_cp_holds_shards() -> None:
+    for rank, found in enumerate(on_mesh(places, dp_shard=2, cp=2, ep=2)):
+        assert found["stored"] == [0, 1, 2, 3]
+        assert found["experts"] == [rank // 2 * 2, rank // 2 * 2 + 1]
+        assert found["copies"] == [rank % 2, rank % 2 + 2]
+        assert found["place"] == {"batch": rank, "tp": 0, "expert_copy": rank // 2}

@@ -24,13 +24,13 @@ class _SplitCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, first: int, ignore: int, group: dist.ProcessGroup) -> Tensor:
         x_NV = logits_NV.float()
-        largest_N = x_NV.amax(1)
+        largest_N = x_NV.amax(1) if x_NV.shape[1] else x_NV.new_full((len(x_NV),), -torch.inf)  # few words on many ranks
         dist.all_reduce(largest_N, op=dist.ReduceOp.MAX, group=group)
         x_NV = x_NV - largest_N[:, None]
         index_N = targets_N - first
         here_N = (index_N >= 0) & (index_N < x_NV.shape[1])
         index_N = index_N.where(here_N, 0)
-        chosen_N = x_NV.gather(1, index_N[:, None])[:, 0] * here_N
+        chosen_N = x_NV.gather(1, index_N[:, None])[:, 0] * here_N if x_NV.shape[1] else torch.zeros_like(largest_N)
         exp_NV = x_NV.exp_()
         sums_2N = torch.stack((exp_NV.sum(1), chosen_N))
         dist.all_reduce(sums_2N, group=group)
@@ -43,5 +43,6 @@ class _SplitCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
         softmax_NV, index_N, here_N, counts_N = ctx.saved_tensors
         out_NV = softmax_NV * counts_N[:, None]
-        out_NV[torch.arange(len(index_N), device=index_N.device), index_N] -= here_N.to(out_NV.dtype)
+        if out_NV.shape[1]:
+            out_NV[torch.arange(len(index_N), device=index_N.device), index_N] -= here_N.to(out_NV.dtype)
         return (out_NV * gradient).to(ctx.dtype), None, None, None, None

@@ -9,10 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, schedules
+from torch.distributed.tensor import DTensor
 
 from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
-from dtrain.objective import logits_of
+from dtrain.objective import answer, logits_of
 from dtrain.parallel.stages import cut, emptied, keep, table_of, view
 from dtrain.plan import PipelineShape
 from dtrain.precision import Precision
@@ -36,11 +37,21 @@ class Stage(nn.Module):
         self.model, self._autocast = model, autocast
         self.keyword: str | None = None
         """Under which name the model takes its first input; None: as its first argument."""
+        self._split: Any = None
 
     def forward(self, x: Tensor, **others: Tensor) -> Tensor:
         with self._autocast():
             out = logits_of(self.model(**{self.keyword: x}, **others) if self.keyword else self.model(x, **others))
-            return out.clone() if out._is_view() else out  # schedules detach it in place
+        if isinstance(out, DTensor):  # logits split over the vocabulary
+            self._split, out = (out.device_mesh, out.placements, out.shape, out.stride()), out.to_local()
+        return out.clone() if out._is_view() else out  # schedules detach it in place
+
+    def whole(self, out: Tensor) -> Tensor:
+        """What the model returned, of which `out` is this rank's piece: itself, or a DTensor."""
+        if self._split is None:
+            return out
+        mesh, placements, shape, stride = self._split
+        return DTensor.from_local(out, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
 class Pipeline(nn.Module):
@@ -68,10 +79,14 @@ class Pipeline(nn.Module):
         x, others = self._flow(first, others)
         self._passed = [x]
         for index, owner in enumerate(self.owners):
-            if str(index) in self.stages:
+            mine = str(index) in self.stages
+            if mine:
                 x = self._stage(index)(x, **others)
+                self._passed.append(x)
+                x = answer(self._stage(index).whole(x))
             x = self._hand_round(x, owner)
-            self._passed.append(x)
+            if not mine:
+                self._passed.append(x)
         self._check_flow(self._passed[1], others)
         return x
 
@@ -140,7 +155,7 @@ class Pipeline(nn.Module):
 
     def _loss_of(self, logits: Tensor, index: Tensor) -> Tensor:
         with self._autocast():
-            return self._loss(logits, int(index))
+            return self._loss(self._stage(len(self.owners) - 1).whole(logits), int(index))
 
     def _stage(self, index: int) -> Stage:
         stage = self.stages[str(index)]

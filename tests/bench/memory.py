@@ -4,7 +4,7 @@
 
 The gpt (8 layers x 128, hidden 384, vocabulary 256, fp32) or the moe with as many weights seen by a token, AdamW, 4 samples of 128 tokens
 a step over the world. Ranks are forked and talk through gloo; after two steps that make optimizer state and buckets, a third is watched. After
-every operator of it the storages that are alive are told apart by what they are for: parameters at rest (local pieces), gathered ones (what FSDP2
+every operator of it that makes one, the storages that are alive are told apart by what they are for: parameters at rest (local pieces), gathered ones (what FSDP2
 gathers into), gradients (of parameters, whole ones that wait for their turn, buckets), optimizer state, flat buffers on their way between ranks,
 samples. What is left are activations and whatever is short-lived. A storage counts once, with all its bytes.
 
@@ -184,6 +184,7 @@ class Meter(TorchDispatchMode):
         """What is alive and none of the others: activations, and what is short-lived."""
         named = (*self.resting, *self.gathered(), *self.gradients(), *self.state(), *_living(self._buckets + self._gathers + self._reduces))
         others = {each._cdata for each in named} | self.samples
+        self._alive = {key: reference for key, reference in self._alive.items() if reference() is not None}
         return [each for each in _living(self._alive.values()) if each._cdata not in others]
 
     def look(self) -> None:
@@ -208,15 +209,15 @@ class Meter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, Tensor):
-                made = storage(tensor)
-                self._alive[made._cdata] = weakref.ref(made)
+        made = {each._cdata: each for each in (storage(tensor) for tensor in tree_leaves(out) if isinstance(tensor, Tensor))}
+        new = {key: weakref.ref(each) for key, each in made.items() if key not in self._alive or self._alive[key]() is None}
+        self._alive |= new
         if func.namespace == "c10d" and "allgather_base" in func.__name__:
             self._gathers.append(weakref.ref(storage(args[0])))
         if func.namespace == "c10d" and "reduce_scatter" in func.__name__:
             self._reduces += [weakref.ref(storage(args[0])), weakref.ref(storage(args[1]))]
-        self.look()
+        if new or func.namespace == "c10d":
+            self.look()
         return out
 
     def _let_go(self, key: int) -> None:
@@ -325,7 +326,7 @@ def main(only: str) -> None:
         case = CASES[name]
         key = (case.words, case.world)
         if key not in counted:
-            counted[key] = ranks(case.world, count, plan_of(*WORDS, f"devices={case.world}", *case.words.split()))
+            counted[key] = ranks(case.world, count, plan_of(*WORDS, f"devices={case.world}", *case.words.split()), seconds=600)
         print("| " + " | ".join(row(name, case, counted[key], noted)) + " |", flush=True)
     print("", *(f"{letter}: {WHY[letter]}" for letter in sorted(noted & set(WHY))), sep="\n")
 

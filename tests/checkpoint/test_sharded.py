@@ -35,10 +35,18 @@ ADAMW = {"_target_": "dtrain.optim.adamw.build", "lr": 0.01, "betas": [0.9, 0.95
 
 
 def state_on(
-    mesh: Mesh, strategy: Any = SINGLE, *, seed: int = 0, steps: int = 2, optim: Any = ADAMW, part: Any = PARTS["model"], ema: bool = False
+    mesh: Mesh,
+    strategy: Any = SINGLE,
+    *,
+    seed: int = 0,
+    steps: int = 2,
+    optim: Any = ADAMW,
+    part: Any = PARTS["model"],
+    ema: bool = False,
+    **changed: Any,
 ) -> TrainState:
     """A small model after `steps` steps on gradients of its own."""
-    model = construct(part, facts={"vocab": 13}, seed=seed)
+    model = construct({**part, **changed}, facts={"vocab": 13}, seed=seed)
     parallelize(model, mesh, build(strategy), precision=build(PARTS["precision"]), seed=seed, pipeline=PipelineShape())
     average = EMA(model, 0.9) if ema else None
     state = TrainState(model, build(optim, model=model), None, LossScale(8.0 + seed, growth=100), average)

@@ -49,7 +49,9 @@ def test_every_schedule_is_plain_accumulation(word: str) -> None:
     agree(run, reference(True))
 
 
-@pytest.mark.parametrize("changed", [{"split": (1, 3)}, {"split": "cost"}, {"schedule": "looped_bfs", "stages": 1}, {"schedule": "gpipe", "split": (3, 1)}])
+@pytest.mark.parametrize(
+    "changed", [{"split": (1, 3)}, {"split": "cost"}, {"schedule": "looped_bfs", "stages": 1}, {"schedule": "gpipe", "split": (3, 1)}]
+)
 def test_wherever_it_is_cut(changed: dict[str, Any]) -> None:
     run = joined(ranks(2, lambda: few_steps(PIPED, {"pp": 2}, microbatch=2, steps=2, pipeline=PipelineShape(**changed))))
     same_gradients(run["gradients"], reference(False)["gradients"])

@@ -67,7 +67,9 @@ def between(mesh: Mesh, options: dict[str, str]) -> tuple[list[int], list[int], 
     model = small_gpt(layers=2)
     tensor.apply(model, mesh.axis("tp"), **options)
     seen: list[list[int]] = []
-    model.blocks[1].register_forward_pre_hook(lambda module, args: seen.append(list(args[0].to_local().shape if isinstance(args[0], DTensor) else args[0].shape)))
+    model.blocks[1].register_forward_pre_hook(
+        lambda module, args: seen.append(list(args[0].to_local().shape if isinstance(args[0], DTensor) else args[0].shape))
+    )
     logits = model(tokens(2, 6))
     return seen[0], list(logits.to_local().shape if isinstance(logits, DTensor) else logits.shape), type(logits)
 
@@ -159,7 +161,9 @@ def split_outcome(mesh: Mesh, model: nn.Module, x: Tensor) -> dict[str, Tensor]:
 def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert found.keys() == expected.keys()
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=2e-6 * max(1.0, value.abs().max().item()), msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            found[name], value, rtol=0, atol=2e-6 * max(1.0, value.abs().max().item()), msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def test_the_plan_of_a_hugging_face_model_is_a_table_too() -> None:

@@ -12,9 +12,7 @@ def test_the_numbers_are_the_same_bit_for_bit(share: float) -> None:
     same_bits(one_backward(build(share=share)), one_backward(None))
 
 
-@pytest.mark.parametrize(
-    ("share", "kept"), [(0, 0), (0.25, 1), (0.5, 2), (0.75, 3), (1, 4), (0.1, 0), (0.9, 3)]
-)
+@pytest.mark.parametrize(("share", "kept"), [(0, 0), (0.25, 1), (0.5, 2), (0.75, 3), (1, 4), (0.1, 0), (0.9, 3)])
 def test_the_share_of_the_blocks_keeps_all(share: float, kept: int) -> None:
     """Never more than the share, which is a bound of memory."""
     visits = one_backward(build(share=share))["visits"]

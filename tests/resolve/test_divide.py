@@ -15,7 +15,10 @@ TABLE = [
     (("mesh.tp=4", "devices=4", "model.hidden=90"), "mesh.tp=4 does not divide model.hidden=90. Type mesh.tp=2."),
     (("mesh.tp=2", "devices=6", "model=mlp", "model.width=15"), "mesh.tp=2 does not divide model.width=15. Type mesh.tp=1 or mesh.tp=3."),
     (("mesh.tp=2", "devices=2", "model=cnn"), "model=cnn has no matrices that tensor parallelism could split. Leave mesh.tp out."),
-    (("mesh.tp=2", "devices=2", "tensor.sequence=split", "data.sequence=17"), "data.sequence=17 does not divide by cp x tp = 2. Type data.sequence=18."),
+    (
+        ("mesh.tp=2", "devices=2", "tensor.sequence=split", "data.sequence=17"),
+        "data.sequence=17 does not divide by cp x tp = 2. Type data.sequence=18.",
+    ),
     (("mesh.tp=2", "devices=2", "tensor.sequence=split", "model=mlp"), "tensor.sequence=split: model=mlp keeps its sequences whole"),
     # pp: blocks
     (("mesh.pp=8", "devices=8"), "mesh.pp=8 x 1 stage(s) on each rank = 8 stages, but model.layers=4 = 4 blocks. Type mesh.pp=4, or model.layers=8."),
@@ -54,7 +57,9 @@ def test_what_does_not_divide_is_refused(words: tuple[str, ...], said: str) -> N
     assert said in str(caught.value)
 
 
-FOLLOWED = [words for words, said in TABLE if re.search(r"Type (mesh|data|model\.layers|context|optim|remat)", said) and "devices=" in " ".join(words)]
+FOLLOWED = [
+    words for words, said in TABLE if re.search(r"Type (mesh|data|model\.layers|context|optim|remat)", said) and "devices=" in " ".join(words)
+]
 
 
 @pytest.mark.parametrize("words", FOLLOWED, ids=" ".join)

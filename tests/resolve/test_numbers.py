@@ -24,6 +24,8 @@ def test_every_mistake_is_told_and_no_echo_of_one() -> None:
     assert "Did you mean must?" in str(caught.value)
 
 
-@pytest.mark.parametrize("word", ["evaluate.every=0", "evaluate.samples=null", "clip=null", "ema=null", "ema=0", "stop_after=null", "seed=0", "generate.temperature=0"])
+@pytest.mark.parametrize(
+    "word", ["evaluate.every=0", "evaluate.samples=null", "clip=null", "ema=null", "ema=0", "stop_after=null", "seed=0", "generate.temperature=0"]
+)
 def test_the_ends_of_a_range_are_allowed(word: str) -> None:
     plan(word)

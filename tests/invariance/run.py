@@ -1,0 +1,98 @@
+"""A run of train.py's parts on forked ranks, from words: losses and norms of every step, the first gradients, the last weights."""
+
+import math
+from functools import cache
+from typing import Any
+
+import torch
+from pool import ranks
+from small import plan, whole_of
+from torch import Tensor
+
+from dtrain.backend.gloo import Gloo
+from dtrain.build import build
+from dtrain.clip import clip
+from dtrain.data.stream import Stream, as_source
+from dtrain.mesh import Mesh
+from dtrain.model import balanced, construct
+from dtrain.parallel.context import context_of
+from dtrain.parallel.order import parallelize
+from dtrain.plan import Plan
+from dtrain.seeds import derive
+from dtrain.step import gradients_of, make_step, zero
+
+# AdamW divides by the root of the second moment: of gradients that are all but zero an eps of 1e-8 makes steps of rounding errors
+COMMON = "batch=8 optim.eps=1e-6 optim.lr=1e-3 schedule=constant schedule.warmup=0 logger=[] hook=[]"
+
+
+def run(model: str, words: str, *, steps: int) -> dict[str, Any]:
+    """Of the whole model: what the ranks hold is put together. All ranks must tell the same losses and norms."""
+    asked = plan(*model.split(), *COMMON.split(), *words.split())
+    told = ranks(asked.world, _rank, asked, steps, seconds=240)
+    for other in told[1:]:
+        assert other["losses"] == told[0]["losses"], "ranks disagree about the loss"
+        assert other["norms"] == told[0]["norms"], "ranks disagree about the norm"
+    whole = dict(told[0])
+    for part in ("gradients", "weights"):
+        whole[part] = {name: tensor for rank in told for name, tensor in rank[part].items()}
+    return whole
+
+
+@cache
+def reference(model: str, steps: int, precision: str = "fp32") -> dict[str, Any]:
+    return run(model, f"devices=1 precision={precision}", steps=steps)
+
+
+def worst(here: dict[str, Any], there: dict[str, Any]) -> dict[str, float]:
+    """Largest relative differences: of every loss and the first norm to themselves, of a tensor to its largest number."""
+    found = {"losses": max(_relative(a, b) for a, b in zip(here["losses"], there["losses"], strict=True))}
+    found["norm"] = _relative(here["norms"][0], there["norms"][0])
+    for part in ("gradients", "weights"):
+        assert here[part].keys() == there[part].keys()
+        found[part] = max(_apart(torch.tensor(here[part][name]), torch.tensor(value)) for name, value in there[part].items())
+    return found
+
+
+def _relative(a: float, b: float) -> float:
+    return abs(a - b) / abs(b) if math.isfinite(a) else math.inf
+
+
+def _apart(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().max() / b.abs().max().clamp(min=1e-12)) if bool(torch.isfinite(a).all()) else math.inf
+
+
+def _rank(plan: Plan, steps: int) -> dict[str, Any]:
+    with Gloo(timeout=60).open():
+        return _steps(plan, Mesh(plan.mesh, device="cpu"), steps)
+
+
+def _steps(plan: Plan, mesh: Mesh, steps: int) -> dict[str, Any]:
+    precision, strategy, objective = build(plan.precision), build(plan.strategy), build(plan.objective)
+    source = as_source(build(plan.data))
+    model = construct(plan.model, facts=source.facts, seed=derive(plan.seed, "model"))
+    wrapped = parallelize(
+        model, mesh, strategy, precision=precision, seed=plan.seed, pipeline=plan.pipeline, tensors=plan.tensor, remat=build(plan.remat)
+    )
+    optimizer, schedule = build(plan.optim, model=model), build(plan.schedule, steps=steps)
+    stream = Stream(source, batch=plan.batch, mesh=mesh, seed=plan.seed, count=objective.count)
+    context = context_of(mesh, plan.context["attention"])
+    step = make_step(wrapped, objective, strategy, mesh, precision=precision, seed=plan.seed, context=context)
+    parameters, moving = gradients_of(model), balanced(model)
+    told: dict[str, Any] = {"losses": [], "norms": [], "gradients": {}}
+    for number in range(steps):
+        loss = step(stream, number)
+        scale = precision.scale.value / mesh.batch_ranks if precision.scale else 1.0
+        told["gradients"] = told["gradients"] or {
+            name: (torch.tensor(whole_of(p.grad)) / scale).tolist() for name, p in model.named_parameters() if p.grad is not None
+        }
+        norm = clip(parameters, plan.clip, scale=scale, stages=mesh.shape.pp)
+        assert schedule.factor(number) == 1
+        if precision.scale is None or precision.scale.accept(norm):
+            optimizer.step()
+        for module in moving:
+            module.balance(mesh.sum)
+        zero(parameters)
+        told["losses"].append(mesh.sum_stages(mesh.sum(loss.sums["loss"].clone())).item() / loss.count)
+        told["norms"].append(norm.item())
+    stream.close()
+    return told | {"weights": {name: whole_of(p) for name, p in model.named_parameters()}}

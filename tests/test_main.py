@@ -16,14 +16,14 @@ WRONG = {
     "a word for a number": (["nodes=two"], 2, "a whole number"),
     "a plus before a misspelt group": (["+stratgy=ddp"], 2, "Did you mean strategy?"),
     "an unknown argument": (["optim.lrr=1"], 2, "Did you mean optim.lr?"),
-    "a batch that does not split": (["batch=7", "devices=2"], 2, "batch=6 or batch=8"),
+    "a batch that does not split": (["strategy=ddp", "batch=7", "devices=2"], 2, "batch=6 or batch=8"),
     "a flag": (["--strategy=fsdp"], 2, "strategy=fsdp"),
     "an untrusted target": (["model._target_=os.system"], 2, "trust=[os]"),
     "a target that Hydra lets through": (["model._target_=torch.hub.load"], 2, "not trusted"),
     "data that is not there": (["data.path=/nowhere/at/all"], 3, "/nowhere/at/all"),
     "a place that cannot be written": (["out=/proc/here"], 3, "/proc/here"),
     "an empty place": (["out="], 2, "no place for a run"),
-    "an axis that is not built": (["mesh.tp=2", "devices=2"], 2, "tp is not built yet"),
+    "an axis that does not divide": (["mesh.tp=3", "devices=6"], 2, "does not divide model.heads=4"),
     "weights that are not there": (["init=/nowhere/at/all"], 3, "init=/nowhere/at/all"),
     "nothing to resume": (["resume=must", "out=empty"], 3, "no checkpoint"),
 }
@@ -70,7 +70,7 @@ def test_plan_does_not_import_torch(tmp_path: Path) -> None:
 def test_help_lists_verbs_words_and_recipes(tmp_path: Path) -> None:
     done = dtrain("--help", cwd=tmp_path)
     assert done.returncode == 0
-    for said in ("evaluate", "generate", "auto, ddp, fsdp, hsdp, single", "shakespeare"):
+    for said in ("evaluate", "generate", "auto, ddp, fsdp, hsdp, pipeline, single, zero1, zero2, zero3", "verify", "shakespeare"):
         assert said in done.stdout
 
 

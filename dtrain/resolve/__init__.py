@@ -64,4 +64,5 @@ def resolve(config: Config, cluster: Cluster) -> Plan:
             continue
     if problems:
         raise WordsError(*problems)
+    draft.pop("microbatch", None)
     return Plan(**draft)

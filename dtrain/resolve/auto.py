@@ -1,12 +1,16 @@
-"""strategy=auto: the cheapest layout that fits, by arithmetic: bytes each rank must hold, and seconds of computing, talking and waiting."""
+"""strategy=auto: the cheapest layout that fits, by arithmetic: bytes each rank must hold, and seconds of computing, talking and waiting.
 
-import math
+The axes of the data come first; the model itself is split only where they alone do not fit.
+"""
+
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dtrain.cluster import Cluster
 from dtrain.config import Config
+from dtrain.errors import WordsError
+from dtrain.resolve import batch, divide, mesh, pipeline
 from dtrain.resolve.ranks import about, choose
 from dtrain.resolve.size import Size, size_of
 
@@ -27,12 +31,19 @@ class Layout:
     mode: str
     tp: int
     pp: int
+    micro: int
     held: float
     seconds: float
 
     @property
     def words(self) -> str:
-        return " ".join([f"strategy={self.mode}", *(f"mesh.{axis}={getattr(self, axis)}" for axis in ("pp", "tp") if getattr(self, axis) > 1)])
+        return " ".join(
+            [
+                f"strategy={self.mode}",
+                *(f"mesh.{axis}={getattr(self, axis)}" for axis in ("pp", "tp") if getattr(self, axis) > 1),
+                f"microbatch={self.micro}",
+            ]
+        )
 
 
 def strategy(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
@@ -46,35 +57,55 @@ def strategy(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[st
         word, reason = ("single", "one rank") if ranks == 1 else ("ddp", f"{ranks} ranks, and the model's size is not known before it is built")
         return {"strategy": choose(config, "strategy", word, draft["why"], reason)}
     room = cluster.memory * ROOM / (1 if draft["device"] == "cuda" else ranks // max(1, draft["nodes"] if cluster.external else 1))
-    layouts = sorted(_layouts(config, draft, size), key=lambda layout: layout.seconds)
-    fitting = [layout for layout in layouts if layout.held <= room]
-    best = fitting[0] if fitting else min(layouts, key=lambda layout: layout.held)
+    layouts = [layout for layout in _layouts(config, draft, size) if _legal(config, cluster, draft, layout)]
+    simple = [layout for layout in layouts if layout.tp == (config.mesh.tp or 1) and layout.pp == (config.mesh.pp or 1)]
+    if not simple:  # something else is wrong with the words, and the rules behind this one say what
+        return {"strategy": choose(config, "strategy", "ddp", draft["why"], f"{ranks} ranks")}
+    fitting = [layout for layout in simple if layout.held <= room] or [layout for layout in layouts if layout.held <= room]
+    best = min(fitting, key=lambda layout: layout.seconds) if fitting else min(layouts, key=lambda layout: layout.held)
     draft["layout"] = {axis: degree for axis, degree in (("tp", best.tp), ("pp", best.pp)) if degree > 1}
+    draft["microbatch"] = best.micro
     return {"strategy": choose(config, "strategy", best.mode, draft["why"], _reason(best, layouts, room, size, fits=bool(fitting)))}
 
 
+def _legal(config: Config, cluster: Cluster, draft: Mapping[str, Any], layout: Layout) -> bool:
+    """Whether the rules that follow would take it."""
+    trial = {**draft, "strategy": config.options["strategy"][layout.mode], "layout": {"tp": layout.tp, "pp": layout.pp}, "microbatch": layout.micro}
+    try:
+        for rule in (mesh.degrees, pipeline.shape, batch.arithmetic, divide.model):
+            trial.update(rule(config, cluster, trial))
+    except WordsError:
+        return False
+    return True
+
+
 def _layouts(config: Config, draft: Mapping[str, Any], size: Size) -> Iterator[Layout]:
-    """Every legal one that keeps what the user said of the mesh."""
-    ranks, devices, asked = draft["nodes"] * draft["devices"], draft["devices"], config.mesh
-    heads = math.gcd(*(config.model[name] for name in about(config.model).get("tp", ()) if isinstance(config.model.get(name), int)), 0) or 1
-    beside = (asked.cp or 1) * (asked.dp_replicate or 1)
-    for tp in _degrees(asked.tp, math.gcd(devices, heads)):
-        for pp in _degrees(asked.pp, size.blocks if config.model.get("tied") is not True and "blocks" in about(config.model) else 1):
+    """Every one that keeps what the user said of the mesh, legal or not."""
+    ranks, asked = draft["nodes"] * draft["devices"], config.mesh
+    for tp in _degrees(asked.tp, draft["devices"]):
+        for pp in _degrees(asked.pp, min(ranks, size.blocks)):
             data = ranks // (tp * pp * (asked.cp or 1))
-            if tp * pp * beside > ranks or ranks % (tp * pp * beside) or config.batch % data or config.batch // data < pp:
-                continue
-            for mode in MODES if (asked.dp_shard is None or asked.dp_shard == 1) and data > 1 else MODES[:1] if data == 1 else MODES[1:]:
-                if mode == "ddp" or asked.dp_replicate is None or asked.dp_replicate == 1:
-                    yield _layout(config, draft, size, mode, tp, pp, data)
+            for mode in MODES if data > 1 else MODES[:1]:
+                if ranks % (tp * pp * (asked.cp or 1)) == 0:
+                    for micro in _microbatches(config, data, pp):
+                        yield _layout(config, draft, size, mode, tp, pp, data, micro)
+
+
+def _microbatches(config: Config, data: int, pp: int) -> list[int]:
+    """What the user said; else all samples of a rank at once, and every half of that."""
+    local = max(1, config.batch // data)
+    if config.microbatch or config.accumulate:
+        return [config.microbatch or max(1, local // (config.accumulate or 1))]
+    least = 2 * pp if pp > 1 else 1
+    return [local // parts for parts in range(1, local + 1) if local % parts == 0 and (parts >= least or parts == local)] or [1]
 
 
 def _degrees(asked: int | None, most: int) -> list[int]:
     return [asked] if asked else [degree for degree in range(1, most + 1) if most % degree == 0]
 
 
-def _layout(config: Config, draft: Mapping[str, Any], size: Size, mode: str, tp: int, pp: int, data: int) -> Layout:
-    local, cp = config.batch // data, config.mesh.cp or 1
-    micro = config.microbatch or (max(1, local // (2 * pp)) if pp > 1 else local // (config.accumulate or 1)) or 1
+def _layout(config: Config, draft: Mapping[str, Any], size: Size, mode: str, tp: int, pp: int, data: int, micro: int) -> Layout:
+    local, cp = max(1, config.batch // data), config.mesh.cp or 1
     part, shards = size.parameters / (tp * pp), data * cp if mode != "ddp" else 1
     block = size.parameters / size.blocks / tp
     numbers = 2 if "true" in str(config.choices["precision"]) else 4
@@ -86,13 +117,16 @@ def _layout(config: Config, draft: Mapping[str, Any], size: Size, mode: str, tp:
     rate, near, far, wait = SPEED[draft["device"]]
     compute = 6 * size.work * config.batch / (data * cp * tp * pp) / rate
     bubble = (pp - 1) / max(1, local // micro)
-    wire = numbers * part * (1 - 1 / (data * cp)) * (3 if mode == "fsdp" else 2) / (far if draft["nodes"] > 1 else near)
+    wire = numbers * part * (1 - 1 / (data * cp)) * (1 + 2 * local / micro if mode == "fsdp" else 2) / (far if draft["nodes"] > 1 else near)
     split = 8 * numbers * size.blocks / pp * size.width / cp * local * (1 - 1 / tp) / near
     handed = 2 * numbers * size.width / cp * local * (pp > 1) / (far if draft["nodes"] > 1 else near)
+    wire = max(0.0, wire - compute * 2 / 3)  # what the backward does not hide
     calls = {"ddp": 1 + numbers * part / 25e6, "zero1": 2 * size.blocks / pp, "zero2": 2 * size.blocks / pp, "fsdp": 3 * size.blocks / pp}[mode]
-    calls = calls * (data * cp > 1) + local / micro * (4 * size.blocks / pp * (tp > 1) + 2 * (pp > 1))
+    calls = calls * (data * cp > 1) * (local / micro if mode in ("zero2", "fsdp") else 1) + local / micro * (
+        4 * size.blocks / pp * (tp > 1) + 2 * (pp > 1)
+    )
     seconds = compute * (1 + bubble) + wire + split + handed + wait * calls
-    return Layout(mode, tp, pp, numbers * (weights + gradients + activations) + state, seconds)
+    return Layout(mode, tp, pp, micro, numbers * (weights + gradients + activations) + state, seconds)
 
 
 def _reason(best: Layout, layouts: list[Layout], room: float, size: Size, *, fits: bool) -> str:
@@ -101,7 +135,11 @@ def _reason(best: Layout, layouts: list[Layout], room: float, size: Size, *, fit
     if not fits:
         return f"{best.words} needs least, {said}: more than there is. Type a smaller batch or microbatch, remat=full, or more devices"
     tight = min((layout for layout in layouts if layout.seconds < best.seconds), key=lambda layout: layout.seconds, default=None)
-    other = min((layout for layout in layouts if layout.words != best.words and layout.held <= room), key=lambda layout: layout.seconds, default=None)
+    other = min(
+        (layout for layout in layouts if (layout.mode, layout.tp, layout.pp) != (best.mode, best.tp, best.pp) and layout.held <= room),
+        key=lambda layout: layout.seconds,
+        default=None,
+    )
     if tight:
         return f"{best.words}, {said}; {tight.words} would be faster and need {_bytes(tight.held)}"
     return f"{best.words}, {said}" + (f"; next is {other.words}, {other.seconds / best.seconds:.2f}x the time" if other else "")

@@ -12,7 +12,8 @@ from dtrain.resolve.pipeline import SCHEDULES, check_microbatches
 
 def arithmetic(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
     schedule = draft["pipeline"].schedule
-    shape = _shape(config, draft["mesh"].data, draft["mesh"].pp)
+    chosen = draft.get("microbatch") if not config.accumulate else None  # by strategy=auto
+    shape = _shape(config, config.microbatch or chosen, draft["mesh"].data, draft["mesh"].pp)
     if shape is None:
         return {}  # numbers.positive says so
     wrong = check_microbatches(schedule, shape.accumulate, draft["mesh"].pp) if draft["mesh"].pp > 1 else None
@@ -21,8 +22,8 @@ def arithmetic(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> di
     return {"batch": shape}
 
 
-def _shape(config: Config, data: int, pp: int) -> BatchShape | None:
-    batch, micro, accumulate = config.batch, config.microbatch, config.accumulate
+def _shape(config: Config, micro: int | None, data: int, pp: int) -> BatchShape | None:
+    batch, accumulate = config.batch, config.accumulate
     if any(value is not None and value < 1 for value in (batch, micro, accumulate)):
         return None
     if micro and accumulate:

@@ -31,10 +31,11 @@ def degrees(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
     taken = math.prod(asked.values())
     said = " x ".join(f"{axis}={degree}" for axis, degree in asked.items())
     spare = next((axis for axis in (fill, inside) if axis and axis not in asked), None)
+    shards = inside is not None or fill == "dp_shard"
     if taken < 1 or ranks % taken or (spare is None and taken != ranks):
         raise WordsError(
             f"mesh: {said or 'all axes 1'} is {taken} ranks, but nodes x devices = {nodes} x {devices} = {ranks}. "
-            f"Type {' or '.join([f'devices={-(-max(1, taken) // nodes)}', *_instead(asked, ranks, spare is not None)])}."
+            f"Type {' or '.join([f'devices={-(-max(1, taken) // nodes)}', *_instead(asked, ranks, spare is not None, shards=inside is not None or fill == 'dp_shard')])}."
         )
     shape = MeshShape(**asked, **({spare: ranks // taken} if spare else {}), ep=ep)
     if inside and (shape.dp_replicate == 1 or shape.dp_shard == 1):
@@ -63,10 +64,12 @@ def nearest_divisors(key: str, wanted: int, of: int) -> str:
     return f"Type {' or '.join(f'{key}={degree}' for degree in below + above)}."
 
 
-def _instead(asked: Mapping[str, int], ranks: int, open_ended: bool) -> list[str]:
+def _instead(asked: Mapping[str, int], ranks: int, open_ended: bool, *, shards: bool) -> list[str]:
     """The one degree that could be another: per axis the nearest with which the product is the ranks, or divides them if an axis takes the rest."""
     found = []
     for axis, degree in asked.items():
+        if axis == "dp_shard" and not shards:
+            continue
         others = math.prod(asked.values()) // max(1, degree)
         fits = [d for d in range(1, ranks + 1) if d != degree and (ranks % (d * others) == 0 if open_ended else d * others == ranks)]
         found += [f"mesh.{axis}={d}" for d in sorted(fits, key=lambda d: abs(math.log(d / max(1, degree))))[:2]]

@@ -7,7 +7,7 @@ from small import plan
 
 from dtrain.errors import WordsError
 
-SYNTHETIC = ("data=synthetic", "batch=48")
+SYNTHETIC = ("strategy=ddp", "data=synthetic", "batch=48")
 TABLE = [
     # tp: heads, key-value heads and widths
     (("mesh.tp=3", "devices=12"), "mesh.tp=3 does not divide model.heads=4. Type mesh.tp=2 or mesh.tp=4."),
@@ -29,6 +29,7 @@ TABLE = [
     (("mesh.pp=4", "devices=4", "model=cnn", "model.stages=1", "model.blocks=3"), "but model.stages=1 x model.blocks=3 = 3 blocks."),
     (("mesh.pp=2", "devices=2", "pipeline.split=[1,2]"), "pipeline.split=[1, 2] is 3 blocks, but model.layers=4 = 4."),
     (("mesh.pp=2", "devices=2", "model.tied=true"), "model.tied=true is one weight in the first and the last stage. Type model.tied=false"),
+    (("mesh.pp=2", "devices=2", "model=mlp", "model.layers=1"), "but model.layers=1 = 1 blocks. Type mesh.pp=1, or model.layers=2."),
     # ep: experts
     (("mesh.ep=2", "devices=2"), "mesh.ep=2: model=gpt has no experts. Type model=moe, or leave mesh.ep out."),
     (("mesh.ep=3", "devices=12", "model=moe"), "mesh.ep=3 does not divide model.experts=8. Type mesh.ep=2 or mesh.ep=4."),
@@ -85,8 +86,8 @@ def test_every_axis_that_fails_is_told() -> None:
         ("mesh.tp=2", "devices=2", "model=mlp"),
         ("mesh.pp=4", "devices=4"),
         ("mesh.pp=3", "devices=3", "model=cnn"),
-        ("mesh.pp=2", "devices=2", "model=mlp", "model.layers=1"),
-        ("mesh.pp=2", "devices=2", "model=mlp", "model.layers=2", "pipeline.split=[2,1]"),
+        ("mesh.pp=2", "devices=2", "model=mlp", "model.layers=2"),
+        ("mesh.pp=2", "devices=2", "model=mlp", "model.layers=3", "pipeline.split=[2,1]"),
         ("mesh.cp=2", "devices=2", "context.attention=ulysses"),
         ("mesh.ep=2", "devices=2", "model=moe"),
         ("mesh.pp=2", "mesh.tp=2", "mesh.cp=2", "devices=8"),

@@ -10,13 +10,18 @@ from dtrain.plan import MeshShape
 
 
 def shape(*words: str) -> MeshShape:
-    return plan("batch=48", *words).mesh
+    return plan("batch=48", *with_strategy(words)).mesh
+
+
+def with_strategy(words: tuple[str, ...]) -> tuple[str, ...]:
+    """What `auto` picks is the concern of test_auto."""
+    return words if any(word.startswith("strategy=") for word in words) else ("strategy=ddp", *words)
 
 
 @pytest.mark.parametrize(
     ("words", "replicate", "shard"),
     [
-        ((), 1, 1),
+        (("strategy=single",), 1, 1),
         (("devices=4",), 4, 1),
         (("strategy=ddp", "nodes=2", "devices=3"), 6, 1),
         (("strategy=fsdp", "devices=4"), 1, 4),
@@ -52,7 +57,7 @@ def test_the_strategy_fills_the_mesh(words: tuple[str, ...], replicate: int, sha
     ],
 )
 def test_axes_multiply_to_the_ranks(words: tuple[str, ...], expected: MeshShape) -> None:
-    decided = plan("batch=48", "data=synthetic", *words)
+    decided = plan("batch=48", "data=synthetic", *with_strategy(words))
     assert decided.mesh == expected
     assert decided.mesh.ranks == decided.world, "ep makes no ranks of its own"
 
@@ -89,7 +94,7 @@ def test_a_mesh_that_cannot_be_is_refused_with_the_product(words: tuple[str, ...
 
 @pytest.mark.parametrize("words", [words for words, _ in REFUSED], ids=" ".join)
 def test_what_is_advised_works(words: tuple[str, ...]) -> None:
-    """Every `key=number` after `Type` is an alternative; those with a blank between them go together."""
+    """Every `key=number` after `Type` is an alternative; those with a blank between them go together, an axis goes in the place of the accused."""
     with pytest.raises(WordsError) as caught:
         shape(*words)
     (problem,) = caught.value.problems
@@ -97,6 +102,6 @@ def test_what_is_advised_works(words: tuple[str, ...]) -> None:
     alternatives = re.findall(r"(?:[a-z_.]+=\w+ ?)+", advice)
     for alternative in alternatives:
         said = alternative.split()
-        keys = {word.split("=")[0] for word in said}
+        keys = {word.split("=")[0] for word in said} | ({problem.split("=")[0]} if alternative.startswith("mesh.") else set())
         layers = () if any(word.startswith("model=") for word in words) else ("model.layers=16",)
-        plan("batch=48", "data=synthetic", *layers, *(word for word in words if word.split("=")[0] not in keys), *said)
+        plan("batch=48", "data=synthetic", *layers, *(word for word in with_strategy(words) if word.split("=")[0] not in keys), *said)

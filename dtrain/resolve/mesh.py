@@ -22,7 +22,7 @@ def degrees(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
     if problems:
         raise WordsError(*problems)
     fill, inside = facts.get("fill"), facts.get("inside")
-    if fill is None and ranks > 1:
+    if "fill" in facts and fill is None and ranks > 1:
         raise WordsError(f"strategy={name} is one rank, but nodes x devices = {nodes} x {devices} = {ranks}. Type strategy=ddp or strategy=fsdp.")
     spread = {axis: degree for axis, degree in asked.items() if axis not in (fill, inside)}
     if inside and inside not in asked and fill not in asked:
@@ -35,7 +35,7 @@ def degrees(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
     if taken < 1 or ranks % taken or (spare is None and taken != ranks):
         raise WordsError(
             f"mesh: {said or 'all axes 1'} is {taken} ranks, but nodes x devices = {nodes} x {devices} = {ranks}. "
-            f"Type {' or '.join([f'devices={-(-max(1, taken) // nodes)}', *_instead(asked, ranks, spare is not None, shards=inside is not None or fill == 'dp_shard')])}."
+            f"Type {' or '.join([f'devices={-(-max(1, taken) // nodes)}', *_instead(asked, ranks, spare is not None, shards=shards)])}."
         )
     shape = MeshShape(**asked, **({spare: ranks // taken} if spare else {}), ep=ep)
     if inside and (shape.dp_replicate == 1 or shape.dp_shard == 1):

@@ -1,6 +1,7 @@
 """A model cut into stages: who holds what, under which names, and which models cannot be cut."""
 
 from collections.abc import Sequence
+from itertools import combinations, pairwise
 from typing import Any
 
 import pytest
@@ -65,11 +66,9 @@ def heaviest(widths: Sequence[int], counts: Sequence[int]) -> int:
 @pytest.mark.parametrize("stages", [2, 3])
 def test_by_cost_the_heaviest_stage_is_as_light_as_can_be(widths: tuple[int, ...], stages: int) -> None:
     """Against every way to cut."""
-    from itertools import combinations
-
     found = blocks(cut(Sized(*widths), stages, "cost"))
     ways = [(0, *inner, len(widths)) for inner in combinations(range(1, len(widths)), stages - 1)]
-    best = min(heaviest(widths, [b - a for a, b in zip(way, way[1:], strict=False)]) for way in ways)
+    best = min(heaviest(widths, [b - a for a, b in pairwise(way)]) for way in ways)
     assert heaviest(widths, found) == best
 
 

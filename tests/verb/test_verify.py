@@ -1,0 +1,51 @@
+"""verify passes what is right, and names the first quantity that differs where a fault was planted."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from launching import command
+
+GPT = ("model.layers=2", "model.width=32", "data=synthetic", "data.sequence=16", "verify.steps=3", "batch=8")
+TESTS = str(Path(__file__).parent.parent)
+
+
+def verify(out: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    environ = {"PYTHONPATH": TESTS, "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+    return subprocess.run(command("verify", *GPT, f"out={out}", *words), capture_output=True, text=True, env=environ, timeout=300, check=False)
+
+
+def test_what_is_right_passes(tmp_path: Path) -> None:
+    done = verify(tmp_path / "run", "strategy=fsdp", "devices=2", "microbatch=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "run" / "verify.json").read_text())
+    assert report["same"] and {row["quantity"] for row in report["rows"]} == {"loss", "norm", "weights"}
+    assert all(row["difference"] <= row["allowed"] for row in report["rows"])
+    half = report["built"][1]
+    assert half["split"]["dp_shard"] == half["parameters"] and half["held"] < 0.6 * half["parameters"], "really sharded"
+    assert "loss" in done.stdout and done.stdout.rstrip().endswith("same")
+
+
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [
+        (("loop=planted.alone", "strategy=ddp", "devices=2"), "norm at step 1"),
+        (("loop=planted.louder", "strategy=ddp", "devices=2"), "loss at step 1"),
+        (("loop=planted.skipping", "strategy=pipeline", "devices=2"), "norm at step 1"),
+    ],
+    ids=["a missing all-reduce", "a wrong loss scale", "a stage skipped"],
+)
+def test_a_planted_fault_is_named_by_what_differs_first(tmp_path: Path, words: tuple[str, ...], first: str) -> None:
+    done = verify(tmp_path / "run", "trust=[planted]", *words)
+    assert done.returncode == 1, done.stdout + done.stderr
+    report = json.loads((tmp_path / "run" / "verify.json").read_text())
+    assert not report["same"] and report["first"] == first
+    assert f"dtrain: verify: {first} differs" in done.stderr
+
+
+def test_what_was_not_built_as_asked_never_takes_a_step(tmp_path: Path) -> None:
+    done = verify(tmp_path / "run", "trust=[planted]", "loop=planted.whole", "strategy=fsdp", "devices=2")
+    assert done.returncode == 1
+    assert "0 are sharded over dp_shard x cp = 2" in done.stdout
+    assert not (tmp_path / "run" / "verify" / "asked" / "checkpoints").exists()

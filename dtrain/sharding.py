@@ -1,5 +1,6 @@
 """What one rank holds of a tensor: the local piece of a DTensor, where it lies, and the piece of a whole tensor that is ours."""
 
+import logging
 import math
 
 import torch
@@ -9,6 +10,9 @@ from torch.distributed.tensor import DTensor, Replicate
 
 # private: there is no public way to ask a DTensor for the offset of its shard; a canary test catches the day it moves
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+# putting the pieces of two axes together takes two gathers, which torch would have us avoid, at every call, on every rank
+logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -21,6 +21,11 @@ import torch._dynamo
 torch.set_num_threads(1)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """What dtrain/strategy/fsdp.py ignores when it is imported, for the tests after that in which it was."""
+    config.addinivalue_line("filterwarnings", "ignore:FSDP2-wrapped module .* returned a view tensor")
+
+
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Encoded text is kept for the session, away from the user's cache."""

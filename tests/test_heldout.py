@@ -85,7 +85,7 @@ def accuracy(mesh: Mesh) -> dict[str, float]:
     model = construct({"_target_": "dtrain.model.mlp.MLP", "inputs": "auto", "outputs": "auto", "width": 4, "layers": 0}, facts=data.facts, seed=0)
     parallelize(model, mesh, build(PARTS["strategy"]), precision=build(PARTS["precision"]), seed=0)
     with torch.no_grad():
-        model.layers[0].weight.copy_(torch.from_numpy(data._map(4).T))
+        model.head.weight.copy_(torch.from_numpy(data._map(4).T))
     objective = build({"_target_": "dtrain.objective.classification.Classification"})
     return evaluate(model, data, objective, mesh, precision=build(PARTS["precision"]), samples=None, microbatch=7)
 

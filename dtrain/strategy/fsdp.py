@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
@@ -66,8 +65,6 @@ def shard_blocks(model: nn.Module, mesh: Mesh, precision: Precision, *, again: b
             raise WordsError(f"strategy=fsdp: {name} has no dims and cannot be sharded. Give it the shape [1], or type strategy=ddp.")
     compute = None if precision.compute == precision.param else precision.compute
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=precision.reduce, cast_forward_inputs=False)
-    # output_dtype on the root only: on a block it would mix types in the residual
-    root = MixedPrecisionPolicy(compute, precision.reduce, torch.float32 if compute else None, cast_forward_inputs=False)
     offload = CPUOffloadPolicy(pin_memory=mesh.device.type == "cuda") if rests == "cpu" else OffloadPolicy()
     data = mesh.axis("dp_replicate", "dp_shard") if mesh.shape.dp_replicate > 1 else mesh.axis("dp_shard")
     for experts in _experts(model) if mesh.shape.ep > 1 else ():
@@ -77,9 +74,9 @@ def shard_blocks(model: nn.Module, mesh: Mesh, precision: Precision, *, again: b
         experts.set_gradient_divide_factor(float(mesh.batch_ranks))
         if mesh.device.type == "cpu" and mesh.batch_ranks > mesh.shape.ep:
             experts.set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM; alone, an expert's gradient is divided without it
-    for module, kind, free in (*((block, policy, again) for block in dict.fromkeys(blocks(model))), (model, root, False)):
+    for module, free in (*((block, again) for block in dict.fromkeys(blocks(model))), (model, False)):
         module.register_forward_hook(show)
-        fully_shard(module, mesh=data, mp_policy=kind, reshard_after_forward=free, offload_policy=offload)
+        fully_shard(module, mesh=data, mp_policy=policy, reshard_after_forward=free, offload_policy=offload)
         module.register_forward_hook(restore)
 
 

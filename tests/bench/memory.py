@@ -162,6 +162,7 @@ class Meter(TorchDispatchMode):
         super().__init__()
         self.optimizer, self.parameters, self.gathering = optimizer, list(model.parameters()), _fsdp_parameters(model)
         self.resting = [storage(p) for p in self.parameters] + [p._sharded_param_data.untyped_storage() for p in self.gathering]
+        self.state = self._state()
         self.samples: set[int] = set()
         self.peak = dict.fromkeys(("peak", "gradients", "kept", "hooks", "alive", "flight"), 0)
         self._alive: dict[int, Any] = {}
@@ -175,12 +176,12 @@ class Meter(TorchDispatchMode):
         whole = [gradient for p in self.gathering for gradient in (p.sharded_param.grad, p.unsharded_accumulated_grad, _whole(p))]
         return [storage(gradient) for gradient in (*(p.grad for p in self.parameters), *whole) if gradient is not None]
 
-    def state(self) -> list[Any]:
+    def _state(self) -> list[Any]:
         return [storage(value) for entries in self.optimizer.state.values() for value in entries.values() if isinstance(value, Tensor)]
 
     def rest(self) -> list[Any]:
         """What is alive and none of the others: activations, and what is short-lived."""
-        named = (*self.resting, *self.gathered(), *self.gradients(), *self.state(), *_living(self._buckets + self._gathers + self._reduces))
+        named = (*self.resting, *self.gathered(), *self.gradients(), *self.state, *_living(self._buckets + self._gathers + self._reduces))
         others = {each._cdata for each in named} | self.samples
         self._alive = {key: reference for key, reference in self._alive.items() if reference() is not None}
         return [each for each in _living(self._alive.values()) if each._cdata not in others]
@@ -288,7 +289,7 @@ def _watched(step: Any, stream: Stream, meter: Meter) -> dict[str, int]:
     with patch("torch.autograd._engine_run_backward", begin), meter, saved_tensors_hooks(meter.pack, lambda held: held.tensor):
         step(iter([share]), 2)
     meter.look()
-    return meter.peak | {"rest": size(meter.resting), "end": size(meter.gradients()), "state": size(meter.state())}
+    return meter.peak | {"rest": size(meter.resting), "end": size(meter.gradients()), "state": size(meter.state)}
 
 
 def row(name: str, case: Case, counted: list[dict[str, int]], noted: set[str]) -> Iterator[str]:

@@ -15,7 +15,7 @@ from dtrain.recipe import folder
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 TOUR = re.search(r"## A tour.*?```sh\n(.*?)```", README, re.DOTALL)[1].splitlines()  # type: ignore[index]
-SMALL = ["steps=4", "model.layers=1", "model.width=32", "data.sequence=16", "hook=[]", "evaluate.samples=8"]
+SMALL = ["steps=4", "model.layers=2", "model.width=32", "data.sequence=16", "hook=[]", "evaluate.samples=8"]
 
 
 @pytest.fixture(scope="module")

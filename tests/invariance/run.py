@@ -21,8 +21,8 @@ from dtrain.plan import Plan
 from dtrain.seeds import derive
 from dtrain.step import gradients_of, make_step, zero
 
-# AdamW divides by the root of the second moment: of gradients that are all but zero an eps of 1e-8 makes steps of rounding errors
-COMMON = "batch=8 optim.eps=1e-6 optim.lr=1e-3 schedule=constant schedule.warmup=0 logger=[] hook=[]"
+# AdamW divides by the root of the second moment: of gradients that are all but zero a smaller eps makes steps of rounding errors
+COMMON = "batch=8 optim.eps=1e-5 optim.lr=1e-3 schedule=constant schedule.warmup=0 logger=[] hook=[]"
 
 
 def run(model: str, words: str, *, steps: int) -> dict[str, Any]:

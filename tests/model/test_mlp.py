@@ -11,13 +11,14 @@ from dtrain.model.mlp import MLP
 
 def test_it_is_linear_layers_with_gelu_between() -> None:
     model, x = MLP(inputs=6, outputs=3, width=5, layers=1), torch.randn(4, 6)
-    (a, b) = model.layers
+    (a,), b = model.layers, model.head
     expected = F.gelu(x @ a.weight.T + a.bias) @ b.weight.T + b.bias
     assert torch.allclose(model(x), expected, atol=1e-6)
 
 
 def test_no_hidden_layer_is_a_linear_model() -> None:
-    assert len(MLP(inputs=6, outputs=3, width=5, layers=0).layers) == 1
+    model, x, y = MLP(inputs=6, outputs=3, width=5, layers=0), torch.randn(4, 6), torch.randn(4, 6)
+    assert torch.allclose(model(x + y), model(x) + model(y) - model(torch.zeros(4, 6)), atol=1e-5)
 
 
 def test_inputs_of_several_dims_are_flattened() -> None:

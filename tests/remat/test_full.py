@@ -53,7 +53,7 @@ def test_it_changes_nothing_on_shards_under_split_matrices_and_in_a_pipeline() -
     meshes = [
         (STRATEGIES["fsdp"], {"dp_shard": 2}, {}),
         (STRATEGIES["ddp"], {"dp_replicate": 2}, {}),
-        (PARTS["strategy"], {"tp": 2}, {"tensors": {"sequence": "split", "loss": "whole"}}),
+        (STRATEGIES["ddp"], {"tp": 2}, {"tensors": {"sequence": "split", "loss": "whole"}}),
         (STRATEGIES["ddp"], {"pp": 2}, {"pipeline": PipelineShape()}),
     ]
     for strategy, degrees, options in meshes:

@@ -76,7 +76,7 @@ def summed(parameter: torch.nn.Parameter, mesh: Mesh) -> Tensor:
         dist.all_reduce(gradient)
         return gradient
     assert gradient.placements == (Shard(0),)
-    dist.all_reduce(gradient.to_local(), group=mesh.axis("expert_shard", view="experts_sharded").get_group())
+    dist.all_reduce(gradient.to_local(), group=mesh.axis("expert_shard", view="experts").get_group())
     return gradient.full_tensor()
 
 

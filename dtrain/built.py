@@ -47,12 +47,13 @@ def inspect(model: nn.Module, wrapped: nn.Module, mesh: Mesh, strategy: Strategy
     }
 
 
-def check(plan: Plan, ranks: Sequence[Mapping[str, Any]], precision: Precision) -> None:
-    """Raises DtrainError where what the ranks found is not what the plan says."""
+def check(plan: Plan, ranks: Sequence[Mapping[str, Any]], precision: Precision) -> dict[str, Any]:
+    """What the ranks found, to be told. Raises DtrainError where it is not what the plan says."""
     param = type_name(precision.param)
     problems = [f"rank {found['rank']}: {problem}" for found in ranks for problem in _problems(plan, found, param)]
     if problems:
         raise DtrainError("what was built is not what was asked. " + "; ".join(problems[:4]))
+    return {"compute": type_name(precision.compute), "ranks": list(ranks)}
 
 
 def type_name(dtype: torch.dtype) -> str:

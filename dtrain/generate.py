@@ -4,12 +4,10 @@ import time
 from typing import cast
 
 import numpy as np
-import torch
 
 from dtrain.data import TextSource
-from dtrain.data.stream import to_device
 from dtrain.errors import WordsError
-from dtrain.looking import look_at
+from dtrain.looking import look_at, watch
 from dtrain.objective import answer
 from dtrain.plan import Plan
 from dtrain.result import Result, versions
@@ -24,15 +22,14 @@ def generate(plan: Plan) -> Result:
             raise WordsError("generate: the data of this run is not text.")
         source = cast(TextSource, seen.source)
         context = source.take(np.array([0]), np.array([0]))["inputs"].shape[1]
-        seen.model.eval()
-        with torch.no_grad(), seen.precision.autocast(seen.mesh.device):
-            tokens = complete(
-                lambda tokens: answer(seen.model(to_device(tokens, seen.mesh.device))),
-                source.encode(str(plan.generate["prompt"])),
-                tokens=plan.generate["tokens"],
-                context=context,
-                temperature=plan.generate["temperature"],
-                seed=plan.seed,
-            )
+        forward = watch(seen.model, seen.mesh, seen.precision, step=plan.tokens_step)
+        tokens = complete(
+            lambda tokens: answer(forward(tokens)),
+            source.encode(str(plan.generate["prompt"])),
+            tokens=plan.generate["tokens"],
+            context=context,
+            temperature=plan.generate["temperature"],
+            seed=plan.seed,
+        )
         text = source.decode(tokens)
     return Result("finished", seen.commit["step"], None, time.perf_counter() - began, {"text": text}, versions())

@@ -1,19 +1,20 @@
 """A model that is looked at and not trained: loaded for evaluate and generate, or in the middle of a run for its hooks."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from dtrain.build import build
 from dtrain.data import Source
 from dtrain.data.stream import as_source, to_device
 from dtrain.mesh import Mesh
 from dtrain.model import construct
-from dtrain.objective import Objective
+from dtrain.objective import Objective, answer
 from dtrain.parallel.context import Context, context_of
 from dtrain.parallel.order import parallelize
 from dtrain.plan import Plan
@@ -50,8 +51,18 @@ def look_at(plan: Plan) -> Iterator[Seen]:
         yield Seen(wrapped, source, build(plan.objective), mesh, precision, context_of(mesh, plan.context["attention"]), commit)
 
 
-def watch(model: nn.Module, mesh: Mesh, precision: Precision) -> Any:
-    """A forward for hooks: no gradients, evaluation mode, inputs moved to the device."""
+def whole_steps(forward: Callable[[Any], Any], step: int) -> Callable[[Any], Any]:
+    """`forward` for tokens [B, T] of any T: they are filled up to a multiple of `step`, which a causal model does not see before they come."""
+
+    def padded(tokens: Any) -> Any:
+        short = -tokens.shape[1] % step if isinstance(tokens, Tensor) and step > 1 else 0
+        return answer(forward(F.pad(tokens, (0, short))))[:, : tokens.shape[1]] if short else forward(tokens)
+
+    return padded
+
+
+def watch(model: nn.Module, mesh: Mesh, precision: Precision, *, step: int) -> Callable[[Any], Any]:
+    """A forward for hooks: no gradients, evaluation mode, inputs moved to the device; `step` as in `whole_steps`."""
 
     def forward(inputs: Any) -> Any:
         was_training = model.training
@@ -61,4 +72,4 @@ def watch(model: nn.Module, mesh: Mesh, precision: Precision) -> Any:
         model.train(was_training)
         return outputs
 
-    return forward
+    return whole_steps(forward, step)

@@ -122,6 +122,12 @@ class Plan:
     def world(self) -> int:
         return self.nodes * self.devices
 
+    @property
+    def tokens_step(self) -> int:
+        """What is generated from is filled up to a multiple of this many tokens: tp splits sequences evenly, and takes long over each new length."""
+        sequence = self.data.get("sequence")
+        return 1 if self.mesh.tp == 1 else sequence if isinstance(sequence, int) else self.mesh.tp
+
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "trust": list(self.trust)}
 

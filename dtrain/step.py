@@ -45,7 +45,7 @@ def make_step(
 
     def step(stream: Stream, number: int) -> StepLoss:
         share = next(stream)
-        seeds.reseed(seed, number, mesh.data_rank)
+        seeds.reseed(seed, number, mesh.batch_rank)
         # strategies average gradients over the ranks of the batch, the loss is a sum over all of them; under fp16 `clip` makes up for
         # it, or more ranks would overflow earlier
         weight = (precision.scale.value if precision.scale else mesh.batch_ranks) / max(1, share.count)

@@ -54,9 +54,7 @@ def train(plan: Plan) -> Result:
             model, mesh, strategy, precision=precision, seed=plan.seed, pipeline=plan.pipeline, tensors=plan.tensor,
             remat=build(plan.remat), compile=build(plan.compile),
         )  # fmt: skip
-        ranks = mesh.gather(built.inspect(model, wrapped, mesh, strategy))
-        built.check(plan, ranks, precision)
-        log.event("built", compute=built.type_name(precision.compute), ranks=ranks)
+        log.event("built", **built.check(plan, mesh.gather(built.inspect(model, wrapped, mesh, strategy)), precision))
         parameters, moving = gradients_of(model), balanced(model)
         ema = EMA(model, plan.ema) if plan.ema is not None else None
         optimizer = build(plan.optim, model=model)
@@ -125,7 +123,15 @@ def train(plan: Plan) -> Result:
                 if due(hook, state.step, last=last):
                     log.flush()
                     info = StepInfo(
-                        state.step, plan.steps, stream.seen, plan.seed, loss.sums["loss"], norm, lr, source, watch(wrapped, mesh, precision)
+                        state.step,
+                        plan.steps,
+                        stream.seen,
+                        plan.seed,
+                        loss.sums["loss"],
+                        norm,
+                        lr,
+                        source,
+                        watch(wrapped, mesh, precision, step=plan.tokens_step),
                     )
                     seen = hook(info) or {}
                     log.event(type(hook).__name__.lower(), step=state.step, **seen)

@@ -22,10 +22,10 @@ def model(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
     """Raises WordsError for every axis that cannot split this model."""
     mesh, part, word = draft["mesh"], config.model, config.choices["model"]
     facts = about(part) if word else None
-    problems = list(_optimizer(config, mesh))
+    problems = [*_optimizer(config, mesh), *_remat(config, mesh)]
     if facts is not None:
         problems += [*_tensor(config, mesh, part, facts), *_pipeline(config, mesh, draft["pipeline"].stages, part, facts)]
-        problems += [*_experts(config, mesh, part, facts, str(word)), *_context(config, mesh, part, facts)]
+        problems += [*_experts(mesh, part, facts, str(word)), *_context(config, mesh, part, facts)]
     if problems:
         raise WordsError(*problems)
     return {}
@@ -86,14 +86,12 @@ def _pipeline(config: Config, mesh: MeshShape, stages: int, part: Mapping[str, A
             yield f"pipeline.split={list(config.pipeline.split)} is {sum(config.pipeline.split)} blocks, but {names} = {blocks}."
 
 
-def _experts(config: Config, mesh: MeshShape, part: Mapping[str, Any], facts: Mapping[str, Any], word: str) -> Iterable[str]:
+def _experts(mesh: MeshShape, part: Mapping[str, Any], facts: Mapping[str, Any], word: str) -> Iterable[str]:
     experts = part.get("experts")
     if mesh.ep > 1 and "experts" not in part:
         yield f"mesh.ep={mesh.ep}: model={word} has no experts. Type model=moe, or leave mesh.ep out."
     elif isinstance(experts, int) and experts % mesh.ep:
         yield f"mesh.ep={mesh.ep} does not divide model.experts={experts}. {nearest_divisors('mesh.ep', mesh.ep, math.gcd(experts, mesh.batch))}"
-    if mesh.ep > 1 and config.choices["remat"] == "selective":
-        yield f"remat=selective: what crosses ranks inside a block, as with mesh.ep={mesh.ep}, cannot be kept. Type remat=full."
 
 
 def _context(config: Config, mesh: MeshShape, part: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterable[str]:
@@ -114,6 +112,13 @@ def _optimizer(config: Config, mesh: MeshShape) -> Iterable[str]:
     if about(config.optim).get("axes") == "data" and mesh.tp * mesh.ep > 1:
         axis = "tp" if mesh.tp > 1 else "ep"
         yield f"optim={config.choices['optim']} knows the axes of the data alone, and the mesh has {axis}={getattr(mesh, axis)}. Type optim=adamw."
+
+
+def _remat(config: Config, mesh: MeshShape) -> Iterable[str]:
+    """What experts and split sequences compute in place while they talk cannot be kept for a second pass through a block."""
+    for axis in ("cp", "ep"):
+        if getattr(mesh, axis) > 1 and config.choices["remat"] == "selective":
+            yield f"remat=selective keeps results inside a block, which mesh.{axis}={getattr(mesh, axis)} changes there. Type remat=full."
 
 
 def _up(size: int, step: int) -> int:

@@ -173,11 +173,12 @@ class Turns:
         self._stop()
         names = list(self._others)
         shift = len(self.found["dtrain"]) % len(names)
-        for name in names[shift:] + names[:shift]:
-            self._start(name)
-            for _ in range(self._steps):
-                next(self._others[name])
-            self._stop()
+        with torch.enable_grad():  # an optimizer may hold its hooks without
+            for name in names[shift:] + names[:shift]:
+                self._start(name)
+                for _ in range(self._steps):
+                    next(self._others[name])
+                self._stop()
         self._start("dtrain")
 
     def _start(self, name: str) -> None:

@@ -6,7 +6,7 @@ MLP 64-128-128-128-10, 16 samples a rank, and a GPT, 4 layers x 128, 2 sequences
 live side by side in the same two processes and the same process group, begin with the same weights, and take turns, in rotated order: the hook
 after dtrain's optimizer step lets the others go on, off the clock. The clock is the optimizer's post-step hook in all of them. Printed per system:
 the median over the rounds of the ratio to `usual` of the same round, for the 10th percentile of step time (of the slower rank), for CPU time
-per step (of both ranks), all of it and its median step; and the loss over the last turn, as proof that all do the same.
+per step (of both ranks), all of it and its median step; and the loss over the last turn, as proof that all do the same: `strong` and dtrain see the same samples, their losses agree to three digits.
 
 usual    DistributedDataParallel or fully_shard per block and root, DataLoader with DistributedSampler, default AdamW, clip_grad_norm_
 strong   the best loop by hand: batches gathered by index, fused AdamW (foreach where parameters are sharded), gradients as bucket views
@@ -36,6 +36,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
+import numpy as np
 import torch
 import torch._dynamo  # the first optimizer would import it, in every rank
 import torch.distributed as dist
@@ -51,12 +52,14 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from dtrain.backend.gloo import Gloo
 from dtrain.cluster import look
 from dtrain.compose import compose
+from dtrain.data.dataset import Dataset
+from dtrain.data.order import samples
 from dtrain.model import blocks
 from dtrain.model.gpt import GPT
 from dtrain.model.mlp import MLP
 from dtrain.plan import Plan
 from dtrain.resolve import resolve
-from dtrain.seeds import fill
+from dtrain.seeds import derive, fill
 from dtrain.train import train
 
 WORLD, SETTLE, LR = 2, 5, 1e-3
@@ -127,14 +130,15 @@ def loaded(data: TensorDataset, batch: int) -> Iterator[list[Tensor]]:
         yield from loader
 
 
-def gathered(data: TensorDataset, batch: int) -> Iterator[list[Tensor]]:
-    draw = torch.Generator().manual_seed(0)
-    while True:
-        for index in torch.randperm(len(data), generator=draw)[dist.get_rank() :: WORLD].split(batch)[:-1]:
-            yield [tensor[index] for tensor in data.tensors]
+def gathered(data: TensorDataset, batch: int, steps: int) -> Iterator[list[Tensor]]:
+    """The samples of dtrain's run in its order, listed beforehand."""
+    numbers = Dataset(TensorDataset(torch.arange(len(data)), torch.zeros(len(data))))
+    listed = numbers.take(*samples(np.arange(steps * WORLD * batch), n=len(numbers), seed=derive(0, "data")))["inputs"]
+    for index in listed.view(steps, WORLD, batch)[:, dist.get_rank()]:
+        yield [tensor[index] for tensor in data.tensors]
 
 
-def by_hand(task: Task, strategy: str, strong: bool, losses: list[Tensor]) -> Iterator[None]:
+def by_hand(task: Task, strategy: str, strong: bool, steps: int, losses: list[Tensor]) -> Iterator[None]:
     """A loop that stops after every step until it is asked for the next."""
     model = task.model()
     fill(model, 0)
@@ -142,7 +146,7 @@ def by_hand(task: Task, strategy: str, strong: bool, losses: list[Tensor]) -> It
     kernel = {"fused" if strategy == "ddp" else "foreach": True} if strong else {}
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, **kernel)
     data = task.data()
-    for x, y in (gathered if strong else loaded)(data, task.batch):
+    for x, y in gathered(data, task.batch, steps) if strong else loaded(data, task.batch):
         outputs = wrapped(x)
         loss = F.cross_entropy(outputs.flatten(0, -2), y.flatten())
         optimizer.zero_grad()
@@ -198,7 +202,7 @@ def race(plan: Plan, task: Task, strategy: str, profiled: str | None) -> dict[st
     """One rank: all systems, to the end of dtrain's plan."""
     losses: dict[str, list[Tensor]] = {"usual": [], "strong": []}
     with Gloo(timeout=600).open():
-        others = {name: by_hand(task, strategy, name == "strong", losses[name]) for name in losses}
+        others = {name: by_hand(task, strategy, name == "strong", plan.steps, losses[name]) for name in losses}
         for other in others.values():  # makes DDP's buckets, FSDP's groups and the state of the optimizer
             next(other)
         turns = Turns(others, task.turn, profiled)

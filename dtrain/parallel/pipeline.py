@@ -59,6 +59,10 @@ class Pipeline(nn.Module):
 
     def __init__(self, model: nn.Module, mesh: Mesh, shape: PipelineShape, precision: Precision) -> None:
         super().__init__()
+        if shape.layout == "v" and torch.__version__ < "2.13":  # its stages do not find each other over gloo
+            raise WordsError(
+                f"pipeline.schedule={shape.schedule} needs torch 2.13 or newer, here is {torch.__version__}. Type pipeline.schedule=1f1b."
+            )
         table, _ = table_of(model)
         names = cut(model, mesh.shape.pp * shape.stages, shape.split)
         self.owners = shape.owners(mesh.shape.pp)

@@ -103,7 +103,9 @@ def _check(model: nn.Module, names: Sequence[str]) -> None:
         owners.setdefault(id(parameter), []).append(name)
     tied = next((both for both in owners.values() if len(both) > 1), None)
     if tied:
-        raise WordsError(f"mesh.pp: {' and '.join(tied)} are one weight, and may stand on two stages. Build the model untied (model.tied=false), or leave mesh.pp out.")
+        raise WordsError(
+            f"mesh.pp: {' and '.join(tied)} are one weight, and may stand on two stages. Build the model untied (model.tied=false), or leave mesh.pp out."
+        )
 
 
 def _cost(model: nn.Module, names: Sequence[str]) -> int:

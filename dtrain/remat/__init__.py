@@ -5,7 +5,6 @@ Random numbers are drawn again as they were, so results are the same bit for bit
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from torch import nn
@@ -17,4 +16,9 @@ Remat = Callable[[Sequence[nn.Module]], None]
 
 def recompute(block: nn.Module, **options: Any) -> None:
     """Keep only the inputs of `block` for the backward."""
-    block.forward = partial(checkpoint, block.forward, use_reentrant=False, **options)
+    inner = block.forward
+
+    def forward(*arguments: Any, **keywords: Any) -> Any:  # torch.compile does not look into a partial
+        return checkpoint(inner, *arguments, use_reentrant=False, **options, **keywords)
+
+    block.forward = forward

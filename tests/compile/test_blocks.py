@@ -8,7 +8,9 @@ import torch
 from pool import ranks
 from small import PARTS, STRATEGIES, agree, few_steps
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
+from dtrain.build import locate
 from dtrain.compile.blocks import build
 
 # torch's own compiler warns of what else of torch it uses
@@ -56,3 +58,16 @@ def test_the_losses_are_those_of_what_is_written(mesh: str, remat: str | None) -
     (reference,) = ranks(1, few_steps, PARTS, {})
     for run in ranks(max([1, *degrees.values()]), lambda: few_steps(parts, degrees), seconds=300):
         agree(run, reference)
+
+
+@pytest.mark.parametrize("remat", ["full", "selective"])
+def test_what_is_recomputed_is_compiled_too(remat: str) -> None:
+    def graphs() -> int:
+        block = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+        locate(f"dtrain.remat.{remat}.build")()([block])
+        build(mode="default")([block])
+        counters.clear()
+        block(torch.ones(1, 2)).sum().backward()
+        return int(counters["stats"]["unique_graphs"])
+
+    assert ranks(1, graphs, seconds=300) == [1]

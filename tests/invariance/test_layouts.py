@@ -22,7 +22,7 @@ def cases(table: dict[str, tuple[str, ...]]) -> list[tuple[str, str]]:
 
 def holds(model: str, words: str) -> None:
     if torch.__version__ < "2.13" and ("zbv" in words or "dualpipev" in words):
-        with pytest.raises(RankFailed, match="needs torch 2.13 or newer"):
+        with pytest.raises(RankFailed, match=r"needs torch 2\.13 or newer"):
             run(MODELS[model], words, steps=1)
         return
     steps = 3 if "devices=8" in words or "nodes=2" in words else 20

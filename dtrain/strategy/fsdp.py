@@ -74,7 +74,9 @@ def shard_blocks(model: nn.Module, mesh: Mesh, precision: Precision, *, again: b
         experts.set_gradient_divide_factor(float(mesh.batch_ranks))
         if mesh.device.type == "cpu" and mesh.batch_ranks > mesh.shape.ep:
             experts.set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM; alone, an expert's gradient is divided without it
-    for module, free in (*((block, again) for block in dict.fromkeys(blocks(model))), (model, False)):
+    listed = list(dict.fromkeys(blocks(model)))
+    # the last block is wanted again at once
+    for module, free in (*((block, again and block is not listed[-1]) for block in listed), (model, False)):
         module.register_forward_hook(show)
         fully_shard(module, mesh=data, mp_policy=policy, reshard_after_forward=free, offload_policy=offload)
         module.register_forward_hook(restore)

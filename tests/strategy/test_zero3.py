@@ -40,5 +40,5 @@ def gathers(mesh: Mesh, word: str) -> list[int]:
 
 
 def test_blocks_are_gathered_again_for_the_backward() -> None:
-    assert on_mesh(lambda mesh: gathers(mesh, "zero3"), dp_shard=2) == [[3, 2]] * 2, "the root is needed at once"
+    assert on_mesh(lambda mesh: gathers(mesh, "zero3"), dp_shard=2) == [[3, 1]] * 2, "the root and the last block are needed at once"
     assert on_mesh(lambda mesh: gathers(mesh, "zero1"), dp_shard=2) == [[3, 0]] * 2

@@ -162,7 +162,7 @@ class Blockless(Bare):
 @pytest.mark.parametrize(
     ("model", "stages", "split", "said"),
     [
-        (small_gpt(tied=True), 2, "blocks", "embed.weight and head.weight are one weight, and may stand on two stages. Type model.tied=false"),
+        (small_gpt(tied=True), 2, "blocks", "embed.weight and head.weight are one weight, and may stand on two stages. Build the model untied (model.tied=false)"),
         (Scaled(), 2, "blocks", "scale is in no module of the table `pipeline` of Scaled"),
         (small_gpt(layers=2), 3, "blocks", "GPT has 2 blocks, fewer than the 3 stages"),
         (Bare(), 2, "blocks", "Bare does not say where it may be cut. Give the class a table such as pipeline ="),

@@ -44,8 +44,22 @@ def compare(asked: str, one: str, compute: str) -> list[Row]:
         for name in ("loss", "norm")
     ]
     theirs, weights = _weights(one), _weights(asked)
-    rows.append(_worst("weights", allowed["weights"], ((name, _apart(weights.get(name), tensor)) for name, tensor in theirs.items())))
+    moved = [name for name in theirs if name.startswith("model.") and name not in _still(theirs)]
+    rows.append(_worst("weights", allowed["weights"], ((name, _apart(weights.get(name), theirs[name])) for name in moved)))
     return rows
+
+
+def _still(tensors: Mapping[str, Tensor]) -> set[str]:
+    """Weights whose gradient is zero but for rounding, such as a bias that a softmax cancels: AdamW makes full steps of that noise.
+
+    Told by the second moments, where the optimizer keeps them: a gradient 1e-5 of the largest, and less.
+    """
+    sizes = {
+        "model." + name.removeprefix("optim.").removesuffix(".exp_avg_sq"): float(moment.mean().sqrt())
+        for name, moment in tensors.items()
+        if name.endswith(".exp_avg_sq")
+    }
+    return {name for name, size in sizes.items() if size < 1e-5 * max(sizes.values())}
 
 
 def first_difference(rows: list[Row]) -> str | None:
@@ -75,15 +89,14 @@ def _rows(out: str) -> dict[int, dict[str, Any]]:
 
 
 def _weights(out: str) -> dict[str, Tensor]:
-    """Every tensor of the model, whole, put together from the pieces of the newest checkpoint."""
+    """Every tensor of model and optimizer, whole, put together from the pieces of the newest checkpoint."""
     url, commit = find(out)
     files = {file["name"]: load(store.read(store.join(url, file["name"]))) for file in commit["files"]}
     whole: dict[str, Tensor] = {}
     for piece in commit["pieces"]:
-        if piece["name"].startswith("model."):
-            part = files[piece["file"]][piece["key"]]
-            tensor = whole.setdefault(piece["name"], torch.full(commit["tensors"][piece["name"]]["shape"], torch.nan, dtype=torch.float64))
-            tensor[tuple(slice(begin, begin + size) for begin, size in zip(piece["offset"], piece["shape"], strict=True))] = part.double()
+        part = files[piece["file"]][piece["key"]]
+        tensor = whole.setdefault(piece["name"], torch.full(commit["tensors"][piece["name"]]["shape"], torch.nan, dtype=torch.float64))
+        tensor[tuple(slice(begin, begin + size) for begin, size in zip(piece["offset"], piece["shape"], strict=True))] = part.double()
     return whole
 
 

@@ -100,7 +100,8 @@ class Stream:
     def _counts(self, steps: list[list[Batch]]) -> list[int]:
         """Targets that count in each step's whole batch; of dense data known once and for all, of other data told by every rank."""
         if not self._source.dense:
-            return self._mesh.sum(torch.tensor([sum(map(self._count, parts)) for parts in steps])).tolist()
+            counts = self._mesh.sum(torch.tensor([sum(map(self._count, parts)) for parts in steps]))
+            return (counts // (self._mesh.batch_ranks // self._mesh.data_ranks)).tolist()  # ranks of cp count the same samples
         if self._dense is None:
             self._dense = sum(map(self._count, steps[0])) * self._batch.data
         return [self._dense] * len(steps)

@@ -27,7 +27,7 @@ class Classification:
         if logits.ndim < 2 or logits.shape[:1] + logits.shape[2:] != targets.shape:
             raise WordsError(
                 f"objective=classification: the model gives {list(logits.shape)}, the targets are {list(targets.shape)}. "
-                "Needed are [B, classes, ...] and [B, ...]."
+                "Needed are [B, classes, ...] and [B, ...]." + (" Type objective=next_token." if logits.shape[:-1] == targets.shape else "")
             )
         return Loss(
             F.cross_entropy(logits.float(), targets, ignore_index=IGNORE, reduction="sum"),

@@ -70,7 +70,7 @@ class Context:
         """This rank's part of a batch: every tensor [B, T, ...] is cut in its dim 1, where T is that of the first of the inputs; others stay.
 
         Raises WordsError when T does not divide by 2 x size, and for what a part cannot say: an `attention_mask` with zeros,
-        `position_ids` other than 0 .. T - 1.
+        `position_ids` other than 0 .. T - 1, targets that are not one for each token.
         """
         T = _length(batch["inputs"], self.size)
         self._check_length(T)
@@ -81,7 +81,13 @@ class Context:
             self._check_meaning(part, name)
             return self._cut(part) if isinstance(part, Tensor) and part.ndim >= 2 and part.shape[1] == T else part
 
-        return {key: cut(value, key) for key, value in batch.items()}
+        parts = {key: cut(value, key) for key, value in batch.items()}
+        targets = batch.get("targets")
+        if isinstance(targets, Tensor) and targets.shape[1:2] != (T,):
+            raise WordsError(
+                f"mesh.cp={self.size}: the targets {list(targets.shape)} are not one for each of {T} tokens, no rank sees enough for them."
+            )
+        return parts
 
     def position_ids(self, T: int) -> Tensor:
         """Where this rank's tokens stand in the sequence of T: int64 [1, T / size], the same tensor every time. Raises WordsError as `split`."""
@@ -359,42 +365,21 @@ def _join(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
     lse.copy_(total)
 
 
-def adapt(model: nn.Module) -> None:
-    """Make the Hugging Face models in `model` that attend by sdpa ready for `active`; outside it, and any other model, stays as it is.
-
-    transformers takes positions that jump for packed sequences and masks them apart, unless there is an attention_mask: they get one
-    of ones. Where it asks for a mask it is told that there is none to make, or WordsError when it would be other than causal or none.
-    """
-    module: Any
-    for module in model.modules():
-        if getattr(getattr(module, "config", None), "_attn_implementation", None) == "sdpa" and "transformers" in sys.modules:
-            transformers = sys.modules["transformers"]
-            # https://huggingface.co/docs/transformers/attention_interface
-            transformers.AttentionInterface.register("sdpa_context", transformers.AttentionInterface()["sdpa"])
-            transformers.AttentionMaskInterface.register("sdpa_context", _mask)
-            module.set_attn_implementation("sdpa_context")
-            module.register_forward_pre_hook(_with_ones, with_kwargs=True)
-
-
-def _with_ones(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    given = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments if _open else {}
-    tokens = given.get("input_ids", given.get("inputs_embeds"))
-    if tokens is None or given.get("attention_mask") is not None:
-        return None
-    return args, kwargs | {"attention_mask": torch.ones(tokens.shape[:2], dtype=torch.int64, device=tokens.device)}
-
-
-def _mask(**asked: Any) -> Any:
-    """The mask that transformers asks for: its own for whole sequences, None for a part of one."""
-    if not _open:
-        return sys.modules["transformers"].AttentionMaskInterface()["sdpa"](**asked)
-    given, window, size = asked.get("attention_mask"), asked.get("local_size"), _open[-1].size
-    plain = asked.get("allow_is_causal_skip") or asked.get("allow_is_bidirectional_skip")
-    if not plain or (window is not None and window < asked["q_length"] * size) or (given is not None and not given.all()):
-        raise WordsError(f"mesh.cp={size}: the model hides tokens by more than causality (a window, padding, a prefix). Type mesh.cp=1.")
-    return None
+def innermost() -> Context | None:
+    """The context that is active, if one is."""
+    return _open[-1] if _open else None
 
 
 def context_of(mesh: Mesh, method: Method) -> Context | None:
     """The context of a mesh; None where every rank has whole sequences."""
     return Context(mesh.group("cp"), mesh.coordinate["cp"], mesh.shape.cp, method, mesh.device) if mesh.shape.cp > 1 else None
+
+
+def check(model: nn.Module) -> None:
+    """Raises WordsError for a model that cannot be told where its tokens stand."""
+    takes = inspect.signature(model.forward).parameters
+    if "position_ids" not in takes and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values()):
+        raise WordsError(
+            f"mesh.cp: the forward of {type(model).__name__} takes no position_ids, and a part of a sequence does not know where it stands. "
+            "Give it that argument ([1, T], whole numbers), or leave mesh.cp out."
+        )

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map_only
 from dtrain.compile import Compile
 from dtrain.mesh import Mesh
 from dtrain.model import blocks
-from dtrain.parallel import context, expert, tensor
+from dtrain.parallel import context, expert, huggingface, tensor
 from dtrain.parallel.pipeline import Pipeline
 from dtrain.plan import PipelineShape
 from dtrain.precision import Precision
@@ -40,7 +40,8 @@ def parallelize(
     if precision.param != torch.float32:
         lower(model, precision.param)
     if mesh.shape.cp > 1:
-        context.adapt(model)
+        context.check(model)
+        huggingface.adapt(model)
     pipelined = Pipeline(model, mesh, pipeline, precision) if pipeline and mesh.shape.pp > 1 else None
     if mesh.shape.tp > 1:
         tensor.apply(model, mesh.axis("tp"), **(tensors or {"sequence": "whole", "loss": "whole"}))

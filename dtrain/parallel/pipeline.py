@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.tensor import DTensor
 
-from dtrain.errors import WordsError
+from dtrain.errors import WordsError, first_line
 from dtrain.mesh import Mesh
 from dtrain.objective import answer, logits_of
 from dtrain.parallel.stages import cut, emptied, keep, table_of, view
@@ -85,7 +85,7 @@ class Pipeline(nn.Module):
         for index, owner in enumerate(self.owners):
             mine = str(index) in self.stages
             if mine:
-                x = self._stage(index)(x, **others)
+                x = self._first_try(index, x, others)
                 self._passed.append(x)
                 x = answer(self._stage(index).whole(x))
             x = self._hand_round(x, owner)
@@ -112,6 +112,19 @@ class Pipeline(nn.Module):
     def roots(self) -> list[nn.Module]:
         """The stages of this rank, first to last."""
         return list(self.stages.values())
+
+    def _first_try(self, index: int, x: Tensor, others: dict[str, Tensor]) -> Tensor:
+        """A stage's forward. Until one has gone through all stages, what fails behind the first is the cut, not the model."""
+        try:
+            out: Tensor = self._stage(index)(x, **others)
+            return out
+        except Exception as error:
+            if self._checked or index == 0:
+                raise
+            raise WordsError(
+                f"mesh.pp: stage {index} of {type(self._stage(index).model).__name__} fails on what stage {index - 1} hands on, {list(x.shape)}: "
+                f"{first_line(error)}. Each module of the table `pipeline` must take what the one before it gives, as its first input."
+            ) from error
 
     def _check_flow(self, x: Tensor, others: dict[str, Tensor]) -> None:
         """Once: raises WordsError when the model changes what flows from stage to stage outside of the modules of its table."""

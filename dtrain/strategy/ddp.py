@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
 from dtrain.model.moe import Experts
 from dtrain.precision import Precision
@@ -60,7 +61,7 @@ class DDP:
         if self._afterwards and last:
             return self._average()
         if last or not isinstance(model, DistributedDataParallel):
-            return nullcontext()
+            return _unreached() if isinstance(model, DistributedDataParallel) else nullcontext()
         return cast(AbstractContextManager[None], model.no_sync())
 
     @contextmanager
@@ -68,6 +69,19 @@ class DDP:
         yield
         for parameters, group, divisor in self._afterwards:
             average(parameters, group, divisor, bucket=int(self.bucket_mb * 2**20))
+
+
+@contextmanager
+def _unreached() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if "find_unused_parameters=True" not in str(error):
+            raise
+        raise WordsError(
+            "strategy=ddp: the loss does not depend on all parameters, and ddp waits for their gradients. "
+            "Type strategy.find_unused_parameters=true, or strategy=fsdp."
+        ) from error
 
 
 @torch.no_grad()

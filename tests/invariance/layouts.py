@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 MODELS = {
     "gpt": "model=gpt model.layers=4 model.heads=4 model.kv_heads=2 model.width=32 model.hidden=48 data=synthetic data.sequence=16 data.vocab=29",
+    "uneven": "model=gpt model.layers=2 model.heads=4 model.width=32 objective=next_token data=dataset data.dataset._target_=invariance.zoo.Uneven "
+    "data.outputs=29 model.vocab=29 trust=[invariance]",
     "tied": "model=gpt model.layers=2 model.heads=4 model.width=32 model.tied=true data=synthetic data.sequence=16 data.vocab=29",
     "moe": "model=moe model.layers=2 model.heads=4 model.width=32 model.hidden=16 model.experts=4 model.active=2 data=synthetic data.sequence=16 "
     "data.vocab=29",
@@ -32,6 +34,7 @@ FAST = {
         "devices=4 strategy=fsdp mesh.pp=2",
         "devices=4 strategy=fsdp mesh.cp=2",
     ),
+    "uneven": ("strategy=ddp devices=2 mesh.cp=2", "strategy=pipeline devices=2"),
     "tied": ("strategy=ddp devices=2 mesh.tp=2",),
     "moe": ("strategy=ddp devices=2 mesh.ep=2", "strategy=fsdp devices=4 mesh.ep=2"),
     "mlp": ("strategy=ddp devices=2", "strategy=ddp devices=2 mesh.tp=2", "strategy=pipeline devices=2"),
@@ -85,6 +88,7 @@ SLOW = {
         "devices=8 strategy=zero2 mesh.pp=2 mesh.cp=2 pipeline.schedule=zbv",
         "nodes=2 devices=4 strategy=hsdp mesh.cp=2",
     ),
+    "uneven": ("strategy=fsdp devices=4 mesh.cp=2 accumulate=2", "strategy=zero2 devices=2 accumulate=2", "strategy=fsdp devices=4 mesh.tp=2"),
     "tied": ("strategy=fsdp devices=2", "strategy=fsdp devices=4 mesh.tp=2 tensor.sequence=split tensor.loss=split"),
     "moe": (
         "strategy=ddp devices=2",

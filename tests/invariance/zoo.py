@@ -48,3 +48,14 @@ class Plain(nn.Module):
 
 def sequential() -> nn.Module:
     return nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4)), nn.Linear(64, 10))
+
+
+class Uneven:
+    """Sixteen tokens, of which sample i has i % 16 targets that do not count: a mean of means, or of halves, is wrong."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        row = torch.randint(29, (17,), generator=torch.Generator().manual_seed(index))
+        return row[:-1], torch.where(torch.arange(16) < index % 16, -100, row[1:])

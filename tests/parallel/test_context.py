@@ -16,7 +16,8 @@ from torch.utils.checkpoint import checkpoint
 from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
 from dtrain.parallel import context as module
-from dtrain.parallel.context import Context, adapt
+from dtrain.parallel.context import Context, check
+from dtrain.parallel.huggingface import adapt
 
 METHODS = ("ring", "ulysses")
 GROUP: Any = None
@@ -343,3 +344,14 @@ def test_a_window_or_padding_of_hugging_face_is_refused_in_a_part_and_kept_in_th
     assert far(model(inputs, attention_mask=padded).logits, expected) == 0
     with pytest.raises(WordsError, match="more than causality"), alone().active():
         model(inputs, attention_mask=padded)
+
+
+def test_what_has_one_answer_for_a_whole_sequence_is_refused() -> None:
+    context = Context(None, 0, 2, "ring")  # type: ignore[arg-type]
+    with pytest.raises(WordsError, match="are not one for each of 8 tokens"):
+        context.split({"inputs": torch.zeros(3, 8, dtype=torch.int64), "targets": torch.zeros(3, dtype=torch.int64)})
+
+
+def test_a_model_that_cannot_be_told_positions_is_refused() -> None:
+    with pytest.raises(WordsError, match="takes no position_ids"):
+        check(torch.nn.Linear(2, 2))

@@ -1,5 +1,6 @@
 """Stages run by a schedule: gradients of plain accumulation, whatever the schedule; and called without one, the outputs of the whole model."""
 
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -7,10 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from pool import ranks
-from small import PARTS, STRATEGIES, UNEVEN, agree, few_steps, joined, on_mesh, small_gpt, tokens
+from small import PARTS, STRATEGIES, UNEVEN, agree, few_steps, joined, mesh_of, on_mesh, small_gpt, tokens
 from torch import Tensor, nn
 
 from dtrain.build import build
+from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
 from dtrain.objective import Loss
 from dtrain.objective.next_token import NextToken
@@ -191,3 +193,59 @@ def test_stages_compute_in_the_precision_of_the_run() -> None:
     first, last = on_mesh(types, pp=2)
     assert first == ("torch.float32", "[]")
     assert last == ("torch.float32", "[torch.bfloat16]")
+
+
+class Loud(nn.Module):
+    """Does something to what flows outside of the modules of its table."""
+
+    pipeline = ("blocks",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return x
+
+
+class Crossed(nn.Module):
+    """The first module of its table is given something else than what flows."""
+
+    pipeline = ("places", "blocks")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.places = nn.ModuleList(nn.Linear(4, 4) for _ in range(2)), nn.Embedding(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.places(torch.arange(3))
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def refusal(mesh: Mesh, model: type[nn.Module], x: Tensor) -> str:
+    with pytest.raises(WordsError) as caught, torch.no_grad():
+        Pipeline(model(), mesh, PipelineShape(), Precision())(x)
+    return str(caught.value)
+
+
+def test_a_model_that_changes_what_flows_is_refused() -> None:
+    for said in on_mesh(lambda mesh: refusal(mesh, Loud, torch.ones(2, 4)), pp=2):
+        assert "Loud changes what flows outside of the modules of its table" in said
+
+
+def test_a_cut_that_does_not_fit_is_told_as_one() -> None:
+    said = ranks(2, lambda: _rank_1(Crossed, torch.ones(2, 3, 4)))[1]
+    assert "stage 1 of Crossed fails on what stage 0 hands on" in said
+
+
+def _rank_1(model: type[nn.Module], x: Tensor) -> str:
+    with mesh_of(pp=2) as mesh:
+        if mesh.rank == 1:
+            return refusal(mesh, model, x)
+        with torch.no_grad(), suppress(RuntimeError, WordsError):  # it waits for the rank that refuses
+            Pipeline(model(), mesh, PipelineShape(), Precision())(x)
+        return ""

@@ -8,6 +8,7 @@ from pool import ranks
 from small import PARTS, STRATEGIES, UNEVEN, Collectives, agree, few_steps, joined, on_mesh, tokens
 
 from dtrain.build import build
+from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
 from dtrain.model import construct
 from dtrain.model.mlp import MLP
@@ -138,3 +139,28 @@ def test_a_gradient_that_one_rank_lacks_counts_as_zero() -> None:
         for gradients, called in on_mesh(lambda mesh, bucket=bucket: averaged(mesh, bucket), dp_replicate=2):
             assert gradients == [[1.5] * 3, [3.0] * 3, [0.0] * 3]
             assert called == calls
+
+
+class Half(torch.nn.Module):
+    """Of two layers the forward reaches one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.spare = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.used(x)
+
+
+def advice(mesh: Mesh) -> str:
+    strategy = DDP(bucket_mb=25)
+    model = strategy.wrap(Half(), mesh)
+    with pytest.raises(WordsError) as caught:
+        for _ in range(2):
+            with strategy.sync(model, True):
+                model(torch.ones(2, 3)).sum().backward()
+    return str(caught.value)
+
+
+def test_parameters_that_the_loss_does_not_reach_lead_to_the_words_that_help() -> None:
+    assert all("Type strategy.find_unused_parameters=true" in said for said in on_mesh(advice, dp_replicate=2))

@@ -40,7 +40,7 @@ def inspect(model: nn.Module, wrapped: nn.Module, mesh: Mesh, strategy: Strategy
         "parameters": whole,
         "held": held,
         "split": split,
-        "types": sorted({type_name(parameter.dtype) for parameter in model.parameters()}),
+        "types": sorted({type_name(parameter.dtype) for parameter in model.parameters() if parameter.is_floating_point()}),
         "stages": sorted(int(index) for index in wrapped.stages) if isinstance(wrapped, Pipeline) else [],
         "schedule": wrapped.schedule if isinstance(wrapped, Pipeline) else None,
         "wrapper": type(wrapped).__name__,
@@ -72,7 +72,7 @@ def _problems(plan: Plan, found: Mapping[str, Any], param: str) -> list[str]:
         problems.append(f"no parameter is split over tp={mesh.tp}")
     if mesh.ep > 1 and split.get("ep", 0) != experts:
         problems.append(f"of {experts} parameters of experts {split.get('ep', 0)} are split over ep={mesh.ep}")
-    if found["types"] not in ([param], []):
+    if param != "float32" and found["types"] not in ([param], []):
         problems.append(f"weights are {', '.join(found['types'])}, not {param}")
     stages = [stage for stage, owner in enumerate(plan.pipeline.owners(mesh.pp)) if owner == _stage_rank(plan, found["rank"])] if mesh.pp > 1 else []
     if found["stages"] != stages or (mesh.pp > 1 and found["schedule"] != plan.pipeline.schedule):

@@ -68,7 +68,8 @@ def parallelize(
 def lower(model: nn.Module, dtype: torch.dtype) -> None:
     """Parameters, and the fractions that go into the model, in `dtype`; buffers keep theirs."""
     for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
 
     def cast(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return tree_map_only(torch.Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, (args, kwargs))  # type: ignore[no-any-return]

@@ -67,6 +67,11 @@ class Log:
         for name in list(self._loggers):
             self._tell(name, "note", text)
 
+    def caveat(self, text: str) -> None:
+        """What a person should know before the first step: an event, and a note."""
+        self.event("caveat", text=text)
+        self.note(text)
+
     def restored(self, step: int) -> None:
         """Rows after the checkpoint will be written again."""
         if self._rows is not None:

@@ -78,7 +78,7 @@ def train(plan: Plan) -> Result:
         log.event("started", step=state.step, ranks=mesh.world, parameters=size, plan=plan.digest)
         log.note(f"{short(size)} parameters on {mesh.world} rank(s)" + (f", going on after step {state.step}" if restored else ""))
         for sentence in [*caveats(model), *([] if heldout else ["nothing is held out: there will be no evaluation"])]:
-            log.note(sentence)
+            log.caveat(sentence)
 
         def commit() -> None:
             log.flush()

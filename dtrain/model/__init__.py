@@ -60,8 +60,13 @@ def construct(part: Part, *, facts: Mapping[str, Any], seed: int) -> nn.Module:
 
 def caveats(model: nn.Module) -> list[str]:
     """What a person should know about a model that is trained on several ranks or microbatches."""
-    norms = sorted({type(module).__name__ for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)})
-    return [f"{name} sees one microbatch of one rank: its losses depend on the mesh. GroupNorm or LayerNorm do not." for name in norms]
+    modules = list(model.modules())
+    norms = sorted({type(module).__name__ for module in modules if isinstance(module, nn.modules.batchnorm._BatchNorm)})
+    drops = any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in modules)
+    return [
+        *(f"{name} sees one microbatch of one rank: its losses depend on the mesh. GroupNorm or LayerNorm do not." for name in norms),
+        *(["dropout draws other masks on another mesh: losses differ there; a restart on the same mesh draws the same."] if drops else []),
+    ]
 
 
 def blocks(module: nn.Module) -> Iterator[nn.Module]:

@@ -105,8 +105,9 @@ def _on_one(plan: Plan) -> Plan:
 def _events(plan: Plan) -> dict[str, Any]:
     """What the ranks of a run said they had built, and the type in which they multiply matrices."""
     lines = store.read(store.join(plan.out, "events.jsonl")).decode().splitlines()
-    events = {event["event"]: event for event in map(json.loads, lines)}
-    return {"built": events["built"]["ranks"], "computed": events["built"]["compute"]}
+    events = [json.loads(line) for line in lines]
+    built = next(event for event in events if event["event"] == "built")
+    return {"built": built["ranks"], "computed": built["compute"], "caveats": [event["text"] for event in events if event["event"] == "caveat"]}
 
 
 def _table(report: dict[str, Any]) -> str:
@@ -118,6 +119,7 @@ def _table(report: dict[str, Any]) -> str:
         split = ", ".join(f"{count} over {axis}" for axis, count in found["split"].items() if axis != "experts") or "nothing"
         stages = f", stages {found['stages']} of {found['schedule']}" if found["stages"] else ""
         lines.append(f"rank {found['rank']:<5} {found['wrapper']}: holds {found['held']} of {found['parameters']}, split {split}{stages}")
+    lines += [f"note       {sentence}" for sentence in report.get("caveats", ())]
     if "error" in report:
         lines.append(str(report["error"]))
     return "\n".join([*lines, "same" if report["same"] else "NOT the same"])

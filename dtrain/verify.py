@@ -44,8 +44,9 @@ def compare(asked: str, one: str, compute: str) -> list[Row]:
         for name in ("loss", "norm")
     ]
     theirs, weights = _weights(one), _weights(asked)
+    floor = 1e-3 * float(torch.cat([tensor.flatten() for name, tensor in theirs.items() if name.startswith("model.")]).square().mean().sqrt())
     moved = [name for name in theirs if name.startswith("model.") and name not in _still(theirs)]
-    rows.append(_worst("weights", allowed["weights"], ((name, _apart(weights.get(name), theirs[name])) for name in moved)))
+    rows.append(_worst("weights", allowed["weights"], ((name, _apart(weights.get(name), theirs[name], floor)) for name in moved)))
     return rows
 
 
@@ -107,7 +108,8 @@ def _relative(here: float | None, there: float | None) -> float:
     return abs(here - there) / max(abs(there), 1e-12)
 
 
-def _apart(here: Tensor | None, there: Tensor) -> float:
+def _apart(here: Tensor | None, there: Tensor, floor: float) -> float:
+    """Relative to `there`, or to numbers of size `floor`, a thousandth of the model's, where it is all but zero."""
     if here is None or here.shape != there.shape:
         return float("inf")
-    return float((here - there).norm() / there.norm().clamp(min=1e-12)) if there.numel() else 0.0
+    return float((here - there).norm() / there.norm().clamp(min=max(floor * there.numel() ** 0.5, 1e-12))) if there.numel() else 0.0

@@ -32,6 +32,15 @@ def apply(model: nn.Module, mesh: Mesh) -> None:
             _split(module, mesh.axis("ep", view="experts"))
 
 
+def check(model: nn.Module, ep: int) -> None:
+    """Raises WordsError for a model without `Experts`: nothing else is split over ep."""
+    if not any(isinstance(module, Experts) for module in model.modules()):
+        raise WordsError(
+            f"mesh.ep={ep}: {type(model).__name__} holds no experts of dtrain.model.moe.Experts, so there is nothing to split. "
+            "Build its mixture of them, type model=moe, or leave mesh.ep out."
+        )
+
+
 def _split(experts: Experts, mesh: DeviceMesh) -> None:
     if len(experts.gate) % mesh.size():
         raise WordsError(f"model.experts={len(experts.gate)} does not split over mesh.ep={mesh.size()} ranks. Type a multiple of {mesh.size()}.")

@@ -42,6 +42,8 @@ def parallelize(
     if mesh.shape.cp > 1:
         context.check(model)
         huggingface.adapt(model)
+    if mesh.shape.ep > 1:
+        expert.check(model, mesh.shape.ep)
     pipelined = Pipeline(model, mesh, pipeline, precision) if pipeline and mesh.shape.pp > 1 else None
     if mesh.shape.tp > 1:
         tensor.apply(model, mesh.axis("tp"), **(tensors or {"sequence": "whole", "loss": "whole"}))

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
+from dtrain.model.mlp import MLP
 from dtrain.model.moe import Experts, MoE
 from dtrain.parallel import expert
 from dtrain.parallel.order import materialize
@@ -168,3 +169,8 @@ def refused(mesh: Mesh) -> str:
 def test_experts_that_do_not_divide_are_refused_by_name() -> None:
     for sentence in on_experts(refused, dp_shard=2, ep=2):
         assert "model.experts=3" in sentence and "mesh.ep=2" in sentence
+
+
+def test_a_model_without_experts_is_refused() -> None:
+    with pytest.raises(WordsError, match="MLP holds no experts"):
+        expert.check(MLP(inputs=2, outputs=1, width=2, layers=1), 2)

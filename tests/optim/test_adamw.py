@@ -51,3 +51,12 @@ def test_it_learns_the_same_on_two_ranks(strategy: str, axis: str) -> None:
     for rank in ranks(2, few_steps, PARTS | {"optim": adamw, "strategy": STRATEGIES[strategy]}, {axis: 2}):
         # where a gradient is nearly zero, as behind projections that start at zero, rounding errors are divided by themselves
         agree(rank, reference, tolerance=1e-4)
+
+
+def test_weights_of_eight_bits_move_too() -> None:
+    """More of them than one vector instruction takes."""
+    model = torch.nn.Linear(8, 8).bfloat16()
+    before = model.weight.detach().float().clone()
+    model.weight.grad, model.bias.grad = torch.ones_like(model.weight), torch.ones_like(model.bias)
+    build(model=model, lr=0.1, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0).step()
+    assert (before - model.weight.detach().float()).min() > 0.05

@@ -38,3 +38,12 @@ def test_it_learns_the_same_on_two_ranks(strategy: str, axis: str) -> None:
     (reference,) = ranks(1, few_steps, PARTS, {})
     for rank in ranks(2, few_steps, PARTS | {"strategy": STRATEGIES[strategy]}, {axis: 2}):
         agree(rank, reference)
+
+
+def test_weights_of_eight_bits_move_too() -> None:
+    """More of them than one vector instruction takes."""
+    model = torch.nn.Linear(8, 8).bfloat16()
+    before = model.weight.detach().float().clone()
+    model.weight.grad, model.bias.grad = torch.ones_like(model.weight), torch.ones_like(model.bias)
+    build(model=model, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.0).step()
+    assert (before - model.weight.detach().float()).min() > 0.05

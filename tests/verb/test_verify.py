@@ -49,3 +49,9 @@ def test_what_was_not_built_as_asked_never_takes_a_step(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "0 are sharded over dp_shard x cp = 2" in done.stdout
     assert not (tmp_path / "run" / "verify" / "asked" / "checkpoints").exists()
+
+
+@pytest.mark.slow
+def test_three_axes_on_eight_ranks_pass(tmp_path: Path) -> None:
+    done = verify(tmp_path / "run", "strategy=fsdp", "mesh.pp=2", "mesh.tp=2", "devices=8")
+    assert done.returncode == 0, done.stdout + done.stderr

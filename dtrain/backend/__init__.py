@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
@@ -32,7 +33,7 @@ def process_group(backend: str, *, timeout: float) -> Iterator[None]:
     else:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        store = TCPStore(host, port, world, is_master=not shared and rank == 0, timeout=wait)
+        store = _connect(host, port, world, is_master=not shared and rank == 0, seconds=timeout)
         # a shared store keeps the keys of a dead attempt, and the restart would hang on them
         # https://github.com/pytorch/pytorch/issues/147064
         store = PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
@@ -43,6 +44,21 @@ def process_group(backend: str, *, timeout: float) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def _connect(host: str, port: int, world: int, *, is_master: bool, seconds: float) -> TCPStore:
+    """The store of the run. A connection that is not there within ten seconds is tried again: one that got lost is waited for in vain."""
+    deadline = time.monotonic() + seconds
+    while True:
+        wait = datetime.timedelta(seconds=seconds if is_master else min(10.0, seconds))
+        try:
+            store = TCPStore(host, port, world, is_master=is_master, timeout=wait, wait_for_workers=False)
+        except RuntimeError:  # torch's DistNetworkError and DistStoreError
+            if is_master or time.monotonic() > deadline:
+                raise
+            continue
+        store.set_timeout(datetime.timedelta(seconds=seconds))
+        return store
 
 
 __all__ = ["Backend", "process_group"]

@@ -2,6 +2,7 @@
 
 import os
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from pool import ranks
 from small import mesh_of
 
+from dtrain import backend
 from dtrain.backend.gloo import Gloo
 from dtrain.strategy.ddp import DDP
 
@@ -78,3 +80,21 @@ def test_a_wrapper_may_outlive_the_group() -> None:
     """The destructor of a group waits for threads that may wait for the interpreter lock: whoever frees it must not hold that lock."""
     for _ in range(5):
         assert ranks(2, outlived, seconds=20) == [1, 1]
+
+
+def once_lost() -> tuple[float, int]:
+    """The sum of the ranks, and how often the store was tried."""
+    real, tries = backend.TCPStore, []
+
+    def flaky(*arguments: Any, **options: Any) -> Any:
+        tries.append(options["timeout"])
+        if len(tries) == 1:
+            raise RuntimeError("the connection is lost")
+        return real(*arguments, **options)
+
+    backend.TCPStore = flaky  # type: ignore[misc, assignment]
+    return together(), len(tries)
+
+
+def test_a_lost_connection_to_the_store_is_tried_again() -> None:
+    assert ranks(2, once_lost) == [(3.0, 2)] * 2

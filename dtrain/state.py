@@ -1,6 +1,6 @@
 """What must survive a restart, and nothing else: weights, optimizer, position in the data, loss scale, average of the weights, step."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,15 +53,20 @@ class TrainState:
                 self.optimizer.state[parameters[parameter]][entry] = value
         self.step = facts["step"]
 
-    def make_room(self) -> None:
-        """Let the optimizer create its state, by a step that changes nothing: gradients and learning rates are zero."""
+    def make_room(self, saved: Iterable[str]) -> None:
+        """Let the optimizer create its state, by a step that changes nothing: gradients and learning rates are zero.
+
+        Of the parameters for which the names `saved` have an entry: one that no step has reached has none.
+        """
         if self.optimizer is None:
             return
+        reached = {name.removeprefix("optim.").rsplit(".", 1)[0] for name in saved if name.startswith("optim.")}
+        begun = {id(parameter) for name, parameter in self.model.named_parameters() if name in reached}
         rates = [group["lr"] for group in self.optimizer.param_groups]
         for group in self.optimizer.param_groups:
             group["lr"] = 0.0
             for parameter in group["params"]:
-                parameter.grad = torch.zeros_like(parameter)
+                parameter.grad = torch.zeros_like(parameter) if id(parameter) in begun else None
         self.optimizer.step()
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate

@@ -52,7 +52,7 @@ def test_making_room_changes_no_weight_and_makes_every_entry(word: str) -> None:
     fresh, used = state(OPTIMIZERS[word]), state(OPTIMIZERS[word], steps=2)
     before = {name: tensor.clone() for name, tensor in fresh.tensors().items()}
     rates = [group["lr"] for group in fresh.optimizer.param_groups]  # type: ignore[union-attr]
-    fresh.make_room()
+    fresh.make_room([*used.tensors(), *used.facts()["optim"]])
     after = fresh.tensors()
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
     assert {name: tensor.shape for name, tensor in after.items()} == {name: tensor.shape for name, tensor in used.tensors().items()}
@@ -64,7 +64,7 @@ def test_making_room_changes_no_weight_and_makes_every_entry(word: str) -> None:
 def test_what_was_made_room_for_is_used(word: str) -> None:
     """Copying a state into the room and going on is the same as never having stopped."""
     used, fresh = state(OPTIMIZERS[word], steps=2), state(OPTIMIZERS[word])
-    fresh.make_room()
+    fresh.make_room([*used.tensors(), *used.facts()["optim"]])
     with torch.no_grad():
         for name, tensor in fresh.tensors().items():
             tensor.copy_(used.tensors()[name])
@@ -87,5 +87,15 @@ def test_facts_are_json_and_come_back() -> None:
 
 def test_weights_alone_are_a_state_too() -> None:
     made = TrainState(small_gpt())
-    made.make_room()
+    made.make_room(made.tensors())
     assert all(name.startswith("model.") for name in made.tensors())
+
+
+@pytest.mark.parametrize("word", OPTIMIZERS)
+def test_a_parameter_that_no_step_reached_has_no_room(word: str) -> None:
+    used, fresh = state(OPTIMIZERS[word]), state(OPTIMIZERS[word])
+    for name, parameter in used.model.named_parameters():
+        parameter.grad = None if name.startswith("blocks.0.") else torch.ones_like(parameter)
+    used.optimizer.step()  # type: ignore[union-attr]
+    fresh.make_room([*used.tensors(), *used.facts()["optim"]])
+    assert fresh.tensors().keys() == used.tensors().keys()

@@ -75,7 +75,7 @@ class Sharded:
         if self._resume == "never":
             raise PreflightError(f"resume=never: {self._out} holds a run already. Type out=<another place>, or resume=auto to go on with it.")
         url, commit = chosen
-        state.make_room()
+        state.make_room([*commit["tensors"], *commit["facts"]["optim"]])
         averaged = any(name.startswith("ema.") for name in commit["tensors"])
         self._load(url, commit, {name: tensor for name, tensor in state.tensors().items() if averaged or not name.startswith("ema.")})
         if state.ema and not averaged:

@@ -59,7 +59,9 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            self._update([parameter for parameter in group["params"] if parameter.grad is not None], group)
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if parameters:
+                self._update(parameters, group)
 
     def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         for parameter in parameters:

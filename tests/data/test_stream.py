@@ -23,7 +23,7 @@ class OneRank:
     """What a Stream asks of a mesh, for one process of a world that is not there."""
 
     def __init__(self, data_ranks: int = 1, data_rank: int = 0) -> None:
-        self.data_ranks, self.data_rank, self.device = data_ranks, data_rank, torch.device("cpu")
+        self.data_ranks, self.batch_ranks, self.data_rank, self.device = data_ranks, data_ranks, data_rank, torch.device("cpu")
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         return values

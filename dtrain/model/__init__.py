@@ -37,6 +37,13 @@ def balanced(model: nn.Module) -> list[Balanced]:
     return [module for module in model.modules() if isinstance(module, Balanced)]
 
 
+class Absent(nn.Module):
+    """In the place of a module that another stage holds: gives back its first input."""
+
+    def forward(self, x: Any, *_: Any, **__: Any) -> Any:
+        return x
+
+
 def construct(part: Part, *, facts: Mapping[str, Any], seed: int) -> nn.Module:
     """The model of the plan; arguments that say `auto` are taken from the `facts` of the data.
 

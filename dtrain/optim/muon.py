@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dtrain.errors import WordsError
+from dtrain.model import Absent
 from dtrain.optim import Together, elementwise, groups
 from dtrain.sharding import local, piece, whole
 
@@ -44,9 +45,10 @@ def build(
 
 
 def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """Weights of two dims that are neither an embedding nor the last linear layer."""
-    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    ends = {id(module.weight) for module in [*linear[-1:], *(module for module in model.modules() if isinstance(module, nn.Embedding))]}
+    """Weights of two dims that are neither an embedding nor the last linear layer, which may stand on another stage of a pipeline."""
+    modules = list(model.modules())
+    last = next((module for module in reversed(modules) if isinstance(module, nn.Linear | Absent)), None)
+    ends = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)} | {id(getattr(last, "weight", None))}
     return [parameter for parameter in model.parameters() if parameter.ndim == 2 and parameter.requires_grad and id(parameter) not in ends]
 
 

@@ -8,22 +8,11 @@ every stage does again, so it must leave alone what flows: a Pipeline sees to it
 
 from collections.abc import Sequence
 from copy import copy
-from typing import Any
 
 from torch import nn
 
 from dtrain.errors import WordsError
-
-
-class Absent(nn.Module):
-    """In the place of a module that another stage holds: gives back its first input."""
-
-    def __init__(self, was: type[nn.Module]) -> None:
-        super().__init__()
-        self.was = was
-
-    def forward(self, x: Any, *_: Any, **__: Any) -> Any:
-        return x
+from dtrain.model import Absent
 
 
 def cut(model: nn.Module, stages: int, split: str | Sequence[int]) -> list[list[str]]:
@@ -50,7 +39,7 @@ def keep(model: nn.Module, names: Sequence[str], table: Sequence[str]) -> None:
     for name in set(table) - set(names):
         parent, _, child = name.rpartition(".")
         owner = model.get_submodule(parent)
-        setattr(owner, child, Absent(type(owner.get_submodule(child))))
+        setattr(owner, child, Absent())
 
 
 def view(model: nn.Module, table: Sequence[str], path: str = "") -> nn.Module:

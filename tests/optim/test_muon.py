@@ -10,6 +10,7 @@ from dtrain.model.cnn import CNN
 from dtrain.model.mlp import MLP
 from dtrain.optim import Together
 from dtrain.optim.muon import build, hidden_matrices
+from dtrain.parallel.stages import keep
 
 ARGUMENTS = {"lr": 0.01, "momentum": 0.95, "weight_decay": 0.1, "adamw_lr": None, "betas": [0.9, 0.95], "eps": 1e-8}
 MUON = {"_target_": "dtrain.optim.muon.build", **ARGUMENTS}
@@ -76,3 +77,10 @@ def test_it_learns_the_same_on_two_ranks(strategy: str, axis: str) -> None:
     (reference,) = ranks(1, few_steps, PARTS | {"optim": MUON}, {})
     for rank in ranks(2, few_steps, PARTS | {"optim": MUON, "strategy": STRATEGIES[strategy]}, {axis: 2}):
         agree(rank, reference, tolerance=2e-5)  # some matrices start at zero and hold four updates alone
+
+
+def test_on_a_stage_of_a_pipeline_the_last_layer_is_where_the_head_stands() -> None:
+    whole, first, last = small_gpt(), small_gpt(), small_gpt()
+    keep(first, ["embed", "blocks.0"], ["embed", "blocks.0", "blocks.1", "norm", "head"])
+    keep(last, ["blocks.1", "norm", "head"], ["embed", "blocks.0", "blocks.1", "norm", "head"])
+    assert len(hidden_matrices(first)) == len(hidden_matrices(last)) == len(hidden_matrices(whole)) / 2

@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -28,16 +27,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from dtrain import store
-from dtrain.errors import DtrainError, PreflightError, RankError, WordsError
+from dtrain import failure, store
 from dtrain.launcher import run_rank
 from dtrain.plan import Plan
 from dtrain.result import Result
 
-LOST_PEER = re.compile(
-    "connection (closed|reset|refused)|broken pipe|connectFullMesh|unhandled (system|cuda) error|remote process exited", re.IGNORECASE
-)
-"""What a rank says when another one is gone."""
 GRACE_SECONDS = 5.0
 """After one agent failed, the others get this long to end by themselves."""
 
@@ -74,7 +68,7 @@ class Local:
             code = server.wait()
             if len(asked) > 1:
                 raise KeyboardInterrupt
-            return _outcome(scratch, code)
+            return failure.outcome(scratch, code)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(server.pid, signal.SIGKILL)
@@ -82,34 +76,6 @@ class Local:
             for number, handler in before.items():
                 signal.signal(number, handler)
             shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _silent(scratch: Path, spoke: set[int]) -> list[int]:
-    """Ranks that began and left neither a result nor a failure; where an agent saw which ended first, only those."""
-    began, ended = ({int(path.name.split("-")[1]) for path in scratch.glob(f"{what}-*")} - spoke for what in ("began", "ended"))
-    return sorted(began & ended or began)
-
-
-def _outcome(scratch: Path, code: int) -> Result:
-    """The result rank 0 left, or the error of the rank that failed first."""
-    if (scratch / "result.json").exists():
-        return Result(**json.loads((scratch / "result.json").read_text()))
-    failures = sorted((json.loads(path.read_text()) for path in scratch.glob("failure-*.json")), key=lambda failure: float(failure["time"]))
-    if not failures:
-        raise RankError(
-            f"rank {', '.join(map(str, _silent(scratch, set())))} ended without a word: killed from outside, or out of memory (exit code {code})"
-        )
-    first = failures[0]
-    silent = _silent(scratch, {failure["rank"] for failure in failures})
-    if silent and LOST_PEER.search(first["message"]):
-        raise RankError(
-            f"rank {silent[0]} ended without a word: killed from outside, or out of memory. The other ranks lost it while waiting for it."
-        )
-    if first["exit_code"] == WordsError.exit_code:
-        raise WordsError(first["message"])
-    if first["exit_code"] == PreflightError.exit_code:
-        raise PreflightError(first["message"])
-    raise RankError(f"rank {first['rank']} failed\n{first['message']}")
 
 
 # server
@@ -222,24 +188,14 @@ def _rank(plan: Plan, scratch: Path) -> None:
     (scratch / f"began-{rank}").touch()
     try:
         result = run_rank(plan, forked=True)
-    except DtrainError as error:
-        _leave(scratch, rank, str(error), error.exit_code)
-    except BaseException:  # torch has exceptions that are no Exception
-        _leave(scratch, rank, traceback.format_exc(), 1)
+    except BaseException as error:  # torch has exceptions that are no Exception
+        failure.leave(scratch, rank, error)
     else:
         if rank == 0:
             store.write(str(scratch / "result.json"), json.dumps(result.to_dict()).encode())
         return
     sys.stdout.flush()
     os._exit(1)
-
-
-def _leave(scratch: Path, rank: int, message: str, exit_code: int) -> None:
-    """Say what went wrong, with the time: the earliest is the cause."""
-    store.write(
-        str(scratch / f"failure-{rank}-{time.monotonic_ns()}.json"),
-        json.dumps({"rank": rank, "time": time.time(), "message": message, "exit_code": exit_code}).encode(),
-    )
 
 
 def fork(work: Callable[[], Any]) -> int:

@@ -15,7 +15,7 @@ ROOT = Path(dtrain.__file__).parent
 FLOORS = (
     ("errors", "plan", "result"),
     ("words", "config", "cluster", "store", "build", "sharding"),
-    ("check", "recipe", "resolve", "preflight"),
+    ("check", "recipe", "resolve", "preflight", "failure"),
     ("compose",),
     ("backend", "mesh", "journal", "clip", "ema", "remat", "compile"),
     ("model", "data", "objective", "optim", "schedule", "precision", "logger"),
@@ -30,8 +30,8 @@ FLOORS = (
     ("__main__",),
 )
 WITHOUT_TORCH = (
-    "__main__", "errors", "plan", "result", "words", "config", "cluster", "store", "build", "check", "recipe", "resolve", "preflight", "compose",
-    "launcher", "verb",
+    "__main__", "errors", "plan", "result", "words", "config", "cluster", "store", "build", "check", "recipe", "resolve", "preflight", "failure",
+    "compose", "launcher", "verb",
 )  # fmt: skip
 """What the parent imports before any rank exists."""
 

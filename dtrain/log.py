@@ -7,7 +7,7 @@ brings them to the host, and rank 0 writes. Between two flushes no step waits fo
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -67,15 +67,18 @@ class Log:
         for name in list(self._loggers):
             self._tell(name, "note", text)
 
-    def caveat(self, text: str) -> None:
-        """What a person should know before the first step: an event, and a note."""
-        self.event("caveat", text=text)
-        self.note(text)
-
-    def restored(self, step: int) -> None:
-        """Rows after the checkpoint will be written again."""
+    def started(self, step: int, *, parameters: int, damaged: Iterable[str], caveats: Iterable[str]) -> None:
+        """After `step` steps of an earlier start, or none; rows after it will be written again."""
         if self._rows is not None:
             self._rows.keep(lambda row: row["step"] <= step)
+        for sentence in damaged:
+            self.event("damaged", error=sentence)
+            self.note(f"passed over a damaged checkpoint: {sentence}")
+        self.event("started", step=step, ranks=self._mesh.world, parameters=parameters, plan=self._plan.digest)
+        self.note(f"{short(parameters)} parameters on {self._mesh.world} rank(s)" + (f", going on after step {step}" if step else ""))
+        for sentence in caveats:
+            self.event("caveat", text=sentence)
+            self.note(sentence)
 
     def begin(self, *, unit: str) -> None:
         """The loop begins; `unit` is what the objective counts."""
@@ -126,11 +129,24 @@ class Log:
             self._tell(name, "log", told["step"], {key: value for key, value in told.items() if key != "step"})
         self.start()
 
-    def evaluation(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Held-out figures: an event, and a row for the loggers."""
+    def committed(self, step: int, url: str) -> None:
+        """A checkpoint is there."""
+        self.event("committed", step=step, url=url)
+        self.start()
+
+    def evaluated(self, step: int, scalars: dict[str, float]) -> dict[str, float]:
+        """Held-out figures: an event, and a row for the loggers. Returns them."""
         self.event("evaluated", step=step, **scalars)
         for name in list(self._loggers):
             self._tell(name, "log", step, scalars)
+        self.start()
+        return scalars
+
+    def saw(self, step: int, hook: str, said: Mapping[str, Any]) -> None:
+        """What a hook returned: an event, and its `text` for the person."""
+        self.event(hook, step=step, **said)
+        if "text" in said:
+            self.note(said["text"])
         self.start()
 
     def finish(self, result: Result) -> None:

@@ -6,17 +6,17 @@ See the plan of a run with `python -m dtrain plan <words>`.
 import gc
 import time
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from dtrain import built
 from dtrain.build import build
 from dtrain.clip import clip
-from dtrain.data import Source
 from dtrain.data.stream import Stream, as_source
 from dtrain.ema import EMA
 from dtrain.heldout import measure
 from dtrain.hook import Hook, StepInfo, due
-from dtrain.log import Log, short
+from dtrain.log import Log
 from dtrain.looking import watch
 from dtrain.mesh import Mesh
 from dtrain.model import balanced, caveats, construct
@@ -64,35 +64,20 @@ def train(plan: Plan) -> Result:
         context = context_of(mesh, plan.context["attention"])
         step = make_step(wrapped, objective, strategy, mesh, precision=precision, seed=plan.seed, context=context)
         hooks: list[Hook] = [build(hook) for hook in plan.hooks.values()]
+        forward = watch(wrapped, mesh, precision, step=plan.tokens_step)
+        evaluate = partial(
+            measure, wrapped, objective=objective, mesh=mesh,
+            precision=precision, samples=plan.evaluate_samples, microbatch=plan.batch.microbatch, context=context, ema=ema,
+        )  # fmt: skip
 
         # state
         state = TrainState(model, optimizer, stream, precision.scale, ema)
         checkpoint = build(plan.checkpoint, out=plan.out, mesh=mesh, resume=plan.resume)
         restored = checkpoint.restore(state)
-        for sentence in checkpoint.damaged:
-            log.event("damaged", error=sentence)
-            log.note(f"passed over a damaged checkpoint: {sentence}")
         if plan.init and not restored:
             checkpoint.load_weights(plan.init, state)
-        log.restored(state.step)
-        log.event("started", step=state.step, ranks=mesh.world, parameters=size, plan=plan.digest)
-        log.note(f"{short(size)} parameters on {mesh.world} rank(s)" + (f", going on after step {state.step}" if restored else ""))
-        for sentence in [*caveats(model), *([] if heldout else ["nothing is held out: there will be no evaluation"])]:
-            log.caveat(sentence)
-
-        def commit() -> None:
-            log.flush()
-            log.event("committed", step=state.step, url=checkpoint.save(state))
-            log.start()
-
-        def evaluate(source: Source) -> dict[str, float]:
-            log.flush()
-            found = measure(
-                wrapped, source, objective, mesh,
-                precision=precision, samples=plan.evaluate_samples, microbatch=plan.batch.microbatch, context=context, ema=ema,
-            )  # fmt: skip
-            log.evaluation(state.step, found)
-            return found
+        known = [*caveats(model), *([] if heldout else ["nothing is held out: there will be no evaluation"])]
+        log.started(state.step, parameters=size, damaged=checkpoint.damaged, caveats=known)
 
         # loop
         metrics: dict[str, Any] = {}
@@ -115,33 +100,21 @@ def train(plan: Plan) -> Result:
             log.record(state.step, stream.seen, loss.sums, loss.count, norm, lr)
 
             last = state.step == plan.steps
-            if last or checkpoint.due(state.step):
-                commit()  # before anything that may fail looks at the model
-            if heldout and (last or (plan.evaluate_every and state.step % plan.evaluate_every == 0)):
-                metrics = evaluate(heldout)
-            for hook in hooks:
-                if due(hook, state.step, last=last):
-                    log.flush()
-                    info = StepInfo(
-                        state.step,
-                        plan.steps,
-                        stream.seen,
-                        plan.seed,
-                        loss.sums["loss"],
-                        norm,
-                        lr,
-                        source,
-                        watch(wrapped, mesh, precision, step=plan.tokens_step),
-                    )
-                    seen = hook(info) or {}
-                    log.event(type(hook).__name__.lower(), step=state.step, **seen)
-                    if "text" in seen:
-                        log.note(seen["text"])
-                    log.start()
+            if last or checkpoint.due(state.step):  # before anything that may fail looks at the model
+                log.flush()
+                log.committed(state.step, checkpoint.save(state))
+            if heldout and due(plan.evaluate_every, state.step, last=last):
+                log.flush()
+                metrics = log.evaluated(state.step, evaluate(heldout))
+            for hook in (hook for hook in hooks if due(hook.every, state.step, last=last)):
+                log.flush()
+                info = StepInfo(state.step, plan.steps, stream.seen, plan.seed, loss.sums["loss"], norm, lr, source, forward)
+                log.saw(state.step, type(hook).__name__.lower(), hook(info) or {})
         if state.step < plan.steps:
-            commit()
+            log.flush()
+            log.committed(state.step, checkpoint.save(state))
         elif heldout and not metrics:  # the run ended after its last commit
-            metrics = evaluate(heldout)
+            metrics = log.evaluated(state.step, evaluate(heldout))
         checkpoint.wait()
         status = "finished" if state.step >= plan.steps else stop_asked.status
         result = Result(status, state.step, log.last.get("loss"), time.perf_counter() - began, metrics, versions())

@@ -73,14 +73,13 @@ def rows(path: Path) -> list[dict[str, Any]]:
 def run(mesh: Mesh, made: Plan, *, steps: int = 6, start: int = 0) -> list[tuple[Any, ...]]:
     """Steps whose loss sum is 10 x step on rank 0 and step on rank 1, over a count of 11."""
     with Log(made, mesh) as log:
-        log.restored(start)
-        log.event("started", step=start)
+        log.started(start, parameters=1, damaged=[], caveats=[])
         log.begin(unit="tokens")
         for step in range(start + 1, start + steps + 1):
             sums = {"loss": torch.tensor(float(step * (10 if mesh.rank == 0 else 1))), "accuracy": torch.tensor(float(mesh.rank))}
             log.record(step, 8 * step, sums, 11, torch.tensor(0.5 * step), 0.1)
         log.note("a sample")
-        log.evaluation(step, {"eval_loss": 2.0})
+        log.evaluated(step, {"eval_loss": 2.0})
         log.flush()
         log.finish(Result("finished", step, log.last.get("loss"), 1.0))
     return TOLD
@@ -117,10 +116,10 @@ def test_loggers_live_on_rank_0_and_hear_once_per_flush(tmp_path: Path) -> None:
     zero, one = on_mesh(lambda mesh: run(mesh, with_loggers(tmp_path, 3, "Remembering")), dp_replicate=2)
     assert one == []
     assert zero[0] == ("built", str(tmp_path), 6)
-    assert [told[0] for told in zero[1:]] == [3, 6, "note", 6, "closed"]
-    assert zero[1][1]["loss"] == pytest.approx(3)
-    assert "step" not in zero[1][1]
-    assert zero[4] == (6, {"eval_loss": 2.0})
+    assert [told[0] for told in zero[1:]] == ["note", 3, 6, "note", 6, "closed"]
+    assert zero[2][1]["loss"] == pytest.approx(3)
+    assert "step" not in zero[2][1]
+    assert zero[5] == (6, {"eval_loss": 2.0})
 
 
 @pytest.mark.parametrize("where", ["init", "log", "note", "close"])

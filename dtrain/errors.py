@@ -4,13 +4,19 @@
     ├── WordsError         2   the words were wrong; carries every problem found, not the first
     └── PreflightError     3   storage, devices or ports are not as the plan needs them
         └── StoreError     3   one storage operation on one URL
+            └── LeaseError 3   another run writes under the same `out`
     RankError              1   a rank raised; carries the first failing rank's traceback
 
 0 is done, 75 preempted (run me again), 130 interrupted: see `dtrain.result.Result.exit_code`.
 """
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Self
+
+PASSWORD = re.compile(r"(://)[^/@:\s]*:[^/@\s]*@")
+SECRET = re.compile(r"""((?:^|[?&;\s])[\w.-]*(?:sig|signature|token|key|secret|password|credential)=)[^&;\s'"]+""", re.IGNORECASE)
 
 
 class DtrainError(Exception):
@@ -36,15 +42,30 @@ class PreflightError(DtrainError):
 
 
 class StoreError(PreflightError):
-    """A storage operation failed: says the URL, the operation, the cause."""
+    """A storage operation failed: says in one line the URL, the operation, the cause and what to type; never a secret."""
+
+    kind = "other"
+    """missing, exists, denied, full, package, busy (was tried again until patience ended) or other."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(without_secrets(message))
 
     @classmethod
-    def during(cls, operation: str, url: str, cause: object) -> "StoreError":
-        return cls(f"cannot {operation} {url}: {cause}")
+    def during(cls, operation: str, url: str, cause: object, hint: str = "") -> Self:
+        return cls(f"cannot {operation} {url}: {cause}" + f". {hint}" * bool(hint))
+
+
+class LeaseError(StoreError):
+    """Another run writes under `out`: it holds the lease, or has taken it over."""
 
 
 class RankError(DtrainError):
     """One rank failed; the message is its traceback."""
+
+
+def without_secrets(text: str) -> str:
+    """`text` without the password of a URL, the signature of a signed one, or the key of a connection string."""
+    return SECRET.sub(r"\1***", PASSWORD.sub(r"\1***@", text))
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:

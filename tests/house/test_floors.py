@@ -13,9 +13,9 @@ import dtrain
 ROOT = Path(dtrain.__file__).parent
 
 FLOORS = (
-    ("errors", "plan", "result"),
+    ("errors", "plan", "result", "disk", "cause"),
     ("words", "config", "cluster", "store", "build", "sharding"),
-    ("check", "recipe", "resolve", "preflight", "failure"),
+    ("check", "recipe", "resolve", "preflight", "failure", "lease"),
     ("compose",),
     ("backend", "mesh", "journal", "clip", "ema", "remat", "compile"),
     ("model", "data", "objective", "optim", "schedule", "precision", "logger"),
@@ -30,7 +30,7 @@ FLOORS = (
     ("__main__",),
 )
 WITHOUT_TORCH = (
-    "__main__", "errors", "plan", "result", "words", "config", "cluster", "store", "build", "check", "recipe", "resolve", "preflight", "failure",
+    "__main__", "errors", "plan", "result", "words", "config", "cluster", "disk", "cause", "store", "build", "check", "recipe", "resolve", "preflight", "failure", "lease",
     "compose", "launcher", "verb",
 )  # fmt: skip
 """What the parent imports before any rank exists."""

@@ -1,14 +1,42 @@
-"""Bytes at URLs: any fsspec scheme, one error for all of them, one way to publish a file whole or not at all."""
+"""Bytes at URLs: any fsspec scheme, patience with what passes, one line for what does not, and one way to publish a file whole or not at all."""
 
+import contextlib
+import itertools
+import logging
 import os
 import tempfile
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from random import SystemRandom
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
+from dtrain.cause import explain
+from dtrain.disk import Buffer, Disk, create, makedirs, place
+from dtrain.disk import remove as remove_local
 from dtrain.errors import StoreError
 
 T = TypeVar("T")
+
+PATIENCE = float(os.environ.get("DTRAIN_PATIENCE", "60"))
+"""Seconds for which an operation that may succeed later is tried again."""
+FIRST_WAIT, LONGEST_WAIT = 0.2, 8.0
+"""Seconds: a wait is anything between zero and a bound that doubles, so that ranks that failed together do not come back together."""
+CLIENTS: dict[str, dict[str, Any]] = {
+    "s3": {"config_kwargs": {"connect_timeout": 10, "read_timeout": 60}},
+    "gs": {"requests_timeout": 60},
+    "az": {"connection_timeout": 10, "read_timeout": 60},
+}
+"""What a client is told unless `use` says otherwise: without a limit, a server that does not answer stops the world for minutes or for ever."""
+SAME = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
+
+disk = Disk()
+"""Everything that changes a local disk goes through it: `dtrain.testing.faults` puts another one here."""
+_told: dict[tuple[str, str], dict[str, Any]] = {}
+_open: dict[tuple[int, str, str], Any] = {}
+_lock = threading.Lock()
 
 
 def is_local(url: str) -> bool:
@@ -23,13 +51,34 @@ def join(url: str, *parts: str) -> str:
     return "/".join([url.rstrip("/"), *parts])
 
 
+def use(url: str, options: Mapping[str, Any]) -> None:
+    """fsspec options, credentials among them, for everything with the scheme and bucket of `url`, in this process and those forked from it.
+
+    They stay in memory: nothing here writes them, and no message has their secrets.
+    """
+    _told[_place(url)] = dict(options)
+
+
+@contextlib.contextmanager
+def patience(seconds: float) -> Iterator[None]:
+    """How long the whole process tries again inside the context: short where a person waits for the answer."""
+    global PATIENCE
+    before, PATIENCE = PATIENCE, seconds
+    try:
+        yield
+    finally:
+        PATIENCE = before
+
+
 def read(url: str) -> bytes:
     """The whole file. Raises StoreError."""
-    return _guard("read", url, lambda fs, path: bytes(fs.cat_file(path)))
+    if is_local(url):
+        return _local("read", url, Path.read_bytes)
+    return _remote("read", url, lambda fs, path: bytes(fs.cat_file(path)))
 
 
 def exists(url: str) -> bool:
-    return _guard("look at", url, lambda fs, path: bool(fs.exists(path)))
+    return _remote("look at", url, lambda fs, path: bool(fs.exists(path)))
 
 
 def find(url: str) -> list[str]:
@@ -49,78 +98,119 @@ def find(url: str) -> list[str]:
             found = fs.find(path) if fs.isdir(path) else [path] if fs.exists(path) else []
         return sorted(fs.unstrip_protocol(name).removeprefix("file://") for name in found)
 
-    return _guard("list", url, look)
+    return _remote("list", url, look)
 
 
 def size(url: str) -> int:
     """Bytes of a file; -1 when it is not there."""
-    return _guard("look at", url, lambda fs, path: int(fs.info(path)["size"]) if fs.exists(path) else -1)
+
+    def look(fs: Any, path: str) -> int:
+        try:
+            return int(fs.info(path)["size"])
+        except FileNotFoundError:
+            return -1
+
+    return _remote("look at", url, look)
+
+
+def sizes(url: str) -> dict[str, int]:
+    """Bytes of each file directly in a folder, by name, in one listing; none when there is no such folder."""
+
+    def look(fs: Any, path: str) -> dict[str, int]:
+        return {_name(entry["name"]): int(entry["size"] or 0) for entry in _ls(fs, path) if entry["type"] == "file"}
+
+    return _remote("list", url, look)
+
+
+def children(url: str) -> list[str]:
+    """Names directly below a folder; none when there is no such folder."""
+    return _remote("list", url, lambda fs, path: sorted({_name(entry["name"]) for entry in _ls(fs, path)}))
 
 
 def fingerprint(url: str) -> str:
     """Changes when the file at `url` does, as far as its storage tells: size and time, or an ETag."""
     if is_local(url):
-        return _guard_local("look at", url, lambda path: f"{path.stat().st_size}-{path.stat().st_mtime_ns}")
-    return _guard("look at", url, lambda fs, path: str(fs.ukey(path)))
-
-
-def children(url: str) -> list[str]:
-    """Names directly below a folder; none when there is no such folder."""
-
-    def look(fs: Any, path: str) -> list[str]:
-        try:
-            return sorted({name.rstrip("/").rsplit("/", 1)[-1] for name in fs.ls(path, detail=False, refresh=True)})
-        except FileNotFoundError:
-            return []
-        except TypeError:  # a filesystem whose ls has no refresh
-            return sorted({name.rstrip("/").rsplit("/", 1)[-1] for name in fs.ls(path, detail=False)})
-
-    return _guard("list", url, look)
+        return _local("look at", url, lambda path: f"{path.stat().st_size}-{path.stat().st_mtime_ns}")
+    return _remote("look at", url, lambda fs, path: str(fs.ukey(path)))
 
 
 def write(url: str, data: bytes) -> None:
     """Put a whole file, replacing what was there; on a local disk a reader sees the old bytes or the new ones."""
     if is_local(url):
-        _guard_local("write", url, lambda path: _write_then(path, data, os.replace))
+        _local("write", url, lambda path: place(disk, path, data, disk.replace))
     else:
-        _guard("write", url, lambda fs, path: fs.pipe_file(path, data))
+        _remote("write", url, lambda fs, path: _pipe(fs, path, data))
+
+
+def put(url: str, parts: Sequence[Buffer]) -> None:
+    """Create a new file from buffers, in one go. On a local disk its bytes are durable, its name after `sync_folder`; elsewhere both are, and counted.
+
+    Names are the caller's to keep unique. Raises StoreError; nothing is left of what failed on a local disk.
+    """
+
+    def new(path: Path) -> None:
+        makedirs(disk, path.parent)
+        create(disk, path, parts)
+
+    if is_local(url):
+        _local("create", url, new)
+    else:
+        data = b"".join(parts)
+        _remote("create", url, lambda fs, path: _pipe(fs, path, data))
 
 
 def publish(url: str, data: bytes) -> None:
-    """Create a file in one piece, durably, and only if it is not there yet. Raises StoreError (cause FileExistsError) when it is."""
+    """Create a file in one piece, durably, and only if it is not there yet. Raises StoreError of kind `exists` when other bytes are.
+
+    When the same bytes are there, a try whose answer was lost had made it: so let the bytes say who wrote them.
+    """
+    try:
+        if is_local(url):
+            _local("create", url, lambda path: place(disk, path, data, disk.link))
+        else:
+            _remote("create", url, lambda fs, path: fs.pipe_file(path, data, mode="create"))
+    except StoreError as error:
+        if error.kind != "exists" or read(url) != data:
+            raise
+
+
+def sync_folder(url: str) -> None:
+    """Make the names of what was put into a folder durable. Raises StoreError. Only a local disk needs it."""
     if is_local(url):
-        _guard_local("create", url, lambda path: _write_then(path, data, os.link))
-    else:
-        _guard("create", url, lambda fs, path: fs.pipe_file(path, data, mode="create"))
+        _local("sync", url, disk.sync)
 
 
 def upload(source: Path, url: str) -> None:
     """Copy a local file to a URL."""
-    if is_local(url) and local_path(url) == source:
-        return
-
-    def put(fs: Any, path: str) -> None:
-        if is_local(url):
-            local_path(url).parent.mkdir(parents=True, exist_ok=True)
-        fs.put_file(str(source), path)
-
-    _guard("write", url, put)
+    if not is_local(url):
+        _remote("write", url, lambda fs, path: fs.put_file(str(source), path))
+    elif local_path(url) != source:
+        write(url, source.read_bytes())
 
 
 def download(url: str, target: Path) -> None:
     """Copy a URL to a local file."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    _guard("read", url, lambda fs, path: fs.get_file(path, str(target)))
+    _remote("read", url, lambda fs, path: fs.get_file(path, str(target)))
 
 
 def remove(url: str) -> None:
-    """Remove a file or a folder with all below it; what is not there is fine."""
+    """Remove a file or a folder with all below it, and on a local disk durably; what is not there is fine."""
 
-    def drop(fs: Any, path: str) -> None:
-        if fs.exists(path):
-            fs.rm(path, recursive=True)
+    def drop(path: Path) -> None:
+        if path.exists() or path.is_symlink():
+            remove_local(disk, path)
+            disk.sync(path.parent)
 
-    _guard("remove", url, drop)
+    def drop_remote(fs: Any, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if fs.exists(path):
+                fs.rm(path, recursive=True)
+
+    if is_local(url):
+        _local("remove", url, drop)
+    else:
+        _remote("remove", url, drop_remote)
 
 
 def probe(url: str) -> None:
@@ -146,49 +236,84 @@ def fsync(path: Path) -> None:
         os.close(handle)
 
 
-def _write_then(path: Path, data: bytes, place: Callable[[Path, Path], None]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+def _name(path: str) -> str:
+    return path.rstrip("/").rsplit("/", 1)[-1]
+
+
+def _ls(fs: Any, path: str) -> list[dict[str, Any]]:
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(0o666 & ~_umask())
-        place(Path(name), path)
-    finally:
-        Path(name).unlink(missing_ok=True)
-    fsync(path.parent)
+        return list(fs.ls(path, detail=True, refresh=True))
+    except FileNotFoundError:
+        return []
+    except TypeError:  # a filesystem whose ls has no refresh
+        return list(fs.ls(path, detail=True))
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _pipe(fs: Any, path: str, data: bytes) -> None:
+    """One put, and a look at what landed: a stream that broke may have left the beginning of a file."""
+    fs.pipe_file(path, data)
+    landed = int(fs.info(path)["size"])
+    if landed != len(data):
+        raise ConnectionError(f"{landed} of {len(data)} bytes landed")
 
 
-def _guard_local(operation: str, url: str, act: Callable[[Path], T]) -> T:
-    try:
-        return act(local_path(url))
-    except OSError as error:
-        raise StoreError.during(operation, url, error.strerror or error) from error
+def _place(url: str) -> tuple[str, str]:
+    parts = urlsplit(url)
+    return SAME.get(parts.scheme, parts.scheme), parts.netloc
 
 
-def _guard(operation: str, url: str, act: Callable[[Any, str], T]) -> T:
-    # one instance per process: an fsspec client does not survive a fork, and its listing cache lies about other writers
-    # https://github.com/fsspec/s3fs/issues/464
-    try:
-        import fsspec
+def _options(url: str) -> dict[str, Any]:
+    if is_local(url):
+        return {}
+    # the cache of listings lies about other writers: https://github.com/fsspec/s3fs/issues/464
+    return {**CLIENTS.get(_place(url)[0], {}), **_told.get(_place(url), {}), "use_listings_cache": False}
 
-        options = {} if is_local(url) else {"use_listings_cache": False}
-        fs, path = fsspec.core.url_to_fs(url if not is_local(url) else str(local_path(url)), **options)
-        return act(fs, path)
-    except ImportError as error:
-        extra = {"http": "http", "https": "http", "s3": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure"}.get(url.split("://")[0])
-        hint = f" Type: pip install 'dtrain[{extra}]'" if extra else ""
-        raise StoreError.during(operation, url, f"{str(error).rstrip('.')}.{hint}") from error
-    except FileNotFoundError as error:
-        raise StoreError.during(operation, url, "it does not exist") from error
-    except Exception as error:  # every filesystem raises errors of its own; the user gets one line
-        cause = next((line for line in str(error).splitlines() if line.strip()), "") or type(error).__name__
-        raise StoreError.during(operation, url, cause) from error
+
+def _filesystem(url: str) -> Any:
+    """One client per process and place, for all threads: a client does not survive a fork, and fsspec keeps one for each thread."""
+    import fsspec
+
+    key = (os.getpid(), *_place(url))
+    with _lock:
+        if key not in _open:
+            options = _options(url)
+            if key[1] == "gs":
+                _calm_gcs(options)
+            _open[key] = fsspec.core.url_to_fs(str(local_path(url)) if is_local(url) else url, skip_instance_cache=True, **options)[0]
+    return _open[key]
+
+
+def _calm_gcs(options: Mapping[str, Any]) -> None:
+    logging.getLogger("gcsfs").addHandler(logging.NullHandler())  # it logs the traceback of every error, also of one that is tried again
+    if options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST"):
+        os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # else its first call asks Google, for a minute
+
+
+def _local(operation: str, url: str, act: Callable[[Path], T]) -> T:
+    return _patiently(operation, url, lambda: act(local_path(url)))
+
+
+def _remote(operation: str, url: str, act: Callable[[Any, str], T]) -> T:
+    def attempt() -> T:
+        fs = _filesystem(url)
+        return act(fs, fs._strip_protocol(str(local_path(url)) if is_local(url) else url))
+
+    return _patiently(operation, url, attempt)
+
+
+def _patiently(operation: str, url: str, act: Callable[[], T]) -> T:
+    begin = time.monotonic()
+    for tries in itertools.count(1):
+        try:
+            return act()
+        except Exception as error:  # every filesystem raises errors of its own; the user gets one line
+            cause = explain(error, url, _options(url))
+        wait = SystemRandom().uniform(0, min(LONGEST_WAIT, FIRST_WAIT * 2**tries))
+        passed = time.monotonic() - begin
+        if cause.kind != "busy" or passed + wait > PATIENCE:
+            break
+        time.sleep(wait)
+    tried = f" (tried {tries} times in {passed:.0f} s)" if tries > 1 else ""
+    failure = StoreError.during(operation, url, cause.sentence + tried, cause.hint)
+    failure.kind = cause.kind
+    raise failure

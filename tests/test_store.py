@@ -18,7 +18,7 @@ from dtrain.errors import StoreError
 
 
 def test_a_server_that_does_not_answer_is_no_missing_file() -> None:
-    with pytest.raises(StoreError, match="Cannot connect"):
+    with store.patience(0), pytest.raises(StoreError, match="Cannot connect"):
         store.find("http://127.0.0.1:1/text.txt")
 
 
@@ -103,7 +103,7 @@ def test_a_reader_sees_old_bytes_or_new_ones(tmp_path: Path, monkeypatch: pytest
 
         return act
 
-    monkeypatch.setattr(os, "replace", watching(os.replace))
+    monkeypatch.setattr(store.disk, "replace", watching(store.disk.replace))
     store.write(url, b"new")
     assert seen == [b"old", b"new"]
     assert [path.name for path in tmp_path.iterdir()] == ["a"], "no part is left behind"
@@ -113,7 +113,7 @@ def test_a_write_that_fails_leaves_no_part_behind(tmp_path: Path, monkeypatch: p
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "replace", full)
+    monkeypatch.setattr(store.disk, "replace", full)
     with pytest.raises(StoreError, match=r"cannot write .*/a: No space left on device"):
         store.write(str(tmp_path / "a"), b"x")
     assert list(tmp_path.iterdir()) == []

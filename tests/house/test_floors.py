@@ -30,8 +30,8 @@ FLOORS = (
     ("__main__",),
 )
 WITHOUT_TORCH = (
-    "__main__", "errors", "plan", "result", "words", "config", "cluster", "disk", "cause", "store", "build", "check", "recipe", "resolve", "preflight", "failure", "lease",
-    "compose", "launcher", "verb",
+    "__main__", "errors", "plan", "result", "words", "config", "cluster", "disk", "cause", "store", "build", "check", "recipe", "resolve", "preflight",
+    "failure", "lease", "compose", "launcher", "verb",
 )  # fmt: skip
 """What the parent imports before any rank exists."""
 

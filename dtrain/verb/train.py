@@ -4,11 +4,12 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import yaml
 
-from dtrain import preflight, recipe, store
+from dtrain import lease, preflight, recipe, store
 from dtrain.build import build
 from dtrain.cluster import look
 from dtrain.compose import compose, multirun
@@ -23,6 +24,9 @@ NUMBERS = ("model", "data", "objective", "optim", "schedule", "precision", "seed
 """What makes a run another run."""
 ELSEWHERE = ("path", "holdout_path", "cache", "workers", "_about_")
 """Inside of those, what does not."""
+LOOK_SECONDS = 5.0
+"""Before anything is begun, storage that does not answer is asked again only for so long."""
+FAILURE = "failure.json"
 
 
 def run(words: Sequence[str]) -> int:
@@ -64,16 +68,20 @@ def one(config: Config) -> Result:
             )
         return finished
     if first:
-        preflight.check(plan)
+        with store.patience(LOOK_SECONDS):
+            preflight.check(plan)
         print(show(plan), flush=True)
-        store.write(store.join(plan.out, "config.yaml"), recipe.write(config).encode())
-        store.write(store.join(plan.out, "plan.yaml"), yaml.safe_dump(plan.to_dict(), sort_keys=False).encode())
-    try:
-        result: Result = build(plan.launcher).launch(plan)
-    except RankError as error:
-        if first:  # what the ranks wrote may be a victim's view; this is the cause
-            store.write(store.join(plan.out, "failure.json"), json.dumps({"time": time.time(), "error": str(error)}, indent=1).encode())
-        raise
+    with lease.hold(plan.out) if first else nullcontext():
+        if first:
+            store.write(store.join(plan.out, "config.yaml"), recipe.write(config).encode())
+            store.write(store.join(plan.out, "plan.yaml"), yaml.safe_dump(plan.to_dict(), sort_keys=False).encode())
+            store.remove(store.join(plan.out, FAILURE))  # of an earlier start
+        try:
+            result: Result = build(plan.launcher).launch(plan)
+        except RankError as error:
+            if first:  # what the ranks wrote may be a victim's view; this is the cause
+                store.write(store.join(plan.out, FAILURE), json.dumps({"time": time.time(), "error": str(error)}, indent=1).encode())
+            raise
     if first:
         print(_farewell(plan, result), flush=True)
     return result

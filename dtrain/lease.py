@@ -81,7 +81,7 @@ class _Keeper:
 
     def stop(self) -> None:
         self._over.set()
-        self._thread.join()
+        self._thread.join(timeout=RENEW_SECONDS)  # longer it waits only for storage that is away
 
     def _keep(self) -> None:
         warned = False
@@ -145,7 +145,7 @@ def _create(out: str, token: int, record: Record) -> bool:
     try:
         store.publish(_url(out, token), _bytes(record))
     except StoreError as error:
-        if isinstance(error.__cause__, FileExistsError):
+        if error.kind == "exists":
             return False
         raise
     newest, there = _newest(out)
@@ -165,7 +165,7 @@ def _newest(out: str) -> tuple[int, Record]:
     except ValueError:
         return token, {}
     except StoreError as error:
-        if isinstance(error.__cause__, FileNotFoundError):  # pruned since it was listed
+        if error.kind == "missing":  # pruned since it was listed
             return _newest(out)
         raise
 

@@ -11,9 +11,10 @@
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Self
+from types import MappingProxyType
+from typing import Any, Self
 
 PASSWORD = re.compile(r"(://)[^/@:\s]*:[^/@\s]*@")
 SECRET = re.compile(r"""((?:^|[?&;\s])[\w.-]*(?:sig|signature|token|key|secret|password|credential)=)[^&;\s'"]+""", re.IGNORECASE)
@@ -23,6 +24,8 @@ class DtrainError(Exception):
     """Base of all errors meant for the user: printed as one message, never as a traceback."""
 
     exit_code = 1
+    facts: Mapping[str, Any] = MappingProxyType({})
+    """What failure.json says, when ranks failed."""
 
 
 class WordsError(DtrainError):
@@ -51,8 +54,10 @@ class StoreError(PreflightError):
         super().__init__(without_secrets(message))
 
     @classmethod
-    def during(cls, operation: str, url: str, cause: object, hint: str = "") -> Self:
-        return cls(f"cannot {operation} {url}: {cause}" + f". {hint}" * bool(hint))
+    def during(cls, operation: str, url: str, cause: object, hint: str = "", kind: str = "other") -> Self:
+        error = cls(f"cannot {operation} {url}: {cause}" + f". {hint}" * bool(hint))
+        error.kind = kind
+        return error
 
 
 class LeaseError(StoreError):

@@ -164,14 +164,22 @@ def publish(url: str, data: bytes) -> None:
 
     When the same bytes are there, a try whose answer was lost had made it: so let the bytes say who wrote them.
     """
+
+    def create_only(fs: Any, path: str) -> None:
+        if fs.exists(path):  # some servers that speak S3 pass over the condition that makes a put create-only
+            raise FileExistsError("it exists")
+        fs.pipe_file(path, data, mode="create")
+
     try:
         if is_local(url):
             _local("create", url, lambda path: place(disk, path, data, disk.link))
-        else:
-            _remote("create", url, lambda fs, path: fs.pipe_file(path, data, mode="create"))
+            return
+        _remote("create", url, create_only)
     except StoreError as error:
-        if error.kind != "exists" or read(url) != data:
+        if error.kind != "exists":
             raise
+    if read(url) != data:
+        raise StoreError.during("create", url, "other bytes are there", kind="exists")
 
 
 def sync_folder(url: str) -> None:
@@ -314,6 +322,4 @@ def _patiently(operation: str, url: str, act: Callable[[], T]) -> T:
             break
         time.sleep(wait)
     tried = f" (tried {tries} times in {passed:.0f} s)" if tries > 1 else ""
-    failure = StoreError.during(operation, url, cause.sentence + tried, cause.hint)
-    failure.kind = cause.kind
-    raise failure
+    raise StoreError.during(operation, url, cause.sentence + tried, cause.hint, cause.kind)

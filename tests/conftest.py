@@ -6,15 +6,11 @@ os.environ["OMP_NUM_THREADS"] = "1"
 for _variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
     os.environ.pop(_variable, None)
 
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import servers
 import torch
 import torch._dynamo
 
@@ -44,26 +40,31 @@ def corpus(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def s3() -> Iterator[str]:
+def s3_server() -> Iterator[servers.Server]:
+    with servers.moto() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def azure_server() -> Iterator[servers.Server]:
+    with servers.azurite() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def gcs_server() -> Iterator[servers.Server]:
+    with servers.gcs_emulator() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def s3(s3_server: servers.Server) -> str:
     """The URL of a bucket on an S3 server of this machine. Use it from forked ranks: a client of S3 starts threads."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    said = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}
-    server = subprocess.Popen([sys.executable, "-m", "moto.server", "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port)).close()
-                break
-            except OSError:
-                assert server.poll() is None, "the S3 server ended"
-                time.sleep(0.05)
-        urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}/bucket", method="PUT")).close()
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in said.items():
-                patch.setenv(name, value)
-            yield "s3://bucket"
-    finally:
-        server.kill()
-        server.wait()
+    return s3_server.url
+
+
+@pytest.fixture(scope="session", params=["s3", "azure", "gcs"])
+def server(request: pytest.FixtureRequest) -> servers.Server:
+    """A server of S3, of Azure, of GCS, one after the other. Use it from forked ranks."""
+    running: servers.Server = request.getfixturevalue(f"{request.param}_server")
+    return running

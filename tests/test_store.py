@@ -12,6 +12,7 @@ from typing import Any
 import fsspec
 import pytest
 from pool import ranks
+from servers import Server
 
 from dtrain import store
 from dtrain.errors import StoreError
@@ -82,8 +83,8 @@ def test_memory() -> None:
     contract("memory://contract")
 
 
-def test_s3(s3: str) -> None:
-    ranks(1, contract, f"{s3}/contract")
+def test_a_real_server(server: Server) -> None:
+    ranks(1, contract, f"{server.url}/contract")
 
 
 def test_join_knows_no_double_slash() -> None:

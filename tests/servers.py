@@ -1,0 +1,217 @@
+"""Real storage servers on loopback, and a proxy before them that fails now and then. Fixtures in conftest.py; started and ended by the tests.
+
+with azurite() as server: store.write(f"{server.url}/a", b"x")             # its credentials are in the environment
+with server.failing(share=0.2, kinds=("503", "cut", "lost")) as options:  # fsspec options that lead through the proxy
+    store.use(server.url, options)
+"""
+
+import http
+import http.client
+import importlib.util
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+"""Of the account that every Azurite has: https://github.com/Azure/Azurite#default-storage-account"""
+KINDS = ("503", "429", "cut", "lost")
+"""503 and 429 are answered and nothing is done; cut: the connection ends and nothing is done; lost: it is done and the connection ends without an answer."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """`url` of a bucket in it. The environment has what leads there."""
+
+    url: str
+    port: int
+
+    def options(self, port: int) -> dict[str, Any]:
+        """fsspec options that say everything, for a port of 127.0.0.1."""
+        return {
+            "s3": {"endpoint_url": f"http://127.0.0.1:{port}", "key": "akeyid", "secret": "asecret"},
+            "az": {"connection_string": connection(port)},
+            "gs": {"endpoint_url": f"http://127.0.0.1:{port}", "token": "anon"},
+        }[self.url.split("://")[0]]
+
+    @contextmanager
+    def failing(self, *, share: float, kinds: Sequence[str] = KINDS, seed: int = 0) -> Iterator[dict[str, Any]]:
+        """Options that lead through a proxy, where a `share` of the requests fails in one of the ways of `kinds`."""
+        with running([sys.executable, __file__, "proxy", "{port}", str(self.port), str(share), ",".join(kinds), str(seed)]) as port:
+            yield self.options(port)
+
+
+@contextmanager
+def moto() -> Iterator[Server]:
+    pytest.importorskip("moto")
+    with running([sys.executable, "-m", "moto.server", "-p", "{port}"]) as port, pytest.MonkeyPatch.context() as patch:
+        said = {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+            "AWS_ACCESS_KEY_ID": "a",
+            "AWS_SECRET_ACCESS_KEY": "b",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+        for name, value in said.items():
+            patch.setenv(name, value)
+        urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}/bucket", method="PUT")).close()
+        yield Server("s3://bucket", port)
+
+
+@contextmanager
+def azurite() -> Iterator[Server]:
+    command = os.environ.get("AZURITE_BIN") or shutil.which("azurite-blob") or shutil.which("azurite-blob", path=CACHE / "node_modules/.bin")
+    if not command:
+        pytest.skip(f"azurite-blob is not here. Type: npm install --prefix {CACHE} azurite")
+    blob = pytest.importorskip("azure.storage.blob", exc_type=ImportError)
+    words = ["--silent", "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry", "--blobPort", "{port}"]
+    with running([command, *words]) as port, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection(port))
+        with blob.BlobServiceClient.from_connection_string(connection(port)) as client:
+            client.create_container("bucket")
+        yield Server("az://bucket", port)
+
+
+@contextmanager
+def gcs_emulator() -> Iterator[Server]:
+    if not importlib.util.find_spec("gcp_storage_emulator"):
+        pytest.skip("gcp-storage-emulator is not here. Type: pip install gcp-storage-emulator")
+    with running([sys.executable, __file__, "gcs", "{port}"]) as port, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
+        yield Server("gs://bucket", port)
+
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dtrain"
+
+
+def connection(port: int) -> str:
+    """A connection string of Azure."""
+    account = "DefaultEndpointsProtocol=http;AccountName=devstoreaccount1"
+    return f"{account};AccountKey={AZURE_KEY};BlobEndpoint=http://127.0.0.1:{port}/devstoreaccount1;"
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@contextmanager
+def running(command: Sequence[str], seconds: float = 60) -> Iterator[int]:
+    """A process that listens on the port it yields, which `{port}` in the command becomes. Ends with the context."""
+    port = free_port()
+    process = subprocess.Popen([word.replace("{port}", str(port)) for word in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + seconds
+    try:
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            except OSError:
+                assert process.poll() is None and time.monotonic() < deadline, f"{command} does not listen"
+                time.sleep(0.05)
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+
+
+class Proxy(BaseHTTPRequestHandler):
+    """Passes requests on to a port, or fails."""
+
+    protocol_version = "HTTP/1.1"
+    backend: int
+    share: float
+    kinds: Sequence[str]
+    chance: random.Random
+    lock = threading.Lock()
+
+    def handle_one(self) -> None:
+        body = self.body()
+        with self.lock:
+            fault = self.chance.choice(self.kinds) if self.chance.random() < self.share else ""
+        if fault in ("503", "429"):
+            self.answer(int(fault), [("Content-Type", "text/plain")], b"Please reduce your request rate.")
+            return
+        if fault != "cut":
+            client = http.client.HTTPConnection("127.0.0.1", self.backend)
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in ("transfer-encoding", "expect", "connection")}
+            headers["Content-Length"] = str(len(body))
+            client.request(self.command, self.path, body, headers)
+            response = client.getresponse()
+            data = response.read()
+            client.close()
+            if not fault:
+                self.answer(response.status, response.getheaders(), data)
+                return
+        self.close_connection = True
+        self.connection.shutdown(socket.SHUT_RDWR)
+
+    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = do_PATCH = handle_one  # noqa: N815 - http.server looks for these
+
+    def body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        parts = []
+        while length := int(self.rfile.readline().split(b";")[0], 16):
+            parts.append(self.rfile.read(length))
+            self.rfile.readline()
+        while self.rfile.readline().strip():
+            pass
+        return b"".join(parts)
+
+    def answer(self, status: int, headers: Sequence[tuple[str, str]], data: bytes) -> None:
+        self.send_response_only(status)
+        for name, value in headers:
+            if name.lower() not in ("transfer-encoding", "connection", "content-length") or (
+                self.command == "HEAD" and name.lower() == "content-length"
+            ):
+                self.send_header(name, value)
+        if self.command != "HEAD" and status not in (204, 304):
+            self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        pass
+
+
+def serve_proxy(port: str, backend: str, share: str, kinds: str, seed: str) -> None:
+    Proxy.backend, Proxy.share, Proxy.kinds, Proxy.chance = int(backend), float(share), kinds.split(","), random.Random(int(seed))
+    ThreadingHTTPServer(("127.0.0.1", int(port)), Proxy).serve_forever()
+
+
+def serve_gcs(port: str) -> None:
+    """The emulator, and beside what it does itself the condition that makes an upload create-only, as GCS has it."""
+    from gcp_storage_emulator.__main__ import main
+    from gcp_storage_emulator.handlers import objects
+
+    upload, lock = objects._multipart_upload, threading.Lock()
+
+    def conditional(request: Any, response: Any, storage: Any) -> None:
+        with lock:
+            there = request.data["meta"]["name"] in storage.objects.get(request.params["bucket_name"], {})
+            if there and request.query.get("ifGenerationMatch") == ["0"]:
+                response.status = http.HTTPStatus.PRECONDITION_FAILED
+            else:
+                upload(request, response, storage)
+
+    objects._multipart_upload = conditional
+    main(["start", "--host", "127.0.0.1", "--port", port, "--in-memory", "--default-bucket", "bucket"])
+
+
+if __name__ == "__main__":
+    {"proxy": serve_proxy, "gcs": serve_gcs}[sys.argv[1]](*sys.argv[2:])

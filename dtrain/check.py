@@ -8,6 +8,7 @@ from typing import Any, get_args, get_type_hints
 
 from dtrain.config import GROUPS, LISTS
 from dtrain.errors import nearest
+from dtrain.options import NO_PASSWORD, is_one, masked
 from dtrain.words import Word, text
 
 
@@ -63,9 +64,13 @@ class Vocabulary:
 
 def judge(word: Word, known: Vocabulary) -> Iterable[str]:
     """One sentence per mistake in `word`."""
-    said = f"{word} ({word.source})"
+    said = masked(f"{word} ({word.source})")
     top, *rest = word.key.split(".")
-    if top not in known.keys and top not in GROUPS:
+    if is_one(word.key):
+        return  # judged before, when the storage was told
+    if said != f"{word} ({word.source})":
+        yield f"{said}: {NO_PASSWORD}"
+    elif top not in known.keys and top not in GROUPS:
         yield f"{said}: there is no word {word.key}.{known.near(word.key)}"
     elif word.sweep and top in LISTS and word.key == top:
         yield f"{said}: several of them are a list. Type {word.key}=[{word.text}]."

@@ -24,7 +24,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dtrain import recipe
+from dtrain import options, recipe
 from dtrain.check import Vocabulary, judge
 from dtrain.config import GROUPS, LISTS, VERBS, Config, Schema
 from dtrain.errors import DtrainError, WordsError, first_line, nearest
@@ -49,6 +49,7 @@ def compose(words: Sequence[str], *, run: str | None = None) -> Config:
         if word.key.startswith("hydra") and word.key != "hydra.searchpath"
     ]
     asked = [word for word in asked if not word.key.startswith("hydra") or word.key == "hydra.searchpath"]
+    problems += options.tell(asked, next((str(word.value) for word in reversed(asked) if word.key == "out" and word.value), None))
     written = recipe.read(f"{run.rstrip('/')}/config.yaml") if run else []
     written = [word for word in written if word.key.split(".")[0] not in OF_THE_MESH]
     settled = _settle([*written, *_with_recipes(asked, problems)])
@@ -57,6 +58,13 @@ def compose(words: Sequence[str], *, run: str | None = None) -> Config:
     if problems:
         raise WordsError(*problems)
     return _config(settled, vocabulary)
+
+
+def connect(words: Sequence[str], url: str) -> None:
+    """Tell the storage of `url` the out_options among the words, before anything is read there. Raises WordsError."""
+    problems = options.tell(_parse_all(words)[0], url)
+    if problems:
+        raise WordsError(*problems)
 
 
 def value_of(words: Sequence[str], key: str) -> str | None:
@@ -80,6 +88,8 @@ def multirun(words: Sequence[str], job: Callable[[Sequence[str]], float | None],
     swept = [word for word in ours if word.sweep]
     if not swept and not problems and not for_hydra:
         problems.append("-m: no word has several values. Type optim.lr=1e-3,3e-3 for example, or leave -m out.")
+    if any(options.is_one(word.key) for word in ours) and any(word.key.startswith("hydra/launcher") for word in for_hydra):
+        problems.append("out_options: a launcher of Hydra's writes the words of its jobs to files. Put the credentials into the environment.")
     if problems:
         raise WordsError(*problems)
     plain = [word for word in ours if not word.sweep and word.key not in ("out", "sweep.out")]
@@ -124,7 +134,7 @@ def _parse_all(words: Sequence[str]) -> tuple[list[Word], list[str]]:
         try:
             read.append(_parse(text))
         except WordsError as error:
-            problems += error.problems
+            problems += map(options.masked, error.problems)
     return read, problems
 
 
@@ -136,6 +146,8 @@ def _parse(text: str) -> Word:
         raise WordsError(f"{text} (command line): words have no dashes. Type {name if '=' in name else name + '=<value>'}.")
     if text.startswith("~"):
         raise WordsError(f"{text} (command line): nothing is taken away with ~. Type {text[1:].split('=')[0]}=<another word>.")
+    if options.masked(text) != text and not options.is_one(text.split("=")[0]):
+        raise WordsError(f"{text} (command line): {options.NO_PASSWORD}")
     if "=" not in text:
         known = [*VERBS, *(f"{name}=<value>" for name in (*GROUPS, *Schema.__dataclass_fields__) if name)]
         raise WordsError(f"{text} (command line): neither a verb nor a word. Words look like key=value.{nearest(text, known)}")
@@ -223,7 +235,7 @@ def _config(words: Sequence[Word], vocabulary: Vocabulary) -> Config:
     replaced = [group for group in GROUPS if group in vocabulary.targets]
     overrides = [f"~{group}" for group in replaced]
     for word in words:
-        if word.key not in replaced:
+        if word.key not in replaced and not options.is_one(word.key):
             numeral = isinstance(word.value, int | float) and vocabulary.wants_text(word.key)
             overrides.append(f"{'++' if vocabulary.added(word.key) else ''}{word.key}={quote(word.text) if numeral else word.text}")
     try:

@@ -45,6 +45,12 @@ class Context:
 
 
 @dataclass
+class Spike:
+    sigma: Any = MISSING
+    window: int = MISSING
+
+
+@dataclass
 class Log:
     every: int = MISSING
 
@@ -76,7 +82,7 @@ class Sweep:
 class Schema:
     """Types of the top level; the values and their sentences stand in conf/config.yaml."""
 
-    nodes: int = MISSING
+    nodes: Any = MISSING
     devices: Any = MISSING
     steps: int = MISSING
     batch: int = MISSING
@@ -86,8 +92,10 @@ class Schema:
     clip: float | None = None
     ema: float | None = None
     out: str | None = None
+    out_options: dict[str, Any] = field(default_factory=dict)
     resume: str = MISSING
     init: str | None = None
+    on_spike: str = MISSING
     stop_after: int | None = None
     trust: list[str] = field(default_factory=list)
     loop: str = MISSING
@@ -95,6 +103,7 @@ class Schema:
     pipeline: Pipeline = field(default_factory=Pipeline)
     tensor: Tensor = field(default_factory=Tensor)
     context: Context = field(default_factory=Context)
+    spike: Spike = field(default_factory=Spike)
     log: Log = field(default_factory=Log)
     evaluate: Evaluate = field(default_factory=Evaluate)
     generate: Generate = field(default_factory=Generate)

@@ -15,7 +15,7 @@ from dtrain.config import Config, Schema
 from dtrain.errors import StoreError, WordsError, first_line, nearest
 from dtrain.words import Word, text
 
-NEVER_FROM_A_RECIPE = ("trust", "out", "hydra", "sweep", "recipe")
+NEVER_FROM_A_RECIPE = ("trust", "out", "out_options", "hydra", "sweep", "recipe")
 
 
 def folder(name: str) -> Path:
@@ -89,6 +89,9 @@ def write(config: Config) -> str:
     lines = ["# @package _global_", "# what was asked; recipe=<this file> runs it again"]
     if config.trust:
         lines.append(f"# needs trust={text(list(config.trust))}")
+    told = [key for key in config.sources if key.split(".")[0] == "out_options"]
+    if told:
+        lines.append(f"# needs {' '.join(f'{key}=<not written>' for key in told)}")
     lines.append("defaults:")
     lines += [f"  - override /{group}: {_flow(word)}" for group, word in config.choices.items() if word is not None]
     for field in fields(Schema):

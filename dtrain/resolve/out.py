@@ -10,7 +10,22 @@ from dtrain.cluster import Cluster
 from dtrain.config import Config, Schema
 from dtrain.errors import WordsError
 
-VOLATILE = ("out", "resume", "stop_after", "trust", "loop", "sweep", "log", "generate", "verify", "logger", "hook")
+VOLATILE = (
+    "out",
+    "out_options",
+    "resume",
+    "stop_after",
+    "on_spike",
+    "spike",
+    "trust",
+    "loop",
+    "sweep",
+    "log",
+    "generate",
+    "verify",
+    "logger",
+    "hook",
+)
 """Words that do not make another run."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dtrain import store
 from dtrain.build import build
 from dtrain.cluster import look
-from dtrain.compose import compose, value_of
+from dtrain.compose import compose, connect, value_of
 from dtrain.errors import StoreError, WordsError
 from dtrain.journal import clean
 from dtrain.plan import Plan
@@ -30,6 +30,7 @@ def look_back(words: Sequence[str], *, loop: str) -> tuple[Plan, Result | None]:
     source = value_of(words, "out") or value_of(words, "init")
     if not source:
         raise WordsError("which run? Type out=<the run>, or init=<the URL of a checkpoint>.")
+    connect(words, source)
     if not store.children(source):
         raise StoreError.during("find a checkpoint at", source, "nothing is there")
     root = source.split("/checkpoints/")[0]

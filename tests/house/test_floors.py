@@ -14,15 +14,18 @@ ROOT = Path(dtrain.__file__).parent
 
 FLOORS = (
     ("errors", "plan", "result", "disk", "cause"),
-    ("words", "config", "cluster", "store", "build", "sharding"),
-    ("check", "recipe", "resolve", "preflight", "failure", "lease"),
+    ("words", "config", "cluster", "store", "build", "sharding", "signals", "frames"),
+    ("options",),
+    ("check", "recipe", "resolve", "preflight", "lease", "blame"),
+    ("failure",),
     ("compose",),
     ("backend", "mesh", "journal", "clip", "ema", "remat", "compile"),
     ("model", "data", "objective", "optim", "schedule", "precision", "logger"),
-    ("seeds", "stop", "log"),
+    ("seeds", "stop", "watchdog", "log"),
     ("strategy", "state", "sampling"),
     ("parallel", "checkpoint"),
     ("step", "built"),
+    ("guard",),
     ("hook", "heldout", "looking", "verify"),
     ("train", "evaluate", "generate"),
     ("launcher",),
@@ -30,8 +33,8 @@ FLOORS = (
     ("__main__",),
 )
 WITHOUT_TORCH = (
-    "__main__", "errors", "plan", "result", "words", "config", "cluster", "disk", "cause", "store", "build", "check", "recipe", "resolve", "preflight",
-    "failure", "lease", "compose", "launcher", "verb",
+    "__main__", "errors", "plan", "result", "words", "config", "cluster", "disk", "cause", "store", "build", "options", "check", "recipe", "resolve", "preflight",
+    "failure", "blame", "frames", "lease", "signals", "compose", "launcher", "verb",
 )  # fmt: skip
 """What the parent imports before any rank exists."""
 

@@ -1,0 +1,99 @@
+"""`out_options`: what the storage of `out` is told, credentials among them; it goes to the storage and to the ranks, and is written nowhere.
+
+dtrain out=s3://bucket/run out_options.endpoint_url=http://127.0.0.1:9000 out_options.secret='${oc.env:MY_SECRET}'
+"""
+
+import inspect
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dtrain import store
+from dtrain.errors import first_line, nearest
+from dtrain.words import Word
+
+NAME = "out_options"
+PASSED_ON = {"s3": ("profile",), "s3a": ("profile",), "gs": (), "gcs": (), "az": (), "abfs": (), "abfss": (), "memory": ()}
+"""Clients whose options are known by their signatures, and what they take beside those. Others judge their options themselves."""
+NO_PASSWORD = "a URL that is written down may hold no password. Type out_options.<name>=<value> for `out`, or put it into the environment."
+_told: dict[str, Any] = {}
+
+
+def is_one(key: str) -> bool:
+    return key.split(".")[0] == NAME
+
+
+def masked(text: str) -> str:
+    """`text` without the values of out_options and without the passwords of URLs."""
+    return re.sub(r"://[^/@\s]*:[^/@\s]*@", "://***@", re.sub(rf"({NAME}[\w.]*=).*?(?= \(|$)", r"\1***", text, flags=re.DOTALL))
+
+
+def judge(word: Word) -> Iterable[str]:
+    """One sentence per mistake in a word of out_options, without its value."""
+    said = masked(f"{word} ({word.source})")
+    if word.sweep:
+        yield f"{said}: several values are a sweep, and this is said once. Quote it: \"{word.key}='<value>'\"."
+    elif word.key == NAME and not isinstance(word.value, Mapping):
+        yield f"{said}: options have names. Type {NAME}.<name>=<value>."
+
+
+def tell(words: Sequence[Word], url: str | None) -> list[str]:
+    """Tell the storage of `url` the out_options among the words. One sentence per mistake; the values are in none."""
+    mine = [word for word in words if is_one(word.key)]
+    problems = [problem for word in mine for problem in judge(word)]
+    if not mine or problems:
+        return problems
+    if url is None or store.is_local(url):
+        return [f"{mine[0].key} ({mine[0].source}): a folder of this machine takes no options. Type out=<a URL>, such as s3://bucket/run."]
+    try:
+        options = _values(mine)
+    except OmegaConfBaseException as error:
+        return [f"{NAME}: {masked(first_line(error))}"]
+    problems = list(_unknown(options, url))
+    if not problems:
+        _told[url] = options
+        store.use(url, options)
+    return problems
+
+
+def hand_over() -> str:
+    """Everything that was told, as text for the standard input of a child: neither arguments nor environment are private."""
+    return json.dumps(_told)
+
+
+def take_over(text: str) -> None:
+    """Tell the storages of this process what `hand_over` of the parent held."""
+    for url, options in json.loads(text).items():
+        _told[url] = options
+        store.use(url, options)
+
+
+def _values(words: Sequence[Word]) -> dict[str, Any]:
+    """The options as one tree, `${oc.env:...}` looked up."""
+    options = OmegaConf.create()
+    for word in words:
+        for key, value in word.value.items() if word.key == NAME else [(word.key.removeprefix(f"{NAME}."), word.value)]:
+            OmegaConf.update(options, key, value)
+    return dict(OmegaConf.to_container(options, resolve=True))  # type: ignore[arg-type]
+
+
+def _unknown(options: Mapping[str, Any], url: str) -> Iterable[str]:
+    """One sentence per option that the client of `url` does not have: most take any name, and say nothing."""
+    scheme = url.split("://")[0]
+    if scheme not in PASSED_ON:
+        return
+    import fsspec
+
+    try:
+        client = fsspec.get_filesystem_class(scheme)
+    except ImportError:  # the storage says what to install
+        return
+    names = {"use_listings_cache", "listings_expiry_time", "max_paths", *PASSED_ON[scheme]}
+    for base in client.__mro__:
+        names |= set(inspect.signature(base.__init__).parameters) - {"self", "args", "kwargs", "storage_options", "storage_args"}
+    for name in options.keys() - names:
+        yield f"{NAME}.{name}: the client of {scheme}:// has no such option.{nearest(name, names)}"

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from dtrain import signals
 from dtrain.errors import DtrainError, WordsError
 
 HELP = """dtrain [verb] [word=choice] [key=value] ... [-m]
@@ -23,9 +24,20 @@ examples   dtrain                                           a small GPT learns P
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 training failed, 2 the words were wrong, 3 preflight, 75 preempted, 130 interrupted."""
+    os.environ["DTRAIN_BEGAN"] = str(time.time())  # what time_limit counts from
+    try:
+        with signals.ending():  # before anything heavy: a job may be told to go while it has hardly come
+            return _do(list(sys.argv[1:] if argv is None else argv))
+    except signals.Asked as asked:
+        print(f"dtrain: {asked}", file=sys.stderr)
+        return asked.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+def _do(words: list[str]) -> int:
     from dtrain.config import VERBS  # with omegaconf, which --help can do without
 
-    words = list(sys.argv[1:] if argv is None else argv)
     if "--help" in words or "-h" in words:
         print(HELP + _words(), end="")
         return 0
@@ -40,8 +52,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             for line in getattr(error, "problems", None) or (str(error),):
                 print(f"dtrain: {line}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        return 130
 
 
 def _words() -> str:

@@ -97,6 +97,8 @@ class Schema:
     init: str | None = None
     on_spike: str = MISSING
     stop_after: int | None = None
+    time_limit: Any = None
+    grace: float = MISSING
     trust: list[str] = field(default_factory=list)
     loop: str = MISSING
     mesh: Mesh = field(default_factory=Mesh)

@@ -1,52 +1,252 @@
-"""What a run that failed leaves: a file per rank that says what ended it, and which of them is the cause."""
+"""What a run that failed leaves, and which of its ranks is the cause: told once, in one paragraph and in failure.json.
+
+A folder holds what the ranks of one start had to say, a file each:
+
+    began-<rank>.json  failure-<rank>-<ns>.json     it runs; what ended it, or why it ended itself (kind: error, words, stopped, hung, lost, timeout)
+    report-<rank>.json stack-<rank>.txt step-<rank> where it was when it was asked (SIGUSR2); its stack even if it could not answer; its last step
+    ended-<rank>.json  lost-<ns>.json               what its agent saw: an exit code or a signal, a stopped process, a node that is gone
+"""
 
 import json
-import re
+import os
+import shutil
+import signal
+import socket
+import struct
+import sys
+import tempfile
 import time
 import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NoReturn
 
 from dtrain import store
+from dtrain.blame import Evidence, find, kind_of
 from dtrain.errors import DtrainError, PreflightError, RankError, WordsError
+from dtrain.frames import collective, lines, microbatch, own
 from dtrain.result import Result
+from dtrain.signals import Asked
 
-LOST_PEER = re.compile(
-    "connection (closed|reset|refused)|broken pipe|connectFullMesh|unhandled (system|cuda) error|remote process exited", re.IGNORECASE
-)
-"""What a rank says when another one is gone."""
+STEP = struct.Struct("<qqq")
+"""step-<rank>: the number of the step, the position of its first sample, and how many it takes."""
+
+_known: dict[str, Any] = {}
+_left: list[BaseException] = []
+_alone: list[str] = []
+"""`out`, where nobody else tells what went wrong."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """`line` says who, where and what; `paragraph` also what the other ranks were doing, and the stack; `facts` are failure.json."""
+
+    line: str
+    paragraph: str
+    facts: dict[str, Any]
+
+
+# on a rank
+
+
+def know(**facts: Any) -> None:
+    """What `leave` shall add: step, samples, groups."""
+    _known.update(facts)
+
+
+def forget() -> None:
+    """A run begins."""
+    _known.clear()
+    _left.clear()
+
+
+def facts_of(error: BaseException, rank: int) -> dict[str, Any]:
+    """What one process can say about its own end."""
+    message, code = "".join(traceback.format_exception(error)), 1
+    if isinstance(error, DtrainError):
+        kind, message, code = "words" if isinstance(error, WordsError) else "error", str(error), error.exit_code
+    elif isinstance(error, Asked):
+        kind, message, code = "stopped", str(error), error.exit_code
+    else:
+        kind = kind_of(error, message)
+    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    said = str(error) if isinstance(error, (DtrainError, Asked)) else f"{type(error).__name__}: {error}".rstrip(": ")
+    return {
+        **_who(rank), "step": 0, "kind": kind, "error": said.splitlines()[0] if said else "", "message": message, "exit_code": code, **_known,
+        "where": own(frames), "microbatch": microbatch(frames), "collective": collective(frames), "stack": lines(frames),
+    }  # fmt: skip
 
 
 def leave(folder: Path, rank: int, error: BaseException) -> None:
-    """Say on a rank what went wrong, with the time: the earliest is the cause."""
-    known = isinstance(error, DtrainError)
-    message = str(error) if known else "".join(traceback.format_exception(error))
-    facts = {"rank": rank, "time": time.time(), "message": message, "exit_code": error.exit_code if isinstance(error, DtrainError) else 1}
-    store.write(str(folder / f"failure-{rank}-{time.monotonic_ns()}.json"), json.dumps(facts).encode())
+    """Say on a rank what went wrong, once, with the time: the earliest is the cause."""
+    if error not in _left:
+        _left[:] = [error]
+        _write(folder, f"failure-{rank}-{time.monotonic_ns()}.json", facts_of(error, rank))
 
 
-def _silent(folder: Path, spoke: set[int]) -> list[int]:
-    """Ranks that began and left neither a result nor a failure; where an agent saw which ended first, only those."""
-    began, ended = ({int(path.name.split("-")[1]) for path in folder.glob(f"{what}-*")} - spoke for what in ("began", "ended"))
-    return sorted(began & ended or began)
+def tell(folder: Path, rank: int | None, kind: str, message: str, **facts: Any) -> None:
+    """What somebody knows who is no exception: a watchdog of its own rank, an agent of a node that is lost (then `rank` is None)."""
+    name = "lost" if rank is None else f"failure-{rank}"
+    _write(
+        folder,
+        f"{name}-{time.monotonic_ns()}.json",
+        {**_who(rank), "step": 0, "kind": kind, "error": message, "message": message, "exit_code": 1, **_known, **facts},
+    )
+
+
+def is_watched() -> bool:
+    """Whether somebody else tells what this process leaves."""
+    return not _alone
+
+
+def give_up(folder: Path | None, rank: int, message: str, **facts: Any) -> NoReturn:
+    """End a process that hangs: what it would have said is left, and where no launcher reads it, told here."""
+    if folder:
+        tell(folder, rank, "hung", message, **facts)
+        if _alone:
+            failure = explain(folder)
+            save(_alone[0], failure.facts)
+            print(f"dtrain: {failure.paragraph}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def began(folder: Path, rank: int) -> None:
+    _write(folder, f"began-{rank}.json", _who(rank))
+
+
+# on its agent
+
+
+def ended(folder: Path, rank: int, code: int) -> None:
+    """A rank ended by itself, with this exit code, or by the signal -code."""
+    _write(folder, f"ended-{rank}.json", {"rank": rank, "host": socket.gethostname(), "time": time.time(), "code": code})
+
+
+def look(folder: Path, rank: int, pid: int) -> None:
+    """What can be seen from outside of a living rank that does not answer."""
+    state = ""
+    if Path(f"/proc/{pid}/stat").exists():
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    _write(folder, f"ended-{rank}.json", {"rank": rank, "host": socket.gethostname(), "time": time.time(), "code": None, "state": state})
+
+
+# in a process that no launcher of ours watches
+
+
+@contextmanager
+def alone(out: str, rank: int) -> Iterator[None]:
+    """Inside, this process tells its own failure, and knows what the other ranks of its host left. What is no DtrainError becomes a RankError."""
+    siblings = os.getppid() if "RANK" in os.environ else os.getpid()
+    folder = Path(tempfile.gettempdir()) / f"dtrain-{os.getuid()}-{siblings}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    os.environ["DTRAIN_REPORTS"] = str(folder)
+    _alone[:] = [out]
+    try:
+        began(folder, rank)
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # torch has exceptions that are no Exception
+        leave(folder, rank, error)
+        failure = explain(folder)
+        if failure.facts["rank"] != rank:
+            raise RankError(f"rank {rank} ended because of another: {failure.line}") from error
+        told = error if isinstance(error, DtrainError) else RankError(failure.paragraph)
+        told.facts = failure.facts
+        raise told from error.__cause__ if told is error else error
+    finally:
+        _alone.clear()
+        del os.environ["DTRAIN_REPORTS"]
+        if "RANK" not in os.environ:  # else the others may have to read it
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+# in the command
 
 
 def outcome(folder: Path, code: int) -> Result:
-    """The result rank 0 left, or the error of the rank that failed first."""
+    """The result rank 0 left, or the error of the rank that is the cause. `code`: of whoever started the ranks."""
     if (folder / "result.json").exists():
         return Result(**json.loads((folder / "result.json").read_text()))
-    failures = sorted((json.loads(path.read_text()) for path in folder.glob("failure-*.json")), key=lambda failure: float(failure["time"]))
-    if not failures:
-        raise RankError(
-            f"rank {', '.join(map(str, _silent(folder, set())))} ended without a word: killed from outside, or out of memory (exit code {code})"
-        )
-    first = failures[0]
-    silent = _silent(folder, {failure["rank"] for failure in failures})
-    if silent and LOST_PEER.search(first["message"]):
-        raise RankError(
-            f"rank {silent[0]} ended without a word: killed from outside, or out of memory. The other ranks lost it while waiting for it."
-        )
-    if first["exit_code"] == WordsError.exit_code:
-        raise WordsError(first["message"])
-    if first["exit_code"] == PreflightError.exit_code:
-        raise PreflightError(first["message"])
-    raise RankError(f"rank {first['rank']} failed\n{first['message']}")
+    failure = explain(folder)
+    if failure.facts["kind"] == "stopped":
+        raise Asked(signal.SIGINT if failure.facts["exit_code"] == Asked(signal.SIGINT).exit_code else signal.SIGTERM)
+    raise error_of(failure)
+
+
+def error_of(failure: Failure) -> DtrainError:
+    """The error that ends the command: of its class when dtrain raised it, and with the facts."""
+    known = {WordsError.exit_code: WordsError, PreflightError.exit_code: PreflightError}.get(failure.facts["exit_code"])
+    error = known(failure.facts["message"]) if known else RankError(failure.paragraph)
+    error.facts = failure.facts
+    return error
+
+
+def save(out: str, facts: Mapping[str, Any]) -> None:
+    """failure.json. One who only lost a peer does not replace what the cause said."""
+    url = store.join(out, "failure.json")
+    if not (facts.get("victim") and store.exists(url)):
+        store.write(url, json.dumps(facts, indent=1).encode())
+
+
+def explain(folder: Path) -> Failure:
+    """Who is the cause, among all that was left in the folder."""
+    evidence = Evidence(
+        began=_read(folder, "began"), failures=_failures(folder), reports=_read(folder, "report"), ended=_read(folder, "ended"),
+        lost=[json.loads(path.read_text()) for path in sorted(folder.glob("lost-*.json"))],
+        stacks={int(path.stem.split("-")[1]): path.read_text(errors="replace") for path in folder.glob("stack-*.txt")},
+        steps={int(path.name.split("-")[1]): STEP.unpack(path.read_bytes()) for path in folder.glob("step-*") if path.stat().st_size == STEP.size},
+    )  # fmt: skip
+    return told(*find(evidence))
+
+
+def told(cause: dict[str, Any], ranks: list[dict[str, Any]]) -> Failure:
+    """The cause in words, among what each rank was doing."""
+    where, rank = cause.get("where"), cause.get("rank")
+    samples = cause.get("samples")
+    step = f" {'in' if samples else 'after'} step {cause['step']}" if cause.get("step") else ""
+    if samples:
+        part = "" if cause.get("microbatch") is None else f", microbatch {cause['microbatch']}"
+        step += f" (samples {samples[0]} to {samples[1]}{part})"
+    who = f" [{cause['host']}, pid {cause['pid']}]" if cause.get("pid") else f" [{cause['host']}]" if cause.get("host") else ""
+    verb = cause.get("verb", "failed")
+    line = f"rank {rank} {verb}{step}: {cause['error']}" if rank is not None else cause["error"]
+    line += f", at {where}" * bool(where) + who
+    others = [f"rank {other['rank']} {_doing(other)}" for other in ranks if other["rank"] != rank or cause["kind"] == "hung"]
+    paragraph = ". ".join([line, *[f"The last collectives: {'; '.join(others)}"] * bool(others)]) + "."
+    stack = cause["message"] if cause["kind"] in ("error", "lost", "timeout") and cause["exit_code"] == 1 else "\n".join(cause.get("stack") or [])
+    facts = {**cause, "message": paragraph if cause["exit_code"] == 1 else cause["message"], "traceback": stack, "ranks": ranks}
+    return Failure(line, f"{paragraph}\n{stack}".rstrip(), facts)
+
+
+def _doing(rank: Mapping[str, Any]) -> str:
+    """What a rank did last, as far as it is known."""
+    numbers = ", ".join(f"{number} of {name}" for name, number in (rank.get("groups") or {}).items() if number)
+    calls = f"in {rank['collective']}" if rank.get("collective") else f"at {rank['where']}" if rank.get("where") else ""
+    return " ".join([part for part in (calls, f"({numbers})" if numbers else "") if part]) or "said nothing"
+
+
+def _who(rank: int | None) -> dict[str, Any]:
+    return {"rank": rank, "host": socket.gethostname(), "pid": os.getpid(), "time": time.time()}
+
+
+def _write(folder: Path, name: str, facts: Mapping[str, Any]) -> None:
+    store.write(str(folder / name), json.dumps(facts).encode())
+
+
+def _read(folder: Path, what: str) -> dict[int, dict[str, Any]]:
+    return {int(path.stem.split("-")[1]): _json(path) for path in folder.glob(f"{what}-*") if path.stem.split("-")[1].isdigit()}
+
+
+def _failures(folder: Path) -> list[dict[str, Any]]:
+    """What ranks left, first things first."""
+    return sorted((_json(path) for path in folder.glob("failure-*.json")), key=lambda failure: float(failure["time"]))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Empty where a file only marks something."""
+    text = path.read_text()
+    found: dict[str, Any] = json.loads(text) if text else {}
+    return found

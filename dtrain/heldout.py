@@ -1,6 +1,7 @@
 """The loss on held-out data: the same samples whatever the mesh, shared out among the data-parallel ranks."""
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -25,12 +26,12 @@ def chosen(source: Source, samples: int | None) -> np.ndarray[Any, np.dtype[np.i
 
 
 def measure(model: nn.Module, source: Source, *arguments: Any, ema: EMA | None, **options: Any) -> dict[str, float]:
-    """As `evaluate`; with an average of the weights its figures too, as `eval_ema_loss` and so on."""
+    """As `evaluate`; with an average of the weights its figures too, as `eval_ema_loss` and so on. Nothing where it was broken off."""
     found = evaluate(model, source, *arguments, **options)
-    if ema:
+    if ema and found:
         with ema.instead(model):
             averaged = evaluate(model, source, *arguments, **options)
-        found |= {name.replace("eval_", "eval_ema_", 1): value for name, value in averaged.items()}
+        found = averaged and found | {name.replace("eval_", "eval_ema_", 1): value for name, value in averaged.items()}
     return found
 
 
@@ -44,8 +45,12 @@ def evaluate(
     samples: int | None,
     microbatch: int,
     context: Context | None = None,
+    enough: Callable[[], bool] = lambda: False,
 ) -> dict[str, float]:
-    """`eval_loss` and the objective's metrics over the held-out samples; nan where no target counts. All ranks call it; ranks run equally many forwards."""
+    """`eval_loss` and the objective's metrics over the held-out samples; nan where no target counts. All ranks call it; ranks run equally many forwards.
+
+    `enough` is asked before each of them, on all ranks; a yes breaks off, with nothing found.
+    """
     indices = chosen(source, samples)
     sums: dict[str, torch.Tensor] = {}
     count = 0
@@ -53,6 +58,9 @@ def evaluate(
     model.eval()
     with torch.no_grad():
         for start in range(0, len(indices), microbatch * mesh.data_ranks):
+            if enough():
+                model.train(was_training)
+                return {}
             mine = indices[start + mesh.data_rank * microbatch :][:microbatch][: max(0, len(indices) - start - mesh.data_rank * microbatch)]
             idle = len(mine) == 0
             batch = source.take(indices[:1] if idle else mine, np.zeros(1 if idle else len(mine), dtype=np.int64))

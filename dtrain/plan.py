@@ -90,9 +90,13 @@ class Plan:
     batch: BatchShape
     steps: int
     stop_after: int | None
+    time_limit: float | None
+    grace: float
     seed: int
     clip: float | None
     ema: float | None
+    on_spike: str
+    spike: Mapping[str, Any]
     out: str
     resume: str
     init: str | None
@@ -117,10 +121,26 @@ class Plan:
     hooks: Mapping[str, Part]
     why: Mapping[str, str]
     """For every choice made by `auto`: what was picked and the reason, printed by `plan`."""
+    others: tuple["Plan", ...] = ()
+    """The same run on fewer nodes, one plan for each number that was allowed beside `nodes`: decided before launch like this one."""
 
     @property
     def world(self) -> int:
         return self.nodes * self.devices
+
+    @property
+    def stop_seconds(self) -> float | None:
+        """After so long, by the clock, the save begins."""
+        return None if self.time_limit is None else self.time_limit - self.grace
+
+    @property
+    def allowed(self) -> list[int]:
+        """Numbers of nodes that this run may have, ascending."""
+        return sorted([self.nodes, *(other.nodes for other in self.others)])
+
+    def on(self, nodes: int) -> "Plan":
+        """The plan of the same run on `nodes` nodes."""
+        return next(plan for plan in (self, *self.others) if plan.nodes == nodes)
 
     @property
     def tokens_step(self) -> int:
@@ -129,7 +149,7 @@ class Plan:
         return 1 if self.mesh.tp == 1 else sequence if isinstance(sequence, int) else self.mesh.tp
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "trust": list(self.trust)}
+        return {**asdict(self), "trust": list(self.trust), "others": [other.to_dict() for other in self.others]}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Plan":
@@ -137,7 +157,7 @@ class Plan:
         known |= {"mesh": MeshShape(**data["mesh"]), "batch": BatchShape(**data["batch"]), "trust": tuple(data["trust"])}
         split = data["pipeline"]["split"]
         known["pipeline"] = PipelineShape(**{**data["pipeline"], "split": split if isinstance(split, str) else tuple(split)})
-        return cls(**known)
+        return cls(**{**known, "others": tuple(map(cls.from_dict, data["others"]))})
 
     @property
     def digest(self) -> str:
@@ -145,4 +165,4 @@ class Plan:
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:12]
 
     def with_loop(self, loop: str) -> "Plan":
-        return replace(self, loop=loop)
+        return replace(self, loop=loop, others=tuple(other.with_loop(loop) for other in self.others))

@@ -1,69 +1,89 @@
-"""The wish to stop: Ctrl-C, SIGTERM, SIGUSR1 or the step the user named, agreed by all ranks before any of them acts on it.
+"""The wish to stop: a signal, the time limit or the step the user named, agreed by all ranks before any of them acts on it.
 
-The first signal asks for a stop after the current step; the second one stops at once.
+Until a step is done there is nothing to save, and a signal ends the run at once; afterwards it is obeyed after the step, with a checkpoint.
 """
 
+import os
 import signal
 import time
-from types import FrameType
+from contextlib import ExitStack
 
 import torch
 
+from dtrain import signals
 from dtrain.mesh import Mesh
 from dtrain.result import Status
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 AGREE_SECONDS = 0.25
 """Ranks ask each other about this often: a stop waits no longer, and a step costs nothing."""
-
-_received: list[int] = []
-
-
-def listen() -> None:
-    """Note signals from now on; a forked child goes on noting them."""
-    for number in SIGNALS:
-        signal.signal(number, _note)
-
-
-def _note(number: int, frame: FrameType | None) -> None:
-    _received.append(number)
-    if len(_received) > 1:
-        raise KeyboardInterrupt
+TIME_IS_UP = 99
+"""Beside the numbers of signals."""
 
 
 class StopSignal:
-    """Ask `requested(step)` before every step; afterwards `status` says why the run ended."""
+    """Ask `requested(step)` before every step; afterwards `status` says why the run ended and `cause` who wanted it.
 
-    def __init__(self, *, after: int | None) -> None:
-        self._after, self._next, self._since = after, 1, time.perf_counter()
-        self._checked = 0
+    `after`: the last step the user wants now. `seconds`: how long after DTRAIN_BEGAN, when the command began, the last step may end.
+    """
+
+    def __init__(self, *, after: int | None, seconds: float | None = None) -> None:
+        self._after = after
+        self._until = None if seconds is None else float(os.environ.get("DTRAIN_BEGAN", time.time())) + seconds
+        self._steps, self._within, self._begun = Pace(), Pace(), False
         self.status: Status = "finished"
+        self.cause = ""
 
     def __enter__(self) -> "StopSignal":
-        listen()
+        self._signals = ExitStack()
+        self._signals.enter_context(signals.training())
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number in SIGNALS:
-            signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
-        _received.clear()
+        self._signals.close()
 
     def requested(self, step: int, mesh: Mesh) -> bool:
         """Whether to stop now, after `step` steps; the same answer on every rank."""
-        reason = self._agreed(step, mesh)
-        if reason:
-            self.status = "interrupted" if reason == signal.SIGINT else "preempted"
-        elif self._after is not None and step >= self._after:
-            self.status = "stopped"
+        if self._begun:  # a step was done since the first time
+            signals.listen()
+        self._begun, self._within = True, Pace()
+        if not self._agreed(self._steps, mesh) and self._after is not None and step >= self._after:
+            self.status, self.cause = "stopped", f"stop_after={self._after}"
         return self.status != "finished"
 
-    def _agreed(self, step: int, mesh: Mesh) -> int:
-        mine = _received[0] if _received else 0
-        if mesh.world == 1:
-            return mine
-        if self._next > step - self._checked:
-            return 0
-        steps, self._since = (step - self._checked) / max(1e-6, time.perf_counter() - self._since) * AGREE_SECONDS, time.perf_counter()
-        reason, fewest = mesh.max(torch.tensor([float(mine), -max(1.0, steps)])).tolist()
-        self._checked, self._next = step, int(-fewest)
-        return int(reason)
+    def meanwhile(self, mesh: Mesh) -> bool:
+        """As `requested`, between two parts of something long inside a step's turn, which may be left undone."""
+        return self._agreed(self._within, mesh)
+
+    def _agreed(self, pace: "Pace", mesh: Mesh) -> bool:
+        mine = signals.wish() or (TIME_IS_UP if self._until is not None and time.time() > self._until else 0)
+        code = mine * mesh.world + mesh.rank
+        if mesh.world > 1:
+            if not pace.due():
+                return False
+            code, fewest = map(int, mesh.max(torch.tensor([float(code), -pace.turns(AGREE_SECONDS)])).tolist())
+            pace.wait(-fewest)
+        reason, rank = divmod(code, mesh.world)
+        if reason:
+            self.status = "interrupted" if reason == signal.SIGINT else "preempted"
+            self.cause = "the time limit" if reason == TIME_IS_UP else f"{signal.Signals(reason).name} to rank {rank}"
+        return reason > 0
+
+
+class Pace:
+    """How often something comes round, so that ranks which all come round equally often meet at the same turn."""
+
+    def __init__(self) -> None:
+        self._left, self._done, self._since = 1, 0, time.perf_counter()
+
+    def due(self) -> bool:
+        self._left -= 1
+        self._done += 1
+        return self._left <= 0
+
+    def turns(self, seconds: float) -> float:
+        """How many turns fit into `seconds`, by those since the last meeting; at least one."""
+        return max(1.0, self._done / max(1e-6, time.perf_counter() - self._since) * seconds)
+
+    def wait(self, turns: int) -> None:
+        """The next meeting is `turns` turns away."""
+        self._left, self._done, self._since = turns, 0, time.perf_counter()

@@ -2,10 +2,9 @@
 
 import os
 import sys
-import traceback
 from typing import Protocol
 
-from dtrain.errors import DtrainError, RankError
+from dtrain import failure
 from dtrain.plan import Plan
 from dtrain.result import Result
 
@@ -21,13 +20,9 @@ class Launcher(Protocol):
 
 
 def run_here(plan: Plan) -> Result:
-    """This process as one rank that nobody watches: what it raises is shown as that rank's traceback."""
-    try:
+    """This process as one rank that nobody watches: it tells its own failure."""
+    with failure.alone(plan.out, int(os.environ.get("RANK", 0))):
         return run_rank(plan)
-    except (DtrainError, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # torch has exceptions that are no Exception
-        raise RankError(f"rank {os.environ.get('RANK', 0)} failed\n{traceback.format_exc()}") from error
 
 
 def run_rank(plan: Plan, *, forked: bool = False) -> Result:

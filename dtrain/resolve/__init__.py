@@ -6,13 +6,14 @@ rule failed are skipped, so the user sees every mistake that can be known, and n
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from dtrain.cluster import Cluster
 from dtrain.config import Config
 from dtrain.errors import WordsError
 from dtrain.plan import Plan
-from dtrain.resolve import auto, batch, divide, fit, mesh, numbers, out, pipeline, ranks, trust
+from dtrain.resolve import auto, batch, divide, fit, limits, mesh, numbers, out, pipeline, ranks, trust
 
 Rule = Callable[[Config, Cluster, "Draft"], Mapping[str, Any]]
 
@@ -30,6 +31,7 @@ class Draft(dict[str, Any]):
 
 RULES: tuple[Rule, ...] = (
     numbers.positive,
+    limits.clock,
     ranks.devices,
     ranks.world,
     ranks.backend,
@@ -53,16 +55,41 @@ RULES: tuple[Rule, ...] = (
 
 
 def resolve(config: Config, cluster: Cluster) -> Plan:
-    """What was asked, decided. Raises WordsError with every problem that can be known before launch."""
-    draft, problems = Draft(why={}), list[str]()
+    """What was asked, decided for every number of nodes that is allowed. Raises WordsError with every problem that can be known before launch."""
+    most, *fewer = ranks.counts(config, cluster)
+    first = _on(most, config, cluster)
+    plans, problems = [], []
+    for nodes in fewer:
+        try:
+            plans.append(replace(_fewer(nodes, first, config, cluster), out=first.out, launcher=first.launcher, threads=first.threads))
+        except WordsError as error:
+            problems += [f"with nodes={nodes}: {problem}" for problem in error.problems]
+    if problems:
+        raise WordsError(*problems)
+    return replace(first, others=tuple(plans))
+
+
+def _fewer(nodes: int, first: Plan, config: Config, cluster: Cluster) -> Plan:
+    """The same batch on fewer nodes, and no more of it at once on one rank than `first` has."""
+    same = replace(config, batch=first.batch.size, microbatch=None, accumulate=None)
+    plan = _on(nodes, same, cluster)
+    if plan.batch.microbatch <= first.batch.microbatch:
+        return plan
+    micro = max(size for size in range(1, first.batch.microbatch + 1) if plan.batch.local % size == 0)
+    return _on(nodes, replace(same, microbatch=micro), cluster)
+
+
+def _on(nodes: Any, config: Config, cluster: Cluster) -> Plan:
+    draft, problems = Draft(why={}, elastic="" if nodes == config.nodes else config.nodes), list[str]()
     for rule in RULES:
         try:
-            draft.update(rule(config, cluster, draft))
+            draft.update(rule(replace(config, nodes=nodes), cluster, draft))
         except WordsError as error:
             problems.extend(error.problems)
         except Undecided:
             continue
     if problems:
         raise WordsError(*problems)
+    del draft["elastic"]
     draft.pop("microbatch", None)
     return Plan(**draft)

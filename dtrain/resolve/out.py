@@ -15,6 +15,8 @@ VOLATILE = (
     "out_options",
     "resume",
     "stop_after",
+    "time_limit",
+    "grace",
     "on_spike",
     "spike",
     "trust",

@@ -1,0 +1,152 @@
+"""Which rank is the cause, among what all of them left: the first that failed by itself, else the one the others waited for."""
+
+import re
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dtrain.frames import dumped
+
+Facts = dict[str, Any]
+
+LOST_PEER = re.compile(
+    "connection (closed|reset|refused)|broken pipe|connectFullMesh|unhandled (system|cuda) error|remote process exited|got 0 bytes|(send|recv)\\w+ failed",
+    re.IGNORECASE,
+)
+"""What torch says on a rank when another one is gone."""
+TIMED_OUT = re.compile(
+    r"timed out waiting \d+ms|application timeout caused pair closure|wait timeout after \d+|caught collective operation timeout", re.IGNORECASE
+)
+"""What torch says when another rank does not come."""
+SEEN_LATE_SECONDS = 0.5
+"""Victims may speak before the agent has seen that a rank was killed."""
+KILLED = {
+    signal.SIGKILL: ("was killed", "by SIGKILL: from outside, or out of memory"),
+    signal.SIGSEGV: ("crashed", "SIGSEGV, a segmentation fault in native code"),
+    signal.SIGABRT: ("aborted", "SIGABRT, native code gave up"),
+}
+UNSEEN = {"verb": "ended without a word", "error": "killed from outside, or out of memory"}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """By rank, but `failures` (in the order of time) and `lost` (nodes)."""
+
+    began: Mapping[int, Facts]
+    failures: list[Facts]
+    reports: Mapping[int, Facts]
+    ended: Mapping[int, Facts]
+    lost: list[Facts]
+    stacks: Mapping[int, str]
+    steps: Mapping[int, tuple[int, int, int]]
+
+    @property
+    def spoke(self) -> set[int]:
+        return {failure["rank"] for failure in self.failures} | set(self.reports)
+
+
+def find(evidence: Evidence) -> tuple[Facts, list[Facts]]:
+    """The cause, and what is known of every rank, in the order of ranks."""
+    ranks = sorted({*evidence.began, *evidence.spoke, *evidence.ended})
+    known = [_known(evidence, rank) for rank in ranks]
+    rules: tuple[Callable[[Evidence, list[Facts]], Facts | None], ...] = (_by_itself, _hung, _unseen, _first)
+    for rule in rules:
+        cause = rule(evidence, known)
+        if cause:
+            return cause, known
+    raise AssertionError("the last rule always has an answer")
+
+
+def kind_of(error: BaseException, message: str) -> str:
+    """`lost` or `timeout` where torch says only that another rank is gone or did not come, else `error`."""
+    if isinstance(error, OSError):  # of the user's own connections
+        return "error"
+    return "timeout" if TIMED_OUT.search(message) else "lost" if LOST_PEER.search(message) else "error"
+
+
+def is_victim(failure: Mapping[str, Any]) -> bool:
+    """Whether a rank ended because of another one."""
+    return failure["kind"] in ("lost", "timeout") or (failure["kind"] == "hung" and bool(failure.get("collective")))
+
+
+def _by_itself(evidence: Evidence, known: list[Facts]) -> Facts | None:
+    """The earliest error, signal, exit or lost node that nobody else is the cause of."""
+    found = [(failure["time"], failure) for failure in evidence.failures if failure["kind"] != "hung" and not is_victim(failure)]
+    found += [(lost["time"], lost) for lost in evidence.lost]
+    spoke = {failure["rank"] for failure in evidence.failures}
+    for facts in known:
+        code = evidence.ended.get(facts["rank"], {}).get("code")
+        if code and facts["rank"] not in spoke:
+            late = SEEN_LATE_SECONDS if code in (-signal.SIGKILL, -signal.SIGSEGV) else 0.0
+            found.append((evidence.ended[facts["rank"]]["time"] - late, {**facts, **_ending(code), "exit_code": 1, "message": ""}))
+    return min(found, key=lambda entry: float(entry[0]))[1] if found else None
+
+
+def _ending(code: int) -> Facts:
+    if code > 0:
+        return {"kind": "exited", "verb": "ended", "error": f"with exit code {code} and without a word"}
+    verb, error = KILLED.get(signal.Signals(-code), ("was killed", f"by {signal.Signals(-code).name}"))
+    return {"kind": "killed", "verb": verb, "error": error, "signal": signal.Signals(-code).name}
+
+
+def _hung(evidence: Evidence, known: list[Facts]) -> Facts | None:
+    """The rank the others waited for: it does not answer, or is behind in a collective, or is in none."""
+    waited = [failure for failure in evidence.failures if failure["kind"] in ("hung", "timeout")]
+    if not waited:
+        return None
+    hung = {"kind": "hung", "verb": "hung", "exit_code": 1, "message": ""}
+    for facts in known:
+        if facts["rank"] not in evidence.spoke:
+            state = evidence.ended.get(facts["rank"], {}).get("state")
+            if state in ("T", "t"):
+                return {**facts, **hung, "verb": "was stopped", "error": "by SIGSTOP, and the others waited for it"}
+            return {**facts, **hung, "error": "it did not answer: native code holds the interpreter"}
+    late = _behind(known)
+    if late:
+        return {**late[0], **hung, "error": late[1]}
+    idle = [facts for facts in known if not facts.get("collective")]
+    if idle and (len(idle) < len(known) or len(known) == 1):
+        seconds = waited[0].get("seconds")
+        return {**idle[0], **hung, "error": f"no progress for {seconds:g} s" if seconds else "it is in no collective, and the others wait in one"}
+    return {**waited[0], **hung, "error": waited[0]["error"]}
+
+
+def _behind(known: list[Facts]) -> tuple[Facts, str] | None:
+    """A rank that never reached a collective others of the same group are in, and the sentence that says so."""
+    names = {name for facts in known for name in facts.get("groups") or {} if not name.startswith("pp")}  # stages send each other unequally much
+    for name in sorted(names, key=lambda name: (name != "the world", name)):
+        numbers = [(facts["groups"][name], facts) for facts in known if name in (facts.get("groups") or {})]
+        reached, first = max(numbers, key=lambda entry: int(entry[0]))
+        late, facts = min(numbers, key=lambda entry: int(entry[0]))
+        if late < reached:
+            what, _, line = (first.get("collective") or "collective").partition(" ")
+            return facts, f"it never reached {what} {late + 1} of {name}, where rank {first['rank']} waits {line}".rstrip()
+    return None
+
+
+def _unseen(evidence: Evidence, known: list[Facts]) -> Facts | None:
+    """A rank that began and said nothing; of several the one whose end was seen."""
+    silent = [facts for facts in known if facts["rank"] not in evidence.spoke]
+    seen = [facts for facts in silent if facts["rank"] in evidence.ended]
+    return {**(seen or silent)[0], **UNSEEN, "kind": "killed", "exit_code": 1, "message": ""} if silent else None
+
+
+def _first(evidence: Evidence, known: list[Facts]) -> Facts:
+    if evidence.failures:
+        return {**evidence.failures[0], "victim": True}
+    return {"rank": None, "kind": "lost", "exit_code": 1, "error": "the ranks ended before one of them could say anything", "message": ""}
+
+
+def _known(evidence: Evidence, rank: int) -> Facts:
+    """Everything known of one rank: what it left last speaks before what it left first."""
+    facts: Facts = {"rank": rank, **evidence.began.get(rank, {})}
+    step, seen, batch = evidence.steps.get(rank, (0, 0, 0))
+    if step:
+        facts |= {"step": step, "samples": [seen, seen + batch - 1]}
+    if evidence.stacks.get(rank):
+        facts |= {"where": dumped(evidence.stacks[rank]), "stack": evidence.stacks[rank].splitlines()}
+    said = [failure for failure in evidence.failures if failure["rank"] == rank]
+    for told in (*said[:1], evidence.reports.get(rank, {})):
+        facts |= {key: value for key, value in told.items() if key not in ("kind", "error", "message", "exit_code") and value is not None}
+    return {**facts, "rank": rank}

@@ -1,0 +1,91 @@
+"""What a stack says: the line of the user's code or of dtrain's it is at, the collective it waits in, the microbatch it works on."""
+
+import os
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import FrameType
+
+Frames = Sequence[tuple[FrameType, int]]
+"""Frames and line numbers, outermost first."""
+
+LIBRARIES = re.compile(r"[/\\](site|dist)-packages[/\\](torch|functorch|numpy|fsspec|safetensors|pluggy|_pytest)[/\\]")
+"""Where nobody looks for a mistake of theirs."""
+STANDARD = sysconfig.get_path("stdlib") + os.sep
+DISTRIBUTED = re.compile(r"[/\\]torch[/\\]distributed[/\\](?!c10d_logger)")
+BACKWARD = "_engine_run_backward"
+"""Where torch goes down into the backward, in which it may wait for others without a frame of its own."""
+DUMPED = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
+
+
+def of_thread(identity: int | None) -> Frames:
+    """The frames of a running thread."""
+    frame = sys._current_frames().get(identity or 0)
+    return list(traceback.walk_stack(frame))[::-1] if frame else []
+
+
+def own(frames: Frames) -> str | None:
+    """The innermost line of code that is not a library's, as `mypkg/model.py:12 in forward`."""
+    return next((place(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in reversed(frames) if _is_own(frame)), None)
+
+
+def collective(frames: Frames) -> str | None:
+    """The collective a stack is in, as `all_reduce (dtrain/mesh.py:92 in max)`, or None."""
+    inner: list[FrameType] = []
+    for frame, _ in reversed(frames):
+        if _is_own(frame):
+            break
+        inner.append(frame)
+    name = next((frame.f_code.co_name for frame in inner if DISTRIBUTED.search(frame.f_code.co_filename)), None)
+    if any(frame.f_code.co_name == BACKWARD for frame in inner):
+        name = name or "the backward"
+    return name and f"{name} ({own(frames)})"
+
+
+def microbatch(frames: Frames) -> int | None:
+    """The number of the microbatch, from 0, if the stack is in one of a step."""
+    for frame, _ in frames:
+        if frame.f_code.co_filename.endswith(f"dtrain{os.sep}step.py") and isinstance(frame.f_locals.get("index"), int):
+            return int(frame.f_locals["index"])
+    return None
+
+
+def lines(frames: Frames) -> list[str]:
+    """A stack as a traceback shows it, outermost first."""
+    return [text.rstrip("\n") for text in traceback.StackSummary.extract(iter(frames)).format()]
+
+
+def dumped(text: str) -> str | None:
+    """The innermost line of code that is not a library's in what faulthandler wrote last; the thread it was written in comes first."""
+    _, current, rest = text.rpartition("Current thread ")
+    found = DUMPED.findall(rest.split("\n\n")[0] if current else text)
+    return next((place(file, int(line), function) for file, line, function in found if _is_own_file(file)), None)
+
+
+def place(file: str, line: int, function: str) -> str:
+    """`file` as it is imported: from the entry of the import path it lies under."""
+    under = [entry for entry in map(_absolute, sys.path) if file.startswith(entry + os.sep)]
+    return f"{file.removeprefix(max(under, key=len, default='')).lstrip(os.sep)}:{line} in {function}"
+
+
+def others(main: int | None, leave_out: Iterable[int | None]) -> dict[str, str]:
+    """Where each other thread is that runs somebody's code, by its name."""
+    import threading
+
+    found = {thread.name: own(of_thread(thread.ident)) for thread in threading.enumerate() if thread.ident not in (main, *leave_out)}
+    return {name: where for name, where in found.items() if where}
+
+
+def _absolute(entry: str) -> str:
+    return str(Path(entry).absolute())
+
+
+def _is_own(frame: FrameType) -> bool:
+    return _is_own_file(frame.f_code.co_filename)
+
+
+def _is_own_file(file: str) -> bool:
+    return not file.startswith("<") and not LIBRARIES.search(file) and not (file.startswith(STANDARD) and "-packages" not in file)

@@ -1,0 +1,168 @@
+"""What a rank says about itself while it runs: where it is, when it is asked (SIGUSR2), and that it hangs, when a step takes too long.
+
+kill -USR2 <pid>        report-<rank>.json in DTRAIN_REPORTS; where an interpreter is held, stack-<rank>.txt alone
+"""
+
+import datetime
+import faulthandler
+import json
+import mmap
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as groups
+
+from dtrain import failure, frames, store
+from dtrain.mesh import Mesh
+from dtrain.signals import REPORT
+
+FIRST_STEP = 3
+"""Times the timeout, for collectives until the first step is done and for that step itself: it compiles, opens connections, fills caches."""
+LOOKS = 10
+"""Within one timeout."""
+
+
+class Watchdog:
+    """A context. `timeout` in seconds, of a step and of every collective; `batch` samples a step; `folder` takes the reports, None: there is nobody to read them.
+
+    Between `rest` and the next `beat` anything may take as long as it likes.
+    """
+
+    def __init__(self, mesh: Mesh, folder: str | None, *, timeout: float, batch: int) -> None:
+        self._mesh, self._timeout, self._batch = mesh, timeout, batch
+        self._folder = Path(folder) if folder else None
+        self._step = self._seen = 0
+        self._beats, self._resting = 0, True
+        self._page: mmap.mmap | bytearray = bytearray(failure.STEP.size)
+        self._timed: set[tuple[dist.ProcessGroup, float]] = set()
+        self._main = threading.get_ident()
+        self._file: IO[str] = sys.__stderr__ or sys.stderr
+        self._over = False
+
+    def beat(self, step: int, seen: int) -> None:
+        """A step begins, after `step` others and `seen` samples. Costs less than a microsecond."""
+        self._step, self._seen, self._resting = step + 1, seen, False
+        self._beats += 1
+        failure.STEP.pack_into(self._page, 0, step + 1, seen, self._batch)
+
+    def rest(self) -> None:
+        """The step is done."""
+        self._resting = True
+
+    def __enter__(self) -> "Watchdog":
+        failure.forget()
+        self._set_timeouts(FIRST_STEP * self._timeout)
+        with ExitStack() as stack:
+            self._ear, self._mouth = socket.socketpair()
+            for end in (self._ear, self._mouth):
+                stack.enter_context(end).setblocking(False)
+            if self._folder:
+                path = self._folder / f"step-{self._mesh.rank}"
+                path.write_bytes(bytes(failure.STEP.size))
+                with path.open("r+b") as file:
+                    self._page = mmap.mmap(file.fileno(), failure.STEP.size)
+            if threading.current_thread() is threading.main_thread():
+                self._take_signals(stack)
+            thread = threading.Thread(target=self._watch, name="dtrain-watchdog", daemon=True)
+            thread.start()
+            stack.callback(self._end, thread)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if error is not None:
+            failure.know(**self._position())
+            if self._folder:  # before the others can see that this rank is gone
+                failure.leave(self._folder, self._mesh.rank, error)
+        self._stack.close()
+
+    # signals
+
+    def _take_signals(self, stack: ExitStack) -> None:
+        """SIGUSR2 wakes the thread, whatever the main thread is doing, and writes the stacks, even if no thread may run. So does a crash."""
+        stack.callback(signal.signal, REPORT, signal.signal(REPORT, lambda *_: None))
+        stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False))
+        read = self._folder if failure.is_watched() else None
+        if read:
+            self._file = stack.enter_context((read / f"stack-{self._mesh.rank}.txt").open("w"))
+        enabled = faulthandler.is_enabled()
+        if read or not enabled:
+            faulthandler.enable(self._file)
+            stack.callback(faulthandler.enable if enabled else faulthandler.disable)
+        faulthandler.register(REPORT, self._file, all_threads=True, chain=True)
+        stack.callback(faulthandler.unregister, REPORT)
+
+    def _end(self, thread: threading.Thread) -> None:
+        self._over = True
+        self._mouth.send(b"\0")
+        thread.join()
+        faulthandler.cancel_dump_traceback_later()
+
+    # the thread
+
+    def _watch(self) -> None:
+        beats, since, armed = -1, time.monotonic(), False
+        while not self._over:
+            if select.select([self._ear], [], [], self._timeout / LOOKS)[0] and REPORT in self._ear.recv(4096):
+                self._report()
+            now, first = time.monotonic(), self._beats <= 1
+            if self._resting or self._beats != beats:
+                beats, since = self._beats, now
+            if not first:
+                self._set_timeouts(self._timeout)
+            patience = self._timeout * (FIRST_STEP if first else 1)
+            if now - since > patience:
+                failure.give_up(self._folder, self._mesh.rank, f"no progress for {now - since:.0f} s", **self._now())
+            # should native code hold the interpreter, this thread will not come here again: then the process ends with its stacks told
+            if not self._resting:
+                faulthandler.dump_traceback_later(2 * patience, exit=True, file=self._file)
+            elif armed:
+                faulthandler.cancel_dump_traceback_later()
+            armed = not self._resting
+
+    def _report(self) -> None:
+        if self._folder:
+            facts = {"rank": self._mesh.rank, "host": socket.gethostname(), "pid": os.getpid(), **self._now()}
+            store.write(str(self._folder / f"report-{self._mesh.rank}.json"), json.dumps(facts).encode())
+
+    def _now(self) -> dict[str, Any]:
+        """Where the main thread is, and the other threads that run somebody's code."""
+        main = frames.of_thread(self._main)
+        return {
+            **self._position(), "where": frames.own(main), "microbatch": frames.microbatch(main), "collective": frames.collective(main),
+            "threads": frames.others(self._main, leave_out=[threading.get_ident()]), "stack": frames.lines(main),
+        }  # fmt: skip
+
+    def _position(self) -> dict[str, Any]:
+        samples = None if self._resting else [self._seen, self._seen + self._batch - 1]
+        return {"step": self._step, "samples": samples, "groups": sequence_numbers()}
+
+    def _set_timeouts(self, seconds: float) -> None:
+        """Of every group there is now; torch gives a new one its own default."""
+        for group in list(groups._world.pg_names):
+            if (group, seconds) not in self._timed:
+                self._timed.add((group, seconds))
+                groups._set_pg_timeout(datetime.timedelta(seconds=seconds), group)
+
+
+def sequence_numbers() -> dict[str, int]:
+    """How many collectives this rank has entered, in each process group of several ranks."""
+    found: dict[str, int] = {}
+    for group, ranks in list(groups._world.pg_group_ranks.items()):
+        if len(ranks) > 1 and group in groups._world.pg_names:
+            name = "the world" if group is dist.group.WORLD else f"{group.group_desc.removeprefix('mesh_')} of ranks {_some(sorted(ranks))}"
+            found[name if name not in found else f"{name}, number {len(found)}"] = group._get_sequence_number_for_group()  # type: ignore[attr-defined] # private: a test calls it
+    return found
+
+
+def _some(ranks: list[int]) -> str:
+    return ",".join(map(str, ranks)) if len(ranks) <= 8 else f"{ranks[0]} to {ranks[-1]} ({len(ranks)})"

@@ -1,0 +1,98 @@
+"""Who is the cause: the same evidence as real runs leave, made by hand."""
+
+import signal
+from typing import Any
+
+import pytest
+
+from dtrain.blame import Evidence, find, kind_of
+
+GONE = "RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:35996."
+LATE = "RuntimeError: [/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 2000ms for recv operation to complete"
+
+
+def error(rank: int, message: str, time: float, *, kind: str = "error", code: int = 1, **facts: Any) -> dict[str, Any]:
+    return {"rank": rank, "kind": kind, "time": time, "error": message, "message": message, "exit_code": code, **facts}
+
+
+def evidence(world: int, *failures: dict[str, Any], **left: Any) -> Evidence:
+    nothing: dict[str, Any] = {"reports": {}, "ended": {}, "lost": [], "stacks": {}, "steps": {}}
+    return Evidence(
+        **{"began": {rank: {"rank": rank, "host": "here", "pid": 100 + rank} for rank in range(world)}, "failures": list(failures), **nothing, **left}
+    )
+
+
+def ended(rank: int, code: int | None, time: float = 2.0, **facts: Any) -> dict[int, dict[str, Any]]:
+    return {rank: {"rank": rank, "code": code, "time": time, **facts}}
+
+
+CASES: dict[str, tuple[Evidence, int | None, str]] = {
+    "the first error": (evidence(3, error(2, "ValueError: a", 1.0), error(0, "ValueError: b", 1.1)), 2, "ValueError: a"),
+    "not a victim that spoke first": (evidence(2, error(0, GONE, 1.0, kind="lost"), error(1, "ValueError: a", 1.1)), 1, "ValueError: a"),
+    "a user's own broken connection": (
+        evidence(2, error(0, "ConnectionResetError: connection reset", 1.0), error(1, GONE, 1.1, kind="lost")), 0, "ConnectionResetError: connection reset",
+    ),
+    "a storage that does not answer is no lost peer": (
+        evidence(2, error(0, "cannot save s3://b: connection reset", 1.0, code=3), error(1, GONE, 1.1, kind="lost")), 0, "cannot save s3://b: connection reset",
+    ),
+    "killed": (evidence(2, error(0, GONE, 1.0, kind="lost"), ended=ended(1, -signal.SIGKILL)), 1, "by SIGKILL: from outside, or out of memory"),
+    "crashed": (evidence(2, error(0, GONE, 1.0, kind="lost"), ended=ended(1, -signal.SIGSEGV)), 1, "SIGSEGV, a segmentation fault in native code"),
+    "aborted after an error elsewhere": (evidence(2, error(0, "ValueError: a", 1.9), ended=ended(1, -signal.SIGABRT)), 0, "ValueError: a"),
+    "an exit code": (evidence(2, error(0, GONE, 1.0, kind="lost"), ended=ended(1, 7)), 1, "with exit code 7 and without a word"),
+    "gone unseen": (evidence(2, error(0, GONE, 1.0, kind="lost")), 1, "killed from outside, or out of memory"),
+    "a lost node": (
+        evidence(2, error(0, GONE, 2.0, kind="lost"), lost=[{"rank": None, "kind": "lost", "time": 5.0, "error": "node 1 is gone", "exit_code": 1}]), None, "node 1 is gone",
+    ),
+    "a stopped process": (
+        evidence(2, error(0, LATE, 1.0, kind="timeout"), ended=ended(1, None, state="T")), 1, "by SIGSTOP, and the others waited for it",
+    ),
+    "a held interpreter": (
+        evidence(2, error(0, LATE, 1.0, kind="timeout"), ended=ended(1, None, state="R")), 1, "it did not answer: native code holds the interpreter",
+    ),
+    "behind in a collective": (
+        evidence(
+            2, error(0, LATE, 1.0, kind="timeout", collective="all_reduce (dtrain/clip.py:31 in clip)", groups={"the world": 118}),
+            reports={1: {"rank": 1, "groups": {"the world": 117}, "where": "mypkg/model.py:12 in forward"}},
+        ), 1, "it never reached all_reduce 118 of the world, where rank 0 waits (dtrain/clip.py:31 in clip)",
+    ),
+    "stages send each other unequally much": (
+        evidence(
+            2, error(0, LATE, 1.0, kind="timeout", collective="recv (dtrain/parallel/pipeline.py:9 in step)", groups={"pp of ranks 0,1": 7, "the world": 3}),
+            reports={1: {"rank": 1, "groups": {"pp of ranks 0,1": 9, "the world": 3}, "where": "mypkg/model.py:12 in forward"}},
+        ), 1, "it is in no collective, and the others wait in one",
+    ),
+    "alone": (evidence(1, error(0, "no progress for 60 s", 1.0, kind="hung", seconds=60.0, where="mypkg/data.py:3 in read")), 0, "no progress for 60 s"),
+    "only victims": (evidence(2, error(0, GONE, 1.0, kind="lost"), error(1, GONE, 1.1, kind="lost")), 0, GONE),
+    "nothing at all": (evidence(0), None, "the ranks ended before one of them could say anything"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_cause_is_told_not_the_victims(case: str) -> None:
+    given, rank, said = CASES[case]
+    cause, _ = find(given)
+    assert (cause["rank"], cause["error"]) == (rank, said)
+
+
+def test_a_killed_rank_has_its_last_step_and_the_stack_it_crashed_with() -> None:
+    dump = 'Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n  File "/home/me/mypkg/model.py", line 12 in forward\n'
+    cause, ranks = find(
+        evidence(2, error(0, GONE, 1.0, kind="lost", step=5), ended=ended(1, -signal.SIGSEGV), stacks={1: dump}, steps={1: (5, 32, 8)})
+    )
+    assert (cause["step"], cause["samples"], cause["pid"], cause["signal"]) == (5, [32, 39], 101, "SIGSEGV")
+    assert cause["where"] == "home/me/mypkg/model.py:12 in forward"
+    assert [rank["rank"] for rank in ranks] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [
+        (RuntimeError(GONE), "lost"),
+        (RuntimeError(LATE), "timeout"),
+        (ValueError("loss is nan"), "error"),
+        (ConnectionResetError("Connection reset by peer"), "error"),
+        (TimeoutError("timed out waiting 20ms"), "error"),
+    ],
+)
+def test_what_torch_says_of_others_is_no_error_of_its_own(raised: Exception, kind: str) -> None:
+    assert kind_of(raised, str(raised)) == kind

@@ -1,0 +1,107 @@
+"""What a signal does to a process: before it began, while it trains, and to the helpers it forked."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+from pool import ranks
+
+from dtrain import signals
+
+
+def ended(number: int) -> int:
+    try:
+        with signals.ending():
+            os.kill(os.getpid(), number)
+            time.sleep(5)
+    except signals.Asked as asked:
+        return asked.exit_code
+    return 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
+def test_while_nothing_has_begun_a_signal_ends(number: int, code: int) -> None:
+    assert ranks(1, ended, number) == [code]
+
+
+def noted(*numbers: int, apart: float, handed_on: bool = False) -> int | str:
+    signals.listen(handed_on=handed_on)
+    try:
+        for number in numbers:
+            os.kill(os.getpid(), number)
+            time.sleep(apart)
+    except KeyboardInterrupt:
+        return "at once"
+    return signals.wish()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "apart", "handed_on", "then"),
+    [
+        ([signal.SIGTERM], 0, False, signal.SIGTERM),
+        ([signal.SIGINT, signal.SIGINT], 0, False, "at once"),
+        ([signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM], 0, False, signal.SIGTERM),  # a scheduler and a launcher say the same
+        ([signal.SIGTERM, signal.SIGTERM], 1.1, False, "at once"),
+        ([signal.SIGTERM, signal.SIGTERM], 1.1, True, signal.SIGTERM),  # the launcher ends it itself
+    ],
+)
+def test_a_wish_is_noted_and_its_repetition_ends(numbers: list[int], apart: float, handed_on: bool, then: int | str) -> None:
+    assert ranks(1, lambda: noted(*numbers, apart=apart, handed_on=handed_on)) == [then]
+
+
+def restored() -> bool:
+    mine: Callable[..., None] = lambda *_: None  # noqa: E731
+    signal.signal(signal.SIGUSR1, mine)
+    with signals.ending(), signals.training():
+        signals.listen()
+    return [signal.getsignal(number) for number in signals.WISHES] == [signal.default_int_handler, signal.SIG_DFL, mine]
+
+
+def test_signals_mean_what_they_meant_before() -> None:
+    assert ranks(1, restored) == [True]
+
+
+def from_before() -> int:
+    signals.listen()
+    os.kill(os.getpid(), signal.SIGTERM)
+    try:
+        with signals.training():
+            return 0
+    except signals.Asked as asked:
+        return asked.exit_code
+
+
+def test_a_wish_from_before_ends_a_training_that_has_not_begun() -> None:
+    assert ranks(1, from_before) == [75]
+
+
+def helpers(number: int) -> int | None:
+    """How a child that a training rank forked ends, after a signal and 0.3 s."""
+    with signals.training():
+        signals.listen()
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(0.3,))
+        child.start()
+        time.sleep(0.1)
+        os.kill(child.pid or 0, number)
+        child.join(10)
+        return child.exitcode
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, 0), (signal.SIGINT, 0), (signal.SIGUSR2, 0), (signal.SIGTERM, -signal.SIGTERM)])
+def test_a_forked_helper_is_not_asked_but_can_be_terminated(number: int, code: int) -> None:
+    assert ranks(1, helpers, number) == [code]
+
+
+def test_other_threads_may_call_it() -> None:
+    code = (
+        "import threading\nfrom dtrain import signals\n"
+        "def work():\n    with signals.training():\n        signals.listen()\n        print('trained')\n"
+        "thread = threading.Thread(target=work); thread.start(); thread.join()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "trained\n", done.stderr

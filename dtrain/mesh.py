@@ -11,7 +11,8 @@ made when it is first asked for; all ranks ask for the same views in the same or
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -92,6 +93,34 @@ class Mesh:
     def barrier(self) -> None:
         if self.world > 1:
             dist.barrier()
+
+    # letters: what threads tell each other while the ranks compute, because collectives are the loop's
+
+    def post(self, key: str, value: str) -> None:
+        """Leave a letter for the other ranks. Raises torch's DistError, a RuntimeError, when the rendezvous store is gone."""
+        self._letters.set(key, value)
+
+    def posted(self, keys: Sequence[str]) -> list[str] | None:
+        """The letters with these keys, or None as long as one is not there; waits for nobody. Raises as `post`."""
+        if not self._letters.check(list(keys)):
+            return None
+        return [value.decode() for value in self._letters.multi_get(list(keys))]
+
+    def withdraw(self, *keys: str) -> None:
+        """Take letters away that all have read."""
+        for key in keys:
+            self._letters.delete_key(key)
+
+    @property
+    def timeout(self) -> float:
+        """Seconds after which a rank that does not answer is given up."""
+        return float(self._letters.timeout.total_seconds())
+
+    @cached_property
+    def _letters(self) -> Any:
+        """A connection of its own to the store at which the ranks met: whoever waits on the other one holds it locked."""
+        group: Any = dist.group.WORLD
+        return group.get_group_store().clone()
 
 
 def _coordinate(rank: int, degrees: dict[str, int]) -> dict[str, int]:

@@ -1,8 +1,8 @@
-"""What must survive a restart, and nothing else: weights, optimizer, position in the data, loss scale, average of the weights, step."""
+"""What must survive a restart, and nothing else: weights, optimizer, position in the data, loss scale, average of the weights, guard, step."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,14 @@ from dtrain.data.stream import Stream
 from dtrain.ema import EMA
 from dtrain.optim import Optimizer
 from dtrain.precision import LossScale
+
+
+class Stateful(Protocol):
+    """Whatever remembers something that JSON can say."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 @dataclass
@@ -25,6 +33,7 @@ class TrainState:
     stream: Stream | None = None
     scale: LossScale | None = None
     ema: EMA | None = None
+    guard: Stateful | None = None
     step: int = 0
 
     def tensors(self) -> dict[str, Tensor]:
@@ -37,6 +46,7 @@ class TrainState:
             "step": self.step,
             "stream": self.stream.state_dict() if self.stream else None,
             "scale": self.scale.state_dict() if self.scale else None,
+            "guard": self.guard.state_dict() if self.guard else None,
             "optim": {name: value for name, value in self._optimizer_entries() if not isinstance(value, Tensor)},
         }
 
@@ -46,6 +56,8 @@ class TrainState:
             self.stream.load_state_dict(facts["stream"])
         if self.scale and facts["scale"]:
             self.scale.load_state_dict(facts["scale"])
+        if self.guard and facts.get("guard"):
+            self.guard.load_state_dict(facts["guard"])
         parameters = dict(self.model.named_parameters())
         for name, value in facts["optim"].items():
             parameter, entry = name.removeprefix("optim.").rsplit(".", 1)

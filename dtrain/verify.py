@@ -10,7 +10,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from dtrain import store
-from dtrain.checkpoint.sharded import find
+from dtrain.checkpoint.commit import find
 
 TOLERANCES: Mapping[str, Mapping[str, float]] = {
     "float32": {"loss": 2e-6, "norm": 1e-5, "weights": 1e-4},

@@ -1,23 +1,41 @@
 """How state survives. A Checkpoint may return before bytes land, and never lies about a commit."""
 
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from dtrain.checkpoint.drain import Landed
 from dtrain.state import TrainState
 
 
-class Checkpoint(Protocol):
+class Checkpoint(AbstractContextManager[Any], Protocol):
+    damaged: list[str]
+    """One sentence for every checkpoint that `restore` passed over."""
+
     def due(self, step: int) -> bool:
         """Whether a checkpoint is wanted after this step."""
         ...
 
     def save(self, state: TrainState) -> str:
-        """Write a checkpoint of `state`; all ranks call it. Returns its URL."""
+        """Begin to save `state`, which may change when this returns; all ranks call it. The URL of the checkpoint to be."""
+        ...
+
+    def landed(self) -> list[Landed]:
+        """What became of saves since it was asked last; waits for nothing. A save that failed ends nothing."""
+        ...
+
+    def scored(self, step: int, metrics: Mapping[str, float]) -> None:
+        """What was measured of the state after this step."""
         ...
 
     def restore(self, state: TrainState) -> dict[str, Any] | None:
         """Load the newest valid checkpoint into `state`; all ranks call it. Its commit, or None when there is none."""
         ...
 
+    def load_weights(self, source: str, state: TrainState) -> dict[str, Any]:
+        """Weights only, from the checkpoint at a URL; all ranks call it. Its commit."""
+        ...
+
     def wait(self) -> None:
-        """Return when everything saved is committed."""
+        """Return when what was saved last is committed. Raises StoreError when it could not be."""
         ...

@@ -1,164 +1,284 @@
 """Checkpoints in which every rank writes what it holds: safetensors shards and JSON, no pickle, committed by one file.
 
-    <out>/checkpoints/step-00000100/<attempt>/rank-00000-0.safetensors ... COMMIT.json
+    <out>/checkpoints/step-00000100/<attempt>/rank-00000-0000.safetensors ... COMMIT.json
 
-A directory is never written twice; what has no valid COMMIT.json is not a checkpoint. Any mesh reads what any other wrote.
+The loop stands still for a copy (snapshot.py); the copy is written and committed beside it (drain.py); what is old goes (retention.py); any mesh
+reads what any other wrote (load.py). A directory is never written twice; what has no valid COMMIT.json is not a checkpoint.
 """
 
+import contextlib
 import datetime
-import hashlib
-import itertools
-import shutil
+import json
+import os
+import threading
+import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from dtrain import store
 from dtrain.checkpoint import commit as commits
-from dtrain.checkpoint import shards
-from dtrain.errors import PreflightError, StoreError
+from dtrain.checkpoint.commit import DamagedError
+from dtrain.checkpoint.drain import Drain, Landed
+from dtrain.checkpoint.load import Reading, mismatches
+from dtrain.checkpoint.retention import Policy, Retention
+from dtrain.checkpoint.snapshot import Snapshot
+from dtrain.errors import LeaseError, PreflightError, StoreError
+from dtrain.lease import VARIABLE as LEASE
 from dtrain.mesh import Mesh
 from dtrain.state import TrainState
 
+END_SECONDS = 1.0
+"""How long a run that failed waits for what is still being written."""
+
 
 class Sharded:
-    """`every` steps between checkpoints (0: only when asked), `keep` newest ones stay (None: all). `resume` is auto, never or must."""
+    """A context. `resume` is auto, never or must; `mode` background or blocking; `every`, `keep`, `keep_every`, `best` and `ephemeral` as
+    in retention.py. `before_commit` runs on rank 0, in a thread, after all files are written and before the commit is."""
 
-    def __init__(self, *, out: str, mesh: Mesh, resume: str, every: int, keep: int | None) -> None:
-        self._out, self._mesh, self._resume, self._every, self._keep = out, mesh, resume, every, keep
+    def __init__(
+        self,
+        *,
+        out: str,
+        mesh: Mesh,
+        resume: str,
+        every: int,
+        keep: int | None,
+        keep_every: int | None = None,
+        best: str | None = None,
+        ephemeral: int = 0,
+        mode: Literal["background", "blocking"] = "background",
+        before_commit: Callable[[], None] | None = None,
+    ) -> None:
+        if mode not in ("background", "blocking"):
+            raise ValueError(f"mode is background or blocking, not {mode}")
+        self._out, self._mesh, self._resume, self._mode, self._before = out, mesh, resume, mode, before_commit
+        self._policy = Policy(every, keep, keep_every, best, ephemeral)
+        self._retention = Retention(out, self._policy)
+        self._snapshot: Snapshot | None = None
+        self._drain: Drain | None = None
+        self._step, self._stall = -1, 0.0
+        self._run, self._count = "", 0
         self._last: tuple[int, str] | None = None
+        self._landed: list[Landed] = []
+        self._error = ""
+        self._urls: dict[int, str] = {}
+        self._scores: dict[int, Mapping[str, float]] = {}
+        self._noting = threading.Lock()
+        self._notes: list[threading.Thread] = []
         self.damaged: list[str] = []
         """One sentence for every checkpoint that `restore` passed over."""
 
+    def __enter__(self) -> "Sharded":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """After an error the save that is still being written is given up; else it was waited for."""
+        if self._drain and kind:
+            self._drain.stop()
+            self._drain.join(END_SECONDS)
+
     def due(self, step: int) -> bool:
-        return bool(self._every) and step % self._every == 0
+        return self._policy.due(step)
 
     def save(self, state: TrainState) -> str:
+        """Copy `state` and return the URL of its checkpoint to be; all ranks call it. One that is still being written is waited for."""
+        begin = time.monotonic()
+        self._settle()
         if self._last and self._last[0] == state.step:
             return self._last[1]
-        now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
-        attempt = self._on_rank_0(f"save under {self._out}", lambda: f"{now}-{uuid.uuid4().hex[:8]}")
-        url = store.join(commits.folder(self._out, state.step), attempt)
-        tensors, facts = state.tensors(), state.facts()
-        ranks = self._on_all(f"save to {url}", lambda: self._write_shard(url, tensors) | {"optim": facts["optim"]})
-
-        def commit() -> None:
-            commits.write(
-                url,
-                {
-                    "step": state.step,
-                    "facts": {**facts, "optim": {name: value for rank in ranks for name, value in rank["optim"].items()}},
-                    "world": self._mesh.world,
-                    "mesh": vars(self._mesh.shape),
-                    "files": [file for rank in ranks for file in rank["files"]],
-                    "pieces": [piece for rank in ranks for piece in rank["pieces"]],
-                    "tensors": _shapes(tensors) | {name: shape for rank in ranks for name, shape in rank["tensors"].items()},
+        tensors, facts = state.tensors(), json.loads(json.dumps(state.facts()))
+        if self._snapshot is None:
+            self._snapshot = Snapshot(self._mesh.rank, self._mesh.place)
+        files = self._snapshot.take(tensors)
+        url = store.join(commits.folder(self._out, state.step), self._attempt())
+        held = {piece.name for file in files for piece in file.pieces}
+        self._drain = Drain(
+            self._mesh,
+            out=self._out,
+            url=url,
+            files=files,
+            commit={
+                "step": state.step,
+                "facts": facts,
+                "world": self._mesh.world,
+                "mesh": vars(self._mesh.shape),
+                "lease": int(os.environ.get(LEASE, 0)),
+            },
+            manifest={
+                "optim": facts["optim"],
+                "tensors": {
+                    name: {"shape": list(tensor.shape), "dtype": str(tensor.dtype)}
+                    for name, tensor in tensors.items()
+                    if name in held or not tensor.numel()
                 },
-            )
-            commits.read(url)
-            self._drop_old()
-
-        self._on_rank_0(f"commit {url}", commit)
-        self._last = (state.step, url)
+            },
+            before_commit=self._before,
+            after_commit=self._tidy,
+        )
+        self._step, self._stall = state.step, time.monotonic() - begin
+        if self._mode == "blocking":
+            self._drain.join()
+            self._stall = time.monotonic() - begin
         return url
 
+    def landed(self) -> list[Landed]:
+        """What became of saves since it was asked last; waits for nothing. Raises LeaseError when another run has taken over."""
+        if self._drain and self._drain.done:
+            self._settle()
+        if not self._landed:
+            return []
+        landed, self._landed = self._landed, []
+        return landed
+
+    def wait(self) -> None:
+        """Until nothing is being written. Raises StoreError when the newest save was not committed."""
+        self._settle()
+        for note in self._notes:
+            note.join()
+        if self._error:
+            raise StoreError(self._error)
+
+    def scored(self, step: int, metrics: Mapping[str, float]) -> None:
+        """What was measured of the checkpoint of `step`, if there is one, for `best`; waits for nothing."""
+        if self._policy.best and self._mesh.rank == 0:
+            self._scores[step] = metrics
+            self._notes = [note for note in self._notes if note.is_alive()]
+            self._notes.append(threading.Thread(target=self._note, args=(self._drain,), name="dtrain-score", daemon=True))
+            self._notes[-1].start()
+
     def restore(self, state: TrainState) -> dict[str, Any] | None:
-        chosen, self.damaged = self._on_rank_0(f"restore from {self._out}", lambda: commits.newest(self._out))
-        if chosen is None:
-            if self._resume == "must":
-                raise PreflightError(f"resume=must: there is no checkpoint under {self._out}. Type resume=auto to start from the beginning.")
-            return None
-        if self._resume == "never":
-            raise PreflightError(f"resume=never: {self._out} holds a run already. Type out=<another place>, or resume=auto to go on with it.")
-        url, commit = chosen
-        state.make_room([*commit["tensors"], *commit["facts"]["optim"]])
-        averaged = any(name.startswith("ema.") for name in commit["tensors"])
-        self._load(url, commit, {name: tensor for name, tensor in state.tensors().items() if averaged or not name.startswith("ema.")})
-        if state.ema and not averaged:
-            state.ema.begin()
-        state.load_facts(commit["facts"])
-        self._last = (state.step, url)
-        return {**commit, "url": url}
+        """The newest checkpoint of which every rank finds its bytes as they were saved, into `state`; all ranks call it. Its commit, or None.
+
+        Raises StoreError when it is of another model, PreflightError when `resume` says that it must or must not be there.
+        """
+        self.damaged = []
+        candidates = commits.candidates(self._out) if self._mesh.rank == 0 else iter(())
+        while chosen := self._next(candidates):
+            url, commit = chosen
+            if self._resume == "never":
+                raise PreflightError(f"resume=never: {self._out} holds a run already. Type out=<another place>, or resume=auto to go on with it.")
+            if self._load_state(url, commit, state):
+                self._last, self._resume = (state.step, url), "auto"
+                self._urls[state.step] = url
+                return {**commit, "url": url}
+        if self._resume == "must":
+            damaged = f" but damaged ones ({'; '.join(self.damaged)})" * bool(self.damaged)
+            raise PreflightError(f"resume=must: there is no checkpoint under {self._out}{damaged}. Type resume=auto to start from the beginning.")
+        self._resume = "auto"  # a second time in one run it may find what the run wrote
+        return None
 
     def load_weights(self, source: str, state: TrainState) -> dict[str, Any]:
         """Weights only, from a run's `out`, a step's folder or one attempt; all ranks call it. Raises StoreError."""
-        url, commit = self._on_rank_0(f"load weights from {source}", lambda: find(source))
-        self._load(url, commit, {name: tensor for name, tensor in state.tensors().items() if name.startswith("model.")})
-        return {**commit, "url": url}
+        found = commits.found_at(source) if self._mesh.rank == 0 else iter(())
+        while chosen := self._next(found):
+            url, commit = chosen
+            wanted = {name: tensor for name, tensor in state.tensors().items() if name.startswith("model.")}
+            reading = self._verified(url, commit, wanted, ("model.",))
+            if reading:
+                self._on_all(f"load {url}", reading.fill)
+                return {**commit, "url": url}
+        raise StoreError.during("find a checkpoint at", source, "; ".join(self.damaged) or "there is no committed one")
 
-    def wait(self) -> None:
-        """Saves are complete when `save` returns."""
-
-    def _write_shard(self, url: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-        name = f"rank-{self._mesh.rank:05d}-0.safetensors"
-        held = list(shards.mine(tensors, self._mesh.place))
-        if not held:
-            return {"files": [], "pieces": [], "tensors": {}}
-        pieces = [{"name": tensor, "key": tensor, "file": name, "shape": list(piece.shape), "offset": list(offset)} for tensor, piece, offset in held]
-        folder = store.local_path(url) if store.is_local(url) else store.scratch("save")
-        folder.mkdir(parents=True, exist_ok=True)
+    def _load_state(self, url: str, commit: Mapping[str, Any], state: TrainState) -> bool:
+        """Whether the bytes are good; then they are in `state`."""
+        state.make_room([*commit["tensors"], *commit["facts"]["optim"]])
+        averaged = any(name.startswith("ema.") for name in commit["tensors"])
+        wanted = {name: tensor for name, tensor in state.tensors().items() if averaged or not name.startswith("ema.")}
+        reading = self._verified(url, commit, wanted, ("model.", "optim."))
+        if reading is None:
+            return False
+        self._on_all(f"load {url}", reading.fill)
+        if state.ema and not averaged:
+            state.ema.begin()
         try:
-            path = folder / name
-            save_file({tensor: piece.contiguous() for tensor, piece, _ in held}, path)
-            store.fsync(path)
-            store.fsync(folder)
-            file = {"name": name, "size": path.stat().st_size, "sha256": _sha256(path)}
-            store.upload(path, store.join(url, name))
-        finally:
-            if not store.is_local(url):
-                shutil.rmtree(folder)
-        return {"files": [file], "pieces": pieces, "tensors": _shapes({name: tensors[name] for name, *_ in held})}
+            state.load_facts(commit["facts"])
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise StoreError.during("load", url, f"its facts are not those of a run ({type(error).__name__}: {error})") from error
+        return True
 
-    def _load(self, url: str, commit: Mapping[str, Any], wanted: Mapping[str, Tensor]) -> None:
-        pieces: dict[str, list[Mapping[str, Any]]] = {}
-        for piece in commit["pieces"]:
-            pieces.setdefault(piece["name"], []).append(piece)
-        folder = store.local_path(url) if store.is_local(url) else store.scratch("load")
+    def _verified(self, url: str, commit: Mapping[str, Any], wanted: Mapping[str, Tensor], strict: tuple[str, ...]) -> Reading | None:
+        """The bytes for `wanted`, verified on every rank; None, and a sentence in `damaged`, when one of them found damage. Raises StoreError."""
         everywhere = set().union(*self._mesh.gather(list(wanted))) if self._mesh.shape.pp > 1 else set(wanted)
 
-        def read() -> None:
-            _check(url, commit, wanted, everywhere)
-            names = {name for key, tensor in wanted.items() for name in shards.needed(tensor, pieces[key])}
-            files = {file["name"]: self._fetch(url, file, folder) for file in commit["files"] if file["name"] in names}
-            for key, tensor in wanted.items():
-                shards.load(tensor, pieces[key], files)
+        def check() -> None:
+            if faults := mismatches(commit, wanted, everywhere, strict):
+                raise StoreError.during("load", url, f"it is of another model or optimizer. {'; '.join(faults)}")
 
-        try:
-            self._on_all(f"load {url}", read)
-        finally:
-            if not store.is_local(url):
-                shutil.rmtree(folder)
+        self._on_all(f"load {url}", check)
+        reading = Reading(url, commit, wanted)
 
-    def _fetch(self, url: str, file: Mapping[str, Any], folder: Path) -> Path:
-        """The local path of a shard whose bytes were verified."""
-        path = folder / str(file["name"])
-        if not store.is_local(url):
-            store.download(store.join(url, str(file["name"])), path)
-        if _sha256(path) != file["sha256"]:
-            raise StoreError(
-                "load", store.join(url, str(file["name"])), "its bytes are not those that were saved. Remove its folder to use an older one"
-            )
-        return path
+        def verify() -> str:
+            try:
+                reading.verify()
+            except DamagedError as error:
+                return str(error)
+            return ""
 
-    def _drop_old(self) -> None:
-        """Keep the newest `keep` steps that verify; of what is older, a commit goes before its files. Damaged newer ones stay too."""
-        if self._keep is None:
+        found = next((sentence for sentence in self._on_all(f"load {url}", verify) if sentence), None)
+        self.damaged += [found] if found else []
+        return None if found else reading
+
+    def _next(self, candidates: Iterator[tuple[str, dict[str, Any] | None, str]]) -> tuple[str, dict[str, Any]] | None:
+        """The next valid commit, the same on every rank; the damaged ones before it are noted."""
+
+        def look() -> tuple[list[str], tuple[str, dict[str, Any]] | None]:
+            damaged = list[str]()
+            for url, commit, fault in candidates:
+                if commit is not None:
+                    return damaged, (url, commit)
+                damaged.append(fault)
+            return damaged, None
+
+        damaged: list[str]
+        chosen: tuple[str, dict[str, Any]] | None
+        damaged, chosen = self._on_rank_0(f"restore from {self._out}", look)
+        self.damaged += damaged
+        return chosen
+
+    def _attempt(self) -> str:
+        """The name of a folder that never was: the number of the lease, when this run began, which run it is, how many it has written."""
+        if not self._run:
+            now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
+            name = f"{int(os.environ.get(LEASE, 0)):08d}-{now}-{uuid.uuid4().hex[:8]}"
+            self._run = self._on_rank_0(f"save under {self._out}", lambda: name)
+        self._count += 1
+        return f"{self._run}-{self._count:04d}"
+
+    def _settle(self) -> None:
+        """Wait for the save under way, and note what became of it."""
+        if self._drain is None:
             return
-        valid = 0
-        older: list[int] = []
-        for step, attempts in itertools.groupby(commits.attempts(self._out), key=lambda entry: entry[0]):
-            if valid < max(1, self._keep):
-                valid += any(commits.is_valid(url) for _, url in attempts)
-            else:
-                older.append(step)
-        for step in older:
-            for attempt in store.children(commits.folder(self._out, step)):
-                store.remove(store.join(commits.folder(self._out, step), attempt, commits.NAME))
-            store.remove(commits.folder(self._out, step))
+        drain, self._drain = self._drain, None
+        drain.join()
+        self._error = drain.error
+        if not drain.error:
+            self._last = (self._step, drain.url)
+        kind: Literal["committed", "failed"] = "failed" if drain.error else "committed"
+        self._landed.append(Landed(kind, self._step, drain.url, drain.error or drain.warning or None, self._stall, drain.seconds))
+        if drain.fatal:
+            raise LeaseError(drain.error)
+
+    def _tidy(self, url: str, commit: Mapping[str, Any]) -> None:
+        """In the thread of a drain on rank 0: what is older than the commit may go."""
+        self._urls[commit["step"]] = url
+        self._retention.committed(url)
+        with self._noting:
+            self._write_scores()
+        self._retention.apply(commit["step"])
+
+    def _note(self, drain: Drain | None) -> None:
+        if drain:
+            drain.join()
+        with self._noting:
+            self._write_scores()
+
+    def _write_scores(self) -> None:
+        for step in [step for step in self._scores if step in self._urls]:
+            with contextlib.suppress(StoreError):  # it is remembered for as long as the run lasts
+                self._retention.score(self._urls[step], self._scores.pop(step))
 
     def _on_all(self, what: str, act: Callable[[], Any]) -> list[Any]:
         """What `act` returned on each rank. An error of any rank is raised on all, so that they stop together; only text crosses."""
@@ -176,41 +296,3 @@ class Sharded:
     def _on_rank_0(self, what: str, act: Callable[[], Any]) -> Any:
         """What `act` returned on rank 0, on every rank."""
         return self._on_all(what, act if self._mesh.rank == 0 else lambda: None)[0]
-
-
-def find(source: str) -> tuple[str, dict[str, Any]]:
-    """(attempt URL, commit) for a run's `out`, a step's folder or an attempt. Raises StoreError when nothing valid is there."""
-    if store.exists(store.join(source, commits.NAME)):
-        return source, commits.read(source)
-    chosen, damaged = commits.newest(source)
-    if chosen is None:
-        for attempt in reversed(store.children(source)):
-            if store.exists(store.join(source, attempt, commits.NAME)):
-                return store.join(source, attempt), commits.read(store.join(source, attempt))
-        raise StoreError.during("find a checkpoint at", source, "; ".join(damaged) or "there is no committed one")
-    return chosen
-
-
-def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    return {name: {"shape": list(tensor.shape), "dtype": str(tensor.dtype)} for name, tensor in tensors.items()}
-
-
-def _check(url: str, commit: Mapping[str, Any], wanted: Mapping[str, Tensor], everywhere: Iterable[str]) -> None:
-    """Every wanted tensor is there with its shape, and (of the model) nothing is left over that no rank wants, the names of `everywhere`."""
-    saved = commit["tensors"]
-    missing = [name for name in wanted if name not in saved]
-    model = {name for name in saved if name.startswith("model.")}
-    extra = sorted(model - set(everywhere))
-    wrong = [
-        f"{name} is {saved[name]['shape']} there, {list(tensor.shape)} here"
-        for name, tensor in wanted.items()
-        if name in saved and saved[name]["shape"] != list(tensor.shape)
-    ]
-    faults = [f"missing: {', '.join(missing[:3])}"] * bool(missing) + [f"left over: {', '.join(extra[:3])}"] * bool(extra) + wrong[:3]
-    if faults:
-        raise StoreError.during("load", url, f"it is of another model or optimizer. {'; '.join(faults)}")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -4,17 +4,16 @@ A piece is {name, shape, offset, key, file}: where in the whole tensor it lies, 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from dtrain.sharding import local, offset
 
 Offset = tuple[int, ...]
+Slices = tuple[slice, ...]
 
 
 def mine(tensors: Mapping[str, Tensor], at: Mapping[str, int]) -> Iterator[tuple[str, Tensor, Offset]]:
@@ -34,27 +33,22 @@ def mine(tensors: Mapping[str, Tensor], at: Mapping[str, int]) -> Iterator[tuple
             yield name, tensor, (0,) * tensor.ndim
 
 
-def load(tensor: Tensor, pieces: Sequence[Mapping[str, Any]], files: Mapping[str, Path]) -> None:
-    """Fill this rank's part of `tensor` from the saved pieces that overlap it."""
-    held, begin = local(tensor), offset(tensor)
-    for piece in pieces:
-        low = [max(a, b) for a, b in zip(begin, piece["offset"], strict=True)]
-        high = [min(a + n, b + m) for a, n, b, m in zip(begin, held.shape, piece["offset"], piece["shape"], strict=True)]
-        if all(a < b for a, b in zip(low, high, strict=True)):
-            with safe_open(files[piece["file"]], framework="pt") as opened:
-                whole = opened.get_slice(piece["key"]) if held.ndim else opened.get_tensor(piece["key"])
-                if held.ndim:
-                    whole = whole[tuple(slice(a - o, b - o) for a, b, o in zip(low, high, piece["offset"], strict=True))]
-                target = held[tuple(slice(a - o, b - o) for a, b, o in zip(low, high, begin, strict=True))]
-                with torch.no_grad():
-                    target.copy_(whole)
+class Held:
+    """What this rank holds of a tensor, and the saved pieces that overlap it: (piece, where in the piece, where in what is held)."""
 
+    def __init__(self, tensor: Tensor, pieces: Sequence[Mapping[str, Any]]) -> None:
+        self.memory = local(tensor)
+        begin, shape = offset(tensor), self.memory.shape
+        self.overlaps: list[tuple[Mapping[str, Any], Slices, Slices]] = []
+        for piece in pieces:
+            low = [max(a, b) for a, b in zip(begin, piece["offset"], strict=True)]
+            high = [min(a + n, b + m) for a, n, b, m in zip(begin, shape, piece["offset"], piece["shape"], strict=True)]
+            if all(a < b for a, b in zip(low, high, strict=True)):
+                source = tuple(slice(a - o, b - o) for a, b, o in zip(low, high, piece["offset"], strict=True))
+                self.overlaps.append((piece, source, tuple(slice(a - o, b - o) for a, b, o in zip(low, high, begin, strict=True))))
 
-def needed(tensor: Tensor, pieces: Sequence[Mapping[str, Any]]) -> set[str]:
-    """The files that hold a part of what this rank wants."""
-    held, begin = local(tensor), offset(tensor)
-    return {
-        piece["file"]
-        for piece in pieces
-        if held.numel() and all(max(a, b) < min(a + n, b + m) for a, n, b, m in zip(begin, held.shape, piece["offset"], piece["shape"], strict=True))
-    }
+    def fill(self, number: int, value: Tensor) -> None:
+        """Copy the overlap of this number out of the whole piece `value`; another type is converted."""
+        _, source, target = self.overlaps[number]
+        with torch.no_grad():
+            self.memory[target].copy_(value[source])

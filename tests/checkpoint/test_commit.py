@@ -9,24 +9,41 @@ import pytest
 from dtrain.checkpoint import commit
 from dtrain.errors import StoreError
 
+SHARD = {"name": "rank-0.safetensors", "size": 4, "sha256": "0" * 64}
+
+
+def body(step: int, **changed: Any) -> dict[str, Any]:
+    return {
+        "step": step,
+        "facts": {"step": step, "optim": {}},
+        "files": [SHARD],
+        "tensors": {"w": {"shape": [4, 2], "dtype": "torch.float32"}},
+        "pieces": [piece([0, 0], [1, 2]), piece([1, 0], [3, 1]), piece([1, 1], [3, 1])],
+        **changed,
+    }
+
+
+def piece(offset: list[int], shape: list[int], **changed: Any) -> dict[str, Any]:
+    return {"name": "w", "key": f"w{offset}", "file": "rank-0.safetensors", "offset": offset, "shape": shape, **changed}
+
 
 def attempt(out: Path, step: int, name: str = "a", **changed: Any) -> Path:
     """A committed attempt with one file of four bytes."""
     folder = Path(commit.folder(str(out), step)) / name
     folder.mkdir(parents=True)
     (folder / "rank-0.safetensors").write_bytes(b"1234")
-    commit.write(str(folder), {"step": step, "files": [{"name": "rank-0.safetensors", "size": 4}], **changed})
+    commit.write(str(folder), body(step, **changed))
     return folder
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    assert commit.read(str(attempt(tmp_path, 3, facts={"a": 1})))["facts"] == {"a": 1}
+    assert commit.read(str(attempt(tmp_path, 3)))["pieces"] == body(3)["pieces"]
 
 
 def test_a_commit_is_never_replaced(tmp_path: Path) -> None:
     folder = attempt(tmp_path, 3)
     with pytest.raises(StoreError, match=r"COMMIT\.json"):
-        commit.write(str(folder), {"step": 4, "files": []})
+        commit.write(str(folder), body(4))
     assert commit.read(str(folder))["step"] == 3
 
 
@@ -71,11 +88,81 @@ def test_a_damaged_one_is_named_and_passed_over(tmp_path: Path, damage: str) -> 
     assert said in damaged[0]
 
 
-def test_a_file_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
+PLAIN = "is no plain file name"
+COVERED = "w does not lie in its pieces once and whole"
+HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
+    "a path": ({"files": [SHARD | {"name": "../../../secret"}]}, PLAIN),
+    "an absolute path": ({"files": [SHARD | {"name": "/etc/passwd"}]}, PLAIN),
+    "a url": ({"files": [SHARD | {"name": "memory://x"}]}, PLAIN),
+    "a name of another system": ({"files": [SHARD | {"name": "..\\secret"}]}, PLAIN),
+    "a list as a name": ({"files": [SHARD | {"name": ["a"]}]}, PLAIN),
+    "one file twice": ({"files": [SHARD, SHARD]}, "stands in it twice"),
+    "a size below zero": ({"files": [SHARD | {"size": -1}]}, "no list of sizes"),
+    "a size that is no number": ({"files": [SHARD | {"size": float("nan")}]}, "no list of sizes"),
+    "a digest that is none": ({"files": [SHARD | {"sha256": None}]}, "damaged"),
+    "no files": ({"files": None}, "damaged"),
+    "facts of another step": ({"facts": {"step": 9, "optim": {}}}, "its step is none"),
+    "facts that are none": ({"facts": "x"}, "is no mapping"),
+    "a hole": ({"pieces": body(3)["pieces"][1:]}, COVERED),
+    "an overlap": ({"pieces": [piece([0, 0], [2, 2]), piece([1, 0], [2, 2])]}, COVERED),
+    "one piece over another": ({"pieces": [piece([0, 0], [4, 1]), piece([0, 0], [4, 1])]}, COVERED),
+    "a piece outside": ({"pieces": [piece([1, 0], [4, 2])]}, COVERED),
+    "a piece of another number of dims": ({"pieces": [piece([0], [8])]}, COVERED),
+    "an offset below zero": ({"pieces": [piece([-1, 0], [4, 2])]}, "no list of sizes"),
+    "a piece of nothing": ({"pieces": [piece([0, 0], [4, 2], name="v")]}, "damaged"),
+    "a piece that lies nowhere": ({"pieces": [piece([0, 0], [4, 2], file="rank-1.safetensors")]}, "lies nowhere"),
+    "a shape beyond all memory": ({"tensors": {"w": {"shape": [10**30, 10**30], "dtype": "torch.float32"}}}, COVERED),
+    "a shape with a fraction": ({"tensors": {"w": {"shape": [4.0, 2], "dtype": "torch.float32"}}}, "no list of sizes"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_what_a_commit_must_not_say_is_refused_in_one_line(tmp_path: Path, kind: str) -> None:
+    """Its digest is right: whoever wrote it knows the format."""
     (tmp_path / "secret").write_bytes(b"1234")
-    folder = attempt(tmp_path, 3, files=[{"name": "../../../secret", "size": 4}])
-    with pytest.raises(StoreError, match="is no plain file name"):
+    changed, said = HOSTILE[kind]
+    with pytest.raises(commit.DamagedError, match=said) as caught:
+        commit.read(str(attempt(tmp_path, 3, **changed)))
+    assert len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value)) < 1000
+
+
+TEXTS = {
+    "nested": b"[" * 100_000,
+    "a number without end": b'{"step": ' + b"9" * 10_000 + b"}",
+    "no text": bytes(range(256)),
+    "pickle": b"\x80\x04cos\nsystem\n.",
+}
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_bytes_that_are_no_commit_are_refused_in_one_line(tmp_path: Path, kind: str) -> None:
+    folder = attempt(tmp_path, 3)
+    (folder / commit.NAME).write_bytes(TEXTS[kind])
+    with pytest.raises(commit.DamagedError) as caught:
         commit.read(str(folder))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_name_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    """The digest is that of what a reader who takes the last one sees."""
+    folder = attempt(tmp_path, 3)
+    path = folder / commit.NAME
+    path.write_text(path.read_text().replace('{"format": 1,', '{"format": 1, "step": 4,'))
+    with pytest.raises(commit.DamagedError, match="a name stands in it twice"):
+        commit.read(str(folder))
+
+
+def test_a_commit_without_end_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = attempt(tmp_path, 3)
+    monkeypatch.setattr(commit, "LARGEST", 100)
+    with pytest.raises(commit.DamagedError, match=r"it has \d+ bytes"):
+        commit.read(str(folder))
+
+
+def test_thousands_of_pieces_are_checked_at_once(tmp_path: Path) -> None:
+    pieces = [piece([row, column], [1, 1], key=f"{row}.{column}") for row in range(200) for column in range(20)]
+    assert len(commit.read(str(attempt(tmp_path, 3, tensors={"w": {"shape": [200, 20], "dtype": "torch.float32"}}, pieces=pieces)))["pieces"]) == 4000
 
 
 def test_a_newer_format_is_refused_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,11 +183,30 @@ def test_what_was_never_committed_is_passed_over_in_silence(tmp_path: Path) -> N
 
 
 def test_the_newest_step_wins_and_of_one_step_the_newest_attempt(tmp_path: Path) -> None:
-    for step, name in ((2, "20250101T000000-b"), (10, "20250101T000000-b"), (10, "20250102T000000-a"), (9, "20260101T000000-z")):
+    early, late = "20250101T000000-0000000b", "20250102T000000-0000000a"
+    for step, name in ((2, early), (10, early), (10, late), (9, "20260101T000000-0000000c")):
         attempt(tmp_path, step, name)
     chosen, _ = commit.newest(str(tmp_path))
     assert chosen is not None
-    assert chosen[0].endswith("step-00000010/20250102T000000-a")
+    assert chosen[0].endswith(f"step-00000010/{late}")
+
+
+def test_what_a_newer_lease_wrote_is_newer_whatever_its_step(tmp_path: Path) -> None:
+    """A run that was stalled while another took over, and committed too late."""
+    for step, name in (
+        (10, "00000003-20250101T000000-0000000b-0001"),
+        (8, "00000004-20240101T000000-0000000a-0001"),
+        (12, "20250101T000000-0000000b"),
+    ):
+        attempt(tmp_path, step, name)
+    assert [step for step, _ in commit.attempts(str(tmp_path))] == [8, 10, 12]
+
+
+def test_folders_with_names_of_others_are_passed_over(tmp_path: Path) -> None:
+    attempt(tmp_path, 3)
+    for name in ("step-", "step-\u00b2", "step-00000004x", "step-" + "9" * 100, "step--0000001"):
+        (tmp_path / "checkpoints" / name / "a").mkdir(parents=True)
+    assert [step for step, _ in commit.attempts(str(tmp_path))] == [3]
 
 
 def test_nothing_is_nothing(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from torch.distributed.tensor import DTensor
 from dtrain import store
 from dtrain.build import build
 from dtrain.checkpoint import commit as commits
-from dtrain.checkpoint.sharded import Sharded, find
+from dtrain.checkpoint.commit import find
+from dtrain.checkpoint.sharded import Sharded
 from dtrain.ema import EMA
 from dtrain.errors import PreflightError, StoreError
 from dtrain.mesh import Mesh
@@ -68,6 +69,13 @@ def sharded(mesh: Mesh, out: Path | str, *, resume: str = "auto", every: int = 1
     return Sharded(out=str(out), mesh=mesh, resume=resume, every=every, keep=keep)
 
 
+def commit(checkpoint: Sharded, state: TrainState) -> str:
+    """Save and wait: the URL of what is committed then."""
+    url = checkpoint.save(state)
+    checkpoint.wait()
+    return url
+
+
 def alone(work: Callable[[Mesh], Any]) -> Any:
     (answer,) = on_mesh(work, dp_shard=1)
     return answer
@@ -78,7 +86,7 @@ def alone(work: Callable[[Mesh], Any]) -> Any:
 
 def save_on(mesh: Mesh, out: Path, strategy: Any, optim: Any) -> dict[str, list[float]]:
     state = state_on(mesh, strategy, optim=optim)
-    sharded(mesh, out).save(state)
+    commit(sharded(mesh, out), state)
     return whole(state)
 
 
@@ -131,7 +139,7 @@ SPREAD: dict[str, tuple[dict[str, int], Any]] = {
 
 def saved_with_average(mesh: Mesh, out: Path, strategy: Any, part: Any) -> dict[str, list[float]]:
     state = state_on(mesh, strategy, part=part, ema=True)
-    sharded(mesh, out).save(state)
+    commit(sharded(mesh, out), state)
     return whole(state)
 
 
@@ -189,10 +197,10 @@ def test_experts_are_read_by_any_mesh(layout: str, spread: Any) -> None:
 def test_every_element_is_written_once(name: str, request: pytest.FixtureRequest) -> None:
     outs, tensors = request.getfixturevalue(name)
     for layout, out in outs.items():
-        commit = find(str(out))[1]
-        assert commit["tensors"].keys() == tensors[layout].keys()
-        counts = {key: torch.zeros(facts["shape"], dtype=torch.int8) for key, facts in commit["tensors"].items()}
-        for piece in commit["pieces"]:
+        found = find(str(out))[1]
+        assert found["tensors"].keys() == tensors[layout].keys()
+        counts = {key: torch.zeros(facts["shape"], dtype=torch.int8) for key, facts in found["tensors"].items()}
+        for piece in found["pieces"]:
             counts[piece["name"]][tuple(slice(a, a + n) for a, n in zip(piece["offset"], piece["shape"], strict=True))] += 1
         assert [key for key, count in counts.items() if not (count == 1).all()] == [], layout
 
@@ -202,14 +210,14 @@ def test_what_was_saved_without_an_average_is_read_with_one_and_back(tmp_path: P
 
     def work(mesh: Mesh) -> None:
         state = state_on(mesh, STRATEGIES["fsdp"])
-        sharded(mesh, tmp_path / "without").save(state)
+        commit(sharded(mesh, tmp_path / "without"), state)
         resumed = state_on(mesh, STRATEGIES["fsdp"], seed=1, steps=0, ema=True)
         sharded(mesh, tmp_path / "without").restore(resumed)
         values = whole(resumed)
         averages = {name: values[name] for name in values if name.startswith("ema.")}
         assert averages and all(value == values[name.replace("ema.", "model.", 1)] for name, value in averages.items())
         averaged = state_on(mesh, STRATEGIES["fsdp"], ema=True)
-        sharded(mesh, tmp_path / "with").save(averaged)
+        commit(sharded(mesh, tmp_path / "with"), averaged)
         plain = state_on(mesh, STRATEGIES["fsdp"], seed=1, steps=0)
         sharded(mesh, tmp_path / "with").restore(plain)
         assert whole(plain) == {name: values for name, values in whole(averaged).items() if not name.startswith("ema.")}
@@ -226,7 +234,7 @@ def test_every_optimizer_goes_on_as_if_it_had_never_stopped(tmp_path: Path, opti
 
     def work(mesh: Mesh) -> bool:
         strategy = STRATEGIES["fsdp"]
-        sharded(mesh, tmp_path).save(state_on(mesh, strategy, steps=2, optim=parts[optim]))
+        commit(sharded(mesh, tmp_path), state_on(mesh, strategy, steps=2, optim=parts[optim]))
         resumed = state_on(mesh, strategy, seed=1, steps=0, optim=parts[optim])
         sharded(mesh, tmp_path).restore(resumed)
         uninterrupted = state_on(mesh, strategy, steps=3, optim=parts[optim])
@@ -247,9 +255,9 @@ def test_every_rank_writes_what_it_holds_and_no_more(tmp_path: Path) -> None:
 
 
 def test_there_is_no_pickle_in_any_file(tmp_path: Path) -> None:
-    alone(lambda mesh: sharded(mesh, tmp_path).save(state_on(mesh)))
+    alone(lambda mesh: commit(sharded(mesh, tmp_path), state_on(mesh)))
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert {path.name for path in files} == {"rank-00000-0.safetensors", "COMMIT.json"}
+    assert {path.name for path in files} == {"rank-00000-0000.safetensors", "COMMIT.json"}
     for path in files:
         data = path.read_bytes()
         if path.suffix == ".json":
@@ -268,7 +276,7 @@ def roundtrip(mesh: Mesh, out: str) -> bool:
     state, other = state_on(mesh, STRATEGIES["fsdp"]), state_on(mesh, STRATEGIES["fsdp"], seed=1, steps=0)
     checkpoint = sharded(mesh, out, keep=1)
     for _ in range(2):
-        url = checkpoint.save(state)
+        url = commit(checkpoint, state)
         state.step += 1
     assert store.children(store.join(out, "checkpoints")) == ["step-00000003"]
     read = sharded(mesh, out).restore(other)
@@ -301,9 +309,9 @@ def test_nothing_is_left_in_the_scratch_folder(tmp_path: Path, monkeypatch: pyte
 
 def two_steps(mesh: Mesh, out: Path) -> tuple[Path, Path]:
     state, checkpoint = state_on(mesh), sharded(mesh, out)
-    one = checkpoint.save(state)
+    one = commit(checkpoint, state)
     state.step += 1
-    return Path(one), Path(checkpoint.save(state))
+    return Path(one), Path(commit(checkpoint, state))
 
 
 def test_a_damaged_checkpoint_is_named_and_an_older_one_is_used(tmp_path: Path) -> None:
@@ -320,21 +328,44 @@ def test_a_damaged_checkpoint_is_named_and_an_older_one_is_used(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("degrees", "strategy"), [LAYOUTS["single"], LAYOUTS["fsdp 2"]], ids=["single", "fsdp 2"])
-def test_bytes_that_changed_are_refused_on_all_ranks_with_the_file(tmp_path: Path, degrees: dict[str, int], strategy: Any) -> None:
-    on_mesh(lambda mesh: save_on(mesh, tmp_path, strategy, ADAMW), **degrees)
-    (shard, *_) = sorted(tmp_path.rglob("*.safetensors"))
+def test_bytes_that_changed_are_found_by_one_rank_and_passed_over_by_all(tmp_path: Path, degrees: dict[str, int], strategy: Any) -> None:
+    """The older checkpoint is used; without one, no tensor is touched and resume=must says why."""
+
+    def two(mesh: Mesh) -> dict[str, list[float]]:
+        state = state_on(mesh, strategy)
+        commit(sharded(mesh, tmp_path), state)
+        saved = whole(state)
+        with torch.no_grad():
+            state.model.get_parameter("norm.weight").zero_()
+        state.step += 1
+        commit(sharded(mesh, tmp_path), state)
+        return saved
+
+    saved = on_mesh(two, **degrees)
+    (shard, *_) = sorted((tmp_path / "checkpoints" / "step-00000003").rglob("*.safetensors"))
     data = bytearray(shard.read_bytes())
     data[-3] ^= 1
     shard.write_bytes(data)
 
-    def work(mesh: Mesh) -> str:
-        with pytest.raises(StoreError) as caught:
-            sharded(mesh, tmp_path).restore(state_on(mesh, strategy, seed=1, steps=0))
-        return str(caught.value)
+    def work(mesh: Mesh) -> tuple[list[str], bool, str, bool]:
+        state, checkpoint = state_on(mesh, strategy, seed=1, steps=0), sharded(mesh, tmp_path)
+        checkpoint.restore(state)
+        older = (state.step, whole(state)) == (2, saved[mesh.rank])
+        mesh.barrier()
+        shutil.rmtree(tmp_path / "checkpoints" / "step-00000002", ignore_errors=True)
+        fresh = state_on(mesh, strategy, seed=1, steps=0)
+        before = whole(fresh)
+        with pytest.raises(PreflightError) as caught:
+            sharded(mesh, tmp_path, resume="must").restore(fresh)
+        after = whole(fresh)
+        return checkpoint.damaged, older, str(caught.value), all(after[name] == values for name, values in before.items())
 
-    for said in on_mesh(work, **degrees):
-        assert str(shard) in said
-        assert "its bytes are not those that were saved" in said
+    for damaged, older, said, untouched in on_mesh(work, **degrees):
+        assert older
+        assert untouched
+        assert len(damaged) == 1
+        for sentence in (said, *damaged):
+            assert f"{shard}: its bytes are not those that were saved" in sentence
 
 
 def test_a_save_that_died_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,21 +376,22 @@ def test_a_save_that_died_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.M
 
     def work(mesh: Mesh) -> tuple[int, int]:
         state, checkpoint = state_on(mesh), sharded(mesh, tmp_path)
-        checkpoint.save(state)
+        commit(checkpoint, state)
         state.step += 1
         with monkeypatch.context() as patch:
             patch.setattr(store, "publish", died)
             with pytest.raises(StoreError, match="the disk is full"):
-                checkpoint.save(state)
+                commit(checkpoint, state)
         read = state_on(mesh, seed=1, steps=0)
         sharded(mesh, tmp_path).restore(read)
-        checkpoint.save(state)  # the next attempt has a folder of its own
+        commit(checkpoint, state)  # the next attempt has a folder of its own
         again = state_on(mesh, seed=1, steps=0)
         sharded(mesh, tmp_path).restore(again)
         return read.step, again.step
 
     assert alone(work) == (2, 3)
-    assert len(list((tmp_path / "checkpoints" / "step-00000003").iterdir())) == 2
+    (attempt,) = (tmp_path / "checkpoints" / "step-00000003").iterdir()
+    assert (attempt / "COMMIT.json").exists(), "what the dead save left went when the next one stood"
 
 
 def test_a_rank_that_cannot_write_stops_all_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,9 +401,9 @@ def test_a_rank_that_cannot_write_stops_all_with_its_reason(tmp_path: Path, monk
 
         state = state_on(mesh, STRATEGIES["fsdp"])
         if mesh.rank == 1:
-            monkeypatch.setattr(store, "fsync", full)
+            monkeypatch.setattr(store, "put", full)
         with pytest.raises(StoreError) as caught:
-            sharded(mesh, tmp_path).save(state)
+            commit(sharded(mesh, tmp_path), state)
         return str(caught.value)
 
     for said in on_mesh(work, dp_shard=2):
@@ -390,7 +422,7 @@ def test_a_rank_that_cannot_write_stops_all_with_its_reason(tmp_path: Path, monk
 )
 def test_another_model_is_refused_by_the_names_of_its_tensors(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
     def work(mesh: Mesh) -> str:
-        sharded(mesh, tmp_path).save(state_on(mesh))
+        commit(sharded(mesh, tmp_path), state_on(mesh))
         with pytest.raises(StoreError) as caught:
             sharded(mesh, tmp_path).restore(state_on(mesh, seed=1, steps=0, **changed))
         return str(caught.value)
@@ -400,7 +432,7 @@ def test_another_model_is_refused_by_the_names_of_its_tensors(tmp_path: Path, ch
 
 def test_another_optimizer_is_refused(tmp_path: Path) -> None:
     def work(mesh: Mesh) -> str:
-        sharded(mesh, tmp_path).save(state_on(mesh, optim=PARTS["optim"]))
+        commit(sharded(mesh, tmp_path), state_on(mesh, optim=PARTS["optim"]))
         with pytest.raises(StoreError) as caught:
             sharded(mesh, tmp_path).restore(state_on(mesh, seed=1, steps=0))
         return str(caught.value)
@@ -420,7 +452,7 @@ def test_the_newest_checkpoints_stay(tmp_path: Path, keep: int | None, steps: li
     def work(mesh: Mesh) -> None:
         state, checkpoint = state_on(mesh), sharded(mesh, tmp_path, keep=keep)
         for _ in range(5):
-            checkpoint.save(state)
+            commit(checkpoint, state)
             state.step += 1
 
     alone(work)
@@ -432,11 +464,11 @@ def test_what_was_never_committed_counts_for_nothing(tmp_path: Path) -> None:
 
     def work(mesh: Mesh) -> None:
         state, checkpoint = state_on(mesh), sharded(mesh, tmp_path, keep=2)
-        checkpoint.save(state)
+        commit(checkpoint, state)
         for step in (3, 4, 5):
             (Path(commits.folder(str(tmp_path), step)) / "died").mkdir(parents=True)
         state.step = 6
-        checkpoint.save(state)
+        commit(checkpoint, state)
 
     alone(work)
     valid = [step for step, url in commits.attempts(str(tmp_path)) if store.exists(store.join(url, commits.NAME))]
@@ -455,7 +487,7 @@ def test_a_damaged_newer_checkpoint_never_costs_the_good_ones(tmp_path: Path) ->
         checkpoint.restore(state)
         assert state.step == 2
         state.step = 4
-        checkpoint.save(state)
+        commit(checkpoint, state)
         again = state_on(mesh, seed=1, steps=0)
         sharded(mesh, tmp_path, resume="must").restore(again)
         return again.step
@@ -466,10 +498,10 @@ def test_a_damaged_newer_checkpoint_never_costs_the_good_ones(tmp_path: Path) ->
 def test_one_step_is_saved_once(tmp_path: Path) -> None:
     def work(mesh: Mesh) -> bool:
         state, checkpoint = state_on(mesh), sharded(mesh, tmp_path)
-        first = checkpoint.save(state)
+        first = commit(checkpoint, state)
         resumed = sharded(mesh, tmp_path)
         resumed.restore(state)
-        return first == checkpoint.save(state) == resumed.save(state)
+        return first == commit(checkpoint, state) == resumed.save(state)
 
     assert alone(work)
     assert kept(tmp_path) == [2]
@@ -490,7 +522,7 @@ def test_resume_says_what_must_and_must_not_be_there(tmp_path: Path) -> None:
         assert sharded(mesh, tmp_path, resume="never").restore(state) is None
         with pytest.raises(PreflightError, match="Type resume=auto"):
             sharded(mesh, tmp_path, resume="must").restore(state)
-        sharded(mesh, tmp_path).save(state)
+        commit(sharded(mesh, tmp_path), state)
         with pytest.raises(PreflightError, match="Type out=<another place>"):
             sharded(mesh, tmp_path, resume="never").restore(state)
         assert sharded(mesh, tmp_path, resume="must").restore(state)
@@ -501,7 +533,7 @@ def test_resume_says_what_must_and_must_not_be_there(tmp_path: Path) -> None:
 def test_weights_alone_come_from_a_run_a_step_or_an_attempt(tmp_path: Path) -> None:
     def work(mesh: Mesh) -> None:
         state = state_on(mesh)
-        url = sharded(mesh, tmp_path).save(state)
+        url = commit(sharded(mesh, tmp_path), state)
         for source in (str(tmp_path), url, url.rsplit("/", 1)[0]):
             other = state_on(mesh, seed=1, steps=0)
             sharded(mesh, "memory://elsewhere").load_weights(source, other)
@@ -520,7 +552,7 @@ def test_a_frozen_weight_is_kept_as_well(tmp_path: Path) -> None:
         state = state_on(mesh, steps=0)
         state.model.embed.weight.requires_grad_(False)
         state.optimizer = build(ADAMW, model=state.model)
-        sharded(mesh, tmp_path).save(state)
+        commit(sharded(mesh, tmp_path), state)
         other = state_on(mesh, seed=1, steps=0)
         other.model.embed.weight.requires_grad_(False)
         other.optimizer = build(ADAMW, model=other.model)

@@ -1,12 +1,10 @@
 """A tensor and the pieces of it: every element is written once and found again, however it was cut."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from pool import ranks
-from safetensors.torch import save_file
 from small import on_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -19,50 +17,58 @@ def whole(*shape: int) -> torch.Tensor:
     return torch.arange(torch.Size(shape).numel(), dtype=torch.float32).reshape(shape)
 
 
-def cut(tmp_path: Path, tensor: torch.Tensor, *sizes: int) -> tuple[list[dict[str, Any]], dict[str, Path]]:
+def cut(tensor: torch.Tensor, *sizes: int) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
     """`tensor` in pieces of these sizes along its first dim, one file each."""
-    pieces, files, start = [], {}, 0
+    pieces, values, start = [], {}, 0
     for number, piece in enumerate(tensor.split(sizes)):
-        name = f"{number}.safetensors"
-        save_file({"x": piece.contiguous()}, tmp_path / name)
-        files[name] = tmp_path / name
-        pieces.append({"name": "x", "key": "x", "file": name, "shape": list(piece.shape), "offset": [start] + [0] * (tensor.ndim - 1)})
+        values[str(number)] = piece
+        pieces.append({"name": "x", "key": "x", "file": str(number), "shape": list(piece.shape), "offset": [start] + [0] * (tensor.ndim - 1)})
         start += len(piece)
-    return pieces, files
+    return pieces, values
+
+
+def fill(target: torch.Tensor, pieces: list[dict[str, Any]], values: dict[str, torch.Tensor]) -> set[str]:
+    """Into `target` from the pieces that it needs; the files of these."""
+    held = shards.Held(target, pieces)
+    for number, (piece, *_) in enumerate(held.overlaps):
+        held.fill(number, values[piece["file"]])
+    return {piece["file"] for piece, *_ in held.overlaps}
 
 
 @pytest.mark.parametrize("sizes", [(7,), (4, 3), (1, 5, 1)])
-def test_a_whole_tensor_is_put_together(tmp_path: Path, sizes: tuple[int, ...]) -> None:
-    pieces, files = cut(tmp_path, whole(7, 3), *sizes)
+def test_a_whole_tensor_is_put_together(sizes: tuple[int, ...]) -> None:
+    pieces, values = cut(whole(7, 3), *sizes)
     target = torch.zeros(7, 3)
-    assert shards.needed(target, pieces) == set(files)
-    shards.load(target, pieces, files)
+    assert fill(target, pieces, values) == set(values)
     assert torch.equal(target, whole(7, 3))
 
 
-def placed(mesh: Mesh, folder: Path, pieces: list[dict[str, Any]], files: dict[str, Path], shape: tuple[int, ...]) -> tuple[bool, int]:
+def placed(mesh: Mesh, pieces: list[dict[str, Any]], values: dict[str, torch.Tensor], shape: tuple[int, ...]) -> tuple[bool, int]:
     target = distribute_tensor(torch.zeros(shape), mesh.axis("dp_shard"), [Shard(0)])
-    needed = shards.needed(target, pieces)
-    shards.load(target, pieces, {name: path for name, path in files.items() if name in needed})
+    needed = fill(target, pieces, values)
     return torch.equal(target.full_tensor(), whole(*shape)), len(needed)
 
 
 @pytest.mark.parametrize("sizes", [(7,), (4, 3), (2, 2, 3), (1, 5, 1)])
-def test_a_sharded_tensor_reads_only_what_overlaps_its_shard(tmp_path: Path, sizes: tuple[int, ...]) -> None:
-    pieces, files = cut(tmp_path, whole(7, 3), *sizes)
-    for good, read in on_mesh(lambda mesh: placed(mesh, tmp_path, pieces, files, (7, 3)), dp_shard=2):
+def test_a_sharded_tensor_reads_only_what_overlaps_its_shard(sizes: tuple[int, ...]) -> None:
+    pieces, values = cut(whole(7, 3), *sizes)
+    for good, read in on_mesh(lambda mesh: placed(mesh, pieces, values, (7, 3)), dp_shard=2):
         assert good
         assert read <= len(sizes)
-    assert all(read == 1 for _, read in on_mesh(lambda mesh: placed(mesh, tmp_path, *cut(tmp_path, whole(8, 2), 4, 4), (8, 2)), dp_shard=2))
+    assert all(read == 1 for _, read in on_mesh(lambda mesh: placed(mesh, *cut(whole(8, 2), 4, 4), (8, 2)), dp_shard=2))
 
 
-def test_numbers_without_dims_are_tensors_too(tmp_path: Path) -> None:
-    save_file({"x": torch.tensor(3.5)}, tmp_path / "a")
+def test_numbers_without_dims_are_tensors_too() -> None:
     target = torch.tensor(0.0)
-    pieces = [{"name": "x", "key": "x", "file": "a", "shape": [], "offset": []}]
-    assert shards.needed(target, pieces) == {"a"}
-    shards.load(target, pieces, {"a": tmp_path / "a"})
+    fill(target, [{"name": "x", "key": "x", "file": "a", "shape": [], "offset": []}], {"a": torch.tensor(3.5)})
     assert target.item() == 3.5
+
+
+def test_another_type_is_converted() -> None:
+    pieces, values = cut(whole(7, 3) + 0.001, 4, 3)
+    target = torch.zeros(7, 3, dtype=torch.bfloat16)
+    fill(target, pieces, values)
+    assert torch.equal(target, (whole(7, 3) + 0.001).bfloat16())
 
 
 def written(mesh: Mesh, shape: tuple[int, ...]) -> list[list[float]]:

@@ -1,0 +1,98 @@
+"""The two formats a checkpoint is made of, JSON and safetensors: written here, and read without trust in what comes.
+
+A safetensors file is 8 bytes with the length of a JSON header, the header, and the numbers: https://github.com/huggingface/safetensors#format
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "C64": torch.complex64,
+    "F8_E5M2": torch.float8_e5m2, "F8_E4M3": torch.float8_e4m3fn, "BOOL": torch.bool,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8,
+}  # fmt: skip
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+HEADER_BYTES = 100_000_000
+"""No longer header is read, as in the format's own reader."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of a file; `begin` counts bytes, from the end of the header when it is written and from the start of the file when it was read."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
+
+    @property
+    def end(self) -> int:
+        return self.begin + math.prod(self.shape) * self.dtype.itemsize
+
+
+def header(entries: dict[str, Entry]) -> bytes:
+    """What stands before the numbers of a file; filled up so that they begin at a multiple of 8 bytes."""
+    text = json.dumps(
+        {name: {"dtype": NAMES[one.dtype], "shape": list(one.shape), "data_offsets": [one.begin, one.end]} for name, one in entries.items()},
+        separators=(",", ":"),
+    ).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def parse(data: bytes | bytearray | memoryview) -> dict[str, Entry]:
+    """The tensors of a whole file, each inside it. Raises ValueError when it is no safetensors file."""
+    view = memoryview(data)
+    length = int.from_bytes(view[:8], "little")
+    if len(view) < 8 or length > min(len(view) - 8, HEADER_BYTES):
+        raise ValueError("the length of its header is wrong")
+    start, found = 8 + length, dict[str, Entry]()
+    for name, facts in mapping(strict(bytes(view[8:start]))).items():
+        if name != "__metadata__":
+            found[name] = _entry(facts, start, len(view))
+    return found
+
+
+def strict(data: bytes) -> Any:
+    """JSON in which no name stands twice. Raises ValueError for whatever is wrong with it."""
+    try:
+        return json.loads(data, object_pairs_hook=_once)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def numbers(value: object) -> tuple[int, ...]:
+    """A list of whole numbers, none negative. Raises ValueError."""
+    if not isinstance(value, list) or not all(type(number) is int and number >= 0 for number in value):
+        raise ValueError(f"{str(value)[:40]} is no list of sizes")
+    return tuple(value)
+
+
+def mapping(value: object) -> dict[str, Any]:
+    """Raises ValueError when it is none."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{str(value)[:40]} is no mapping")
+    return value
+
+
+def _entry(facts: object, start: int, size: int) -> Entry:
+    facts = mapping(facts)
+    dtype, offsets = DTYPES.get(str(facts.get("dtype"))), numbers(facts.get("data_offsets"))
+    if dtype is None or len(offsets) != 2:
+        raise ValueError(f"its header has an entry that is none: {str(facts)[:80]}")
+    entry = Entry(dtype, numbers(facts.get("shape")), start + offsets[0])
+    if entry.end != start + offsets[1] or entry.end > size:
+        raise ValueError(f"its header has an entry that does not lie in the file: {str(facts)[:80]}")
+    return entry
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands in it twice")
+    return found

@@ -1,0 +1,141 @@
+"""From the files of a commit into the tensors of this rank: all that a rank needs is verified, on every rank, before a tensor is touched."""
+
+import hashlib
+import warnings
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dtrain import store
+from dtrain.checkpoint import shards
+from dtrain.checkpoint.commit import DamagedError
+from dtrain.checkpoint.format import Entry, parse
+from dtrain.errors import StoreError
+
+STREAMS = 4
+"""Files read and verified at a time; each is in memory whole."""
+HELD_BYTES = 2 << 30
+"""What was verified stays in memory up to this, and is read and verified a second time beyond."""
+
+
+class Reading:
+    """What one rank reads of the commit at `url`: for each name of `wanted` the part that it holds."""
+
+    def __init__(self, url: str, commit: Mapping[str, Any], wanted: Mapping[str, Tensor]) -> None:
+        pieces: dict[str, list[Mapping[str, Any]]] = {}
+        for piece in commit["pieces"]:
+            pieces.setdefault(piece["name"], []).append(piece)
+        self._url, self._dtypes = url, {name: facts["dtype"] for name, facts in commit["tensors"].items()}
+        self._held = {name: shards.Held(tensor, pieces.get(name, [])) for name, tensor in wanted.items()}
+        needed = {piece["file"] for held in self._held.values() for piece, *_ in held.overlaps}
+        self._files = [file for file in commit["files"] if file["name"] in needed]
+        self._kept: dict[str, bytes] = {}
+
+    def verify(self) -> None:
+        """Read every file once and hold its digest and its header against the commit. Raises DamagedError, StoreError."""
+        expected: dict[str, list[Mapping[str, Any]]] = {}
+        for held in self._held.values():
+            for piece, *_ in held.overlaps:
+                expected.setdefault(piece["file"], []).append(piece)
+        room = HELD_BYTES
+        for file, data in _ahead(self._files, self._read):
+            self._check(file["name"], parse_file(self._where(file), data), expected[file["name"]])
+            if len(data) <= room:
+                self._kept[file["name"]] = data
+                room -= len(data)
+
+    def fill(self) -> None:
+        """Copy what was verified into the tensors."""
+        users: dict[str, list[tuple[shards.Held, int, str]]] = {}
+        for held in self._held.values():
+            for number, (piece, *_) in enumerate(held.overlaps):
+                users.setdefault(piece["file"], []).append((held, number, piece["key"]))
+        for file, data in _ahead(self._files, lambda file: self._kept.pop(file["name"], None) or self._read(file)):
+            entries = parse_file(self._where(file), data)
+            for held, number, key in users[file["name"]]:
+                held.fill(number, tensor_of(data, entries[key]))
+
+    def _read(self, file: Mapping[str, Any]) -> bytes:
+        """The bytes of a file that are those that were saved; a thread may call it, so nothing of torch is here."""
+        return read_file(self._where(file), file)
+
+    def _where(self, file: Mapping[str, Any]) -> str:
+        return store.join(self._url, file["name"])
+
+    def _check(self, name: str, entries: Mapping[str, Entry], pieces: Iterable[Mapping[str, Any]]) -> None:
+        for piece in pieces:
+            entry = entries.get(piece["key"])
+            if entry is None or list(entry.shape) != piece["shape"] or str(entry.dtype) != self._dtypes[piece["name"]]:
+                raise DamagedError.during("load", store.join(self._url, name), f"its {piece['key'][:80]!r} is not what the commit says")
+
+
+def read_file(where: str, file: Mapping[str, Any]) -> bytes:
+    """The bytes of one file, when they are those that were saved. Raises DamagedError, StoreError."""
+    try:
+        data = store.read(where)
+    except StoreError as error:
+        if error.kind == "missing":
+            raise DamagedError(str(error)) from error
+        raise
+    if len(data) != file["size"] or hashlib.sha256(data).hexdigest() != file["sha256"]:
+        raise DamagedError.during("load", where, "its bytes are not those that were saved")
+    return data
+
+
+def parse_file(where: str, data: bytes) -> dict[str, Entry]:
+    """The tensors of a file. Raises DamagedError when it is none."""
+    try:
+        return parse(data)
+    except ValueError as error:
+        raise DamagedError.during("load", where, f"it is no safetensors file ({error})") from error
+
+
+def tensor_of(data: bytes, entry: Entry) -> Tensor:
+    """A tensor over the bytes themselves; it must not be written to."""
+    if not entry.end - entry.begin:
+        return torch.empty(entry.shape, dtype=entry.dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that it can be written to, and the bytes cannot
+        flat = torch.frombuffer(data, dtype=torch.uint8, count=entry.end - entry.begin, offset=entry.begin)
+    aligned = flat if flat.data_ptr() % entry.dtype.itemsize == 0 else flat.clone()
+    return aligned.view(entry.dtype).view(entry.shape)
+
+
+def mismatches(commit: Mapping[str, Any], wanted: Mapping[str, Tensor], everywhere: Iterable[str], strict: tuple[str, ...]) -> list[str]:
+    """What keeps a commit from filling `wanted`: names that are missing, of another shape or another kind of number, and names beginning with
+    one of `strict` that no rank wants (all wanted names are `everywhere`)."""
+    saved = commit["tensors"]
+    missing = [name for name in wanted if name not in saved]
+    extra = sorted({name for name in saved if name.startswith(strict)} - set(everywhere))
+    wrong = [
+        f"{name} is {saved[name]['shape']} there, {list(tensor.shape)} here"
+        for name, tensor in wanted.items()
+        if name in saved and saved[name]["shape"] != list(tensor.shape)
+    ]
+    kinds = [
+        f"{name} is {saved[name]['dtype']} there, {tensor.dtype} here"
+        for name, tensor in wanted.items()
+        if name in saved and ("float" in saved[name]["dtype"]) != tensor.dtype.is_floating_point
+    ]
+    return [f"missing: {', '.join(missing[:3])}"] * bool(missing) + [f"left over: {', '.join(extra[:3])}"] * bool(extra) + wrong[:3] + kinds[:3]
+
+
+def _ahead(files: Iterable[Mapping[str, Any]], read: Any) -> Iterator[tuple[Mapping[str, Any], bytes]]:
+    """Each file with its bytes, in order, while the next ones are being read; no more than STREAMS are in memory."""
+    waiting = deque[tuple[Mapping[str, Any], Future[bytes]]]()
+    with ThreadPoolExecutor(STREAMS) as pool:
+        try:
+            for file in files:
+                waiting.append((file, pool.submit(read, file)))
+                if len(waiting) >= STREAMS:
+                    first, future = waiting.popleft()
+                    yield first, future.result()
+            while waiting:
+                first, future = waiting.popleft()
+                yield first, future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)

@@ -1,0 +1,145 @@
+"""A copy of what this rank writes, in memory that every save uses again, laid out as the files will be: the loop waits for this copy alone."""
+
+import mmap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dtrain.checkpoint import shards
+from dtrain.checkpoint.format import NAMES, Entry, header
+from dtrain.errors import StoreError
+from dtrain.sharding import local
+
+FILE_BYTES = 64 << 20
+"""A file holds no more than this, but for a single row that is larger."""
+ALIGN = 4096
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows [first, last) of what a rank holds of a tensor; all of it when it has no rows. `key` is its name in the file."""
+
+    name: str
+    key: str
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    dtype: torch.dtype
+    rows: tuple[int, int] | None
+
+    @property
+    def bytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+    def of(self, held: Tensor) -> Tensor:
+        return held[self.rows[0] : self.rows[1]] if self.rows else held
+
+
+@dataclass(frozen=True)
+class File:
+    """One file that is to be written: its bytes are `parts`, of which the second is overwritten by the next snapshot."""
+
+    name: str
+    parts: tuple[bytes, memoryview]
+    pieces: tuple[Piece, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.parts))
+
+    def manifest(self) -> list[dict[str, Any]]:
+        return [
+            {"name": piece.name, "key": piece.key, "file": self.name, "shape": list(piece.shape), "offset": list(piece.offset)}
+            for piece in self.pieces
+        ]
+
+
+class Snapshot:
+    """Of the rank with this number; `place` is `Mesh.place`."""
+
+    def __init__(self, rank: int, place: Mapping[str, int]) -> None:
+        self._rank, self._place = rank, place
+        self._signature: object = None
+        self._memory: Any = None
+        self._targets: list[Tensor] = []
+        self._files: list[File] = []
+
+    def take(self, tensors: Mapping[str, Tensor]) -> list[File]:
+        """Copy what this rank is the one to write. Nothing is allocated as long as names, shapes and types stay."""
+        signature = [(name, tensor.shape, tensor.dtype, getattr(tensor, "placements", None)) for name, tensor in tensors.items()]
+        if signature != self._signature:
+            self._lay_out(tensors)
+            self._signature = signature
+        held = {name: local(tensors[name]) for name in {piece.name: None for file in self._files for piece in file.pieces}}
+        sources = [piece.of(held[piece.name]) for file in self._files for piece in file.pieces]
+        if sources:
+            with torch.no_grad():
+                torch._foreach_copy_(self._targets, sources, non_blocking=True)
+            if any(source.is_cuda for source in sources):
+                torch.cuda.current_stream().synchronize()
+        return self._files
+
+    def _lay_out(self, tensors: Mapping[str, Tensor]) -> None:
+        """Memory for all files, one after the other, and where in it each piece goes."""
+        packed = list(pack(shards.mine(tensors, self._place)))
+        begins, total = [], 0
+        for pieces in packed:
+            begins.append(total)
+            total += -(-sum(piece.bytes for piece in pieces) // ALIGN) * ALIGN
+        self._signature, self._targets, self._files = None, [], []
+        self._memory = None  # the old one goes before the new one comes
+        if not total:
+            return
+        self._memory = _memory(total, pinned=any(tensor.is_cuda for tensor in tensors.values()))
+        view = memoryview(self._memory.numpy())
+        for number, (pieces, begin) in enumerate(zip(packed, begins, strict=True)):
+            entries, end = dict[str, Entry](), 0
+            for piece in pieces:
+                entries[piece.key] = Entry(piece.dtype, piece.shape, end)
+                end = entries[piece.key].end
+                place = self._memory[begin + end - piece.bytes : begin + end]
+                self._targets.append(place.view(piece.dtype).view(piece.shape))
+            name = f"rank-{self._rank:05d}-{number:04d}.safetensors"
+            self._files.append(File(name, (header(entries), view[begin : begin + end]), tuple(pieces)))
+
+
+def pack(held: Iterable[tuple[str, Tensor, Sequence[int]]], limit: int = FILE_BYTES) -> Iterable[list[Piece]]:
+    """What a rank holds, cut into rows where it is larger than a file, in groups that fill a file; wide types first, so that all are aligned."""
+    group, size = list[Piece](), 0
+    for name, tensor, offset in held:
+        for piece in cut(name, tensor, offset, limit):
+            if group and size + piece.bytes > limit:
+                yield sorted(group, key=lambda piece: -piece.dtype.itemsize)
+                group, size = [], 0
+            group.append(piece)
+            size += piece.bytes
+    if group:
+        yield sorted(group, key=lambda piece: -piece.dtype.itemsize)
+
+
+def cut(name: str, tensor: Tensor, offset: Sequence[int], limit: int) -> Iterable[Piece]:
+    """Raises StoreError for a type that the files have no name for."""
+    if tensor.dtype not in NAMES:
+        raise StoreError(f"cannot save {name}: a checkpoint has no name for {tensor.dtype}")
+    shape, size = tuple(tensor.shape), tensor.numel() * tensor.dtype.itemsize
+    if size <= limit or not shape:
+        yield Piece(name, name, shape, tuple(offset), tensor.dtype, None)
+        return
+    step = max(1, limit * shape[0] // size)
+    for first in range(0, shape[0], step):
+        last = min(first + step, shape[0])
+        at = (offset[0] + first, *offset[1:])
+        yield Piece(name, f"{name}@{at[0]}", (last - first, *shape[1:]), at, tensor.dtype, (first, last))
+
+
+def _memory(size: int, *, pinned: bool) -> Tensor:
+    """`size` bytes: pinned for copies from a GPU; else of huge pages where there are any, because touching 4 KiB pages for the first time takes
+    longer than the copy."""
+    if pinned:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    memory = mmap.mmap(-1, size, **({"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)

@@ -12,11 +12,15 @@ RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 @dataclass(frozen=True)
 class External:
-    """This process is one of `world` ranks that torchrun (or any launcher that sets RANK and WORLD_SIZE) started."""
+    """This process is one of `world` ranks that torchrun (or any launcher that sets RANK and WORLD_SIZE) started.
+
+    `one_store`: all its attempts share a rendezvous store.
+    """
 
     rank: int
     world: int
     local_world: int
+    one_store: bool = False
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,8 @@ def look(environ: Mapping[str, str] = os.environ) -> Cluster:
     external = None
     if "RANK" in environ and "WORLD_SIZE" in environ:
         world = int(environ["WORLD_SIZE"])
-        external = External(int(environ["RANK"]), world, int(environ.get("LOCAL_WORLD_SIZE", world)))
+        one_store = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        external = External(int(environ["RANK"]), world, int(environ.get("LOCAL_WORLD_SIZE", world)), one_store)
     gpus = _gpus(environ)
     return Cluster(gpus, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, external, _memory(gpus))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dtrain.launcher.local import fork, fork_keeper
+from dtrain.launcher.process import fork, fork_keeper
 
 
 class RankFailed(AssertionError):  # noqa: N818 - a test that failed, not an error to catch

@@ -1,233 +1,157 @@
-"""Every node is an elastic agent on this host, and its ranks are forked from a process that already holds torch.
+"""Every node is an agent on this host (or on others, that join), and its ranks are forked from a process that already holds torch.
 
-    the command (no torch) ── server (holds torch, no threads) ─┬─ store keeper: the rendezvous outlives any agent
-                                                                ├─ agent of node 0 ── ranks
-                                                                └─ agent of node 1 ── ranks
+    the command (no torch) ── server (holds torch) ─┬─ keeper: the rendezvous store of one round
+                                                    ├─ agent of node 0 ── ranks
+                                                    └─ agent of node 1 ── ranks
 
-Each process dies with the one that forked it, so nothing is left behind whatever is killed. Ranks leave what they have to say
-(the result, or the traceback) as files in a scratch folder; the command shows the first traceback, which is the cause, and not
-those of the ranks that lost their peer. Run as a module this file is the server: it reads the plan from standard input.
+Each process dies with the one that forked it, so nothing is left behind whatever is killed. Whatever but the command is killed, the
+ranks start again from the last state: the server replaces agents and keeper, the command replaces the server. Ranks leave what they
+have to say (the result, or the traceback) as files in a folder of their round; the command shows the first traceback, which is the
+cause, and not those of the ranks that lost their peer.
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
-import traceback
-import warnings
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from dtrain import failure, store
-from dtrain.launcher import run_rank
+from dtrain import failure, options, signals, store
+from dtrain.errors import RankError
+from dtrain.launcher import process
+from dtrain.launcher.book import Book
 from dtrain.plan import Plan
 from dtrain.result import Result
 
-GRACE_SECONDS = 5.0
-"""After one agent failed, the others get this long to end by themselves."""
+END_SECONDS = 10.0
+"""Processes that were killed are gone within this time, or it is said that they are not."""
 
 
 @dataclass(frozen=True)
 class Local:
-    """`restarts`: how often a failed group of ranks is started again."""
+    """The arguments are explained in conf/launcher/local.yaml."""
 
     restarts: int
+    silence: float
+    wait: float
+    address: str | None
+    here: int | None
 
     def command(self, plan: Plan) -> str:
-        return f"{sys.executable} -m dtrain.launcher.local: {plan.nodes} agent(s) x {plan.devices} rank(s) on this host"
+        here = plan.nodes if self.here is None else self.here
+        there = f", {plan.nodes - here} elsewhere: python -m dtrain.launcher.agent {self.address}" if here < plan.nodes else ""
+        return f"{sys.executable} -m dtrain.launcher.server: {here} agent(s) x {plan.devices} rank(s) on this host{there}"
 
     def launch(self, plan: Plan) -> Result:
         scratch = store.scratch("launch")
-        server = subprocess.Popen(
-            [sys.executable, "-m", "dtrain.launcher.local", str(scratch), str(self.restarts)], stdin=subprocess.PIPE, start_new_session=True
-        )
-        asked: list[int] = []
-
-        def forward(number: int, frame: FrameType | None) -> None:
-            """The first signal reaches every rank as a wish to stop; the second ends them."""
-            asked.append(number)
-            wish = signal.SIGINT if number == signal.SIGINT else signal.SIGUSR1
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(server.pid, wish if len(asked) == 1 else signal.SIGKILL)
-
-        before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+        told = {"plan": plan.to_dict(), "storage": options.hand_over(), **vars(self), "here": plan.nodes if self.here is None else self.here}
         try:
-            assert server.stdin
-            with contextlib.suppress(BrokenPipeError):
-                server.stdin.write(json.dumps(plan.to_dict()).encode())
-                server.stdin.close()
-            code = server.wait()
-            if len(asked) > 1:
+            with _Wishes(scratch) as wishes:
+                code = _serve(scratch, told, wishes)
+                while code < 0 and not wishes.ends and _counted(scratch) <= self.restarts:
+                    print(f"dtrain: the launcher's server was killed by {signal.Signals(-code).name} and starts again", file=sys.stderr, flush=True)
+                    code = _serve(scratch, told, wishes)
+            if wishes.again:
                 raise KeyboardInterrupt
-            return failure.outcome(scratch, code)
+            if wishes.first and not _begun(scratch):
+                raise signals.Asked(wishes.first)
+            return _outcome(scratch, code)
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            shutil.rmtree(scratch, ignore_errors=True)
+            for folder in (scratch, process.memory(scratch.name)):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
-# server
+class _Wishes:
+    """The first signal reaches every rank as a wish to stop, through the server; the second ends all, as the first does where no rank was started yet."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
+        self.first, self.again = signals.wish(), False
+        self.server: subprocess.Popen[bytes] | None = None
+
+    @property
+    def ends(self) -> bool:
+        return self.again or (bool(self.first) and not _begun(self._scratch))
+
+    def __enter__(self) -> "_Wishes":
+        self._before = {number: signal.signal(number, self._note) for number in signals.WISHES}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.again = signals.heard(number) or self.again
+        new, self.first = not self.first, self.first or number
+        with contextlib.suppress(ProcessLookupError):
+            if self.server and self.ends:
+                os.killpg(self.server.pid, signal.SIGKILL)
+            elif self.server and new:
+                self.server.send_signal(number)
 
 
-def main(scratch: Path, restarts: int) -> int:
-    """Fork the keeper and one agent per node; the exit code says whether all agents succeeded."""
-    from dtrain import stop
-
-    _die_with_parent()
-    stop.listen()
-    plan = Plan.from_dict(json.load(sys.stdin))
-    _warm(plan)
-    _, port = fork_keeper()
-    agents = {fork(partial(_agent, plan, node, port, restarts, scratch)): node for node in range(plan.nodes)}
-    failed, deadline = False, float("inf")
-    while agents:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid in agents:
-            del agents[pid]
-            if status and not failed:
-                failed, deadline = True, time.monotonic() + GRACE_SECONDS
-        elif pid == 0:
-            time.sleep(0.02)
-        if time.monotonic() > deadline:
-            for agent in agents:
-                os.kill(agent, signal.SIGKILL)
-            deadline = float("inf")
-    return int(failed)
-
-
-def _warm(plan: Plan) -> None:
-    """Load here, once, what every rank needs: the fork costs milliseconds, the imports seconds."""
-    import torch
-    import torch._dynamo  # the first optimizer would import it, in every rank
-
-    import dtrain.train  # noqa: F401
-
-    for part in (plan.strategy, plan.optim, plan.model):
-        with contextlib.suppress(ImportError):  # the rank says what is wrong with it
-            __import__(str(part["_target_"]).rsplit(".", 1)[0])
-    torch.set_num_threads(1)
-
-
-def fork_keeper() -> tuple[int, int]:
-    """A process that holds the rendezvous store: its pid, and the port it listens on."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined] # exported without saying so
-
-    reading, writing = os.pipe()
-
-    def keep() -> None:
-        os.close(reading)
-        held = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        os.write(writing, str(held.port).encode())
-        os.close(writing)
-        while True:
-            time.sleep(3600)
-
-    pid = fork(keep)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        return pid, int(pipe.read())
-
-
-def _agent(plan: Plan, node: int, port: int, restarts: int, scratch: Path) -> None:
-    """One node: an elastic agent that starts, watches and restarts its ranks."""
-    import logging
-
-    from torch.distributed.elastic.agent.server.api import WorkerSpec
-    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-    from torch.distributed.elastic.rendezvous import RendezvousParameters
-    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
-
-    # Ctrl-C is a wish for the ranks; the agent itself ends only by SIGTERM
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGTERM,SIGHUP,SIGQUIT"
-    # the ranks' own traceback is shown once, by the command; the agent would print it again, victims first
-    for name in ("torch.distributed.elastic", "torch.multiprocessing"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    # the agent's other threads are the store client and a timer; neither holds a lock that a rank uses
-    warnings.filterwarnings("ignore", message=".*use of fork.*", category=DeprecationWarning)
-    rendezvous = get_rendezvous_handler(
-        RendezvousParameters(
-            "c10d", f"127.0.0.1:{port}", run_id=scratch.name, min_nodes=plan.nodes, max_nodes=plan.nodes, local_addr="127.0.0.1", is_host=False
+def _serve(scratch: Path, told: Mapping[str, Any], wishes: _Wishes) -> int:
+    """Run a server to its end; its exit code. None of its processes lives afterwards."""
+    with _held():  # the server begins with signals blocked, and loses none while it has no handler
+        told = {**told, "wish": wishes.first}
+        server = subprocess.Popen(
+            [sys.executable, "-m", "dtrain.launcher.server", str(os.getpid()), str(scratch)], stdin=subprocess.PIPE, start_new_session=True
         )
-    )
-    spec = WorkerSpec(
-        role="rank",
-        local_world_size=plan.devices,
-        entrypoint=_rank,
-        args=(plan, scratch),
-        rdzv_handler=rendezvous,
-        max_restarts=restarts,
-        monitor_interval=0.05,
-        master_addr="127.0.0.1",
-    )
-    logs = scratch / f"agent-{node}"
-    logs.mkdir()
-    agent = LocalElasticAgent(spec, logs_specs=DefaultLogsSpecs(log_dir=str(logs)), start_method="fork")
-    run = agent.run()
-    for rank in run.failures:
-        (scratch / f"ended-{rank}").touch()
-    sys.exit(1 if run.is_failed() else 0)
-
-
-def _rank(plan: Plan, scratch: Path) -> None:
-    """One rank, in a process of its own."""
-    _die_with_parent()
-    rank = int(os.environ["RANK"])
-    (scratch / f"began-{rank}").touch()
+        wishes.server = server
     try:
-        result = run_rank(plan, forked=True)
-    except BaseException as error:  # torch has exceptions that are no Exception
-        failure.leave(scratch, rank, error)
-    else:
-        if rank == 0:
-            store.write(str(scratch / "result.json"), json.dumps(result.to_dict()).encode())
-        return
-    sys.stdout.flush()
-    os._exit(1)
-
-
-def fork(work: Callable[[], Any]) -> int:
-    """A child that does `work` and ends, and that dies when this process does. Its pid."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        _die_with_parent()
-        work()
-        code = 0
-    except SystemExit as error:
-        code = int(error.code or 0)
-    except BaseException:
-        traceback.print_exc()
+        assert server.stdin
+        with contextlib.suppress(BrokenPipeError), server.stdin:
+            server.stdin.write(json.dumps(told).encode())
+        return server.wait()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        wishes.server = None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+        if not process.gone(process.memory(scratch.name), END_SECONDS):
+            print(f"dtrain: processes of group {server.pid} were killed and are still there: they wait for a device", file=sys.stderr, flush=True)
 
 
-def _die_with_parent() -> None:
-    """Linux: get SIGKILL when the process that forked this one ends, in whatever way."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if os.getppid() == 1:  # it ended before the line above
-            os._exit(1)
+@contextmanager
+def _held() -> Iterator[None]:
+    """Signals wait until the end of the context."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals.WISHES)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-if __name__ == "__main__":
-    # the module object that ranks unpickle and the one that runs must be the same
-    from dtrain.launcher import local
+def _begun(scratch: Path) -> bool:
+    """Whether ranks were started."""
+    return (scratch / "book.json").exists()
 
-    sys.exit(local.main(Path(sys.argv[1]), int(sys.argv[2])))
+
+def _counted(scratch: Path) -> int:
+    """A server that was killed counts like a failed round; the next one reads it in the book."""
+    book = Book.read(scratch)
+    book.failed(scratch, "the launcher's server was killed")
+    book.write(scratch)
+    return book.restarts
+
+
+def _outcome(scratch: Path, code: int) -> Result:
+    """What the server found, or the error of the rank that failed first."""
+    path = scratch / "over.json"
+    if not path.exists():
+        raise RankError(f"the launcher's server ended without a word (exit code {code})")
+    over = json.loads(path.read_text())
+    if over["asked"]:
+        raise signals.Asked(over["asked"])
+    if over["error"]:
+        raise RankError(over["error"])
+    return failure.outcome(scratch / f"round-{over['round']}", code)

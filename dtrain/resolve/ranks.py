@@ -1,5 +1,6 @@
 """How many ranks, on what device, talking through what, started by whom."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,14 +24,34 @@ def about(part: Part) -> Mapping[str, Any]:
     return facts
 
 
+def counts(config: Config, cluster: Cluster) -> list[Any]:
+    """Numbers of nodes that the words allow, descending; one when they name one, or make no sense."""
+    found = re.fullmatch(r"(\d+):(\d+)", str(config.nodes))
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        return [config.nodes]
+    allowed = range(int(found[2]), int(found[1]) - 1, -1)
+    if not _outside(config, cluster):
+        return list(allowed)
+    assert cluster.external
+    here = cluster.external.world // cluster.external.local_world
+    return [here] if here in allowed else [allowed[0]]
+
+
+def _outside(config: Config, cluster: Cluster) -> bool:
+    """Whether someone else's ranks are used."""
+    return cluster.external is not None and config.choices["launcher"] in ("auto", "external")
+
+
 def devices(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
     """Nodes, and processes per node."""
+    if isinstance(config.nodes, bool) or not isinstance(config.nodes, int):
+        raise WordsError(f"nodes={config.nodes}: a number of nodes, or from how many to how many. Type nodes=2, or nodes=1:2.")
     if config.nodes < 1:
         raise WordsError()  # numbers.positive says so
     asked, nodes, external = config.devices, config.nodes, cluster.external
     if asked != "auto" and (isinstance(asked, bool) or not isinstance(asked, int) or asked < 1):
         raise WordsError(f"devices={asked}: a number of processes per node, or auto. Type devices=2.")
-    if external and config.choices["launcher"] in ("auto", "external"):
+    if external and _outside(config, cluster):
         here = (external.world // external.local_world, external.local_world)
         said = {key: value for key, value in (("nodes", nodes), ("devices", asked)) if key in config.sources and value != "auto"}
         wrong = [f"{key}={value}" for key, value in said.items() if value != here[0 if key == "nodes" else 1]]
@@ -46,7 +67,7 @@ def devices(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
 
 
 def world(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """External ranks must exist when they are asked for."""
+    """External ranks must exist when they are asked for, and be able to meet again in other numbers."""
     if config.choices["launcher"] == "external" and not cluster.external:
         raise WordsError(
             "launcher=external: no RANK and WORLD_SIZE in the environment. Start it as: torchrun --nproc-per-node 2 -m dtrain launcher=external"
@@ -55,6 +76,11 @@ def world(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
         raise WordsError(
             f"launcher={config.choices['launcher']}: this process is one of {cluster.external.world} ranks already, each would train the whole run. "
             "Leave launcher out."
+        )
+    if cluster.external and cluster.external.one_store and draft["elastic"]:
+        raise WordsError(
+            f"nodes={draft['elastic']}: ranks that meet again hang on what the last ones left in torchrun's store. "
+            "Type TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun ..."
         )
     if config.choices["launcher"] == "inline" and draft["nodes"] * draft["devices"] > 1:
         raise WordsError(f"launcher=inline is one rank, but nodes x devices = {draft['nodes'] * draft['devices']}. Type launcher=local.")

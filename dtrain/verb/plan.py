@@ -25,13 +25,25 @@ def show(plan: Plan) -> str:
             "batch",
             f"{plan.batch.size} samples = {plan.batch.microbatch} per forward x {plan.batch.data} data-parallel rank(s) x {plan.batch.accumulate} accumulated",
         ),
+        *_fewer(plan),
         ("run", f"{plan.steps} steps, seed {plan.seed}, clip {plan.clip}" + (f", stops after {plan.stop_after}" if plan.stop_after else "")),
+        ("spike", plan.why.get("spike", f"{plan.on_spike} above {plan.spike['sigma']} deviations")),
         *_parts(plan),
         ("launch", build(plan.launcher).command(plan)),
         ("out", plan.out),
         ("digest", plan.digest),
     ]
     return "\n".join(f"{name:<10} {text}" for name, text in rows)
+
+
+def _fewer(plan: Plan) -> Iterable[tuple[str, str]]:
+    """What runs when not all nodes are there."""
+    for other in plan.others:
+        mesh = " ".join(f"{axis}={degree}" for axis, degree in vars(other.mesh).items() if degree > 1) or "one rank"
+        yield (
+            f"on {other.nodes}",
+            f"{mesh}, {other.batch.microbatch} per forward x {other.batch.data} data-parallel rank(s) x {other.batch.accumulate} accumulated",
+        )
 
 
 def _axes(plan: Plan) -> Iterable[tuple[str, str]]:

@@ -29,7 +29,7 @@ PLAIN: Mapping[str, Any] = {
     "strategy": {"_target_": "dtrain.strategy.single.Single"},
     "remat": {"_target_": "dtrain.remat.none.build"},
     "compile": {"_target_": "dtrain.compile.none.build"},
-    "launcher": {"_target_": "dtrain.launcher.local.Local", "restarts": 0},
+    "launcher": {"_target_": "dtrain.launcher.local.Local", "restarts": 0, "silence": 15, "wait": 60, "address": None, "here": None},
 }
 """What one process runs with: nothing that splits, recomputes or compiles."""
 
@@ -38,7 +38,7 @@ def run(words: Sequence[str]) -> int:
     config, cluster = compose(words), look()
     if cluster.external is not None:
         raise WordsError("verify starts its own ranks, and is one of someone else's here. Start it without torchrun.")
-    plan = resolve(config, cluster)
+    plan = replace(resolve(config, cluster), others=())
     preflight.check(plan)
     folder = store.join(plan.out, "verify")
     store.remove(folder)

@@ -1,0 +1,257 @@
+"""One node: forks its ranks when the server says so, watches them, ends them, and ends them too when it has lost the server.
+
+The server forks the agents of its own host. On another host, in the same folder: python -m dtrain.launcher.agent <host>:<port> [seconds to wait for it]
+"""
+
+import base64
+import contextlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dtrain import failure, signals, store
+from dtrain.blame import is_victim
+from dtrain.launcher import process, run_rank
+from dtrain.launcher.link import Link, drain, ready
+from dtrain.plan import Plan
+
+REPORT_SECONDS = 1.0
+"""Ranks that are about to be ended get this long to say where they are."""
+BEAT_SECONDS = 1.0
+
+
+class Agent:
+    """`lease`: seconds without an answer of the server after which the ranks may not go on; None where losing it closes the link.
+
+    `shared`: the folder of reports is the server's own; else what ranks leave there is sent to it.
+    """
+
+    def __init__(self, plan: Plan, link: Link, *, folder: Path, memory: Path, lease: float | None, shared: bool) -> None:
+        self._plan, self._link, self._folder, self._memory, self._lease, self._shared = plan, link, folder, memory, lease, shared
+        self._ranks: dict[int, int] = {}
+        """pid -> rank, of those that run"""
+        self._round, self._reports = -1, folder
+        self._beat_number, self._beats = 0, dict[int, float]()
+        self._beat_at = self._alive = time.monotonic()
+        self._over = False
+
+    def run(self) -> None:
+        """Returns when the run is over. Raises ConnectionError when the server is lost; no rank lives then."""
+        shutil.rmtree(self._memory, ignore_errors=True)  # a node that died has lost its memory
+        self._memory.mkdir(parents=True)
+        waker = process.waker()
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(waker, selectors.EVENT_READ, None)
+                selector.register(self._link, selectors.EVENT_READ, self._link)
+                self._link.send(do="ready")
+                while not self._over:
+                    self._beat()
+                    for link in ready(selector, BEAT_SECONDS):
+                        for message in link.receive() if link else []:
+                            getattr(self, f"on_{message.pop('do')}")(**message)
+                    drain(waker)
+                    self._reap()
+        finally:
+            process.kill(*self._ranks)
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if self._lease is not None and now - self._alive > self._lease:
+            raise ConnectionError(f"the server has not answered for {self._lease:g} s")
+        if now >= self._beat_at:
+            self._beat_number, self._beat_at = self._beat_number + 1, now + BEAT_SECONDS
+            self._beats[self._beat_number] = now
+            self._link.send(do="beat", number=self._beat_number)
+
+    # what the server says
+
+    def on_heard(self, number: int) -> None:
+        """The server knows that this node lived when it sent that beat, and will not think it lost before the lease from then on is over."""
+        self._alive = self._beats[number]
+        self._beats = {later: at for later, at in self._beats.items() if later > number}
+
+    def on_start(self, *, round: int, first: int, nodes: int, group: int, environment: Mapping[str, str]) -> None:
+        self._round, self._reports = round, self._folder / f"round-{round}"
+        self._reports.mkdir(exist_ok=True)
+        plan = self._plan.on(nodes)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals.WISHES)  # until the rank is able to note them
+        for local in range(plan.devices):
+            own = {"RANK": str(first + local), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(plan.devices), "WORLD_SIZE": str(plan.world)}
+            own |= {
+                "GROUP_RANK": str(group),
+                "GROUP_WORLD_SIZE": str(nodes),
+                "DTRAIN_REPORTS": str(self._reports),
+                "DTRAIN_MEMORY": str(self._memory),
+            }
+            self._ranks[process.fork(partial(_rank, plan, self._reports, self._link, {**environment, **own}))] = first + local
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def on_stop(self, *, number: int) -> None:
+        for pid in self._ranks:
+            os.kill(pid, number)
+
+    def on_end(self, *, round: int) -> None:
+        """Let living ranks report, end them, and say so."""
+        if round == self._round:
+            self._report()
+            process.kill(*self._ranks)
+            self._ranks.clear()
+        self._link.send(do="ended", round=round, files={} if self._shared else _read(self._reports))
+
+    def on_bye(self) -> None:
+        self._over = True
+
+    # what ranks do
+
+    def _reap(self) -> None:
+        for pid, rank in list(self._ranks.items()):
+            code = process.ended(pid)
+            if code is not None:
+                del self._ranks[pid]
+                if code:
+                    failure.ended(self._reports, rank, code)
+                    self._link.send(do="failed", round=self._round, victim=_is_victim(self._reports, rank))
+                elif not self._ranks:
+                    self._link.send(do="done", round=self._round, files={} if self._shared else _read(self._reports))
+
+    def _report(self) -> None:
+        """SIGUSR2 asks a rank where it is: wait until each has written it, or ended."""
+        for pid in self._ranks:
+            os.kill(pid, signals.REPORT)
+        silent, deadline = dict(self._ranks), time.monotonic() + REPORT_SECONDS
+        while silent and time.monotonic() < deadline:
+            time.sleep(0.002)
+            for pid, rank in list(silent.items()):
+                if (self._reports / f"report-{rank}.json").exists():
+                    del silent[pid]
+                elif process.ended(pid) is not None:
+                    del silent[pid], self._ranks[pid]
+        for pid, rank in silent.items():
+            failure.look(self._reports, rank, pid)
+
+
+def _is_victim(folder: Path, rank: int) -> bool:
+    """Whether a rank only said that it had lost another."""
+    said = [json.loads(path.read_text()) for path in folder.glob(f"failure-{rank}-*.json")]
+    return bool(said) and is_victim(said[0])
+
+
+def _read(folder: Path) -> dict[str, str]:
+    """The files of a folder, as text that JSON takes."""
+    return {path.name: base64.b64encode(path.read_bytes()).decode() for path in folder.iterdir() if path.is_file()}
+
+
+def _rank(plan: Plan, folder: Path, link: Link, environment: Mapping[str, str]) -> None:
+    """One rank, in a process of its own. It keeps the link open, so that the server does not take a node for gone while one of its ranks lives."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signals.REPORT, signal.SIG_IGN)  # until the watchdog takes it
+    signals.listen(handed_on=True)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.WISHES)
+    os.environ.update(environment)
+    rank = int(environment["RANK"])
+    failure.began(folder, rank)
+    try:
+        result = run_rank(plan, forked=True)
+    except BaseException as error:  # torch has exceptions that are no Exception
+        failure.leave(folder, rank, error)
+        sys.exit(1)
+    if rank == 0:
+        store.write(str(folder / "result.json"), json.dumps(result.to_dict()).encode())
+
+
+def warm(plan: Plan) -> None:
+    """Load here, once, what every rank needs: the fork costs milliseconds, the imports seconds."""
+    import gc
+
+    import torch
+    import torch._dynamo  # the first optimizer would import it, in every rank
+
+    import dtrain.train  # noqa: F401
+
+    for part in (plan.strategy, plan.optim, plan.model, plan.data, plan.objective, plan.schedule, plan.checkpoint, plan.backend):
+        with contextlib.suppress(ImportError):  # the rank says what is wrong with it
+            __import__(str(part["_target_"]).rsplit(".", 1)[0])
+    torch.set_num_threads(1)
+    gc.freeze()  # or the collector of each rank copies these pages when it first looks at them
+
+
+# on another host
+
+
+def join(address: str, wait: float) -> None:
+    """Be a node of the run whose server is at `address`, and again after it was lost. Raises ConnectionError when it is not found within `wait` seconds."""
+    folder, name, plan = store.scratch("agent"), f"agent-{os.getpid()}", None
+    process.claim(name)
+    try:
+        while True:
+            link = _connect(address, wait)
+            try:
+                told = _greet(link)
+                if plan is None or told["plan"] != plan.to_dict():
+                    plan = Plan.from_dict(told["plan"])
+                    warm(plan)
+                os.environ.update(told["environment"])
+                _use_interface(link.here)
+                memory = process.memory(name) / "node"
+                return Agent(plan, link, folder=folder, memory=memory, lease=told["silence"], shared=False).run()
+            except ConnectionError as error:
+                print(f"dtrain: {error}; the ranks of this node have ended, looking for the server again", file=sys.stderr, flush=True)
+            finally:
+                link.close()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(process.memory(name), ignore_errors=True)
+
+
+def _connect(address: str, wait: float) -> Link:
+    host, _, port = address.rpartition(":")
+    deadline = time.monotonic() + wait
+    while True:
+        try:
+            return Link(socket.create_connection((host, int(port)), timeout=5))
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no server of a run at {address} within {wait:g} s: {error}") from error
+            time.sleep(0.2)
+
+
+def _greet(link: Link) -> dict[str, Any]:
+    """What the server says to a node that joins."""
+    link.send(do="join", host=socket.gethostname())
+    while True:
+        for message in link.receive():
+            if message.pop("do") == "welcome":
+                return message
+            raise ConnectionError(message.get("why", "the server does not take this node"))
+
+
+def _use_interface(address: str) -> None:
+    """Gloo takes the interface that leads to the server, not what this host's name happens to resolve to."""
+    import fcntl
+    import struct
+
+    for _, name in socket.if_nameindex():
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            answer = fcntl.ioctl(probe, 0x8915, struct.pack("256s", name.encode()[:15]))  # SIOCGIFADDR
+            if socket.inet_ntoa(answer[20:24]) == address:
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
+if __name__ == "__main__":
+    try:
+        join(sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 60.0)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except TimeoutError as error:
+        sys.exit(f"dtrain: {error}")

@@ -1,0 +1,179 @@
+"""Stopped anywhere and gone on with on another world, microbatch and number of loading processes: no sample is lost, none comes twice,
+and whatever is drawn at random is drawn as if nothing had happened.
+"""
+
+import json
+import os
+import random
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from invariance.seen import Jitter, Numbered
+from launching import command
+from pool import ranks
+from torch import Tensor
+
+from dtrain.cluster import Cluster
+from dtrain.compose import compose
+from dtrain.data import Source
+from dtrain.data.dataset import Dataset
+from dtrain.data.digits import Digits
+from dtrain.data.stream import Stream
+from dtrain.data.synthetic import Synthetic
+from dtrain.data.text import Text
+from dtrain.data.tokens import Tokens
+from dtrain.plan import BatchShape
+from dtrain.resolve import resolve
+from dtrain.seeds import derive
+from dtrain.train import train
+
+BATCH = 12
+Segment = tuple[int, int, int]
+"""(steps, ranks, microbatch) between two stops."""
+
+
+class Place:
+    """What a Stream asks of a mesh, for one rank of a world that is not there."""
+
+    def __init__(self, ranks: int, rank: int) -> None:
+        self.data_ranks, self.batch_ranks, self.data_rank, self.device = ranks, ranks, rank, torch.device("cpu")
+
+    def sum(self, values: Tensor) -> Tensor:
+        return values
+
+
+def streams(source: Callable[[], Source], ranks: int, microbatch: int, seed: int) -> list[Stream]:
+    shape = BatchShape(BATCH, microbatch, ranks, BATCH // ranks // microbatch)
+    return [Stream(source(), batch=shape, mesh=Place(ranks, rank), seed=seed, count=len) for rank in range(ranks)]  # type: ignore[arg-type]
+
+
+def walk(source: Callable[[], Source], segments: list[Segment], *, seed: int = 5) -> Iterator[dict[str, Tensor]]:
+    """The whole batch of every step; between two segments nothing is kept but what a checkpoint has."""
+    kept = None
+    for steps, world, microbatch in segments:
+        made = streams(source, world, microbatch, seed)
+        for stream in made if kept else ():
+            stream.load_state_dict(json.loads(kept or ""))
+        for _ in range(steps):
+            parts = [part for stream in made for part in next(stream).microbatches]
+            assert all(len(part["targets"]) == microbatch for part in parts)
+            yield {name: torch.cat([part[name] for part in parts]) for name in ("inputs", "targets")}
+        told = {json.dumps(stream.state_dict()) for stream in made}
+        assert len(told) == 1, "all ranks say the same"
+        kept = told.pop()
+        for stream in made:
+            stream.close()
+
+
+def drawn(chance: random.Random) -> list[Segment]:
+    segments = []
+    for _ in range(5):
+        ranks = chance.choice([1, 2, 3, 4, 6])
+        local = BATCH // ranks
+        segments.append((chance.randint(1, 9), ranks, chance.choice([size for size in range(1, local + 1) if local % size == 0])))
+    return segments
+
+
+@pytest.fixture
+def sources(tmp_path: Path, corpus: Path) -> dict[str, Callable[[], Source]]:
+    file = tmp_path / "tokens.npy"
+    np.save(file, np.random.default_rng(0).integers(0, 50, 2000).astype(np.uint16))
+    return {
+        "text": lambda: Text(path=str(corpus), sequence=64, tokenizer="bytes", holdout=0.1, cache=None),
+        "tokens": lambda: Tokens(path=str(file), holdout_path=None, holdout=0.1, vocab=50, sequence=16, dtype="uint16", cache=None),
+        "synthetic": lambda: Synthetic("classification", [3], 4, 0, 0, 100),
+        "digits": lambda: Dataset(Digits()),
+        "dataset": lambda: Dataset(Numbered(100), holdout=0.0),
+        "dataset with augmentation": lambda: Dataset(Jitter(40), holdout=0.0),
+        "dataset with a held-out part": lambda: Dataset(Numbered(37), holdout=0.3),
+        "dataset smaller than a batch": lambda: Dataset(Numbered(5), holdout=0.0),
+        "one sample": lambda: Dataset(Numbered(1), holdout=0.0),
+    }
+
+
+NAMES = (
+    "text", "tokens", "synthetic", "digits", "dataset", "dataset with augmentation", "dataset with a held-out part", "dataset smaller than a batch", "one sample",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_walk_with_stops_is_the_walk_without(name: str, sources: dict[str, Callable[[], Source]]) -> None:
+    chance = random.Random(name)
+    for _ in range(3):
+        segments = drawn(chance)
+        whole = walk(sources[name], [(sum(steps for steps, *_ in segments), 1, BATCH)])
+        for step, (one, other) in enumerate(zip(whole, walk(sources[name], segments), strict=True)):
+            assert torch.equal(one["inputs"], other["inputs"]) and torch.equal(one["targets"], other["targets"]), (segments, step)
+
+
+def test_every_pass_sees_every_sample_once(sources: dict[str, Callable[[], Source]]) -> None:
+    """Batches straddle the ends of passes, and the held-out part never comes."""
+    held = sources["dataset with a held-out part"]().holdout()
+    assert held is not None
+    kept = {int(value) for value in held.take(np.arange(len(held)), np.zeros(len(held), dtype=int))["inputs"]}
+    seen = [int(value) for step in walk(sources["dataset with a held-out part"], drawn(random.Random(1)) * 3) for value in step["inputs"]]
+    for begin in range(0, len(seen) - 26, 26):
+        assert set(seen[begin : begin + 26]) == set(range(37)) - kept
+
+
+def test_going_on_reads_no_more_than_beginning() -> None:
+    """However far the run has come: nothing is replayed."""
+    asked = []
+
+    class Counting(Dataset):
+        def take(self, index: Any, epoch: Any) -> Any:
+            asked.append(len(index))
+            return super().take(index, epoch)
+
+    (stream,) = streams(lambda: Counting(Numbered(10**9), holdout=0.0), 1, BATCH, 5)
+    stream.load_state_dict({**stream.state_dict(), "seen": BATCH * 10**15})
+    next(stream)
+    assert asked == [1, BATCH]
+
+
+WORDS = [
+    "model._target_=invariance.seen.Sees", "data=dataset", "data.dataset._target_=invariance.seen.Numbered", "data.dataset.length=37", "data.holdout=0.2",
+    "objective=regression", f"batch={BATCH}", "steps=11", "trust=[invariance]", "logger=[]", "hook=[]", "evaluate.every=3", "checkpoint.every=4",
+]  # fmt: skip
+
+
+def test_a_real_run_stopped_in_the_middle_of_a_pass_sees_what_it_would_have_seen(tmp_path: Path) -> None:
+    """One rank and two loading processes, then two ranks that accumulate and load by themselves."""
+    seen = {}
+    for name, words in {"first": ["data.workers=2", "stop_after=5"], "second": ["devices=2", "microbatch=3"]}.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        env = {**os.environ, "SEEN": str(folder), "PYTHONPATH": str(Path(__file__).parents[1]), "TMPDIR": str(tmp_path)}
+        done = subprocess.run(command(*WORDS, f"out={tmp_path}/out", *words), capture_output=True, text=True, timeout=90, env=env, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        seen[name] = {file.name: [number for line in file.read_text().splitlines() for number in json.loads(line)] for file in folder.iterdir()}
+    assert list(seen["first"]) == ["0"] and set(seen["second"]) == {"0", "1"}
+    steps = [seen["first"]["0"][i : i + BATCH] for i in range(0, 5 * BATCH, BATCH)]
+    steps += [seen["second"]["0"][i : i + 6] + seen["second"]["1"][i : i + 6] for i in range(0, 36, 6)]
+    assert [sum(map(len, ranks.values())) for ranks in seen.values()] == [5 * BATCH, 6 * BATCH], "nothing beside these"
+    whole = walk(lambda: Dataset(Numbered(37), holdout=0.2), [(11, 1, BATCH)], seed=derive(0, "data"))
+    assert steps == [step["inputs"].flatten().int().tolist() for step in whole]
+
+
+def losses(out: Path, *words: str) -> list[float]:
+    """Of every step under `out`, after the words were run on forked ranks."""
+    parts = ["model._target_=invariance.seen.Draws", "data.dataset._target_=invariance.seen.Jitter"]
+    said = [*(word for word in WORDS if "seen" not in word), *parts, f"out={out}", *words]
+    plan = resolve(compose(said), Cluster(gpus=0, cpus=2))
+    ranks(plan.world, train, plan)
+    return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("words", [(), ("microbatch=4",), ("devices=2",)], ids=" ".join)
+def test_what_a_users_model_and_data_draw_goes_on_bit_for_bit(words: tuple[str, ...], tmp_path: Path) -> None:
+    """From Python's, numpy's and torch's generators, with held-out losses and hooks between, on the mesh it began on."""
+    whole = losses(tmp_path / "whole", *words)
+    losses(tmp_path / "parts", "stop_after=3", *words)
+    losses(tmp_path / "parts", "stop_after=7", "evaluate.every=2", *words)
+    assert losses(tmp_path / "parts", *words) == whole
+    assert len(set(whole)) == 11

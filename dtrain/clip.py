@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from dtrain.sharding import local, shards
 
 
-def clip(parameters: Sequence[nn.Parameter], bound: float | None, *, scale: float = 1.0, stages: int = 1) -> Tensor:
+def clip(parameters: Sequence[nn.Parameter], bound: float | None, *, scale: float = 1.0, stages: int = 1, beside: Tensor | None = None) -> Tensor:
     """Divide gradients by `scale`, bound their global L2 norm by `bound` (None: do not), return the norm before: 0-dim, fp32.
 
     Works on local pieces. The square of a piece that n ranks hold alike counts 1/n on each, so one all-reduce of one number over all
     ranks is the sum over any mesh, experts and the `stages` of a pipeline included; where every rank holds everything there is none.
+    `beside`, 0-dim and fp32, is summed over all ranks in place; it travels in the same collective, or in one of its own where there is none.
     """
     pieces: dict[int, list[Tensor]] = {}
     for parameter in parameters:
@@ -22,11 +23,16 @@ def clip(parameters: Sequence[nn.Parameter], bound: float | None, *, scale: floa
     norms = {cut: torch.linalg.vector_norm(torch.stack(torch._foreach_norm(group, 2, torch.float32))) for cut, group in pieces.items()}
     if stages == 1 and all(cut == 1 for cut in norms):
         norm = norms[1] if norms else torch.zeros(())
+        if beside is not None and dist.get_world_size() > 1:
+            dist.all_reduce(beside)
     else:
         ranks = dist.get_world_size() // stages
         square = sum((norm**2 * (cut / ranks) for cut, norm in norms.items()), torch.zeros((), device=_device(parameters)))
-        dist.all_reduce(square)
-        norm = square.sqrt()
+        both = square[None] if beside is None else torch.stack([square, beside])
+        dist.all_reduce(both)
+        norm = both[0].sqrt()
+        if beside is not None:
+            beside.copy_(both[1])
     if scale != 1.0:
         norm = norm / scale
     if bound is not None or scale != 1.0:

@@ -20,9 +20,16 @@ class EMA:
         """By the name of the parameter, sharded as it is."""
 
     @torch.no_grad()
-    def update(self) -> None:
+    def update(self, gate: Tensor | None = None) -> None:
+        """`gate`, on the device: 0 when the weights have not moved and nothing shall be averaged, else 1."""
+        averages = [local(average) for average in self.averages.values()]
         weights = [local(weight).float() for weight in self._weights.values()]
-        torch._foreach_lerp_([local(average) for average in self.averages.values()], weights, 1 - self._decay)
+        if gate is None:
+            torch._foreach_lerp_(averages, weights, 1 - self._decay)
+        else:
+            steps = torch._foreach_sub(weights, averages)
+            torch._foreach_mul_(steps, gate * (1 - self._decay))
+            torch._foreach_add_(averages, steps)
 
     def begin(self) -> None:
         """Start again from the weights as they are."""

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
-Status = Literal["finished", "stopped", "interrupted", "preempted"]
-EXIT_CODES: dict[Status, int] = {"finished": 0, "stopped": 0, "interrupted": 130, "preempted": 75}
+Status = Literal["finished", "stopped", "interrupted", "preempted", "spiked"]
+EXIT_CODES: dict[Status, int] = {"finished": 0, "stopped": 0, "interrupted": 130, "preempted": 75, "spiked": 1}
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,8 @@ class Result:
     wall_seconds: float
     metrics: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    reason: str = ""
+    """Why it stopped, for a person."""
 
     @property
     def exit_code(self) -> int:

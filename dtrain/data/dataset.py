@@ -81,8 +81,7 @@ class Dataset:
         return self._stop - self._start
 
     def take(self, index: Indices, epoch: Indices) -> Batch:
-        # the split is a fixed permutation, because datasets tend to be sorted by class
-        index = permute(index + self._start, n=self._whole, key=1) if self._kept is None else index
+        index = self.original(index)
         if self._batched:
             inputs, targets = _pick(self._dataset[torch.from_numpy(index)], self._keys)
         elif self._workers:
@@ -91,6 +90,11 @@ class Dataset:
         else:
             inputs, targets = default_collate([self._sample(int(i), int(e)) for i, e in zip(index, epoch, strict=True)])
         return {"inputs": _single(inputs), "targets": _single(targets)}
+
+    def original(self, index: Indices) -> Indices:
+        """Where these samples stand in the user's dataset."""
+        # the split is a fixed permutation, because datasets tend to be sorted by class
+        return permute(index + self._start, n=self._whole, key=1) if self._kept is None else index
 
     def holdout(self) -> "Dataset | None":
         inputs, targets = self._keys

@@ -1,10 +1,10 @@
 """The walk through a Source: step s of the run is samples [s*batch, (s+1)*batch) of the global order, whatever the mesh.
 
 Positions are read in blocks of several steps, by a thread beside the training where the source allows it, so that a step costs a
-few views. The whole state is one integer: the samples the world has seen.
+few views. The whole state is one integer, the samples the world has seen, and the batches it shall pass over when it comes to them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -26,10 +26,11 @@ BLOCK_BYTES, BLOCK_STEPS = 4 << 20, 64
 
 @dataclass(frozen=True)
 class Share:
-    """One rank's share of one step: its microbatches, and the targets that count in the whole batch of the world."""
+    """One rank's share of one step: its microbatches, and the targets that count in the whole batch of the world, whose samples begin at `first`."""
 
     microbatches: list[Batch]
     count: int
+    first: int = 0
 
 
 def as_source(built: Any) -> Source:
@@ -41,7 +42,9 @@ class Stream:
     """Iterate to get a Share per step, for ever. `count(batch)` is the objective's: how many targets of a batch on the CPU count."""
 
     def __init__(self, source: Source, *, batch: BatchShape, mesh: Mesh, seed: int, count: Callable[[Batch], int]) -> None:
-        self.seen = 0
+        self.seen = self.first = 0
+        """Samples the world has seen or passed over, and where in the global order the newest step began."""
+        self._passed: set[int] = set()
         self._source, self._batch, self._mesh, self._seed, self._count = source, batch, mesh, seed, count
         if len(source) < 1:
             raise WordsError("data: there is no sample to train on. Type a smaller data.holdout.")
@@ -59,14 +62,15 @@ class Stream:
         if share is None:
             self._ready = iter(self._block())
             share = next(self._ready)
-        self.seen += self._batch.size
+        self.first, self.seen = share.first, share.first + self._batch.size
         return share
 
     def __iter__(self) -> "Stream":
         return self
 
     def state_dict(self) -> dict[str, Any]:
-        return {"seen": self.seen, "samples": len(self._source), "seed": self._seed, "order": VERSION, "fingerprint": self._source.fingerprint}
+        source = {"samples": len(self._source), "seed": self._seed, "order": VERSION, "fingerprint": self._source.fingerprint}
+        return {"seen": self.seen, "passed_over": sorted(first for first in self._passed if first >= self.seen), **source}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after `seen` samples. Raises WordsError when the data, its seed or the order is another."""
@@ -77,8 +81,18 @@ class Stream:
                     f"resume: the checkpoint was trained on other data ({key} {state[key]!r}, here {mine[key]!r}). "
                     "Type out=<another place>, or init=<this run> to start from its weights."
                 )
-        self.seen = state["seen"]
+        self.pass_over(state.get("passed_over", ()), seen=state["seen"])
+
+    def pass_over(self, batches: Iterable[int], *, seen: int) -> None:
+        """Go on after `seen` samples, and leave out the batches that begin at these places when they come."""
+        self.seen = self.first = seen
+        self._passed.update(batches)
         self._next, self._ready = None, iter(())
+
+    def samples(self, first: int) -> list[int]:
+        """Which samples the step takes that begins at this place of the order: of the user's dataset where there is one, else of the source."""
+        index, _ = samples(np.arange(first, first + self._batch.size), n=len(self._source), seed=self._seed)
+        return [int(sample) for sample in (self._source.original(index) if isinstance(self._source, Dataset) else index)]
 
     def close(self) -> None:
         if self._thread:
@@ -86,16 +100,25 @@ class Stream:
 
     def _block(self) -> list[Share]:
         """The next block's steps, on the device, with their counts over the world."""
-        seen = self.seen
+        firsts = self._firsts(self.seen)
         if self._thread:
-            batch = (self._next or self._thread.submit(self._load, seen)).result()
-            self._next = self._thread.submit(self._load, seen + self._steps * self._batch.size)
+            batch = (self._next or self._thread.submit(self._load, firsts)).result()
+            self._next = self._thread.submit(self._load, self._firsts(firsts[-1] + self._batch.size))
         else:
-            batch = self._load(seen)
+            batch = self._load(firsts)
         parts = _split(batch, self._batch.microbatch)
         steps = [parts[i : i + self._batch.accumulate] for i in range(0, len(parts), self._batch.accumulate)]
-        counts = self._counts(steps)
-        return [Share([to_device(part, self._mesh.device) for part in parts], count) for parts, count in zip(steps, counts, strict=True)]
+        found = zip(steps, self._counts(steps), firsts, strict=True)
+        return [Share([to_device(part, self._mesh.device) for part in parts], count, first) for parts, count, first in found]
+
+    def _firsts(self, seen: int) -> list[int]:
+        """Where the next block's steps begin, when the world has seen `seen` samples."""
+        firsts = list[int]()
+        while len(firsts) < self._steps:
+            if seen not in self._passed:
+                firsts.append(seen)
+            seen += self._batch.size
+        return firsts
 
     def _counts(self, steps: list[list[Batch]]) -> list[int]:
         """Targets that count in each step's whole batch; of dense data known once and for all, of other data told by every rank."""
@@ -106,11 +129,10 @@ class Stream:
             self._dense = sum(map(self._count, steps[0])) * self._batch.data
         return [self._dense] * len(steps)
 
-    def _load(self, seen: int) -> Batch:
-        """This rank's samples of the block that begins after `seen` samples of the world, on the CPU."""
+    def _load(self, firsts: list[int]) -> Batch:
+        """This rank's samples of the steps that begin at these places of the global order, on the CPU."""
         shape = self._batch
-        steps = seen + shape.size * np.arange(self._steps, dtype=np.int64)
-        positions = (steps[:, None] + self._mesh.data_rank * shape.local + np.arange(shape.local)).ravel()
+        positions = (np.array(firsts, dtype=np.int64)[:, None] + self._mesh.data_rank * shape.local + np.arange(shape.local)).ravel()
         batch = self._source.take(*samples(positions, n=len(self._source), seed=self._seed))
         pinned: Batch = _map(batch, Tensor.pin_memory) if self._mesh.device.type == "cuda" else batch
         return pinned

@@ -1,7 +1,7 @@
 """How weights move. Every word builds a torch optimizer over the model's parameters, in groups that say what decays."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -42,14 +42,27 @@ def elementwise(kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]],
     return OnPieces(kind, groups, **options) if any(isinstance(p, DTensor) for p in parameters) else kind(groups, **options)
 
 
+def inner(optimizer: Optimizer) -> list[torch.optim.Optimizer]:
+    """The torch optimizers it is made of."""
+    if isinstance(optimizer, Together):
+        return [part for each in optimizer.parts for part in inner(each)]
+    return [optimizer.inner if isinstance(optimizer, OnPieces) else cast(torch.optim.Optimizer, optimizer)]
+
+
+def forget(optimizer: Optimizer) -> None:
+    """Drop its state: as in the beginning."""
+    for part in inner(optimizer):
+        part.state.clear()
+
+
 class OnPieces:
     """`kind` over the local pieces of `groups`: DTensors of several meshes in one kernel, and without DTensor's dispatch for each."""
 
     def __init__(self, kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], **options: Any) -> None:
         pieces = [{**group, "params": [nn.Parameter(local(p.detach())) for p in group["params"]]} for group in groups]
-        self._inner = kind(pieces, **options)
-        self.param_groups = [{**inner, "params": group["params"]} for inner, group in zip(self._inner.param_groups, groups, strict=True)]
-        inside = [piece for group in self._inner.param_groups for piece in group["params"]]
+        self.inner = kind(pieces, **options)
+        self.param_groups = [{**inner, "params": group["params"]} for inner, group in zip(self.inner.param_groups, groups, strict=True)]
+        inside = [piece for group in self.inner.param_groups for piece in group["params"]]
         self._pairs = list(zip((parameter for group in groups for parameter in group["params"]), inside, strict=True))
 
     @property
@@ -58,39 +71,39 @@ class OnPieces:
         return {
             parameter: {
                 name: like(value, parameter, parameter.shape) if isinstance(value, Tensor) and value.ndim else value
-                for name, value in self._inner.state[piece].items()
+                for name, value in self.inner.state[piece].items()
             }
             for parameter, piece in self._pairs
-            if piece in self._inner.state
+            if piece in self.inner.state
         }
 
     @torch.no_grad()
     def step(self) -> None:
-        for group, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
+        for group, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
             inner.update({name: value for name, value in group.items() if name != "params"})
         for parameter, piece in self._pairs:
             piece.data = local(parameter)  # FSDP2 moves it at the first forward
             piece.grad = None if parameter.grad is None else local(parameter.grad)
-        self._inner.step()
+        self.inner.step()
 
     def register_step_post_hook(self, hook: Callable[..., None]) -> Any:
-        return self._inner.register_step_post_hook(hook)
+        return self.inner.register_step_post_hook(hook)
 
 
 class Together:
     """Several optimizers over different parameters, used as one."""
 
     def __init__(self, *optimizers: Optimizer) -> None:
-        self._optimizers = optimizers
+        self.parts = optimizers
         self.param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
 
     @property
     def state(self) -> dict[Tensor, Any]:
-        return {parameter: state for optimizer in self._optimizers for parameter, state in optimizer.state.items()}
+        return {parameter: state for optimizer in self.parts for parameter, state in optimizer.state.items()}
 
     def step(self) -> None:
-        for optimizer in self._optimizers:
+        for optimizer in self.parts:
             optimizer.step()
 
     def register_step_post_hook(self, hook: Callable[..., None]) -> Any:
-        return self._optimizers[-1].register_step_post_hook(hook)
+        return self.parts[-1].register_step_post_hook(hook)

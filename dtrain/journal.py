@@ -3,11 +3,14 @@
 import json
 import math
 import shutil
+import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from dtrain import store
+from dtrain.errors import StoreError
 
 PUT_SECONDS = 15.0
 """Remote journals are put at most this often, and at the end."""
@@ -21,6 +24,7 @@ class Journal:
         self._scratch = None if store.is_local(url) else store.scratch("journal")
         self._path = store.local_path(url) if self._scratch is None else self._scratch / "rows.jsonl"
         self._put, self._dirty = time.monotonic(), False
+        self._writing, self._putting = threading.Lock(), threading.Lock()
         if self._scratch is not None and store.exists(url):
             self._path.write_bytes(store.read(url))
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -28,30 +32,61 @@ class Journal:
         self._file = self._path.open("a")
 
     def append(self, *rows: Mapping[str, Any]) -> None:
-        self._file.writelines(json.dumps(clean(row)) + "\n" for row in rows)
-        self._file.flush()
-        self._dirty = True
+        lines = "".join(json.dumps(clean(row)) + "\n" for row in rows)
+        with self._writing:
+            self._file.write(lines)
+            self._file.flush()
+            self._dirty = True
         if self._scratch is not None and time.monotonic() - self._put > PUT_SECONDS:
-            self.sync()
+            self._put = time.monotonic()
+            threading.Thread(target=self._put_quietly, name="dtrain-journal", daemon=True).start()
 
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        """Drop the rows that are not wanted: those of steps that will be done again."""
-        self._file.close()
-        rows = [line for line in self._path.read_text().splitlines() if wanted(json.loads(line))]
-        store.write(str(self._path), "".join(f"{row}\n" for row in rows).encode())
-        self._file, self._dirty = self._path.open("a"), True
+        """Drop the rows that are not wanted: those of steps that will be done again; and what follows a line that is none."""
+        with self._writing:
+            self._file.close()
+            rows = []
+            for line in self._path.read_text(errors="replace").splitlines():
+                try:
+                    row = json.loads(line)
+                except ValueError:  # a power cut left it: what must not be lost was made durable and stands before it
+                    break
+                if wanted(row):
+                    rows.append(line)
+            store.write(str(self._path), "".join(f"{row}\n" for row in rows).encode())
+            self._file, self._dirty = self._path.open("a"), True
 
-    def sync(self) -> None:
-        """Make the rows visible to others."""
-        if self._scratch is not None and self._dirty:
-            store.upload(self._path, self.url)
-        self._put, self._dirty = time.monotonic(), False
+    def durable(self) -> None:
+        """Whatever dies after this, the rows appended before it stay, and others see them; any thread may call it. Raises StoreError."""
+        with self._putting:  # of two puts the one with fewer rows must not come last, and one under way must be done
+            if not self._dirty:
+                return
+            with self._writing:
+                data, self._dirty = self._path.read_bytes() if self._scratch is not None else b"", False
+            try:
+                if self._scratch is not None:
+                    store.write(self.url, data)
+                else:
+                    store.fsync(self._path)
+                    store.sync_folder(str(self._path.parent))
+            except OSError as error:
+                self._dirty = True
+                raise StoreError.during("sync", self.url, error.strerror or error) from error
+            except StoreError:
+                self._dirty = True
+                raise
 
     def close(self) -> None:
-        self.sync()
-        self._file.close()
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch)
+        try:
+            self.durable()
+        finally:
+            self._file.close()
+            if self._scratch is not None:
+                shutil.rmtree(self._scratch)
+
+    def _put_quietly(self) -> None:
+        with suppress(StoreError):  # `durable` tells whom it concerns
+            self.durable()
 
     def _drop_torn(self) -> None:
         """A process that died while writing leaves half a line."""

@@ -1,12 +1,14 @@
 """JSON lines: whole after any death, everywhere."""
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
 from pool import ranks
 
 from dtrain import store
+from dtrain.errors import StoreError
 from dtrain.journal import Journal
 
 
@@ -53,6 +55,72 @@ def test_rows_that_will_be_written_again_are_dropped(tmp_path: Path) -> None:
     journal.append({"step": 3, "again": True})
     journal.close()
     assert [row["step"] for row in rows(str(tmp_path / "rows.jsonl"))] == [0, 1, 2, 3]
+
+
+def test_what_follows_a_line_that_is_none_is_dropped(tmp_path: Path) -> None:
+    """A power cut fills the end of a file with zeros."""
+    (tmp_path / "rows.jsonl").write_bytes(b'{"step": 1}\n{"step": 2}\n' + bytes(9) + b'\n{"step": 4}\n')
+    journal = Journal(str(tmp_path / "rows.jsonl"))
+    journal.keep(lambda row: True)
+    journal.append({"step": 3})
+    journal.close()
+    assert [row["step"] for row in rows(str(tmp_path / "rows.jsonl"))] == [1, 2, 3]
+
+
+def test_rows_are_synced_when_they_must_last_and_only_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(store, "fsync", lambda path: synced.append(path.read_text()))
+    journal = Journal(str(tmp_path / "rows.jsonl"))
+    journal.append({"a": 1})
+    assert synced == []
+    journal.durable()
+    journal.durable()
+    assert synced == ['{"a": 1}\n']
+    journal.close()
+
+
+def test_rows_that_must_last_are_on_the_storage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when a put failed before: the loop heard nothing of it, the save does."""
+    url = "memory://durable/rows.jsonl"
+    journal = Journal(url)
+    journal.append({"a": 1})
+    with monkeypatch.context() as patch:
+
+        def fails(*_: object) -> None:
+            raise StoreError("the network is down")
+
+        patch.setattr(store, "write", fails)
+        with pytest.raises(StoreError, match="the network is down"):
+            journal.durable()
+    journal.append({"a": 2})
+    journal.durable()
+    assert rows(url) == [{"a": 1}, {"a": 2}]
+    journal.close()
+    store.remove(url)
+
+
+def test_rows_are_whole_however_many_threads_make_them_last(tmp_path: Path) -> None:
+    """The loop appends while a save makes durable what is there."""
+    url, seen = "memory://threads/rows.jsonl", []
+    journal = Journal(url)
+
+    def save() -> None:
+        for _ in range(20):
+            journal.durable()
+            seen.append([row["n"] for row in rows(url)])
+
+    journal.append({"n": 0})
+    threads = [threading.Thread(target=save) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for number in range(1, 300):
+        journal.append({"n": number})
+    for thread in threads:
+        thread.join()
+    journal.close()
+    assert all(found == list(range(len(found))) for found in seen)
+    assert len(rows(url)) == 300
+    store.remove(url)
 
 
 def test_numbers_without_a_word_in_json_become_null(tmp_path: Path) -> None:

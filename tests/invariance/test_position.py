@@ -136,6 +136,9 @@ def test_going_on_reads_no_more_than_beginning() -> None:
     assert asked == [1, BATCH]
 
 
+JITTER = ("data=dataset", "data.dataset._target_=invariance.seen.Jitter", "data.dataset.length=37", "data.holdout=0.2")
+SYNTHETIC = ("data=synthetic", "data.task=regression", "data.inputs=[4]", "data.outputs=1", "data.samples=30")
+"""Reading a sample of a user's dataset seeds the generators of the process that reads it; these are read by a thread that draws nothing."""
 WORDS = [
     "model._target_=invariance.seen.Sees", "data=dataset", "data.dataset._target_=invariance.seen.Numbered", "data.dataset.length=37", "data.holdout=0.2",
     "objective=regression", f"batch={BATCH}", "steps=11", "trust=[invariance]", "logger=[]", "hook=[]", "evaluate.every=3", "checkpoint.every=4",
@@ -162,14 +165,13 @@ def test_a_real_run_stopped_in_the_middle_of_a_pass_sees_what_it_would_have_seen
 
 def losses(out: Path, *words: str) -> list[float]:
     """Of every step under `out`, after the words were run on forked ranks."""
-    parts = ["model._target_=invariance.seen.Draws", "data.dataset._target_=invariance.seen.Jitter"]
-    said = [*(word for word in WORDS if "seen" not in word), *parts, f"out={out}", *words]
+    said = ["model._target_=invariance.seen.Draws", *WORDS[WORDS.index("objective=regression") :], f"out={out}", *words]
     plan = resolve(compose(said), Cluster(gpus=0, cpus=2))
     ranks(plan.world, train, plan)
     return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("words", [(), ("microbatch=4",), ("devices=2",)], ids=" ".join)
+@pytest.mark.parametrize("words", [JITTER, (*JITTER, "devices=2"), (*SYNTHETIC, "microbatch=4"), (*SYNTHETIC, "devices=2")])
 def test_what_a_users_model_and_data_draw_goes_on_bit_for_bit(words: tuple[str, ...], tmp_path: Path) -> None:
     """From Python's, numpy's and torch's generators, with held-out losses and hooks between, on the mesh it began on."""
     whole = losses(tmp_path / "whole", *words)

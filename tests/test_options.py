@@ -118,14 +118,13 @@ def descendants(pid: int) -> set[int]:
     return found - {pid}
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_a_run_on_object_storage_writes_its_credentials_nowhere(s3: str, tmp_path: Path, devices: int) -> None:
+def test_a_run_on_object_storage_writes_its_credentials_nowhere(s3: str, tmp_path: Path) -> None:
     """The command is told by words alone; everything that it leaves, says and starts is searched."""
-    endpoint, out = os.environ["AWS_ENDPOINT_URL"], f"{s3}/options-{os.getpid()}-{devices}"
+    endpoint, out = os.environ["AWS_ENDPOINT_URL"], f"{s3}/options-{os.getpid()}"
     env = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")} | {"MINE": SECRET, "TMPDIR": str(tmp_path)}
     env["PYTHONPATH"] = str(Path(__file__).parent)
     told = [f"out={out}", f"out_options.endpoint_url={endpoint}", "out_options.key=abc", "out_options.secret='${oc.env:MINE}'"]
-    words = [*told, f"devices={devices}", "logger=[console,tensorboard]", "steps=6", "checkpoint.every=2"]
+    words = [*told, "devices=2", "logger=[console,tensorboard]", "steps=6", "checkpoint.every=2"]
     run = subprocess.Popen(command(*WORDS, "model=mlp", *words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
     seen = b""
     while run.poll() is None:
@@ -146,5 +145,3 @@ def test_a_run_on_object_storage_writes_its_credentials_nowhere(s3: str, tmp_pat
         assert SECRET.encode() not in data, path
     looked = subprocess.run(command("evaluate", *told), capture_output=True, text=True, env=env, check=False, timeout=60)
     assert looked.returncode == 0 and "loss" in looked.stdout, looked.stderr
-    again = subprocess.run(command(*WORDS, "model=mlp", *words), capture_output=True, text=True, env=env, check=False, timeout=60)
-    assert "already finished" in again.stdout, again.stderr

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dtrain.frames import dumped
+from dtrain.frames import current, dumped
 
 Facts = dict[str, Any]
 
@@ -22,7 +22,7 @@ TIMED_OUT = re.compile(
 SEEN_LATE_SECONDS = 0.5
 """Victims may speak before the agent has seen that a rank was killed."""
 KILLED = {
-    signal.SIGKILL: ("was killed", "by SIGKILL: from outside, or out of memory"),
+    signal.SIGKILL: ("was killed", "SIGKILL, from outside or out of memory"),
     signal.SIGSEGV: ("crashed", "SIGSEGV, a segmentation fault in native code"),
     signal.SIGABRT: ("aborted", "SIGABRT, native code gave up"),
 }
@@ -86,7 +86,7 @@ def _by_itself(evidence: Evidence, known: list[Facts]) -> Facts | None:
 def _ending(code: int) -> Facts:
     if code > 0:
         return {"kind": "exited", "verb": "ended", "error": f"with exit code {code} and without a word"}
-    verb, error = KILLED.get(signal.Signals(-code), ("was killed", f"by {signal.Signals(-code).name}"))
+    verb, error = KILLED.get(signal.Signals(-code), ("was killed", signal.Signals(-code).name))
     return {"kind": "killed", "verb": verb, "error": error, "signal": signal.Signals(-code).name}
 
 
@@ -100,15 +100,15 @@ def _hung(evidence: Evidence, known: list[Facts]) -> Facts | None:
         if facts["rank"] not in evidence.spoke:
             state = evidence.ended.get(facts["rank"], {}).get("state")
             if state in ("T", "t"):
-                return {**facts, **hung, "verb": "was stopped", "error": "by SIGSTOP, and the others waited for it"}
+                return {**facts, **hung, "verb": "was stopped", "error": "SIGSTOP, and the others waited for it"}
             return {**facts, **hung, "error": "it did not answer: native code holds the interpreter"}
     late = _behind(known)
     if late:
         return {**late[0], **hung, "error": late[1]}
     idle = [facts for facts in known if not facts.get("collective")]
     if idle and (len(idle) < len(known) or len(known) == 1):
-        seconds = waited[0].get("seconds")
-        return {**idle[0], **hung, "error": f"no progress for {seconds:g} s" if seconds else "it is in no collective, and the others wait in one"}
+        own = [failure["error"] for failure in waited if failure["rank"] == idle[0]["rank"]]
+        return {**idle[0], **hung, "error": [*own, "it is in no collective, and the others wait in one"][0]}
     return {**waited[0], **hung, "error": waited[0]["error"]}
 
 
@@ -120,8 +120,8 @@ def _behind(known: list[Facts]) -> tuple[Facts, str] | None:
         reached, first = max(numbers, key=lambda entry: int(entry[0]))
         late, facts = min(numbers, key=lambda entry: int(entry[0]))
         if late < reached:
-            what, _, line = (first.get("collective") or "collective").partition(" ")
-            return facts, f"it never reached {what} {late + 1} of {name}, where rank {first['rank']} waits {line}".rstrip()
+            what = f", where rank {first['rank']} waits in {first['collective']}" if first.get("collective") else f", as rank {first['rank']} did"
+            return facts, f"it never reached collective {late + 1} of {name}{what}"
     return None
 
 
@@ -145,7 +145,7 @@ def _known(evidence: Evidence, rank: int) -> Facts:
     if step:
         facts |= {"step": step, "samples": [seen, seen + batch - 1]}
     if evidence.stacks.get(rank):
-        facts |= {"where": dumped(evidence.stacks[rank]), "stack": evidence.stacks[rank].splitlines()}
+        facts |= {"where": dumped(evidence.stacks[rank]), "stack": current(evidence.stacks[rank])}
     said = [failure for failure in evidence.failures if failure["rank"] == rank]
     for told in (*said[:1], evidence.reports.get(rank, {})):
         facts |= {key: value for key, value in told.items() if key not in ("kind", "error", "message", "exit_code") and value is not None}

@@ -215,7 +215,7 @@ def told(cause: dict[str, Any], ranks: list[dict[str, Any]]) -> Failure:
     line = f"rank {rank} {verb}{step}: {cause['error']}" if rank is not None else cause["error"]
     line += f", at {where}" * bool(where) + who
     others = [f"rank {other['rank']} {_doing(other)}" for other in ranks if other["rank"] != rank or cause["kind"] == "hung"]
-    paragraph = ". ".join([line, *[f"The last collectives: {'; '.join(others)}"] * bool(others)]) + "."
+    paragraph = ". ".join([line, *[f"Meanwhile: {'; '.join(others)}"] * bool(others)]) + "."
     stack = cause["message"] if cause["kind"] in ("error", "lost", "timeout") and cause["exit_code"] == 1 else "\n".join(cause.get("stack") or [])
     facts = {**cause, "message": paragraph if cause["exit_code"] == 1 else cause["message"], "traceback": stack, "ranks": ranks}
     return Failure(line, f"{paragraph}\n{stack}".rstrip(), facts)
@@ -223,7 +223,7 @@ def told(cause: dict[str, Any], ranks: list[dict[str, Any]]) -> Failure:
 
 def _doing(rank: Mapping[str, Any]) -> str:
     """What a rank did last, as far as it is known."""
-    numbers = ", ".join(f"{number} of {name}" for name, number in (rank.get("groups") or {}).items() if number)
+    numbers = ", ".join(f"collective {number} of {name}" for name, number in (rank.get("groups") or {}).items() if number)
     calls = f"in {rank['collective']}" if rank.get("collective") else f"at {rank['where']}" if rank.get("where") else ""
     return " ".join([part for part in (calls, f"({numbers})" if numbers else "") if part]) or "said nothing"
 

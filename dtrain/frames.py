@@ -18,6 +18,8 @@ STANDARD = sysconfig.get_path("stdlib") + os.sep
 DISTRIBUTED = re.compile(r"[/\\]torch[/\\]distributed[/\\](?!c10d_logger)")
 BACKWARD = "_engine_run_backward"
 """Where torch goes down into the backward, in which it may wait for others without a frame of its own."""
+STARTED = "run_rank"
+"""What calls the loop."""
 DUMPED = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 
 
@@ -55,18 +57,30 @@ def microbatch(frames: Frames) -> int | None:
 
 def lines(frames: Frames) -> list[str]:
     """A stack as a traceback shows it, outermost first."""
-    return [text.rstrip("\n") for text in traceback.StackSummary.extract(iter(frames)).format()]
+    first = max((index + 1 for index, (frame, _) in enumerate(frames) if frame.f_code.co_name == STARTED), default=0)
+    return [text.rstrip("\n") for text in traceback.StackSummary.extract(iter(frames[first:])).format()]
+
+
+def current(text: str) -> list[str]:
+    """The stack of the thread in which faulthandler wrote last, outermost line first, without what started the rank."""
+    block = text.rpartition("Current thread ")[2].split("\n\n")[0].splitlines()
+    found = [line for line in block if DUMPED.match(line)]
+    return found[: next((index for index, line in enumerate(found) if line.endswith(f" in {STARTED}")), len(found))][::-1]
 
 
 def dumped(text: str) -> str | None:
-    """The innermost line of code that is not a library's in what faulthandler wrote last; the thread it was written in comes first."""
-    _, current, rest = text.rpartition("Current thread ")
-    found = DUMPED.findall(rest.split("\n\n")[0] if current else text)
+    """The innermost line of code that is not a library's, of that thread."""
+    found = [DUMPED.findall(line)[0] for line in reversed(current(text))]
     return next((place(file, int(line), function) for file, line, function in found if _is_own_file(file)), None)
 
 
 def place(file: str, line: int, function: str) -> str:
-    """`file` as it is imported: from the entry of the import path it lies under."""
+    """`file` as it is imported: from its package, or the entry of the import path it lies under."""
+    package = Path(file).parent
+    while (package / "__init__.py").exists():
+        package = package.parent
+    if package != Path(file).parent:
+        return f"{Path(file).relative_to(package)}:{line} in {function}"
     under = [entry for entry in map(_absolute, sys.path) if file.startswith(entry + os.sep)]
     return f"{file.removeprefix(max(under, key=len, default='')).lstrip(os.sep)}:{line} in {function}"
 

@@ -35,7 +35,7 @@ CASES: dict[str, tuple[Evidence, int | None, str]] = {
     "a storage that does not answer is no lost peer": (
         evidence(2, error(0, "cannot save s3://b: connection reset", 1.0, code=3), error(1, GONE, 1.1, kind="lost")), 0, "cannot save s3://b: connection reset",
     ),
-    "killed": (evidence(2, error(0, GONE, 1.0, kind="lost"), ended=ended(1, -signal.SIGKILL)), 1, "by SIGKILL: from outside, or out of memory"),
+    "killed": (evidence(2, error(0, GONE, 1.0, kind="lost"), ended=ended(1, -signal.SIGKILL)), 1, "SIGKILL, from outside or out of memory"),
     "crashed": (evidence(2, error(0, GONE, 1.0, kind="lost"), ended=ended(1, -signal.SIGSEGV)), 1, "SIGSEGV, a segmentation fault in native code"),
     "aborted after an error elsewhere": (evidence(2, error(0, "ValueError: a", 1.9), ended=ended(1, -signal.SIGABRT)), 0, "ValueError: a"),
     "an exit code": (evidence(2, error(0, GONE, 1.0, kind="lost"), ended=ended(1, 7)), 1, "with exit code 7 and without a word"),
@@ -44,7 +44,7 @@ CASES: dict[str, tuple[Evidence, int | None, str]] = {
         evidence(2, error(0, GONE, 2.0, kind="lost"), lost=[{"rank": None, "kind": "lost", "time": 5.0, "error": "node 1 is gone", "exit_code": 1}]), None, "node 1 is gone",
     ),
     "a stopped process": (
-        evidence(2, error(0, LATE, 1.0, kind="timeout"), ended=ended(1, None, state="T")), 1, "by SIGSTOP, and the others waited for it",
+        evidence(2, error(0, LATE, 1.0, kind="timeout"), ended=ended(1, None, state="T")), 1, "SIGSTOP, and the others waited for it",
     ),
     "a held interpreter": (
         evidence(2, error(0, LATE, 1.0, kind="timeout"), ended=ended(1, None, state="R")), 1, "it did not answer: native code holds the interpreter",
@@ -53,7 +53,7 @@ CASES: dict[str, tuple[Evidence, int | None, str]] = {
         evidence(
             2, error(0, LATE, 1.0, kind="timeout", collective="all_reduce (dtrain/clip.py:31 in clip)", groups={"the world": 118}),
             reports={1: {"rank": 1, "groups": {"the world": 117}, "where": "mypkg/model.py:12 in forward"}},
-        ), 1, "it never reached all_reduce 118 of the world, where rank 0 waits (dtrain/clip.py:31 in clip)",
+        ), 1, "it never reached collective 118 of the world, where rank 0 waits in all_reduce (dtrain/clip.py:31 in clip)",
     ),
     "stages send each other unequally much": (
         evidence(
@@ -61,7 +61,7 @@ CASES: dict[str, tuple[Evidence, int | None, str]] = {
             reports={1: {"rank": 1, "groups": {"pp of ranks 0,1": 9, "the world": 3}, "where": "mypkg/model.py:12 in forward"}},
         ), 1, "it is in no collective, and the others wait in one",
     ),
-    "alone": (evidence(1, error(0, "no progress for 60 s", 1.0, kind="hung", seconds=60.0, where="mypkg/data.py:3 in read")), 0, "no progress for 60 s"),
+    "alone": (evidence(1, error(0, "no progress for 60 s", 1.0, kind="hung", where="mypkg/data.py:3 in read")), 0, "no progress for 60 s"),
     "only victims": (evidence(2, error(0, GONE, 1.0, kind="lost"), error(1, GONE, 1.1, kind="lost")), 0, GONE),
     "nothing at all": (evidence(0), None, "the ranks ended before one of them could say anything"),
 }  # fmt: skip

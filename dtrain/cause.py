@@ -83,6 +83,8 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 def _kind(error: BaseException) -> str | None:
     status = next((STATUS[code] for code in _statuses(error) if code in STATUS), None)
     name = next((NAMES[base.__name__] for base in type(error).__mro__ if base.__name__ in NAMES), None)
+    if str(error).startswith("Forbidden:"):  # all that gcsfs says of a 403
+        return "denied"
     number = ERRNO.get(error.errno or 0) if isinstance(error, OSError) else None
     return number if number in ("full", "denied") else name or status or number
 

@@ -25,7 +25,7 @@ PATIENCE = float(os.environ.get("DTRAIN_PATIENCE", "60"))
 FIRST_WAIT, LONGEST_WAIT = 0.2, 8.0
 """Seconds: a wait is anything between zero and a bound that doubles, so that ranks that failed together do not come back together."""
 CLIENTS: dict[str, dict[str, Any]] = {
-    "s3": {"config_kwargs": {"connect_timeout": 10, "read_timeout": 60}},
+    "s3": {"config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "retries": {"total_max_attempts": 1}}},
     "gs": {"requests_timeout": 60},
     "az": {"connection_timeout": 10, "read_timeout": 60},
 }
@@ -285,16 +285,24 @@ def _filesystem(url: str) -> Any:
     with _lock:
         if key not in _open:
             options = _options(url)
-            if key[1] == "gs":
-                _calm_gcs(options)
-            _open[key] = fsspec.core.url_to_fs(str(local_path(url)) if is_local(url) else url, skip_instance_cache=True, **options)[0]
+            if key[1] == "gs" and (options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")):
+                os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # else its first call asks Google, for a minute
+            fs = fsspec.core.url_to_fs(str(local_path(url)) if is_local(url) else url, skip_instance_cache=True, **options)[0]
+            _calm(key[1], fs)
+            _open[key] = fs
     return _open[key]
 
 
-def _calm_gcs(options: Mapping[str, Any]) -> None:
-    logging.getLogger("gcsfs").addHandler(logging.NullHandler())  # it logs the traceback of every error, also of one that is tried again
-    if options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST"):
-        os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # else its first call asks Google, for a minute
+def _calm(scheme: str, fs: Any) -> None:
+    """Switch off a client's own patience, which below ours would multiply, to minutes for a mistyped address; and its log of what is tried again."""
+    for name in ("azure", "gcsfs"):
+        logging.getLogger(name).addHandler(logging.NullHandler())
+    if scheme == "s3":
+        fs.retries = 1
+    elif scheme == "az":
+        fs.service_client._config.retry_policy.total_retries = 0
+    elif scheme == "gs":
+        fs._request = type(fs)._request.__wrapped__.__get__(fs)
 
 
 def _local(operation: str, url: str, act: Callable[[Path], T]) -> T:

@@ -8,6 +8,7 @@ with server.failing(share=0.2, kinds=("503", "cut", "lost")) as options:  # fssp
 import http
 import http.client
 import importlib.util
+import json
 import os
 import random
 import shutil
@@ -28,8 +29,9 @@ import pytest
 
 AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 """Of the account that every Azurite has: https://github.com/Azure/Azurite#default-storage-account"""
+ANSWERS = {"503": "SlowDown", "429": "TooManyRequests", "403": "AccessDenied"}
 KINDS = ("503", "429", "cut", "lost")
-"""503 and 429 are answered and nothing is done; cut: the connection ends and nothing is done; lost: it is done and the connection ends without an answer."""
+"""Of ANSWERS: that is answered and nothing is done; cut: the connection ends and nothing is done; lost: it is done and the connection ends unanswered."""
 
 
 @dataclass(frozen=True)
@@ -142,8 +144,9 @@ class Proxy(BaseHTTPRequestHandler):
         body = self.body()
         with self.lock:
             fault = self.chance.choice(self.kinds) if self.chance.random() < self.share else ""
-        if fault in ("503", "429"):
-            self.answer(int(fault), [("Content-Type", "text/plain")], b"Please reduce your request rate.")
+        if fault in ANSWERS:
+            words = f"<?xml version='1.0'?><Error><Code>{ANSWERS[fault]}</Code><Message>{ANSWERS[fault]}</Message></Error>"
+            self.answer(int(fault), [("Content-Type", "application/xml")], words.encode())
             return
         if fault != "cut":
             client = http.client.HTTPConnection("127.0.0.1", self.backend)
@@ -195,11 +198,12 @@ def serve_proxy(port: str, backend: str, share: str, kinds: str, seed: str) -> N
 
 
 def serve_gcs(port: str) -> None:
-    """The emulator, and beside what it does itself the condition that makes an upload create-only, as GCS has it."""
+    """The emulator, with what it lacks of GCS: the condition that makes an upload create-only, and bytes that end as they were sent."""
+    from gcp_storage_emulator import server
     from gcp_storage_emulator.__main__ import main
     from gcp_storage_emulator.handlers import objects
 
-    upload, lock = objects._multipart_upload, threading.Lock()
+    upload, read, lock = objects._multipart_upload, server._read_data, threading.Lock()
 
     def conditional(request: Any, response: Any, storage: Any) -> None:
         with lock:
@@ -209,7 +213,15 @@ def serve_gcs(port: str) -> None:
             else:
                 upload(request, response, storage)
 
-    objects._multipart_upload = conditional
+    def exact(handler: Any, query: Any) -> Any:
+        kind, _, edge = str(handler.headers.get("Content-Type")).partition("; boundary=")
+        if kind != "multipart/related":  # how gcsfs uploads; the emulator's parser drops a carriage return at the end of the bytes
+            return read(handler, query)
+        end = b"\n--" + edge.strip('"').encode()
+        meta, rest = server._read_raw_data(handler).split(b"\n\n", 1)[1].split(end, 1)
+        return {"meta": json.loads(meta), "content": rest.split(b"\n\n", 1)[1].rpartition(end)[0], "content-type": "application/octet-stream"}
+
+    objects._multipart_upload, server._read_data = conditional, exact
     main(["start", "--host", "127.0.0.1", "--port", port, "--in-memory", "--default-bucket", "bucket"])
 
 

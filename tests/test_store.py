@@ -1,6 +1,7 @@
 """Bytes at URLs: the same behaviour everywhere, one line when something is wrong."""
 
 import os
+import pickle
 import stat
 import threading
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 import fsspec
 import pytest
 from pool import ranks
-from servers import Server
+from servers import Server, free_port
 
 from dtrain import store
 from dtrain.errors import StoreError
@@ -85,6 +86,61 @@ def test_memory() -> None:
 
 def test_a_real_server(server: Server) -> None:
     ranks(1, contract, f"{server.url}/contract")
+
+
+def busy(server: Server, options: dict[str, Any]) -> None:
+    store.use(server.url, options)
+    root = f"{server.url}/busy"
+    for number in range(6):
+        name, data = str(number), bytes([13, number]) * 500
+        store.write(f"{root}/{name}", data)
+        store.put(f"{root}/put/{name}", [data, b"", memoryview(data)])
+        store.publish(f"{root}/published/{name}", data)
+        assert store.read(f"{root}/{name}") == data
+    assert store.sizes(f"{root}/put") == dict.fromkeys("012345", 2000)
+    with pytest.raises(StoreError) as caught:
+        store.publish(f"{root}/published/0", b"other")
+    assert caught.value.kind == "exists"
+    store.remove(root)
+    assert store.children(root) == []
+
+
+def test_a_server_that_fails_now_and_then(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "LONGEST_WAIT", 0.1)
+    with server.failing(share=0.2) as options:
+        ranks(1, busy, server, options)
+
+
+def refused(server: Server, options: dict[str, Any], kind: str, said: str) -> None:
+    """Every operation tells it in one line, and those that would be told the same again are not tried again."""
+    store.use(server.url, options)
+    for act in (store.probe, store.read, store.exists, store.children, lambda url: store.publish(url, b"x"), lambda url: store.put(url, [b"x"])):
+        with store.patience(0), pytest.raises(StoreError, match=said) as caught:
+            act(f"{server.url}/a")
+        assert caught.value.kind == kind
+        assert "\n" not in str(caught.value)
+        assert caught.value.__cause__ is caught.value.__context__ is None, "what a client raises may hold secrets, and does not pickle"
+        pickle.dumps(caught.value)
+
+
+def test_a_server_that_refuses(server: Server) -> None:
+    with server.failing(share=1, kinds=["403"]) as options:
+        ranks(1, refused, server, options, "denied", "Check (AWS|AZURE|GOOGLE)_.* or out_options")
+
+
+def test_a_server_that_is_not_there(server: Server) -> None:
+    ranks(1, refused, server, server.options(free_port()), "busy", "onnect.*Is the network there")
+
+
+def test_a_bucket_that_is_not_there(server: Server) -> None:
+    def look() -> None:
+        url = server.url.replace("bucket", "none")
+        for act in (store.probe, lambda url: store.publish(url, b"x"), lambda url: store.put(url, [b"x"])):
+            with pytest.raises(StoreError, match=r"no such bucket|does not exist") as caught:
+                act(f"{url}/a")
+            assert caught.value.kind == "missing"
+
+    ranks(1, look)
 
 
 def test_join_knows_no_double_slash() -> None:

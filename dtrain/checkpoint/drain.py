@@ -45,7 +45,7 @@ class Landed:
 
 class Drain:
     """Begins at once. `commit` is what rank 0 will write; `manifest` what this rank adds to the tensors and facts in it; `before_commit` makes
-    durable what must not be newer than the commit, and `after_commit` may remove what is older: both run on rank 0."""
+    durable what the commit must not be older than, and `after_commit` may remove what is older: both run on rank 0. `before` is the save before."""
 
     def __init__(
         self,
@@ -58,6 +58,7 @@ class Drain:
         manifest: Mapping[str, Any],
         before_commit: Callable[[], None] | None,
         after_commit: Callable[[str, Mapping[str, Any]], None],
+        before: "Drain | None" = None,
     ) -> None:
         self.url, self.error, self.fatal, self.warning = url, "", False, ""
         self.seconds = 0.0
@@ -65,6 +66,7 @@ class Drain:
         self._before, self._after = before_commit, after_commit
         self._key, self._stop, self._begin = url.rsplit("/", 1)[-1], threading.Event(), time.monotonic()
         self._beats = itertools.count()
+        self._read_by_all = [before._letter("verdict")] if before else []
         self._thread = threading.Thread(target=self._run, name="dtrain-drain", daemon=True)
         self._thread.start()
 
@@ -107,7 +109,7 @@ class Drain:
         everyone = range(self._mesh.world)
         try:
             manifests = [json.loads(letter) for letter in self._await(everyone, "manifest")]
-            self._mesh.withdraw(*map(self._letter, everyone))
+            self._mesh.withdraw(*map(self._letter, everyone), *self._read_by_all)
             self._decide(manifests)
         except Exception as error:  # as above
             self.error, self.fatal = _told(error), isinstance(error, LeaseError)

@@ -59,6 +59,7 @@ class Sharded:
         self._retention = Retention(out, self._policy)
         self._snapshot: Snapshot | None = None
         self._drain: Drain | None = None
+        self._drained: Drain | None = None
         self._step, self._stall = -1, 0.0
         self._run, self._count = "", 0
         self._last: tuple[int, str] | None = None
@@ -117,6 +118,7 @@ class Sharded:
             },
             before_commit=self._before,
             after_commit=self._tidy,
+            before=self._drained,
         )
         self._step, self._stall = state.step, time.monotonic() - begin
         if self._mode == "blocking":
@@ -251,7 +253,8 @@ class Sharded:
         """Wait for the save under way, and note what became of it."""
         if self._drain is None:
             return
-        drain, self._drain = self._drain, None
+        self._drained, self._drain = self._drain, None
+        drain = self._drained
         drain.join()
         self._error = drain.error
         if not drain.error:

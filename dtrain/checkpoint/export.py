@@ -1,0 +1,141 @@
+"""A checkpoint as one file that others read: Hugging Face's `model.safetensors`, and its `config.json` when the model is one of theirs.
+
+The file grows on the local disk, one file of the checkpoint at a time in memory, and goes to its place whole, last.
+"""
+
+import json
+import math
+import mmap
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from dtrain import store
+from dtrain.checkpoint.commit import DamagedError
+from dtrain.checkpoint.format import NAMES, Entry
+from dtrain.checkpoint.load import parse_file, read_file, tensor_of
+from dtrain.errors import StoreError, WordsError
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+KINDS = {str(dtype): dtype for dtype in NAMES}
+
+
+def export(url: str, commit: Mapping[str, Any], to: str, *, weights: str, dtype: str | None) -> list[str]:
+    """Write what the commit at `url` says to the folder `to`, and return the URLs of the files. `weights`: model or ema; `dtype` of DTYPES, None: as saved.
+
+    A tensor that several modules share is written once, under its first name, as transformers does. Raises WordsError when the checkpoint
+    has no average, StoreError when something is there already or the storage fails, DamagedError when bytes are not what was saved.
+    """
+    chosen = _chosen(url, commit, weights)
+    _check_sizes(url, commit)
+    for name in (WEIGHTS, CONFIG):
+        if store.exists(store.join(to, name)):
+            raise StoreError.during("write", store.join(to, name), "it is there already", " Type to=<another place>, or remove it.")
+    kinds = {name: _kind(url, commit["tensors"][source]["dtype"], dtype) for name, source in chosen.items()}
+    shapes = {name: tuple(commit["tensors"][source]["shape"]) for name, source in chosen.items()}
+    folder = store.scratch("export")
+    try:
+        with _laid_out(folder / WEIGHTS, kinds, shapes) as targets:
+            _fill(url, commit, {source: targets[name] for name, source in chosen.items()})
+        return [*_config(commit, to, dtype), _publish(folder / WEIGHTS, store.join(to, WEIGHTS))]
+    except OSError as error:
+        raise StoreError.during("write", str(folder), error.strerror or error, " Set TMPDIR to a place with more room.") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _chosen(url: str, commit: Mapping[str, Any], weights: str) -> dict[str, str]:
+    """Name in the file -> name in the checkpoint: buffers and what is not trained have no average."""
+    chosen = {name.removeprefix("model."): name for name in commit["tensors"] if name.startswith("model.")}
+    if weights == "ema":
+        averages = {name.removeprefix("ema."): name for name in commit["tensors"] if name.startswith("ema.")}
+        if not averages:
+            raise WordsError(f"weights=ema: {url} has no average of the weights. Type weights=model.")
+        chosen |= averages
+    return chosen
+
+
+def _check_sizes(url: str, commit: Mapping[str, Any]) -> None:
+    """Raises DamagedError when a file is to hold more than it has bytes: a lie about shapes would fill the disk."""
+    held = dict.fromkeys((file["name"] for file in commit["files"]), 0)
+    for piece in commit["pieces"]:
+        held[piece["file"]] += math.prod(piece["shape"]) * _kind(url, commit["tensors"][piece["name"]]["dtype"], None).itemsize
+    for file in commit["files"]:
+        if held[file["name"]] > file["size"]:
+            raise DamagedError.during("load", store.join(url, file["name"]), "it is to hold more than it has bytes")
+
+
+def _kind(url: str, saved: str, asked: str | None) -> torch.dtype:
+    if saved not in KINDS:
+        raise DamagedError.during("read the commit of", url, f"{saved[:40]!r} is no type of numbers")
+    return DTYPES[asked] if asked and KINDS[saved].is_floating_point else KINDS[saved]
+
+
+@contextmanager
+def _laid_out(path: Path, kinds: Mapping[str, torch.dtype], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[dict[str, Tensor]]:
+    """Tensors that lie in the file `path`, which is complete when they are filled."""
+    entries, begin = dict[str, Entry](), 0
+    for name in sorted(kinds, key=lambda name: (-kinds[name].itemsize, name)):  # so that each lies at a multiple of its size
+        entries[name] = Entry(kinds[name], shapes[name], begin)
+        begin = entries[name].end
+    told = {name: {"dtype": NAMES[one.dtype], "shape": list(one.shape), "data_offsets": [one.begin, one.end]} for name, one in entries.items()}
+    header = json.dumps({"__metadata__": {"format": "pt"}, **told}, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    start = 8 + len(header)
+    with path.open("w+b") as file:
+        os.posix_fallocate(file.fileno(), 0, start + begin)  # a full disk would kill the process when the mapping is written to
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.flush()
+        memory = mmap.mmap(file.fileno(), start + begin)
+        whole = torch.frombuffer(memory, dtype=torch.uint8)
+        yield {name: whole[start + one.begin : start + one.end].view(one.dtype).view(one.shape) for name, one in entries.items()}
+        memory.flush()
+
+
+def _fill(url: str, commit: Mapping[str, Any], targets: Mapping[str, Tensor]) -> None:
+    """Copy every piece of every target to its place, one file after another."""
+    pieces: dict[str, list[Mapping[str, Any]]] = {}
+    for piece in commit["pieces"]:
+        if piece["name"] in targets:
+            pieces.setdefault(piece["file"], []).append(piece)
+    for file in commit["files"]:
+        if file["name"] not in pieces:
+            continue
+        where = store.join(url, file["name"])
+        data = read_file(where, file)
+        entries = parse_file(where, data)
+        for piece in pieces[file["name"]]:
+            entry = entries.get(piece["key"])
+            if entry is None or list(entry.shape) != piece["shape"] or str(entry.dtype) != commit["tensors"][piece["name"]]["dtype"]:
+                raise DamagedError.during("load", where, f"its {piece['key'][:80]!r} is not what the commit says")
+            place = tuple(slice(begin, begin + size) for begin, size in zip(piece["offset"], piece["shape"], strict=True))
+            targets[piece["name"]][place].copy_(tensor_of(data, entry))
+
+
+def _config(commit: Mapping[str, Any], to: str, dtype: str | None) -> Iterator[str]:
+    """config.json, when the checkpoint has one; nothing in it names code to run."""
+    config = commit["facts"].get("huggingface")
+    if not isinstance(config, Mapping):
+        return
+    told = {key: value for key, value in config.items() if key != "auto_map"} | (
+        {"dtype": str(DTYPES[dtype]).removeprefix("torch.")} if dtype else {}
+    )
+    store.publish(store.join(to, CONFIG), json.dumps(told, indent=2, sort_keys=True).encode())
+    yield store.join(to, CONFIG)
+
+
+def _publish(path: Path, url: str) -> str:
+    """Bring a local file to its place, whole."""
+    if not store.is_local(url):
+        store.upload(path, url)
+        return url
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
+        store.publish(url, cast(bytes, memory))
+    return url

@@ -1,0 +1,241 @@
+"""A save on its way, beside the loop: what the others are told, whoever fails, and that nobody waits for the dead."""
+
+import threading
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from checkpoint.test_sharded import alone, kept, sharded, state_on, whole
+from pool import RankFailed, ranks
+from small import STRATEGIES, on_mesh
+
+from dtrain import lease, store
+from dtrain.backend.gloo import Gloo
+from dtrain.checkpoint import commit as commits
+from dtrain.checkpoint import drain
+from dtrain.checkpoint.commit import find
+from dtrain.checkpoint.drain import Landed
+from dtrain.checkpoint.sharded import Sharded
+from dtrain.errors import LeaseError, StoreError
+from dtrain.mesh import Mesh
+from dtrain.plan import MeshShape
+
+FSDP = STRATEGIES["fsdp"]
+
+
+def held_up(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """No file is put before the event is set."""
+    go, put = threading.Event(), store.put
+
+    def slow(*arguments: Any) -> None:
+        assert go.wait(60)
+        put(*arguments)
+
+    monkeypatch.setattr(store, "put", slow)
+    return go
+
+
+def full(*_: Any) -> None:
+    raise StoreError("the disk is full")
+
+
+def last(checkpoint: Sharded) -> Landed:
+    (one,) = checkpoint.landed()
+    return one
+
+
+def test_the_loop_goes_on_while_bytes_travel_and_what_is_saved_is_what_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(mesh: Mesh) -> None:
+        go = held_up(monkeypatch)
+        state, checkpoint = state_on(mesh, FSDP), sharded(mesh, tmp_path)
+        before = whole(state)
+        url = checkpoint.save(state)
+        assert checkpoint.landed() == []
+        assert not store.exists(store.join(url, commits.NAME))
+        with torch.no_grad():
+            for parameter in state.model.parameters():
+                parameter.zero_()
+        state.scale.value, state.step = 3.0, 3
+        go.set()
+        checkpoint.wait()
+        assert (last(checkpoint).kind, checkpoint.landed()) == ("committed", [])
+        other = state_on(mesh, FSDP, seed=1, steps=0)
+        sharded(mesh, tmp_path).restore(other)
+        assert (other.step, other.scale.value, whole(other)) == (2, 8.0, before)
+
+    on_mesh(work, dp_shard=2)
+
+
+def test_a_save_waits_for_the_one_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(mesh: Mesh) -> list[int]:
+        go = held_up(monkeypatch)
+        state, checkpoint = state_on(mesh), sharded(mesh, tmp_path)
+        checkpoint.save(state)
+        threading.Timer(0.2, go.set).start()
+        state.step += 1
+        checkpoint.save(state)
+        assert 2 in [commits.read(url)["step"] for _, url in commits.attempts(str(tmp_path)) if store.exists(store.join(url, commits.NAME))]
+        assert [one.step for one in checkpoint.landed()][:1] == [2]
+        checkpoint.wait()
+        return kept(tmp_path)
+
+    assert alone(work) == [2, 3]
+
+
+def test_blocking_returns_when_it_is_committed(tmp_path: Path) -> None:
+    def work(mesh: Mesh) -> None:
+        checkpoint = Sharded(out=str(tmp_path), mesh=mesh, resume="auto", every=1, keep=1, mode="blocking")
+        url = checkpoint.save(state_on(mesh, FSDP))
+        assert commits.read(url)["step"] == 2
+
+    on_mesh(work, dp_shard=2)
+    with pytest.raises(ValueError, match="mode is background or blocking"):
+        Sharded(out="x", mesh=cast(Mesh, None), resume="auto", every=1, keep=1, mode=cast(Any, "async"))
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_rank_that_cannot_write_costs_this_save_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
+    """All ranks know, nothing of it is left, and the next save tries again."""
+
+    def work(mesh: Mesh) -> None:
+        state, checkpoint = state_on(mesh, FSDP), sharded(mesh, tmp_path)
+        with monkeypatch.context() as patch:
+            if mesh.rank == failing:
+                patch.setattr(store, "put", full)
+            checkpoint.save(state)
+            with pytest.raises(StoreError, match=f"rank {failing}: the disk is full"):
+                checkpoint.wait()
+        one = last(checkpoint)
+        assert (one.kind, one.step, one.error) == ("failed", 2, f"rank {failing}: the disk is full")
+        mesh.barrier()
+        assert not any((tmp_path / "checkpoints").rglob("*.safetensors"))
+        mesh.barrier()
+        checkpoint.save(state)  # the same step
+        checkpoint.wait()
+        assert last(checkpoint).kind == "committed"
+
+    on_mesh(work, dp_shard=2)
+    assert kept(tmp_path) == [2]
+
+
+def test_what_must_be_durable_first_is_and_when_it_cannot_be_nothing_is_committed(tmp_path: Path) -> None:
+    def work(mesh: Mesh) -> None:
+        state, seen = state_on(mesh), []
+
+        def before() -> None:
+            seen.append(len(list(tmp_path.rglob("COMMIT.json"))))
+            if len(seen) == 2:
+                raise StoreError("no rows")
+
+        checkpoint = Sharded(out=str(tmp_path), mesh=mesh, resume="auto", every=1, keep=None, before_commit=before)
+        for kind in ("committed", "failed", "committed"):
+            checkpoint.save(state)
+            checkpoint._settle()
+            assert last(checkpoint).kind == kind
+            state.step += 1
+        assert seen == [0, 1, 1]
+
+    alone(work)
+    assert [find(str(tmp_path))[1]["step"], kept(tmp_path)] == [4, [2, 4]]
+
+
+def test_a_rank_that_died_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain, "BEAT_SECONDS", 0.05)
+
+    def rank() -> str:
+        with Gloo(timeout=1).open():
+            mesh = Mesh(MeshShape(dp_shard=2), device="cpu")
+            state, checkpoint = state_on(mesh, FSDP), sharded(mesh, tmp_path)
+            checkpoint._attempt()
+            if mesh.rank == 1:
+                threading.Event().wait(60)  # it lives, and never saves
+            begin = time.monotonic()
+            checkpoint.save(state)
+            with pytest.raises(StoreError, match="rank 1 has given no sign for 1 s") as caught:
+                checkpoint.wait()
+            assert time.monotonic() - begin < 30
+            return str(caught.value)
+
+    with pytest.raises(RankFailed, match=r"ranks \[1\] said nothing"):
+        ranks(2, rank, seconds=15)
+
+
+def test_whoever_lost_the_lease_commits_nothing_and_ends_on_every_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(mesh: Mesh) -> None:
+        def lost(_: str) -> None:
+            raise LeaseError("another run has taken over")
+
+        monkeypatch.setattr(lease, "verify", lost)
+        checkpoint = sharded(mesh, tmp_path)
+        checkpoint.save(state_on(mesh, FSDP))
+        with pytest.raises(LeaseError, match="another run has taken over"):
+            checkpoint.wait()
+
+    on_mesh(work, dp_shard=2)
+    assert not list(tmp_path.rglob("COMMIT.json"))
+
+
+def test_what_cannot_be_removed_does_not_undo_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(mesh: Mesh) -> None:
+        state, checkpoint = state_on(mesh), sharded(mesh, tmp_path, keep=1)
+        for error in (None, "it is not yours"):
+            checkpoint.save(state)
+            checkpoint.wait()
+            assert (one := last(checkpoint)).kind == "committed"
+            assert one.error == error
+            state.step += 1
+
+            def stubborn(url: str) -> None:
+                raise StoreError("it is not yours")
+
+            monkeypatch.setattr(store, "remove", stubborn)
+
+    alone(work)
+
+
+def test_no_letter_stays_at_the_rendezvous(tmp_path: Path) -> None:
+    """A run saves for months."""
+
+    def work(mesh: Mesh) -> list[int]:
+        state, checkpoint, counts = state_on(mesh, FSDP), sharded(mesh, tmp_path, keep=1), []
+        for _ in range(4):
+            checkpoint.save(state)
+            checkpoint.wait()
+            state.step += 1
+            mesh.barrier()
+            counts.append(mesh._letters.num_keys())
+            mesh.barrier()
+        return counts
+
+    counts = on_mesh(work, dp_shard=2)[0]
+    assert counts[1] == counts[3]
+
+
+def test_an_error_elsewhere_does_not_wait_for_the_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(mesh: Mesh) -> None:
+        held_up(monkeypatch)
+        begin = time.monotonic()
+        with pytest.raises(RuntimeError, match="planned"), sharded(mesh, tmp_path) as checkpoint:
+            checkpoint.save(state_on(mesh))
+            raise RuntimeError("planned")
+        assert time.monotonic() - begin < 20
+
+    alone(work)
+    assert not list(tmp_path.rglob("COMMIT.json"))
+
+
+def test_the_best_is_known_however_late_its_figure_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(mesh: Mesh) -> None:
+        state, go = state_on(mesh, FSDP), held_up(monkeypatch)
+        checkpoint = Sharded(out=str(tmp_path), mesh=mesh, resume="auto", every=1, keep=1, best="eval_loss")
+        for loss in (3.0, 1.0, 2.0, 4.0):
+            checkpoint.save(state)
+            checkpoint.scored(state.step, {"eval_loss": loss})  # while it is on its way
+            go.set()
+            state.step += 1
+        checkpoint.wait()
+
+    on_mesh(work, dp_shard=2)
+    assert kept(tmp_path) == [3, 5]

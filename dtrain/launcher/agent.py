@@ -93,7 +93,8 @@ class Agent:
                 "DTRAIN_REPORTS": str(self._reports),
                 "DTRAIN_MEMORY": str(self._memory),
             }
-            self._ranks[process.fork(partial(_rank, plan, self._reports, self._link, {**environment, **own}))] = first + local
+            rank, work = first + local, partial(_rank, plan, self._reports, self._link, {**environment, **own})
+            self._ranks[process.fork(work, f"dtrain-rank-{rank}")] = rank
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def on_stop(self, *, number: int) -> None:
@@ -191,8 +192,8 @@ def warm(plan: Plan) -> None:
 
 def join(address: str, wait: float) -> None:
     """Be a node of the run whose server is at `address`, and again after it was lost. Raises ConnectionError when it is not found within `wait` seconds."""
-    folder, name, plan = store.scratch("agent"), f"agent-{os.getpid()}", None
-    process.claim(name)
+    folder, plan = store.scratch("agent"), None
+    process.claim(folder)
     try:
         while True:
             link = _connect(address, wait)
@@ -203,7 +204,7 @@ def join(address: str, wait: float) -> None:
                     warm(plan)
                 os.environ.update(told["environment"])
                 _use_interface(link.here)
-                memory = process.memory(name) / "node"
+                memory = process.memory(folder) / "node"
                 return Agent(plan, link, folder=folder, memory=memory, lease=told["silence"], shared=False).run()
             except ConnectionError as error:
                 print(f"dtrain: {error}; the ranks of this node have ended, looking for the server again", file=sys.stderr, flush=True)
@@ -211,7 +212,7 @@ def join(address: str, wait: float) -> None:
                 link.close()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.rmtree(process.memory(name), ignore_errors=True)
+        shutil.rmtree(process.memory(folder), ignore_errors=True)
 
 
 def _connect(address: str, wait: float) -> Link:

@@ -65,7 +65,7 @@ class Local:
                 raise signals.Asked(wishes.first)
             return _outcome(scratch, code)
         finally:
-            for folder in (scratch, process.memory(scratch.name)):
+            for folder in (scratch, process.memory(scratch)):
                 shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -101,10 +101,15 @@ class _Wishes:
 
 def _serve(scratch: Path, told: Mapping[str, Any], wishes: _Wishes) -> int:
     """Run a server to its end; its exit code. None of its processes lives afterwards."""
+    # torch prints the stack of whatever lost its peer, beside the error it raises
+    environment = {"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ}
     with _held():  # the server begins with signals blocked, and loses none while it has no handler
         told = {**told, "wish": wishes.first}
         server = subprocess.Popen(
-            [sys.executable, "-m", "dtrain.launcher.server", str(os.getpid()), str(scratch)], stdin=subprocess.PIPE, start_new_session=True
+            [sys.executable, "-m", "dtrain.launcher.server", str(os.getpid()), str(scratch)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+            env=environment,
         )
         wishes.server = server
     try:
@@ -117,7 +122,7 @@ def _serve(scratch: Path, told: Mapping[str, Any], wishes: _Wishes) -> int:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)
         server.wait()
-        if not process.gone(process.memory(scratch.name), END_SECONDS):
+        if not process.gone(process.memory(scratch), END_SECONDS):
             print(f"dtrain: processes of group {server.pid} were killed and are still there: they wait for a device", file=sys.stderr, flush=True)
 
 

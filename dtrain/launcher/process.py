@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 
-def fork(work: Callable[[], Any]) -> int:
-    """A child that does `work` and ends, and that dies when this process does. Its pid."""
+def fork(work: Callable[[], Any], name: str = "") -> int:
+    """A child that does `work` and ends, and that dies when this process does. Its pid. `name`, of 15 letters at most, is what `ps` and `top` show."""
     parent = os.getpid()
     pid = os.fork()
     if pid:
@@ -25,6 +25,8 @@ def fork(work: Callable[[], Any]) -> int:
     code = 1
     try:
         die_with(parent)
+        if name and sys.platform == "linux":
+            ctypes.CDLL(None).prctl(15, name.encode())  # PR_SET_NAME
         work()
         code = 0
     except SystemExit as error:
@@ -60,7 +62,7 @@ def fork_keeper() -> tuple[int, int]:
         while True:
             time.sleep(3600)
 
-    pid = fork(keep)
+    pid = fork(keep, "dtrain-keeper")
     os.close(writing)
     with os.fdopen(reading) as pipe:
         port = pipe.read()
@@ -99,32 +101,43 @@ def kill(*pids: int) -> None:
 # in-memory copies
 
 
-def memory(name: str) -> Path:
-    """The folder in this host's memory (where it has one) for the run of this name."""
+def memory(scratch: Path) -> Path:
+    """The folder in this host's memory (where it has one) that belongs to the scratch folder of a run."""
+    return _everywhere() / f"dtrain-{os.getuid()}-{scratch.name}"
+
+
+def _everywhere() -> Path:
     shared = Path("/dev/shm")
-    return (shared if shared.is_dir() else Path(tempfile.gettempdir())) / f"dtrain-{os.getuid()}-{name}"
+    return shared if shared.is_dir() else Path(tempfile.gettempdir())
 
 
-def claim(name: str) -> int:
+def claim(scratch: Path) -> int:
     """Make the run's folder in memory. The descriptor returned locks it for this process and all it forks: it is free when none of them lives."""
-    sweep()
-    folder = memory(name)
+    folder = memory(scratch)
+    sweep(folder)
     while True:
         folder.mkdir(mode=0o700, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):  # swept away between two lines
             handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(handle, fcntl.LOCK_SH)
+            os.pwrite(handle, str(scratch).encode(), 0)
             if (folder / "lock").exists() and (folder / "lock").stat().st_ino == os.fstat(handle).st_ino:
                 return handle
             os.close(handle)
 
 
-def sweep() -> None:
-    """Remove what runs left that were killed whole."""
-    for lock in memory("").parent.glob(f"dtrain-{os.getuid()}-*/lock"):
+def sweep(ours: Path) -> None:
+    """Remove what other runs left that were killed whole: their folders in memory, and the scratch folders these belong to."""
+    for lock in _everywhere().glob(f"dtrain-{os.getuid()}-*/lock"):
+        if lock.parent == ours:
+            continue
         with contextlib.suppress(OSError), lock.open("r+") as file:  # locked: its run lives
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(lock.parent, ignore_errors=True)
+            if lock.lstat().st_uid == lock.parent.lstat().st_uid == os.getuid():  # anybody may make folders there
+                scratch = Path(file.read())
+                if memory(scratch) == lock.parent:
+                    shutil.rmtree(scratch, ignore_errors=True)
+                shutil.rmtree(lock.parent, ignore_errors=True)
 
 
 def gone(folder: Path, seconds: float) -> bool:

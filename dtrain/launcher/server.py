@@ -119,12 +119,12 @@ class Server:
                 node.link.close()
             if self._door:
                 self._door.close()
-            memory = process.memory(self.scratch.name) / f"node-{slot}"
+            memory = process.memory(self.scratch) / f"node-{slot}"
             with contextlib.suppress(ConnectionError):
                 agent.Agent(self.plan, Link(theirs), folder=self.scratch, memory=memory, lease=None, shared=True).run()
 
         signal.pthread_sigmask(signal.SIG_BLOCK, signals.WISHES)
-        pid = process.fork(work)
+        pid = process.fork(work, f"dtrain-agent-{slot}")
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.WISHES)
         theirs.close()
         self._add(slot, Node(Link(ours), "this host", pid, time.monotonic()))
@@ -338,7 +338,7 @@ def main(parent: int, scratch: Path) -> None:
     """Read what was decided from standard input, load torch, serve."""
     process.die_with(parent)
     told = json.load(sys.stdin)
-    process.claim(scratch.name)
+    process.claim(scratch)
     options.take_over(told.pop("storage"))
     plan = Plan.from_dict(told.pop("plan"))
     agent.warm(plan)

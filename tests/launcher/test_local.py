@@ -42,7 +42,9 @@ def test_the_first_failing_rank_is_the_one_shown(nodes: int, tmp_path: Path) -> 
 
 
 def test_a_killed_rank_is_named(tmp_path: Path) -> None:
-    code, output = finished(started(tmp_path, "model._target_=launching.Killed", "model.rank=1", "devices=2", "launcher=local", "launcher.restarts=0"))
+    code, output = finished(
+        started(tmp_path, "model._target_=launching.Killed", "model.rank=1", "devices=2", "launcher=local", "launcher.restarts=0")
+    )
     assert code == 1
     assert "rank 1 was killed" in output
     assert "Traceback" not in output

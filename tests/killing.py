@@ -1,0 +1,125 @@
+"""A run as a user starts it, killed from outside again and again, and held against the one that nobody touched.
+
+survived = survive(words, out, kills=10, seed=0)      # the same words until they are done
+assert leavings(out) == leavings(untouched)           # weights, optimizer, rows: bit for bit
+"""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launching import mentioning, started
+from safetensors.numpy import load
+
+from dtrain import store
+from dtrain.checkpoint import commit as commits
+from dtrain.checkpoint.load import read_file
+
+TARGETS = {"rank": 6, "agent": 2, "keeper": 2, "server": 1, "command": 1, "group": 1}
+"""What is killed, and how often beside the others."""
+OF_THE_CLOCK = ("step_seconds", "samples_per_second", "tokens_per_second")
+
+
+def family(command: int) -> dict[str, list[int]]:
+    """The processes of a run by what they are, as far as they live now."""
+    parents: dict[int, list[tuple[int, str]]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            pid, _, rest = entry.read_text().partition(" (")
+            name, _, rest = rest.rpartition(") ")
+            if rest[0] != "Z":
+                parents.setdefault(int(rest.split()[1]), []).append((int(pid), name))
+    servers = [pid for pid, _ in parents.get(command, [])]
+    below = [child for server in servers for child in parents.get(server, [])]
+    agents = [pid for pid, name in below if name.startswith("dtrain-agent")]
+    return {
+        "command": [command], "server": servers, "agent": agents,
+        "keeper": [pid for pid, name in below if name == "dtrain-keeper"],
+        "rank": [pid for agent in agents for pid, _ in parents.get(agent, [])],
+    }  # fmt: skip
+
+
+def kill(command: int, target: str, chance: random.Random) -> bool:
+    """Whether there was one to kill."""
+    living = family(command)
+    if target == "group":
+        victims = [pid for pids in living.values() for pid in pids]
+        chance.shuffle(victims)
+    else:
+        victims = [chance.choice(living[target])] if living[target] else []
+    for pid in victims:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return bool(victims)
+
+
+def survive(
+    words: Sequence[str], out: Path, *, kills: int, seed: int, targets: Mapping[str, int] = TARGETS, longest: float = 1.0, seconds: float = 120
+) -> dict[str, int]:
+    """Start the words, kill something every now and then, start them again when the command itself is dead. How often what was killed.
+
+    Raises AssertionError, with what was printed, when the command ends in another way than by being killed or done.
+    """
+    chance, done, deadline = random.Random(seed), dict.fromkeys(targets, 0), time.monotonic() + seconds
+    process = started(out, *words)
+    while True:
+        _moment(process, chance, longest)
+        assert time.monotonic() < deadline, f"not done after {seconds} s and {done}:\n{_ended(process)}"
+        code = process.poll()
+        if code is None and sum(done.values()) < kills:
+            target = chance.choices([*targets], [*targets.values()])[0]
+            done[target] += kill(process.pid, target, chance)
+        elif code == -signal.SIGKILL:
+            process.communicate()
+            process = started(out, *words)
+        elif code is not None:
+            output = process.communicate()[0]
+            assert code == 0, f"exit code {code} after {done}:\n{output}"
+            return done
+
+
+def _moment(process: "subprocess.Popen[str]", chance: random.Random, longest: float) -> None:
+    """Let a random time pass: from now, while all may still be starting, or from when ranks live."""
+    if chance.random() < 0.7:
+        while process.poll() is None and not family(process.pid)["rank"]:
+            time.sleep(0.02)
+    at = time.monotonic() + chance.uniform(0.0, longest)
+    while process.poll() is None and time.monotonic() < at:
+        time.sleep(0.005)
+
+
+def _ended(process: "subprocess.Popen[str]") -> str:
+    process.kill()
+    return process.communicate()[0]
+
+
+def nothing_left(out: Path, seconds: float = 10) -> bool:
+    """Whether no process of the run lives: each has its scratch folder in its command line."""
+    deadline = time.monotonic() + seconds
+    while mentioning(f"{out.name}-scratch") and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not mentioning(f"{out.name}-scratch")
+
+
+def leavings(out: str | Path) -> dict[str, Any]:
+    """What a finished run left that must not depend on how it got there: rows without times, the last checkpoint's facts and bytes."""
+    rows = [json.loads(line) for line in store.read(store.join(str(out), "metrics.jsonl")).decode().splitlines()]
+    found, damaged = commits.newest(str(out))
+    assert found and not damaged
+    url, commit = found
+    tensors = {file["name"]: _arrays(store.join(url, file["name"]), file) for file in commit["files"]}
+    return {
+        "rows": [{key: value for key, value in row.items() if key not in OF_THE_CLOCK} for row in rows],
+        "step": commit["step"], "facts": commit["facts"], "tensors": tensors,
+    }  # fmt: skip
+
+
+def _arrays(where: str, file: dict[str, Any]) -> dict[str, bytes]:
+    return {name: array.tobytes() for name, array in load(read_file(where, file)).items()}

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from launching import started, steps_of, wait_for_step
 from pool import ranks
 
 from dtrain import lease, store
 from dtrain.errors import LeaseError, StoreError
-from dtrain.launcher.local import fork
+from dtrain.launcher.process import fork
 
 ELSEWHERE = {
     "id": "other",
@@ -210,6 +211,42 @@ def wait_until(told: Callable[[], bool], seconds: float = 20) -> None:
     while not told():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+# the command
+
+SLOW = ("model._target_=launching.Slow", "model.rank=0", "steps=400", "checkpoint.every=2", "evaluate.every=0")
+
+
+def test_a_second_command_is_refused_and_after_a_kill_the_next_goes_on(tmp_path: Path) -> None:
+    words = [*SLOW, "devices=2"]
+    first = started(tmp_path, *words)
+    try:
+        wait_for_step(tmp_path, 5)
+        second = started(tmp_path, *words)
+        said, _ = second.communicate(timeout=60)
+        assert second.returncode == 3 and f"is being written by another run: {lease._record()['owner']}, pid {first.pid}, since" in said
+        first.kill()
+        first.wait()
+        assert first.stdout
+        first.stdout.close()
+        third = started(tmp_path, *words, "stop_after=15")
+        said, _ = third.communicate(timeout=60)
+        assert third.returncode == 0 and "took over" in said, said
+        assert steps_of(tmp_path) == list(range(1, 16))
+    finally:
+        first.kill()
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_command_whose_lease_was_taken_over_ends_with_one_sentence(tmp_path: Path, devices: int) -> None:
+    """It finds out when it commits, long before the lease is renewed."""
+    run = started(tmp_path, *SLOW, f"devices={devices}")
+    wait_for_step(tmp_path, 3)
+    plant(str(tmp_path), 2, ELSEWHERE)
+    said, _ = run.communicate(timeout=60)
+    assert run.returncode == 3, said
+    assert said.count("was taken over by another run: ben@node8, pid 77") == 1 and "Traceback" not in said, said
 
 
 # races

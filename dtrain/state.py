@@ -1,7 +1,8 @@
 """What must survive a restart, and nothing else: weights, optimizer, position in the data, loss scale, average of the weights, guard, step."""
 
+import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from dtrain.data.stream import Stream
 from dtrain.ema import EMA
+from dtrain.model import configuration
 from dtrain.optim import Optimizer
 from dtrain.precision import LossScale
 
@@ -35,6 +37,8 @@ class TrainState:
     ema: EMA | None = None
     guard: Stateful | None = None
     step: int = 0
+    began: float = field(default_factory=time.perf_counter)
+    """By `time.perf_counter`: when the run would have begun, had nothing interrupted it."""
 
     def tensors(self) -> dict[str, Tensor]:
         averages = {f"ema.{name}": average for name, average in self.ema.averages.items()} if self.ema else {}
@@ -44,9 +48,11 @@ class TrainState:
         """What is not a tensor, as JSON."""
         return {
             "step": self.step,
+            "seconds": time.perf_counter() - self.began,
             "stream": self.stream.state_dict() if self.stream else None,
             "scale": self.scale.state_dict() if self.scale else None,
             "guard": self.guard.state_dict() if self.guard else None,
+            "huggingface": configuration(self.model),
             "optim": {name: value for name, value in self._optimizer_entries() if not isinstance(value, Tensor)},
         }
 

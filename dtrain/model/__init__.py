@@ -1,11 +1,14 @@
 """What is trained: any `nn.Module`. What a model may add about itself is a table, not a base class."""
 
 import inspect
+import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from dtrain.build import build, locate
 from dtrain.errors import WordsError
@@ -63,6 +66,15 @@ def construct(part: Part, *, facts: Mapping[str, Any], seed: int) -> nn.Module:
             return model
     torch.manual_seed(seed)
     return _module(build(part))
+
+
+def configuration(model: nn.Module) -> dict[str, Any] | None:
+    """config.json of a model of transformers, with which others load its weights; None: it is none."""
+    if "transformers" not in sys.modules or not isinstance(model, sys.modules["transformers"].PreTrainedModel):
+        return None
+    kind = next(base for base in type(model).__mro__ if not issubclass(base, FSDPModule))  # FSDP2 makes a class of its own of it
+    config: dict[str, Any] = json.loads(json.dumps(model.config.to_dict(), default=str))
+    return {key: value for key, value in config.items() if not key.startswith("_")} | {"architectures": [kind.__name__]}
 
 
 def caveats(model: nn.Module) -> list[str]:

@@ -1,0 +1,244 @@
+"""What the command says of checkpoints at a URL, and what it makes of them for others; whatever lies there, nothing of it is run."""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pool import ranks
+from safetensors import safe_open
+from safetensors.torch import load_file
+from small import PARTS, STRATEGIES, on_mesh, tokens
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from dtrain import store
+from dtrain.__main__ import main
+from dtrain.build import build
+from dtrain.checkpoint import commit as commits
+from dtrain.checkpoint.sharded import Sharded
+from dtrain.ema import EMA
+from dtrain.mesh import Mesh
+from dtrain.model import construct
+from dtrain.parallel.order import parallelize
+from dtrain.state import TrainState
+
+ADAMW = {"_target_": "dtrain.optim.adamw.build", "lr": 0.01, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
+FSDP = STRATEGIES["fsdp"]
+
+
+def llama() -> nn.Module:
+    """A tiny one whose head is its embedding."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=29, bos_token_id=None, eos_token_id=None, tie_word_embeddings=True, **sizes))
+
+
+def save(mesh: Mesh, out: str, model: dict[str, Any], steps: int = 2) -> dict[str, Any]:
+    """A checkpoint after each of `steps` steps; the whole weights and averages at the end."""
+    made = construct(model, facts={"vocab": 13}, seed=0)
+    parallelize(made, mesh, build(FSDP), precision=build(PARTS["precision"]), seed=0)
+    ema = EMA(made, 0.5)
+    state = TrainState(made, build(ADAMW, model=made), None, None, ema)
+    checkpoint = Sharded(out=out, mesh=mesh, resume="auto", every=1, keep=None)
+    for step in range(steps):
+        for parameter in made.parameters():
+            parameter.grad = torch.ones_like(parameter) * (step + 1) * 0.1 + parameter.detach()
+        state.optimizer.step()
+        ema.update()
+        state.step += 1
+        checkpoint.save(state)
+        checkpoint.wait()
+    return {name: (t.full_tensor() if isinstance(t, DTensor) else t).tolist() for name, t in state.tensors().items() if name[:6] != "optim."}
+
+
+def saved(out: Any, model: dict[str, Any] = PARTS["model"], world: int = 2) -> dict[str, Tensor]:
+    whole = on_mesh(lambda mesh: save(mesh, str(out), model), dp_shard=world)[0]
+    return {name: torch.tensor(values) for name, values in whole.items()}
+
+
+def newest(out: Path) -> Path:
+    return Path(commits.find(str(out))[0])
+
+
+def dtrain(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    code = main(["checkpoint", *words])
+    captured = capsys.readouterr()
+    return code, captured.out + captured.err
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Tensor]]:
+    """(a run of two checkpoints from two ranks, its weights)."""
+    out = tmp_path_factory.mktemp("kept") / "run"
+    return out, saved(out)
+
+
+@pytest.fixture
+def out(kept: tuple[Path, dict[str, Tensor]], tmp_path: Path) -> Path:
+    """A copy to damage."""
+    shutil.copytree(kept[0], tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_ls_tells_valid_damaged_and_uncommitted_ones_apart(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = newest(out)
+    (first / "METRICS.json").write_text('{"eval_loss": 1.25}')
+    shutil.copytree(first.parent, out / "checkpoints/step-00000003")
+    torn = next((out / "checkpoints/step-00000003").iterdir())
+    (torn / "COMMIT.json").write_text("{")
+    shutil.copytree(first.parent, out / "checkpoints/step-00000004")
+    (next((out / "checkpoints/step-00000004").iterdir()) / "COMMIT.json").unlink()
+    code, told = dtrain(capsys, "ls", f"out={out}")
+    lines = told.splitlines()
+    assert code == 0
+    states = {line.split()[0]: line.split()[2] for line in lines[1:5]}
+    assert states == {"4": "uncommitted", "3": "damaged", "2": "valid", "1": "valid"}
+    valid = next(line for line in lines if line.startswith("2 "))
+    assert first.name in valid and "2 rank(s) dp_shard=2" in valid and "eval_loss 1.25" in valid and "newest" in valid and "ago" in valid
+    assert "step 3: cannot read the commit" in told
+    assert dtrain(capsys, "ls", f"out={first.parent}")[1].count("valid") == dtrain(capsys, "ls", f"out={first}")[1].count("valid") == 1
+
+
+def test_verify_names_every_damaged_file(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, told = dtrain(capsys, "verify", f"out={out}")
+    assert code == 0 and told.count("whole ") == 2 and "0 damaged" in told
+    files = sorted(newest(out).glob("*.safetensors"))
+    for path in files:
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+    code, told = dtrain(capsys, "verify", f"out={out}")
+    assert code == 1 and "1 damaged" in told
+    assert all(str(path) in told for path in files) and len(files) == 2
+    assert dtrain(capsys, "verify", f"out={out}", "step=1")[0] == 0
+    files[0].unlink()
+    assert dtrain(capsys, "verify", f"out={newest(out).parent.parent.parent}", "step=2")[0] == 1
+
+
+def test_nothing_there_is_one_line(tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["ls", f"out={tmp_path}/none"], ["verify", f"out={out}", "step=77"], ["export", f"out={tmp_path}/none", f"to={tmp_path}/to"]):
+        code, told = dtrain(capsys, *words)
+        assert code == 3 and told.count("\n") == 1, told
+
+
+def test_wrong_words_are_told_all_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert dtrain(capsys)[0] == dtrain(capsys, "lss")[0] == 2
+    code, told = dtrain(capsys, "export", "weights=emma", "dtype=f8", "stepp=3", "step=x", "out=a")
+    assert code == 2
+    for part in (
+        "weights=emma: Did you mean ema?",
+        "dtype=f8:",
+        "stepp: checkpoint export does not take it. Did you mean step?",
+        "step=x",
+        "Type to=<URL>",
+    ):
+        assert part in told, told
+
+
+@pytest.mark.parametrize("weights", ["model", "ema"])
+def test_export_gives_the_numbers_of_the_run(
+    kept: tuple[Path, dict[str, Tensor]], weights: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, whole = kept
+    code, told = dtrain(capsys, "export", f"out={out}", f"to={tmp_path}/to", f"weights={weights}")
+    assert code == 0 and "no config.json" in told
+    found = load_file(tmp_path / "to/model.safetensors")
+    assert found.keys() == {name.removeprefix("model.") for name in whole if name.startswith("model.")}
+    assert all(torch.equal(tensor, whole.get(f"{weights}.{name}", whole[f"model.{name}"])) for name, tensor in found.items())
+    with safe_open(tmp_path / "to/model.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_export_changes_the_type_when_asked_and_takes_the_step_that_is_named(
+    kept: tuple[Path, dict[str, Tensor]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, whole = kept
+    assert dtrain(capsys, "export", f"out={out}", f"to={tmp_path}/to", "dtype=bf16")[0] == 0
+    for name, tensor in load_file(tmp_path / "to/model.safetensors").items():
+        assert torch.equal(tensor, whole[f"model.{name}"].bfloat16())
+    assert dtrain(capsys, "export", f"out={out}", f"to={tmp_path}/one", "step=1")[0] == 0
+    assert not torch.equal(load_file(tmp_path / "one/model.safetensors")["norm.weight"], whole["model.norm.weight"])
+
+
+def test_export_overwrites_nothing_and_leaves_nothing_that_looks_complete(out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "to").mkdir()
+    (tmp_path / "to/model.safetensors").write_text("mine")
+    code, told = dtrain(capsys, "export", f"out={out}", f"to={tmp_path}/to")
+    assert code == 3 and "Type to=<another place>" in told and (tmp_path / "to/model.safetensors").read_text() == "mine"
+    path = sorted(newest(out).glob("*.safetensors"))[-1]
+    path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    code, told = dtrain(capsys, "export", f"out={out}", f"to={tmp_path}/other")
+    assert code == 3 and path.name in told and not (tmp_path / "other/model.safetensors").exists()
+
+
+def test_a_checkpoint_that_lies_is_one_line(out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Shapes for which there are no bytes, files outside, types that are none."""
+    place = newest(out)
+    original = json.loads((place / "COMMIT.json").read_text())
+
+    def lie(change: Any) -> None:
+        commit = json.loads(json.dumps(original))
+        commit.pop("digest")
+        change(commit)
+        digest = hashlib.sha256(json.dumps(commit, sort_keys=True).encode()).hexdigest()
+        (place / "COMMIT.json").write_text(json.dumps({**commit, "digest": digest}))
+
+    def huge(commit: dict[str, Any]) -> None:
+        commit["tensors"]["model.huge"] = {"shape": [1 << 50], "dtype": "torch.float32"}
+        commit["pieces"].append({"name": "model.huge", "key": "x", "file": commit["files"][0]["name"], "shape": [1 << 50], "offset": [0]})
+
+    def outside(commit: dict[str, Any]) -> None:
+        commit["files"][0]["name"] = "../../../plan.yaml"
+
+    def no_type(commit: dict[str, Any]) -> None:
+        commit["tensors"]["model.norm.weight"]["dtype"] = "torch.nn.Module"
+
+    for change in (huge, outside, no_type):
+        lie(change)
+        code, told = dtrain(capsys, "export", f"out={place}", f"to={tmp_path}/to")
+        assert code == 3 and told.count("\n") == 1, told
+        assert dtrain(capsys, "verify", f"out={place}")[0] == 1
+    assert not (tmp_path / "to").exists()
+
+
+def test_a_model_of_transformers_is_loaded_by_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    transformers = pytest.importorskip("transformers")
+    whole = saved(tmp_path / "run", {"_target_": f"{__name__}.llama"})
+    assert dtrain(capsys, "export", f"out={tmp_path}/run", f"to={tmp_path}/hf")[0] == 0
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    mine = llama()
+    missing = mine.load_state_dict({name.removeprefix("model."): tensor for name, tensor in whole.items() if name.startswith("model.")}, strict=False)
+    assert missing.missing_keys == ["lm_head.weight"], "tied: written once"
+    batch = tokens(2, 9, vocab=29)
+    assert loaded(batch, labels=batch).loss.item() == mine(batch, labels=batch).loss.item()
+    assert type(loaded).__name__ == "LlamaForCausalLM" and loaded.lm_head.weight is loaded.model.embed_tokens.weight
+
+
+def on_storage(out: str, folder: str) -> dict[str, Any]:
+    """From two ranks to a bucket, then all the verbs, there and back."""
+    whole = save_here(out)
+    codes = [main(["checkpoint", "ls", f"out={out}"]), main(["checkpoint", "verify", f"out={out}"])]
+    codes.append(main(["checkpoint", "export", f"out={out}", f"to={out}/hf"]))
+    codes.append(main(["checkpoint", "export", f"out={out}", f"to={out}/hf"]))
+    store.download(f"{out}/hf/model.safetensors", Path(folder) / "model.safetensors")
+    return {"codes": codes, "whole": whole}
+
+
+def save_here(out: str) -> dict[str, Any]:
+    from small import mesh_of
+
+    with mesh_of(dp_shard=int(os.environ["WORLD_SIZE"])) as mesh:
+        return save(mesh, out, PARTS["model"])
+
+
+def test_object_storage_is_as_good(s3: str, tmp_path: Path) -> None:
+    answer = ranks(1, on_storage, f"{s3}/verb", str(tmp_path))[0]
+    assert answer["codes"] == [0, 0, 0, 3]
+    found = load_file(tmp_path / "model.safetensors")
+    assert all(tensor.tolist() == answer["whole"][f"model.{name}"] for name, tensor in found.items())

@@ -41,8 +41,8 @@ class Journal:
             self._put = time.monotonic()
             threading.Thread(target=self._put_quietly, name="dtrain-journal", daemon=True).start()
 
-    def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        """Drop the rows that are not wanted: those of steps that will be done again; and what follows a line that is none."""
+    def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:
+        """Drop the rows that are not wanted: those of steps that will be done again; and what follows a line that is none. Returns the last kept."""
         with self._writing:
             self._file.close()
             rows = []
@@ -55,6 +55,7 @@ class Journal:
                     rows.append(line)
             store.write(str(self._path), "".join(f"{row}\n" for row in rows).encode())
             self._file, self._dirty = self._path.open("a"), True
+        return json.loads(rows[-1]) if rows else None
 
     def durable(self) -> None:
         """Whatever dies after this, the rows appended before it stay, and others see them; any thread may call it. Raises StoreError."""

@@ -6,6 +6,7 @@ brings them to the host, and rank 0 writes. Between two flushes no step waits fo
 
 import json
 import math
+import os
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -67,18 +68,23 @@ class Log:
         for name in list(self._loggers):
             self._tell(name, "note", text)
 
+    def caveat(self, text: str) -> None:
+        """What a person should know before the first step: an event, and a note."""
+        self.event("caveat", text=text)
+        self.note(text)
+
     def started(self, step: int, *, parameters: int, damaged: Iterable[str], caveats: Iterable[str]) -> None:
         """After `step` steps of an earlier start, or none; rows after it will be written again."""
-        if self._rows is not None:
-            self._rows.keep(lambda row: row["step"] <= step)
+        self.back(step)
+        if "DTRAIN_RESTART_REASON" in os.environ:
+            self.event("restarted", reason=os.environ["DTRAIN_RESTART_REASON"])
         for sentence in damaged:
             self.event("damaged", error=sentence)
             self.note(f"passed over a damaged checkpoint: {sentence}")
         self.event("started", step=step, ranks=self._mesh.world, parameters=parameters, plan=self._plan.digest)
         self.note(f"{short(parameters)} parameters on {self._mesh.world} rank(s)" + (f", going on after step {step}" if step else ""))
         for sentence in caveats:
-            self.event("caveat", text=sentence)
-            self.note(sentence)
+            self.caveat(sentence)
 
     def begin(self, *, unit: str) -> None:
         """The loop begins; `unit` is what the objective counts."""
@@ -129,9 +135,24 @@ class Log:
             self._tell(name, "log", told["step"], {key: value for key, value in told.items() if key != "step"})
         self.start()
 
-    def committed(self, step: int, url: str) -> None:
-        """A checkpoint is there."""
-        self.event("committed", step=step, url=url)
+    def saves(self, ended: Iterable[Any]) -> None:
+        """How saves ended: committed or failed (`checkpoint.Landed`). One that failed is told to the person as well; training goes on."""
+        for one in ended:
+            self.event(**{name if name != "kind" else "name": value for name, value in vars(one).items() if value is not None})
+            if one.kind == "failed":
+                self.note(f"the save of step {one.step} failed, training goes on: {one.error}")
+
+    def durable(self) -> None:
+        """What was told stays, whatever dies after this. Called beside the loop. Raises StoreError."""
+        for journal in (self._rows, self._events):
+            if journal is not None:
+                journal.durable()
+
+    def back(self, step: int) -> None:
+        """Steps after `step` will be done again, and have their rows then."""
+        self._pending = [entry for entry in self._pending if entry[0] <= step]
+        if self._rows is not None:
+            self.last = self._rows.keep(lambda row: row["step"] <= step) or {}
         self.start()
 
     def evaluated(self, step: int, scalars: dict[str, float]) -> dict[str, float]:
@@ -153,7 +174,8 @@ class Log:
         """result.json, and the last event."""
         if self._mesh.rank == 0:
             store.write(store.join(self._plan.out, "result.json"), json.dumps(clean(result.to_dict()), indent=1).encode())
-        self.event(result.status, step=result.step, loss=result.loss, wall_seconds=result.wall_seconds)
+        reason = {"reason": result.reason} if result.reason else {}
+        self.event(result.status, step=result.step, loss=result.loss, wall_seconds=result.wall_seconds, **reason)
 
     def _tell(self, name: str, what: str, *arguments: Any) -> None:
         """A logger that fails is named once and left out; training goes on."""

@@ -4,23 +4,22 @@ See the plan of a run with `python -m dtrain plan <words>`.
 """
 
 import gc
+import os
 import time
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
 
 from dtrain import built
 from dtrain.build import build
 from dtrain.clip import clip
 from dtrain.data.stream import Stream, as_source
 from dtrain.ema import EMA
-from dtrain.heldout import measure
-from dtrain.hook import Hook, StepInfo, due
+from dtrain.guard import Guard
 from dtrain.log import Log
-from dtrain.looking import watch
 from dtrain.mesh import Mesh
 from dtrain.model import balanced, caveats, construct
 from dtrain.objective import Objective
+from dtrain.observe import Observers
 from dtrain.parallel.context import context_of
 from dtrain.parallel.order import parallelize
 from dtrain.plan import Plan
@@ -31,15 +30,17 @@ from dtrain.seeds import derive
 from dtrain.state import TrainState
 from dtrain.step import gradients_of, make_step, zero
 from dtrain.stop import StopSignal
+from dtrain.watchdog import Watchdog
 
 
 def train(plan: Plan) -> Result:
     """Returns the same Result on every rank, but `loss` and `metrics`, which rank 0 knows."""
     began = time.perf_counter()
     with ExitStack() as stack:
-        stop_asked = stack.enter_context(StopSignal(after=plan.stop_after))
+        stop_asked = stack.enter_context(StopSignal(after=plan.stop_after, seconds=plan.stop_seconds))
         stack.enter_context(build(plan.backend).open())
         mesh = Mesh(plan.mesh, device=plan.device)
+        watchdog = stack.enter_context(Watchdog(mesh, os.environ.get("DTRAIN_REPORTS"), timeout=plan.backend["timeout"], batch=plan.batch.size))
         log = stack.enter_context(Log(plan, mesh))
 
         # parts
@@ -47,7 +48,6 @@ def train(plan: Plan) -> Result:
         strategy = build(plan.strategy)
         objective: Objective = build(plan.objective)
         source = as_source(build(plan.data))
-        heldout = source.holdout()
         model = construct(plan.model, facts=source.facts, seed=derive(plan.seed, "model"))
         size = sum(parameter.numel() for parameter in model.parameters())
         wrapped = parallelize(
@@ -63,60 +63,66 @@ def train(plan: Plan) -> Result:
         stack.callback(stream.close)
         context = context_of(mesh, plan.context["attention"])
         step = make_step(wrapped, objective, strategy, mesh, precision=precision, seed=plan.seed, context=context)
-        hooks: list[Hook] = [build(hook) for hook in plan.hooks.values()]
-        forward = watch(wrapped, mesh, precision, step=plan.tokens_step)
-        evaluate = partial(
-            measure, wrapped, objective=objective, mesh=mesh,
-            precision=precision, samples=plan.evaluate_samples, microbatch=plan.batch.microbatch, context=context, ema=ema,
-        )  # fmt: skip
 
         # state
-        state = TrainState(model, optimizer, stream, precision.scale, ema)
-        checkpoint = build(plan.checkpoint, out=plan.out, mesh=mesh, resume=plan.resume)
+        state = TrainState(model, optimizer, stream, precision.scale, ema, began=began)
+        guard = state.guard = Guard(plan.on_spike, **plan.spike, mesh=mesh, state=state, wrapped=wrapped)
+        checkpoint = stack.enter_context(build(plan.checkpoint, out=plan.out, mesh=mesh, resume=plan.resume, before_commit=log.durable))
         restored = checkpoint.restore(state)
-        if plan.init and not restored:
+        if restored:
+            state.began -= restored["facts"].get("seconds", 0.0)
+        elif plan.init:
             checkpoint.load_weights(plan.init, state)
-        known = [*caveats(model), *([] if heldout else ["nothing is held out: there will be no evaluation"])]
-        log.started(state.step, parameters=size, damaged=checkpoint.damaged, caveats=known)
+        guard.begin(checkpoint, restored=bool(restored))
+        log.started(state.step, parameters=size, damaged=checkpoint.damaged, caveats=caveats(model))
+        observers = Observers(
+            plan, wrapped, source, objective, mesh,
+            precision=precision, context=context, ema=ema, log=log, scored=checkpoint.scored, enough=partial(stop_asked.meanwhile, mesh),
+        )  # fmt: skip
 
         # loop
-        metrics: dict[str, Any] = {}
         gc.collect()
         gc.freeze()  # the collector need not walk what was built above, again and again during the loop
         stack.callback(gc.unfreeze)
         log.begin(unit=objective.unit)
-        while state.step < plan.steps and not stop_asked.requested(state.step, mesh):
+        while state.step < plan.steps and not guard.reason and not stop_asked.requested(state.step, mesh):
+            watchdog.beat(state.step, stream.seen)
             loss = step(stream, state.step)
-            norm = clip(parameters, plan.clip, scale=precision.scale.value / mesh.batch_ranks if precision.scale else 1.0, stages=mesh.shape.pp)
+            total = guard.listen(loss)
+            norm = clip(parameters, plan.clip, scale=precision.scaled_by(mesh.batch_ranks), stages=mesh.shape.pp, beside=total)
+            last, due = state.step + 1 == plan.steps, checkpoint.due(state.step + 1)
+            spike = guard.judge(state.step, loss, norm, total, now=last or due)
+            if spike and guard.leaves(spike, checkpoint, log):
+                zero(parameters)
+                continue
             lr = set_lr(optimizer, schedule.factor(state.step))
-            if precision.scale is None or precision.scale.accept(norm):
+            if guard.accepts(spike, state.step, norm):
                 optimizer.step()
                 if ema:
-                    ema.update()
+                    ema.update(guard.gate)
             for module in moving:
                 module.balance(mesh.sum)
             zero(parameters)
             state.step += 1
             log.record(state.step, stream.seen, loss.sums, loss.count, norm, lr)
+            watchdog.rest()
 
-            last = state.step == plan.steps
-            if last or checkpoint.due(state.step):  # before anything that may fail looks at the model
+            log.saves(checkpoint.landed())
+            if last or due:  # before anything that may fail looks at the model
                 log.flush()
-                log.committed(state.step, checkpoint.save(state))
-            if heldout and due(plan.evaluate_every, state.step, last=last):
-                log.flush()
-                metrics = log.evaluated(state.step, evaluate(heldout))
-            for hook in (hook for hook in hooks if due(hook.every, state.step, last=last)):
-                log.flush()
-                info = StepInfo(state.step, plan.steps, stream.seen, plan.seed, loss.sums["loss"], norm, lr, source, forward)
-                log.saw(state.step, type(hook).__name__.lower(), hook(info) or {})
-        if state.step < plan.steps:
+                checkpoint.save(state)
+                log.start()
+            observers.look(state.step, stream.seen, loss, norm, lr)
+        guard.settle(log)
+        if state.step >= plan.steps and not observers.metrics:  # it was complete before this start
+            observers.evaluate(state.step)
+        elif 0 < state.step < plan.steps:
             log.flush()
-            log.committed(state.step, checkpoint.save(state))
-        elif heldout and not metrics:  # the run ended after its last commit
-            metrics = log.evaluated(state.step, evaluate(heldout))
+            checkpoint.save(state)
         checkpoint.wait()
-        status = "finished" if state.step >= plan.steps else stop_asked.status
-        result = Result(status, state.step, log.last.get("loss"), time.perf_counter() - began, metrics, versions())
+        log.saves(checkpoint.landed())
+        status = "finished" if state.step >= plan.steps else "spiked" if guard.reason else stop_asked.status
+        seconds, reason = time.perf_counter() - state.began, guard.reason or stop_asked.cause
+        result = Result(status, state.step, log.last.get("loss"), seconds, observers.metrics, versions(), reason)
         log.finish(result)
         return result

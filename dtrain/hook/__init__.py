@@ -36,6 +36,6 @@ class Hook(Protocol):
         ...
 
 
-def due(every: int, step: int, *, last: bool) -> bool:
+def falls(every: int, step: int, *, last: bool) -> bool:
     """Whether what is wanted every so many steps (0: only after the last) is wanted after this one."""
     return last or bool(every and step % every == 0)

@@ -45,6 +45,10 @@ class Precision:
     scale: LossScale | None = None
     convert: Callable[[Sequence[nn.Module]], None] | None = None
 
+    def scaled_by(self, ranks: int) -> float:
+        """What gradients averaged over `ranks` are to be divided by."""
+        return self.scale.value / ranks if self.scale else 1.0
+
     def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
         if self.compute == self.param:
             return nullcontext()

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -14,7 +13,8 @@ from dtrain.build import build
 from dtrain.cluster import look
 from dtrain.compose import compose, multirun
 from dtrain.config import Config
-from dtrain.errors import DtrainError, RankError, StoreError, WordsError
+from dtrain.errors import DtrainError, StoreError, WordsError
+from dtrain.options import masked
 from dtrain.plan import Plan
 from dtrain.resolve import resolve
 from dtrain.result import Result
@@ -44,7 +44,7 @@ def sweep(words: Sequence[str]) -> int:
         try:
             result = one(compose(words))
         except DtrainError as error:
-            print(f"dtrain: {' '.join(words)}: {error}", file=sys.stderr, flush=True)
+            print(f"dtrain: {' '.join(map(masked, words))}: {error}", file=sys.stderr, flush=True)
             failed.append(error.exit_code)
             return None
         if result.exit_code:  # asked to stop: that means the sweep, not one job
@@ -78,10 +78,12 @@ def one(config: Config) -> Result:
             store.remove(store.join(plan.out, FAILURE))  # of an earlier start
         try:
             result: Result = build(plan.launcher).launch(plan)
-        except RankError as error:
-            if first:  # what the ranks wrote may be a victim's view; this is the cause
-                store.write(store.join(plan.out, FAILURE), json.dumps({"time": time.time(), "error": str(error)}, indent=1).encode())
+        except DtrainError as error:
+            if first and error.facts:
+                store.write(store.join(plan.out, FAILURE), json.dumps(error.facts, indent=1).encode())
             raise
+    if result.status == "spiked":
+        raise DtrainError(result.reason)
     if first:
         print(_farewell(plan, result), flush=True)
     return result

@@ -27,6 +27,7 @@ FLOORS = (
     ("step", "built"),
     ("guard",),
     ("hook", "heldout", "looking", "verify"),
+    ("observe",),
     ("train", "evaluate", "generate"),
     ("launcher",),
     ("sweep", "verb"),

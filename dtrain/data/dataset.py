@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from dtrain.data import Batch, Indices, Loading
 from dtrain.data.order import _mix64, permute
@@ -47,7 +47,7 @@ class Dataset:
         stop: int | None = None,
     ) -> None:
         if isinstance(dataset, IterableDataset | str) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-            raise WordsError(f"data.dataset: {type(dataset).__name__} is not map-style: __len__ and __getitem__ are needed.")
+            raise WordsError(f"data.dataset: {type(dataset).__name__} is not map-style: __len__ and __getitem__ are needed. {_instead(dataset)}")
         if len(dataset) < 1:
             raise WordsError(f"data.dataset: {type(dataset).__name__} has no samples.")
         if workers < 0:
@@ -161,6 +161,12 @@ def _seed(index: int, epoch: int) -> None:
     random.seed(value)
     np.random.seed(value & 0xFFFFFFFF)
     torch.default_generator.manual_seed(value >> 1)
+
+
+def _instead(dataset: Any) -> str:
+    if isinstance(dataset, DataLoader):
+        return "Give the dataset it reads from: batches, order and processes are the words batch, seed and data.workers."
+    return "A stream cannot be gone on with from its middle on another mesh: give its items an index, or write them to files for data=text or data=tokens."
 
 
 def _single(value: Any) -> Any:

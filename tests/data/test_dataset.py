@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from dtrain.data.dataset import Dataset
 from dtrain.data.stream import as_source
@@ -93,8 +93,10 @@ def test_a_key_that_is_not_there_is_named_with_those_that_are() -> None:
 
 
 def test_what_is_not_map_style_is_refused() -> None:
-    with pytest.raises(WordsError, match="generator is not map-style"):
+    with pytest.raises(WordsError, match="generator is not map-style.*give its items an index"):
         Dataset(x for x in range(3))
+    with pytest.raises(WordsError, match="DataLoader is not map-style.*Give the dataset it reads from"):
+        Dataset(DataLoader(Squares()))
 
 
 def test_what_cannot_be_read_is_refused() -> None:

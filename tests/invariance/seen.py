@@ -54,3 +54,10 @@ class Draws(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(F.dropout(x, 0.3, self.training)) * (1 + random.random()) + float(np.random.rand())
+
+
+class Normed(nn.Sequential):
+    """With running statistics, which are buffers."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))

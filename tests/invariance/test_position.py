@@ -179,3 +179,41 @@ def test_what_a_users_model_and_data_draw_goes_on_bit_for_bit(words: tuple[str, 
     losses(tmp_path / "parts", "stop_after=7", "evaluate.every=2", *words)
     assert losses(tmp_path / "parts", *words) == whole
     assert len(set(whole)) == 11
+
+
+REMEMBERED = {
+    "the loss scale, the average of the weights, momenta": ("model=mlp", *SYNTHETIC, "precision=fp16", "ema=0.9", "optim=sgd", "optim.momentum=0.9"),
+    "the balance of experts": (
+        "model=moe",
+        "model.layers=1",
+        "model.width=16",
+        "model.hidden=16",
+        "data.task=next_token",
+        "data=synthetic",
+        "data.sequence=8",
+    ),
+    "orthogonal momenta": ("model=mlp", *SYNTHETIC, "optim=muon"),
+    "factored moments": ("model=mlp", *SYNTHETIC, "optim=adafactor"),
+    "statistics of batches": ("model._target_=invariance.seen.Normed", *SYNTHETIC),
+}
+
+
+@pytest.mark.parametrize("name", REMEMBERED)
+def test_everything_that_accumulates_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
+    """Rows, and every byte of the last checkpoint."""
+    common = ["steps=9", "batch=8", "trust=[invariance]", "logger=[]", "hook=[]", "checkpoint.every=4", "evaluate.every=3", *REMEMBERED[name]]
+
+    def run(out: Path, *words: str) -> tuple[list[Any], list[bytes]]:
+        plan = resolve(compose([*common, f"out={out}", *words]), Cluster(gpus=0, cpus=1))
+        ranks(plan.world, train, plan)
+        listed = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        rows = [{key: value for key, value in row.items() if "second" not in key} for row in listed]
+        newest = max((out / "checkpoints").glob("step-*"))
+        return rows, [file.read_bytes() for file in sorted(newest.glob("*/*.safetensors"))]
+
+    whole = run(tmp_path / "whole")
+    run(tmp_path / "parts", "stop_after=5")
+    rows, files = run(tmp_path / "parts")
+    assert [row["step"] for row in rows] == list(range(1, 10))
+    assert rows == whole[0]
+    assert files == whole[1] and files

@@ -57,6 +57,7 @@ def use(url: str, options: Mapping[str, Any]) -> None:
     They stay in memory: nothing here writes them, and no message has their secrets.
     """
     _told[_place(url)] = dict(options)
+    _open.pop((os.getpid(), *_place(url)), None)
 
 
 @contextlib.contextmanager
@@ -78,7 +79,7 @@ def read(url: str) -> bytes:
 
 
 def exists(url: str) -> bool:
-    return _remote("look at", url, lambda fs, path: bool(fs.exists(path)))
+    return _remote("look at", url, lambda fs, path: _info(fs, path) is not None)
 
 
 def find(url: str) -> list[str]:
@@ -105,10 +106,8 @@ def size(url: str) -> int:
     """Bytes of a file; -1 when it is not there."""
 
     def look(fs: Any, path: str) -> int:
-        try:
-            return int(fs.info(path)["size"])
-        except FileNotFoundError:
-            return -1
+        found = _info(fs, path)
+        return -1 if found is None else int(found["size"])
 
     return _remote("look at", url, look)
 
@@ -166,7 +165,7 @@ def publish(url: str, data: bytes) -> None:
     """
 
     def create_only(fs: Any, path: str) -> None:
-        if fs.exists(path):  # some servers that speak S3 pass over the condition that makes a put create-only
+        if _info(fs, path):  # some servers that speak S3 pass over the condition that makes a put create-only
             raise FileExistsError("it exists")
         fs.pipe_file(path, data, mode="create")
 
@@ -212,7 +211,7 @@ def remove(url: str) -> None:
 
     def drop_remote(fs: Any, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            if fs.exists(path):
+            if _info(fs, path):
                 fs.rm(path, recursive=True)
 
     if is_local(url):
@@ -248,6 +247,15 @@ def _name(path: str) -> str:
     return path.rstrip("/").rsplit("/", 1)[-1]
 
 
+def _info(fs: Any, path: str) -> dict[str, Any] | None:
+    """fsspec's own `exists` takes every error for an absence."""
+    try:
+        found: dict[str, Any] = fs.info(path)
+    except FileNotFoundError:
+        return None
+    return found
+
+
 def _ls(fs: Any, path: str) -> list[dict[str, Any]]:
     try:
         return list(fs.ls(path, detail=True, refresh=True))
@@ -270,27 +278,35 @@ def _place(url: str) -> tuple[str, str]:
     return SAME.get(parts.scheme, parts.scheme), parts.netloc
 
 
-def _options(url: str) -> dict[str, Any]:
+def _options(url: str, told: Mapping[str, Any]) -> dict[str, Any]:
     if is_local(url):
         return {}
     # the cache of listings lies about other writers: https://github.com/fsspec/s3fs/issues/464
-    return {**CLIENTS.get(_place(url)[0], {}), **_told.get(_place(url), {}), "use_listings_cache": False}
+    return {**CLIENTS.get(_place(url)[0], {}), **told, "use_listings_cache": False}
 
 
-def _filesystem(url: str) -> Any:
-    """One client per process and place, for all threads: a client does not survive a fork, and fsspec keeps one for each thread."""
-    import fsspec
-
+def client(url: str) -> Any:
+    """The fsspec filesystem of a URL: one per process and place, for all threads. A client does not survive a fork, and fsspec has one for each thread."""
     key = (os.getpid(), *_place(url))
     with _lock:
         if key not in _open:
-            options = _options(url)
-            if key[1] == "gs" and (options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")):
-                os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # else its first call asks Google, for a minute
-            fs = fsspec.core.url_to_fs(str(local_path(url)) if is_local(url) else url, skip_instance_cache=True, **options)[0]
-            _calm(key[1], fs)
-            _open[key] = fs
+            _open[key] = connect(url, _told.get(_place(url), {}))
     return _open[key]
+
+
+def connect(url: str, told: Mapping[str, Any]) -> Any:
+    """A new fsspec filesystem for a URL, with these options."""
+    import fsspec
+
+    options = _options(url, told)
+    scheme = _place(url)[0]
+    if scheme == "flaky":  # also where dtrain is not installed
+        fsspec.register_implementation("flaky", "dtrain.testing.flaky.FlakyFileSystem", clobber=True)
+    if scheme == "gs" and (options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")):
+        os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # else its first call asks Google, for a minute
+    fs = fsspec.core.url_to_fs(str(local_path(url)) if is_local(url) else url, skip_instance_cache=True, **options)[0]
+    _calm(scheme, fs)
+    return fs
 
 
 def _calm(scheme: str, fs: Any) -> None:
@@ -311,7 +327,7 @@ def _local(operation: str, url: str, act: Callable[[Path], T]) -> T:
 
 def _remote(operation: str, url: str, act: Callable[[Any, str], T]) -> T:
     def attempt() -> T:
-        fs = _filesystem(url)
+        fs = client(url)
         return act(fs, fs._strip_protocol(str(local_path(url)) if is_local(url) else url))
 
     return _patiently(operation, url, attempt)
@@ -323,7 +339,7 @@ def _patiently(operation: str, url: str, act: Callable[[], T]) -> T:
         try:
             return act()
         except Exception as error:  # every filesystem raises errors of its own; the user gets one line
-            cause = explain(error, url, _options(url))
+            cause = explain(error, url, _told.get(_place(url), {}))
         wait = SystemRandom().uniform(0, min(LONGEST_WAIT, FIRST_WAIT * 2**tries))
         passed = time.monotonic() - begin
         if cause.kind != "busy" or passed + wait > PATIENCE:

@@ -8,7 +8,9 @@ from dtrain.cluster import Cluster
 from dtrain.config import GROUPS, Config
 from dtrain.errors import WordsError
 
-OWN = re.compile(rf"dtrain\.({'|'.join(GROUPS)})\.\w+\.\w+|dtrain\.(train|evaluate|generate)\.\w+|torch\.(nn|optim)\.\w+")
+OWN = re.compile(
+    rf"dtrain\.({'|'.join(GROUPS)})\.\w+\.\w+|dtrain\.(train|evaluate|generate)\.\w+|dtrain\.testing\.faults\.AtStep|torch\.(nn|optim)\.\w+"
+)
 
 
 def targets(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:

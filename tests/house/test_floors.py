@@ -15,7 +15,7 @@ ROOT = Path(dtrain.__file__).parent
 FLOORS = (
     ("errors", "plan", "result", "disk", "cause"),
     ("words", "config", "cluster", "store", "build", "sharding", "signals", "frames"),
-    ("options",),
+    ("options", "testing"),
     ("check", "recipe", "resolve", "preflight", "lease", "blame"),
     ("failure",),
     ("compose",),

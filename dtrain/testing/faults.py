@@ -1,0 +1,339 @@
+"""A fault at a step, at an operation on the local disk, or in a file; each is the real thing: a signal, a dead process, lost bytes.
+
+python -m dtrain devices=2 strategy=ddp hook.fault._target_=dtrain.testing.faults.AtStep hook.fault.action=kill hook.fault.step=5 hook.fault.rank=1
+
+with faults.crashing(out, at=17) as disk:            # the 17th operation on the local disk is the last one
+    with contextlib.suppress(faults.Crash):
+        store.publish(f"{out}/a", b"x")
+disk.cut_power(seed=1)                               # some of what was not synced is gone as well
+"""
+
+import errno
+import os
+import random
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, NoReturn, Protocol
+
+from dtrain import store
+from dtrain.disk import Disk
+
+
+class FaultError(RuntimeError):
+    """What `raise` raises: an error as a rank's own code may have it."""
+
+
+class Crash(BaseException):
+    """The process would be dead here. No `except Exception` catches it, and nothing it had reaches the disk any more."""
+
+
+class Step(Protocol):
+    """Of a hook's StepInfo, what is needed here."""
+
+    @property
+    def step(self) -> int: ...
+
+
+def strike(action: str) -> None:
+    """Do it to this process. Actions: kill (SIGKILL), stop (SIGSTOP), sigterm, raise (FaultError), hang (for ever), or an OSError by its name: ENOSPC, EIO."""
+    if hasattr(errno, action):
+        number = getattr(errno, action)
+        raise OSError(number, os.strerror(number))
+    if action not in ACTIONS:
+        raise ValueError(f"there is no fault {action}. Allowed: {', '.join(ACTIONS)}, and the names of errno")
+    ACTIONS[action]()
+
+
+def _send(number: int) -> Callable[[], None]:
+    return lambda: os.kill(os.getpid(), number)
+
+
+def _raise() -> NoReturn:
+    raise FaultError("a fault on purpose")
+
+
+def _hang() -> NoReturn:
+    while True:
+        time.sleep(3600)
+
+
+ACTIONS: dict[str, Callable[[], None]] = {
+    "kill": _send(signal.SIGKILL), "stop": _send(signal.SIGSTOP), "sigterm": _send(signal.SIGTERM), "raise": _raise, "hang": _hang,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class AtStep:
+    """A hook: `action` on rank `rank` (None: on all) after step `step`, before its checkpoint.
+
+    It strikes when ranks run for the first time, not after a restart. With `once`, a file that need not exist, it strikes when the file is
+    not there yet, and makes it: so once for all restarts, and all commands that name it.
+    """
+
+    every: ClassVar[int] = 1
+    action: str
+    step: int
+    rank: int | None = 0
+    once: str | None = None
+
+    def __call__(self, info: Step) -> None:
+        here = self.rank is None or self.rank == int(os.environ.get("RANK", "0"))
+        if here and info.step == self.step and self._first():
+            strike(self.action)
+
+    def _first(self) -> bool:
+        if self.once is None:
+            return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+        try:
+            Path(f"{self.once}-{os.environ.get('RANK', '0')}" if self.rank is None else self.once).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+
+@dataclass(eq=False)
+class _File:
+    """Its bytes: those written, and those that a power cut leaves for sure. `past`: it was there before, and may be changed past the store."""
+
+    data: bytearray = field(default_factory=bytearray)
+    durable: bytes = b""
+    past: bool = False
+
+
+@dataclass(eq=False)
+class _Folder:
+    """What each name means: to programs, and after a power cut."""
+
+    names: dict[str, "_File | _Folder"] = field(default_factory=dict)
+    durable: dict[str, "_File | _Folder"] = field(default_factory=dict)
+
+
+class CrashingDisk(Disk):
+    """A Disk that counts its operations and strikes at the `at`-th, counted from 0: of a write half is done, of all else nothing.
+
+    It knows what of `root` was synced, and keeps its bytes in memory. What is written past the store (a log that is appended to) counts as synced.
+    """
+
+    def __init__(self, root: Path, at: int | None, action: str) -> None:
+        self.root, self.operations = root, list[str]()
+        """`operations` that were begun, as `write /run/a`."""
+        self._at, self._action, self._dead = at, action, False
+        self._lock, self._open = threading.RLock(), dict[int, tuple[_File, Path]]()
+        root.mkdir(parents=True, exist_ok=True)
+        self._tree = _scan(root)
+
+    def mkdir(self, path: Path) -> None:
+        with self._lock:
+            self._step("mkdir", path)
+            new = not path.is_dir()
+            super().mkdir(path)
+            if new and (folder := self._folder(path.parent)):
+                folder.names[path.name] = _Folder()
+
+    def create(self, path: Path) -> int:
+        with self._lock:
+            self._step("create", path)
+            descriptor = super().create(path)
+            file = _File()
+            if folder := self._folder(path.parent):
+                folder.names[path.name] = file
+            self._open[descriptor] = file, path
+            return descriptor
+
+    def write(self, descriptor: int, data: memoryview) -> int:
+        with self._lock:
+            file, path = self._open[descriptor]
+            if len(self.operations) == self._at and not self._dead and self._action not in ("stop", "sigterm", "hang"):
+                file.data += data[: super().write(descriptor, data[: data.nbytes // 2])]
+            self._step("write", path)
+            taken = super().write(descriptor, data)
+            file.data += data[:taken]
+            return taken
+
+    def fsync(self, descriptor: int) -> None:
+        with self._lock:
+            file, path = self._open[descriptor]
+            self._step("fsync", path)
+            super().fsync(descriptor)
+            file.durable = bytes(file.data)
+
+    def link(self, old: Path, new: Path) -> None:
+        with self._lock:
+            self._step("link", new)
+            super().link(old, new)
+            self._move(old, new, keep=True)
+
+    def replace(self, old: Path, new: Path) -> None:
+        with self._lock:
+            self._step("replace", new)
+            super().replace(old, new)
+            self._move(old, new, keep=False)
+
+    def unlink(self, path: Path) -> None:
+        with self._lock:
+            self._step("unlink", path)
+            super().unlink(path)
+            if folder := self._folder(path.parent):
+                folder.names.pop(path.name, None)
+
+    def rmdir(self, path: Path) -> None:
+        with self._lock:
+            self._step("rmdir", path)
+            super().rmdir(path)
+            if folder := self._folder(path.parent):
+                folder.names.pop(path.name, None)
+
+    def sync(self, folder: Path) -> None:
+        with self._lock:
+            self._step("sync", folder)
+            super().sync(folder)
+            if known := self._folder(folder):
+                known.durable = dict(known.names)
+
+    def cut_power(self, seed: int | None = None) -> None:
+        """Leave under `root` what a power cut leaves: all that was synced, and of the rest nothing, or with a seed any part of it.
+
+        Of a file's bytes that were not synced, a part may be missing at the end, or be zero. Names may come back in any order.
+        """
+        chance = random.Random(seed) if seed is not None else None
+        _refresh(self._tree, self.root)
+        known = set(_paths(self._tree, self.root))
+        past = {path: path.read_bytes() for path in self.root.rglob("*") if path.is_file() and path not in known}
+        shutil.rmtree(self.root)
+        self.root.mkdir()
+        for path, data in (_survivors(self._tree, self.root, chance) | past).items():
+            (path if data is None else path.parent).mkdir(parents=True, exist_ok=True)
+            if data is not None:
+                path.write_bytes(data)
+
+    def _step(self, name: str, path: Path) -> None:
+        if not self._dead:
+            self.operations.append(f"{name} {path}")
+            if len(self.operations) - 1 == self._at and self._action != "crash":
+                strike(self._action)
+            self._dead = len(self.operations) - 1 == self._at and self._action == "crash"
+        if self._dead:
+            raise Crash(f"at operation {self._at}: {self.operations[-1]}")
+
+    def _folder(self, path: Path) -> _Folder | None:
+        """What is known of a folder; None outside of `root`."""
+        if path != self.root and self.root not in path.parents:
+            return None
+        here = self._tree
+        for name in path.relative_to(self.root).parts:
+            below = here.names.setdefault(name, _Folder())
+            assert isinstance(below, _Folder)
+            here = below
+        return here
+
+    def _move(self, old: Path, new: Path, *, keep: bool) -> None:
+        source, target = self._folder(old.parent), self._folder(new.parent)
+        if source is not None and target is not None:
+            target.names[new.name] = source.names[old.name] if keep else source.names.pop(old.name)
+
+
+@contextmanager
+def crashing(root: str | Path, *, at: int | None = None, action: str = "crash") -> Iterator[CrashingDisk]:
+    """Put a CrashingDisk under the store of this process; at=None only counts.
+
+    Actions: crash (Crash is raised, and nothing reaches the disk any more), and those of `strike`.
+    """
+    before, store.disk = store.disk, CrashingDisk(Path(root), at, action)
+    try:
+        yield store.disk
+    finally:
+        store.disk = before
+
+
+def flip(url: str, bit: int = 0) -> None:
+    """Turn one bit of a file over; counted from its beginning, and round when it is shorter."""
+    data = bytearray(store.read(url))
+    data[bit // 8 % len(data)] ^= 1 << bit % 8
+    _over(url, bytes(data))
+
+
+def truncate(url: str, size: int) -> None:
+    """Keep the first `size` bytes of a file; a negative size counts from its end."""
+    _over(url, store.read(url)[:size])
+
+
+def empty(url: str) -> None:
+    """A file of the name is there, and nothing in it."""
+    _over(url, b"")
+
+
+def swap(one: str, other: str) -> None:
+    """Two files change names."""
+    data = store.read(one)
+    _over(one, store.read(other))
+    _over(other, data)
+
+
+def lose(url: str) -> None:
+    """The file is gone."""
+    store.remove(url)
+
+
+def _over(url: str, data: bytes) -> None:
+    if store.is_local(url):
+        store.local_path(url).write_bytes(data)
+    else:
+        store.write(url, data)
+
+
+def _scan(root: Path) -> _Folder:
+    names: dict[str, _File | _Folder] = {path.name: _scan(path) if path.is_dir() else _past(path) for path in root.iterdir()}
+    return _Folder(names, dict(names))
+
+
+def _past(path: Path) -> _File:
+    data = path.read_bytes()
+    return _File(bytearray(data), data, past=True)
+
+
+def _refresh(folder: _Folder, at: Path) -> None:
+    """Take over what happened past the store to files that were there before."""
+    for name, node in list(folder.names.items()):
+        if isinstance(node, _Folder):
+            _refresh(node, at / name)
+        elif node.past and (at / name).exists():
+            folder.names[name] = folder.durable[name] = _past(at / name)
+        elif node.past:
+            del folder.names[name], folder.durable[name]
+
+
+def _paths(folder: _Folder, at: Path) -> Iterator[Path]:
+    for name, node in folder.names.items():
+        yield at / name
+        if isinstance(node, _Folder):
+            yield from _paths(node, at / name)
+
+
+def _survivors(folder: _Folder, at: Path, chance: random.Random | None) -> dict[Path, bytes | None]:
+    """What lies under a folder after the cut: bytes of files, None of folders; what is above comes first."""
+    names = dict(folder.durable)
+    for name in {**folder.durable, **folder.names}:
+        if chance and chance.random() < 0.5:  # this change reached the disk by itself
+            names.pop(name, None)
+            names |= {name: folder.names[name]} if name in folder.names else {}
+    found = dict[Path, bytes | None]()
+    for name, node in names.items():
+        if isinstance(node, _Folder):
+            found |= {at / name: None, **_survivors(node, at / name, chance)}
+        else:
+            found[at / name] = _bytes(node, chance)
+    return found
+
+
+def _bytes(file: _File, chance: random.Random | None) -> bytes:
+    tail = bytes(file.data[len(file.durable) :])
+    if chance is None:
+        return file.durable
+    kept = tail[: chance.randint(0, len(tail))]
+    return file.durable + (kept + bytes(len(tail) - len(kept)) if chance.random() < 0.5 else kept)

@@ -1,0 +1,253 @@
+"""flaky://<scheme>/<path>: any other fsspec filesystem, with faults. flaky://s3/bucket/run is s3://bucket/run, flaky://file//data/run is /data/run.
+
+python -m dtrain out=flaky://file//data/run out_options.share=0.2 out_options.kinds=[503,timeout] out_options.seed=1
+DTRAIN_FLAKY="share=0.2 kinds=503,timeout seed=1" python -m dtrain out=flaky://s3/bucket/run
+
+Whether an operation fails, and how, follows from the seed, the rank and how many operations this process has done: the same again each time.
+"""
+
+import contextlib
+import errno
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from fsspec.spec import AbstractFileSystem
+
+from dtrain import store
+from dtrain.testing.faults import Crash
+
+
+class AnswerError(OSError):
+    """What a server said instead of doing it."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"the server answered {status}")
+        self.status = status
+
+
+ERRORS: dict[str, Callable[[], Exception]] = {
+    "timeout": lambda: TimeoutError("the server did not answer in time"),
+    "cut": lambda: ConnectionResetError(errno.ECONNRESET, "the connection was cut"),
+    **{str(status): lambda status=status: AnswerError(status) for status in (401, 403, 404, 429, 500, 502, 503, 504)},  # type: ignore[misc]
+    **{name: lambda name=name: OSError(getattr(errno, name), os.strerror(getattr(errno, name))) for name in ("EIO", "ENOSPC", "EDQUOT", "EROFS")},  # type: ignore[misc]
+}
+"""Told instead of doing it."""
+KINDS = (*ERRORS, "unanswered", "delay", "hang", "kill", "crash", "partial", "torn", "short", "flip", "unsynced")
+"""
+unanswered  it is done, and a timeout told             partial   a put leaves the first half, and a cut connection is told
+delay       it is done `delay` seconds later           torn      a put leaves the first half, and the process crashes
+hang        it never returns                           short     a put leaves the first half, and nobody is told
+kill        SIGKILL instead of doing it                flip      one bit is turned over, of what is put or of what is read
+crash       faults.Crash, now and for ever after       unsynced  a put that only this process sees, until `cut_power`
+"""
+OF_PUTS = ("partial", "torn", "short", "unsynced")
+OPERATIONS = ("put", "get", "look", "remove")
+
+
+class FlakyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """`share` of the operations fail in one of the `kinds`; or the `at`-th alone does (from 0), or with `on` only operations of those names count.
+
+    `options` are those of the filesystem below. What is not given comes from DTRAIN_FLAKY.
+    """
+
+    protocol = "flaky"
+    cachable = False
+
+    def __init__(self, options: Mapping[str, Any] | None = None, **given: Any) -> None:
+        super().__init__(use_listings_cache=False)
+        told = {**_environment(), **{name: value for name, value in given.items() if name in ("share", "kinds", "at", "on", "seed", "delay")}}
+        self.share, self.delay, self.seed = float(told.get("share", 0)), float(told.get("delay", 1)), int(told.get("seed", 0))
+        self.at = None if told.get("at") is None else int(told["at"])
+        self.kinds, self.on = _words(told.get("kinds", ("503", "timeout", "cut")), KINDS), _words(told.get("on", OPERATIONS), OPERATIONS)
+        self.operations = list[str]()
+        """What was asked for so far, as `put file//run/a`, of those in `on`."""
+        self._options = dict(options or {})
+        self._below = dict[str, Any]()
+        self._unsynced = dict[str, bytes]()
+        self._lock, self._dead = threading.Lock(), False
+
+    def pipe_file(self, path: str, value: Any, mode: str = "overwrite", **_: Any) -> None:
+        fault, fs, below = self._begin("put", path)
+        data = bytes(value)
+        if mode == "create" and path in self._unsynced:
+            raise FileExistsError(path)
+        if fault == "unsynced":
+            self._unsynced[path] = data
+            return
+        if fault in ("partial", "torn", "short"):
+            data = data[: len(data) // 2]
+        if fault == "flip" and data:
+            data = self._flipped(data)
+        if path.startswith("file/"):
+            fs.makedirs(fs._parent(below), exist_ok=True)
+        fs.pipe_file(below, data, mode=mode)
+        self._unsynced.pop(path, None)
+        self._end(fault)
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+        fault, fs, below = self._begin("get", path)
+        data = self._unsynced[path][start:end] if path in self._unsynced else bytes(fs.cat_file(below, start=start, end=end))
+        self._end(fault)
+        return self._flipped(data) if fault == "flip" and data else data
+
+    def put_file(self, lpath: str, rpath: str, **_: Any) -> None:
+        with open(lpath, "rb") as file:  # noqa: PTH123 - a name, as fsspec has it
+            self.pipe_file(self._strip_protocol(rpath), file.read())
+
+    def get_file(self, rpath: str, lpath: str, **_: Any) -> None:
+        data = self.cat_file(self._strip_protocol(rpath))
+        with open(lpath, "wb") as file:  # noqa: PTH123 - a name, as fsspec has it
+            file.write(data)
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        path = self._strip_protocol(path)
+        fault, fs, below = self._begin("look", path)
+        mine = self._unsynced.get(path)
+        found = self._outer(path, fs.info(below)) if mine is None else {"name": path, "size": len(mine), "type": "file"}
+        self._end(fault)
+        return found
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        path = self._strip_protocol(path)
+        fault, fs, below = self._begin("look", path)
+        found = dict[str, dict[str, Any]]()
+        with contextlib.suppress(FileNotFoundError):
+            found = {entry["name"]: entry for entry in (self._outer(path, entry) for entry in fs.ls(below, detail=True))}
+        for name, data in self._unsynced.items():
+            if name.startswith(f"{path}/"):
+                first, below_it, _rest = name.removeprefix(f"{path}/").partition("/")
+                kind, size = ("directory", 0) if below_it else ("file", len(data))
+                found[f"{path}/{first}"] = {"name": f"{path}/{first}", "size": size, "type": kind}
+        if not found:
+            raise FileNotFoundError(path)
+        self._end(fault)
+        return list(found.values()) if detail else list(found)
+
+    def rm_file(self, path: str) -> None:
+        fault, fs, below = self._begin("remove", path)
+        if self._unsynced.pop(path, None) is None:
+            fs.rm_file(below)
+        self._end(fault)
+
+    def rmdir(self, path: str) -> None:
+        fault, fs, below = self._begin("remove", path)
+        with contextlib.suppress(FileNotFoundError, NotImplementedError):
+            fs.rmdir(below)
+        self._end(fault)
+
+    def rm(self, path: str, recursive: bool = False, maxdepth: int | None = None) -> None:
+        for name in reversed(self.expand_path(self._strip_protocol(path), recursive=recursive, maxdepth=maxdepth)):
+            (self.rmdir if self.isdir(name) else self.rm_file)(name)
+
+    def exists(self, path: str, **_: Any) -> bool:
+        return self._type(path) != ""
+
+    def isdir(self, path: str) -> bool:
+        return self._type(path) == "directory"
+
+    def isfile(self, path: str) -> bool:
+        return self._type(path) == "file"
+
+    def find(self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **_: Any) -> Any:
+        """As fsspec's, which passes over the folders that it could not list."""
+        path = self._strip_protocol(path)
+        if self.isfile(path):
+            found: dict[str, dict[str, Any]] = {path: {"name": path, "type": "file"}}
+        else:
+            found = dict(self._walk(path, maxdepth, withdirs))
+        return dict(sorted(found.items())) if detail else sorted(found)
+
+    def ukey(self, path: str) -> str:
+        fault, fs, below = self._begin("look", path)
+        key = str(fs.ukey(below))
+        self._end(fault)
+        return key
+
+    def _open(self, path: str, mode: str = "rb", **more: Any) -> Any:
+        fault, fs, below = self._begin("get" if "r" in mode else "put", path)
+        self._end(fault)
+        return fs.open(below, mode=mode, **more)
+
+    def _type(self, path: str) -> str:
+        try:
+            return str(self.info(path)["type"])
+        except FileNotFoundError:
+            return ""
+
+    def _walk(self, path: str, depth: int | None, withdirs: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+        with contextlib.suppress(FileNotFoundError):
+            for entry in self.ls(path):
+                if entry["type"] == "file" or withdirs:
+                    yield entry["name"], entry
+                if entry["type"] == "directory" and depth != 1:
+                    yield from self._walk(entry["name"], depth and depth - 1, withdirs)
+
+    def cut_power(self) -> None:
+        """What was put and not synced is gone."""
+        self._unsynced.clear()
+
+    def _begin(self, operation: str, path: str) -> tuple[str, Any, str]:
+        """(the fault that is left to do, the filesystem below, the path there)"""
+        fault = self._fault(operation, path)
+        if fault == "delay":
+            time.sleep(self.delay)
+        elif fault == "hang":
+            threading.Event().wait()
+        elif fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif fault == "crash":
+            raise Crash(f"at operation {len(self.operations) - 1}: {self.operations[-1]}")
+        elif fault in ERRORS:
+            raise ERRORS[fault]()
+        scheme, _, below = path.partition("/")
+        with self._lock:
+            if scheme not in self._below:
+                self._below[scheme] = store.connect(f"{scheme}://{below}", self._options)
+        return fault, self._below[scheme], self._below[scheme]._strip_protocol(f"{scheme}://{below}")
+
+    def _fault(self, operation: str, path: str) -> str:
+        if operation not in self.on:
+            return ""
+        with self._lock:
+            if self._dead:
+                return "crash"
+            self.operations.append(f"{operation} {path}")
+            count = len(self.operations) - 1
+            chance = random.Random(f"{self.seed} {os.environ.get('RANK', '0')} {count}")
+            kinds = [kind for kind in self.kinds if operation == "put" or kind not in OF_PUTS]
+            struck = count == self.at if self.at is not None else chance.random() < self.share
+            fault = chance.choice(kinds) if struck and kinds else ""
+            self._dead = fault in ("crash", "torn")
+            return fault
+
+    def _end(self, fault: str) -> None:
+        if fault == "unanswered":
+            raise ERRORS["timeout"]()
+        if fault == "partial":
+            raise ERRORS["cut"]()
+        if fault == "torn":
+            raise Crash(f"in operation {len(self.operations) - 1}: {self.operations[-1]}")
+
+    def _flipped(self, data: bytes) -> bytes:
+        bit = random.Random(f"{self.seed} {len(self.operations)}").randrange(8 * len(data))
+        return data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :]
+
+    def _outer(self, path: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+        scheme = path.partition("/")[0]
+        return {**entry, "name": f"{scheme}/{entry['name'] if scheme == 'file' else entry['name'].lstrip('/')}"}
+
+
+def _words(told: Any, allowed: Sequence[str]) -> tuple[str, ...]:
+    words = tuple(str(told).split(",")) if isinstance(told, str | int) else tuple(map(str, told))
+    if unknown := set(words) - set(allowed):
+        raise ValueError(f"there is no {', '.join(sorted(unknown))}. Allowed: {', '.join(allowed)}")
+    return words
+
+
+def _environment() -> dict[str, str]:
+    return dict(word.split("=", 1) for word in os.environ.get("DTRAIN_FLAKY", "").split())

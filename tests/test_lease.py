@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from launching import started, steps_of, wait_for_step
 from pool import ranks
+from servers import Server
 
 from dtrain import lease, store
 from dtrain.errors import LeaseError, StoreError
@@ -298,26 +299,32 @@ def test_of_runs_that_start_together_one_wins(tmp_path: Path, races: int) -> Non
     assert log.read_text().splitlines() == [f"{token} {what}" for token in range(1, races + 1) for what in ("begins", "ends")]
 
 
-def on_s3(out: str, races: int) -> list[str]:
-    """In a process of its own: a client of S3 starts threads, and its parent must not have one."""
+def on_a_server(out: str, races: int, told: dict[str, Any] | None) -> list[str]:
+    """In a process of its own: clients start threads, and the test's process must not have one."""
+    if told:
+        store.use(out, told)
     rank = int(os.environ["RANK"])
-    told = []
+    answers = []
     for number in range(races):
         url = f"{out}/{number}"
         store.write(f"{url}/ready-{rank}", b"")
-        wait_until(lambda url=url: len(store.children(url)) >= 2 and all(store.exists(f"{url}/ready-{other}") for other in range(2)))  # type: ignore[misc]
+        wait_until(lambda url=url: store.exists(f"{url}/ready-{1 - rank}"))  # type: ignore[misc]
         try:
             with lease.hold(url):
                 lease.verify(url)
                 store.write(f"{url}/answered-{rank}", b"")
                 wait_until(lambda url=url: store.exists(f"{url}/answered-{1 - rank}"))  # type: ignore[misc]
-            told.append("won")
+            answers.append("won")
         except LeaseError:
             store.write(f"{url}/answered-{rank}", b"")
-            told.append("refused")
-    return told
+            answers.append("refused")
+    return answers
 
 
-def test_on_object_storage_one_wins(s3: str) -> None:
-    for pair in zip(*ranks(2, on_s3, f"{s3}/lease-{os.getpid()}", 10), strict=True):
-        assert sorted(pair) == ["refused", "won"]
+@pytest.mark.parametrize(("faults", "races"), [(0.0, 5), (0.2, 1), pytest.param(0.2, 30, marks=pytest.mark.slow)])
+def test_on_object_storage_one_wins(server: Server, faults: float, races: int) -> None:
+    """Also when the storage fails now and then, or creates a file and cannot say so."""
+    url = f"{server.url}/lease-{os.getpid()}-{faults}-{races}"
+    with server.failing(share=faults, kinds=("503", "cut", "lost")) as told:
+        for pair in zip(*ranks(2, on_a_server, url, races, told if faults else None), strict=True):
+            assert sorted(pair) == ["refused", "won"]

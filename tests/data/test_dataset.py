@@ -93,9 +93,9 @@ def test_a_key_that_is_not_there_is_named_with_those_that_are() -> None:
 
 
 def test_what_is_not_map_style_is_refused() -> None:
-    with pytest.raises(WordsError, match="generator is not map-style.*give its items an index"):
+    with pytest.raises(WordsError, match=r"generator is not map-style.*give its items an index"):
         Dataset(x for x in range(3))
-    with pytest.raises(WordsError, match="DataLoader is not map-style.*Give the dataset it reads from"):
+    with pytest.raises(WordsError, match=r"DataLoader is not map-style.*Give the dataset it reads from"):
         Dataset(DataLoader(Squares()))
 
 

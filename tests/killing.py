@@ -8,19 +8,25 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from launching import mentioning, started
 from safetensors.numpy import load
 
-from dtrain import store
+from dtrain import signals, store
 from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint.load import read_file
+from dtrain.launcher import process
+from dtrain.launcher.book import Book
+from dtrain.launcher.server import Server
+from dtrain.plan import Plan
 
 TARGETS = {"rank": 6, "agent": 2, "keeper": 2, "server": 1, "command": 1, "group": 1}
 """What is killed, and how often beside the others."""
@@ -29,6 +35,25 @@ OF_THE_CLOCK = ("step_seconds", "samples_per_second", "tokens_per_second")
 
 def family(command: int) -> dict[str, list[int]]:
     """The processes of a run by what they are, as far as they live now."""
+    parents = _children()
+    servers = [pid for pid, _ in parents.get(command, [])]
+    return {"command": [command], "server": servers} | _below(servers, parents)
+
+
+def below(server: int) -> dict[str, list[int]]:
+    """The same of a server that is no child of a command."""
+    return _below([server], _children())
+
+
+def _below(servers: list[int], parents: Mapping[int, list[tuple[int, str]]]) -> dict[str, list[int]]:
+    below = [child for server in servers for child in parents.get(server, [])]
+    agents = [pid for pid, name in below if name.startswith("dtrain-agent")]
+    keepers = [pid for pid, name in below if name == "dtrain-keeper"]
+    return {"agent": agents, "keeper": keepers, "rank": [pid for agent in agents for pid, _ in parents.get(agent, [])]}
+
+
+def _children() -> dict[int, list[tuple[int, str]]]:
+    """pid -> pids and names of what it forked and lives."""
     parents: dict[int, list[tuple[int, str]]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -36,14 +61,7 @@ def family(command: int) -> dict[str, list[int]]:
             name, _, rest = rest.rpartition(") ")
             if rest[0] != "Z":
                 parents.setdefault(int(rest.split()[1]), []).append((int(pid), name))
-    servers = [pid for pid, _ in parents.get(command, [])]
-    below = [child for server in servers for child in parents.get(server, [])]
-    agents = [pid for pid, name in below if name.startswith("dtrain-agent")]
-    return {
-        "command": [command], "server": servers, "agent": agents,
-        "keeper": [pid for pid, name in below if name == "dtrain-keeper"],
-        "rank": [pid for agent in agents for pid, _ in parents.get(agent, [])],
-    }  # fmt: skip
+    return parents
 
 
 def kill(command: int, target: str, chance: random.Random) -> bool:
@@ -61,13 +79,24 @@ def kill(command: int, target: str, chance: random.Random) -> bool:
 
 
 def survive(
-    words: Sequence[str], out: Path, *, kills: int, seed: int, targets: Mapping[str, int] = TARGETS, longest: float = 1.0, seconds: float = 120
+    words: Sequence[str],
+    out: Path,
+    *,
+    kills: int,
+    seed: int,
+    targets: Mapping[str, int] = TARGETS,
+    longest: float = 1.0,
+    seconds: float = 120,
+    url: str | None = None,
 ) -> dict[str, int]:
     """Start the words, kill something every now and then, start them again when the command itself is dead. How often what was killed.
+
+    `out` is a local folder, and where the run lives unless `url` says another place.
 
     Raises AssertionError, with what was printed, when the command ends in another way than by being killed or done.
     """
     chance, done, deadline = random.Random(seed), dict.fromkeys(targets, 0), time.monotonic() + seconds
+    words = [*words, f"out={url or out}"]
     process = started(out, *words)
     while True:
         _moment(process, chance, longest)
@@ -100,6 +129,30 @@ def _ended(process: "subprocess.Popen[str]") -> str:
     return process.communicate()[0]
 
 
+@contextmanager
+def served(plan: Plan, scratch: Path, **options: Any) -> Iterator[int]:
+    """The launcher's server, forked from this process, which holds torch already: a second less for each test. Its pid."""
+    told = {"restarts": 3, "silence": 15, "wait": 30, "address": None, "here": plan.nodes} | options
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals.WISHES)
+    pid = process.fork(lambda: (process.claim(scratch), Server(plan, scratch, Book.read(scratch), **told).run()), "dtrain-server")
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    try:
+        yield pid
+    finally:
+        process.kill(pid)
+        process.gone(process.memory(scratch), 10)
+        shutil.rmtree(process.memory(scratch), ignore_errors=True)
+
+
+def over(pid: int, scratch: Path, seconds: float = 60) -> dict[str, Any]:
+    """What became of a run, when its server has ended."""
+    deadline = time.monotonic() + seconds
+    while process.ended(pid) is None:
+        assert time.monotonic() < deadline, f"not over after {seconds} s: {below(pid)}"
+        time.sleep(0.02)
+    return dict(json.loads((scratch / "over.json").read_text()))
+
+
 def nothing_left(out: Path, seconds: float = 10) -> bool:
     """Whether no process of the run lives: each has its scratch folder in its command line."""
     deadline = time.monotonic() + seconds
@@ -117,7 +170,7 @@ def leavings(out: str | Path) -> dict[str, Any]:
     tensors = {file["name"]: _arrays(store.join(url, file["name"]), file) for file in commit["files"]}
     return {
         "rows": [{key: value for key, value in row.items() if key not in OF_THE_CLOCK} for row in rows],
-        "step": commit["step"], "facts": commit["facts"], "tensors": tensors,
+        "step": commit["step"], "facts": {key: value for key, value in commit["facts"].items() if key != "seconds"}, "tensors": tensors,
     }  # fmt: skip
 
 

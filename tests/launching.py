@@ -44,8 +44,12 @@ class Killed(Raises):
 
 
 class Slow(Raises):
+    def __init__(self, rank: int, seconds: float = 0.05) -> None:
+        super().__init__(rank)
+        self.seconds = seconds
+
     def forward(self, x: Tensor) -> Tensor:
-        time.sleep(0.05)
+        time.sleep(self.seconds)
         return self.layer(x)
 
 

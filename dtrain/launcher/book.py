@@ -9,11 +9,11 @@ from pathlib import Path
 
 @dataclass
 class Book:
-    """`restarts` in a row: a failure after a step that no round had reached before is the first again."""
+    """`restarts` in a row: a failure in a later step than any before is the first again. `furthest`: the last step that ranks were in."""
 
     round: int = -1
     restarts: int = 0
-    furthest: int = -1
+    furthest: int = 1
     reason: str = ""
 
     @classmethod
@@ -36,8 +36,8 @@ class Book:
 
 
 def _furthest(folder: Path) -> int:
-    """The last step that a rank of a round is known to have done; -1 when none said so."""
-    steps = [-1]
+    """The last step that a rank of a round was in; 0 when none said so."""
+    steps = [0]
     for path in folder.glob("*.json"):
         with contextlib.suppress(ValueError, KeyError, TypeError):
             steps.append(int(json.loads(path.read_text())["step"]))

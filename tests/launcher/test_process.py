@@ -1,0 +1,83 @@
+"""No process outlives the one that forked it, and no folder in memory the run it belongs to."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from dtrain.launcher import process
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_child_dies_with_the_process_that_forked_it() -> None:
+    reading, writing = os.pipe()
+
+    def parent() -> None:
+        os.write(writing, str(process.fork(lambda: time.sleep(60))).encode())
+        time.sleep(60)
+
+    pid = process.fork(parent)
+    child = int(os.read(reading, 20))
+    assert lives(child)
+    process.kill(pid)
+    deadline = time.monotonic() + 5
+    while lives(child) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert not lives(child)
+
+
+def test_how_a_child_ended_is_told() -> None:
+    pids = [process.fork(lambda: None), process.fork(lambda: os._exit(3)), process.fork(lambda: os.kill(os.getpid(), signal.SIGKILL))]
+    codes = []
+    for pid in pids:
+        while (code := process.ended(pid)) is None:
+            time.sleep(0.005)
+        codes.append(code)
+    assert codes == [0, 3, -signal.SIGKILL]
+
+
+def test_a_claimed_folder_is_gone_when_nobody_lives_who_inherited_it(tmp_path: Path) -> None:
+    scratch = tmp_path / f"dtrain-launch-{os.getpid()}"
+    scratch.mkdir()
+
+    def claim() -> None:
+        process.claim(scratch)
+        process.fork(lambda: time.sleep(60))  # dies with this one
+        time.sleep(60)
+
+    pid = process.fork(claim)
+    folder = process.memory(scratch)
+    while not (folder / "lock").exists() or process.gone(folder, 0.01):
+        time.sleep(0.005)
+    process.sweep(tmp_path)
+    assert folder.exists(), "its run lives"
+    process.kill(pid)
+    assert process.gone(folder, 5)
+    process.sweep(tmp_path)
+    assert not folder.exists()
+    assert not scratch.exists()
+
+
+def test_a_folder_that_names_another_scratch_folder_takes_none_with_it(tmp_path: Path) -> None:
+    scratch, other = tmp_path / f"dtrain-launch-{os.getpid()}", tmp_path / "precious"
+    other.mkdir()
+    folder = process.memory(scratch)
+    folder.mkdir()
+    (folder / "lock").write_text(str(other))
+    process.sweep(tmp_path)
+    assert other.exists()
+    assert not folder.exists()
+
+
+def test_a_keeper_that_dies_at_once_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "fork", lambda work, name="": os.fork() or os._exit(1))
+    with pytest.raises(ConnectionError):
+        process.fork_keeper()

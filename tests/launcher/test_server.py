@@ -1,0 +1,81 @@
+"""Rounds: what is killed is replaced and the run goes on; what would fail again is not tried again."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from killing import below, leavings, over, served
+from launching import plan_of, steps_of, wait_for_step
+
+from dtrain import failure
+from dtrain.errors import RankError
+from dtrain.launcher import process
+
+SLOW = ("model._target_=launching.Slow", "model.rank=0", "model.seconds=0.02", "steps=40", "nodes=2", "batch=8", "checkpoint.every=4", "checkpoint.mode=blocking")
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("untouched")
+    with served(plan_of(out / "run", *SLOW), out) as server:
+        assert over(server, out)["error"] is None
+    return out / "run"
+
+
+@pytest.mark.parametrize("target", ["rank", "agent", "keeper"])
+def test_a_run_goes_on_whatever_is_killed(target: str, untouched: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with served(plan_of(out, *SLOW), tmp_path) as server:
+        wait_for_step(out, 10)
+        before = {pid for pids in below(server).values() for pid in pids}
+        os.kill(below(server)[target][-1], signal.SIGKILL)
+        assert over(server, tmp_path)["error"] is None
+        memory = process.memory(tmp_path)
+        assert {path.name for path in memory.iterdir()} == {"lock", "node-0", "node-1"}
+    assert not any(Path(f"/proc/{pid}").exists() for pid in before)
+    assert steps_of(out) == list(range(1, 41))
+    assert leavings(out) == leavings(untouched)
+    started = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines() if '"started"' in line]
+    first, second = (event["step"] for event in started)
+    assert first == 0
+    assert second >= 8
+
+
+def test_an_error_that_comes_before_any_new_step_is_not_tried_again(tmp_path: Path) -> None:
+    with served(plan_of(tmp_path / "run", "model._target_=launching.Raises", "model.rank=1", "model.at=1", "nodes=2"), tmp_path) as server:
+        assert over(server, tmp_path)["round"] == 0
+    with pytest.raises(RankError, match=r"rank 1 failed.*ValueError: planned"):
+        failure.outcome(tmp_path / "round-0", 0)
+
+
+def test_what_dies_again_and_again_ends_the_run(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with served(plan_of(out, *SLOW, "checkpoint.every=0"), tmp_path, restarts=1) as server:
+        for number in range(2):
+            while not (tmp_path / f"round-{number}" / "began-1.json").exists():
+                time.sleep(0.01)
+            os.kill(below(server)["rank"][0], signal.SIGKILL)
+        assert over(server, tmp_path)["round"] == 1
+    with pytest.raises(RankError, match=r"rank [01] was killed"):
+        failure.outcome(tmp_path / "round-1", 0)
+
+
+def test_a_wish_between_two_rounds_begins_no_new_one(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with served(plan_of(out, *SLOW, "nodes=1", "launcher=local"), tmp_path, here=1, address="127.0.0.1:0") as server:
+        wait_for_step(out, 5)
+        os.kill(below(server)["agent"][0], signal.SIGSTOP)  # it ends no rank now
+        for rank in below(server)["rank"]:
+            os.kill(rank, signal.SIGKILL)
+        os.kill(server, signal.SIGTERM)
+        os.kill(below(server)["agent"][0], signal.SIGCONT)
+        assert over(server, tmp_path) == {"round": 0, "error": None, "asked": signal.SIGTERM}
+
+
+def test_a_node_that_never_comes_is_named(tmp_path: Path) -> None:
+    with served(plan_of(tmp_path / "run", *SLOW), tmp_path, here=1, address="127.0.0.1:0", wait=0.5) as server:
+        assert "1 of 2 node(s) are there after 0.5 s, not 1" in over(server, tmp_path)["error"]
+    assert not (tmp_path / "round-0").exists()

@@ -23,6 +23,8 @@ from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint.commit import DamagedError
 from dtrain.checkpoint.drain import Drain, Landed
 from dtrain.checkpoint.load import Reading, mismatches
+from dtrain.checkpoint.memory import VARIABLE as MEMORY
+from dtrain.checkpoint.memory import Copy, Memory
 from dtrain.checkpoint.retention import Policy, Retention
 from dtrain.checkpoint.snapshot import Snapshot
 from dtrain.errors import LeaseError, PreflightError, StoreError
@@ -36,7 +38,7 @@ END_SECONDS = 1.0
 
 class Sharded:
     """A context. `resume` is auto, never or must; `mode` background or blocking; `every`, `keep`, `keep_every`, `best` and `ephemeral` as
-    in retention.py. `before_commit` runs on rank 0, in a thread, after all files are written and before the commit is."""
+    in retention.py; `memory` steps between copies in the memory of the nodes, where there is a folder for them (0: none). `before_commit` runs on rank 0, in a thread, after all files are written and before the commit is."""
 
     def __init__(
         self,
@@ -49,6 +51,7 @@ class Sharded:
         keep_every: int | None = None,
         best: str | None = None,
         ephemeral: int = 0,
+        memory: int = 0,
         mode: Literal["background", "blocking"] = "background",
         before_commit: Callable[[], None] | None = None,
     ) -> None:
@@ -58,6 +61,8 @@ class Sharded:
         self._policy = Policy(every, keep, keep_every, best, ephemeral)
         self._retention = Retention(out, self._policy)
         self._snapshot: Snapshot | None = None
+        self._every_copy, self._restored = memory, False
+        self._memory: Memory | None = None
         self._drain: Drain | None = None
         self._drained: Drain | None = None
         self._step, self._stall = -1, 0.0
@@ -82,11 +87,18 @@ class Sharded:
             self._drain.join(END_SECONDS)
 
     def due(self, step: int) -> bool:
-        return self._policy.due(step)
+        return self._policy.due(step) or self._copies(step)
 
-    def save(self, state: TrainState) -> str:
-        """Copy `state` and return the URL of its checkpoint to be; all ranks call it. One that is still being written is waited for."""
+    def save(self, state: TrainState, *, last: bool = True) -> str:
+        """Copy `state` and return the URL of its checkpoint to be; all ranks call it. One that is still being written is waited for.
+
+        When it is not the `last`, and only a copy in memory is due, there is no checkpoint, and no URL.
+        """
         begin = time.monotonic()
+        if self._copies(state.step):
+            self._copy(state)
+        if not last and not self._policy.due(state.step):
+            return ""
         self._settle()
         if self._last and self._last[0] == state.step:
             return self._last[1]
@@ -126,6 +138,22 @@ class Sharded:
             self._stall = time.monotonic() - begin
         return url
 
+    def _copies(self, step: int) -> bool:
+        return bool(self._every_copy) and MEMORY in os.environ and step % self._every_copy == 0
+
+    def _copy(self, state: TrainState) -> None:
+        """Into the memory of the nodes; where that fails on one rank, no rank tries again."""
+        try:
+            self._nodes().take(state.step, state.tensors(), state.facts())
+        except StoreError as error:
+            self._every_copy = 0
+            self._landed.append(Landed("failed", state.step, os.environ[MEMORY], str(error), 0.0, 0.0))
+
+    def _nodes(self) -> Memory:
+        if self._memory is None:
+            self._memory = Memory(self._mesh, os.environ[MEMORY], self._name())
+        return self._memory
+
     def landed(self) -> list[Landed]:
         """What became of saves since it was asked last; waits for nothing. Raises LeaseError when another run has taken over."""
         if self._drain and self._drain.done:
@@ -157,19 +185,24 @@ class Sharded:
         Raises StoreError when it is of another model, PreflightError when `resume` says that it must or must not be there.
         """
         self.damaged = []
+        copy, again, self._restored = self._newest_copy(), self._restored, True
         candidates = commits.candidates(self._out) if self._mesh.rank == 0 else iter(())
         while chosen := self._next(candidates):
             url, commit = chosen
-            if self._resume == "never":
+            if self._resume == "never" and not again:
                 raise PreflightError(f"resume=never: {self._out} holds a run already. Type out=<another place>, or resume=auto to go on with it.")
+            if copy and copy.step > commit["step"]:
+                break
             if self._load_state(url, commit, state):
-                self._last, self._resume = (state.step, url), "auto"
+                self._last = (state.step, url)
                 self._urls[state.step] = url
                 return {**commit, "url": url}
-        if self._resume == "must":
+        if copy:
+            self._load_copy(copy, state)
+            return {**copy.commit, "url": os.environ[MEMORY]}
+        if self._resume == "must" and not again:
             damaged = f" but damaged ones ({'; '.join(self.damaged)})" * bool(self.damaged)
             raise PreflightError(f"resume=must: there is no checkpoint under {self._out}{damaged}. Type resume=auto to start from the beginning.")
-        self._resume = "auto"  # a second time in one run it may find what the run wrote
         return None
 
     def load_weights(self, source: str, state: TrainState) -> dict[str, Any]:
@@ -184,32 +217,50 @@ class Sharded:
                 return {**commit, "url": url}
         raise StoreError.during("find a checkpoint at", source, "; ".join(self.damaged) or "there is no committed one")
 
+    def _newest_copy(self) -> Copy | None:
+        """What outlived the ranks that were here before; nothing when these ranks have restored before, because then they went too far."""
+        if not self._every_copy or MEMORY not in os.environ:
+            return None
+        copy = None if self._restored else self._nodes().newest()
+        self._nodes().forget(lambda name: copy is not None and name in copy.parts)
+        self._memory = None
+        self._mesh.barrier()
+        return copy
+
+    def _load_copy(self, copy: Copy, state: TrainState) -> None:
+        url, commit = os.environ[MEMORY], copy.commit
+        wanted, averaged = self._wanted(commit, state)
+        self._agree(url, commit, wanted, ("model.", "optim."))
+        self._nodes().fill(copy, wanted)
+        self._finish(url, commit, state, averaged)
+
     def _load_state(self, url: str, commit: Mapping[str, Any], state: TrainState) -> bool:
         """Whether the bytes are good; then they are in `state`."""
-        state.make_room([*commit["tensors"], *commit["facts"]["optim"]])
-        averaged = any(name.startswith("ema.") for name in commit["tensors"])
-        wanted = {name: tensor for name, tensor in state.tensors().items() if averaged or not name.startswith("ema.")}
+        wanted, averaged = self._wanted(commit, state)
         reading = self._verified(url, commit, wanted, ("model.", "optim."))
         if reading is None:
             return False
         self._on_all(f"load {url}", reading.fill)
+        self._finish(url, commit, state, averaged)
+        return True
+
+    def _wanted(self, commit: Mapping[str, Any], state: TrainState) -> tuple[dict[str, Tensor], bool]:
+        """The tensors of `state` that the commit shall fill, and whether it has an average of the weights."""
+        state.make_room([*commit["tensors"], *commit["facts"]["optim"]])
+        averaged = any(name.startswith("ema.") for name in commit["tensors"])
+        return {name: tensor for name, tensor in state.tensors().items() if averaged or not name.startswith("ema.")}, averaged
+
+    def _finish(self, url: str, commit: Mapping[str, Any], state: TrainState, averaged: bool) -> None:
         if state.ema and not averaged:
             state.ema.begin()
         try:
             state.load_facts(commit["facts"])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise StoreError.during("load", url, f"its facts are not those of a run ({type(error).__name__}: {error})") from error
-        return True
 
     def _verified(self, url: str, commit: Mapping[str, Any], wanted: Mapping[str, Tensor], strict: tuple[str, ...]) -> Reading | None:
         """The bytes for `wanted`, verified on every rank; None, and a sentence in `damaged`, when one of them found damage. Raises StoreError."""
-        everywhere = set().union(*self._mesh.gather(list(wanted))) if self._mesh.shape.pp > 1 else set(wanted)
-
-        def check() -> None:
-            if faults := mismatches(commit, wanted, everywhere, strict):
-                raise StoreError.during("load", url, f"it is of another model or optimizer. {'; '.join(faults)}")
-
-        self._on_all(f"load {url}", check)
+        self._agree(url, commit, wanted, strict)
         reading = Reading(url, commit, wanted)
 
         def verify() -> str:
@@ -222,6 +273,16 @@ class Sharded:
         found = next((sentence for sentence in self._on_all(f"load {url}", verify) if sentence), None)
         self.damaged += [found] if found else []
         return None if found else reading
+
+    def _agree(self, url: str, commit: Mapping[str, Any], wanted: Mapping[str, Tensor], strict: tuple[str, ...]) -> None:
+        """Raises StoreError on all ranks when the commit is not of what one of them wants."""
+        everywhere = set().union(*self._mesh.gather(list(wanted))) if self._mesh.shape.pp > 1 else set(wanted)
+
+        def check() -> None:
+            if faults := mismatches(commit, wanted, everywhere, strict):
+                raise StoreError.during("load", url, f"it is of another model or optimizer. {'; '.join(faults)}")
+
+        self._on_all(f"load {url}", check)
 
     def _next(self, candidates: Iterator[tuple[str, dict[str, Any] | None, str]]) -> tuple[str, dict[str, Any]] | None:
         """The next valid commit, the same on every rank; the damaged ones before it are noted."""
@@ -242,12 +303,15 @@ class Sharded:
 
     def _attempt(self) -> str:
         """The name of a folder that never was: the number of the lease, when this run began, which run it is, how many it has written."""
+        self._count += 1
+        return f"{self._name()}-{self._count:04d}"
+
+    def _name(self) -> str:
         if not self._run:
             now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
             name = f"{int(os.environ.get(LEASE, 0)):08d}-{now}-{uuid.uuid4().hex[:8]}"
             self._run = self._on_rank_0(f"save under {self._out}", lambda: name)
-        self._count += 1
-        return f"{self._run}-{self._count:04d}"
+        return self._run
 
     def _settle(self) -> None:
         """Wait for the save under way, and note what became of it."""

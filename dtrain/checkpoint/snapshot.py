@@ -1,7 +1,7 @@
 """A copy of what this rank writes, in memory that every save uses again, laid out as the files will be: the loop waits for this copy alone."""
 
 import mmap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,9 +39,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class File:
-    """One file that is to be written: its bytes are `parts`, of which the second is overwritten by the next snapshot."""
+    """One file that is to be written: its bytes are `parts`, of which the second lies at `begin` in memory and is overwritten by the next snapshot."""
 
     name: str
+    begin: int
     parts: tuple[bytes, memoryview]
     pieces: tuple[Piece, ...]
 
@@ -57,12 +58,12 @@ class File:
 
 
 class Snapshot:
-    """Of the rank with this number; `place` is `Mesh.place`."""
+    """Of the rank with this number; `place` is `Mesh.place`. `room(bytes)` gives other memory than that of the process."""
 
-    def __init__(self, rank: int, place: Mapping[str, int]) -> None:
-        self._rank, self._place = rank, place
+    def __init__(self, rank: int, place: Mapping[str, int], room: Callable[[int], Tensor] | None = None) -> None:
+        self._rank, self._place, self._room = rank, place, room
         self._signature: object = None
-        self._memory: Any = None
+        self.memory = torch.empty(0, dtype=torch.uint8)
         self._targets: list[Tensor] = []
         self._files: list[File] = []
 
@@ -89,20 +90,21 @@ class Snapshot:
             begins.append(total)
             total += -(-sum(piece.bytes for piece in pieces) // ALIGN) * ALIGN
         self._signature, self._targets, self._files = None, [], []
-        self._memory = None  # the old one goes before the new one comes
-        if not total:
-            return
-        self._memory = _memory(total, pinned=any(tensor.is_cuda for tensor in tensors.values()))
-        view = memoryview(self._memory.numpy())
+        self.memory = torch.empty(0, dtype=torch.uint8)  # the old one goes before the new one comes
+        if self._room:
+            self.memory = self._room(total)
+        elif total:
+            self.memory = _memory(total, pinned=any(tensor.is_cuda for tensor in tensors.values()))
+        view: memoryview = self.memory.numpy().data
         for number, (pieces, begin) in enumerate(zip(packed, begins, strict=True)):
             entries, end = dict[str, Entry](), 0
             for piece in pieces:
                 entries[piece.key] = Entry(piece.dtype, piece.shape, end)
                 end = entries[piece.key].end
-                place = self._memory[begin + end - piece.bytes : begin + end]
+                place = self.memory[begin + end - piece.bytes : begin + end]
                 self._targets.append(place.view(piece.dtype).view(piece.shape))
             name = f"rank-{self._rank:05d}-{number:04d}.safetensors"
-            self._files.append(File(name, (header(entries), view[begin : begin + end]), tuple(pieces)))
+            self._files.append(File(name, begin, (header(entries), view[begin : begin + end]), tuple(pieces)))
 
 
 def pack(held: Iterable[tuple[str, Tensor, Sequence[int]]], limit: int = FILE_BYTES) -> Iterable[list[Piece]]:

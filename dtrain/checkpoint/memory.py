@@ -1,0 +1,241 @@
+"""Copies of the state in the memory of the nodes, which outlive the ranks: what the ranks of a node hold lies there, and at the next node too.
+
+    $DTRAIN_MEMORY/<run>-00003-0.bytes, .json     what rank 3 held at one step, and what it is; -1 holds the copy before or after
+
+A copy is there when the description is: it goes before bytes change, and comes, in one piece, after them. A step counts when the copies of all
+ranks that took part are somewhere on the nodes that are left.
+"""
+
+import json
+import mmap
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dtrain.checkpoint import shards
+from dtrain.checkpoint.format import DTYPES, NAMES, strict
+from dtrain.checkpoint.snapshot import File, Snapshot
+from dtrain.errors import StoreError
+from dtrain.mesh import Mesh
+
+VARIABLE = "DTRAIN_MEMORY"
+STEM = re.compile(r"[0-9A-Za-z-]{1,80}-[0-9]{5,9}-[01]")
+
+
+@dataclass(frozen=True)
+class Copy:
+    """The state of the world after a step. `parts`: name of the copy of each rank -> its description; `holders`: -> the ranks beside it."""
+
+    step: int
+    parts: Mapping[str, Mapping[str, Any]]
+    holders: Mapping[str, Sequence[int]]
+
+    @property
+    def commit(self) -> dict[str, Any]:
+        """As a commit says it; `file` of a piece is the name of a rank's copy."""
+        first = min(self.parts.values(), key=lambda part: part["rank"])
+        return {
+            "step": self.step,
+            "facts": {**first["facts"], "optim": {name: value for part in self.parts.values() for name, value in part["facts"]["optim"].items()}},
+            "tensors": {name: facts for part in self.parts.values() for name, facts in part["tensors"].items()},
+            "pieces": [{**piece, "file": stem} for stem, part in self.parts.items() for piece in part["pieces"]],
+        }
+
+
+class Memory:
+    """Of this rank, in a `folder` that all ranks of its node see. `run` is a name that no other start of the ranks has."""
+
+    def __init__(self, mesh: Mesh, folder: str, run: str) -> None:
+        self._mesh, self._folder, self._run = mesh, Path(folder), run
+        self._slots = [Snapshot(mesh.rank, mesh.place, partial(self._map, slot)) for slot in (0, 1)]
+        self._memories: dict[Path, Tensor] = {}
+        self._count = 0
+        self._next, self._sources = _neighbours(mesh)
+
+    def take(self, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Copy what this rank is the one to write, and what the node before holds. All ranks call it. Raises StoreError on all when one has no room."""
+        slot, self._count = self._count % 2, self._count + 1
+        place = self._path(self._mesh.rank, slot, "json")
+        place.unlink(missing_ok=True)
+        files: list[File] = self._on_all(lambda: self._slots[slot].take(tensors))
+        pieces = list[dict[str, Any]]()
+        for file in files:
+            begin = file.begin
+            for piece in file.pieces:
+                described = {
+                    "name": piece.name,
+                    "shape": list(piece.shape),
+                    "offset": list(piece.offset),
+                    "dtype": NAMES[piece.dtype],
+                    "begin": begin,
+                }
+                pieces.append(described)
+                begin += piece.bytes
+        held = {piece["name"] for piece in pieces}
+        shapes = {name: {"shape": list(t.shape), "dtype": str(t.dtype)} for name, t in tensors.items() if name in held or not t.numel()}
+        about = {
+            "step": step,
+            "rank": self._mesh.rank,
+            "world": self._mesh.world,
+            "run": self._run,
+            "facts": facts,
+            "tensors": shapes,
+            "pieces": pieces,
+        }
+        text = json.dumps({**about, "stem": self._stem(self._mesh.rank, slot)}).encode()
+        _appear(place, text)
+        if self._next is not None:
+            self._swap(text, self._slots[slot].memory, slot)
+        if self._count == 2:  # what these ranks began from is not needed any more
+            self.forget(lambda stem: stem.startswith(self._run))
+
+    def newest(self) -> Copy | None:
+        """The newest step that is whole on the nodes that are left; all ranks call it."""
+        mine = dict(_found(self._folder)) if int(os.environ.get("LOCAL_RANK", 0)) == 0 else {}
+        steps: dict[tuple[int, str], tuple[dict[str, Mapping[str, Any]], dict[str, list[int]]]] = {}
+        for rank, found in enumerate(self._mesh.gather(mine)):
+            for stem, about in found.items():
+                parts, holders = steps.setdefault((about["step"], about["run"]), ({}, {}))
+                parts[stem] = about
+                holders.setdefault(stem, []).append(rank)
+        whole = [
+            at for at, (parts, _) in steps.items() if {part["rank"] for part in parts.values()} >= set(range(next(iter(parts.values()))["world"]))
+        ]
+        if not whole:
+            return None
+        parts, holders = steps[max(whole)]
+        return Copy(max(whole)[0], dict(sorted(parts.items())), holders)
+
+    def fill(self, copy: Copy, wanted: Mapping[str, Tensor]) -> None:
+        """Copy the parts of `wanted` that this rank holds; what lies on another node comes from there. All ranks call it."""
+        pieces: dict[str, list[Mapping[str, Any]]] = {}
+        for piece in copy.commit["pieces"]:
+            pieces.setdefault(piece["name"], []).append(piece)
+        held = [shards.Held(tensor, pieces.get(name, [])) for name, tensor in wanted.items()]
+        for stem in copy.parts:
+            data = self._everywhere(stem, copy)
+            for one in held:
+                for number, (piece, *_) in enumerate(one.overlaps):
+                    if piece["file"] == stem:
+                        dtype, size = DTYPES[piece["dtype"]], torch.Size(piece["shape"]).numel()
+                        one.fill(number, data[piece["begin"] :][: size * dtype.itemsize].view(dtype).view(piece["shape"]))
+
+    def forget(self, but: Callable[[str], bool]) -> None:
+        """Remove the copies on this node, but those with these names."""
+        for path in self._folder.glob("*"):
+            if not but(path.stem):
+                path.unlink(missing_ok=True)  # another rank of the node may be faster
+
+    def _everywhere(self, stem: str, copy: Copy) -> Tensor:
+        """The bytes of one rank's copy, on every rank."""
+        path, holders = self._folder / f"{stem}.bytes", copy.holders[stem]
+        here = path.with_suffix(".json").exists()
+        sizes = self._mesh.gather(path.stat().st_size if here else -1)
+        if min(sizes) >= 0:
+            return _read(path)
+        data = _read(path) if here else torch.empty(max(sizes), dtype=torch.uint8)
+        if data.numel():
+            dist.broadcast(data, src=holders[0])
+        return data
+
+    def _swap(self, text: bytes, memory: Tensor, slot: int) -> None:
+        """This rank's copy to the next node, and into this one what the node before sends."""
+        from_ = self._sources
+        sizes = {rank: torch.zeros(2, dtype=torch.int64) for rank in from_}
+        self._exchange(torch.tensor([len(text), memory.numel()]), [sizes[rank] for rank in from_])
+        texts = {rank: torch.empty(int(sizes[rank][0]), dtype=torch.uint8) for rank in from_}
+        self._exchange(torch.frombuffer(bytearray(text), dtype=torch.uint8), list(texts.values()))
+        for rank in from_:
+            self._path(rank, slot, "json").unlink(missing_ok=True)
+        rooms = self._on_all(lambda: [self._room(self._path(rank, slot, "bytes"), int(sizes[rank][1])) for rank in from_])
+        self._exchange(memory, rooms)
+        for rank in from_:
+            _appear(self._path(rank, slot, "json"), bytes(texts[rank].numpy()))
+
+    def _on_all(self, act: Callable[[], Any]) -> Any:
+        """What `act` returns; an error of any rank is raised on all, because the others would wait for it."""
+        error, answer = "", None
+        try:
+            answer = act()
+        except StoreError as failure:
+            error = str(failure)
+        if told := next(filter(None, self._mesh.gather(error)), None):
+            raise StoreError(told)
+        return answer
+
+    def _exchange(self, send: Tensor, receive: list[Tensor]) -> None:
+        """`send` to the next node, `receive` from the ranks of the node before that send here."""
+        works = [dist.isend(send, self._next)] if send.numel() else []
+        works += [dist.irecv(tensor, rank) for tensor, rank in zip(receive, self._sources, strict=True) if tensor.numel()]
+        for work in works:
+            if work:
+                work.wait()
+
+    def _map(self, slot: int, size: int) -> Tensor:
+        return _mapped(self._path(self._mesh.rank, slot, "bytes"), size)
+
+    def _room(self, path: Path, size: int) -> Tensor:
+        if path not in self._memories or self._memories[path].numel() != size:
+            self._memories[path] = _mapped(path, size)
+        return self._memories[path]
+
+    def _stem(self, rank: int, slot: int) -> str:
+        return f"{self._run}-{rank:05d}-{slot}"
+
+    def _path(self, rank: int, slot: int, suffix: str) -> Path:
+        return self._folder / f"{self._stem(rank, slot)}.{suffix}"
+
+
+def _neighbours(mesh: Mesh) -> tuple[int | None, list[int]]:
+    """To which rank of the next node this one sends its copy (None on a single node), and from which ranks of the node before it gets theirs."""
+    places = mesh.gather(int(os.environ.get("GROUP_RANK", 0)))
+    nodes = {node: [rank for rank, place in enumerate(places) if place == node] for node in sorted(set(places))}
+    if len(nodes) < 2:
+        return None, []
+    after = dict(zip(nodes, [*list(nodes)[1:], next(iter(nodes))], strict=True))
+    to = {rank: nodes[after[node]][index % len(nodes[after[node]])] for node, ranks in nodes.items() for index, rank in enumerate(ranks)}
+    return to[mesh.rank], [rank for rank, target in to.items() if target == mesh.rank]
+
+
+def _found(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    for path in folder.glob("*.json"):
+        with suppress(ValueError, KeyError, TypeError, OSError):
+            about = strict(path.read_bytes())
+            if STEM.fullmatch(path.stem) and about["stem"] == path.stem and path.with_suffix(".bytes").exists():
+                yield path.stem, about
+
+
+def _appear(path: Path, text: bytes) -> None:
+    """A file that is there whole or not at all; in memory nothing has to be synced."""
+    beside = path.with_suffix(".new")
+    beside.write_bytes(text)
+    beside.replace(path)
+
+
+def _mapped(path: Path, size: int) -> Tensor:
+    """`size` bytes that are the file itself. Raises StoreError when there is no room: a page that is not there would end the process."""
+    try:
+        with path.open("w+b") as file:
+            if size:
+                os.posix_fallocate(file.fileno(), 0, size)
+                return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=torch.uint8)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise StoreError.during("keep a copy in memory at", str(path), error.strerror or error, "Type checkpoint.memory=0 for none") from error
+    return torch.empty(0, dtype=torch.uint8)
+
+
+def _read(path: Path) -> Tensor:
+    """The bytes of a copy, without another copy of them."""
+    with path.open("r+b") as file:
+        size = path.stat().st_size
+        return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)

@@ -21,7 +21,7 @@ def positive(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict
         "accumulate": (config.accumulate, 1), "stop_after": (config.stop_after, 1), "seed": (config.seed, 0), "log.every": (config.log.every, 1),
         "evaluate.every": (config.evaluate.every, 0), "evaluate.samples": (config.evaluate.samples, 1),
         "checkpoint.every": (config.checkpoint.get("every"), 0), "checkpoint.keep": (config.checkpoint.get("keep"), 1),
-        "checkpoint.keep_every": (config.checkpoint.get("keep_every"), 1), "checkpoint.ephemeral": (config.checkpoint.get("ephemeral"), 0),
+        "checkpoint.keep_every": (config.checkpoint.get("keep_every"), 1), "checkpoint.ephemeral": (config.checkpoint.get("ephemeral"), 0), "checkpoint.memory": (config.checkpoint.get("memory"), 0),
         "optim.lr": (config.optim.get("lr"), 0), "schedule.floor": (config.schedule.get("floor"), 0), "data.holdout": (config.data.get("holdout"), 0),
         "schedule.warmup": (config.schedule.get("warmup"), 0), "data.sequence": (config.data.get("sequence"), 1),
         "spike.window": (config.spike.window, 8), "verify.steps": (config.verify.steps, 1), "generate.tokens": (config.generate.tokens, 1), "generate.temperature": (config.generate.temperature, 0),

@@ -79,11 +79,18 @@ def _by_itself(evidence: Evidence, known: list[Facts]) -> Facts | None:
         code = evidence.ended.get(facts["rank"], {}).get("code")
         if code and facts["rank"] not in spoke:
             late = SEEN_LATE_SECONDS if code in (-signal.SIGKILL, -signal.SIGSEGV) else 0.0
-            found.append((evidence.ended[facts["rank"]]["time"] - late, {**facts, **_ending(code), "exit_code": 1, "message": ""}))
+            found.append(
+                (
+                    evidence.ended[facts["rank"]]["time"] - late,
+                    {**facts, **_ending(code, evidence.stacks.get(facts["rank"], "")), "exit_code": 1, "message": ""},
+                )
+            )
     return min(found, key=lambda entry: float(entry[0]))[1] if found else None
 
 
-def _ending(code: int) -> Facts:
+def _ending(code: int, stack: str) -> Facts:
+    if stack.startswith("Timeout ("):  # its watchdog could not speak
+        return {"kind": "hung", "verb": "hung", "error": "native code held the interpreter"}
     if code > 0:
         return {"kind": "exited", "verb": "ended", "error": f"with exit code {code} and without a word"}
     verb, error = KILLED.get(signal.Signals(-code), ("was killed", signal.Signals(-code).name))

@@ -62,8 +62,8 @@ def lines(frames: Frames) -> list[str]:
 
 
 def current(text: str) -> list[str]:
-    """The stack of the thread in which faulthandler wrote last, outermost line first, without what started the rank."""
-    block = text.rpartition("Current thread ")[2].split("\n\n")[0].splitlines()
+    """The stack of the thread in which faulthandler wrote last, or else of the main one, outermost line first, without what started the rank."""
+    block = text.rpartition("Current thread " if "Current thread " in text else "Thread 0x")[2].split("\n\n")[0].splitlines()
     found = [line for line in block if DUMPED.match(line)]
     return found[: next((index for index, line in enumerate(found) if line.endswith(f" in {STARTED}")), len(found))][::-1]
 

@@ -49,7 +49,9 @@ class Watchdog:
         self._over = False
 
     def beat(self, step: int, seen: int) -> None:
-        """A step begins, after `step` others and `seen` samples. Costs less than a microsecond."""
+        """A step begins, after `step` others and `seen` samples. Costs less than a microsecond, but the first."""
+        if not self._beats:
+            self._arm(2 * FIRST_STEP * self._timeout)
         self._step, self._seen, self._resting = step + 1, seen, False
         self._beats += 1
         failure.STEP.pack_into(self._page, 0, step + 1, seen, self._batch)
@@ -110,7 +112,7 @@ class Watchdog:
     # the thread
 
     def _watch(self) -> None:
-        beats, since, armed = -1, time.monotonic(), False
+        beats, since, looked = -1, time.monotonic(), 0
         while not self._over:
             if select.select([self._ear], [], [], self._timeout / LOOKS)[0] and REPORT in self._ear.recv(4096):
                 self._report()
@@ -122,12 +124,15 @@ class Watchdog:
             patience = self._timeout * (FIRST_STEP if first else 1)
             if now - since > patience:
                 failure.give_up(self._folder, self._mesh.rank, f"no progress for {now - since:.0f} s", **self._now())
-            # should native code hold the interpreter, this thread will not come here again: then the process ends with its stacks told
-            if not self._resting:
-                faulthandler.dump_traceback_later(2 * patience, exit=True, file=self._file)
-            elif armed:
+            if self._beats > looked or not self._resting:
+                self._arm(2 * patience)
+            elif self._beats:
                 faulthandler.cancel_dump_traceback_later()
-            armed = not self._resting
+            looked = self._beats
+
+    def _arm(self, seconds: float) -> None:
+        """Should native code hold the interpreter, no thread comes here again: then the process ends with its stacks told."""
+        faulthandler.dump_traceback_later(seconds, exit=True, file=self._file)
 
     def _report(self) -> None:
         if self._folder:

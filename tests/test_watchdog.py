@@ -72,8 +72,11 @@ def test_the_first_step_has_more_time_and_what_is_between_steps_has_all(tmp_path
 
 
 def test_an_interpreter_held_by_native_code_ends_too_and_leaves_its_stack(tmp_path: Path) -> None:
-    assert ended(lambda: alone(tmp_path, 0.5, int, int, lambda: (time.sleep(0.2), holding_the_interpreter(25)))) == 1
-    assert "in holding_the_interpreter" in (tmp_path / "stack-0.txt").read_text()
+    assert ended(lambda: alone(tmp_path, 0.2, int, int, lambda: holding_the_interpreter(25))) == 1
+    failure.ended(tmp_path, 0, 1)
+    failed = failure.explain(tmp_path)
+    assert failed.line.startswith("rank 0 hung in step 3 (samples 16 to 23): native code held the interpreter, at test_watchdog.py:")
+    assert "in holding_the_interpreter" in failed.line
 
 
 def test_a_crash_leaves_its_stack(tmp_path: Path) -> None:

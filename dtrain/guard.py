@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from dtrain.checkpoint import Checkpoint
 from dtrain.data.stream import Stream
-from dtrain.errors import StoreError
+from dtrain.errors import LeaseError, StoreError
 from dtrain.log import Log
 from dtrain.mesh import Mesh
 from dtrain.model import balanced
@@ -130,7 +130,8 @@ class Guard:
         if self._answer == "rewind" and self._rewinds[spike.step] < MOST:
             self._rewind(spike, checkpoint, log)
         else:
-            self._back(spike, log)
+            self._back(spike)
+            log.back(self._state.step)
             self.reason = _sentence(spike, self._stream.samples(spike.first), self._answer)
         return True
 
@@ -141,7 +142,8 @@ class Guard:
             spike = self._found.popleft()
             self._tell(spike, log)
             if self._answer != "skip":
-                self._back(spike, log)
+                self._back(spike)
+                log.back(self._state.step)
 
     def state_dict(self) -> dict[str, Any]:
         return {"norms": list(self._norms), "losses": list(self._losses), "row": self._row}
@@ -213,7 +215,7 @@ class Guard:
         log.event("spike", answer=self._answer, **vars(spike), samples=self._stream.samples(spike.first))
         log.note(f"step {spike.step}: {spike.why}: {self._answer}")
 
-    def _back(self, spike: Spike, log: Log) -> None:
+    def _back(self, spike: Spike) -> None:
         """The step was not taken: the state is the one before it."""
         self._state.step = spike.step - 1
         self._stream.pass_over((), seen=spike.first)
@@ -222,13 +224,17 @@ class Guard:
         self._halted.zero_()
         for experts in balanced(self._state.model):
             experts.balance(torch.zeros_like)  # forget what the step counted, and move nothing
-        log.back(self._state.step)
 
     def _rewind(self, spike: Spike, checkpoint: Checkpoint, log: Log) -> None:
         """Go back to the newest checkpoint, and leave these samples out when they come again. Raises StoreError when there is none."""
         self._rewinds[spike.step] += 1
-        checkpoint.wait()
-        self._back(spike, log)
+        try:
+            checkpoint.wait()
+        except LeaseError:
+            raise
+        except StoreError:  # the newest save failed: an older one stands
+            pass
+        self._back(spike)
         if self._state.optimizer:
             forget(self._state.optimizer)
         for module in self._wrapped.modules():

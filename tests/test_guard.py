@@ -96,8 +96,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return losses(out)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, 1e4])
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize(("mesh", "value"), [*((mesh, math.nan) for mesh in MESHES), ("one", math.inf), ("one", 1e4), ("ddp", 1e4)])
 def test_stop_ends_before_the_bad_step_with_its_state_saved(mesh: str, value: float, clean: list[float], tmp_path: Path) -> None:
     result = run(tmp_path, "on_spike=stop", "spike.sigma=6", *MESHES[mesh], value=value)
     assert (result.status, result.step, result.exit_code) == ("spiked", BAD_STEP - 1, 1)
@@ -105,7 +104,8 @@ def test_stop_ends_before_the_bad_step_with_its_state_saved(mesh: str, value: fl
     assert losses(tmp_path) == pytest.approx(clean[: BAD_STEP - 1], rel=2e-6)
     assert find(str(tmp_path))[1]["step"] == BAD_STEP - 1
     assert events(tmp_path, "spike")[0]["samples"] == of_step(BAD_STEP)
-    assert run(tmp_path, "on_spike=stop", "spike.sigma=6", *MESHES[mesh], value=value).step == BAD_STEP - 1, "the same words meet the same sample"
+    if mesh == "one":
+        assert run(tmp_path, "on_spike=stop", "spike.sigma=6", value=value).step == BAD_STEP - 1, "the same words meet the same sample"
 
 
 def test_stop_alone_looks_for_no_jump(tmp_path: Path) -> None:
@@ -113,9 +113,8 @@ def test_stop_alone_looks_for_no_jump(tmp_path: Path) -> None:
     assert run(tmp_path / "nan").status == "spiked"
 
 
-@pytest.mark.parametrize("value", [math.nan, 1e4])
+@pytest.mark.parametrize(("mesh", "value"), [*((mesh, 1e4) for mesh in MESHES), ("fsdp", math.nan)])
 @pytest.mark.parametrize("answer", ["skip", "rewind"])
-@pytest.mark.parametrize("mesh", MESHES)
 def test_the_run_goes_on_without_the_bad_samples(mesh: str, answer: str, value: float, clean: list[float], tmp_path: Path) -> None:
     run(tmp_path / "one", f"on_spike={answer}", value=value)
     result = run(tmp_path / "out", f"on_spike={answer}", *MESHES[mesh], value=value)
@@ -143,13 +142,12 @@ def test_a_restart_behind_it_gives_the_same_run(answer: str, tmp_path: Path) -> 
     run(tmp_path / "parts", last, *words[1:])
     assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=0, abs=0, nan_ok=True)
     (there, one), (here, other) = find(str(tmp_path / "whole")), find(str(tmp_path / "parts"))
-    assert one["facts"] == other["facts"]
-    for name in ("rank-00000-0.safetensors", "rank-00001-0.safetensors"):
-        assert Path(there, name).read_bytes() == Path(here, name).read_bytes()
+    assert {**one["facts"], "seconds": 0} == {**other["facts"], "seconds": 0}
+    for file in one["files"]:
+        assert Path(there, file["name"]).read_bytes() == Path(here, file["name"]).read_bytes()
 
 
-@pytest.mark.parametrize("steps", [(BAD_STEP,), (BAD_STEP, BAD_STEP + 2), (STEPS,)])
-@pytest.mark.parametrize("mesh", ["one", "fsdp"])
+@pytest.mark.parametrize(("mesh", "steps"), [("one", (BAD_STEP, BAD_STEP + 2)), ("fsdp", (BAD_STEP,)), ("one", (STEPS,))])
 @pytest.mark.parametrize("answer", ["stop", "skip", "rewind"])
 def test_a_device_that_tells_later_gives_the_same_run(
     answer: str, mesh: str, steps: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

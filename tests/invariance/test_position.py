@@ -217,3 +217,15 @@ def test_everything_that_accumulates_goes_on_bit_for_bit(name: str, tmp_path: Pa
     assert [row["step"] for row in rows] == list(range(1, 10))
     assert rows == whole[0]
     assert files == whole[1] and files
+
+
+def test_a_run_that_died_after_its_last_commit_says_the_same_result(tmp_path: Path) -> None:
+    """No step runs any more; the seconds of all starts are added up."""
+    common = ["model=mlp", *SYNTHETIC, "steps=6", "logger=[]", "checkpoint.every=2", f"out={tmp_path}"]
+
+    def run(*words: str) -> Any:
+        return ranks(1, train, resolve(compose([*common, *words]), Cluster(gpus=0, cpus=1)))[0]
+
+    stopped, finished, again = run("stop_after=4"), run(), run()
+    assert stopped.wall_seconds < finished.wall_seconds < again.wall_seconds
+    assert (again.status, again.step, again.loss, again.metrics) == (finished.status, finished.step, finished.loss, finished.metrics)

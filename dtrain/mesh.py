@@ -11,7 +11,7 @@ made when it is first asked for; all ranks ask for the same views in the same or
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from dtrain.errors import StoreError
 from dtrain.plan import AXES, MeshShape
 
 
@@ -93,6 +94,23 @@ class Mesh:
     def barrier(self) -> None:
         if self.world > 1:
             dist.barrier()
+
+    def on_all(self, what: str, act: Callable[[], Any]) -> list[Any]:
+        """What `act` returned on each rank. An error of any rank is raised on all, so that they stop together; only text crosses. Raises StoreError."""
+        error, answer = None, None
+        try:
+            answer = act()
+        except (StoreError, OSError) as failure:
+            error = str(failure)
+        answers = self.gather((error, answer))
+        for rank, (failed, _) in enumerate(answers):
+            if failed:
+                raise StoreError(f"cannot {what}: rank {rank}: {failed}" if self.world > 1 else failed)
+        return [answer for _, answer in answers]
+
+    def on_rank_0(self, what: str, act: Callable[[], Any]) -> Any:
+        """What `act` returned on rank 0, on every rank."""
+        return self.on_all(what, act if self.rank == 0 else lambda: None)[0]
 
     # letters: what threads tell each other while the ranks compute, because collectives are the loop's
 

@@ -3,7 +3,7 @@
     <out>/checkpoints/step-00000100/<attempt>/rank-00000-0000.safetensors ... COMMIT.json
 
 The loop stands still for a copy (snapshot.py); the copy is written and committed beside it (drain.py); what is old goes (retention.py); any mesh
-reads what any other wrote (load.py). A directory is never written twice; what has no valid COMMIT.json is not a checkpoint.
+reads what any other wrote (restore.py, load.py). Between, copies may stay in the memory of the nodes (memory.py). A directory is never written twice; what has no valid COMMIT.json is not a checkpoint.
 """
 
 import contextlib
@@ -13,18 +13,15 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
-
-from torch import Tensor
 
 from dtrain import store
 from dtrain.checkpoint import commit as commits
-from dtrain.checkpoint.commit import DamagedError
 from dtrain.checkpoint.drain import Drain, Landed
-from dtrain.checkpoint.load import Reading, mismatches
 from dtrain.checkpoint.memory import VARIABLE as MEMORY
 from dtrain.checkpoint.memory import Copy, Memory
+from dtrain.checkpoint.restore import Restore
 from dtrain.checkpoint.retention import Policy, Retention
 from dtrain.checkpoint.snapshot import Snapshot
 from dtrain.errors import LeaseError, PreflightError, StoreError
@@ -32,8 +29,8 @@ from dtrain.lease import VARIABLE as LEASE
 from dtrain.mesh import Mesh
 from dtrain.state import TrainState
 
-END_SECONDS = 1.0
-"""How long a run that failed waits for what is still being written."""
+END_SECONDS = 30.0, 1.0
+"""How long a run that failed waits for what is still being written: alone, and on several ranks, of which one may be gone."""
 
 
 class Sharded:
@@ -81,10 +78,10 @@ class Sharded:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """After an error the save that is still being written is given up; else it was waited for."""
+        """After an error the save that is still being written gets a little time, and is given up then; else it was waited for."""
         if self._drain and kind:
+            self._drain.join(END_SECONDS[self._mesh.world > 1])
             self._drain.stop()
-            self._drain.join(END_SECONDS)
 
     def due(self, step: int) -> bool:
         return self._policy.due(step) or self._copies(step)
@@ -138,22 +135,6 @@ class Sharded:
             self._stall = time.monotonic() - begin
         return url
 
-    def _copies(self, step: int) -> bool:
-        return bool(self._every_copy) and MEMORY in os.environ and step % self._every_copy == 0
-
-    def _copy(self, state: TrainState) -> None:
-        """Into the memory of the nodes; where that fails on one rank, no rank tries again."""
-        try:
-            self._nodes().take(state.step, state.tensors(), state.facts())
-        except StoreError as error:
-            self._every_copy = 0
-            self._landed.append(Landed("failed", state.step, os.environ[MEMORY], str(error), 0.0, 0.0))
-
-    def _nodes(self) -> Memory:
-        if self._memory is None:
-            self._memory = Memory(self._mesh, os.environ[MEMORY], self._name())
-        return self._memory
-
     def landed(self) -> list[Landed]:
         """What became of saves since it was asked last; waits for nothing. Raises LeaseError when another run has taken over."""
         if self._drain and self._drain.done:
@@ -182,124 +163,66 @@ class Sharded:
     def restore(self, state: TrainState) -> dict[str, Any] | None:
         """The newest checkpoint of which every rank finds its bytes as they were saved, into `state`; all ranks call it. Its commit, or None.
 
-        Raises StoreError when it is of another model, PreflightError when `resume` says that it must or must not be there.
+        Raises StoreError when it is of another model, PreflightError when `resume` says that it must or must not be there. When it is called
+        again, the run goes back: to what is committed, whatever `resume` says.
         """
-        self.damaged = []
-        copy, again, self._restored = self._newest_copy(), self._restored, True
-        candidates = commits.candidates(self._out) if self._mesh.rank == 0 else iter(())
-        while chosen := self._next(candidates):
-            url, commit = chosen
-            if self._resume == "never" and not again:
+        copy, resume, self._resume = self._newest_copy(), self._resume, "auto"
+        restore = Restore(self._mesh)
+        self.damaged = restore.damaged
+        for url, commit in restore.candidates(lambda: commits.candidates(self._out)):
+            if resume == "never":
                 raise PreflightError(f"resume=never: {self._out} holds a run already. Type out=<another place>, or resume=auto to go on with it.")
             if copy and copy.step > commit["step"]:
                 break
-            if self._load_state(url, commit, state):
+            if restore.load(url, commit, state):
                 self._last = (state.step, url)
                 self._urls[state.step] = url
                 return {**commit, "url": url}
         if copy:
-            self._load_copy(copy, state)
+            restore.load_copy(self._nodes(), copy, os.environ[MEMORY], state)
             return {**copy.commit, "url": os.environ[MEMORY]}
-        if self._resume == "must" and not again:
+        if resume == "must":
             damaged = f" but damaged ones ({'; '.join(self.damaged)})" * bool(self.damaged)
             raise PreflightError(f"resume=must: there is no checkpoint under {self._out}{damaged}. Type resume=auto to start from the beginning.")
         return None
 
     def load_weights(self, source: str, state: TrainState) -> dict[str, Any]:
         """Weights only, from a run's `out`, a step's folder or one attempt; all ranks call it. Raises StoreError."""
-        found = commits.found_at(source) if self._mesh.rank == 0 else iter(())
-        while chosen := self._next(found):
-            url, commit = chosen
-            wanted = {name: tensor for name, tensor in state.tensors().items() if name.startswith("model.")}
-            reading = self._verified(url, commit, wanted, ("model.",))
-            if reading:
-                self._on_all(f"load {url}", reading.fill)
+        restore = Restore(self._mesh)
+        for url, commit in restore.candidates(lambda: commits.found_at(source)):
+            if restore.load_weights(url, commit, state):
                 return {**commit, "url": url}
-        raise StoreError.during("find a checkpoint at", source, "; ".join(self.damaged) or "there is no committed one")
+        raise StoreError.during("find a checkpoint at", source, "; ".join(restore.damaged) or "there is no committed one")
+
+    # copies in memory
+
+    def _copies(self, step: int) -> bool:
+        return bool(self._every_copy) and MEMORY in os.environ and step % self._every_copy == 0
+
+    def _copy(self, state: TrainState) -> None:
+        """Into the memory of the nodes; where that fails on one rank, no rank tries again."""
+        try:
+            self._nodes().take(state.step, state.tensors(), state.facts())
+        except StoreError as error:
+            self._every_copy = 0
+            self._landed.append(Landed("failed", state.step, os.environ[MEMORY], str(error), 0.0, 0.0))
+
+    def _nodes(self) -> Memory:
+        if self._memory is None:
+            self._memory = Memory(self._mesh, os.environ[MEMORY], self._name())
+        return self._memory
 
     def _newest_copy(self) -> Copy | None:
         """What outlived the ranks that were here before; nothing when these ranks have restored before, because then they went too far."""
         if not self._every_copy or MEMORY not in os.environ:
             return None
-        copy = None if self._restored else self._nodes().newest()
+        copy, self._restored = None if self._restored else self._nodes().newest(), True
         self._nodes().forget(lambda name: copy is not None and name in copy.parts)
         self._memory = None
         self._mesh.barrier()
         return copy
 
-    def _load_copy(self, copy: Copy, state: TrainState) -> None:
-        url, commit = os.environ[MEMORY], copy.commit
-        wanted, averaged = self._wanted(commit, state)
-        self._agree(url, commit, wanted, ("model.", "optim."))
-        self._nodes().fill(copy, wanted)
-        self._finish(url, commit, state, averaged)
-
-    def _load_state(self, url: str, commit: Mapping[str, Any], state: TrainState) -> bool:
-        """Whether the bytes are good; then they are in `state`."""
-        wanted, averaged = self._wanted(commit, state)
-        reading = self._verified(url, commit, wanted, ("model.", "optim."))
-        if reading is None:
-            return False
-        self._on_all(f"load {url}", reading.fill)
-        self._finish(url, commit, state, averaged)
-        return True
-
-    def _wanted(self, commit: Mapping[str, Any], state: TrainState) -> tuple[dict[str, Tensor], bool]:
-        """The tensors of `state` that the commit shall fill, and whether it has an average of the weights."""
-        state.make_room([*commit["tensors"], *commit["facts"]["optim"]])
-        averaged = any(name.startswith("ema.") for name in commit["tensors"])
-        return {name: tensor for name, tensor in state.tensors().items() if averaged or not name.startswith("ema.")}, averaged
-
-    def _finish(self, url: str, commit: Mapping[str, Any], state: TrainState, averaged: bool) -> None:
-        if state.ema and not averaged:
-            state.ema.begin()
-        try:
-            state.load_facts(commit["facts"])
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise StoreError.during("load", url, f"its facts are not those of a run ({type(error).__name__}: {error})") from error
-
-    def _verified(self, url: str, commit: Mapping[str, Any], wanted: Mapping[str, Tensor], strict: tuple[str, ...]) -> Reading | None:
-        """The bytes for `wanted`, verified on every rank; None, and a sentence in `damaged`, when one of them found damage. Raises StoreError."""
-        self._agree(url, commit, wanted, strict)
-        reading = Reading(url, commit, wanted)
-
-        def verify() -> str:
-            try:
-                reading.verify()
-            except DamagedError as error:
-                return str(error)
-            return ""
-
-        found = next((sentence for sentence in self._on_all(f"load {url}", verify) if sentence), None)
-        self.damaged += [found] if found else []
-        return None if found else reading
-
-    def _agree(self, url: str, commit: Mapping[str, Any], wanted: Mapping[str, Tensor], strict: tuple[str, ...]) -> None:
-        """Raises StoreError on all ranks when the commit is not of what one of them wants."""
-        everywhere = set().union(*self._mesh.gather(list(wanted))) if self._mesh.shape.pp > 1 else set(wanted)
-
-        def check() -> None:
-            if faults := mismatches(commit, wanted, everywhere, strict):
-                raise StoreError.during("load", url, f"it is of another model or optimizer. {'; '.join(faults)}")
-
-        self._on_all(f"load {url}", check)
-
-    def _next(self, candidates: Iterator[tuple[str, dict[str, Any] | None, str]]) -> tuple[str, dict[str, Any]] | None:
-        """The next valid commit, the same on every rank; the damaged ones before it are noted."""
-
-        def look() -> tuple[list[str], tuple[str, dict[str, Any]] | None]:
-            damaged = list[str]()
-            for url, commit, fault in candidates:
-                if commit is not None:
-                    return damaged, (url, commit)
-                damaged.append(fault)
-            return damaged, None
-
-        damaged: list[str]
-        chosen: tuple[str, dict[str, Any]] | None
-        damaged, chosen = self._on_rank_0(f"restore from {self._out}", look)
-        self.damaged += damaged
-        return chosen
+    # saves under way
 
     def _attempt(self) -> str:
         """The name of a folder that never was: the number of the lease, when this run began, which run it is, how many it has written."""
@@ -310,7 +233,7 @@ class Sharded:
         if not self._run:
             now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
             name = f"{int(os.environ.get(LEASE, 0)):08d}-{now}-{uuid.uuid4().hex[:8]}"
-            self._run = self._on_rank_0(f"save under {self._out}", lambda: name)
+            self._run = self._mesh.on_rank_0(f"save under {self._out}", lambda: name)
         return self._run
 
     def _settle(self) -> None:
@@ -346,20 +269,3 @@ class Sharded:
         for step in [step for step in self._scores if step in self._urls]:
             with contextlib.suppress(StoreError):  # it is remembered for as long as the run lasts
                 self._retention.score(self._urls[step], self._scores.pop(step))
-
-    def _on_all(self, what: str, act: Callable[[], Any]) -> list[Any]:
-        """What `act` returned on each rank. An error of any rank is raised on all, so that they stop together; only text crosses."""
-        error, answer = None, None
-        try:
-            answer = act()
-        except (StoreError, OSError) as failure:
-            error = str(failure)
-        answers = self._mesh.gather((error, answer))
-        for rank, (failed, _) in enumerate(answers):
-            if failed:
-                raise StoreError(f"cannot {what}: rank {rank}: {failed}" if self._mesh.world > 1 else failed)
-        return [answer for _, answer in answers]
-
-    def _on_rank_0(self, what: str, act: Callable[[], Any]) -> Any:
-        """What `act` returned on rank 0, on every rank."""
-        return self._on_all(what, act if self._mesh.rank == 0 else lambda: None)[0]

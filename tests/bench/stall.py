@@ -1,22 +1,22 @@
 """How long training stands still for a checkpoint, against `torch.save` of the same state, in interleaved rounds; and what reading back costs.
 
-    OMP_NUM_THREADS=1 python tests/bench/stall.py [--width 1024] [--rounds 7] [--folder /tmp/stall]
+    OMP_NUM_THREADS=1 python tests/bench/stall.py [--width 512] [--rounds 7]
 
 Bytes are the same in all: a GPT with AdamW's state on the CPU. `torch.save` writes to the page cache; a commit is synced to the disk.
 """
 
 import argparse
 import hashlib
-import shutil
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import torch
 
+from dtrain.backend.gloo import Gloo
 from dtrain.build import build
 from dtrain.checkpoint.sharded import Sharded
 from dtrain.mesh import Mesh
@@ -47,17 +47,9 @@ def trained(width: int) -> TrainState:
     return state
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--width", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--folder", type=Path, default=Path("/tmp/stall"))
-    options = parser.parse_args()
-    state = trained(options.width)
-    place = {"batch": 0, "tp": 0, "expert_copy": 0}
-    mesh = cast(Mesh, SimpleNamespace(rank=0, world=1, shape=MeshShape(), place=place, gather=lambda value: [value], timeout=60))
-    out = options.folder / "out"
-    options.folder.mkdir(parents=True, exist_ok=True)
+def measure(mesh: Mesh, state: TrainState, folder: Path, rounds: int) -> None:
+    out, theirs = folder / "out", folder / "theirs.pt"
+    folder.mkdir(parents=True, exist_ok=True)
     checkpoint = Sharded(out=str(out), mesh=mesh, resume="auto", every=1, keep=1)
     rows: dict[str, list[float]] = {"torch.save": [], "stall": [], "drain": [], "torch.load": [], "restore": [], "digests": []}
 
@@ -68,22 +60,30 @@ def main() -> None:
     first = seconds(save)
     checkpoint.wait()
     size = sum(path.stat().st_size for path in out.rglob("*.safetensors"))
-    for _ in range(options.rounds):
-        rows["torch.save"].append(seconds(lambda: torch.save(state.tensors(), options.folder / "theirs.pt")))
+    for _ in range(rounds):
+        rows["torch.save"].append(seconds(lambda: torch.save(state.tensors(), theirs)))
         rows["stall"].append(seconds(save))
         rows["drain"].append(rows["stall"][-1] + seconds(checkpoint.wait))
-        rows["torch.load"].append(seconds(lambda: torch.load(options.folder / "theirs.pt")))
+        rows["torch.load"].append(seconds(lambda: torch.load(theirs)))
         rows["restore"].append(seconds(lambda: Sharded(out=str(out), mesh=mesh, resume="must", every=1, keep=1).restore(state)))
         files = [path.read_bytes() for path in out.rglob("*.safetensors")]
         rows["digests"].append(seconds(lambda files=files: [hashlib.sha256(data).digest() for data in files]))
-    print(f"{size / 1e6:.0f} MB, {options.rounds} rounds; the first save stood still for {first:.3f} s")
+    print(f"{size / 1e6:.0f} MB, {rounds} rounds; the first save stood still for {first:.3f} s")
     for name, times in rows.items():
         against = "torch.load" if name in ("torch.load", "restore", "digests") else "torch.save"
         ratios = [a / b for a, b in zip(times, rows[against], strict=True)]
         print(
             f"{name:12} {statistics.median(times):.3f} s  ratio to {against} {statistics.median(ratios):.2f} ({min(ratios):.2f}..{max(ratios):.2f})"
         )
-    shutil.rmtree(options.folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    with Gloo(timeout=60).open(), tempfile.TemporaryDirectory() as folder:
+        measure(Mesh(MeshShape(), device="cpu"), trained(options.width), Path(folder), options.rounds)
 
 
 if __name__ == "__main__":

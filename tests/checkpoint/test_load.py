@@ -4,7 +4,6 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -22,10 +21,9 @@ from dtrain.mesh import Mesh
 from dtrain.plan import MeshShape
 from dtrain.state import TrainState
 
-ALONE = cast(
-    Mesh,
-    SimpleNamespace(rank=0, world=1, shape=MeshShape(), place={"batch": 0, "tp": 0, "expert_copy": 0}, gather=lambda value: [value], timeout=60),
-)
+ALONE = Mesh.__new__(Mesh)
+"""A mesh of one rank, without a process group: a thousand loads in a few seconds."""
+ALONE.rank, ALONE.world, ALONE.shape, ALONE.batch_rank, ALONE.coordinate = 0, 1, MeshShape(), 0, {"tp": 0}
 
 
 class Held:

@@ -1,0 +1,107 @@
+"""From a commit, or a copy in memory, into the state: all ranks from the same one, and none from one in which any of them found damage."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from dtrain.checkpoint.commit import DamagedError
+from dtrain.checkpoint.load import Reading, mismatches
+from dtrain.checkpoint.memory import Copy, Memory
+from dtrain.errors import StoreError
+from dtrain.mesh import Mesh
+from dtrain.state import TrainState
+
+Commit = Mapping[str, Any]
+Candidates = Iterator[tuple[str, dict[str, Any] | None, str]]
+"""As `commits.candidates` yields them."""
+
+
+class Restore:
+    """All ranks call all of it, in the same order. What is passed over is noted in `damaged`."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self.damaged: list[str] = []
+
+    def candidates(self, look: Callable[[], Candidates]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(URL, commit) of what rank 0 finds by `look`, newest first, on every rank."""
+        found = look() if self._mesh.rank == 0 else iter(())
+
+        def following() -> tuple[list[str], tuple[str, dict[str, Any]] | None]:
+            damaged = list[str]()
+            for url, commit, fault in found:
+                if commit is not None:
+                    return damaged, (url, commit)
+                damaged.append(fault)
+            return damaged, None
+
+        while True:
+            damaged, chosen = self._mesh.on_rank_0("look for checkpoints", following)
+            self.damaged += damaged
+            if chosen is None:
+                return
+            yield chosen
+
+    def load(self, url: str, commit: Commit, state: TrainState) -> bool:
+        """Whether the bytes are as they were saved; then they are in `state`. Raises StoreError when they are of another model or optimizer."""
+        wanted = self._wanted(commit, state)
+        if not self._fill(url, commit, wanted, ("model.", "optim.")):
+            return False
+        self._finish(url, commit, state, wanted)
+        return True
+
+    def load_weights(self, url: str, commit: Commit, state: TrainState) -> bool:
+        """As `load`, the weights alone."""
+        return self._fill(url, commit, {name: tensor for name, tensor in state.tensors().items() if name.startswith("model.")}, ("model.",))
+
+    def load_copy(self, memory: Memory, copy: Copy, url: str, state: TrainState) -> None:
+        """As `load`, from the memory of the nodes."""
+        commit = copy.commit
+        wanted = self._wanted(commit, state)
+        self._check(url, commit, wanted, ("model.", "optim."))
+        memory.fill(copy, wanted)
+        self._finish(url, commit, state, wanted)
+
+    def _wanted(self, commit: Commit, state: TrainState) -> dict[str, Tensor]:
+        """The tensors of `state`, with room made for those of the commit; without the average of the weights when the commit has none."""
+        state.make_room([*commit["tensors"], *commit["facts"]["optim"]])
+        averaged = any(name.startswith("ema.") for name in commit["tensors"])
+        return {name: tensor for name, tensor in state.tensors().items() if averaged or not name.startswith("ema.")}
+
+    def _fill(self, url: str, commit: Commit, wanted: Mapping[str, Tensor], strict: tuple[str, ...]) -> bool:
+        """Verify on all ranks, then copy."""
+        self._check(url, commit, wanted, strict)
+        reading = Reading(url, commit, wanted)
+
+        def verify() -> str:
+            try:
+                reading.verify()
+            except DamagedError as error:
+                return str(error)
+            return ""
+
+        fault = next(filter(None, self._mesh.on_all(f"load {url}", verify)), None)
+        if fault:
+            self.damaged.append(fault)
+            return False
+        self._mesh.on_all(f"load {url}", reading.fill)
+        return True
+
+    def _check(self, url: str, commit: Commit, wanted: Mapping[str, Tensor], strict: tuple[str, ...]) -> None:
+        """Raises StoreError on all ranks when the commit is not of what one of them wants."""
+        everywhere = set().union(*self._mesh.gather(list(wanted))) if self._mesh.shape.pp > 1 else set(wanted)
+
+        def check() -> None:
+            if faults := mismatches(commit, wanted, everywhere, strict):
+                raise StoreError.during("load", url, f"it is of another model or optimizer. {'; '.join(faults)}")
+
+        self._mesh.on_all(f"load {url}", check)
+
+    def _finish(self, url: str, commit: Commit, state: TrainState, filled: Mapping[str, Tensor]) -> None:
+        if state.ema and not any(name.startswith("ema.") for name in filled):
+            state.ema.begin()
+        try:
+            state.load_facts(commit["facts"])
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise StoreError.during("load", url, f"its facts are not those of a run ({type(error).__name__}: {error})") from error

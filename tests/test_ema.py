@@ -11,8 +11,8 @@ from small import PARTS, STRATEGIES, UNEVEN, on_mesh, small_gpt, tokens
 from torch.distributed.tensor import DTensor
 
 from dtrain.build import build
-from dtrain.checkpoint import shards
-from dtrain.checkpoint.sharded import find
+from dtrain.checkpoint.commit import find
+from dtrain.checkpoint.load import Reading
 from dtrain.cluster import Cluster
 from dtrain.compose import compose
 from dtrain.data.stream import as_source
@@ -184,12 +184,8 @@ def run(out: Path, *words: str) -> Any:
 
 def averages(out: Path) -> dict[str, torch.Tensor]:
     url, commit = find(str(out))
-    files = {file["name"]: Path(url) / file["name"] for file in commit["files"]}
-    found = {}
-    for name, facts in commit["tensors"].items():
-        if name.startswith("ema."):
-            found[name] = torch.zeros(facts["shape"])
-            shards.load(found[name], [piece for piece in commit["pieces"] if piece["name"] == name], files)
+    found = {name: torch.zeros(facts["shape"]) for name, facts in commit["tensors"].items() if name.startswith("ema.")}
+    Reading(url, commit, found).fill()
     return found
 
 

@@ -9,7 +9,8 @@ import torch
 from pool import ranks
 from torch import nn
 
-from dtrain.checkpoint.sharded import find
+from dtrain.checkpoint.commit import find
+from dtrain.checkpoint.load import Reading
 from dtrain.cluster import Cluster
 from dtrain.compose import compose
 from dtrain.plan import Plan
@@ -36,15 +37,9 @@ def rows(out: Path) -> dict[int, dict[str, Any]]:
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
-    from dtrain.checkpoint import shards
-
     url, commit = find(str(out))
-    found = {}
-    for name, facts in commit["tensors"].items():
-        if name.startswith("model."):
-            found[name] = torch.zeros(facts["shape"])
-            files = {file["name"]: Path(url) / file["name"] for file in commit["files"]}
-            shards.load(found[name], [piece for piece in commit["pieces"] if piece["name"] == name], files)
+    found = {name: torch.zeros(facts["shape"]) for name, facts in commit["tensors"].items() if name.startswith("model.")}
+    Reading(url, commit, found).fill()
     return found
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from small import PARTS, STRATEGIES, on_mesh
+from small import PARTS, STRATEGIES, Collectives, on_mesh
 from torch.distributed.tensor import DTensor
 
 from dtrain.build import build
@@ -99,3 +99,22 @@ def test_pieces_have_the_norm_of_the_whole(strategy: str, degrees: dict[str, int
             torch.testing.assert_close(gradient, gradients[name], rtol=1e-5, atol=1e-9)
         seen |= set(theirs)
     assert seen == set(gradients)
+
+
+def beside(mesh: Mesh, strategy: str) -> tuple[float, float, list[str]]:
+    made = construct(GPT, facts={"vocab": 13}, seed=0)
+    parallelize(made, mesh, build(STRATEGIES[strategy]), precision=build(PARTS["precision"]), seed=0, pipeline=PipelineShape())
+    for parameter in made.parameters():
+        parameter.grad = parameter.detach() * 3
+    number = torch.tensor(2.0 + mesh.rank)
+    with Collectives() as called:
+        norm = clip(list(made.parameters()), 1.0, beside=number)
+    return norm.item(), number.item(), called.names
+
+
+@pytest.mark.parametrize(("strategy", "degrees"), [("fsdp", {"dp_shard": 2}), ("ddp", {"dp_replicate": 2})])
+def test_a_number_that_travels_beside_is_summed_over_the_ranks(strategy: str, degrees: dict[str, int]) -> None:
+    ((norm, _),) = on_mesh(lambda mesh: clipped(mesh, GPT, "single", 1.0), dp_shard=1)
+    for found, total, collectives in on_mesh(lambda mesh: beside(mesh, strategy), **degrees):
+        assert found == pytest.approx(norm, rel=1e-6)
+        assert total == 5.0 and collectives == ["allreduce_"], "with the norm, in one"

@@ -189,3 +189,13 @@ def test_a_limit_knows_the_mean_the_spread_and_the_largest() -> None:
     assert limit([1.0] * 10, 6.0) == pytest.approx(1 + FLOOR)
     assert limit([0.0, 2.0] * 50, 6.0) == pytest.approx(7.0)
     assert limit([0.1] * 99 + [5.0], 6.0) > 9, "one that is far out in the window makes room for another"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words", [["recipe=digits"], ["optim.lr=1e-3"], ["model=moe"], ["model=mlp", "data=synthetic", "batch=2", "steps=3000"]], ids=" ".join
+)
+def test_a_healthy_beginning_has_no_spike(words: list[str], tmp_path: Path) -> None:
+    quiet = ["on_spike=skip", "stop_after=300", "logger=[]", "hook=[]", "evaluate.every=0", "evaluate.samples=8"]
+    ranks(1, train, resolve(compose([*words, *quiet, f"out={tmp_path}"]), Cluster(gpus=0, cpus=1)), seconds=300)
+    assert len(losses(tmp_path)) == 300 and not events(tmp_path, "spike")

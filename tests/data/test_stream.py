@@ -102,6 +102,23 @@ def test_the_walk_goes_on_where_it_was_left_on_any_world(steps: int, loading: st
     assert [a + b for a, b in zip(*shares, strict=True)] == expected
 
 
+@pytest.mark.parametrize("loading", ["thread", "block", "step"])
+@pytest.mark.parametrize("steps", [0, 3, 70])
+def test_batches_to_pass_over_are_left_out_when_they_come(steps: int, loading: str) -> None:
+    """Also after another start, and however far it had read ahead; those that have gone by are forgotten."""
+    expected = walk(stream(Numbers(50), SHAPES[0]), steps + 6)[steps:]
+    made = stream(Numbers(50, loading=loading), SHAPES[0])
+    for _ in range(steps):
+        next(made)
+    made.pass_over([12 * (steps + 1), 12 * (steps + 2), 12 * (steps + 4)], seen=12 * steps)
+    assert [int(value) for value in next(made).microbatches[0]["inputs"]] == expected[0]
+    assert (made.first, made.seen, made.samples(made.first)) == (12 * steps, 12 * (steps + 1), expected[0])
+    after = stream(Numbers(50, loading=loading), SHAPES[0])
+    after.load_state_dict(made.state_dict())
+    assert walk(after, 2) == walk(made, 2) == [expected[3], expected[5]]
+    assert after.seen == 12 * (steps + 6) and after.state_dict()["passed_over"] == []
+
+
 @pytest.mark.parametrize(
     ("other", "key"),
     [

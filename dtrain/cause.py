@@ -15,7 +15,7 @@ ERRNO = {
     **dict.fromkeys(BUSY, "busy"),
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "full"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "denied"),
-    errno.ENOENT: "missing",
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "missing"),
     errno.EEXIST: "exists",
 }
 STATUS = {401: "denied", 403: "denied", 404: "missing", 408: "busy", 409: "busy", 412: "exists", 429: "busy", 507: "full"} | dict.fromkeys(
@@ -57,7 +57,7 @@ def explain(error: BaseException, url: str, options: Mapping[str, Any]) -> Cause
     family = FAMILY.get(url.split("://")[0], "") if "://" in url else "disk"
     kind = next((kind for one in _chain(error) if (kind := _kind(one))), "other")
     text = _words(error, options)
-    if kind == "missing" and family != "http":
+    if kind == "missing" and family != "http" and not isinstance(error, NotADirectoryError):
         return (
             Cause(kind, "there is no such bucket", "Create it, or check the URL") if CONTAINER.search(text) else Cause(kind, "it does not exist", "")
         )

@@ -30,6 +30,7 @@ CLIENTS: dict[str, dict[str, Any]] = {
     "az": {"connection_timeout": 10, "read_timeout": 60},
 }
 """What a client is told unless `use` says otherwise: without a limit, a server that does not answer stops the world for minutes or for ever."""
+ABSENT = (FileNotFoundError, NotADirectoryError)
 SAME = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
 
 disk = Disk()
@@ -174,11 +175,20 @@ def publish(url: str, data: bytes) -> None:
             _local("create", url, lambda path: place(disk, path, data, disk.link))
             return
         _remote("create", url, create_only)
+        there = read(url)
     except StoreError as error:
         if error.kind != "exists":
             raise
-    if read(url) != data:
+        there = _there(url, error)
+    if there != data:
         raise StoreError.during("create", url, "other bytes are there", kind="exists")
+
+
+def _there(url: str, exists: StoreError) -> bytes:
+    try:
+        return read(url)
+    except StoreError as error:
+        raise exists if error.kind == "missing" else error from None  # it was there, and is gone again
 
 
 def sync_folder(url: str) -> None:
@@ -251,7 +261,7 @@ def _info(fs: Any, path: str) -> dict[str, Any] | None:
     """fsspec's own `exists` takes every error for an absence."""
     try:
         found: dict[str, Any] = fs.info(path)
-    except FileNotFoundError:
+    except ABSENT:
         return None
     return found
 
@@ -259,7 +269,7 @@ def _info(fs: Any, path: str) -> dict[str, Any] | None:
 def _ls(fs: Any, path: str) -> list[dict[str, Any]]:
     try:
         return list(fs.ls(path, detail=True, refresh=True))
-    except FileNotFoundError:
+    except ABSENT:
         return []
     except TypeError:  # a filesystem whose ls has no refresh
         return list(fs.ls(path, detail=True))

@@ -114,7 +114,5 @@ def test_no_secret_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         store.read(f"{root}/a?sig={secrets[4]}&se=2026")
     said = "".join(traceback.format_exception(caught.value))
     assert not [secret for secret in (*secrets[:3], secrets[4]) if secret in said]
-    assert (
-        str(StoreError.during("read", f"https://me:{secrets[3]}@host/a", "AccountKey=abc;x")) == "cannot read https://me:***@host/a: AccountKey=***;x"
-    )
+    assert str(StoreError.during("read", f"https://me:{secrets[3]}@host/a", "AccountKey=abc;x")) == "cannot read https://***@host/a: AccountKey=***;x"
     store.use(root, {})

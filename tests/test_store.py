@@ -143,6 +143,14 @@ def test_a_bucket_that_is_not_there(server: Server) -> None:
     ranks(1, look)
 
 
+def test_what_is_below_a_file_is_not_there(tmp_path: Path) -> None:
+    store.write(f"{tmp_path}/a", b"x")
+    assert (store.exists(f"{tmp_path}/a/b"), store.size(f"{tmp_path}/a/b"), store.children(f"{tmp_path}/a/b")) == (False, -1, [])
+    with pytest.raises(StoreError, match="Not a directory") as caught:
+        store.read(f"{tmp_path}/a/b")
+    assert caught.value.kind == "missing"
+
+
 def test_join_knows_no_double_slash() -> None:
     assert store.join("s3://b/a/", "c", "d") == "s3://b/a/c/d"
 

@@ -9,6 +9,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from dtrain import store
 from dtrain.build import build
-from dtrain.errors import DtrainError
+from dtrain.errors import DtrainError, StoreError
 from dtrain.journal import Journal, clean
 from dtrain.logger import Logger
 from dtrain.mesh import Mesh
@@ -56,8 +57,9 @@ class Log:
             self.event("failed", error=f"{type(error).__name__}: {error}")
         for name in list(self._loggers):
             self._tell(name, "close")
-        self._rows.close()
-        self._events.close()
+        with suppress(StoreError) if error is not None else nullcontext():  # it must not hide the error
+            self._rows.close()
+            self._events.close()
 
     def event(self, name: str, **facts: Any) -> None:
         """A line of events.jsonl."""

@@ -92,6 +92,7 @@ def train(plan: Plan) -> Result:
             norm = clip(parameters, plan.clip, scale=precision.scaled_by(mesh.batch_ranks), stages=mesh.shape.pp, beside=total)
             last, due = state.step + 1 == plan.steps, checkpoint.due(state.step + 1)
             spike = guard.judge(state.step, loss, norm, total, now=last or due)
+            watchdog.rest()
             if spike and guard.leaves(spike, checkpoint, log):
                 zero(parameters)
                 continue
@@ -105,12 +106,11 @@ def train(plan: Plan) -> Result:
             zero(parameters)
             state.step += 1
             log.record(state.step, stream.seen, loss.sums, loss.count, norm, lr)
-            watchdog.rest()
 
             log.saves(checkpoint.landed())
             if last or due:  # before anything that may fail looks at the model
                 log.flush()
-                checkpoint.save(state)
+                checkpoint.save(state, last=last)
                 log.start()
             observers.look(state.step, stream.seen, loss, norm, lr)
         guard.settle(log)

@@ -60,18 +60,17 @@ def one(config: Config) -> Result:
     cluster = look()
     plan = resolve(config, cluster)
     first = cluster.external is None or cluster.external.rank == 0
-    finished = _there(plan)
+    finished = _finished(plan, say=first)
     if finished:
-        if first:
-            print(
-                f"already finished: {plan.out} has done {finished.step} steps, loss {finished.loss}. Type steps=<more> to go on, or out=<another place>."
-            )
         return finished
     if first:
         with store.patience(LOOK_SECONDS):
             preflight.check(plan)
         print(show(plan), flush=True)
     with lease.hold(plan.out) if first else nullcontext():
+        finished = _finished(plan, say=first) if first else None  # by whoever held the lease while this run waited for it
+        if finished:
+            return finished
         if first:
             store.write(store.join(plan.out, "config.yaml"), recipe.write(config).encode())
             store.write(store.join(plan.out, "plan.yaml"), yaml.safe_dump(plan.to_dict(), sort_keys=False).encode())
@@ -80,6 +79,7 @@ def one(config: Config) -> Result:
             result: Result = build(plan.launcher).launch(plan)
         except DtrainError as error:
             if first and error.facts:
+                lease.verify(plan.out)  # whoever has lost it writes no more
                 store.write(store.join(plan.out, FAILURE), json.dumps(error.facts, indent=1).encode())
             raise
     if result.status == "spiked":
@@ -87,6 +87,14 @@ def one(config: Config) -> Result:
     if first:
         print(_farewell(plan, result), flush=True)
     return result
+
+
+def _finished(plan: Plan, *, say: bool) -> Result | None:
+    """The result under `out` when there is nothing left to do."""
+    found = _there(plan)
+    if found and say:
+        print(f"already finished: {plan.out} has done {found.step} steps, loss {found.loss}. Type steps=<more> to go on, or out=<another place>.")
+    return found
 
 
 def _there(plan: Plan) -> Result | None:

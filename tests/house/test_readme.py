@@ -31,6 +31,8 @@ def test_the_tour_runs(line: str, place: Path, corpus: Path) -> None:
     small = [*SMALL, f"data.path={corpus}"] if text else ["steps=4"]
     if words[0] in ("evaluate", "generate"):
         small = ["generate.tokens=5"]
+    elif words[0] == "checkpoint":
+        small = []
     elif any(word.startswith("recipe=") for word in words):
         small = ["steps=4"]
     elif words[0] != "plan" and text:

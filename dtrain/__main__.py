@@ -1,5 +1,6 @@
 """python -m dtrain [verb] [word=choice] [key=value] [-m]: the verb, the words, one exit code."""
 
+import gc
 import importlib
 import os
 import sys
@@ -29,11 +30,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with signals.ending():  # before anything heavy: a job may be told to go while it has hardly come
             return _do(list(sys.argv[1:] if argv is None else argv))
+    except DtrainError as error:
+        if isinstance(error, WordsError) and os.environ.get("RANK", "0") != "0":
+            time.sleep(5)  # wrong words are wrong on every rank: rank 0 says so, and must not be killed before by the end of this one
+        else:
+            for line in getattr(error, "problems", None) or (str(error),):
+                print(f"dtrain: {line}", file=sys.stderr)
+        return error.exit_code
     except signals.Asked as asked:
         print(f"dtrain: {asked}", file=sys.stderr)
         return asked.exit_code
     except KeyboardInterrupt:
         return 130
+    finally:
+        gc.freeze()  # the interpreter ends: with torch loaded its last collection takes most of a second, of which a save may be in need
 
 
 def _do(words: list[str]) -> int:
@@ -43,16 +53,8 @@ def _do(words: list[str]) -> int:
         print(HELP + _words(), end="")
         return 0
     verb = words.pop(0) if words and words[0] in VERBS else "train"
-    try:
-        code: int = importlib.import_module(f"dtrain.verb.{verb}").run(words)
-        return code
-    except DtrainError as error:
-        if isinstance(error, WordsError) and os.environ.get("RANK", "0") != "0":
-            time.sleep(5)  # wrong words are wrong on every rank: rank 0 says so, and must not be killed before by the end of this one
-        else:
-            for line in getattr(error, "problems", None) or (str(error),):
-                print(f"dtrain: {line}", file=sys.stderr)
-        return error.exit_code
+    code: int = importlib.import_module(f"dtrain.verb.{verb}").run(words)
+    return code
 
 
 def _words() -> str:

@@ -2,7 +2,7 @@
 
 A folder holds what the ranks of one start had to say, a file each:
 
-    began-<rank>.json  failure-<rank>-<ns>.json     it runs; what ended it, or why it ended itself (kind: error, words, stopped, hung, lost, timeout)
+    began-<rank>.json  failure-<rank>-<ns>.json     it runs; what ended it, or why it ended itself (kind: error, words (of no use to start again), stopped, hung, lost, timeout)
     report-<rank>.json stack-<rank>.txt step-<rank> where it was when it was asked (SIGUSR2); its stack even if it could not answer; its last step
     ended-<rank>.json  lost-<ns>.json               what its agent saw: an exit code or a signal, a stopped process, a node that is gone
 """
@@ -18,17 +18,17 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from dtrain import store
 from dtrain.blame import Evidence, find, kind_of
-from dtrain.errors import DtrainError, PreflightError, RankError, WordsError
+from dtrain.errors import DtrainError, LeaseError, PreflightError, RankError, WordsError
 from dtrain.frames import collective, lines, microbatch, own
 from dtrain.result import Result
-from dtrain.signals import Asked
+from dtrain.signals import Asked, asked
 
 STEP = struct.Struct("<qqq")
 """step-<rank>: the number of the step, the position of its first sample, and how many it takes."""
@@ -66,7 +66,7 @@ def facts_of(error: BaseException, rank: int) -> dict[str, Any]:
     """What one process can say about its own end."""
     message, code = "".join(traceback.format_exception(error)), 1
     if isinstance(error, DtrainError):
-        kind, message, code = "words" if isinstance(error, WordsError) else "error", str(error), error.exit_code
+        kind, message, code = "words" if isinstance(error, (WordsError, LeaseError)) else "error", str(error), error.exit_code
     elif isinstance(error, Asked):
         kind, message, code = "stopped", str(error), error.exit_code
     else:
@@ -81,6 +81,7 @@ def facts_of(error: BaseException, rank: int) -> dict[str, Any]:
 
 def leave(folder: Path, rank: int, error: BaseException) -> None:
     """Say on a rank what went wrong, once, with the time: the earliest is the cause."""
+    error = asked() or error
     if error not in _left:
         _left[:] = [error]
         _write(folder, f"failure-{rank}-{time.monotonic_ns()}.json", facts_of(error, rank))
@@ -149,10 +150,14 @@ def alone(out: str, rank: int) -> Iterator[None]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # torch has exceptions that are no Exception
+        if asked():
+            raise
         leave(folder, rank, error)
         failure = explain(folder)
         if failure.facts["rank"] != rank:
             raise RankError(f"rank {rank} ended because of another: {failure.line}") from error
+        with suppress(DtrainError):  # the storage may be what failed
+            save(out, failure.facts)
         told = error if isinstance(error, DtrainError) else RankError(failure.paragraph)
         told.facts = failure.facts
         raise told from error.__cause__ if told is error else error

@@ -19,11 +19,6 @@ REPORT = signal.SIGUSR2
 SAME_WISH_SECONDS = 1.0
 """SIGTERM and SIGUSR1 within this time are one wish: a scheduler signals every process, and the launcher hands its own on. Nobody presses Ctrl-C twice by mistake."""
 
-_heard: list[tuple[int, float]] = []
-_rank: list[int] = []
-"""The process that trains, while it does. What it forks is somebody's helper, and not asked."""
-_repeats_end = [True]
-
 
 class Asked(KeyboardInterrupt):
     """Asked to stop while there is nothing to save. No Exception, so that nobody takes it for a failure of what it interrupts."""
@@ -33,9 +28,21 @@ class Asked(KeyboardInterrupt):
         super().__init__(f"stopped by {signal.Signals(number).name} before there was anything new to save: the same words begin it again")
 
 
+_heard: list[tuple[int, float]] = []
+_ended: list[Asked] = []
+_rank: list[int] = []
+"""The process that trains, while it does. What it forks is somebody's helper, and not asked."""
+_repeats_end = [True]
+
+
 def wish() -> int:
     """The signal that asked this process to stop, or 0."""
     return _heard[0][0] if _heard else 0
+
+
+def asked() -> Asked | None:
+    """What ended this process while there was nothing to save."""
+    return _ended[0] if _ended else None
 
 
 def heard(number: int) -> bool:
@@ -55,11 +62,18 @@ def listen(*, handed_on: bool = False) -> None:
 
 @contextmanager
 def ending() -> Iterator[None]:
-    """Inside, until `listen`, a signal ends what is done with `Asked`; afterwards signals mean what they meant before."""
+    """Inside, until `listen`, a signal ends what is done with `Asked`; afterwards signals mean what they meant before.
+
+    It may be raised anywhere, also where a library tidies up and raises something else in its place: that is `Asked` all the same.
+    """
     before = {number: signal.getsignal(number) for number in WISHES}
     _install(dict.fromkeys(WISHES, _end))
     try:
         yield
+    except Exception:
+        if _ended:
+            raise _ended[0] from None
+        raise
     finally:
         _install(before)
 
@@ -71,7 +85,7 @@ def training() -> Iterator[None]:
         _rank[:] = [os.getpid()]
         try:
             if _heard:
-                raise Asked(wish())
+                _end(wish(), None)
             yield
         finally:
             _rank.clear()
@@ -85,7 +99,8 @@ def _note(number: int, _: FrameType | None) -> None:
 
 def _end(number: int, _: FrameType | None) -> None:
     heard(number)
-    raise Asked(number)
+    _ended[:] = [Asked(number)]
+    raise _ended[0]
 
 
 def _install(handlers: Mapping[signal.Signals, Any]) -> None:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -61,12 +62,12 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "dtrain", *words]
 
 
-def started(out: Path, *words: str) -> subprocess.Popen[str]:
-    """The command, in the background, with the tests' modules at hand."""
+def started(out: Path, *words: str, by: Sequence[str] = ()) -> subprocess.Popen[str]:
+    """The command (or `by` instead of it), in the background, with the tests' modules at hand."""
     scratch = out.with_name(f"{out.name}-scratch")  # in the command line of every process of this run, and of no other
     scratch.mkdir(exist_ok=True)
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "TMPDIR": str(scratch)}
-    return subprocess.Popen(command(*WORDS, f"out={out}", *words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+    return subprocess.Popen([*(by or command()), *WORDS, f"out={out}", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
 
 
 def wait_for_step(out: Path, step: int, seconds: float = 60) -> None:

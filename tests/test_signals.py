@@ -29,6 +29,22 @@ def test_while_nothing_has_begun_a_signal_ends(number: int, code: int) -> None:
     assert ranks(1, ended, number) == [code]
 
 
+def swallowed() -> int:
+    try:
+        with signals.ending():
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(5)
+            finally:
+                raise AttributeError("while tidying up")
+    except signals.Asked as asked:
+        return asked.exit_code
+
+
+def test_what_a_library_makes_of_it_is_still_the_wish_to_stop() -> None:
+    assert ranks(1, swallowed) == [75]
+
+
 def noted(*numbers: int, apart: float, handed_on: bool = False) -> int | str:
     signals.listen(handed_on=handed_on)
     try:

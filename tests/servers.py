@@ -1,8 +1,8 @@
 """Real storage servers on loopback, and a proxy before them that fails now and then. Fixtures in conftest.py; started and ended by the tests.
 
 with azurite() as server: store.write(f"{server.url}/a", b"x")             # its credentials are in the environment
-with server.failing(share=0.2, kinds=("503", "cut", "lost")) as options:  # fsspec options that lead through the proxy
-    store.use(server.url, options)
+with server.failing(share=0.2, kinds=("503", "cut", "lost")) as port:      # of a proxy
+    store.use(server.url, server.options(port))
 """
 
 import http
@@ -49,27 +49,37 @@ class Server:
             "gs": {"endpoint_url": f"http://127.0.0.1:{port}", "token": "anon"},
         }[self.url.split("://")[0]]
 
+    def environment(self, port: int) -> dict[str, str]:
+        """What a process needs to be led to a port of 127.0.0.1 without options."""
+        return {
+            "s3": {
+                "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1",
+            },
+            "az": {"AZURE_STORAGE_CONNECTION_STRING": connection(port)},
+            "gs": {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}"},
+        }[self.url.split("://")[0]]  # fmt: skip
+
     @contextmanager
-    def failing(self, *, share: float, kinds: Sequence[str] = KINDS, seed: int = 0) -> Iterator[dict[str, Any]]:
-        """Options that lead through a proxy, where a `share` of the requests fails in one of the ways of `kinds`."""
+    def found(self) -> Iterator["Server"]:
+        """The environment leads to it for as long as the context lasts."""
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in self.environment(self.port).items():
+                patch.setenv(name, value)
+            yield self
+
+    @contextmanager
+    def failing(self, *, share: float, kinds: Sequence[str] = KINDS, seed: int = 0) -> Iterator[int]:
+        """The port of a proxy before it, where a `share` of the requests fails in one of the ways of `kinds`."""
         with running([sys.executable, __file__, "proxy", "{port}", str(self.port), str(share), ",".join(kinds), str(seed)]) as port:
-            yield self.options(port)
+            yield port
 
 
 @contextmanager
 def moto() -> Iterator[Server]:
     pytest.importorskip("moto")
-    with running([sys.executable, "-m", "moto.server", "-p", "{port}"]) as port, pytest.MonkeyPatch.context() as patch:
-        said = {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-            "AWS_ACCESS_KEY_ID": "a",
-            "AWS_SECRET_ACCESS_KEY": "b",
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }
-        for name, value in said.items():
-            patch.setenv(name, value)
+    with running([sys.executable, "-m", "moto.server", "-p", "{port}"]) as port, Server("s3://bucket", port).found() as server:
         urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}/bucket", method="PUT")).close()
-        yield Server("s3://bucket", port)
+        yield server
 
 
 @contextmanager
@@ -79,20 +89,18 @@ def azurite() -> Iterator[Server]:
         pytest.skip(f"azurite-blob is not here. Type: npm install --prefix {CACHE} azurite")
     blob = pytest.importorskip("azure.storage.blob", exc_type=ImportError)
     words = ["--silent", "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry", "--blobPort", "{port}"]
-    with running([command, *words]) as port, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection(port))
+    with running([command, *words]) as port, Server("az://bucket", port).found() as server:
         with blob.BlobServiceClient.from_connection_string(connection(port)) as client:
             client.create_container("bucket")
-        yield Server("az://bucket", port)
+        yield server
 
 
 @contextmanager
 def gcs_emulator() -> Iterator[Server]:
     if not importlib.util.find_spec("gcp_storage_emulator"):
         pytest.skip("gcp-storage-emulator is not here. Type: pip install gcp-storage-emulator")
-    with running([sys.executable, __file__, "gcs", "{port}"]) as port, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
-        yield Server("gs://bucket", port)
+    with running([sys.executable, __file__, "gcs", "{port}"]) as port, Server("gs://bucket", port).found() as server:
+        yield server
 
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dtrain"

@@ -107,8 +107,8 @@ def busy(server: Server, options: dict[str, Any]) -> None:
 
 def test_a_server_that_fails_now_and_then(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "LONGEST_WAIT", 0.1)
-    with server.failing(share=0.2) as options:
-        ranks(1, busy, server, options)
+    with server.failing(share=0.2) as port:
+        ranks(1, busy, server, server.options(port))
 
 
 def refused(server: Server, options: dict[str, Any], kind: str, said: str) -> None:
@@ -124,8 +124,8 @@ def refused(server: Server, options: dict[str, Any], kind: str, said: str) -> No
 
 
 def test_a_server_that_refuses(server: Server) -> None:
-    with server.failing(share=1, kinds=["403"]) as options:
-        ranks(1, refused, server, options, "denied", "Check (AWS|AZURE|GOOGLE)_.* or out_options")
+    with server.failing(share=1, kinds=["403"]) as port:
+        ranks(1, refused, server, server.options(port), "denied", "Check (AWS|AZURE|GOOGLE)_.* or out_options")
 
 
 def test_a_server_that_is_not_there(server: Server) -> None:

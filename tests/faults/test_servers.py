@@ -1,0 +1,29 @@
+"""Two ranks, killed now and then, whose checkpoints lie on a server that fails now and then: they end as those that nobody touched."""
+
+from pathlib import Path
+
+import pytest
+from killing import leavings, survive
+from pool import ranks
+from servers import Server
+
+WORDS = ("model=mlp", "steps=60", "checkpoint.every=20", "strategy=ddp", "devices=2", "launcher=local", "launcher.restarts=100")
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    out = tmp_path_factory.mktemp("untouched") / "run"
+    survive(WORDS, out, kills=0, seed=0)
+    return leavings(out)
+
+
+def test_a_run_on_a_server_that_fails_equals_the_untouched_one(
+    server: Server, tmp_path: Path, untouched: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"{server.url}/{tmp_path.name}"
+    with server.failing(share=0.1) as port, monkeypatch.context() as patch:
+        for name, value in server.environment(port).items():
+            patch.setenv(name, value)
+        done = survive(WORDS, tmp_path / "run", url=url, kills=2, seed=1, targets={"rank": 1})
+    assert done == {"rank": 2}
+    assert ranks(1, leavings, url) == [untouched]

@@ -201,3 +201,16 @@ def test_a_stopped_run_goes_on_with_its_average_on_another_mesh(tmp_path: Path) 
         torch.testing.assert_close(found[name], value, rtol=0, atol=1e-4 * value.abs().max().item())
     told = [json.loads(line) for line in (tmp_path / "whole" / "events.jsonl").read_text().splitlines()]
     assert any("eval_ema_loss" in row for row in told), "it stands in the journal"
+
+
+def test_a_step_that_the_device_leaves_out_is_not_averaged() -> None:
+    model, other = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    other.load_state_dict(model.state_dict())
+    gated, plain = EMA(model, DECAY), EMA(other, DECAY)
+    for parameter in (*model.parameters(), *other.parameters()):
+        parameter.data += 1.0
+    gated.update(torch.tensor(0.0))
+    gated.update(torch.tensor(1.0))
+    plain.update()
+    for name, average in plain.averages.items():
+        torch.testing.assert_close(gated.averages[name], average)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from dtrain import store
+from dtrain import lease, store
 from dtrain.errors import StoreError
 
 PUT_SECONDS = 15.0
@@ -66,6 +66,7 @@ class Journal:
                 data, self._dirty = self._path.read_bytes() if self._scratch is not None else b"", False
             try:
                 if self._scratch is not None:
+                    lease.verify(self.url.rsplit("/", 1)[0])  # the rows there may be those of a run that took over
                     store.write(self.url, data)
                 else:
                     store.fsync(self._path)

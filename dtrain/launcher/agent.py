@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dtrain import failure, signals, store
+from dtrain import failure, options, signals, store
 from dtrain.blame import is_victim
 from dtrain.launcher import process, run_rank
 from dtrain.launcher.link import Link, drain, ready
@@ -191,40 +191,42 @@ def warm(plan: Plan) -> None:
 
 
 def join(address: str, wait: float) -> None:
-    """Be a node of the run whose server is at `address`, and again after it was lost. Raises ConnectionError when it is not found within `wait` seconds."""
+    """Be a node of the run whose server is at `address`, and again after it was lost. Raises TimeoutError when it takes no node for `wait` seconds."""
     folder, plan = store.scratch("agent"), None
     process.claim(folder)
+    since = time.monotonic()
     try:
         while True:
-            link = _connect(address, wait)
             try:
-                told = _greet(link)
-                if plan is None or told["plan"] != plan.to_dict():
-                    plan = Plan.from_dict(told["plan"])
-                    warm(plan)
-                os.environ.update(told["environment"])
-                _use_interface(link.here)
-                memory = process.memory(folder) / "node"
-                return Agent(plan, link, folder=folder, memory=memory, lease=told["silence"], shared=False).run()
+                with contextlib.closing(_connect(address)) as link:
+                    told = _greet(link)
+                    if plan is None or told["plan"] != plan.to_dict():
+                        plan = Plan.from_dict(told["plan"])
+                        warm(plan)
+                    options.take_over(told["storage"])
+                    os.environ.update(told["environment"])
+                    _use_interface(link.here)
+                    lease, memory = told["silence"], process.memory(folder) / "node"
+                    since = float("inf")
+                    return Agent(plan, link, folder=folder, memory=memory, lease=lease, shared=False).run()
             except ConnectionError as error:
-                print(f"dtrain: {error}; the ranks of this node have ended, looking for the server again", file=sys.stderr, flush=True)
-            finally:
-                link.close()
+                if since == float("inf"):
+                    print(f"dtrain: {error}; the ranks of this node have ended, looking for the server again", file=sys.stderr, flush=True)
+                since = min(since, time.monotonic())
+                if time.monotonic() - since > wait:
+                    raise TimeoutError(f"no run at {address} took this node within {wait:g} s: {error}") from error
+                time.sleep(0.5)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(process.memory(folder), ignore_errors=True)
 
 
-def _connect(address: str, wait: float) -> Link:
+def _connect(address: str) -> Link:
     host, _, port = address.rpartition(":")
-    deadline = time.monotonic() + wait
-    while True:
-        try:
-            return Link(socket.create_connection((host, int(port)), timeout=5))
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"no server of a run at {address} within {wait:g} s: {error}") from error
-            time.sleep(0.2)
+    try:
+        return Link(socket.create_connection((host, int(port)), timeout=5))
+    except OSError as error:
+        raise ConnectionError(str(error)) from error
 
 
 def _greet(link: Link) -> dict[str, Any]:
@@ -250,6 +252,7 @@ def _use_interface(address: str) -> None:
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         join(sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 60.0)
     except KeyboardInterrupt:

@@ -157,6 +157,10 @@ def _outcome(scratch: Path, code: int) -> Result:
     over = json.loads(path.read_text())
     if over["asked"]:
         raise signals.Asked(over["asked"])
+    folder = scratch / f"round-{over['round']}"
     if over["error"]:
-        raise RankError(over["error"])
-    return failure.outcome(scratch / f"round-{over['round']}", code)
+        error = RankError(over["error"])
+        if folder.exists():
+            error.facts = {**failure.explain(folder).facts, "message": over["error"]}
+        raise error
+    return failure.outcome(folder, code)

@@ -35,6 +35,8 @@ BLAME_SECONDS = 1.0
 """A rank that lost its peer is not the cause: so long the one that is may take to be heard of."""
 NEVER = ("words", "stopped")
 """Kinds of failure that are the same another time; an `error` is when no step was reached that had not been before."""
+JOIN_SECONDS = 120.0
+"""A node that has joined loads torch meanwhile, and says nothing."""
 MARGIN_SECONDS = 1.0
 """Between the moment when a silent node has ended its ranks and the one when it is given up."""
 
@@ -77,7 +79,6 @@ class Server:
         self._phase: Callable[[], None] = self._gather
         self._since = time.monotonic()
         self._keeper, self._done, self._growing, self._ticked = 0, set[int](), False, time.monotonic()
-        self._strangers: list[Link] = []
         self._fewest = min(self.plan.allowed)
         self._selector = selectors.DefaultSelector()
         self._door: socket.socket | None = None
@@ -156,7 +157,7 @@ class Server:
             if source is self._waker:
                 drain(self._waker)
             elif source is self._door:
-                self._strangers.append(link := Link(self._door.accept()[0]))
+                link = Link(self._door.accept()[0])
                 self._selector.register(link, selectors.EVENT_READ, link)
             elif isinstance(source, Link):
                 self._welcome(source)
@@ -171,22 +172,24 @@ class Server:
         self._ticked = now
         for slot, node in list(self.nodes.items()):
             node.heard += max(0.0, late)
-            if now - node.heard > self.silence + MARGIN_SECONDS:
+            if now - node.heard > (self.silence + MARGIN_SECONDS if node.since < float("inf") else JOIN_SECONDS):
                 self._lose(slot, f"no sign of life for {self.silence:g} s")
 
     def _welcome(self, link: Link) -> None:
         """A node of another host."""
         self._selector.unregister(link)
-        self._strangers.remove(link)
-        with contextlib.suppress(ConnectionError, KeyError):
-            told = link.receive()[0]
-            free = [slot for slot in range(self.here, self.plan.nodes) if slot not in self.nodes]
-            if not free:
+        free = [slot for slot in range(self.here, self.plan.nodes) if slot not in self.nodes]
+        try:
+            host = str(link.receive()[0]["host"])
+            if free:
+                lease = {name: value for name, value in os.environ.items() if name == "DTRAIN_LEASE"}
+                link.send(do="welcome", plan=self.plan.to_dict(), storage=options.hand_over(), silence=self.silence, environment=lease)
+                self._add(free[0], Node(link, host, None, time.monotonic()))
+            else:
                 link.send(do="refused", why=f"all {self.plan.nodes} nodes of the run are there")
-                return
-            environment = {name: value for name, value in os.environ.items() if name == "DTRAIN_LEASE"}
-            link.send(do="welcome", plan=self.plan.to_dict(), silence=self.silence, environment=environment)
-            self._add(free[0], Node(link, str(told["host"]), None, time.monotonic()))
+                link.close()
+        except (ConnectionError, LookupError, TypeError, ValueError):  # no agent
+            link.close()
 
     def _hear(self, node: Node, do: str, **said: Any) -> None:
         node.heard = time.monotonic()
@@ -226,6 +229,8 @@ class Server:
 
     def _gather(self) -> None:
         there = sorted(slot for slot, node in self.nodes.items() if node.ready)
+        if any(node.since == float("inf") for node in self.nodes.values()):
+            self._since = time.monotonic()  # some are just joining
         waited = time.monotonic() - self._since
         short = LAST_CALL_SECONDS if self.book.round >= 0 else self.wait
         if self.wish:

@@ -14,7 +14,16 @@ from dtrain import failure
 from dtrain.errors import RankError
 from dtrain.launcher import process
 
-SLOW = ("model._target_=launching.Slow", "model.rank=0", "model.seconds=0.02", "steps=40", "nodes=2", "batch=8", "checkpoint.every=4", "checkpoint.mode=blocking")
+SLOW = (
+    "model._target_=launching.Slow",
+    "model.rank=0",
+    "model.seconds=0.02",
+    "steps=40",
+    "nodes=2",
+    "batch=8",
+    "checkpoint.every=4",
+    "checkpoint.mode=blocking",
+)
 
 
 @pytest.fixture(scope="module")

@@ -73,7 +73,7 @@ class Pace:
     """How often something comes round, so that ranks which all come round equally often meet at the same turn."""
 
     def __init__(self) -> None:
-        self._left, self._done, self._since = 1, 0, time.perf_counter()
+        self._left, self._far, self._done, self._since = 1, 1, 0, time.perf_counter()
 
     def due(self) -> bool:
         self._left -= 1
@@ -85,5 +85,6 @@ class Pace:
         return max(1.0, self._done / max(1e-6, time.perf_counter() - self._since) * seconds)
 
     def wait(self, turns: int) -> None:
-        """The next meeting is `turns` turns away."""
-        self._left, self._done, self._since = turns, 0, time.perf_counter()
+        """The next meeting is `turns` turns away, and at most twice as far as the last was: the first turns may be quicker than the rest."""
+        self._far = min(turns, 2 * self._far)
+        self._left, self._done, self._since = self._far, 0, time.perf_counter()

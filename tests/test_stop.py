@@ -8,6 +8,7 @@ import pytest
 from pool import ranks
 from small import mesh_of
 
+from dtrain.signals import Asked
 from dtrain.stop import StopSignal
 
 
@@ -35,6 +36,66 @@ def alone(number: int | None, after: int | None) -> tuple[int, str]:
 )
 def test_it_stops_after_the_step_in_which_it_was_asked(number: int | None, after: int | None, expected: tuple[int, str]) -> None:
     assert ranks(1, alone, number, after) == [expected]
+
+
+def before_the_first_step(number: int) -> int:
+    with mesh_of() as mesh:
+        try:
+            with StopSignal(after=None) as asked:
+                asked.requested(7, mesh)
+                os.kill(os.getpid(), number)
+                time.sleep(5)
+        except Asked as ended:
+            return ended.exit_code
+    return 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_before_a_step_is_done_there_is_nothing_to_wait_for(number: int, code: int) -> None:
+    assert ranks(1, before_the_first_step, number) == [code]
+
+
+def limited(began: float, seconds: float) -> tuple[int, str, str]:
+    """Steps of a hundredth of a second, on two ranks whose clocks differ by three."""
+    with mesh_of(dp_replicate=2) as mesh:
+        os.environ["DTRAIN_BEGAN"] = str(began + 3 * mesh.rank)
+        with StopSignal(after=None, seconds=seconds) as asked:
+            for step in range(1000):
+                if asked.requested(step, mesh):
+                    return step, asked.status, asked.cause
+                mesh.barrier()
+                time.sleep(0.01)
+    return 1000, asked.status, asked.cause
+
+
+def test_the_time_limit_counts_from_the_command_and_holds_for_all_ranks_alike() -> None:
+    one, two = ranks(2, limited, time.time() - 100, 100.3)
+    assert one == two
+    assert one[1:] == ("preempted", "the time limit")
+    assert 0 < one[0] < 1000
+    assert ranks(2, limited, time.time(), -1) == [(0, "preempted", "the time limit")] * 2
+
+
+def long_evaluation(heard: bool) -> tuple[int, str]:
+    """How many parts of something long are done, when rank 1 hears a signal in the third."""
+    with mesh_of(dp_replicate=2) as mesh, StopSignal(after=None) as asked:
+        for step in range(2):
+            asked.requested(step, mesh)
+        for part in range(300):
+            if asked.meanwhile(mesh):
+                return part, asked.cause
+            if heard and part == 3 and mesh.rank == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.005)
+    return 300, asked.cause
+
+
+def test_a_long_evaluation_is_broken_off_by_all_ranks_together() -> None:
+    one, two = ranks(2, long_evaluation, True)
+    assert one == two
+    assert 3 < one[0] < 300
+    assert one[1] == "SIGTERM to rank 1"
+    assert ranks(2, long_evaluation, False) == [(300, "")] * 2
 
 
 def twice() -> bool:

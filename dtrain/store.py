@@ -26,7 +26,7 @@ FIRST_WAIT, LONGEST_WAIT = 0.2, 8.0
 """Seconds: a wait is anything between zero and a bound that doubles, so that ranks that failed together do not come back together."""
 CLIENTS: dict[str, dict[str, Any]] = {
     "s3": {"config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "retries": {"total_max_attempts": 1}}},
-    "gs": {"requests_timeout": 60},
+    "gs": {"requests_timeout": 300},  # of a whole request, not of a silence
     "az": {"connection_timeout": 10, "read_timeout": 60},
 }
 """What a client is told unless `use` says otherwise: without a limit, a server that does not answer stops the world for minutes or for ever."""
@@ -37,7 +37,8 @@ disk = Disk()
 """Everything that changes a local disk goes through it: `dtrain.testing.faults` puts another one here."""
 _told: dict[tuple[str, str], dict[str, Any]] = {}
 _open: dict[tuple[int, str, str], Any] = {}
-_lock = threading.Lock()
+_lock = threading.RLock()
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 def is_local(url: str) -> bool:

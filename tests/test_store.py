@@ -5,6 +5,7 @@ import pickle
 import stat
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -141,6 +142,38 @@ def test_a_bucket_that_is_not_there(server: Server) -> None:
             assert caught.value.kind == "missing"
 
     ranks(1, look)
+
+
+def test_one_client_for_all_threads_and_a_new_one_after_a_fork_or_other_options(tmp_path: Path) -> None:
+    url = f"flaky://file/{tmp_path}"
+    store.use(url, {"share": 0})
+    with ThreadPoolExecutor(4) as pool:
+        clients = set(pool.map(lambda _: id(store.client(url)), range(8)))
+    mine = store.client(f"{url}/deep/a")
+    assert clients == {id(mine)}
+
+    def in_child() -> tuple[bool, float]:
+        return store.client(url) is mine, store.client(url).share
+
+    assert ranks(1, in_child) == [(False, 0)]
+    store.use(url, {"share": 1, "kinds": "403"})
+    assert store.client(url).share == 1
+    with pytest.raises(StoreError, match="403"):
+        store.read(url)
+    store.use(url, {})
+    assert store.children(url) == []
+
+
+def test_a_file_that_goes_between_two_looks_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.publish(f"{tmp_path}/a", b"theirs")
+
+    def gone(url: str) -> bytes:
+        raise StoreError.during("read", url, "it does not exist", kind="missing")
+
+    monkeypatch.setattr(store, "read", gone)
+    with pytest.raises(StoreError, match="cannot create") as caught:
+        store.publish(f"{tmp_path}/a", b"mine")
+    assert caught.value.kind == "exists"
 
 
 def test_what_is_below_a_file_is_not_there(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ HERE = Cluster(gpus=0, cpus=4)
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return resolve(compose(["strategy=fsdp", "nodes=2", "devices=2", "batch=16", "trust=[mine]", "out=runs/a"]), HERE)
+    return resolve(compose(["strategy=fsdp", "nodes=1:2", "devices=2", "batch=16", "trust=[mine]", "out=runs/a"]), HERE)
 
 
 def test_a_plan_cannot_be_changed(plan: Plan) -> None:
@@ -32,11 +32,12 @@ def test_ranks_read_the_plan_that_was_saved(plan: Plan, write: Callable[..., str
     back = Plan.from_dict(read(write(plan.to_dict())))
     assert back == plan
     assert back.digest == plan.digest
+    assert back.on(1).mesh.dp_shard == 2
 
 
 def test_the_digest_tells_plans_apart(plan: Plan) -> None:
     assert dataclasses.replace(plan, seed=plan.seed + 1).digest != plan.digest
-    assert plan.with_loop("mine.loop").loop == "mine.loop"
+    assert {each.loop for each in (plan.with_loop("mine.loop"), plan.with_loop("mine.loop").on(1))} == {"mine.loop"}
 
 
 def test_degrees_multiply_to_ranks() -> None:
@@ -49,5 +50,6 @@ def test_what_is_shown_names_ranks_mesh_batch_and_why(plan: Plan) -> None:
     assert "2 node(s) x 2 device(s) = 4 rank(s) on cpu" in text
     assert "dp_shard=4" in text
     assert "16 samples = 4 per forward x 4 data-parallel rank(s) x 1 accumulated" in text
+    assert "on 1       dp_shard=2, 4 per forward x 2 data-parallel rank(s) x 2 accumulated" in text
     assert "gloo (auto: no GPU here)" in text
     assert plan.digest in text

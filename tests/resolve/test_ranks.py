@@ -49,6 +49,11 @@ def test_ranks_that_already_run_decide_nodes_and_devices() -> None:
         (("launcher=external",), CPUS, "torchrun"),
         (("launcher=inline", "nodes=2"), CPUS, "Type launcher=local"),
         (("nodes=3",), Cluster(0, 8, External(0, 4, 2)), "Leave nodes and devices out"),
+        (("nodes='3:4'",), Cluster(0, 8, External(0, 4, 2)), "Leave nodes and devices out"),
+        (("nodes='2:1'",), CPUS, "Type nodes=2, or nodes=1:2"),
+        (("nodes=two",), CPUS, "Type nodes=2, or nodes=1:2"),
+        (("nodes='1:2'", "mesh.pp=2"), CPUS, "with nodes=1: mesh: pp=2 is 2 ranks"),
+        (("nodes='1:2'",), Cluster(0, 8, External(0, 4, 2, one_store=True)), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_to_type(words: tuple[str, ...], on: Cluster, said: str) -> None:
@@ -59,3 +64,24 @@ def test_what_cannot_be_is_refused_with_what_to_type(words: tuple[str, ...], on:
 
 def test_cpu_processes_beside_gpus_are_asked_for_by_backend() -> None:
     assert plan("devices=8", "backend=gloo", on=GPUS).device == "cpu"
+
+
+def test_every_number_of_nodes_has_its_plan_with_the_same_batch() -> None:
+    decided = plan("nodes='2:4'", "devices=2", "batch=48", "strategy=fsdp")
+    assert (decided.nodes, decided.allowed) == (4, [2, 3, 4])
+    assert {decided.on(nodes).batch.size for nodes in decided.allowed} == {48}
+    assert [decided.on(nodes).mesh.dp_shard for nodes in (4, 3, 2)] == [8, 6, 4]
+    assert [decided.on(nodes).batch.microbatch for nodes in (4, 3, 2)] == [6, 4, 6], "no rank holds more of it at once"
+    assert {decided.on(nodes).out for nodes in decided.allowed} == {decided.out}
+    assert {word(decided.on(nodes).launcher) for nodes in decided.allowed} == {"local"}
+    assert len({decided.on(nodes).threads for nodes in decided.allowed}) == 1
+
+
+def test_a_batch_made_of_its_parts_stays_that_of_all_nodes() -> None:
+    decided = plan("nodes='1:2'", "microbatch=3", "accumulate=2")
+    assert [(shape.size, shape.microbatch, shape.accumulate) for shape in (decided.batch, decided.on(1).batch)] == [(12, 3, 2), (12, 3, 4)]
+
+
+def test_ranks_of_torchrun_take_the_plan_of_the_nodes_that_are_there() -> None:
+    decided = plan("nodes='1:2'", on=Cluster(gpus=0, cpus=8, external=External(rank=1, world=2, local_world=2)))
+    assert (decided.nodes, decided.devices, decided.others) == (1, 2, ())

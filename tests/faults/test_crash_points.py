@@ -4,6 +4,7 @@ import contextlib
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from dtrain.mesh import Mesh
 from dtrain.state import TrainState
 from dtrain.testing import faults, flaky
 
+PACK = snapshot.pack
 Bits = dict[str, bytes]
 Power = tuple[str, int | None]
 
@@ -63,7 +65,7 @@ class Story:
     """Two states of one run, the bits of each, and what is wrong after a save of the second over the first."""
 
     def __init__(self, mesh: Mesh, *, first: bool) -> None:
-        snapshot.FILE_BYTES = 8000  # several files, by several threads
+        snapshot.pack = partial(PACK, limit=8000)  # several files, by several threads
         threading.excepthook = lambda _: None  # threads of a process that is dead
         self.mesh, self.states = mesh, {step: state_at(step) for step in (1, 2, 3)}
         self.bits: dict[int, Bits | None] = {step: bits(state) for step, state in self.states.items()}

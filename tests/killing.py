@@ -155,10 +155,10 @@ def over(pid: int, scratch: Path, seconds: float = 60) -> dict[str, Any]:
 
 def nothing_left(out: Path, seconds: float = 10) -> bool:
     """Whether no process of the run lives: each has its scratch folder in its command line."""
-    deadline = time.monotonic() + seconds
-    while mentioning(f"{out.name}-scratch") and time.monotonic() < deadline:
+    scratch, deadline = f"{out}-scratch", time.monotonic() + seconds
+    while mentioning(scratch) and time.monotonic() < deadline:
         time.sleep(0.02)
-    return not mentioning(f"{out.name}-scratch")
+    return not mentioning(scratch)
 
 
 def leavings(out: str | Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dtrain.frames import current, dumped
+from dtrain.result import EXIT_CODES
 
 Facts = dict[str, Any]
 
@@ -79,18 +80,16 @@ def _by_itself(evidence: Evidence, known: list[Facts]) -> Facts | None:
         code = evidence.ended.get(facts["rank"], {}).get("code")
         if code and facts["rank"] not in spoke:
             late = SEEN_LATE_SECONDS if code in (-signal.SIGKILL, -signal.SIGSEGV) else 0.0
-            found.append(
-                (
-                    evidence.ended[facts["rank"]]["time"] - late,
-                    {**facts, **_ending(code, evidence.stacks.get(facts["rank"], "")), "exit_code": 1, "message": ""},
-                )
-            )
+            ending = _ending(code, evidence.stacks.get(facts["rank"], ""))
+            found.append((evidence.ended[facts["rank"]]["time"] - late, {**facts, "exit_code": 1, "message": "", **ending}))
     return min(found, key=lambda entry: float(entry[0]))[1] if found else None
 
 
 def _ending(code: int, stack: str) -> Facts:
     if stack.startswith("Timeout ("):  # its watchdog could not speak
         return {"kind": "hung", "verb": "hung", "error": "native code held the interpreter"}
+    if code in (EXIT_CODES["preempted"], EXIT_CODES["interrupted"]):
+        return {"kind": "stopped", "verb": "ended", "error": "it was asked to", "exit_code": code}
     if code > 0:
         return {"kind": "exited", "verb": "ended", "error": f"with exit code {code} and without a word"}
     verb, error = KILLED.get(signal.Signals(-code), ("was killed", signal.Signals(-code).name))

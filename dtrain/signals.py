@@ -16,6 +16,8 @@ from dtrain.result import EXIT_CODES
 
 WISHES = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 REPORT = signal.SIGUSR2
+ENDING_SECONDS = 3.0
+"""What ends while it has nothing to save may take so long to tidy up."""
 SAME_WISH_SECONDS = 1.0
 """SIGTERM and SIGUSR1 within this time are one wish: a scheduler signals every process, and the launcher hands its own on. Nobody presses Ctrl-C twice by mistake."""
 
@@ -30,6 +32,8 @@ class Asked(KeyboardInterrupt):
 
 _heard: list[tuple[int, float]] = []
 _ended: list[Asked] = []
+_deadline: list[threading.Timer] = []
+_importing: list[bool] = []
 _rank: list[int] = []
 """The process that trains, while it does. What it forks is somebody's helper, and not asked."""
 _repeats_end = [True]
@@ -76,6 +80,18 @@ def ending() -> Iterator[None]:
         raise
     finally:
         _install(before)
+        if _deadline:
+            _deadline.pop().cancel()
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Inside `ending`, around imports: a signal ends the process on the spot, because what is raised there gets lost, or torch aborts at it."""
+    _importing[:] = [True]
+    try:
+        yield
+    finally:
+        _importing.clear()
 
 
 @contextmanager
@@ -100,6 +116,13 @@ def _note(number: int, _: FrameType | None) -> None:
 def _end(number: int, _: FrameType | None) -> None:
     heard(number)
     _ended[:] = [Asked(number)]
+    if _importing:
+        os.write(2, f"dtrain: {_ended[0]}\n".encode())
+        os._exit(_ended[0].exit_code)
+    if not _deadline:  # should somebody swallow what is raised here
+        _deadline[:] = [threading.Timer(ENDING_SECONDS, os._exit, [_ended[0].exit_code])]
+        _deadline[0].daemon = True
+        _deadline[0].start()
     raise _ended[0]
 
 

@@ -12,6 +12,7 @@ import pytest
 from pool import ranks
 
 from dtrain import signals
+from dtrain.launcher.process import fork
 
 
 def ended(number: int) -> int:
@@ -43,6 +44,31 @@ def swallowed() -> int:
 
 def test_what_a_library_makes_of_it_is_still_the_wish_to_stop() -> None:
     assert ranks(1, swallowed) == [75]
+
+
+def ignored() -> None:
+    with signals.ending():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        except KeyboardInterrupt:
+            time.sleep(60)
+
+
+def imported() -> None:
+    with signals.ending(), signals.importing():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        except KeyboardInterrupt:
+            time.sleep(60)
+
+
+@pytest.mark.parametrize("work", [ignored, imported])
+def test_who_swallows_it_is_ended_all_the_same(work: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "ENDING_SECONDS", 0.2)
+    _, status = os.waitpid(fork(work), 0)
+    assert os.waitstatus_to_exitcode(status) == 75
 
 
 def noted(*numbers: int, apart: float, handed_on: bool = False) -> int | str:

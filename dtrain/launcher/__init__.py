@@ -4,7 +4,7 @@ import os
 import sys
 from typing import Protocol
 
-from dtrain import failure
+from dtrain import failure, signals
 from dtrain.plan import Plan
 from dtrain.result import Result
 
@@ -26,11 +26,15 @@ def run_here(plan: Plan) -> Result:
 
 
 def run_rank(plan: Plan, *, forked: bool = False) -> Result:
-    """This process as one rank: threads, import path, loop."""
-    import torch
+    """This process as one rank: import path, threads, loop."""
+    if os.getcwd() not in sys.path:  # noqa: PTH109 - compared as text, as sys.path holds it
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109
+    with signals.importing():
+        import torch
 
-    from dtrain.build import locate
+        from dtrain.build import locate
 
+        loop = locate(plan.loop)
     said = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     threads = int(said) if said.isdigit() else plan.threads
     # a forked process renews its thread pool here, before two autograd threads try to at once (INTERNAL ASSERT "Invalid thread pool"
@@ -38,7 +42,5 @@ def run_rank(plan: Plan, *, forked: bool = False) -> Result:
     if forked or threads != torch.get_num_threads():
         torch.set_num_threads(threads)
     torch.backends.mha.set_fastpath_enabled(False)  # its kernels for evaluation do not know autocast on the CPU
-    if os.getcwd() not in sys.path:  # noqa: PTH109 - compared as text, as sys.path holds it
-        sys.path.insert(0, os.getcwd())  # noqa: PTH109
-    result: Result = locate(plan.loop)(plan)
+    result: Result = loop(plan)
     return result

@@ -3,6 +3,7 @@
 Ranks tell each other by letters over the rendezvous store, never by collectives, which belong to the loop.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -65,7 +66,7 @@ class Drain:
         self._mesh, self._out, self._files, self._commit, self._manifest = mesh, out, files, commit, manifest
         self._before, self._after = before_commit, after_commit
         self._key, self._stop, self._begin = url.rsplit("/", 1)[-1], threading.Event(), time.monotonic()
-        self._beats = itertools.count()
+        self._over, self._committed = threading.Event(), dict[str, Any]()
         self._read_by_all = [before._letter("verdict")] if before else []
         self._thread = threading.Thread(target=self._run, name="dtrain-drain", daemon=True)
         self._thread.start()
@@ -83,11 +84,16 @@ class Drain:
 
     def _run(self) -> None:
         _give_way()
+        if self._mesh.world > 1:
+            threading.Thread(target=self._beat, name="dtrain-beat", daemon=True).start()
         try:
             self._land()
+            if self._committed:
+                self._tidy(self._committed)
         except Exception as error:  # a thread's exception would reach nobody
             self.error, self.fatal = _told(error), isinstance(error, LeaseError)
         self.seconds = time.monotonic() - self._begin
+        self._over.set()
 
     def _land(self) -> None:
         mine: dict[str, Any] = {"error": ""}
@@ -139,10 +145,14 @@ class Drain:
             lease.verify(self._out)
         commits.write(self.url, commit)
         commits.read(self.url)
+        self._committed = commit
+
+    def _tidy(self, commit: Mapping[str, Any]) -> None:
+        """When all have been told."""
         try:
             self._after(self.url, commit)
-        except StoreError as error:  # it is committed all the same
-            self.warning = str(error)
+        except Exception as error:  # it is committed all the same
+            self.warning = _told(error)
 
     def _remove(self, url: str) -> None:
         try:
@@ -173,9 +183,7 @@ class Drain:
         for thread in threads:
             thread.start()
         for thread in threads:
-            while thread.is_alive():
-                thread.join(BEAT_SECONDS)
-                self._beat()
+            thread.join()
         if errors:
             raise errors[0]
         if self._stop.is_set():
@@ -197,8 +205,12 @@ class Drain:
         return f"checkpoint/{self._key}/{what}"
 
     def _beat(self) -> None:
-        if self._mesh.world > 1:
-            self._mesh.post(f"checkpoint/alive/{self._mesh.rank}", str(next(self._beats)))
+        """Say that this rank is there, as long as its save is under way, whatever its storage makes it wait for."""
+        with contextlib.suppress(RuntimeError):  # without the store nobody listens
+            for beat in itertools.count():
+                self._mesh.post(f"checkpoint/alive/{self._mesh.rank}", f"{self._key} {beat}")
+                if self._over.wait(BEAT_SECONDS):
+                    return
 
     def _await(self, ranks: Sequence[int], what: str) -> list[str]:
         """The letters of these ranks, as soon as all are there. Raises StoreError when one has given no sign of life for the mesh's timeout."""
@@ -210,7 +222,6 @@ class Drain:
             pause = min(pause * 1.5, 0.1)
             if time.monotonic() - looked > BEAT_SECONDS:
                 looked = time.monotonic()
-                self._beat()
                 self._look_for(ranks, keys, signs)
         return letters
 

@@ -1,6 +1,7 @@
 """One node: forks its ranks when the server says so, watches them, ends them, and ends them too when it has lost the server.
 
 The server forks the agents of its own host. On another host, in the same folder: python -m dtrain.launcher.agent <host>:<port> [seconds to wait for it]
+With the same DTRAIN_SECRET in the environment of both, the node is also told what the storage is told (`out_options`).
 """
 
 import base64
@@ -27,6 +28,8 @@ from dtrain.plan import Plan
 REPORT_SECONDS = 1.0
 """Ranks that are about to be ended get this long to say where they are."""
 BEAT_SECONDS = 1.0
+SECRET = "DTRAIN_SECRET"
+"""In the environment: what a node of another host must know to join, where the command has it."""
 
 
 class Agent:
@@ -198,12 +201,13 @@ def join(address: str, wait: float) -> None:
     try:
         while True:
             try:
-                with contextlib.closing(_connect(address)) as link:
-                    told = _greet(link)
+                with contextlib.closing(connect(address)) as link:
+                    told = greet(link)
                     if plan is None or told["plan"] != plan.to_dict():
                         plan = Plan.from_dict(told["plan"])
                         warm(plan)
-                    options.take_over(told["storage"])
+                    if told["storage"] is not None:
+                        options.take_over(told["storage"])
                     os.environ.update(told["environment"])
                     _use_interface(link.here)
                     lease, memory = told["silence"], process.memory(folder) / "node"
@@ -221,7 +225,7 @@ def join(address: str, wait: float) -> None:
         shutil.rmtree(process.memory(folder), ignore_errors=True)
 
 
-def _connect(address: str) -> Link:
+def connect(address: str) -> Link:
     host, _, port = address.rpartition(":")
     try:
         return Link(socket.create_connection((host, int(port)), timeout=5))
@@ -229,9 +233,9 @@ def _connect(address: str) -> Link:
         raise ConnectionError(str(error)) from error
 
 
-def _greet(link: Link) -> dict[str, Any]:
+def greet(link: Link) -> dict[str, Any]:
     """What the server says to a node that joins."""
-    link.send(do="join", host=socket.gethostname())
+    link.send(do="join", host=socket.gethostname(), secret=os.environ.get(SECRET, ""))
     while True:
         for message in link.receive():
             if message.pop("do") == "welcome":

@@ -10,6 +10,7 @@ process: when the link closes, agent and ranks are gone, and when it falls silen
 
 import base64
 import contextlib
+import hmac
 import json
 import os
 import selectors
@@ -176,15 +177,20 @@ class Server:
                 self._lose(slot, f"no sign of life for {self.silence:g} s")
 
     def _welcome(self, link: Link) -> None:
-        """A node of another host."""
+        """A node of another host. What the storage is told goes to one that knows this run's DTRAIN_SECRET, and without one to none."""
         self._selector.unregister(link)
         free = [slot for slot in range(self.here, self.plan.nodes) if slot not in self.nodes]
         try:
-            host = str(link.receive()[0]["host"])
-            if free:
+            said = link.receive()[0]
+            secret = os.environ.get(agent.SECRET, "")
+            if not hmac.compare_digest(str(said["secret"]).encode(), secret.encode()):
+                link.send(do="refused", why=f"the run has another {agent.SECRET}: set it in the environment of both")
+                link.close()
+            elif free:
                 lease = {name: value for name, value in os.environ.items() if name == "DTRAIN_LEASE"}
-                link.send(do="welcome", plan=self.plan.to_dict(), storage=options.hand_over(), silence=self.silence, environment=lease)
-                self._add(free[0], Node(link, host, None, time.monotonic()))
+                storage = options.hand_over() if secret else None
+                link.send(do="welcome", plan=self.plan.to_dict(), storage=storage, silence=self.silence, environment=lease)
+                self._add(free[0], Node(link, str(said["host"]), None, time.monotonic()))
             else:
                 link.send(do="refused", why=f"all {self.plan.nodes} nodes of the run are there")
                 link.close()

@@ -215,7 +215,9 @@ def told(cause: dict[str, Any], ranks: list[dict[str, Any]]) -> Failure:
     if samples:
         part = "" if cause.get("microbatch") is None else f", microbatch {cause['microbatch']}"
         step += f" (samples {samples[0]} to {samples[1]}{part})"
-    who = f" [{cause['host']}, pid {cause['pid']}]" if cause.get("pid") else f" [{cause['host']}]" if cause.get("host") else ""
+    who = (
+        "" if rank is None else f" [{cause['host']}, pid {cause['pid']}]" if cause.get("pid") else f" [{cause['host']}]" if cause.get("host") else ""
+    )
     verb = cause.get("verb", "failed")
     line = f"rank {rank} {verb}{step}: {cause['error']}" if rank is not None else cause["error"]
     line += f", at {where}" * bool(where) + who

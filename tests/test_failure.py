@@ -60,6 +60,12 @@ def test_the_command_ends_with_the_error_of_the_cause(error: Exception, ends: ty
     assert str(error) in str(raised.value)
 
 
+def test_a_lost_node_is_told_by_the_sentence_of_who_missed_it(tmp_path: Path) -> None:
+    left(tmp_path, 0, RuntimeError("Connection closed by peer"))
+    failure.tell(tmp_path, None, "lost", "node 1 (there) was not heard of for 10 s")
+    assert failure.explain(tmp_path).line == "node 1 (there) was not heard of for 10 s"
+
+
 def test_what_starting_again_cannot_help_is_told_apart(tmp_path: Path) -> None:
     kinds = [
         failure.facts_of(error, 0)["kind"] for error in (WordsError("a"), LeaseError("b"), StoreError("c"), ValueError("d"), Asked(signal.SIGTERM))

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from dtrain import lease, preflight, recipe, store
+from dtrain import failure, lease, preflight, recipe, store
 from dtrain.build import build
 from dtrain.cluster import look
 from dtrain.compose import compose, multirun
@@ -26,7 +26,6 @@ ELSEWHERE = ("path", "holdout_path", "cache", "workers", "_about_")
 """Inside of those, what does not."""
 LOOK_SECONDS = 5.0
 """Before anything is begun, storage that does not answer is asked again only for so long."""
-FAILURE = "failure.json"
 
 
 def run(words: Sequence[str]) -> int:
@@ -74,13 +73,13 @@ def one(config: Config) -> Result:
         if first:
             store.write(store.join(plan.out, "config.yaml"), recipe.write(config).encode())
             store.write(store.join(plan.out, "plan.yaml"), yaml.safe_dump(plan.to_dict(), sort_keys=False).encode())
-            store.remove(store.join(plan.out, FAILURE))  # of an earlier start
+            store.remove(store.join(plan.out, "failure.json"))  # of an earlier start
         try:
             result: Result = build(plan.launcher).launch(plan)
         except DtrainError as error:
             if first and error.facts:
                 lease.verify(plan.out)  # whoever has lost it writes no more
-                store.write(store.join(plan.out, FAILURE), json.dumps(error.facts, indent=1).encode())
+                failure.save(plan.out, error.facts)
             raise
     if result.status == "spiked":
         raise DtrainError(result.reason)

@@ -11,13 +11,14 @@ import pytest
 from killing import leavings, nothing_left, survive
 from pool import ranks
 
-WORDS = ("model=mlp", "steps=600", "checkpoint.every=10", "launcher=local", "launcher.restarts=1000")
+WORDS = ("model=mlp", "checkpoint.every=10", "launcher=local", "launcher.restarts=1000")
 STRATEGIES = {
-    "single": ("strategy=single",),
-    "ddp": ("strategy=ddp", "nodes=2"),
-    "fsdp": ("strategy=fsdp", "devices=2"),
-    "pipeline": ("strategy=pipeline", "devices=2", "model.layers=4"),
+    "single": ("strategy=single", "steps=2000"),
+    "ddp": ("strategy=ddp", "nodes=2", "steps=600"),
+    "fsdp": ("strategy=fsdp", "devices=2", "steps=600"),
+    "pipeline": ("strategy=pipeline", "devices=2", "model.layers=4", "steps=600"),
 }
+"""Long enough to be killed again and again."""
 MODES = ("blocking", "background")
 KILLS = 13
 """Eight runs of them are a hundred."""

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from dtrain import lease, store
 from dtrain.checkpoint import commit as commits
+from dtrain.checkpoint.load import read_file
 from dtrain.checkpoint.snapshot import File
 from dtrain.errors import LeaseError, StoreError, first_line
 from dtrain.mesh import Mesh
@@ -193,11 +194,14 @@ class Drain:
         return [done[file.name] for file in self._files]
 
     def _put(self, file: File) -> dict[str, Any]:
+        """Write one file and read it back: what was turned over on its way must not become the reason to remove an older checkpoint."""
         digest = hashlib.sha256()
         for part in file.parts:
             digest.update(part)
+        facts = {"name": file.name, "size": file.size, "sha256": digest.hexdigest()}
         store.put(store.join(self.url, file.name), file.parts)
-        return {"name": file.name, "size": file.size, "sha256": digest.hexdigest()}
+        read_file(store.join(self.url, file.name), facts)
+        return facts
 
     # letters
 

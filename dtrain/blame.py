@@ -149,7 +149,7 @@ def _known(evidence: Evidence, rank: int) -> Facts:
     facts: Facts = {"rank": rank, **evidence.began.get(rank, {})}
     step, seen, batch = evidence.steps.get(rank, (0, 0, 0))
     if step:
-        facts |= {"step": step, "samples": [seen, seen + batch - 1]}
+        facts |= {"step": step, "samples": [seen, seen + batch - 1] if batch else None}
     if evidence.stacks.get(rank):
         facts |= {"where": dumped(evidence.stacks[rank]), "stack": current(evidence.stacks[rank])}
     said = [failure for failure in evidence.failures if failure["rank"] == rank]

@@ -31,7 +31,7 @@ from dtrain.result import Result
 from dtrain.signals import Asked, asked
 
 STEP = struct.Struct("<qqq")
-"""step-<rank>: the number of the step, the position of its first sample, and how many it takes."""
+"""step-<rank>: the number of the step, the position of its first sample, and how many it takes: none once it is done."""
 
 _known: dict[str, Any] = {}
 _left: list[BaseException] = []

@@ -59,6 +59,7 @@ class Watchdog:
     def rest(self) -> None:
         """The step is done."""
         self._resting = True
+        failure.STEP.pack_into(self._page, 0, self._step, self._seen, 0)
 
     def __enter__(self) -> "Watchdog":
         failure.forget()

@@ -5,7 +5,10 @@ Augmentation is reproducible: before sample i of pass e is read, Python's, numpy
 
 import hashlib
 import multiprocessing
+import os
 import random
+import signal
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cached_property
@@ -19,6 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 from dtrain.data import Batch, Indices, Loading
 from dtrain.data.order import _mix64, permute
 from dtrain.errors import WordsError
+from dtrain.signals import WISHES
 
 Inputs = int | str | Sequence[str]
 Keys = tuple[Inputs, int | str]
@@ -117,9 +121,18 @@ class Dataset:
 
 
 def _adopt(dataset: Any, keys: Keys) -> None:
+    """A loading process begins. Signals are for the rank, which still needs samples until it stops; and it does not outlive the rank."""
     global _dataset, _keys
+    for number in WISHES:
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
     torch.set_num_threads(1)
     _dataset, _keys = dataset, keys
+
+
+def _end_with(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
 
 
 def _read(index: Indices, epoch: Indices) -> Any:

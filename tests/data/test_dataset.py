@@ -1,6 +1,11 @@
 """Any map-style dataset becomes addressable, with augmentation that can be repeated."""
 
+import multiprocessing
+import os
 import random
+import signal
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +17,8 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from dtrain.data.dataset import Dataset
 from dtrain.data.stream import as_source
 from dtrain.errors import WordsError
+from dtrain.launcher.process import fork
+from dtrain.signals import WISHES
 
 
 class Squares:
@@ -167,3 +174,26 @@ def test_loading_processes_read_the_same_samples() -> None:
         assert source.loading == "thread"
     finally:
         source._pool.shutdown()
+
+
+def test_loading_processes_hear_no_signal_and_die_with_their_rank() -> None:
+    reading, writing = os.pipe()
+
+    def rank() -> None:
+        source = Dataset(Squares(), workers=1, holdout=0)
+        source.take(np.arange(2), np.zeros(2, dtype=np.int64))
+        (worker,) = (child.pid for child in multiprocessing.active_children())
+        for number in WISHES:
+            os.kill(worker, number)
+        source.take(np.arange(2), np.zeros(2, dtype=np.int64))
+        os.write(writing, str(worker).encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    os.waitpid(fork(rank), 0)
+    worker, deadline = int(os.read(reading, 100)), time.monotonic() + 20
+    stat = Path(f"/proc/{worker}/stat")
+    while stat.exists() and ") Z" not in stat.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.close(reading)
+    os.close(writing)

@@ -1,5 +1,6 @@
 """Judges words before anything is composed: one sentence per mistake, with its source and the words to type instead."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import cached_property
@@ -10,6 +11,9 @@ from dtrain.config import GROUPS, LISTS
 from dtrain.errors import nearest
 from dtrain.options import NO_PASSWORD, is_one, masked
 from dtrain.words import Word, text
+
+RANGE = re.compile(r"\d+:\d+")
+"""From how many nodes to how many."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,8 @@ def judge(word: Word, known: Vocabulary) -> Iterable[str]:
         yield f"{said}: there is no word {word.key}.{known.near(word.key)}"
     elif isinstance(known.keys[word.key], dict):
         yield f"{said}: {word.key} holds other words. Type {', '.join(f'{word.key}.{name}=<value>' for name in known.keys[word.key])}."
+    elif word.key == "nodes" and not _fits(word.value, int) and not RANGE.fullmatch(str(word.value)):
+        yield f"{said}: nodes is a whole number, or from how many to how many. Type nodes=2, or nodes=1:2."
     elif not _fits(word.value, known.keys[word.key]):
         kind = _kind(known.keys[word.key])
         example = f"[{word.text}]" if kind == "a list" else f"<{kind}>"

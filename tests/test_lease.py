@@ -326,6 +326,6 @@ def on_a_server(out: str, races: int, told: dict[str, Any] | None) -> list[str]:
 def test_on_object_storage_one_wins(server: Server, faults: float, races: int) -> None:
     """Also when the storage fails now and then, or creates a file and cannot say so."""
     url = f"{server.url}/lease-{os.getpid()}-{faults}-{races}"
-    with server.failing(share=faults, kinds=("503", "cut", "lost")) as told:
-        for pair in zip(*ranks(2, on_a_server, url, races, told if faults else None), strict=True):
+    with server.failing(share=faults, kinds=("503", "cut", "lost")) as port:
+        for pair in zip(*ranks(2, on_a_server, url, races, server.options(port) if faults else None), strict=True):
             assert sorted(pair) == ["refused", "won"]

@@ -120,6 +120,8 @@ def _judge_argument(word: Word, said: str, known: Vocabulary, group: str, rest: 
             return
     default: Any = known.node(group, choice)
     path = group if group not in LISTS else f"{group}.{choice}"
+    if word.value is None and len(rest) == 1 and rest[0] in (default.get("_about_") or {}).get("optional", []):
+        return
     for name in rest:
         if not isinstance(default, dict):
             return  # below a value that the user gives whole

@@ -140,7 +140,11 @@ def look(folder: Path, rank: int, pid: int) -> None:
 def alone(out: str, rank: int) -> Iterator[None]:
     """Inside, this process tells its own failure, and knows what the other ranks of its host left. What is no DtrainError becomes a RankError."""
     siblings = os.getppid() if "RANK" in os.environ else os.getpid()
-    folder = Path(tempfile.gettempdir()) / f"dtrain-{os.getuid()}-{siblings}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+    place, name = Path(tempfile.gettempdir()), f"dtrain-{os.getuid()}"
+    for stale in place.glob(f"{name}-*-*"):
+        if not Path(f"/proc/{stale.name.split('-')[2]}").exists():  # of ranks that were killed
+            shutil.rmtree(stale, ignore_errors=True)
+    folder = place / f"{name}-{siblings}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
     folder.mkdir(mode=0o700, exist_ok=True)
     os.environ["DTRAIN_REPORTS"] = str(folder)
     _alone[:] = [out]

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 import threading
 import time
@@ -21,7 +22,7 @@ class Journal:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._scratch = None if store.is_local(url) else store.scratch("journal")
+        self._scratch = None if store.is_local(url) else store.scratch("journal", inside=os.environ.get("DTRAIN_REPORTS"))
         self._path = store.local_path(url) if self._scratch is None else self._scratch / "rows.jsonl"
         self._put, self._dirty = time.monotonic(), False
         self._writing, self._putting = threading.Lock(), threading.Lock()
@@ -41,21 +42,21 @@ class Journal:
             self._put = time.monotonic()
             threading.Thread(target=self._put_quietly, name="dtrain-journal", daemon=True).start()
 
-    def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:
-        """Drop the rows that are not wanted: those of steps that will be done again; and what follows a line that is none. Returns the last kept."""
+    def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+        """Drop the rows that are not wanted: those of steps that will be done again; and what follows a line that is none. Returns those that stay."""
         with self._writing:
             self._file.close()
-            rows = []
+            rows = list[tuple[str, dict[str, Any]]]()
             for line in self._path.read_text(errors="replace").splitlines():
                 try:
                     row = json.loads(line)
                 except ValueError:  # a power cut left it: what must not be lost was made durable and stands before it
                     break
                 if wanted(row):
-                    rows.append(line)
-            store.write(str(self._path), "".join(f"{row}\n" for row in rows).encode())
+                    rows.append((line, row))
+            store.write(str(self._path), "".join(f"{line}\n" for line, _ in rows).encode())
             self._file, self._dirty = self._path.open("a"), True
-        return json.loads(rows[-1]) if rows else None
+        return [row for _, row in rows]
 
     def durable(self) -> None:
         """Whatever dies after this, the rows appended before it stay, and others see them; any thread may call it. Raises StoreError."""

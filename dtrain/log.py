@@ -77,7 +77,9 @@ class Log:
 
     def started(self, step: int, *, parameters: int, damaged: Iterable[str], caveats: Iterable[str]) -> None:
         """After `step` steps of an earlier start, or none; rows after it will be written again."""
-        self.back(step)
+        missing = step - self.back(step) if self._rows is not None else 0
+        if missing:
+            self.caveat(f"metrics.jsonl lacks the rows of {missing} of the {step} steps that are done")
         if "DTRAIN_RESTART_REASON" in os.environ:
             self.event("restarted", reason=os.environ["DTRAIN_RESTART_REASON"])
         for sentence in damaged:
@@ -150,12 +152,13 @@ class Log:
             if journal is not None:
                 journal.durable()
 
-    def back(self, step: int) -> None:
-        """Steps after `step` will be done again, and have their rows then."""
+    def back(self, step: int) -> int:
+        """Steps after `step` will be done again, and have their rows then. Returns how many rows stay, on rank 0."""
         self._pending = [entry for entry in self._pending if entry[0] <= step]
-        if self._rows is not None:
-            self.last = self._rows.keep(lambda row: row["step"] <= step) or {}
+        kept = self._rows.keep(lambda row: row["step"] <= step) if self._rows is not None else []
+        self.last = kept[-1] if kept else {}
         self.start()
+        return len(kept)
 
     def evaluated(self, step: int, scalars: dict[str, float]) -> dict[str, float]:
         """Held-out figures: an event, and a row for the loggers. Returns them."""

@@ -240,9 +240,9 @@ def probe(url: str) -> None:
     remove(name)
 
 
-def scratch(prefix: str) -> Path:
-    """A new private folder on the local disk."""
-    return Path(tempfile.mkdtemp(prefix=f"dtrain-{prefix}-"))
+def scratch(prefix: str, *, inside: str | None = None) -> Path:
+    """A new private folder on the local disk; `inside` a folder that somebody removes should this process be killed."""
+    return Path(tempfile.mkdtemp(prefix=f"dtrain-{prefix}-", dir=inside))
 
 
 def fsync(path: Path) -> None:

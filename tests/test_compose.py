@@ -78,6 +78,7 @@ def test_a_value_of_another_kind_is_refused_with_its_key(word: str) -> None:
         ("clip=1", lambda config: config.clip == 1),
         ("clip=null", lambda config: config.clip is None),
         ("optim.lr=1", lambda config: config.optim["lr"] == 1),
+        ("checkpoint.keep=null", lambda config: config.checkpoint["keep"] is None),
         ("model.kv_heads=2", lambda config: config.model["kv_heads"] == 2),
         ("logger=[]", lambda config: config.logger == {}),
         ("logger=console", lambda config: list(config.logger) == ["console"]),

@@ -112,6 +112,17 @@ def test_steps_that_are_done_again_have_one_row(tmp_path: Path) -> None:
     assert [row["step"] for row in rows(tmp_path / "metrics.jsonl")] == list(range(1, 10))
 
 
+def test_rows_that_somebody_took_away_are_missed(tmp_path: Path) -> None:
+    made = with_loggers(tmp_path, 2)
+    on_mesh(lambda mesh: run(mesh, made), dp_replicate=2)
+    rest = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "metrics.jsonl").write_text("".join(rest[:1] + rest[3:]))
+    on_mesh(lambda mesh: run(mesh, made, start=6), dp_replicate=2)
+    assert [row["text"] for row in rows(tmp_path / "events.jsonl") if row["event"] == "caveat"] == [
+        "metrics.jsonl lacks the rows of 2 of the 6 steps that are done"
+    ]
+
+
 def test_loggers_live_on_rank_0_and_hear_once_per_flush(tmp_path: Path) -> None:
     zero, one = on_mesh(lambda mesh: run(mesh, with_loggers(tmp_path, 3, "Remembering")), dp_replicate=2)
     assert one == []

@@ -53,6 +53,9 @@ def read(url: str) -> dict[str, Any]:
         if commit.get("format") != FORMAT:
             raise _damaged(url, f"it has format {commit.get('format')}, this version reads {FORMAT}")
         _check(commit)
+        place = STEP.fullmatch(url.rstrip("/").split("/")[-2]) if "/" in url.rstrip("/") else None
+        if place and int(place[1]) != commit["step"]:
+            raise ValueError(f"it is one of step {commit['step']}, and stands in another's place")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(url, f"it is damaged ({_short(error)})") from error
     check_files(url, commit["files"], sizes)

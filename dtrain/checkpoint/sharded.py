@@ -164,7 +164,7 @@ class Sharded:
     def restore(self, state: TrainState) -> dict[str, Any] | None:
         """The newest checkpoint of which every rank finds its bytes as they were saved, into `state`; all ranks call it. Its commit, or None.
 
-        Raises StoreError when it is of another model, PreflightError when `resume` says that it must or must not be there. When it is called
+        Raises StoreError when it is of another model, PreflightError when `resume` says that it must or must not be there, or when all are damaged. When it is called
         again, the run goes back: to what is committed, whatever `resume` says.
         """
         copy, resume, self._resume = self._newest_copy(), self._resume, "auto"
@@ -182,9 +182,13 @@ class Sharded:
         if copy:
             restore.load_copy(self._nodes(), copy, os.environ[MEMORY], state)
             return {**copy.commit, "url": os.environ[MEMORY]}
+        if self.damaged:  # to begin again would remove what can perhaps be mended
+            raise PreflightError(
+                f"no checkpoint under {self._out} can be read: {'; '.join(self.damaged[:3])}. "
+                f"Type out=<another place>, or remove {store.join(self._out, 'checkpoints')} to start from the beginning."
+            )
         if resume == "must":
-            damaged = f" but damaged ones ({'; '.join(self.damaged)})" * bool(self.damaged)
-            raise PreflightError(f"resume=must: there is no checkpoint under {self._out}{damaged}. Type resume=auto to start from the beginning.")
+            raise PreflightError(f"resume=must: there is no checkpoint under {self._out}. Type resume=auto to start from the beginning.")
         return None
 
     def load_weights(self, source: str, state: TrainState) -> dict[str, Any]:

@@ -40,6 +40,14 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert commit.read(str(attempt(tmp_path, 3)))["pieces"] == body(3)["pieces"]
 
 
+def test_a_checkpoint_in_the_place_of_another_is_passed_over(tmp_path: Path) -> None:
+    attempt(tmp_path, 3)
+    attempt(tmp_path, 7).parent.rename(tmp_path / "checkpoints/step-00000009")
+    chosen, damaged = commit.newest(str(tmp_path))
+    assert chosen and chosen[1]["step"] == 3
+    assert len(damaged) == 1 and "it is one of step 7" in damaged[0]
+
+
 def test_a_commit_is_never_replaced(tmp_path: Path) -> None:
     folder = attempt(tmp_path, 3)
     with pytest.raises(StoreError, match=r"COMMIT\.json"):

@@ -16,7 +16,7 @@ from dtrain.checkpoint import load, snapshot
 from dtrain.checkpoint.commit import find
 from dtrain.checkpoint.load import Reading
 from dtrain.checkpoint.sharded import Sharded
-from dtrain.errors import StoreError
+from dtrain.errors import PreflightError, StoreError
 from dtrain.mesh import Mesh
 from dtrain.plan import MeshShape
 from dtrain.state import TrainState
@@ -153,7 +153,8 @@ def test_no_tensor_is_touched_when_all_are_damaged(two: Path) -> None:
         last = max(attempt.glob("*.safetensors"))
         last.write_bytes(last.read_bytes()[:-1] + b"\xff")
     seen, reading = Held(0, 9), checkpoint(two)
-    assert reading.restore(state(seen)) is None
+    with pytest.raises(PreflightError, match=r"no checkpoint under .* can be read: .*bytes are not those that were saved"):
+        reading.restore(state(seen))
     assert not seen.touched()
     assert len(reading.damaged) == 2
     with pytest.raises(StoreError, match="its bytes are not those that were saved"):

@@ -20,7 +20,9 @@ def test_other_words_are_another_run(word: str) -> None:
     assert out(word) != out()
 
 
-@pytest.mark.parametrize("word", ["resume=must", "stop_after=5", "time_limit=60", "grace=5", "log.every=3", "logger=[console]", "generate.tokens=3", "hook=[]"])
+@pytest.mark.parametrize(
+    "word", ["resume=must", "stop_after=5", "time_limit=60", "grace=5", "log.every=3", "logger=[console]", "generate.tokens=3", "hook=[]"]
+)
 def test_words_that_change_no_number_stay_in_the_run(word: str) -> None:
     assert out(word) == out()
 

@@ -83,6 +83,9 @@ def test_a_finished_run_says_so_and_another_one_is_refused(corpus: Path, tmp_pat
     other = dtrain(*words, "optim.lr=1e-5", cwd=tmp_path)
     assert other.returncode == 2
     assert "another optim" in other.stderr
+    wider = dtrain(*words, "steps=3", "precision=bf16", cwd=tmp_path)
+    assert wider.returncode == 0, "any precision goes on from what any other saved"
+    assert "going on after step 2" in wider.stdout
 
 
 def test_a_run_in_memory_leaves_no_folder(corpus: Path, tmp_path: Path) -> None:

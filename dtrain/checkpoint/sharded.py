@@ -24,7 +24,7 @@ from dtrain.checkpoint.memory import Copy, Memory
 from dtrain.checkpoint.restore import Restore
 from dtrain.checkpoint.retention import Policy, Retention
 from dtrain.checkpoint.snapshot import Snapshot
-from dtrain.errors import LeaseError, PreflightError, StoreError
+from dtrain.errors import LeaseError, PreflightError, StoreError, WordsError, nearest
 from dtrain.lease import VARIABLE as LEASE
 from dtrain.mesh import Mesh
 from dtrain.state import TrainState
@@ -154,7 +154,9 @@ class Sharded:
             raise StoreError(self._error)
 
     def scored(self, step: int, metrics: Mapping[str, float]) -> None:
-        """What was measured of the checkpoint of `step`, if there is one, for `best`; waits for nothing."""
+        """What was measured of the checkpoint of `step`, if there is one, for `best`; waits for nothing. Raises WordsError when `best` is not among it."""
+        if self._policy.best and self._policy.best not in metrics:
+            raise WordsError(f"checkpoint.best={self._policy.best}: the evaluation has no such figure.{nearest(self._policy.best, metrics)}")
         if self._policy.best and self._mesh.rank == 0:
             self._scores[step] = metrics
             self._notes = [note for note in self._notes if note.is_alive()]

@@ -20,7 +20,7 @@ from dtrain.resolve import resolve
 from dtrain.result import Result
 from dtrain.verb.plan import show
 
-NUMBERS = ("model", "data", "objective", "optim", "schedule", "precision", "seed", "clip", "batch")
+NUMBERS = ("model", "data", "objective", "optim", "schedule", "seed", "clip", "batch")
 """What makes a run another run."""
 ELSEWHERE = ("path", "holdout_path", "cache", "workers", "_about_")
 """Inside of those, what does not."""

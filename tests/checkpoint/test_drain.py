@@ -18,7 +18,7 @@ from dtrain.checkpoint import drain
 from dtrain.checkpoint.commit import find
 from dtrain.checkpoint.drain import Landed
 from dtrain.checkpoint.sharded import Sharded
-from dtrain.errors import LeaseError, StoreError
+from dtrain.errors import LeaseError, StoreError, WordsError
 from dtrain.mesh import Mesh
 from dtrain.plan import MeshShape
 
@@ -239,3 +239,12 @@ def test_the_best_is_known_however_late_its_figure_comes(tmp_path: Path, monkeyp
 
     on_mesh(work, dp_shard=2)
     assert kept(tmp_path) == [3, 5]
+
+
+def test_a_figure_that_no_evaluation_gives_is_named(tmp_path: Path) -> None:
+    def work(mesh: Mesh) -> None:
+        checkpoint = Sharded(out=str(tmp_path), mesh=mesh, resume="auto", every=1, keep=1, best="eval_los")
+        with pytest.raises(WordsError, match=r"checkpoint\.best=eval_los: .* Did you mean eval_loss\?"):
+            checkpoint.scored(1, {"eval_loss": 1.0})
+
+    alone(work)

@@ -25,8 +25,8 @@ from dtrain.launcher import process, run_rank
 from dtrain.launcher.link import Link, drain, ready
 from dtrain.plan import Plan
 
-REPORT_SECONDS = 1.0
-"""Ranks that are about to be ended get this long to say where they are."""
+REPORT_SECONDS = {"victim": 1.0, "cause": 0.2}
+"""Ranks that are about to be ended get this long to say where they are: less where it is known already which one is the cause."""
 BEAT_SECONDS = 1.0
 SECRET = "DTRAIN_SECRET"
 """In the environment: what a node of another host must know to join, where the command has it."""
@@ -104,10 +104,10 @@ class Agent:
         for pid in self._ranks:
             os.kill(pid, number)
 
-    def on_end(self, *, round: int) -> None:
+    def on_end(self, *, round: int, known: str) -> None:
         """Let living ranks report, end them, and say so."""
         if round == self._round:
-            self._report()
+            self._report(REPORT_SECONDS[known])
             process.kill(*self._ranks)
             self._ranks.clear()
         self._link.send(do="ended", round=round, files={} if self._shared else _read(self._reports))
@@ -128,11 +128,11 @@ class Agent:
                 elif not self._ranks:
                     self._link.send(do="done", round=self._round, files={} if self._shared else _read(self._reports))
 
-    def _report(self) -> None:
+    def _report(self, seconds: float) -> None:
         """SIGUSR2 asks a rank where it is: wait until each has written it, or ended."""
         for pid in self._ranks:
             os.kill(pid, signals.REPORT)
-        silent, deadline = dict(self._ranks), time.monotonic() + REPORT_SECONDS
+        silent, deadline = dict(self._ranks), time.monotonic() + seconds
         while silent and time.monotonic() < deadline:
             time.sleep(0.002)
             for pid, rank in list(silent.items()):

@@ -302,7 +302,7 @@ class Server:
         self._phase, self._since = self._ending, time.monotonic()
         for slot in self.members:
             with contextlib.suppress(ConnectionError, KeyError):
-                self.nodes[slot].link.send(do="end", round=self.book.round)
+                self.nodes[slot].link.send(do="end", round=self.book.round, known="cause" if "cause" in self.failed else "victim")
 
     def _ending(self) -> None:
         if any(node.busy for node in self.nodes.values()):

@@ -28,7 +28,7 @@ from dtrain.launcher.book import Book
 from dtrain.launcher.server import Server
 from dtrain.plan import Plan
 
-TARGETS = {"rank": 6, "agent": 2, "keeper": 2, "server": 1, "command": 1, "group": 1}
+TARGETS = {"rank": 12, "agent": 4, "keeper": 4, "server": 1, "command": 1, "group": 1}
 """What is killed, and how often beside the others."""
 OF_THE_CLOCK = ("step_seconds", "samples_per_second", "tokens_per_second")
 

@@ -42,7 +42,7 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, di
 def killed(strategy: str, mode: str, out: Path, url: str, untouched: dict[str, dict[str, object]], *, seed: int, kills: int = KILLS) -> None:
     every = 10 if "://" not in url else 50  # the server of S3 takes half a second for each
     words = [*WORDS, *STRATEGIES[strategy], f"checkpoint.mode={mode}", f"checkpoint.every={every}"]
-    done = survive(words, out, url=url, kills=kills, seed=seed, seconds=300, longest=0.8)
+    done = survive(words, out, url=url, kills=kills, seed=seed, seconds=300, longest=0.5)
     assert sum(done.values()) > kills // 2, "the run was over before it was killed"
     left = ranks(1, leavings, url)[0]  # in a process of its own: a client of S3 starts threads
     assert left["rows"] == untouched[strategy]["rows"], done

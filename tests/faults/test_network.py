@@ -102,6 +102,7 @@ def test_cut_for_good_the_run_ends_and_names_the_node(cable: Cable, tmp_path: Pa
     assert "node 1" in failed["message"] and "was lost" in failed["message"]
 
 
+@pytest.mark.slow
 def test_cut_for_good_the_side_that_can_go_on_does_and_the_other_has_ended_before(cable: Cable, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with begun(cable, out, "nodes=1:2", "steps=100", "launcher.silence=3") as (near, far):

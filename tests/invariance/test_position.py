@@ -6,9 +6,11 @@ import json
 import os
 import random
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -219,13 +221,29 @@ def test_everything_that_accumulates_goes_on_bit_for_bit(name: str, tmp_path: Pa
     assert files == whole[1] and files
 
 
+def hurried(plan: Any) -> Any:
+    """A start by a clock that runs a thousand times as fast, so that its seconds are seen in any sum."""
+    real = time.perf_counter
+    with mock.patch("time.perf_counter", lambda: 1000 * real()):
+        return train(plan)
+
+
 def test_a_run_that_died_after_its_last_commit_says_the_same_result(tmp_path: Path) -> None:
-    """No step runs any more; the seconds of all starts are added up."""
+    """No step runs any more; the seconds of all starts, up to what was committed of each, are added up."""
     common = ["model=mlp", *SYNTHETIC, "steps=6", "logger=[]", "checkpoint.every=2", f"out={tmp_path}"]
 
-    def run(*words: str) -> Any:
-        return ranks(1, train, resolve(compose([*common, *words]), Cluster(gpus=0, cpus=1)))[0]
+    def run(start: Callable[..., Any], *words: str) -> Any:
+        return ranks(1, start, resolve(compose([*common, *words]), Cluster(gpus=0, cpus=1)))[0]
 
-    stopped, finished, again = run("stop_after=4"), run(), run()
-    assert stopped.wall_seconds < finished.wall_seconds < again.wall_seconds
+    def committed(step: int) -> float:
+        (commit,) = (tmp_path / "checkpoints").glob(f"step-{step:08}/*/COMMIT.json")
+        return float(json.loads(commit.read_text())["facts"]["seconds"])
+
+    stopped = run(hurried, "stop_after=4")
+    before = committed(4)
+    finished = run(train)
+    assert 0 < before < stopped.wall_seconds
+    assert before < finished.wall_seconds < before + stopped.wall_seconds
+    again = run(train)
+    assert before < committed(6) < again.wall_seconds
     assert (again.status, again.step, again.loss, again.metrics) == (finished.status, finished.step, finished.loss, finished.metrics)

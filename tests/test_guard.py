@@ -2,6 +2,8 @@
 
 import json
 import math
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,19 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return losses(out)
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, float], list[float]]:
+    """(answer, value) -> the losses of one process; made when they are first asked for."""
+
+    @cache
+    def made(answer: str, value: float) -> list[float]:
+        out = tmp_path_factory.mktemp("alone")
+        run(out, f"on_spike={answer}", value=value)
+        return losses(out)
+
+    return made
+
+
 @pytest.mark.parametrize(("mesh", "value"), [*((mesh, math.nan) for mesh in MESHES), ("one", math.inf), ("one", 1e4), ("ddp", 1e4)])
 def test_stop_ends_before_the_bad_step_with_its_state_saved(mesh: str, value: float, clean: list[float], tmp_path: Path) -> None:
     result = run(tmp_path, "on_spike=stop", "spike.sigma=6", *MESHES[mesh], value=value)
@@ -115,13 +130,14 @@ def test_stop_alone_looks_for_no_jump(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("mesh", "value"), [*((mesh, 1e4) for mesh in MESHES), ("fsdp", math.nan)])
 @pytest.mark.parametrize("answer", ["skip", "rewind"])
-def test_the_run_goes_on_without_the_bad_samples(mesh: str, answer: str, value: float, clean: list[float], tmp_path: Path) -> None:
-    run(tmp_path / "one", f"on_spike={answer}", value=value)
+def test_the_run_goes_on_without_the_bad_samples(
+    mesh: str, answer: str, value: float, clean: list[float], alone: Callable[[str, float], list[float]], tmp_path: Path
+) -> None:
     result = run(tmp_path / "out", f"on_spike={answer}", *MESHES[mesh], value=value)
     assert (result.status, result.step) == ("finished", STEPS)
     found = losses(tmp_path / "out")
     assert found[: BAD_STEP - 1] == pytest.approx(clean[: BAD_STEP - 1], rel=2e-6)
-    assert found == pytest.approx(losses(tmp_path / "one"), rel=2e-6, nan_ok=True)
+    assert found == pytest.approx(alone(answer, value), rel=2e-6, nan_ok=True)
     assert len(events(tmp_path / "out", "spike")) == 1
     seen = [row["seen"] for row in rows(tmp_path / "out")]
     if answer == "skip":

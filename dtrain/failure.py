@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from dtrain import store
 from dtrain.blame import Evidence, find, kind_of
 from dtrain.errors import DtrainError, LeaseError, PreflightError, RankError, WordsError
-from dtrain.frames import collective, lines, microbatch, own
+from dtrain.frames import collective, lines, microbatch, own, sent
 from dtrain.result import Result
 from dtrain.signals import Asked, asked
 
@@ -75,7 +75,7 @@ def facts_of(error: BaseException, rank: int) -> dict[str, Any]:
     said = str(error) if isinstance(error, (DtrainError, Asked)) else f"{type(error).__name__}: {error}".rstrip(": ")
     return {
         **_who(rank), "step": 0, "kind": kind, "error": said.splitlines()[0] if said else "", "message": message, "exit_code": code, **_known,
-        "where": own(frames), "microbatch": microbatch(frames), "collective": collective(frames), "stack": lines(frames),
+        "where": sent(error) or own(frames), "microbatch": microbatch(frames), "collective": collective(frames), "stack": lines(frames),
     }  # fmt: skip
 
 

@@ -20,7 +20,8 @@ BACKWARD = "_engine_run_backward"
 """Where torch goes down into the backward, in which it may wait for others without a frame of its own."""
 STARTED = "run_rank"
 """What calls the loop."""
-DUMPED = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
+DUMPED = re.compile(r'^  File "(.+)", line (\d+),? in (.+)$', re.MULTILINE)
+"""A line of a stack as faulthandler writes it, or as a traceback does."""
 
 
 def of_thread(identity: int | None) -> Frames:
@@ -70,8 +71,16 @@ def current(text: str) -> list[str]:
 
 def dumped(text: str) -> str | None:
     """The innermost line of code that is not a library's, of that thread."""
-    found = [DUMPED.findall(line)[0] for line in reversed(current(text))]
-    return next((place(file, int(line), function) for file, line, function in found if _is_own_file(file)), None)
+    return _innermost([DUMPED.findall(line)[0] for line in reversed(current(text))])
+
+
+def sent(error: BaseException) -> str | None:
+    """The innermost line of code that is not a library's, of the traceback that another process sent with its error: as multiprocessing does, in the cause."""
+    cause = error.__cause__
+    while cause is not None and not type(cause).__name__.endswith("RemoteTraceback"):
+        cause = cause.__cause__
+    block = str(cause or "").rpartition("Traceback (most recent call last)")[2]
+    return _innermost(DUMPED.findall(block)[::-1])
 
 
 def place(file: str, line: int, function: str) -> str:
@@ -91,6 +100,11 @@ def others(main: int | None, leave_out: Iterable[int | None]) -> dict[str, str]:
 
     found = {thread.name: own(of_thread(thread.ident)) for thread in threading.enumerate() if thread.ident not in (main, *leave_out)}
     return {name: where for name, where in found.items() if where}
+
+
+def _innermost(found: Iterable[tuple[str, str, str]]) -> str | None:
+    """The first of (file, line, function) that is not a library's."""
+    return next((place(file, int(line), function) for file, line, function in found if _is_own_file(file)), None)
 
 
 def _absolute(entry: str) -> str:

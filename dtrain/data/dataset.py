@@ -6,6 +6,7 @@ Augmentation is reproducible: before sample i of pass e is read, Python's, numpy
 import hashlib
 import multiprocessing
 import os
+import pickle
 import random
 import signal
 import threading
@@ -138,10 +139,24 @@ def _end_with(parent: Any) -> None:
 def _read(index: Indices, epoch: Indices) -> Any:
     """The samples as one tree of numpy arrays: what a loading process sends, and what the thread that waits for it may touch."""
     samples = []
-    for i, e in zip(index.tolist(), epoch.tolist(), strict=True):
-        _seed(i, e)
-        samples.append(_pick(_dataset[i], _keys))
-    return _tree(Tensor.numpy, default_collate(samples)) if samples else None
+    try:
+        for i, e in zip(index.tolist(), epoch.tolist(), strict=True):
+            _seed(i, e)
+            samples.append(_pick(_dataset[i], _keys))
+        return _tree(Tensor.numpy, default_collate(samples)) if samples else None
+    except Exception as error:
+        if _travels(error):
+            raise
+        raise RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__) from error.__cause__
+
+
+def _travels(error: Exception) -> bool:
+    """Whether an error survives pickle; of one that does not the rank would hear only that a process has ended."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return False
+    return True
 
 
 def _pick(sample: Any, keys: Keys) -> tuple[Any, Any]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
+from dtrain import failure
 from dtrain.data.dataset import Dataset
 from dtrain.data.stream import as_source
 from dtrain.errors import WordsError
@@ -172,6 +173,37 @@ def test_loading_processes_read_the_same_samples() -> None:
     try:
         assert torch.equal(take(source, [3, 1, 4, 15, 9])["inputs"], take(Dataset(dataset, holdout=0), [3, 1, 4, 15, 9])["inputs"])
         assert source.loading == "thread"
+    finally:
+        source._pool.shutdown()
+
+
+class Broken(Squares):
+    """Sample 1 raises what pickle can bring to the rank, sample 2 what it cannot."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 1:
+            raise ValueError("planned")
+        if index == 2:
+            raise UnreadableError("a.jpg", 7)
+        return super().__getitem__(index)
+
+
+class UnreadableError(Exception):
+    def __init__(self, file: str, line: int) -> None:
+        super().__init__(f"{file} is torn at {line}")
+
+
+def test_what_a_loading_process_raises_is_placed_at_the_line_of_the_users_code() -> None:
+    source = Dataset(Broken(), workers=1, holdout=0)
+    try:
+        for sample, said in ((1, "ValueError: planned"), (2, "UnreadableError: a.jpg is torn at 7")):
+            with pytest.raises(Exception) as raised:
+                take(source, [source.original(np.arange(20)).tolist().index(sample)])
+            facts = failure.facts_of(raised.value, 0)
+            assert facts["error"].endswith(said)
+            assert facts["where"].endswith("in __getitem__")
+            assert "test_dataset.py:" in facts["where"]
+            assert said in facts["message"]
     finally:
         source._pool.shutdown()
 

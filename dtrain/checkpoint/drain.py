@@ -34,7 +34,7 @@ NICENESS = 10
 class Landed:
     """How a save ended. `stall_seconds`: how long the loop stood still for it; `seconds`: from its beginning to its end.
 
-    `error` of a committed one says what of the old could not be removed.
+    `error` of a committed one says what of the old could not be removed until then.
     """
 
     kind: Literal["committed", "failed"]
@@ -47,7 +47,8 @@ class Landed:
 
 class Drain:
     """Begins at once. `commit` is what rank 0 will write; `manifest` what this rank adds to the tensors and facts in it; `before_commit` makes
-    durable what the commit must not be older than, and `after_commit` may remove what is older: both run on rank 0. `before` is the save before."""
+    durable what the commit must not be older than, and `after_commit`, which nobody waits for, may remove what is older: both run on rank 0.
+    `before` is the save before."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class Drain:
         after_commit: Callable[[str, Mapping[str, Any]], None],
         before: "Drain | None" = None,
     ) -> None:
-        self.url, self.error, self.fatal, self.warning = url, "", False, ""
+        self.url, self.error, self.fatal = url, "", False
         self.seconds = 0.0
         self._mesh, self._out, self._files, self._commit, self._manifest = mesh, out, files, commit, manifest
         self._before, self._after = before_commit, after_commit
@@ -74,10 +75,16 @@ class Drain:
 
     @property
     def done(self) -> bool:
-        return not self._thread.is_alive()
+        """Whether it was committed, or has failed."""
+        return self._over.is_set()
 
     def join(self, seconds: float | None = None) -> None:
+        self._over.wait(seconds)
+
+    def ended(self, seconds: float) -> bool:
+        """Whether, within so many seconds, nothing is left to do after the commit either."""
         self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def stop(self) -> None:
         """Begin no further file; the save has failed then, unless it is committed already."""
@@ -89,19 +96,20 @@ class Drain:
             threading.Thread(target=self._beat, name="dtrain-beat", daemon=True).start()
         try:
             self._land()
-            if self._committed:
-                self._tidy(self._committed)
         except Exception as error:  # a thread's exception would reach nobody
-            self.error, self.fatal = _told(error), isinstance(error, LeaseError)
-        self.seconds = time.monotonic() - self._begin
-        self._over.set()
+            self.error, self.fatal = told(error), isinstance(error, LeaseError)
+        finally:
+            self.seconds = time.monotonic() - self._begin
+            self._over.set()
+        if self._committed:
+            self._after(self.url, self._committed)
 
     def _land(self) -> None:
         mine: dict[str, Any] = {"error": ""}
         try:
             mine |= {**self._manifest, "files": self._write(), "pieces": [piece for file in self._files for piece in file.manifest()]}
         except Exception as error:  # the others must hear of it, whatever it is
-            mine["error"] = _told(error)
+            mine["error"] = told(error)
         if self._mesh.world == 1:
             self._decide([mine])
             return
@@ -119,7 +127,7 @@ class Drain:
             self._mesh.withdraw(*map(self._letter, everyone), *self._read_by_all)
             self._decide(manifests)
         except Exception as error:  # as above
-            self.error, self.fatal = _told(error), isinstance(error, LeaseError)
+            self.error, self.fatal = told(error), isinstance(error, LeaseError)
         self._mesh.post(self._letter("verdict"), json.dumps({"error": self.error, "fatal": self.fatal}))
 
     def _decide(self, manifests: Sequence[Mapping[str, Any]]) -> None:
@@ -147,13 +155,6 @@ class Drain:
         commits.write(self.url, commit)
         commits.read(self.url)
         self._committed = commit
-
-    def _tidy(self, commit: Mapping[str, Any]) -> None:
-        """When all have been told."""
-        try:
-            self._after(self.url, commit)
-        except Exception as error:  # it is committed all the same
-            self.warning = _told(error)
 
     def _remove(self, url: str) -> None:
         try:
@@ -241,7 +242,7 @@ class Drain:
                 raise StoreError(f"cannot save to {self.url}: rank {rank} has given no sign for {self._mesh.timeout:.0f} s")
 
 
-def _told(error: Exception) -> str:
+def told(error: Exception) -> str:
     return str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {first_line(error)}"
 
 

@@ -2,13 +2,14 @@
 
 import json
 import math
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dtrain import store
+from dtrain import lease, store
 from dtrain.checkpoint import commit as commits
-from dtrain.errors import StoreError
+from dtrain.errors import LeaseError, StoreError
 
 SCORES = "METRICS.json"
 """Beside a commit: what was measured of it."""
@@ -43,12 +44,16 @@ class Policy:
 
 @dataclass
 class Retention:
-    """Of the checkpoints under `out`; rank 0 has it, and what it was told or read is not read again."""
+    """Of the checkpoints under `out`; rank 0 has it, and what it was told or read is not read again. `living`: what is being written now."""
 
     out: str
     policy: Policy
+    living: str = ""
     _valid: set[str] = field(default_factory=set)
     _scores: dict[str, float] = field(default_factory=dict)
+    _turn: threading.Condition = field(default_factory=threading.Condition)
+    _wanted: int | None = None
+    _busy: bool = False
 
     def committed(self, url: str) -> None:
         """This one is known to be valid."""
@@ -62,7 +67,47 @@ class Retention:
             store.publish(store.join(url, SCORES), json.dumps(dict(metrics)).encode())
 
     def apply(self, step: int) -> None:
-        """Remove what need not stay now that the checkpoint of `step` stands. Raises StoreError, after all that can be removed is."""
+        """Remove what need not stay now that the checkpoint of `step` stands. Raises StoreError, after all that can be removed is.
+
+        One thread at a time does: when another is at it, that one goes over it once more, and this returns at once.
+        """
+        failed: StoreError | None = None
+        with self._turn:
+            self._wanted = step
+            if self._busy:
+                return
+            self._busy = True
+        try:
+            while (wanted := self._next()) is not None:
+                try:
+                    self._apply(wanted)
+                except LeaseError:
+                    raise
+                except StoreError as error:
+                    failed = error
+        except BaseException:
+            with self._turn:
+                self._wanted, self._busy = None, False
+                self._turn.notify_all()
+            raise
+        if failed:
+            raise failed
+
+    def _next(self) -> int | None:
+        """What is wanted by now; None, and the turn is over, when that is nothing."""
+        with self._turn:
+            step, self._wanted = self._wanted, None
+            if step is None:
+                self._busy = False
+                self._turn.notify_all()
+            return step
+
+    def settled(self, seconds: float) -> bool:
+        """Whether, within so many seconds, nothing is being removed any more."""
+        with self._turn:
+            return self._turn.wait_for(lambda: not self._busy, max(0.0, seconds))
+
+    def _apply(self, step: int) -> None:
         attempts = commits.attempts(self.out)
         valid: dict[int, list[str]] = {}
         for at, url in attempts:
@@ -73,14 +118,15 @@ class Retention:
         oldest = min(stay, default=step)
         faults = list[str]()
         for at, url in reversed(attempts):
-            kept = at in stay and url == valid[at][0]
+            kept = url == self.living or (at in stay and url == valid[at][0])
             if not kept and (at in valid or at < oldest or self._is_left_over(at, url, step)):
+                lease.verify(self.out)  # it may be long since the commit
                 faults += self._remove(at, url)
         if faults:
             raise StoreError("; ".join(faults[:3]))
 
     def _is_left_over(self, at: int, url: str, step: int) -> bool:
-        """Begun by a run that died: a living one writes nothing else while this commit lands."""
+        """Begun by a run that died."""
         return at <= step and not store.exists(store.join(url, commits.NAME))
 
     def _remove(self, at: int, url: str) -> Iterable[str]:

@@ -14,11 +14,12 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from dtrain import store
 from dtrain.checkpoint import commit as commits
-from dtrain.checkpoint.drain import Drain, Landed
+from dtrain.checkpoint.drain import Drain, Landed, told
 from dtrain.checkpoint.memory import VARIABLE as MEMORY
 from dtrain.checkpoint.memory import Copy, Memory
 from dtrain.checkpoint.restore import Restore
@@ -31,6 +32,8 @@ from dtrain.state import TrainState
 
 END_SECONDS = 30.0, 1.0
 """How long a run that failed waits for what is still being written: alone, and on several ranks, of which one may be gone."""
+TIDY_SECONDS = 10.0
+"""How long a run that is done waits for old checkpoints to be removed: the next run under the same `out` goes on with it."""
 
 
 class Sharded:
@@ -66,6 +69,7 @@ class Sharded:
         self._run, self._count = "", 0
         self._last: tuple[int, str] | None = None
         self._landed: list[Landed] = []
+        self._untidy: list[str] = []
         self._error = ""
         self._urls: dict[int, str] = {}
         self._scores: dict[int, Mapping[str, float]] = {}
@@ -105,6 +109,7 @@ class Sharded:
             self._snapshot = Snapshot(self._mesh.rank, self._mesh.place)
         files = self._snapshot.take(tensors)
         url = store.join(commits.folder(self._out, state.step), self._attempt())
+        self._retention.living = url
         held = {piece.name for file in files for piece in file.pieces}
         self._drain = Drain(
             self._mesh,
@@ -150,6 +155,7 @@ class Sharded:
         self._settle()
         for note in self._notes:
             note.join()
+        self._await_tidiness()
         if self._error:
             raise StoreError(self._error)
 
@@ -254,17 +260,33 @@ class Sharded:
         if not drain.error:
             self._last = (self._step, drain.url)
         kind: Literal["committed", "failed"] = "failed" if drain.error else "committed"
-        self._landed.append(Landed(kind, self._step, drain.url, drain.error or drain.warning or None, self._stall, drain.seconds))
+        self._landed.append(Landed(kind, self._step, drain.url, drain.error or self._left() or None, self._stall, drain.seconds))
         if drain.fatal:
             raise LeaseError(drain.error)
 
     def _tidy(self, url: str, commit: Mapping[str, Any]) -> None:
         """In the thread of a drain on rank 0: what is older than the commit may go."""
-        self._urls[commit["step"]] = url
-        self._retention.committed(url)
-        with self._noting:
-            self._write_scores()
-        self._retention.apply(commit["step"])
+        try:
+            self._urls[commit["step"]] = url
+            self._retention.committed(url)
+            with self._noting:
+                self._write_scores()
+            self._retention.apply(commit["step"])
+        except Exception as error:  # it is committed all the same
+            self._untidy.append(told(error))
+
+    def _await_tidiness(self) -> None:
+        """The newest save, if it was not told of yet, says what is still there."""
+        deadline = time.monotonic() + TIDY_SECONDS
+        if self._drained and not (self._drained.ended(TIDY_SECONDS) and self._retention.settled(deadline - time.monotonic())):
+            self._untidy.append(f"after {TIDY_SECONDS:g} s old checkpoints are still there; the next save here removes them")
+        if self._landed and not self._landed[-1].error:
+            self._landed[-1] = replace(self._landed[-1], error=self._left() or None)
+
+    def _left(self) -> str:
+        """What could not be removed, told once."""
+        faults, self._untidy = self._untidy, []
+        return "; ".join(faults[:3])
 
     def _note(self, drain: Drain | None) -> None:
         if drain:

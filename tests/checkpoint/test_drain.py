@@ -17,6 +17,7 @@ from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint import drain
 from dtrain.checkpoint.commit import find
 from dtrain.checkpoint.drain import Landed
+from dtrain.checkpoint.retention import Retention
 from dtrain.checkpoint.sharded import Sharded
 from dtrain.errors import LeaseError, StoreError, WordsError
 from dtrain.mesh import Mesh
@@ -136,6 +137,7 @@ def test_what_must_be_durable_first_is_and_when_it_cannot_be_nothing_is_committe
             assert last(checkpoint).kind == kind
             state.step += 1
         assert seen == [0, 1, 1]
+        checkpoint.wait()
 
     alone(work)
     assert [find(str(tmp_path))[1]["step"], kept(tmp_path)] == [4, [2, 4]]
@@ -193,6 +195,68 @@ def test_what_cannot_be_removed_does_not_undo_the_commit(tmp_path: Path, monkeyp
             monkeypatch.setattr(store, "remove", stubborn)
 
     alone(work)
+
+
+def test_removals_that_fail_hold_up_neither_the_next_save_nor_the_end_and_one_at_a_time_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The storage takes everything and removes nothing for as long as it has patience with it: each removal is tried again, again and again."""
+    monkeypatch.setattr("dtrain.checkpoint.sharded.TIDY_SECONDS", 0.2)
+    out, running, most = f"flaky://file/{tmp_path}", [0], [0]
+    store.use(out, {"share": 1, "on": ["remove"], "kinds": ["503"]})
+    remove = Retention._remove
+
+    def counted(self: Retention, at: int, url: str) -> Any:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        try:
+            return list(remove(self, at, url))
+        finally:
+            running[0] -= 1
+
+    monkeypatch.setattr(Retention, "_remove", counted)
+
+    def work(mesh: Mesh) -> tuple[list[Landed], float]:
+        state, checkpoint, landed = state_on(mesh), sharded(mesh, out, keep=1), list[Landed]()
+        began = time.monotonic()
+        for _ in range(4):
+            checkpoint.save(state)
+            state.step += 1
+        checkpoint.wait()
+        seconds, landed = time.monotonic() - began, checkpoint.landed()
+        assert (running[0], most[0]) == (1, 1)
+        assert threading.active_count() < 8
+        return landed, seconds
+
+    landed, seconds = alone(work)
+    assert seconds < store.PATIENCE / 2
+    assert [one.kind for one in landed] == ["committed"] * 4
+    assert "old checkpoints are still there" in landed[-1].error
+    assert kept(tmp_path) == [2, 3, 4, 5]
+
+
+def test_what_waits_while_another_removal_is_under_way_is_removed_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(mesh: Mesh) -> list[int]:
+        go, remove = threading.Event(), store.remove
+
+        def slow(url: str) -> None:
+            assert go.wait(60)
+            remove(url)
+
+        monkeypatch.setattr(store, "remove", slow)
+        state, checkpoint = state_on(mesh), sharded(mesh, tmp_path, keep=1)
+        for _ in range(4):
+            checkpoint.save(state)
+            state.step += 1
+        checkpoint._settle()
+        before = kept(tmp_path)
+        go.set()
+        checkpoint.wait()
+        assert [one.error for one in checkpoint.landed()] == [None] * 4
+        return before
+
+    assert alone(work) == [2, 3, 4, 5]
+    assert kept(tmp_path) == [5]
 
 
 def test_no_letter_stays_at_the_rendezvous(tmp_path: Path) -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from checkpoint.test_commit import attempt
 
-from dtrain import store
+from dtrain import lease, store
 from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint.retention import Policy, Retention
-from dtrain.errors import StoreError
+from dtrain.errors import LeaseError, StoreError
 
 NAME = "00000001-20260101T000000-0000000a-0001"
 
@@ -102,3 +102,29 @@ def test_the_commit_goes_first_and_what_cannot_go_is_told(tmp_path: Path, monkey
         Retention(str(tmp_path), Policy(10, 1)).apply(30)
     assert [url.endswith(commits.NAME) for url in gone if "00000020" in url] == [True, False, False]
     assert not (tmp_path / "checkpoints" / "step-00000020").exists(), "the others went all the same"
+
+
+def test_what_is_being_written_stays_whatever_its_step(tmp_path: Path) -> None:
+    """A run that went back saves a step again, while what was old before is still being removed."""
+    for step in (10, 20, 30):
+        attempt(tmp_path, step, NAME)
+    living = attempt(tmp_path, 20, "00000001-a-0009")
+    (living / commits.NAME).unlink()
+    (attempt(tmp_path, 20, "00000001-a-0008") / commits.NAME).unlink()
+    retention = Retention(str(tmp_path), Policy(10, 1))
+    retention.living = str(living)
+    retention.apply(30)
+    assert [Path(url).name for at, url in commits.attempts(str(tmp_path)) if at == 20] == [living.name]
+
+
+def test_whoever_lost_the_lease_removes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (10, 20, 30):
+        attempt(tmp_path, step, NAME)
+
+    def lost(out: str) -> None:
+        raise LeaseError(f"{out} was taken over")
+
+    monkeypatch.setattr(lease, "verify", lost)
+    with pytest.raises(LeaseError):
+        Retention(str(tmp_path), Policy(10, 1)).apply(30)
+    assert kept(tmp_path) == [10, 20, 30]

@@ -3,8 +3,10 @@
 SIGINT, SIGTERM and SIGUSR1 are wishes; SIGUSR2 asks a rank for a report (`dtrain.watchdog`).
 """
 
+import _thread
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -16,8 +18,8 @@ from dtrain.result import EXIT_CODES
 
 WISHES = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 REPORT = signal.SIGUSR2
-ENDING_SECONDS = 3.0
-"""What ends while it has nothing to save may take so long to tidy up."""
+ENDING_SECONDS, LOOK_SECONDS = 3.0, 0.05
+"""What ends while it has nothing to save may take so long to tidy up; and so often it is looked whether it does."""
 SAME_WISH_SECONDS = 1.0
 """SIGTERM and SIGUSR1 within this time are one wish: a scheduler signals every process, and the launcher hands its own on. Nobody presses Ctrl-C twice by mistake."""
 
@@ -32,7 +34,7 @@ class Asked(KeyboardInterrupt):
 
 _heard: list[tuple[int, float]] = []
 _ended: list[Asked] = []
-_deadline: list[threading.Timer] = []
+_seen_to: list[object] = []
 _importing: list[bool] = []
 _rank: list[int] = []
 """The process that trains, while it does. What it forks is somebody's helper, and not asked."""
@@ -68,10 +70,11 @@ def listen(*, handed_on: bool = False) -> None:
 def ending() -> Iterator[None]:
     """Inside, until `listen`, a signal ends what is done with `Asked`; afterwards signals mean what they meant before.
 
-    It may be raised anywhere, also where a library tidies up and raises something else in its place: that is `Asked` all the same.
+    It may be raised anywhere, also where a library tidies up and raises something else in its place, or where nobody can raise: that is `Asked` all the same.
     """
-    before = {number: signal.getsignal(number) for number in WISHES}
+    before, told = {number: signal.getsignal(number) for number in WISHES}, sys.unraisablehook
     _install(dict.fromkeys(WISHES, _end))
+    sys.unraisablehook = lambda lost: None if isinstance(lost.exc_value, Asked) else told(lost)
     try:
         yield
     except Exception:
@@ -79,9 +82,9 @@ def ending() -> Iterator[None]:
             raise _ended[0] from None
         raise
     finally:
+        _seen_to.clear()
         _install(before)
-        if _deadline:
-            _deadline.pop().cancel()
+        sys.unraisablehook = told
 
 
 @contextmanager
@@ -117,13 +120,38 @@ def _end(number: int, _: FrameType | None) -> None:
     heard(number)
     _ended[:] = [Asked(number)]
     if _importing:
-        os.write(2, f"dtrain: {_ended[0]}\n".encode())
-        os._exit(_ended[0].exit_code)
-    if not _deadline:  # should somebody swallow what is raised here
-        _deadline[:] = [threading.Timer(ENDING_SECONDS, os._exit, [_ended[0].exit_code])]
-        _deadline[0].daemon = True
-        _deadline[0].start()
+        _end_now()
+    if not _seen_to:
+        _seen_to[:] = [object()]
+        _thread.start_new_thread(_see_to_it, (_seen_to[0], number))  # a Thread takes locks, which may be held where this has interrupted
     raise _ended[0]
+
+
+def _end_now() -> None:
+    os.write(2, f"dtrain: {_ended[0]}\n".encode())
+    os._exit(_ended[0].exit_code)
+
+
+def _see_to_it(mine: object, number: int) -> None:
+    """Beside what ends: what was raised is raised again where it got lost (in a `__del__`, a callback, an `except:`), and ended when that is of no use."""
+    deadline = time.monotonic() + ENDING_SECONDS
+    while True:
+        time.sleep(LOOK_SECONDS)
+        if _seen_to != [mine]:
+            return
+        if time.monotonic() > deadline:
+            _end_now()
+        if signal.getsignal(number) is _end and not _on_its_way():
+            os.kill(os.getpid(), number)
+
+
+def _on_its_way() -> bool:
+    """Whether the main thread is tidying up because of it."""
+    handled: Any = sys._current_exceptions().get(threading.main_thread().ident or 0)
+    error = handled[1] if isinstance(handled, tuple) else handled  # a tuple before Python 3.12
+    while error is not None and not isinstance(error, Asked):
+        error = error.__context__
+    return error is not None
 
 
 def _install(handlers: Mapping[signal.Signals, Any]) -> None:

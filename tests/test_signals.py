@@ -1,5 +1,6 @@
 """What a signal does to a process: before it began, while it trains, and to the helpers it forked."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -46,6 +47,46 @@ def test_what_a_library_makes_of_it_is_still_the_wish_to_stop() -> None:
     assert ranks(1, swallowed) == [75]
 
 
+class Torn:
+    """Hears the signal where nobody can raise: Python prints what was raised there, and goes on."""
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def in_a_finalizer() -> None:
+    torn = Torn()
+    del torn
+
+
+def in_an_except() -> None:
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+    except:  # noqa: E722 - as somebody's library does
+        pass
+
+
+def lost(lose: Callable[[], None]) -> float | None:
+    """Seconds from a loss to the end."""
+    with contextlib.suppress(signals.Asked), signals.ending():
+        lose()
+        began = time.monotonic()
+        try:
+            time.sleep(5)
+        finally:
+            seconds = time.monotonic() - began
+    return seconds if signals.asked() else None
+
+
+@pytest.mark.parametrize("lose", [in_a_finalizer, in_an_except])
+def test_what_gets_lost_is_raised_again_and_nobody_sees_it(lose: Callable[[], None], capfd: pytest.CaptureFixture[str]) -> None:
+    (seconds,) = ranks(1, lost, lose)
+    assert seconds is not None
+    assert seconds < signals.ENDING_SECONDS
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def ignored() -> None:
     with signals.ending():
         try:
@@ -65,10 +106,11 @@ def imported() -> None:
 
 
 @pytest.mark.parametrize("work", [ignored, imported])
-def test_who_swallows_it_is_ended_all_the_same(work: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_swallows_it_is_ended_all_the_same(work: Callable[[], None], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(signals, "ENDING_SECONDS", 0.2)
     _, status = os.waitpid(fork(work), 0)
     assert os.waitstatus_to_exitcode(status) == 75
+    assert "stopped by SIGTERM" in capfd.readouterr().err
 
 
 def noted(*numbers: int, apart: float, handed_on: bool = False) -> int | str:

@@ -92,11 +92,16 @@ class _Wishes:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.again = signals.heard(number) or self.again
         new, self.first = not self.first, self.first or number
+        if new or self.ends:
+            self.hand_on()
+
+    def hand_on(self) -> None:
+        """What was heard, to the server."""
         with contextlib.suppress(ProcessLookupError):
             if self.server and self.ends:
                 os.killpg(self.server.pid, signal.SIGKILL)
-            elif self.server and new:
-                self.server.send_signal(number)
+            elif self.server:
+                self.server.send_signal(self.first)
 
 
 def _serve(scratch: Path, told: Mapping[str, Any], wishes: _Wishes) -> int:
@@ -112,6 +117,8 @@ def _serve(scratch: Path, told: Mapping[str, Any], wishes: _Wishes) -> int:
             env=environment,
         )
         wishes.server = server
+    if wishes.first != told["wish"]:  # heard all the same: another thread of this process holds no signal back
+        wishes.hand_on()
     try:
         assert server.stdin
         with contextlib.suppress(BrokenPipeError), server.stdin:

@@ -1,13 +1,20 @@
 """Agents and forked ranks, started as a user starts them: who failed, what survives, what is left behind."""
 
 import json
+import os
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from launching import mentioning, started, steps_of, wait_for_step
+from launching import mentioning, plan_of, started, steps_of, wait_for_step
+from pool import ranks
+
+from dtrain import signals
+from dtrain.build import build
 
 
 def finished(process: "subprocess.Popen[str]", seconds: float = 60) -> tuple[int, str]:
@@ -98,3 +105,31 @@ def test_scratch_folders_do_not_stay(tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert finished(started(out, "model=mlp", "devices=2", "steps=2"))[0] == 0
     assert not list(out.with_name("out-scratch").iterdir())
+
+
+def heard_by_a_thread(out: str) -> tuple[int, float]:
+    """The exit code of a launch that gets SIGTERM while its server is being started, and how long the launch took from then on."""
+    popen, began = subprocess.Popen, [0.0]
+
+    def start(*arguments: Any, **more: Any) -> Any:
+        process = popen(*arguments, **more)
+        began[0] = time.monotonic()
+        os.kill(os.getpid(), signal.SIGTERM)  # the launch holds signals back, but not in its other threads
+        time.sleep(0.1)
+        return process
+
+    subprocess.Popen = start  # type: ignore[misc, assignment]
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    made = plan_of(Path(out), "devices=2", "launcher=local")
+    try:
+        build(made.launcher).launch(made)
+    except signals.Asked as asked:
+        return asked.exit_code, time.monotonic() - began[0]
+    return 0, 0.0
+
+
+def test_a_signal_that_another_thread_hears_is_not_lost(tmp_path: Path) -> None:
+    ((code, seconds),) = ranks(1, heard_by_a_thread, str(tmp_path / "out"))
+    assert code == 75
+    assert seconds < signals.ENDING_SECONDS
+    assert not (tmp_path / "out" / "metrics.jsonl").exists()

@@ -50,6 +50,10 @@ class StopSignal:
             self.status, self.cause = "stopped", f"stop_after={self._after}"
         return self.status != "finished"
 
+    def done(self) -> None:
+        """A step is done: before its turn ends, with evaluation and hooks, there is something that a signal has to wait for."""
+        signals.listen()
+
     def meanwhile(self, mesh: Mesh) -> bool:
         """As `requested`, between two parts of something long inside a step's turn, which may be left undone."""
         return self._agreed(self._within, mesh)

@@ -105,6 +105,7 @@ def train(plan: Plan) -> Result:
                 module.balance(mesh.sum)
             zero(parameters)
             state.step += 1
+            stop_asked.done()
             log.record(state.step, stream.seen, loss.sums, loss.count, norm, lr)
 
             log.saves(checkpoint.landed())

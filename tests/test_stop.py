@@ -23,6 +23,21 @@ def alone(number: int | None, after: int | None) -> tuple[int, str]:
     return 10, asked.status
 
 
+def at_the_end_of_the_first() -> tuple[int, str]:
+    """The signal comes when the first step is done and its turn is not, as in an evaluation."""
+    with mesh_of() as mesh, StopSignal(after=None) as asked:
+        for step in range(10):
+            if asked.requested(step, mesh):
+                return step, asked.status
+            asked.done()
+            os.kill(os.getpid(), signal.SIGTERM)
+    return 10, asked.status
+
+
+def test_a_first_step_that_is_done_is_not_lost() -> None:
+    assert ranks(1, at_the_end_of_the_first) == [(1, "preempted")]
+
+
 @pytest.mark.parametrize(
     ("number", "after", "expected"),
     [

@@ -21,7 +21,7 @@ TIME_IS_UP = 99
 
 
 class StopSignal:
-    """Ask `requested(step)` before every step; afterwards `status` says why the run ended and `cause` who wanted it.
+    """Ask `requested(step)` before every step and say `done()` behind it; afterwards `status` says why the run ended and `cause` who wanted it.
 
     `after`: the last step the user wants now. `seconds`: how long after DTRAIN_BEGAN, when the command began, the last step may end.
     """
@@ -29,7 +29,7 @@ class StopSignal:
     def __init__(self, *, after: int | None, seconds: float | None = None) -> None:
         self._after = after
         self._until = None if seconds is None else float(os.environ.get("DTRAIN_BEGAN", time.time())) + seconds
-        self._steps, self._within, self._begun = Pace(), Pace(), False
+        self._steps, self._within = Pace(), Pace()
         self.status: Status = "finished"
         self.cause = ""
 
@@ -43,15 +43,13 @@ class StopSignal:
 
     def requested(self, step: int, mesh: Mesh) -> bool:
         """Whether to stop now, after `step` steps; the same answer on every rank."""
-        if self._begun:  # a step was done since the first time
-            signals.listen()
-        self._begun, self._within = True, Pace()
+        self._within = Pace()
         if not self._agreed(self._steps, mesh) and self._after is not None and step >= self._after:
             self.status, self.cause = "stopped", f"stop_after={self._after}"
         return self.status != "finished"
 
     def done(self) -> None:
-        """A step is done: before its turn ends, with evaluation and hooks, there is something that a signal has to wait for."""
+        """A step is computed: from now on a signal waits for what follows, its save among it."""
         signals.listen()
 
     def meanwhile(self, mesh: Mesh) -> bool:

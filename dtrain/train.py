@@ -93,6 +93,7 @@ def train(plan: Plan) -> Result:
             last, due = state.step + 1 == plan.steps, checkpoint.due(state.step + 1)
             spike = guard.judge(state.step, loss, norm, total, now=last or due)
             watchdog.rest()
+            stop_asked.done()
             if spike and guard.leaves(spike, checkpoint, log):
                 zero(parameters)
                 continue
@@ -105,7 +106,6 @@ def train(plan: Plan) -> Result:
                 module.balance(mesh.sum)
             zero(parameters)
             state.step += 1
-            stop_asked.done()
             log.record(state.step, stream.seen, loss.sums, loss.count, norm, lr)
 
             log.saves(checkpoint.landed())

@@ -18,6 +18,7 @@ def alone(number: int | None, after: int | None) -> tuple[int, str]:
         for step in range(10):
             if asked.requested(step, mesh):
                 return step, asked.status
+            asked.done()
             if step == 2 and number:
                 os.kill(os.getpid(), number)
     return 10, asked.status
@@ -78,6 +79,7 @@ def limited(began: float, seconds: float) -> tuple[int, str, str]:
             for step in range(1000):
                 if asked.requested(step, mesh):
                     return step, asked.status, asked.cause
+                asked.done()
                 mesh.barrier()
                 time.sleep(0.01)
     return 1000, asked.status, asked.cause
@@ -94,8 +96,8 @@ def test_the_time_limit_counts_from_the_command_and_holds_for_all_ranks_alike() 
 def long_evaluation(heard: bool) -> tuple[int, str]:
     """How many parts of something long are done, when rank 1 hears a signal in the third."""
     with mesh_of(dp_replicate=2) as mesh, StopSignal(after=None) as asked:
-        for step in range(2):
-            asked.requested(step, mesh)
+        asked.requested(0, mesh)
+        asked.done()
         for part in range(300):
             if asked.meanwhile(mesh):
                 return part, asked.cause
@@ -144,6 +146,7 @@ def together(number: int | None, after: int | None) -> tuple[int, str]:
         for step in range(2000):
             if asked.requested(step, mesh):
                 return step, asked.status
+            asked.done()
             if number and mesh.rank == 1 and step == 5:
                 os.kill(os.getpid(), number)
             mesh.barrier()  # a step meets the others

@@ -4,8 +4,9 @@ See one with `python -m dtrain plan strategy=fsdp nodes=2 devices=2`.
 """
 
 import hashlib
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -57,6 +58,29 @@ class PipelineShape:
         if self.layout == "v":
             return [min(stage, 2 * pp - 1 - stage) for stage in range(pp * self.stages)]
         return [stage % pp for stage in range(pp * self.stages)]
+
+    def sizes(self, costs: Sequence[int], stages: int) -> list[int]:
+        """How many neighbouring blocks, which cost so much each, go into each of `stages`."""
+        if self.split == "cost":
+            return _evenly(costs, stages)
+        if isinstance(self.split, str):
+            return [len(costs) // stages + (index < len(costs) % stages) for index in range(stages)]
+        return list(self.split)
+
+
+def _evenly(costs: Sequence[int], parts: int) -> list[int]:
+    """How many neighbours go into each part so that the heaviest part is as light as can be."""
+    sums = [0, *itertools.accumulate(costs)]
+    nothing: list[int] = []
+    best: list[tuple[float, list[int]]] = [(0.0, nothing)] + [(float("inf"), nothing)] * len(costs)
+    for _ in range(parts):
+        row: list[tuple[float, list[int]]] = [(float("inf"), nothing)]
+        for end in range(1, len(sums)):
+            options = [(max(best[start][0], sums[end] - sums[start]), start) for start in range(end)]
+            heaviest, start = min(options)
+            row.append((heaviest, [*best[start][1], end - start]))
+        best = row
+    return best[-1][1]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch import nn
 
 from dtrain.errors import WordsError
 from dtrain.model import Absent
+from dtrain.plan import PipelineShape
 
 
 def cut(model: nn.Module, stages: int, split: str | Sequence[int]) -> list[list[str]]:
@@ -29,7 +30,7 @@ def cut(model: nn.Module, stages: int, split: str | Sequence[int]) -> list[list[
     first, last = names.index(inside[0]), names.index(inside[-1]) + 1
     groups = [[name] for name in names[first:last]]
     groups[0], groups[-1] = names[:first] + groups[0], groups[-1] + names[last:]
-    sizes = _evenly([_cost(model, group) for group in groups], stages) if split == "cost" else _counts(len(groups), stages, split)
+    sizes = _sizes([_cost(model, group) for group in groups], split, stages)
     ends = [sum(sizes[: index + 1]) for index in range(stages)]
     return [[name for group in groups[end - size : end] for name in group] for end, size in zip(ends, sizes, strict=True)]
 
@@ -103,23 +104,8 @@ def _cost(model: nn.Module, names: Sequence[str]) -> int:
     return sum(parameter.numel() for module in modules for parameter in module.parameters(recurse=False))
 
 
-def _counts(blocks: int, stages: int, split: str | Sequence[int]) -> list[int]:
-    if isinstance(split, str):
-        return [blocks // stages + (index < blocks % stages) for index in range(stages)]
-    if len(split) != stages or sum(split) != blocks or min(split) < 1:
-        even = _counts(blocks, stages, "blocks")
-        raise WordsError(f"pipeline.split={list(split)}: {stages} numbers are needed whose sum is {blocks} blocks. Type pipeline.split={even}.")
-    return list(split)
-
-
-def _evenly(costs: Sequence[int], stages: int) -> list[int]:
-    """How many neighbours go into each part so that the heaviest part is as light as can be."""
-    nothing: list[int] = []
-    best: list[list[tuple[float, list[int]]]] = [[(0.0, nothing)] + [(float("inf"), nothing)] * len(costs)]
-    for _ in range(stages):
-        row: list[tuple[float, list[int]]] = [(float("inf"), [])]
-        for end in range(1, len(costs) + 1):
-            options = [(max(best[-1][start][0], sum(costs[start:end])), [*best[-1][start][1], end - start]) for start in range(end)]
-            row.append(min(options, key=lambda option: option[0]))
-        best.append(row)
-    return best[-1][-1][1]
+def _sizes(costs: Sequence[int], split: str | Sequence[int], stages: int) -> list[int]:
+    if not isinstance(split, str) and (len(split) != stages or sum(split) != len(costs) or min(split) < 1):
+        even = PipelineShape().sizes(costs, stages)
+        raise WordsError(f"pipeline.split={list(split)}: {stages} numbers are needed whose sum is {len(costs)} blocks. Type pipeline.split={even}.")
+    return PipelineShape(split=split if isinstance(split, str) else tuple(split)).sizes(costs, stages)

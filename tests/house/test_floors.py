@@ -15,7 +15,7 @@ ROOT = Path(dtrain.__file__).parent
 FLOORS = (
     ("errors", "plan", "result", "disk", "cause"),
     ("words", "config", "cluster", "store", "build", "sharding", "signals", "frames"),
-    ("options", "testing"),
+    ("options", "predict", "testing"),
     ("check", "recipe", "resolve", "preflight", "lease", "blame"),
     ("failure",),
     ("compose",),
@@ -34,7 +34,7 @@ FLOORS = (
     ("__main__",),
 )
 WITHOUT_TORCH = (
-    "__main__", "errors", "plan", "result", "words", "config", "cluster", "disk", "cause", "store", "build", "options", "check", "recipe", "resolve", "preflight",
+    "__main__", "errors", "plan", "result", "words", "config", "cluster", "disk", "cause", "store", "build", "options", "check", "recipe", "predict", "resolve", "preflight",
     "failure", "blame", "frames", "lease", "signals", "compose", "launcher", "verb",
 )  # fmt: skip
 """What the parent imports before any rank exists."""

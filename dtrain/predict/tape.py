@@ -1,0 +1,180 @@
+"""One block's way through torch in numbers alone: what each operator keeps for the backward, what it computes, what is alive at one time.
+
+The rules are those of torch's derivatives (https://github.com/pytorch/pytorch/blob/main/tools/autograd/derivatives.yaml) and of
+autocast (https://docs.pytorch.org/docs/stable/amp.html), for the CPU, where a norm is several operators, and for a GPU, where it is one.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dtrain.predict.shapes import Attention, Block, Experts, Kept, Split, Types, Weight
+
+HELD = {"colwise": "inside", "rowwise": "stream", "embedding_rowwise": "stream", "colwise_gather_output": "logits"}
+"""Style of the model's `tp_plan` -> how what comes out is held."""
+DIM = {"colwise": 0, "rowwise": 1, "embedding_rowwise": 0, "colwise_gather_output": 0}
+"""Style -> the dim of the weight that is split."""
+
+
+@dataclass(eq=False)
+class Value:
+    """What one operator hands to another: `numbers` of one sample of `bytes` each; `held` names a field of Kept. A gradient flows to what is `trained`."""
+
+    numbers: float
+    bytes: int
+    held: str
+    trained: bool = True
+
+    @property
+    def size(self) -> float:
+        return self.numbers * self.bytes
+
+
+@dataclass(frozen=True)
+class Step:
+    """`passed`: the gradient of `out` is that of the inputs, without a copy."""
+
+    inputs: tuple[Value, ...]
+    out: Value
+    saved: tuple[Value, ...]
+    passed: bool = False
+
+
+class Tape:
+    """Of one block. `fused`: norms are one operator, as on a GPU."""
+
+    def __init__(self, name: str, types: Types, *, fused: bool) -> None:
+        self.name, self.types, self.fused = name, types, fused
+        self.weights: list[Weight] = []
+        self.splits: list[Split] = []
+        self.attentions: list[Attention] = []
+        self.mixtures: list[Experts] = []
+        self.work = self.back = self.looks = 0
+        self._steps: list[Step] = []
+        self._products: list[Value] = []
+        self._first: Value | None = None
+
+    def takes(self, x: Value) -> Value:
+        """What goes into the block."""
+        self._first = x
+        return x
+
+    def block(self, out: Value, *, count: int = 1, listed: bool = True) -> Block:
+        first = [self._first] if self._first and self._first.trained else []
+        kept = {
+            "all": _sum(value for step in self._steps for value in step.saved),
+            "products": _sum((*first, *self._products)),
+            "inputs": _sum(first),
+        }
+        return Block(
+            self.name, count, listed, tuple(self.weights), kept, self._busy(out), self.work, self.back, self.looks, round(out.numbers),
+            tuple(self.splits), tuple(self.attentions), tuple(self.mixtures),
+        )  # fmt: skip
+
+    # operators
+
+    def op(self, inputs: Sequence[Value], out: Value, *saved: Value, passed: bool = False) -> Value:
+        out.trained = any(value.trained for value in inputs) or out.trained
+        self._steps.append(Step(tuple(inputs), out, saved, passed))
+        return out
+
+    def cast(self, x: Value, size: int) -> Value:
+        return x if x.bytes == size else self.op([x], Value(x.numbers, size, x.held))
+
+    def linear(self, x: Value, name: str, inputs: int, outputs: int, *, rows: int, style: str = "", bias: bool = False, hidden: bool = True) -> Value:
+        """`rows` of `inputs` numbers times a matrix [outputs, inputs]."""
+        whole = f"{self.name}.{name}" if name else self.name
+        dim = DIM.get(style)
+        self.weights.append(Weight(f"{whole}.weight", (outputs, inputs), dim, product=True, hidden=hidden))
+        if bias:
+            self.weights.append(Weight(f"{whole}.bias", (outputs,), 0 if dim == 0 else None, product=True))
+        if style:
+            self.splits.append(Split(whole, style, rows * inputs, rows * outputs))
+        return self.product(x, Value(rows * outputs, self.types.compute, HELD.get(style, x.held)), rows * inputs * outputs)
+
+    def product(self, x: Value, out: Value, work: int) -> Value:
+        """A matrix product with a weight: the input is kept in the type it is multiplied in."""
+        self.work += work
+        self.back += work * (2 if x.trained else 1)
+        low = self.cast(x, self.types.compute)
+        self._products.append(out)
+        return self.op([low], out, low)
+
+    def norm(self, x: Value, name: str, width: int, *, groups: int, style: str = "", out: str = "") -> Value:
+        """Root mean square over `groups` of `width` numbers, times a weight where it has a name; `out` says how the result is held."""
+        statistics = Value(groups, 4, x.held)
+        if name:
+            self.weights.append(Weight(f"{self.name}.{name}.weight" if name != self.name else f"{name}.weight", (width,)))
+            if style:
+                self.splits.append(Split(f"{self.name}.{name}" if name != self.name else name, style, groups * width, groups * width))
+        result = Value(x.numbers, x.bytes, out or x.held)
+        if self.fused:
+            return self.op([x], result, x, statistics)
+        high = self.cast(x, 4)
+        scaled = self.op([high], Value(x.numbers, 4, x.held), high, statistics)
+        return self.op([scaled], result, *((scaled,) if name else ()))
+
+    def rotate(self, x: Value) -> Value:
+        return self.op([x], Value(x.numbers, self.types.compute, x.held))
+
+    def attention(self, q: Value, k: Value, v: Value, shape: Attention, *, copied: bool) -> Value:
+        """`copied`: what comes out is laid out anew, because it came from other ranks."""
+        self.attentions.append(shape)
+        self.looks += 2 * shape.heads * shape.head * shape.tokens**2
+        sums, out = Value(shape.heads * shape.tokens, 4, q.held), Value(q.numbers, shape.bytes, q.held)
+        self._products += [out, sums]
+        self.op([q, k, v], out, q, k, v, out, sums)
+        return self.op([out], Value(out.numbers, out.bytes, out.held)) if copied else out
+
+    def add(self, a: Value, b: Value) -> Value:
+        return self.op([a, b], Value(a.numbers, max(a.bytes, b.bytes), a.held), passed=True)
+
+    def times(self, a: Value, b: Value) -> Value:
+        return self.op([a, b], Value(max(a.numbers, b.numbers), max(a.bytes, b.bytes), a.held), a, b)
+
+    def pointwise(self, x: Value, *, keeps: str = "input", held: str = "") -> Value:
+        """silu and gelu keep what goes in, relu and sigmoid what comes out."""
+        out = Value(x.numbers, x.bytes, held or x.held)
+        return self.op([x], out, x if keeps == "input" else out)
+
+    def cross_entropy(self, logits: Value) -> Value:
+        """In fp32; the targets are those of the sample."""
+        high = self.cast(logits, 4)
+        softmax = Value(high.numbers, 4, logits.held)
+        self.op([high], softmax, softmax)
+        return self.op([softmax], Value(0, 4, "whole"))
+
+    def _busy(self, out: Value) -> Kept:
+        """The most alive at one time, from the last step to the first: what is still kept, and gradients on their way."""
+        holders = Counter(id(value) for step in self._steps for value in {id(value): value for value in step.saved}.values())
+        alive = {id(value): value for step in self._steps for value in step.saved}
+        flowing = {id(out): out}
+        most, best = 0.0, Kept()
+        for step in reversed(self._steps):
+            borne = [value for value in step.inputs if value.trained and id(value) not in flowing]
+            made = borne[:1] if step.passed else borne
+            if step.passed:
+                flowing.pop(id(step.out), None)
+            flowing |= {id(value): value for value in made}
+            now = [*alive.values(), *flowing.values()]
+            size = sum(value.size for value in now)
+            if size > most:
+                most, best = size, _tally(now)
+            flowing.pop(id(step.out), None)
+            for value in {id(value): value for value in step.saved}:
+                holders[value] -= 1
+                if not holders[value]:
+                    alive.pop(value)
+        return best
+
+
+def _sum(values: object) -> Kept:
+    """Each once."""
+    return _tally({id(value): value for value in values}.values())  # type: ignore[attr-defined]
+
+
+def _tally(values: object) -> Kept:
+    sizes = dict.fromkeys(("whole", "stream", "inside", "logits"), 0.0)
+    for value in values:  # type: ignore[attr-defined]
+        sizes[value.held] += value.size
+    return Kept(**sizes)

@@ -18,34 +18,16 @@ Where one is off by more than 5% the last column says why.
 import argparse
 import os
 import sys
-import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import torch
+from metering import count
 from pool import ranks
 from small import plan as plan_of
-from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
-from torch.distributed.fsdp import FSDPModule
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-
-from dtrain.build import build
-from dtrain.clip import clip
-from dtrain.data.stream import Stream, as_source
-from dtrain.mesh import Mesh
-from dtrain.model import balanced, construct
-from dtrain.parallel.context import context_of
-from dtrain.parallel.order import parallelize
-from dtrain.plan import Plan
-from dtrain.step import gradients_of, make_step, zero
 
 L, C, F, H, V, T, B = 8, 128, 384, 4, 256, 128, 4
 E, K, FE = 8, 2, 192  # experts, those a token sees, their width
@@ -146,150 +128,6 @@ CASES = {
     "remat budget, half": Case("remat=budget", 1, {"kept": "A/2+I/2+Z"}),
     "remat full": Case("remat=full", 1, {"kept": "I+Z"}),
 }  # fmt: skip
-
-
-class Held:
-    """A tensor that the graph keeps; when this is gone it keeps it no longer."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-
-
-class Meter(TorchDispatchMode):
-    """Looks after every operator at what is alive. `peak` holds the largest sizes seen, in bytes."""
-
-    def __init__(self, model: nn.Module, optimizer: Any, buckets: list[Any]) -> None:
-        super().__init__()
-        self.optimizer, self.parameters, self.gathering = optimizer, list(model.parameters()), _fsdp_parameters(model)
-        self.resting = [storage(p) for p in self.parameters] + [p._sharded_param_data.untyped_storage() for p in self.gathering]
-        self.state = self._state()
-        self.samples: set[int] = set()
-        self.peak = dict.fromkeys(("peak", "gradients", "kept", "hooks", "alive", "flight"), 0)
-        self._alive: dict[int, Any] = {}
-        self._held: dict[int, list[int]] = {}
-        self._buckets, self._gathers, self._reduces = buckets, [], []
-
-    def gathered(self) -> list[Any]:
-        return [t.untyped_storage() for p in self.gathering for t in p.all_gather_outputs]
-
-    def gradients(self) -> list[Any]:
-        whole = [gradient for p in self.gathering for gradient in (p.sharded_param.grad, p.unsharded_accumulated_grad, _whole(p))]
-        return [storage(gradient) for gradient in (*(p.grad for p in self.parameters), *whole) if gradient is not None]
-
-    def _state(self) -> list[Any]:
-        return [storage(value) for entries in self.optimizer.state.values() for value in entries.values() if isinstance(value, Tensor)]
-
-    def rest(self) -> list[Any]:
-        """What is alive and none of the others: activations, and what is short-lived."""
-        named = (*self.resting, *self.gathered(), *self.gradients(), *self.state, *_living(self._buckets + self._gathers + self._reduces))
-        others = {each._cdata for each in named} | self.samples
-        self._alive = {key: reference for key, reference in self._alive.items() if reference() is not None}
-        return [each for each in _living(self._alive.values()) if each._cdata not in others]
-
-    def look(self) -> None:
-        gathered, gradients = self.gathered(), self.gradients()
-        self._note("peak", size([*self.resting, *gathered]))
-        self._note("gradients", size(gradients))
-        arrived = {each._cdata for each in (*gathered, *gradients)}
-        self._note("flight", size([each for each in _living(self._gathers + self._reduces) if each._cdata not in arrived]))
-        self._note("alive", size(self.rest()))
-        others = {each._cdata for each in (*self.resting, *gathered)} | self.samples
-        self._note("hooks", sum(nbytes for key, (nbytes, _) in self._held.items() if key not in others))
-
-    def backward_begins(self) -> None:
-        self._note("kept", size(self.rest()))
-
-    def pack(self, tensor: Tensor) -> Held:
-        held, kept = Held(tensor), storage(tensor)
-        entry = self._held.setdefault(kept._cdata, [kept.nbytes(), 0])
-        entry[1] += 1
-        weakref.finalize(held, self._let_go, kept._cdata)
-        return held
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        made = {each._cdata: each for each in (storage(tensor) for tensor in tree_leaves(out) if isinstance(tensor, Tensor))}
-        self._alive |= {key: weakref.ref(each) for key, each in made.items()}
-        if func.namespace == "c10d" and "allgather_base" in func.__name__:
-            self._gathers.append(weakref.ref(storage(args[0])))
-        if func.namespace == "c10d" and "reduce_scatter" in func.__name__:
-            self._reduces += [weakref.ref(storage(args[0])), weakref.ref(storage(args[1]))]
-        self.look()
-        return out
-
-    def _let_go(self, key: int) -> None:
-        self._held[key][1] -= 1
-        if not self._held[key][1]:
-            del self._held[key]
-
-    def _note(self, name: str, value: int) -> None:
-        self.peak[name] = max(self.peak[name], value)
-
-
-def storage(tensor: Any) -> Any:
-    """That of the local piece."""
-    tensor = getattr(tensor, "_local_tensor", tensor)
-    return getattr(tensor, "elem", tensor).untyped_storage()
-
-
-def size(storages: list[Any]) -> int:
-    return sum({each._cdata: each.nbytes() for each in storages}.values())
-
-
-def _living(references: Any) -> list[Any]:
-    return [each for reference in references if (each := reference()) is not None]
-
-
-def _whole(parameter: Any) -> Tensor | None:
-    return parameter._unsharded_param.grad if hasattr(parameter, "_unsharded_param") else None
-
-
-def _fsdp_parameters(model: nn.Module) -> list[Any]:
-    """What FSDP2 keeps for each parameter: private, there is no public way to see what is gathered."""
-    groups = [module._get_fsdp_state()._fsdp_param_group for module in model.modules() if isinstance(module, FSDPModule)]
-    return [parameter for group in groups if group for parameter in group.fsdp_params]
-
-
-def count(plan: Plan) -> dict[str, int]:
-    """One rank: the loop of train.py without logs, of which one step is watched."""
-    with build(plan.backend).open():
-        mesh = Mesh(plan.mesh, device=plan.device)
-        strategy, objective, precision = build(plan.strategy), build(plan.objective), build(plan.precision)
-        source = as_source(build(plan.data))
-        model = construct(plan.model, facts=source.facts, seed=0)
-        extra = {"remat": build(plan.remat), "compile": build(plan.compile), "pipeline": plan.pipeline, "tensors": plan.tensor}
-        wrapped = parallelize(model, mesh, strategy, precision=precision, seed=0, **extra)
-        optimizer, parameters = build(plan.optim, model=model), gradients_of(model)
-        stream = Stream(source, batch=plan.batch, mesh=mesh, seed=0, count=objective.count)
-        context = context_of(mesh, plan.context["attention"])
-        step = make_step(wrapped, objective, strategy, mesh, precision=precision, seed=0, context=context)
-        buckets: list[Any] = []
-        for number in range(2):
-            step(stream, number)
-            clip(parameters, plan.clip, stages=mesh.shape.pp)
-            optimizer.step()
-            for module in balanced(model):
-                module.balance(mesh.sum)
-            buckets = [weakref.ref(storage(p.grad)) for p in parameters if p.grad is not None]
-            zero(parameters)
-        found = _watched(step, stream, Meter(model, optimizer, buckets))
-        stream.close()
-        return found
-
-
-def _watched(step: Any, stream: Stream, meter: Meter) -> dict[str, int]:
-    share = next(stream)
-    meter.samples = {storage(tensor)._cdata for batch in share.microbatches for tensor in batch.values()}
-    run = torch.autograd._engine_run_backward
-
-    def begin(*arguments: Any, **keywords: Any) -> Any:
-        meter.backward_begins()
-        return run(*arguments, **keywords)
-
-    with patch("torch.autograd._engine_run_backward", begin), meter, saved_tensors_hooks(meter.pack, lambda held: held.tensor):
-        step(iter([share]), 2)
-    meter.look()
-    return meter.peak | {"rest": size(meter.resting), "end": size(meter.gradients()), "state": size(meter.state)}
 
 
 def row(name: str, case: Case, counted: list[dict[str, int]], noted: set[str]) -> Iterator[str]:

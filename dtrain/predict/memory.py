@@ -1,0 +1,81 @@
+"""The most a rank holds at one time, and of what. See it with `dtrain plan`.
+
+What is at rest, and the gradients that the optimizer reads, are exact (held.py). What lives for a moment is what torch's operators make on
+the CPU, where it is measured, or on a GPU, where it was not yet (moments.py).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dtrain.predict.held import Held, held, holding_of, piece
+from dtrain.predict.moments import Moment, moments, pipelined, sizes_of
+from dtrain.predict.shapes import Block, Decided, Shapes, stages_of, types_of, word_of
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on the rank that holds most. `parameters` and `optimizer` at rest, `gradients` when the optimizer reads them, `activations` that wait for
+    a backward, at their most, `buffers`: those of the model, tables, and a step's samples. `peak` is the most at one time: `when`, on which `stage`, and
+    `moment` of what: its values add up to `peak`. `host`: bytes in the host's memory, of a checkpoint on its way and of what rests there; `copies`:
+    those kept there between checkpoints. `known` is False where activations are not in it."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    buffers: int
+    peak: int
+    when: str
+    stage: str
+    moment: Mapping[str, int]
+    host: int
+    copies: int
+    known: bool = True
+
+
+def memory(plan: Decided, shapes: Shapes) -> Memory:
+    """Of the fullest class of ranks: all ranks alike, but that a pipeline has one class for each of its ranks."""
+    stages, owners = stages_of(plan, shapes), plan.pipeline.owners(plan.mesh.pp)
+    every = (
+        [stages] if plan.mesh.pp == 1 else [[stages[index] for index, owner in enumerate(owners) if owner == rank] for rank in range(plan.mesh.pp)]
+    )
+    return max((_of_rank(plan, shapes, mine, rank) for rank, mine in enumerate(every)), key=lambda found: found.peak)
+
+
+def _of_rank(plan: Decided, shapes: Shapes, stages: Sequence[Sequence[Block]], rank: int) -> Memory:
+    blocks = [block for stage in stages for block in stage]
+    rests, away = held(plan, blocks), holding_of(plan).cpu and plan.device != "cpu"
+    sizes = [[sizes_of(plan, shapes, block) for block in stage] for stage in stages]
+    buffers = shapes.buffers / plan.mesh.pp + shapes.tables / plan.mesh.cp + shapes.sample * plan.batch.local / plan.mesh.cp
+    base: Moment = {"buffers": buffers, "average": rests.average}
+    base |= {} if away else {"parameters": rests.parameters, "optimizer": rests.optimizer}
+    found = [*(moments(plan, sizes[0]) if plan.mesh.pp == 1 else pipelined(plan, sizes, rank))]
+    found.append(("optimizer step", {} if away else {"gradients": rests.gradients, "optimizer's own": _update(plan, blocks, rests)}))
+    when, moment = max(((when, base | moment) for when, moment in found), key=lambda each: sum(each[1].values()))
+    kept = max(moment.get("activations", 0.0) for _, moment in found)
+    local = rests.parameters + rests.optimizer + rests.average
+    return Memory(
+        rests.parameters, rests.gradients, rests.optimizer, round(kept), round(buffers), round(sum(moment.values())), when,
+        f"pp rank {rank}" if plan.mesh.pp > 1 else "", {name: round(size) for name, size in moment.items() if size >= 1},
+        local + away * (rests.all - rests.average), 2 * local * bool(plan.checkpoint.get("memory")), not shapes.unknown,
+    )  # fmt: skip
+
+
+def _update(plan: Decided, blocks: Sequence[Block], rests: Held) -> float:
+    """What an update needs for itself. A fused one needs nothing, one operator after the other a copy of the weights, twice.
+
+    Muon puts the hidden matrices of one shape together, whole: the stack, its two iterates, and two of their squares.
+    """
+    word, types = word_of(plan.optim), types_of(plan)
+    if word == "adafactor":
+        return 3.0 * rests.parameters
+    if word != "muon":
+        return 0.0 if plan.device == "cuda" or types.param == 4 else 2.0 * rests.parameters
+    weights = [(block.count, weight) for block in blocks for weight in block.weights if weight.hidden]
+    stacks: dict[tuple[int, ...], float] = {}
+    for count, weight in weights:
+        least = min(weight.shape)
+        stacks[weight.shape] = stacks.get(weight.shape, 0.0) + count * (types.param * weight.count + 8 * weight.count + 8 * least**2)
+    directions = sum(count * math.prod(piece(plan, weight)) * types.param for count, weight in weights)
+    return directions + max(stacks.values(), default=0.0)

@@ -1,0 +1,214 @@
+"""What is alive on one rank at the moments of a step that can be its peak: backwards, reductions, the optimizer's update.
+
+    backward     of block j: what the blocks before it have kept, what is alive inside it, gradients of those behind it and its own
+    reduction    of block j's gradients: whole ones, the buffer they are sent from, the pieces that arrive
+    update       gradients, and what the optimizer needs for itself
+
+Everything grows or shrinks evenly along a run of equal blocks, so only the ends of a run are looked at: the cost depends neither on the number of
+layers nor of ranks. When FSDP2 gathers, frees and reduces: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py of torch 2.13.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from dtrain.predict.held import Holding, gathered, holding_of, piece
+from dtrain.predict.schedule import actions
+from dtrain.predict.shapes import Block, Decided, Shapes, types_of, word_of
+from dtrain.predict.work import recomputed
+
+Moment = dict[str, float]
+"""What is alive at one time: name -> bytes."""
+FORWARDS_FIRST = ("gpipe", "looped_bfs")
+"""Schedules that run all forwards before the first backward."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes on one rank, of one block and one microbatch. Of its weights: as computed with (`whole`), copies that autocast makes (`casts`). Of their
+    gradients: as autograd makes them (`made`), as microbatches are summed up (`summed`), on the wire (`sent`), at the end (`end`), the `largest`.
+    Of activations: what is `kept`, the most alive in its backward (`busy`), what it `passes` on."""
+
+    count: int
+    listed: bool
+    whole: float
+    casts: float
+    made: float
+    summed: float
+    sent: float
+    end: float
+    largest: float
+    kept: float
+    busy: float
+    passes: float
+
+
+def sizes_of(plan: Decided, shapes: Shapes, block: Block) -> Sizes:
+    types, state, micro = types_of(plan), holding_of(plan), plan.batch.microbatch
+    counts = [math.prod(gathered(plan, weight)) for weight in block.weights]
+    product = sum(count for count, weight in zip(counts, block.weights, strict=True) if weight.product)
+    wide, at_once = types.compute if state.shards else types.param, state.every and plan.mesh.pp == 1
+    kept, busy = _activations(plan, shapes, block)
+    return Sizes(
+        block.count, block.listed, sum(counts) * wide, product * types.compute * (types.autocast and not state.shards), sum(counts) * wide,
+        sum(counts) * (types.reduce if state.shards and not at_once else wide), sum(counts) * types.reduce,
+        sum(math.prod(piece(plan, weight)) for weight in block.weights) * types.param, max(counts, default=0) * wide,
+        kept * micro, busy * micro, block.passes * types.param * micro / plan.mesh.cp,
+    )  # fmt: skip
+
+
+def _activations(plan: Decided, shapes: Shapes, block: Block) -> tuple[float, float]:
+    """(kept, most alive in the backward) of one sample; what is computed again is alive then as if it had been kept."""
+    # what inductor keeps of a compiled block is taken for what remat=selective keeps: it computes again what is cheap
+    compiled, word = block.listed and word_of(plan.compile) == "blocks", word_of(plan.remat)
+    everything = block.kept["all"].of(plan)
+    whole = min(everything, block.kept["products"].of(plan)) if compiled else everything
+    busy = block.busy.of(plan) - (everything - whole)
+    if not block.listed or word == "none":
+        return whole, busy
+    if word == "selective":
+        return min(whole, block.kept["products"].of(plan)), busy
+    again = recomputed(plan, shapes.listed)
+    return (1 - again) * whole + again * block.kept["inputs"].of(plan), busy
+
+
+@dataclass(frozen=True)
+class Place:
+    """One block of a stage in its backward, and what lies before and behind it."""
+
+    before: Sequence[Sizes]
+    block: Sizes
+    behind: Sequence[Sizes]
+
+
+def places(blocks: Sequence[Sizes]) -> Iterator[Place]:
+    """The first and the last block of each run."""
+    for index, run in enumerate(blocks):
+        one = replace(run, count=1)
+        for done in {0, run.count - 1}:
+            yield Place((*blocks[:index], replace(run, count=done)), one, (replace(run, count=run.count - 1 - done), *blocks[index + 1 :]))
+
+
+def total(blocks: Sequence[Sizes], name: str, *, listed: bool | None = None) -> float:
+    """Of all blocks, or of those that are listed (or not)."""
+    return sum(size.count * float(getattr(size, name)) for size in blocks if listed is None or size.listed == listed)
+
+
+def inside(place: Place) -> Moment:
+    """Activations in the backward of one microbatch."""
+    block = place.block
+    kept = total(place.before, "kept") + total(place.before, "casts") + block.kept + block.casts
+    return {"activations": kept, "inside a block": max(0.0, block.busy - block.kept)}
+
+
+def moments(plan: Decided, blocks: Sequence[Sizes]) -> Iterator[tuple[str, Moment]]:
+    """The backwards and reductions of a rank without a pipeline."""
+    state, several = holding_of(plan), plan.batch.accumulate > 1
+    for place in places(blocks):
+        if not state.shards:
+            yield "backward", inside(place) | _copies(state, place, blocks, several=several)
+            continue
+        for last in {True, not several}:
+            yield "backward", inside(place) | _sharded(state, place, blocks, several=several, last=last)
+        yield "reduction", _reduced(state, place, blocks, several=several)
+    if state.shards:
+        root = [size for size in blocks if not size.listed]
+        ends = total(blocks, "end")
+        yield "reduction", {
+            "gradients": ends, "gathered blocks": total(root, "whole"), "gradients on their way": total(root, "summed") + total(root, "sent"),
+        }  # fmt: skip
+
+
+def _copies(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: bool) -> Moment:
+    """One more of the gradients is there for a moment before it is added to what is there."""
+    if several or state.buckets:
+        return {"gradients": total(blocks, "made"), "gradients on their way": place.block.largest}
+    return {"gradients": total(place.behind, "made") + place.block.made}
+
+
+def _gathered(state: Holding, place: Place, blocks: Sequence[Sizes], *, last: bool, own: bool) -> float:
+    """The root always, and the block; the one before it is on its way. Or all, of which the `last` backward frees one after the other."""
+    root = total(blocks, "whole", listed=False)
+    mine = place.block.whole * (own and place.block.listed)
+    if state.frees:
+        before = [size for size in place.before if size.listed and size.count]
+        return root + mine + (before[-1].whole if before else 0.0)
+    return root + (total(place.before, "whole", listed=True) + mine if last else total(blocks, "whole", listed=True))
+
+
+def _sharded(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: bool, last: bool) -> Moment:
+    """The root's gradients are whole until the end; those of the block behind are still being sent."""
+    behind = [size for size in place.behind if size.listed and size.count]
+    root = total(place.behind, "made", listed=False)
+    if several and state.every:
+        gradients, root = total(blocks, "end", listed=True), root + total(blocks, "end", listed=False)
+    elif several:
+        waiting = [*place.before, place.block] if last else blocks
+        gradients = total(waiting, "summed", listed=True) + (total(place.behind, "end", listed=True) if last else 0.0)
+        root = total(blocks, "summed", listed=False)
+    else:
+        gradients = total(place.behind, "end", listed=True)
+    sent = behind[0].sent if behind and (last or state.every) else 0.0
+    return {
+        "gradients": gradients + root, "gathered blocks": _gathered(state, place, blocks, last=last, own=True),
+        "gradients on their way": place.block.made + sent,
+    }  # fmt: skip
+
+
+def _reduced(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: bool) -> Moment:
+    """The block's activations are gone and it is no longer gathered."""
+    if not place.block.listed:
+        return {}
+    root = total(place.behind, "made", listed=False)
+    if several and state.every:
+        gradients = total(blocks, "end")
+    elif several:
+        gradients, root = total(place.before, "summed", listed=True) + total(place.behind, "end", listed=True), total(blocks, "summed", listed=False)
+    else:
+        gradients = total(place.behind, "end", listed=True)
+    way = (place.block.made if state.every or not several else place.block.summed) + place.block.sent + place.block.end
+    return {
+        "activations": total(place.before, "kept"), "gradients": gradients + root,
+        "gathered blocks": _gathered(state, place, blocks, last=True, own=False), "gradients on their way": way,
+    }  # fmt: skip
+
+
+def pipelined(plan: Decided, stages: Sequence[Sequence[Sizes]], rank: int) -> Iterator[tuple[str, Moment]]:
+    """Of a rank that holds these stages: gradients are summed whole over the microbatches, and FSDP2 keeps all blocks gathered."""
+    state, blocks = holding_of(plan), [size for stage in stages for size in stage]
+    most, own = _in_flight(plan, stages, rank)
+    both = {"gradients": total(blocks, "summed"), "gathered blocks": total(blocks, "whole") if state.shards else 0.0}
+    between = {"between stages": _between(plan, stages, rank)}
+    largest = max(size.made if state.shards else size.largest for size in blocks)
+    yield "backward", {"activations": most, "inside a block": own, **both, **between, "gradients on their way": largest}
+    if state.shards:
+        yield "reduction", {**both, **between, "gradients on their way": max(size.sent for size in blocks) + total(blocks, "end")}
+
+
+def _in_flight(plan: Decided, stages: Sequence[Sequence[Sizes]], rank: int) -> tuple[float, float]:
+    """(activations kept, alive beside them inside a block) when a backward of one microbatch meets most of them."""
+    kept = [total(stage, "kept") + total(stage, "casts") for stage in stages]
+    tops = [max(sum(inside(place).values()) for place in places(stage)) for stage in stages]
+    count, shape = plan.batch.accumulate, plan.pipeline
+    if shape.schedule in FORWARDS_FIRST:
+        most = [(count * sum(kept), top - here) for top, here in zip(tops, kept, strict=True)]
+        return max(most, key=sum)
+    few = min(count, 4 * plan.mesh.pp * shape.stages)  # by then it has come to a steady state
+    few = few if count == few else few - few % max(1, count // max(1, count // plan.mesh.pp))
+    mine = [stage for stage, owner in enumerate(shape.owners(plan.mesh.pp)) if owner == rank]
+    flying, best = 0.0, (0.0, 0.0)
+    for kind, stage, _ in actions(shape, plan.mesh.pp, few, rank):
+        here = mine.index(stage)
+        if kind == "F":
+            flying += kept[here]
+        elif kind in "BI":
+            best = max(best, (flying, tops[here] - kept[here]), key=sum)
+        flying -= kept[here] * (kind in "BW")
+    return best
+
+
+def _between(plan: Decided, stages: Sequence[Sequence[Sizes]], rank: int) -> float:
+    """Torch's schedules keep room for what comes from each side, of every microbatch."""
+    mine, last = [stage for stage, owner in enumerate(plan.pipeline.owners(plan.mesh.pp)) if owner == rank], plan.mesh.pp * plan.pipeline.stages - 1
+    passes = max(size.passes for stage in stages for size in stage if size.listed)
+    return plan.batch.accumulate * passes * sum((stage > 0) + (stage < last) for stage in mine)

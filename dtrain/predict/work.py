@@ -1,0 +1,43 @@
+"""Floating-point operations of one optimizer step, two for a multiply and an add: matrix products, convolutions and attention.
+
+    forward     2 x (products + attention) of all samples
+    backward    products: once more for the gradient of the weights, once for that of the input where there is one;
+                attention: 5 products where the forward has 2, because scores are computed again (FlashAttention, arXiv 2205.14135)
+    recomputed  the forward of the blocks that remat computes again; with remat=selective nothing that is counted here
+
+Attention counts the whole square of a sequence, causal or not, as torch.utils.flop_counter and the usual MFU do (PaLM, arXiv 2204.02311).
+"""
+
+from dataclasses import dataclass
+
+from dtrain.predict.shapes import Decided, Shapes, word_of
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of the whole run in one step, all ranks together."""
+
+    forward: int
+    backward: int
+    recomputed: int
+
+    @property
+    def total(self) -> int:
+        return self.forward + self.backward + self.recomputed
+
+
+def work(plan: Decided, shapes: Shapes) -> Work:
+    """All zero where the model's work is not known."""
+    samples = plan.batch.size
+    forward = samples * sum(2 * (block.work + block.looks) * block.count for block in shapes.blocks)
+    backward = samples * sum((2 * block.back + 5 * block.looks) * block.count for block in shapes.blocks)
+    again = samples * sum(2 * (block.work + block.looks) * block.count for block in shapes.blocks if block.listed)
+    return Work(forward, backward, round(again * recomputed(plan, shapes.listed)))
+
+
+def recomputed(plan: Decided, blocks: int) -> float:
+    """The share of so many blocks that is computed twice."""
+    word = word_of(plan.remat)
+    if word == "budget":
+        return 1 - int(blocks * plan.remat["share"]) / max(1, blocks)
+    return float(word == "full")

@@ -1,0 +1,216 @@
+"""What a rank holds, counted on real tensors in a real step: by walking live storages, not by formulas.
+
+    found = ranks(2, count, plan("data=synthetic", "devices=2", "strategy=zero3"))   # of every rank, in bytes
+
+Two steps make optimizer state and buckets, a third is watched. After every operator of it the storages that are alive are told apart by what they
+are for; a storage counts once, with all its bytes.
+"""
+
+import gc
+import weakref
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.fsdp import FSDPModule
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+from dtrain.build import build
+from dtrain.checkpoint.snapshot import Snapshot
+from dtrain.clip import clip
+from dtrain.data.stream import Stream, as_source
+from dtrain.ema import EMA
+from dtrain.mesh import Mesh
+from dtrain.model import balanced, construct
+from dtrain.parallel.context import context_of
+from dtrain.parallel.order import parallelize
+from dtrain.plan import Plan
+from dtrain.state import TrainState
+from dtrain.step import gradients_of, make_step, zero
+
+
+def _forward(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return sdpa_flop_count(query, key, value)
+
+
+def _backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return sdpa_backward_flop_count(gradient, query, key, value)
+
+
+COUNTED = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _forward,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _backward,
+}
+"""The attention of the CPU, which torch's counter leaves out, by the formulas that it has for those of a GPU."""
+
+
+class Held:
+    """A tensor that the graph keeps; when this is gone it keeps it no longer."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+class Meter(TorchDispatchMode):
+    """Looks after every operator at what is alive. `peak` holds the largest sizes seen, in bytes."""
+
+    def __init__(self, model: nn.Module, optimizer: Any, buckets: list[Any], standing: list[Any]) -> None:
+        super().__init__()
+        self.optimizer, self.parameters, self.gathering = optimizer, list(model.parameters()), _fsdp_parameters(model)
+        self.resting = [storage(p) for p in self.parameters] + [p._sharded_param_data.untyped_storage() for p in self.gathering]
+        self.state = self._state()
+        self.samples: set[int] = set()
+        self.peak = dict.fromkeys(("peak", "gradients", "kept", "hooks", "alive", "flight", "total"), 0)
+        self.standing = standing
+        self._alive: dict[int, Any] = {}
+        self._held: dict[int, list[int]] = {}
+        self._buckets, self._gathers, self._reduces = buckets, [], []
+
+    def gathered(self) -> list[Any]:
+        return [t.untyped_storage() for p in self.gathering for t in p.all_gather_outputs]
+
+    def gradients(self) -> list[Any]:
+        whole = [gradient for p in self.gathering for gradient in (p.sharded_param.grad, p.unsharded_accumulated_grad, _whole(p))]
+        return [storage(gradient) for gradient in (*(p.grad for p in self.parameters), *whole) if gradient is not None]
+
+    def _state(self) -> list[Any]:
+        return [storage(value) for entries in self.optimizer.state.values() for value in entries.values() if isinstance(value, Tensor)]
+
+    def rest(self) -> list[Any]:
+        """What is alive and none of the others: activations, and what is short-lived."""
+        named = (*self.resting, *self.gathered(), *self.gradients(), *self.state, *_living(self._buckets + self._gathers + self._reduces))
+        others = {each._cdata for each in named} | self.samples
+        self._alive = {key: reference for key, reference in self._alive.items() if reference() is not None}
+        return [each for each in _living(self._alive.values()) if each._cdata not in others]
+
+    def look(self) -> None:
+        gathered, gradients = self.gathered(), self.gradients()
+        self._note("peak", size([*self.resting, *gathered]))
+        self._note("gradients", size(gradients))
+        arrived = {each._cdata for each in (*gathered, *gradients)}
+        self._note("flight", size([each for each in _living(self._gathers + self._reduces) if each._cdata not in arrived]))
+        rest = self.rest()
+        self._note("alive", size(rest))
+        self._note("total", size([*self.standing, *self.resting, *gathered, *gradients, *self.state, *rest, *_living(self._gathers + self._reduces)]))
+        others = {each._cdata for each in (*self.resting, *gathered)} | self.samples
+        self._note("hooks", sum(nbytes for key, (nbytes, _) in self._held.items() if key not in others))
+
+    def backward_begins(self) -> None:
+        self._note("kept", size(self.rest()))
+
+    def pack(self, tensor: Tensor) -> Held:
+        held, kept = Held(tensor), storage(tensor)
+        entry = self._held.setdefault(kept._cdata, [kept.nbytes(), 0])
+        entry[1] += 1
+        weakref.finalize(held, self._let_go, kept._cdata)
+        return held
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        made = {each._cdata: each for each in (storage(tensor) for tensor in tree_leaves(out) if isinstance(tensor, Tensor))}
+        self._alive |= {key: weakref.ref(each) for key, each in made.items()}
+        if func.namespace == "c10d" and "allgather_base" in func.__name__:
+            self._gathers.append(weakref.ref(storage(args[0])))
+        if func.namespace == "c10d" and "reduce_scatter" in func.__name__:
+            self._reduces += [weakref.ref(storage(args[0])), weakref.ref(storage(args[1]))]
+        self.look()
+        return out
+
+    def _let_go(self, key: int) -> None:
+        self._held[key][1] -= 1
+        if not self._held[key][1]:
+            del self._held[key]
+
+    def _note(self, name: str, value: int) -> None:
+        self.peak[name] = max(self.peak[name], value)
+
+
+def storage(tensor: Any) -> Any:
+    """That of the local piece."""
+    tensor = getattr(tensor, "_local_tensor", tensor)
+    return getattr(tensor, "elem", tensor).untyped_storage()
+
+
+def size(storages: list[Any]) -> int:
+    return sum({each._cdata: each.nbytes() for each in storages}.values())
+
+
+def _living(references: Any) -> list[Any]:
+    return [each for reference in references if (each := reference()) is not None]
+
+
+def _whole(parameter: Any) -> Tensor | None:
+    return parameter._unsharded_param.grad if hasattr(parameter, "_unsharded_param") else None
+
+
+def _fsdp_parameters(model: nn.Module) -> list[Any]:
+    """What FSDP2 keeps for each parameter: private, there is no public way to see what is gathered."""
+    groups = [module._get_fsdp_state()._fsdp_param_group for module in model.modules() if isinstance(module, FSDPModule)]
+    return [parameter for group in groups if group for parameter in group.fsdp_params]
+
+
+def count(plan: Plan) -> dict[str, int]:
+    """One rank: the loop of train.py without logs, of which one step is watched. In bytes; `flops` are this rank's operations of a step,
+    `saved` what it writes of a checkpoint, without headers."""
+    with build(plan.backend).open():
+        before = {each._cdata for each in storages()}
+        mesh = Mesh(plan.mesh, device=plan.device)
+        strategy, objective, precision = build(plan.strategy), build(plan.objective), build(plan.precision)
+        source = as_source(build(plan.data))
+        model = construct(plan.model, facts=source.facts, seed=0)
+        extra = {"remat": build(plan.remat), "compile": build(plan.compile), "pipeline": plan.pipeline, "tensors": plan.tensor}
+        wrapped = parallelize(model, mesh, strategy, precision=precision, seed=0, **extra)
+        ema = EMA(model, plan.ema) if plan.ema is not None else None
+        optimizer, parameters = build(plan.optim, model=model), gradients_of(model)
+        stream = Stream(source, batch=plan.batch, mesh=mesh, seed=0, count=objective.count)
+        context = context_of(mesh, plan.context["attention"])
+        step = make_step(wrapped, objective, strategy, mesh, precision=precision, seed=0, context=context)
+        buckets: list[Any] = []
+
+        def update() -> None:
+            clip(parameters, plan.clip, scale=precision.scaled_by(mesh.batch_ranks), stages=mesh.shape.pp)
+            optimizer.step()
+
+        for number in range(2):
+            with FlopCounterMode(display=False, custom_mapping=COUNTED) as flops:
+                step(stream, number)
+            update()
+            for module in balanced(model):
+                module.balance(mesh.sum)
+            buckets = [weakref.ref(storage(p.grad)) for p in parameters if p.grad is not None]
+            zero(parameters)
+        gc.collect()
+        standing = [each for each in storages() if each._cdata not in before]
+        found = _watched(step, update, stream, Meter(model, optimizer, buckets, standing))
+        zero(parameters)
+        files = Snapshot(mesh.rank, mesh.place).take(TrainState(model, optimizer, ema=ema).tensors())
+        stream.close()
+        return found | {"saved": sum(len(file.parts[1]) for file in files), "flops": flops.get_total_flops()}
+
+
+def _watched(step: Any, update: Any, stream: Stream, meter: Meter) -> dict[str, int]:
+    share = next(stream)
+    samples = [storage(tensor) for batch in share.microbatches for tensor in batch.values()]
+    meter.samples, meter.standing = {each._cdata for each in samples}, [*meter.standing, *samples]
+    run = torch.autograd._engine_run_backward
+
+    def begin(*arguments: Any, **keywords: Any) -> Any:
+        meter.backward_begins()
+        return run(*arguments, **keywords)
+
+    with patch("torch.autograd._engine_run_backward", begin), meter, saved_tensors_hooks(meter.pack, lambda held: held.tensor):
+        step(iter([share]), 2)
+    meter.look()
+    found = {"rest": size(meter.resting), "end": size(meter.gradients()), "state": size(meter.state), "computing": meter.peak["total"]}
+    with meter:
+        update()
+    return meter.peak | found
+
+
+def storages() -> list[Any]:
+    """Of every tensor that lives."""
+    return [storage(each) for each in gc.get_objects() if issubclass(type(each), Tensor) and not each.is_meta and each.layout == torch.strided]

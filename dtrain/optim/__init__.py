@@ -85,6 +85,8 @@ class OnPieces:
             piece.data = local(parameter)  # FSDP2 moves it at the first forward
             piece.grad = None if parameter.grad is None else local(parameter.grad)
         self.inner.step()
+        for _, piece in self._pairs:
+            piece.grad = None  # or the gradients of this step would live through the next one's backward
 
     def register_step_post_hook(self, hook: Callable[..., None]) -> Any:
         return self.inner.register_step_post_hook(hook)

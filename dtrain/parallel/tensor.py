@@ -32,7 +32,7 @@ def apply(model: nn.Module, mesh: DeviceMesh, *, sequence: str, loss: str) -> No
     styles = _styles(sequence == "split", loss == "split")
     chosen: dict[str, ParallelStyle] = {}
     for name, module in model.named_modules():
-        style = next((style for pattern, style in table.items() if _matches(name, pattern)), None)
+        style = next((style for pattern, style in table.items() if matches(name, pattern)), None)
         if style is None or not any(True for _ in module.parameters(recurse=False)):
             continue
         if style not in styles:
@@ -107,6 +107,6 @@ class PerHead(SequenceParallel):
         return SequenceParallel._prepare_input_fn(sequence_sharding, mod, inputs, device_mesh)
 
 
-def _matches(name: str, pattern: str) -> bool:
+def matches(name: str, pattern: str) -> bool:
     parts, wanted = name.split("."), pattern.split(".")
     return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))

@@ -71,7 +71,7 @@ def _transformer(part: Mapping[str, Any], run: Run, feed_forward: Callable[[Tape
     C, V, T, H, rest = part["width"], part["vocab"], run.tokens, part["heads"], run.types.param
     style = NEXT if sequence else ""
     embed = run.tape("embed")
-    embed.weights.append(Weight("embed.weight", (V, C), 0, embedding=True))
+    embed.weights.append(Weight("embed.weight", (V, C), 0, product=part["tied"], embedding=True))
     embed.splits.append(Split("embed", "embedding_rowwise", T, T * C))
     x = embed.op([], Value(T * C, rest, "stream", trained=True))
     blocks = [embed.block(x, listed=False)]
@@ -111,7 +111,7 @@ def _feed_forward(tape: Tape, x: Value, name: str, width: int, hidden: int, run:
 def _mixture(tape: Tape, x: Value, C: int, F: int, E: int, K: int, shared: int, run: Run) -> Value:
     T, low = run.tokens, run.types.compute
     R, name = T * K, f"{tape.name}.feed_forward"
-    tape.weights.append(Weight(f"{name}.router.weight", (E, C), hidden=True))
+    tape.weights.append(Weight(f"{name}.router.weight", (E, C), product=run.types.param != 4, hidden=True))
     scores = Value(T * E, 4, "whole")
     tape.work, tape.back = tape.work + T * C * E, tape.back + 2 * T * C * E
     high = tape.cast(x, 4)
@@ -138,7 +138,7 @@ def _sides(F: int, C: int) -> tuple[tuple[str, tuple[int, int]], ...]:
 def mlp(part: Mapping[str, Any], run: Run) -> Shapes:
     inputs = part["inputs"] if isinstance(part["inputs"], int) else math.prod(part["inputs"])
     sizes = [inputs, *[part["width"]] * part["layers"], part["outputs"]]
-    x, blocks = Value(inputs, run.types.param, "whole", trained=False), list[Block]()
+    x, blocks = Value(inputs, run.types.param, "whole", trained=False, sample=run.types.param == 4), list[Block]()
     for index, (a, b) in enumerate(itertools.pairwise(sizes[:-1])):
         tape = run.tape(f"layers.{index}")
         style = "rowwise" if index % 2 else "colwise"
@@ -155,7 +155,7 @@ def mlp(part: Mapping[str, Any], run: Run) -> Shapes:
 def cnn(part: Mapping[str, Any], run: Run) -> Shapes:
     channels, height, width = part["inputs"]
     stem = run.tape("stem")
-    x = Value(channels * height * width, run.types.param, "whole", trained=False)
+    x = Value(channels * height * width, run.types.param, "whole", trained=False, sample=run.types.param == 4)
     x, blocks = _conv(stem, x, "", channels, part["width"], 3, height * width), list[Block]()
     blocks.append(stem.block(x, listed=False))
     channels = part["width"]
@@ -185,7 +185,7 @@ def _conv(tape: Tape, x: Value, name: str, inputs: int, outputs: int, size: int,
 def _normed(tape: Tape, x: Value, name: str, channels: int) -> Value:
     """relu(group norm)."""
     tape.weights += [Weight(f"{tape.name}.{name}.{kind}", (channels,)) for kind in ("weight", "bias")]
-    high = tape.cast(x, 4) if tape.types.autocast else x
+    high = tape.cast(x, 4) if tape.fused else x  # the autocast of a GPU takes it for one that needs fp32
     y = tape.op([high], Value(x.numbers, high.bytes, "whole"), high, Value(2 * math.gcd(channels, 8), 4, "whole"))
     return tape.pointwise(y, keeps="output")
 

@@ -35,12 +35,17 @@ class Memory:
 
 
 def memory(plan: Decided, shapes: Shapes) -> Memory:
-    """Of the fullest class of ranks: all ranks alike, but that a pipeline has one class for each of its ranks."""
+    """Of the fullest class of ranks."""
+    return max(classes(plan, shapes), key=lambda found: found.peak)
+
+
+def classes(plan: Decided, shapes: Shapes) -> list[Memory]:
+    """Of the fullest rank of each class: all ranks are alike, but that a pipeline has a class for each of its ranks."""
     stages, owners = stages_of(plan, shapes), plan.pipeline.owners(plan.mesh.pp)
     every = (
         [stages] if plan.mesh.pp == 1 else [[stages[index] for index, owner in enumerate(owners) if owner == rank] for rank in range(plan.mesh.pp)]
     )
-    return max((_of_rank(plan, shapes, mine, rank) for rank, mine in enumerate(every)), key=lambda found: found.peak)
+    return [_of_rank(plan, shapes, mine, rank) for rank, mine in enumerate(every)]
 
 
 def _of_rank(plan: Decided, shapes: Shapes, stages: Sequence[Sequence[Block]], rank: int) -> Memory:

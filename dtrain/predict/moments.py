@@ -120,9 +120,9 @@ def moments(plan: Decided, blocks: Sequence[Sizes]) -> Iterator[tuple[str, Momen
 
 
 def _copies(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: bool) -> Moment:
-    """One more of the gradients is there for a moment before it is added to what is there."""
+    """One more of the gradients is there for a moment before it is added to what is there; before its last microbatch ddp sums them up beside its buckets."""
     if several or state.buckets:
-        return {"gradients": total(blocks, "made"), "gradients on their way": place.block.largest}
+        return {"gradients": total(blocks, "made") * (several + state.buckets), "gradients on their way": place.block.largest}
     return {"gradients": total(place.behind, "made") + place.block.made}
 
 
@@ -187,15 +187,16 @@ def pipelined(plan: Decided, stages: Sequence[Sequence[Sizes]], rank: int) -> It
 
 def _in_flight(plan: Decided, stages: Sequence[Sequence[Sizes]], rank: int) -> tuple[float, float]:
     """(activations kept, alive beside them inside a block) when a backward of one microbatch meets most of them."""
-    kept = [total(stage, "kept") + total(stage, "casts") for stage in stages]
-    tops = [max(sum(inside(place).values()) for place in places(stage)) for stage in stages]
     count, shape = plan.batch.accumulate, plan.pipeline
+    mine, last = [stage for stage, owner in enumerate(shape.owners(plan.mesh.pp)) if owner == rank], plan.mesh.pp * shape.stages - 1
+    sent = [stages[here][-1].passes * (stage < last) for here, stage in enumerate(mine)]  # it is kept beside what was kept inside
+    kept = [total(stage, "kept") + total(stage, "casts") + out for stage, out in zip(stages, sent, strict=True)]
+    tops = [max(sum(inside(place).values()) for place in places(stage)) + out for stage, out in zip(stages, sent, strict=True)]
     if shape.schedule in FORWARDS_FIRST:
         most = [(count * sum(kept), top - here) for top, here in zip(tops, kept, strict=True)]
         return max(most, key=sum)
     few = min(count, 4 * plan.mesh.pp * shape.stages)  # by then it has come to a steady state
     few = few if count == few else few - few % max(1, count // max(1, count // plan.mesh.pp))
-    mine = [stage for stage, owner in enumerate(shape.owners(plan.mesh.pp)) if owner == rank]
     flying, best = 0.0, (0.0, 0.0)
     for kind, stage, _ in actions(shape, plan.mesh.pp, few, rank):
         here = mine.index(stage)

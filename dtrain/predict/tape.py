@@ -10,20 +10,25 @@ from dataclasses import dataclass
 
 from dtrain.predict.shapes import Attention, Block, Experts, Kept, Split, Types, Weight
 
-HELD = {"colwise": "inside", "rowwise": "stream", "embedding_rowwise": "stream", "colwise_gather_output": "logits"}
-"""Style of the model's `tp_plan` -> how what comes out is held."""
-DIM = {"colwise": 0, "rowwise": 1, "embedding_rowwise": 0, "colwise_gather_output": 0}
+HELD = {
+    "colwise": "inside", "rowwise": "stream", "rowwise_split_input": "stream", "embedding_rowwise": "stream", "colwise_gather_output": "logits",
+    "colwise_rep": "logits", "sequence_parallel": "whole",
+}  # fmt: skip
+"""Style of a model's `tp_plan` -> how what comes out is held."""
+DIM = {"colwise": 0, "rowwise": 1, "rowwise_split_input": 1, "embedding_rowwise": 0, "colwise_gather_output": 0, "colwise_rep": 0}
 """Style -> the dim of the weight that is split."""
 
 
 @dataclass(eq=False)
 class Value:
-    """What one operator hands to another: `numbers` of one sample of `bytes` each; `held` names a field of Kept. A gradient flows to what is `trained`."""
+    """What one operator hands to another: `numbers` of one sample of `bytes` each; `held` names a field of Kept. A gradient flows to what is `trained`; a `sample`
+    is there whether it is kept or not."""
 
     numbers: float
     bytes: int
     held: str
     trained: bool = True
+    sample: bool = False
 
     @property
     def size(self) -> float:
@@ -175,6 +180,6 @@ def _sum(values: object) -> Kept:
 
 def _tally(values: object) -> Kept:
     sizes = dict.fromkeys(("whole", "stream", "inside", "logits"), 0.0)
-    for value in values:  # type: ignore[attr-defined]
+    for value in (each for each in values if not each.sample):  # type: ignore[attr-defined]
         sizes[value.held] += value.size
     return Kept(**sizes)

@@ -25,6 +25,8 @@ FLOORS = (
     ("strategy", "state", "sampling"),
     ("parallel", "checkpoint"),
     ("step", "built"),
+    ("tracer",),
+    ("traced",),
     ("guard",),
     ("hook", "heldout", "looking", "verify"),
     ("observe",),
@@ -35,7 +37,7 @@ FLOORS = (
 )
 WITHOUT_TORCH = (
     "__main__", "errors", "plan", "result", "words", "config", "cluster", "disk", "cause", "store", "build", "options", "check", "recipe", "predict", "resolve", "preflight",
-    "failure", "blame", "frames", "lease", "signals", "compose", "launcher", "verb",
+    "traced", "failure", "blame", "frames", "lease", "signals", "compose", "launcher", "verb",
 )  # fmt: skip
 """What the parent imports before any rank exists."""
 

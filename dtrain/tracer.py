@@ -32,7 +32,8 @@ from dtrain.optim.muon import hidden_matrices
 from dtrain.parallel.order import lower, materialize
 from dtrain.parallel.tensor import matches, plan_of
 from dtrain.plan import Plan
-from dtrain.predict.shapes import Block, Kept, Shapes, Split, Weight, runs
+from dtrain.predict.held import flowing
+from dtrain.predict.shapes import Block, Kept, Shapes, Split, Weight, runs, types_of
 from dtrain.predict.tape import DIM, HELD
 from dtrain.remat.selective import KEPT
 from dtrain.seeds import fill
@@ -49,7 +50,7 @@ class Part:
 
     name: str
     listed: bool
-    kept: dict[str, dict[str, float]] = field(default_factory=lambda: {way: dict(NOTHING) for way in ("all", "products", "inputs")})
+    kept: dict[str, dict[str, float]] = field(default_factory=lambda: {way: dict(NOTHING) for way in ("all", "products", "inputs", "turned")})
     busy: float = 0
     work: int = 0
     back: int = 0
@@ -94,6 +95,8 @@ class Watch(TorchDispatchMode):
             for each in made:
                 self._products[storage(each)] = self.part
                 self._add("products", each)
+                if ATTENTION not in func.__name__:
+                    self._add("turned", each)
         self._count(func, args, kwargs or {}, out)
         return out
 
@@ -217,6 +220,9 @@ def trace(plan: Plan, *, real: bool = False) -> Shapes:
                 fill(model, plan.seed)
         if precision.param != torch.float32:
             lower(model, precision.param)
+        if flowing(plan).param != types_of(plan).param:
+            for parameter in model.parameters():
+                parameter.data = parameter.data.to(precision.compute)
         batch = tree_map_only(Tensor, lambda each: fake.from_tensor(each) if fake else each, one)
         samples = [each for each in tree_leaves(batch) if isinstance(each, Tensor)]
         watch, unknown = Watch(model, samples), ""

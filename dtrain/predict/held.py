@@ -7,10 +7,10 @@ and FSDP2 fills every piece up to the first one's size
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dtrain.plan import Part
-from dtrain.predict.shapes import Block, Decided, Shapes, Weight, types_of, word_of
+from dtrain.predict.shapes import Block, Decided, Shapes, Types, Weight, types_of, word_of
 
 Shape = tuple[int, ...]
 
@@ -36,6 +36,12 @@ def holding_of(plan: Decided) -> Holding:
     if word in ("zero1", "zero2", "zero3"):
         return Holding(True, word == "zero3" and not pipelined, word != "zero1", cpu=cpu)
     return Holding(buckets=word in ("ddp", "pipeline") and plan.mesh.pp * plan.mesh.tp * plan.mesh.ep == 1)
+
+
+def flowing(plan: Decided) -> Types:
+    """The types between operators: FSDP2 gathers weights in the type they are multiplied in, so embeddings, and all that is added to them, have it too."""
+    types = types_of(plan)
+    return replace(types, param=types.compute) if holding_of(plan).shards else types
 
 
 def shards_of(plan: Decided, weight: Weight) -> int:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dtrain.plan import Part
+from dtrain.predict.held import flowing
 from dtrain.predict.shapes import Attention, Block, Decided, Experts, Shapes, Split, Types, Weight, runs, types_of, word_of
 from dtrain.predict.tape import Tape, Value
 
@@ -18,12 +19,13 @@ NEXT = "sequence_parallel"
 
 @dataclass(frozen=True)
 class Run:
-    """What the formulas need of a plan beside the model's arguments. `tokens` of a sample; `apart`: its sequence lies on several ranks."""
+    """What the formulas need of a plan beside the model's arguments. `tokens` of a sample; `apart`: its sequence lies on several ranks; `cast`: it is not used as it comes."""
 
     types: Types
     fused: bool
     tokens: int
     apart: bool
+    cast: bool
     objective: str
 
     def tape(self, name: str) -> Tape:
@@ -38,7 +40,7 @@ def shapes(plan: Decided) -> Shapes | None:
     if word not in FORMULAS or "auto" in part.values() or objective not in OBJECTIVES:
         return None
     tokens = plan.data.get("sequence", 1) if objective == "next_token" else 1
-    run = Run(types_of(plan), plan.device == "cuda", tokens, plan.mesh.cp > 1, objective)
+    run = Run(flowing(plan), plan.device == "cuda", tokens, plan.mesh.cp > 1, types_of(plan).param != 4, objective)
     return FORMULAS[word](part, run)
 
 
@@ -138,7 +140,7 @@ def _sides(F: int, C: int) -> tuple[tuple[str, tuple[int, int]], ...]:
 def mlp(part: Mapping[str, Any], run: Run) -> Shapes:
     inputs = part["inputs"] if isinstance(part["inputs"], int) else math.prod(part["inputs"])
     sizes = [inputs, *[part["width"]] * part["layers"], part["outputs"]]
-    x, blocks = Value(inputs, run.types.param, "whole", trained=False, sample=run.types.param == 4), list[Block]()
+    x, blocks = Value(inputs, run.types.param, "whole", trained=False, sample=not run.cast), list[Block]()
     for index, (a, b) in enumerate(itertools.pairwise(sizes[:-1])):
         tape = run.tape(f"layers.{index}")
         style = "rowwise" if index % 2 else "colwise"
@@ -155,7 +157,7 @@ def mlp(part: Mapping[str, Any], run: Run) -> Shapes:
 def cnn(part: Mapping[str, Any], run: Run) -> Shapes:
     channels, height, width = part["inputs"]
     stem = run.tape("stem")
-    x = Value(channels * height * width, run.types.param, "whole", trained=False, sample=run.types.param == 4)
+    x = Value(channels * height * width, run.types.param, "whole", trained=False, sample=not run.cast)
     x, blocks = _conv(stem, x, "", channels, part["width"], 3, height * width), list[Block]()
     blocks.append(stem.block(x, listed=False))
     channels = part["width"]

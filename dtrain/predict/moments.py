@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from dtrain.predict.held import Holding, gathered, holding_of, piece
+from dtrain.predict.held import Holding, flowing, gathered, holding_of, piece
 from dtrain.predict.schedule import actions
 from dtrain.predict.shapes import Block, Decided, Shapes, types_of, word_of
 from dtrain.predict.work import recomputed
@@ -27,7 +27,8 @@ FORWARDS_FIRST = ("gpipe", "looped_bfs")
 class Sizes:
     """Bytes on one rank, of one block and one microbatch. Of its weights: as computed with (`whole`), copies that autocast makes (`casts`). Of their
     gradients: as autograd makes them (`made`), as microbatches are summed up (`summed`), on the wire (`sent`), at the end (`end`), the `largest`.
-    Of activations: what is `kept`, the most alive in its backward (`busy`), what it `passes` on."""
+    Of activations: what is `kept`, the most alive in its backward (`busy`), what it `passes` on, and the
+    gradients that wait for a backward of the weights alone (`turned`)."""
 
     count: int
     listed: bool
@@ -41,6 +42,7 @@ class Sizes:
     kept: float
     busy: float
     passes: float
+    turned: float
 
 
 def sizes_of(plan: Decided, shapes: Shapes, block: Block) -> Sizes:
@@ -53,7 +55,7 @@ def sizes_of(plan: Decided, shapes: Shapes, block: Block) -> Sizes:
         block.count, block.listed, sum(counts) * wide, product * types.compute * (types.autocast and not state.shards), sum(counts) * wide,
         sum(counts) * (types.reduce if state.shards and not at_once else wide), sum(counts) * types.reduce,
         sum(math.prod(piece(plan, weight)) for weight in block.weights) * types.param, max(counts, default=0) * wide,
-        kept * micro, busy * micro, block.passes * types.param * micro / plan.mesh.cp,
+        kept * micro, busy * micro, block.passes * flowing(plan).param * micro / plan.mesh.cp, block.kept["turned"].of(plan) * micro,
     )  # fmt: skip
 
 
@@ -197,14 +199,18 @@ def _in_flight(plan: Decided, stages: Sequence[Sequence[Sizes]], rank: int) -> t
         return max(most, key=sum)
     few = min(count, 4 * plan.mesh.pp * shape.stages)  # by then it has come to a steady state
     few = few if count == few else few - few % max(1, count // max(1, count // plan.mesh.pp))
+    left = [total(stage, "turned") for stage in stages]
     flying, best = 0.0, (0.0, 0.0)
     for kind, stage, _ in actions(shape, plan.mesh.pp, few, rank):
         here = mine.index(stage)
         if kind == "F":
             flying += kept[here]
-        elif kind in "BI":
-            best = max(best, (flying, tops[here] - kept[here]), key=sum)
-        flying -= kept[here] * (kind in "BW")
+            continue
+        if kind == "I" and stage > 0:  # the first stage leaves all of it to W; the others free nothing before
+            flying += left[here]
+        best = max(best, (flying, tops[here] - kept[here]), key=sum)
+        if kind in "BW":
+            flying -= kept[here] + left[here] * (kind == "W" and stage > 0)
     return best
 
 

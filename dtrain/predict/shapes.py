@@ -129,7 +129,8 @@ class Block:
     """`count` equal modules, one after the other; all figures are of one of them and of one sample.
 
     `listed`: one of dtrain.model.blocks, sharded, recomputed and compiled by itself; else it belongs to the root. `kept` for the backward, in the
-    precision of the plan: `all`, with remat=selective (`products`), with remat=full (`inputs`). `busy`: the most alive while its backward runs.
+    precision of the plan: `all`, with remat=selective (`products`), with remat=full (`inputs`); `turned`:
+    gradients that a backward of the inputs alone leaves for that of the weights. `busy`: the most alive while its backward runs.
     `work`: multiply-adds of matrix products in the forward, `back` in the backward; `looks`: those inside attention, of the whole square, as
     torch.utils.flop_counter counts. `passes`: numbers handed to the next.
     """

@@ -57,6 +57,7 @@ class Tape:
         self.work = self.back = self.looks = 0
         self._steps: list[Step] = []
         self._products: list[Value] = []
+        self._turned: list[Value] = []
         self._first: Value | None = None
 
     def takes(self, x: Value) -> Value:
@@ -70,6 +71,7 @@ class Tape:
             "all": _sum(value for step in self._steps for value in step.saved),
             "products": _sum((*first, *self._products)),
             "inputs": _sum(first),
+            "turned": _sum(self._turned),
         }
         return Block(
             self.name, count, listed, tuple(self.weights), kept, self._busy(out), self.work, self.back, self.looks, round(out.numbers),
@@ -103,6 +105,7 @@ class Tape:
         self.back += work * (2 if x.trained else 1)
         low = self.cast(x, self.types.compute)
         self._products.append(out)
+        self._turned.append(out)
         return self.op([low], out, low)
 
     def norm(self, x: Value, name: str, width: int, *, groups: int, style: str = "", out: str = "") -> Value:
@@ -113,6 +116,7 @@ class Tape:
             if style:
                 self.splits.append(Split(f"{self.name}.{name}" if name != self.name else name, style, groups * width, groups * width))
         result = Value(x.numbers, x.bytes, out or x.held)
+        self._turned += [result] if name else []
         if self.fused:
             return self.op([x], result, x, statistics)
         high = self.cast(x, 4)

@@ -4,46 +4,77 @@ The axes of the data come first; the model itself is split only where they alone
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from dtrain.cluster import Cluster
 from dtrain.config import Config
 from dtrain.errors import WordsError
-from dtrain.resolve import batch, divide, mesh, pipeline
-from dtrain.resolve.ranks import about, choose
-from dtrain.resolve.size import Size, size_of
+from dtrain.plan import BatchShape, MeshShape, Part, PipelineShape
+from dtrain.predict import known
+from dtrain.predict.memory import Memory, memory
+from dtrain.predict.shapes import Shapes, types_of
+from dtrain.predict.work import work
+from dtrain.resolve import batch, divide, fit, mesh, pipeline
+from dtrain.resolve.ranks import choose
 
-STATE = {"adamw": 8, "sgd": 4, "muon": 5, "adafactor": 0.1}
-"""Bytes of optimizer state per parameter."""
 SPEED = {"cuda": (4e14, 3e11, 2.5e10, 2e-5), "cpu": (5e10, 2e9, 2e9, 2e-4)}
 """device -> multiply-adds x 2 per second, bytes per second inside a node, between nodes, seconds until a collective begins: one H100 at half its
 peak, NVLink, 200 Gbit/s; one CPU core and loopback."""
 ROOM = 0.85
-"""Of a device's memory, what a run may plan with: the rest goes to buffers, fragments and the libraries."""
+"""Of a device's memory, what a run may plan with: the rest goes to fragments and the libraries."""
 MODES = ("ddp", "zero1", "zero2", "fsdp")
+VOCABULARY = 50257
+"""What a tokenizer is taken to know where it is not read: as many tokens as GPT-2's."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One way to run: how the data axes hold state, and the degrees beside them; `held` bytes on each rank, `seconds` per step."""
+    """One way to run, decided as far as predictions read a Plan; `seconds` per step."""
 
     mode: str
-    tp: int
-    pp: int
-    micro: int
-    held: float
     seconds: float
+    shapes: Shapes
+    device: str
+    mesh: MeshShape
+    pipeline: PipelineShape
+    tensor: Mapping[str, Any]
+    context: Mapping[str, Any]
+    batch: BatchShape
+    ema: float | None
+    strategy: Part
+    precision: Part
+    remat: Part
+    compile: Part
+    model: Part
+    data: Part
+    objective: Part
+    optim: Part
+    checkpoint: Part
+
+    @cached_property
+    def memory(self) -> Memory:
+        return memory(self, self.shapes)
+
+    @property
+    def held(self) -> int:
+        """Bytes on the fullest rank, at its peak."""
+        return self.memory.peak
 
     @property
     def words(self) -> str:
         return " ".join(
             [
                 f"strategy={self.mode}",
-                *(f"mesh.{axis}={getattr(self, axis)}" for axis in ("pp", "tp") if getattr(self, axis) > 1),
-                f"microbatch={self.micro}",
+                *(f"mesh.{axis}={getattr(self.mesh, axis)}" for axis in ("pp", "tp") if getattr(self.mesh, axis) > 1),
+                f"microbatch={self.batch.microbatch}",
             ]
         )
+
+    @property
+    def kind(self) -> tuple[str, int, int]:
+        return self.mode, self.mesh.tp, self.mesh.pp
 
 
 def strategy(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
@@ -51,97 +82,108 @@ def strategy(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[st
     ranks = draft["nodes"] * draft["devices"]
     if config.choices["strategy"] != "auto":
         return {"strategy": choose(config, "strategy", "", draft["why"], "")}
-    facts = {"vocab": about(config.data).get("vocab", 256), "inputs": 64, "outputs": 10}
-    size = size_of(config.choices["model"], config.model, config.data, facts)
-    if ranks == 1 or size is None:
+    seeds = [] if ranks == 1 else _seeds(config, cluster, draft)
+    if not seeds:
         word, reason = ("single", "one rank") if ranks == 1 else ("ddp", f"{ranks} ranks, and the model's size is not known before it is built")
         return {"strategy": choose(config, "strategy", word, draft["why"], reason)}
     room = cluster.memory * ROOM / (1 if draft["device"] == "cuda" else ranks // max(1, draft["nodes"] if cluster.external else 1))
-    layouts = [layout for layout in _layouts(config, draft, size) if _legal(config, cluster, draft, layout)]
-    simple = [layout for layout in layouts if layout.tp == (config.mesh.tp or 1) and layout.pp == (config.mesh.pp or 1)]
+    layouts = sorted(_layouts(config, cluster, draft, seeds), key=lambda layout: layout.seconds)
+    simple = [layout for layout in layouts if layout.mesh.tp == (config.mesh.tp or 1) and layout.mesh.pp == (config.mesh.pp or 1)]
     if not simple:  # something else is wrong with the words, and the rules behind this one say what
         return {"strategy": choose(config, "strategy", "ddp", draft["why"], f"{ranks} ranks")}
-    fitting = [layout for layout in simple if layout.held <= room] or [layout for layout in layouts if layout.held <= room]
-    best = min(fitting, key=lambda layout: layout.seconds) if fitting else min(layouts, key=lambda layout: layout.held)
-    draft["layout"] = {axis: degree for axis, degree in (("tp", best.tp), ("pp", best.pp)) if degree > 1}
-    draft["microbatch"] = best.micro
-    return {"strategy": choose(config, "strategy", best.mode, draft["why"], _reason(best, layouts, room, size, fits=bool(fitting)))}
+    fitting = next((layout for some in (simple, layouts) for layout in some if layout.held <= room), None)
+    best = fitting or min(layouts, key=lambda layout: layout.held)
+    draft["layout"] = {axis: getattr(best.mesh, axis) for axis in ("tp", "pp") if getattr(best.mesh, axis) > 1}
+    draft["microbatch"] = best.batch.microbatch
+    return {"strategy": choose(config, "strategy", best.mode, draft["why"], _reason(best, layouts, room, fits=fitting is not None))}
 
 
-def _legal(config: Config, cluster: Cluster, draft: Mapping[str, Any], layout: Layout) -> bool:
-    """Whether the rules that follow would take it."""
-    trial = {**draft, "strategy": config.options["strategy"][layout.mode], "layout": {"tp": layout.tp, "pp": layout.pp}, "microbatch": layout.micro}
+def _seeds(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> list[Layout]:
+    """What is the same in all layouts, once with copies and once with shards; none for a model whose shapes are not known here."""
+    aside, groups = {**draft, "why": {}}, ("precision", "remat", "optim", "checkpoint")
+    try:
+        aside |= fit.objective(config, cluster, aside)
+        data, model = fit.synthetic(config, cluster, aside)["data"], dict(config.model)
+        if model.get("vocab") == "auto" and known.facts_of(data).get("vocab") is None:
+            model["vocab"] = VOCABULARY
+        seed = Layout(
+            "ddp", 0.0, Shapes((), 0, 0, 0, 0, 1), draft["device"], MeshShape(cp=config.mesh.cp or 1), PipelineShape(), vars(config.tensor),
+            vars(config.context), BatchShape(1, 1, 1, 1), config.ema, compile=draft["compile"], model=model, data=data,
+            objective=aside["objective"], strategy=config.options["strategy"]["ddp"], **{group: dict(getattr(config, group)) for group in groups},
+        )  # fmt: skip
+        both = [seed, replace(seed, mode="fsdp", strategy=config.options["strategy"]["fsdp"])]
+        found = [known.shapes(each) for each in both]
+    except (WordsError, TypeError, KeyError, ValueError, ZeroDivisionError):  # wrong words are told by others
+        return []
+    return [replace(each, shapes=shapes) for each, shapes in zip(both, found, strict=True) if shapes is not None]
+
+
+def _layouts(config: Config, cluster: Cluster, draft: Mapping[str, Any], seeds: list[Layout]) -> Iterator[Layout]:
+    """Every legal one that keeps what the user said of the mesh."""
+    ranks, asked = draft["nodes"] * draft["devices"], config.mesh
+    for tp in _degrees(asked.tp, draft["devices"]):
+        for pp in _degrees(asked.pp, ranks):
+            taken = tp * pp * (asked.cp or 1)
+            if ranks % taken or (pp > max(1, seeds[0].shapes.listed) and not asked.pp):
+                continue
+            for mode in MODES if ranks > taken else MODES[:1]:
+                for micro in _microbatches(config, ranks // taken, pp):
+                    trial = {**draft, "strategy": config.options["strategy"][mode], "layout": {"tp": tp, "pp": pp}, "microbatch": micro}
+                    decided = _decided(config, cluster, trial)
+                    if decided:
+                        layout = replace(seeds[mode != "ddp"], mode=mode, **decided)
+                        yield replace(layout, seconds=_seconds(layout, draft))
+
+
+def _decided(config: Config, cluster: Cluster, trial: dict[str, Any]) -> dict[str, Any]:
+    """What the rules that follow would make of it; nothing where they would not take it."""
     try:
         for rule in (mesh.degrees, pipeline.shape, batch.arithmetic, divide.model):
             trial.update(rule(config, cluster, trial))
     except WordsError:
-        return False
-    return True
-
-
-def _layouts(config: Config, draft: Mapping[str, Any], size: Size) -> Iterator[Layout]:
-    """Every one that keeps what the user said of the mesh, legal or not."""
-    ranks, asked = draft["nodes"] * draft["devices"], config.mesh
-    for tp in _degrees(asked.tp, draft["devices"]):
-        for pp in _degrees(asked.pp, min(ranks, size.blocks)):
-            data = ranks // (tp * pp * (asked.cp or 1))
-            for mode in MODES if data > 1 else MODES[:1]:
-                if ranks % (tp * pp * (asked.cp or 1)) == 0:
-                    for micro in _microbatches(config, data, pp):
-                        yield _layout(config, draft, size, mode, tp, pp, data, micro)
+        return {}
+    return {name: trial[name] for name in ("strategy", "mesh", "pipeline", "batch")} if "batch" in trial else {}
 
 
 def _microbatches(config: Config, data: int, pp: int) -> list[int]:
-    """What the user said; else all samples of a rank at once, and every half of that."""
+    """What the user said; else all samples of a rank at once, and every part of that."""
     local = max(1, config.batch // data)
     if config.microbatch or config.accumulate:
         return [config.microbatch or max(1, local // (config.accumulate or 1))]
     least = 2 * pp if pp > 1 else 1
-    return [local // parts for parts in range(1, local + 1) if local % parts == 0 and (parts >= least or parts == local)] or [1]
+    return [local // parts for parts in mesh.divisors(local) if parts >= least or parts == local]
 
 
 def _degrees(asked: int | None, most: int) -> list[int]:
-    return [asked] if asked else [degree for degree in range(1, most + 1) if most % degree == 0]
+    return [asked] if asked else mesh.divisors(most)
 
 
-def _layout(config: Config, draft: Mapping[str, Any], size: Size, mode: str, tp: int, pp: int, data: int, micro: int) -> Layout:
-    local, cp = max(1, config.batch // data), config.mesh.cp or 1
-    part, shards = size.parameters / (tp * pp), data * cp if mode != "ddp" else 1
-    block = size.parameters / size.blocks / tp
-    numbers = 2 if "true" in str(config.choices["precision"]) else 4
-    weights = {"ddp": part, "zero1": part + part / shards, "zero2": part + part / shards, "fsdp": part / shards + 2 * block}[mode]
-    gradients = {"ddp": part, "zero1": part, "zero2": part / shards + block, "fsdp": part / shards + block}[mode]
-    state = STATE.get(str(config.choices["optim"]), 8) * part / shards
-    kept = size.kept / size.blocks if config.choices["remat"] == "full" else size.kept
-    activations = kept * micro * min(pp, local // micro or 1) / (tp * pp * cp)
+def _seconds(layout: Layout, draft: Mapping[str, Any]) -> float:
+    """Of a step: computing, waiting for the pipeline, what the wire takes beyond two thirds of the computing, and until each collective begins."""
+    shape, shapes, batches = layout.mesh, layout.shapes, layout.batch.accumulate
     rate, near, far, wait = SPEED[draft["device"]]
-    compute = 6 * size.work * config.batch / (data * cp * tp * pp) / rate
-    bubble = (pp - 1) / max(1, local // micro)
-    wire = numbers * part * (1 - 1 / (data * cp)) * (1 + 2 * local / micro if mode == "fsdp" else 2) / (far if draft["nodes"] > 1 else near)
-    split = 8 * numbers * size.blocks / pp * size.width / cp * local * (1 - 1 / tp) / near
-    handed = 2 * numbers * size.width / cp * local * (pp > 1) / (far if draft["nodes"] > 1 else near)
-    wire = max(0.0, wire - compute * 2 / 3)  # what the backward does not hide
-    calls = {"ddp": 1 + numbers * part / 25e6, "zero1": 2 * size.blocks / pp, "zero2": 2 * size.blocks / pp, "fsdp": 3 * size.blocks / pp}[mode]
-    calls = calls * (data * cp > 1) * (local / micro if mode in ("zero2", "fsdp") else 1) + local / micro * (
-        4 * size.blocks / pp * (tp > 1) + 2 * (pp > 1)
-    )
-    seconds = compute * (1 + bubble) + wire + split + handed + wait * calls
-    return Layout(mode, tp, pp, micro, numbers * (weights + gradients + activations) + state, seconds)
+    slow, numbers, several = far if draft["nodes"] > 1 else near, types_of(layout).param, shape.batch > 1
+    part, blocks = shapes.parameters / (shape.tp * shape.pp), shapes.listed / shape.pp
+    width = max(block.passes for block in shapes.blocks) / shape.cp * layout.batch.local
+    compute = work(layout, shapes).total / shape.ranks / rate
+    wire = numbers * part * (1 - 1 / shape.batch) * (1 + 2 * batches if layout.mode == "fsdp" else 2) / slow
+    split = 8 * numbers * blocks * width * (1 - 1 / shape.tp) / near
+    handed = 2 * numbers * width * (shape.pp > 1) / slow
+    calls = {"ddp": 1 + numbers * part / 25e6, "zero1": 2 * blocks, "zero2": 2 * blocks, "fsdp": 3 * blocks}[layout.mode]
+    calls = calls * several * (batches if layout.mode in ("zero2", "fsdp") else 1) + batches * (4 * blocks * (shape.tp > 1) + 2 * (shape.pp > 1))
+    return compute * (1 + (shape.pp - 1) / batches) + max(0.0, wire - compute * 2 / 3) + split + handed + wait * calls
 
 
-def _reason(best: Layout, layouts: list[Layout], room: float, size: Size, *, fits: bool) -> str:
-    count = f"{size.parameters / 1e9:.2f}B" if size.parameters >= 1e8 else f"{size.parameters / 1e6:.2f}M"
+def _reason(best: Layout, layouts: list[Layout], room: float, *, fits: bool) -> str:
+    """`layouts` from the fastest on."""
+    parameters = best.shapes.parameters
+    count = f"{parameters / 1e9:.2f}B" if parameters >= 1e8 else f"{parameters / 1e6:.2f}M"
     said = f"{count} parameters need about {_bytes(best.held)} of {_bytes(room)} on each rank"
     if not fits:
         return f"{best.words} needs least, {said}: more than there is. Type a smaller batch or microbatch, remat=full, or more devices"
-    tight = min((layout for layout in layouts if layout.seconds < best.seconds), key=lambda layout: layout.seconds, default=None)
-    other = min(
-        (layout for layout in layouts if (layout.mode, layout.tp, layout.pp) != (best.mode, best.tp, best.pp) and layout.held <= room),
-        key=lambda layout: layout.seconds,
-        default=None,
-    )
-    if tight:
-        return f"{best.words}, {said}; {tight.words} would be faster and need {_bytes(tight.held)}"
+    if layouts[0].seconds < best.seconds:
+        return f"{best.words}, {said}; {layouts[0].words} would be faster and need {_bytes(layouts[0].held)}"
+    other = next((layout for layout in layouts if layout.kind != best.kind and layout.held <= room), None)
     return f"{best.words}, {said}" + (f"; next is {other.words}, {other.seconds / best.seconds:.2f}x the time" if other else "")
 
 

@@ -57,10 +57,15 @@ def degrees(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
     return {"mesh": shape}
 
 
+def divisors(of: int) -> list[int]:
+    """Ascending; in the time of the square root, because worlds are large."""
+    low = [degree for degree in range(1, math.isqrt(of) + 1) if of % degree == 0]
+    return sorted({*low, *(of // degree for degree in low)})
+
+
 def nearest_divisors(key: str, wanted: int, of: int) -> str:
     """`Type mesh.tp=2 or mesh.tp=4.`: the divisors of `of` next to `wanted`."""
-    divisors = [degree for degree in range(1, of + 1) if of % degree == 0]
-    below, above = [d for d in divisors if d < wanted][-1:], [d for d in divisors if d > wanted][:1]
+    below, above = [d for d in divisors(of) if d < wanted][-1:], [d for d in divisors(of) if d > wanted][:1]
     return f"Type {' or '.join(f'{key}={degree}' for degree in below + above)}."
 
 
@@ -71,6 +76,6 @@ def _instead(asked: Mapping[str, int], ranks: int, open_ended: bool, *, shards: 
         if axis == "dp_shard" and not shards:
             continue
         others = math.prod(asked.values()) // max(1, degree)
-        fits = [d for d in range(1, ranks + 1) if d != degree and (ranks % (d * others) == 0 if open_ended else d * others == ranks)]
+        fits = [d for d in divisors(ranks) if d != degree and (ranks % (d * others) == 0 if open_ended else d * others == ranks)]
         found += [f"mesh.{axis}={d}" for d in sorted(fits, key=lambda d: abs(math.log(d / max(1, degree))))[:2]]
     return found[:3]

@@ -55,6 +55,7 @@ class Part:
     work: int = 0
     back: int = 0
     looks: int = 0
+    tail: int = 0
     passes: int = 0
     splits: list[Split] = field(default_factory=list)
 
@@ -111,7 +112,7 @@ class Watch(TorchDispatchMode):
                 self._held[storage(each)] = held
 
     def pack(self, tensor: Tensor) -> Saved:
-        key = storage(tensor)
+        key, self.part.tail = storage(tensor), 0
         first = self._noted.get(key)
         if key not in self._known and first is None:
             self._noted[key] = self.part
@@ -196,6 +197,7 @@ class Watch(TorchDispatchMode):
             looks = ATTENTION in func.__name__
             self.part.looks += count * (looks and not self.backward)
             self.part.work += count * (not looks and not self.backward)
+            self.part.tail = self.part.tail if self.backward else 0 if looks else count
             self.part.back += count * (not looks and self.backward)
 
 
@@ -317,7 +319,18 @@ def _block(part: Part, name: str, weights: list[Weight]) -> Block:
     kept = {way: Kept(**sizes) for way, sizes in part.kept.items()}
     more = max(0.0, part.busy - sum(part.kept["all"].values()))
     return Block(
-        name, 1, part.listed, tuple(weights), kept, kept["all"] + Kept(inside=more), part.work, part.back, part.looks, part.passes, tuple(part.splits)
+        name,
+        1,
+        part.listed,
+        tuple(weights),
+        kept,
+        kept["all"] + Kept(inside=more),
+        part.work,
+        part.back,
+        part.looks,
+        part.work + part.looks - part.tail,
+        part.passes,
+        tuple(part.splits),
     )
 
 

@@ -171,6 +171,24 @@ def _fsdp_parameters(model: nn.Module) -> list[Any]:
     return [parameter for group in groups if group for parameter in group.fsdp_params]
 
 
+class Recorded:
+    """A source that remembers the storages of what it gave."""
+
+    def __init__(self, source: Any) -> None:
+        self._source, self.taken = source, set[int]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def take(self, *which: Any) -> Any:
+        batch = self._source.take(*which)
+        self.taken |= {storage(tensor)._cdata for tensor in batch.values()}
+        return batch
+
+
 def count(plan: Plan) -> dict[str, int]:
     """One rank: the loop of train.py without logs, of which one step is watched. In bytes; `flops` are this rank's operations of a step,
     `saved` what it writes of a checkpoint, without headers."""
@@ -178,7 +196,7 @@ def count(plan: Plan) -> dict[str, int]:
         before = {each._cdata for each in storages()}
         mesh = Mesh(plan.mesh, device=plan.device)
         strategy, objective, precision = build(plan.strategy), build(plan.objective), build(plan.precision)
-        source = as_source(build(plan.data))
+        source = Recorded(as_source(build(plan.data)))
         model = construct(plan.model, facts=source.facts, seed=0)
         extra = {"remat": build(plan.remat), "compile": build(plan.compile), "pipeline": plan.pipeline, "tensors": plan.tensor}
         wrapped = parallelize(model, mesh, strategy, precision=precision, seed=0, **extra)
@@ -202,7 +220,7 @@ def count(plan: Plan) -> dict[str, int]:
             buckets = [weakref.ref(storage(p.grad)) for p in parameters if p.grad is not None]
             zero(parameters)
         gc.collect()
-        standing = [each for each in storages() if each._cdata not in before]
+        standing = [each for each in storages() if each._cdata not in before | source.taken]
         found = _watched(step, update, stream, Meter(model, optimizer, buckets, standing))
         zero(parameters)
         files = Snapshot(mesh.rank, mesh.place).take(TrainState(model, optimizer, ema=ema).tensors())
@@ -212,8 +230,11 @@ def count(plan: Plan) -> dict[str, int]:
 
 def _watched(step: Any, update: Any, stream: Stream, meter: Meter) -> dict[str, int]:
     share = next(stream)
-    samples = [storage(tensor) for batch in share.microbatches for tensor in batch.values()]
-    meter.samples, meter.standing = {each._cdata for each in samples}, [*meter.standing, *samples]
+    samples = [tensor for batch in share.microbatches for tensor in batch.values()]
+    meter.samples = {storage(each)._cdata for each in samples}
+    meter.standing.append(
+        torch.empty(sum(each.nbytes for each in samples), dtype=torch.uint8).untyped_storage()
+    )  # they are views of more, read ahead
     run = torch.autograd._engine_run_backward
 
     def begin(*arguments: Any, **keywords: Any) -> Any:

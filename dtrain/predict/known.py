@@ -167,8 +167,8 @@ def cnn(part: Mapping[str, Any], run: Run) -> Shapes:
         tape = run.tape(f"blocks.{number}")
         x = tape.takes(Value(x.numbers, x.bytes, "whole"))
         y = _conv(tape, _normed(tape, x, "norm1", channels), "conv1", channels, wider, 3, height * width)
-        y = _conv(tape, _normed(tape, y, "norm2", wider), "conv2", wider, wider, 3, height * width)
         short = x if channels == wider and stride == 1 else _conv(tape, x, "shortcut", channels, wider, 1, height * width)
+        y = _conv(tape, _normed(tape, y, "norm2", wider), "conv2", wider, wider, 3, height * width)
         blocks.append(tape.block(tape.add(short, y)))
         x, channels = Value(y.numbers, y.bytes, "whole"), wider
     head = run.tape("head")

@@ -132,7 +132,7 @@ class Block:
     precision of the plan: `all`, with remat=selective (`products`), with remat=full (`inputs`); `turned`:
     gradients that a backward of the inputs alone leaves for that of the weights. `busy`: the most alive while its backward runs.
     `work`: multiply-adds of matrix products in the forward, `back` in the backward; `looks`: those inside attention, of the whole square, as
-    torch.utils.flop_counter counts. `passes`: numbers handed to the next.
+    torch.utils.flop_counter counts; `again`: what of both a second forward computes, which stops where all is there that the backward needs. `passes`: numbers handed to the next.
     """
 
     name: str = field(compare=False)
@@ -144,6 +144,7 @@ class Block:
     work: int
     back: int
     looks: int
+    again: int
     passes: int
     splits: tuple[Split, ...] = ()
     attention: tuple[Attention, ...] = ()
@@ -215,7 +216,7 @@ def stages_of(plan: Decided, shapes: Shapes) -> list[tuple[Block, ...]]:
     count = plan.mesh.pp * plan.pipeline.stages
     if plan.mesh.pp == 1:
         return [shapes.blocks]
-    single = [replace(block, count=1) for block in shapes.blocks for _ in range(block.count)]
+    single = [one for block in shapes.blocks for one in [replace(block, count=1)] * block.count]
     inside = [index for index, block in enumerate(single) if block.listed]
     if len(inside) < count:
         raise WordsError(f"mesh.pp: the model has {len(inside)} blocks, fewer than the {count} stages of the pipeline.")

@@ -54,7 +54,7 @@ class Tape:
         self.splits: list[Split] = []
         self.attentions: list[Attention] = []
         self.mixtures: list[Experts] = []
-        self.work = self.back = self.looks = 0
+        self.work = self.back = self.looks = self._tail = 0
         self._steps: list[Step] = []
         self._products: list[Value] = []
         self._turned: list[Value] = []
@@ -74,7 +74,7 @@ class Tape:
             "turned": _sum(self._turned),
         }
         return Block(
-            self.name, count, listed, tuple(self.weights), kept, self._busy(out), self.work, self.back, self.looks, round(out.numbers),
+            self.name, count, listed, tuple(self.weights), kept, self._busy(out), self.work, self.back, self.looks, self.work + self.looks - self._tail, round(out.numbers),
             tuple(self.splits), tuple(self.attentions), tuple(self.mixtures),
         )  # fmt: skip
 
@@ -83,6 +83,7 @@ class Tape:
     def op(self, inputs: Sequence[Value], out: Value, *saved: Value, passed: bool = False) -> Value:
         out.trained = any(value.trained for value in inputs) or out.trained
         self._steps.append(Step(tuple(inputs), out, saved, passed))
+        self._tail = 0 if saved else self._tail
         return out
 
     def cast(self, x: Value, size: int) -> Value:
@@ -106,7 +107,9 @@ class Tape:
         low = self.cast(x, self.types.compute)
         self._products.append(out)
         self._turned.append(out)
-        return self.op([low], out, low)
+        self.op([low], out, low)
+        self._tail = work
+        return out
 
     def norm(self, x: Value, name: str, width: int, *, groups: int, style: str = "", out: str = "") -> Value:
         """Root mean square over `groups` of `width` numbers, times a weight where it has a name; `out` says how the result is held."""

@@ -3,9 +3,10 @@
     forward     2 x (products + attention) of all samples
     backward    products: once more for the gradient of the weights, once for that of the input where there is one;
                 attention: 5 products where the forward has 2, because scores are computed again (FlashAttention, arXiv 2205.14135)
-    recomputed  the forward of the blocks that remat computes again; with remat=selective nothing that is counted here
+    recomputed  the forward of the blocks that remat computes again, but for a last product, whose result nobody needs; with remat=selective nothing that is counted here
 
-Attention counts the whole square of a sequence, causal or not, as torch.utils.flop_counter and the usual MFU do (PaLM, arXiv 2204.02311).
+Attention counts the whole square of a sequence, causal or not, as torch.utils.flop_counter and the usual MFU do (PaLM, arXiv 2204.02311); but for the
+ring of mesh.cp, whose n ranks leave out what a causal mask hides of each other's blocks, and compute (n + 1) / 2n of it.
 """
 
 from dataclasses import dataclass
@@ -28,11 +29,12 @@ class Work:
 
 def work(plan: Decided, shapes: Shapes) -> Work:
     """All zero where the model's work is not known."""
-    samples = plan.batch.size
-    forward = samples * sum(2 * (block.work + block.looks) * block.count for block in shapes.blocks)
-    backward = samples * sum((2 * block.back + 5 * block.looks) * block.count for block in shapes.blocks)
-    again = samples * sum(2 * (block.work + block.looks) * block.count for block in shapes.blocks if block.listed)
-    return Work(forward, backward, round(again * recomputed(plan, shapes.listed)))
+    samples, cp = plan.batch.size, plan.mesh.cp
+    seen = (cp + 1) / (2 * cp) if plan.context.get("attention") == "ring" else 1.0
+    forward = samples * sum(2 * (block.work + seen * block.looks) * block.count for block in shapes.blocks)
+    backward = samples * sum((2 * block.back + 5 * seen * block.looks) * block.count for block in shapes.blocks)
+    again = samples * sum(2 * (block.again - (1 - seen) * block.looks) * block.count for block in shapes.blocks if block.listed)
+    return Work(round(forward), round(backward), round(again * recomputed(plan, shapes.listed)))
 
 
 def recomputed(plan: Decided, blocks: int) -> float:

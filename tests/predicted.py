@@ -1,0 +1,126 @@
+"""What a plan predicts of memory and work, beside what small real runs hold and compute: the cases, and the comparison.
+
+compare("strategy=zero3 devices=2")        # a row for each class of ranks
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from metering import count
+from pool import ranks
+from small import plan as plan_of
+
+from dtrain.plan import Plan
+from dtrain.predict import known
+from dtrain.predict.held import saved
+from dtrain.predict.memory import Memory, classes
+from dtrain.predict.work import work
+
+GPT = {
+    "data": "synthetic", "objective": "next_token", "data.vocab": 128, "data.sequence": 64, "model.layers": 4, "model.width": 64, "model.hidden": 160,
+    "batch": 8,
+}  # fmt: skip
+OTHER = {"data": "synthetic", "batch": 24}
+PIPELINE = "strategy=pipeline devices=2 accumulate=4"
+
+QUICK = (
+    "", "strategy=ddp devices=2 accumulate=2 precision=bf16", "strategy=zero3 devices=2 accumulate=2", "strategy=zero1 devices=2 optim=muon",
+    "strategy=fsdp devices=2 precision=bf16 ema=0.99 remat=full", "strategy=fsdp devices=3 batch=6 model.hidden=200 optim=adafactor",
+    "strategy=ddp devices=2 mesh.tp=2 tensor.sequence=split tensor.loss=split", "strategy=ddp devices=2 mesh.cp=2 optim=sgd",
+    "strategy=zero3 devices=2 model=moe mesh.ep=2", f"{PIPELINE} remat=selective", "model=cnn strategy=fsdp devices=2", "model=mlp strategy=ddp devices=2",
+)  # fmt: skip
+"""A dozen that meet every axis, strategy and optimizer once."""
+STRATEGIES = (
+    "strategy=ddp devices=2", "strategy=ddp devices=2 accumulate=2", "strategy=zero1 devices=2", "strategy=zero1 devices=2 accumulate=2",
+    "strategy=zero2 devices=2", "strategy=zero2 devices=2 accumulate=2", "strategy=zero3 devices=2", "strategy=fsdp devices=2",
+    "strategy=fsdp devices=2 accumulate=2", "strategy=fsdp devices=2 strategy.reshard=never", "strategy=fsdp devices=2 strategy.reduce=every accumulate=2",
+    "strategy=fsdp devices=2 strategy.rests=cpu", "strategy=hsdp devices=4",
+)  # fmt: skip
+AXES = (
+    "strategy=ddp devices=2 mesh.tp=2", "strategy=ddp devices=2 mesh.tp=2 tensor.sequence=split", "strategy=ddp devices=2 mesh.tp=2 tensor.loss=split",
+    "strategy=ddp devices=2 mesh.tp=2 data.vocab=131 model.kv_heads=2", "strategy=ddp devices=2 mesh.cp=2 context.attention=ulysses",
+    "strategy=ddp devices=2 model=moe", "strategy=ddp devices=2 model=moe mesh.ep=2", "strategy=ddp devices=2 model=moe model.shared=1 mesh.tp=2",
+    "model=mlp strategy=ddp devices=2 mesh.tp=2",
+)  # fmt: skip
+SCHEDULES = (
+    *(f"{PIPELINE} pipeline.schedule={name}" for name in ("gpipe", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev")),
+    PIPELINE, f"{PIPELINE} pipeline.split=cost", f"{PIPELINE} pipeline.split=[1,3]",
+)  # fmt: skip
+PAIRS = (
+    "strategy=fsdp devices=4 mesh.tp=2", "strategy=fsdp devices=4 mesh.cp=2", "strategy=fsdp devices=4 mesh.pp=2 accumulate=4",
+    "strategy=zero2 devices=4 mesh.tp=2 accumulate=2", "strategy=ddp devices=4 mesh.tp=2 mesh.pp=2 accumulate=4", "strategy=ddp devices=4 mesh.cp=2 mesh.tp=2",
+    "strategy=ddp devices=4 mesh.pp=2 mesh.cp=2 accumulate=4", "strategy=fsdp devices=4 model=moe mesh.ep=2", "strategy=fsdp devices=4 model=moe mesh.ep=2 mesh.tp=2",
+    "strategy=ddp devices=4 model=moe mesh.ep=2 mesh.pp=2 accumulate=4", "strategy=hsdp devices=4 mesh.dp_shard=2 mesh.dp_replicate=2 accumulate=2",
+)  # fmt: skip
+STATE = tuple(
+    f"{strategy} {rest}".strip()
+    for strategy in ("", "strategy=fsdp devices=2")
+    for rest in (
+        "precision=bf16", "precision=fp16", "precision=bf16_true", "optim=sgd", "optim=sgd optim.momentum=0", "optim=muon", "optim=adafactor", "remat=selective",
+        "remat=full", "remat=budget", "ema=0.99", "model.tied=true", "model=moe", "model=cnn", "model=mlp", "model=cnn precision=bf16", "model=moe precision=bf16",
+        "optim=adafactor model=moe", "optim=muon precision=bf16_true", "remat=selective precision=bf16", "remat=full precision=bf16_true",
+    )
+)  # fmt: skip
+ALL = tuple(dict.fromkeys((*QUICK, *STRATEGIES, *AXES, *SCHEDULES, *PAIRS, *STATE)))
+HALVES = ("interleaved_zero_bubble", "zbv", "dualpipev")
+"""Schedules whose backward is cut in two: what torch keeps between the halves is known less well."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One class of ranks: the exact figures as (predicted, real), activations and peak as predicted / real."""
+
+    exact: dict[str, tuple[int, int]]
+    activations: float
+    peak: float
+
+
+@dataclass(frozen=True)
+class Compared:
+    """`saved` of a checkpoint and `flops` of a step, of all ranks together, as (predicted, real)."""
+
+    rows: list[Row]
+    saved: tuple[int, int]
+    flops: tuple[int, int]
+
+    @property
+    def exact(self) -> bool:
+        return all(one == other for row in self.rows for one, other in (*row.exact.values(), self.saved))
+
+    @property
+    def activations(self) -> float:
+        """The worst."""
+        return max((row.activations for row in self.rows), key=lambda ratio: abs(ratio - 1))
+
+    @property
+    def peak(self) -> float:
+        return max((row.peak for row in self.rows), key=lambda ratio: abs(ratio - 1))
+
+
+def planned(words: str) -> Plan:
+    said = dict(word.split("=", 1) for word in words.split())
+    base = OTHER if said.get("model") in ("mlp", "cnn") else GPT
+    return plan_of(*(f"{key}={value}" for key, value in ({**base, **said}).items()))
+
+
+def compare(words: str) -> Compared:
+    plan = planned(words)
+    shapes = known.shapes(plan)
+    assert shapes, "the models of this package are known"
+    found = ranks(plan.world, count, plan, seconds=300)
+    size = plan.world // plan.mesh.pp
+    rows = [_row(memory, found[stage * size : (stage + 1) * size]) for stage, memory in enumerate(classes(plan, shapes))]
+    both = (work(plan, shapes).total, sum(rank["flops"] for rank in found))
+    return Compared(rows, (saved(plan, shapes), sum(rank["saved"] for rank in found)), both)
+
+
+def _row(memory: Memory, found: Sequence[dict[str, Any]]) -> Row:
+    most = {name: max(rank[name] for rank in found) for name in ("rest", "end", "state", "kept", "total")}
+    exact = {
+        "parameters": (memory.parameters, most["rest"]),
+        "gradients": (memory.gradients, most["end"]),
+        "optimizer": (memory.optimizer, most["state"]),
+    }
+    kept = memory.activations + memory.moment.get("between stages", 0)
+    return Row(exact, kept / most["kept"], memory.peak / most["total"])

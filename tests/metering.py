@@ -253,3 +253,23 @@ def _watched(step: Any, update: Any, stream: Stream, meter: Meter) -> dict[str, 
 def storages() -> list[Any]:
     """Of every tensor that lives."""
     return [storage(each) for each in gc.get_objects() if issubclass(type(each), Tensor) and not each.is_meta and each.layout == torch.strided]
+
+
+def peak_on_gpu(plan: Plan) -> int:
+    """Of one rank on a CUDA device: the most bytes its allocator gave out in the third step."""
+    with build(plan.backend).open():
+        mesh = Mesh(plan.mesh, device=plan.device)
+        strategy, objective, precision, source = (build(part) for part in (plan.strategy, plan.objective, plan.precision, plan.data))
+        model = construct(plan.model, facts=source.facts, seed=0)
+        wrapped = parallelize(model, mesh, strategy, precision=precision, seed=0, remat=build(plan.remat))
+        optimizer, parameters = build(plan.optim, model=model), gradients_of(model)
+        stream = Stream(source, batch=plan.batch, mesh=mesh, seed=0, count=objective.count)
+        step = make_step(wrapped, objective, strategy, mesh, precision=precision, seed=0)
+        for number in range(3):
+            torch.cuda.reset_peak_memory_stats()
+            step(stream, number)
+            clip(parameters, plan.clip)
+            optimizer.step()
+            zero(parameters)
+        stream.close()
+        return torch.cuda.max_memory_allocated()

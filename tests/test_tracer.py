@@ -1,0 +1,78 @@
+"""Models of the user's own: their shapes from one run without memory."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from metering import count
+from pool import ranks
+from small import plan
+from torch import Tensor, nn
+
+from dtrain.predict.memory import memory
+from dtrain.traced import shapes_of
+
+WORDS = ("data=synthetic", "objective=regression", "data.inputs=[24]", "data.outputs=3", "trust=[test_tracer]", "batch=8")
+
+
+class Tower(nn.Module):
+    """Blocks in a list, a weight outside of them on either side, a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(24, 40)
+        self.tower = nn.ModuleList(nn.Sequential(nn.LayerNorm(40), nn.Linear(40, 80), nn.GELU(), nn.Linear(80, 40)) for _ in range(5))
+        self.last = nn.Linear(40, 3)
+        self.register_buffer("scale", torch.ones(7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.tower:
+            x = x + block(x)
+        return self.last(x)
+
+
+class Peeking(Tower):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if x.sum() > 0 else super().forward(-x)
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "test_tracer", sys.modules[__name__])
+
+
+@pytest.mark.parametrize(
+    "words", [("strategy=single",), ("strategy=fsdp", "devices=2"), ("strategy=ddp", "devices=2", "precision=bf16", "accumulate=2")]
+)
+def test_a_model_of_ones_own_is_predicted_as_it_is(words: tuple[str, ...]) -> None:
+    decided = plan(*WORDS, "model._target_=test_tracer.Tower", *words)
+    shapes = shapes_of(decided)
+    assert not shapes.unknown and shapes.parameters == sum(parameter.numel() for parameter in Tower().parameters())
+    found, predicted = ranks(decided.world, count, decided), memory(decided, shapes)
+    assert (predicted.parameters, predicted.gradients, predicted.optimizer) == tuple(
+        max(rank[name] for rank in found) for name in ("rest", "end", "state")
+    )
+    assert predicted.activations == pytest.approx(max(rank["kept"] for rank in found), rel=0.1)
+    assert shapes.buffers == shapes.saved == 28
+
+
+def test_equal_blocks_stand_together_and_the_rest_around_them() -> None:
+    shapes = shapes_of(plan(*WORDS, "model._target_=test_tracer.Tower"))
+    assert [[weight.name for weight in block.weights][:1] for block in (shapes.blocks[0], shapes.blocks[-1])] == [["first.weight"], ["last.weight"]]
+    assert [block.count for block in shapes.blocks] == [1, 5, 1]
+
+
+def test_a_model_that_looks_into_its_numbers_is_known_by_its_weights_alone() -> None:
+    decided = plan(*WORDS, "model._target_=test_tracer.Peeking")
+    shapes = shapes_of(decided)
+    assert shapes.unknown and shapes.parameters == sum(parameter.numel() for parameter in Tower().parameters())
+    found = memory(decided, shapes)
+    assert not found.known and found.activations == 0 and found.parameters == 4 * shapes.parameters
+
+
+def test_torch_is_not_imported_for_a_model_of_this_package() -> None:
+    code = "import sys, dtrain.traced; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent.parent, check=False).returncode == 0

@@ -42,11 +42,16 @@ def _backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: An
     return sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape)
 
 
+def _grouped(a: Any, b: Any, *_: Any, **__: Any) -> int:
+    return int(2 * a.shape[0] * a.shape[1] * b.shape[-1])
+
+
 COUNTED = {
+    torch.ops.aten._grouped_mm: _grouped,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _forward,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _backward,
 }
-"""The attention of the CPU, which torch's counter leaves out, by the formulas that it has for those of a GPU."""
+"""What torch's counter leaves out: matrices by expert, and the attention of the CPU, by the formulas that it has for those of a GPU."""
 
 
 class Flops(TorchDispatchMode):

@@ -6,12 +6,12 @@
     recomputed  the forward of the blocks that remat computes again, but for a last product, whose result nobody needs; with remat=selective nothing that is counted here
 
 Attention counts the whole square of a sequence, causal or not, as torch.utils.flop_counter and the usual MFU do (PaLM, arXiv 2204.02311); but for the
-ring of mesh.cp, whose n ranks leave out what a causal mask hides of each other's blocks, and compute (n + 1) / 2n of it.
+ring of mesh.cp, whose n ranks leave out what a causal mask hides of each other's blocks, and compute (n + 1) / 2n of it. Experts are computed on every rank of mesh.tp.
 """
 
 from dataclasses import dataclass
 
-from dtrain.predict.shapes import Decided, Shapes, word_of
+from dtrain.predict.shapes import Block, Decided, Shapes, word_of
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,13 @@ def work(plan: Decided, shapes: Shapes) -> Work:
     forward = samples * sum(2 * (block.work + seen * block.looks) * block.count for block in shapes.blocks)
     backward = samples * sum((2 * block.back + 5 * seen * block.looks) * block.count for block in shapes.blocks)
     again = samples * sum(2 * (block.again - (1 - seen) * block.looks) * block.count for block in shapes.blocks if block.listed)
-    return Work(round(forward), round(backward), round(again * recomputed(plan, shapes.listed)))
+    alone = samples * (plan.mesh.tp - 1) * sum(block.count * _experts(block) for block in shapes.blocks)
+    return Work(round(forward) + 2 * alone, round(backward) + 4 * alone, round(again * recomputed(plan, shapes.listed)))
+
+
+def _experts(block: Block) -> int:
+    """Multiply-adds of one sample in experts and their routers, which every rank of tp computes whole."""
+    return sum(3 * each.rows * each.width * each.hidden + each.rows // each.active * each.width * each.count for each in block.experts)
 
 
 def recomputed(plan: Decided, blocks: int) -> float:

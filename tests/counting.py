@@ -1,0 +1,129 @@
+"""Every collective of a real run, as torch's dispatcher sees it: what kind, among which ranks, how many bytes, from which part of the loop.
+
+steps = count("strategy=fsdp devices=2 mesh.tp=2")      # [rank][step][Seen] -> [calls, bytes]
+
+A call's bytes are its payload on this rank as nccl-tests counts it (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md):
+the whole of what is reduced, gathered or scattered; of an exchange what this rank gives away, of a message its tensor. Groups of one
+rank are left out: nothing crosses anything.
+"""
+
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from pool import ranks
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import dtrain
+from dtrain.log import Log
+from dtrain.plan import Plan
+
+KINDS = {
+    "allreduce_": "all_reduce", "all_reduce": "all_reduce", "all_reduce_": "all_reduce", "allreduce_coalesced_": "all_reduce",
+    "_allgather_base_": "all_gather", "all_gather_into_tensor": "all_gather", "allgather_into_tensor_coalesced_": "all_gather",
+    "allgather_": "all_gather", "_reduce_scatter_base_": "reduce_scatter", "reduce_scatter_tensor": "reduce_scatter",
+    "alltoall_base_": "all_to_all", "all_to_all_single": "all_to_all", "broadcast_": "broadcast", "broadcast": "broadcast",
+    "send": "send", "recv_": "recv", "barrier": "barrier",
+}  # fmt: skip
+"""Operators of torch's namespaces c10d and _c10d_functional."""
+QUIET = ("wait_tensor", "_wrap_tensor_autograd")
+INPUTS = {"all_reduce", "reduce_scatter", "all_to_all", "broadcast", "send", "recv"}
+PARTS = {
+    "stop.py": "stop", "checkpoint": "save", "observe.py": "look", "log.py": "flush", "stream.py": "counts", "guard.py": "guard",
+    "watchdog.py": "watch", "built.py": "start",
+}  # fmt: skip
+"""A file of dtrain that stands on the stack -> in what part of the loop; else it is the `step` itself."""
+
+
+class Seen(NamedTuple):
+    part: str
+    kind: str
+    ranks: tuple[int, ...]
+
+
+class Counting(TorchDispatchMode):
+    """`steps`: of each step, and of what came before the first, {Seen: [calls, bytes]}."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[dict[Seen, list[int]]] = []
+        self.end_step()
+
+    def end_step(self) -> None:
+        self.steps.append(defaultdict(lambda: [0, 0]))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if DTensor in types:  # its own collectives come by here afterwards
+            return NotImplemented
+        result = func(*args, **kwargs or {})
+        name = func.__name__.split(".")[0]
+        if func.namespace in ("c10d", "_c10d_functional") and name not in QUIET:
+            kind, among = KINDS[name], _group(args)
+            if len(among) > 1:
+                entry = self.steps[-1][Seen(_part(), kind, among)]
+                entry[0] += 1
+                entry[1] += _bytes(name, kind, args, len(among))
+        return result
+
+
+def _group(args: Any) -> tuple[int, ...]:
+    """The ranks of the group: an object of the dispatcher's, or its name."""
+    for arg in args:
+        if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type()):
+            return tuple(dist.get_process_group_ranks(dist.ProcessGroup.unbox(arg)))
+        if isinstance(arg, str) and arg not in ("sum", "avg", "max", "min", "product"):
+            return tuple(dist.get_process_group_ranks(dist.distributed_c10d._resolve_process_group(arg)))
+    raise AssertionError(f"no group in {args}")
+
+
+def _bytes(name: str, kind: str, args: Any, size: int) -> int:
+    tensors = [part for part in tree_leaves(args[0]) if isinstance(part, Tensor)]
+    if name in ("_reduce_scatter_base_", "alltoall_base_"):  # (output, input, ...)
+        tensors = [args[1]]
+    assert kind in INPUTS or kind in ("all_gather", "barrier")
+    held = sum(part.numel() * part.element_size() for part in tensors)
+    return held * size if name == "all_gather_into_tensor" else held
+
+
+def _part() -> str:
+    """By the innermost file of dtrain's that has a part of its own."""
+    frame: Any = sys._getframe(2)
+    root = Path(dtrain.__file__).parent
+    while frame is not None:
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(root):
+            part = PARTS.get(path.relative_to(root).parts[0])
+            if part:
+                return part
+        frame = frame.f_back
+    return "step"
+
+
+def count(plan: Plan, *, seconds: float = 120) -> list[list[dict[Seen, list[int]]]]:
+    """Of each rank, of each step of the run (the first entry is what comes before the first)."""
+    with tempfile.TemporaryDirectory() as folder:
+        return ranks(plan.world, _rank, plan, folder, seconds=seconds)
+
+
+def _rank(plan: Plan, folder: str) -> list[dict[Seen, list[int]]]:
+    from dataclasses import replace
+
+    from dtrain.train import train
+
+    counting, record = Counting(), Log.record
+
+    def ending(log: Log, *arguments: Any) -> None:
+        record(log, *arguments)
+        counting.end_step()
+
+    Log.record = ending  # type: ignore[method-assign]
+    with counting:
+        train(replace(plan, out=f"{folder}/out"))
+    return [{seen: list(entry) for seen, entry in step.items()} for step in counting.steps]

@@ -1,0 +1,60 @@
+"""Collectives that were predicted, held against those that a run is seen to make: the rows of the table in tests/bench/RESULTS.md."""
+
+from collections import defaultdict
+from typing import Any
+
+from counting import Seen, count
+from invariance.layouts import MODELS
+from small import plan
+
+from dtrain.plan import Plan
+from dtrain.predict.known import shapes as shapes_of
+from dtrain.predict.traffic import traffic
+from dtrain.predict.view import groups
+
+COMMON = "batch=8 logger=[] hook=[] steps=4 log.every=3 evaluate.every=0 evaluate.samples=8 checkpoint.every=0"
+PLAIN, FLUSH = 3, 2
+"""Which steps of the run are looked at: one like all others, and the one after which the log is flushed."""
+
+Totals = dict[tuple[str, tuple[int, ...]], tuple[int, float]]
+"""(kind, ranks) -> (calls, bytes)."""
+
+
+def hold(model: str, words: str) -> tuple[list[Totals], list[Totals]]:
+    """(predicted, seen) in a step, of the first rank of each stage of the pipeline."""
+    asked = plan(*MODELS[model].split(), *COMMON.split(), *words.split())
+    told = count(asked)
+    stages = range(asked.mesh.pp)
+    return [predicted(asked, stage, ("step", "data")) for stage in stages], [
+        seen(asked, stage, told, PLAIN, ("step", "counts", "guard")) for stage in stages
+    ]
+
+
+def predicted(asked: Plan, stage: int, when: tuple[str, ...]) -> Totals:
+    found: dict[Any, list[float]] = defaultdict(lambda: [0, 0])
+    first, among = stage * asked.mesh.batch * asked.mesh.tp, groups(asked)
+    for call in traffic(asked, shapes_of(asked), stage):
+        if call.when in when:
+            group = among[call.axis]
+            begin = 0 if call.axis in ("world", "pp") else first
+            entry = found[call.kind, tuple(range(begin, begin + group.size * group.stride, group.stride))]
+            entry[0] += call.calls
+            entry[1] += call.bytes
+    return {key: (int(calls), bytes_) for key, (calls, bytes_) in found.items()}
+
+
+def seen(asked: Plan, stage: int, told: list[list[dict[Seen, list[int]]]], step: int, parts: tuple[str, ...]) -> Totals:
+    """What experts exchange is the mean over the ranks of the exchange: rows go where the data wants them."""
+    found: dict[Any, list[float]] = defaultdict(lambda: [0, 0])
+    rank = stage * asked.mesh.batch * asked.mesh.tp
+    for key, (calls, bytes_) in told[rank][step].items():
+        if key.part in parts:
+            if (
+                key.kind == "all_to_all"
+                and asked.mesh.ep > 1
+                and key.ranks == tuple(range(rank, rank + asked.mesh.ep * asked.mesh.tp, asked.mesh.tp))
+            ):
+                bytes_ = sum(told[other][step].get(key, [0, 0])[1] for other in key.ranks) / len(key.ranks)
+            found[key.kind, key.ranks][0] += calls
+            found[key.kind, key.ranks][1] += bytes_
+    return {key: (int(calls), bytes_) for key, (calls, bytes_) in found.items()}

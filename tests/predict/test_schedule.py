@@ -1,0 +1,106 @@
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+from torch.distributed.pipelining import schedules
+
+from dtrain.parallel.pipeline import SCHEDULES as KINDS
+from dtrain.plan import PipelineShape
+from dtrain.predict.schedule import actions, in_flight, timeline
+from dtrain.resolve.pipeline import SCHEDULES, check_microbatches
+
+LETTERS = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
+
+
+def shape_of(word: str, stages: int | None = None) -> PipelineShape:
+    return PipelineShape(word, stages or SCHEDULES[word].stages, SCHEDULES[word].layout)
+
+
+def of_torch(word: str, pp: int, stages: int, count: int) -> list[list[tuple[str, int, int]]]:
+    """The order torch's own class makes for every rank, its overlapped pairs one after the other."""
+    kind = KINDS[word]
+    schedule: Any = object.__new__(kind)
+    schedule.__dict__ |= {"_n_microbatches": count, "pp_group_size": pp, "_num_stages": pp * stages, "num_stages": pp * stages}
+    schedule.__dict__ |= {"_has_backward": True, "scale_grads": False, "n_local_stages": stages, "_stages": [SimpleNamespace()] * stages}
+    schedule.number_of_rounds = max(1, count // pp)
+    schedule.microbatches_per_round = count // schedule.number_of_rounds
+    if issubclass(kind, schedules.PipelineScheduleSingle):
+        return [_run(schedule, rank, count) for rank in range(pp)]
+    found = []
+    for rank in range(pp):
+        computed = [action for action in schedule._calculate_single_rank_operations(rank) if action is not None]
+        flat = [one for action in computed for one in (action.sub_actions or (action,))]
+        found.append([(LETTERS[one.computation_type.name], one.stage_index, one.microbatch_index) for one in flat])
+    return found
+
+
+def _run(schedule: Any, rank: int, count: int) -> list[tuple[str, int, int]]:
+    """What a schedule of one stage per rank asks of its stage: the order it prints of 1f1b counts microbatches otherwise."""
+    done: list[tuple[str, int, int]] = []
+    stage = MagicMock(stage_index=rank, is_first=rank == 0, is_last=rank == schedule._num_stages - 1)
+    for name in ("get_fwd_recv_ops", "get_fwd_send_ops", "get_bwd_recv_ops", "get_bwd_send_ops"):
+        getattr(stage, name).return_value = []
+    stage.forward_one_chunk.side_effect = lambda index, *_, **__: done.append(("F", rank, index))
+    stage.backward_one_chunk.side_effect = lambda index, *_, **__: done.append(("B", rank, index))
+    schedule._stage = stage
+    for name in ("_initialize_stage", "_maybe_compute_loss", "_maybe_get_loss", "_update_losses"):
+        setattr(schedule, name, MagicMock())
+    schedule._check_inputs = lambda *_: ([()] * count, [{}] * count)
+    schedule._step_microbatches()
+    return done
+
+
+@pytest.mark.parametrize("word", SCHEDULES)
+@pytest.mark.parametrize("pp", [2, 3, 4, 8])
+@pytest.mark.parametrize("count", [1, 2, 4, 6, 8, 16, 24])
+def test_the_order_is_torchs(word: str, pp: int, count: int) -> None:
+    if check_microbatches(word, count, pp):
+        pytest.skip("refused")
+    for stages in (2, 3) if SCHEDULES[word].more else (SCHEDULES[word].stages,):
+        shape = shape_of(word, stages)
+        assert [[tuple(action) for action in actions(shape, pp, count, rank)] for rank in range(pp)] == of_torch(word, pp, stages, count)
+
+
+@pytest.mark.parametrize("word", SCHEDULES)
+def test_every_microbatch_goes_forth_and_back_through_every_stage(word: str) -> None:
+    shape, pp, count = shape_of(word), 4, 8
+    done = [action for rank in range(pp) for action in actions(shape, pp, count, rank)]
+    assert len(done) == len(set(done))
+    wanted = {(stage, microbatch) for stage in range(pp * shape.stages) for microbatch in range(count)}
+    assert {action[1:] for action in done if action.kind == "F"} == wanted
+    assert {action[1:] for action in done if action.kind in "BI"} == wanted
+    assert {action[1:] for action in done if action.kind in "BW"} == wanted
+    assert in_flight(shape, pp, count) == tuple(most for most in in_flight(shape, pp, count) if 1 <= most <= count)
+
+
+@pytest.mark.parametrize(("pp", "count"), [(2, 4), (4, 8), (8, 32), (4, 4)])
+def test_the_bubble_of_gpipe_and_1f1b_is_the_papers(pp: int, count: int) -> None:
+    for word in ("gpipe", "1f1b"):
+        assert timeline(shape_of(word), pp, count).bubble == pytest.approx((pp - 1) / (count + pp - 1))
+
+
+@pytest.mark.parametrize(("pp", "count", "stages"), [(4, 8, 2), (4, 16, 4), (8, 32, 2)])
+def test_more_stages_on_a_rank_divide_the_bubble(pp: int, count: int, stages: int) -> None:
+    """(p - 1) / m of the time of one rank's work becomes that divided by v (arXiv 2104.04473, section 2.2.2)."""
+    found = timeline(shape_of("interleaved_1f1b", stages), pp, count)
+    waits = found.bubble / (1 - found.bubble)
+    assert waits == pytest.approx((pp - 1) / (count * stages))
+
+
+def test_zero_bubble_schedules_wait_less() -> None:
+    pp, count = 4, 16
+    found = {word: timeline(shape_of(word), pp, count).bubble for word in SCHEDULES}
+    assert found["zbv"] == found["dualpipev"] == found["interleaved_zero_bubble"] < found["interleaved_1f1b"] < found["1f1b"]
+
+
+def test_what_waits_for_its_backward() -> None:
+    assert in_flight(shape_of("gpipe"), 4, 8) == (8, 8, 8, 8)
+    assert in_flight(shape_of("1f1b"), 4, 8) == (4, 3, 2, 1)
+    assert in_flight(shape_of("looped_bfs"), 2, 4) == (4, 4, 4, 4)
+
+
+def test_unequal_stages_wait_for_the_slowest() -> None:
+    even, uneven = timeline(shape_of("1f1b"), 2, 8), timeline(shape_of("1f1b"), 2, 8, (1.0, 3.0))
+    assert uneven.length > 2 * even.length
+    assert uneven.bubble > even.bubble

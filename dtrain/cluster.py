@@ -1,4 +1,7 @@
-"""What this machine or allocation has, read without torch: GPUs, CPU cores, and whether someone else already started the ranks."""
+"""What this machine or allocation has, read without torch: GPUs, CPU cores, and whether someone else already started the ranks.
+
+And what another machine has, in the words of conf/cluster: `python -m dtrain plan cluster=h100x8 nodes=128` plans for that one from here.
+"""
 
 import os
 import re
@@ -31,6 +34,43 @@ class Cluster:
     cpus: int
     external: External | None = None
     memory: int = 16 << 30
+    gpu: str = ""
+    """What the driver calls the first of them."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One node of a cluster, of which the predictions know: `gpus` of the kind `gpu`, or none and `cpus` cores.
+
+    Bytes, bytes per second one way, seconds. `memory`, `flops` (operations per second by type, without sparsity) and `bandwidth` of memory are of
+    one GPU; where there is none `memory` and `bandwidth` are of the host, `flops` of one core. `reach`: the share of `flops` that products of
+    training reach. `inside` and `between`: what one rank sends to others of its node and to other nodes.
+    """
+
+    gpu: str
+    gpus: int
+    cpus: int
+    memory: int
+    flops: Mapping[str, float]
+    reach: float
+    bandwidth: float
+    inside: float
+    inside_latency: float
+    between: float
+    between_latency: float
+    start: float
+    host: int
+    offload: float
+
+    def seen(self, here: Cluster) -> Cluster:
+        """As `look` would see it there; who starts the ranks is what it is here."""
+        return Cluster(self.gpus, self.cpus, here.external, self.memory, self.gpu)
+
+    def missing(self, here: Cluster) -> str:
+        """What this host lacks to be one; empty when it is."""
+        if self.gpus and (here.gpus < self.gpus or self.gpu not in here.gpu):
+            return f"this host has {f'{here.gpus} x {here.gpu}'.rstrip(' x') if here.gpus else 'no GPU'}, not {self.gpus} x {self.gpu}"
+        return "this host has a GPU" if not self.gpus and here.gpus else ""
 
 
 def look(environ: Mapping[str, str] = os.environ) -> Cluster:
@@ -41,18 +81,23 @@ def look(environ: Mapping[str, str] = os.environ) -> Cluster:
         one_store = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         external = External(int(environ["RANK"]), world, int(environ.get("LOCAL_WORLD_SIZE", world)), one_store)
     gpus = _gpus(environ)
-    return Cluster(gpus, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, external, _memory(gpus))
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Cluster(gpus, cpus, external, *(_driver() if gpus else (_memory(), "")))
 
 
-def _memory(gpus: int) -> int:
-    """Of the smallest GPU as its driver tells, or of this host as far as its control group lets us."""
-    if gpus:
-        asked = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-        try:
-            told = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout.split()
-            return min(map(int, told)) << 20
-        except (OSError, subprocess.SubprocessError, ValueError):
-            return 16 << 30
+def _driver() -> tuple[int, str]:
+    """(memory of the smallest GPU, name of the first)."""
+    asked = ["nvidia-smi", "--query-gpu=memory.total,name", "--format=csv,noheader,nounits"]
+    try:
+        told = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
+        rows = [line.split(",", 1) for line in told]
+        return min(int(row[0]) for row in rows) << 20, rows[0][1].strip()
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return 16 << 30, ""
+
+
+def _memory() -> int:
+    """Of this host as far as its control group lets us."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:

@@ -143,6 +143,8 @@ class Plan:
     checkpoint: Part
     loggers: Mapping[str, Part]
     hooks: Mapping[str, Part]
+    cluster: Part
+    """Of one node of the machine it is planned for: a dtrain.cluster.Machine."""
     why: Mapping[str, str]
     """For every choice made by `auto`: what was picked and the reason, printed by `plan`."""
     others: tuple["Plan", ...] = ()

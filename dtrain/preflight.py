@@ -5,15 +5,25 @@ import sys
 from collections.abc import Iterable
 
 from dtrain import store
+from dtrain.build import build
+from dtrain.cluster import look
 from dtrain.errors import PreflightError, StoreError
 from dtrain.plan import Plan
 
 
 def check(plan: Plan) -> None:
     """Raises PreflightError with everything that is missing."""
-    problems = [*_data(plan), *_packages(plan), *_init(plan), *_resume(plan)] or [*_out(plan)]
+    problems = [*_machine(plan), *_data(plan), *_packages(plan), *_init(plan), *_resume(plan)] or [*_out(plan)]
     if problems:
         raise PreflightError("\n".join(problems))
+
+
+def _machine(plan: Plan) -> Iterable[str]:
+    """A plan for another machine is looked at, not run."""
+    if plan.cluster and "cluster" not in plan.why:
+        missing = build(plan.cluster).missing(look())
+        if missing:
+            yield f"cluster: {missing}. Type dtrain plan to see what it would be there, or leave cluster out to train here."
 
 
 def _data(plan: Plan) -> Iterable[str]:

@@ -1,8 +1,23 @@
 """What this machine has, read from an environment."""
 
 import pytest
+import yaml
+from small import composed
 
-from dtrain.cluster import External, look
+from dtrain import preflight
+from dtrain.build import build
+from dtrain.cluster import Cluster, External, Machine, look
+from dtrain.errors import PreflightError, WordsError
+from dtrain.recipe import folder
+from dtrain.resolve import resolve
+
+HERE = Cluster(gpus=0, cpus=4)
+WORDS = sorted(path.stem for path in (folder("conf") / "cluster").glob("*.yaml") if path.stem != "auto")
+
+
+def machine(word: str) -> Machine:
+    made: Machine = build(yaml.safe_load((folder("conf") / "cluster" / f"{word}.yaml").read_text()))
+    return made
 
 
 def test_ranks_that_already_run_are_seen() -> None:
@@ -25,3 +40,55 @@ def test_gpus_are_those_that_are_visible(visible: str, gpus: int) -> None:
 
 def test_there_is_at_least_one_core() -> None:
     assert look({}).cpus >= 1
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_the_figures_of_a_machine_are_of_the_right_size(word: str) -> None:
+    """A slip of a unit, or of both directions for one, is a factor of two or a thousand."""
+    there = machine(word)
+    if there.gpus:
+        assert 40e9 < there.memory < 300e9
+        assert 100 < there.flops["bf16"] / there.bandwidth < 500, "operations for each byte that memory moves"
+        assert there.flops["bf16"] > 3 * there.flops["fp32"], "products in fp32 are not those of the tensor cores"
+        assert there.flops.get("fp8", 2 * there.flops["bf16"]) == pytest.approx(2 * there.flops["bf16"], rel=0.02)
+    assert there.inside > there.between
+    assert there.inside_latency < there.between_latency
+    assert 0.3 <= there.reach < 1
+
+
+@pytest.mark.parametrize("word", [word for word in WORDS if word != "laptop"])
+def test_a_plan_is_made_for_a_machine_that_is_not_here(word: str) -> None:
+    plan = resolve(composed(f"cluster={word}", "strategy=fsdp", "nodes=2", "batch=64"), HERE)
+    assert (plan.device, plan.devices, plan.world) == ("cuda", 8, 16)
+
+
+def test_a_plan_for_another_machine_is_not_run() -> None:
+    plan = resolve(composed("cluster=h100x8", "batch=64"), HERE)
+    with pytest.raises(PreflightError, match=r"no GPU, not 8 x H100\. Type dtrain plan"):
+        preflight.check(plan)
+
+
+def test_a_machine_is_known_by_the_name_of_its_gpus() -> None:
+    there = machine("h100x8")
+    assert not there.missing(Cluster(gpus=8, cpus=112, gpu="NVIDIA H100 80GB HBM3"))
+    assert "4 x NVIDIA H100" in there.missing(Cluster(gpus=4, cpus=112, gpu="NVIDIA H100 80GB HBM3"))
+    assert "8 x NVIDIA A100" in there.missing(Cluster(gpus=8, cpus=112, gpu="NVIDIA A100-SXM4-80GB"))
+    assert "has a GPU" in machine("laptop").missing(Cluster(gpus=1, cpus=8, gpu="NVIDIA L4"))
+
+
+def test_auto_takes_the_figures_of_what_is_here() -> None:
+    seen = Cluster(gpus=2, cpus=32, memory=79 << 30, gpu="NVIDIA H200")
+    plan = resolve(composed("batch=8", "strategy=ddp", "devices=2"), seen)
+    assert (plan.cluster["gpu"], plan.cluster["gpus"], plan.cluster["memory"]) == ("H200", 2, 79 << 30)
+    assert plan.why["cluster"].startswith("h200x8 (auto: ")
+
+
+def test_of_a_gpu_without_a_word_nothing_is_claimed() -> None:
+    plan = resolve(composed("batch=8", "devices=1"), Cluster(gpus=1, cpus=8, gpu="NVIDIA GeForce RTX 3060"))
+    assert plan.cluster == {}
+    assert "RTX 3060" in plan.why["cluster"]
+
+
+def test_figures_that_are_none_are_refused() -> None:
+    with pytest.raises(WordsError, match=r"cluster\.bandwidth=0: a number above 0"):
+        resolve(composed("cluster=h100x8", "cluster.bandwidth=0", "batch=64"), HERE)

@@ -13,7 +13,7 @@ from dtrain.cluster import Cluster
 from dtrain.config import Config
 from dtrain.errors import WordsError
 from dtrain.plan import Plan
-from dtrain.resolve import auto, batch, divide, fit, limits, mesh, numbers, out, pipeline, ranks, trust
+from dtrain.resolve import auto, batch, divide, fit, limits, machine, mesh, numbers, out, pipeline, ranks, trust
 
 Rule = Callable[[Config, Cluster, "Draft"], Mapping[str, Any]]
 
@@ -32,6 +32,7 @@ class Draft(dict[str, Any]):
 RULES: tuple[Rule, ...] = (
     numbers.positive,
     limits.clock,
+    machine.machine,
     ranks.devices,
     ranks.world,
     ranks.backend,
@@ -56,6 +57,7 @@ RULES: tuple[Rule, ...] = (
 
 def resolve(config: Config, cluster: Cluster) -> Plan:
     """What was asked, decided for every number of nodes that is allowed. Raises WordsError with every problem that can be known before launch."""
+    cluster = machine.named(config, cluster)
     most, *fewer = ranks.counts(config, cluster)
     first = _on(most, config, cluster)
     plans, problems = [], []

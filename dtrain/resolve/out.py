@@ -27,6 +27,7 @@ VOLATILE = (
     "verify",
     "logger",
     "hook",
+    "cluster",
 )
 """Words that do not make another run."""
 

@@ -9,7 +9,7 @@ from dtrain.config import GROUPS, Config
 from dtrain.errors import WordsError
 
 OWN = re.compile(
-    rf"dtrain\.({'|'.join(GROUPS)})\.\w+\.\w+|dtrain\.(train|evaluate|generate)\.\w+|dtrain\.testing\.faults\.AtStep|torch\.(nn|optim)\.\w+"
+    rf"dtrain\.({'|'.join(GROUPS)})\.\w+\.\w+|dtrain\.(train|evaluate|generate)\.\w+|dtrain\.testing\.faults\.AtStep|dtrain\.cluster\.Machine|torch\.(nn|optim)\.\w+"
 )
 
 

@@ -1,0 +1,46 @@
+"""The machine a run is planned for: the one that is here, or another that `cluster` names, of which all rules then see GPUs, cores and memory."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dtrain.build import build
+from dtrain.cluster import Cluster
+from dtrain.config import Config
+from dtrain.errors import WordsError
+
+
+def named(config: Config, here: Cluster) -> Cluster:
+    """What rules are to see."""
+    if config.choices["cluster"] == "auto" or not config.cluster:
+        return here
+    there: Cluster = build(config.cluster).seen(here)
+    return there
+
+
+def machine(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
+    """Its figures; of `auto`, those of the word whose GPU is here, or the cores that are."""
+    if config.choices["cluster"] != "auto":
+        _check(config.cluster)
+        return {"cluster": dict(config.cluster)}
+    words = {word: part for word, part in config.options["cluster"].items() if part}
+    found = next((word for word, part in words.items() if part["gpu"] and part["gpu"] in cluster.gpu), None)
+    if cluster.gpus and found is None:
+        draft["why"]["cluster"] = f"not known (auto: {cluster.gpu or 'a GPU without a name'} is no word of this group); no times are predicted"
+        return {"cluster": {}}
+    word = found or "laptop"
+    here = {"gpus": cluster.gpus, "cpus": cluster.cpus, "memory": cluster.memory}
+    draft["why"]["cluster"] = f"{word} (auto: {cluster.gpus} x {cluster.gpu})" if found else f"{word} (auto: {cluster.cpus} cores and no GPU here)"
+    return {"cluster": {**words[word], **here}}
+
+
+def _check(part: Mapping[str, Any]) -> None:
+    """Raises WordsError for figures that are none."""
+    figures = {f"cluster.{key}": value for key, value in part.items() if key not in ("_target_", "_about_", "gpu", "gpus", "flops")}
+    figures |= {f"cluster.flops.{key}": value for key, value in part["flops"].items()}
+    wrong = [
+        f"{key}={value}: a number above 0."
+        for key, value in figures.items()
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0
+    ]
+    if wrong:
+        raise WordsError(*wrong)

@@ -15,6 +15,7 @@ HELP = """dtrain [verb] [word=choice] [key=value] ... [-m]
 verbs      train (the default), plan, evaluate, generate, verify, checkpoint
 examples   dtrain                                           a small GPT learns Python's standard library
            dtrain plan strategy=fsdp nodes=2 devices=2      what would happen, without doing it
+           dtrain plan cluster=h100x8 nodes=16 batch=256    what it would hold, send and take there
            dtrain strategy=fsdp nodes=2 out=runs/a          four words, two nodes, the same losses
            dtrain verify strategy=fsdp devices=2            does it give the losses of one process?
            dtrain checkpoint ls out=runs/a                  what was saved; also verify, export to=<folder>

@@ -30,11 +30,11 @@ KINDS = {
     "_allgather_base_": "all_gather", "all_gather_into_tensor": "all_gather", "allgather_into_tensor_coalesced_": "all_gather",
     "allgather_": "all_gather", "_reduce_scatter_base_": "reduce_scatter", "reduce_scatter_tensor": "reduce_scatter",
     "alltoall_base_": "all_to_all", "all_to_all_single": "all_to_all", "broadcast_": "broadcast", "broadcast": "broadcast",
-    "send": "send", "recv_": "recv", "barrier": "barrier",
+    "send": "send", "recv_": "recv", "barrier": "barrier", "scatter_": "scatter",
 }  # fmt: skip
 """Operators of torch's namespaces c10d and _c10d_functional."""
 QUIET = ("wait_tensor", "_wrap_tensor_autograd")
-INPUTS = {"all_reduce", "reduce_scatter", "all_to_all", "broadcast", "send", "recv"}
+INPUTS = {"all_reduce", "reduce_scatter", "all_to_all", "broadcast", "send", "recv", "scatter"}
 PARTS = {
     "stop.py": "stop", "checkpoint": "save", "observe.py": "look", "log.py": "flush", "stream.py": "counts", "guard.py": "guard",
     "watchdog.py": "watch", "built.py": "start",

@@ -1,17 +1,51 @@
-"""`dtrain plan <words>`: what would happen, without torch and without doing it."""
+"""`dtrain plan <words>`: what would happen and what it would cost, without torch and without doing it; `dtrain plan json <words>` for tools."""
 
+import json
 from collections.abc import Iterable, Sequence
 
 from dtrain.build import build
 from dtrain.cluster import look
 from dtrain.compose import compose
 from dtrain.plan import AXES, Plan
+from dtrain.predict import known, report
+from dtrain.predict.advice import advise
+from dtrain.predict.prediction import Prediction, predict
 from dtrain.resolve import resolve
+from dtrain.traced import shapes_of
 
 
 def run(words: Sequence[str]) -> int:
-    print(show(resolve(compose(words), look())))
+    machine_reads, words = list(words[:1]) == ["json"], words[1:] if list(words[:1]) == ["json"] else words
+    cluster = look()
+
+    def attempt(more: Sequence[str] = ()) -> tuple[Plan, Prediction]:
+        plan = resolve(compose([*words, *more]), cluster)
+        return plan, predict(plan, shapes_of(plan))
+
+    plan, found = attempt()
+    changes = [] if found.fits else advise(plan, attempt)
+    if machine_reads:
+        instead = [{"words": list(change.words), "prediction": change.prediction.to_dict()} for change in changes]
+        print(json.dumps({"plan": plan.to_dict(), "prediction": found.to_dict(), "changes": instead}, indent=1))
+        return 0
+    print(show(plan))
+    print(_table(report.rows(plan, found)))
+    if not found.fits:
+        print(_table(report.advice(changes, plan)))
     return 0
+
+
+def before(plan: Plan) -> str:
+    """What is said of a run before it begins, of a model that is known without torch: memory and time, and a warning where it does not fit."""
+    shapes = known.shapes(plan)
+    if shapes is None:
+        return ""
+    found = predict(plan, shapes)
+    return _table(report.short(plan, found)) + ("" if found.fits else f"\nwarning    {report.warning(found)}")
+
+
+def _table(rows: Iterable[tuple[str, str]]) -> str:
+    return "\n".join(f"{name:<10} {text}" for name, text in rows)
 
 
 def show(plan: Plan) -> str:
@@ -26,6 +60,7 @@ def show(plan: Plan) -> str:
             f"{plan.batch.size} samples = {plan.batch.microbatch} per forward x {plan.batch.data} data-parallel rank(s) x {plan.batch.accumulate} accumulated",
         ),
         *_fewer(plan),
+        ("cluster", plan.why.get("cluster") or f"{plan.cluster['gpus']} x {plan.cluster['gpu']} a node" if plan.cluster else plan.why["cluster"]),
         ("run", f"{plan.steps} steps, seed {plan.seed}, clip {plan.clip}" + (f", stops after {plan.stop_after}" if plan.stop_after else "")),
         ("spike", plan.why.get("spike", f"{plan.on_spike} above {plan.spike['sigma']} deviations")),
         *_parts(plan),
@@ -33,7 +68,7 @@ def show(plan: Plan) -> str:
         ("out", plan.out),
         ("digest", plan.digest),
     ]
-    return "\n".join(f"{name:<10} {text}" for name, text in rows)
+    return _table(rows)
 
 
 def _fewer(plan: Plan) -> Iterable[tuple[str, str]]:

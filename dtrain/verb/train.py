@@ -18,7 +18,7 @@ from dtrain.options import masked
 from dtrain.plan import Plan
 from dtrain.resolve import resolve
 from dtrain.result import Result
-from dtrain.verb.plan import show
+from dtrain.verb.plan import before, show
 
 NUMBERS = ("model", "data", "objective", "optim", "schedule", "seed", "clip", "batch")
 """What makes a run another run."""
@@ -65,7 +65,7 @@ def one(config: Config) -> Result:
     if first:
         with store.patience(LOOK_SECONDS):
             preflight.check(plan)
-        print(show(plan), flush=True)
+        print(f"{show(plan)}\n{before(plan)}".rstrip(), flush=True)
     with lease.hold(plan.out) if first else nullcontext():
         finished = _finished(plan, say=first) if first else None  # by whoever held the lease while this run waited for it
         if finished:

@@ -8,9 +8,9 @@ from invariance.layouts import MODELS
 from small import plan
 
 from dtrain.plan import Plan
-from dtrain.predict.known import shapes as shapes_of
 from dtrain.predict.traffic import traffic
 from dtrain.predict.view import groups
+from dtrain.traced import shapes_of
 
 COMMON = "batch=8 logger=[] hook=[] steps=4 log.every=3 evaluate.every=0 evaluate.samples=8 checkpoint.every=0"
 PLAIN, FLUSH = 3, 2

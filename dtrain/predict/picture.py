@@ -1,0 +1,89 @@
+"""A plan drawn in letters: which ranks form which axis on which node, and what each rank of a pipeline does from left to right."""
+
+import math
+from collections.abc import Iterator, Mapping
+
+from dtrain.plan import Plan
+from dtrain.predict.schedule import Action, Timeline, timeline
+from dtrain.predict.view import groups
+
+MOST_NODES, MOST_ROWS = 8, 16
+"""What is drawn one by one; of more, a part and the number."""
+FORWARD, BACKWARD, WEIGHTS = "0123456789", "abcdefghij", "ABCDEFGHIJ"
+LEGEND = "0-9 forward of a microbatch, a-j its backward, A-J that of the weights alone, · waiting"
+
+
+def mesh(plan: Plan, width: int = 100) -> list[str]:
+    """Lines: the nodes with their ranks, innermost groups in brackets; then every axis with its groups. Empty for one rank."""
+    if plan.world == 1:
+        return []
+    among = groups(plan)
+    inner = next((group.size for axis, group in among.items() if axis in ("tp", "cp", "dp_shard", "dp_replicate", "pp") and group.size > 1), 1)
+    drawn = min(plan.nodes, MOST_NODES if plan.world <= MOST_NODES * 8 else 1)
+    lines = [_node(plan, node, inner, width) for node in range(drawn)]
+    if drawn < plan.nodes:
+        lines.append(f"{plan.nodes - drawn} more like it, up to rank {plan.world - 1}")
+    for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"):
+        group = among[axis]
+        if group.size > 1 and not (axis == "cp" and plan.mesh.dp_shard == 1):
+            name = "dp_shard x cp" if axis == "dp_shard" and plan.mesh.cp > 1 else axis
+            far = group.stride * (group.size - 1) >= plan.devices or (
+                group.stride * group.size > plan.devices and plan.devices % (group.stride * group.size)
+            )
+            where = "across nodes" if far and plan.nodes > 1 else "inside a node"
+            lines.append(f"{name}={group.size}: {plan.world // group.size} group(s) such as {_ranks(group.size, group.stride)}, {where}")
+    return lines
+
+
+def pipeline(plan: Plan, width: int = 100) -> list[str]:
+    """A line for each rank of the pipeline, time from left to right, as if all stages were equal; and the legend. Empty where there is no pipeline."""
+    if plan.mesh.pp == 1:
+        return []
+    shown = [*range(min(plan.mesh.pp, MOST_ROWS))]
+    room = width - len(str(plan.mesh.pp)) - 1
+    count, found = _drawn(plan, room)
+    lines = [f"{rank:>{len(str(plan.mesh.pp))}} {''.join(_row(found, rank, room))}" for rank in shown]
+    if len(shown) < plan.mesh.pp:
+        lines.append(f"and {plan.mesh.pp - len(shown)} more")
+    fewer = f"; drawn with {count} microbatches, the step has {plan.batch.accumulate}" if count < plan.batch.accumulate else ""
+    return [*lines, LEGEND + fewer]
+
+
+def _drawn(plan: Plan, room: int) -> tuple[int, Timeline]:
+    """As many whole rounds of microbatches as there is room for."""
+    pp, count = plan.mesh.pp, plan.batch.accumulate
+    found = timeline(plan.pipeline, pp, min(count, 4 * pp) if count % pp == 0 else count)
+    count = min(count, 4 * pp) if count % pp == 0 else count
+    while found.length > room and count % pp == 0 and count > 2 * pp:
+        count -= pp
+        found = timeline(plan.pipeline, pp, count)
+    return count, found
+
+
+def _node(plan: Plan, node: int, inner: int, width: int) -> str:
+    first = node * plan.devices
+    ranks = [str(rank) for rank in range(first, first + plan.devices)]
+    cut = math.gcd(inner, plan.devices) if plan.devices % inner else inner
+    line = f"node {node}  " + " ".join(f"[{' '.join(ranks[begin : begin + cut])}]" for begin in range(0, plan.devices, cut))
+    return line if len(line) <= width else f"node {node}  ranks {first} to {first + plan.devices - 1}"
+
+
+def _ranks(size: int, stride: int) -> str:
+    each = [str(place * stride) for place in range(size)]
+    return ",".join(each if size <= 8 else [*each[:3], "...", each[-1]])
+
+
+def _row(found: Timeline, rank: int, room: int) -> Iterator[str]:
+    """One letter for each moment: as many to a forward as there is room for, or every so many forwards one."""
+    scale = max(1, int(room / found.length)) if found.length <= room else room / found.length
+    columns, row, place = math.floor(found.length * scale), found.rows[rank], 0
+    for column in range(columns):
+        now = (column + 0.5) / scale
+        while place < len(row) and row[place][1] <= now:
+            place += 1
+        yield _letter(row[place][2]) if place < len(row) and row[place][0] <= now else "·"
+
+
+def _letter(action: Action) -> str:
+    letters: Mapping[str, str] = {"F": FORWARD, "B": BACKWARD, "I": BACKWARD, "W": WEIGHTS}
+    return letters[action.kind][action.microbatch % 10]

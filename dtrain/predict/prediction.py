@@ -1,0 +1,72 @@
+"""All that is predicted of a plan, in one place: `python -m dtrain plan <words>`, or `python -m dtrain plan json <words>` for tools."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dtrain.build import build
+from dtrain.cluster import Machine
+from dtrain.plan import Plan
+from dtrain.predict.held import saved
+from dtrain.predict.memory import Memory, memory
+from dtrain.predict.schedule import in_flight, timeline
+from dtrain.predict.shapes import Shapes
+from dtrain.predict.time import Time, time
+from dtrain.predict.traffic import Call, busiest
+from dtrain.predict.work import Work, recomputed, work
+
+ROOM = 0.95
+"""Of the memory of a device, what a run may be predicted to need: the rest is the libraries'."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """`room`: bytes that a rank may use. `rank` of the pipeline is the one whose `calls` these are; `bubble` the share of the schedule that a rank
+    waits, and `in_flight` microbatches of each stage. `machine` and `time` are None where too little is known."""
+
+    shapes: Shapes
+    memory: Memory
+    room: float
+    work: Work
+    checkpoint: int
+    rank: int
+    calls: tuple[Call, ...]
+    bubble: float
+    in_flight: tuple[int, ...]
+    machine: Machine | None
+    time: Time | None
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.peak <= self.room
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        shapes = {"parameters": self.shapes.parameters, "unknown": self.shapes.unknown}
+        parts: Mapping[str, Any] = {name: getattr(self, name) for name in ("room", "checkpoint", "rank", "bubble", "in_flight", "fits")}
+        calls = [asdict(call) for call in self.calls]
+        whole = {name: asdict(part) if part else None for name, part in (("work", self.work), ("time", self.time), ("machine", self.machine))}
+        room = None if self.room == float("inf") else self.room
+        return {**shapes, "memory": asdict(self.memory), **whole, **parts, "room": room, "in_flight": list(self.in_flight), "calls": calls}
+
+
+def predict(plan: Plan, shapes: Shapes) -> Prediction:
+    """A pure function; it costs the same for any number of ranks."""
+    machine: Machine | None = build(plan.cluster) if plan.cluster else None
+    held = memory(plan, shapes)
+    rank, calls = busiest(plan, shapes)
+    pp, count = plan.mesh.pp, plan.batch.accumulate
+    few = min(count, 8 * pp) if count % pp == 0 else count
+    return Prediction(
+        shapes, held, room_of(plan, machine), work(plan, shapes), saved(plan, shapes), rank, calls,
+        timeline(plan.pipeline, pp, few, None, 0.0, recomputed(plan, shapes.listed)).bubble if pp > 1 else 0.0,
+        in_flight(plan.pipeline, pp, few) if pp > 1 else (),
+        machine, time(plan, shapes, held, machine) if machine else None,
+    )  # fmt: skip
+
+
+def room_of(plan: Plan, machine: Machine | None) -> float:
+    """Without a GPU the ranks of this host share its memory."""
+    if machine is None:
+        return float("inf")
+    return ROOM * machine.memory / (1 if machine.gpus else plan.devices)

@@ -1,0 +1,154 @@
+"""A prediction as a person reads it: rows of a name and a text, of which the widest is about as wide as a screen."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from dtrain.plan import Plan
+from dtrain.predict import picture
+from dtrain.predict.advice import Change
+from dtrain.predict.prediction import Prediction
+from dtrain.predict.traffic import Call
+from dtrain.predict.view import groups
+
+Row = tuple[str, str]
+WHEN = {"step": "", "flush": "at a flush of the log", "data": "", "agreement": "now and then"}
+SMALL = 1 << 16
+"""Bytes in a step below which the calls of an axis are one row."""
+
+
+def rows(plan: Plan, found: Prediction, *, width: int = 110) -> Iterator[Row]:
+    """Memory, work, collectives, time, and pictures where there is something to see."""
+    yield from _memory(plan, found)
+    yield "work", _work(found)
+    yield from _wire(plan, found)
+    yield from _time(plan, found)
+    yield from _named("pipeline", _pipeline(plan, found, width))
+    yield from _named("ranks on", picture.mesh(plan, width))
+
+
+def short(plan: Plan, found: Prediction) -> Iterator[Row]:
+    """What is said before a run: what it is predicted to need, and how long a step will take."""
+    yield next(iter(_memory(plan, found)))
+    yield from list(_time(plan, found))[:1]
+
+
+def warning(found: Prediction) -> str:
+    """One line for a run that is predicted not to fit. It is a warning, because activations are an estimate: only the device itself can refuse."""
+    held = found.memory
+    return f"{size(held.peak)} are predicted at the {held.when} on each rank, more than the {size(found.room)} there are. Type dtrain plan and the same words to see what would fit."
+
+
+def advice(changes: Iterable[Change], plan: Plan) -> Iterator[Row]:
+    """Words to type."""
+    listed = list(changes)
+    if not listed:
+        yield "fits not", "and none of the changes that were tried is enough. Type more nodes, or a smaller model."
+    for change in listed:
+        time = change.prediction.time
+        seconds = f", {duration(time.seconds)} a step" if time else ""
+        more = f" on {change.plan.world} ranks" if change.plan.world != plan.world else ""
+        yield "type", f"{' '.join(change.words):<32} {size(change.prediction.memory.peak)}{seconds}{more}"
+
+
+def _memory(plan: Plan, found: Prediction) -> Iterator[Row]:
+    held = found.memory
+    where = f", {held.stage}" if held.stage else ""
+    room = f" of {size(found.room)}" if found.room < float("inf") else ""
+    verdict = "" if found.fits else "  DOES NOT FIT"
+    unknown = "" if held.known else f"; without activations: {found.shapes.unknown}"
+    yield "memory", f"{size(held.peak)}{room} on a rank at most, at the {held.when}{where}{unknown}{verdict}"
+    parts = sorted(held.moment.items(), key=lambda part: -part[1])
+    yield "", "  ".join(f"{name} {size(part)}" for name, part in parts if part >= held.peak / 200)
+    yield (
+        "at rest",
+        f"parameters {size(held.parameters)}  gradients {size(held.gradients)}  optimizer {size(held.optimizer)}  activations {size(held.activations)}  host {size(held.host)}",
+    )
+
+
+def _work(found: Prediction) -> str:
+    work, again = found.work, f" + {operations(found.work.recomputed)} computed again" if found.work.recomputed else ""
+    said = f"{operations(work.forward)} forward + {operations(work.backward)} backward{again} a step" if work.total else "not known"
+    return f"{count(found.shapes.parameters)} parameters, {said}, checkpoint {size(found.checkpoint)}"
+
+
+def _wire(plan: Plan, found: Prediction) -> Iterator[Row]:
+    """A row for each axis and kind; what is small goes together."""
+    among = groups(plan)
+    who = f"of pp rank {found.rank}" if plan.mesh.pp > 1 else ""
+    title = "wire"
+    little: list[Call] = []
+    for axis in among:
+        mine = [call for call in found.calls if call.axis == axis and call.when in ("step", "data") and call.kind != "recv"]
+        if sum(call.bytes for call in mine) < SMALL:
+            little += mine
+            continue
+        said = ", ".join(f"{call.what}: {call.kind} {size(call.bytes)} in {call.calls:,}" for call in mine)
+        yield title, f"{axis}={among[axis].size}  {said}"
+        title = ""
+    if little:
+        yield (
+            title,
+            f"{size(sum(call.bytes for call in little))} in {sum(call.calls for call in little):,} small calls: {', '.join(dict.fromkeys(call.what for call in little))}",
+        )
+        title = ""
+    if found.calls:
+        yield "", " ".join(filter(None, ("calls and bytes a step on one rank", who)))
+
+
+def _time(plan: Plan, found: Prediction) -> Iterator[Row]:
+    time = found.time
+    if time is None:
+        return
+    tokens = f"{count(time.tokens_per_second)} tokens/s" if found.shapes.tokens > 1 else f"{count(time.samples_per_second)} samples/s"
+    yield "time", f"about {duration(time.seconds)} a step, {tokens}, MFU {time.mfu:.0%}; {plan.steps} steps in {duration(time.seconds * plan.steps)}"
+    wire: Mapping[str, float] = time.wire
+    parts = {"products": time.products, "activations": time.activations, **{f"{axis} calls": spent for axis, spent in wire.items()}}
+    parts |= {"waiting in the pipeline": time.waits, "optimizer": time.optimizer}
+    hidden = f"; {duration(time.hidden)} of calls are hidden behind them" if time.hidden >= time.seconds / 100 else ""
+    yield "", " + ".join(f"{name} {duration(spent)}" for name, spent in parts.items() if spent >= time.seconds / 100) + hidden
+
+
+def _pipeline(plan: Plan, found: Prediction, width: int) -> list[str]:
+    if plan.mesh.pp == 1:
+        return []
+    stages = ", ".join(map(str, found.in_flight))
+    return [f"a rank waits {found.bubble:.0%} of its time; microbatches in flight on each stage: {stages}", *picture.pipeline(plan, width - 11)]
+
+
+def _named(name: str, lines: list[str]) -> Iterator[Row]:
+    for index, line in enumerate(lines):
+        yield name if index == 0 else "", line
+
+
+def size(number: float) -> str:
+    """1.5 GiB"""
+    for unit, scale in (("PiB", 2**50), ("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if number >= scale:
+            return f"{number / scale:.3g} {unit}" if number < 1000 * scale else f"{number / scale:.0f} {unit}"
+    return f"{number:.0f} B"
+
+
+def count(number: float) -> str:
+    """70.6B"""
+    for unit, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= scale:
+            return f"{number / scale:.3g}{unit}"
+    return f"{number:.3g}"
+
+
+def operations(number: float) -> str:
+    """1.5 PFLOP"""
+    for unit, scale in (("EFLOP", 1e18), ("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6)):
+        if number >= scale:
+            return f"{number / scale:.3g} {unit}"
+    return f"{number:.0f} FLOP"
+
+
+def duration(seconds: float) -> str:
+    """1.5 h"""
+    for unit, scale in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * scale:
+            return f"{seconds / scale:.3g} {unit}"
+    for unit, part in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= part:
+            return f"{seconds / part:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"

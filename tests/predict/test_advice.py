@@ -1,0 +1,54 @@
+"""Words that would make a plan fit: each one, typed, does."""
+
+from small import plan as planned
+
+from dtrain.cluster import Cluster
+from dtrain.plan import Plan
+from dtrain.predict.advice import MOST, Change, advise
+from dtrain.predict.prediction import Prediction, predict
+from dtrain.predict.report import advice, warning
+from dtrain.traced import shapes_of
+
+B8 = (
+    "model.vocab=128256 data=synthetic data.vocab=128256 data.sequence=8192 model.layers=32 model.width=4096 model.heads=32 model.kv_heads=8 "
+    "model.hidden=14336 cluster=h100x8"
+)
+
+
+def tried(words: str) -> tuple[Plan, Prediction, list[Change]]:
+    def attempt(more: tuple[str, ...] = ()) -> tuple[Plan, Prediction]:
+        plan = planned(*words.split(), *more, on=Cluster(gpus=0, cpus=4))
+        return plan, predict(plan, shapes_of(plan))
+
+    plan, found = attempt()
+    return plan, found, advise(plan, attempt)
+
+
+def test_changes_are_words_with_which_it_fits_the_cheapest_first() -> None:
+    plan, found, changes = tried(f"{B8} strategy=fsdp batch=64 microbatch=8 precision=bf16")
+    assert not found.fits
+    assert len(changes) == MOST
+    assert all(change.prediction.fits and change.plan != plan for change in changes)
+    assert [change.cost for change in changes] == sorted(change.cost for change in changes)
+    rows = [text for name, text in advice(changes, plan) if name == "type"]
+    assert all(row.startswith(" ".join(change.words)) for row, change in zip(rows, changes, strict=True))
+
+
+def test_two_changes_together_where_one_is_too_little() -> None:
+    """Eight billion weights and their optimizer on every rank, and activations of whole sequences: neither goes away alone."""
+    _, _, changes = tried(f"{B8} strategy=ddp batch=64 microbatch=8")
+    assert changes
+    assert all(len(change.words) == 2 for change in changes)
+    assert all(change.prediction.fits for change in changes)
+
+
+def test_where_nothing_helps_it_is_said() -> None:
+    plan, _, changes = tried("cluster=h100x8 data=synthetic data.sequence=64 batch=8 strategy=ddp model.width=131072 model.heads=1024 model.layers=8")
+    assert changes == []
+    assert "none of the changes" in next(iter(advice(changes, plan)))[1]
+
+
+def test_the_warning_before_a_run_is_one_line() -> None:
+    _, found, _ = tried(f"{B8} strategy=ddp batch=8")
+    assert "\n" not in warning(found)
+    assert "dtrain plan" in warning(found)

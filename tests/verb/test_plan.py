@@ -1,0 +1,71 @@
+"""The command, as it is typed."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from dtrain.__main__ import main
+
+BIG = [
+    "model.layers=80",
+    "model.width=8192",
+    "model.heads=64",
+    "model.kv_heads=8",
+    "model.hidden=28672",
+    "model.vocab=128256",
+    "data=synthetic",
+    "data.sequence=8192",
+    "data.vocab=128256",
+    "strategy=fsdp",
+    "mesh.tp=8",
+    "mesh.pp=4",
+    "pipeline.schedule=interleaved_1f1b",
+    "precision=bf16",
+    "remat=full",
+    "cluster=h100x8",
+]
+
+
+def test_a_plan_for_a_cluster_says_what_it_needs_and_how_long_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *BIG, "nodes=128", "batch=2048", "microbatch=1"]) == 0
+    told = capsys.readouterr().out
+    for name in ("memory", "work", "wire", "time", "pipeline", "ranks on"):
+        assert f"\n{name} " in told, name
+    assert "70.6B parameters" in told
+    assert max(len(line) for line in told.splitlines() if line.startswith(" ")) < 200
+
+
+def test_the_same_for_tools(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "json", "model=mlp", "data=synthetic", "devices=2", "strategy=ddp"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["plan"]["mesh"]["dp_replicate"] == 2
+    assert told["prediction"]["calls"][0]["kind"] == "all_reduce"
+    assert told["changes"] == []
+
+
+def test_what_does_not_fit_is_said_with_what_would(capsys: pytest.CaptureFixture[str]) -> None:
+    small = "model.layers=32 model.width=4096 model.heads=32 model.hidden=14336 data=synthetic data.sequence=8192 strategy=fsdp precision=bf16 cluster=h100x8"
+    assert main(["plan", *small.split(), "batch=64", "microbatch=8"]) == 0
+    told = capsys.readouterr().out
+    assert "DOES NOT FIT" in told
+    assert 1 <= told.count("\ntype ") <= 3
+
+
+def test_predictions_need_no_torch() -> None:
+    code = f"import sys\nfrom dtrain.__main__ import main\ncode = main(['plan', *{BIG!r}, 'nodes=128', 'batch=2048'])\nsys.exit(code or 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_run_that_does_not_fit_is_warned_of_before_it_begins() -> None:
+    from dtrain.cluster import Cluster
+    from dtrain.compose import compose
+    from dtrain.resolve import resolve
+    from dtrain.verb.plan import before
+
+    small = resolve(compose(["model=mlp", "data=synthetic"]), Cluster(gpus=0, cpus=2, memory=1 << 30))
+    tiny = resolve(compose(["model=mlp", "data=synthetic"]), Cluster(gpus=0, cpus=2, memory=1 << 10))
+    assert "warning" not in before(small)
+    assert before(tiny).splitlines()[-1].startswith("warning ")

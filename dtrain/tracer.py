@@ -212,10 +212,10 @@ def nbytes(tensor: Tensor) -> int:
 def trace(plan: Plan, *, real: bool = False) -> Shapes:
     """`real`: on tensors with memory, for a small model that looks into its numbers. Raises WordsError as building the model would."""
     source, objective, precision = as_source(build(plan.data)), build(plan.objective), build(plan.precision)
-    one = source.take(np.array([0]), np.array([0]))
+    one, facts = source.take(np.array([0]), np.array([0])), source.facts  # with real numbers: data may look at them
     fake = None if real else FakeTensorMode(allow_non_fake_inputs=True)
     with fake or nullcontext():
-        model = construct(plan.model, facts=source.facts, seed=0)
+        model = construct(plan.model, facts=facts, seed=0)
         if any(each.is_meta for each in model.parameters()):
             materialize(model, torch.device("cpu"))  # under the fake mode this takes no memory
             if real:

@@ -16,7 +16,7 @@ FLOORS = (
     ("errors", "plan", "result", "disk", "cause"),
     ("words", "config", "cluster", "store", "build", "sharding", "signals", "frames"),
     ("options", "predict", "testing"),
-    ("check", "recipe", "resolve", "preflight", "lease", "blame"),
+    ("check", "recipe", "resolve", "dialect", "preflight", "lease", "blame"),
     ("failure",),
     ("compose",),
     ("backend", "mesh", "journal", "clip", "ema", "remat", "compile"),
@@ -36,7 +36,7 @@ FLOORS = (
     ("__main__",),
 )
 WITHOUT_TORCH = (
-    "__main__", "errors", "plan", "result", "words", "config", "cluster", "disk", "cause", "store", "build", "options", "check", "recipe", "predict", "resolve", "preflight",
+    "__main__", "errors", "plan", "result", "words", "config", "cluster", "disk", "cause", "store", "build", "options", "check", "recipe", "predict", "resolve", "dialect", "preflight",
     "traced", "failure", "blame", "frames", "lease", "signals", "compose", "launcher", "verb",
 )  # fmt: skip
 """What the parent imports before any rank exists."""

@@ -1,0 +1,116 @@
+"""Which tool wrote a config, and what it is in our words. One file for each tool.
+
+A dialect is a module with TITLE, MARKS (names that tell its files), SILENT (groups and words that such a file never says) and
+`translate(ledger)`, which says of every key what becomes of it.
+"""
+
+import importlib
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
+
+from dtrain import store
+from dtrain.dialect.ledger import Ledger, flatten, show
+from dtrain.dialect.read import parse
+from dtrain.errors import StoreError, WordsError, nearest
+
+DIALECTS = ("accelerate", "axolotl", "deepspeed", "lightning", "ray", "torchtitan", "torchtune")
+
+
+class Dialect(Protocol):
+    TITLE: str
+    MARKS: frozenset[str]
+    SILENT: tuple[str, ...]
+
+    def translate(self, ledger: Ledger) -> None: ...
+
+
+def load(name: str) -> Dialect:
+    """Raises WordsError for a tool that is not known."""
+    if name not in DIALECTS:
+        raise WordsError(f"as={name}: there is no such dialect.{nearest(name, DIALECTS)}")
+    return cast(Dialect, importlib.import_module(f"dtrain.dialect.{name}"))
+
+
+def recognise(tree: Mapping[str, Any], place: str) -> str:
+    """The dialect with the most marks among the names of the tree. Raises WordsError when none or several fit."""
+    parts = [key.split(".") for key, _ in flatten(tree)]
+    names = {name for key in parts for name in (key[0], key[-1])}
+    marks = {dialect: len(names & load(dialect).MARKS) for dialect in DIALECTS}
+    most = max(marks.values())
+    fitting = [dialect for dialect, found in marks.items() if found == most]
+    if most == 0:
+        raise WordsError(f"{place}: no key of a tool that is known here ({', '.join(list(tree)[:4])} ...). Type as=<one of {', '.join(DIALECTS)}>.")
+    if len(fitting) > 1:
+        raise WordsError(f"{place}: could be of {' or '.join(fitting)}. Type as={fitting[0]}.")
+    return fitting[0]
+
+
+def translate(tree: Mapping[str, Any], name: str, place: str, *, prefix: str = "", auto: str = "") -> Ledger:
+    """What becomes of every key of the tree."""
+    dialect = load(name)
+    keys = [key for key, _ in flatten(tree)]
+    twice = next((key for key in keys if keys.count(key) > 1), None)
+    if twice is not None:
+        raise WordsError(f"{place}: {twice} is said twice, once with a dot in its name. Take one of them out.")
+    ledger = Ledger(dialect.TITLE, tree, place, prefix, auto)
+    dialect.translate(ledger)
+    return ledger
+
+
+ONLY = {
+    "strategy.reshard": ("fsdp", "hsdp"), "strategy.rests": ("fsdp", "hsdp", "zero1", "zero2", "zero3"),
+    "strategy.bucket_mb": ("ddp", "pipeline"), "strategy.find_unused_parameters": ("ddp",),
+}  # fmt: skip
+"""Arguments that only some strategies have."""
+
+
+def _ranks(nodes: Any) -> int:
+    """Of a number of nodes, or of `2:8` the smallest that all of them divide."""
+    least, _, most = str(nodes).partition(":")
+    return math.lcm(*range(int(least), int(most or least) + 1))
+
+
+def complete(ledger: Ledger) -> None:
+    """What a plan needs and the file leaves to others: ranks for the mesh, samples for the ranks. It is marked as ours, and asked for."""
+    words = ledger.words
+    for word, strategies in ONLY.items():
+        if word in words and words.get("strategy") not in strategies:
+            ledger.withdraw(
+                word, f"strategy={words.get('strategy', 'auto')} has no such choice. Type strategy={strategies[0]} {word}={show(words[word])}."
+            )
+    degree = {axis: words.get(f"mesh.{axis}") or 1 for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")}
+    if words.get("strategy") == "hsdp":
+        degree |= {axis: max(2, degree[axis]) for axis in ("dp_replicate", "dp_shard")}
+    data = degree["dp_replicate"] * degree["dp_shard"]
+    needed = max(degree["pp"] * data * degree["cp"] * degree["tp"], degree["ep"])
+    if needed > 1 and "devices" not in words and "nodes" not in words:
+        ledger.imply({"devices": needed}, "the fewest that the mesh needs; type as many as there are")
+    ranks = _ranks(words.get("nodes", 1)) * words.get("devices", 1)
+    if "accumulate" in words and not {"batch", "microbatch"} & set(words):
+        ledger.imply({"microbatch": 1}, "not in this file: type microbatch=<samples of a forward>")
+        ledger.ask("microbatch", "samples of a forward on one rank")
+    elif ranks > 1 and not {"batch", "microbatch"} & set(words):
+        samples = ranks // (degree["pp"] * degree["cp"] * degree["tp"]) * (2 * degree["pp"] if degree["pp"] > 1 else 1)
+        ledger.imply({"batch": samples}, "not in this file: type batch=<samples of a step>")
+        ledger.ask("batch", "samples of a step")
+
+
+def nested(ledger: Ledger, key: str, name: str, *, auto: str = "") -> None:
+    """The key names another file, which is read with this one: beside it or in this folder; of a file from elsewhere, below its own place alone."""
+    file = str(ledger.leaves[key])
+    local = store.is_local(ledger.place)
+    if not local and ("://" in file or file.startswith("/") or ".." in file.split("/")):
+        ledger.refuse(key, f"a file from elsewhere may only name one beside it. Type dtrain import {file}.")
+        return
+    beside = store.join(ledger.place.rpartition("/")[0] or ".", file)
+    for place in dict.fromkeys([file, beside] if local and file.startswith("/") else [beside, file] if local else [beside]):
+        try:
+            written = store.read(place)
+        except StoreError:
+            continue
+        other = translate(parse(written, place), name, place, prefix=f"{file}: ", auto=auto)
+        ledger.adopt(other)
+        ledger.skip(key, "its keys are told one by one")
+        return
+    ledger.refuse(key, f"{file} cannot be read. Type dtrain import <where it is> to have its words too.")

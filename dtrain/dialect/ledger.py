@@ -1,0 +1,312 @@
+"""What becomes of each key of another tool's file: carried over, not needed here, or refused; each once, and none is left out.
+
+A dialect first lets functions tell the keys that mean something only together, then hands the rest to a table: key -> Rule.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, Literal
+
+from dtrain.errors import without_secrets
+
+Kind = Literal["carried", "unneeded", "refused"]
+
+
+class Code(str):
+    """A value that is computed in Python: what was written, which is not run."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """`why`: the words it became, or the reason it did not."""
+
+    key: str
+    value: Any
+    kind: Kind
+    why: str
+    words: frozenset[str] = frozenset()
+
+
+@dataclass
+class Ledger:
+    """The keys of one file of `tool`, and what was said of each. `place` is the file's path or URL."""
+
+    tool: str
+    tree: Mapping[str, Any]
+    place: str = ""
+    prefix: str = ""
+    """Before the keys of a file that another one names."""
+    auto: str = ""
+    """Who fills in `auto` in such a file; empty: nobody that is known here."""
+    entries: list[Entry] = field(default_factory=list)
+    words: dict[str, Any] = field(default_factory=dict)
+    """What the recipe says."""
+    implied: dict[str, str] = field(default_factory=dict)
+    """word -> why the recipe says it though no key does: a default of theirs that is not ours."""
+    command: dict[str, str] = field(default_factory=dict)
+    """What only the command line may say, or what has to be typed: word -> value or <what it is>."""
+
+    def __post_init__(self) -> None:
+        self.leaves = dict(flatten(self.tree))
+        self._told: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a key that has none below it; `default` also for an empty one."""
+        found = self.leaves.get(key, default)
+        return default if found is None else found
+
+    def under(self, *prefixes: str) -> list[str]:
+        """The keys below the prefixes (and they themselves) of which nothing was said yet."""
+        return [key for key in self.open() if any(key == prefix or key.startswith(f"{prefix}.") for prefix in prefixes)]
+
+    def open(self) -> list[str]:
+        """Keys of which nothing was said yet."""
+        return [key for key in self.leaves if key not in self._told]
+
+    def carry(self, key: str, words: Mapping[str, Any], note: str = "", *, command: bool = False) -> None:
+        """The key becomes these words of the recipe (or of the command line); where another key said them otherwise, it is refused."""
+        target: dict[str, Any] = self.command if command else self.words
+        other = next((word for word, value in words.items() if word in target and word not in self.implied and target[word] != value), None)
+        if other is not None:
+            self.refuse(key, f"another key of this file says {other}={target[other]}. Take one of them out.")
+            return
+        secret = next((word for word, value in words.items() if without_secrets(f"{word}={value}") != f"{word}={value}"), None)
+        if secret is not None:
+            self.refuse(key, f"a secret is not written anywhere. Type {secret}=<it> where it is needed.")
+            return
+        for word in words:
+            self.implied.pop(word, None)
+        target.update(words)
+        said = " ".join(f"{word}={show(value)}" for word, value in words.items()) + (" on the command line" if command else "")
+        self._tell(key, "carried", said + (f" ({note})" if note else ""), frozenset(words))
+
+    def skip(self, key: str, why: str) -> None:
+        self._tell(key, "unneeded", why)
+
+    def refuse(self, key: str, why: str) -> None:
+        self._tell(key, "refused", why)
+
+    def imply(self, words: Mapping[str, Any], why: str) -> None:
+        """Words that a default of theirs means; a key that says otherwise wins."""
+        for word, value in words.items():
+            if word not in self.words:
+                self.words[word] = value
+                self.implied[word] = why
+
+    def ask(self, word: str, what: str) -> None:
+        """A word that has to be typed, since the file does not say enough."""
+        self.command.setdefault(word, f"<{what}>")
+
+    def apply(self, rules: "Mapping[str, Rule]") -> None:
+        """The table for every key of which nothing was said yet; what it does not know is refused as unknown."""
+        for key in self.open():
+            rule = find(rules, key)
+            value = self.leaves[key]
+            if (value is None and rule) or (value in (None, {}) and self._holds(rules, key)):
+                self.skip(key, "empty")
+            elif rule:
+                rule(self, key, value)
+            else:
+                self.refuse(key, f"{self.tool} has no such key that dtrain knows.{self._near(rules, key)}")
+
+    def adopt(self, other: "Ledger") -> None:
+        """What was said of a file that this one names; what both say is this one's."""
+        self.entries += other.entries
+        for word, value in other.words.items():
+            if word not in self.words or word in self.implied:
+                self.words[word] = value
+                self.implied.pop(word, None)
+                if word in other.implied:
+                    self.implied[word] = other.implied[word]
+        self.command = {**other.command, **self.command}
+
+    def of(self, kind: Kind) -> list[Entry]:
+        return [entry for entry in self.entries if entry.kind == kind]
+
+    def withdraw(self, word: str, why: str) -> None:
+        """A word that does not go with the others after all: the keys that alone say it are refused."""
+        self.words.pop(word, None)
+        self.entries = [Entry(entry.key, entry.value, "refused", why) if entry.words == {word} else entry for entry in self.entries]
+
+    def _tell(self, key: str, kind: Kind, why: str, words: frozenset[str] = frozenset()) -> None:
+        assert key in self.leaves and key not in self._told, key
+        self._told.add(key)
+        self.entries.append(Entry(self.prefix + key, self.leaves[key], kind, why, words))
+
+    def _holds(self, rules: "Mapping[str, Rule]", key: str) -> bool:
+        """Whether the table has keys below this one."""
+        return any(pattern.startswith(f"{key}.") for pattern in rules)
+
+    def _near(self, rules: "Mapping[str, Rule]", key: str) -> str:
+        known = [pattern for pattern in (*rules, *(key for key in self.leaves if key in self._told)) if "*" not in pattern]
+        near = get_close_matches(key, known, n=1, cutoff=0.75)
+        return f" Did you mean {near[0]}?" if near and near[0] != key else " Take it out, or look up what it is called now."
+
+
+Rule = Callable[[Ledger, str, Any], None]
+"""Tells one key, given its value."""
+
+
+def find(rules: Mapping[str, Rule], key: str) -> Rule | None:
+    """The rule of a key: by its name, else by the first pattern, in which `*` is one part of the name and a last `**` all that follow."""
+    return rules.get(key) or next((rule for pattern, rule in rules.items() if "*" in pattern and _fits(pattern.split("."), key.split("."))), None)
+
+
+def _fits(pattern: list[str], parts: list[str]) -> bool:
+    if pattern[-1] == "**":
+        return len(parts) >= len(pattern) and _fits(pattern[:-1], parts[: len(pattern) - 1]) if pattern[:-1] else True
+    return len(pattern) == len(parts) and all(want in ("*", part) for want, part in zip(pattern, parts, strict=True))
+
+
+def flatten(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """dotted key -> value, for every value that holds no names; parts of a list that do are numbered."""
+    if isinstance(tree, Mapping) and tree:
+        items: Iterable[tuple[Any, Any]] = tree.items()
+    elif isinstance(tree, list) and any(isinstance(item, Mapping) for item in tree):
+        items = enumerate(tree)
+    else:
+        yield key, tree
+        return
+    for name, value in items:
+        yield from flatten(value, f"{key}.{name}".removeprefix("."))
+
+
+def show(value: Any) -> str:
+    """A value as a person would type it."""
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(show, value)) + "]"
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+
+
+# kinds of values: each gives back what is meant, or raises ValueError with what was expected
+
+
+def number(value: Any) -> int | float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("a number")
+    return value
+
+
+def whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not float(value).is_integer():
+        raise ValueError("a whole number")
+    return int(value)
+
+
+def count(value: Any) -> int:
+    if whole(value) < 1:
+        raise ValueError("a whole number from 1")
+    return int(value)
+
+
+def text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("a text")
+    return value
+
+
+def switch(value: Any) -> bool:
+    """true, also as the texts that configs are full of."""
+    named = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+    if isinstance(value, str) and value.lower() in named:
+        return named[value.lower()]
+    if isinstance(value, bool) or value in (0, 1):
+        return bool(value)
+    raise ValueError("true or false")
+
+
+# rules
+
+ODD = "not a value that it takes there. Look it up, or type the word you mean."
+
+
+def to(word: str, kind: Callable[[Any], Any] = number, note: str = "", *, command: bool = False) -> Rule:
+    """Carried over as it is."""
+
+    def rule(ledger: Ledger, key: str, value: Any) -> None:
+        if unread(ledger, key, value, word):
+            return
+        try:
+            said = kind(value)
+        except (ValueError, OverflowError, TypeError) as error:
+            ledger.refuse(key, f"{ledger.tool} takes {error} here, not {value!r}. Type {word}=<value>.")
+        else:
+            ledger.carry(key, {word: said}, note, command=command)
+
+    return rule
+
+
+def unread(ledger: Ledger, key: str, value: Any, word: str) -> bool:
+    """Whether a value is not in the file: computed, or filled in by somebody else. Then the key is told here."""
+    if isinstance(value, Code):
+        ledger.refuse(key, f"computed in Python, which is not run. Type {word}=<value>.")
+    elif value == "auto" and ledger.auto:
+        ledger.skip(key, f"filled in by {ledger.auto}")
+    elif value == "auto":
+        ledger.refuse(key, f"filled in by whoever calls {ledger.tool}, so it is not in this file. Type {word}=<value>.")
+    else:
+        return False
+    return True
+
+
+def unneeded(why: str) -> Rule:
+    return lambda ledger, key, value: ledger.skip(key, why)
+
+
+def refused(why: str) -> Rule:
+    return lambda ledger, key, value: ledger.refuse(key, why)
+
+
+def lacking(why: str, *off: Any) -> Rule:
+    """Refused where it is switched on; `off` are values that mean it is not, beside those that are empty, zero or false."""
+
+    def rule(ledger: Ledger, key: str, value: Any) -> None:
+        out = value in off or not value or (isinstance(value, str) and value.lower() in ("false", "no", "none", "off"))
+        ledger.skip(key, "off, as here") if out else ledger.refuse(key, why)
+
+    return rule
+
+
+def chosen(table: Mapping[Any, Rule], other: Rule) -> Rule:
+    """By the value, texts in lower case."""
+
+    def rule(ledger: Ledger, key: str, value: Any) -> None:
+        name = value.lower() if isinstance(value, str) else value
+        try:
+            table.get(name, other)(ledger, key, value)
+        except TypeError:  # a list, or what else is no value of a choice
+            other(ledger, key, value)
+
+    return rule
+
+
+def names(words: str) -> frozenset[str]:
+    """`a b c` as a set: tables of names are long."""
+    return frozenset(words.split())
+
+
+def every(words: str, rule: Rule, section: str = "") -> dict[str, Rule]:
+    """The same rule for all of these names of a section."""
+    return {f"{section}.{name}".removeprefix("."): rule for name in words.split()}
+
+
+def says(words: Mapping[str, Any], note: str = "") -> Rule:
+    """Carried over as these words."""
+    return lambda ledger, key, value: ledger.carry(key, words, note)
+
+
+def switched(on: Rule, off: Rule) -> Rule:
+    """One rule for true, one for false."""
+
+    def rule(ledger: Ledger, key: str, value: Any) -> None:
+        try:
+            (on if switch(value) else off)(ledger, key, value)
+        except ValueError as error:
+            ledger.refuse(key, f"{ledger.tool} takes {error} here, not {value!r}.")
+
+    return rule

@@ -1,0 +1,374 @@
+"""Lightning's Trainer: its arguments in a Python file, or the YAML of LightningCLI: https://lightning.ai/docs/pytorch/stable/common/trainer.html
+
+    dtrain import train.py to=mine.yaml
+
+Of a Python file only what stands in the call of Trainer is read, and names that are given a plain value once.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from dtrain.dialect import nested
+from dtrain.dialect.accelerate import SHARDING
+from dtrain.dialect.deepspeed import SHARDS, STAGES
+from dtrain.dialect.ledger import (
+    Code,
+    Ledger,
+    Rule,
+    chosen,
+    count,
+    every,
+    lacking,
+    names,
+    number,
+    refused,
+    says,
+    switched,
+    to,
+    unneeded,
+    unread,
+    whole,
+)  # fmt: skip
+from dtrain.dialect.terms import decaying, epochs, optimizer, output
+
+TITLE = "Lightning"
+MARKS = names(
+    "trainer fit seed_everything max_epochs accelerator accumulate_grad_batches gradient_clip_val val_check_interval enable_checkpointing "
+    "num_sanity_val_steps limit_val_batches class_path ckpt_path fast_dev_run enable_progress_bar"
+)
+SILENT = ("model", "data", "optim", "schedule", "steps", "batch")
+YOURS = "a LightningModule holds its own loop. Type model._target_=<the torch.nn.Module in it> trust=[<its package>], with objective and optim."
+DATA = (
+    "a DataModule holds its own loaders. Type data=dataset data.dataset._target_=<the dataset in it> trust=[<its package>] batch=<samples per step>."
+)
+CLOCK = re.compile(r"(\d+):(\d\d:\d\d:\d\d)")
+"""DD:HH:MM:SS."""
+PARTS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
+STRATEGIES: Mapping[str, Mapping[str, Any]] = {
+    "ddp": {"strategy": "ddp"},
+    "ddp_find_unused_parameters_true": {"strategy": "ddp", "strategy.find_unused_parameters": True},
+    "ddp_find_unused_parameters_false": {"strategy": "ddp"},
+    **{f"ddp_{way}": {"strategy": "ddp"} for way in ("spawn", "fork", "notebook")},
+    "fsdp": SHARDING["full_shard"],
+    "fsdp_cpu_offload": {**SHARDING["full_shard"], "strategy.rests": "cpu"},
+    "deepspeed": {"strategy": "zero2"},
+    **{f"deepspeed_stage_{stage}": {"strategy": STAGES[stage]} for stage in (1, 2, 3)},
+    **{f"deepspeed_stage_{stage}_offload": {"strategy": STAGES[stage], "strategy.rests": "cpu"} for stage in (2, 3)},
+    "single_device": {"strategy": "single"},
+}
+NO_STRATEGY = refused("there are ddp, zero1, zero2, fsdp, hsdp and single. Type strategy=fsdp.")
+
+
+def translate(ledger: Ledger) -> None:
+    section = next((prefix for prefix in ("fit.trainer.", "trainer.") if any(key.startswith(prefix) for key in ledger.leaves)), "")
+    outer = "fit." if section == "fit.trainer." else ""
+    for tell in (_devices, _strategy, _steps, _evaluation, _logger, _callbacks):
+        tell(ledger, section)
+    _optimizer(ledger, outer)
+    ledger.apply({f"{section}{name}": rule for name, rule in TRAINER.items()} | {f"{outer}{name}": rule for name, rule in COMMANDS.items()})
+    ledger.imply({"clip": None}, "Lightning does not clip unless told to")
+
+
+def _class(ledger: Ledger, key: str) -> str:
+    """The name of what an argument is an object of."""
+    return str(ledger.get(f"{key}.class_path", "")).rpartition(".")[2]
+
+
+def _devices(ledger: Ledger, t: str) -> None:
+    """A number, a list of numbers, or all."""
+    key = f"{t}devices"
+    value = ledger.leaves.get(key)
+    if isinstance(value, str) and value.lstrip("-").isdecimal():
+        value = int(value)
+    if key not in ledger.leaves or isinstance(value, Code):
+        return
+    if value in ("auto", -1, None):
+        ledger.skip(key, "all that are there: devices=auto")
+    elif isinstance(value, list) and all(isinstance(one, int) for one in value) and value:
+        ledger.carry(key, {"devices": len(value)}, f"these: CUDA_VISIBLE_DEVICES={','.join(map(str, value))} before the command")
+    else:
+        to("devices", count)(ledger, key, value)
+
+
+def _strategy(ledger: Ledger, t: str) -> None:
+    """By name, or an object with arguments."""
+    key = f"{t}strategy"
+    name = _class(ledger, key)
+    if key in ledger.leaves and not unread_strategy(ledger, key):
+        said = str(ledger.leaves[key])
+        if said in STRATEGIES:
+            ledger.carry(key, STRATEGIES[said])
+        else:
+            NO_STRATEGY(ledger, key, said)
+    for other in ledger.under(f"{key}.class_path"):
+        word = {
+            "DDPStrategy": "ddp",
+            "FSDPStrategy": "fsdp",
+            "DeepSpeedStrategy": "zero2",
+            "ModelParallelStrategy": "fsdp",
+            "SingleDeviceStrategy": "single",
+        }.get(name)
+        if word is None:
+            NO_STRATEGY(ledger, other, name)
+        elif name in ("DeepSpeedStrategy", "FSDPStrategy") and any(
+            ledger.get(f"{key}.init_args.{part}") for part in ("stage", "sharding_strategy", "config")
+        ):
+            ledger.skip(other, "told with its arguments")
+        else:
+            ledger.carry(other, {"strategy": word})
+    for other in ledger.under(f"{key}.init_args"):
+        argument = other.removeprefix(f"{key}.init_args.")
+        if (
+            argument == "config"
+            and name == "DeepSpeedStrategy"
+            and isinstance(ledger.leaves[other], str)
+            and not isinstance(ledger.leaves[other], Code)
+        ):
+            nested(ledger, other, "deepspeed", auto="Lightning, from the arguments of its Trainer")
+        else:
+            ARGUMENTS.get(name, {}).get(argument, refused(f"an argument of {name} that is not known here. Leave it out."))(
+                ledger, other, ledger.leaves[other]
+            )
+
+
+def unread_strategy(ledger: Ledger, key: str) -> bool:
+    if ledger.leaves[key] == "auto":
+        ledger.skip(key, "strategy=auto takes the cheapest that fits")
+        return True
+    return unread(ledger, key, ledger.leaves[key], "strategy")
+
+
+def _steps(ledger: Ledger, t: str) -> None:
+    """max_steps ends a run; epochs alone need the number of samples; the clock may end it sooner."""
+    steps, key = ledger.leaves.get(f"{t}max_steps"), f"{t}max_time"
+    if isinstance(steps, int) and steps > 0:
+        for other in ledger.under(f"{t}max_epochs"):
+            if ledger.leaves[other] in (-1, None):
+                ledger.skip(other, "no limit")
+            else:
+                ledger.refuse(
+                    other,
+                    f"whichever comes first ends a run there, max_steps={steps} here. Type a smaller steps=<{ledger.leaves[other]} x samples / batch> if epochs are meant.",
+                )
+    found = CLOCK.fullmatch(str(ledger.get(key, "")))
+    if found:
+        ledger.carry(key, {"time_limit": f"{int(found[1])}-{found[2]}"}, "of the whole command, the last save within it")
+    parts = ledger.under(key)
+    amounts = {part.rpartition(".")[2]: ledger.leaves[part] for part in parts if part.rpartition(".")[2] in PARTS}
+    if amounts and all(isinstance(amount, int | float) for amount in amounts.values()):
+        seconds = sum(PARTS[name] * amount for name, amount in amounts.items())
+        for part in parts:
+            if part.rpartition(".")[2] in PARTS:
+                ledger.carry(part, {"time_limit": seconds}, "of the whole command, the last save within it")
+            elif part.endswith("class_path"):
+                ledger.skip(part, "told with its arguments")
+
+
+def _evaluation(ledger: Ledger, t: str) -> None:
+    """val_check_interval counts batches of the loader, which are microbatches here."""
+    key, parts = f"{t}val_check_interval", ledger.get(f"{t}accumulate_grad_batches", 1)
+    value = ledger.leaves.get(key)
+    if isinstance(value, int) and not isinstance(value, bool) and isinstance(parts, int) and parts > 0:
+        if value % parts:
+            ledger.refuse(key, f"{value} batches are no whole number of steps of {parts} each. Type evaluate.every=<steps>.")
+        else:
+            ledger.carry(key, {"evaluate.every": value // parts}, f"{value} batches, {parts} in a step" if parts > 1 else "")
+    elif isinstance(value, float) and value:
+        epochs("evaluate.every")(ledger, key, value)
+
+
+def _logger(ledger: Ledger, t: str) -> None:
+    """true, false, an object, or a list of objects."""
+    key = f"{t}logger"
+    names = {"TensorBoardLogger": "tensorboard", "CSVLogger": ""}
+    for section in [key, *(f"{key}.{index}" for index in range(20))]:
+        name = _class(ledger, section)
+        for other in ledger.under(f"{section}.class_path", f"{section}.init_args"):
+            if name not in names:
+                ledger.refuse(
+                    other,
+                    f"there is no {name}. The rows are in metrics.jsonl; or write a logger: logger.mine._target_=<yours> trust=[<its package>].",
+                )
+            elif other.endswith("class_path") and names[name]:
+                ledger.carry(other, {"logger": ["console", "tensorboard"]})
+            else:
+                ledger.skip(other, "metrics.jsonl is always written; all is under <out>")
+
+
+def _callbacks(ledger: Ledger, t: str) -> None:
+    key = f"{t}callbacks"
+    for section in [key, *(f"{key}.{index}" for index in range(50))]:
+        name = _class(ledger, section)
+        keys = ledger.under(f"{section}.class_path", f"{section}.init_args")
+        if not keys:
+            continue
+        if name == "ModelCheckpoint":
+            _checkpoint(ledger, section)
+        elif name in OBSERVERS:
+            for other in keys:
+                ledger.skip(other, OBSERVERS[name])
+        else:
+            for other in keys:
+                ledger.refuse(other, INSTEAD.get(name, f"there is no {name}. Write a hook: hook.mine._target_=<yours> trust=[<its package>]."))
+
+
+def _checkpoint(ledger: Ledger, section: str) -> None:
+    """What stays, and how often. With save_top_k=1 and no monitor the newest one stays, with a monitor the best."""
+    top, monitor = ledger.leaves.get(f"{section}.init_args.save_top_k", 1), ledger.get(f"{section}.init_args.monitor")
+    ledger.skip(f"{section}.class_path", "told with its arguments; a run is always saved")
+    for key in ledger.under(f"{section}.init_args"):
+        name, value = key.rpartition(".")[2], ledger.leaves[key]
+        if name == "save_top_k" and top == -1:
+            ledger.carry(key, {"checkpoint.keep": None}, "all of them")
+        elif name == "save_top_k" and monitor and top != 1:
+            ledger.refuse(key, "the one best stays, and the newest ones. Type checkpoint.best=eval_loss checkpoint.keep=2.")
+        elif name == "save_top_k" and not monitor:
+            to("checkpoint.keep", count)(ledger, key, value)
+        elif name == "monitor" and str(monitor) in ("val_loss", "valid_loss", "validation_loss", "val/loss", "eval_loss"):
+            ledger.carry(key, {"checkpoint.best": "eval_loss"}, "the held-out loss")
+        elif name == "monitor" and value is not None:
+            ledger.refuse(key, "a figure of the evaluation, of which the lowest is the best. Type checkpoint.best=eval_loss.")
+        elif name == "mode" and value == "max" and monitor:
+            ledger.refuse(key, "the lowest is the best. Type checkpoint.best=eval_loss.")
+        elif name in CHECKPOINT:
+            (unneeded("empty") if value is None else CHECKPOINT[name])(ledger, key, value)
+        else:
+            ledger.refuse(key, "an argument of ModelCheckpoint that is not known here. Leave it out.")
+
+
+def _optimizer(ledger: Ledger, outer: str) -> None:
+    """LightningCLI may name an optimizer and a schedule beside the trainer."""
+    section = f"{outer}optimizer"
+    name = str(ledger.get(f"{section}.class_path", ""))
+    if name.startswith("torch.optim."):
+        optimizer(ledger, f"{section}.class_path", f"{section}.init_args", name.rpartition(".")[2])
+    section = f"{outer}lr_scheduler"
+    kind = _class(ledger, section)
+    most, steps = ledger.get(f"{section}.init_args.T_max"), ledger.words.get("steps", ledger.leaves.get(f"{outer}trainer.max_steps"))
+    if kind == "CosineAnnealingLR" and most is not None and most == steps and not ledger.get(f"{section}.init_args.eta_min"):
+        ledger.carry(f"{section}.class_path", decaying("cosine", 0, None))
+        for key in ledger.under(f"{section}.init_args"):
+            ledger.skip(key, "the cosine ends with the run, as T_max says")
+    elif not kind and "optim" in ledger.words:
+        ledger.imply({"schedule": "constant", "schedule.warmup": 0}, "no lr_scheduler in this file")
+
+
+OBSERVERS = {
+    "LearningRateMonitor": "metrics.jsonl has the learning rate of every step", "TQDMProgressBar": "logger=console draws a bar on a terminal",
+    "RichProgressBar": "logger=console draws a bar on a terminal", "ModelSummary": "dtrain plan tells what is built", "RichModelSummary": "dtrain plan tells what is built",
+    "DeviceStatsMonitor": "metrics.jsonl has what is measured", "ThroughputMonitor": "metrics.jsonl has samples_per_second", "Timer": "metrics.jsonl has the seconds of every step",
+}  # fmt: skip
+INSTEAD = {
+    "EarlyStopping": "a run ends at its steps, or where its loss is no number: on_spike=stop. Type checkpoint.best=eval_loss to keep the best.",
+    "StochasticWeightAveraging": "another average of the weights is kept beside them: type ema=0.999.",
+    "WeightAveraging": "another average of the weights is kept beside them: type ema=0.999.",
+    "EMAWeightAveraging": "type ema=<its decay>.",
+    "GradientAccumulationScheduler": "the batch is the same in every step. Type accumulate=<number>.",
+    "BatchSizeFinder": "dtrain plan tells what fits. Type microbatch=<number>.",
+    "LearningRateFinder": "type dtrain -m optim.lr=1e-4,3e-4,1e-3 steps=100.",
+}  # fmt: skip
+CHECKPOINT: dict[str, Rule] = {
+    "every_n_train_steps": to("checkpoint.every", count),
+    "every_n_epochs": epochs("checkpoint.every"),
+    "train_time_interval": refused("saves are counted in steps. Type checkpoint.every=<steps>."),
+    "save_last": unneeded("the newest one always stays"),
+    **every("dirpath filename auto_insert_metric_name enable_version_counter verbose save_on_train_epoch_end", unneeded("checkpoints are under <out>/checkpoints, named by step")),
+    **every("mode save_top_k", unneeded("the lowest is the best, and one of them stays")),
+    "save_weights_only": lacking("a checkpoint is whole; dtrain checkpoint export writes weights alone."),
+    "save_on_exception": unneeded("killed ranks go on from their last state: checkpoint.memory=1 keeps one of every step"),
+    "monitor": unneeded("empty"),
+}  # fmt: skip
+OFF = unneeded("off, as here")
+ARGUMENTS: Mapping[str, Mapping[str, Rule]] = {
+    "DDPStrategy": {
+        "find_unused_parameters": switched(says({"strategy.find_unused_parameters": True}), OFF),
+        "bucket_cap_mb": to("strategy.bucket_mb", count),
+        **every("static_graph gradient_as_bucket_view start_method process_group_backend timeout timeout.class_path timeout.init_args.seconds timeout.init_args.minutes", unneeded("ranks are started and reduced as is fastest; backend.timeout is 600 s")),
+    },
+    "FSDPStrategy": {
+        "sharding_strategy": chosen({name: says(words) for name, words in SHARDING.items()}, NO_STRATEGY),
+        "cpu_offload": switched(says({"strategy.rests": "cpu"}), OFF),
+        **every("activation_checkpointing_policy activation_checkpointing", lambda ledger, key, value: says({"remat": "full"}, "of every block")(ledger, key, value) if value else OFF(ledger, key, value)),
+        "state_dict_type": SHARDS,
+        **every("auto_wrap_policy mixed_precision use_orig_params limit_all_gathers forward_prefetch backward_prefetch sync_module_states process_group_backend timeout", unneeded("blocks are found by themselves, types follow from precision")),
+        "device_mesh": refused("type strategy=hsdp mesh.dp_shard=<inside> mesh.dp_replicate=<between>."),
+    },
+    "DeepSpeedStrategy": {
+        "stage": chosen({stage: says({"strategy": word}) for stage, word in STAGES.items()}, NO_STRATEGY),
+        "offload_optimizer": switched(says({"strategy.rests": "cpu"}, "shards of weights and optimizer both rest there"), OFF),
+        "offload_parameters": switched(says({"strategy.rests": "cpu"}), OFF),
+        **every("remote_device offload_params_device offload_optimizer_device", chosen({"cpu": OFF, "none": OFF}, refused("there is no offload to disks. Type strategy.rests=cpu."))),
+        **every("allgather_bucket_size reduce_bucket_size overlap_communication contiguous_gradients reduce_scatter allgather_partitions sub_group_size pin_memory zero_optimization zero_allow_untested_optimizer logging_batch_size_per_gpu logging_level load_full_weights", unneeded("collectives go block by block, beside the computation")),
+    },
+    "ModelParallelStrategy": {
+        "data_parallel_size": chosen({"auto": unneeded("the ranks that are left")}, to("mesh.dp_shard", count)),
+        "tensor_parallel_size": chosen({"auto": refused("type mesh.tp=<ranks>.")}, to("mesh.tp", count)),
+        **every("save_distributed_checkpoint", SHARDS),
+        **every("process_group_backend timeout", unneeded("as is fastest; backend.timeout is 600 s")),
+    },
+    "SingleDeviceStrategy": every("device", OFF),
+}  # fmt: skip
+FP8 = "there are fp32, bf16, bf16_true, fp16, and fp8 by torchao. Type precision=bf16."
+MIXED = {
+    "32-true": "fp32",
+    "32": "fp32",
+    32: "fp32",
+    "16-mixed": "fp16",
+    "16": "fp16",
+    16: "fp16",
+    "bf16-mixed": "bf16",
+    "bf16": "bf16",
+    "bf16-true": "bf16_true",
+}
+
+TRAINER: dict[str, Rule] = {
+    "accelerator": chosen({"auto": unneeded("GPUs where there are any, as here"), "gpu": unneeded("GPUs where there are any, as here"), "cuda": unneeded("GPUs where there are any, as here"), "cpu": says({"backend": "gloo"})}, refused("there are GPUs with nccl, and CPUs with gloo. Leave it out.")),
+    "devices": to("devices", count),
+    "num_nodes": to("nodes", count),
+    "precision": chosen({name: says({"precision": word}) for name, word in MIXED.items()}, refused(FP8)),
+    "max_steps": chosen({-1: unneeded("no limit")}, to("steps", count)),
+    "max_epochs": chosen({-1: unneeded("no limit")}, epochs()),
+    "min_epochs": lacking("a run ends at its steps. Leave it out."),
+    "min_steps": lacking("a run ends at its steps. Leave it out."),
+    "max_time": refused("hours:minutes:seconds. Type time_limit=3:55:00."), "max_time.**": refused("hours:minutes:seconds. Type time_limit=3:55:00."),
+    "accumulate_grad_batches": to("accumulate", count),
+    "gradient_clip_val": chosen({0: says({"clip": None}, "0 means none")}, to("clip", number)),
+    "gradient_clip_algorithm": chosen({"norm": unneeded("by the norm, as here")}, refused("gradients are clipped by their norm. Type clip=1.0.")),
+    "log_every_n_steps": to("log.every", count),
+    "val_check_interval": refused("held-out losses are counted in steps. Type evaluate.every=<steps>."),
+    "check_val_every_n_epoch": chosen({1: unneeded("evaluate.every counts steps"), None: unneeded("empty")}, epochs("evaluate.every")),
+    "num_sanity_val_steps": unneeded("dtrain verify runs a few steps before"),
+    "limit_val_batches": chosen({1.0: unneeded("all of them: evaluate.samples=null, else 256")}, refused("held-out samples are counted. Type evaluate.samples=<batches x their size>.")),
+    "limit_train_batches": chosen({1.0: OFF}, refused("a run ends at its steps. Type steps=<batches>.")),
+    **every("limit_test_batches limit_predict_batches", unneeded("of other commands of Lightning")),
+    "fast_dev_run": lacking("type steps=2, or dtrain verify with the same words."),
+    "overfit_batches": lacking("type data.holdout=0 with a dataset of a few samples."),
+    "enable_checkpointing": switched(unneeded("a run is always saved"), refused("the last step is always saved. Type checkpoint.every=0 for that one alone.")),
+    "enable_progress_bar": switched(unneeded("logger=console draws a bar on a terminal"), refused("type logger=[tensorboard].")),
+    "enable_model_summary": unneeded("dtrain plan tells what is built"),
+    "logger": switched(unneeded("metrics.jsonl and TensorBoard, as here"), says({"logger": ["console"]})),
+    "callbacks": lambda ledger, key, value: (unneeded("empty") if value in ([], {}) else refused("write a hook: hook.mine._target_=<yours> trust=[<its package>]."))(ledger, key, value),
+    **every("callbacks.** logger.** plugins.**", refused("computed in Python, which is not run. Write a hook: hook.mine._target_=<yours> trust=[<its package>].")),
+    "default_root_dir": output,
+    "deterministic": lacking("kernels are torch's own; the same seed gives the same losses within rounding. Leave it out."),
+    "benchmark": lacking("kernels are torch's own. Leave it out."),
+    "detect_anomaly": lacking("a loss that is no number stops the run at its step: on_spike=stop."),
+    "sync_batchnorm": lacking("use GroupNorm or LayerNorm, whose numbers do not depend on how the batch is split."),
+    "reload_dataloaders_every_n_epochs": lacking("data is addressed by index, and never loaded again. Leave it out."),
+    "use_distributed_sampler": unneeded("samples are shared out by their position"),
+    "inference_mode": unneeded("nothing is kept for a backward in evaluation"),
+    "profiler": lacking("nothing is profiled while training goes on. Leave it out."), "profiler.**": refused("nothing is profiled while training goes on. Leave it out."),
+    "plugins": lacking("launchers and precisions are words: launcher=external, precision=bf16."),
+    **every("barebones enable_autolog_hparams model_registry", unneeded("of Lightning's own loop")),
+    **every("strategy strategy.**", NO_STRATEGY),
+    "args.*": refused("given by position. Write its name before it."),
+}  # fmt: skip
+COMMANDS: dict[str, Rule] = {
+    "seed_everything": lambda ledger, key, value: (unneeded("runs are seeded: seed=0") if isinstance(value, bool) else to("seed", whole))(ledger, key, value),
+    **every("model model.**", refused(YOURS)),
+    **every("data data.**", refused(DATA)),
+    **every("optimizer.** lr_scheduler.**", refused("type optim=adamw, sgd, muon or adafactor, and schedule=cosine, constant or wsd, with their arguments.")),
+    "ckpt_path": lacking("a run goes on from its own checkpoint; init=<run of dtrain> takes weights."),
+    **every("verbose return_predictions weights_only", unneeded("of other commands of Lightning")),
+}  # fmt: skip

@@ -1,0 +1,197 @@
+"""A file of another tool -> a tree of plain values: JSON, YAML, TOML, or the calls in a Python file, of which no line is run.
+
+What cannot be read is one line: the place, what is wrong there, what to do.
+"""
+
+import ast
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from dtrain.dialect.ledger import Code, flatten
+from dtrain.errors import WordsError, first_line
+
+CALLS = {
+    "Trainer": "trainer", "ScalingConfig": "scaling_config", "RunConfig": "run_config", "FailureConfig": "failure_config", "CheckpointConfig": "checkpoint_config",
+}  # fmt: skip
+"""Calls that say how a run is made -> the name their arguments get in the tree."""
+DEEPEST = 50
+LARGEST = 1e30
+"""Above all numbers that mean something; nan is not below it."""
+
+
+class Loader(yaml.SafeLoader):
+    """YAML as the tools mean it: 2e-5 is a number, and a key comes once."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} is said twice", key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.events.AliasEvent):
+            event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+            raise yaml.constructor.ConstructorError(None, None, "an alias (*name): write out what it stands for", event.start_mark)
+        return super().compose_node(parent, index)
+
+
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(?:\d[\d_]*)(?:\.[\d_]*)?[eE][-+]?\d+|[-+]?\.\d+[eE][-+]?\d+"), list("-+.0123456789")
+)
+
+
+def parse(written: bytes, place: str) -> dict[str, Any]:
+    """The tree. Raises WordsError in one line."""
+    try:
+        text = written.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise WordsError(f"{place}: not a text: byte {error.start} is no UTF-8. A config is JSON, YAML, TOML or Python.") from error
+    kind = place.split("?")[0].rsplit(".", 1)[-1].lower()
+    try:
+        tree = {"json": _json, "toml": _toml, "py": _python}.get(kind, _any)(text, place)
+        if _depth(tree) > DEEPEST:
+            raise WordsError(f"{place}: nested more than {DEEPEST} deep. Is it a config?")
+        odd = next((f"{key}={value}" for key, value in flatten(tree) if isinstance(value, int | float) and not abs(value) < LARGEST), None)
+        if odd:
+            raise WordsError(f"{place}: {odd[:80]}: no number that a config may mean.")
+    except RecursionError as error:
+        raise WordsError(f"{place}: nested too deep. Is it a config?") from error
+    if not isinstance(tree, dict) or not tree:
+        what = "empty" if tree in (None, {}, []) else f"{type(tree).__name__}, where keys and values are expected"
+        raise WordsError(f"{place}: {what}. Give the file that the other tool is started with.")
+    return tree
+
+
+def _any(text: str, place: str) -> Any:
+    """A file whose name does not tell: by how it looks."""
+    if text.lstrip().startswith("{"):
+        return _json(text, place)
+    if re.search(rf"^[^#\n]*\b({'|'.join(CALLS)})\(", text, re.MULTILINE):
+        return _python(text, place)
+    return _toml(text, place) if re.search(r"^\[\w[\w.]*\]\s*$", text, re.MULTILINE) else _yaml(text, place)
+
+
+def _json(text: str, place: str) -> Any:
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise WordsError(f"{place}: {twice} is said twice. Take one of them out.")
+        return dict(pairs)
+
+    try:
+        return json.loads(text, object_pairs_hook=once)
+    except json.JSONDecodeError as error:
+        raise WordsError(f"{place}:{error.lineno}:{error.colno}: not JSON: {_slip(text, error)}") from error
+
+
+def _slip(text: str, error: json.JSONDecodeError) -> str:
+    """What people get wrong in JSON, by what stands where reading ended."""
+    before, here = text[: error.pos].rstrip(), text[error.pos :].lstrip()
+    slips = (
+        (here[:2] in ("//", "/*") or here[:1] == "#", "a comment, and JSON has none. Take it out."),
+        (before[-1:] == "," and here[:1] in ("}", "]"), "a comma after the last value. Take it out."),
+        (here[:1] in ("}", "]") and "trailing comma" in error.msg, "a comma after the last value. Take it out."),
+        (here[:1] == "'", 'texts stand in double quotes: "...".'),
+        (bool(re.match(r"True|False|None", here)), "Python's True, False and None are true, false and null in JSON."),
+        (here.startswith(","), "a comma too many. Take it out."),
+        (not here, "it ends too early: a bracket or quote is not closed."),
+        ("Expecting ',' delimiter" in error.msg, "a comma is missing before this."),
+        ("property name" in error.msg, 'a name in double quotes is expected: "name": value.'),
+    )
+    return next((said for holds, said in slips if holds), f"{error.msg}.")
+
+
+def _yaml(text: str, place: str) -> Any:
+    try:
+        return yaml.load(text, Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        at = f"{place}:{mark.line + 1}:{mark.column + 1}" if mark else place
+        said = getattr(error, "problem", None) or first_line(error)
+        raise WordsError(f"{at}: not YAML: {said}. Look at the indentation, colons and brackets there.") from error
+    except ValueError as error:  # such as a date that is none
+        raise WordsError(f"{place}: not YAML: {first_line(error)}.") from error
+
+
+def _toml(text: str, place: str) -> Any:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise WordsError(f"{place}: not TOML: {first_line(error)}.") from error
+
+
+def _python(text: str, place: str) -> Any:
+    """The outermost calls of CALLS, their arguments by name."""
+    try:
+        module = ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        raise WordsError(f"{place}{line}: not Python: {getattr(error, 'msg', error)}.") from error
+    script = _Script(module)
+    tree: dict[str, Any] = {}
+    calls = [node for node in ast.walk(module) if isinstance(node, ast.Call) and _last(node.func) in CALLS]
+    read = [(call, script.arguments(call)) for call in calls]
+    for call, arguments in read:
+        name = CALLS[_last(call.func)]
+        if id(call) in script.inside:
+            continue
+        if name in tree:
+            raise WordsError(f"{place}:{call.lineno}: a second {_last(call.func)}(...). Give a file with the one that is meant.")
+        tree[name] = arguments
+    if not tree:
+        raise WordsError(f"{place}: calls none of {', '.join(CALLS)}. Give the file in which the run is made.")
+    return tree
+
+
+class _Script:
+    """The values of a Python file that can be told without running it; `inside` are calls that are arguments of another."""
+
+    def __init__(self, module: ast.Module) -> None:
+        self.inside: set[int] = set()
+        self._names: dict[str, ast.expr] = {}
+        again = set()
+        for node in ast.walk(module):
+            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+                name = node.targets[0].id
+                again |= {name} & set(self._names)
+                self._names[name] = node.value
+        for name in again:  # which of the values is meant is not known
+            del self._names[name]
+
+    def arguments(self, call: ast.Call) -> dict[str, Any]:
+        found = {f"args.{number}": self.value(node) for number, node in enumerate(call.args)}
+        return found | {word.arg or f"**{ast.unparse(word.value)}": self.value(word.value) for word in call.keywords}
+
+    def value(self, node: ast.expr, deep: int = 0) -> Any:
+        """A plain value; a call of another class in the form of class_path and init_args; what is computed as Code."""
+        if isinstance(node, ast.Name) and node.id in self._names and deep < DEEPEST:
+            return self.value(self._names[node.id], deep + 1)
+        if isinstance(node, ast.List | ast.Tuple):
+            return [self.value(item, deep) for item in node.elts]
+        if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
+            return {str(key.value): self.value(item, deep) for key, item in zip(node.keys, node.values, strict=True) if isinstance(key, ast.Constant)}
+        if isinstance(node, ast.Call):
+            self.inside.add(id(node))
+            name = ast.unparse(node.func)
+            return self.arguments(node) if _last(node.func) in CALLS else {"class_path": name, "init_args": self.arguments(node)}
+        try:
+            return ast.literal_eval(node)
+        except (ValueError, TypeError, SyntaxError, MemoryError):
+            return Code(ast.unparse(node))
+
+
+def _last(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _depth(tree: Any) -> int:
+    items = tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, list) else ()
+    return 1 + max(map(_depth, items), default=0)

@@ -1,0 +1,312 @@
+"""torchtitan's TOML (until 2026-02) and the JSON that its later configs in Python are dumped to: https://github.com/pytorch/torchtitan
+
+    dtrain import llama3_8b.toml to=mine.yaml
+
+Its schedules are dtrain's to the step: warm-up by (step + 1) / warmup, decay over the last steps of the run.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dtrain.dialect.deepspeed import SHARDS
+from dtrain.dialect.ledger import ODD, Ledger, Rule, chosen, count, every, lacking, names, number, refused, says, show, switched, to, unneeded, whole
+from dtrain.dialect.terms import NO_DATA, optimizer, output
+
+TITLE = "torchtitan"
+MARKS = names(
+    "job training parallelism activation_checkpoint lr_scheduler metrics profiling comm validation validator model_spec hf_assets_path dump_folder "
+    "data_parallel_shard_degree tensor_parallel_degree pipeline_parallel_degree local_batch_size"
+)
+SILENT = ("model", "data")
+LLAMA = {"8B": (32, 4096, 32, 14336), "70B": (80, 8192, 64, 28672), "405B": (126, 16384, 128, 53248)}
+"""flavor -> layers, width, heads, hidden of Llama 3 (arXiv 2407.21783, table 3)."""
+DEGREES = {
+    "data_parallel_replicate_degree": "dp_replicate", "data_parallel_shard_degree": "dp_shard", "tensor_parallel_degree": "tp",
+    "pipeline_parallel_degree": "pp", "context_parallel_degree": "cp", "expert_parallel_degree": "ep",
+}  # fmt: skip
+SCHEDULES = {
+    "1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved_1f1b", "loopedbfs": "looped_bfs", "interleavedzerobubble": "interleaved_zero_bubble",
+    "zbvzerobubble": "zbv", "dualpipev": "dualpipev",
+}  # fmt: skip
+DECAY = "the decay is a straight line over the last steps, or a cosine from the end of the warm-up. Type schedule=wsd schedule.decay=<steps>, or schedule=cosine."
+
+
+def translate(ledger: Ledger) -> None:
+    for tell in (_mesh, _batch, _model, _optimizer, _schedule, _remat, _checkpoint, _precision):
+        tell(ledger)
+    ledger.apply(RULES)
+    ledger.imply({"clip": 1.0, "steps": 10000, "remat": "selective", "compile": "none"}, "default of torchtitan")
+
+
+def _mesh(ledger: Ledger) -> None:
+    """Degrees of 1 are ours too; -1 of dp_shard is what is left, which strategy=fsdp means."""
+    asked: dict[str, int] = {}
+    for name, axis in DEGREES.items():
+        key = f"parallelism.{name}"
+        value: Any = ledger.leaves.get(key)
+        if key in ledger.leaves and value in (1, -1):
+            ledger.skip(key, "one, as here" if value == 1 else "the ranks that are left: strategy=fsdp")
+        elif key in ledger.leaves:
+            to(f"mesh.{axis}", count)(ledger, key, value)
+        asked[axis] = value if isinstance(value, int) else 1 if name != "data_parallel_shard_degree" else -1
+    shards, copies = asked["dp_shard"] != 1, asked["dp_replicate"] > 1
+    ledger.imply({"strategy": "hsdp" if shards and copies else "fsdp" if shards or not copies else "ddp"}, "what the degrees mean in torchtitan")
+    if shards and copies and asked["dp_shard"] == -1:
+        ledger.words["strategy"] = "fsdp"  # whose rest goes to dp_shard, beside mesh.dp_replicate
+    for key in ledger.under("parallelism.pipeline_parallel_schedule"):
+        word = SCHEDULES.get(str(ledger.leaves[key]).lower())
+        if asked["pp"] < 2:
+            ledger.skip(key, "there is no pipeline")
+        elif word:
+            ledger.carry(key, {"pipeline.schedule": word})
+        else:
+            ledger.refuse(key, f"there are {', '.join(SCHEDULES.values())}. Type pipeline.schedule=1f1b.")
+
+
+def _batch(ledger: Ledger) -> None:
+    """Samples: a local one is a microbatch, or in a pipeline what is cut into microbatches. Later configs count tokens."""
+    t, pp = "training", ledger.words.get("mesh.pp", 1) > 1
+    local, whole_, size = (ledger.leaves.get(f"{t}.{name}") for name in ("local_batch_size", "global_batch_size", "seq_len"))
+    if isinstance(local, int) and not pp:
+        ledger.carry(f"{t}.local_batch_size", {"microbatch": local})
+    elif isinstance(local, int):
+        part = ledger.leaves.get("parallelism.pipeline_parallel_microbatch_size", 1)
+        if isinstance(part, int) and part > 0 and local % part == 0:
+            ledger.carry(f"{t}.local_batch_size", {"microbatch": part, "accumulate": local // part}, f"{local} samples in microbatches of {part}")
+    for key in ledger.under("parallelism.pipeline_parallel_microbatch_size"):
+        ledger.skip(key, "told with local_batch_size" if pp else "there is no pipeline")
+    if whole_ == -1:
+        ledger.skip(f"{t}.global_batch_size", "local_batch_size on every data-parallel rank")
+    elif isinstance(whole_, int):
+        ledger.words.pop("accumulate", None)  # follows from batch and microbatch
+        ledger.carry(f"{t}.global_batch_size", {"batch": whole_})
+    if isinstance(local, int) and whole_ in (-1, None) and not pp:
+        ledger.imply({"accumulate": 1}, "the global batch is the local one of all ranks")
+    _tokens(ledger, t, ledger.leaves.get(f"{t}.max_context_length", size))
+    for key in ledger.under(f"{t}.seq_len", f"{t}.max_context_length"):
+        to("data.sequence", count, "beside data=..., which is typed there too", command=True)(ledger, key, ledger.leaves[key])
+
+
+def _tokens(ledger: Ledger, t: str, sequence: Any) -> None:
+    """Token slots of a forward and of a step, in samples of the sequence."""
+    for name, word in (("num_tokens_per_microbatch_per_dp_rank", "microbatch"), ("num_tokens_per_train_step", "batch")):
+        key = f"{t}.{name}"
+        value = ledger.leaves.get(key)
+        if key not in ledger.leaves:
+            continue
+        if value == -1:
+            ledger.skip(key, "microbatches of all ranks")
+            ledger.imply({"accumulate": ledger.get("parallelism.num_pp_microbatches", 1)}, "one forward, or as many as the pipeline has, in a step")
+        elif isinstance(value, int) and isinstance(sequence, int) and sequence > 0 and value % sequence == 0:
+            ledger.carry(key, {word: value // sequence}, f"samples of {sequence} tokens")
+        else:
+            ledger.refuse(key, f"{show(value)} tokens are no whole number of samples of {show(sequence)}. Type {word}=<samples>.")
+
+
+def _model(ledger: Ledger) -> None:
+    """Its models are built from a registry, by name and flavor; ours of the same size has another attention."""
+    name, flavor = (
+        str(ledger.get("model.name", ledger.get("model_spec.name", ""))),
+        str(ledger.get("model.flavor", ledger.get("model_spec.flavor", ""))),
+    )
+    near = ""
+    if name.startswith("llama3") and flavor in LLAMA:
+        layers, width, heads, hidden = LLAMA[flavor]
+        sizes = f"model.layers={layers} model.width={width} model.heads={heads} model.kv_heads=8 model.hidden={hidden} model.vocab=128256 model.rope_base=500000"
+        near = f" Of the same size, but with norms of queries and keys: model=gpt {sizes}."
+    for key in ledger.under("model.name", "model.flavor", "model_spec"):
+        what = f"{name} {flavor}".strip() or "a model"
+        ledger.refuse(key, f"{what} is built by torchtitan alone. Type model._target_=<a torch.nn.Module> trust=[<its package>].{near}")
+    for key in ledger.under("model.converters"):
+        value = ledger.leaves[key]
+        if isinstance(value, list) and value and all(str(one).startswith(("float8", "quantize.linear.float8")) for one in value):
+            recipe = next(
+                (ledger.get(f"{section}.recipe_name") for section in ("quantize.linear.float8", "float8") if ledger.get(f"{section}.recipe_name")),
+                "tensorwise",
+            )
+            ledger.carry(key, {"precision": "fp8", "precision.recipe": recipe}, "needs torchao and a GPU that has the type")
+        else:
+            lacking("there is only float8. Type precision=fp8.")(ledger, key, value)
+
+
+def _optimizer(ledger: Ledger) -> None:
+    """One optimizer for all, or groups by patterns; a single group for everything is the former."""
+    if "optimizer.name" in ledger.leaves:
+        betas = [ledger.get("optimizer.beta1", 0.9), ledger.get("optimizer.beta2", 0.95)]
+        name = str(ledger.leaves["optimizer.name"])
+        for key in ledger.under("optimizer.implementation"):
+            ledger.skip(key, "speed only; here one fused kernel is used where there is one")
+        for key in ledger.under("optimizer.beta1", "optimizer.beta2"):
+            if name == "AdamW":
+                ledger.carry(key, {"optim.betas": betas})
+        optimizer(ledger, "optimizer.name", "optimizer", name, {"lr": 8e-4, "betas": betas, "weight_decay": 0.1})
+    groups = "optimizer.param_groups"
+    if ledger.leaves.get(f"{groups}.0.pattern") == ".*" and f"{groups}.0.optimizer_name" in ledger.leaves:
+        ledger.skip(f"{groups}.0.pattern", "all weights")
+        optimizer(ledger, f"{groups}.0.optimizer_name", f"{groups}.0.optimizer_kwargs", str(ledger.get(f"{groups}.0.optimizer_name", "AdamW")))
+    for key in ledger.under(groups):
+        ledger.refuse(key, "optimizers by patterns of names are optim=muon, or one of your own: optim._target_=<yours> trust=[<its package>].")
+
+
+def _schedule(ledger: Ledger) -> None:
+    """Flat, then down over the last decay_ratio of the run; without one down from the end of the warm-up."""
+    p = "lr_scheduler"
+    values = {name: ledger.get(f"{p}.{name}", default) for name, default in SCHEDULER.items()}
+    steps, ratio = ledger.get("training.steps", 10000), values["decay_ratio"]
+    total = steps if values["total_steps"] is None else values["total_steps"]
+    numbers = (steps, total, values["warmup_steps"], values["min_lr_factor"], 0 if ratio is None else ratio)
+    if not all(isinstance(one, int | float) and not isinstance(one, bool) for one in numbers):
+        return  # the table refuses what is odd
+    if total != steps and "training.steps" in ledger.leaves:
+        ledger.carry("training.steps", {"steps": total, "stop_after": steps}, "the schedule aims further than the run goes")
+    warmup = min(values["warmup_steps"], total)
+    decay = total - warmup if ratio is None else min(round(total * ratio), total - warmup)
+    words = {"schedule": "wsd", "schedule.warmup": warmup, "schedule.decay": decay, "schedule.floor": values["min_lr_factor"]}
+    if values["decay_type"] == "cosine" and decay == total - warmup:
+        del words["schedule.decay"]
+        words["schedule"] = "cosine"
+    elif values["decay_type"] != "linear":
+        for key in ledger.under(p):
+            ledger.refuse(key, DECAY)
+        return
+    for name, word in (
+        ("warmup_steps", "schedule.warmup"),
+        ("decay_ratio", "schedule.decay"),
+        ("decay_type", "schedule"),
+        ("min_lr_factor", "schedule.floor"),
+    ):
+        for key in ledger.under(f"{p}.{name}"):
+            if ledger.leaves[key] is None or word not in words:
+                ledger.skip(key, "from the end of the warm-up to the end of the run")
+            else:
+                ledger.carry(key, {word: words[word]}, f"of {total} steps" if name == "decay_ratio" else "")
+    for key in ledger.under(f"{p}.total_steps"):
+        ledger.skip(key, "told with training.steps")
+    ledger.imply(words, "default of torchtitan")
+
+
+SCHEDULER: Mapping[str, Any] = {"warmup_steps": 200, "total_steps": None, "decay_ratio": None, "decay_type": "linear", "min_lr_factor": 0.0}
+
+
+def _remat(ledger: Ledger) -> None:
+    """selective by op is ours; selective by number is a share of the blocks."""
+    p, mode = "activation_checkpoint", str(ledger.get("activation_checkpoint.mode", "selective"))
+    option = str(ledger.get(f"{p}.selective_ac_option", "op"))
+    for key in ledger.under(f"{p}.mode"):
+        if mode == "selective" and option.isdecimal() and int(option) > 0:
+            ledger.carry(
+                key,
+                {"remat": "budget", "remat.share": 1 - 1 / int(option)} if option != "1" else {"remat": "full"},
+                f"one block of {option} is computed again",
+            )
+        elif mode in ("none", "full", "selective"):
+            ledger.carry(key, {"remat": mode})
+        else:
+            ledger.refuse(key, "torch's budget is of memory, ours of blocks. Type remat=budget remat.share=0.5.")
+    for key in ledger.under(f"{p}.selective_ac_option", f"{p}.memory_budget"):
+        ledger.skip(key, f"told with mode={mode}" if key.endswith("option") or mode != "memory_budget" else "told with mode")
+
+
+def _checkpoint(ledger: Ledger) -> None:
+    """A run here is always saved; where theirs is not, how often says nothing."""
+    if ledger.leaves.get("checkpoint.enable", False) is False:
+        for key in ledger.under("checkpoint"):
+            ledger.skip(key, "saves are off there; here the last step is always saved, and checkpoint.every=200")
+
+
+def _precision(ledger: Ledger) -> None:
+    """Weights in fp32 and products in bf16 by default, as FSDP does it."""
+    dtype, products = ledger.get("training.dtype", "float32"), ledger.get("training.mixed_precision_param", "bfloat16")
+    word = {("float32", "float32"): "fp32", ("float32", "bfloat16"): "bf16", ("bfloat16", "bfloat16"): "bf16_true"}.get((str(dtype), str(products)))
+    for key in ledger.under("training.dtype", "training.mixed_precision_param"):
+        if ledger.words.get("precision") == "fp8" and word == "bf16":
+            ledger.skip(key, "told with model.converters: what is not in fp8 is in bf16")
+        elif word:
+            ledger.carry(key, {"precision": word})
+        else:
+            ledger.refuse(key, "there are fp32, bf16, and bf16_true with weights of 16 bits. Type precision=bf16.")
+    if word:
+        ledger.imply({"precision": word}, "default of torchtitan")
+
+
+def of_tp(rule: Rule) -> Rule:
+    """Of the tensor axis, where there is one."""
+    return lambda ledger, key, value: (rule if "mesh.tp" in ledger.words else unneeded("there is no tensor axis"))(ledger, key, value)
+
+
+OFF = unneeded("off, as here")
+PROFILE = unneeded("nothing is profiled while training goes on")
+LOADER = unneeded("samples are read ahead in a thread; loading processes are data.workers with data=dataset")
+TIMES = refused("one timeout holds for every collective. Type backend=nccl backend.timeout=600.")
+RULES: dict[str, Rule] = {
+    **every(" ".join(DEGREES), refused(ODD), "parallelism"),
+    **every("model.name model.flavor model.converters optimizer.name optimizer.lr optimizer.beta1 optimizer.beta2 optimizer.eps optimizer.weight_decay", refused(ODD)),
+    **every("training.seq_len training.dtype training.mixed_precision_param activation_checkpoint.mode activation_checkpoint.selective_ac_option", refused(ODD)),
+    **every("parallelism.pipeline_parallel_schedule parallelism.pipeline_parallel_microbatch_size", refused(ODD)),
+    **every("job.dump_folder dump_folder", output),
+    **every("job.description job.print_config job.save_config_file job.config_file debug.print_config debug.save_config_file", unneeded("config.yaml and plan.yaml are always written")),
+    **every("job.custom_config_module experimental.custom_import experimental.custom_args_module override.**", lacking("no code is imported by a config. Type trust=[<your package>] with a _target_ of it.")),
+    **every("profiling.enable_profiling profiler.enable_profiling profiling.enable_memory_snapshot profiler.enable_memory_snapshot", lacking("nothing is profiled while training goes on. Leave it out.")),
+    **every("profiling.* profiler.*", PROFILE),
+    "metrics.log_freq": to("log.every", count),
+    "metrics.enable_tensorboard": switched(says({"logger": ["console", "tensorboard"]}), says({"logger": ["console"]})),
+    "metrics.enable_wandb": lacking("metrics.jsonl has every row; for wandb write a logger: logger.wandb._target_=<yours> trust=[<its package>]."),
+    "metrics.*": unneeded("rows of all ranks are gathered in <out>/metrics.jsonl"),
+    **every("model.hf_assets_path model.tokenizer_path hf_assets_path tokenizer.**", refused("token files are encoded already, and data=text takes data.tokenizer=<URL of a tokenizer.json>.")),
+    "model.print_after_conversion": unneeded("dtrain plan tells what is built"),
+    "optimizer.early_step_in_backward": lacking("the optimizer steps after the backward. Leave it out."),
+    "optimizer.implementation": unneeded("speed only; here one fused kernel is used where there is one"),
+    "optimizer.optimizer_factory_kwargs_by_name": unneeded("empty"),
+    "optimizer.**": refused("type optim=adamw with its arguments."),
+    **every("warmup_steps total_steps decay_ratio decay_type min_lr_factor", refused(DECAY), "lr_scheduler"),
+    **every("training.dataset training.dataset_path training.dataset_path dataloader.**", refused(NO_DATA)),
+    **every("training.local_batch_size training.global_batch_size", refused("a whole number of samples. Type microbatch=<number> batch=<number>.")),
+    "training.max_norm": to("clip", number),
+    "training.steps": to("steps", count),
+    "training.enable_cpu_offload": switched(says({"strategy.rests": "cpu"}), OFF),
+    "training.mixed_precision_reduce": chosen({"float32": unneeded("gradients are reduced in fp32")}, refused("gradients are reduced in the type of the weights. Leave it out.")),
+    **every("training.gc_freq training.gc_debug training.disable_cuda_graphs", unneeded("the loop keeps the collector out of its steps")),
+    "training.seed": to("seed", whole),
+    "training.dataloader.**": LOADER,
+    "training.deterministic": lacking("kernels are torch's own; the same seed gives the same losses within rounding."),
+    "parallelism.fsdp_reshard_after_forward": chosen({"default": says({"strategy.reshard": "forward"}, "never in a pipeline, there"), "always": says({"strategy.reshard": "forward"}), "never": says({"strategy.reshard": "never"})}, refused("type strategy.reshard=forward or never.")),
+    "parallelism.disable_loss_parallel": of_tp(switched(says({"tensor.loss": "whole"}), says({"tensor.loss": "split"}))),
+    "parallelism.enable_sequence_parallel": of_tp(switched(says({"tensor.sequence": "split"}), says({"tensor.sequence": "whole"}))),
+    **every("parallelism.enable_async_tensor_parallel compile.enable_async_tensor_parallel", lacking("what tp gathers is not cut into pieces. Leave it out.")),
+    "parallelism.num_pp_microbatches": chosen({1: unneeded("one, as here")}, to("accumulate", count, "microbatches of a step")),
+    "parallelism.module_fqns_per_model_part": lacking("type pipeline.split=[2,1]: how many blocks each stage has."),
+    **every("parallelism.pipeline_parallel_first_stage_less_layers parallelism.pipeline_parallel_last_stage_less_layers", unneeded("pipeline.split=cost weighs embedding and head")),
+    "parallelism.pipeline_parallel_layers_per_stage": lacking("type pipeline.split=[2,1]: how many blocks each stage has."),
+    "parallelism.pipeline_parallel_schedule_csv": lacking("schedules are made by name. Type pipeline.schedule=1f1b."),
+    "parallelism.pipeline_parallel_expert_parallel_overlap": unneeded("how tokens travel"),
+    **every("parallelism.context_parallel_load_balancer parallelism.context_parallel_rotate_method parallelism.context_parallel_ptrr_mask_key", unneeded("the ring shares causal work evenly")),
+    "parallelism.expert_tensor_parallel_degree": chosen({1: unneeded("one, as here")}, refused("experts are not split by tp. Leave it out.")),
+    "parallelism.expert_parallel_comm_backend": chosen({"standard": unneeded("all-to-all, as here")}, refused("tokens travel by all-to-all. Leave it out.")),
+    **every("parallelism.enable_fsdp_symm_mem parallelism.spmd_backend parallelism.enable_compiled_autograd", unneeded("of torchtitan's own FSDP")),
+    "checkpoint.enable": unneeded("a run is always saved"),
+    "checkpoint.interval": to("checkpoint.every", count),
+    "checkpoint.keep_latest_k": chosen({0: says({"checkpoint.keep": None}, "0 means all")}, to("checkpoint.keep", count)),
+    "checkpoint.async_mode": chosen({"disabled": says({"checkpoint.mode": "blocking"})}, says({"checkpoint.mode": "background"})),
+    "checkpoint.initial_load_path": lacking("weights come from a run of dtrain. Type init=<its out>."),
+    "checkpoint.load_step": chosen({-1: unneeded("the newest, as here")}, refused("the newest valid one is gone on from. Type init=<out>/checkpoints/step-... for weights of an older one.")),
+    **every("checkpoint.last_save_in_hf checkpoint.last_save_model_only checkpoint.export_dtype checkpoint.folder checkpoint.initial_load_model_only checkpoint.initial_load_in_hf checkpoint.initial_load_in_hf_quantized", SHARDS),
+    **every("checkpoint.enable_first_step_checkpoint checkpoint.create_seed_checkpoint checkpoint.load_only checkpoint.enable_ft_dataloader_checkpoints checkpoint.exclude_from_loading", unneeded("a run goes on by itself, weights are drawn by name")),
+    **every("preserve_rng_state determinism_check debug early_stop visualize_memory_budget_pareto force_recompute_mm_shapes_by_fqns per_op_sac_force_recompute_mm_shapes_by_fqns", unneeded("what is computed again draws the same numbers; products are kept"), "activation_checkpoint"),
+    "compile.enable": switched(says({"compile": "blocks"}), says({"compile": "none"})),
+    "compile.components": unneeded("blocks are what is compiled"),
+    "compile.backend": chosen({"inductor": unneeded("inductor, as here")}, refused("blocks are compiled by inductor. Type compile=blocks.")),
+    **every("quantize.linear.float8.recipe_name float8.recipe_name", unneeded("told with model.converters")),
+    **every("quantize.** float8.** mx.**", unneeded("of converters; model.converters says which")),
+    **every("comm.init_timeout_seconds comm.train_timeout_seconds", TIMES),
+    "comm.mode": chosen({"default": unneeded("a real one")}, refused("type dtrain plan for a look without ranks.")),
+    "comm.*": unneeded("failure.json has the last collective of every rank"),
+    **every("memory_estimation.**", unneeded("dtrain plan tells the memory of a rank")),
+    "fault_tolerance.enable": lacking("killed ranks start again from their last state by themselves: checkpoint.memory=1 keeps one of every step."),
+    "fault_tolerance.*": unneeded("of torchft"),
+    **every("validation.enable validator.enable", switched(unneeded("held-out samples are always looked at"), says({"evaluate.every": 0}, "the last step is looked at all the same"))),
+    **every("validation.freq validator.freq", lambda ledger, key, value: (to("evaluate.every", count) if ledger.get(f"{key.split('.')[0]}.enable") else OFF)(ledger, key, value)),
+    **every("validation.** validator.**", unneeded("held-out samples are a part of the data: data.holdout, evaluate.samples")),
+    "debug.seed": to("seed", whole),
+    "debug.*": lacking("kernels are torch's own; the same seed gives the same losses within rounding. Leave it out."),
+    **every("loss.**", unneeded("cross entropy of the next token, over the whole batch")),
+}  # fmt: skip

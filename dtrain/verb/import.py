@@ -1,0 +1,65 @@
+"""`dtrain import <file or URL>`: a config of another tool as a recipe, and what became of each of its keys. Nothing of the file is run.
+
+    dtrain import ds_config.json                     the recipe, with three lists: carried over, not needed here, refused and why
+    dtrain import llama3_8b.toml to=mine.yaml        written there; then: dtrain plan recipe=mine.yaml
+    dtrain import train.py as=lightning              when it is not clear whose file it is
+
+Known are DeepSpeed's JSON, Accelerate's, torchtune's and axolotl's YAML, torchtitan's TOML and JSON, and the calls of Lightning's and
+Ray's Trainer and configs in a Python file, or the same as YAML.
+"""
+
+from collections.abc import Sequence
+
+from dtrain import store
+from dtrain.dialect import complete, load, recognise, translate
+from dtrain.dialect.read import parse
+from dtrain.dialect.write import command, lists, recipe
+from dtrain.errors import StoreError, WordsError, nearest
+
+TAKES = ("as", "to")
+
+
+def run(words: Sequence[str]) -> int:
+    place, said = _read(words)
+    tree = parse(store.read(place), place)
+    name = said.get("as") or recognise(tree, place)
+    ledger = translate(tree, name, place)
+    complete(ledger)
+    silent = load(name).SILENT
+    if "to" not in said:
+        print(recipe(ledger, silent, "<this file>"), end="")
+        return 0
+    to = said["to"]
+    _write(to, recipe(ledger, silent, to))
+    print(f"{place} is read by {ledger.tool}; {to} says it in words of dtrain", *lists(ledger), f"next  {command(ledger, to)}", sep="\n")
+    return 0
+
+
+def _read(words: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """The file, and as= and to=. Raises WordsError with every mistake."""
+    pairs = [word.split("=", 1) for word in words if word.split("=", 1)[0] in TAKES and "=" in word]
+    others = [word for word in words if word.split("=", 1)[0] not in TAKES or "=" not in word]
+    files = [word for word in others if not word.startswith("-") and ("=" not in word or "/" in word.split("=")[0])]
+    problems = [f"{word}: import does not take it.{nearest(word.lstrip('-').split('=')[0], TAKES)}" for word in others if word not in files]
+    problems += [f"{key}= is empty. Type {key}=<{'dialect' if key == 'as' else 'file'}>." for key, value in pairs if not value]
+    if len(files) != 1:
+        problems.append(f"import takes one file or URL, not {len(files) or 'none'}. Type dtrain import ds_config.json.")
+    said: dict[str, str] = {}
+    for key, value in pairs:
+        if said.setdefault(key, value) != value:
+            problems.append(f"{key}={value}: {key}={said[key]} was said before. Leave one of them out.")
+    if problems:
+        raise WordsError(*problems)
+    if "as" in said:
+        load(said["as"])
+    return files[0], said
+
+
+def _write(url: str, text: str) -> None:
+    """Raises WordsError where something else is already."""
+    try:
+        store.publish(url, text.encode())
+    except StoreError as error:
+        if error.kind != "exists":
+            raise
+        raise WordsError(f"to={url}: something else is there already. Remove it, or name another file.") from error

@@ -1,0 +1,132 @@
+"""Values of Accelerate's files, against what its documentation says they mean."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from imported import FILES, Imported, example, imported
+
+
+def config(folder: Path, **keys: Any) -> Imported:
+    path = folder / "accelerate.yaml"
+    path.write_text(yaml.safe_dump({"compute_environment": "LOCAL_MACHINE", **keys}))
+    return imported(path)
+
+
+def test_the_first_fsdp() -> None:
+    read = example("accelerate_fsdp1.yaml")
+    words = {
+        "nodes": 1,
+        "devices": 8,
+        "strategy": "fsdp",
+        "strategy.reshard": "never",
+        "strategy.rests": "cpu",
+        "remat": "full",
+        "precision": "bf16",
+        "batch": 8,
+    }
+    assert read.words == words
+    assert read.command == {"batch": "<samples of a step>"}
+    assert not read.told("refused")
+
+
+def test_the_second_fsdp_on_two_machines(tmp_path: Path) -> None:
+    read = example("accelerate_fsdp2.yaml")
+    assert read.words == {
+        "nodes": 2, "devices": 8, "strategy": "hsdp", "strategy.reshard": "forward", "mesh.dp_replicate": 2, "mesh.dp_shard": 4, "mesh.tp": 2, "precision": "fp16",
+        "compile": "blocks", "compile.mode": "default", "batch": 8,
+    }  # fmt: skip
+    assert read.command["launcher.address"] == "10.0.0.4:29500"
+    assert read.command["launcher.here"] == 1
+    assert read.plan(tmp_path).mesh.data == 8
+
+
+def test_deepspeed_by_fields() -> None:
+    read = example("accelerate_deepspeed.yaml")
+    words = {
+        "nodes": 1,
+        "devices": 4,
+        "strategy": "zero3",
+        "strategy.rests": "cpu",
+        "accumulate": 4,
+        "clip": 0.5,
+        "precision": "bf16",
+        "microbatch": 1,
+    }
+    assert read.words == words
+    assert "microbatch" in read.ledger.implied
+
+
+def test_deepspeed_by_a_file() -> None:
+    read = example("accelerate_deepspeed_file.yaml")
+    assert (read.words["devices"], read.words["batch"], read.words["strategy"], read.words["schedule.decay"]) == (8, 256, "zero2", 19000)
+    assert "ds_zero2_offload.json: zero_optimization.stage" in read.told("carried")
+
+
+def test_a_file_from_elsewhere_names_none_of_this_machine(tmp_path: Path) -> None:
+    from dtrain.dialect import translate
+
+    for file in (str(FILES / "ds_pipeline.json"), "../ds.json", "s3://other/ds.json"):
+        tree = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": file}}
+        entries = {entry.key: entry for entry in translate(tree, "accelerate", "https://example.org/a.yaml").entries}
+        assert entries["deepspeed_config.deepspeed_config_file"].kind == "refused"
+        assert "batch" not in entries
+
+
+def test_megatron(tmp_path: Path) -> None:
+    read = example("accelerate_megatron.yaml")
+    assert read.words == {
+        "nodes": 1, "devices": 8, "strategy": "zero1", "mesh.tp": 2, "mesh.pp": 2, "tensor.sequence": "split", "remat": "selective", "accumulate": 4, "clip": 1.0,
+        "precision": "bf16", "microbatch": 1,
+    }  # fmt: skip
+    assert read.plan(tmp_path).batch.accumulate == 4
+
+
+def test_cpus_and_what_is_misspelt() -> None:
+    read = example("accelerate_cpu.yaml")
+    assert read.words == {"nodes": 1, "devices": 3, "strategy": "ddp", "backend": "gloo", "precision": "fp32", "batch": 3}
+    refused = read.told("refused")
+    assert "Did you mean num_processes?" in refused["num_proceses"]
+    assert "CUDA_VISIBLE_DEVICES" in refused["gpu_ids"]
+    assert "ipex_config.ipex" in refused
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("FULL_SHARD", {"strategy": "fsdp", "strategy.reshard": "forward"}),
+        (2, {"strategy": "fsdp", "strategy.reshard": "never"}),
+        ("NO_SHARD", {"strategy": "ddp"}),
+        ("HYBRID_SHARD", {"strategy": "hsdp", "strategy.reshard": "forward"}),
+        ("HYBRID_SHARD_ZERO2", {"strategy": "hsdp", "strategy.reshard": "never"}),
+    ],
+)
+def test_sharding_strategies(said: Any, words: dict[str, str], tmp_path: Path) -> None:
+    read = config(tmp_path, distributed_type="FSDP", num_processes=4, fsdp_config={"fsdp_sharding_strategy": said})
+    assert {word: value for word, value in read.words.items() if word.startswith("strategy")} == words
+    read.plan(tmp_path)
+
+
+def test_what_is_not_sharded_cannot_be_offloaded(tmp_path: Path) -> None:
+    read = config(tmp_path, distributed_type="FSDP", num_processes=2, fsdp_config={"fsdp_offload_params": True, "fsdp_sharding_strategy": "NO_SHARD"})
+    assert "strategy=fsdp strategy.rests=cpu" in read.told("refused")["fsdp_config.fsdp_offload_params"]
+    read.plan(tmp_path)
+
+
+def test_processes_that_are_not_the_same_on_each_machine(tmp_path: Path) -> None:
+    refused = config(tmp_path, distributed_type="MULTI_GPU", num_machines=2, num_processes=7).told("refused")
+    assert set(refused) == {"num_machines", "num_processes"}
+
+
+@pytest.mark.parametrize("kind", ["XLA", "MULTI_NPU", "MULTI_XPU"])
+def test_other_devices_are_refused(kind: str, tmp_path: Path) -> None:
+    read = config(tmp_path, distributed_type=kind, num_processes=2)
+    assert "GPUs with nccl" in read.told("refused")["distributed_type"]
+    assert "strategy" not in read.words
+
+
+def test_sagemaker_is_refused_whole(tmp_path: Path) -> None:
+    read = config(tmp_path, compute_environment="AMAZON_SAGEMAKER", distributed_type="NO", ec2_instance_type="ml.p4d")
+    assert not read.words
+    assert len(read.told("refused")) == 3

@@ -1,0 +1,151 @@
+"""Values of DeepSpeed's files, against what its documentation says they mean."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from imported import Imported, example, imported
+
+
+def config(folder: Path, **keys: Any) -> Imported:
+    path = folder / "ds.json"
+    path.write_text(json.dumps({"train_batch_size": 8, **keys}))
+    return imported(path)
+
+
+def test_a_finetuning_file() -> None:
+    read = example("ds_zero2_offload.json")
+    assert read.words == {
+        "batch": 256, "microbatch": 8, "strategy": "zero2", "strategy.rests": "cpu", "precision": "fp16", "precision.scale": 4096.0, "precision.growth": 500,
+        "optim": "adamw", "optim.lr": 3e-5, "optim.betas": [0.9, 0.98], "optim.eps": 1e-6, "optim.weight_decay": 0.05,
+        "schedule": "wsd", "schedule.warmup": 1000, "schedule.decay": 19000, "schedule.floor": 0.0, "steps": 20000, "clip": 1.0, "log.every": 100,
+    }  # fmt: skip
+    assert "8 data-parallel rank(s)" in read.told("carried")["train_micro_batch_size_per_gpu"]
+    assert not read.told("refused")
+    assert "a step behind" in read.told("carried")["scheduler.params.warmup_num_steps"]
+
+
+def test_what_the_huggingface_trainer_fills_in_is_asked_for() -> None:
+    read = example("ds_zero3_auto.json")
+    assert read.words == {"strategy": "zero3", "optim": "adamw", "schedule": "constant", "schedule.warmup": 0, "log.every": 2000}
+    refused = read.told("refused")
+    assert "Type optim.lr=<value>" in refused["scheduler.params.warmup_max_lr"]
+    assert "Type batch=<value>" in refused["train_batch_size"]
+    assert "Type clip=<value>" in refused["gradient_clipping"]
+    assert "Type precision=<value>" in refused["bf16.enabled"]
+    assert "zero_optimization.reduce_bucket_size" in read.told("unneeded")
+
+
+def test_what_is_not_here_is_refused() -> None:
+    read = example("ds_zero3_nvme.json")
+    assert read.words == {"microbatch": 1, "accumulate": 16, "strategy": "zero3", "precision": "bf16", "clip": None}
+    refused = read.told("refused")
+    assert "no offload to disks" in refused["zero_optimization.offload_param.device"]
+    assert "strategy=hsdp" in refused["zero_optimization.zero_hpz_partition_size"]
+    assert "remat=full" in refused["activation_checkpointing.cpu_checkpointing"]
+    assert "Did you mean zero_optimization.stage?" in refused["zero_optimisation.stage"]
+
+
+def test_a_pipeline(tmp_path: Path) -> None:
+    read = example("ds_pipeline.json")
+    assert read.words == {
+        "batch": 64, "microbatch": 2, "strategy": "zero1", "precision": "bf16", "optim": "adamw", "optim.lr": 6e-4, "optim.betas": [0.9, 0.999], "optim.eps": 1e-8,
+        "optim.weight_decay": 0.1, "schedule": "cosine", "schedule.warmup": 200, "schedule.floor": 0.1, "steps": 5000, "mesh.pp": 2, "pipeline.split": "blocks",
+        "remat": "full", "logger": ["console", "tensorboard"], "clip": None, "devices": 2,
+    }  # fmt: skip
+    assert read.plan(tmp_path, "devices=8").batch.accumulate == 8  # 64 = 2 x 4 data-parallel x 8
+
+
+def test_a_foreign_optimizer() -> None:
+    read = example("ds_onebit.json")
+    assert read.words == {"batch": 4096, "accumulate": 8, "strategy": "ddp", "schedule": "constant", "schedule.warmup": 0, "clip": None}
+    assert "there is no optimizer OneBitAdam" in read.told("refused")["optimizer.params.freeze_step"]
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ((32, 4, 8), {"batch": 32, "microbatch": 4}),
+        ((32, 4, None), {"batch": 32, "microbatch": 4}),
+        ((32, None, 8), {"batch": 32, "accumulate": 8}),
+        ((None, 4, 8), {"microbatch": 4, "accumulate": 8}),
+        ((32, None, None), {"batch": 32, "accumulate": 1}),
+        ((None, 4, None), {"microbatch": 4, "accumulate": 1}),
+        ((30, 4, 8), {}),
+        ((None, 0, 8), {"accumulate": 8, "microbatch": 1}),
+    ],
+)
+def test_two_of_three_make_a_batch(said: tuple[int | None, ...], words: dict[str, int], tmp_path: Path) -> None:
+    keys = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({"steps_per_print": 1} | {key: value for key, value in zip(keys, said, strict=True) if value is not None}))
+    read = imported(path)
+    assert {word: value for word, value in read.words.items() if word in ("batch", "microbatch", "accumulate")} == words
+    assert ("train_batch_size" in read.told("refused")) == (said == (30, 4, 8))
+
+
+@pytest.mark.parametrize(("stage", "word"), [(0, "ddp"), (1, "zero1"), (2, "zero2"), (3, "zero3")])
+def test_stages(stage: int, word: str, tmp_path: Path) -> None:
+    assert config(tmp_path, zero_optimization={"stage": stage}).words["strategy"] == word
+
+
+@pytest.mark.parametrize("stage", [4, "2", True, None])
+def test_no_other_stages(stage: Any, tmp_path: Path) -> None:
+    read = config(tmp_path, zero_optimization={"stage": stage})
+    assert "strategy" not in read.words or read.words["strategy"] == "ddp"
+    assert "zero_optimization.stage" in {**read.told("refused"), **read.told("unneeded")}
+
+
+def test_nothing_rests_where_nothing_is_sharded(tmp_path: Path) -> None:
+    read = config(tmp_path, zero_optimization={"stage": 0, "offload_optimizer": {"device": "cpu"}})
+    assert "nothing is sharded" in read.told("refused")["zero_optimization.offload_optimizer.device"]
+    assert "strategy.rests" not in read.words
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "words"),
+    [
+        ("Adam", {"lr": 1e-3, "weight_decay": 0.1}, {"optim": "adamw", "optim.weight_decay": 0.1}),  # AdamW, unless told otherwise
+        ("Adam", {"lr": 1e-3, "weight_decay": 0.1, "adam_w_mode": False}, {}),
+        ("Adam", {"lr": 1e-3, "adam_w_mode": False}, {"optim": "adamw", "optim.weight_decay": 0.0}),
+        ("AdamW", {"lr": 1e-3}, {"optim": "adamw", "optim.weight_decay": 0.0}),  # of its own kernel
+        ("AdamW", {"lr": 1e-3, "torch_adam": True}, {"optim": "adamw", "optim.weight_decay": 0.01}),  # of torch
+        ("SGD", {"lr": 0.1, "momentum": 0.9}, {"optim": "sgd", "optim.weight_decay": 0.0}),
+        ("Lamb", {"lr": 1e-3}, {}),
+    ],
+)
+def test_optimizers(kind: str, params: dict[str, Any], words: dict[str, Any], tmp_path: Path) -> None:
+    read = config(tmp_path, optimizer={"type": kind, "params": params})
+    assert {word: value for word, value in read.words.items() if word in ("optim", "optim.weight_decay")} == words
+    assert bool(words) != ("optimizer.type" in read.told("refused"))
+
+
+def test_a_logarithmic_warmup_is_not_taken_for_a_line(tmp_path: Path) -> None:
+    read = config(tmp_path, scheduler={"type": "WarmupLR", "params": {"warmup_num_steps": 300, "warmup_max_lr": 1e-3}})
+    assert read.words["schedule"] == "constant"
+    assert read.words["schedule.warmup"] == 0
+    assert "schedule.warmup=300" in read.told("refused")["scheduler.params.warmup_num_steps"]
+
+
+def test_the_scheduler_sets_the_learning_rate_whatever_the_optimizer_says(tmp_path: Path) -> None:
+    read = config(
+        tmp_path,
+        optimizer={"type": "AdamW", "params": {"lr": 1.0}},
+        scheduler={
+            "type": "WarmupDecayLR",
+            "params": {"total_num_steps": 100, "warmup_num_steps": 10, "warmup_max_lr": 2e-4, "warmup_type": "linear"},
+        },
+    )
+    assert read.words["optim.lr"] == 2e-4
+    assert "optimizer.params.lr" in read.told("unneeded")
+
+
+def test_a_static_loss_scale_is_refused(tmp_path: Path) -> None:
+    read = config(tmp_path, fp16={"enabled": True, "loss_scale": 128})
+    assert "dynamic" in read.told("refused")["fp16.loss_scale"]
+    assert read.words["precision.growth"] == 1000
+
+
+def test_weights_in_bf16(tmp_path: Path) -> None:
+    assert config(tmp_path, bf16={"enabled": True, "bf16_master_weights_and_grads": True}).words["precision"] == "bf16_true"

@@ -1,0 +1,162 @@
+"""Over all tools: no key is dropped, every recipe is planned, and the tool is known by its keys."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from imported import FILES, Imported, example, imported, keys
+
+from dtrain.dialect import DIALECTS, complete, load, recognise, translate
+from dtrain.dialect.ledger import find
+from dtrain.dialect.read import parse
+from dtrain.dialect.write import recipe
+from dtrain.errors import WordsError
+
+EXAMPLES = sorted(path.name for path in FILES.iterdir())
+PYTHON = {"lightning_script.py": 30, "lightning_fsdp.py": 15, "ray_script.py": 12}
+"""Arguments of the calls in them, and classes of objects among those, counted by hand."""
+NAMES = {"ds": "deepspeed"}
+GPUS = {"torchtitan_405b.toml": 8}
+"""fp8 needs a device that has it."""
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_key_is_in_one_list(name: str) -> None:
+    told = [entry.key for entry in example(name).ledger.entries]
+    others = [key for key in told if ": " in key]
+    if name in PYTHON:
+        assert len(told) == len(set(told)) == PYTHON[name]
+    else:
+        assert sorted(set(told) - set(others)) == keys(FILES / name)
+    assert len(told) == len(set(told))
+    for file in {key.partition(": ")[0] for key in others}:
+        assert sorted(key.partition(": ")[2] for key in others if key.startswith(f"{file}: ")) == keys(FILES / file)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_key_stands_in_the_recipe_with_a_reason(name: str) -> None:
+    read: Imported = example(name)
+    heads = [line for line in read.recipe.splitlines() if line.startswith("# ") and line.endswith(")") and line[2] in "cnr" and line[3] != " "]
+    counts = [len(read.told(kind)) for kind in ("carried", "unneeded", "refused")]
+    assert [f"({count})" in line for count, line in zip(counts, heads[-3:], strict=True)] == [True] * 3
+    for entry in read.ledger.entries:
+        assert entry.why.strip()
+        assert f"#   {entry.key} = " in read.recipe
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_recipe_is_planned(name: str, tmp_path: Path) -> None:
+    plan = example(name).plan(tmp_path, gpus=GPUS.get(name, 0))
+    assert plan.batch.size == plan.batch.microbatch * plan.batch.data * plan.batch.accumulate
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_recipe_says_nothing_that_a_file_does_not(name: str) -> None:
+    """Each word comes from a key, or is marked as a default of theirs."""
+    read = example(name)
+    carried = " ".join(read.told("carried").values())
+    for word in read.words:
+        assert f"{word}=" in carried or word in read.ledger.implied, word
+    document = yaml.safe_load(read.recipe)
+    assert isinstance(document, dict)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_tool_is_known_by_its_keys(name: str) -> None:
+    start = name.split("_")[0]
+    assert example(name).name == NAMES.get(start, start)
+
+
+def test_there_are_enough_examples() -> None:
+    count = {dialect: sum(example(name).name == dialect for name in EXAMPLES) for dialect in DIALECTS}
+    assert count["deepspeed"] >= 5
+    assert count["accelerate"] >= 5
+    assert count["torchtune"] + count["axolotl"] >= 5
+    assert all(number >= 2 for number in count.values())
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_an_unknown_key_is_refused_with_a_near_name(dialect: str, tmp_path: Path) -> None:
+    key, meant = {
+        "accelerate": ("mixed_precison", "mixed_precision"), "axolotl": ("gradient_checkpointin", "gradient_checkpointing"), "deepspeed": ("gradient_cliping", "gradient_clipping"),
+        "lightning": ("trainer.accumulate_grad_batch", "trainer.accumulate_grad_batches"), "ray": ("num_worker", "num_workers"),
+        "torchtitan": ("training.max_nrom", "training.max_norm"), "torchtune": ("log_every_n_step", "log_every_n_steps"),
+    }[dialect]  # fmt: skip
+    tree = {"trainer": {key.partition(".")[2]: 1}} if dialect == "lightning" else {"training": {key.partition(".")[2]: 1}} if "." in key else {key: 1}
+    (entry,) = translate(tree, dialect, "file").entries
+    assert (entry.key, entry.kind) == (key, "refused")
+    assert f"Did you mean {meant}?" in entry.why
+
+
+ODD = ["?", [], [1, "x"], {}, -3, 0, 1.5, True, False, None, 10**18, "auto", "no", {"a": {"b": 1}}]
+"""Values that a key may never have."""
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_no_value_breaks_a_dialect(name: str) -> None:
+    """Each value of an example in turn is another one: every key is told once all the same."""
+    for number, path in enumerate(_paths(_tree(name))):
+        _with(name, path, ODD[number % len(ODD)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_no_value_at_all_breaks_a_dialect(name: str) -> None:
+    for path in _paths(_tree(name)):
+        for value in ODD:
+            _with(name, path, value)
+
+
+def _tree(name: str) -> Any:
+    return parse((FILES / name).read_bytes(), name)
+
+
+def _paths(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    below = (
+        node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) and any(isinstance(one, dict) for one in node) else ()
+    )
+    if not below:
+        yield path
+    for key, value in below:
+        yield from _paths(value, (*path, key))
+
+
+def _with(name: str, path: tuple[Any, ...], value: Any) -> None:
+    tree = node = _tree(name)
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = value
+    ledger = translate(tree, example(name).name, str(FILES / name))
+    complete(ledger)
+    assert recipe(ledger, (), "mine.yaml")
+    told = [entry.key for entry in ledger.entries if ": " not in entry.key]
+    assert sorted(told) == sorted(ledger.leaves), (path, value)
+
+
+def test_a_file_that_two_tools_may_read_asks_which() -> None:
+    with pytest.raises(WordsError, match=r"could be of \w+ or \w+.* Type as="):
+        recognise({"train_batch_size": 8, "num_workers": 2}, "file")
+
+
+def test_a_file_of_no_tool_says_which_are_known() -> None:
+    with pytest.raises(WordsError, match="deepspeed"):
+        recognise({"name": "compose", "services": {"web": 1}}, "file")
+
+
+def test_a_dialect_is_said_with_a_near_name() -> None:
+    with pytest.raises(WordsError, match="Did you mean deepspeed"):
+        load("deepsped")
+
+
+def test_patterns_of_a_table() -> None:
+    rules = {"a": "plain", "a.*": "one", "b.**": "all", "c.*.d": "middle"}
+    found = {key: find(rules, key) for key in ("a", "a.x", "a.x.y", "b.x.y", "b", "c.0.d", "c.0.e")}  # type: ignore[arg-type]
+    assert found == {"a": "plain", "a.x": "one", "a.x.y": None, "b.x.y": "all", "b": None, "c.0.d": "middle", "c.0.e": None}
+
+
+def test_a_secret_is_shown_nowhere(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text('{"train_batch_size": 8, "comet": {"enabled": true, "api_key": "q8Xk2LmZt0Vbh1"}}')
+    assert "q8Xk2LmZt0Vbh1" not in imported(path).recipe

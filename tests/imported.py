@@ -1,0 +1,76 @@
+"""Example files of other tools, imported and planned as a user would."""
+
+import json
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dtrain.cluster import Cluster
+from dtrain.compose import compose
+from dtrain.dialect import complete, load, recognise, translate
+from dtrain.dialect.ledger import Ledger
+from dtrain.dialect.read import parse
+from dtrain.dialect.write import recipe
+from dtrain.plan import Plan
+from dtrain.resolve import resolve
+
+FILES = Path(__file__).parent / "dialect/files"
+
+
+@dataclass
+class Imported:
+    name: str
+    ledger: Ledger
+    recipe: str
+
+    def told(self, kind: str) -> dict[str, str]:
+        return {entry.key: entry.why for entry in self.ledger.entries if entry.kind == kind}
+
+    @property
+    def words(self) -> dict[str, Any]:
+        return self.ledger.words
+
+    @property
+    def command(self) -> dict[str, str]:
+        return self.ledger.command
+
+    def plan(self, folder: Path, *more: str, gpus: int = 0) -> Plan:
+        """Of the recipe as it is printed, and the trust that its header names."""
+        path = folder / "recipe.yaml"
+        path.write_text(self.recipe)
+        trust = [f"trust={self.command['trust']}"] if "trust" in self.command else []
+        return resolve(compose([f"recipe={path}", *trust, *more]), Cluster(gpus=gpus, cpus=2))
+
+
+def imported(path: Path) -> Imported:
+    tree = parse(path.read_bytes(), str(path))
+    name = recognise(tree, str(path))
+    ledger = translate(tree, name, str(path))
+    complete(ledger)
+    return Imported(name, ledger, recipe(ledger, load(name).SILENT, "mine.yaml"))
+
+
+@cache
+def example(name: str) -> Imported:
+    return imported(FILES / name)
+
+
+def keys(path: Path) -> list[str]:
+    """The names of all values of a file that is no Python, counted without dtrain."""
+    text = path.read_text()
+    read = {".json": json.loads, ".yaml": yaml.safe_load, ".toml": tomllib.loads}[path.suffix]
+    return sorted(_leaves(read(text), ()))
+
+
+def _leaves(node: Any, path: tuple[str, ...]) -> Iterator[str]:
+    below = list(node.items()) if isinstance(node, dict) else list(enumerate(node)) if isinstance(node, list) else []
+    if below and (isinstance(node, dict) or any(isinstance(value, dict) for _, value in below)):
+        for name, value in below:
+            yield from _leaves(value, (*path, str(name)))
+    else:
+        yield ".".join(path)

@@ -1,0 +1,79 @@
+"""Values of axolotl's files, against its documentation and the defaults of transformers' Trainer."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from imported import Imported, example, imported
+
+
+def config(folder: Path, **keys: Any) -> Imported:
+    path = folder / "axolotl.yaml"
+    path.write_text(yaml.safe_dump({"base_model": "me/small", "sequence_len": 128, "micro_batch_size": 1, **keys}))
+    return imported(path)
+
+
+def test_full_finetuning() -> None:
+    read = example("axolotl_fft.yaml")
+    assert read.words == {
+        "precision": "bf16_true", "model._target_": "transformers.AutoModelForCausalLM.from_pretrained", "model.pretrained_model_name_or_path": "meta-llama/Llama-3.2-1B",
+        "model.dtype": "bfloat16", "optim": "adamw", "optim.betas": [0.9, 0.95], "optim.eps": 1e-8, "optim.weight_decay": 0.01, "optim.lr": 2e-5, "schedule": "cosine",
+        "schedule.floor": 0.1, "schedule.warmup": 0.05, "strategy": "ddp", "microbatch": 2, "accumulate": 4, "clip": 0.5, "remat": "full", "log.every": 1,
+    }  # fmt: skip
+    assert read.command["trust"] == "[transformers]"
+    assert read.command["data.sequence"] == 4096
+    assert read.command["data.holdout"] == "0.02"
+    assert read.command["evaluate.every"] == "<samples / batch / 4>"
+    refused = read.told("refused")
+    assert {"sample_packing", "num_epochs", "evals_per_epoch", "datasets.1.field_messages", "special_tokens.pad_token"} <= set(refused)
+
+
+def test_deepspeed_by_a_file_that_axolotl_fills_in() -> None:
+    read = example("axolotl_deepspeed.yaml")
+    assert read.words == {
+        "steps": 1000, "precision": "bf16", "model._target_": "transformers.AutoModelForCausalLM.from_pretrained",
+        "model.pretrained_model_name_or_path": "mistralai/Mistral-7B-v0.3", "model.dtype": "float32", "optim": "adamw", "optim.betas": [0.9, 0.999], "optim.eps": 1e-8,
+        "optim.weight_decay": 0.0, "optim.lr": 1e-5, "schedule": "wsd", "schedule.warmup": 50, "schedule.decay": 950, "schedule.floor": 0.0, "strategy": "zero3",
+        "log.every": 2000, "microbatch": 4, "accumulate": 2, "seed": 3407, "evaluate.every": 50, "checkpoint.every": 100, "checkpoint.keep": 2, "clip": 1.0,
+    }  # fmt: skip
+    assert read.told("unneeded")["ds_zero3_auto.json: train_batch_size"] == "filled in by axolotl's own keys"
+
+
+def test_qlora_is_refused_and_what_is_left_is_typed() -> None:
+    read = example("axolotl_qlora_fsdp.yaml")
+    assert not [word for word in read.words if word.startswith(("model", "optim", "schedule", "data"))]
+    assert read.words["strategy.rests"] == "cpu"
+    assert read.command["optim.lr"] == 0.0002
+    assert read.command["optim"] == "<adamw, sgd, muon or adafactor>"
+    assert "no LoRA" in read.told("refused")["lora_r"]
+    assert "preference" in read.told("refused")["rl"]
+
+
+@pytest.mark.parametrize(
+    ("said", "warmup"),
+    [
+        ({"warmup_steps": 20}, 20),
+        ({"warmup_ratio": 0.1, "max_steps": 255}, 25),
+        ({"warmup_ratio": 0.1}, 0.1),
+        ({"max_steps": 1000}, 30),
+        ({"max_steps": 100_000}, 100),
+        ({}, 0.03),
+    ],
+)
+def test_warmup(said: dict[str, Any], warmup: float, tmp_path: Path) -> None:
+    assert config(tmp_path, lr_scheduler="cosine", **said).words["schedule.warmup"] == warmup
+
+
+def test_a_linear_decay_needs_its_steps(tmp_path: Path) -> None:
+    read = config(tmp_path, lr_scheduler="linear", num_epochs=3, warmup_steps=10)
+    assert "schedule=wsd" in read.told("refused")["lr_scheduler"]
+    assert "schedule" not in read.words
+
+
+def test_held_out_samples_are_a_part(tmp_path: Path) -> None:
+    assert "data.holdout=<200 / samples>" in config(tmp_path, val_set_size=200).told("refused")["val_set_size"]
+
+
+def test_code_of_the_hub_is_not_run(tmp_path: Path) -> None:
+    assert "not run" in config(tmp_path, trust_remote_code=True).told("refused")["trust_remote_code"]

@@ -1,0 +1,93 @@
+"""Files as people have them, and what is said of broken ones: one line, with the place."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from imported import imported
+
+from dtrain.dialect.ledger import Code
+from dtrain.dialect.read import parse
+from dtrain.errors import WordsError
+
+BROKEN = {
+    "a comment in JSON": ("a.json", '{\n  "fp16": {} // half\n}', "a.json:2:14: not JSON: a comment, and JSON has none. Take it out."),
+    "a comment before JSON": ("a.json", "# half\n{}", "a.json:1:1: not JSON: a comment"),
+    "a trailing comma": ("a.json", '{"a": 1,}', "a comma after the last value. Take it out."),
+    "a trailing comma in a list": ("a.json", '{"a": [1, 2,]}', "a comma after the last value"),
+    "single quotes": ("a.json", "{'a': 1}", "double quotes"),
+    "Python's words": ("a.json", '{"a": True}', "true, false and null"),
+    "a missing comma": ("a.json", '{"a": 1 "b": 2}', "a comma is missing"),
+    "half a file": ("a.json", '{"a": {', "ends too early"),
+    "a key twice in JSON": ("a.json", '{"a": 1, "a": 2}', "a is said twice"),
+    "a key twice in YAML": ("a.yaml", "a: 1\nb: 2\na: 3", "a.yaml:3:1: not YAML: a is said twice"),
+    "indentation": ("a.yaml", "a:\n  b: 1\n c: 2", "a.yaml:3:"),
+    "a tab": ("a.yaml", "a:\n\tb: 1", "a.yaml:2:1: not YAML"),
+    "a tag": ("a.yaml", "a: !!python/object/apply:os.system [id]", "not YAML: could not determine a constructor"),
+    "an alias": ("a.yaml", "a: &x [1]\nb: *x", "an alias"),
+    "a bracket": ("a.yaml", "a: [1, 2", "not YAML"),
+    "TOML": ("a.toml", "[training]\nsteps = ", "not TOML"),
+    "Python": ("a.py", "trainer = Trainer(max_steps=)", "a.py:1: not Python"),
+    "Python without a run": ("a.py", "print('hello')", "calls none of Trainer"),
+    "two trainers": ("a.py", "a = Trainer(max_steps=1)\nb = Trainer(max_steps=2)", "a.py:2: a second Trainer"),
+    "no text": ("a.yaml", b"\x89PNG\r\n\xff", "not a text"),
+    "nothing": ("a.yaml", "", "empty"),
+    "a list": ("a.yaml", "- 1\n- 2", "list, where keys and values are expected"),
+    "prose": ("notes", "Dear reader,\nthis is a letter.", "str, where keys and values are expected"),
+    "too deep": ("a.json", '{"a":' * 4000 + "1" + "}" * 4000, "deep"),
+    "a number beyond all": ("a.json", '{"a": 1e400}', "no number that a config may mean"),
+    "no number": ("a.yaml", "a: .nan", "no number that a config may mean"),
+    "a name with a dot": ("a.json", '{"fp16.enabled": true, "fp16": {"enabled": false}}', "fp16.enabled is said twice"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_file_gets_one_line(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    name, text, said = BROKEN[case]
+    Path(name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(WordsError) as error:
+        imported(Path(name))
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 250
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [("2e-5", 2e-5), ("1e6", 1e6), ("1.5E-3", 1.5e-3), ("-1e3", -1e3), ("no", False), ("'no'", "no"), ("1_000", 1000), ("1.0", 1.0), ("e5", "e5")],
+)
+def test_numbers_of_yaml_are_those_that_the_tools_read(written: str, read: object) -> None:
+    assert parse(f"a: {written}".encode(), "a.yaml") == {"a": read}
+
+
+def test_a_file_whose_name_does_not_tell() -> None:
+    assert parse(b'{"a": 1}', "config") == {"a": 1}
+    assert parse(b"[a]\nb = 1", "https://example.org/c?raw=1") == {"a": {"b": 1}}
+    assert parse(b"trainer = pl.Trainer(max_steps=1)", "snippet") == {"trainer": {"max_steps": 1}}
+    assert parse("\ufeffa: 1".encode(), "config.yml") == {"a": 1}
+
+
+def test_values_of_python() -> None:
+    source = b"""
+STEPS = 100
+again = 1
+again = 2
+callback = ModelCheckpoint(every_n_train_steps=STEPS)
+trainer = L.Trainer(max_steps=STEPS, devices=again, precision="bf16" if fast else "32", callbacks=[callback], profiler=None, limit=-1, *rest, **more)
+"""
+    read = parse(source, "a.py")["trainer"]
+    assert read["max_steps"] == 100
+    assert read["devices"] == "again"
+    assert isinstance(read["devices"], Code), "which of two values is meant is not known"
+    assert isinstance(read["precision"], Code)
+    assert read["callbacks"] == [{"class_path": "ModelCheckpoint", "init_args": {"every_n_train_steps": 100}}]
+    assert (read["profiler"], read["limit"], read["args.0"], read["**more"]) == (None, -1, "*rest", "more")
+
+
+def test_no_line_of_a_python_file_is_run(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\nTrainer(max_steps=__import__('antigravity') or 3)\n")
+    assert "computed in Python" in imported(path).told("refused")["trainer.max_steps"]
+    assert not (tmp_path / "ran").exists()
+    assert "antigravity" not in sys.modules

@@ -1,0 +1,51 @@
+"""Values of torchtune's files, against what its recipes do with them."""
+
+from pathlib import Path
+
+from imported import example, imported
+
+
+def test_full_finetuning() -> None:
+    read = example("torchtune_full.yaml")
+    assert read.words == {
+        "model._target_": "torchtune.models.llama3_1.llama3_1_8b", "objective": "next_token", "steps": 1500, "microbatch": 2, "accumulate": 8, "seed": 7,
+        "optim": "adamw", "optim.lr": 2e-5, "optim.weight_decay": 0.1, "optim.betas": [0.9, 0.999], "optim.eps": 1e-8,
+        "schedule": "cosine", "schedule.warmup": 100, "schedule.floor": 0.0, "clip": 1.0, "compile": "blocks", "precision": "bf16_true", "remat": "full",
+        "strategy": "fsdp", "strategy.rests": "cpu", "log.every": 5,
+    }  # fmt: skip
+    assert read.command == {"trust": "[torchtune]", "out": "/data/runs/llama3_1_8B"}
+    assert read.ledger.leaves["metric_logger.log_dir"] == "/data/runs/llama3_1_8B/logs", "a key that stands for another one"
+
+
+def test_weights_of_others_are_not_loaded_silently() -> None:
+    refused = example("torchtune_full.yaml").told("refused")
+    assert "model.pretrained_model_name_or_path=/data/Llama-3.1-8B" in refused["checkpointer.checkpoint_files"]
+    assert "data.dataset._target_" in refused["dataset.packed"]
+
+
+def test_lora_is_refused_and_epochs_are_asked_for() -> None:
+    read = example("torchtune_lora.yaml")
+    assert "model._target_" not in read.words
+    assert "optim" not in read.words
+    refused = read.told("refused")
+    assert "no LoRA" in refused["model.lora_rank"]
+    assert "optim.lr=0.002" in refused["optimizer.lr"]
+    assert "steps=<1 x samples / batch>" in refused["epochs"]
+    assert read.command["steps"] == "<1 x samples / batch>"
+
+
+def test_axes_and_another_optimizer(tmp_path: Path) -> None:
+    read = example("torchtune_70b_tp.yaml")
+    assert read.words == {
+        "model._target_": "torchtune.models.llama3.llama3_70b", "objective": "next_token", "optim": "sgd", "optim.lr": 0.01, "optim.momentum": 0.9,
+        "optim.nesterov": False, "optim.weight_decay": 0.0, "schedule": "constant", "schedule.warmup": 0, "strategy": "fsdp", "mesh.tp": 4, "mesh.dp_shard": 2,
+        "microbatch": 1, "accumulate": 4, "precision": "bf16_true", "compile": "none", "remat": "full", "evaluate.every": 100, "checkpoint.every": 200,
+        "checkpoint.keep": 3, "clip": None, "devices": 8,
+    }  # fmt: skip
+    assert read.plan(tmp_path).mesh.tp == 4
+
+
+def test_the_environment_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "tune.yaml"
+    path.write_text("output_dir: ${oc.env:HOME}/runs\nmodel:\n  _component_: torchtune.models.llama3.llama3_8b\n")
+    assert imported(path).command["out"] == "${oc.env:HOME}/runs"

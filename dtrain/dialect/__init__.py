@@ -6,6 +6,7 @@ A dialect is a module with TITLE, MARKS (names that tell its files), SILENT (gro
 
 import importlib
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
@@ -49,8 +50,7 @@ def recognise(tree: Mapping[str, Any], place: str) -> str:
 def translate(tree: Mapping[str, Any], name: str, place: str, *, prefix: str = "", auto: str = "") -> Ledger:
     """What becomes of every key of the tree."""
     dialect = load(name)
-    keys = [key for key, _ in flatten(tree)]
-    twice = next((key for key in keys if keys.count(key) > 1), None)
+    twice = next((key for key, times in Counter(key for key, _ in flatten(tree)).items() if times > 1), None)
     if twice is not None:
         raise WordsError(f"{place}: {twice} is said twice, once with a dot in its name. Take one of them out.")
     ledger = Ledger(dialect.TITLE, tree, place, prefix, auto)

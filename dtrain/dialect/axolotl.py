@@ -96,7 +96,7 @@ def _model(ledger: Ledger) -> None:
     kind = ledger.get("model_type", ledger.get("type_of_model", "AutoModelForCausalLM"))
     if "base_model" not in ledger.open():
         return
-    if not isinstance(kind, str) or "." in kind or "For" not in kind:
+    if not isinstance(kind, str) or not kind.isidentifier() or "For" not in kind:
         ledger.refuse("base_model", f"a {kind} is not known. Type model._target_=transformers.<class>.from_pretrained trust=[transformers].")
         return
     dtype = "bfloat16" if ledger.words.get("precision") == "bf16_true" else "float32"
@@ -213,6 +213,9 @@ def per_epoch(word: str) -> Rule:
     """So often in an epoch, whose samples the file does not say."""
 
     def rule(ledger: Ledger, key: str, value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            to(word, number)(ledger, key, value)
+            return
         ledger.ask(word, f"samples / batch / {value}")
         ledger.refuse(key, f"dtrain counts steps, and how many samples an epoch has is not in this file. Type {word}=<samples / batch / {value}>.")
 

@@ -7,6 +7,7 @@ import ast
 import json
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ CALLS = {
 }  # fmt: skip
 """Calls that say how a run is made -> the name their arguments get in the tree."""
 DEEPEST = 50
+LONGEST = 1 << 20
+"""Bytes."""
 LARGEST = 1e30
 """Above all numbers that mean something; nan is not below it."""
 
@@ -49,10 +52,14 @@ Loader.add_implicit_resolver(
 
 def parse(written: bytes, place: str) -> dict[str, Any]:
     """The tree. Raises WordsError in one line."""
+    if len(written) > LONGEST:
+        raise WordsError(f"{place}: {len(written) >> 20} MiB are no config. Give the file that the other tool is started with.")
     try:
         text = written.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise WordsError(f"{place}: not a text: byte {error.start} is no UTF-8. A config is JSON, YAML, TOML or Python.") from error
+    if re.match(r"\s*<(!doctype|html)", text, re.IGNORECASE):
+        raise WordsError(f"{place}: a web page. Give the address of the file itself, such as https://raw.githubusercontent.com/...")
     kind = place.split("?")[0].rsplit(".", 1)[-1].lower()
     try:
         tree = {"json": _json, "toml": _toml, "py": _python}.get(kind, _any)(text, place)
@@ -80,8 +87,7 @@ def _any(text: str, place: str) -> Any:
 
 def _json(text: str, place: str) -> Any:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = [name for name, _ in pairs]
-        twice = next((name for name in names if names.count(name) > 1), None)
+        twice = next((name for name, times in Counter(name for name, _ in pairs).items() if times > 1), None)
         if twice is not None:
             raise WordsError(f"{place}: {twice} is said twice. Take one of them out.")
         return dict(pairs)

@@ -6,7 +6,7 @@ Formulas were read in the tools' own documentation; where one of theirs is not e
 from collections.abc import Mapping
 from typing import Any
 
-from dtrain.dialect.ledger import Ledger, Rule, chosen, lacking, number, refused, says, text, to, unneeded, unread
+from dtrain.dialect.ledger import Ledger, Rule, chosen, lacking, number, refused, says, text, to, unneeded
 
 BEHIND = "theirs begins at 0 and stays a step behind, two in DeepSpeed"
 """transformers, torchtune and DeepSpeed warm up by step / warmup, counted from 0; dtrain by (step + 1) / warmup."""
@@ -88,7 +88,9 @@ def epochs(word: str = "steps") -> Rule:
     """Epochs mean a number of samples that the file does not say."""
 
     def rule(ledger: Ledger, key: str, value: Any) -> None:
-        if not unread(ledger, key, value, word):
+        if isinstance(value, str | bool) or not isinstance(value, int | float):
+            to(word, number)(ledger, key, value)
+        else:
             ledger.ask(word, f"{value} x samples / batch")
             ledger.refuse(
                 key, f"dtrain counts steps, and how many samples an epoch has is not in this file. Type {word}=<{value} x samples / batch>."

@@ -70,9 +70,12 @@ def _model(ledger: Ledger) -> None:
         for other in ledger.under("model"):
             ledger.refuse(other, "dtrain trains all weights: there is no LoRA. Type model._target_=<the builder without lora_> trust=[torchtune].")
         return
-    package = name.split(".")[0]
-    ledger.carry(key, {"model._target_": name}, f"needs trust=[{package}]")
-    ledger.command["trust"] = f"[{package}]"
+    if not re.fullmatch(r"torchtune(\.\w+)+", name):  # whose code runs is the user's to say, never the file's
+        for other in ledger.under("model"):
+            ledger.refuse(other, f"{name} is not of torchtune. If you trust its package, type model._target_={name} trust=[<the package>].")
+        return
+    ledger.carry(key, {"model._target_": name}, "needs trust=[torchtune]")
+    ledger.command["trust"] = "[torchtune]"
     for other in ledger.under("model"):
         if COMPONENT in other:
             ledger.refuse(other, "an argument that is built itself. Type model.<argument>._target_=<what it is>.")

@@ -1,5 +1,7 @@
 """What the recipe of an imported file looks like: three lists as comments, then the words, each default of theirs marked as such."""
 
+import re
+import shlex
 from collections.abc import Iterable
 from typing import Any
 
@@ -26,12 +28,23 @@ def recipe(ledger: Ledger, silent: Iterable[str], name: str) -> str:
     if missing:
         lines.append(f"# not said   {', '.join(missing)}: type them, or get dtrain's defaults")
     lines += [f"# {line}".rstrip() for line in lists(ledger)]
-    return "\n".join([*lines, *_words(ledger), ""])
+    return "\n".join([*map(_plain, lines), *_words(ledger), ""])
 
 
 def command(ledger: Ledger, name: str) -> str:
     """The words to type; a value that is a secret stands as ***."""
-    return " ".join(["dtrain", f"recipe={name}", *(without_secrets(f"{word}={value}") for word, value in ledger.command.items())])
+    return " ".join(["dtrain", f"recipe={name}", *(_typed(word, value) for word, value in ledger.command.items())])
+
+
+def _typed(word: str, value: Any) -> str:
+    """As it is typed in a shell, which must not run what a file says."""
+    said = _plain(without_secrets(f"{word}={value}"))
+    return said if re.fullmatch(r"[\w.]+=(<[\w ,./]*>|[\w@%+:,./\[\]*-]*)", said) else shlex.quote(said)
+
+
+def _plain(line: str) -> str:
+    """One line: what could end it, or hide a part of it, is written out."""
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in line)
 
 
 def lists(ledger: Ledger) -> Iterable[str]:
@@ -41,12 +54,12 @@ def lists(ledger: Ledger) -> Iterable[str]:
         yield f"{head} ({len(entries)})"
         for why in dict.fromkeys(entry.why for entry in entries):  # what is said of several keys is said once
             *before, last = [_theirs(entry) for entry in entries if entry.why == why]
-            yield from before
-            yield without_secrets(f"{last}{' -> ' if kind == 'carried' else ': '}{why}")
+            yield from map(_plain, before)
+            yield _plain(without_secrets(f"{last}{' -> ' if kind == 'carried' else ': '}{why}"))
 
 
 def _theirs(entry: Entry) -> str:
-    value = show(entry.value).replace("\n", " ")
+    value = show(entry.value)
     key, _, value = without_secrets(f"{entry.key}={value if len(value) <= LONGEST else f'{value[:LONGEST]}...'}").partition("=")
     return f"  {key} = {value}"
 

@@ -1,5 +1,6 @@
 """Over all tools: no key is dropped, every recipe is planned, and the tool is known by its keys."""
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from imported import FILES, Imported, example, imported, keys
 from dtrain.dialect import DIALECTS, complete, load, recognise, translate
 from dtrain.dialect.ledger import find
 from dtrain.dialect.read import parse
-from dtrain.dialect.write import recipe
+from dtrain.dialect.write import command, recipe
 from dtrain.errors import WordsError
 
 EXAMPLES = sorted(path.name for path in FILES.iterdir())
@@ -160,3 +161,26 @@ def test_a_secret_is_shown_nowhere(tmp_path: Path) -> None:
     path = tmp_path / "ds.json"
     path.write_text('{"train_batch_size": 8, "comet": {"enabled": true, "api_key": "q8Xk2LmZt0Vbh1"}}')
     assert "q8Xk2LmZt0Vbh1" not in imported(path).recipe
+
+
+HOSTILE = "a\nsteps: 7\rsteps: 7\x85steps: 7\u2028steps: 7 $(touch ran) `touch ran` '; touch ran #"
+
+
+@pytest.mark.parametrize(
+    "tree", [{"output_dir": HOSTILE}, {HOSTILE: 1}, {"output_dir": "x", "seed": HOSTILE}, {"epochs": HOSTILE}, {"optimizer": {HOSTILE: HOSTILE}}]
+)
+def test_no_text_of_theirs_becomes_a_word_or_a_command(tree: dict[str, Any], tmp_path: Path) -> None:
+    ledger = translate({"batch_size": 2, **tree}, "torchtune", "tune.yaml")
+    written = recipe(ledger, (), "mine.yaml")
+    assert set(yaml.safe_load(written)) == {"microbatch", "clip"}
+    subprocess.run(["bash", "-c", f"dtrain() {{ :; }}; {command(ledger, 'mine.yaml')}"], cwd=tmp_path, timeout=30, check=False, capture_output=True)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_file_does_not_say_whose_code_is_trusted(tmp_path: Path) -> None:
+    path = tmp_path / "tune.yaml"
+    path.write_text("model:\n  _component_: os.system\n  command: touch ran\nmax_steps_per_epoch: 3\n")
+    read = imported(path)
+    assert "trust" not in read.command
+    assert "model._target_" not in read.words
+    assert "If you trust its package" in read.told("refused")["model.command"]

@@ -2,6 +2,8 @@
 
 import subprocess
 from collections.abc import Iterator
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +113,11 @@ def test_no_value_at_all_breaks_a_dialect(name: str) -> None:
 
 
 def _tree(name: str) -> Any:
+    return deepcopy(_parsed(name))
+
+
+@cache
+def _parsed(name: str) -> Any:
     return parse((FILES / name).read_bytes(), name)
 
 

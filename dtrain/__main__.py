@@ -12,7 +12,7 @@ from dtrain.errors import DtrainError, WordsError
 
 HELP = """dtrain [verb] [word=choice] [key=value] ... [-m]
 
-verbs      train (the default), plan, evaluate, generate, verify, checkpoint, import
+verbs      train (the default), plan, evaluate, generate, verify, checkpoint, import, doctor
 examples   dtrain                                           a small GPT learns Python's standard library
            dtrain plan strategy=fsdp nodes=2 devices=2      what would happen, without doing it
            dtrain plan cluster=h100x8 nodes=16 batch=256    what it would hold, send and take there
@@ -20,6 +20,7 @@ examples   dtrain                                           a small GPT learns P
            dtrain verify strategy=fsdp devices=2            does it give the losses of one process?
            dtrain checkpoint ls out=runs/a                  what was saved; also verify, export to=<folder>
            dtrain import ds_config.json                     a config of DeepSpeed (or six others) as a recipe
+           dtrain doctor out=s3://bucket/run devices=2      what this machine, that storage and two ranks can do, and what to type where something is wrong
            dtrain recipe=shakespeare data.path=mine.txt     a recipe, with one thing changed
            dtrain -m optim.lr=1e-3,3e-3 seed=0,1            a sweep: four runs
            dtrain generate out=runs/a generate.prompt='class '

@@ -10,7 +10,7 @@ GROUPS = (
 )  # fmt: skip
 """Folders of conf/; one word of each makes a run (logger and hook take a list of words)."""
 
-VERBS = ("train", "plan", "evaluate", "generate", "verify", "checkpoint", "import")
+VERBS = ("train", "plan", "evaluate", "generate", "verify", "checkpoint", "import", "doctor")
 """What the command can do: one file of dtrain/verb/ each."""
 LISTS = ("logger", "hook")
 """Groups that take a list of words, each in a package of its own."""

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dtrain import store
 from dtrain.errors import LeaseError, StoreError
@@ -67,6 +67,15 @@ def verify(out: str) -> None:
     token = int(os.environ.get(VARIABLE, "0"))
     if token and max(_tokens(out), default=token) > token:
         raise LeaseError(_taken_over(out, _newest(out)[1]))
+
+
+def holder(out: str) -> tuple[Literal["free", "held", "left", "unknown"], str]:
+    """Who writes under `out`, as far as it can be seen at once: `left` by a process that is gone, `unknown` when it is of another host. Raises StoreError."""
+    token, there = _newest(out)
+    if not token or there.get("state") == "released":
+        return "free", ""
+    state: Literal["held", "left", "unknown"] = "left" if _gone(there) else "held" if there.get("place") == _place() != "" else "unknown"
+    return state, _who(there)
 
 
 class _Keeper:

@@ -13,9 +13,14 @@ from dtrain.plan import Plan
 
 def check(plan: Plan) -> None:
     """Raises PreflightError with everything that is missing."""
-    problems = [*_machine(plan), *_data(plan), *_packages(plan), *_init(plan), *_resume(plan)] or [*_out(plan)]
+    problems = missing(plan) or [*_out(plan)]
     if problems:
         raise PreflightError("\n".join(problems))
+
+
+def missing(plan: Plan) -> list[str]:
+    """One sentence for each thing that is not there; nothing is written."""
+    return [*_machine(plan), *_data(plan), *_packages(plan), *_init(plan), *_resume(plan)]
 
 
 def _machine(plan: Plan) -> Iterable[str]:

@@ -245,14 +245,23 @@ def greet(link: Link) -> dict[str, Any]:
 
 def _use_interface(address: str) -> None:
     """Gloo takes the interface that leads to the server, not what this host's name happens to resolve to."""
-    import fcntl
-    import struct
+    for name, its in interfaces().items():
+        if its == address:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
-    for _, name in socket.if_nameindex():
-        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            answer = fcntl.ioctl(probe, 0x8915, struct.pack("256s", name.encode()[:15]))  # SIOCGIFADDR
-            if socket.inet_ntoa(answer[20:24]) == address:
-                os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+def interfaces() -> dict[str, str]:
+    """The IPv4 address of each network interface of this host that has one, by its name. None where this is not Linux."""
+    found = {}
+    if sys.platform == "linux":
+        import fcntl
+        import struct
+
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                answer = fcntl.ioctl(probe, 0x8915, struct.pack("256s", name.encode()[:15]))  # SIOCGIFADDR
+                found[name] = socket.inet_ntoa(answer[20:24])
+    return found
 
 
 if __name__ == "__main__":

@@ -140,6 +140,16 @@ def sweep(ours: Path) -> None:
                 shutil.rmtree(lock.parent, ignore_errors=True)
 
 
+def abandoned() -> list[Path]:
+    """Folders in memory of runs of this user that were killed whole, and that `sweep` would remove."""
+    found = []
+    for lock in _everywhere().glob(f"dtrain-{os.getuid()}-*/lock"):
+        with contextlib.suppress(OSError), lock.open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            found.append(lock.parent)
+    return found
+
+
 def gone(folder: Path, seconds: float) -> bool:
     """Whether, within `seconds`, no process lives any more that claimed the folder."""
     deadline = time.monotonic() + seconds

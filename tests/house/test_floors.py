@@ -32,12 +32,13 @@ FLOORS = (
     ("observe",),
     ("train", "evaluate", "generate"),
     ("launcher",),
+    ("doctor",),
     ("sweep", "verb"),
     ("__main__",),
 )
 WITHOUT_TORCH = (
     "__main__", "errors", "plan", "result", "words", "config", "cluster", "disk", "cause", "store", "build", "options", "check", "recipe", "predict", "resolve", "dialect", "preflight",
-    "traced", "failure", "blame", "frames", "lease", "signals", "compose", "launcher", "verb",
+    "traced", "failure", "blame", "frames", "lease", "signals", "compose", "launcher", "doctor", "verb",
 )  # fmt: skip
 """What the parent imports before any rank exists."""
 

@@ -1,0 +1,111 @@
+"""What real ranks of the user's words find when they meet: whether they do, what they exchange per second, and whether their hosts are alike."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dtrain.build import build
+from dtrain.doctor import Case, Finding
+from dtrain.errors import DtrainError, first_line
+from dtrain.plan import Plan
+
+LOOP = "dtrain.doctor.bandwidth.measure"
+TIMEOUT_SECONDS, WAIT_SECONDS = 60.0, 60.0
+"""For a collective, and for the nodes of a plan to come."""
+SLOW = {"gloo": 0.05e9, "nccl": 5e9}
+"""Bytes per second of the bus, of the largest all_reduce: less is found on a broken or an overloaded network only."""
+APART_SECONDS = 5.0
+SAME = ("dtrain", "torch")
+
+Row = Mapping[str, Any]
+
+
+def exchange(case: Case) -> Iterable[Finding]:
+    """Start the ranks of the plan, by its own launcher, with a loop that measures."""
+    if case.plan.world == 1:
+        yield Finding("ranks", "ok", "one: nothing to exchange. Type devices=2 or nodes=2 to measure between ranks")
+        return
+    if "error" in case.torch():
+        return
+    try:
+        result = build(case.plan.launcher).launch(measuring(case.plan))
+    except DtrainError as error:
+        yield Finding(
+            "ranks",
+            "stop",
+            f"{case.plan.world} rank(s) could not work together: {first_line(error)}",
+            "try devices=2, then nodes=2: where it begins to fail is where to look",
+        )
+        return
+    yield alike(result.metrics["ranks"])
+    yield judged(result.metrics["links"])
+
+
+def measuring(plan: Plan) -> Plan:
+    """The same ranks, which measure, and wait for each other no longer than a person would."""
+    launcher = {**plan.launcher, "restarts": 0, **({"wait": WAIT_SECONDS} if "wait" in plan.launcher else {})}
+    return replace(plan.with_loop(LOOP), launcher=launcher, backend={**plan.backend, "timeout": TIMEOUT_SECONDS}, others=())
+
+
+def alike(ranks: Sequence[Row]) -> Finding:
+    """The verdict on what ranks say they are."""
+    hosts = sorted({rank["host"] for rank in ranks})
+    text = f"{len(ranks)} met, on {', '.join(hosts)}"
+    for package in ranks[0]["versions"]:
+        there = {rank["versions"].get(package): rank["host"] for rank in ranks}
+        if len(there) > 1:
+            said = ", ".join(f"{version} on {host}" for version, host in there.items())
+            return Finding(
+                "ranks",
+                "stop" if package in SAME else "note",
+                f"{text}: {package} is {said}",
+                f"pip install {package}=={ranks[0]['versions'][package]} on all",
+            )
+    clocks = [rank["clock"] for rank in ranks]
+    apart = max(clocks) - min(clocks)
+    if len(hosts) > 1 and apart > APART_SECONDS:
+        return Finding("ranks", "note", f"{text}: their clocks are {apart:.0f} s apart", "timedatectl set-ntp true, on all")
+    return Finding("ranks", "ok", text, facts={"clocks_apart_seconds": apart, "ranks": list(ranks)})
+
+
+def judged(links: Sequence[Row]) -> Finding:
+    """The verdict on figures of `dtrain.doctor.bandwidth`, and a table of them."""
+    facts, text = {"links": list(links)}, f"bus bandwidth in GB/s, of the slowest group; of small messages the time\n{table(links)}"
+    wrong = next((row for row in links if not row["right"]), None)
+    if wrong:
+        said = f"{wrong['operation']} over {wrong['axis']} by {wrong['backend']} gives wrong numbers"
+        return Finding(
+            "bandwidth", "stop", f"{said}\n{table(links)}", "dtrain doctor with fewer devices or nodes finds the one that is broken", facts
+        )
+    largest = {row["backend"]: row for row in links if row["operation"] == "all_reduce" and row["axis"] == "world"}
+    slow = [backend for backend, row in largest.items() if row["busbw"] < SLOW[backend]]
+    if slow:
+        advice = "NCCL_DEBUG=INFO before the command says how GPUs are connected, nvidia-smi topo -m how they could be"
+        return Finding(
+            "bandwidth",
+            "note",
+            f"{slow[0]} is slow; {text}",
+            advice if slow[0] == "nccl" else "look for what else runs on these cores or this network",
+            facts,
+        )
+    return Finding("bandwidth", "ok", text, facts=facts)
+
+
+def table(links: Sequence[Row]) -> str:
+    """A line for each axis, backend and size."""
+    operations = list(dict.fromkeys(row["operation"] for row in links))
+    lines = [("axis", "ranks", "by", "message", *operations)]
+    keys = dict.fromkeys((row["axis"], row["ranks"], row["backend"]) for row in links)
+    for axis, count, backend in keys:
+        mine = [row for row in links if (row["axis"], row["backend"]) == (axis, backend)]
+        sizes = sorted({row["bytes"] for row in mine})
+        for size in sizes:
+            of = {row["operation"]: row for row in mine if row["bytes"] == size}
+            cells = [f"{of[name]['seconds'] * 1e6:.0f} us" if size == sizes[0] else f"{of[name]['busbw'] / 1e9:.2f}" for name in operations]
+            lines.append((axis, str(count), backend, _bytes(size), *cells))
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 2**20:.4g} MiB" if count >= 2**20 else f"{count / 2**10:.4g} KiB"

@@ -1,0 +1,211 @@
+"""Whether the storage of `out` can hold a run: reachable, writable, create-only puts, listings that tell the truth, speed, room, its clock, its lease.
+
+Everything is written below one new folder, which is removed again; of a local `out` that is not there yet, beside it.
+"""
+
+import contextlib
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from statistics import median
+
+from dtrain import lease, store
+from dtrain.cause import explain
+from dtrain.doctor import Case, Finding
+from dtrain.errors import StoreError
+
+LOOK_SECONDS = 5.0
+"""What does not answer within this time is told, and not asked again."""
+SMALL, LARGE, TIMES = 100, 8 << 20, 5
+SLOW_BYTES, SLOW_SECONDS = 10e6, 1.0
+"""Per second, and for a small file: below, a save takes long enough to be noticed."""
+FREE_BYTES = 5 << 30
+SKEW_SECONDS = 60.0
+REFUSED_SECONDS = 900.0
+"""S3 refuses what was signed by a clock that is further off: https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html RequestTimeTooSkewed"""
+
+
+def storage(case: Case) -> Iterable[Finding]:
+    """All that is found by writing. What cannot be done stops what would come after it."""
+    with store.patience(LOOK_SECONDS):
+        try:
+            with _place(case.plan.out) as place:
+                yield from reached(place, case.plan.out)
+                for check in (created, listed, dated, fast):
+                    yield from check(place)
+        except StoreError as error:
+            yield Finding("storage", "stop", str(error), "out=<another place>, or make this one writable")
+
+
+def reached(place: str, out: str) -> Iterable[Finding]:
+    """Write, read back, write again, read back."""
+    url = store.join(place, "again")
+    for said in (b"first", b"second"):
+        store.write(url, said)
+        if store.read(url) != said:
+            yield Finding(
+                "storage",
+                "stop",
+                f"{out}: reading gives other bytes than were written last",
+                "use another storage: a run's events and lease would be lost",
+            )
+            return
+    yield Finding("storage", "ok", f"{out}: bytes are written and read back")
+
+
+def created(place: str) -> Iterable[Finding]:
+    """Whether a file that is there is refused to whoever creates it: that is how of two runs one gets `out`, and how a checkpoint is committed."""
+    url = store.join(place, "once")
+    store.publish(url, b"mine")
+    if not _refused(url, b"theirs"):
+        text = "a file that is there can be created again: of two runs that start in the same instant both may believe that `out` is theirs"
+        yield Finding("create-only", "note", text, "start one run at a time there, or use a storage with conditional puts")
+    elif store.read(url) != b"mine":
+        yield Finding("create-only", "stop", "a create that was refused changed the file all the same", "use another storage")
+    else:
+        yield Finding("create-only", "ok", "a file that is there is refused to whoever creates it")
+
+
+def listed(place: str) -> Iterable[Finding]:
+    """Whether a listing shows what was just written, and not what was just removed."""
+    folder = store.join(place, "list")
+    names = [f"{number}" for number in range(3)]
+    for name in names:
+        store.write(store.join(folder, name), b"")
+    seen = store.children(folder)
+    store.remove(store.join(folder, names[0]))
+    later = store.children(folder)
+    if seen != names or later != names[1:]:
+        yield Finding(
+            "listing",
+            "stop",
+            f"lags behind: {len(seen)} of 3 new files seen, {len(later)} of 2 left",
+            "use a storage with consistent listings: a checkpoint could be missed",
+        )
+    else:
+        yield Finding("listing", "ok", "shows what was just written, and not what was just removed")
+
+
+def dated(place: str) -> Iterable[Finding]:
+    """The storage's clock against ours, where it dates files."""
+    url = store.join(place, "date")
+    before = time.time()
+    store.write(url, b"now")
+    at = _modified(url)
+    if at is not None:
+        yield off(max(before - at - 1, at - time.time(), 0.0))  # dates may be whole seconds, rounded down
+
+
+def off(seconds: float) -> Finding:
+    """The verdict on two clocks that are so many seconds apart."""
+    text = f"the storage's clock and this one are {seconds:.1f} s apart"
+    if seconds > REFUSED_SECONDS:
+        return Finding("its clock", "stop", f"{text}: signed requests are refused", "timedatectl set-ntp true")
+    return Finding("its clock", "note" if seconds > SKEW_SECONDS else "ok", text, "timedatectl set-ntp true" if seconds > SKEW_SECONDS else "")
+
+
+def fast(place: str) -> Iterable[Finding]:
+    """Small files per second and bytes per second, one after the other: medians."""
+    data = os.urandom(LARGE)
+    small = _seconds(lambda number: store.write(store.join(place, f"small-{number}"), data[:SMALL]), TIMES)
+    writing = _seconds(lambda number: store.write(store.join(place, f"large-{number}"), data), 2)
+    reading = _seconds(lambda number: store.read(store.join(place, f"large-{number}")), 2)
+    yield speed(small, LARGE / writing, LARGE / reading)
+
+
+def speed(small: float, write: float, read: float) -> Finding:
+    """The verdict on seconds for a small file, and bytes per second of a large one."""
+    text = f"{1 / small:.0f} small files/s, one after the other; {write / 1e6:.0f} MB/s written, {read / 1e6:.0f} MB/s read, in one stream"
+    facts = {"small_files_per_second": 1 / small, "write_bytes_per_second": write, "read_bytes_per_second": read}
+    if small > SLOW_SECONDS or min(write, read) < SLOW_BYTES:
+        return Finding("speed", "note", f"{text}: slow", "checkpoint.every=<more steps>, or a storage that is nearer", facts)
+    return Finding("speed", "ok", text, facts=facts)
+
+
+def space(case: Case) -> Iterable[Finding]:
+    """What is free on the disk of a local `out`."""
+    if store.is_local(case.plan.out):
+        yield room(case.plan.out, shutil.disk_usage(_standing(case.plan.out)).free)
+
+
+def room(out: str, free: int) -> Finding:
+    text = f"{free / (1 << 30):.1f} GiB free for {out}"
+    if free < FREE_BYTES:
+        return Finding(
+            "space",
+            "note",
+            f"{text}: a checkpoint of AdamW takes 12 bytes for each number of the model",
+            "free some, type checkpoint.keep=1 or out=<another place>",
+        )
+    return Finding("space", "ok", text)
+
+
+def held(case: Case) -> Iterable[Finding]:
+    """Whether another run writes under `out`."""
+    with store.patience(LOOK_SECONDS):
+        state, who = lease.holder(case.plan.out)
+    if state == "held":
+        yield Finding("lease", "stop", f"{case.plan.out} is being written by another run: {who}", "wait for it, stop it, or out=<another place>")
+    elif state == "left":
+        yield Finding("lease", "ok", f"{case.plan.out} was held by {who}, which is gone: the next run takes over at once")
+    elif state == "unknown":
+        text = f"{case.plan.out} is held by {who}, of which nothing can be seen from here"
+        yield Finding("lease", "note", text, f"if it is gone, the next run takes over after {lease.STALE_SECONDS:.0f} s; else out=<another place>")
+    else:
+        yield Finding("lease", "ok", f"nobody writes under {case.plan.out}")
+
+
+@contextlib.contextmanager
+def _place(out: str) -> Iterator[str]:
+    """A new folder at the storage of `out`, for as long as the context lasts."""
+    place = store.join(str(_standing(out)) if store.is_local(out) else out, f".doctor-{uuid.uuid4().hex[:12]}")
+    try:
+        yield place
+    finally:
+        with contextlib.suppress(StoreError):  # it was told already why
+            store.remove(place)
+
+
+def _standing(out: str) -> Path:
+    """A local `out`, or the nearest of what it lies under that is there: a folder, if all is well."""
+    path = store.local_path(out).absolute()
+    return next(each for each in (path, *path.parents) if each.exists())
+
+
+def _refused(url: str, data: bytes) -> bool:
+    """Whether the storage itself refuses to create a file that is there. `store.publish` also looks before it creates."""
+    try:
+        if store.is_local(url):
+            store.publish(url, data)
+        else:
+            fs = store.client(url)
+            fs.pipe_file(fs._strip_protocol(url), data, mode="create")
+    except Exception as error:
+        if (error.kind if isinstance(error, StoreError) else explain(error, url, {}).kind) != "exists":
+            raise
+        return True
+    return False
+
+
+def _modified(url: str) -> float | None:
+    """When a file was written by its storage's clock, in seconds since 1970; None where it does not tell."""
+    if store.is_local(url):
+        return store.local_path(url).stat().st_mtime
+    fs = store.client(url)
+    try:
+        return float(fs.modified(fs._strip_protocol(url)).timestamp())
+    except NotImplementedError:
+        return None
+
+
+def _seconds(act: Callable[[int], object], times: int) -> float:
+    """The median of so many acts."""
+    taken = []
+    for number in range(times):
+        began = time.perf_counter()
+        act(number)
+        taken.append(time.perf_counter() - began)
+    return max(median(taken), 1e-9)

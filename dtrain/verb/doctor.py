@@ -1,0 +1,84 @@
+"""`dtrain doctor [json] [words]`: what this machine, the storage of `out` and the ranks of these words can do, and what to type where something is wrong.
+
+    dtrain doctor                                        this machine
+    dtrain doctor out=s3://bucket/run                    and that storage: it is written to, measured, and left as it was
+    dtrain doctor strategy=fsdp nodes=2 devices=4        and these ranks: they are started, and measure what they exchange over the mesh
+    dtrain doctor json devices=2                         the same for tools
+
+Exit code 0: nothing would stop a run; 3: something would; 2: the words are wrong.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
+
+from dtrain import preflight, store
+from dtrain.cluster import look
+from dtrain.compose import compose
+from dtrain.doctor import Case, Check, Finding, devices, found, host, limits, loading, ranks, storage
+from dtrain.errors import DtrainError, PreflightError, WordsError
+from dtrain.journal import clean
+from dtrain.resolve import resolve
+
+
+def needed(case: Case) -> Iterable[Finding]:
+    """What the words name and is not there."""
+    with store.patience(storage.LOOK_SECONDS):
+        sentences = preflight.missing(case.plan)
+    for sentence in sentences:
+        yield Finding("words", "stop", sentence)
+
+
+CHECKS: tuple[Check, ...] = (
+    loading.packages, loading.client, loading.plugins, needed,
+    devices.gpus, devices.cores, devices.memory, devices.shared,
+    limits.files, limits.tasks, limits.locked, limits.dumps, limits.variables, limits.proxies,
+    host.loopback, host.door, host.name, host.clock, host.scratch, host.left,
+    storage.held, storage.storage, storage.space,
+    loading.torch, ranks.exchange,
+)  # fmt: skip
+"""In the order they are told; what takes longest comes last."""
+
+
+def run(words: Sequence[str]) -> int:
+    for_tools = bool(words) and words[0] == "json"
+    findings = list[Finding]()
+    for finding in _findings(words[1:] if for_tools else words):
+        findings.append(finding)
+        if not for_tools:
+            print(line(finding), flush=True)
+    code = PreflightError.exit_code if any(finding.verdict == "stop" for finding in findings) else 0
+    print(json.dumps(clean({"exit_code": code, "findings": [asdict(finding) for finding in findings]}), indent=1) if for_tools else _last(findings))
+    return code
+
+
+def _findings(words: Sequence[str]) -> Iterator[Finding]:
+    """Raises WordsError, before anything is looked at."""
+    cluster = look()
+    if cluster.external is not None:
+        raise WordsError("doctor starts its own ranks, and is one of someone else's here. Start it without torchrun, or unset RANK and WORLD_SIZE.")
+    try:
+        plan = resolve(compose(words), cluster)
+    except DtrainError:
+        raise
+    except Exception:  # of a plugin
+        broken = [replace(finding, verdict="stop") for finding in loading.plugins() if finding.verdict != "ok"]
+        if not broken:
+            raise
+        yield from broken
+        return
+    case = Case(plan, dict(os.environ), loading.begin(loading.TORCH))
+    for check in CHECKS:
+        yield from found(check, case)
+
+
+def line(finding: Finding) -> str:
+    """A finding as a person reads it."""
+    head = f"{finding.verdict.upper() if finding.verdict == 'stop' else finding.verdict:<5} {finding.check:<12} "
+    return ("\n" + " " * len(head)).join([*(head + finding.text).splitlines(), *([f"-> {finding.advice}"] if finding.advice else [])])
+
+
+def _last(findings: Sequence[Finding]) -> str:
+    stops, notes = (sum(finding.verdict == verdict for finding in findings) for verdict in ("stop", "note"))
+    return f"{len(findings)} findings: {f'{stops} would stop a run' if stops else 'nothing would stop a run'}" + f", {notes} to know" * bool(notes)

@@ -62,7 +62,7 @@ def _do(words: list[str]) -> int:
 
 def _words() -> str:
     """The groups and their words, and the recipes."""
-    from dtrain.recipe import folder
+    from dtrain.conf import folder
 
     groups = sorted(path for path in folder("conf").iterdir() if path.is_dir() and not path.name.startswith("_"))
     lines = [f"{group.name:<10} {', '.join(sorted(path.stem for path in group.glob('*.yaml')))}" for group in groups]

@@ -1,39 +1,41 @@
-"""Judges words before anything is composed: one sentence per mistake, with its source and the words to type instead."""
+"""Judges words before anything is composed: one sentence per mistake, with its source and the words to type instead.
+
+What values may be is judged later, over the whole run (dtrain/resolve/numbers.py); here it is whether there is such a word at all.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
-from functools import cached_property
-from types import UnionType
-from typing import Any, get_args, get_type_hints
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
-from dtrain.config import GROUPS, LISTS
+from dtrain import conf, kinds
+from dtrain.config import ALLOWED, GROUPS, LISTS, VERBS
 from dtrain.errors import nearest
 from dtrain.options import NO_PASSWORD, is_one, masked
-from dtrain.words import Word, text
+from dtrain.words import Word, cut
 
-RANGE = re.compile(r"\d+:\d+")
-"""From how many nodes to how many."""
+HOLDERS = {key.split(".")[0]: [name for name in ALLOWED if name.startswith(f"{key.split('.')[0]}.")] for key in ALLOWED if "." in key}
+"""mesh, pipeline, ...: words that only hold others."""
+TOPS = (*(key for key in ALLOWED if "." not in key), *HOLDERS)
+OPEN = ("part", "mapping", "any")
+"""Kinds of values that the user gives whole, with names of their own."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
     """Everything that can be said."""
 
-    schema: type
     options: Mapping[str, Sequence[str]]
     """group -> its words"""
     choices: Mapping[str, Any]
     """group -> the word (or words) of this run"""
     targets: Sequence[str]
-    """Keys whose `_target_` is the user's own: their arguments are not ours to judge."""
+    """Keys whose `_target_` is the user's own: its signature says what they take, not our files."""
     load: Callable[[str, str], dict[str, Any]]
     """(group, word) -> its arguments as written in its file"""
-
-    @cached_property
-    def keys(self) -> dict[str, Any]:
-        """dotted key -> type, for everything outside the groups."""
-        return schema_keys(self.schema)
+    foreign: bool = False
+    """Whether there are words from folders of the user's own."""
 
     def node(self, group: str, name: Any) -> dict[str, Any]:
         return self.load(group, name) if name in self.options[group] else {}
@@ -42,67 +44,110 @@ class Vocabulary:
         """Whether `key` is an argument of a target of the user's own."""
         return any(key.startswith(f"{target}.") for target in self.targets)
 
-    def added(self, key: str) -> bool:
-        """Whether `key` is not among what Hydra composes: an argument of the user's own target, or of a word that `auto` may pick."""
-        group = key.split(".")[0]
-        return self.free(key) or (group in LISTS and group != key and self.choices[group] == "auto")
-
-    def wants_text(self, key: str) -> bool:
-        """Whether a number typed for `key` is meant as text."""
-        if key in self.keys:
-            return str in (self.keys[key], *get_args(self.keys[key]))
+    def allowed(self, key: str) -> Any:
+        """What a value of `key` may be; None where only a target of the user's own knows."""
         group, *rest = key.split(".")
-        default: Any = self.node(group, self.choices[group]) if group in GROUPS and group not in LISTS else None
-        for name in rest:
-            default = default.get(name) if isinstance(default, dict) else None
-        return isinstance(default, str) and default not in ("auto", "???")
+        if group not in GROUPS:
+            return ALLOWED.get(key)
+        if self.free(key) or not rest:
+            return None
+        word, rest = (rest[0], rest[1:]) if group in LISTS else (self.choices[group], rest)
+        part = self.node(group, word)
+        return allowed_of(part, rest[0]) if len(rest) == 1 and rest[0] in part else None
 
     def near(self, key: str) -> str:
         """A hint for a key that does not exist: by the name of an argument, then by likeness."""
         arguments = [f"{group}.{name}" for group in GROUPS if group not in LISTS for name in self.node(group, self.choices[group]) if name[0] != "_"]
-        by_leaf = [name for name in arguments if name.split(".")[-1] == key]
+        by_leaf = [name for name in (*arguments, *ALLOWED) if name.split(".")[-1] == key]
         if by_leaf:
             return f" Did you mean {by_leaf[0]}?"
-        return nearest(key, [*self.keys, *arguments] if "." in key else [*(name for name in self.keys if "." not in name), *GROUPS, "recipe"])
+        return nearest(key, [*ALLOWED, *HOLDERS, *arguments] if "." in key else [*TOPS, *GROUPS, "recipe"])
+
+
+def allowed_of(part: Mapping[str, Any], name: str) -> Any:
+    """What an argument may be: as its word says in `_about_`, else whatever is like its default."""
+    said = ((part.get("_about_") or {}).get("allowed") or {}).get(name)
+    return kinds.of_type(part.get(name)) if said is None else said
 
 
 def judge(word: Word, known: Vocabulary) -> Iterable[str]:
     """One sentence per mistake in `word`."""
-    said = masked(f"{word} ({word.source})")
+    said = shown(word)
     top, *rest = word.key.split(".")
     if is_one(word.key):
         return  # judged before, when the storage was told
-    if said != f"{word} ({word.source})":
+    if masked(f"{word}") != f"{word}":
         yield f"{said}: {NO_PASSWORD}"
-    elif top not in known.keys and top not in GROUPS:
-        yield f"{said}: there is no word {word.key}.{known.near(word.key)}"
+    elif top not in TOPS and top not in GROUPS:
+        yield f"{said}: there is no word {cut(word.key)}.{known.near(word.key)}"
     elif word.sweep and top in LISTS and word.key == top:
-        yield f"{said}: several of them are a list. Type {word.key}=[{word.text}]."
+        yield f"{said}: several of them are a list. Type {word.key}=[{cut(word.text)}]."
     elif word.sweep:
-        yield f"{said}: several values are a sweep. Add -m, or quote: \"{word.key}='{word.text}'\"."
+        yield f"{said}: several values are a sweep. Add -m, or quote: \"{word.key}='{cut(word.text)}'\"."
     elif word.key in GROUPS:
         yield from _judge_choice(word, said, known)
     elif top in GROUPS:
         yield from _judge_argument(word, said, known, top, rest)
-    elif word.key not in known.keys:
-        yield f"{said}: there is no word {word.key}.{known.near(word.key)}"
-    elif isinstance(known.keys[word.key], dict):
-        yield f"{said}: {word.key} holds other words. Type {', '.join(f'{word.key}.{name}=<value>' for name in known.keys[word.key])}."
-    elif word.key == "nodes" and not _fits(word.value, int) and not RANGE.fullmatch(str(word.value)):
-        yield f"{said}: nodes is a whole number, or from how many to how many. Type nodes=2, or nodes=1:2."
-    elif not _fits(word.value, known.keys[word.key]):
-        kind = _kind(known.keys[word.key])
-        example = f"[{word.text}]" if kind == "a list" else f"<{kind}>"
-        yield f"{said}: {word.key} is {kind}, not {word.value!r}. Type {word.key}={example}."
+    elif word.key in HOLDERS:
+        yield f"{said}: {word.key} holds other words. Type {', '.join(f'{name}=<value>' for name in HOLDERS[word.key])}."
+    elif word.key not in ALLOWED:
+        yield f"{said}: there is no word {cut(word.key)}.{known.near(word.key)}"
+
+
+def shown(word: Word) -> str:
+    """The word and its source, on one line and without secrets."""
+    return f"{masked(f'{word.key}={cut(word.text)}')} ({word.source})"
+
+
+@cache
+def sayable() -> tuple[str, ...]:
+    """Every key that some run can take."""
+    arguments = [
+        f"{group}.{name}" if group not in LISTS else f"{group}.{word}.{name}"
+        for group, words in conf.groups().items()
+        for word in words
+        for name in conf.node(group, word)
+        if name[0] != "_"
+    ]
+    return tuple(dict.fromkeys([*GROUPS, *ALLOWED, "recipe", *arguments]))
+
+
+def no_dashes(text: str, following: str | None) -> str:
+    """What to type for `--flag`, `--flag=value` or `--flag value`."""
+    name, _, value = text.lstrip("-").partition("=")
+    name, value = name.replace("-", "_"), value or following or "<value>"
+    typed = f"{text} {following}" if following else text
+    by_leaf = [key for key in sayable() if key.split(".")[-1] == name]
+    near = nearest(name, sayable()).removeprefix(" Did you mean ").removesuffix("?")
+    key = name if name in sayable() or is_one(name) else by_leaf[0] if by_leaf else near if not near.startswith(" ") else name
+    return f"{cut(typed)} (command line): words have no dashes. Type {key}={cut(value)}."
+
+
+def no_word(text: str) -> str:
+    """What to type for a word without `=`."""
+    groups = [group for group in GROUPS if text in conf.groups()[group]]
+    separated = re.fullmatch(r"([\w.]+)\s*[:=]+\s*(.+)", text)
+    if groups:
+        hint = f" Type {groups[0]}={text if groups[0] not in LISTS else f'[{text}]'}."
+    elif text in conf.recipes():
+        hint = f" Type recipe={text}."
+    elif separated and separated[1] in sayable():
+        hint = f" Type {separated[1]}={separated[2]}."
+    else:
+        hint = nearest(text, [*VERBS, *(f"{name}=<value>" for name in (*GROUPS, *TOPS))])
+    return f"{cut(text)} (command line): neither a verb nor a word. Words look like key=value.{hint}"
 
 
 def _judge_choice(word: Word, said: str, known: Vocabulary) -> Iterable[str]:
     """A word of a group."""
     if isinstance(word.value, list) and word.key not in LISTS:
         yield f"{said}: {word.key} takes one word."
-    for name in word.value if isinstance(word.value, list) else [word.value]:
-        if name not in known.options[word.key]:
-            yield f"{said}: there is no {word.key} {name}.{nearest(str(name), known.options[word.key])}"
+    elif isinstance(word.value, dict):
+        yield f"{said}: {word.key} is a word, and its arguments are words too. Type {word.key}=<word> {word.key}.<argument>=<value>."
+    else:
+        for name in word.value if isinstance(word.value, list) else [word.value]:
+            if name not in known.options[word.key]:
+                yield f"{said}: there is no {word.key} {cut(str(name))}.{nearest(str(name), known.options[word.key])}"
 
 
 def _judge_argument(word: Word, said: str, known: Vocabulary, group: str, rest: list[str]) -> Iterable[str]:
@@ -116,59 +161,23 @@ def _judge_argument(word: Word, said: str, known: Vocabulary, group: str, rest: 
         if choice not in names and not (names == ["auto"] and choice in known.options[group]):
             both = ",".join([*(name for name in names if name != "auto"), choice])
             hint = f" Type {group}=[{both}] as well." if choice in known.options[group] else nearest(choice, known.options[group])
-            yield f"{said}: {group} {choice} is not part of this run.{hint}"
+            yield f"{said}: {group} {cut(choice)} is not part of this run.{hint}"
             return
-    default: Any = known.node(group, choice)
     path = group if group not in LISTS else f"{group}.{choice}"
-    if word.value is None and len(rest) == 1 and rest[0] in (default.get("_about_") or {}).get("optional", []):
-        return
-    for name in rest:
-        if not isinstance(default, dict):
-            return  # below a value that the user gives whole
-        if name not in default or name == "_about_":
-            yield f"{said}: {group}={choice} has no {name}.{_instead(known, group, default, path, name)}"
-            return
-        default, path = default[name], f"{path}.{name}"
-    if default not in (None, "auto", "???") and not isinstance(default, dict) and not _fits(word.value, type(default)):
-        yield f"{said}: {word.key} is {_kind(type(default))}, not {word.value!r}. Its default is {text(default)}."
+    part: Any = known.node(group, choice)
+    names = [name for name in part if name[0] != "_"]
+    if not rest:
+        yield f"{said}: {path} holds other words. Type {', '.join(f'{path}.{name}=<value>' for name in names) or f'{path} alone'}."
+    elif rest[0] == "_target_":
+        return  # whoever names the target of a word again means it
+    elif rest[0] not in names:
+        yield f"{said}: {group}={choice} has no {cut(rest[0])}.{_instead(known, group, names, path, rest[0])}"
+    elif len(rest) > 1 and not isinstance(part[rest[0]], dict) and not any(kind in OPEN for kind in kinds.kinds(allowed_of(part, rest[0]))):
+        yield f"{said}: {path}.{rest[0]} holds no other words, it is {kinds.say(allowed_of(part, rest[0]))}. Type {path}.{rest[0]}=<value>."
 
 
-def _instead(known: Vocabulary, group: str, arguments: Mapping[str, Any], path: str, name: str) -> str:
+def _instead(known: Vocabulary, group: str, arguments: Sequence[str], path: str, name: str) -> str:
     """The near argument, or else the word of the group that has one of this name."""
-    near = nearest(f"{path}.{name}", [f"{path}.{argument}" for argument in arguments if argument[0] != "_"])
+    near = nearest(f"{path}.{name}", [f"{path}.{argument}" for argument in arguments]) if arguments else " It takes nothing."
     others = [other for other in known.options[group] if name in known.node(group, other)]
-    return f" {group}={others[0]} has it." if others and group not in LISTS else near
-
-
-def schema_keys(schema: Any, prefix: str = "") -> dict[str, Any]:
-    """dotted key -> type, for everything outside the groups; a nested dataclass maps to its own fields."""
-    keys: dict[str, Any] = {}
-    for name, kind in get_type_hints(schema).items():
-        if prefix or name not in GROUPS:
-            inner = schema_keys(kind, f"{prefix}{name}.") if is_dataclass(kind) else {}
-            keys[prefix + name] = {key.split(".")[-1]: key for key in inner} if inner else kind
-            keys |= inner
-    return keys
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    if kind is Any or (isinstance(value, str) and value.startswith("${")):
-        return True
-    if isinstance(kind, UnionType):
-        return any(_fits(value, each) for each in get_args(kind))
-    if kind is type(None):
-        return value is None
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if kind is str:
-        return isinstance(value, str | int | float) and not isinstance(value, bool)
-    return isinstance(value, getattr(kind, "__origin__", kind))
-
-
-def _kind(kind: Any) -> str:
-    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null", list: "a list"}
-    if isinstance(kind, UnionType):
-        return " or ".join(_kind(each) for each in get_args(kind))
-    return names.get(getattr(kind, "__origin__", kind), "a value")
+    return f" {group}={others[0]} has it." if others and group not in LISTS and name[0] != "_" else near

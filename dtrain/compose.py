@@ -1,35 +1,29 @@
-"""Words -> Config. The one file that touches Hydra: it composes once, in the parent; ranks never import it.
+"""Words -> Config: composed once, in the parent; ranks never import it.
 
-Every word is judged before Hydra sees it, so that all mistakes are told at once. Recipes are flattened into words that come before
-the user's own; whoever picks another word of a group, or another `_target_`, also drops the arguments a recipe gave to the old one.
+Every word is judged before anything is composed, and what is wrong with the rest of the run is told with it. Recipes are flattened into
+words that come before the user's own; whoever picks another word of a group, or another `_target_`, also drops the arguments a recipe gave
+to the old one. Words of ours are composed here, as Hydra would; with folders of the user's own, Hydra does it (dtrain/hydra.py).
 """
 
 import re
-import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import is_dataclass
-from pathlib import Path
-from typing import Any, get_type_hints
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass, replace
+from functools import cache
+from typing import Any, get_args, get_type_hints
 
-from hydra import compose as hydra_compose
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra._internal.hydra import Hydra
-from hydra._internal.utils import create_config_search_path
-from hydra.core.config_loader import ConfigLoader
-from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from dtrain import conf, grammar, options, recipe
+from dtrain.check import Vocabulary, judge, no_dashes, no_word, shown
+from dtrain.cluster import look
+from dtrain.config import GROUPS, LISTS, Config, Schema
+from dtrain.errors import DtrainError, WordsError
+from dtrain.kinds import wants_text
+from dtrain.resolve import further
+from dtrain.resolve.unknown import UNKNOWN
+from dtrain.words import Word, cut, quote, slug
 
-from dtrain import options, recipe
-from dtrain.check import Vocabulary, judge
-from dtrain.config import GROUPS, LISTS, VERBS, Config, Schema
-from dtrain.errors import DtrainError, WordsError, first_line, nearest
-from dtrain.words import Word, quote, slug
-
+LONGEST = 100_000
+"""Characters of a value that are still read as more than a text."""
+KEY = re.compile(r"[a-zA-Z_$][\w$-]*(?:\.[\w$-]+)*(?:/\w+)*", re.ASCII)
 OF_THE_MESH = (
     "nodes", "devices", "mesh", "microbatch", "accumulate", "strategy", "launcher", "backend", "loop", "stop_after", "resume", "init",
 )  # fmt: skip
@@ -39,12 +33,11 @@ OF_THE_MESH = (
 def compose(words: Sequence[str], *, run: str | None = None) -> Config:
     """The words, and before them those of the run at URL `run`, as one typed Config.
 
-    Raises WordsError with every mistake found.
+    Raises WordsError with every mistake found; when there is one, also with those of the rules of resolve over what is left.
     """
     asked, problems = _parse_all(words)
-    loader = _hydra([path for word in asked if word.key == "hydra.searchpath" for path in word.value]).config_loader
     problems += [
-        f"{word} ({word.source}): of Hydra's own words only hydra.searchpath is taken here, and with -m hydra/launcher and hydra/sweeper."
+        f"{shown(word)}: of Hydra's own words only hydra.searchpath is taken here, and with -m hydra/launcher and hydra/sweeper."
         for word in asked
         if word.key.startswith("hydra") and word.key != "hydra.searchpath"
     ]
@@ -53,11 +46,17 @@ def compose(words: Sequence[str], *, run: str | None = None) -> Config:
     written = recipe.read(f"{run.rstrip('/')}/config.yaml") if run else []
     written = [word for word in written if word.key.split(".")[0] not in OF_THE_MESH]
     settled = _settle([*written, *_with_recipes(asked, problems)])
-    vocabulary = _vocabulary(loader, settled)
-    problems += [problem for word in settled for problem in judge(word, vocabulary)]
+    vocabulary = _vocabulary(_searchpath(asked, problems), settled)
+    judged = {word.key: list(judge(word, vocabulary)) for word in settled}
+    problems += [problem for found in judged.values() for problem in found]
+    config = _config([word for word in settled if not judged[word.key]], vocabulary, problems)
     if problems:
-        raise WordsError(*problems)
-    return _config(settled, vocabulary)
+        for group in GROUPS:
+            if judged.get(group):
+                setattr(config, group, UNKNOWN)
+                config.choices[group] = UNKNOWN
+        raise WordsError(*dict.fromkeys([*problems, *further(config, look())]))
+    return config
 
 
 def connect(words: Sequence[str], url: str) -> None:
@@ -96,8 +95,7 @@ def multirun(words: Sequence[str], job: Callable[[Sequence[str]], float | None],
     named = [str(word.value) for key in ("sweep.out", "out") for word in ours if word.key == key]
     root = named[0].rstrip("/") if named else f"outputs/sweep-{slug(f'{word.key}-{word.text}' for word in ours)}"
 
-    def task(_: Any) -> float | None:
-        values = [word.removeprefix("++") for word in HydraConfig.get().overrides.task]
+    def task(values: Sequence[str]) -> float | None:
         out = f"{root}/{slug(value.replace('=', '-') for value in values)}"
         return job([*map(str, plain), *values, f"out={quote(out)}"])
 
@@ -105,20 +103,17 @@ def multirun(words: Sequence[str], job: Callable[[Sequence[str]], float | None],
         _check_all(plain, swept, check)
     # Hydra composes every job too; `++` lets it take what only our own composition can judge
     told = [f"{'' if word.key in GROUPS else '++'}{word}" for word in swept] + [str(word) for word in for_hydra]
-    quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
-    with tempfile.TemporaryDirectory() as folder:  # Hydra leaves a file of its own, and only knows local folders
-        try:
-            batches = _hydra([]).multirun("config", task, [*told, *quiet, f"hydra.sweep.dir={quote(folder)}"])
-        except (HydraException, OmegaConfBaseException) as error:
-            raise WordsError(first_line(error)) from error
-    return [result.return_value for batch in batches for result in batch]
+    from dtrain.hydra import sweep
+
+    return sweep(told, task)
 
 
 def _check_all(plain: Sequence[Word], swept: Sequence[Word], check: Callable[[Sequence[str]], object]) -> None:
     """Raises WordsError with the mistakes of all jobs."""
-    jobs = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides([str(word) for word in swept]), None)
+    from dtrain.hydra import jobs
+
     problems: dict[str, None] = {}
-    for words in (words for batch in jobs for words in batch):
+    for words in jobs(swept):
         try:
             check([*map(str, plain), *words])
         except WordsError as error:
@@ -129,50 +124,52 @@ def _check_all(plain: Sequence[Word], swept: Sequence[Word], check: Callable[[Se
 
 def _parse_all(words: Sequence[str]) -> tuple[list[Word], list[str]]:
     """The words that can be read, and a sentence for each that cannot."""
-    read, problems = [], list[str]()
-    for text in words:
+    read, problems, values = [], list[str](), set[int]()
+    for at, text in enumerate(words):
+        if at in values:
+            continue
+        following = words[at + 1] if at + 1 < len(words) else None
+        if re.match(r"--?[a-zA-Z]", text) and "=" not in text and following and "=" not in following and not following.startswith("--"):
+            values.add(at + 1)  # `--flag value`
         try:
-            read.append(_parse(text))
+            read.append(_parse(text, following if at + 1 in values else None))
         except WordsError as error:
             problems += map(options.masked, error.problems)
     return read, problems
 
 
-def _parse(text: str) -> Word:
+def _parse(text: str, following: str | None) -> Word:
     if text in ("-m", "--multirun"):
         raise WordsError(f"{text} (command line): only train takes it.")
     if text.startswith("-"):
-        name = text.lstrip("-").replace("-", "_")
-        raise WordsError(f"{text} (command line): words have no dashes. Type {name if '=' in name else name + '=<value>'}.")
+        raise WordsError(no_dashes(text, following))
     if text.startswith("~"):
-        raise WordsError(f"{text} (command line): nothing is taken away with ~. Type {text[1:].split('=')[0]}=<another word>.")
+        raise WordsError(f"{cut(text)} (command line): nothing is taken away with ~. Type {cut(text[1:].split('=')[0])}=<another word>.")
     if options.masked(text) != text and not options.is_one(text.split("=")[0]):
-        raise WordsError(f"{text} (command line): {options.NO_PASSWORD}")
+        raise WordsError(f"{cut(text)} (command line): {options.NO_PASSWORD}")
     if "=" not in text:
-        known = [*VERBS, *(f"{name}=<value>" for name in (*GROUPS, *Schema.__dataclass_fields__) if name)]
-        raise WordsError(f"{text} (command line): neither a verb nor a word. Words look like key=value.{nearest(text, known)}")
+        raise WordsError(no_word(text))
     key, raw = text.lstrip("+").split("=", 1)
-    parser = OverridesParser.create()
+    key = key.strip()
+    if not KEY.fullmatch(key):
+        raise WordsError(
+            f"{cut(text)} (command line): {f'{cut(key)!r} is no key' if key else 'there is no key before the ='}. Words look like key=value."
+        )
     try:
-        override = parser.parse_override(f"{key}={quote(raw) if raw != raw.strip() else raw}")
-    except HydraException:  # a URL with `=`, a sentence with spaces and commas: what cannot be read as more is a text
-        try:
-            override = parser.parse_override(f"{key}={quote(raw)}")
-        except HydraException as error:
-            raise WordsError(f"{text} (command line): not a word. {first_line(error)}") from error
-    sweep = override.is_sweep_override()
-    value = None if sweep else _plain(override.value())
-    written = raw if isinstance(value, int | float) else override.get_value_string()  # 2024_01 may be meant as a name
-    return Word(override.key_or_group, value, written, "command line", sweep)
+        values = _read(raw)
+    except grammar.Unread:  # a URL with `=`, a sentence with commas: what cannot be read as more is a text
+        return Word(key, raw, quote(raw), "command line")
+    return Word(key, values[0] if len(values) == 1 else None, raw, "command line", len(values) > 1)
 
 
-def _plain(value: Any) -> Any:
-    """Hydra's QuotedString and the like as plain Python."""
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {str(_plain(key)): _plain(item) for key, item in value.items()}
-    return getattr(value, "text", value)
+def _read(raw: str) -> list[Any]:
+    if raw != raw.strip() or len(raw) > LONGEST:
+        raise grammar.Unread(raw)
+    if grammar.FOR_HYDRA.search(raw):
+        from dtrain.hydra import read
+
+        return read(raw)
+    return grammar.read(raw) if raw else [""]
 
 
 def _with_recipes(asked: list[Word], problems: list[str]) -> list[Word]:
@@ -193,82 +190,136 @@ def _settle(words: list[Word]) -> list[Word]:
         group = word.key.removesuffix("._target_")
         replaces = word.key in GROUPS or word.key.endswith("._target_")
         again = any(old.key == word.key and old.value == word.value for old in final)
-        lost = [old for old in final if replaces and not again and old.source != word.source and old.key.startswith(f"{group}.")]
+        lost = [old for old in final if replaces and not again and _place(old) != _place(word) and old.key.startswith(f"{group}.")]
         final = [old for old in final if old.key != word.key and old not in lost] + [word]
     return [word for word in final if word.key != "hydra.searchpath"]
 
 
-def _vocabulary(loader: ConfigLoader, words: Sequence[Word]) -> Vocabulary:
+def _place(word: Word) -> str:
+    """Where it was said, without the line."""
+    return re.sub(r":\d+$", "", word.source)
+
+
+def _searchpath(asked: Sequence[Word], problems: list[str]) -> list[str]:
+    """The user's own folders of words."""
+    found: list[str] = []
+    for word in asked:
+        if word.key == "hydra.searchpath":
+            if isinstance(word.value, list) and all(isinstance(path, str) for path in word.value):
+                found += word.value
+            else:
+                problems.append(f"{shown(word)}: a list of folders. Type {word.key}=[<folder>].")
+    return found
+
+
+def _vocabulary(searchpath: Sequence[str], words: Sequence[Word]) -> Vocabulary:
     """What can be said, given the words that were: options of every group, the choices made, targets of the user's own."""
-    repository = loader.repository  # type: ignore[attr-defined]
+    options, node = conf.groups(), conf.node
+    if searchpath:
+        from dtrain.hydra import Shelf
 
-    def node(group: str, name: str) -> dict[str, Any]:
-        loaded = repository.load_config(f"{group}/{name}")
-        return dict(OmegaConf.to_container(loaded.config, resolve=False) or {}) if loaded else {}  # type: ignore[arg-type]
-
-    options = {group: sorted(loader.get_group_options(group)) for group in GROUPS}
-    defaults = dict(pair for entry in repository.load_config("config").defaults_list for pair in _default(entry))
-    choices = defaults | {word.key: word.value for word in words if word.key in GROUPS}
+        shelf = Shelf(searchpath)
+        options, node = shelf.words, shelf.node
+    choices = conf.defaults() | {word.key: word.value for word in words if word.key in GROUPS}
     targets = tuple(
-        word.key.removesuffix("._target_") for word in words if word.key.endswith("._target_") and word.value != _own_target(word.key, choices, node)
+        word.key.removesuffix("._target_")
+        for word in words
+        if word.key.endswith("._target_") and word.value != _own_target(word.key, choices, options, node)
     )
-    return Vocabulary(Schema, options, choices, targets, node)
+    return Vocabulary(options, choices, targets, node, bool(searchpath))
 
 
-def _own_target(key: str, choices: Mapping[str, Any], node: Callable[[str, str], dict[str, Any]]) -> Any:
-    """The target that the chosen word itself has: a saved run says it again."""
+def _own_target(key: str, choices: Mapping[str, Any], options: Mapping[str, Sequence[str]], node: Callable[[str, str], conf.Node]) -> Any:
+    """What stands in conf/ where `key` says it."""
     group, *rest = key.split(".")
-    if group in LISTS and len(rest) == 2 and rest[0] in choices[group]:
-        return node(group, rest[0]).get("_target_")
-    return node(group, choices[group]).get("_target_") if len(rest) == 1 and choices.get(group) else None
+    if group not in GROUPS or (group in LISTS and len(rest) < 2):
+        return None
+    word, rest = (rest[0], rest[1:]) if group in LISTS else (choices[group], rest)
+    found: Any = node(group, word) if isinstance(word, str) and word in options[group] else {}
+    for name in rest:
+        found = found.get(name) if isinstance(found, dict) else None
+    return found
 
 
-def _default(entry: Any) -> Iterable[tuple[str, Any]]:
-    """(group, word or words) of an entry of the defaults list."""
-    group = getattr(entry, "group", None)
-    if group in GROUPS:
-        yield group, entry.value if isinstance(entry.value, str) else list(entry.value)
-
-
-def _config(words: Sequence[Word], vocabulary: Vocabulary) -> Config:
-    """What Hydra makes of words that were found good."""
+def _config(words: Sequence[Word], vocabulary: Vocabulary, problems: list[str]) -> Config:
+    """What words that were found good make together; problems with what they refer to are added."""
+    sources = {word.key: word.source for word in words}
+    words = [_as_meant(word, vocabulary) for word in words if not options.is_one(word.key)]
     replaced = [group for group in GROUPS if group in vocabulary.targets]
-    overrides = [f"~{group}" for group in replaced]
-    for word in words:
-        if word.key not in replaced and not options.is_one(word.key):
-            numeral = isinstance(word.value, int | float) and vocabulary.wants_text(word.key)
-            overrides.append(f"{'++' if vocabulary.added(word.key) else ''}{word.key}={quote(word.text) if numeral else word.text}")
-    try:
-        composed: Any = OmegaConf.to_container(hydra_compose("config", overrides=overrides), resolve=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise WordsError(first_line(error)) from error
-    kinds = get_type_hints(Schema)
-    config = Config(**{key: kinds[key](**value) if is_dataclass(kinds[key]) else value for key, value in composed.items()})
+    if vocabulary.foreign:
+        from dtrain.hydra import composed
+
+        tree = composed(words, replaced)
+    else:
+        tree = _composed(words, replaced, vocabulary)
+    late = [word for word in words if "${" in word.text]
+    if late:
+        from dtrain.hydra import resolved
+
+        problems += [options.masked(problem) for problem in resolved(tree, late, vocabulary.allowed)]
+    types = _types()
+    config = Config(**{key: types[key](**value) if is_dataclass(types[key]) else value for key, value in tree.items()})
     said = {word.key for word in words}
     for group in replaced:  # a target of the user's own keeps what its word says about itself, when that word was said
         about = vocabulary.node(group, vocabulary.choices[group]).get("_about_") if group in said else None
         getattr(config, group)["_about_"] = about or {}
     config.choices = {group: None if group in replaced else vocabulary.choices[group] for group in GROUPS}
-    config.sources = {word.key: word.source for word in words}
+    config.sources = sources
     config.options = {
         group: {name: vocabulary.node(group, name) for name in vocabulary.options[group]} for group in GROUPS if vocabulary.choices[group] == "auto"
     }
-    missing = [
-        f"{group}={config.choices[group]} needs {group}.{key}. Type {group}.{key}=<value>."
-        for group in GROUPS
-        for key, value in getattr(config, group).items()
-        if value == "???"
-    ]
-    if missing:
-        raise WordsError(*missing)
     return config
 
 
-def _hydra(searchpath: Sequence[str]) -> Hydra:
-    """Hydra over conf/ and the user's own folders of words."""
-    ConfigStore.instance().store("schema", Schema)
-    search = create_config_search_path(f"file://{recipe.folder('conf')}")
-    for path in searchpath:
-        search.append("command line", path if "://" in path else f"file://{Path(path).resolve()}")
-    GlobalHydra.instance().clear()
-    return Hydra.create_main_hydra2("dtrain", search)
+def _as_meant(word: Word, vocabulary: Vocabulary) -> Word:
+    """A number that was typed where text is meant is that text."""
+    allowed, value = vocabulary.allowed(word.key), word.value
+    if allowed is None or isinstance(value, bool) or not isinstance(value, int | float) or not wants_text(value, allowed):
+        return word
+    return replace(word, value=word.text, text=quote(word.text))
+
+
+def _composed(words: Sequence[Word], replaced: Sequence[str], vocabulary: Vocabulary) -> conf.Node:
+    """As Hydra composes them: the defaults, the choices in their places, then the values in order."""
+    tree = conf.top()
+    for group in GROUPS:
+        choice = vocabulary.choices[group]
+        names = [name for name in (choice if isinstance(choice, list) else [choice]) if name != "auto" and name in vocabulary.options[group]]
+        nodes = {name: vocabulary.node(group, name) for name in names} if group not in replaced else {}
+        tree[group] = nodes if group in LISTS else next(iter(nodes.values()), {})
+    for word in words:
+        if word.key not in GROUPS:
+            *path, name = word.key.split(".")
+            holder = tree
+            for part in path:
+                if not isinstance(holder.get(part), dict):
+                    holder[part] = {}
+                holder = holder[part]
+            holder[name] = _merged(holder.get(name), conf.copied(word.value))
+    return {key: _converted(key, value) for key, value in tree.items()}
+
+
+def _merged(old: Any, new: Any) -> Any:
+    if isinstance(old, dict) and isinstance(new, dict):
+        return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}
+    return new
+
+
+def _converted(key: str, value: Any) -> Any:
+    """Whole numbers where the schema has fractions become those."""
+    kind = _types().get(key)
+    if is_dataclass(kind) and isinstance(value, dict):
+        fields = get_type_hints(kind)
+        return {name: float(item) if _is_fraction(fields.get(name)) and type(item) is int else item for name, item in value.items()}
+    if kind == list[str] and isinstance(value, list):
+        return [item if isinstance(item, dict | list) else str(item) for item in value]
+    return float(value) if _is_fraction(kind) and type(value) is int and abs(value) < 2**63 else value
+
+
+def _is_fraction(kind: Any) -> bool:
+    return kind is float or float in get_args(kind)
+
+
+@cache
+def _types() -> Mapping[str, Any]:
+    return get_type_hints(Schema)

@@ -3,17 +3,67 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from omegaconf import MISSING
+MISSING: Any = "???"
+"""What OmegaConf takes for a value that must be given."""
 
 GROUPS = (
     "launcher", "backend", "strategy", "precision", "remat", "compile", "model", "data", "objective", "optim", "schedule", "checkpoint", "logger", "hook", "cluster",
 )  # fmt: skip
 """Folders of conf/; one word of each makes a run (logger and hook take a list of words)."""
 
-VERBS = ("train", "plan", "evaluate", "generate", "verify", "checkpoint", "import", "doctor")
+VERBS = {
+    "train": "run it (the default, so it may be left out); -m for a sweep",
+    "plan": "what would happen, without doing it",
+    "evaluate": "held-out loss of a run's newest checkpoint",
+    "generate": "text from a run's newest checkpoint",
+    "verify": "a few steps of it and of one process, held against each other",
+    "checkpoint": "ls, verify, export: what was saved",
+    "import": "a config of another tool as a recipe",
+    "doctor": "what this machine, a storage and the ranks of the words can do",
+}
 """What the command can do: one file of dtrain/verb/ each."""
 LISTS = ("logger", "hook")
 """Groups that take a list of words, each in a package of its own."""
+
+ALLOWED: dict[str, Any] = {
+    "nodes": "whole from 1 to 1000000 or between",
+    "devices": "whole from 1 to 1000000 or auto",
+    "steps": "whole from 1 steps",
+    "batch": "whole from 1 samples",
+    "microbatch": "whole from 1 samples or null",
+    "accumulate": "whole from 1 or null",
+    "seed": "whole from 0",
+    "clip": "above 0 or null",
+    "ema": "from 0 below 1 or null",
+    "out": "text or null",
+    "out_options": "mapping",
+    "resume": ["auto", "never", "must"],
+    "init": "text or null",
+    "on_spike": ["stop", "skip", "rewind"],
+    "stop_after": "whole from 1 steps or null",
+    "time_limit": "above 0 seconds or clock or null",
+    "grace": "from 0 seconds",
+    "trust": "list of text",
+    "loop": "text",
+    **dict.fromkeys(("mesh.pp", "mesh.dp_replicate", "mesh.dp_shard", "mesh.cp", "mesh.tp", "mesh.ep"), "whole from 1 or null"),
+    "pipeline.schedule": ["gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev"],
+    "pipeline.stages": "whole from 1 or null",
+    "pipeline.split": "blocks or cost or list of whole from 1",
+    "tensor.sequence": ["whole", "split"],
+    "tensor.loss": ["whole", "split"],
+    "context.attention": ["ring", "ulysses"],
+    "spike.sigma": "above 0 deviations or auto or null",
+    "spike.window": "whole from 8 steps",
+    "log.every": "whole from 1 steps",
+    "evaluate.every": "whole from 0 steps",
+    "evaluate.samples": "whole from 1 samples or null",
+    "generate.prompt": "some text",
+    "generate.tokens": "whole from 1 tokens",
+    "generate.temperature": "from 0",
+    "verify.steps": "whole from 1 steps",
+    "sweep.out": "text or null",
+}
+"""What each plain key may be, in the words of dtrain/kinds.py; what an argument of a word may be stands in its file."""
 
 
 @dataclass

@@ -3,14 +3,10 @@
 dtrain out=s3://bucket/run out_options.endpoint_url=http://127.0.0.1:9000 out_options.secret='${oc.env:MY_SECRET}'
 """
 
-import inspect
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from dtrain import store
 from dtrain.errors import first_line, nearest
@@ -49,6 +45,8 @@ def tell(words: Sequence[Word], url: str | None) -> list[str]:
         return problems
     if url is None or store.is_local(url):
         return [f"{mine[0].key} ({mine[0].source}): a folder of this machine takes no options. Type out=<a URL>, such as s3://bucket/run."]
+    from omegaconf.errors import OmegaConfBaseException  # not at the top: `dtrain plan` answers in half a second
+
     try:
         options = _values(mine)
     except OmegaConfBaseException as error:
@@ -74,6 +72,8 @@ def take_over(text: str) -> None:
 
 def _values(words: Sequence[Word]) -> dict[str, Any]:
     """The options as one tree, `${oc.env:...}` looked up."""
+    from omegaconf import OmegaConf
+
     options = OmegaConf.create()
     for word in words:
         for key, value in word.value.items() if word.key == NAME else [(word.key.removeprefix(f"{NAME}."), word.value)]:
@@ -86,6 +86,8 @@ def _unknown(options: Mapping[str, Any], url: str) -> Iterable[str]:
     scheme = url.split("://")[0]
     if scheme not in PASSED_ON:
         return
+    import inspect
+
     import fsspec
 
     try:

@@ -3,14 +3,12 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
-from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from dtrain import store
+from dtrain.conf import folder
 from dtrain.config import Config, Schema
 from dtrain.errors import StoreError, WordsError, first_line, nearest
 from dtrain.words import Word, text
@@ -18,17 +16,11 @@ from dtrain.words import Word, text
 NEVER_FROM_A_RECIPE = ("trust", "out", "out_options", "hydra", "sweep", "recipe")
 
 
-def folder(name: str) -> Path:
-    """conf/ or recipes/: inside the package when installed as a wheel, beside it in a checkout."""
-    here = Path(__file__).resolve().parent
-    for path in (here / name, here.parent / name):
-        if path.is_dir():
-            return path
-    raise WordsError(f"dtrain is not installed whole: there is no {name}/ inside or beside {here}.")
-
-
 def read(name: str) -> list[Word]:
     """The words of a recipe: one of ours by its name, or a path or URL. Raises WordsError."""
+    from omegaconf import OmegaConf  # not at the top: `dtrain plan` answers in half a second
+    from omegaconf.errors import OmegaConfBaseException
+
     known = {path.stem: path for path in folder("recipes").glob("*.yaml")}
     where = str(known.get(name, name))
     if name not in known and not re.search(r"[/.]", name):

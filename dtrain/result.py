@@ -2,7 +2,6 @@
 
 import platform
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 Status = Literal["finished", "stopped", "interrupted", "preempted", "spiked"]
@@ -32,6 +31,8 @@ class Result:
 
 def versions() -> dict[str, str]:
     """Of what decides the numbers."""
+    from importlib.metadata import PackageNotFoundError, version  # not at the top: `dtrain plan` answers in half a second
+
     found = {"python": platform.python_version()}
     for package in ("dtrain", "torch", "numpy", "hydra-core"):
         try:

@@ -22,8 +22,8 @@ class Word:
 
 
 def quote(text: str) -> str:
-    """`text` as one string, whatever it holds."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'" if text.endswith("\\") else "'" + text.replace("'", "\\'") + "'"
+    """`text` as one string, whatever it holds: backslashes count where a quote follows."""
+    return "'" + re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text) + "'"
 
 
 def text(value: Any) -> str:
@@ -37,6 +37,21 @@ def text(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}:{text(item)}" for key, item in value.items()) + "}"
     return quote(value) if isinstance(value, str) else str(value)
+
+
+def said(value: Any) -> str:
+    """A value as a person types it: without quotes where it needs none."""
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(said, value)) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{said(item)}" for key, item in value.items()) + "}"
+    return value if isinstance(value, str) and re.fullmatch(r"[\w./:+@%-]+", value) else text(value)
+
+
+def cut(text: str, most: int = 120) -> str:
+    """`text` on one line of a message."""
+    plain = text.encode("unicode_escape").decode() if not text.isprintable() else text
+    return plain if len(plain) <= most else f"{plain[: most - 20]}... ({len(text)} characters)"
 
 
 def slug(words: Iterable[str]) -> str:

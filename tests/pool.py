@@ -17,7 +17,7 @@ import torch
 from dtrain.launcher.process import fork, fork_keeper
 
 
-class RankFailed(AssertionError):  # noqa: N818 - a test that failed, not an error to catch
+class RankFailed(AssertionError):
     """The first traceback of a rank."""
 
 

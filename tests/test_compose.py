@@ -8,16 +8,19 @@ import pytest
 
 from dtrain import recipe
 from dtrain.__main__ import main
+from dtrain.cluster import Cluster
 from dtrain.compose import compose, multirun
 from dtrain.config import GROUPS, Config
 from dtrain.errors import WordsError
+from dtrain.resolve import resolve
 from dtrain.result import Result
 from dtrain.verb import train
 
 
 def refused(*words: str) -> str:
+    """What is said of words that are judged, composed and decided on."""
     with pytest.raises(WordsError) as caught:
-        compose(words)
+        resolve(compose(words), Cluster(gpus=0, cpus=8))
     return str(caught.value)
 
 
@@ -52,11 +55,11 @@ def test_all_mistakes_are_told_at_once() -> None:
         ("logger.tensorbord.x=1", "Did you mean tensorboard?"),
         ("hook.sample.evry=3", "Did you mean hook.sample.every?"),
         ("--steps=3", "Type steps=3."),
-        ("--log-every=3", "Type log_every=3."),
+        ("--log-every=3", "Type log.every=3."),
         ("~model", "Type model=<another word>."),
         ("mesh=2", "mesh.dp_shard=<value>"),
         ("batch=4,8", "Add -m"),
-        ("data=tokens", "Type data.path=<value>."),
+        ("data=tokens", "Type data.path=<text>."),
         ("model=[gpt]", "model takes one word."),
         ("recipe=nothing-like-it", "Or give a path or URL."),
     ],

@@ -5,6 +5,7 @@ earlier rules decided, returns the fields it decides and raises WordsError for w
 rule failed are skipped, so the user sees every mistake that can be known, and no echo of one.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,12 +15,10 @@ from dtrain.config import Config
 from dtrain.errors import WordsError
 from dtrain.plan import Plan
 from dtrain.resolve import auto, batch, divide, fit, limits, machine, mesh, numbers, out, pipeline, ranks, trust
+from dtrain.resolve.unknown import UNKNOWN, Undecided
+from dtrain.words import said
 
 Rule = Callable[[Config, Cluster, "Draft"], Mapping[str, Any]]
-
-
-class Undecided(Exception):  # noqa: N818 - a signal between rules, not an error
-    """A rule asked for a field whose own rule failed."""
 
 
 class Draft(dict[str, Any]):
@@ -29,8 +28,10 @@ class Draft(dict[str, Any]):
         raise Undecided(field)
 
 
+KEY = re.compile(r"(?<![\w.])([a-z_]+(?:\.\w+)*)=")
+
 RULES: tuple[Rule, ...] = (
-    numbers.positive,
+    numbers.plain,
     limits.clock,
     machine.machine,
     ranks.devices,
@@ -81,17 +82,53 @@ def _fewer(nodes: int, first: Plan, config: Config, cluster: Cluster) -> Plan:
     return _on(nodes, replace(same, microbatch=micro), cluster)
 
 
+def further(config: Config, cluster: Cluster) -> tuple[str, ...]:
+    """The problems of a config of which something is not known, because it was asked for wrongly."""
+    try:
+        resolve(config, cluster)
+    except WordsError as error:
+        return error.problems
+    except Undecided:
+        pass
+    return ()
+
+
 def _on(nodes: Any, config: Config, cluster: Cluster) -> Plan:
-    draft, problems = Draft(why={}, elastic="" if nodes == config.nodes else config.nodes), list[str]()
+    draft = Draft(why={}, elastic="" if nodes == config.nodes else config.nodes)
+    config, undecided = replace(config, nodes=nodes), False
+    wrong = numbers.judge(config)
+    known, problems = numbers.without(config, wrong), list[str]()
     for rule in RULES:
         try:
-            draft.update(rule(replace(config, nodes=nodes), cluster, draft))
+            draft.update(rule(known, cluster, draft))
         except WordsError as error:
             problems.extend(error.problems)
         except Undecided:
-            continue
-    if problems:
-        raise WordsError(*problems)
+            undecided = True
+    if wrong or problems:
+        raise WordsError(*wrong.values(), *(_with_sources(problem, config) for problem in problems))
+    if undecided:
+        raise Undecided
     del draft["elastic"]
     draft.pop("microbatch", None)
     return Plan(**draft)
+
+
+def _with_sources(problem: str, config: Config) -> str:
+    """The sentence and, behind it, who said each `key=value` that it blames and that is so in this run."""
+    facts, told = problem.partition(" Type ")[0], {}
+    for found in KEY.finditer(facts):
+        value = _value(config, found[1])
+        if value is not UNKNOWN and facts.startswith((said(value), str(value)), found.end()):
+            told[found[1]] = config.sources.get(found[1], "default")
+    return problem + f" ({', '.join(f'{key}: {source}' for key, source in told.items())})" * bool(told)
+
+
+def _value(config: Config, key: str) -> Any:
+    """What the config has under a dotted key; UNKNOWN where it has nothing."""
+    if key in config.choices:
+        return config.choices[key]
+    found: Any = config
+    for name in key.split("."):
+        found = found.get(name, UNKNOWN) if isinstance(found, dict) else getattr(found, name, UNKNOWN) if found is not UNKNOWN else UNKNOWN
+    return found

@@ -14,18 +14,14 @@ def arithmetic(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> di
     schedule = draft["pipeline"].schedule
     chosen = draft.get("microbatch") if not config.accumulate else None  # by strategy=auto
     shape = _shape(config, config.microbatch or chosen, draft["mesh"].data, draft["mesh"].pp)
-    if shape is None:
-        return {}  # numbers.positive says so
     wrong = check_microbatches(schedule, shape.accumulate, draft["mesh"].pp) if draft["mesh"].pp > 1 else None
     if wrong:
         raise WordsError(wrong)
     return {"batch": shape}
 
 
-def _shape(config: Config, micro: int | None, data: int, pp: int) -> BatchShape | None:
+def _shape(config: Config, micro: int | None, data: int, pp: int) -> BatchShape:
     batch, accumulate = config.batch, config.accumulate
-    if any(value is not None and value < 1 for value in (batch, micro, accumulate)):
-        return None
     if micro and accumulate:
         product = micro * data * accumulate
         if "batch" in config.sources and batch != product:

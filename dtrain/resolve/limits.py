@@ -1,31 +1,22 @@
 """How long a run may take by the clock."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from dtrain.cluster import Cluster
 from dtrain.config import Config
 from dtrain.errors import WordsError
-
-CLOCK = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d\d(?:\.\d+)?)")
-"""Minutes and seconds, with hours, with days, as Slurm writes them."""
+from dtrain.kinds import CLOCK
 
 
 def clock(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
     """`time_limit` in seconds, of which `grace` are left for the save."""
-    limit, problems = seconds(config.time_limit), []
-    if config.grace < 0:
-        problems.append(f"grace={config.grace:g}: at least 0 seconds. Type grace=30.")
-    if config.time_limit is not None and limit is None:
-        problems.append(f"time_limit={config.time_limit}: seconds, or hours:minutes:seconds. Type time_limit=3600 or time_limit=1:00:00.")
-    elif limit is not None and limit <= config.grace:
-        problems.append(
+    limit = seconds(config.time_limit)
+    if limit is not None and limit <= config.grace:
+        raise WordsError(
             f"time_limit={config.time_limit} leaves nothing beside grace={config.grace:g}, the seconds kept for the save. "
             f"Type time_limit={config.grace + 60:g}, or a smaller grace."
         )
-    if problems:
-        raise WordsError(*problems)
     return {"time_limit": limit, "grace": float(config.grace)}
 
 

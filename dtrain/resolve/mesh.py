@@ -18,9 +18,6 @@ def degrees(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
     asked = {axis: getattr(config.mesh, axis) for axis in AXES if getattr(config.mesh, axis) is not None}
     asked |= draft.pop("layout", {})  # what `auto` chose beside the strategy
     ep = 1 if config.mesh.ep is None else config.mesh.ep
-    problems = [f"mesh.{axis}={degree}: a degree is at least 1." for axis, degree in {**asked, "ep": ep}.items() if degree < 1]
-    if problems:
-        raise WordsError(*problems)
     fill, inside = facts.get("fill"), facts.get("inside")
     if "fill" in facts and fill is None and ranks > 1:
         raise WordsError(f"strategy={name} is one rank, but nodes x devices = {nodes} x {devices} = {ranks}. Type strategy=ddp or strategy=fsdp.")

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any
 
 from dtrain.cluster import Cluster
@@ -36,7 +36,7 @@ def where(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
     out = config.out
     if out is None:
         words = {field.name: value for field in fields(Schema) if field.name not in VOLATILE for value in [getattr(config, field.name)]}
-        digest = hashlib.sha256(json.dumps(words, sort_keys=True, default=asdict).encode()).hexdigest()[:8]
+        digest = hashlib.sha256(json.dumps(words, sort_keys=True, default=vars).encode()).hexdigest()[:8]
         out = f"outputs/{config.choices['model'] or 'model'}-{config.choices['data'] or 'data'}-{digest}"
     if not out.strip("/ "):
         raise WordsError(f"out={out!r} is no place for a run. Type out=<a folder or URL>.")

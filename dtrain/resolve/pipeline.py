@@ -6,10 +6,8 @@ from typing import Any
 
 from dtrain.cluster import Cluster
 from dtrain.config import Config
-from dtrain.errors import WordsError, nearest
+from dtrain.errors import WordsError
 from dtrain.plan import PipelineShape
-
-SPLITS = ("blocks", "cost")
 
 
 @dataclass(frozen=True)
@@ -37,16 +35,12 @@ def shape(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
     """Decided also where there is one stage, so that a recipe's wishes are judged on every mesh."""
     asked, pp = config.pipeline, draft["mesh"].pp
     word = str(asked.schedule)
-    if word not in SCHEDULES:
-        raise WordsError(f"pipeline.schedule={word}: there is no such schedule.{nearest(word, SCHEDULES)}")
     schedule, stages, split = SCHEDULES[word], SCHEDULES[word].stages if asked.stages is None else asked.stages, asked.split
     problems = []
-    if asked.stages is not None and (stages < 1 or (stages != schedule.stages and not schedule.more)):
+    if asked.stages is not None and stages != schedule.stages and not schedule.more:
         problems.append(f"pipeline.stages={asked.stages}: {word} has {schedule.stages} stage(s) on each rank. Leave it out.")
-    if isinstance(split, str) and split not in SPLITS:
-        problems.append(f"pipeline.split={split}: allowed are {' and '.join(SPLITS)}, or the number of blocks of each stage: pipeline.split=[2,1].")
-    if not isinstance(split, str) and (len(split) != pp * stages or not all(isinstance(count, int) and count > 0 for count in split)):
-        problems.append(f"pipeline.split={list(split)}: {pp} rank(s) x {stages} stage(s) = {pp * stages} numbers are needed, each at least 1.")
+    if not isinstance(split, str) and len(split) != pp * stages:
+        problems.append(f"pipeline.split={list(split)}: {pp} rank(s) x {stages} stage(s) = {pp * stages} numbers are needed.")
     said = [f"pipeline.{key}" for key in ("schedule", "stages", "split") if config.sources.get(f"pipeline.{key}") == "command line"]
     if pp == 1 and said:
         problems.append(f"{said[0]}: the mesh has one stage, mesh.pp=1. Type mesh.pp=2, or leave {said[0]} out.")

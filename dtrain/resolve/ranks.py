@@ -44,13 +44,7 @@ def _outside(config: Config, cluster: Cluster) -> bool:
 
 def devices(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
     """Nodes, and processes per node."""
-    if isinstance(config.nodes, bool) or not isinstance(config.nodes, int):
-        raise WordsError(f"nodes={config.nodes}: a number of nodes, or from how many to how many. Type nodes=2, or nodes=1:2.")
-    if config.nodes < 1:
-        raise WordsError()  # numbers.positive says so
     asked, nodes, external = config.devices, config.nodes, cluster.external
-    if asked != "auto" and (isinstance(asked, bool) or not isinstance(asked, int) or asked < 1):
-        raise WordsError(f"devices={asked}: a number of processes per node, or auto. Type devices=2.")
     if external and _outside(config, cluster):
         here = (external.world // external.local_world, external.local_world)
         said = {key: value for key, value in (("nodes", nodes), ("devices", asked)) if key in config.sources and value != "auto"}

@@ -14,10 +14,10 @@ ROOT = Path(dtrain.__file__).parent
 
 FLOORS = (
     ("errors", "plan", "result", "disk", "cause"),
-    ("words", "config", "cluster", "store", "build", "sharding", "signals", "frames"),
-    ("options", "predict", "testing"),
+    ("words", "config", "cluster", "store", "build", "sharding", "signals", "frames", "grammar", "conf"),
+    ("options", "predict", "testing", "kinds"),
     ("check", "recipe", "resolve", "dialect", "preflight", "lease", "blame"),
-    ("failure",),
+    ("failure", "hydra"),
     ("compose",),
     ("backend", "mesh", "journal", "clip", "ema", "remat", "compile"),
     ("model", "data", "objective", "optim", "schedule", "precision", "logger"),
@@ -38,7 +38,7 @@ FLOORS = (
 )
 WITHOUT_TORCH = (
     "__main__", "errors", "plan", "result", "words", "config", "cluster", "disk", "cause", "store", "build", "options", "check", "recipe", "predict", "resolve", "dialect", "preflight",
-    "traced", "failure", "blame", "frames", "lease", "signals", "compose", "launcher", "doctor", "verb",
+    "traced", "failure", "blame", "frames", "lease", "signals", "compose", "launcher", "doctor", "verb", "grammar", "conf", "kinds", "hydra",
 )  # fmt: skip
 """What the parent imports before any rank exists."""
 

@@ -45,7 +45,7 @@ TABLE = [
     (("optim=adafactor", "devices=2", "mesh.tp=2"), "optim=adafactor knows the axes of the data alone, and the mesh has tp=2. Type optim=adamw."),
     (("optim=adafactor", "devices=2", "model=moe", "mesh.ep=2"), "the mesh has ep=2. Type optim=adamw."),
     # how an axis is used
-    (("mesh.tp=2", "devices=2", "tensor.sequence=half"), "tensor.sequence=half: allowed are whole and split."),
+    (("mesh.tp=2", "devices=2", "tensor.sequence=half"), "tensor.sequence is whole or split. Type tensor.sequence=whole."),
     (("tensor.loss=split",), "tensor.loss=split: the mesh has mesh.tp=1. Type mesh.tp=2, or leave tensor.loss out."),
     (("context.attention=ulysses",), "context.attention=ulysses: the mesh has mesh.cp=1. Type mesh.cp=2, or leave context.attention out."),
 ]

@@ -49,14 +49,14 @@ def test_a_list_of_blocks_survives_the_saved_plan() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("pipeline.schedule=1fb1",), "pipeline.schedule=1fb1: there is no such schedule. Did you mean 1f1b?"),
+        (("pipeline.schedule=1fb1",), "Type pipeline.schedule=1f1b."),
         (("pipeline.stages=2",), "pipeline.stages=2: 1f1b has 1 stage(s) on each rank. Leave it out."),
         (("pipeline.schedule=zbv", "pipeline.stages=3"), "pipeline.stages=3: zbv has 2 stage(s) on each rank"),
         (("pipeline.schedule=looped_bfs", "pipeline.stages=0"), "pipeline.stages=0"),
         (("pipeline.schedule=looped_bfs", "pipeline.stages=-1"), "pipeline.stages=-1"),
-        (("pipeline.split=heavy",), "allowed are blocks and cost"),
+        (("pipeline.split=heavy",), "pipeline.split is blocks, cost or a list"),
         (("pipeline.split=[4]",), "pipeline.split=[4]: 2 rank(s) x 1 stage(s) = 2 numbers are needed"),
-        (("pipeline.split=[0,4]",), "each at least 1"),
+        (("pipeline.split=[0,4]",), "a list of a whole number from 1"),
         (("pipeline.schedule=zbv", "pipeline.split=[2,2]"), "2 rank(s) x 2 stage(s) = 4 numbers are needed"),
     ],
 )

@@ -1,0 +1,101 @@
+"""What the text of a value means: the plain part of Hydra's override grammar, read without Hydra.
+
+Numbers, true, false, null, text, quotes, lists, mappings, and several values by comma. Functions such as range(1,4), escapes and
+interpolations are Hydra's to read; whatever neither can read is text.
+"""
+
+import re
+from typing import Any
+
+# https://github.com/facebookresearch/hydra/blob/main/hydra/grammar/OverrideLexer.g4 says what each of these is
+INT = re.compile(r"[+-]?(?:0|[1-9](?:_?\d)*)", re.ASCII)
+POINT = r"(?:(?:0|[1-9](?:_?\d)*)\.|(?:0|[1-9](?:_?\d)*)?\.\d(?:_?\d)*)"
+FLOAT = re.compile(rf"[+-]?(?:(?:0|[1-9](?:_?\d)*|{POINT})e[+-]?\d(?:_?\d)*|{POINT}|inf|nan)", re.ASCII | re.IGNORECASE)
+PRIMITIVE = re.compile(r"[\w/\-+.%*@?|: \t]+", re.ASCII)
+KEY = re.compile(r"[\w/\-+.%*@?| \t]+", re.ASCII)
+QUOTED = re.compile(r"'([^'\\]*)'|\"([^\"\\]*)\"")
+BLANK = re.compile(r"[ \t]*")
+FOR_HYDRA = re.compile(r"[($\\]")
+DEEPEST = 32
+NAMED = {"true": True, "false": False, "null": None}
+
+
+class Unread(ValueError):
+    """The text is no value of the grammar."""
+
+
+def read(text: str) -> list[Any]:
+    """The values that `text` lists by comma, which are one for most. Raises Unread."""
+    values, at = [], 0
+    while True:
+        value, at = _element(text, at, 0)
+        values.append(value)
+        at = _skip(text, at)
+        if at == len(text):
+            return values
+        at = _skip(text, _expect(text, at, ","))
+
+
+def typed(text: str) -> Any:
+    """A number, true, false or null when all of the text is one; else the text."""
+    try:
+        if INT.fullmatch(text):
+            return int(text)
+        if FLOAT.fullmatch(text):
+            return float(text)
+    except ValueError:  # more digits than Python reads
+        return text
+    return NAMED.get(text.lower(), text) if text.isascii() else text
+
+
+def _element(text: str, at: int, depth: int) -> tuple[Any, int]:
+    if depth > DEEPEST:
+        raise Unread(text)
+    first = text[at : at + 1]
+    if first == "[":
+        return _sequence(text, at, depth)
+    if first == "{":
+        return _mapping(text, at, depth)
+    quoted = QUOTED.match(text, at)
+    if quoted:
+        return quoted[1] if quoted[2] is None else quoted[2], quoted.end()
+    found = PRIMITIVE.match(text, at)
+    if not found:
+        raise Unread(text)
+    return typed(found[0].strip(" \t")), found.end()
+
+
+def _sequence(text: str, at: int, depth: int) -> tuple[list[Any], int]:
+    items: list[Any] = []
+    at = _skip(text, at + 1)
+    while text[at : at + 1] != "]":
+        at = _skip(text, _expect(text, at, ",")) if items else at
+        item, at = _element(text, at, depth + 1)
+        items.append(item)
+        at = _skip(text, at)
+    return items, at + 1
+
+
+def _mapping(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
+    items: dict[str, Any] = {}
+    at = _skip(text, at + 1)
+    while text[at : at + 1] != "}":
+        at = _skip(text, _expect(text, at, ",")) if items else at
+        key = KEY.match(text, at)
+        if not key:
+            raise Unread(text)
+        at = _skip(text, _expect(text, key.end(), ":"))
+        items[str(typed(key[0].strip(" \t")))], at = _element(text, at, depth + 1)
+        at = _skip(text, at)
+    return items, at + 1
+
+
+def _skip(text: str, at: int) -> int:
+    blank = BLANK.match(text, at)
+    return blank.end() if blank else at
+
+
+def _expect(text: str, at: int, sign: str) -> int:
+    if text[at : at + 1] != sign:
+        raise Unread(text)
+    return at + 1

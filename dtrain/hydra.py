@@ -1,0 +1,130 @@
+"""The one file that touches Hydra: values beyond the plain grammar, folders of words on hydra.searchpath, sweeps. Imported only for these."""
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path
+from hydra.core.config_search_path import SearchPathElement
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dtrain import conf
+from dtrain.config import GROUPS, Schema
+from dtrain.errors import WordsError, first_line
+from dtrain.grammar import Unread, typed
+from dtrain.kinds import fits
+from dtrain.resolve.unknown import UNKNOWN
+from dtrain.words import Word, cut, quote
+
+
+def read(raw: str) -> list[Any]:
+    """The values of `raw`, as dtrain.grammar.read gives them. Raises Unread."""
+    try:
+        override = OverridesParser.create().parse_override(f"key={raw}")
+        if not override.is_sweep_override():
+            return [_plain(override.value())]
+    except (HydraException, RecursionError) as error:
+        raise Unread(raw) from error
+    return [None, None]  # a sweep, whose values are its own to make
+
+
+def _plain(value: Any) -> Any:
+    """Hydra's QuotedString and the like as plain Python."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(_plain(key)): _plain(item) for key, item in value.items()}
+    return getattr(value, "text", value)
+
+
+class Shelf:
+    """The words of conf/, and of the user's own folders on hydra.searchpath."""
+
+    def __init__(self, searchpath: Sequence[str]) -> None:
+        self._loader = _hydra(searchpath).config_loader
+        self.words = {group: sorted(self._loader.get_group_options(group)) for group in GROUPS}
+
+    def node(self, group: str, word: str) -> conf.Node:
+        """The arguments of a word as its file has them. Raises WordsError for a file that is no YAML."""
+        try:
+            loaded = self._loader.repository.load_config(f"{group}/{word}")  # type: ignore[attr-defined]
+            return dict(OmegaConf.to_container(loaded.config, resolve=False) or {}) if loaded else {}  # type: ignore[arg-type]
+        except Exception as error:  # what YAML loaders raise is of many kinds
+            raise WordsError(f"{group}={word}: its file cannot be read: {first_line(error)}") from error
+
+
+def composed(words: Sequence[Word], replaced: Sequence[str]) -> conf.Node:
+    """What Hydra makes of words that were found good, over the folders of the last Shelf; without the groups `replaced` by targets of the user's own."""
+    overrides = [f"~{group}" for group in replaced]
+    overrides += [f"{'' if word.key in GROUPS else '++'}{word}" for word in words if word.key not in replaced]
+    try:
+        return OmegaConf.to_container(hydra_compose("config", overrides=overrides), resolve=False)  # type: ignore[return-value]
+    except Exception as error:  # of Hydra, OmegaConf, or what loads YAML
+        raise WordsError(
+            f"{' '.join(map(str, words))}: a file on hydra.searchpath cannot be composed: {cut(' '.join(str(error).split()), 300)}"
+        ) from error
+
+
+def resolved(tree: Mapping[str, Any], words: Sequence[Word], allowed: Callable[[str], Any]) -> list[str]:
+    """Put what `${...}` in the values of `words` stands for into `tree`. One sentence for each that stands for nothing."""
+    whole, problems = OmegaConf.create(dict(tree)), []
+    for word in words:
+        *path, name = word.key.split(".")
+        try:
+            holder: Any = whole
+            for part in path:
+                holder = holder[part]
+            value = holder[name]
+            value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+            if isinstance(value, str) and not fits(value, allowed(word.key) or "any"):  # the environment has only text
+                value = typed(value)
+        except (OmegaConfBaseException, RecursionError, TypeError, KeyError, ValueError) as error:
+            problems.append(f"{word} ({word.source}): {first_line(error)}.")
+            value = UNKNOWN
+        inside: Any = tree
+        for part in path:
+            inside = inside[part]
+        inside[name] = value
+    return problems
+
+
+def jobs(swept: Sequence[Word]) -> list[Sequence[str]]:
+    """The words of every combination of the swept ones."""
+    batches = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides([str(word) for word in swept]), None)
+    return [words for batch in batches for words in batch]
+
+
+def sweep(words: Sequence[str], job: Callable[[Sequence[str]], float | None]) -> list[Any]:
+    """Run `job` with the words of every combination through Hydra's sweeper and launcher. Returns what the jobs returned."""
+
+    def task(_: Any) -> float | None:
+        return job([word.removeprefix("++") for word in HydraConfig.get().overrides.task])
+
+    quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
+    with tempfile.TemporaryDirectory() as folder:  # Hydra leaves a file of its own, and only knows local folders
+        try:
+            batches = _hydra([]).multirun("config", task, [*words, *quiet, f"hydra.sweep.dir={quote(folder)}"])
+        except (HydraException, OmegaConfBaseException) as error:
+            raise WordsError(first_line(error)) from error
+    return [result.return_value for batch in batches for result in batch]
+
+
+def _hydra(searchpath: Sequence[str]) -> Hydra:
+    """Hydra over conf/ and the user's own folders of words."""
+    ConfigStore.instance().store("schema", Schema)
+    search = create_config_search_path(f"file://{conf.folder('conf')}")
+    for path in searchpath:
+        url = path if "://" in path else f"file://{Path(path).resolve()}"
+        search.get_path().insert(-1, SearchPathElement("command line", url))  # the schema has to stay last
+    GlobalHydra.instance().clear()
+    return Hydra.create_main_hydra2("dtrain", search)

@@ -1,0 +1,43 @@
+"""What is composed without Hydra is what Hydra composes."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from dtrain.compose import compose
+from dtrain.errors import WordsError
+
+WORDS: tuple[tuple[str, ...], ...] = (
+    (),
+    ("steps=7", "clip=1", "clip=null", "ema=0", "generate.temperature=1", "grace=5", "seed=1_000"),
+    ("model=mlp", "data=synthetic", "objective=regression", "optim=sgd", "optim.lr=1", "schedule=wsd"),
+    ("model=moe", "model.experts=4", "strategy=fsdp", "strategy.reshard=never", "mesh.tp=2", "devices=4", "pipeline.split=[2,1]"),
+    ("model._target_=mine.Net", "model.depth=3", "model.inner.a=1", "model.inner.b={c:[1,2]}", "trust=[mine,1]"),
+    ("data=dataset", "data.dataset._target_=mine.Faces", "data.dataset.root=/faces", "data.inputs=image", "data.targets=1"),
+    ("data=dataset", "data.dataset={_target_:mine.Faces,root:/faces}", "data.dataset.extra={a:1}", "data.dataset.extra.b=2"),
+    ("logger=[]", "hook=[sample]", "hook.sample.every=3", "hook.sample.prompt='a, b'"),
+    ("hook.sample.every=3", "hook.fault._target_=dtrain.testing.faults.AtStep", "hook.fault.step=2", "logger=console"),
+    ("out=2024_01", "data.path=007", "nodes=1:2", "time_limit=1:00:00", "launcher=local", "launcher.address=1.2.3.4:5"),
+    ("model.width=${model.heads}", "steps=${batch}", "out=a${seed}b"),
+)
+
+
+@pytest.mark.parametrize("words", WORDS, ids=" ".join)
+def test_both_ways_give_the_same_config(words: tuple[str, ...], tmp_path: Path) -> None:
+    ours, hydras = compose(words), compose([*words, f"hydra.searchpath=[{tmp_path}]"])
+    assert repr(asdict(ours)) == repr(asdict(hydras))
+
+
+def test_words_of_a_folder_of_your_own(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/mine.yaml").write_text(
+        "defaults: [/model/gpt, _self_]\n_target_: mine.Net\nlayers: 2\nfloor: 0.5\n_about_: {allowed: {floor: from 0 to 1}}\n"
+    )
+    config = compose(["model=mine", "model.floor=0.25", f"hydra.searchpath=[{tmp_path}]"])
+    assert (config.model["_target_"], config.model["layers"], config.model["floor"]) == ("mine.Net", 2, 0.25)
+    with pytest.raises(WordsError, match="Did you mean model.floor"):
+        compose(["model=mine", "model.flor=1", f"hydra.searchpath=[{tmp_path}]"])
+    (tmp_path / "model/broken.yaml").write_text("a: [1\n")
+    with pytest.raises(WordsError, match="model=broken: a file on hydra.searchpath cannot be composed"):
+        compose(["model=broken", f"hydra.searchpath=[{tmp_path}]"])

@@ -15,7 +15,7 @@ from dtrain import conf, grammar, options, recipe
 from dtrain.check import Vocabulary, judge, no_dashes, no_word, shown
 from dtrain.cluster import look
 from dtrain.config import GROUPS, LISTS, Config, Schema
-from dtrain.errors import DtrainError, WordsError
+from dtrain.errors import DtrainError, WordsError, deciding
 from dtrain.kinds import wants_text
 from dtrain.resolve import further
 from dtrain.resolve.unknown import UNKNOWN
@@ -30,6 +30,7 @@ OF_THE_MESH = (
 """What another verb does not take over from the run it looks at: it may look from any mesh."""
 
 
+@deciding()
 def compose(words: Sequence[str], *, run: str | None = None) -> Config:
     """The words, and before them those of the run at URL `run`, as one typed Config.
 

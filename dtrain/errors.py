@@ -10,8 +10,10 @@
 0 is done, 75 preempted (run me again), 130 interrupted: see `dtrain.result.Result.exit_code`.
 """
 
+import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, Self
@@ -55,7 +57,8 @@ class StoreError(PreflightError):
 
     @classmethod
     def during(cls, operation: str, url: str, cause: object, hint: str = "", kind: str = "other") -> Self:
-        error = cls(f"cannot {operation} {url}: {cause}" + f". {hint}" * bool(hint))
+        url = url if len(url) <= 400 else f"{url[:380]}..."
+        error = cls(f"cannot {operation} {url}: {str(cause)[:1000]}" + f". {hint}" * bool(hint))
         error.kind = kind
         return error
 
@@ -66,6 +69,27 @@ class LeaseError(StoreError):
 
 class RankError(DtrainError):
     """One rank failed; the message is its traceback."""
+
+
+@contextmanager
+def deciding() -> Iterator[None]:
+    """Whatever else goes wrong while words are judged is a fault of ours: one line for the user, the traceback with DTRAIN_DEBUG=1."""
+    try:
+        yield
+    except DtrainError:
+        raise
+    except Exception as error:
+        if os.environ.get("DTRAIN_DEBUG"):
+            raise
+        trace = error.__traceback__
+        while trace and trace.tb_next:
+            trace = trace.tb_next
+        place = f"{trace.tb_frame.f_globals.get('__name__')}:{trace.tb_lineno}" if trace else "?"
+        said = without_secrets(" ".join(str(error).split()))[:200]
+        raise WordsError(
+            f"dtrain could not judge these words: {type(error).__name__} at {place}: {said}. This is a fault of dtrain, not of yours: please report it, "
+            "with the words and what DTRAIN_DEBUG=1 shows."
+        ) from error
 
 
 def without_secrets(text: str) -> str:

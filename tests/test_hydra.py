@@ -36,8 +36,8 @@ def test_words_of_a_folder_of_your_own(tmp_path: Path) -> None:
     )
     config = compose(["model=mine", "model.floor=0.25", f"hydra.searchpath=[{tmp_path}]"])
     assert (config.model["_target_"], config.model["layers"], config.model["floor"]) == ("mine.Net", 2, 0.25)
-    with pytest.raises(WordsError, match="Did you mean model.floor"):
+    with pytest.raises(WordsError, match=r"Did you mean model.floor"):
         compose(["model=mine", "model.flor=1", f"hydra.searchpath=[{tmp_path}]"])
     (tmp_path / "model/broken.yaml").write_text("a: [1\n")
-    with pytest.raises(WordsError, match="model=broken: a file on hydra.searchpath cannot be composed"):
+    with pytest.raises(WordsError, match=r"model=broken: a file on hydra.searchpath cannot be composed"):
         compose(["model=broken", f"hydra.searchpath=[{tmp_path}]"])

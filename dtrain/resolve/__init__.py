@@ -12,9 +12,9 @@ from typing import Any
 
 from dtrain.cluster import Cluster
 from dtrain.config import Config
-from dtrain.errors import WordsError
+from dtrain.errors import WordsError, deciding
 from dtrain.plan import Plan
-from dtrain.resolve import auto, batch, divide, fit, limits, machine, mesh, numbers, out, pipeline, ranks, trust
+from dtrain.resolve import auto, batch, divide, fit, limits, machine, mesh, numbers, out, pipeline, ranks, targets, trust
 from dtrain.resolve.unknown import UNKNOWN, Undecided
 from dtrain.words import said
 
@@ -52,13 +52,18 @@ RULES: tuple[Rule, ...] = (
     fit.precision,
     fit.parts,
     trust.targets,
+    targets.arguments,
     out.where,
 )
 
 
+@deciding()
 def resolve(config: Config, cluster: Cluster) -> Plan:
     """What was asked, decided for every number of nodes that is allowed. Raises WordsError with every problem that can be known before launch."""
-    cluster = machine.named(config, cluster)
+    return _all(config, machine.named(config, cluster))
+
+
+def _all(config: Config, cluster: Cluster) -> Plan:
     most, *fewer = ranks.counts(config, cluster)
     first = _on(most, config, cluster)
     plans, problems = [], []
@@ -85,7 +90,7 @@ def _fewer(nodes: int, first: Plan, config: Config, cluster: Cluster) -> Plan:
 def further(config: Config, cluster: Cluster) -> tuple[str, ...]:
     """The problems of a config of which something is not known, because it was asked for wrongly."""
     try:
-        resolve(config, cluster)
+        _all(config, cluster)
     except WordsError as error:
         return error.problems
     except Undecided:

@@ -1,11 +1,13 @@
 """Words of different groups fit together: what the data gives, the model takes and the objective needs."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from dtrain.cluster import Cluster
 from dtrain.config import Config
 from dtrain.errors import WordsError
+from dtrain.plan import Part
 from dtrain.resolve.ranks import about, choose
 
 PARTS = ("remat", "model", "optim", "schedule", "checkpoint")
@@ -41,18 +43,22 @@ def synthetic(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dic
     """Data that can give anything is told what this run wants."""
     data = dict(config.data)
     if about(data).get("gives") == "any":
+        needs = _word(draft["objective"])
         if data.get("task") == "auto":
-            data["task"] = str(draft["objective"]["_target_"]).split(".")[-2]
+            data["task"] = needs if needs in NATURAL.values() else NATURAL.get(about(config.model).get("takes") or "features", "regression")
         if data.get("inputs") == "auto":
             data["inputs"] = [1, 8, 8] if about(config.model).get("takes") == "image" else [64]
-        needs = str(draft["objective"]["_target_"]).split(".")[-2]
-        if data["task"] in NATURAL.values() and needs in NATURAL.values() and data["task"] != needs:
+        if needs in NATURAL.values() and data["task"] != needs:
             raise WordsError(
                 f"data.task={data['task']}: the objective of this run is {needs}. Type objective={data['task']}, or leave data.task out."
             )
-        if data["task"] not in NATURAL.values():
-            raise WordsError(f"data.task={data['task']}: synthetic data knows {', '.join(sorted(NATURAL.values()))}.")
     return {"data": data}
+
+
+def _word(part: Part) -> str:
+    """The word whose file holds the target of a part of ours; empty for one of the user's own."""
+    found = re.fullmatch(r"dtrain\.\w+\.(\w+)\.\w+", str(part["_target_"]))
+    return found[1] if found else ""
 
 
 def hooks(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:

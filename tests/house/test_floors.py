@@ -14,7 +14,7 @@ ROOT = Path(dtrain.__file__).parent
 
 FLOORS = (
     ("errors", "plan", "result", "disk", "cause"),
-    ("words", "config", "cluster", "store", "build", "sharding", "signals", "frames", "grammar", "conf"),
+    ("words", "config", "cluster", "store", "build", "sharding", "signals", "frames", "grammar", "conf", "signature"),
     ("options", "predict", "testing", "kinds"),
     ("check", "recipe", "resolve", "dialect", "preflight", "lease", "blame"),
     ("failure", "hydra"),
@@ -38,7 +38,7 @@ FLOORS = (
 )
 WITHOUT_TORCH = (
     "__main__", "errors", "plan", "result", "words", "config", "cluster", "disk", "cause", "store", "build", "options", "check", "recipe", "predict", "resolve", "dialect", "preflight",
-    "traced", "failure", "blame", "frames", "lease", "signals", "compose", "launcher", "doctor", "verb", "grammar", "conf", "kinds", "hydra",
+    "traced", "failure", "blame", "frames", "lease", "signals", "compose", "launcher", "doctor", "verb", "grammar", "conf", "kinds", "hydra", "signature",
 )  # fmt: skip
 """What the parent imports before any rank exists."""
 

@@ -15,6 +15,7 @@ from dtrain.config import GROUPS
 from dtrain.model import construct
 from dtrain.recipe import folder
 from dtrain.resolve import resolve
+from dtrain.resolve.targets import GIVEN
 
 CONF = folder("conf")
 TESTS = Path(__file__).parent.parent
@@ -22,10 +23,6 @@ WORDS = [(group, path.stem) for group in GROUPS for path in sorted((CONF / group
 FIGURES = {"cluster": "dtrain.cluster.Machine"}
 """Groups whose words are figures and no code: each is one object of one class, a file of code for each would say nothing. Their test is that of the class."""
 REAL = [(group, word) for group, word in WORDS if word != "auto"]
-GIVEN = {
-    "optim": {"model"}, "schedule": {"steps"}, "checkpoint": {"out", "mesh", "resume"}, "logger": {"out", "steps"},
-}  # fmt: skip
-"""Keywords that train.py and log.py give when they build a part."""
 WITH = {
     ("launcher", "external"): (),
     ("strategy", "ddp"): ("devices=2",),

@@ -1,0 +1,63 @@
+"""The arguments of every `_target_`, nested ones too, against what its source says it takes."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dtrain.cluster import Cluster
+from dtrain.config import GROUPS, LISTS, Config
+from dtrain.errors import WordsError, nearest
+from dtrain.signature import Absent, signature
+
+GIVEN: Mapping[str, frozenset[str]] = {
+    "optim": frozenset({"model"}),
+    "schedule": frozenset({"steps"}),
+    "checkpoint": frozenset({"out", "mesh", "resume", "before_commit"}),
+    "logger": frozenset({"out", "steps"}),
+}
+"""group -> the keywords that the loop gives when it builds a part of it."""
+
+
+def arguments(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
+    """Raises WordsError for each argument that a target does not take, or needs and does not get."""
+    problems = list[str]()
+    for group in GROUPS:
+        parts = getattr(config, group)
+        for path, part in [(f"{group}.{word}", part) for word, part in parts.items()] if group in LISTS else [(group, parts)]:
+            given = GIVEN.get(group, frozenset()) if part.get("_target_") else frozenset()
+            own = config.choices[group] is not None and str(part.get("_target_", "")).startswith("dtrain.")
+            problems += [problem for nested, found in _targets(part, path) for problem in _judge(found, nested, given if found is part else frozenset())
+                         if not (own and found is part)]  # fmt: skip
+    if problems:
+        raise WordsError(*problems)
+    return {}
+
+
+def _targets(node: Any, path: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
+    """(where it stands, the part) for all that have a `_target_`."""
+    if isinstance(node, Mapping):
+        if "_target_" in node:
+            yield path, node
+        for name, value in node.items():
+            if name != "_about_":
+                yield from _targets(value, f"{path}.{name}")
+    elif isinstance(node, list | tuple):
+        for index, value in enumerate(node):
+            yield from _targets(value, f"{path}.{index}")
+
+
+def _judge(part: Mapping[str, Any], path: str, given: frozenset[str]) -> Iterable[str]:
+    target = part["_target_"]
+    found = signature(target) if isinstance(target, str) else None
+    if isinstance(found, Absent):
+        yield f"{path}._target_={target}: {found.module} has no {found.name}.{nearest(found.name, found.others) if found.others else ''}"
+    elif found is not None:
+        said = {name for name in part if name not in ("_target_", "_about_")}
+        takes = [name for name in found.names if name not in given]
+        for name in () if found.open else sorted(said - set(found.names)):
+            near = nearest(name, takes).replace("Did you mean ", f"Did you mean {path}.") if takes else " It takes nothing."
+            yield f"{path}.{name}={part[name]}: {target} takes no {name}.{near}"
+        for name in sorted(said & given):
+            yield f"{path}.{name}={part[name]}: the run itself gives {target} its {name}. Leave it out."
+        for name in found.required:
+            if name not in said | given:
+                yield f"{path}._target_={target} needs {name}. Type {path}.{name}=<value>."

@@ -1,0 +1,260 @@
+"""What a class or a function takes, read off its source without running a line of it: neither torch nor the user's package is imported.
+
+Modules are found by walking the folders of sys.path. What cannot be known so (C extensions, metaclasses, decorators, `*args`) is passed
+over in silence, as is what is not installed on this machine.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+KNOWN_DECORATORS = (
+    "dataclass",
+    "dataclasses.dataclass",
+    "final",
+    "runtime_checkable",
+    "typing.final",
+    "torch.no_grad",
+    "cache",
+    "functools.cache",
+    "staticmethod",
+)
+DEEPEST = 12
+
+
+@dataclass(frozen=True)
+class Signature:
+    """`required` and `optional` names that may be given by keyword; `open`: it takes any other as well."""
+
+    required: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    open: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.required, *self.optional)
+
+
+@dataclass(frozen=True)
+class Absent:
+    """The module is there, and has no such attribute; `others` has those it has."""
+
+    module: str
+    name: str
+    others: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Module:
+    """The top level of a source file. `stars`: it also takes over names that are not to be seen here."""
+
+    name: str
+    package: bool
+    defined: Mapping[str, ast.stmt]
+    imported: Mapping[str, tuple[str, str | None]]
+    stars: tuple[str, ...]
+    dynamic: bool
+
+
+def signature(target: str) -> Signature | Absent | None:
+    """Of a dotted name. None: it cannot be known from here."""
+    return _signature(target, tuple(sys.path))
+
+
+@cache
+def _signature(target: str, paths: tuple[str, ...]) -> Signature | Absent | None:
+    try:
+        return _of_name(target.split("."), paths, 0)
+    except RecursionError:
+        return None
+
+
+def _of_name(parts: Sequence[str], paths: tuple[str, ...], depth: int) -> Signature | Absent | None:
+    """The longest prefix that is a module, and what the rest names in it."""
+    for cut in range(len(parts) - 1, 0, -1):
+        module = _module(".".join(parts[:cut]), paths)
+        if module:
+            return _attribute(module, parts[cut:], paths, depth)
+    return None
+
+
+def _attribute(module: _Module, parts: Sequence[str], paths: tuple[str, ...], depth: int) -> Signature | Absent | None:
+    name, *rest = parts
+    if depth > DEEPEST:
+        return None
+    if name in module.defined:
+        found = module.defined[name]
+        return None if rest else _of_statement(module, found, paths, depth)
+    if name in module.imported:
+        source, attribute = module.imported[name]
+        return _of_name([*source.split("."), *([attribute] if attribute else []), *rest], paths, depth + 1)
+    others = [*module.defined, *module.imported]
+    for source in module.stars:
+        found_there = _of_name([*source.split("."), *parts], paths, depth + 1)
+        if not isinstance(found_there, Absent):
+            return found_there
+        others += found_there.others
+    if module.dynamic or _file(f"{module.name}.{name}", paths):
+        return None
+    return Absent(module.name, name, tuple(other for other in others if not other.startswith("_")))
+
+
+def _of_statement(module: _Module, found: ast.stmt, paths: tuple[str, ...], depth: int) -> Signature | None:
+    if isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef):
+        return _of_function(found, skip=0) if _plain(found.decorator_list) else None
+    if isinstance(found, ast.ClassDef):
+        return _of_class(module, found, paths, depth)
+    return None
+
+
+def _of_class(module: _Module, found: ast.ClassDef, paths: tuple[str, ...], depth: int) -> Signature | None:
+    if found.keywords or not _plain(found.decorator_list):
+        return None
+    body = {entry.name: entry for entry in found.body if isinstance(entry, ast.FunctionDef)}
+    if "__new__" in body:
+        return None
+    if "__init__" in body:
+        return _of_function(body["__init__"], skip=1) if _plain(body["__init__"].decorator_list) else None
+    bases = [_dotted(base) for base in found.bases if _dotted(base) not in ("object", "Generic", "Protocol", "typing.Generic")]
+    above = _above(module, bases, paths, depth)
+    if any(_dotted(decorator).endswith("dataclass") for decorator in found.decorator_list):
+        return _of_dataclass(found, above) if not bases or above else None
+    return above if bases else Signature()
+
+
+def _above(module: _Module, bases: Sequence[str], paths: tuple[str, ...], depth: int) -> Signature | None:
+    """What the only base class takes."""
+    if len(bases) != 1 or not bases[0]:
+        return None
+    found = _attribute(module, bases[0].split("."), paths, depth + 1)
+    return found if isinstance(found, Signature) else None
+
+
+def _of_dataclass(found: ast.ClassDef, above: Signature | None) -> Signature | None:
+    required, optional = list(above.required if above else ()), list(above.optional if above else ())
+    for decorator in found.decorator_list:
+        if isinstance(decorator, ast.Call) and any(keyword.arg == "init" for keyword in decorator.keywords):
+            return None
+    for entry in found.body:
+        if not isinstance(entry, ast.AnnAssign) or not isinstance(entry.target, ast.Name) or "ClassVar" in ast.dump(entry.annotation):
+            continue
+        options = (
+            {keyword.arg for keyword in entry.value.keywords}
+            if isinstance(entry.value, ast.Call) and _dotted(entry.value.func).endswith("field")
+            else None
+        )
+        if options is not None and "init" in options:
+            continue
+        needed = entry.value is None or (options is not None and not options & {"default", "default_factory"})
+        (required if needed else optional).append(entry.target.id)
+    return Signature(tuple(required), tuple(optional))
+
+
+def _of_function(found: ast.FunctionDef | ast.AsyncFunctionDef, skip: int) -> Signature:
+    given = found.args
+    positional = [*given.posonlyargs, *given.args][skip:]
+    by_name = [argument.arg for argument in positional if argument not in given.posonlyargs]
+    late = len(given.defaults)
+    required = by_name[: len(by_name) - late] if late else by_name
+    optional = by_name[len(by_name) - late :] if late else []
+    for argument, default in zip(given.kwonlyargs, given.kw_defaults, strict=True):
+        (optional if default is not None else required).append(argument.arg)
+    return Signature(tuple(required), tuple(optional), given.kwarg is not None or bool(given.posonlyargs[skip:]))
+
+
+def _plain(decorators: Sequence[ast.expr]) -> bool:
+    return all(_dotted(decorator) in KNOWN_DECORATORS for decorator in decorators)
+
+
+def _dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Call | ast.Subscript):
+        return _dotted(node.func if isinstance(node, ast.Call) else node.value)
+    if isinstance(node, ast.Attribute):
+        before = _dotted(node.value)
+        return f"{before}.{node.attr}" if before else ""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+@cache
+def _file(name: str, paths: tuple[str, ...]) -> Path | None:
+    """The source of a module; of a package, its __init__.py."""
+    *above, last = name.split(".")
+    folders = [Path(path or ".") for path in paths] if not above else [parent.parent] if (parent := _file(".".join(above), paths)) else []
+    if above and folders and parent and parent.name != "__init__.py":
+        return None
+    for folder in folders:
+        for path in (folder / last / "__init__.py", folder / f"{last}.py"):
+            if path.is_file():
+                return path
+    return None
+
+
+@cache
+def _module(name: str, paths: tuple[str, ...]) -> _Module | None:
+    path = _file(name, paths)
+    if path is None:
+        return None
+    try:
+        source = path.read_bytes()
+        tree = ast.parse(source)
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    package = path.name == "__init__.py"
+    defined: dict[str, ast.stmt] = {}
+    imported: dict[str, tuple[str, str | None]] = {}
+    stars: list[str] = []
+    for entry in _statements(tree.body):
+        if isinstance(entry, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            defined[entry.name] = entry
+        elif isinstance(entry, ast.Assign | ast.AnnAssign):
+            targets = entry.targets if isinstance(entry, ast.Assign) else [entry.target]
+            defined |= {name.id: entry for target in targets for name in getattr(target, "elts", [target]) if isinstance(name, ast.Name)}
+        elif isinstance(entry, ast.Import):
+            imported |= {
+                alias.asname or alias.name.split(".")[0]: (alias.name if alias.asname else alias.name.split(".")[0], None) for alias in entry.names
+            }
+        elif isinstance(entry, ast.ImportFrom):
+            origin = _absolute(entry, name, package=package)
+            stars += [origin for alias in entry.names if alias.name == "*"]
+            imported |= {alias.asname or alias.name: (origin, alias.name) for alias in entry.names if alias.name != "*"}
+    dynamic = (
+        "__getattr__" in defined or b"sys.modules[" in source or b"globals()" in source or not all(isinstance(entry, QUIET) for entry in tree.body)
+    )
+    return _Module(name, package, defined, imported, tuple(stars), dynamic)
+
+
+QUIET = (
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+    ast.Assign,
+    ast.AnnAssign,
+    ast.Import,
+    ast.ImportFrom,
+    ast.If,
+    ast.Try,
+    ast.Expr,
+    ast.AugAssign,
+    ast.Assert,
+)
+"""Statements of a module whose names are all to be seen; a loop may make others."""
+
+
+def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Of the top level, those in `if` and `try` too."""
+    for entry in body:
+        yield entry
+        for inner in ("body", "orelse", "finalbody"):
+            if isinstance(entry, ast.If | ast.Try):
+                yield from _statements(getattr(entry, inner, []))
+
+
+def _absolute(entry: ast.ImportFrom, module: str, *, package: bool) -> str:
+    if not entry.level:
+        return str(entry.module)
+    base = module.split(".") if package else module.split(".")[:-1]
+    base = base[: len(base) - entry.level + 1]
+    return ".".join([*base, *([entry.module] if entry.module else [])])

@@ -1,0 +1,42 @@
+"""Arguments of targets are judged before anything is imported."""
+
+from pathlib import Path
+
+import pytest
+from small import plan
+
+from dtrain.errors import WordsError
+
+MINE = ("data=dataset", "data.dataset._target_=minepkg.Faces", "trust=[minepkg]")
+
+
+@pytest.fixture(autouse=True)
+def _mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "minepkg.py").write_text(
+        "import sys\nsys.exit(1)\nclass Faces:\n    def __init__(self, root, crop=None): ...\nclass Net:\n    def __init__(self, width): ...\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (MINE, "data.dataset._target_=minepkg.Faces needs root. Type data.dataset.root=<value>."),
+        ((*MINE, "data.dataset.rot=/x", "data.dataset.root=/x"), "Did you mean data.dataset.root?"),
+        (
+            (*MINE, "data.dataset.root=/x", "data.dataset.crop={_target_:torch.nn.Linear,in_features:1}"),
+            "data.dataset.crop._target_=torch.nn.Linear needs out_features.",
+        ),
+        (("model._target_=minepkg.Nett", "trust=[minepkg]"), "minepkg has no Nett. Did you mean Net?"),
+        (("model._target_=torch.nn.Linear", "model.in_feature=1", "model.out_features=1", "data=synthetic"), "Did you mean model.in_features?"),
+        (("optim._target_=torch.optim.SGD", "optim.model=1"), "takes no model"),
+    ],
+)
+def test_what_a_target_does_not_take_is_told(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(WordsError) as caught:
+        plan(*words)
+    assert said in str(caught.value)
+
+
+def test_what_it_takes_is_taken() -> None:
+    plan(*MINE, "data.dataset.root=/x", "model._target_=minepkg.Net", "model.width=3", "trust=[minepkg]", "objective=classification")

@@ -1,0 +1,120 @@
+"""Ten thousand slips of the pen: a message of a few lines and exit code 2 or 3, or a valid plan; never a traceback, a hang or a launched process.
+
+python -m pytest tests/test_mutations.py -m slow
+"""
+
+import contextlib
+import io
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mutants import Mutant, mutant, write
+
+from dtrain import failure, preflight, store
+from dtrain.__main__ import main
+from dtrain.launcher.external import External
+from dtrain.launcher.inline import Inline
+from dtrain.launcher.local import Local
+
+MOST_LINES = 12
+SECONDS = 20
+PARTS = 10
+
+
+class Launched(BaseException):
+    """The words were taken, and ranks would start now."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder to be in, and a launch that only says so."""
+
+    def launch(*_: Any) -> Any:
+        raise Launched
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    for launcher in (Inline, Local, External):
+        monkeypatch.setattr(launcher, "launch", launch)
+    monkeypatch.setattr(preflight, "check", lambda plan: None)
+    monkeypatch.setattr(failure, "save", lambda *_: None)
+    monkeypatch.setattr(store, "PATIENCE", 0.2)
+
+
+@contextlib.contextmanager
+def limit(seconds: int) -> Iterator[None]:
+    def late(*_: Any) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def typed(words: tuple[str, ...]) -> tuple[int, str]:
+    """Exit code, and what was said of mistakes; a launch is 0."""
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()), limit(SECONDS):
+        try:
+            code = main(words)
+        except Launched:
+            code = 0
+    return code, said.getvalue()
+
+
+def judge(one: Mutant, folder: Path) -> str | None:
+    """What is wrong with the answer to a mutant."""
+    write(one, folder)
+    try:
+        code, said = typed(one.words)
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+    lines = said.splitlines()
+    errors = [line for line in lines if line.startswith("dtrain: ")]
+    if code not in (0, 2, 3):
+        return f"exit code {code}: {said}"
+    if code == 0:
+        return None
+    if not errors or "Traceback" in said or "fault of dtrain" in said or len(lines) > MOST_LINES * len(errors):
+        return said or "silence"
+    if max(map(len, lines)) > 1500:
+        return f"a line of {max(map(len, lines))} characters: {said[:300]}"
+    return None
+
+
+def run(seeds: range, folder: Path) -> None:
+    wrong = [f"{seed}: {mutant(seed)}\n   {problem[:600]}" for seed in seeds if (problem := judge(mutant(seed), folder))]
+    assert not wrong, f"{len(wrong)} of {len(seeds)}\n" + "\n".join(wrong[:20])
+
+
+def test_slips_are_answered(tmp_path: Path) -> None:
+    run(range(500), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_ten_thousand_slips_are_answered(part: int, tmp_path: Path) -> None:
+    run(range(part * 1000, (part + 1) * 1000), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        ("startegy=fsdp", "strategy"), ("optm.lr=1", "optim.lr"), ("stesp=3", "steps"), ("mesh.dp_shrad=2", "mesh.dp_shard"), ("checkpoint.evry=3", "checkpoint.every"),
+        ("model.layrs=3", "model.layers"), ("model=gtp", "gpt"), ("optim=adamv", "adamw"), ("+stratgy=fsdp", "strategy"), ("++optim.lrr=1", "optim.lr"),
+        ("strategy=fsdp strategy.reshrad=never", "strategy.reshard"), ("strategy=fsdp strategy.reshard=nevr", "never"), ("resume=nevr", "never"),
+        ("--learning-rate=3", "learning_rate"), ("--optim.lr 3", "optim.lr=3"), ("pipeline.schedul=gpipe", "pipeline.schedule"), ("sequence=32", "data.sequence"),
+    ],
+)  # fmt: skip
+def test_a_near_miss_is_told_the_right_word(words: str, key: str) -> None:
+    code, said = typed(("plan", *words.split()))
+    assert code == 2
+    assert re.search(rf"(Did you mean|Type) (\S*[ =])?{re.escape(key)}", said), said

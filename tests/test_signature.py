@@ -1,0 +1,92 @@
+"""What a target takes is read off its source, and none of it runs."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from dtrain.signature import Absent, Signature, signature
+
+SOURCE = """
+import os
+from dataclasses import dataclass, field
+from .parts import Base, Shared as Other
+from .parts import *
+open("{marker}", "w").write("ran")
+
+@dataclass
+class Data:
+    root: str
+    size: int = 3
+    tags: list = field(default_factory=list)
+    seen: int = field(default=0, init=False)
+
+@dataclass
+class More(Data):
+    extra: float = 0.5
+
+class Net(Base):
+    pass
+
+class Wide(Base):
+    def __init__(self, depth, *, wide=1, **others): ...
+
+class Meta(metaclass=type):
+    def __init__(self, a): ...
+
+class Made:
+    def __new__(cls, *args): ...
+
+def make(a, b=1, /, c=2, *, d): ...
+
+@decorated
+def hidden(a): ...
+
+def plain(a, b=1): ...
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "readonlypkg"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(SOURCE.format(marker=tmp_path / "ran"))
+    (folder / "parts.py").write_text(
+        "class Base:\n    def __init__(self, width, depth=2): ...\nclass Shared:\n    pass\nclass Starred:\n    def __init__(self, x): ...\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("Data", Signature(("root",), ("size", "tags"))),
+        ("More", Signature(("root",), ("size", "tags", "extra"))),
+        ("Net", Signature(("width",), ("depth",))),
+        ("parts.Base", Signature(("width",), ("depth",))),
+        ("Other", Signature()),
+        ("Starred", Signature(("x",), ())),
+        ("Wide", Signature(("depth",), ("wide",), open=True)),
+        ("plain", Signature(("a",), ("b",))),
+        ("Meta", None),
+        ("Made", None),
+        ("hidden", None),
+        ("parts", None),
+    ],
+)
+def test_what_a_target_takes(name: str, found: Signature | None, package: Path) -> None:
+    assert signature(f"readonlypkg.{name}") == found
+    assert not (package / "ran").exists() and "readonlypkg" not in sys.modules
+
+
+def test_what_is_not_there_is_told_with_what_is(package: Path) -> None:
+    found = signature("readonlypkg.Nett")
+    assert isinstance(found, Absent) and "Net" in found.others and "Starred" in found.others
+
+
+def test_torch_is_read_and_what_is_not_installed_is_passed_over() -> None:
+    linear = signature("torch.nn.Linear")
+    assert isinstance(linear, Signature) and linear.required == ("in_features", "out_features") and "bias" in linear.optional
+    assert isinstance(signature("torch.nn.Linnear"), Absent)
+    assert signature("torch.optim.AdamW") and signature("nowhere.to.be.Found") is None and signature("math.sqrt") is None

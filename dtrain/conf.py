@@ -79,6 +79,14 @@ def top() -> Node:
     return {key: copied(value) for key, value in _top().items() if key not in ("defaults", "hydra")}
 
 
+def value(key: str) -> Any:
+    """The default of a plain dotted key."""
+    found: Any = _top()
+    for name in key.split("."):
+        found = found[name]
+    return found
+
+
 def copied(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: copied(item) for key, item in value.items()}

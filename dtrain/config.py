@@ -20,6 +20,7 @@ VERBS = {
     "checkpoint": "ls, verify, export: what was saved",
     "import": "a config of another tool as a recipe",
     "doctor": "what this machine, a storage and the ranks of the words can do",
+    "completion": "bash, zsh or fish: a script with which the shell completes all of this",
 }
 """What the command can do: one file of dtrain/verb/ each."""
 LISTS = ("logger", "hook")

@@ -14,7 +14,7 @@ from dtrain.cluster import Cluster
 from dtrain.config import Config
 from dtrain.errors import WordsError, deciding
 from dtrain.plan import Plan
-from dtrain.resolve import auto, batch, divide, fit, limits, machine, mesh, numbers, out, pipeline, ranks, targets, trust
+from dtrain.resolve import auto, batch, divide, fit, limits, machine, mesh, numbers, out, pipeline, ranks, relate, targets, trust
 from dtrain.resolve.unknown import UNKNOWN, Undecided
 from dtrain.words import said
 
@@ -49,6 +49,9 @@ RULES: tuple[Rule, ...] = (
     fit.objective,
     fit.synthetic,
     fit.hooks,
+    relate.sizes,
+    relate.data,
+    relate.contradictions,
     fit.precision,
     fit.parts,
     trust.targets,
@@ -60,10 +63,11 @@ RULES: tuple[Rule, ...] = (
 @deciding()
 def resolve(config: Config, cluster: Cluster) -> Plan:
     """What was asked, decided for every number of nodes that is allowed. Raises WordsError with every problem that can be known before launch."""
-    return _all(config, machine.named(config, cluster))
+    return _all(config, cluster)
 
 
 def _all(config: Config, cluster: Cluster) -> Plan:
+    cluster = machine.named(config, cluster)
     most, *fewer = ranks.counts(config, cluster)
     first = _on(most, config, cluster)
     plans, problems = [], []

@@ -6,6 +6,8 @@ from typing import Any
 from dtrain.cluster import Cluster
 from dtrain.config import GROUPS, LISTS, Config
 from dtrain.errors import WordsError, nearest
+from dtrain.resolve import trust
+from dtrain.resolve.unknown import Undecided
 from dtrain.signature import Absent, signature
 
 GIVEN: Mapping[str, frozenset[str]] = {
@@ -19,6 +21,10 @@ GIVEN: Mapping[str, frozenset[str]] = {
 
 def arguments(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
     """Raises WordsError for each argument that a target does not take, or needs and does not get."""
+    try:
+        trust.targets(config, cluster, draft)
+    except WordsError:
+        raise Undecided from None  # what may not run is not read either
     problems = list[str]()
     for group in GROUPS:
         parts = getattr(config, group)

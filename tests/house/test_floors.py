@@ -17,7 +17,7 @@ FLOORS = (
     ("words", "config", "cluster", "store", "build", "sharding", "signals", "frames", "grammar", "conf", "signature"),
     ("options", "predict", "testing", "kinds"),
     ("check", "recipe", "resolve", "dialect", "preflight", "lease", "blame"),
-    ("failure", "hydra"),
+    ("failure", "hydra", "manual"),
     ("compose",),
     ("backend", "mesh", "journal", "clip", "ema", "remat", "compile"),
     ("model", "data", "objective", "optim", "schedule", "precision", "logger"),
@@ -38,7 +38,7 @@ FLOORS = (
 )
 WITHOUT_TORCH = (
     "__main__", "errors", "plan", "result", "words", "config", "cluster", "disk", "cause", "store", "build", "options", "check", "recipe", "predict", "resolve", "dialect", "preflight",
-    "traced", "failure", "blame", "frames", "lease", "signals", "compose", "launcher", "doctor", "verb", "grammar", "conf", "kinds", "hydra", "signature",
+    "traced", "failure", "blame", "frames", "lease", "signals", "compose", "launcher", "doctor", "verb", "grammar", "conf", "kinds", "hydra", "signature", "manual",
 )  # fmt: skip
 """What the parent imports before any rank exists."""
 

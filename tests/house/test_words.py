@@ -8,10 +8,11 @@ import pytest
 import yaml
 
 import dtrain
+from dtrain import conf, kinds
 from dtrain.build import locate
 from dtrain.cluster import Cluster, External
 from dtrain.compose import compose
-from dtrain.config import GROUPS
+from dtrain.config import ALLOWED, GROUPS, Schema
 from dtrain.model import construct
 from dtrain.recipe import folder
 from dtrain.resolve import resolve
@@ -92,6 +93,22 @@ def test_every_key_is_explained(group: str, word: str) -> None:
     upstream = {name for text in lines[0].split() if text.startswith("torch.") for name in parameters(text.strip(";,:"))}
     bare = {line.split(":")[0] for line in lines if ":" in line and "#" not in line and not line.startswith((" ", "_"))}
     assert not {key for key in bare - upstream if key not in lines[0]}
+
+
+@pytest.mark.parametrize(("group", "word"), REAL)
+def test_every_argument_says_what_it_may_be_and_its_default_is_that(group: str, word: str) -> None:
+    part = node(group, word)
+    allowed = (part.get("_about_") or {}).get("allowed", {})
+    assert set(allowed) == set(part) - {"_target_", "_about_"}
+    for name, kind in allowed.items():
+        assert part[name] == "???" or kinds.fits(part[name], kind), (name, kind)
+
+
+def test_every_plain_key_says_what_it_may_be_and_its_default_is_that() -> None:
+    for key, kind in ALLOWED.items():
+        assert kinds.fits(conf.value(key), kind), key
+    tops = {key.split(".")[0] for key in ALLOWED}
+    assert tops == set(Schema.__dataclass_fields__) - set(GROUPS)
 
 
 @pytest.mark.parametrize(("group", "word"), WORDS)

@@ -1,0 +1,80 @@
+"""What `--help` shows: the command, or the words of a group with what each argument may be. Read off the YAML files, without torch and OmegaConf.
+
+dtrain --help              verbs, groups, recipes, examples
+dtrain optim --help        dtrain help optim optim=sgd: words, arguments, defaults, what is allowed
+"""
+
+from collections.abc import Iterable, Sequence
+
+from dtrain import conf, kinds
+from dtrain.config import ALLOWED, GROUPS, LISTS, VERBS
+from dtrain.words import said
+
+EXAMPLES = """\
+dtrain                                            a small GPT learns Python's standard library
+dtrain plan strategy=fsdp nodes=2 devices=2       what would happen, without doing it
+dtrain strategy=fsdp nodes=2 out=runs/a           four words, two nodes, the same losses
+dtrain recipe=shakespeare data.path=mine.txt      a recipe, with one thing changed
+dtrain -m optim.lr=1e-3,3e-3 seed=0,1             a sweep: four runs
+dtrain model --help                               the words of a group, and what each takes
+"""
+WIDTH = 150
+
+
+def overview() -> str:
+    lines = ["dtrain [verb] [word=choice] [key=value] ... [-m]", "", "verbs"]
+    lines += [f"  {verb:<12} {sentence}" for verb, sentence in VERBS.items()]
+    lines += ["", "groups"]
+    defaults = conf.defaults()
+    lines += [f"  {group:<12} {', '.join(conf.groups()[group])}  (default {said(defaults[group])})" for group in GROUPS]
+    lines += ["", "recipes"]
+    lines += [f"  {name:<12} {conf.sentences(path).get('', '')[:WIDTH]}" for name, path in conf.recipes().items()]
+    lines += ["", "keys", *_wrapped(ALLOWED), "", "examples", *(f"  {line}" for line in EXAMPLES.splitlines())]
+    return "\n".join(lines) + "\n"
+
+
+def about(topics: Sequence[str]) -> str:
+    """Pages of the groups, words (`optim=sgd`) and plain keys among `topics`; the overview when there are none."""
+    pages = [page for topic in dict.fromkeys(topics) for page in _page(*topic.partition("=")[::2])]
+    return "\n".join(pages) if pages else overview()
+
+
+def _page(topic: str, word: str) -> Iterable[str]:
+    if topic in GROUPS:
+        chosen = [word] if word in conf.groups()[topic] else conf.groups()[topic]
+        yield from ("\n".join(_word(topic, name)) + "\n" for name in chosen)
+    elif topic in VERBS:
+        yield f"{topic:<12} {VERBS[topic]}\n"
+    elif topic in conf.recipes():
+        yield conf.recipes()[topic].read_text("utf-8")
+    else:
+        keys = [key for key in ALLOWED if key == topic or key.startswith(f"{topic}.")]
+        sentences = conf.sentences(conf.folder("conf") / "config.yaml")
+        if keys:
+            yield "\n".join(_row(key, conf.value(key), ALLOWED[key], sentences.get(key, "")) for key in keys) + "\n"
+
+
+def _word(group: str, word: str) -> Iterable[str]:
+    part = conf.node(group, word)
+    sentences = conf.sentences(conf.folder("conf") / group / f"{word}.yaml")
+    yield f"{group}={word}  {sentences.get('', '')}"
+    allowed = (part.get("_about_") or {}).get("allowed", {})
+    path = f"{group}.{word}" if group in LISTS else group
+    for name, value in part.items():
+        if name[0] != "_":
+            yield _row(f"{path}.{name}", value, allowed.get(name, kinds.of_type(value)), sentences.get(name, ""))
+
+
+def _row(key: str, default: object, allowed: object, sentence: str) -> str:
+    shown = "needed" if default == "???" else said(default)
+    return f"  {f'{key}={shown}':<34} {kinds.say(allowed)}" + (f"; {sentence}" if sentence else "")
+
+
+def _wrapped(names: Iterable[str]) -> Iterable[str]:
+    line = " "
+    for name in names:
+        if len(line) + len(name) > 110:
+            yield line
+            line = " "
+        line += f" {name}"
+    yield line

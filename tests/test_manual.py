@@ -1,0 +1,45 @@
+"""Help shows what there is, with what it takes, and needs neither torch nor OmegaConf."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dtrain import conf, manual
+from dtrain.__main__ import main
+from dtrain.config import GROUPS, VERBS
+
+
+def test_the_overview_has_verbs_groups_words_recipes_and_examples() -> None:
+    page = manual.overview()
+    for said in (*VERBS, *GROUPS, *conf.recipes(), *(word for words in conf.groups().values() for word in words)):
+        assert said in page
+    assert page.partition("examples")[2].count("dtrain") >= 5
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["strategy", "--help"], "strategy.reshard=forward"),
+        (["optim=sgd", "-h"], "optim.momentum=0.9"),
+        (["help", "mesh"], "mesh.tp=null"),
+        (["plan", "--help", "steps"], "optimizer steps of the whole run"),
+        (["help", "shakespeare"], "nanoGPT"),
+        (["strategy=fsdp", "--help", "nodes=2"], "forward or never"),
+        (["--version"], "dtrain 0"),
+    ],
+)
+def test_a_page_says_what_an_argument_may_be(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 0
+    assert said in capsys.readouterr().out
+
+
+def test_no_page_of_another_word(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["optim=sgd", "--help"])
+    assert "betas" not in capsys.readouterr().out
+
+
+def test_help_needs_neither_torch_nor_omegaconf(tmp_path: Path) -> None:
+    code = "import sys; from dtrain.__main__ import main; main(['--help']); sys.exit(bool({'torch', 'hydra', 'omegaconf'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False).returncode == 0

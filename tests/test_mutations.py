@@ -6,19 +6,28 @@ python -m pytest tests/test_mutations.py -m slow
 import contextlib
 import io
 import re
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from mutants import Mutant, mutant, write
+from pool import ranks
 
 from dtrain import failure, preflight, store
 from dtrain.__main__ import main
+from dtrain.cluster import Cluster
+from dtrain.compose import compose
+from dtrain.errors import WordsError
 from dtrain.launcher.external import External
 from dtrain.launcher.inline import Inline
 from dtrain.launcher.local import Local
+from dtrain.plan import Plan
+from dtrain.resolve import resolve
+from dtrain.train import train
 
 MOST_LINES = 12
 SECONDS = 20
@@ -103,6 +112,57 @@ def test_slips_are_answered(tmp_path: Path) -> None:
 @pytest.mark.parametrize("part", range(PARTS))
 def test_ten_thousand_slips_are_answered(part: int, tmp_path: Path) -> None:
     run(range(part * 1000, (part + 1) * 1000), tmp_path)
+
+
+SMALL = ("steps=2", "evaluate.samples=4", "checkpoint.every=0", "stop_after=null", "time_limit=null", "resume=auto")
+MOST_RANKS = 4
+
+
+def shrunk(one: Mutant, folder: Path, corpus: Path) -> Plan | None:
+    """The plan of a mutant that was taken, short and small; None when it was not, or has more ranks than a test may start."""
+    write(one, folder)
+    words = [word for word in one.words[1:] if word.split("=")[0].lstrip("+") not in ("out", "schedule.warmup", "init")]
+    if one.words[0] not in ("plan", "train"):
+        return None
+    try:
+        config = compose([*words, *SMALL, f"out={folder}/run-{one.seed}"])
+        if config.choices["data"] == "text":
+            config.data["path"] = str(corpus)
+        plan = resolve(config, Cluster(gpus=0, cpus=4))
+    except WordsError:
+        return None
+    weights = plan.model.get("width", 0) * plan.model.get("layers", 1)
+    return plan if plan.world <= MOST_RANKS and plan.batch.size <= 64 and weights <= 1024 else None
+
+
+def train_some(count: int, seeds: range, folder: Path, corpus: Path) -> None:
+    """The first `count` mutants that are taken train two steps."""
+    np.save(folder / "tokens.npy", np.arange(5000, dtype=np.uint16) % 251)
+    trained, wrong = 0, []
+    for seed in seeds:
+        plan = shrunk(mutant(seed), folder, corpus)
+        if plan is None or trained == count:
+            continue
+        trained += 1
+        try:
+            results = ranks(plan.world, train, plan)
+            if any(result.status != "finished" or result.step != 2 for result in results):
+                wrong.append(f"{mutant(seed)}: {results[0]}")
+        except Exception as error:
+            wrong.append(f"{mutant(seed)}: {str(error)[-600:]}")
+        shutil.rmtree(folder / f"run-{seed}", ignore_errors=True)
+    assert not wrong, "\n".join(wrong[:10])
+    assert trained == count
+
+
+def test_what_was_taken_trains(tmp_path: Path, corpus: Path) -> None:
+    train_some(20, range(10_000, 10_500), tmp_path, corpus)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_thousand_that_were_taken_train(part: int, tmp_path: Path, corpus: Path) -> None:
+    train_some(100, range(part * 1000, (part + 1) * 1000), tmp_path, corpus)
 
 
 @pytest.mark.parametrize(

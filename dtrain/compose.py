@@ -90,6 +90,11 @@ def multirun(words: Sequence[str], job: Callable[[Sequence[str]], float | None],
         problems.append("-m: no word has several values. Type optim.lr=1e-3,3e-3 for example, or leave -m out.")
     if any(options.is_one(word.key) for word in ours) and any(word.key.startswith("hydra/launcher") for word in for_hydra):
         problems.append("out_options: a launcher of Hydra's writes the words of its jobs to files. Put the credentials into the environment.")
+    problems += [
+        f"{shown(word)}: a folder or URL. Type {word.key}=<text>."
+        for word in ours
+        if word.key in ("out", "sweep.out") and not isinstance(word.value, str | int | None)
+    ]
     if problems:
         raise WordsError(*problems)
     plain = [word for word in ours if not word.sweep and word.key not in ("out", "sweep.out")]

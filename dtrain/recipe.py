@@ -38,7 +38,7 @@ def read(name: str) -> list[Word]:
         raise WordsError(
             f"{place}: not YAML: {getattr(error, 'problem', None) or 'broken'}. Look at the indentation, colons and brackets there."
         ) from error
-    except (OmegaConfBaseException, UnicodeDecodeError, AttributeError) as error:
+    except (OmegaConfBaseException, UnicodeDecodeError, AttributeError, RecursionError) as error:
         raise WordsError(f"{where}: not a recipe: {first_line(error)}") from error
     if not isinstance(document, dict):
         raise WordsError(f"{where}: not a recipe: a mapping of words to values is expected.")

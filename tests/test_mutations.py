@@ -119,7 +119,9 @@ def test_ten_thousand_slips_are_answered(part: int, tmp_path: Path) -> None:
 
 SMALL = ("steps=2", "evaluate.samples=4", "checkpoint.every=0", "stop_after=null", "time_limit=null", "resume=auto")
 SMALLER = [(model, word) for model in ("model=gpt", "model=moe") for word in ("model.layers=2", "model.width=32")] + [
-    ("data=text", "data.sequence=16")
+    ("data=text", "data.sequence=16"),
+    ("data=tokens", "data.sequence=16"),
+    ("data=tokens", "data.vocab=256"),
 ]
 MOST_RANKS = 4
 
@@ -164,7 +166,7 @@ def train_some(count: int, seeds: range, folder: Path, corpus: Path) -> None:
 
 
 def test_what_was_taken_trains(tmp_path: Path, corpus: Path) -> None:
-    train_some(20, range(10_000, 10_500), tmp_path, corpus)
+    train_some(8, range(10_000, 10_500), tmp_path, corpus)
 
 
 @pytest.mark.slow

@@ -1,12 +1,27 @@
 """A part of the plan -> the object it names. The last check of trust: the object itself, not only its name."""
 
+import contextlib
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from dtrain.errors import WordsError
 from dtrain.plan import Part
+
+_trusted: Collection[str] | None = None
+"""Packages that the user trusts, while a plan is run; None: nobody has said, and every name is taken."""
+
+
+@contextlib.contextmanager
+def trusting(packages: Collection[str]) -> Iterator[None]:
+    """Inside, only what dtrain, torch and these packages hold is found, whatever name it goes by."""
+    global _trusted
+    before, _trusted = _trusted, packages
+    try:
+        yield
+    finally:
+        _trusted = before
 
 
 def build(part: Part, **given: Any) -> Any:
@@ -32,23 +47,42 @@ def build(part: Part, **given: Any) -> Any:
 
 
 def locate(name: str) -> Any:
-    """The object behind a dotted name. Of dtrain and torch, only what is defined there: `dtrain.build.importlib` is not ours."""
-    path, *rest = name.split(".")
+    """The object behind a dotted name, when it lives in the package that the name begins with, or in another one that is trusted.
+
+    `mypkg.os.system` is not mypkg's, `torch.nn.modules.os` not torch's. Raises WordsError.
+    """
+    package, path, *rest = name.split(".")[0], *name.split(".")
+    if _trusted is not None and package not in ("dtrain", "torch") and not _is_trusted(name):
+        raise WordsError(f"{name}: {package} is not trusted to run code. Type trust=[{package}] if you know what it does.")
     try:
         found: Any = importlib.import_module(path)
         for attribute in rest:
             path = f"{path}.{attribute}"
             found = getattr(found, attribute) if hasattr(found, attribute) else importlib.import_module(path)
     except (ImportError, AttributeError) as error:
-        if isinstance(error, ModuleNotFoundError) and error.name == path != name.split(".")[0]:
+        if isinstance(error, ModuleNotFoundError) and error.name == path != package:
             raise WordsError(f"{name}: {path.rpartition('.')[0]} has no {path.rpartition('.')[2]}.") from error
         raise WordsError(f"{name}: cannot be imported: {error}. Is the package installed, or in this folder?") from error
-    owner = name.split(".")[0]
-    if owner in ("dtrain", "torch") and not str(getattr(found, "__module__", "")).startswith(f"{owner}."):
-        raise WordsError(f"{name}: leads out of {owner}, to {getattr(found, '__module__', found)!r}.")
+    home = str(getattr(found, "__module__", None) or type(found).__module__)
+    if not (f"{home}.".startswith(f"{package}.") or _is_trusted(f"{home}.")):
+        raise WordsError(f"{name}: leads out of {package}, to {home}. Type trust=[{home.split('.')[0]}] if you know what it does.")
     if not callable(found):
         raise WordsError(f"{name}: is a {type(found).__name__}, not a class or a function.")
+    if package == "torch" and not _is_trusted(name) and not _is_shown_by_torch(found):
+        raise WordsError(f"{name}: of torch, only the classes of torch.nn and torch.optim may run. Type trust=[torch] if you know what it does.")
     return found
+
+
+def _is_trusted(name: str) -> bool:
+    return any(name.startswith(f"{package}.") for package in _trusted or ())
+
+
+def _is_shown_by_torch(found: Any) -> bool:
+    """Whether it is, as an object, one of the modules, optimizers and schedules that torch.nn and torch.optim show."""
+    import torch
+
+    kinds = {torch.nn: torch.nn.Module, torch.optim: torch.optim.Optimizer, torch.optim.lr_scheduler: torch.optim.lr_scheduler.LRScheduler}
+    return inspect.isclass(found) and any(issubclass(found, kind) and getattr(space, found.__name__, None) is found for space, kind in kinds.items())
 
 
 def _nested(value: Any) -> Any:

@@ -44,7 +44,7 @@ def compose(words: Sequence[str], *, run: str | None = None) -> Config:
     ]
     asked = [word for word in asked if not word.key.startswith("hydra") or word.key == "hydra.searchpath"]
     problems += options.tell(asked, next((str(word.value) for word in reversed(asked) if word.key == "out" and word.value), None))
-    written = recipe.read(f"{run.rstrip('/')}/config.yaml") if run else []
+    written = recipe.of_run(run) if run else []
     written = [word for word in written if word.key.split(".")[0] not in OF_THE_MESH]
     settled = _settle([*written, *_with_recipes(asked, problems)])
     vocabulary = _vocabulary(_searchpath(asked, problems), settled)
@@ -181,9 +181,10 @@ def _read(raw: str) -> list[Any]:
 def _with_recipes(asked: list[Word], problems: list[str]) -> list[Word]:
     """The words of the recipes, in the order they were named, then everything else."""
     written: list[Word] = []
+    said = {word.key for word in asked}
     for name in [name for word in asked if word.key == "recipe" for name in (word.value if isinstance(word.value, list) else [word.value])]:
         try:
-            written += recipe.read(str(name))
+            written += recipe.read(str(name), said=said)
         except DtrainError as error:
             problems += getattr(error, "problems", (str(error),))
     return written + [word for word in asked if word.key != "recipe"]

@@ -17,6 +17,7 @@ VERBS = {
     "evaluate": "held-out loss of a run's newest checkpoint",
     "generate": "text from a run's newest checkpoint",
     "verify": "a few steps of it and of one process, held against each other",
+    "recipes": "complete runs at hand, or in a folder or at a URL",
     "checkpoint": "ls, verify, export: what was saved",
     "import": "a config of another tool as a recipe",
     "doctor": "what this machine, a storage and the ranks of the words can do",
@@ -130,6 +131,27 @@ class Sweep:
 
 
 @dataclass
+class Requires:
+    versions: list[str] = field(default_factory=list)
+    gpus: int | None = None
+    memory: float | None = None
+
+
+@dataclass
+class Expect:
+    step: int | None = None
+    loss: list[Any] | None = None
+    accuracy: list[Any] | None = None
+    eval_loss: list[Any] | None = None
+    eval_accuracy: list[Any] | None = None
+    memory: list[Any] | None = None
+    samples_per_second: list[Any] | None = None
+    tokens_per_second: list[Any] | None = None
+    hardware: str | None = None
+    small: list[str] = field(default_factory=list)
+
+
+@dataclass
 class Schema:
     """Types of the top level; the values and their sentences stand in conf/config.yaml."""
 
@@ -161,6 +183,8 @@ class Schema:
     evaluate: Evaluate = field(default_factory=Evaluate)
     generate: Generate = field(default_factory=Generate)
     verify: Verify = field(default_factory=Verify)
+    requires: Requires = field(default_factory=Requires)
+    expect: Expect = field(default_factory=Expect)
     sweep: Sweep = field(default_factory=Sweep)
     launcher: dict[str, Any] = field(default_factory=dict)
     backend: dict[str, Any] = field(default_factory=dict)

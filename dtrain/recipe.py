@@ -1,78 +1,159 @@
-"""A recipe: nothing but words written down in YAML. Reading one gives words, every run writes one."""
+"""A recipe: nothing but words written down in YAML. Reading one gives words, every run writes one: `dtrain plan recipe=<out>/config.yaml`.
+
+It may come from anywhere: `dtrain.place` says how far that place is trusted, `dtrain.policy` what it may say then.
+"""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import yaml
 
-from dtrain import store
 from dtrain.conf import folder
-from dtrain.config import Config, Schema
-from dtrain.errors import StoreError, WordsError, first_line, nearest
+from dtrain.config import GROUPS, Config, Schema
+from dtrain.document import FLOAT, HIDDEN, INTEGER, KEY, OVERRIDE, Node, Slip, parse, scalar
+from dtrain.errors import StoreError, WordsError
+from dtrain.place import Place, check, fetch, find
+from dtrain.policy import NEVER, refused
 from dtrain.words import Word, text
 
-NEVER_FROM_A_RECIPE = ("trust", "out", "out_options", "hydra", "sweep", "recipe")
+__all__ = ["folder", "of_run", "read", "write"]
+
+NOT_WRITTEN = (*NEVER, "expect")
+"""What config.yaml does not carry. What a recipe expects need not hold for a run with other words."""
+DEEPEST, MOST = 8, 32
+"""Recipes below each other, and in all."""
 
 
-def read(name: str) -> list[Word]:
-    """The words of a recipe: one of ours by its name, or a path or URL. Raises WordsError."""
-    from omegaconf import OmegaConf  # not at the top: `dtrain plan` answers in half a second
-    from omegaconf.errors import OmegaConfBaseException
+def read(name: str, *, said: Collection[str] = ()) -> list[Word]:
+    """The words of a recipe: one of ours by its name, or a path or URL. Raises WordsError with every mistake that can be told.
 
-    known = {path.stem: path for path in folder("recipes").glob("*.yaml")}
-    where = str(known.get(name, name))
-    if name not in known and not re.search(r"[/.]", name):
-        raise WordsError(f"recipe={name} (command line): there is no such recipe.{nearest(name, known)} Or give a path or URL.")
-    try:
-        written = store.read(where).decode()
-        if not store.is_local(where) and "${oc.env" in written:
-            raise WordsError(f"recipe={name}: a recipe from elsewhere may not read the environment. Copy it to a local file if you trust it.")
-        document = OmegaConf.to_container(OmegaConf.create(written), resolve=False)
-    except StoreError as error:
-        raise WordsError(f"recipe={name}: {error}") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f"{where}:{mark.line + 1}:{mark.column + 1}" if mark else where
-        raise WordsError(
-            f"{place}: not YAML: {getattr(error, 'problem', None) or 'broken'}. Look at the indentation, colons and brackets there."
-        ) from error
-    except (OmegaConfBaseException, UnicodeDecodeError, AttributeError, RecursionError) as error:
-        raise WordsError(f"{where}: not a recipe: {first_line(error)}") from error
-    if not isinstance(document, dict):
-        raise WordsError(f"{where}: not a recipe: a mapping of words to values is expected.")
-    return list(_words(document, where))
-
-
-def _words(document: dict[Any, Any], where: str) -> Iterable[Word]:
-    problems = []
-    for entry in document.pop("defaults", None) or []:
-        if entry == "_self_":
-            continue
-        if not (isinstance(entry, dict) and len(entry) == 1 and str(next(iter(entry))).startswith(("override /", "/"))):
-            problems.append(f"{where}: defaults: {entry!r} is not understood. Write `- override /model: gpt`.")
-            continue
-        (group, word), *_ = entry.items()
-        yield Word(str(group).removeprefix("override ").lstrip("/"), word, _choice_text(word), where)
-    for key, value in document.items():
-        if key in NEVER_FROM_A_RECIPE:
-            problems.append(f"{where}: {key} cannot come from a recipe. Say it on the command line.")
-        else:
-            yield from _leaves(str(key), value, where)
+    Keys that a person `said` on the command line are taken from there, so nothing is wrong with what a recipe says about them.
+    """
+    problems = list[str]()
+    words = _read(find(name), [], [], problems)
+    problems += [problem for word, place in words if not _is_said(word.key, said) for problem in refused(word, place)]
     if problems:
         raise WordsError(*problems)
+    return [word for word, _ in words]
 
 
-def _leaves(key: str, value: Any, where: str) -> Iterable[Word]:
-    if isinstance(value, dict) and value:
-        for name, item in value.items():
-            yield from _leaves(f"{key}.{name}", item, where)
-    else:
-        yield Word(key, value, text(value), where)
+def of_run(run: str) -> list[Word]:
+    """The words of the run at URL `run`; from elsewhere, without those that no recipe from elsewhere may say. Raises WordsError."""
+    problems = list[str]()
+    words = _read(find(f"{run.rstrip('/')}/config.yaml"), [], [], problems)
+    if problems:
+        raise WordsError(*problems)
+    return [word for word, place in words if not any(refused(word, place))]
 
 
-def _choice_text(word: Any) -> str:
+def _is_said(key: str, said: Collection[str]) -> bool:
+    """A key, or the word of its group."""
+    return key in said or key.split(".")[0] in said
+
+
+def _read(place: Place, chain: Sequence[Place], seen: list[Place], problems: list[str]) -> list[tuple[Word, Place]]:
+    """The words of a recipe, each with where it lies, and before them those of the recipes it builds on. Raises WordsError when it cannot be read."""
+    check(place, chain)
+    seen.append(place)
+    if len(chain) >= DEEPEST or len(seen) > MOST:
+        raise WordsError(f"{chain[-1]}: more than {DEEPEST} recipes build on each other, or {MOST} in all. Write their words into one.")
+    try:
+        data = fetch(place)
+        document = parse(data).value
+    except StoreError as error:
+        raise WordsError(f"recipe={place}: {error}") from error
+    except Slip as slip:
+        column = f":{slip.column}" if slip.column else ""
+        raise WordsError(f"{place}:{slip.line}{column}: {slip}") from slip
+    if not isinstance(document, dict):
+        raise WordsError(f"{place}:1: not a recipe: a mapping of words to values is expected.")
+    problems += _package(data, place)
+    below = list[tuple[Word, Place]]()
+    for name in _names(document.get("recipe"), place, problems):
+        try:
+            below += _read(find(name, place), [*chain, place], seen, problems)
+        except WordsError as error:
+            problems += error.problems
+    return below + [(word, place) for word in _words(document, place, problems)]
+
+
+def _package(data: bytes, place: Place) -> Iterable[str]:
+    found = re.search(rb"^#\s*@package\s+(\S+)", data, re.MULTILINE)
+    if found and found[1] != b"_global_":
+        yield f"{place}: # @package {found[1].decode(errors='replace')[:60]} is not read. Write whole keys, such as model.width, and leave the line out."
+
+
+def _names(node: Node | None, place: Place, problems: list[str]) -> Iterable[str]:
+    """The recipes that one builds on."""
+    names = [] if node is None else node.plain() if isinstance(node.value, list) else [node.value]
+    for name in names:
+        if isinstance(name, str) and name:
+            yield name
+        else:
+            problems.append(f"{place}:{node.line if node else 1}: recipe names other recipes. Write recipe: base.yaml, or recipe: [a.yaml, b.yaml].")
+
+
+def _words(document: Mapping[str, Node], place: Place, problems: list[str]) -> Iterable[Word]:
+    """Choices first, then what takes the place of a choice, then arguments: whoever is chosen drops what was said about another."""
+    chosen = list(_defaults(document.get("defaults"), place, problems))
+    rest = list[Word]()
+    for key, node in document.items():
+        if key in GROUPS and isinstance(node.value, str | list):
+            chosen.append(Word(key, node.plain(), _choice(node.plain()), f"{place}:{node.line}"))
+        elif key in GROUPS and node.value is None:
+            problems.append(f"{place}:{node.line}: {key} says nothing. Leave it out, or write {key}: <word>.")
+        elif key not in ("defaults", "recipe") and node.value != {}:
+            rest += _leaves(key, node, place, problems)
+    said: dict[str, str] = {}
+    for word in (*chosen, *sorted(rest, key=_order)):
+        if word.key in said:
+            problems.append(f"{word.source}: {word.key} is said in {said[word.key]} already.")
+        said[word.key] = word.source
+        yield word
+
+
+def _order(word: Word) -> int:
+    return word.key.count(".") if word.key.endswith("._target_") else 1000
+
+
+def _defaults(node: Node | None, place: Place, problems: list[str]) -> Iterable[Word]:
+    """Choices as Hydra's defaults list writes them."""
+    entries = [] if node is None or node.value is None else node.value if isinstance(node.value, list) else [node]
+    for entry in entries:
+        pairs = list(entry.value.items()) if isinstance(entry.value, dict) else []
+        found = OVERRIDE.fullmatch(pairs[0][0]) if len(pairs) == 1 else None
+        if found:
+            choice = pairs[0][1].plain()
+            yield Word(found[1], choice, _choice(choice), f"{place}:{entry.line}")
+        elif entry.value != "_self_":
+            problems.append(f"{place}:{entry.line}: defaults: {str(entry.plain())[:60]!r} is not understood. Write `- override /model: gpt`.")
+
+
+def _leaves(key: str, node: Node, place: Place, problems: list[str]) -> Iterable[Word]:
+    """A word for every value below a key."""
+    if isinstance(node.value, dict) and node.value:
+        for name, inner in node.value.items():
+            yield from _leaves(f"{key}.{name}", inner, place, problems)
+        return
+    problems += [f"{place}:{node.line}: {key}: {name} is no argument. A part has _target_ and its arguments." for name in _private(key, node)]
+    if not KEY.fullmatch(key):
+        problems.append(f"{place}:{node.line}: {key!r:.60} belongs into a defaults list.")
+        return
+    as_written = INTEGER.fullmatch(node.raw) or FLOAT.fullmatch(node.raw)
+    yield Word(key, node.plain(), node.raw if as_written else text(node.plain()), f"{place}:{node.line}")
+
+
+def _private(key: str, node: Node) -> Iterable[str]:
+    """Names that belong to Hydra or to Python, in a key and below it."""
+    yield from (name for name in key.split(".") if name.startswith("_") and name != "_target_")
+    below = node.value.items() if isinstance(node.value, dict) else [("", item) for item in node.value] if isinstance(node.value, list) else []
+    for name, inner in below:
+        yield from _private(name, inner)
+
+
+def _choice(word: Any) -> str:
     return "[" + ",".join(map(str, word)) + "]" if isinstance(word, list) else str(word)
 
 
@@ -87,14 +168,35 @@ def write(config: Config) -> str:
     lines.append("defaults:")
     lines += [f"  - override /{group}: {_flow(word)}" for group, word in config.choices.items() if word is not None]
     for field in fields(Schema):
-        if field.name not in NEVER_FROM_A_RECIPE:
+        if field.name not in NOT_WRITTEN:
             value = getattr(config, field.name)
             lines += _yaml_lines(field.name, vars(value) if is_dataclass(value) else value, config.sources, "", field.name)
     return "\n".join(lines) + "\n"
 
 
+class _Dumper(yaml.SafeDumper):
+    """Writes what `dtrain.document` reads as the same values."""
+
+
+def _text(dumper: _Dumper, value: str) -> yaml.ScalarNode:
+    try:
+        plain = scalar(value) == value and KEY.fullmatch(value)
+    except ValueError:
+        plain = None
+    if not re.fullmatch(r"\$\{secret:[\w.]+\}", value):
+        value = value.replace("${", "\\${")  # it was looked up, and is no interpolation any more
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else '"' if "\n" in value else "'")
+
+
+_Dumper.add_representer(str, _text)
+
+
 def _flow(value: Any) -> str:
-    return yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("\n").removesuffix("\n...")
+    return (
+        yaml.dump(value, Dumper=_Dumper, default_flow_style=True, allow_unicode=not HIDDEN.search(str(value)), width=10**9)
+        .removesuffix("\n")
+        .removesuffix("\n...")
+    )
 
 
 def _yaml_lines(name: str, value: Any, sources: Mapping[str, str], indent: str, key: str) -> Iterable[str]:

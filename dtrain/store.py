@@ -80,6 +80,19 @@ def read(url: str) -> bytes:
     return _remote("read", url, lambda fs, path: bytes(fs.cat_file(path)))
 
 
+def beginning(url: str, count: int) -> bytes:
+    """At most the first `count` bytes of a file, which may be larger than memory. Raises StoreError."""
+
+    def head(file: Any) -> bytes:
+        with file:
+            return bytes(file.read(count))
+
+    if is_local(url):
+        return _local("read", url, lambda path: head(path.open("rb")))
+    streamed = {"block_size": 0} if url.startswith(("http://", "https://")) else {}  # many servers give no part of a file
+    return _remote("read", url, lambda fs, path: head(fs.open(path, "rb", **streamed)))
+
+
 def exists(url: str) -> bool:
     return _remote("look at", url, lambda fs, path: _info(fs, path) is not None)
 

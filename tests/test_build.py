@@ -1,8 +1,10 @@
 """A part of the plan becomes an object, or a sentence."""
 
+from pathlib import Path
+
 import pytest
 
-from dtrain.build import build, locate
+from dtrain.build import build, locate, trusting
 from dtrain.errors import WordsError
 
 
@@ -49,3 +51,31 @@ def test_a_name_cannot_lead_out_of_its_package(name: str) -> None:
 def test_a_module_is_not_a_part() -> None:
     with pytest.raises(WordsError):
         locate("json.decoder")
+
+
+@pytest.mark.parametrize(
+    "name", ["torch.load", "torch.hub.load", "torch.nn.functional.relu", "torch.nn.utils.clip_grad_norm_", "torch.nn.Linear.forward", "torch.Tensor"]
+)
+def test_of_torch_only_modules_optimizers_and_schedules_run(name: str) -> None:
+    with pytest.raises(WordsError, match="only the classes of"):
+        locate(name)
+    with trusting(["torch"]):
+        assert callable(locate(name))
+
+
+def test_an_alias_of_a_class_is_the_class() -> None:
+    assert locate("torch.nn.modules.linear.Linear") is locate("torch.nn.Linear")
+
+
+def test_while_a_plan_runs_only_trusted_packages_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "borrowing.py").write_text("import os\nfrom textwrap import dedent\nclass Net: pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with trusting(["borrowing"]):
+        assert locate("borrowing.Net").__name__ == "Net"
+        for name in ("borrowing.os.system", "borrowing.dedent", "borrowing.Net.__subclasses__"):
+            with pytest.raises(WordsError, match="leads out of borrowing"):
+                locate(name)
+        with pytest.raises(WordsError, match="subprocess is not trusted to run code"):
+            locate("subprocess.Popen")
+    with trusting(["borrowing", "textwrap"]):
+        assert locate("borrowing.dedent")("  a") == "a"

@@ -28,7 +28,7 @@ def test_a_recipe_comes_before_the_words(tmp_path: Path) -> None:
     config = compose(["steps=6", said])
     assert (config.steps, config.optim["lr"], config.optim["momentum"]) == (6, 0.5, 0.0)
     assert config.sources["steps"] == "command line"
-    assert config.sources["optim.lr"].endswith("mine.yaml")
+    assert config.sources["optim.lr"] == f"{tmp_path}/mine.yaml:3"
 
 
 def test_the_last_recipe_wins(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import sys
 from typing import Protocol
 
 from dtrain import failure, signals
+from dtrain.build import locate, trusting
 from dtrain.plan import Plan
 from dtrain.result import Result
 
@@ -26,13 +27,16 @@ def run_here(plan: Plan) -> Result:
 
 
 def run_rank(plan: Plan, *, forked: bool = False) -> Result:
-    """This process as one rank: import path, threads, loop."""
+    """This process as one rank: import path, trust, threads, loop."""
+    with trusting(plan.trust):
+        return _run(plan, forked)
+
+
+def _run(plan: Plan, forked: bool) -> Result:
     if os.getcwd() not in sys.path:  # noqa: PTH109 - compared as text, as sys.path holds it
         sys.path.insert(0, os.getcwd())  # noqa: PTH109
     with signals.importing():
         import torch
-
-        from dtrain.build import locate
 
         loop = locate(plan.loop)
     said = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]

@@ -25,6 +25,8 @@ VOLATILE = (
     "log",
     "generate",
     "verify",
+    "requires",
+    "expect",
     "logger",
     "hook",
     "cluster",

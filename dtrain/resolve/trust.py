@@ -1,25 +1,21 @@
-"""A recipe may come from anywhere, so a `_target_` runs only when it is dtrain's own, torch's, or of a package the user trusts."""
+"""A recipe may come from anywhere, so a `_target_` runs only when it is dtrain's own, torch's, or of a package the user trusts: `dtrain.trust`."""
 
-import re
 from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from dtrain.cluster import Cluster
-from dtrain.config import GROUPS, Config
+from dtrain.config import Config, Schema
 from dtrain.errors import WordsError
-
-OWN = re.compile(
-    rf"dtrain\.({'|'.join(GROUPS)})\.\w+\.\w+|dtrain\.(train|evaluate|generate)\.\w+|dtrain\.testing\.faults\.AtStep|dtrain\.cluster\.Machine|torch\.(nn|optim)\.\w+"
-)
+from dtrain.trust import allowed, refusal
 
 
 def targets(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """Refuses every target outside the allow-list, by its dotted name; `dtrain.build` checks the object behind it once more."""
-    trusted = tuple(config.trust)
+    """Refuses every target outside the allow-list, wherever it stands, by its dotted name; `dtrain.build` looks at the object behind it once more."""
     problems = [
-        f"{key}={name}: {name.split('.')[0]} is not trusted to run code. Type trust=[{name.split('.')[0]}] if it is yours."
-        for key, name in _targets({group: getattr(config, group) for group in GROUPS} | {"loop": {"_target_": config.loop}})
-        if not OWN.fullmatch(name) and name.split(".")[0] not in trusted
+        refusal(key, name)
+        for key, name in [*_targets({field.name: getattr(config, field.name) for field in fields(Schema)}), ("loop", config.loop)]
+        if not allowed(name, key.split(".")[0], config.trust)
     ]
     if problems:
         raise WordsError(*problems)
@@ -27,7 +23,8 @@ def targets(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[
 
 
 def _targets(node: Any, key: str = "") -> Iterable[tuple[str, str]]:
-    items = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list | tuple) else ()
+    inside = vars(node) if is_dataclass(node) else node
+    items = inside.items() if isinstance(inside, Mapping) else enumerate(inside) if isinstance(inside, list | tuple) else ()
     for name, value in items:
         if name == "_target_":
             yield f"{key}._target_".removeprefix("."), str(value)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Sequence
 
+from dtrain import requires
 from dtrain.build import build
 from dtrain.cluster import look
 from dtrain.compose import compose
@@ -16,10 +17,10 @@ from dtrain.traced import shapes_of
 
 def run(words: Sequence[str]) -> int:
     machine_reads, words = list(words[:1]) == ["json"], words[1:] if list(words[:1]) == ["json"] else words
-    cluster = look()
+    config, cluster = compose(words), look()
 
     def attempt(more: Sequence[str] = ()) -> tuple[Plan, Prediction]:
-        plan = resolve(compose([*words, *more]), cluster)
+        plan = resolve(compose([*words, *more]) if more else config, cluster)
         return plan, predict(plan, shapes_of(plan))
 
     plan, found = attempt()
@@ -29,7 +30,7 @@ def run(words: Sequence[str]) -> int:
         print(json.dumps({"plan": plan.to_dict(), "prediction": found.to_dict(), "changes": instead}, indent=1))
         return 0
     print(show(plan))
-    print(_table(report.rows(plan, found)))
+    print(_table([*report.rows(plan, found), *(("not here", sentence) for sentence in requires.unmet(config, cluster))]))
     if not found.fits:
         print(_table(report.advice(changes, plan)))
     return 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from dtrain import failure, lease, preflight, recipe, store
+from dtrain import failure, lease, preflight, recipe, requires, store
 from dtrain.build import build
 from dtrain.cluster import look
 from dtrain.compose import compose, multirun
@@ -63,6 +63,7 @@ def one(config: Config) -> Result:
     if finished:
         return finished
     if first:
+        requires.check(config, cluster)
         with store.patience(LOOK_SECONDS):
             preflight.check(plan)
         print(f"{show(plan)}\n{before(plan)}".rstrip(), flush=True)

@@ -9,12 +9,12 @@ Both are real runs, with the real loop and checkpoint, under <out>/verify. Exit 
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import yaml
 
-from dtrain import preflight, store
+from dtrain import expect, preflight, requires, store
 from dtrain.build import build
 from dtrain.cluster import look
 from dtrain.compose import compose
@@ -39,26 +39,61 @@ def run(words: Sequence[str]) -> int:
     if cluster.external is not None:
         raise WordsError("verify starts its own ranks, and is one of someone else's here. Start it without torchrun.")
     plan = replace(resolve(config, cluster), others=())
+    figures = expect.asked(config.expect)
+    requires.check(config, cluster)
     preflight.check(plan)
-    folder = store.join(plan.out, "verify")
-    store.remove(folder)
+    store.remove(store.join(plan.out, "verify"))
+    report: dict[str, Any] = {"words": list(words), "plan": plan.digest, "versions": versions()}
+    report |= _expected(words, config, plan) if figures else {}
+    report |= _parity(plan, config) if plan.world > 1 or not figures else {}
+    written = store.join(plan.out, "verify.json")
+    store.write(written, json.dumps(clean(report), indent=1).encode())
+    for key, sentence in (("expected", "what was expected was not found"), ("same", f"{report.get('first')} differs")):
+        if report.get(key) is False:
+            print(f"dtrain: verify: {sentence}. See {written}.", file=sys.stderr)
+    return 0 if report.get("same", True) and report.get("expected", True) else 1
+
+
+def _expected(words: Sequence[str], config: Config, plan: Plan) -> dict[str, Any]:
+    """The run made small, and its figures against those that its recipe expects."""
+    small = resolve(compose([*config.expect.small, *words]), look())
+    last = min(config.expect.step or small.steps, small.steps, small.stop_after or small.steps)
+    small = replace(_quiet(small, store.join(plan.out, "verify", "small")), stop_after=last, others=(), evaluate_samples=small.evaluate_samples)
+    small = replace(small, evaluate_every=last if any(name in expect.HELD_OUT for name in expect.asked(config.expect)) else 0)
+    here = expect.machine(look())
+    print(f"expect     {last} steps on {small.world} rank(s), {here}", flush=True)
+    try:
+        _launch(small)
+    except WordsError:
+        raise
+    except DtrainError as error:
+        print(f"{error}\nNOT as expected", flush=True)
+        return {"expected": False, "error": str(error), "figures": []}
+    findings = expect.judge(config.expect, small.out, here=here)
+    good = not any(finding.bad for finding in findings)
+    print(f"{expect.table(findings, config.expect.hardware)}\n{'as expected' if good else 'NOT as expected'}", flush=True)
+    return {"expected": good, "figures": [{**asdict(finding), "machine": here} for finding in findings]}
+
+
+def _parity(plan: Plan, config: Config) -> dict[str, Any]:
+    """The asked run against one process."""
     asked, one = _short(plan, config, "asked"), _short(_on_one(plan), config, "one")
     print(f"verify     {asked.stop_after} steps on {plan.world} rank(s), then on one, each of batch {plan.batch.size}", flush=True)
-    report: dict[str, Any] = {"words": list(words), "steps": asked.stop_after, "plan": plan.digest, "versions": versions()}
-    report |= _judge(asked, one, config)
-    store.write(store.join(plan.out, "verify.json"), json.dumps(clean(report), indent=1).encode())
+    report = {"steps": asked.stop_after, **_judge(asked, one, config)}
     print(_table(report), flush=True)
-    if not report["same"]:
-        print(f"dtrain: verify: {report['first']} differs. See {store.join(plan.out, 'verify.json')}.", file=sys.stderr)
-    return 0 if report["same"] else 1
+    return report
+
+
+def _launch(plan: Plan) -> None:
+    store.write(store.join(plan.out, "plan.yaml"), yaml.safe_dump(plan.to_dict(), sort_keys=False).encode())
+    build(plan.launcher).launch(plan)
 
 
 def _judge(asked: Plan, one: Plan, config: Config) -> dict[str, Any]:
     """The rows of the comparison; a run that fails is the first thing that differs."""
     for plan, name in ((asked, "the asked run"), (one, "the run on one process")):
-        store.write(store.join(plan.out, "plan.yaml"), yaml.safe_dump(plan.to_dict(), sort_keys=False).encode())
         try:
-            build(plan.launcher).launch(plan)
+            _launch(plan)
         except WordsError:
             raise
         except DtrainError as error:
@@ -72,19 +107,14 @@ def _judge(asked: Plan, one: Plan, config: Config) -> dict[str, Any]:
 
 
 def _short(plan: Plan, config: Config, name: str) -> Plan:
-    """The same run, stopped after a few steps, that shows nothing and leaves its checkpoint."""
-    return replace(
-        plan,
-        out=store.join(plan.out, "verify", name),
-        stop_after=min(config.verify.steps, plan.steps),
-        resume="auto",
-        log_every=1,
-        evaluate_every=0,
-        evaluate_samples=1,
-        checkpoint={**plan.checkpoint, "every": 0},
-        loggers={},
-        hooks={},
-    )
+    """The same run, stopped after a few steps."""
+    return replace(_quiet(plan, store.join(plan.out, "verify", name)), stop_after=min(config.verify.steps, plan.steps), log_every=1)
+
+
+def _quiet(plan: Plan, out: str) -> Plan:
+    """The same run elsewhere, that shows nothing and leaves its last checkpoint alone."""
+    checkpoint = {**plan.checkpoint, "every": 0}
+    return replace(plan, out=out, resume="auto", evaluate_every=0, evaluate_samples=1, checkpoint=checkpoint, loggers={}, hooks={})
 
 
 def _on_one(plan: Plan) -> Plan:

@@ -14,9 +14,11 @@ ROOT = Path(dtrain.__file__).parent
 
 FLOORS = (
     ("errors", "plan", "result", "disk", "cause"),
-    ("words", "config", "cluster", "store", "build", "sharding", "signals", "frames", "grammar", "conf", "signature"),
-    ("options", "predict", "testing", "kinds"),
-    ("check", "recipe", "resolve", "dialect", "preflight", "lease", "blame"),
+    ("words", "config", "cluster", "store", "build", "sharding", "signals", "frames", "grammar", "conf", "signature", "document"),
+    ("options", "predict", "testing", "kinds", "place"),
+    ("trust",),
+    ("policy",),
+    ("check", "recipe", "requires", "expect", "resolve", "dialect", "preflight", "lease", "blame"),
     ("failure", "hydra", "manual"),
     ("compose",),
     ("backend", "mesh", "journal", "clip", "ema", "remat", "compile"),
@@ -38,7 +40,7 @@ FLOORS = (
 )
 WITHOUT_TORCH = (
     "__main__", "errors", "plan", "result", "words", "config", "cluster", "disk", "cause", "store", "build", "options", "check", "recipe", "predict", "resolve", "dialect", "preflight",
-    "traced", "failure", "blame", "frames", "lease", "signals", "compose", "launcher", "doctor", "verb", "grammar", "conf", "kinds", "hydra", "signature", "manual",
+    "traced", "failure", "blame", "frames", "lease", "signals", "compose", "launcher", "doctor", "verb", "grammar", "conf", "kinds", "hydra", "signature", "manual", "document", "place", "trust", "policy", "requires", "expect",
 )  # fmt: skip
 """What the parent imports before any rank exists."""
 

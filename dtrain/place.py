@@ -1,0 +1,116 @@
+"""Where a recipe lies, how far that place is trusted, and the bytes that are there: `dtrain plan recipe=https://host/a.yaml@sha256:<hex>`.
+
+Three places: `own`, shipped with dtrain; `local`, a path of this machine; `remote`, every other URL. What a recipe builds on has at
+most the trust of its own place.
+"""
+
+import hashlib
+import posixpath
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urljoin
+
+from dtrain import store
+from dtrain.conf import recipes
+from dtrain.errors import StoreError, WordsError, nearest, without_secrets
+
+LARGEST = 1 << 20
+"""Bytes of a recipe."""
+SECONDS = 5.0
+"""A storage that does not answer is asked again only for so long: a person waits."""
+SHORTEST_PIN = 32
+"""Hex digits. A pin holds against somebody who writes another file on purpose: with 128 bits that is out of reach, with 32 it takes minutes."""
+REACHABLE = ("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf")
+"""Schemes that a recipe from elsewhere may name beside its own: none of them leads to this machine's files."""
+Trust = Literal["own", "local", "remote"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """`url` is a path or URL; `digest` the beginning of the SHA-256 that its bytes must have, or nothing."""
+
+    url: str
+    trust: Trust
+    digest: str = ""
+
+    def __str__(self) -> str:
+        """As messages name it: without secrets, and a built-in recipe by its short path."""
+        return f"recipes/{Path(self.url).name}" if self.trust == "own" else without_secrets(self.url)
+
+
+def find(name: str, beside: Place | None = None) -> Place:
+    """The place that a person, or the recipe at `beside`, calls `name`. Raises WordsError."""
+    plain, pinned, digest = name.partition("@sha256:")
+    known = recipes()
+    if pinned and not re.fullmatch(rf"[0-9a-fA-F]{{{SHORTEST_PIN},64}}", digest):
+        raise WordsError(f"recipe={without_secrets(name)}: a pin is @sha256: and {SHORTEST_PIN} to 64 hex digits.")
+    if plain in known:
+        found = Place(str(known[plain]), "own")
+    elif not re.search(r"[/.]", plain):
+        raise WordsError(f"recipe={plain}: there is no such recipe.{nearest(plain, known)} Or give a path or URL.")
+    elif beside is None:
+        found = Place(plain, "local" if store.is_local(plain) else "remote")
+    else:
+        found = _from(beside, plain)
+    return replace(found, digest=digest.lower())
+
+
+def fetch(place: Place) -> bytes:
+    """The bytes there. Raises WordsError and StoreError."""
+    if store.is_local(place.url) and store.local_path(place.url).is_dir():
+        hint = f" Type recipe={place.url.rstrip('/')}/config.yaml." if (store.local_path(place.url) / "config.yaml").exists() else ""
+        raise WordsError(f"recipe={place}: a folder, not a recipe.{hint}")
+    with store.patience(SECONDS):
+        data = store.beginning(place.url, LARGEST + 1)
+    if len(data) > LARGEST:
+        raise WordsError(f"{place}: larger than {LARGEST >> 20} MiB, which no recipe is.")
+    found = hashlib.sha256(data).hexdigest()
+    if not found.startswith(place.digest):
+        raise WordsError(f"{place}: is not what was pinned: it has @sha256:{found}.")
+    return data
+
+
+def check(place: Place, chain: Sequence[Place]) -> None:
+    """Whether what the last recipe of `chain` builds on may be read. Raises WordsError."""
+    if place.url in [other.url for other in chain]:
+        raise WordsError(f"{chain[-1]}: recipes build on each other in a circle: {' -> '.join(map(str, [*chain, place]))}.")
+    if place.trust == "remote" and not place.digest and any(other.digest for other in chain):
+        try:
+            written = f" Write {place}@sha256:{hashlib.sha256(fetch(place)).hexdigest()}."
+        except StoreError:
+            written = ""
+        raise WordsError(f"{chain[-1]}: is pinned, and builds on {place}, which is not.{written}")
+
+
+def story(text: str) -> str:
+    """The sentence a recipe begins with: the first comment that says something."""
+    comments = (line.lstrip("# ").strip() for line in text.splitlines() if line.startswith("#"))
+    return next((line for line in comments if line and not line.startswith("@package")), "")
+
+
+def _from(beside: Place, name: str) -> Place:
+    """`name` as the recipe at `beside` means it. Raises WordsError when that leads from elsewhere to this machine."""
+    if beside.trust != "remote":
+        absolute = "://" in name or name.startswith(("/", "~"))
+        url = name if absolute else str(Path(beside.url.removeprefix("file://")).parent / name)
+        return Place(url, "local" if store.is_local(url) else "remote")
+    own = beside.url.split("://")[0]
+    url = name if "://" in name or name.startswith(("/", "~")) else _joined(beside.url, name)
+    if "::" in url or "://" not in url or url.split("://")[0] not in (*REACHABLE, own):
+        allowed = ", ".join(f"{scheme}://" for scheme in sorted({*REACHABLE, own}))
+        shown = repr(without_secrets(name)[:100])
+        raise WordsError(f"{beside}: a recipe from elsewhere cannot build on {shown}. It can on what lies beside it, and on {allowed}.")
+    return Place(url, "remote")
+
+
+def _joined(url: str, name: str) -> str:
+    """`name` beside the file at `url`; a bucket or host stays the same, however many levels `..` goes up."""
+    if url.startswith(("http://", "https://")):
+        return urljoin(url, name)
+    scheme, path = url.split("://", 1)
+    root, slash, rest = path.partition("/")
+    inside = posixpath.normpath(posixpath.join("/", posixpath.dirname(rest), name))
+    return f"{scheme}://{root}{inside}" if slash else f"{scheme}:/{inside}"

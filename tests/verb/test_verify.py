@@ -55,3 +55,27 @@ def test_what_was_not_built_as_asked_never_takes_a_step(tmp_path: Path) -> None:
 def test_three_axes_on_eight_ranks_pass(tmp_path: Path) -> None:
     done = verify(tmp_path / "run", "strategy=fsdp", "mesh.pp=2", "mesh.tp=2", "devices=8")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+MINE = "# mine\nmodel: gpt\ndata: synthetic\nsteps: 6\nexpect:\n  step: 3\n  loss: [{low}, 9]\n  small: [data.samples=64]\n"
+
+
+def test_a_recipe_is_held_against_what_it_expects(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(MINE.format(low=2))
+    done = verify(tmp_path / "run", f"recipe={tmp_path}/mine.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "run" / "verify.json").read_text())
+    (finding,) = report["figures"]
+    assert report["expected"] and (finding["figure"], finding["verdict"]) == ("loss", "ok")
+    assert len((tmp_path / "run" / "verify" / "small" / "metrics.jsonl").read_text().splitlines()) == 3, "no more steps than are looked at"
+    assert "samples: 64" in (tmp_path / "run" / "verify" / "small" / "plan.yaml").read_text()
+    assert "as expected" in done.stdout and "verify  " not in done.stdout, "one rank needs no other beside it"
+
+
+def test_what_was_not_expected_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(MINE.format(low=8))
+    done = verify(tmp_path / "run", f"recipe={tmp_path}/mine.yaml", "strategy=ddp", "devices=2")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "what was expected was not found" in done.stderr
+    report = json.loads((tmp_path / "run" / "verify.json").read_text())
+    assert not report["expected"] and report["same"], "and two ranks are held against one all the same"

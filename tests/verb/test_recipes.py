@@ -1,0 +1,43 @@
+"""The recipes at hand, each in a line or two."""
+
+from pathlib import Path
+
+import pytest
+
+from dtrain.__main__ import main
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def listed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["recipes", *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_what_dtrain_brings_is_listed_with_its_story(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = listed(capsys).splitlines()
+    assert [line.split()[0] for line in lines if line[0] != " "] == ["digits", "gpt2", "shakespeare"]
+    assert "Handwritten digits" in lines[0]
+    assert "needs scikit-learn" in lines[1] and "eval_accuracy 0.98" in lines[1]
+
+
+def test_recipes_of_this_folder_come_after_ours(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "recipes").mkdir()
+    (here / "recipes" / "mine.yaml").write_text("# Mine. And more.\nrequires: {gpus: 2, memory: 40}\nexpect: {step: 50, loss: [1, 2]}\nsteps: 5\n")
+    (here / "recipes" / "broken.yaml").write_text("steps: 1\nmodel: [\n")
+    said = listed(capsys)
+    assert "recipes/mine.yaml    Mine. And more." in said
+    assert "needs 2 GPU(s), 40 GiB · loss 1 to 2 at step 50" in said
+    assert "recipes/broken.yaml  cannot be read: line 3" in said
+
+
+def test_a_folder_or_url_can_be_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "a.yaml").write_text("steps: 5\n")
+    assert listed(capsys, ".") == "./a.yaml  (says nothing about itself)\n"
+    assert main(["recipes", "nothing"]) == 3
+    assert "there is no .yaml file" in capsys.readouterr().err
+    assert main(["recipes", "--all"]) == 2

@@ -192,11 +192,11 @@ _Dumper.add_representer(str, _text)
 
 
 def _flow(value: Any) -> str:
-    return (
-        yaml.dump(value, Dumper=_Dumper, default_flow_style=True, allow_unicode=not HIDDEN.search(str(value)), width=10**9)
-        .removesuffix("\n")
-        .removesuffix("\n...")
-    )
+    def dumped(*, unicode: bool) -> str:
+        return yaml.dump(value, Dumper=_Dumper, default_flow_style=True, allow_unicode=unicode, width=10**9).removesuffix("\n").removesuffix("\n...")
+
+    readable = dumped(unicode=True)
+    return dumped(unicode=False) if HIDDEN.search(readable) else readable
 
 
 def _yaml_lines(name: str, value: Any, sources: Mapping[str, str], indent: str, key: str) -> Iterable[str]:

@@ -1,11 +1,20 @@
 """Recipes are words written down, and config.yaml is one."""
 
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
+from pool import ranks
 
-from dtrain import recipe
+from dtrain import recipe, store
+from dtrain.__main__ import main
 from dtrain.cluster import Cluster
 from dtrain.compose import compose
 from dtrain.errors import WordsError
@@ -116,3 +125,158 @@ def test_another_verb_looks_from_any_mesh(tmp_path: Path) -> None:
     looking = compose(["generate.tokens=3"], run=str(tmp_path))
     assert (looking.model["layers"], looking.generate.tokens) == (3, 3)
     assert (looking.nodes, looking.devices, looking.microbatch, looking.resume, looking.choices["strategy"]) == (1, "auto", None, "auto", "auto")
+
+
+@pytest.mark.parametrize(
+    "text", ["no", "1e5", "012", "1:30", "~", "${x}", "a #b", "'", "a\nb", "\x1b[1m", "", " x ", "{a: 1}", "a\u202eb", "*a", "null", "=", "<<"]
+)
+def test_a_text_survives_config_yaml(text: str, tmp_path: Path) -> None:
+    config = compose([])
+    config.generate.prompt, config.model["names"] = text, [text, {"k": text}]
+    (tmp_path / "config.yaml").write_text(recipe.write(config))
+    read = {word.key: word.value for word in recipe.of_run(str(tmp_path))}
+    escaped = text.replace("${", "\\${")
+    assert (read["generate.prompt"], read["model.names"]) == (escaped, [escaped, {"k": escaped}])
+
+
+def test_a_text_that_was_looked_up_is_not_looked_up_again(tmp_path: Path) -> None:
+    config = compose(["generate.prompt=costs \\${x}"])
+    assert config.generate.prompt == "costs ${x}"
+    (tmp_path / "config.yaml").write_text(recipe.write(config))
+    assert compose([f"recipe={tmp_path}/config.yaml"]).generate.prompt == "costs ${x}"
+
+
+def test_a_finished_run_is_a_recipe_and_gives_the_same_losses(corpus: Path, tmp_path: Path, s3: str) -> None:
+    (tmp_path / "mine.yaml").write_text("model: {layers: 1, width: 16}\nexpect: {loss: [0, 9]}\nrequires: {memory: 0.5}\nhook: []\n")
+    first = [f"recipe={tmp_path}/mine.yaml", "steps=4", "data.sequence=8", f"data.path={corpus}", "optim.lr=3e-3"]
+    far = f"{s3}/{tmp_path.name}/config.yaml"
+
+    def losses(out: str) -> list[float]:
+        return [json.loads(line)["loss"] for line in (tmp_path / out / "metrics.jsonl").read_text().splitlines()]
+
+    def runs() -> list[list[float]]:
+        assert main([*first, f"out={tmp_path}/a"]) == 0
+        store.write(far, (tmp_path / "a" / "config.yaml").read_bytes())
+        assert main([f"recipe={tmp_path}/a/config.yaml", f"out={tmp_path}/b"]) == 0
+        assert main([f"recipe={far}", f"out={tmp_path}/c"]) == 0
+        return [losses(out) for out in "abc"]
+
+    ((here, again, elsewhere),) = ranks(1, runs)  # a client of S3 starts threads
+    assert len(here) == 4 and here == again == elsewhere
+    text = (tmp_path / "a" / "config.yaml").read_text()
+    assert "expect" not in text and "memory: 0.5  # " in text and not any(line.startswith(("out", "trust", "sweep")) for line in text.splitlines())
+
+
+# from elsewhere
+
+
+@contextmanager
+def site(**pages: str) -> Iterator[str]:
+    """A web server on loopback that has these files."""
+
+    class Pages(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            found = pages.get(self.path.split("?")[0].lstrip("/").replace("/", "_").removesuffix(".yaml"))
+            self.send_response(200 if found else 404)
+            self.end_headers()
+            self.wfile.write((found or "").encode())
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Pages)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def composed(*words: str) -> dict[str, Any]:
+    """Steps, seed, and sources of a composed config, made in a fork: clients of the web start threads."""
+
+    def work() -> dict[str, Any]:
+        try:
+            config = compose(words)
+        except WordsError as error:
+            return {"refused": str(error)}
+        return {"steps": config.steps, "seed": config.seed, "width": config.model.get("width"), "sources": config.sources}
+
+    found: dict[str, Any] = ranks(1, work)[0]
+    return found
+
+
+def test_a_recipe_from_the_web_builds_on_what_lies_beside_it() -> None:
+    with site(
+        a_mine="recipe: [base.yaml, ../digits.yaml]\nsteps: 3\n", a_base="steps: 1\nseed: 5\nmodel: {width: 64}\n", digits="# web\nseed: 6\n"
+    ) as url:
+        found = composed(f"recipe={url}/a/mine.yaml?v=1")
+        assert (found["steps"], found["seed"], found["width"]) == (3, 6, 64)
+        assert found["sources"] == {"steps": f"{url}/a/mine.yaml?v=1:2", "seed": f"{url}/digits.yaml:2", "model.width": f"{url}/a/base.yaml:3"}
+
+
+def test_a_pinned_recipe_pins_what_it_builds_on() -> None:
+    base = "seed: 5\n"
+    digest = hashlib.sha256(base.encode()).hexdigest()
+    loose, held = "recipe: base.yaml\nsteps: 3\n", f"recipe: base.yaml@sha256:{digest}\nsteps: 3\n"
+    with site(loose=loose, held=held, base=base) as url:
+        assert composed(f"recipe={url}/held.yaml@sha256:{hashlib.sha256(held.encode()).hexdigest()}")["seed"] == 5
+        said = composed(f"recipe={url}/loose.yaml@sha256:{hashlib.sha256(loose.encode()).hexdigest()}")["refused"]
+        assert f"Write {url}/base.yaml@sha256:{digest}" in said
+
+
+def test_a_page_that_is_not_there_is_told() -> None:
+    with site() as url:
+        assert f"{url}/none.yaml" in composed(f"recipe={url}/none.yaml")["refused"]
+
+
+# recipes on recipes
+
+
+def test_recipes_come_in_the_order_they_are_said(tmp_path: Path) -> None:
+    for name, steps in (("a", 5), ("b", 6)):
+        (tmp_path / f"{name}.yaml").write_text(f"steps: {steps}\n{'seed: 4' if name == 'a' else ''}\n")
+    config = compose([f"recipe={tmp_path}/a.yaml", f"recipe={tmp_path}/b.yaml"])
+    assert (config.steps, config.seed) == (6, 4)
+
+
+def test_a_recipe_builds_on_others_and_a_new_choice_drops_their_arguments(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("model: {width: 64, layers: 2}\noptim: {lr: 0.5}\nstrategy: single\n")
+    (tmp_path / "mine.yaml").write_text("optim: {lr: 0.25}\nrecipe: base.yaml\n")
+    (tmp_path / "other.yaml").write_text("recipe: [mine.yaml]\nmodel: mlp\ndata: synthetic\n")
+    config = compose([f"recipe={tmp_path}/other.yaml"])
+    assert (config.model["width"], config.optim["lr"], config.choices["strategy"]) == (128, 0.25, "single")
+    assert compose([f"recipe={tmp_path}/mine.yaml"]).model["width"] == 64
+
+
+def test_circles_and_towers_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("recipe: b.yaml\n")
+    (tmp_path / "b.yaml").write_text("recipe: a.yaml\n")
+    assert f"in a circle: {tmp_path}/a.yaml -> {tmp_path}/b.yaml -> {tmp_path}/a.yaml" in refused(f"recipe={tmp_path}/a.yaml")
+    for n in range(12):
+        (tmp_path / f"t{n}.yaml").write_text(f"recipe: t{n + 1}.yaml\n" if n < 11 else "steps: 1\n")
+    assert "more than 8 recipes build on each other" in refused(f"recipe={tmp_path}/t0.yaml")
+    for n in range(7):
+        (tmp_path / f"w{n}.yaml").write_text(f"recipe: [w{n + 1}.yaml, w{n + 1}.yaml, w{n + 1}.yaml]\n" if n < 6 else "steps: 1\n")
+    assert "32 in all" in refused(f"recipe={tmp_path}/w0.yaml")
+
+
+def test_a_key_may_look_up_another(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("model: {width: 64, hidden: '${model.width}'}\n")
+    fsspec.filesystem("memory").pipe_file("/looks.yaml", (tmp_path / "mine.yaml").read_bytes())
+    for name in (f"{tmp_path}/mine.yaml", "memory://looks.yaml"):
+        assert compose([f"recipe={name}"]).model["hidden"] == 64
+
+
+def test_what_a_person_says_is_not_refused_of_the_recipe(tmp_path: Path) -> None:
+    fsspec.filesystem("memory").pipe_file("/says.yaml", b"data: {cache: /elsewhere}\nout: /elsewhere\nsteps: 3\n")
+    assert "data.cache" in refused("recipe=memory://says.yaml", "out=mine")
+    config = compose(["recipe=memory://says.yaml", "out=mine", f"data.cache={tmp_path}"])
+    assert (config.out, config.data["cache"], config.steps) == ("mine", str(tmp_path), 3)
+
+
+def test_a_header_that_is_not_read_is_told(tmp_path: Path) -> None:
+    assert "@package model is not read" in refused(written(tmp_path, "# @package model\nwidth: 3\n"))

@@ -33,11 +33,12 @@ NAMES = {
     "FileNotFoundError": "missing", "ResourceNotFoundError": "missing",
 }  # fmt: skip
 """By the class or a base of it, for no client is imported here: aiohttp, botocore, azure-core, google-auth, requests, Python."""
-FAMILY = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure", "http": "http", "https": "http"}
+FAMILY = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure", "http": "http", "https": "http", "hf": "hf"}
 VARIABLES = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL",
     "gcs": "GOOGLE_APPLICATION_CREDENTIALS",
     "azure": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY",
+    "hf": "HF_TOKEN",
 }
 SECRET_NAME = re.compile(r"key|secret|token|password|credential|connection_string|sig$", re.IGNORECASE)
 CONTAINER = re.compile(r"(specified|the) (bucket|container) (does not|doesn't) exist|NoSuchBucket|ContainerNotFound", re.IGNORECASE)
@@ -65,7 +66,7 @@ def explain(error: BaseException, url: str, options: Mapping[str, Any]) -> Cause
         "exists": "",
         "denied": "" if family == "disk" else f"Check {VARIABLES.get(family, 'the credentials')} or out_options",
         "full": "Free space there, or type out=<elsewhere>",
-        "package": f"Type: pip install 'dtrain[{family}]'" if family in ("s3", "gcs", "azure", "http") else "",
+        "package": f"Type: pip install 'dtrain[{family}]'" if family in ("s3", "gcs", "azure", "http", "hf") else "",
         "busy": "" if family == "disk" else "Is the network there, and the endpoint right?",
     }
     return Cause(kind, text, hints.get(kind, ""))

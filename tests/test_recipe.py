@@ -2,6 +2,9 @@
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -231,6 +234,39 @@ def test_a_pinned_recipe_pins_what_it_builds_on() -> None:
 def test_a_page_that_is_not_there_is_told() -> None:
     with site() as url:
         assert f"{url}/none.yaml" in composed(f"recipe={url}/none.yaml")["refused"]
+
+
+def test_a_recipe_may_lie_on_the_hub(tmp_path: Path) -> None:
+    """The hub's answers are played: https://huggingface.co/docs/hub/api."""
+    pytest.importorskip("huggingface_hub")
+    body = b"steps: 7\n"
+
+    class Hub(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            listed = "/tree/" in self.path or "/paths-info/" in self.path
+            files = [{"type": "file", "path": "mine.yaml", "size": len(body), "oid": "a" * 40}]
+            said = json.dumps(files if listed else {"id": "user/repo", "sha": "b" * 40}).encode() if self.path.startswith("/api/") else body
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(said)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(said)
+
+        do_GET = do_POST = do_HEAD = answer  # noqa: N815 - http.server looks for these
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    environ = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path)}
+    words = ["plan", "recipe=hf://user/repo/mine.yaml"]
+    done = subprocess.run([sys.executable, "-m", "dtrain", *words], env=environ, capture_output=True, text=True, timeout=90, check=False)
+    server.shutdown()
+    server.server_close()
+    assert done.returncode == 0, done.stderr
+    assert "7 steps" in done.stdout
 
 
 # recipes on recipes

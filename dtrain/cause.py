@@ -33,7 +33,18 @@ NAMES = {
     "FileNotFoundError": "missing", "ResourceNotFoundError": "missing",
 }  # fmt: skip
 """By the class or a base of it, for no client is imported here: aiohttp, botocore, azure-core, google-auth, requests, Python."""
-FAMILY = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure", "http": "http", "https": "http", "hf": "hf"}
+FAMILY = {
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gcs",
+    "gcs": "gcs",
+    "az": "azure",
+    "abfs": "azure",
+    "abfss": "azure",
+    "http": "http",
+    "https": "http",
+    "hf": "hf",
+}
 VARIABLES = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL",
     "gcs": "GOOGLE_APPLICATION_CREDENTIALS",

@@ -88,13 +88,13 @@ def scalar(raw: str) -> Any:
     """What a plain value means. Raises ValueError for a number that two versions of YAML read differently, or that is none."""
     if raw in PLAIN:
         return PLAIN[raw]
-    if TWO_WAYS.fullmatch(raw):
-        raise ValueError(f"{raw} is another number in YAML 1.1 than in 1.2. Write {raw.replace('_', '').lstrip('+-0') or 0}, or '{raw}' for a name.")
-    number = next((kind for kind in (INTEGER, FLOAT, OTHER_BASE, ENDLESS) if kind.fullmatch(raw)), None)
+    number = next((kind for kind in (TWO_WAYS, INTEGER, FLOAT, OTHER_BASE, ENDLESS) if kind.fullmatch(raw)), None)
     if number is None:
         return raw
     if len(raw) > LONGEST_NUMBER:
         raise ValueError(f"a number of {len(raw)} characters. Write it shorter, or in quotes when it is a name.")
+    if number is TWO_WAYS:
+        raise ValueError(f"{raw} is another number in YAML 1.1 than in 1.2. Write {raw.replace('_', '').lstrip('+-0') or 0}, or '{raw}' for a name.")
     if number is ENDLESS:
         return float(raw.replace(".", "").lower())
     return float(raw) if number is FLOAT else int(raw, 0 if number is OTHER_BASE else 10)

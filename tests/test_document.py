@@ -67,6 +67,7 @@ def test_merges_and_aliases_repeat_what_they_name() -> None:
         (" \n", 1, "empty"),
         ("<!DOCTYPE html>", 1, "a web page"),
         ("a: " + "9" * 50, 1, "a number of 50 characters"),
+        ("a: 0" + "7" * 50, 1, "a number of 51 characters"),
         ("a: " + "x" * 30_000, 1, "a text of 30000 characters"),
         ("a: " + "[" * 90_000, 1, "more than 20 levels"),
         ("a:\n- " + "\n- ".join("1" * 11_000), 10_002, "more than 10000 values"),

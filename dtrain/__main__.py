@@ -7,13 +7,15 @@ import sys
 import time
 from collections.abc import Sequence
 
-from dtrain import __version__, signals
+from dtrain import __version__, secrets, signals
 from dtrain.errors import DtrainError, WordsError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 training failed, 2 the words were wrong, 3 preflight, 75 preempted, 130 interrupted."""
     os.environ["DTRAIN_BEGAN"] = str(time.time())  # what time_limit counts from
+    if argv is None:
+        secrets.guard()
     try:
         with signals.ending():  # before anything heavy: a job may be told to go while it has hardly come
             return _do(list(sys.argv[1:] if argv is None else argv))
@@ -36,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _do(words: list[str]) -> int:
     from dtrain.config import VERBS
 
+    secrets.hear(words)
     if words[:1] == ["help"] or {"--help", "-h"} & set(words):
         from dtrain.manual import about
 

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from dtrain import secrets
 from dtrain.errors import WordsError
 from dtrain.plan import Part
 
@@ -90,4 +91,7 @@ def _nested(value: Any) -> Any:
         return build(value) if "_target_" in value else {name: _nested(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_nested(item) for item in value]
-    return value
+    try:
+        return secrets.opened(value)
+    except KeyError as error:
+        raise WordsError(f"{error.args[0]}: this process was not told the secret. A node that joins needs the DTRAIN_SECRET of the run.") from None

@@ -1,10 +1,11 @@
 """What the error of a storage means: whether to try again, how to say it in one line, and what to type; the same for every fsspec client."""
 
 import errno
-import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from dtrain.secrets import masked
 
 BUSY = {
     errno.EIO, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ETIMEDOUT, errno.ESTALE, errno.EPIPE, errno.ECONNRESET, errno.ECONNREFUSED,
@@ -51,7 +52,6 @@ VARIABLES = {
     "azure": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY",
     "hf": "HF_TOKEN",
 }
-SECRET_NAME = re.compile(r"key|secret|token|password|credential|connection_string|sig$", re.IGNORECASE)
 CONTAINER = re.compile(r"(specified|the) (bucket|container) (does not|doesn't) exist|NoSuchBucket|ContainerNotFound", re.IGNORECASE)
 LONGEST = 300
 """Characters of a server's own words that are shown."""
@@ -64,11 +64,11 @@ class Cause(NamedTuple):
     hint: str
 
 
-def explain(error: BaseException, url: str, options: Mapping[str, Any]) -> Cause:
-    """Why an operation on `url` failed. Neither the values of `options` nor of the environment that are secret are in it."""
+def explain(error: BaseException, url: str) -> Cause:
+    """Why an operation on `url` failed, without the secrets that are known."""
     family = FAMILY.get(url.split("://")[0], "") if "://" in url else "disk"
     kind = next((kind for one in _chain(error) if (kind := _kind(one))), "other")
-    text = _words(error, options)
+    text = _words(error)
     if kind == "missing" and family != "http" and not isinstance(error, NotADirectoryError):
         return (
             Cause(kind, "there is no such bucket", "Create it, or check the URL") if CONTAINER.search(text) else Cause(kind, "it does not exist", "")
@@ -113,23 +113,9 @@ def _statuses(error: BaseException) -> Iterator[int]:
         yield int(code)
 
 
-def _words(error: BaseException, options: Mapping[str, Any]) -> str:
+def _words(error: BaseException) -> str:
     """The first line that says something, of the error or of what it came from."""
     said = (one.strerror or one if type(one).__module__ == "builtins" and isinstance(one, OSError) else one for one in _chain(error))
     lines = (line.strip() for one in said for line in str(one).splitlines())
-    text = next((line for line in lines if line), type(error).__name__)
-    for secret in sorted(_secrets(options), key=len, reverse=True):
-        text = text.replace(secret, "***")
+    text = masked(next((line for line in lines if line), type(error).__name__))
     return (text if len(text) <= LONGEST else f"{text[:LONGEST]}...").rstrip(" .:")
-
-
-def _secrets(options: Mapping[str, Any]) -> Iterator[str]:
-    """Values with a secret name, in the options and below them, and in the environment of the clients."""
-    for name, value in options.items():
-        if isinstance(value, Mapping):
-            yield from _secrets(value)
-        elif isinstance(value, str) and SECRET_NAME.search(name) and value:
-            yield value
-    for name, value in os.environ.items():
-        if name.startswith(("AWS_", "AZURE_", "GOOGLE_")) and SECRET_NAME.search(name) and len(value) > 5:
-            yield value

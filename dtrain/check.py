@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from dtrain import conf, kinds
+from dtrain import conf, kinds, secrets
 from dtrain.config import ALLOWED, GROUPS, LISTS, VERBS
 from dtrain.errors import nearest
-from dtrain.options import NO_PASSWORD, is_one, masked
+from dtrain.options import is_one
 from dtrain.words import Word, cut
 
 HOLDERS = {key.split(".")[0]: [name for name in ALLOWED if name.startswith(f"{key.split('.')[0]}.")] for key in ALLOWED if "." in key}
@@ -76,8 +76,8 @@ def judge(word: Word, known: Vocabulary) -> Iterable[str]:
     top, *rest = word.key.split(".")
     if is_one(word.key):
         return  # judged before, when the storage was told
-    if masked(f"{word}") != f"{word}":
-        yield f"{said}: {NO_PASSWORD}"
+    if top not in GROUPS and secrets.shown(str(word)) != str(word):
+        yield f"{said}: {secrets.REFUSED}"
     elif top not in TOPS and top not in GROUPS:
         yield f"{said}: there is no word {cut(word.key)}.{known.near(word.key)}"
     elif word.sweep and top in LISTS and word.key == top:
@@ -96,7 +96,7 @@ def judge(word: Word, known: Vocabulary) -> Iterable[str]:
 
 def shown(word: Word) -> str:
     """The word and its source, on one line and without secrets."""
-    return f"{masked(f'{word.key}={cut(word.text)}')} ({word.source})"
+    return f"{cut(secrets.shown(f'{word.key}={word.text}'))} ({word.source})"
 
 
 @cache

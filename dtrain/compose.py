@@ -11,7 +11,7 @@ from dataclasses import is_dataclass, replace
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
-from dtrain import conf, grammar, options, recipe
+from dtrain import conf, grammar, options, provenance, recipe, secrets
 from dtrain.check import Vocabulary, judge, no_dashes, no_word, shown
 from dtrain.cluster import look
 from dtrain.config import GROUPS, LISTS, Config, Schema
@@ -45,12 +45,13 @@ def compose(words: Sequence[str], *, run: str | None = None) -> Config:
     asked = [word for word in asked if not word.key.startswith("hydra") or word.key == "hydra.searchpath"]
     problems += options.tell(asked, next((str(word.value) for word in reversed(asked) if word.key == "out" and word.value), None))
     written = recipe.of_run(run) if run else []
-    written = [word for word in written if word.key.split(".")[0] not in OF_THE_MESH]
-    settled = _settle([*written, *_with_recipes(asked, problems)])
+    written = [word for word in written if word.key.split(".")[0] not in OF_THE_MESH and not _not_needed(word)]
+    said = [*written, *_with_recipes(asked, problems)]
+    settled = _settle(said)
     vocabulary = _vocabulary(_searchpath(asked, problems), settled)
-    judged = {word.key: list(judge(word, vocabulary)) for word in settled}
+    judged = {word.key: [*provenance.untold([word]), *judge(word, vocabulary)] for word in settled}
     problems += [problem for found in judged.values() for problem in found]
-    config = _config([word for word in settled if not judged[word.key]], vocabulary, problems)
+    config = provenance.noted(_config([word for word in settled if not judged[word.key]], vocabulary, problems), said, settled)
     if problems:
         for group in GROUPS:
             if judged.get(group):
@@ -88,8 +89,10 @@ def multirun(words: Sequence[str], job: Callable[[Sequence[str]], float | None],
     swept = [word for word in ours if word.sweep]
     if not swept and not problems and not for_hydra:
         problems.append("-m: no word has several values. Type optim.lr=1e-3,3e-3 for example, or leave -m out.")
-    if any(options.is_one(word.key) for word in ours) and any(word.key.startswith("hydra/launcher") for word in for_hydra):
-        problems.append("out_options: a launcher of Hydra's writes the words of its jobs to files. Put the credentials into the environment.")
+    private = [word.key for word in ours if options.is_one(word.key) or secrets.shown(str(word)) != str(word)]
+    if private and any(word.key.startswith("hydra/launcher") for word in for_hydra):
+        problems.append(f"{private[0]}: a launcher of Hydra's writes the words of its jobs to files. Put the credentials into the environment.")
+    problems += [f"{shown(word)}: the folder of a job is named after what is swept, and a secret cannot be." for word in swept if word.key in private]
     problems += [
         f"{shown(word)}: a folder or URL. Type {word.key}=<text>."
         for word in ours
@@ -99,7 +102,7 @@ def multirun(words: Sequence[str], job: Callable[[Sequence[str]], float | None],
         raise WordsError(*problems)
     plain = [word for word in ours if not word.sweep and word.key not in ("out", "sweep.out")]
     named = [str(word.value) for key in ("sweep.out", "out") for word in ours if word.key == key]
-    root = named[0].rstrip("/") if named else f"outputs/sweep-{slug(f'{word.key}-{word.text}' for word in ours)}"
+    root = named[0].rstrip("/") if named else f"outputs/sweep-{slug(secrets.shown(str(word)).replace('=', '-', 1) for word in ours)}"
 
     def task(values: Sequence[str]) -> float | None:
         out = f"{root}/{slug(value.replace('=', '-') for value in values)}"
@@ -130,6 +133,7 @@ def _check_all(plain: Sequence[Word], swept: Sequence[Word], check: Callable[[Se
 
 def _parse_all(words: Sequence[str]) -> tuple[list[Word], list[str]]:
     """The words that can be read, and a sentence for each that cannot."""
+    secrets.hear(words)
     read, problems, values = [], list[str](), set[int]()
     for at, text in enumerate(words):
         if at in values:
@@ -140,7 +144,7 @@ def _parse_all(words: Sequence[str]) -> tuple[list[Word], list[str]]:
         try:
             read.append(_parse(text, following if at + 1 in values else None))
         except WordsError as error:
-            problems += map(options.masked, error.problems)
+            problems += error.problems
     return read, problems
 
 
@@ -151,8 +155,6 @@ def _parse(text: str, following: str | None) -> Word:
         raise WordsError(no_dashes(text, following))
     if text.startswith("~"):
         raise WordsError(f"{cut(text)} (command line): nothing is taken away with ~. Type {cut(text[1:].split('=')[0])}=<another word>.")
-    if options.masked(text) != text and not options.is_one(text.split("=")[0]):
-        raise WordsError(f"{cut(text)} (command line): {options.NO_PASSWORD}")
     if "=" not in text:
         raise WordsError(no_word(text))
     key, raw = text.lstrip("+").split("=", 1)
@@ -219,6 +221,11 @@ def _searchpath(asked: Sequence[Word], problems: list[str]) -> list[str]:
     return found
 
 
+def _not_needed(word: Word) -> bool:
+    """The secret of a logger or hook, which a verb that looks at a run has no use for."""
+    return word.key.split(".")[0] in LISTS and any(secrets.places(word.value, word.key))
+
+
 def _vocabulary(searchpath: Sequence[str], words: Sequence[Word]) -> Vocabulary:
     """What can be said, given the words that were: options of every group, the choices made, targets of the user's own."""
     options, node = conf.groups(), conf.node
@@ -263,7 +270,7 @@ def _config(words: Sequence[Word], vocabulary: Vocabulary, problems: list[str]) 
     if late:
         from dtrain.hydra import resolved
 
-        problems += [options.masked(problem) for problem in resolved(tree, late, vocabulary.allowed)]
+        problems += resolved(tree, late, vocabulary.allowed)
     types = _types()
     config = Config(**{key: types[key](**value) if is_dataclass(types[key]) else value for key, value in tree.items()})
     said = {word.key for word in words}

@@ -21,6 +21,7 @@ VERBS = {
     "checkpoint": "ls, verify, export: what was saved",
     "import": "a config of another tool as a recipe",
     "doctor": "what this machine, a storage and the ranks of the words can do",
+    "diff": "what differs between two runs, recipes or lists of words",
     "completion": "bash, zsh or fish: a script with which the shell completes all of this",
 }
 """What the command can do: one file of dtrain/verb/ each."""
@@ -211,5 +212,9 @@ class Config(Schema):
     """group -> word, or list of words."""
     sources: dict[str, str] = field(default_factory=dict)
     """dotted key -> `command line` or the recipe that set it; absent: the default of its conf file."""
+    history: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    """dotted key -> (value, source) of every word that another took the place of, the oldest first."""
+    unresolved: dict[str, str] = field(default_factory=dict)
+    """dotted key -> what was said, where that reads the environment."""
     options: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     """group -> word -> its arguments, for every group: what `auto` may pick from."""

@@ -32,7 +32,7 @@ HIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\u202a-\u202e\
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class Slip(Exception):  # noqa: N818 - becomes a WordsError once it is known which file it is in
+class Slip(Exception):
     """What is wrong, and where: line and column count from 1, column 0 is the whole line."""
 
     def __init__(self, sentence: str, line: int, column: int = 0) -> None:

@@ -11,23 +11,24 @@
 """
 
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, Self
 
-PASSWORD = re.compile(r"(://)[^/@:\s]*:[^/@\s]*@")
-SECRET = re.compile(r"""((?:^|[?&;\s])[\w.-]*(?:sig|signature|token|key|secret|password|credential)=)[^&;\s'"]+""", re.IGNORECASE)
+from dtrain.secrets import masked
 
 
 class DtrainError(Exception):
-    """Base of all errors meant for the user: printed as one message, never as a traceback."""
+    """Base of all errors meant for the user: printed as one message, never as a traceback, and never with a secret."""
 
     exit_code = 1
     facts: Mapping[str, Any] = MappingProxyType({})
     """What failure.json says, when ranks failed."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(masked(message))
 
 
 class WordsError(DtrainError):
@@ -36,7 +37,7 @@ class WordsError(DtrainError):
     exit_code = 2
 
     def __init__(self, *problems: str) -> None:
-        self.problems = problems
+        self.problems = tuple(map(masked, problems))
         super().__init__("\n".join(problems))
 
 
@@ -47,13 +48,10 @@ class PreflightError(DtrainError):
 
 
 class StoreError(PreflightError):
-    """A storage operation failed: says in one line the URL, the operation, the cause and what to type; never a secret."""
+    """A storage operation failed: says in one line the URL, the operation, the cause and what to type."""
 
     kind = "other"
     """missing, exists, denied, full, package, busy (was tried again until patience ended) or other."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(without_secrets(message))
 
     @classmethod
     def during(cls, operation: str, url: str, cause: object, hint: str = "", kind: str = "other") -> Self:
@@ -85,16 +83,11 @@ def deciding() -> Iterator[None]:
         while trace and trace.tb_next:
             trace = trace.tb_next
         place = f"{trace.tb_frame.f_globals.get('__name__')}:{trace.tb_lineno}" if trace else "?"
-        said = without_secrets(" ".join(str(error).split()))[:200]
+        said = masked(" ".join(str(error).split()))[:200]
         raise WordsError(
             f"dtrain could not judge these words: {type(error).__name__} at {place}: {said}. This is a fault of dtrain, not of yours: please report it, "
             "with the words and what DTRAIN_DEBUG=1 shows."
         ) from error
-
-
-def without_secrets(text: str) -> str:
-    """`text` without the password of a URL, the signature of a signed one, or the key of a connection string."""
-    return SECRET.sub(r"\1***", PASSWORD.sub(r"\1***@", text))
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dtrain import store
+from dtrain import secrets, store
 from dtrain.blame import Evidence, find, kind_of
 from dtrain.errors import DtrainError, LeaseError, PreflightError, RankError, WordsError
 from dtrain.frames import collective, lines, microbatch, own, sent
@@ -244,7 +244,7 @@ def _who(rank: int | None) -> dict[str, Any]:
 
 
 def _write(folder: Path, name: str, facts: Mapping[str, Any]) -> None:
-    store.write(str(folder / name), json.dumps(facts).encode())
+    store.write(str(folder / name), json.dumps(secrets.hidden(facts)).encode())
 
 
 def _read(folder: Path, what: str) -> dict[int, dict[str, Any]]:

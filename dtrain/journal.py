@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from dtrain import lease, store
+from dtrain import lease, secrets, store
 from dtrain.errors import StoreError
 
 PUT_SECONDS = 15.0
@@ -101,6 +101,11 @@ class Journal:
 
 
 def clean(value: Any) -> Any:
+    """As JSON can say it, and without secrets."""
+    return _finite(secrets.hidden(value))
+
+
+def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    return {key: clean(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+    return {key: _finite(item) for key, item in value.items()} if isinstance(value, Mapping) else value

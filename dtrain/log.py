@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtrain import store
+from dtrain import secrets, store
 from dtrain.build import build
 from dtrain.errors import DtrainError, StoreError
 from dtrain.journal import Journal, clean
 from dtrain.logger import Logger
 from dtrain.mesh import Mesh
 from dtrain.plan import Plan
-from dtrain.result import Result
+from dtrain.result import Result, versions
 
 
 class Log:
@@ -68,7 +68,7 @@ class Log:
 
     def note(self, text: str) -> None:
         for name in list(self._loggers):
-            self._tell(name, "note", text)
+            self._tell(name, "note", secrets.masked(text))
 
     def caveat(self, text: str) -> None:
         """What a person should know before the first step: an event, and a note."""
@@ -85,7 +85,7 @@ class Log:
         for sentence in damaged:
             self.event("damaged", error=sentence)
             self.note(f"passed over a damaged checkpoint: {sentence}")
-        self.event("started", step=step, ranks=self._mesh.world, parameters=parameters, plan=self._plan.digest)
+        self.event("started", step=step, ranks=self._mesh.world, parameters=parameters, plan=self._plan.digest, versions=versions())
         self.note(f"{short(parameters)} parameters on {self._mesh.world} rank(s)" + (f", going on after step {step}" if step else ""))
         for sentence in caveats:
             self.caveat(sentence)
@@ -192,7 +192,7 @@ class Log:
 
     def _left_out(self, name: str, error: Exception) -> None:
         self.event("logger_failed", logger=name, error=f"{type(error).__name__}: {error}")
-        print(f"dtrain: logger {name} failed and is left out: {type(error).__name__}: {error}", flush=True)
+        print(secrets.masked(f"dtrain: logger {name} failed and is left out: {type(error).__name__}: {error}"), flush=True)
 
 
 def short(number: int) -> str:

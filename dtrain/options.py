@@ -4,18 +4,16 @@ dtrain out=s3://bucket/run out_options.endpoint_url=http://127.0.0.1:9000 out_op
 """
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dtrain import store
+from dtrain import secrets, store
 from dtrain.errors import first_line, nearest
 from dtrain.words import Word
 
 NAME = "out_options"
 PASSED_ON = {"s3": ("profile",), "s3a": ("profile",), "gs": (), "gcs": (), "az": (), "abfs": (), "abfss": (), "memory": ()}
 """Clients whose options are known by their signatures, and what they take beside those. Others judge their options themselves."""
-NO_PASSWORD = "a URL that is written down may hold no password. Type out_options.<name>=<value> for `out`, or put it into the environment."
 _told: dict[str, Any] = {}
 
 
@@ -23,14 +21,9 @@ def is_one(key: str) -> bool:
     return key.split(".")[0] == NAME
 
 
-def masked(text: str) -> str:
-    """`text` without the values of out_options and without the passwords of URLs."""
-    return re.sub(r"://[^/@\s]*:[^/@\s]*@", "://***@", re.sub(rf"({NAME}[\w.]*=).*?(?= \(|$)", r"\1***", text, flags=re.DOTALL))
-
-
 def judge(word: Word) -> Iterable[str]:
     """One sentence per mistake in a word of out_options, without its value."""
-    said = masked(f"{word} ({word.source})")
+    said = f"{word.key}={secrets.MASK} ({word.source})"
     if word.sweep:
         yield f"{said}: several values are a sweep, and this is said once. Quote it: \"{word.key}='<value>'\"."
     elif word.key == NAME and not isinstance(word.value, Mapping):
@@ -45,13 +38,8 @@ def tell(words: Sequence[Word], url: str | None) -> list[str]:
         return problems
     if url is None or store.is_local(url):
         return [f"{mine[0].key} ({mine[0].source}): a folder of this machine takes no options. Type out=<a URL>, such as s3://bucket/run."]
-    from omegaconf.errors import OmegaConfBaseException  # not at the top: `dtrain plan` answers in half a second
-
-    try:
-        options = _values(mine)
-    except OmegaConfBaseException as error:
-        return [f"{NAME}: {masked(first_line(error))}"]
-    problems = list(_unknown(options, url))
+    options, problems = _values(mine)
+    problems += _unknown(options, url)
     if not problems:
         _told[url] = options
         store.use(url, options)
@@ -59,26 +47,33 @@ def tell(words: Sequence[Word], url: str | None) -> list[str]:
 
 
 def hand_over() -> str:
-    """Everything that was told, as text for the standard input of a child: neither arguments nor environment are private."""
-    return json.dumps(_told)
+    """Everything that was told, and the secrets that the plan leaves out, as text for the standard input of a child: neither arguments nor environment are private."""
+    return json.dumps({"storage": _told, "secrets": secrets.hand_over()})
 
 
 def take_over(text: str) -> None:
-    """Tell the storages of this process what `hand_over` of the parent held."""
-    for url, options in json.loads(text).items():
+    """Tell this process what `hand_over` of the parent held."""
+    told = json.loads(text)
+    secrets.take_over(told["secrets"])
+    for url, options in told["storage"].items():
         _told[url] = options
         store.use(url, options)
 
 
-def _values(words: Sequence[Word]) -> dict[str, Any]:
-    """The options as one tree, `${oc.env:...}` looked up."""
+def _values(words: Sequence[Word]) -> tuple[dict[str, Any], list[str]]:
+    """The options as one tree, `${oc.env:...}` looked up, and what is wrong with them."""
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
     options = OmegaConf.create()
-    for word in words:
-        for key, value in word.value.items() if word.key == NAME else [(word.key.removeprefix(f"{NAME}."), word.value)]:
-            OmegaConf.update(options, key, value)
-    return dict(OmegaConf.to_container(options, resolve=True))  # type: ignore[arg-type]
+    try:
+        for word in words:
+            for key, value in word.value.items() if word.key == NAME else [(word.key.removeprefix(f"{NAME}."), word.value)]:
+                OmegaConf.update(options, key, value)
+        found: Any = OmegaConf.to_container(options, resolve=True)
+    except OmegaConfBaseException as error:
+        return {}, [f"{NAME}: {first_line(error)}"]
+    return dict(found), []
 
 
 def _unknown(options: Mapping[str, Any], url: str) -> Iterable[str]:

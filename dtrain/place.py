@@ -15,7 +15,8 @@ from urllib.parse import urljoin
 
 from dtrain import store
 from dtrain.conf import recipes
-from dtrain.errors import StoreError, WordsError, nearest, without_secrets
+from dtrain.errors import StoreError, WordsError, nearest
+from dtrain.secrets import masked
 
 LARGEST = 1 << 20
 """Bytes of a recipe."""
@@ -38,7 +39,7 @@ class Place:
 
     def __str__(self) -> str:
         """As messages name it: without secrets, and a built-in recipe by its short path."""
-        return f"recipes/{Path(self.url).name}" if self.trust == "own" else without_secrets(self.url)
+        return f"recipes/{Path(self.url).name}" if self.trust == "own" else masked(self.url)
 
 
 def find(name: str, beside: Place | None = None) -> Place:
@@ -46,7 +47,7 @@ def find(name: str, beside: Place | None = None) -> Place:
     plain, pinned, digest = name.partition("@sha256:")
     known = recipes()
     if pinned and not re.fullmatch(rf"[0-9a-fA-F]{{{SHORTEST_PIN},64}}", digest):
-        raise WordsError(f"recipe={without_secrets(name)}: a pin is @sha256: and {SHORTEST_PIN} to 64 hex digits.")
+        raise WordsError(f"recipe={masked(name)}: a pin is @sha256: and {SHORTEST_PIN} to 64 hex digits.")
     if plain in known:
         found = Place(str(known[plain]), "own")
     elif not re.search(r"[/.]", plain):
@@ -101,7 +102,7 @@ def _from(beside: Place, name: str) -> Place:
     url = name if "://" in name or name.startswith(("/", "~")) else _joined(beside.url, name)
     if "::" in url or "://" not in url or url.split("://")[0] not in (*REACHABLE, own):
         allowed = ", ".join(f"{scheme}://" for scheme in sorted({*REACHABLE, own}))
-        shown = repr(without_secrets(name)[:100])
+        shown = repr(masked(name)[:100])
         raise WordsError(f"{beside}: a recipe from elsewhere cannot build on {shown}. It can on what lies beside it, and on {allowed}.")
     return Place(url, "remote")
 

@@ -4,7 +4,7 @@ import importlib.util
 import sys
 from collections.abc import Iterable
 
-from dtrain import store
+from dtrain import secrets, store
 from dtrain.build import build
 from dtrain.cluster import look
 from dtrain.errors import PreflightError, StoreError
@@ -26,14 +26,14 @@ def missing(plan: Plan) -> list[str]:
 def _machine(plan: Plan) -> Iterable[str]:
     """A plan for another machine is looked at, not run."""
     if plan.cluster and "cluster" not in plan.why:
-        missing = build(plan.cluster).missing(look())
-        if missing:
-            yield f"cluster: {missing}. Type dtrain plan to see what it would be there, or leave cluster out to train here."
+        lacking = build(plan.cluster).missing(look())
+        if lacking:
+            yield f"cluster: {lacking}. Type dtrain plan to see what it would be there, or leave cluster out to train here."
 
 
 def _data(plan: Plan) -> Iterable[str]:
     for key in ("path", "holdout_path"):
-        path = plan.data.get(key)
+        path = secrets.opened(plan.data.get(key))
         if path and path != "stdlib" and str(plan.data["_target_"]).startswith("dtrain."):
             try:
                 if not store.find(path):

@@ -16,6 +16,7 @@ from dtrain.document import FLOAT, HIDDEN, INTEGER, KEY, OVERRIDE, Node, Slip, p
 from dtrain.errors import StoreError, WordsError
 from dtrain.place import Place, check, fetch, find
 from dtrain.policy import NEVER, refused
+from dtrain.secrets import HERE, masked
 from dtrain.words import Word, text
 
 __all__ = ["folder", "of_run", "read", "write"]
@@ -170,8 +171,12 @@ def write(config: Config) -> str:
     for field in fields(Schema):
         if field.name not in NOT_WRITTEN:
             value = getattr(config, field.name)
-            lines += _yaml_lines(field.name, vars(value) if is_dataclass(value) else value, config.sources, "", field.name)
+            lines += _yaml_lines(field.name, vars(value) if is_dataclass(value) else value, config, "", field.name)
     return "\n".join(lines) + "\n"
+
+
+class _Said(str):
+    """What reads the environment, as it was said: it is looked up anew."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -183,12 +188,13 @@ def _text(dumper: _Dumper, value: str) -> yaml.ScalarNode:
         plain = scalar(value) == value and KEY.fullmatch(value)
     except ValueError:
         plain = None
-    if not re.fullmatch(r"\$\{secret:[\w.]+\}", value):
+    if not isinstance(value, _Said) and not HERE.fullmatch(value):
         value = value.replace("${", "\\${")  # it was looked up, and is no interpolation any more
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else '"' if "\n" in value else "'")
 
 
 _Dumper.add_representer(str, _text)
+_Dumper.add_representer(_Said, _text)
 
 
 def _flow(value: Any) -> str:
@@ -199,17 +205,18 @@ def _flow(value: Any) -> str:
     return dumped(unicode=False) if HIDDEN.search(readable) else readable
 
 
-def _yaml_lines(name: str, value: Any, sources: Mapping[str, str], indent: str, key: str) -> Iterable[str]:
+def _yaml_lines(name: str, value: Any, config: Config, indent: str, key: str) -> Iterable[str]:
     if isinstance(value, dict):
         inner = [
-            line
-            for part, item in value.items()
-            if part != "_about_"
-            for line in _yaml_lines(str(part), item, sources, indent + "  ", f"{key}.{part}")
+            line for part, item in value.items() if part != "_about_" for line in _yaml_lines(str(part), item, config, indent + "  ", f"{key}.{part}")
         ]
         if inner:
             yield f"{indent}{name}:"
             yield from inner
     else:
-        source = f"  # {sources[key]}" if key in sources else ""
-        yield f"{indent}{name}: {_flow(value)}{source}"
+        source = f"  # {masked(config.sources[key])}" if key in config.sources else ""
+        yield f"{indent}{name}: {_flow(_said(config.unresolved[key]) if key in config.unresolved else value)}{source}"
+
+
+def _said(value: Any) -> Any:
+    return [_said(item) for item in value] if isinstance(value, list) else _Said(value) if isinstance(value, str) else value

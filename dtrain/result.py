@@ -1,10 +1,15 @@
 """What came out of a run: saved as result.json under `out`, and the exit code of the command."""
 
+import os
 import platform
+import resource
+import subprocess
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 Status = Literal["finished", "stopped", "interrupted", "preempted", "spiked"]
+CODE = "DTRAIN_CODE"
+"""In the environment: the commit of the folder that the command was started in."""
 EXIT_CODES: dict[Status, int] = {"finished": 0, "stopped": 0, "interrupted": 130, "preempted": 75, "spiked": 1}
 
 
@@ -20,6 +25,8 @@ class Result:
     versions: dict[str, str] = field(default_factory=dict)
     reason: str = ""
     """Why it stopped, for a person."""
+    peak_bytes: int | None = None
+    """The most memory that rank 0 had: of its device, or of its process on the CPU."""
 
     @property
     def exit_code(self) -> int:
@@ -39,4 +46,29 @@ def versions() -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:  # a plain checkout is not installed
             found[package] = "checkout"
-    return found
+    return found | ({"code": os.environ[CODE]} if os.environ.get(CODE) else {})
+
+
+def note_code() -> None:
+    """Keep for `versions`, here and in the ranks, which commit this folder is at: `3f786850e387`, `-dirty` where files were changed since.
+
+    Nothing is kept where git does not know the folder, or does not answer in time. No hook and no file monitor of the folder's is run.
+    """
+    quiet = ("--no-optional-locks", "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false")
+    os.environ.pop(CODE, None)
+    try:
+        said = subprocess.run(
+            ["git", *quiet, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"], capture_output=True, text=True, timeout=2, check=True
+        )
+        os.environ[CODE] = said.stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return
+
+
+def peak_bytes(device: str) -> int:
+    """The most memory this process has had so far, of its `cuda` device or of its own."""
+    if device == "cuda":
+        import torch
+
+        return int(torch.cuda.max_memory_allocated())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

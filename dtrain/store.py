@@ -13,6 +13,7 @@ from random import SystemRandom
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from dtrain import secrets
 from dtrain.cause import explain
 from dtrain.disk import Buffer, Disk, create, makedirs, place
 from dtrain.disk import remove as remove_local
@@ -58,6 +59,7 @@ def use(url: str, options: Mapping[str, Any]) -> None:
 
     They stay in memory: nothing here writes them, and no message has their secrets.
     """
+    secrets.know_options(options)
     _told[_place(url)] = dict(options)
     _open.pop((os.getpid(), *_place(url)), None)
 
@@ -363,7 +365,7 @@ def _patiently(operation: str, url: str, act: Callable[[], T]) -> T:
         try:
             return act()
         except Exception as error:  # every filesystem raises errors of its own; the user gets one line
-            cause = explain(error, url, _told.get(_place(url), {}))
+            cause = explain(error, url)
         wait = SystemRandom().uniform(0, min(LONGEST_WAIT, FIRST_WAIT * 2**tries))
         passed = time.monotonic() - begin
         if cause.kind != "busy" or passed + wait > PATIENCE:

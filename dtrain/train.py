@@ -24,7 +24,7 @@ from dtrain.parallel.context import context_of
 from dtrain.parallel.order import parallelize
 from dtrain.plan import Plan
 from dtrain.precision import Precision
-from dtrain.result import Result, versions
+from dtrain.result import Result, peak_bytes, versions
 from dtrain.schedule import set_lr
 from dtrain.seeds import derive
 from dtrain.state import TrainState
@@ -124,6 +124,6 @@ def train(plan: Plan) -> Result:
         log.saves(checkpoint.landed())
         status = "finished" if state.step >= plan.steps else "spiked" if guard.reason else stop_asked.status
         seconds, reason = time.perf_counter() - state.began, guard.reason or stop_asked.cause
-        result = Result(status, state.step, log.last.get("loss"), seconds, observers.metrics, versions(), reason)
+        result = Result(status, state.step, log.last.get("loss"), seconds, observers.metrics, versions(), reason, peak_bytes(plan.device))
         log.finish(result)
         return result

@@ -72,13 +72,13 @@ CASES = [
 
 @pytest.mark.parametrize(("kind", "error"), CASES, ids=lambda case: case if isinstance(case, str) else type(case).__name__)
 def test_a_kind_for_every_error(kind: str, error: BaseException) -> None:
-    assert explain(error, "s3://b/a", {}).kind == kind
+    assert explain(error, "s3://b/a").kind == kind
 
 
 def test_a_status_of_the_web_is_read_where_it_stands() -> None:
     info: Any = SimpleNamespace(real_url="https://x/a")
-    assert explain(ClientResponseError(info, (), status=503), "https://x/a", {}).kind == "busy"
-    assert explain(ClientResponseError(info, (), status=404, message="gone"), "https://x/a", {}).sentence.startswith("404")
+    assert explain(ClientResponseError(info, (), status=503), "https://x/a").kind == "busy"
+    assert explain(ClientResponseError(info, (), status=404, message="gone"), "https://x/a").sentence.startswith("404")
 
 
 @pytest.mark.parametrize(
@@ -96,13 +96,13 @@ def test_a_status_of_the_web_is_read_where_it_stands() -> None:
     ],
 )
 def test_what_to_type(url: str, error: BaseException, said: str) -> None:
-    assert explain(error, url, {}).hint == said
+    assert explain(error, url).hint == said
 
 
 def test_one_line_and_not_too_long() -> None:
-    assert explain(OSError("\n  first \nsecond"), "s3://b/a", {}).sentence == "first"
-    assert len(explain(OSError("x" * 5000), "s3://b/a", {}).sentence) < 400
-    assert explain(TimeoutError(), "s3://b/a", {}).sentence == "TimeoutError"
+    assert explain(OSError("\n  first \nsecond"), "s3://b/a").sentence == "first"
+    assert len(explain(OSError("x" * 5000), "s3://b/a").sentence) < 400
+    assert explain(TimeoutError(), "s3://b/a").sentence == "TimeoutError"
 
 
 def test_no_secret_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

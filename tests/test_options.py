@@ -69,8 +69,8 @@ def test_the_ranks_are_told_what_the_command_was(monkeypatch: pytest.MonkeyPatch
         (("out=s3://b/x", "out_options.key=pass,word"), "out_options.key=*** (command line): several values are a sweep"),
         (("out=s3://b/x", f"--out_options.key={SECRET}"), "words have no dashes. Type out_options.key=***"),
         (("out=s3://b/x", "out_options.key=${oc.env:NOT_THERE}"), "Environment variable 'NOT_THERE' not found"),
-        ((f"out=s3://key:{SECRET[5:8]}@bucket/x",), "out=s3://***@bucket/x (command line): a URL that is written down may hold no password. Type out_options"),
-        (("data.path=https://me:pass@host/x.txt",), "data.path=https://***@host/x.txt (command line): a URL"),
+        ((f"out=s3://key:{SECRET[5:8]}@bucket/x",), "out=s3://***@bucket/x (command line): it holds a secret and is written down."),
+        (("init=https://me:pass@host/x",), "init=https://***@host/x (command line): it holds a secret"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_without_the_value(words: tuple[str, ...], sentence: str) -> None:
@@ -82,7 +82,7 @@ def test_no_recipe_brings_options_or_passwords(tmp_path: Path) -> None:
     assert "out_options cannot come from a recipe. Say it on the command line." in refused(f"recipe={tmp_path}/a.yaml")
     (tmp_path / "b.yaml").write_text("init: s3://me:pass@bucket/x\n")
     told = refused(f"recipe={tmp_path}/b.yaml")
-    assert "init='s3://***@bucket/x'" in told and "may hold no password" in told
+    assert "init='s3://***@bucket/x'" in told and "it holds a secret and is written down" in told
 
 
 def test_jobs_of_a_sweep_are_told_too_and_a_launcher_that_writes_their_words_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,8 +91,16 @@ def test_jobs_of_a_sweep_are_told_too_and_a_launcher_that_writes_their_words_is_
     words = ["seed=0,1", "sweep.out=s3://b/sweep", f"out_options.key={SECRET}"]
     multirun(words, lambda words: float(len(compose(words).out or "")), check=lambda words: None)
     assert told == [("s3://b/sweep/seed-0", {"key": SECRET}), ("s3://b/sweep/seed-1", {"key": SECRET})]
-    with pytest.raises(WordsError, match="writes the words of its jobs to files"):
-        multirun([*words, "hydra/launcher=joblib"], lambda words: 0.0, check=lambda words: None)
+    for private in (words, ["seed=0,1", "logger.mine.api_key=abcdef123456"]):
+        with pytest.raises(WordsError, match="writes the words of its jobs to files") as caught:
+            multirun([*private, "hydra/launcher=joblib"], lambda words: 0.0, check=lambda words: None)
+        assert SECRET not in str(caught.value) and "abcdef123456" not in str(caught.value)
+
+
+def test_no_folder_is_named_after_a_secret() -> None:
+    with pytest.raises(WordsError) as caught:
+        multirun(["logger.mine.api_key=abcdef123456,fedcba654321"], lambda words: 0.0, check=lambda words: None)
+    assert str(caught.value) == "logger.mine.api_key=***: the folder of a job is named after what is swept, and a secret cannot be."
 
 
 def test_a_verb_that_looks_at_a_run_can_tell_its_storage_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.errors import StoreError, WordsError
 from dtrain.conf import recipes
+from dtrain.errors import StoreError, WordsError
 from dtrain.place import LARGEST, Place, fetch, find, story
 
 FAR = Place("https://host/a/b/mine.yaml?v=1", "remote")

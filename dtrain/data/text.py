@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dtrain import store
+from dtrain import secrets, store
 from dtrain.data import Batch, Indices, Loading
 from dtrain.data.windows import Windows, split
 from dtrain.errors import PreflightError, StoreError, WordsError
@@ -128,7 +128,7 @@ def encoded(path: str, tokenizer: Tokenizer, cache: Path) -> tuple[np.memmap[Any
         with _lock(cache / f"{key}.lock"):
             if not facts.exists():
                 digest = _encode((url for _, url, _ in documents), tokenizer, tokens, kind)
-                store.write(str(facts), json.dumps({"path": path, "documents": len(documents), "sha256": digest}).encode())
+                store.write(str(facts), json.dumps({"path": secrets.masked(path), "documents": len(documents), "sha256": digest}).encode())
             known = json.loads(facts.read_text())
             if tokens.stat().st_size == 0:
                 raise PreflightError(f"data.path={path}: there is no text in {len(documents)} file(s).")

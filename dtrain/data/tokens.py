@@ -75,7 +75,7 @@ class Tokens:
     def _map(self, url: str) -> NDArray[Any]:
         file = store.local_path(url)
         if not store.is_local(url):
-            file = self._cache / f"{hashlib.sha256((url + store.fingerprint(url)).encode()).hexdigest()[:32]}-{file.name}"
+            file = self._cache / f"{hashlib.sha256((url + store.fingerprint(url)).encode()).hexdigest()[:32]}-{file.name.split('?')[0]}"
             if not file.exists():
                 store.download(url, file.with_suffix(".part"))
                 file.with_suffix(".part").replace(file)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Literal
 
-from dtrain.errors import without_secrets
+from dtrain.secrets import shown
 
 Kind = Literal["carried", "unneeded", "refused"]
 
@@ -73,7 +73,7 @@ class Ledger:
         if other is not None:
             self.refuse(key, f"another key of this file says {other}={target[other]}. Take one of them out.")
             return
-        secret = next((word for word, value in words.items() if without_secrets(f"{word}={value}") != f"{word}={value}"), None)
+        secret = next((word for word, value in words.items() if shown(f"{word}={value}") != f"{word}={value}"), None)
         if secret is not None:
             self.refuse(key, f"a secret is not written anywhere. Type {secret}=<it> where it is needed.")
             return

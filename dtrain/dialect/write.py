@@ -9,7 +9,7 @@ import yaml
 
 from dtrain.config import GROUPS
 from dtrain.dialect.ledger import Entry, Ledger, show
-from dtrain.errors import without_secrets
+from dtrain.secrets import masked
 
 HEADS = {"carried": "carried over", "unneeded": "not needed here", "refused": "refused, and what to do"}
 LONGEST = 100
@@ -38,7 +38,7 @@ def command(ledger: Ledger, name: str) -> str:
 
 def _typed(word: str, value: Any) -> str:
     """As it is typed in a shell, which must not run what a file says."""
-    said = _plain(without_secrets(f"{word}={value}"))
+    said = _plain(masked(f"{word}={value}"))
     return said if re.fullmatch(r"[\w.]+=(<[\w ,./]*>|[\w@%+:,./\[\]*-]*)", said) else shlex.quote(said)
 
 
@@ -55,12 +55,12 @@ def lists(ledger: Ledger) -> Iterable[str]:
         for why in dict.fromkeys(entry.why for entry in entries):  # what is said of several keys is said once
             *before, last = [_theirs(entry) for entry in entries if entry.why == why]
             yield from map(_plain, before)
-            yield _plain(without_secrets(f"{last}{' -> ' if kind == 'carried' else ': '}{why}"))
+            yield _plain(masked(f"{last}{' -> ' if kind == 'carried' else ': '}{why}"))
 
 
 def _theirs(entry: Entry) -> str:
     value = show(entry.value)
-    key, _, value = without_secrets(f"{entry.key}={value if len(value) <= LONGEST else f'{value[:LONGEST]}...'}").partition("=")
+    key, _, value = masked(f"{entry.key}={value if len(value) <= LONGEST else f'{value[:LONGEST]}...'}").partition("=")
     return f"  {key} = {value}"
 
 

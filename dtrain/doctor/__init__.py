@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from dtrain.errors import first_line, without_secrets
+from dtrain.errors import first_line
 from dtrain.plan import Plan
+from dtrain.secrets import masked
 
 Verdict = Literal["ok", "note", "stop"]
 """`stop` would stop a run; `note` makes one slower or riskier than it need be."""
@@ -44,4 +45,4 @@ def found(check: Check, case: Case) -> list[Finding]:
         findings.extend(check(case))
     except Exception as error:
         findings.append(Finding(check.__name__, "note", f"this could not be looked at: {type(error).__name__}: {first_line(error)}"))
-    return [replace(finding, text=without_secrets(finding.text)) for finding in findings]
+    return [replace(finding, text=masked(finding.text)) for finding in findings]

@@ -184,7 +184,7 @@ def _refused(url: str, data: bytes) -> bool:
             fs = store.client(url)
             fs.pipe_file(fs._strip_protocol(url), data, mode="create")
     except Exception as error:
-        if (error.kind if isinstance(error, StoreError) else explain(error, url, {}).kind) != "exists":
+        if (error.kind if isinstance(error, StoreError) else explain(error, url).kind) != "exists":
             raise
         return True
     return False

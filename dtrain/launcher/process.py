@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dtrain import secrets
+
 
 def fork(work: Callable[[], Any], name: str = "") -> int:
     """A child that does `work` and ends, and that dies when this process does. Its pid. `name`, of 15 letters at most, is what `ps` and `top` show."""
@@ -32,7 +34,7 @@ def fork(work: Callable[[], Any], name: str = "") -> int:
     except SystemExit as error:
         code = int(error.code or 0)
     except BaseException:
-        traceback.print_exc()
+        print(secrets.masked(traceback.format_exc()), end="", file=sys.stderr)
     finally:
         with contextlib.suppress(OSError, ValueError):  # nobody reads on
             sys.stdout.flush()

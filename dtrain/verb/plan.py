@@ -13,9 +13,12 @@ from dtrain.predict.advice import advise
 from dtrain.predict.prediction import Prediction, predict
 from dtrain.resolve import resolve
 from dtrain.traced import shapes_of
+from dtrain.verb import why
 
 
 def run(words: Sequence[str]) -> int:
+    if words[:1] == ["why"] or "--why" in words:
+        return why.run([word for word in words if word not in ("why", "--why")])
     machine_reads, words = list(words[:1]) == ["json"], words[1:] if list(words[:1]) == ["json"] else words
     config, cluster = compose(words), look()
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from dtrain import store
-from dtrain.document import Slip, parse
-from dtrain.errors import DtrainError, StoreError, WordsError, without_secrets
-from dtrain.expect import BANDS, band
 from dtrain.conf import folder, recipes
+from dtrain.document import Slip, parse
+from dtrain.errors import DtrainError, StoreError, WordsError
+from dtrain.expect import BANDS, band
 from dtrain.place import SECONDS, fetch, find, story
+from dtrain.secrets import masked
 
 HERE = "recipes"
 MOST = 200
@@ -56,7 +57,7 @@ def _about(name: str) -> Iterable[str]:
         return [f"cannot be read: {error}"]
     said = document if isinstance(document, dict) else {}
     told = [*_required(said.get("requires")), *_expected(said.get("expect"))]
-    return [without_secrets(story(data.decode(errors="replace"))) or "(says nothing about itself)", *([" · ".join(told)] if told else [])]
+    return [masked(story(data.decode(errors="replace"))) or "(says nothing about itself)", *([" · ".join(told)] if told else [])]
 
 
 def _required(said: Any) -> Iterable[str]:

@@ -14,10 +14,10 @@ from dtrain.cluster import look
 from dtrain.compose import compose, multirun
 from dtrain.config import Config
 from dtrain.errors import DtrainError, StoreError, WordsError
-from dtrain.options import masked
 from dtrain.plan import Plan
 from dtrain.resolve import resolve
-from dtrain.result import Result
+from dtrain.result import Result, note_code
+from dtrain.secrets import shown
 from dtrain.verb.plan import before, show
 
 NUMBERS = ("model", "data", "objective", "optim", "schedule", "seed", "clip", "batch")
@@ -43,7 +43,7 @@ def sweep(words: Sequence[str]) -> int:
         try:
             result = one(compose(words))
         except DtrainError as error:
-            print(f"dtrain: {' '.join(map(masked, words))}: {error}", file=sys.stderr, flush=True)
+            print(f"dtrain: {' '.join(map(shown, words))}: {error}", file=sys.stderr, flush=True)
             failed.append(error.exit_code)
             return None
         if result.exit_code:  # asked to stop: that means the sweep, not one job
@@ -72,6 +72,7 @@ def one(config: Config) -> Result:
         if finished:
             return finished
         if first:
+            note_code()
             store.write(store.join(plan.out, "config.yaml"), recipe.write(config).encode())
             store.write(store.join(plan.out, "plan.yaml"), yaml.safe_dump(plan.to_dict(), sort_keys=False).encode())
             store.remove(store.join(plan.out, "failure.json"))  # of an earlier start

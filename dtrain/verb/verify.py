@@ -24,6 +24,7 @@ from dtrain.journal import clean
 from dtrain.plan import BatchShape, MeshShape, PipelineShape, Plan
 from dtrain.resolve import resolve
 from dtrain.result import versions
+from dtrain.secrets import shown
 
 PLAIN: Mapping[str, Any] = {
     "strategy": {"_target_": "dtrain.strategy.single.Single"},
@@ -43,7 +44,7 @@ def run(words: Sequence[str]) -> int:
     requires.check(config, cluster)
     preflight.check(plan)
     store.remove(store.join(plan.out, "verify"))
-    report: dict[str, Any] = {"words": list(words), "plan": plan.digest, "versions": versions()}
+    report: dict[str, Any] = {"words": list(map(shown, words)), "plan": plan.digest, "versions": versions()}
     report |= _expected(words, config, plan) if figures else {}
     report |= _parity(plan, config) if plan.world > 1 or not figures else {}
     written = store.join(plan.out, "verify.json")

@@ -13,13 +13,14 @@ import dtrain
 ROOT = Path(dtrain.__file__).parent
 
 FLOORS = (
+    ("secrets",),
     ("errors", "plan", "result", "disk", "cause"),
     ("words", "config", "cluster", "store", "build", "sharding", "signals", "frames", "grammar", "conf", "signature", "document"),
     ("options", "predict", "testing", "kinds", "place"),
     ("trust",),
     ("policy",),
     ("check", "recipe", "requires", "expect", "resolve", "dialect", "preflight", "lease", "blame"),
-    ("failure", "hydra", "manual"),
+    ("failure", "hydra", "manual", "provenance"),
     ("compose",),
     ("backend", "mesh", "journal", "clip", "ema", "remat", "compile"),
     ("model", "data", "objective", "optim", "schedule", "precision", "logger"),
@@ -39,7 +40,7 @@ FLOORS = (
     ("__main__",),
 )
 WITHOUT_TORCH = (
-    "__main__", "errors", "plan", "result", "words", "config", "cluster", "disk", "cause", "store", "build", "options", "check", "recipe", "predict", "resolve", "dialect", "preflight",
+    "__main__", "secrets", "provenance", "errors", "plan", "result", "words", "config", "cluster", "disk", "cause", "store", "build", "options", "check", "recipe", "predict", "resolve", "dialect", "preflight",
     "traced", "failure", "blame", "frames", "lease", "signals", "compose", "launcher", "doctor", "verb", "grammar", "conf", "kinds", "hydra", "signature", "manual", "document", "place", "trust", "policy", "requires", "expect",
 )  # fmt: skip
 """What the parent imports before any rank exists."""

@@ -1,0 +1,399 @@
+"""What is a secret: by its name, by its shape, or because it was told as one; and that none is written, shown or hashed.
+
+    dtrain logger.mine._target_=mypkg.Tracker logger.mine.api_key='${oc.env:MY_KEY}' trust=[mypkg]      # the plan says ${secret:logger.mine.api_key}
+
+A Config and a Plan hold no secret: `seal` puts `${secret:<its key>}` in its place, the value stays in memory and reaches the ranks by
+standard input, and `dtrain.build` puts it back when it builds the part. Text of others (errors, notes, events) goes through `masked`.
+What a user's own code prints, or writes by itself, does not pass here and is not touched.
+"""
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
+from typing import Any
+
+MASK = "***"
+HERE = re.compile(r"\$\{secret:([^}]*)\}")
+"""Stands where a secret was, with the key of the value it stands for."""
+ASK = "a secret, which is written nowhere. Type {key}=<value>, or {key}='${{oc.env:<NAME>}}' to take it from the environment."
+REFUSED = (
+    "it holds a secret and is written down. Only arguments of parts may, such as logger.<name>.<argument>; storage is told by out_options.<name>."
+)
+
+STRONG = re.compile(
+    r"(?:^|_)(?:secrets?|credentials?|authorization|jwt|connection_string|conn_str|pwd|secret_id)$|pass(?:word|wd|phrase|code)s?$"
+    r"|(?:^|_)(?:admin|db|ftp|http|mysql|proxy|root|smtp|user)_?pass$|(?:connectionstring|clientsecret)$"
+    r"|(?:^|_)(?:access|account|admin|anthropic|api|app|auth|aws|azure|client|comet|consumer|deploy|encryption|function|gcp|github|gitlab|google|hf|hmac|host"
+    r"|license|master|mlflow|neptune|openai|private|root|s3|secret|service|shared|signing|slack|ssh|storage|stripe|subscription|team|wandb|webhook)_?keys?(?:_id)?$"
+)
+WEAK = re.compile(r"(?:^|_)(?:auth|bearer|cookies?|pat|sas|session|session_id|sig|signature)$|tokens?$")
+"""Names that are as often something else: in a running text only a value that looks like a secret is taken for one."""
+SPECIAL = re.compile(
+    r"tokens$|^(?!.*(?:access|api|auth|bot|hf|hub|id|personal|refresh|security|session|user)token$).*[a-z0-9]token$"
+    r"|(?:^|_)(?:audio|begin|bos|class|cls|dist|end|eod|eos|eot|extra|first|frame|image|last|mask|max|min|new|newline|next|no|num|pad|patch|per|prefix"
+    r"|prompt|query|register|sep|sink|special|start|stop|suffix|think|tool|unk|video)_token$"
+)
+"""Names of models and tokenizers: tokens, next_token, pad_token."""
+HOLDERS = re.compile(r"(?:^|_)(?:storage_options|credentials?|secrets|auth|headers|cookies)$")
+"""What holds other values: below it a text is a secret unless it is plainly none; of headers, what their names say."""
+NUMBERED = re.compile(r"(?:_?\d+|_(?:value|string|base64|b64|raw|text))$")
+MODES = frozenset(
+    [
+        "anon",
+        "anonymous",
+        "auto",
+        "basic",
+        "bearer",
+        "browser",
+        "bytes",
+        "cache",
+        "cloud",
+        "default",
+        "digest",
+        "env",
+        "false",
+        "google_default",
+        "iam",
+        "kerberos",
+        "none",
+        "null",
+        "oauth",
+        "oauth2",
+        "off",
+        "on",
+        "optional",
+        "any",
+        "str",
+        "int",
+        "bool",
+        "float",
+        "string",
+        "required",
+        "secretstr",
+        "true",
+        "unset",
+        "yes",
+        "no",
+    ]
+)
+"""Values that say how, or of what type, and not what."""
+OF_FILES = re.compile(r"\.(?:cfg|crt|ini|json|key|pem|toml|txt|ya?ml)$")
+
+SHAPES = {
+    "AWS access key id": r"A(?:KIA|SIA|BIA|CCA|IDA|ROA)[A-Z0-9]{16}(?![A-Za-z0-9])",
+    "GitHub": r"gh[oprsu]_[A-Za-z0-9]{20,}|github_pat_\w{20,}",
+    "GitLab": r"gl(?:agent|cbt|dt|ft|oas|pat|ptt|rt|soat|imt)-[\w.-]{20,}",
+    "Hugging Face": r"(?:hf|api_org)_[A-Za-z0-9]{20,}",
+    "OpenAI, Anthropic and those like them": r"sk-(?=[\w-]*\d)[\w-]{20,}",
+    "Stripe": r"(?:[rs]k_(?:live|test)|whsec)_[A-Za-z0-9]{16,}",
+    "Slack": r"xox[a-z](?:\.xox[a-z])?-[\w-]{10,}|xapp-\d-[\w-]{10,}",
+    "webhook": r"hooks\.slack\.com/(?:services|workflows)/[\w/+-]{20,}|discord(?:app)?\.com/api/webhooks/\d+/[\w-]{20,}",
+    "Google": r"AIza[\w-]{30,}|ya29\.[\w-]{20,}|GOCSPX-[\w-]{20,}|1//0[\w-]{20,}",
+    "npm, PyPI, Docker": r"npm_[A-Za-z0-9]{30,}|pypi-AgE[\w-]{20,}|dckr_[a-z]+_[\w-]{20,}",
+    "JSON web token": r"ey[IJ][\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?|eyJ[\w+/-]{60,}={0,2}",
+    "Azure": r"[\w.~]{3}\dQ~[\w.~-]{31,}",
+    "Databricks, DigitalOcean": r"dapi[0-9a-f]{32}(?:-\d)?|do[opr]_v1_[0-9a-f]{64}",
+    "SendGrid, Twilio, Mailgun": r"SG\.[\w-]{16,}\.[\w-]{16,}|(?:SK|AC)[0-9a-f]{32}|key-[0-9a-f]{32}",
+    "Telegram": r"\d{8,10}:AA[\w-]{33}",
+    "Shopify, Square": r"shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}|sq0[a-z]{3}-[\w-]{22,}",
+    "Notion, Linear, Postman": r"(?:ntn|secret)_[A-Za-z0-9]{40,}|lin_(?:api|oauth)_[A-Za-z0-9]{32,}|PMAK-[0-9a-f]{24}-[0-9a-f]{34}",
+    "Grafana, Vault, Terraform": r"gl(?:c|sa)_[\w+/=]{32,}|hv[bsr]\.[\w-]{24,}|[A-Za-z0-9]{14}\.atlasv1\.[\w-]{60,}",
+    "Groq, Replicate, NVIDIA, W&B, xAI, Perplexity": r"gsk_\w{40,}|r8_\w{37}|nvapi-[\w-]{40,}|wandb_v1_\w{20,}|xai-\w{40,}|pplx-\w{40,}",
+    "Alibaba, age, Planetscale": r"LTAI[A-Za-z0-9]{12,}|AGE-SECRET-KEY-1[0-9A-Z]{58}|pscale_(?:tkn|pw|oauth)_[\w.-]{32,}",
+}
+"""Whose -> how what they hand out begins: https://docs.github.com/en/code-security/secret-scanning, https://github.com/gitleaks/gitleaks, and theirs."""
+KEY_BLOCK = r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----(?:(?!-----)[\s\S])*(?:-----END [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----)?"
+BESIDE = re.compile(r"(?<![A-Za-z0-9/+=])(?=[A-Za-z0-9/+]*[G-Zg-z/+])[A-Za-z0-9/+]{40}(?![A-Za-z0-9+=]|/[A-Za-z0-9+])")
+"""An AWS secret key has no mark of its own: forty such letters are one where an access key id is near."""
+PASSWORD = re.compile(r"(\w://)(?!\*\*\*@)[^/\s:@'\"]*:(?!\$\{)[^/\s'\"]+(?=@)")
+IN_URL = re.compile(
+    r"([?&](?:[\w.-]*(?:sig|signature|token|secret|password|passwd|pwd|credential|key|keyid|code|auth)|GoogleAccessId)=)(?!\*\*\*|\$\{)[^&#\s'\"<>]+",
+    re.I,
+)
+HEADER = re.compile(
+    r"(authorization\\*[\"']?\s*[:=,]\s*\\*[\"']?(?:(?:bearer|basic|token|apikey|digest|key|negotiate|sharedkey|aws4-hmac-sha256)\s+)?+)(?!\*\*\*|\$\{|\()[^\s\"',;\\]+",
+    re.I,
+)
+SCHEME = re.compile(r"\b((?i:bearer|basic)\s+)(?=[\w.~+/-]*(?:\d|[a-z][A-Z]|=))[\w.~+/-]{8,}=*")
+SAID = re.compile(
+    r"([A-Za-z_][\w.-]*)(\\*[\"']?\s*(?:=>|:=|[:=])\s*|\\*[\"']\s*,\s*(?=\\*[\"'])|(?<=\w)\s+(?=\S))"
+    r"(\\*\"[^\"]*\"|\\*'[^']*'|[^\s,;&\"'`()\[\]{}<>|\\]+)"
+)
+"""name=value, name: value, "name": "value", ("name", "value") and --name value."""
+HINT = re.compile(r"pass|pwd|secret|token|cred|auth|key|jwt|conn|sig|cookie|session|sas|bearer|pat\b", re.I)
+
+_kept: dict[str, Any] = {}
+"""key -> the secret that plans of this process leave out."""
+SCAN_SECONDS = 0.2
+_scan: list[Any] = [0.0, ()]
+"""When to look at the environment again, and the secrets in it."""
+_known: dict[str, None] = {}
+"""Every form in which a secret that was told may turn up in a text."""
+
+
+def strength(name: str) -> int:
+    """How surely the last part of a dotted key names a secret: 2, 1 or not at all. `key` alone is one among the options of a storage."""
+    return 2 if name.endswith("options.key") else _strength(name.rsplit(".", 1)[-1])
+
+
+@cache
+def _strength(name: str) -> int:
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9]+", "_", name).strip("_").lower()
+    plain = NUMBERED.sub("", words) or words
+    if SPECIAL.search(words) or SPECIAL.search(plain):
+        return 0
+    return 2 if STRONG.search(plain) or STRONG.search(words) else 1 if WEAK.search(plain) else 0
+
+
+def is_secret(name: str, value: Any) -> bool:
+    """Whether `value` of that name is one. A number is only where the name leaves no doubt."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        return False
+    return strength(name) == 2 if isinstance(value, int) else strength(name) > 0 and not _plain(value)
+
+
+def masked(text: str) -> str:
+    """`text` without the secrets that are known, can be told by their looks, or stand beside their name."""
+    if len(text) < 3:
+        return text
+    text = _exact(tuple(_known), _environment()).sub(MASK, text)
+    near = "A" in text and bool(re.search(SHAPES["AWS access key id"], text))
+    text = _shapes().sub(MASK, text)
+    text = BESIDE.sub(MASK, text) if near else text
+    text = PASSWORD.sub(rf"\1{MASK}", text) if "://" in text else text
+    if not HINT.search(text):
+        return text
+    for pattern in (IN_URL, HEADER, SCHEME):
+        text = pattern.sub(rf"\1{MASK}", text)
+    return SAID.sub(_said, text)
+
+
+def hidden(value: Any) -> Any:
+    """A tree of plain values, with every text in it masked, and what has the name of a secret."""
+    if isinstance(value, str):
+        return masked(value)
+    if isinstance(value, Mapping):
+        known = _exact(tuple(_known), _environment()).pattern
+        return {
+            _name(name, known) if isinstance(name, str) and len(name) > 7 else name: item
+            if isinstance(item, float)  # most of what is logged
+            else MASK
+            if isinstance(item, str) and is_secret(str(name), item)
+            else hidden(item)
+            for name, item in value.items()
+        }
+    return [hidden(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def shown(word: str) -> str:
+    """`key=value` as it may be shown."""
+    key, equals, value = word.partition("=")
+    return f"{key}={MASK}" if equals and is_secret(key.lstrip("+-~"), _unquoted(value)) else masked(word)
+
+
+def hear(words: Sequence[str]) -> None:
+    """Know the secrets among the words of a command before anything can go wrong with them."""
+    before = ""
+    for word in words:
+        key, equals, value = word.partition("=")
+        if equals and is_secret(key.lstrip("+-~"), _unquoted(value)):
+            know(_unquoted(value), sure=strength(key.lstrip("+-~")) > 1)
+        elif not equals and strength(before.lstrip("-")) and before.startswith("--"):
+            know(word)
+        before = "" if equals else word
+
+
+def know(value: Any, *, sure: bool = True) -> None:
+    """Mask `value` from now on wherever it turns up in a text, in the forms in which it may. `sure` also where it is short."""
+    text, _scan[0] = str(value), 0.0
+    if len(text) < (3 if sure else 8) or _plain(text):
+        return
+    from base64 import b64encode
+    from urllib.parse import quote, quote_plus
+
+    forms = [text, quote(text), quote(text, safe=""), quote_plus(text), repr(text)[1:-1], json.dumps(text)[1:-1], text.replace("'", "\\'")]
+    if len(text) >= 8:
+        forms += [b64encode(text.encode()).decode(), *(line.strip() for line in text.splitlines() if len(line.strip()) >= 16 and "-----" not in line)]
+    _known.update(dict.fromkeys(forms))
+
+
+def guard() -> None:
+    """What Python itself prints of this process is masked: tracebacks that nobody caught, those of threads, warnings."""
+    import sys
+    import threading
+    import traceback
+    import warnings
+
+    def show(kind: Any, error: Any, trace: Any) -> None:
+        print(masked("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr, flush=True)
+
+    plain = warnings.formatwarning
+    sys.excepthook = show
+    threading.excepthook = lambda told: None if told.exc_type is SystemExit else show(told.exc_type, told.exc_value, told.exc_traceback)
+    warnings.formatwarning = lambda *told, **more: masked(plain(*told, **more))
+
+
+def know_options(options: Mapping[str, Any]) -> None:
+    """Know the secrets among what a storage is told: there `key` is one."""
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            know_options(value)
+        elif isinstance(value, str) and (strength(name) or name.lower() == "key"):
+            know(value)
+
+
+# in a Config and a Plan
+
+
+def seal(part: Any, key: str, *, read: Iterable[str] = ()) -> Any:
+    """A group's arguments without secrets, which are kept here. `read`: keys whose value came from a variable with a secret's name."""
+    sealed = _seal(part, key, frozenset(read), held=False, near=False)
+    return _seal(sealed, key, frozenset(), held=False, near=False) if _kept else sealed  # one that another value was made of
+
+
+def opened(value: Any) -> Any:
+    """The secret that `value` stands for, or `value` itself. Raises KeyError with the key when this process was not told."""
+    found = HERE.fullmatch(value) if isinstance(value, str) else None
+    return _kept[found[1]] if found else value
+
+
+def places(value: Any, key: str) -> Iterator[tuple[str, str]]:
+    """(key, key that stands there) for each `${secret:...}` in a value: what a run that was written down must be told again."""
+    if isinstance(value, str):
+        yield from ((key, found) for found in HERE.findall(value))
+    for name, item in value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ():
+        yield from places(item, f"{key}.{name}")
+
+
+def hand_over() -> dict[str, Any]:
+    """What the ranks need to be told."""
+    return {"kept": dict(_kept), "known": list(_known)}
+
+
+def take_over(told: Mapping[str, Any]) -> None:
+    """What `hand_over` of the parent gave."""
+    _kept.update(told["kept"])
+    _known.update(dict.fromkeys(told["known"]))
+
+
+def secret_variable(text: str) -> bool:
+    """Whether an interpolation reads a variable of the environment that has the name of a secret."""
+    return any(strength(name) for name in re.findall(r"\$\{oc\.env:\s*['\"]?([\w.-]+)", text))
+
+
+def _seal(value: Any, key: str, read: frozenset[str], *, held: bool, near: bool) -> Any:
+    """`held`: below a name that holds secrets; `near`: beside an AWS access key id."""
+    if isinstance(value, Mapping | list | tuple):
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        inside = held or (bool(HOLDERS.search(key.rsplit(".", 1)[-1].lower())) and key.count(".") > 0)
+        if isinstance(value, Mapping) and key.rsplit(".", 1)[-1].lower().endswith(("headers", "cookies")):
+            inside = False
+        beside = any(isinstance(item, str) and re.search(SHAPES["AWS access key id"], item) for _, item in items)
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        sealed = {
+            name: item if name in ("_target_", "_about_") else _seal(item, f"{key}.{name}", read, held=inside, near=beside) for name, item in items
+        }
+        return sealed if isinstance(value, Mapping) else list(sealed.values())
+    if not isinstance(value, str | int) or isinstance(value, bool) or (isinstance(value, str) and HERE.fullmatch(value)):
+        return value
+    if not _sealed_here(value, key, key in read, held=held, near=near):
+        return value
+    _kept[key] = value
+    know(value, sure=strength(key) > 1 or held)
+    return f"${{secret:{key}}}"
+
+
+def _sealed_here(value: Any, key: str, read: bool, *, held: bool, near: bool) -> bool:
+    if is_secret(key, value) or (read and not _plain(str(value))):
+        return True
+    if isinstance(value, int):
+        return False
+    return masked(value) != value or (near and bool(BESIDE.search(value))) or (held and not _plain(value) and "://" not in value)
+
+
+def _said(found: "re.Match[str]") -> str:
+    """`name=***` where a name and its value are a secret's; what was found where they are not."""
+    name, between, value = found.groups()
+    sure = strength(name)
+    quoted = re.fullmatch(r"(\\*[\"'])(.*?)(\\*[\"'])", value, re.S)
+    inner = quoted[2] if quoted else value.rstrip(".")
+    apart = not re.search(r"[:=]", between)
+    if apart and not (found.string[: found.start()].endswith("-") or quoted):
+        return _again(found)
+    if not sure or _plain(inner) or (not quoted and _is_code(found, name, inner)):
+        return _again(found)
+    prose = ":" in between and not quoted and re.match(r"\s+\w", found.string[found.end() :])  # the password: it is asked for
+    if (apart or prose or (sure == 1 and not quoted)) and not _random(inner):
+        return _again(found)
+    return f"{name}{between}{quoted[1]}{MASK}{quoted[3]}" if quoted else f"{name}{between}{MASK}"
+
+
+def _again(found: "re.Match[str]") -> str:
+    """What was passed over may hold the next name: `a: token=...`."""
+    name, between, value = found.groups()
+    return f"{name}{between}{SAID.sub(_said, value)}" if len(value) > 4 and HINT.search(value) else found.group()
+
+
+def _is_code(found: "re.Match[str]", name: str, value: str) -> bool:
+    """A line of a program: `token=self.token`, `password = getpass(`, `key: str`."""
+    follows = found.string[found.end() : found.end() + 1]
+    return re.fullmatch(r"[A-Za-z_][\w.]*", value) is not None and (follows in ("(", "[") or strength(value) > 0 or value.endswith(name))
+
+
+def _plain(value: str) -> bool:
+    """Whether a value says openly that it is none: a mode, a token such as <pad>, a file that holds one, something that stands for another value."""
+    bare = value.strip()
+    if bare.startswith(("/", "./", "../", "~/")) and (OF_FILES.search(bare) or os.path.exists(os.path.expanduser(bare))):  # noqa: PTH110, PTH111 - a text
+        return True
+    return (
+        bare.lower() in MODES or not bare.strip("*.-_ ") or bare.startswith(("${", MASK)) or (bare[0] + bare[-1] in ("<>", "[]") and len(bare) < 40)
+    )
+
+
+def _random(value: str) -> bool:
+    return (len(value) > 5 and any(letter.isdigit() for letter in value)) or len(value) > 19
+
+
+def _unquoted(value: str) -> str:
+    bare = value.strip()
+    return bare[1:-1] if len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "'\"" else bare
+
+
+@cache
+def _shapes() -> re.Pattern[str]:
+    return re.compile(rf"{KEY_BLOCK}|(?<![A-Za-z0-9])(?:{'|'.join(SHAPES.values())})")
+
+
+@cache
+def _environment_of(names: frozenset[tuple[str, str]]) -> tuple[str, ...]:
+    return tuple(
+        value
+        for name, value in names
+        if name not in ("PWD", "OLDPWD") and strength(name) and len(value) > 7 and (strength(name) > 1 or _random(value)) and not _plain(value)
+    )
+
+
+def _environment() -> tuple[str, ...]:
+    """Values of the environment that have the name of a secret, looked at anew now and then: it takes as long as ten texts."""
+    now = time.monotonic()
+    if now > _scan[0]:
+        _scan[:] = [now + SCAN_SECONDS, _environment_of(frozenset((name, value) for name, value in os.environ.items() if HINT.search(name)))]
+    found: tuple[str, ...] = _scan[1]
+    return found
+
+
+@lru_cache(4096)
+def _name(name: str, known: str) -> str:
+    """A name of a value, masked; `known` is how this cache sees that there are more secrets."""
+    return masked(name)
+
+
+@lru_cache(8)
+def _exact(known: tuple[str, ...], environment: tuple[str, ...]) -> re.Pattern[str]:
+    """What is known, longest first; what is short only as a word of its own."""
+    forms = sorted({form for form in (*known, *environment) if form}, key=len, reverse=True)
+    whole = [re.escape(form) if len(form) > 5 else rf"(?<!\w){re.escape(form)}(?!\w)" for form in forms]
+    return re.compile("|".join(whole) or r"(?!)")

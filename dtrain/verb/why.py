@@ -1,0 +1,25 @@
+"""`dtrain plan why [keys] <words>`: who set each value of the run, and what it overrode.
+
+dtrain plan why optim mesh strategy=fsdp devices=2
+"""
+
+from collections.abc import Sequence
+
+from dtrain import provenance
+from dtrain.cluster import look
+from dtrain.compose import compose
+from dtrain.errors import WordsError, nearest
+from dtrain.resolve import resolve
+
+
+def run(words: Sequence[str]) -> int:
+    """What has no `=` is the key, or the beginning of keys, that is asked for; without any it is all of them."""
+    keys = [word for word in words if "=" not in word and not word.startswith("-")]
+    config = compose([word for word in words if word not in keys])
+    found = provenance.rows(config, resolve(config, look()))
+    known = {".".join(row.key.split(".")[:end]) for row in found for end in range(1, row.key.count(".") + 2)}
+    problems = [f"{key} (command line): this run has no such value.{nearest(key, known)}" for key in keys if key not in known]
+    if problems:
+        raise WordsError(*problems)
+    print(provenance.table([row for row in found if not keys or any(f"{row.key}.".startswith(f"{key}.") for key in keys)]))
+    return 0

@@ -1,0 +1,156 @@
+"""What is a secret and what is not, text by text; that none reaches a disk or a screen is tests/faults/test_secrets_nowhere.py."""
+
+import base64
+import json
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from secret_shapes import INNOCENT, Shape, shapes
+
+from dtrain import secrets
+
+SHAPES = shapes()
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test leaves a secret known, nor finds one."""
+    monkeypatch.setattr(secrets, "_kept", {})
+    monkeypatch.setattr(secrets, "_known", {})
+
+
+def test_there_are_fifty() -> None:
+    assert len(SHAPES) == 50 and len({shape.text for shape in SHAPES}) == 50
+    assert len(INNOCENT) >= 50
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+@pytest.mark.parametrize("frame", ["{}", "ValueError: cannot log in with {}, sorry.", '{{"why": "{}"}}', "a\n  b = '{}'\nc"])
+def test_no_text_shows_one(shape: Shape, frame: str) -> None:
+    said = shape.text if shape.key == "note" else f"{shape.key.split('.')[-1]}={shape.text}"
+    text = frame.format(said)
+    if shape.key == "storage_options.key":
+        pytest.skip("`key` alone is no secret's name; below storage_options it is")
+    assert shape.core in text
+    found = secrets.masked(text)
+    assert shape.core not in found and "***" in found
+    assert found.startswith(text[: text.index(said)]), "what stands before it stays"
+    assert secrets.masked(found) == found
+
+
+@pytest.mark.parametrize("text", INNOCENT)
+def test_what_is_none_stays_readable(text: str) -> None:
+    assert secrets.masked(text) == text
+    assert secrets.hidden({"text": [text]}) == {"text": [text]}
+    assert text[0] == " " or secrets.shown(text) == text
+
+
+def test_the_readme_stays_readable() -> None:
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    assert secrets.masked(text) == text
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["password", "DB_PASSWORD", "apiKey", "api-key", "X-Api-Key", "hf_token", "AWS_SECRET_ACCESS_KEY", "awsSecretAccessKey", "accountKey", "sig", "client_secret",
+     "connection_string", "private_key", "session_id", "Authorization", "passphrase", "wandb_key", "token_1", "password2", "SAS", "refreshToken", "db_pass"],
+)  # fmt: skip
+def test_a_name_of_a_secret(name: str) -> None:
+    assert secrets.is_secret(f"logger.mine.{name}", "Xk29fjw0")
+    assert secrets.hidden({"a": [{name: "Xk29fjw0"}]}) == {"a": [{name: "***"}]}
+    assert secrets.shown(f"logger.mine.{name}=Xk29fjw0") == f"logger.mine.{name}=***"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["tokens", "tokenizer", "token_type", "pad_token", "next_token", "eos_token", "max_new_tokens", "tokens_per_second", "keyword", "monkey", "kv_heads", "keys",
+     "author", "secretary", "single_pass", "bypass", "path", "primary_key", "design", "signal", "assignment", "sessions", "basic", "compass"],
+)  # fmt: skip
+def test_a_name_of_none(name: str) -> None:
+    assert not secrets.is_secret(f"data.{name}", "Xk29fjw0")
+    assert secrets.masked(f"data.{name}=Xk29fjw0") == f"data.{name}=Xk29fjw0"
+
+
+@pytest.mark.parametrize(
+    "value", ["anon", "google_default", "<pad>", "[MASK]", "${oc.env:X}", "/etc/keys/mine.json", "", "none", True, None, 0.5, ["a"]]
+)
+def test_a_value_that_says_how_and_not_what(value: object) -> None:
+    assert not secrets.is_secret("logger.mine.token", value)
+
+
+def test_a_number_is_a_secret_where_its_name_leaves_no_doubt() -> None:
+    assert secrets.is_secret("hook.a.password", 1234) and not secrets.is_secret("hook.a.token", 1234)
+
+
+def test_what_was_told_is_known_in_every_form() -> None:
+    secret = "p/ä's=w0rd+1"
+    secrets.hear([f"logger.mine.password={secret}", "--token", "abcdefgh17"])
+    forms = [secret, quote(secret, safe=""), repr(secret), json.dumps({"a": secret}), base64.b64encode(secret.encode()).decode(), "abcdefgh17"]
+    for form in forms:
+        assert secrets.masked(f"so it is {form}, says the server").count("***") == 1, form
+    assert "rd+1" not in secrets.masked(" ".join(forms)) and "w0rd" not in secrets.masked(" ".join(forms))
+
+
+def test_a_short_one_is_known_as_a_word_of_its_own() -> None:
+    secrets.know("abc")
+    assert secrets.masked("abc, abcd: dabc 'abc'") == "***, abcd: dabc '***'"
+
+
+def test_secrets_of_the_environment_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secrets, "_scan", [0.0, ()])
+    monkeypatch.setenv("MY_SERVICE_PASSWORD", "correct-horse")
+    monkeypatch.setenv("MY_SESSION", "bubblegum")
+    assert secrets.masked("correct-horse, bubblegum") == "***, bubblegum"
+
+
+def test_a_part_is_sealed_and_opened() -> None:
+    part = {
+        "_target_": "mypkg.Tracker", "_about_": {"token": "none of ours"}, "rank": 3, "token": "anon", "password": 1234, "note": "hf_" + "a1B2" * 9,
+        "storage_options": {"key": "plainlooking", "anon": False, "endpoint_url": "http://here:9000", "client_kwargs": {"region_name": "us-east-1"}},
+        "headers": {"X-Api-Key": "qwertyuiop", "Accept": "text/html"}, "list": [{"secret": "one"}, "two"],
+        "pair": ["AKIA" + "A2" * 8, "x" * 20 + "Y/" * 10],
+    }  # fmt: skip
+    sealed = secrets.seal(part, "logger.mine")
+    here = {key for key, _ in secrets.places(sealed, "logger.mine")}
+    assert here == {
+        *(f"logger.mine.{key}" for key in ("password", "note", "storage_options.key", "headers.X-Api-Key", "list.0.secret", "pair.0", "pair.1")),
+        "logger.mine.storage_options.client_kwargs.region_name",
+    }  # fmt: skip
+    assert {key: value for key, value in sealed.items() if key in ("_target_", "_about_", "rank", "token")} == {
+        key: part[key] for key in ("_target_", "_about_", "rank", "token")
+    }
+    assert sealed["storage_options"]["endpoint_url"] == "http://here:9000" and sealed["headers"]["Accept"] == "text/html"
+    assert secrets.opened(sealed["password"]) == 1234 and secrets.opened(sealed["list"][0]["secret"]) == "one"
+    assert secrets.seal(sealed, "logger.mine") == sealed
+
+
+def test_the_ranks_are_told() -> None:
+    secrets.seal({"password": "correct-horse"}, "logger.mine")
+    told = json.loads(json.dumps(secrets.hand_over()))
+    secrets._kept.clear()
+    secrets._known.clear()
+    with pytest.raises(KeyError):
+        secrets.opened("${secret:logger.mine.password}")
+    secrets.take_over(told)
+    assert secrets.opened("${secret:logger.mine.password}") == "correct-horse"
+    assert secrets.masked("correct-horse") == "***"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" * 20_000,
+        "a=" * 10_000,
+        "token=" * 4_000,
+        "://" * 9_000,
+        "-----BEGIN PRIVATE " + "KEY-----" + "A" * 50_000,
+        "Bearer " * 5_000,
+        "'" * 20_000,
+    ],
+)
+def test_no_text_takes_long(text: str) -> None:
+    began = time.process_time()
+    secrets.masked(text)
+    assert time.process_time() - began < 5, "linear, or nearly so: quadratic would be minutes"

@@ -64,6 +64,14 @@ ALLOWED: dict[str, Any] = {
     "generate.tokens": "whole from 1 tokens",
     "generate.temperature": "from 0",
     "verify.steps": "whole from 1 steps",
+    "requires.versions": "list of text",
+    "requires.gpus": "whole from 0 or null",
+    "requires.memory": "above 0 GiB or null",
+    "expect.step": "whole from 1 steps or null",
+    **dict.fromkeys((f"expect.{figure}" for figure in ("loss", "accuracy", "eval_loss", "eval_accuracy")), "band or null"),
+    **dict.fromkeys((f"expect.{figure}" for figure in ("memory", "samples_per_second", "tokens_per_second")), "band or null"),
+    "expect.hardware": "text or null",
+    "expect.small": "list of text",
     "sweep.out": "text or null",
 }
 """What each plain key may be, in the words of dtrain/kinds.py; what an argument of a word may be stands in its file."""

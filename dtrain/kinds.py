@@ -34,6 +34,12 @@ def is_number(value: Any) -> bool:
     return isinstance(value, float) and math.isfinite(value)
 
 
+def _is_band(value: Any) -> bool:
+    if not isinstance(value, list | tuple) or len(value) != 2 or not all(end is None or is_number(end) for end in value):
+        return False
+    return None in value or value[0] <= value[1]
+
+
 def _between(value: str) -> bool:
     found = BETWEEN.fullmatch(value)
     return found is not None and 1 <= int(found[1]) <= int(found[2])
@@ -48,6 +54,7 @@ KINDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "mapping": ("names with values", lambda value: isinstance(value, Mapping)),
     "clock": ("hours:minutes:seconds", lambda value: isinstance(value, str) and re.fullmatch(rf"{CLOCK.pattern}|\d+(\.\d+)?", value) is not None),
     "between": ("from how many to how many, such as 1:2", lambda value: isinstance(value, str) and _between(value)),
+    "band": ("[lowest, highest], null for an open end", _is_band),
     "any": ("a value", lambda value: True),
 }
 

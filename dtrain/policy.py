@@ -42,11 +42,12 @@ def _from_elsewhere(word: Word, place: Place, said: str, top: str) -> Iterable[s
     for key, value in _inside(word.key, word.value):
         if key.endswith("._target_") and not from_elsewhere(str(value), top):
             yield f"{said}: a recipe from elsewhere cannot bring code to {top}. Type {key}={value} trust=[{str(value).split('.')[0]}] if you mean it."
-        if isinstance(value, str) and shown(f"{key}={value}") != f"{key}={value}":
+        told = f"{key}={HERE.sub('', value)}" if isinstance(value, str) else ""
+        if shown(told) != told:
             yield f"{masked(said)}: a recipe from elsewhere cannot bring credentials. Put yours into the environment."
         if isinstance(value, str) and HIDDEN.search(value):
             yield f"{said}: a recipe from elsewhere cannot say what a terminal obeys instead of showing."
-        if isinstance(value, str) and not _looks_up_keys_only(HERE.sub("", value), word.key):
+        if isinstance(value, str) and not _looks_up_keys_only(value, word.key):
             yield (
                 f"{said}: a recipe from elsewhere may not read the environment, files or what it may not set: only other keys, as ${{model.width}}. "
                 f"Type {word.key}=<value>, or copy the recipe to a local file if you trust it."

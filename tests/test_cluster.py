@@ -90,5 +90,6 @@ def test_of_a_gpu_without_a_word_nothing_is_claimed() -> None:
 
 
 def test_figures_that_are_none_are_refused() -> None:
-    with pytest.raises(WordsError, match=r"cluster\.bandwidth=0: a number above 0"):
-        resolve(composed("cluster=h100x8", "cluster.bandwidth=0", "batch=64"), HERE)
+    for word in ("cluster.bandwidth=0", "cluster.flops.bf16=0"):
+        with pytest.raises(WordsError, match=rf"{word}.*a number above 0"):
+            resolve(composed("cluster=h100x8", word, "batch=64"), HERE)

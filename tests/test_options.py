@@ -100,7 +100,7 @@ def test_jobs_of_a_sweep_are_told_too_and_a_launcher_that_writes_their_words_is_
 def test_no_folder_is_named_after_a_secret() -> None:
     with pytest.raises(WordsError) as caught:
         multirun(["logger.mine.api_key=abcdef123456,fedcba654321"], lambda words: 0.0, check=lambda words: None)
-    assert str(caught.value) == "logger.mine.api_key=***: the folder of a job is named after what is swept, and a secret cannot be."
+    assert str(caught.value) == "logger.mine.api_key=*** (command line): the folder of a job is named after what is swept, and a secret cannot be."
 
 
 def test_a_verb_that_looks_at_a_run_can_tell_its_storage_first(monkeypatch: pytest.MonkeyPatch) -> None:

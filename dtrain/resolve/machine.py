@@ -7,6 +7,7 @@ from dtrain.build import build
 from dtrain.cluster import Cluster
 from dtrain.config import Config
 from dtrain.errors import WordsError
+from dtrain.kinds import is_number
 
 
 def named(config: Config, here: Cluster) -> Cluster:
@@ -34,13 +35,9 @@ def machine(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
 
 
 def _check(part: Mapping[str, Any]) -> None:
-    """Raises WordsError for figures that are none."""
-    figures = {f"cluster.{key}": value for key, value in part.items() if key not in ("_target_", "_about_", "gpu", "gpus", "flops")}
-    figures |= {f"cluster.flops.{key}": value for key, value in part["flops"].items()}
+    """Raises WordsError for peaks that are none."""
     wrong = [
-        f"{key}={value}: a number above 0."
-        for key, value in figures.items()
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0
+        f"cluster.flops.{key}={value}: a number above 0, per second." for key, value in part["flops"].items() if not (is_number(value) and value > 0)
     ]
     if wrong:
         raise WordsError(*wrong)

@@ -39,11 +39,6 @@ class Peeking(Tower):
         return super().forward(x) if x.sum() > 0 else super().forward(-x)
 
 
-@pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "test_tracer", sys.modules[__name__])
-
-
 @pytest.mark.parametrize(
     "words", [("strategy=single",), ("strategy=fsdp", "devices=2"), ("strategy=ddp", "devices=2", "precision=bf16", "accumulate=2")]
 )

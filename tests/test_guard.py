@@ -29,7 +29,7 @@ BATCH, STEPS, COUNT = 8, 24, 400
 BAD_STEP = 18
 """The step (counted from 1) of which one sample is planted, behind a checkpoint at 15."""
 WORDS = (
-    f"steps={STEPS}", f"batch={BATCH}", "optim.lr=1e-3", "schedule=constant", "checkpoint.every=5", "spike.window=8", "logger=[]", "hook=[]",
+    f"steps={STEPS}", f"batch={BATCH}", "optim.lr=1e-3", "schedule=constant", "checkpoint.every=5", "logger=[]", "hook=[]",
     "model=mlp", "model.width=16", "objective=regression", "data=dataset", "data.dataset._target_=test_guard.Planted", "data.holdout=0", "data.workers=0",
     "trust=[test_guard]", "resume=auto",
 )  # fmt: skip
@@ -58,7 +58,8 @@ def of_step(step: int) -> list[int]:
 def plan(out: Path, *words: str, value: float = math.nan, steps: tuple[int, ...] = (BAD_STEP,)) -> Plan:
     bad = [of_step(step)[5] for step in steps]
     planted = [f"data.dataset.bad={bad}".replace(" ", ""), f"data.dataset.value={value}"]
-    return resolve(compose([*WORDS, *planted, f"out={out}", *words]), Cluster(gpus=0, cpus=4))
+    window = ["spike.window=8"] if any(word.startswith(("on_spike=skip", "on_spike=rewind", "spike.sigma")) for word in words) else []
+    return resolve(compose([*WORDS, *window, *planted, f"out={out}", *words]), Cluster(gpus=0, cpus=4))
 
 
 def run(out: Path, *words: str, **planted: Any) -> Any:

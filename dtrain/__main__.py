@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from dtrain import __version__, secrets, signals
+from dtrain import __version__, screen, secrets, signals
 from dtrain.errors import DtrainError, WordsError
 
 
@@ -15,6 +15,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 training failed, 2 the words were wrong, 3 preflight, 75 preempted, 130 interrupted."""
     os.environ["DTRAIN_BEGAN"] = str(time.time())  # what time_limit counts from
     if argv is None:
+        screen.outlive_readers()
         secrets.guard()
     try:
         with signals.ending():  # before anything heavy: a job may be told to go while it has hardly come

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dtrain import failure, options, secrets, signals
+from dtrain import failure, options, screen, secrets, signals
 from dtrain.launcher import agent, process
 from dtrain.launcher.book import Book
 from dtrain.launcher.link import Link, drain, ready
@@ -348,6 +348,7 @@ def _status(wish: int) -> Status:
 def main(parent: int, scratch: Path) -> None:
     """Read what was decided from standard input, load torch, serve."""
     process.die_with(parent)
+    screen.outlive_readers()
     secrets.guard()
     told = json.load(sys.stdin)
     process.claim(scratch)

@@ -13,7 +13,7 @@ import dtrain
 ROOT = Path(dtrain.__file__).parent
 
 FLOORS = (
-    ("secrets",),
+    ("secrets", "screen"),
     ("errors", "plan", "result", "disk", "cause"),
     ("words", "config", "cluster", "store", "build", "sharding", "signals", "frames", "grammar", "conf", "signature", "document"),
     ("options", "predict", "testing", "kinds", "place"),

@@ -21,6 +21,9 @@ TOPS = (*(key for key in ALLOWED if "." not in key), *HOLDERS)
 OPEN = ("part", "mapping", "any")
 """Kinds of values that the user gives whole, with names of their own."""
 
+NAMELESS = tuple(f"{group}._target_" for group in LISTS)
+"""A target of none of the several that such a group holds."""
+
 
 @dataclass(frozen=True)
 class Vocabulary:
@@ -132,7 +135,7 @@ def no_word(text: str) -> str:
     elif text in conf.recipes():
         hint = f" Type recipe={text}."
     elif separated and separated[1] in sayable():
-        hint = f" Type {separated[1]}={separated[2]}."
+        hint = f" Type {separated[1]}={cut(separated[2])}."
     else:
         hint = nearest(text, [*VERBS, *(f"{name}=<value>" for name in (*GROUPS, *TOPS))])
     return f"{cut(text)} (command line): neither a verb nor a word. Words look like key=value.{hint}"
@@ -152,6 +155,9 @@ def _judge_choice(word: Word, said: str, known: Vocabulary) -> Iterable[str]:
 
 def _judge_argument(word: Word, said: str, known: Vocabulary, group: str, rest: list[str]) -> Iterable[str]:
     """An argument of the word chosen for a group."""
+    if word.key in NAMELESS:
+        yield f"{said}: a {group} has a name. Type {group}.mine._target_={cut(word.text)}."
+        return
     choice: Any = known.choices[group]
     names = choice if isinstance(choice, list) else [choice]
     if known.free(word.key) or any(name not in known.options[group] for name in names):

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from dtrain import conf, grammar, options, provenance, recipe, secrets
-from dtrain.check import Vocabulary, judge, no_dashes, no_word, shown
+from dtrain.check import NAMELESS, Vocabulary, judge, no_dashes, no_word, shown
 from dtrain.cluster import look
 from dtrain.config import GROUPS, LISTS, Config, Schema
 from dtrain.errors import DtrainError, WordsError, deciding
@@ -238,7 +238,7 @@ def _vocabulary(searchpath: Sequence[str], words: Sequence[Word]) -> Vocabulary:
     targets = tuple(
         word.key.removesuffix("._target_")
         for word in words
-        if word.key.endswith("._target_") and word.value != _own_target(word.key, choices, options, node)
+        if word.key.endswith("._target_") and word.key not in NAMELESS and word.value != _own_target(word.key, choices, options, node)
     )
     return Vocabulary(options, choices, targets, node, bool(searchpath))
 

@@ -17,6 +17,7 @@ from dtrain import store
 from dtrain.conf import recipes
 from dtrain.errors import StoreError, WordsError, nearest
 from dtrain.secrets import masked
+from dtrain.words import cut
 
 LARGEST = 1 << 20
 """Bytes of a recipe."""
@@ -47,11 +48,11 @@ def find(name: str, beside: Place | None = None) -> Place:
     plain, pinned, digest = name.partition("@sha256:")
     known = recipes()
     if pinned and not re.fullmatch(rf"[0-9a-fA-F]{{{SHORTEST_PIN},64}}", digest):
-        raise WordsError(f"recipe={masked(name)}: a pin is @sha256: and {SHORTEST_PIN} to 64 hex digits.")
+        raise WordsError(f"recipe={cut(masked(name))}: a pin is @sha256: and {SHORTEST_PIN} to 64 hex digits.")
     if plain in known:
         found = Place(str(known[plain]), "own")
     elif not re.search(r"[/.]", plain):
-        raise WordsError(f"recipe={plain}: there is no such recipe.{nearest(plain, known)} Or give a path or URL.")
+        raise WordsError(f"recipe={cut(masked(plain))}: there is no such recipe.{nearest(plain, known)} Or give a path or URL.")
     elif beside is None:
         found = Place(plain, "local" if store.is_local(plain) else "remote")
     else:

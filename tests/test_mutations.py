@@ -8,7 +8,7 @@ import io
 import re
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ from dtrain.train import train
 MOST_LINES = 12
 SECONDS = 20
 PARTS = 10
+MET = (4176, 6808, 8346, 9031)
+"""Seeds beyond the first 500 that were answered badly once."""
 
 
 class Launched(BaseException):
@@ -102,13 +104,13 @@ def judge(one: Mutant, folder: Path) -> str | None:
     return None
 
 
-def run(seeds: range, folder: Path) -> None:
+def run(seeds: Sequence[int], folder: Path) -> None:
     wrong = [f"{seed}: {mutant(seed)}\n   {problem[:600]}" for seed in seeds if (problem := judge(mutant(seed), folder))]
     assert not wrong, f"{len(wrong)} of {len(seeds)}\n" + "\n".join(wrong[:20])
 
 
 def test_slips_are_answered(tmp_path: Path) -> None:
-    run(range(500), tmp_path)
+    run([*range(500), *MET], tmp_path)
 
 
 @pytest.mark.slow
@@ -142,7 +144,8 @@ def shrunk(one: Mutant, folder: Path, corpus: Path) -> Plan | None:
     except WordsError:
         return None
     weights = plan.model.get("width", 0) * plan.model.get("layers", 1)
-    return plan if plan.world <= MOST_RANKS and plan.batch.size <= 64 and weights <= 1024 else None
+    small_enough = plan.world <= MOST_RANKS and plan.batch.size <= 64 and weights <= 1024
+    return plan if small_enough and not preflight.missing(plan) else None
 
 
 def train_some(count: int, seeds: range, folder: Path, corpus: Path) -> None:
@@ -156,7 +159,7 @@ def train_some(count: int, seeds: range, folder: Path, corpus: Path) -> None:
         trained += 1
         try:
             results = ranks(plan.world, train, plan)
-            if any(result.status != "finished" or result.step != 2 for result in results):
+            if any((result.status, result.step) != ("finished", 2) and result.status != "spiked" for result in results):  # optim.lr=3e33
                 wrong.append(f"{mutant(seed)}: {results[0]}")
         except Exception as error:
             wrong.append(f"{mutant(seed)}: {str(error)[-600:]}")

@@ -66,6 +66,7 @@ def test_nodes_come_and_go_and_the_losses_stay(tmp_path: Path, monkeypatch: pyte
         wait_for_step(out, 10)
         process.kill(agent)
         wait_for_ranks(out, 1, 2)
+        wait_for_step(out, len(steps_of(out)) + 1)
         agent = joined(address)
         wait_for_ranks(out, 2, 3)
         grown = starts(out)[-1]["step"]

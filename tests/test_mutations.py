@@ -175,7 +175,7 @@ def test_what_was_taken_trains(tmp_path: Path, corpus: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_a_thousand_that_were_taken_train(part: int, tmp_path: Path, corpus: Path) -> None:
-    train_some(100, range(part * 1000, (part + 1) * 1000), tmp_path, corpus)
+    train_some(100, range(part * 2000, (part + 1) * 2000), tmp_path, corpus)
 
 
 @pytest.mark.parametrize(

@@ -39,46 +39,13 @@ SPECIAL = re.compile(
 """Names of models and tokenizers: tokens, next_token, pad_token."""
 HOLDERS = re.compile(r"(?:^|_)(?:storage_options|credentials?|secrets|auth|headers|cookies)$")
 """What holds other values: below it a text is a secret unless it is plainly none; of headers, what their names say."""
-NUMBERED = re.compile(r"(?:_?\d+|_(?:value|string|base64|b64|raw|text))$")
-MODES = frozenset(
-    [
-        "anon",
-        "anonymous",
-        "auto",
-        "basic",
-        "bearer",
-        "browser",
-        "bytes",
-        "cache",
-        "cloud",
-        "default",
-        "digest",
-        "env",
-        "false",
-        "google_default",
-        "iam",
-        "kerberos",
-        "none",
-        "null",
-        "oauth",
-        "oauth2",
-        "off",
-        "on",
-        "optional",
-        "any",
-        "str",
-        "int",
-        "bool",
-        "float",
-        "string",
-        "required",
-        "secretstr",
-        "true",
-        "unset",
-        "yes",
-        "no",
-    ]
-)
+NUMBERED = re.compile(r"(?:_?\d+|_(?:value|string|base64|b64|raw|text|list|map|dict))$")
+LOT, DIGEST = re.compile(r"(?<![\w/.@:%-])[A-Za-z0-9+=]{20,}(?![\w/.@:%-])"), re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+MODES = frozenset((
+    "anon", "anonymous", "auto", "basic", "bearer", "browser", "bytes", "cache", "cloud", "default", "digest", "env", "false", "google_default",
+    "iam", "kerberos", "none", "null", "oauth", "oauth2", "off", "on", "optional", "any", "str", "int", "bool", "float", "string", "required",
+    "secretstr", "true", "unset", "yes", "no",
+))  # fmt: skip
 """Values that say how, or of what type, and not what."""
 OF_FILES = re.compile(r"\.(?:cfg|crt|ini|json|key|pem|toml|txt|ya?ml)$")
 
@@ -102,26 +69,33 @@ SHAPES = {
     "Notion, Linear, Postman": r"(?:ntn|secret)_[A-Za-z0-9]{40,}|lin_(?:api|oauth)_[A-Za-z0-9]{32,}|PMAK-[0-9a-f]{24}-[0-9a-f]{34}",
     "Grafana, Vault, Terraform": r"gl(?:c|sa)_[\w+/=]{32,}|hv[bsr]\.[\w-]{24,}|[A-Za-z0-9]{14}\.atlasv1\.[\w-]{60,}",
     "Groq, Replicate, NVIDIA, W&B, xAI, Perplexity": r"gsk_\w{40,}|r8_\w{37}|nvapi-[\w-]{40,}|wandb_v1_\w{20,}|xai-\w{40,}|pplx-\w{40,}",
+    "LangSmith, Pinecone, Together, RunPod, Fireworks, Cerebras": r"lsv2_[a-z]{2}_[0-9a-f]{32}_[0-9a-f]{8,}|pcsk_\w{40,}|tgp_v1_[\w-]{30,}|rpa_[A-Z0-9]{40,}"
+    r"|fw_[A-Za-z0-9]{22,}|csk-[a-z0-9]{40,}",
+    "Doppler, Figma, Atlassian, Airtable, New Relic, Supabase, Tailscale, Fly, Cloudflare": r"dp\.(?:pt|st|ct|sa|scim|audit)\.[\w.-]{40,}|figd_[\w-]{30,}"
+    r"|AT[AC]TT3[\w=-]{50,}|pat[A-Za-z0-9]{14}\.[0-9a-f]{64}|NRAK-[A-Z0-9]{27}|sbp_[0-9a-f]{40}|tskey-[a-z]+-[\w-]{16,}|fm[12][ar]?_[\w+/=-]{40,}"
+    r"|v1\.0-[0-9a-f]{24}-[0-9a-f]{100,}",
     "Alibaba, age, Planetscale": r"LTAI[A-Za-z0-9]{12,}|AGE-SECRET-KEY-1[0-9A-Z]{58}|pscale_(?:tkn|pw|oauth)_[\w.-]{32,}",
 }
 """Whose -> how what they hand out begins: https://docs.github.com/en/code-security/secret-scanning, https://github.com/gitleaks/gitleaks, and theirs."""
 KEY_BLOCK = r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----(?:(?!-----)[\s\S])*(?:-----END [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----)?"
 BESIDE = re.compile(r"(?<![A-Za-z0-9/+=])(?=[A-Za-z0-9/+]*[G-Zg-z/+])[A-Za-z0-9/+]{40}(?![A-Za-z0-9+=]|/[A-Za-z0-9+])")
 """An AWS secret key has no mark of its own: forty such letters are one where an access key id is near."""
-PASSWORD = re.compile(r"(\w://)(?!\*\*\*@)[^/\s:@'\"]*:(?!\$\{)[^/\s'\"]+(?=@)")
+PASSWORD = re.compile(r"(\w://)(?!\*\*\*@)(?:[^/\s:@'\"]*:(?!\$\{)[^/\s'\"]+|(?=[^/\s@]*\d)(?=[^/\s@]*[A-Za-z])[A-Za-z0-9_-]{20,})(?=@)")
 IN_URL = re.compile(
     r"([?&](?:[\w.-]*(?:sig|signature|token|secret|password|passwd|pwd|credential|key|keyid|code|auth)|GoogleAccessId)=)(?!\*\*\*|\$\{)[^&#\s'\"<>]+",
     re.I,
 )
+COOKIES = re.compile(r"(\bcookie\\*[\"']?\s*[:=,]\s*\\*[\"']?)(?!\*\*\*|\$\{|\()[^\s\"'\\]+=[^\"'\\\n]+", re.I)
 HEADER = re.compile(
     r"(authorization\\*[\"']?\s*[:=,]\s*\\*[\"']?(?:(?:bearer|basic|token|apikey|digest|key|negotiate|sharedkey|aws4-hmac-sha256)\s+)?+)(?!\*\*\*|\$\{|\()[^\s\"',;\\]+",
     re.I,
 )
 SCHEME = re.compile(r"\b((?i:bearer|basic)\s+)(?=[\w.~+/-]*(?:\d|[a-z][A-Z]|=))[\w.~+/-]{8,}=*")
-SAID = re.compile(
-    r"([A-Za-z_][\w.-]*)(\\*[\"']?\s*(?:=>|:=|[:=])\s*|\\*[\"']\s*,\s*(?=\\*[\"'])|(?<=\w)\s+(?=\S))"
-    r"(\\*\"[^\"]*\"|\\*'[^']*'|[^\s,;&\"'`()\[\]{}<>|\\]+)"
+NAMED = re.compile(
+    r"(?<!\w)(?<!\w[.-])(?<!\w--)(?:(?<=\\)[nrt]|(?<=%)[0-9A-Fa-f]{2})?([A-Za-z_][\w.-]*+)"
+    r"(\\*[\"']?\s*(?:=>|:=|[:=]|%3[AaDd])\s*|\\*[\"']\s*,\s*(?=\\*[\"'])|(?<=\w)\s+(?=\S))"
 )
+VALUE = re.compile(r"\\*\"[^\"]*\"|\\*'[^']*'|[^\s,;&\"'`()\[\]{}<>|\\]+")
 """name=value, name: value, "name": "value", ("name", "value") and --name value."""
 HINT = re.compile(r"pass|pwd|secret|token|cred|auth|key|jwt|conn|sig|cookie|session|sas|bearer|pat\b", re.I)
 
@@ -152,7 +126,9 @@ def is_secret(name: str, value: Any) -> bool:
     """Whether `value` of that name is one. A number is only where the name leaves no doubt."""
     if isinstance(value, bool) or not isinstance(value, str | int):
         return False
-    return strength(name) == 2 if isinstance(value, int) else strength(name) > 0 and not _plain(value)
+    if isinstance(value, int):
+        return strength(name) == 2
+    return (strength(name) > 0 and not _plain(value)) or (name.rsplit(".", 1)[-1].lower() == "key" and _drawn(value))
 
 
 def masked(text: str) -> str:
@@ -166,9 +142,9 @@ def masked(text: str) -> str:
     text = PASSWORD.sub(rf"\1{MASK}", text) if "://" in text else text
     if not HINT.search(text):
         return text
-    for pattern in (IN_URL, HEADER, SCHEME):
+    for pattern in (IN_URL, HEADER, COOKIES, SCHEME):
         text = pattern.sub(rf"\1{MASK}", text)
-    return SAID.sub(_said, text)
+    return "".join(_said(text))
 
 
 def hidden(value: Any) -> Any:
@@ -194,6 +170,11 @@ def shown(word: str) -> str:
     return f"{key}={MASK}" if equals and is_secret(key.lstrip("+-~"), _unquoted(value)) else masked(word)
 
 
+def unlucky(text: str) -> str:
+    """`text` of a word that is wrong, without what may be a secret whose name is misspelt. A digest such as git's stays."""
+    return LOT.sub(lambda found: MASK if _drawn(found[0]) and not DIGEST.fullmatch(found[0]) else found[0], text)
+
+
 def hear(words: Sequence[str]) -> None:
     """Know the secrets among the words of a command before anything can go wrong with them."""
     before = ""
@@ -201,9 +182,9 @@ def hear(words: Sequence[str]) -> None:
         key, equals, value = word.partition("=")
         if equals and is_secret(key.lstrip("+-~"), _unquoted(value)):
             know(_unquoted(value), sure=strength(key.lstrip("+-~")) > 1)
-        elif not equals and strength(before.lstrip("-")) and before.startswith("--"):
-            know(word)
-        before = "" if equals else word
+        elif not equals and strength(before.strip("-{[,:=\"'")) > (not before.startswith("--") and not before.endswith(":")):
+            know(word.strip("{}[],\"'"))
+        before = (value if value.endswith(":") else "") if equals else word
 
 
 def know(value: Any, *, sure: bool = True) -> None:
@@ -288,7 +269,7 @@ def _seal(value: Any, key: str, read: frozenset[str], *, held: bool, near: bool)
     """`held`: below a name that holds secrets; `near`: beside an AWS access key id."""
     if isinstance(value, Mapping | list | tuple):
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
-        inside = held or (bool(HOLDERS.search(key.rsplit(".", 1)[-1].lower())) and key.count(".") > 0)
+        inside = held or (key.count(".") > 0 and (bool(HOLDERS.search(key.rsplit(".", 1)[-1].lower())) or strength(key) == 2))
         if isinstance(value, Mapping) and key.rsplit(".", 1)[-1].lower().endswith(("headers", "cookies")):
             inside = False
         beside = any(isinstance(item, str) and re.search(SHAPES["AWS access key id"], item) for _, item in items)
@@ -314,33 +295,41 @@ def _sealed_here(value: Any, key: str, read: bool, *, held: bool, near: bool) ->
     return masked(value) != value or (near and bool(BESIDE.search(value))) or (held and not _plain(value) and "://" not in value)
 
 
-def _said(found: "re.Match[str]") -> str:
-    """`name=***` where a name and its value are a secret's; what was found where they are not."""
-    name, between, value = found.groups()
-    sure = strength(name)
-    quoted = re.fullmatch(r"(\\*[\"'])(.*?)(\\*[\"'])", value, re.S)
-    inner = quoted[2] if quoted else value.rstrip(".")
-    apart = not re.search(r"[:=]", between)
-    if apart and not (found.string[: found.start()].endswith("-") or quoted):
-        return _again(found)
-    if not sure or _plain(inner) or (not quoted and _is_code(found, name, inner)):
-        return _again(found)
-    prose = ":" in between and not quoted and re.match(r"\s+\w", found.string[found.end() :])  # the password: it is asked for
+def _said(text: str) -> Iterator[str]:
+    """The text in pieces, with a mask for what stands beside the name of a secret. What is none may be the next name: `Error: token=...`."""
+    done, at = 0, 0
+    while found := NAMED.search(text, at):
+        at = found.end()
+        sure = strength(found[1])
+        value = VALUE.match(text, at) if sure or found[1].rsplit(".", 1)[-1].lower() == "key" else None
+        said = _hides(found, value, sure) if value else None
+        if value and said is not None:
+            yield from (text[done:at], said)
+            done = at = value.end()
+    yield text[done:]
+
+
+def _hides(named: "re.Match[str]", value: "re.Match[str]", sure: int) -> str | None:
+    """What stands for the value where it is a secret. Of a key it is where it looks drawn by lot."""
+    name, between = named.groups()
+    quoted = re.fullmatch(r"(\\*[\"'])(.*?)(\\*[\"'])", value[0], re.S)
+    inner = quoted[2] if quoted else value[0].rstrip(".")
+    sure = sure or int(_drawn(inner))
+    apart = not re.search(r"[:=%]", between)
+    if apart and not (value.string[named.start() - 1 : named.start()] == "-" or quoted or (sure == 2 and _drawn(inner))):
+        return None
+    if not sure or _plain(inner) or (not quoted and _is_code(value, name)):
+        return None
+    prose = ":" in between and not quoted and re.compile(r"\s+\w").match(value.string, value.end())  # the password: it is asked for
     if (apart or prose or (sure == 1 and not quoted)) and not _random(inner):
-        return _again(found)
-    return f"{name}{between}{quoted[1]}{MASK}{quoted[3]}" if quoted else f"{name}{between}{MASK}"
+        return None
+    return f"{quoted[1]}{MASK}{quoted[3]}" if quoted else MASK
 
 
-def _again(found: "re.Match[str]") -> str:
-    """What was passed over may hold the next name: `a: token=...`."""
-    name, between, value = found.groups()
-    return f"{name}{between}{SAID.sub(_said, value)}" if len(value) > 4 and HINT.search(value) else found.group()
-
-
-def _is_code(found: "re.Match[str]", name: str, value: str) -> bool:
+def _is_code(value: "re.Match[str]", name: str) -> bool:
     """A line of a program: `token=self.token`, `password = getpass(`, `key: str`."""
-    follows = found.string[found.end() : found.end() + 1]
-    return re.fullmatch(r"[A-Za-z_][\w.]*", value) is not None and (follows in ("(", "[") or strength(value) > 0 or value.endswith(name))
+    said, follows = value[0].rstrip("."), value.string[value.end() : value.end() + 1]
+    return re.fullmatch(r"[A-Za-z_][\w.]*", said) is not None and (follows in ("(", "[") or strength(said) > 0 or said.endswith(name))
 
 
 def _plain(value: str) -> bool:
@@ -351,6 +340,11 @@ def _plain(value: str) -> bool:
     return (
         bare.lower() in MODES or not bare.strip("*.-_ ") or bare.startswith(("${", MASK)) or (bare[0] + bare[-1] in ("<>", "[]") and len(bare) < 40)
     )
+
+
+def _drawn(value: str) -> bool:
+    """Whether it looks like letters and digits drawn by lot, and like nothing that a person named."""
+    return bool(re.fullmatch(r"[A-Za-z0-9+=]{20,}", value)) and not value.isdigit() and len(re.findall(r"\d+", value)) > 2
 
 
 def _random(value: str) -> bool:
@@ -364,7 +358,8 @@ def _unquoted(value: str) -> str:
 
 @cache
 def _shapes() -> re.Pattern[str]:
-    return re.compile(rf"{KEY_BLOCK}|(?<![A-Za-z0-9])(?:{'|'.join(SHAPES.values())})")
+    begins = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])|(?<=%[0-9A-Fa-f]{2}))"
+    return re.compile(rf"{KEY_BLOCK}|{begins}(?:{'|'.join(SHAPES.values())})")
 
 
 @cache

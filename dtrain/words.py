@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dtrain import secrets
+
 
 @dataclass(frozen=True)
 class Word:
@@ -50,6 +52,7 @@ def said(value: Any) -> str:
 
 def cut(text: str, most: int = 120) -> str:
     """`text` on one line of a message."""
+    text = secrets.unlucky(text)
     plain = text.encode("unicode_escape").decode() if not text.isprintable() else text
     return plain if len(plain) <= most else f"{plain[: most - 20]}... ({len(text)} characters)"
 

@@ -144,6 +144,9 @@ def test_the_ranks_are_told() -> None:
         "a" * 20_000,
         "a=" * 10_000,
         "token=" * 4_000,
+        "token" * 20_000,
+        "k:" * 30_000 + "key",
+        "https://a:" * 9_000 + "key",
         "://" * 9_000,
         "-----BEGIN PRIVATE " + "KEY-----" + "A" * 50_000,
         "Bearer " * 5_000,
@@ -154,3 +157,49 @@ def test_no_text_takes_long(text: str) -> None:
     began = time.process_time()
     secrets.masked(text)
     assert time.process_time() - began < 5, "linear, or nearly so: quadratic would be minutes"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Error: api_key: {} failed", "401: x-api-key: {}", "a: b: c: password = {}", "['a\\napi_key={}']", "https%3A%2F%2Fh%2Fx%3Ftoken%3D{}", "api_key%3D{}", "Set-Cookie: sid={}; HttpOnly",
+        "machine api.wandb.ai login me password {}", "https://{}@host.example/repository.git", '{{"username": "me", "key": "{}"}}', "hook.key={}",
+    ],
+)  # fmt: skip
+def test_a_name_behind_other_names_is_found(text: str) -> None:
+    value = "7d0a7ba07a2531adab23e5617d266908d35e59c1"
+    assert value not in secrets.masked(text.format(value))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["dp.pt." + "aB3" * 15, "figd_" + "aB3" * 12, "ATATT3" + "xFf0" * 30, "pat" + "aB3dE5g" * 2 + "." + "0123abcd" * 8, "NRAK-" + "AB3" * 9, "sbp_" + "0a1b2" * 8,
+     "tskey-auth-" + "aB3d" * 6, "lsv2_pt_" + "0a1b" * 8 + "_0a1b2c3d4e", "pcsk_" + "aB3" * 20, "tgp_v1_" + "aB3d" * 10, "rpa_" + "AB3" * 14],
+)  # fmt: skip
+@pytest.mark.parametrize("frame", ["{}", "x%3D{}", "'x\\n{}'"])
+def test_more_of_those_who_hand_out_keys(text: str, frame: str) -> None:
+    assert text[-12:] not in secrets.masked(frame.format(text))
+
+
+def test_all_that_lies_below_the_name_of_a_secret_is_sealed() -> None:
+    part = {"api_keys": ["one1", "two2"], "secret_list": ["three3"], "passwords": {"db": "four4"}, "tokens": ["<s>", "hello"]}
+    sealed = secrets.seal(part, "logger.mine")
+    assert sealed["tokens"] == ["<s>", "hello"]
+    assert not {"one1", "two2", "three3", "four4"} & set(str(sealed).replace("'", " ").split()), sealed
+
+
+def test_an_error_about_a_misspelt_name_shows_no_secret() -> None:
+    value = "9Xs7xbHrYFd7hk11az1JR7Veuvejyi"
+    assert secrets.unlucky(f"model.api_kye={value} (command line)") == "model.api_kye=*** (command line)"
+    for text in (
+        "model.revison=9fceb02d0ae598e95dc970b74767f19372d61af8",
+        "model._taget_=mypkg.AutoModelForCausalLMfrom2024",
+        "out=/data/9Xs7xbHrYFd7hk11az1JR7",
+    ):
+        assert secrets.unlucky(text) == text
+
+
+def test_a_secret_beside_its_name_as_two_words_is_known() -> None:
+    for words in (["api_key", "abcdef123"], ["model={api_key:", "bcdefg234}"], ["--hf-token", "cdefgh345"]):
+        secrets.hear(words)
+    assert secrets.masked("abcdef123 bcdefg234 cdefgh345") == "*** *** ***"

@@ -49,6 +49,10 @@ def _do(words: list[str]) -> int:
         print(f"dtrain {__version__}")
         return 0
     verb = words.pop(0) if words and words[0] in VERBS else "train"
+    if verb not in ("diff", "completion"):  # which take words that belong to different runs, or are not complete
+        from dtrain.compose import said_once
+
+        said_once(words)
     code: int = importlib.import_module(f"dtrain.verb.{verb}").run(words)
     return code
 

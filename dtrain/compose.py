@@ -24,6 +24,8 @@ from dtrain.words import Word, cut, quote, slug
 LONGEST = 100_000
 """Characters of a value that are still read as more than a text."""
 KEY = re.compile(r"[a-zA-Z_$][\w$-]*(?:\.[\w$-]+)*(?:/\w+)*", re.ASCII)
+REPEATED = ("recipe", "hydra.searchpath")
+"""Words of which several stand beside each other."""
 OF_THE_MESH = (
     "nodes", "devices", "mesh", "microbatch", "accumulate", "strategy", "launcher", "backend", "loop", "stop_after", "resume", "init",
 )  # fmt: skip
@@ -59,6 +61,26 @@ def compose(words: Sequence[str], *, run: str | None = None) -> Config:
                 config.choices[group] = UNKNOWN
         raise WordsError(*dict.fromkeys([*problems, *further(config, look())]))
     return config
+
+
+def said_once(words: Sequence[str]) -> None:
+    """Raises WordsError when a person says two different values of a key, with whatever else is wrong with the words."""
+    said: dict[str, dict[str, None]] = {}
+    for word in words:
+        key, equals, value = word.lstrip("+").partition("=")
+        if equals and key not in REPEATED and not key.startswith("-"):
+            said.setdefault(key.strip(), {})[value] = None
+    twice = {key: list(values) for key, values in said.items() if len(values) > 1}
+    problems = [
+        f"{' and '.join(cut(secrets.shown(f'{key}={value}')) for value in values[:3])} (command line): {key} is said {len(values)} times. Leave one of them."
+        for key, values in twice.items()
+    ]
+    if problems:
+        try:
+            compose([word for word in words if "=" in word and not word.startswith("-") and word.lstrip("+").partition("=")[0].strip() not in twice])
+        except WordsError as error:
+            problems += error.problems
+        raise WordsError(*problems)
 
 
 def connect(words: Sequence[str], url: str) -> None:

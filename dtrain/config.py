@@ -29,12 +29,12 @@ LISTS = ("logger", "hook")
 """Groups that take a list of words, each in a package of its own."""
 
 ALLOWED: dict[str, Any] = {
-    "nodes": "whole from 1 to 1000000 or between",
-    "devices": "whole from 1 to 1000000 or auto",
+    "nodes": "whole from 1 to 100000 or between",
+    "devices": "whole from 1 to 1000 or auto",
     "steps": "whole from 1 steps",
-    "batch": "whole from 1 samples",
-    "microbatch": "whole from 1 samples or null",
-    "accumulate": "whole from 1 or null",
+    "batch": "whole from 1 to 1000000000 samples",
+    "microbatch": "whole from 1 to 1000000000 samples or null",
+    "accumulate": "whole from 1 to 1000000000 or null",
     "seed": "whole from 0",
     "clip": "above 0 or null",
     "ema": "from 0 below 1 or null",

@@ -25,6 +25,7 @@ WRONG = {
     "an empty place": (["out="], 2, "no place for a run"),
     "an axis that does not divide": (["mesh.tp=3", "devices=6"], 2, "does not divide model.heads=4"),
     "weights that are not there": (["init=/nowhere/at/all"], 3, "init=/nowhere/at/all"),
+    "a word said twice": (["seed=3", "+seed=4"], 2, "seed=3 and seed=4 (command line): seed is said 2 times"),
     "nothing to resume": (["resume=must", "out=empty"], 3, "no checkpoint"),
 }
 
@@ -43,6 +44,14 @@ def test_wrong_words_get_one_message(case: str, tmp_path: Path) -> None:
 def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     done = dtrain("strategy=fdsp", "nodes=two", "optim.lrr=1", cwd=tmp_path)
     assert [hint in done.stderr for hint in ("fdsp", "nodes=two", "optim.lrr")] == [True] * 3
+
+
+def test_a_word_said_twice_hides_no_other_mistake(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("seed: 5\n")
+    done = dtrain("plan", "recipe=mine.yaml", "seed=3", "seed=4", "optim.lrr=1", cwd=tmp_path)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 2)
+    assert "optim.lr?" in done.stderr
+    assert dtrain("plan", "recipe=mine.yaml", "seed=3", "seed=3", cwd=tmp_path).returncode == 0
 
 
 def test_a_broken_recipe_names_its_line(tmp_path: Path) -> None:
@@ -83,7 +92,7 @@ def test_a_finished_run_says_so_and_another_one_is_refused(corpus: Path, tmp_pat
     other = dtrain(*words, "optim.lr=1e-5", cwd=tmp_path)
     assert other.returncode == 2
     assert "another optim" in other.stderr
-    wider = dtrain(*words, "steps=3", "precision=bf16", cwd=tmp_path)
+    wider = dtrain("steps=3", *words[1:], "precision=bf16", cwd=tmp_path)
     assert wider.returncode == 0, "any precision goes on from what any other saved"
     assert "going on after step 2" in wider.stdout
 

@@ -69,8 +69,8 @@ def _node(plan: Plan, node: int, inner: int, width: int) -> str:
 
 
 def _ranks(size: int, stride: int) -> str:
-    each = [str(place * stride) for place in range(size)]
-    return ",".join(each if size <= 8 else [*each[:3], "...", each[-1]])
+    each = [str(place * stride) for place in range(min(size, 8))]
+    return ",".join(each if size <= 8 else [*each[:3], "...", str((size - 1) * stride)])
 
 
 def _row(found: Timeline, rank: int, room: int) -> Iterator[str]:

@@ -70,14 +70,12 @@ def _all(config: Config, cluster: Cluster) -> Plan:
     cluster = machine.named(config, cluster)
     most, *fewer = ranks.counts(config, cluster)
     first = _on(most, config, cluster)
-    plans, problems = [], []
+    plans = []
     for nodes in fewer:
         try:
             plans.append(replace(_fewer(nodes, first, config, cluster), out=first.out, launcher=first.launcher, threads=first.threads))
-        except WordsError as error:
-            problems += [f"with nodes={nodes}: {problem}" for problem in error.problems]
-    if problems:
-        raise WordsError(*problems)
+        except WordsError as error:  # the rest would fail alike: a range of nodes is one mistake
+            raise WordsError(*(f"with nodes={nodes}: {problem}" for problem in error.problems)) from error
     return replace(first, others=tuple(plans))
 
 
@@ -87,7 +85,7 @@ def _fewer(nodes: int, first: Plan, config: Config, cluster: Cluster) -> Plan:
     plan = _on(nodes, same, cluster)
     if plan.batch.microbatch <= first.batch.microbatch:
         return plan
-    micro = max(size for size in range(1, first.batch.microbatch + 1) if plan.batch.local % size == 0)
+    micro = max(size for size in mesh.divisors(plan.batch.local) if size <= first.batch.microbatch)
     return _on(nodes, replace(same, microbatch=micro), cluster)
 
 

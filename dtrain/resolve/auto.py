@@ -3,7 +3,7 @@
 The axes of the data come first; the model itself is split only where they alone do not fit.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -146,15 +146,16 @@ def _decided(config: Config, cluster: Cluster, trial: dict[str, Any]) -> dict[st
 
 
 def _microbatches(config: Config, data: int, pp: int) -> list[int]:
-    """What the user said; else all samples of a rank at once, and every part of that."""
+    """What the user said; else all samples of a rank at once, and every part of that, or of very many parts the largest between powers of two."""
     local = max(1, config.batch // data)
     if config.microbatch or config.accumulate:
         return [config.microbatch or max(1, local // (config.accumulate or 1))]
     least = 2 * pp if pp > 1 else 1
-    return [local // parts for parts in mesh.divisors(local) if parts >= least or parts == local]
+    sizes = [local // parts for parts in mesh.divisors(local) if parts >= least or parts == local]
+    return sizes if len(sizes) <= 16 else list({size.bit_length(): size for size in reversed(sizes)}.values())
 
 
-def _degrees(asked: int | None, most: int) -> list[int]:
+def _degrees(asked: int | None, most: int) -> Sequence[int]:
     return [asked] if asked else mesh.divisors(most)
 
 

@@ -45,6 +45,26 @@ def test_what_does_not_divide_is_refused_with_the_nearest(words: tuple[str, ...]
     assert said in str(caught.value)
 
 
+def test_a_range_of_nodes_is_one_mistake_and_the_nearest_fits_all_of_it() -> None:
+    with pytest.raises(WordsError) as caught:
+        plan("strategy=fsdp", "nodes='2:5'", "batch=20")
+    assert caught.value.problems == ("with nodes=3: batch=20 does not split over 3 data-parallel ranks. Nearest: batch=60. (batch: command line)",)
+    assert plan("strategy=fsdp", "nodes='2:5'", "batch=60").allowed == [2, 3, 4, 5]
+    with pytest.raises(WordsError, match=r"(?s)\Awith nodes=999: batch=1000 [^\n]*Type nodes=1000[^\n]*\Z"):
+        plan("strategy=fsdp", "nodes='1:1000'", "batch=1000")
+
+
+@pytest.mark.parametrize("words", [("batch=1000000000", "devices=4"), ("batch=1000000000", "strategy=fsdp", "mesh.pp=2", "devices=4")])
+def test_the_largest_batch_is_divided_as_the_smallest(words: tuple[str, ...]) -> None:
+    assert plan(*words).batch.size == 10**9
+
+
+def test_more_than_the_largest_batch_is_refused() -> None:
+    for words in (("batch=1000000001",), ("microbatch=1000000", "accumulate=1000000")):
+        with pytest.raises(WordsError, match="1000000000"):
+            batch(*words)
+
+
 def test_the_nearest_is_accepted() -> None:
     assert batch("batch=18", "devices=3").microbatch == 6
 

@@ -7,6 +7,7 @@ from small import plan
 
 from dtrain.errors import WordsError
 from dtrain.plan import MeshShape
+from dtrain.resolve.mesh import divisors
 
 
 def shape(*words: str) -> MeshShape:
@@ -105,3 +106,9 @@ def test_what_is_advised_works(words: tuple[str, ...]) -> None:
         keys = {word.split("=")[0] for word in said} | ({problem.split("=")[0]} if alternative.startswith("mesh.") else set())
         layers = () if any(word.startswith("model=") for word in words) else ("model.layers=16",)
         plan("batch=48", "data=synthetic", *layers, *(word for word in with_strategy(words) if word.split("=")[0] not in keys), *said)
+
+
+def test_divisors_of_small_and_of_large_worlds() -> None:
+    assert [list(divisors(of)) for of in (1, 2, 12, 49)] == [[1], [1, 2], [1, 2, 3, 4, 6, 12], [1, 7, 49]]
+    assert divisors(999_999_937) == [1, 999_999_937], "a prime"
+    assert len(divisors(735_134_400)) == 1344

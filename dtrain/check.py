@@ -13,16 +13,41 @@ from dtrain import conf, kinds, secrets
 from dtrain.config import ALLOWED, GROUPS, LISTS, VERBS
 from dtrain.errors import nearest
 from dtrain.options import is_one
-from dtrain.words import Word, cut
+from dtrain.words import Word, cut, said
 
 HOLDERS = {key.split(".")[0]: [name for name in ALLOWED if name.startswith(f"{key.split('.')[0]}.")] for key in ALLOWED if "." in key}
 """mesh, pipeline, ...: words that only hold others."""
 TOPS = (*(key for key in ALLOWED if "." not in key), *HOLDERS)
+ELSEWHERE = {
+    "steps": "epochs num_epochs max_epochs train_epochs num_train_epochs max_steps train_steps total_steps iterations iters max_iters num_steps",
+    "batch": "batch_size global_batch_size train_batch_size bs",
+    "microbatch": "micro_batch_size micro_batch micro_batch_size_per_gpu per_device_train_batch_size train_micro_batch_size_per_gpu local_batch_size",
+    "accumulate": "gradient_accumulation_steps accumulate_grad_batches grad_accum gradient_accumulation accumulation_steps",
+    "optim.lr": "learning_rate learningrate", "optim.weight_decay": "wd decay", "schedule.warmup": "warmup_steps warmup_ratio warmup_iters lr_warmup_steps",
+    "clip": "max_grad_norm gradient_clip_val gradient_clipping grad_clip clip_grad_norm max_norm", "schedule": "scheduler lr_scheduler lr_scheduler_type",
+    "devices": "gpus num_gpus ngpus n_gpus gpus_per_node nproc_per_node nproc num_processes accelerator", "optim": "optimizer",
+    "nodes": "num_nodes nnodes num_machines", "out": "output output_dir save_dir logdir log_dir run_dir", "log.every": "logging_steps log_every_n_steps log_interval",
+    "checkpoint.every": "save_steps save_interval save_every checkpoint_interval", "evaluate.every": "eval_steps eval_interval eval_every val_interval",
+    "data.workers": "num_workers dataloader_num_workers", "data.sequence": "seq_len seq_length sequence_length max_seq_length max_seq_len block_size context_length",
+    "data.path": "train_file data_dir dataset_path data_path", "precision": "bf16 fp16 mixed_precision amp", "remat": "gradient_checkpointing activation_checkpointing",
+    "model.layers": "num_layers n_layers n_layer num_hidden_layers depth", "model.width": "hidden_size d_model n_embd embed_dim dim", "model.heads": "num_heads n_heads n_head",
+    "model.vocab": "vocab_size", "mesh.tp": "tensor_parallel_size tensor_parallel tp_size", "mesh.pp": "pipeline_parallel_size pipeline_parallel pp_size",
+    "mesh.cp": "context_parallel_size context_parallel cp_size", "mesh.ep": "expert_parallel_size expert_parallel ep_size",
+    "init": "resume_from_checkpoint load_checkpoint ckpt_path pretrained", "seed": "random_seed manual_seed", "time_limit": "max_time timeout walltime",
+    "recipe": "config config_name config_file cfg_path", "hydra.searchpath": "config_dir config_path", "data": "dataset", "trust": "trust_remote_code",
+}  # fmt: skip
+"""Our word -> what other tools call it."""
+OURS = {name: key for key, names in ELSEWHERE.items() for name in names.split()}
+FLAGS = {"cn": "recipe", "cp": "hydra.searchpath", "cd": "hydra.searchpath", "b": "batch", "lr": "optim.lr", "o": "out"}
+"""Letters behind one dash."""
 OPEN = ("part", "mapping", "any")
 """Kinds of values that the user gives whole, with names of their own."""
 
 NAMELESS = tuple(f"{group}._target_" for group in LISTS)
 """A target of none of the several that such a group holds."""
+
+
+CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -59,7 +84,10 @@ class Vocabulary:
         return allowed_of(part, rest[0]) if len(rest) == 1 and rest[0] in part else None
 
     def near(self, key: str) -> str:
-        """A hint for a key that does not exist: by the name of an argument, then by likeness."""
+        """A hint for a key that does not exist: what other tools call so, then the name of an argument, then by likeness."""
+        ours = OURS.get(key.split(".")[-1].lower().replace("-", "_"))
+        if ours:
+            return f" Did you mean {ours}?"
         arguments = [f"{group}.{name}" for group in GROUPS if group not in LISTS for name in self.node(group, self.choices[group]) if name[0] != "_"]
         by_leaf = [name for name in (*arguments, *ALLOWED) if name.split(".")[-1] == key]
         if by_leaf:
@@ -86,7 +114,7 @@ def judge(word: Word, known: Vocabulary) -> Iterable[str]:
     elif word.sweep and top in LISTS and word.key == top:
         yield f"{said}: several of them are a list. Type {word.key}=[{cut(word.text)}]."
     elif word.sweep:
-        yield f"{said}: several values are a sweep. Add -m, or quote: \"{word.key}='{cut(word.text)}'\"."
+        yield f"{said}: several values are a sweep. Add -m, or type {_one(word, known.allowed(word.key))}."
     elif word.key in GROUPS:
         yield from _judge_choice(word, said, known)
     elif top in GROUPS:
@@ -95,6 +123,15 @@ def judge(word: Word, known: Vocabulary) -> Iterable[str]:
         yield f"{said}: {word.key} holds other words. Type {', '.join(f'{name}=<value>' for name in HOLDERS[word.key])}."
     elif word.key not in ALLOWED:
         yield f"{said}: there is no word {cut(word.key)}.{known.near(word.key)}"
+
+
+def _one(word: Word, allowed: Any) -> str:
+    """What to type for one value instead of several."""
+    items = kinds.listed(word.text)
+    if allowed is None or any(kind in ("text", "some text", "any") for kind in kinds.kinds(allowed)):
+        return f"\"{word.key}='{cut(word.text)}'\""
+    listed = any(isinstance(kind, kinds.Many) and kind.holds(items) for kind in kinds.kinds(allowed))
+    return f"{word.key}={said(items) if listed else cut(str(items[0]))}"
 
 
 def shown(word: Word) -> str:
@@ -121,13 +158,18 @@ def no_dashes(text: str, following: str | None) -> str:
     name, value = name.replace("-", "_"), value or following or "<value>"
     typed = f"{text} {following}" if following else text
     by_leaf = [key for key in sayable() if key.split(".")[-1] == name]
-    near = nearest(name, sayable()).removeprefix(" Did you mean ").removesuffix("?")
-    key = name if name in sayable() or is_one(name) else by_leaf[0] if by_leaf else near if not near.startswith(" ") else name
-    return f"{cut(typed)} (command line): words have no dashes. Type {key}={cut(value)}."
+    near = nearest(name, sayable()).partition(" Did you mean ")[2].removesuffix("?")
+    ours = OURS.get(name.lower()) or (FLAGS.get(name) if not text.startswith("--") else None)
+    key = name if name in sayable() or is_one(name) else ours or (by_leaf[0] if by_leaf else near)
+    value = f"[{value}]" if key == "hydra.searchpath" else value
+    hint = f"Type {key}={cut(value)}." if key else "dtrain --help lists them all, as key=value."
+    return f"{cut(typed)} (command line): words have no dashes. {hint}"
 
 
 def no_word(text: str) -> str:
     """What to type for a word without `=`."""
+    if not text.strip():
+        return "'' (command line): an empty word. Leave it out."
     groups = [group for group in GROUPS if text in conf.groups()[group]]
     separated = re.fullmatch(r"([\w.]+)\s*[:=]+\s*(.+)", text)
     if groups:
@@ -149,8 +191,18 @@ def _judge_choice(word: Word, said: str, known: Vocabulary) -> Iterable[str]:
         yield f"{said}: {word.key} is a word, and its arguments are words too. Type {word.key}=<word> {word.key}.<argument>=<value>."
     else:
         for name in word.value if isinstance(word.value, list) else [word.value]:
-            if name not in known.options[word.key]:
-                yield f"{said}: there is no {word.key} {cut(str(name))}.{nearest(str(name), known.options[word.key])}"
+            if name not in known.options[word.key] and f"{word.key}.{name}" not in known.targets:
+                yield f"{said}: {f'there is no {word.key} {cut(str(name))}' if name != '' else f'{word.key} says nothing'}.{_other(word.key, name, known)}"
+
+
+def _other(group: str, name: Any, known: Vocabulary) -> str:
+    """What to type for a word that the group does not have."""
+    if group in LISTS and str(name).lower() in kinds.NONE:
+        return f" Type {group}=[]."
+    if CLASS.fullmatch(str(name)):
+        return f" A class or function of your own is typed {group}._target_={name}."
+    own = f" One of your own is typed {group}.{name}._target_=<package.Class>." if group in LISTS and str(name).isidentifier() else ""
+    return nearest(str(name), known.options[group]) + own
 
 
 def _judge_argument(word: Word, said: str, known: Vocabulary, group: str, rest: list[str]) -> Iterable[str]:
@@ -159,7 +211,7 @@ def _judge_argument(word: Word, said: str, known: Vocabulary, group: str, rest: 
         yield f"{said}: a {group} has a name. Type {group}.mine._target_={cut(word.text)}."
         return
     choice: Any = known.choices[group]
-    names = choice if isinstance(choice, list) else [choice]
+    names = [name for name in (choice if isinstance(choice, list) else [choice]) if f"{group}.{name}" not in known.targets]
     if known.free(word.key) or any(name not in known.options[group] for name in names):
         return  # not ours to judge, or the choice itself is the mistake
     if group in LISTS:

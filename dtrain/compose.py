@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from dtrain import conf, grammar, options, provenance, recipe, secrets
-from dtrain.check import NAMELESS, Vocabulary, judge, no_dashes, no_word, shown
+from dtrain.check import NAMELESS, Vocabulary, judge, no_dashes, no_word, sayable, shown
 from dtrain.cluster import look
 from dtrain.config import GROUPS, LISTS, Config, Schema
 from dtrain.errors import DtrainError, WordsError, deciding
@@ -176,7 +176,9 @@ def _parse(text: str, following: str | None) -> Word:
     if text.startswith("-"):
         raise WordsError(no_dashes(text, following))
     if text.startswith("~"):
-        raise WordsError(f"{cut(text)} (command line): nothing is taken away with ~. Type {cut(text[1:].split('=')[0])}=<another word>.")
+        key = text[1:].split("=")[0]
+        hint = f" Type {key}=<another word>." if key in sayable() else ""
+        raise WordsError(f"{cut(text)} (command line): nothing is taken away with ~.{hint}")
     if "=" not in text:
         raise WordsError(no_word(text))
     key, raw = text.lstrip("+").split("=", 1)
@@ -285,7 +287,7 @@ def _config(words: Sequence[Word], vocabulary: Vocabulary, problems: list[str]) 
     if vocabulary.foreign:
         from dtrain.hydra import composed
 
-        tree = composed(words, replaced)
+        tree = composed([_of_files(word, vocabulary) for word in words], replaced)
     else:
         tree = _composed(words, replaced, vocabulary)
     late = [word for word in words if "${" in word.text]
@@ -313,6 +315,15 @@ def _as_meant(word: Word, vocabulary: Vocabulary) -> Word:
     if allowed is None or isinstance(value, bool) or not isinstance(value, int | float) or not wants_text(value, allowed):
         return word
     return replace(word, value=word.text, text=quote(word.text))
+
+
+def _of_files(word: Word, vocabulary: Vocabulary) -> Word:
+    """Without the parts of a list that no file holds: their `_target_` says what they are."""
+    names = word.value if isinstance(word.value, list) else [word.value]
+    if word.key not in LISTS or all(name in vocabulary.options[word.key] for name in names):
+        return word
+    names = [name for name in names if name in vocabulary.options[word.key]]
+    return replace(word, value=names, text=f"[{','.join(names)}]")
 
 
 def _composed(words: Sequence[Word], replaced: Sequence[str], vocabulary: Vocabulary) -> conf.Node:

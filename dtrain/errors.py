@@ -93,8 +93,9 @@ def deciding() -> Iterator[None]:
 def nearest(word: str, allowed: Iterable[str]) -> str:
     """` Did you mean strategy=fsdp?`, or all that is allowed when nothing is near."""
     names = sorted(allowed)
-    near = get_close_matches(word, names, n=1, cutoff=0.6)
-    return f" Did you mean {near[0]}?" if near else f" Allowed: {', '.join(names)}."
+    plain = {name.lower(): name for name in names}
+    near = get_close_matches(word.lower(), plain, n=1, cutoff=0.6)
+    return f" Did you mean {plain[near[0]]}?" if near else f" Allowed: {', '.join(names)}."
 
 
 def first_line(error: BaseException) -> str:

@@ -20,9 +20,11 @@ RANGE = re.compile(
 BETWEEN = re.compile(r"(\d{1,7}):(\d{1,7})")
 CLOCK = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d\d(?:\.\d+)?)")
 """Minutes and seconds, with hours, with days, as Slurm writes them."""
-SCALES = {"k": 1_000, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000, "B": 1_000_000_000}
-SECONDS = {"min": 60, "m": 60, "h": 3600, "d": 86400}
-SCALED = re.compile(r"([+-]?[\d_.]+(?:e[+-]?\d+)?)\s*([a-zA-Z%µ/]*).*", re.IGNORECASE | re.DOTALL)
+SCALES = {"%": 0.01, "k": 1_000, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000, "B": 1_000_000_000}
+SECONDS = {"ms": 0.001, "min": 60, "m": 60, "h": 3600, "d": 86400}
+SCALED = re.compile(r"([+-]?[\d_.]+(?:e[+-]?\d+)?)\s*([a-zA-Z%µ/]*)(?:\s.*)?", re.IGNORECASE | re.DOTALL)
+NONE = ("none", "null", "nil", "no", "off", "false", "~", "")
+"""What people type for nothing."""
 
 
 UNSAID: Any = object()
@@ -90,6 +92,8 @@ class Range:
         except (TypeError, ValueError):
             return None
         if not math.isfinite(number) or isinstance(value, bool):
+            return None
+        if self.whole and number < 1 and found and found[2] == "%":
             return None
         number = min(max(number, self.low), self.high)
         number = round(number) if self.whole or float(number).is_integer() else number
@@ -159,15 +163,26 @@ def say(allowed: Any) -> str:
 def instead(value: Any, allowed: Any, default: Any = None) -> Any:
     """The allowed value that is nearest to what was typed; else the default, or the first choice; UNSAID when nothing can be told."""
     choices = choices_of(allowed)
-    near = get_close_matches(str(value), choices, n=1, cutoff=0.6)
+    near = get_close_matches(str(value).lower(), choices, n=1, cutoff=0.6)
     numbers = [found for kind in kinds(allowed) if isinstance(kind, Range) and (found := kind.nearest(value)) is not None]
-    if any(isinstance(kind, Many) and kind.holds([value]) for kind in kinds(allowed)):
-        return [value]
+    ends = BETWEEN.fullmatch(str(value)) if "between" in kinds(allowed) else None
+    if ends:
+        return ":".join(sorted(ends.groups(), key=int))
+    if str(value).lower() in NONE and "null" in choices:
+        return None
+    for items in (listed(value), [value]):
+        if items and any(isinstance(kind, Many) and kind.holds(items) for kind in kinds(allowed)):
+            return items
     if near or numbers:
         return typed(near[0]) if near else numbers[0]
     if default is not None and fits(default, allowed):
         return default
     return typed(choices[0]) if choices else UNSAID
+
+
+def listed(value: Any) -> list[Any]:
+    """The items of a text that is meant as a list: with commas, with brackets of any kind."""
+    return [typed(item.strip(" '\"")) for item in value.strip("[]() ").split(",")] if isinstance(value, str) else []
 
 
 def choices_of(allowed: Any) -> list[str]:

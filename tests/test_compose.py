@@ -1,5 +1,6 @@
 """Words become a Config, or every mistake is told at once."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 
 from dtrain import recipe
 from dtrain.__main__ import main
+from dtrain.check import OURS, sayable
 from dtrain.cluster import Cluster
 from dtrain.compose import compose, multirun
 from dtrain.config import GROUPS, Config
@@ -66,6 +68,54 @@ def test_all_mistakes_are_told_at_once() -> None:
 )
 def test_a_mistake_is_answered_with_what_to_type(word: str, hint: str) -> None:
     assert hint in refused(word)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("strategy=FSDP", "fsdp"), ("strategy=Fsdp", "fsdp"), ("nodes=2:1", "nodes=1:2"), ("clip=none", "clip=null"), ("ema=off", "ema=null"), ("hook=none", "hook=[]"),
+        ("schedule.warmup=50%", "schedule.warmup=0.5"), ("steps=10%", "steps=1000"), ("devices=0x10", "devices=auto"), ("time_limit=1:00:00:00", "time_limit=null"),
+        ("time_limit=90min", "time_limit=5400"), ("steps=1,000", "steps=1"), ("optim.betas=0.9,0.99", "optim.betas=[0.9,0.99]"),
+        ("optim.betas=(0.9,0.99)", "optim.betas=[0.9,0.99]"), ("trust=a,b", "trust=[a,b]"), ("trust=[a", "trust=[a]"),
+        ("expect.small=[steps=3]", "expect.small=['steps=3']"), ("generate.prompt=a,b", "generate.prompt='a,b'"),
+        ("data.dataset=mine.Faces", "data.dataset._target_=mine.Faces"), ("model=mine.nets.Net", "model._target_=mine.nets.Net"),
+        ("--epochs 3", "steps=3"), ("--learning-rate=1e-3", "optim.lr=1e-3"), ("--config-name digits", "recipe=digits"), ("-cn digits", "recipe=digits"),
+        ("epochs=3", "steps"), ("trainer.max_steps=3", "steps"), ("gpus=2", "devices"), ("seed=18446744073709551616", "seed=0"),
+    ],
+)  # fmt: skip
+def test_what_is_advised_is_what_was_meant_and_is_taken(wrong: str, right: str) -> None:
+    around = ["trust=[mine]", "data=dataset", "data.dataset._target_=mine.Faces"] if "mine" in wrong else []
+    around = [word for word in around if word.split("=")[0] not in (wrong.split("=")[0], right.split("=")[0])]
+    problems = further(*around, *wrong.split())
+    assert any(re.search(rf"(Type|type|typed|mean) \"?{re.escape(right)}[\".?]", problem) for problem in problems), problems
+    if "=" in right:
+        assert further(*around, right) == ()
+
+
+def further(*words: str) -> tuple[str, ...]:
+    """What compose and resolve find wrong."""
+    try:
+        resolve(compose(words), Cluster(gpus=0, cpus=4))
+    except WordsError as error:
+        return error.problems
+    return ()
+
+
+def test_what_other_tools_call_it_is_told_in_words_that_there_are() -> None:
+    assert set(OURS.values()) <= {*sayable(), "hydra.searchpath", "data.workers"}
+
+
+def test_no_advice_where_there_is_nothing_near() -> None:
+    for word in ("--foo=3", "~foo"):
+        assert "Type" not in refused(word)
+
+
+def test_a_part_of_your_own_may_stand_in_the_list_of_its_group() -> None:
+    words = ["hook.mine._target_=mine.Hook", "trust=[mine]"]
+    for listed in ("hook=[sample,mine]", "hook=mine"):
+        assert "mine" in compose([listed, *words]).hook
+    assert "hook.sample.every?" in refused("hook=[sample,mine]", *words, "hook.sample.evry=3")
+    assert "hook.mine._target_=<package.Class>" in refused("hook=[mine]")
 
 
 @pytest.mark.parametrize(

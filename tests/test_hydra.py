@@ -19,6 +19,7 @@ WORDS: tuple[tuple[str, ...], ...] = (
     ("logger=[]", "hook=[sample]", "hook.sample.every=3", "hook.sample.prompt='a, b'"),
     ("hook.sample.every=3", "hook.fault._target_=dtrain.testing.faults.AtStep", "hook.fault.step=2", "logger=console"),
     ("out=2024_01", "data.path=007", "nodes=1:2", "time_limit=1:00:00", "launcher=local", "launcher.address=1.2.3.4:5"),
+    ("hook=[sample,fault]", "hook.fault._target_=dtrain.testing.faults.AtStep", "hook.fault.step=2", "hook.sample.every=3"),
     ("model.width=${model.heads}", "steps=${batch}", "out=a${seed}b"),
 )
 

@@ -184,7 +184,7 @@ def test_a_thousand_that_were_taken_train(part: int, tmp_path: Path, corpus: Pat
         ("startegy=fsdp", "strategy"), ("optm.lr=1", "optim.lr"), ("stesp=3", "steps"), ("mesh.dp_shrad=2", "mesh.dp_shard"), ("checkpoint.evry=3", "checkpoint.every"),
         ("model.layrs=3", "model.layers"), ("model=gtp", "gpt"), ("optim=adamv", "adamw"), ("+stratgy=fsdp", "strategy"), ("++optim.lrr=1", "optim.lr"),
         ("strategy=fsdp strategy.reshrad=never", "strategy.reshard"), ("strategy=fsdp strategy.reshard=nevr", "never"), ("resume=nevr", "never"),
-        ("--learning-rate=3", "learning_rate"), ("--optim.lr 3", "optim.lr=3"), ("pipeline.schedul=gpipe", "pipeline.schedule"), ("sequence=32", "data.sequence"),
+        ("--learning-rate=3", "optim.lr"), ("--optim.lr 3", "optim.lr=3"), ("pipeline.schedul=gpipe", "pipeline.schedule"), ("sequence=32", "data.sequence"),
     ],
 )  # fmt: skip
 def test_a_near_miss_is_told_the_right_word(words: str, key: str) -> None:

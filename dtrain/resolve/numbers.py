@@ -70,9 +70,15 @@ def _arguments(path: str, part: Part) -> Iterable[tuple[str, Any, Any]]:
 def _sentence(key: str, value: Any, allowed: Any, config: Config) -> str:
     if value == "???":
         group = key.split(".")[0]
-        return f"{group}={config.choices[group]} needs {key}. Type {key}=<{kinds.say(allowed)}>."
+        typed = f"{key}._target_=<package.Class>" if "part" in kinds.kinds(allowed) else f"{key}=<{kinds.say(allowed)}>"
+        return f"{group}={config.choices[group]} needs {key}. Type {typed}."
     near, source = kinds.instead(value, allowed, _default(config, key)), config.sources.get(key, "default")
-    return f"{key}={cut(said(value))} ({source}): {key} is {kinds.say(allowed)}. Type {key}={'<another>' if near is kinds.UNSAID else said(near)}."
+    largest = " below 2^63" if isinstance(value, int) and abs(value) >= 2**63 else ""
+    instead = f"{key}={'<another>' if near is kinds.UNSAID else said(near)}"
+    if near is kinds.UNSAID and "part" in kinds.kinds(allowed):
+        instead = f"{key}._target_={value if isinstance(value, str) and '.' in value else '<package.Class>'}"
+    instead = f'"{instead}"' if "'" in instead else instead  # which a shell would take away
+    return f"{key}={cut(said(value))} ({source}): {key} is {kinds.say(allowed)}{largest}. Type {instead}."
 
 
 def _default(config: Config, key: str) -> Any:

@@ -50,7 +50,7 @@ def test_ranks_that_already_run_decide_nodes_and_devices() -> None:
         (("launcher=inline", "nodes=2"), CPUS, "Type launcher=local"),
         (("nodes=3",), Cluster(0, 8, External(0, 4, 2)), "Leave nodes and devices out"),
         (("nodes='3:4'",), Cluster(0, 8, External(0, 4, 2)), "Leave nodes and devices out"),
-        (("nodes='2:1'",), CPUS, "such as 1:2. Type nodes=2"),
+        (("nodes='2:1'",), CPUS, "such as 1:2. Type nodes=1:2"),
         (("nodes=two",), CPUS, "such as 1:2. Type nodes=1"),
         (("nodes='1:2'", "mesh.pp=2"), CPUS, "with nodes=1: mesh: pp=2 is 2 ranks"),
         (("nodes='1:2'",), Cluster(0, 8, External(0, 4, 2, one_store=True)), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun"),

@@ -8,6 +8,8 @@ are for; a storage counts once, with all its bytes.
 
 import gc
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
@@ -81,14 +83,14 @@ class Held:
 class Meter(TorchDispatchMode):
     """Looks after every operator at what is alive. `peak` holds the largest sizes seen, in bytes."""
 
-    def __init__(self, model: nn.Module, optimizer: Any, buckets: list[Any], standing: list[Any]) -> None:
+    def __init__(self, model: nn.Module, optimizer: Any, buckets: list[Any], standing: list[Any], between: Callable[[], list[Any]]) -> None:
         super().__init__()
         self.optimizer, self.parameters, self.gathering = optimizer, list(model.parameters()), _fsdp_parameters(model)
         self.resting = [storage(p) for p in self.parameters] + [p._sharded_param_data.untyped_storage() for p in self.gathering]
         self.state = self._state()
         self.samples: set[int] = set()
         self.peak = dict.fromkeys(("peak", "gradients", "kept", "hooks", "alive", "flight", "total"), 0)
-        self.standing = standing
+        self.standing, self.between = [weakref.ref(each) for each in standing], between
         self._alive: dict[int, Any] = {}
         self._held: dict[int, list[int]] = {}
         self._buckets, self._gathers, self._reduces = buckets, [], []
@@ -118,15 +120,16 @@ class Meter(TorchDispatchMode):
         self._note("flight", size([each for each in _living(self._gathers + self._reduces) if each._cdata not in arrived]))
         rest = self.rest()
         self._note("alive", size(rest))
-        self._note("total", size([*self.standing, *self.resting, *gathered, *gradients, *self.state, *rest, *_living(self._gathers + self._reduces)]))
+        self._note("total", size([*_living(self.standing), *self.resting, *gathered, *gradients, *self.state, *rest, *_living(self._gathers + self._reduces)]))
         others = {each._cdata for each in (*self.resting, *gathered)} | self.samples
         self._note("hooks", sum(nbytes for key, (nbytes, _) in self._held.items() if key not in others))
 
     def backward_begins(self) -> None:
-        self._note("kept", size(self.rest()))
+        self._note("kept", size([*self.rest(), *self.between()]))
 
     def pack(self, tensor: Tensor) -> Held:
-        held, kept = Held(tensor), storage(tensor)
+        with _disable_current_modes():
+            held, kept = Held(tensor.detach()), storage(tensor)  # whole, an output would hold the graph that holds it
         entry = self._held.setdefault(kept._cdata, [kept.nbytes(), 0])
         entry[1] += 1
         weakref.finalize(held, self._let_go, kept._cdata)
@@ -226,7 +229,9 @@ def count(plan: Plan) -> dict[str, int]:
             zero(parameters)
         gc.collect()
         standing = [each for each in storages() if each._cdata not in before | source.taken]
-        found = _watched(step, update, stream, Meter(model, optimizer, buckets, standing))
+        meter = Meter(model, optimizer, buckets, standing, partial(_between, wrapped))
+        del standing
+        found = _watched(step, update, stream, meter)
         zero(parameters)
         files = Snapshot(mesh.rank, mesh.place).take(TrainState(model, optimizer, ema=ema).tensors())
         stream.close()
@@ -237,9 +242,8 @@ def _watched(step: Any, update: Any, stream: Stream, meter: Meter) -> dict[str, 
     share = next(stream)
     samples = [tensor for batch in share.microbatches for tensor in batch.values()]
     meter.samples = {storage(each)._cdata for each in samples}
-    meter.standing.append(
-        torch.empty(sum(each.nbytes for each in samples), dtype=torch.uint8).untyped_storage()
-    )  # they are views of more, read ahead
+    alone = torch.empty(sum(each.nbytes for each in samples), dtype=torch.uint8).untyped_storage()  # they are views of more, read ahead
+    meter.standing.append(weakref.ref(alone))
     run = torch.autograd._engine_run_backward
 
     def begin(*arguments: Any, **keywords: Any) -> Any:
@@ -253,6 +257,14 @@ def _watched(step: Any, update: Any, stream: Stream, meter: Meter) -> dict[str, 
     with meter:
         update()
     return meter.peak | found
+
+
+def _between(wrapped: nn.Module) -> list[Any]:
+    """What a pipeline's schedule keeps to receive into, or was handed by a stage of the same rank."""
+    runner = getattr(wrapped, "_runner", None)
+    stages = getattr(runner, "_stages", None) or [runner._stage] if runner else []
+    entries = [entry for stage in stages for table in (stage.args_recv_info, stage.grad_recv_info) for entries in table.values() for entry in entries]
+    return [storage(entry.buffer) for entry in entries if getattr(entry, "buffer", None) is not None]
 
 
 def storages() -> list[Any]:

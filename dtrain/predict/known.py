@@ -11,7 +11,7 @@ from typing import Any
 
 from dtrain.plan import Part
 from dtrain.predict.held import flowing
-from dtrain.predict.shapes import Attention, Block, Decided, Experts, Shapes, Split, Types, Weight, runs, types_of, word_of
+from dtrain.predict.shapes import Attention, Block, Decided, Experts, Kept, Shapes, Split, Types, Weight, runs, types_of, word_of
 from dtrain.predict.tape import Tape, Value
 
 NEXT = "sequence_parallel"
@@ -65,7 +65,7 @@ def moe(part: Mapping[str, Any], run: Run) -> Shapes:
     hidden = part["hidden"] or 64 * math.ceil(C * 8 / 3 / (K + shared) / 64)
     found = _transformer(part, run, lambda tape, x: _mixture(tape, x, C, hidden, E, K, shared, run), sequence=False)
     bias = 4 * E * part["layers"]
-    return Shapes(found.blocks, found.buffers + bias + 8 * E * part["layers"], bias, found.tables, found.sample, found.tokens)
+    return Shapes(found.blocks, found.buffers + bias + 8 * E * part["layers"], bias, found.tables, found.sample, found.tokens, found.returns)
 
 
 def _transformer(part: Mapping[str, Any], run: Run, feed_forward: Callable[[Tape, Value], Value], *, sequence: bool) -> Shapes:
@@ -93,7 +93,7 @@ def _transformer(part: Mapping[str, Any], run: Run, feed_forward: Callable[[Tape
     if part["tied"]:
         head.weights.clear()
     blocks.append(head.block(head.cross_entropy(logits), listed=False))
-    return Shapes(tuple(blocks), 0, 0, 2 * 4 * T * (C // H), 16 * T, T)
+    return Shapes(tuple(blocks), 0, 0, 2 * 4 * T * (C // H), 16 * T, T, Kept(logits=logits.size))
 
 
 def _attention(tape: Tape, x: Value, part: Mapping[str, Any], run: Run) -> Value:
@@ -117,7 +117,7 @@ def _mixture(tape: Tape, x: Value, C: int, F: int, E: int, K: int, shared: int, 
     scores = Value(T * E, 4, "whole")
     tape.work, tape.back = tape.work + T * C * E, tape.back + 2 * T * C * E
     high = tape.cast(x, 4)
-    tape.op([high], scores, high, scores)
+    tape.op([high], scores, high, scores, turned=True)
     chosen, sums = Value(R, 4, "whole"), Value(2 * T, 4, "whole")
     indices = Value(3 * R, 8, "whole")  # the experts of each token, there and back
     weight = tape.op([scores], Value(R, 4, "whole"), chosen, sums, indices)
@@ -151,7 +151,7 @@ def mlp(part: Mapping[str, Any], run: Run) -> Shapes:
     style = "rowwise" if part["layers"] % 2 else "colwise_gather_output"
     out = head.linear(x, "", sizes[-2], sizes[-1], rows=1, style=style, bias=True, hidden=False)
     blocks.append(head.block(_loss(head, out, run), listed=False))
-    return Shapes(runs(blocks), 0, 0, 0, 4 * inputs + _target(part["outputs"], run), 1)
+    return Shapes(runs(blocks), 0, 0, 0, 4 * inputs + _target(part["outputs"], run), 1, Kept(out.size))
 
 
 def cnn(part: Mapping[str, Any], run: Run) -> Shapes:
@@ -175,7 +175,7 @@ def cnn(part: Mapping[str, Any], run: Run) -> Shapes:
     pooled = head.op([_normed(head, x, "norm", channels)], Value(channels, x.bytes, "whole"))
     out = head.linear(pooled, "linear", channels, part["outputs"], rows=1, bias=True, hidden=False)
     blocks.append(head.block(_loss(head, out, run), listed=False))
-    return Shapes(runs(blocks), 0, 0, 0, 4 * math.prod(part["inputs"]) + _target(part["outputs"], run), 1)
+    return Shapes(runs(blocks), 0, 0, 0, 4 * math.prod(part["inputs"]) + _target(part["outputs"], run), 1, Kept(out.size))
 
 
 def _conv(tape: Tape, x: Value, name: str, inputs: int, outputs: int, size: int, area: int) -> Value:

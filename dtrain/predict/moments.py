@@ -27,8 +27,8 @@ FORWARDS_FIRST = ("gpipe", "looped_bfs")
 class Sizes:
     """Bytes on one rank, of one block and one microbatch. Of its weights: as computed with (`whole`), copies that autocast makes (`casts`). Of their
     gradients: as autograd makes them (`made`), as microbatches are summed up (`summed`), on the wire (`sent`), at the end (`end`), the `largest`.
-    Of activations: what is `kept`, the most alive in its backward (`busy`), what it `passes` on, and the
-    gradients that wait for a backward of the weights alone (`turned`)."""
+    Of activations: what is `kept`, of it what it was handed (`taken`), the most alive in its backward (`busy`), what it `passes` on, and the
+    gradients that wait for a backward of the weights alone (`turned`), without what only a block behind needs (`ends`)."""
 
     count: int
     listed: bool
@@ -42,7 +42,9 @@ class Sizes:
     kept: float
     busy: float
     passes: float
+    taken: float
     turned: float
+    ends: float
 
 
 def sizes_of(plan: Decided, shapes: Shapes, block: Block) -> Sizes:
@@ -55,7 +57,8 @@ def sizes_of(plan: Decided, shapes: Shapes, block: Block) -> Sizes:
         block.count, block.listed, sum(counts) * wide, product * types.compute * (types.autocast and not state.shards), sum(counts) * wide,
         sum(counts) * (types.reduce if state.shards and not at_once else wide), sum(counts) * types.reduce,
         sum(math.prod(piece(plan, weight)) for weight in block.weights) * types.param, max(counts, default=0) * wide,
-        kept * micro, busy * micro, block.passes * flowing(plan).param * micro / plan.mesh.cp, block.kept["turned"].of(plan) * micro,
+        kept * micro, busy * micro, block.passes * flowing(plan).param * micro / plan.mesh.cp,
+        *(block.kept[way].of(plan) * micro for way in ("taken", "turned", "ends")),
     )  # fmt: skip
 
 
@@ -175,10 +178,12 @@ def _reduced(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: 
     }  # fmt: skip
 
 
-def pipelined(plan: Decided, stages: Sequence[Sequence[Sizes]], rank: int) -> Iterator[tuple[str, Moment]]:
-    """Of a rank that holds these stages: gradients are summed whole over the microbatches, and FSDP2 keeps all blocks gathered."""
+def pipelined(plan: Decided, stages: Sequence[Sequence[Sizes]], rank: int, returns: float) -> Iterator[tuple[str, Moment]]:
+    """Of a rank that holds these stages: gradients are summed whole over the microbatches, and FSDP2 keeps all blocks gathered.
+
+    `returns`: bytes of what the model returns for a microbatch."""
     state, blocks = holding_of(plan), [size for stage in stages for size in stage]
-    most, own = _in_flight(plan, stages, rank)
+    most, own = _in_flight(plan, stages, rank, returns)
     both = {"gradients": total(blocks, "summed"), "gathered blocks": total(blocks, "whole") if state.shards else 0.0}
     between = {"between stages": _between(plan, stages, rank)}
     largest = max(size.made if state.shards else size.largest for size in blocks)
@@ -187,30 +192,60 @@ def pipelined(plan: Decided, stages: Sequence[Sequence[Sizes]], rank: int) -> It
         yield "reduction", {**both, **between, "gradients on their way": max(size.sent for size in blocks) + total(blocks, "end")}
 
 
-def _in_flight(plan: Decided, stages: Sequence[Sequence[Sizes]], rank: int) -> tuple[float, float]:
-    """(activations kept, alive beside them inside a block) when a backward of one microbatch meets most of them."""
+@dataclass(frozen=True)
+class Flight:
+    """Bytes of one microbatch in one stage. From its forward on: what autograd `kept`, and what is `sent` to another rank. In its backward: `inside`
+    a block, then the gradient sent `back`; and what waits for the backward of the weights (`left`)."""
+
+    kept: float
+    sent: float
+    inside: float
+    back: float
+    left: float
+
+
+def _flight(plan: Decided, blocks: Sequence[Sizes], stage: int, returns: float) -> Flight:
+    """What comes from other stages lies in room of its own (`_between`); a stage of the same rank is handed the tensor itself.
+
+    Until the last gradient of a weight is there the graph below it stays whole (torch/distributed/pipelining/_backward.py of torch 2.13); the first
+    stage leaves all to the backward of the weights.
+    """
+    owners = plan.pipeline.owners(plan.mesh.pp)
+    first, last = stage == 0, stage == len(owners) - 1
+    kept = total(blocks, "kept") + total(blocks, "casts")
+    most = max(sum(inside(place).values()) for place in places(blocks)) - kept
+    return Flight(
+        kept + returns * last - (0.0 if first else blocks[0].taken),
+        0.0 if last else blocks[-1].passes * (owners[stage + 1] != owners[stage]),
+        most,
+        0.0 if first else blocks[0].passes * (owners[stage - 1] != owners[stage]),
+        0.0 if first else total(blocks, "turned") - blocks[-1].ends - returns * last,
+    )
+
+
+def _in_flight(plan: Decided, stages: Sequence[Sequence[Sizes]], rank: int, returns: float) -> tuple[float, float]:
+    """(activations kept, alive beside them inside a block) when a backward of one microbatch meets most of them.
+
+    Schedules of several stages wait at the end of a step for what they sent, and keep it until then.
+    """
     count, shape = plan.batch.accumulate, plan.pipeline
-    mine, last = [stage for stage, owner in enumerate(shape.owners(plan.mesh.pp)) if owner == rank], plan.mesh.pp * shape.stages - 1
-    sent = [stages[here][-1].passes * (stage < last) for here, stage in enumerate(mine)]  # it is kept beside what was kept inside
-    kept = [total(stage, "kept") + total(stage, "casts") + out for stage, out in zip(stages, sent, strict=True)]
-    tops = [max(sum(inside(place).values()) for place in places(stage)) + out for stage, out in zip(stages, sent, strict=True)]
+    mine = [stage for stage, owner in enumerate(shape.owners(plan.mesh.pp)) if owner == rank]
+    flights = {stage: _flight(plan, blocks, stage, returns) for stage, blocks in zip(mine, stages, strict=True)}
     if shape.schedule in FORWARDS_FIRST:
-        most = [(count * sum(kept), top - here) for top, here in zip(tops, kept, strict=True)]
-        return max(most, key=sum)
+        return count * sum(each.kept + each.sent for each in flights.values()), max(each.inside for each in flights.values())
     few = min(count, 4 * plan.mesh.pp * shape.stages)  # by then it has come to a steady state
     few = few if count == few else few - few % max(1, count // max(1, count // plan.mesh.pp))
-    left = [total(stage, "turned") for stage in stages]
-    flying, best = 0.0, (0.0, 0.0)
+    flying, best, ends = 0.0, (0.0, 0.0), shape.stages > 1
     for kind, stage, _ in actions(shape, plan.mesh.pp, few, rank):
-        here = mine.index(stage)
+        here = flights[stage]
         if kind == "F":
-            flying += kept[here]
+            flying += here.kept + here.sent
             continue
-        if kind == "I" and stage > 0:  # the first stage leaves all of it to W; the others free nothing before
-            flying += left[here]
-        best = max(best, (flying, tops[here] - kept[here]), key=sum)
-        if kind in "BW":
-            flying -= kept[here] + left[here] * (kind == "W" and stage > 0)
+        best = max(best, (flying, here.inside * (kind != "W")), key=sum)
+        flying += here.back * ends * (kind in "BI") + here.left * (kind == "I")
+        best = max(best, (flying, 0.0), key=sum)
+        if kind != "I":
+            flying -= here.kept + here.sent * (not ends) + here.left * (kind == "W")
     return best
 
 

@@ -129,8 +129,9 @@ class Block:
     """`count` equal modules, one after the other; all figures are of one of them and of one sample.
 
     `listed`: one of dtrain.model.blocks, sharded, recomputed and compiled by itself; else it belongs to the root. `kept` for the backward, in the
-    precision of the plan: `all`, with remat=selective (`products`), with remat=full (`inputs`); `turned`:
-    gradients that a backward of the inputs alone leaves for that of the weights. `busy`: the most alive while its backward runs.
+    precision of the plan: `all`, with remat=selective (`products`), with remat=full (`inputs`); of `all` what it was handed (`taken`); `turned`:
+    gradients that a backward of the inputs alone leaves for that of the weights, and `ends`, what it needs neither of `all` nor of these where nothing
+    comes behind the block. `busy`: the most alive while its backward runs.
     `work`: multiply-adds of matrix products in the forward, `back` in the backward; `looks`: those inside attention, of the whole square, as
     torch.utils.flop_counter counts; `again`: what of both a second forward computes, which stops where all is there that the backward needs. `passes`: numbers handed to the next.
     """
@@ -159,7 +160,7 @@ class Block:
 @dataclass(frozen=True)
 class Shapes:
     """`blocks` in the order they run. In bytes: `buffers` of the model, of which a checkpoint holds `saved`; `tables` that all blocks share and keep;
-    `sample`, inputs and targets of one. `unknown` says why activations and work are not known; empty where they are."""
+    `sample`, inputs and targets of one, and what the model `returns` for it. `unknown` says why activations and work are not known; empty where they are."""
 
     blocks: tuple[Block, ...]
     buffers: int
@@ -167,6 +168,7 @@ class Shapes:
     tables: int
     sample: int
     tokens: int
+    returns: Kept = Kept()
     unknown: str = ""
 
     @property

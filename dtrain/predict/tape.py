@@ -5,7 +5,7 @@ autocast (https://docs.pytorch.org/docs/stable/amp.html), for the CPU, where a n
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dtrain.predict.shapes import Attention, Block, Experts, Kept, Split, Types, Weight
@@ -71,7 +71,9 @@ class Tape:
             "all": _sum(value for step in self._steps for value in step.saved),
             "products": _sum((*first, *self._products)),
             "inputs": _sum(first),
+            "taken": _sum(value for step in self._steps for value in step.saved if value in first),
             "turned": _sum(self._turned),
+            "ends": _sum(self._ends(out)),
         }
         return Block(
             self.name, count, listed, tuple(self.weights), kept, self._busy(out), self.work, self.back, self.looks, self.work + self.looks - self._tail, round(out.numbers),
@@ -80,8 +82,10 @@ class Tape:
 
     # operators
 
-    def op(self, inputs: Sequence[Value], out: Value, *saved: Value, passed: bool = False) -> Value:
+    def op(self, inputs: Sequence[Value], out: Value, *saved: Value, passed: bool = False, turned: bool = False) -> Value:
+        """`turned`: with a weight, whose gradient waits for that of `out`."""
         out.trained = any(value.trained for value in inputs) or out.trained
+        self._turned += [out] * turned
         self._steps.append(Step(tuple(inputs), out, saved, passed))
         self._tail = 0 if saved else self._tail
         return out
@@ -106,8 +110,7 @@ class Tape:
         self.back += work * (2 if x.trained else 1)
         low = self.cast(x, self.types.compute)
         self._products.append(out)
-        self._turned.append(out)
-        self.op([low], out, low)
+        self.op([low], out, low, turned=True)
         self._tail = work
         return out
 
@@ -119,12 +122,11 @@ class Tape:
             if style:
                 self.splits.append(Split(f"{self.name}.{name}" if name != self.name else name, style, groups * width, groups * width))
         result = Value(x.numbers, x.bytes, out or x.held)
-        self._turned += [result] if name else []
         if self.fused:
-            return self.op([x], result, x, statistics)
+            return self.op([x], result, x, statistics, turned=bool(name))
         high = self.cast(x, 4)
         scaled = self.op([high], Value(x.numbers, 4, x.held), high, statistics)
-        return self.op([scaled], result, *((scaled,) if name else ()))
+        return self.op([scaled], result, *((scaled,) if name else ()), turned=bool(name))
 
     def rotate(self, x: Value) -> Value:
         return self.op([x], Value(x.numbers, self.types.compute, x.held))
@@ -155,6 +157,18 @@ class Tape:
         softmax = Value(high.numbers, 4, logits.held)
         self.op([high], softmax, softmax)
         return self.op([softmax], Value(0, 4, "whole"))
+
+    def _ends(self, out: Value) -> Iterator[Value]:
+        """Saved behind the last product; and products whose gradient is that of `out`, without a copy."""
+        turned, users = {id(value) for value in self._turned}, Counter(id(value) for step in self._steps for value in step.inputs)
+        last = max((index for index, step in enumerate(self._steps) if id(step.out) in turned), default=-1)
+        before = {id(value) for step in self._steps[: last + 1] for value in step.saved}
+        yield from (value for step in self._steps[last + 1 :] for value in step.saved if id(value) not in before)
+        same = {id(out)}
+        for step in reversed(self._steps):
+            if step.passed and id(step.out) in same:
+                same |= {id(value) for value in step.inputs if users[id(value)] == 1 and value.bytes == step.out.bytes}
+        yield from (value for value in self._turned if id(value) in same)
 
     def _busy(self, out: Value) -> Kept:
         """The most alive at one time, from the last step to the first: what is still kept, and gradients on their way."""

@@ -120,7 +120,10 @@ class Meter(TorchDispatchMode):
         self._note("flight", size([each for each in _living(self._gathers + self._reduces) if each._cdata not in arrived]))
         rest = self.rest()
         self._note("alive", size(rest))
-        self._note("total", size([*_living(self.standing), *self.resting, *gathered, *gradients, *self.state, *rest, *_living(self._gathers + self._reduces)]))
+        self._note(
+            "total",
+            size([*_living(self.standing), *self.resting, *gathered, *gradients, *self.state, *rest, *_living(self._gathers + self._reduces)]),
+        )
         others = {each._cdata for each in (*self.resting, *gathered)} | self.samples
         self._note("hooks", sum(nbytes for key, (nbytes, _) in self._held.items() if key not in others))
 

@@ -33,13 +33,13 @@ class Run:
 
 
 def shapes(plan: Decided) -> Shapes | None:
-    """None for a model that is not ours, or whose arguments are not all said: they are the data's to say, and it is not read here."""
+    """None for a model that is not ours, or where the data, which is not read here, has to say an argument, or how long a sample is."""
     word, facts = word_of(plan.model), facts_of(plan.data)
     part = {name: facts.get(name, value) if value == "auto" else value for name, value in plan.model.items()}
     objective = word_of(plan.objective)
-    if word not in FORMULAS or "auto" in part.values() or objective not in OBJECTIVES:
+    tokens = plan.data.get("sequence") if objective == "next_token" else 1
+    if word not in FORMULAS or "auto" in part.values() or objective not in OBJECTIVES or tokens is None:
         return None
-    tokens = plan.data.get("sequence", 1) if objective == "next_token" else 1
     run = Run(flowing(plan), plan.device == "cuda", tokens, plan.mesh.cp > 1, types_of(plan).param != 4, objective)
     return FORMULAS[word](part, run)
 
@@ -74,7 +74,7 @@ def _transformer(part: Mapping[str, Any], run: Run, feed_forward: Callable[[Tape
     style = NEXT if sequence else ""
     embed = run.tape("embed")
     embed.weights.append(Weight("embed.weight", (V, C), 0, product=part["tied"], embedding=True))
-    embed.splits.append(Split("embed", "embedding_rowwise", T, T * C))
+    embed.splits.append(Split("embed", "embedding_rowwise", T, T * C, C, takes=False))
     x = embed.op([], Value(T * C, rest, "stream", trained=True))
     blocks = [embed.block(x, listed=False)]
 
@@ -101,7 +101,7 @@ def _attention(tape: Tape, x: Value, part: Mapping[str, Any], run: Run) -> Value
     K, D = part["kv_heads"] or H, C // H
     q, k, v = (tape.linear(x, f"attention.{name}", C, heads * D, rows=T, style="colwise") for name, heads in (("q", H), ("k", K), ("v", K)))
     q, k = (tape.rotate(tape.norm(x, "", D, groups=heads * T)) for x, heads in ((q, H), (k, K)))
-    out = tape.attention(q, k, v, Attention(H, K, D, T, run.types.compute), copied=run.apart)
+    out = tape.attention(q, k, v, Attention(H, K, D, D, T, run.types.compute), copied=run.apart)
     return tape.linear(out, "attention.out", C, C, rows=T, style="rowwise")
 
 

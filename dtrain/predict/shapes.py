@@ -72,23 +72,34 @@ class Weight:
 
 @dataclass(frozen=True)
 class Split:
-    """A module that the model's `tp_plan` names. `inputs` and `outputs`: numbers of one sample, whole."""
+    """A module that the model's `tp_plan` names. `inputs` and `outputs`: numbers of one sample, whole, in rows of `width` that come out.
+
+    A gradient flows to what goes in (`takes`), to what comes out (`gives`); a second forward comes by `again`."""
 
     name: str = field(compare=False)
     style: str
     inputs: int
     outputs: int
+    width: int
+    takes: bool = True
+    gives: bool = True
+    again: bool = True
 
 
 @dataclass(frozen=True)
 class Attention:
-    """One scaled dot product over `tokens`; `head` is the width of a head, `bytes` those of a number of q, k and v."""
+    """One scaled dot product over `tokens`; `head` is the width of a head, `value` that of one in v, `bytes` those of a number of q, k and v.
+
+    `split`: tensor parallelism shares out its heads; `gives`: a gradient flows through it."""
 
     heads: int
     kv_heads: int
     head: int
+    value: int
     tokens: int
     bytes: int
+    split: bool = True
+    gives: bool = True
 
 
 @dataclass(frozen=True)
@@ -132,6 +143,7 @@ class Block:
     precision of the plan: `all`, with remat=selective (`products`), with remat=full (`inputs`); of `all` what it was handed (`taken`); `turned`:
     gradients that a backward of the inputs alone leaves for that of the weights, and `ends`, what it needs neither of `all` nor of these where nothing
     comes behind the block. `busy`: the most alive while its backward runs.
+    One forward runs it so many times (`uses`); `gives`: its backward runs; `stays`: it is the last of the model's lists, though not the last to run.
     `work`: multiply-adds of matrix products in the forward, `back` in the backward; `looks`: those inside attention, of the whole square, as
     torch.utils.flop_counter counts; `again`: what of both a second forward computes, which stops where all is there that the backward needs. `passes`: numbers handed to the next.
     """
@@ -150,6 +162,9 @@ class Block:
     splits: tuple[Split, ...] = ()
     attention: tuple[Attention, ...] = ()
     experts: tuple[Experts, ...] = ()
+    uses: int = 1
+    gives: bool = True
+    stays: bool = False
 
     @property
     def parameters(self) -> int:
@@ -159,7 +174,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Shapes:
-    """`blocks` in the order they run. In bytes: `buffers` of the model, of which a checkpoint holds `saved`; `tables` that all blocks share and keep;
+    """`blocks` in the order they run. In bytes: `buffers` of the model, of so many `kinds` of numbers, of which a checkpoint holds `saved`; `tables` that all blocks share and keep;
     `sample`, inputs and targets of one, and what the model `returns` for it. `unknown` says why activations and work are not known; empty where they are."""
 
     blocks: tuple[Block, ...]
@@ -169,6 +184,7 @@ class Shapes:
     sample: int
     tokens: int
     returns: Kept = Kept()
+    kinds: int = 1
     unknown: str = ""
 
     @property

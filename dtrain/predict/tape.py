@@ -6,7 +6,7 @@ autocast (https://docs.pytorch.org/docs/stable/amp.html), for the CPU, where a n
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dtrain.predict.shapes import Attention, Block, Experts, Kept, Split, Types, Weight
 
@@ -77,7 +77,7 @@ class Tape:
         }
         return Block(
             self.name, count, listed, tuple(self.weights), kept, self._busy(out), self.work, self.back, self.looks, self.work + self.looks - self._tail, round(out.numbers),
-            tuple(self.splits), tuple(self.attentions), tuple(self.mixtures),
+            (*self.splits[:-1], *(replace(split, again=not self._tail) for split in self.splits[-1:])), tuple(self.attentions), tuple(self.mixtures),
         )  # fmt: skip
 
     # operators
@@ -101,7 +101,7 @@ class Tape:
         if bias:
             self.weights.append(Weight(f"{whole}.bias", (outputs,), 0 if dim == 0 else None, product=True))
         if style:
-            self.splits.append(Split(whole, style, rows * inputs, rows * outputs))
+            self.splits.append(Split(whole, style, rows * inputs, rows * outputs, outputs, takes=x.trained))
         return self.product(x, Value(rows * outputs, self.types.compute, HELD.get(style, x.held)), rows * inputs * outputs)
 
     def product(self, x: Value, out: Value, work: int) -> Value:
@@ -120,7 +120,7 @@ class Tape:
         if name:
             self.weights.append(Weight(f"{self.name}.{name}.weight" if name != self.name else f"{name}.weight", (width,)))
             if style:
-                self.splits.append(Split(f"{self.name}.{name}" if name != self.name else name, style, groups * width, groups * width))
+                self.splits.append(Split(f"{self.name}.{name}" if name != self.name else name, style, groups * width, groups * width, width))
         result = Value(x.numbers, x.bytes, out or x.held)
         if self.fused:
             return self.op([x], result, x, statistics, turned=bool(name))

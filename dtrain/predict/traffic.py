@@ -8,6 +8,7 @@ One rank of each stage of the pipeline is looked at, the first of all other axes
 the data: here every expert gets as many, which is right on average. Not told: evaluation, saves, and what is done once at the start.
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -71,36 +72,64 @@ def _data(view: View) -> Iterator[Call]:
 
 def _sharded(view: View, stage: tuple[Block, ...]) -> Iterator[Call]:
     """FSDP2: each listed block is gathered and reduced by itself, the rest with the root, experts among those who hold the same ones."""
-    apart = view.plan.mesh.ep > 1
-    left = sum(block.count for block in stage if block.listed)
+    apart, several = view.plan.mesh.ep > 1, view.plan.batch.accumulate > 1
+    listed = [index for index, block in enumerate(stage) if block.listed]
+    stays = next((index for index in listed if stage[index].stays), listed[-1] if listed else -1)
     root: list[Weight] = []
-    for block in stage:
+    for index, block in enumerate(stage):
         dense = [weight for weight in block.weights if not (weight.experts and apart)]
         if not block.listed:
             root += dense * block.count
             continue
-        left -= block.count
-        last = 1 if left == 0 else 0  # it is wanted again at once, and stays
-        yield from _unit(view, dense, block.count - last, twice=True)
-        yield from _unit(view, dense, last, twice=False)
-        yield from _unit(view, [weight for weight in block.weights if weight.experts and apart], block.count, twice=True, axis="expert_shard")
-    yield from _unit(view, root, 1, twice=False)
+        one = int(index == stays)  # it is wanted again at once, and stays
+        yield from _unit(view, dense, block.count - one, _gathers(view, block), uses=block.uses)
+        yield from _unit(view, dense, one, _gathers(view, block, stays=True), uses=block.uses)
+        yield from _unit(
+            view, [weight for weight in block.weights if weight.experts and apart], block.count, _gathers(view, block), axis="expert_shard"
+        )
+    once = view.plan.batch.accumulate if view.holding.frees else 1
+    yield from _unit(view, root, 1, once)
+    yield from _in_vain(view, [stage[index] for index in listed], root, several=several)
 
 
-def _unit(view: View, weights: list[Weight], count: int, *, twice: bool, axis: str = "dp_shard") -> Iterator[Call]:
-    """`count` equal groups of weights that are gathered and reduced together."""
+def _gathers(view: View, block: Block, *, stays: bool = False) -> int:
+    """How often a block is gathered in a step: before each forward and backward of it, unless it is there."""
+    back = block.uses * block.gives
+    if view.holding.frees:
+        return view.plan.batch.accumulate * (max(1, back) if stays else block.uses + back)
+    return max(1, back) if view.plan.mesh.pp == 1 else 1
+
+
+def _in_vain(view: View, listed: list[Block], root: list[Weight], *, several: bool) -> Iterator[Call]:
+    """FSDP2 gathers what it takes for the next backward: also the last block without one, and, where gradients are accumulated and the root has
+    nothing to gather, the last of the microbatch before."""
+    if view.plan.mesh.pp > 1:
+        return
+    without = [block for block, after in itertools.pairwise(listed) if after.gives and not block.gives]
+    if without:
+        yield from _gathered(view, list(without[-1].weights), int(view.holding.frees), "dp_shard")
+    elif several and not root and listed:
+        yield from _gathered(view, list(listed[-1].weights), 1, "dp_shard")
+
+
+def _unit(view: View, weights: list[Weight], count: int, gathers: int, *, uses: int = 1, axis: str = "dp_shard") -> Iterator[Call]:
+    """`count` equal groups of weights that are gathered, so many times, and reduced together."""
     if not weights or not count:
         return
     plan, size = view.plan, view.groups[axis].size
-    numbers = sum(padded(gathered(plan, weight), size) for weight in weights)
     trained = sum(padded(gathered(plan, weight), size) for weight in weights if weight.trained)
-    times = count * (plan.batch.accumulate * (2 if twice else 1) if view.holding.frees else 1)
-    yield Call(axis, "all_gather", "weights", times, times * numbers * view.stream)
+    yield from _gathered(view, weights, count * gathers, axis)
     if trained:
-        times, reduce = count * view.reduces, view.types.reduce
+        again = uses if plan.batch.accumulate > 1 and not view.holding.every else 1  # what was summed up is sent at the first of its backwards
+        times, reduce = count * view.reduces * again, view.types.reduce
         yield Call(axis, "reduce_scatter", "gradients", times, times * trained * reduce)
         if axis == "dp_shard":
             yield Call("dp_replicate", "all_reduce", "gradients", times, times * trained * reduce / size)
+
+
+def _gathered(view: View, weights: list[Weight], times: int, axis: str) -> Iterator[Call]:
+    numbers = sum(padded(gathered(view.plan, weight), view.groups[axis].size) for weight in weights)
+    yield Call(axis, "all_gather", "weights", times, times * numbers * view.stream)
 
 
 def _ddp(view: View) -> Iterator[Call]:
@@ -114,7 +143,7 @@ def _ddp(view: View) -> Iterator[Call]:
     if unused:
         yield Call("batch", "all_reduce", "which weights were reached", 1, 4 * len(sizes))
     held = view.shapes.saved if view.own else view.shapes.buffers  # of our models all buffers are in a checkpoint
-    yield Call("batch", "broadcast", "buffers", int(held > 0), held)
+    yield Call("batch", "broadcast", "buffers", view.shapes.kinds * (held > 0), held)
 
 
 def _averaged(view: View) -> Iterator[Call]:
@@ -147,39 +176,36 @@ def _tensor(view: View) -> Iterator[Call]:
     """Megatron's (arXiv 1909.08053), and with tensor.sequence=split those of arXiv 2205.05198, module by module of the model's table."""
     if view.plan.mesh.tp == 1:
         return
-    first = 0 in view.stages  # what goes into the model needs no gradient
     for block, again in view.blocks:
-        trailing = block.splits[-1] if block.splits and (not block.experts or ".shared." in block.splits[-1].name) else None
         for split in block.splits:
             forwards = block.count * view.plan.batch.accumulate
-            repeated = 0 if split is trailing and split.style == "rowwise" else again * view.plan.batch.accumulate
-            yield from _module(view, split, forwards, repeated, first=first)
-            first = False
+            yield from _module(view, split, forwards, again * split.again * view.plan.batch.accumulate)
         yield from _whole_weights(view, block)
 
 
-def _module(view: View, split: Split, forwards: int, repeated: int, *, first: bool) -> Iterator[Call]:
+def _module(view: View, split: Split, forwards: int, repeated: int) -> Iterator[Call]:
     """`forwards` of one module, `repeated` of them once more in the backward."""
     sequence = view.plan.tensor["sequence"] == "split"
     product = view.types.compute
     call = partial(_flow, view, forwards)
     kind = split.style
-    if kind.startswith("colwise") and not sequence and not (first and view.own):
+    if kind.startswith("colwise") and not sequence and split.takes:
         yield call("all_reduce", split.inputs * view.stream)  # of the gradient of what goes in
     if kind in ("colwise_gather_output", "colwise_rep") and view.plan.tensor["loss"] == "whole":
-        width = split.outputs // view.shapes.tokens
-        yield call("all_gather", -(-width // view.plan.mesh.tp) * view.plan.mesh.tp * view.shapes.tokens * product)
+        whole = -(-split.width // view.plan.mesh.tp) * view.plan.mesh.tp
+        yield call("all_gather", split.outputs // split.width * whole * product)
     if kind.startswith("rowwise") or kind == "embedding_rowwise":
         each = split.outputs * (view.stream if kind == "embedding_rowwise" else product)
-        whole = not sequence or (kind == "embedding_rowwise" and view.own)  # our embedding multiplies what it looked up, which needs all of it
-        yield _flow(view, forwards + repeated, "all_reduce" if whole else "reduce_scatter", each)
-        if sequence:
+        summed = not sequence or (kind == "embedding_rowwise" and view.own)  # our embedding multiplies what it looked up, which needs all of it
+        yield _flow(view, forwards + repeated, "all_reduce" if summed else "reduce_scatter", each)
+        if sequence and split.gives:
             yield call("all_gather", each)
         if view.own and word_of(view.plan.model) == "mlp" and split.name.startswith("layers."):
             yield call("all_reduce", each)  # gelu's backward sums up once more what goes into it
     if kind == "sequence_parallel" and sequence:
         yield _flow(view, forwards + repeated, "all_gather", split.outputs * view.stream)
-        yield call("reduce_scatter", split.outputs * view.stream)
+        if split.gives:
+            yield call("reduce_scatter", split.outputs * view.stream)
 
 
 def _flow(view: View, times: int, kind: str, each: float) -> Call:
@@ -214,18 +240,17 @@ def _context(view: View) -> Iterator[Call]:
         return
     for block, again in view.blocks:
         for one in block.attention:
-            keys = view.rows * -(-one.kv_heads // mesh.tp) * one.tokens * one.head
-            queries = view.rows * -(-one.heads // mesh.tp) * one.tokens * one.head
+            heads, queries = (-(-many // (mesh.tp if one.split else 1)) for many in (one.kv_heads, one.heads))
+            row, width = view.rows * one.tokens, one.head + one.value
+            forwards, backs = times * (block.count + again * one.gives), times * block.count * one.gives
             if view.plan.context["attention"] == "ulysses":
-                heads = -(-one.kv_heads // mesh.tp)
-                each = 2 * (queries + keys * (math.lcm(heads, mesh.cp) // heads)) * one.bytes
-                count = 4 * times * (2 * block.count + again)
-                yield Call("cp", "all_to_all", "heads", count, count / 4 * each)
+                each = row * (queries + math.lcm(heads, mesh.cp)) * width * one.bytes
+                yield Call("cp", "all_to_all", "heads", 4 * (forwards + backs), (forwards + backs) * each)
                 continue
-            steps = 2 * (mesh.cp - 1) * times * (2 * block.count + again)  # keys and values, in the forward and again in the backward
-            back = 2 * mesh.cp * times * block.count  # their gradients, in fp32
+            steps = (mesh.cp - 1) * (forwards + backs)  # keys and values, in the forward and again in the backward
+            size = steps * one.bytes + mesh.cp * backs * 4  # their gradients in fp32
             for kind in ("send", "recv"):
-                yield Call("cp", kind, "keys and values", steps + back, steps * keys * one.bytes + back * keys * 4)
+                yield Call("cp", kind, "keys and values", 2 * (steps + mesh.cp * backs), row * heads * width * size)
 
 
 def _experts(view: View) -> Iterator[Call]:

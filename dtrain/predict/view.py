@@ -77,7 +77,7 @@ class View:
         share = float(self.plan.remat["share"]) if word == "budget" else 0.0 if word in ("full", "selective") else 1.0
         for block in (block for stage in self.stages.values() for block in stage):
             places = range(index, index + block.count) if block.listed else range(0)
-            found.append((block, sum(int((place + 1) * share) == int(place * share) for place in places)))
+            found.append((block, block.gives * sum(int((place + 1) * share) == int(place * share) for place in places)))
             index += len(places)
         return found
 

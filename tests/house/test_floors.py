@@ -28,6 +28,7 @@ FLOORS = (
     ("strategy", "state", "sampling"),
     ("parallel", "checkpoint"),
     ("step", "built"),
+    ("notes",),
     ("tracer",),
     ("traced",),
     ("guard",),

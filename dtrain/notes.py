@@ -1,0 +1,236 @@
+"""What a forward and a backward keep and compute, noted operator by operator for each part of a model. See it with `dtrain plan` of your own model.
+
+What is kept is seen by autograd's own hooks, what is computed by the formulas of torch.utils.flop_counter.
+"""
+
+import weakref
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from dtrain.predict.shapes import Attention, Kept, Split
+from dtrain.remat.selective import KEPT
+
+NOTHING = dict.fromkeys(("whole", "stream", "inside", "logits"), 0)
+ATTENTION = "scaled_dot_product"
+"""What is in the names of torch's fused attentions."""
+WAYS = ("all", "products", "inputs", "taken", "turned", "ends")
+
+
+@dataclass
+class Part:
+    """A block, or what runs before the first (`listed` False) or behind the last. Sizes are bytes, by how tensor parallelism holds them."""
+
+    name: str
+    listed: bool
+    kept: dict[str, dict[str, float]] = field(default_factory=lambda: {way: dict(NOTHING) for way in WAYS})
+    busy: float = 0
+    work: int = 0
+    back: int = 0
+    looks: int = 0
+    tail: int = 0
+    passes: int = 0
+    splits: list[Split] = field(default_factory=list)
+    attention: list[Attention] = field(default_factory=list)
+    uses: int = 0
+    gives: bool = False
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A tensor that waits for the backward of a part."""
+
+    tensor: Tensor
+    part: Part
+
+
+class Watch(TorchDispatchMode):
+    """Notes of every operator what it makes and computes, and for which part. A storage is `held` as what it was made of."""
+
+    def __init__(self, model: nn.Module, samples: list[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.parts = [Part("", False)]
+        self.part, self.backward, self.alive = self.parts[0], False, 0
+        self._weights = {storage(each) for each in (*model.parameters(), *model.buffers())}
+        self._trained = {storage(each) for each in model.parameters() if each.requires_grad}
+        self._known = self._weights | {storage(each) for each in samples}
+        self._held: dict[int, str] = {}
+        self.reached: dict[str, int] = {}
+        self._noted: dict[int, Part] = {}
+        self._products: dict[int, Part] = {}
+        self._passed: set[int] = set()
+        self._taken: set[int] = set()
+        self._last = 0, 0, "stream"
+        self._before: dict[int, float] = {}
+        self.returns, self.tables = Kept(), 0
+        """Bytes that several parts keep, and no gradient flows to: rotations, masks."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        taken = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        made = [each for each in tree_leaves(out) if isinstance(each, Tensor)]
+        for each in made:
+            self._meet(each, taken, copy="_to_copy" in func.__name__)
+        if func in KEPT and not self.backward:
+            for each in made:
+                self._products[storage(each)] = self.part
+                self._add("products", each)
+        if not self.backward and made and storage(made[0]) not in self._trained and any(storage(each) in self._trained for each in taken):
+            self._turn(made[0])
+        self._count(func, args, kwargs or {}, out)
+        return out
+
+    def _turn(self, tensor: Tensor) -> None:
+        """An operator with a weight, whose gradient waits for that of `tensor`, and all that was saved below."""
+        self._add("turned", tensor)
+        self.part.kept["ends"] = dict(NOTHING)
+        self._last = tensor.numel(), nbytes(tensor), self._how(tensor)
+
+    def mark(self, tensor: Any, held: str) -> None:
+        """Also of what was noted before its module said how it is held."""
+        for each in tree_leaves(tensor):
+            if isinstance(each, Tensor):
+                if storage(each) in self._products:
+                    part = self._products[storage(each)]
+                    part.kept["products"][self._how(each)] -= nbytes(each)
+                    part.kept["products"][held] += nbytes(each)
+                self._held[storage(each)] = held
+
+    def pack(self, tensor: Tensor) -> Saved:
+        key, self.part.tail = storage(tensor), 0
+        first = self._noted.get(key)
+        if key in self._taken:
+            self._taken.discard(key)
+            self._add("taken", tensor)
+        if key not in self._known and first is None:
+            self._noted[key] = self.part
+            self._add("all", tensor)
+            self._add("ends", tensor)
+        elif first not in (None, self.part) and key not in self._passed and key not in self._known:
+            assert first
+            first.kept["all"][self._how(tensor)] -= nbytes(tensor)
+            self.tables += nbytes(tensor)
+            self._known.add(key)
+        return Saved(tensor, self.part)
+
+    def unpack(self, saved: Saved) -> Tensor:
+        self.part = saved.part
+        return saved.tensor
+
+    def enter(self, part: Part, inputs: Any) -> None:
+        self.part, self._taken = part, set()
+        part.uses += 1
+        self.parts.append(part)
+        for each in tree_leaves(inputs):
+            if isinstance(each, Tensor) and each.requires_grad:
+                self._passed.add(storage(each))
+                self._taken.add(storage(each))
+                self._add("inputs", each)
+                self._add("products", each)
+
+    def leave(self, part: Part, out: Any) -> None:
+        made = [each for each in tree_leaves(out) if isinstance(each, Tensor)]
+        part.passes, part.gives = sum(each.numel() for each in made), part.gives or any(each.requires_grad for each in made)
+        if made and self._last[:2] == (made[0].numel(), nbytes(made[0])) and not any(part.kept["ends"].values()):  # its gradient is that of `out`
+            part.kept["ends"][self._last[2]] += self._last[1]
+        if part.splits and part.tail:
+            part.splits[-1] = replace(part.splits[-1], again=False)
+        self.part = Part("", False)
+        self.parts.append(self.part)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        if query.ndim == 4:
+            wide = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
+            self.part.attention.append(
+                Attention(
+                    query.shape[1], key.shape[1], query.shape[3], value.shape[3], query.shape[2], wide.itemsize,
+                    self._how(query) == "inside", any(each.requires_grad for each in (query, key, value)),
+                )
+            )  # fmt: skip
+
+    def reach(self, name: str) -> None:
+        """A module with weights of its own begins."""
+        self.reached.setdefault(name, len(self.parts))
+
+    def turn(self) -> None:
+        """The backward begins."""
+        self.backward, before = True, 0.0
+        for part in self.parts:
+            self._before[id(part)] = before
+            before += sum(part.kept["all"].values())
+
+    def settle(self, weight: Tensor) -> None:
+        """Its gradient is there: no longer a matter of activations."""
+        if weight.grad is not None and storage(weight.grad) not in self._known:
+            self._known.add(storage(weight.grad))
+            self.alive -= nbytes(weight.grad)
+
+    def _how(self, tensor: Tensor) -> str:
+        return self._held.get(storage(tensor), "stream")
+
+    def _add(self, way: str, tensor: Tensor) -> None:
+        self.part.kept[way][self._how(tensor)] += nbytes(tensor)
+
+    def _meet(self, tensor: Tensor, taken: list[Tensor], *, copy: bool) -> None:
+        key = storage(tensor)
+        if key in self._known or key in self._held:
+            return
+        if copy and storage(taken[0]) in self._weights:  # autocast's copies of weights are counted with the weights
+            self._known.add(key)
+            self._trained |= {key} if storage(taken[0]) in self._trained else set()
+            return
+        found = [self._how(each) for each in taken if storage(each) not in self._known]
+        self._held[key] = next((held for held in ("logits", "inside", "stream") if held in found), "whole" if found else "stream")
+        size = nbytes(tensor)
+        self.alive += size
+        weakref.finalize(tensor.untyped_storage(), self._gone, key, size)
+        if self.backward:
+            self.part.busy = max(self.part.busy, self.alive - self._before[id(self.part)])
+
+    def _gone(self, key: int, size: int) -> None:
+        """Another storage may come to lie there."""
+        self.alive -= size * (key not in self._known)
+        self._known.discard(key)
+        for notes in (self._held, self._noted, self._products):
+            notes.pop(key, None)
+
+    def _count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        formula = flop_registry.get(func.overloadpacket)
+        if formula is None and ATTENTION in func.__name__ and not self.backward:
+            query, key = args[:2]
+            self.part.looks += 2 * query.shape[1] * query.shape[2] * key.shape[2] * query.shape[3]
+        elif formula is not None:
+            count = formula(*args, **kwargs, out_val=out) // 2
+            looks = ATTENTION in func.__name__
+            self.part.looks += count * (looks and not self.backward)
+            self.part.work += count * (not looks and not self.backward)
+            self.part.tail = self.part.tail if self.backward else 0 if looks else count
+            self.part.back += count * (not looks and self.backward)
+
+
+class Listener(TorchFunctionMode):
+    """Notes every attention, by whatever name it is called."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.scaled_dot_product_attention:
+            self._watch.attend(*args[:3], **{name: value for name, value in (kwargs or {}).items() if name in ("query", "key", "value")})
+        return func(*args, **(kwargs or {}))
+
+
+def storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def nbytes(tensor: Tensor) -> int:
+    return tensor.untyped_storage().nbytes()

@@ -21,7 +21,7 @@ from dtrain.remat.selective import KEPT
 NOTHING = dict.fromkeys(("whole", "stream", "inside", "logits"), 0)
 ATTENTION = "scaled_dot_product"
 """What is in the names of torch's fused attentions."""
-WAYS = ("all", "products", "inputs", "taken", "turned", "ends")
+WAYS = ("all", "products", "inputs", "taken", "given", "turned", "ends")
 
 
 @dataclass
@@ -106,11 +106,10 @@ class Watch(TorchDispatchMode):
     def pack(self, tensor: Tensor) -> Saved:
         key, self.part.tail = storage(tensor), 0
         first = self._noted.get(key)
-        if key in self._taken:
-            self._taken.discard(key)
-            self._add("taken", tensor)
         if key not in self._known and first is None:
             self._noted[key] = self.part
+            if key in self._taken:
+                self._add("taken", tensor)
             self._add("all", tensor)
             self._add("ends", tensor)
         elif first not in (None, self.part) and key not in self._passed and key not in self._known:
@@ -140,6 +139,9 @@ class Watch(TorchDispatchMode):
         part.passes, part.gives = sum(each.numel() for each in made), part.gives or any(each.requires_grad for each in made)
         if made and self._last[:2] == (made[0].numel(), nbytes(made[0])) and not any(part.kept["ends"].values()):  # its gradient is that of `out`
             part.kept["ends"][self._last[2]] += self._last[1]
+        for each in made:
+            if self._noted.get(storage(each)) is part:
+                part.kept["given"][self._how(each)] += nbytes(each)
         if part.splits and part.tail:
             part.splits[-1] = replace(part.splits[-1], again=False)
         self.part = Part("", False)

@@ -72,7 +72,8 @@ def trace(plan: Plan, *, real: bool = False) -> Shapes:
             unknown, watch = f"{type(error).__name__}: {first_line(error)}", Watch(model, samples)
     return Shapes(
         runs(_blocks(model, listed, watch, known=not unknown)), sum(each.nbytes for each in model.buffers()), _persistent(model), watch.tables,
-        sum(each.nbytes for each in samples), _tokens(one["targets"]), watch.returns, len({each.dtype for each in model.buffers()}), unknown,
+        sum(each.nbytes for each in samples), _tokens(one["targets"]),
+        sum(each.nbytes for each in tree_leaves(one["inputs"]) if isinstance(each, Tensor)), watch.returns, len({each.dtype for each in model.buffers()}), unknown,
     )  # fmt: skip
 
 

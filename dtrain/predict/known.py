@@ -65,7 +65,9 @@ def moe(part: Mapping[str, Any], run: Run) -> Shapes:
     hidden = part["hidden"] or 64 * math.ceil(C * 8 / 3 / (K + shared) / 64)
     found = _transformer(part, run, lambda tape, x: _mixture(tape, x, C, hidden, E, K, shared, run), sequence=False)
     bias = 4 * E * part["layers"]
-    return Shapes(found.blocks, found.buffers + bias + 8 * E * part["layers"], bias, found.tables, found.sample, found.tokens, found.returns)
+    return Shapes(
+        found.blocks, found.buffers + bias + 8 * E * part["layers"], bias, found.tables, found.sample, found.tokens, found.inputs, found.returns
+    )
 
 
 def _transformer(part: Mapping[str, Any], run: Run, feed_forward: Callable[[Tape, Value], Value], *, sequence: bool) -> Shapes:
@@ -93,7 +95,7 @@ def _transformer(part: Mapping[str, Any], run: Run, feed_forward: Callable[[Tape
     if part["tied"]:
         head.weights.clear()
     blocks.append(head.block(head.cross_entropy(logits), listed=False))
-    return Shapes(tuple(blocks), 0, 0, 2 * 4 * T * (C // H), 16 * T, T, Kept(logits=logits.size))
+    return Shapes(tuple(blocks), 0, 0, 2 * 4 * T * (C // H), 16 * T, T, 8 * T, Kept(logits=logits.size))
 
 
 def _attention(tape: Tape, x: Value, part: Mapping[str, Any], run: Run) -> Value:
@@ -151,7 +153,7 @@ def mlp(part: Mapping[str, Any], run: Run) -> Shapes:
     style = "rowwise" if part["layers"] % 2 else "colwise_gather_output"
     out = head.linear(x, "", sizes[-2], sizes[-1], rows=1, style=style, bias=True, hidden=False)
     blocks.append(head.block(_loss(head, out, run), listed=False))
-    return Shapes(runs(blocks), 0, 0, 0, 4 * inputs + _target(part["outputs"], run), 1, Kept(out.size))
+    return Shapes(runs(blocks), 0, 0, 0, 4 * inputs + _target(part["outputs"], run), 1, 4 * inputs, Kept(out.size))
 
 
 def cnn(part: Mapping[str, Any], run: Run) -> Shapes:
@@ -175,7 +177,8 @@ def cnn(part: Mapping[str, Any], run: Run) -> Shapes:
     pooled = head.op([_normed(head, x, "norm", channels)], Value(channels, x.bytes, "whole"))
     out = head.linear(pooled, "linear", channels, part["outputs"], rows=1, bias=True, hidden=False)
     blocks.append(head.block(_loss(head, out, run), listed=False))
-    return Shapes(runs(blocks), 0, 0, 0, 4 * math.prod(part["inputs"]) + _target(part["outputs"], run), 1, Kept(out.size))
+    size = 4 * math.prod(part["inputs"])
+    return Shapes(runs(blocks), 0, 0, 0, size + _target(part["outputs"], run), 1, size, Kept(out.size))
 
 
 def _conv(tape: Tape, x: Value, name: str, inputs: int, outputs: int, size: int, area: int) -> Value:

@@ -55,7 +55,7 @@ def _of_rank(plan: Decided, shapes: Shapes, stages: Sequence[Sequence[Block]], r
     buffers = shapes.buffers / plan.mesh.pp + shapes.tables / plan.mesh.cp + shapes.sample * plan.batch.local / plan.mesh.cp
     base: Moment = {"buffers": buffers, "average": rests.average}
     base |= {} if away else {"parameters": rests.parameters, "optimizer": rests.optimizer}
-    found = [*(moments(plan, sizes[0]) if plan.mesh.pp == 1 else pipelined(plan, sizes, rank, shapes.returns.of(plan) * plan.batch.microbatch))]
+    found = [*(moments(plan, sizes[0]) if plan.mesh.pp == 1 else pipelined(plan, shapes, sizes, rank))]
     found.append(("optimizer step", {} if away else {"gradients": rests.gradients, "optimizer's own": _update(plan, blocks, rests)}))
     when, moment = max(((when, base | moment) for when, moment in found), key=lambda each: sum(each[1].values()))
     kept = max(moment.get("activations", 0.0) for _, moment in found)

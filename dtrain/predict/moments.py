@@ -27,7 +27,7 @@ FORWARDS_FIRST = ("gpipe", "looped_bfs")
 class Sizes:
     """Bytes on one rank, of one block and one microbatch. Of its weights: as computed with (`whole`), copies that autocast makes (`casts`). Of their
     gradients: as autograd makes them (`made`), as microbatches are summed up (`summed`), on the wire (`sent`), at the end (`end`), the `largest`.
-    Of activations: what is `kept`, of it what it was handed (`taken`), the most alive in its backward (`busy`), what it `passes` on, and the
+    Of activations: what is `kept`, of it what it was handed (`taken`) and hands on (`given`), the most alive in its backward (`busy`), what it `passes` on, and the
     gradients that wait for a backward of the weights alone (`turned`), without what only a block behind needs (`ends`)."""
 
     count: int
@@ -43,6 +43,7 @@ class Sizes:
     busy: float
     passes: float
     taken: float
+    given: float
     turned: float
     ends: float
 
@@ -58,7 +59,7 @@ def sizes_of(plan: Decided, shapes: Shapes, block: Block) -> Sizes:
         sum(counts) * (types.reduce if state.shards and not at_once else wide), sum(counts) * types.reduce,
         sum(math.prod(piece(plan, weight)) for weight in block.weights) * types.param, max(counts, default=0) * wide,
         kept * micro, busy * micro, block.passes * flowing(plan).param * micro / plan.mesh.cp,
-        *(block.kept[way].of(plan) * micro for way in ("taken", "turned", "ends")),
+        *(block.kept[way].of(plan) * micro for way in ("taken", "given", "turned", "ends")),
     )  # fmt: skip
 
 
@@ -178,14 +179,12 @@ def _reduced(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: 
     }  # fmt: skip
 
 
-def pipelined(plan: Decided, stages: Sequence[Sequence[Sizes]], rank: int, returns: float) -> Iterator[tuple[str, Moment]]:
-    """Of a rank that holds these stages: gradients are summed whole over the microbatches, and FSDP2 keeps all blocks gathered.
-
-    `returns`: bytes of what the model returns for a microbatch."""
+def pipelined(plan: Decided, shapes: Shapes, stages: Sequence[Sequence[Sizes]], rank: int) -> Iterator[tuple[str, Moment]]:
+    """Of a rank that holds these stages: gradients are summed whole over the microbatches, and FSDP2 keeps all blocks gathered."""
     state, blocks = holding_of(plan), [size for stage in stages for size in stage]
-    most, own = _in_flight(plan, stages, rank, returns)
+    most, own = _in_flight(plan, stages, rank, shapes.returns.of(plan) * plan.batch.microbatch)
     both = {"gradients": total(blocks, "summed"), "gathered blocks": total(blocks, "whole") if state.shards else 0.0}
-    between = {"between stages": _between(plan, stages, rank)}
+    between = {"between stages": _between(plan, stages, rank) + shapes.inputs * plan.batch.local / plan.mesh.cp}  # of all microbatches, put together
     largest = max(size.made if state.shards else size.largest for size in blocks)
     yield "backward", {"activations": most, "inside a block": own, **both, **between, "gradients on their way": largest}
     if state.shards:
@@ -216,7 +215,7 @@ def _flight(plan: Decided, blocks: Sequence[Sizes], stage: int, returns: float) 
     most = max(sum(inside(place).values()) for place in places(blocks)) - kept
     return Flight(
         kept + returns * last - (0.0 if first else blocks[0].taken),
-        0.0 if last else blocks[-1].passes * (owners[stage + 1] != owners[stage]),
+        0.0 if last else max(0.0, blocks[-1].passes - blocks[-1].given) * (owners[stage + 1] != owners[stage]),
         most,
         0.0 if first else blocks[0].passes * (owners[stage - 1] != owners[stage]),
         0.0 if first else total(blocks, "turned") - blocks[-1].ends - returns * last,

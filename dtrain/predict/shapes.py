@@ -140,7 +140,7 @@ class Block:
     """`count` equal modules, one after the other; all figures are of one of them and of one sample.
 
     `listed`: one of dtrain.model.blocks, sharded, recomputed and compiled by itself; else it belongs to the root. `kept` for the backward, in the
-    precision of the plan: `all`, with remat=selective (`products`), with remat=full (`inputs`); of `all` what it was handed (`taken`); `turned`:
+    precision of the plan: `all`, with remat=selective (`products`), with remat=full (`inputs`); of `all` what it was handed (`taken`) and hands on (`given`); `turned`:
     gradients that a backward of the inputs alone leaves for that of the weights, and `ends`, what it needs neither of `all` nor of these where nothing
     comes behind the block. `busy`: the most alive while its backward runs.
     One forward runs it so many times (`uses`); `gives`: its backward runs; `stays`: it is the last of the model's lists, though not the last to run.
@@ -175,7 +175,7 @@ class Block:
 @dataclass(frozen=True)
 class Shapes:
     """`blocks` in the order they run. In bytes: `buffers` of the model, of so many `kinds` of numbers, of which a checkpoint holds `saved`; `tables` that all blocks share and keep;
-    `sample`, inputs and targets of one, and what the model `returns` for it. `unknown` says why activations and work are not known; empty where they are."""
+    `sample`, of which `inputs`, and what the model `returns` for it. `unknown` says why activations and work are not known; empty where they are."""
 
     blocks: tuple[Block, ...]
     buffers: int
@@ -183,6 +183,7 @@ class Shapes:
     tables: int
     sample: int
     tokens: int
+    inputs: int = 0
     returns: Kept = Kept()
     kinds: int = 1
     unknown: str = ""

@@ -72,6 +72,7 @@ class Tape:
             "products": _sum((*first, *self._products)),
             "inputs": _sum(first),
             "taken": _sum(value for step in self._steps for value in step.saved if value in first),
+            "given": _sum(value for step in self._steps for value in step.saved if value is out),
             "turned": _sum(self._turned),
             "ends": _sum(self._ends(out)),
         }

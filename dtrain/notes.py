@@ -36,6 +36,7 @@ class Part:
     back: int = 0
     looks: int = 0
     tail: int = 0
+    spared: int = 0
     passes: int = 0
     splits: list[Split] = field(default_factory=list)
     attention: list[Attention] = field(default_factory=list)
@@ -65,6 +66,7 @@ class Watch(TorchDispatchMode):
         self.reached: dict[str, int] = {}
         self._noted: dict[int, Part] = {}
         self._products: dict[int, Part] = {}
+        self._turned: dict[int, Part] = {}
         self._passed: set[int] = set()
         self._taken: set[int] = set()
         self._last = 0, 0, "stream"
@@ -90,6 +92,7 @@ class Watch(TorchDispatchMode):
     def _turn(self, tensor: Tensor) -> None:
         """An operator with a weight, whose gradient waits for that of `tensor`, and all that was saved below."""
         self._add("turned", tensor)
+        self._turned[storage(tensor)] = self.part
         self.part.kept["ends"] = dict(NOTHING)
         self._last = tensor.numel(), nbytes(tensor), self._how(tensor)
 
@@ -97,10 +100,10 @@ class Watch(TorchDispatchMode):
         """Also of what was noted before its module said how it is held."""
         for each in tree_leaves(tensor):
             if isinstance(each, Tensor):
-                if storage(each) in self._products:
-                    part = self._products[storage(each)]
-                    part.kept["products"][self._how(each)] -= nbytes(each)
-                    part.kept["products"][held] += nbytes(each)
+                for way, parts in (("products", self._products), ("turned", self._turned)):
+                    if storage(each) in parts:
+                        parts[storage(each)].kept[way][self._how(each)] -= nbytes(each)
+                        parts[storage(each)].kept[way][held] += nbytes(each)
                 self._held[storage(each)] = held
 
     def pack(self, tensor: Tensor) -> Saved:
@@ -127,8 +130,9 @@ class Watch(TorchDispatchMode):
         self.part, self._taken = part, set()
         part.uses += 1
         self.parts.append(part)
-        for each in tree_leaves(inputs):
-            if isinstance(each, Tensor) and each.requires_grad:
+        handed = [each for each in tree_leaves(inputs) if isinstance(each, Tensor)]
+        for each in [each for each in handed if each.requires_grad] or handed[:1]:  # the first that learns is handed what did not
+            if storage(each) not in self._known:
                 self._passed.add(storage(each))
                 self._taken.add(storage(each))
                 self._add("inputs", each)
@@ -137,6 +141,8 @@ class Watch(TorchDispatchMode):
     def leave(self, part: Part, out: Any) -> None:
         made = [each for each in tree_leaves(out) if isinstance(each, Tensor)]
         part.passes, part.gives = sum(each.numel() for each in made), part.gives or any(each.requires_grad for each in made)
+        if not part.gives:  # nobody asks what a second forward would need
+            part.kept |= {way: dict(NOTHING) for way in WAYS if way != "all"}
         if made and self._last[:2] == (made[0].numel(), nbytes(made[0])) and not any(part.kept["ends"].values()):  # its gradient is that of `out`
             part.kept["ends"][self._last[2]] += self._last[1]
         for each in made:
@@ -144,6 +150,7 @@ class Watch(TorchDispatchMode):
                 part.kept["given"][self._how(each)] += nbytes(each)
         if part.splits and part.tail:
             part.splits[-1] = replace(part.splits[-1], again=False)
+        part.spared, part.tail = part.spared + part.tail, 0
         self.part = Part("", False)
         self.parts.append(self.part)
 
@@ -163,10 +170,12 @@ class Watch(TorchDispatchMode):
 
     def turn(self) -> None:
         """The backward begins."""
-        self.backward, before = True, 0.0
+        self.backward = True
+        sizes: dict[int, float] = {}
         for part in self.parts:
-            self._before[id(part)] = before
-            before += sum(part.kept["all"].values())
+            sizes[id(part)] = 0.0
+            self._before[id(part)] = sum(sizes.values())
+            sizes[id(part)] = sum(part.kept["all"].values())
 
     def settle(self, weight: Tensor) -> None:
         """Its gradient is there: no longer a matter of activations."""
@@ -200,7 +209,7 @@ class Watch(TorchDispatchMode):
         """Another storage may come to lie there."""
         self.alive -= size * (key not in self._known)
         self._known.discard(key)
-        for notes in (self._held, self._noted, self._products):
+        for notes in (self._held, self._noted, self._products, self._turned):
             notes.pop(key, None)
 
     def _count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:

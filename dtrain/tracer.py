@@ -169,7 +169,7 @@ def _block(part: Part, name: str, weights: list[Weight]) -> Block:
         part.work,
         part.back,
         part.looks,
-        part.work + part.looks - part.tail,
+        part.work + part.looks - part.spared - part.tail,
         part.passes,
         tuple(part.splits),
         tuple(part.attention),

@@ -31,6 +31,7 @@ from dtrain.mesh import Mesh
 from dtrain.model import balanced, construct
 from dtrain.parallel.context import context_of
 from dtrain.parallel.order import parallelize
+from dtrain.parallel.pipeline import Pipeline
 from dtrain.plan import Plan
 from dtrain.state import TrainState
 from dtrain.step import gradients_of, make_step, zero
@@ -232,7 +233,7 @@ def count(plan: Plan) -> dict[str, int]:
             zero(parameters)
         gc.collect()
         standing = [each for each in storages() if each._cdata not in before | source.taken]
-        meter = Meter(model, optimizer, buckets, standing, partial(_between, wrapped))
+        meter = Meter(wrapped if isinstance(wrapped, Pipeline) else model, optimizer, buckets, standing, partial(_between, wrapped))
         del standing
         found = _watched(step, update, stream, meter)
         zero(parameters)

@@ -191,7 +191,7 @@ def _normed(tape: Tape, x: Value, name: str, channels: int) -> Value:
     """relu(group norm)."""
     tape.weights += [Weight(f"{tape.name}.{name}.{kind}", (channels,)) for kind in ("weight", "bias")]
     high = tape.cast(x, 4) if tape.fused else x  # the autocast of a GPU takes it for one that needs fp32
-    y = tape.op([high], Value(x.numbers, high.bytes, "whole"), high, Value(2 * math.gcd(channels, 8), 4, "whole"))
+    y = tape.op([high], Value(x.numbers, high.bytes, "whole"), high, Value(2 * math.gcd(channels, 8), 4, "whole"), turned=True)
     return tape.pointwise(y, keeps="output")
 
 

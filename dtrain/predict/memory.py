@@ -41,21 +41,21 @@ def memory(plan: Decided, shapes: Shapes) -> Memory:
 
 def classes(plan: Decided, shapes: Shapes) -> list[Memory]:
     """Of the fullest rank of each class: all ranks are alike, but that a pipeline has a class for each of its ranks."""
-    stages, owners = stages_of(plan, shapes), plan.pipeline.owners(plan.mesh.pp)
-    every = (
-        [stages] if plan.mesh.pp == 1 else [[stages[index] for index, owner in enumerate(owners) if owner == rank] for rank in range(plan.mesh.pp)]
-    )
-    return [_of_rank(plan, shapes, mine, rank) for rank, mine in enumerate(every)]
+    every = stages_of(plan, shapes)
+    return [_of_rank(plan, shapes, every, rank) for rank in range(plan.mesh.pp)]
 
 
-def _of_rank(plan: Decided, shapes: Shapes, stages: Sequence[Sequence[Block]], rank: int) -> Memory:
+def _of_rank(plan: Decided, shapes: Shapes, every: Sequence[Sequence[Block]], rank: int) -> Memory:
+    owners = plan.pipeline.owners(plan.mesh.pp) if plan.mesh.pp > 1 else [rank]
+    stages = [stage for stage, owner in zip(every, owners, strict=True) if owner == rank]
     blocks = [block for stage in stages for block in stage]
     rests, away = held(plan, blocks), holding_of(plan).cpu and plan.device != "cpu"
     sizes = [[sizes_of(plan, shapes, block) for block in stage] for stage in stages]
     buffers = shapes.buffers / plan.mesh.pp + shapes.tables / plan.mesh.cp + shapes.sample * plan.batch.local / plan.mesh.cp
     base: Moment = {"buffers": buffers, "average": rests.average}
     base |= {} if away else {"parameters": rests.parameters, "optimizer": rests.optimizer}
-    found = [*(moments(plan, sizes[0]) if plan.mesh.pp == 1 else pipelined(plan, shapes, sizes, rank))]
+    handed = [sizes_of(plan, shapes, stage[-1]).passes for stage in every]
+    found = [*(moments(plan, sizes[0]) if plan.mesh.pp == 1 else pipelined(plan, shapes, sizes, handed, rank))]
     found.append(("optimizer step", {} if away else {"gradients": rests.gradients, "optimizer's own": _update(plan, blocks, rests)}))
     when, moment = max(((when, base | moment) for when, moment in found), key=lambda each: sum(each[1].values()))
     kept = max(moment.get("activations", 0.0) for _, moment in found)

@@ -9,7 +9,7 @@ layers nor of ranks. When FSDP2 gathers, frees and reduces: torch/distributed/fs
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dtrain.predict.held import Holding, flowing, gathered, holding_of, piece
@@ -52,12 +52,13 @@ def sizes_of(plan: Decided, shapes: Shapes, block: Block) -> Sizes:
     types, state, micro = types_of(plan), holding_of(plan), plan.batch.microbatch
     counts = [math.prod(gathered(plan, weight)) for weight in block.weights]
     product = sum(count for count, weight in zip(counts, block.weights, strict=True) if weight.product)
+    trained = [count for count, weight in zip(counts, block.weights, strict=True) if weight.trained]
     wide, at_once = types.compute if state.shards else types.param, state.every and plan.mesh.pp == 1
     kept, busy = _activations(plan, shapes, block)
     return Sizes(
-        block.count, block.listed, sum(counts) * wide, product * types.compute * (types.autocast and not state.shards), sum(counts) * wide,
-        sum(counts) * (types.reduce if state.shards and not at_once else wide), sum(counts) * types.reduce,
-        sum(math.prod(piece(plan, weight)) for weight in block.weights) * types.param, max(counts, default=0) * wide,
+        block.count, block.listed, sum(counts) * wide, product * types.compute * (types.autocast and not state.shards), sum(trained) * wide,
+        sum(trained) * (types.reduce if state.shards and not at_once else wide), sum(trained) * types.reduce,
+        sum(math.prod(piece(plan, weight)) for weight in block.weights if weight.trained) * types.param, max(trained, default=0) * wide,
         kept * micro, busy * micro, block.passes * flowing(plan).param * micro / plan.mesh.cp,
         *(block.kept[way].of(plan) * micro for way in ("taken", "given", "turned", "ends")),
     )  # fmt: skip
@@ -179,12 +180,16 @@ def _reduced(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: 
     }  # fmt: skip
 
 
-def pipelined(plan: Decided, shapes: Shapes, stages: Sequence[Sequence[Sizes]], rank: int) -> Iterator[tuple[str, Moment]]:
-    """Of a rank that holds these stages: gradients are summed whole over the microbatches, and FSDP2 keeps all blocks gathered."""
+def pipelined(plan: Decided, shapes: Shapes, stages: Sequence[Sequence[Sizes]], handed: Sequence[float], rank: int) -> Iterator[tuple[str, Moment]]:
+    """Of a rank that holds these stages: gradients are summed whole over the microbatches, and FSDP2 keeps all blocks gathered.
+
+    `handed`: bytes of one microbatch that each stage of the pipeline gives to the next."""
     state, blocks = holding_of(plan), [size for stage in stages for size in stage]
-    most, own = _in_flight(plan, stages, rank, shapes.returns.of(plan) * plan.batch.microbatch)
+    mine = dict(zip(_owned(plan, rank), stages, strict=True))
+    flights = {stage: _flight(plan, some, stage, handed, shapes.returns.of(plan) * plan.batch.microbatch) for stage, some in mine.items()}
+    most, own = _in_flight(plan, flights, rank)
     both = {"gradients": total(blocks, "summed"), "gathered blocks": total(blocks, "whole") if state.shards else 0.0}
-    between = {"between stages": _between(plan, stages, rank) + shapes.inputs * plan.batch.local / plan.mesh.cp}  # of all microbatches, put together
+    between = {"between stages": _between(plan, handed, rank) + shapes.inputs * plan.batch.local / plan.mesh.cp}  # of all microbatches, put together
     largest = max(size.made if state.shards else size.largest for size in blocks)
     yield "backward", {"activations": most, "inside a block": own, **both, **between, "gradients on their way": largest}
     if state.shards:
@@ -203,7 +208,7 @@ class Flight:
     left: float
 
 
-def _flight(plan: Decided, blocks: Sequence[Sizes], stage: int, returns: float) -> Flight:
+def _flight(plan: Decided, blocks: Sequence[Sizes], stage: int, handed: Sequence[float], returns: float) -> Flight:
     """What comes from other stages lies in room of its own (`_between`); a stage of the same rank is handed the tensor itself.
 
     Until the last gradient of a weight is there the graph below it stays whole (torch/distributed/pipelining/_backward.py of torch 2.13); the first
@@ -215,26 +220,25 @@ def _flight(plan: Decided, blocks: Sequence[Sizes], stage: int, returns: float) 
     most = max(sum(inside(place).values()) for place in places(blocks)) - kept
     return Flight(
         kept + returns * last - (0.0 if first else blocks[0].taken),
-        0.0 if last else max(0.0, blocks[-1].passes - blocks[-1].given) * (owners[stage + 1] != owners[stage]),
+        0.0 if last else max(0.0, handed[stage] - blocks[-1].given) * (owners[stage + 1] != owners[stage]),
         most,
-        0.0 if first else blocks[0].passes * (owners[stage - 1] != owners[stage]),
+        0.0 if first else handed[stage - 1] * (owners[stage - 1] != owners[stage]),
         0.0 if first else total(blocks, "turned") - blocks[-1].ends - returns * last,
     )
 
 
-def _in_flight(plan: Decided, stages: Sequence[Sequence[Sizes]], rank: int, returns: float) -> tuple[float, float]:
+def _in_flight(plan: Decided, flights: Mapping[int, Flight], rank: int) -> tuple[float, float]:
     """(activations kept, alive beside them inside a block) when a backward of one microbatch meets most of them.
 
-    Schedules of several stages wait at the end of a step for what they sent, and keep it until then.
+    Schedules of several stages wait at the end of a step for what they sent, and keep it until then; that of one until the next is sent.
     """
     count, shape = plan.batch.accumulate, plan.pipeline
-    mine = [stage for stage, owner in enumerate(shape.owners(plan.mesh.pp)) if owner == rank]
-    flights = {stage: _flight(plan, blocks, stage, returns) for stage, blocks in zip(mine, stages, strict=True)}
     if shape.schedule in FORWARDS_FIRST:
         return count * sum(each.kept + each.sent for each in flights.values()), max(each.inside for each in flights.values())
     few = min(count, 4 * plan.mesh.pp * shape.stages)  # by then it has come to a steady state
     few = few if count == few else few - few % max(1, count // max(1, count // plan.mesh.pp))
-    flying, best, ends = 0.0, (0.0, 0.0), shape.stages > 1
+    best, ends = (0.0, 0.0), shape.stages > 1
+    flying = 0.0 if ends else sum(each.sent + each.back for each in flights.values())
     for kind, stage, _ in actions(shape, plan.mesh.pp, few, rank):
         here = flights[stage]
         if kind == "F":
@@ -248,8 +252,12 @@ def _in_flight(plan: Decided, stages: Sequence[Sequence[Sizes]], rank: int, retu
     return best
 
 
-def _between(plan: Decided, stages: Sequence[Sequence[Sizes]], rank: int) -> float:
+def _between(plan: Decided, handed: Sequence[float], rank: int) -> float:
     """Torch's schedules keep room for what comes from each side, of every microbatch."""
-    mine, last = [stage for stage, owner in enumerate(plan.pipeline.owners(plan.mesh.pp)) if owner == rank], plan.mesh.pp * plan.pipeline.stages - 1
-    passes = max(size.passes for stage in stages for size in stage if size.listed)
-    return plan.batch.accumulate * passes * sum((stage > 0) + (stage < last) for stage in mine)
+    return plan.batch.accumulate * sum(
+        (handed[stage - 1] if stage else 0.0) + handed[stage] * (stage < len(handed) - 1) for stage in _owned(plan, rank)
+    )
+
+
+def _owned(plan: Decided, rank: int) -> list[int]:
+    return [stage for stage, owner in enumerate(plan.pipeline.owners(plan.mesh.pp)) if owner == rank]

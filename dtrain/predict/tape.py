@@ -66,7 +66,7 @@ class Tape:
         return x
 
     def block(self, out: Value, *, count: int = 1, listed: bool = True) -> Block:
-        first = [self._first] if self._first and self._first.trained else []
+        first = [self._first] if self._first and (self._first.trained or not self._first.sample) else []
         kept = {
             "all": _sum(value for step in self._steps for value in step.saved),
             "products": _sum((*first, *self._products)),

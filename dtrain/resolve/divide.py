@@ -17,12 +17,15 @@ from dtrain.resolve.ranks import about
 OPTIONS = {"tensor.sequence": ("whole", "split"), "tensor.loss": ("whole", "split"), "context.attention": ("ring", "ulysses")}
 """How an axis is used: key -> what is allowed."""
 
+HALVES = ("interleaved_zero_bubble", "zbv", "dualpipev")
+"""Schedules that run a backward in two."""
+
 
 def model(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
     """Raises WordsError for every axis that cannot split this model."""
     mesh, part, word = draft["mesh"], config.model, config.choices["model"]
     facts = about(part) if word else None
-    problems = [*_optimizer(config, mesh), *_remat(config, mesh)]
+    problems = [*_optimizer(config, mesh), *_remat(config, mesh, draft["pipeline"].schedule)]
     if facts is not None:
         problems += [*_tensor(config, mesh, part, facts), *_pipeline(config, mesh, draft["pipeline"].stages, part, facts)]
         problems += [*_experts(mesh, part, facts, str(word)), *_context(config, mesh, part, facts)]
@@ -112,11 +115,21 @@ def _optimizer(config: Config, mesh: MeshShape) -> Iterable[str]:
         yield f"optim={config.choices['optim']} knows the axes of the data alone, and the mesh has {axis}={getattr(mesh, axis)}. Type optim=adamw."
 
 
-def _remat(config: Config, mesh: MeshShape) -> Iterable[str]:
-    """What experts and split sequences compute in place while they talk cannot be kept for a second pass through a block."""
+def _remat(config: Config, mesh: MeshShape, schedule: str) -> Iterable[str]:
+    """What experts and split sequences compute in place while they talk cannot be kept for a second pass through a block.
+
+    A backward in halves goes through a block once for its inputs and once for each group of its weights: torch computes the block again every time,
+    keeps it all, and with remat=selective refuses (torch/utils/checkpoint.py of torch 2.13).
+    """
+    word = config.choices["remat"]
     for axis in ("cp", "ep"):
-        if getattr(mesh, axis) > 1 and config.choices["remat"] == "selective":
+        if getattr(mesh, axis) > 1 and word == "selective":
             yield f"remat=selective keeps results inside a block, which mesh.{axis}={getattr(mesh, axis)} changes there. Type remat=full."
+    if mesh.pp > 1 and schedule in HALVES and word != "none":
+        yield (
+            f"remat={word}: pipeline.schedule={schedule} goes backward in halves and would keep more with it than without. "
+            "Type remat=none, or pipeline.schedule=interleaved_1f1b."
+        )
 
 
 def _up(size: int, step: int) -> int:

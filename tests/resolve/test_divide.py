@@ -34,6 +34,12 @@ TABLE = [
     (("mesh.ep=2", "devices=2"), "mesh.ep=2: model=gpt has no experts. Type model=moe, or leave mesh.ep out."),
     (("mesh.ep=3", "devices=12", "model=moe"), "mesh.ep=3 does not divide model.experts=8. Type mesh.ep=2 or mesh.ep=4."),
     (("mesh.ep=2", "devices=2", "model=moe", "remat=selective"), "Type remat=full."),
+    # pp: a backward in halves
+    (
+        ("mesh.pp=2", "devices=2", "accumulate=4", "pipeline.schedule=zbv", "remat=full"),
+        "remat=full: pipeline.schedule=zbv goes backward in halves and would keep more with it than without. "
+        "Type remat=none, or pipeline.schedule=interleaved_1f1b.",
+    ),
     # cp: the sequence
     (("mesh.cp=2", "devices=2", "data.sequence=18"), "mesh.cp=2: data.sequence=18 does not divide by 2 x cp = 4. Type data.sequence=20."),
     (("mesh.cp=2", "devices=2", "model=mlp"), "mesh.cp=2: model=mlp has no sequence to split. Leave mesh.cp out."),

@@ -1,6 +1,7 @@
 """A part of the plan -> the object it names. The last check of trust: the object itself, not only its name."""
 
 import contextlib
+import functools
 import importlib
 import inspect
 from collections.abc import Collection, Iterator, Mapping
@@ -59,16 +60,19 @@ def locate(name: str) -> Any:
         found: Any = importlib.import_module(path)
         for attribute in rest:
             path = f"{path}.{attribute}"
-            found = getattr(found, attribute) if hasattr(found, attribute) else importlib.import_module(path)
+            found = importlib.import_module(path) if inspect.ismodule(found) and not hasattr(found, attribute) else getattr(found, attribute)
     except (ImportError, AttributeError) as error:
-        if isinstance(error, ModuleNotFoundError) and error.name == path != package:
+        if isinstance(error, AttributeError) or (isinstance(error, ModuleNotFoundError) and error.name == path != package):
             raise WordsError(f"{name}: {path.rpartition('.')[0]} has no {path.rpartition('.')[2]}.") from error
         raise WordsError(f"{name}: cannot be imported: {error}. Is the package installed, or in this folder?") from error
-    home = str(getattr(found, "__module__", None) or type(found).__module__)
-    if not (f"{home}.".startswith(f"{package}.") or _is_trusted(f"{home}.")):
-        raise WordsError(f"{name}: leads out of {package}, to {home}. Type trust=[{home.split('.')[0]}] if you know what it does.")
     if not callable(found):
         raise WordsError(f"{name}: is a {type(found).__name__}, not a class or a function.")
+    whole = found
+    while isinstance(whole, functools.partial):  # it is where what it calls is
+        whole = whole.func
+    home = str(getattr(whole, "__module__", None) or type(whole).__module__)
+    if not (f"{home}.".startswith(f"{package}.") or _is_trusted(f"{home}.")):
+        raise WordsError(f"{name}: leads out of {package}, to {home}. Type trust=[{home.split('.')[0]}] if you know what it does.")
     if package == "torch" and not _is_trusted(name) and not _is_shown_by_torch(found):
         raise WordsError(f"{name}: of torch, only the classes of torch.nn and torch.optim may run. Type trust=[torch] if you know what it does.")
     return found

@@ -5,6 +5,7 @@ over in silence, as is what is not installed on this machine.
 """
 
 import ast
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -87,7 +88,9 @@ def _attribute(module: _Module, parts: Sequence[str], paths: tuple[str, ...], de
         return None
     if name in module.defined:
         found = module.defined[name]
-        return None if rest else _of_statement(module, found, paths, depth)
+        if isinstance(found, ast.Assign | ast.AnnAssign):
+            return _of_value(module, found.value, rest, paths, depth)
+        return _of_method(module, found, rest) if rest else _of_statement(module, found, paths, depth)
     if name in module.imported:
         source, attribute = module.imported[name]
         return _of_name([*source.split("."), *([attribute] if attribute else []), *rest], paths, depth + 1)
@@ -108,6 +111,33 @@ def _of_statement(module: _Module, found: ast.stmt, paths: tuple[str, ...], dept
     if isinstance(found, ast.ClassDef):
         return _of_class(module, found, paths, depth)
     return None
+
+
+def _of_value(module: _Module, value: ast.expr | None, rest: Sequence[str], paths: tuple[str, ...], depth: int) -> Signature | Absent | None:
+    """Another name of something, or a partial of it."""
+    if isinstance(value, ast.Name | ast.Attribute) and _dotted(value):
+        found = _attribute(module, [*_dotted(value).split("."), *rest], paths, depth + 1)
+        return found if isinstance(found, Signature) else None
+    if isinstance(value, ast.Call) and _dotted(value.func) in ("partial", "functools.partial") and len(value.args) == 1 and not rest:
+        given = [keyword.arg for keyword in value.keywords]
+        found = _attribute(module, _dotted(value.args[0]).split("."), paths, depth + 1)
+        if isinstance(found, Signature) and None not in given:
+            late = tuple(name for name in found.required if name in given)
+            return Signature(tuple(name for name in found.required if name not in given), (*late, *found.optional), found.open)
+    return None
+
+
+def _of_method(module: _Module, found: ast.stmt, rest: Sequence[str]) -> Signature | Absent | None:
+    """A class method or static method."""
+    if not isinstance(found, ast.ClassDef) or len(rest) > 1 or found.keywords or not _plain(found.decorator_list):
+        return None
+    methods = {entry.name: entry for entry in found.body if isinstance(entry, ast.FunctionDef)}
+    method = methods.get(rest[0])
+    if method is None:
+        names = {name.id for entry in found.body for name in ast.walk(entry) if isinstance(name, ast.Name)}
+        return Absent(f"{module.name}.{found.name}", rest[0], tuple(methods)) if not found.bases and rest[0] not in names else None
+    kinds = [_dotted(decorator) for decorator in method.decorator_list]
+    return _of_function(method, skip=int(kinds == ["classmethod"])) if kinds in (["classmethod"], ["staticmethod"]) else None
 
 
 def _of_class(module: _Module, found: ast.ClassDef, paths: tuple[str, ...], depth: int) -> Signature | None:
@@ -139,7 +169,11 @@ def _of_dataclass(found: ast.ClassDef, above: Signature | None) -> Signature | N
         if isinstance(decorator, ast.Call) and any(keyword.arg == "init" for keyword in decorator.keywords):
             return None
     for entry in found.body:
-        if not isinstance(entry, ast.AnnAssign) or not isinstance(entry.target, ast.Name) or "ClassVar" in ast.dump(entry.annotation):
+        if (
+            not isinstance(entry, ast.AnnAssign)
+            or not isinstance(entry.target, ast.Name)
+            or re.search("ClassVar|KW_ONLY", ast.dump(entry.annotation))
+        ):
             continue
         options = (
             {keyword.arg for keyword in entry.value.keywords}

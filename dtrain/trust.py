@@ -50,7 +50,7 @@ def refusal(key: str, name: str) -> str:
     package = name.split(".")[0]
     said = f"{key}={name}: {package} is not trusted to run code."
     if not NAME.fullmatch(name):
-        return f"{said} A class or function has a dotted name, such as mypkg.nets.Net."
+        return f"{key}={name}: a class or function has a dotted name, such as mypkg.nets.Net."
     short = f"torch.{name.split('.')[1]}.{name.split('.')[-1]}"
     if package == "torch" and TORCH.fullmatch(short) and short != name:
         return f"{said} Of torch, classes are taken from where it shows them: type {key}={short}, or trust=[torch] for all of it."

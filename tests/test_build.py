@@ -33,7 +33,13 @@ def test_an_argument_that_is_missing_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("nowhere.Thing", "cannot be imported"), ("dtrain.model.gpt.Gtp", "dtrain.model.gpt has no Gtp"), ("os.path.nothing", "os.path has no nothing")],
+    [
+        ("nowhere.Thing", "cannot be imported"),
+        ("dtrain.model.gpt.Gtp", "dtrain.model.gpt has no Gtp"),
+        ("os.path.nothing", "os.path has no nothing"),
+        ("torch.nn.Linear.smal", "torch.nn.Linear has no smal"),
+        ("torch.nn.functional.F", "torch.nn.functional has no F"),
+    ],
 )
 def test_what_cannot_be_imported_is_named(name: str, why: str) -> None:
     with pytest.raises(WordsError, match=f"{name}: {why}"):
@@ -61,6 +67,17 @@ def test_of_torch_only_modules_optimizers_and_schedules_run(name: str) -> None:
         locate(name)
     with trusting(["torch"]):
         assert callable(locate(name))
+
+
+def test_a_partial_is_where_what_it_calls_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "import os\nfrom functools import partial\ndef make(a, b): return a + b\npreset = partial(partial(make, b=2))\nbad = partial(os.getenv, 'HOME')\nnumber = 3\n"
+    (tmp_path / "presets.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert build({"_target_": "presets.preset", "a": 1}) == 3
+    with pytest.raises(WordsError, match="leads out of presets, to os"):
+        locate("presets.bad")
+    with pytest.raises(WordsError, match=r"presets\.number: is a int, not a class or a function"):
+        locate("presets.number")
 
 
 def test_an_alias_of_a_class_is_the_class() -> None:

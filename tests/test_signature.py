@@ -9,7 +9,8 @@ from dtrain.signature import Absent, Signature, signature
 
 SOURCE = """
 import os
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from .parts import Base, Shared as Other
 from .parts import *
 open("{marker}", "w").write("ran")
@@ -20,6 +21,7 @@ class Data:
     size: int = 3
     tags: list = field(default_factory=list)
     seen: int = field(default=0, init=False)
+    _: KW_ONLY
 
 @dataclass
 class More(Data):
@@ -43,6 +45,16 @@ def make(a, b=1, /, c=2, *, d): ...
 def hidden(a): ...
 
 def plain(a, b=1): ...
+
+class Kinds:
+    @classmethod
+    def small(cls, a, b=1): ...
+    @staticmethod
+    def made(a): ...
+    def called(self): ...
+
+Again = Net
+preset = partial(plain, a=3)
 """
 
 
@@ -69,6 +81,12 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("Starred", Signature(("x",), ())),
         ("Wide", Signature(("depth",), ("wide",), open=True)),
         ("plain", Signature(("a",), ("b",))),
+        ("Kinds.small", Signature(("a",), ("b",))),
+        ("Kinds.made", Signature(("a",))),
+        ("Kinds.called", None),
+        ("Net.whatever", None),
+        ("Again", Signature(("width",), ("depth",))),
+        ("preset", Signature((), ("a", "b"))),
         ("Meta", None),
         ("Made", None),
         ("hidden", None),
@@ -81,6 +99,7 @@ def test_what_a_target_takes(name: str, found: Signature | None, package: Path) 
 
 
 def test_what_is_not_there_is_told_with_what_is(package: Path) -> None:
+    assert signature("readonlypkg.Kinds.smal") == Absent("readonlypkg.Kinds", "smal", ("small", "made", "called"))
     found = signature("readonlypkg.Nett")
     assert isinstance(found, Absent) and "Net" in found.others and "Starred" in found.others
 

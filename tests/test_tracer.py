@@ -11,6 +11,7 @@ from pool import ranks
 from small import plan
 from torch import Tensor, nn
 
+from dtrain.errors import WordsError
 from dtrain.predict.memory import memory
 from dtrain.traced import shapes_of
 
@@ -32,6 +33,12 @@ class Tower(nn.Module):
         for block in self.tower:
             x = x + block(x)
         return self.last(x)
+
+
+class Broken(Tower):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(-1, 3)
 
 
 class Peeking(Tower):
@@ -71,3 +78,20 @@ def test_a_model_that_looks_into_its_numbers_is_known_by_its_weights_alone() -> 
 def test_torch_is_not_imported_for_a_model_of_this_package() -> None:
     code = "import sys, dtrain.traced; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent.parent, check=False).returncode == 0
+
+
+def test_what_code_of_your_own_raises_is_one_sentence_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    decided = plan(*WORDS, "model._target_=test_tracer.Broken")
+    with pytest.raises(
+        WordsError, match=r"\Amodel and data cannot be built: RuntimeError: .*test_tracer.py:\d+ in __init__\). DTRAIN_DEBUG=1 shows .*\Z"
+    ):
+        shapes_of(decided)
+    monkeypatch.setenv("DTRAIN_DEBUG", "1")
+    with pytest.raises(RuntimeError):
+        shapes_of(decided)
+
+
+def test_of_a_package_that_is_trusted_all_may_be_traced() -> None:
+    decided = plan(*WORDS[:-2], "trust=[torch]", "model._target_=torch.nn.utils.skip_init", "model.module_cls=x", "batch=8")
+    with pytest.raises(WordsError, match="model and data cannot be built: "):
+        shapes_of(decided)

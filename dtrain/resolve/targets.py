@@ -57,13 +57,19 @@ def _judge(part: Mapping[str, Any], path: str, given: frozenset[str]) -> Iterabl
     if isinstance(found, Absent):
         yield f"{path}._target_={target}: {found.module} has no {found.name}.{nearest(found.name, found.others) if found.others else ''}"
     elif found is not None:
-        said = {name for name in part if name not in ("_target_", "_about_")}
+        hidden = sorted(name for name in part if name.startswith("_") and name not in ("_target_", "_about_", *found.names))
+        said = {name for name in part if name not in ("_target_", "_about_", *hidden)}
+        for name in hidden:
+            yield f"{path}.{name}={part[name]}: of Hydra's own, a part has _target_ alone. Name a function of yours that makes what you mean."
+        unasked = sorted(given - set(found.names)) if not found.open else []
+        if unasked:
+            yield f"{path}._target_={target} takes no {', '.join(unasked)}, which the run gives it. Name a function of yours that does, or a word: {path}=<word>."
         takes = [name for name in found.names if name not in given]
         for name in () if found.open else sorted(said - set(found.names)):
             near = nearest(name, takes).replace("Did you mean ", f"Did you mean {path}.") if takes else " It takes nothing."
             yield f"{path}.{name}={part[name]}: {target} takes no {name}.{near}"
         for name in sorted(said & given):
             yield f"{path}.{name}={part[name]}: the run itself gives {target} its {name}. Leave it out."
-        for name in found.required:
+        for name in found.required if not unasked and not hidden else ():
             if name not in said | given:
                 yield f"{path}._target_={target} needs {name}. Type {path}.{name}=<value>."

@@ -29,13 +29,16 @@ def _mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (("model._target_=minepkg.Nett", "trust=[minepkg]"), "minepkg has no Nett. Did you mean Net?"),
         (("model._target_=torch.nn.Linear", "model.in_feature=1", "model.out_features=1", "data=synthetic"), "Did you mean model.in_features?"),
-        (("optim._target_=torch.optim.SGD", "optim.model=1"), "takes no model"),
+        (("optim._target_=torch.optim.SGD", "optim.lr=1"), "torch.optim.SGD takes no model, which the run gives it. Name a function of yours"),
+        ((*MINE, "data.dataset.root=/x", "data.dataset.crop={_target_:torch.nn.Linear,_partial_:true}"), "crop._partial_=True: of Hydra's own"),
+        (("model._target_=minepkg", "trust=[minepkg]"), "model._target_=minepkg: a class or function has a dotted name"),
     ],
 )
 def test_what_a_target_does_not_take_is_told(words: tuple[str, ...], said: str) -> None:
     with pytest.raises(WordsError) as caught:
         plan(*words)
     assert said in str(caught.value)
+    assert "optim.params" not in str(caught.value)
 
 
 def test_what_it_takes_is_taken() -> None:

@@ -19,6 +19,7 @@ from dtrain.errors import DtrainError, WordsError, deciding
 from dtrain.kinds import wants_text
 from dtrain.resolve import further
 from dtrain.resolve.unknown import UNKNOWN
+from dtrain.store import is_local, local_path
 from dtrain.words import Word, cut, quote, slug
 
 LONGEST = 100_000
@@ -241,8 +242,10 @@ def _searchpath(asked: Sequence[Word], problems: list[str]) -> list[str]:
             if isinstance(word.value, list) and all(isinstance(path, str) for path in word.value):
                 found += word.value
             else:
-                problems.append(f"{shown(word)}: a list of folders. Type {word.key}=[<folder>].")
-    return found
+                problems.append(f"{shown(word)}: a list of folders. Type {word.key}=[{cut(word.text) or '<folder>'}].")
+    absent = [path for path in found if is_local(path) and not local_path(path).is_dir()]
+    problems += [f"hydra.searchpath=[{cut(path)}] (command line): there is no such folder." for path in absent if not path.startswith("pkg://")]
+    return [path for path in found if path not in absent]
 
 
 def _not_needed(word: Word) -> bool:

@@ -42,9 +42,13 @@ class WordsError(DtrainError):
 
 
 class PreflightError(DtrainError):
-    """What the plan needs is not here: a device, a file, a place to write."""
+    """What the plan needs is not here: a device, a file, a place to write. `problems` holds one sentence for each."""
 
     exit_code = 3
+
+    def __init__(self, *problems: str) -> None:
+        self.problems = tuple(map(masked, problems))
+        super().__init__("\n".join(problems))
 
 
 class StoreError(PreflightError):

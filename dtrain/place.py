@@ -97,7 +97,7 @@ def _from(beside: Place, name: str) -> Place:
     """`name` as the recipe at `beside` means it. Raises WordsError when that leads from elsewhere to this machine."""
     if beside.trust != "remote":
         absolute = "://" in name or name.startswith(("/", "~"))
-        url = name if absolute else str(Path(beside.url.removeprefix("file://")).parent / name)
+        url = name if absolute else posixpath.normpath(Path(beside.url.removeprefix("file://")).parent / name)
         return Place(url, "local" if store.is_local(url) else "remote")
     own = beside.url.split("://")[0]
     url = name if "://" in name or name.startswith(("/", "~")) else _joined(beside.url, name)

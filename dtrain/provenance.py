@@ -83,7 +83,7 @@ def asked(config: Config) -> dict[str, Any]:
     for field in fields(Schema):
         value = getattr(config, field.name)
         if field.name in GROUPS:
-            found[field.name] = config.choices.get(field.name)
+            found[field.name] = config.choices.get(field.name) or value.get("_target_")
         found |= leaves(vars(value) if is_dataclass(value) else value, field.name)
     return found
 
@@ -114,11 +114,13 @@ def rows(config: Config, plan: Plan) -> list[Row]:
     for key in keys:
         if str(after.get(key)).startswith("dtrain.") and key.endswith("._target_"):
             continue  # the word says it
-        value = after.get(key, before.get(key))
+        chosen = config.choices.get(key) if key not in LISTS else None
+        value = chosen if isinstance(chosen, str) and chosen != "auto" else after.get(key, before.get(key))
         default = _default(key, after if key not in before else config.choices)
-        source = origin(config, key, default)
+        own = key in GROUPS and key not in LISTS and config.choices.get(key) is None
+        source = origin(config, f"{key}._target_" if own else key, default)
         overrode = [*reversed(config.history.get(key, []))]
-        if key in config.sources and default is not None:
+        if (key in config.sources or own) and default is not None:
             overrode.append((shown(key, default[0]), default[1]))
         if key in before and key in after and _plain(before[key]) != _plain(value) and not (key in LISTS and before[key] != "auto"):
             overrode.insert(0, (shown(key, before[key]), source.removeprefix("default ")))
@@ -136,7 +138,8 @@ def origin(config: Config, key: str, default: tuple[Any, str] | None) -> str:
         above = ".".join(parts[:end])
         if above in config.sources and (end == len(parts) or above not in GROUPS):
             return secrets.masked(config.sources[above])
-    return f"default {default[1]}" if default else "default"
+    choice = config.choices.get(parts[0])
+    return f"default {default[1]}" if default else f"default of {parts[0]}={choice}" if isinstance(choice, str) and len(parts) > 1 else "default"
 
 
 def table(found: Sequence[Row]) -> str:

@@ -76,7 +76,7 @@ def _read(place: Place, chain: Sequence[Place], seen: list[Place], problems: lis
         try:
             below += _read(find(name, place), [*chain, place], seen, problems)
         except WordsError as error:
-            problems += error.problems
+            problems += [problem if str(place) in problem else f"{problem} ({place} builds on it)" for problem in error.problems]
     return below + [(word, place) for word in _words(document, place, problems)]
 
 
@@ -167,7 +167,7 @@ def write(config: Config) -> str:
     if told:
         lines.append(f"# needs {' '.join(f'{key}=<not written>' for key in told)}")
     lines.append("defaults:")
-    lines += [f"  - override /{group}: {_flow(word)}" for group, word in config.choices.items() if word is not None]
+    lines += [f"  - override /{group}: {_flow(word)}{_source(config, group)}" for group, word in config.choices.items() if word is not None]
     for field in fields(Schema):
         if field.name not in NOT_WRITTEN:
             value = getattr(config, field.name)
@@ -214,8 +214,11 @@ def _yaml_lines(name: str, value: Any, config: Config, indent: str, key: str) ->
             yield f"{indent}{name}:"
             yield from inner
     else:
-        source = f"  # {masked(config.sources[key])}" if key in config.sources else ""
-        yield f"{indent}{name}: {_flow(_said(config.unresolved[key]) if key in config.unresolved else value)}{source}"
+        yield f"{indent}{name}: {_flow(_said(config.unresolved[key]) if key in config.unresolved else value)}{_source(config, key)}"
+
+
+def _source(config: Config, key: str) -> str:
+    return f"  # {masked(config.sources[key])}" if key in config.sources else ""
 
 
 def _said(value: Any) -> Any:

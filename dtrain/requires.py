@@ -18,7 +18,7 @@ def check(config: Config, cluster: Cluster) -> None:
     """Raises PreflightError with everything that is required and not here."""
     missing = unmet(config, cluster)
     if missing:
-        raise PreflightError("\n".join(missing))
+        raise PreflightError(*missing)
 
 
 def unmet(config: Config, cluster: Cluster) -> list[str]:

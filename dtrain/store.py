@@ -92,7 +92,14 @@ def beginning(url: str, count: int) -> bytes:
     if is_local(url):
         return _local("read", url, lambda path: head(path.open("rb")))
     streamed = {"block_size": 0} if url.startswith(("http://", "https://")) else {}  # many servers give no part of a file
-    return _remote("read", url, lambda fs, path: head(fs.open(path, "rb", **streamed)))
+
+    def opened(fs: Any, path: str) -> bytes:
+        try:
+            return head(fs.open(path, "rb", **streamed))
+        except FileNotFoundError as error:  # of the web, also what hides why there was no answer
+            raise error.__cause__ or error from None
+
+    return _remote("read", url, opened)
 
 
 def exists(url: str) -> bool:

@@ -71,6 +71,18 @@ def test_what_a_rule_decided_has_its_reason() -> None:
     assert found["strategy.reshard"].source == f"default {line_of('strategy/fsdp.yaml', 'reshard:')}"
 
 
+def test_a_target_or_a_word_of_your_own_is_told_with_who_said_it(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("steps: 3\nmodel: {_target_: torch.nn.Linear, in_features: 64, out_features: 10}\n")
+    found = rows(f"recipe={tmp_path}/own.yaml", "data=synthetic")["model"]
+    assert (found.value, found.source) == ("torch.nn.Linear", f"{tmp_path}/own.yaml:2")
+    assert found.overrode == (("gpt", line_of("config.yaml", "- model:")),)
+    (tmp_path / "optim").mkdir()
+    (tmp_path / "optim/mine.yaml").write_text("_target_: dtrain.optim.sgd.build\nlr: 0.3\nmomentum: 0.0\nnesterov: false\nweight_decay: 0.0\n")
+    mine = rows("optim=mine", "optim.momentum=0.5", f"hydra.searchpath=[{tmp_path}]")
+    assert (mine["optim"].value, mine["optim"].source) == ("mine", "command line")
+    assert mine["optim.lr"].source == "default of optim=mine" and mine["optim.momentum"].source == "command line"
+
+
 def test_every_value_of_a_run_has_a_row() -> None:
     words = ["strategy=fsdp", "devices=2", "optim.lr=0.5"]
     plan, found = plan_of(*words).to_dict(), rows(*words)

@@ -316,3 +316,24 @@ def test_what_a_person_says_is_not_refused_of_the_recipe(tmp_path: Path) -> None
 
 def test_a_header_that_is_not_read_is_told(tmp_path: Path) -> None:
     assert "@package model is not read" in refused(written(tmp_path, "# @package model\nwidth: 3\n"))
+
+
+def test_a_recipe_below_another_is_named_by_its_shortest_path_and_by_who_builds_on_it(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/child.yaml").write_text("recipe: ../base.yaml\n")
+    (tmp_path / "base.yaml").write_text("seed: 3\n")
+    assert compose([f"recipe={tmp_path}/sub/child.yaml"]).sources["seed"] == f"{tmp_path}/base.yaml:1"
+    (tmp_path / "base.yaml").unlink()
+    said = refused(f"recipe={tmp_path}/sub/child.yaml")
+    assert f"cannot read {tmp_path}/base.yaml" in said and f"({tmp_path}/sub/child.yaml builds on it)" in said
+
+
+def test_a_server_that_is_not_there_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "PATIENCE", 0.1)
+    monkeypatch.setattr("dtrain.place.SECONDS", 0.1)
+    assert "Cannot connect to host 127.0.0.1:1" in composed("recipe=http://127.0.0.1:1/x.yaml")["refused"]
+
+
+def test_a_folder_of_words_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    assert "there is no such folder" in refused(f"hydra.searchpath=[{tmp_path}/nothing]")
+    assert f"Type hydra.searchpath=[{tmp_path}]" in refused(f"hydra.searchpath={tmp_path}")

@@ -7,7 +7,7 @@ from dtrain.cluster import Cluster
 from dtrain.config import GROUPS, LISTS, Config
 from dtrain.errors import WordsError, nearest
 from dtrain.resolve import trust
-from dtrain.resolve.unknown import Undecided
+from dtrain.resolve.unknown import UNKNOWN, Undecided
 from dtrain.signature import Absent, signature
 
 GIVEN: Mapping[str, frozenset[str]] = {
@@ -28,6 +28,8 @@ def arguments(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dic
     problems = list[str]()
     for group in GROUPS:
         parts = getattr(config, group)
+        if parts is UNKNOWN:
+            continue  # another mistake, which hides none here
         for path, part in [(f"{group}.{word}", part) for word, part in parts.items()] if group in LISTS else [(group, parts)]:
             given = GIVEN.get(group, frozenset()) if part.get("_target_") else frozenset()
             own = config.choices[group] is not None and str(part.get("_target_", "")).startswith("dtrain.")

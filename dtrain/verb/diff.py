@@ -64,13 +64,22 @@ def run(words: Sequence[str]) -> int:
     sides = [word for word in words if word not in beside]
     if len(sides) != 2:
         raise WordsError(f'diff takes two of them, not {len(sides)}. Type dtrain diff runs/a runs/b, or dtrain diff digits "recipe=digits seed=1".')
-    one, other = (_side(text, beside) for text in sides)
+    one, other = (_named(text, beside) for text in sides)
     found = {"words": [*_words(one, other)], "plan": [*_plan(one, other)], "code": [*_code(one, other)], "results": [*_results(one, other)]}
     print(_table(one, other, {**found, "measured": [*_measured(one, other)]}))
     return 1 if any(found.values()) else 0
 
 
 # the sides
+
+
+def _named(text: str, beside: Sequence[str]) -> Side:
+    """Raises WordsError that says on which side something is wrong."""
+    try:
+        return _side(text, beside)
+    except WordsError as error:
+        hint = "" if "=" in text else f' More words stand with it in quotes: "recipe={shown(text)} <key>=<value>".'
+        raise WordsError(*(f"{shown(text)}: {problem}{hint}" for problem in error.problems)) from error
 
 
 def _side(text: str, beside: Sequence[str]) -> Side:

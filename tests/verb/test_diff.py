@@ -139,3 +139,16 @@ def test_no_secret_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     code, lines = shown(capsys, f"{part}abcdef123456", f"{part}123456abcdef seed=1", "trust=[builtins]")
     assert code == 1 and row(lines, "seed")[0] == "0"
     assert "123456" not in "".join(lines) and f"{part}***" in lines[0]
+
+
+def test_a_choice_is_told_with_who_said_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.yaml").write_text("# one\nstrategy: ddp\n")
+    _, lines = shown(capsys, f"{tmp_path}/a.yaml", "strategy=fsdp devices=2")
+    assert row(lines, "strategy") == ["ddp", f"({tmp_path}/a.yaml:2)", "fsdp", "(command", "line)"]
+
+
+def test_what_is_wrong_is_told_with_its_side(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("data: tokens\n")
+    with pytest.raises(WordsError, match=r"a\.yaml: data=tokens needs data\.path\..* \"recipe=.*a\.yaml <key>=<value>\""):
+        diff.run([f"{tmp_path}/a.yaml", "seed=1"])
+    assert diff.run([f"recipe={tmp_path}/a.yaml data.path=x", f"recipe={tmp_path}/a.yaml data.path=x"]) == 0

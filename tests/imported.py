@@ -40,11 +40,12 @@ class Imported:
         return self.ledger.command
 
     def plan(self, folder: Path, *more: str, gpus: int = 0) -> Plan:
-        """Of the recipe as it is printed, and the trust that its header names."""
+        """Of the recipe as it is printed, the trust that its header names, and steps where it asks for them."""
         path = folder / "recipe.yaml"
         path.write_text(self.recipe)
         trust = [f"trust={self.command['trust']}"] if "trust" in self.command else []
-        return resolve(compose([f"recipe={path}", *trust, *more]), Cluster(gpus=gpus, cpus=2))
+        steps = ["steps=100"] if str(self.command.get("steps", "")).startswith("<") else []
+        return resolve(compose([f"recipe={path}", *trust, *steps, *more]), Cluster(gpus=gpus, cpus=2))
 
 
 def imported(path: Path) -> Imported:

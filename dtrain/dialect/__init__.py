@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
 from dtrain import store
+from dtrain.dialect import others
 from dtrain.dialect.ledger import Ledger, flatten, show
 from dtrain.dialect.read import parse
 from dtrain.errors import StoreError, WordsError, nearest
@@ -35,6 +36,7 @@ def load(name: str) -> Dialect:
 
 def recognise(tree: Mapping[str, Any], place: str) -> str:
     """The dialect with the most marks among the names of the tree. Raises WordsError when none or several fit."""
+    others.refuse(tree, place)
     parts = [key.split(".") for key, _ in flatten(tree)]
     names = {name for key in parts for name in (key[0], key[-1])}
     marks = {dialect: len(names & load(dialect).MARKS) for dialect in DIALECTS}
@@ -94,6 +96,10 @@ def complete(ledger: Ledger) -> None:
         samples = ranks // (degree["pp"] * degree["cp"] * degree["tp"]) * (2 * degree["pp"] if degree["pp"] > 1 else 1)
         ledger.imply({"batch": samples}, "not in this file: type batch=<samples of a step>")
         ledger.ask("batch", "samples of a step")
+    if "steps" in words:
+        ledger.command.pop("steps", None)
+    elif "steps" in ledger.command:
+        ledger.imply({"steps": "???"}, f"steps={ledger.command['steps']} is to be typed")
 
 
 def nested(ledger: Ledger, key: str, name: str, *, auto: str = "") -> None:

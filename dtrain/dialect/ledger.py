@@ -245,6 +245,7 @@ def unread(ledger: Ledger, key: str, value: Any, word: str) -> bool:
     """Whether a value is not in the file: computed, or filled in by somebody else. Then the key is told here."""
     if isinstance(value, Code):
         ledger.refuse(key, f"computed in Python, which is not run. Type {word}=<value>.")
+        ledger.ask(word, "value")
     elif value == "auto" and ledger.auto:
         ledger.skip(key, f"filled in by {ledger.auto}")
     elif value == "auto":

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from dtrain.dialect import others
 from dtrain.dialect.ledger import Code, flatten
 from dtrain.errors import WordsError, first_line
 
@@ -143,7 +144,9 @@ def _python(text: str, place: str) -> Any:
         raise WordsError(f"{place}{line}: not Python: {getattr(error, 'msg', error)}.") from error
     script = _Script(module)
     tree: dict[str, Any] = {}
-    calls = [node for node in ast.walk(module) if isinstance(node, ast.Call) and _last(node.func) in CALLS]
+    made = [node for node in ast.walk(module) if isinstance(node, ast.Call)]
+    others.refuse_python(module, {_last(call.func): script.arguments(call) for call in made if _last(call.func) in others.ARGUMENTS}, place)
+    calls = [call for call in made if _last(call.func) in CALLS]
     read = [(call, script.arguments(call)) for call in calls]
     for call, arguments in read:
         name = CALLS[_last(call.func)]

@@ -21,7 +21,7 @@ def recipe(ledger: Ledger, silent: Iterable[str], name: str) -> str:
     lines = [
         "# @package _global_",
         f"# {ledger.place.rsplit('/', 1)[-1]}, which {ledger.tool} reads, in words of dtrain",
-        f"# plan       dtrain plan recipe={name}{_trust(ledger)}",
+        f"# plan       dtrain plan recipe={name}{_needed(ledger)}",
         f"# run        {command(ledger, name)}",
     ]
     missing = [word for word in silent if word not in ledger.command and not any(said.split(".")[0] == word for said in ledger.words)]
@@ -64,8 +64,9 @@ def _theirs(entry: Entry) -> str:
     return f"  {key} = {value}"
 
 
-def _trust(ledger: Ledger) -> str:
-    return f" trust={ledger.command['trust']}" if "trust" in ledger.command else ""
+def _needed(ledger: Ledger) -> str:
+    """Without these a plan is refused."""
+    return "".join(f" {_typed(word, ledger.command[word])}" for word in ("trust", "steps") if word in ledger.command)
 
 
 def _words(ledger: Ledger) -> Iterable[str]:

@@ -19,7 +19,7 @@ def test_full_finetuning() -> None:
     assert read.words == {
         "precision": "bf16_true", "model._target_": "transformers.AutoModelForCausalLM.from_pretrained", "model.pretrained_model_name_or_path": "meta-llama/Llama-3.2-1B",
         "model.dtype": "bfloat16", "optim": "adamw", "optim.betas": [0.9, 0.95], "optim.eps": 1e-8, "optim.weight_decay": 0.01, "optim.lr": 2e-5, "schedule": "cosine",
-        "schedule.floor": 0.1, "schedule.warmup": 0.05, "strategy": "ddp", "microbatch": 2, "accumulate": 4, "clip": 0.5, "remat": "full", "log.every": 1,
+        "schedule.floor": 0.1, "schedule.warmup": 0.05, "strategy": "ddp", "microbatch": 2, "accumulate": 4, "clip": 0.5, "remat": "full", "log.every": 1, "steps": "???",
     }  # fmt: skip
     assert read.command["trust"] == "[transformers]"
     assert read.command["data.sequence"] == 4096

@@ -11,11 +11,14 @@ import pytest
 import yaml
 from imported import FILES, Imported, example, imported, keys
 
+from dtrain.cluster import Cluster
+from dtrain.compose import compose
 from dtrain.dialect import DIALECTS, complete, load, recognise, translate
 from dtrain.dialect.ledger import find
 from dtrain.dialect.read import parse
 from dtrain.dialect.write import command, recipe
 from dtrain.errors import WordsError
+from dtrain.resolve import resolve
 
 EXAMPLES = sorted(path.name for path in FILES.iterdir())
 PYTHON = {"lightning_script.py": 30, "lightning_fsdp.py": 15, "ray_script.py": 12}
@@ -191,3 +194,23 @@ def test_a_file_does_not_say_whose_code_is_trusted(tmp_path: Path) -> None:
     assert "trust" not in read.command
     assert "model._target_" not in read.words
     assert "If you trust its package" in read.told("refused")["model.command"]
+
+
+@pytest.mark.parametrize("name", ["torchtune_lora.yaml", "axolotl_fft.yaml", "lightning_fsdp.py"])
+def test_epochs_do_not_become_a_thousand_steps(name: str, tmp_path: Path) -> None:
+    """The recipe asks for steps, in its header, its command and the refusal."""
+    read = example(name)
+    assert read.command["steps"].startswith("<") and "steps=<" in read.recipe.splitlines()[2]
+    path = tmp_path / "recipe.yaml"
+    path.write_text(read.recipe)
+    with pytest.raises(WordsError, match=r"recipe\.yaml:\d+ leaves steps to you\. Type steps=<a whole number from 1") as told:
+        resolve(compose([f"recipe={path}", f"trust={read.command.get('trust', [])}".replace("'", "")]), Cluster(gpus=0, cpus=2))
+    assert len(told.value.problems) == 1
+
+
+def test_steps_that_are_computed_are_asked_for(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("from lightning import Trainer\nhours = 3\nTrainer(max_steps=hours * 1000, devices=2)\n")
+    assert imported(script).words["steps"] == "???"
+    script.write_text("from lightning import Trainer\nTrainer(max_steps=300, max_epochs=3)\n")
+    assert imported(script).words["steps"] == 300 and "steps" not in imported(script).command

@@ -39,6 +39,7 @@ def test_an_object_of_a_strategy() -> None:
         "precision": "fp16",
         "time_limit": 12600,
         "clip": None,
+        "steps": "???",
     }
     assert read.words == words
     assert read.command["steps"] == "<3 x samples / batch>"

@@ -7,21 +7,27 @@ group, no GPU, no memory for weights; dtrain/notes.py notes what it does. The op
 keep less. Where a forward looks into numbers, which are not there, the weights are known and the rest is not.
 """
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from traceback import walk_tb
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from dtrain import notes, secrets
 from dtrain.build import build
 from dtrain.data.stream import as_source
-from dtrain.errors import DtrainError, first_line
+from dtrain.errors import DtrainError, WordsError, first_line
+from dtrain.frames import own
 from dtrain.model import blocks, construct
 from dtrain.model.moe import Experts
 from dtrain.notes import Listener, Part, Watch, nbytes
@@ -36,14 +42,28 @@ from dtrain.predict.tape import DIM, HELD
 from dtrain.seeds import fill
 from dtrain.step import call
 
+LOOKS = (DataDependentOutputException, GuardOnDataDependentSymNode)
+
 
 def trace(plan: Plan, *, real: bool = False) -> Shapes:
-    """`real`: on tensors with memory, for a small model that looks into its numbers. Raises WordsError as building the model would."""
-    source, objective, precision = as_source(build(plan.data)), build(plan.objective), build(plan.precision)
-    one, facts = source.take(np.array([0]), np.array([0])), source.facts  # with real numbers: data may look at them
+    """`real`: on tensors with memory, for a small model that looks into its numbers.
+
+    What a forward raises, or data that is not here, is the reason why something is unknown; so is a model that cannot be built, when the plan
+    is for another machine. Raises WordsError when it is for this one.
+    """
+    objective, precision = build(plan.objective), build(plan.precision)
+    one, facts, unknown = _first(plan)
     fake = None if real else FakeTensorMode(allow_non_fake_inputs=True)
     with fake or nullcontext():
-        model = construct(plan.model, facts=facts, seed=0)
+        try:
+            model = construct(plan.model, facts=facts, seed=0)
+        except DtrainError:
+            raise
+        except Exception as error:
+            why = f"the model cannot be built here: {_why(error)}"
+            if "cluster" in plan.why and not unknown:
+                raise WordsError(f"{why}. DTRAIN_DEBUG=1 shows the whole stack.") from error
+            return Shapes((), 0, 0, 0, 0, 1, unknown=unknown or why)
         if any(each.is_meta for each in model.parameters()):
             materialize(model, torch.device("cpu"))  # under the fake mode this takes no memory
             if real:
@@ -55,26 +75,52 @@ def trace(plan: Plan, *, real: bool = False) -> Shapes:
                 parameter.data = parameter.data.to(precision.compute)
         batch = tree_map_only(Tensor, lambda each: fake.from_tensor(each) if fake else each, one)
         samples = [each for each in tree_leaves(batch) if isinstance(each, Tensor)]
-        watch, unknown = Watch(model, samples), ""
+        watch = Watch(model, samples)
         listed = list(dict.fromkeys(blocks(model)))
-        try:
-            with _listening(model, listed, watch), watch, Listener(watch), saved_tensors_hooks(watch.pack, watch.unpack):
-                with precision.autocast(torch.device("cpu")):
-                    out = call(model, objective.inputs(batch))
-                    watch.returns = Kept(logits=nbytes(logits_of(out)))
-                    loss = objective.loss(out, batch).sum
-                    del out
-                watch.turn()
-                loss.backward()
-        except DtrainError:
-            raise
-        except Exception as error:  # whatever the user's forward does with numbers that are not there
-            unknown, watch = f"{type(error).__name__}: {first_line(error)}", Watch(model, samples)
+        if not unknown:
+            try:
+                with _listening(model, listed, watch), watch, Listener(watch), saved_tensors_hooks(watch.pack, watch.unpack):
+                    with precision.autocast(torch.device("cpu")):
+                        out = call(model, objective.inputs(batch))
+                        watch.returns = Kept(logits=nbytes(logits_of(out)))
+                        loss = objective.loss(out, batch).sum
+                        del out
+                    watch.turn()
+                    loss.backward()
+            except DtrainError:
+                raise
+            except LOOKS as error:
+                unknown, watch = f"the forward looks into numbers, which are not there yet, at {own(_frames(error))}", Watch(model, samples)
+            except Exception as error:  # whatever else the user's forward does
+                unknown, watch = f"the forward fails on tensors without memory: {_why(error)}", Watch(model, samples)
     return Shapes(
         runs(_blocks(model, listed, watch, known=not unknown)), sum(each.nbytes for each in model.buffers()), _persistent(model), watch.tables,
-        sum(each.nbytes for each in samples), _tokens(one["targets"]),
-        sum(each.nbytes for each in tree_leaves(one["inputs"]) if isinstance(each, Tensor)), watch.returns, len({each.dtype for each in model.buffers()}), unknown,
+        sum(each.nbytes for each in samples), _tokens(one.get("targets")),
+        sum(each.nbytes for each in tree_leaves(one.get("inputs")) if isinstance(each, Tensor)), watch.returns, len({each.dtype for each in model.buffers()}), unknown,
     )  # fmt: skip
+
+
+def _first(plan: Plan) -> tuple[Mapping[str, Any], Mapping[str, Any], str]:
+    """(a sample with real numbers, which data may look at; what the data says of itself; why there is none)."""
+    try:
+        source = as_source(build(plan.data))
+        return source.take(np.array([0]), np.array([0])), source.facts, ""
+    except WordsError:
+        raise
+    except Exception as error:
+        return {}, {}, f"the data cannot be read here: {_why(error)}"
+
+
+def _why(error: Exception) -> str:
+    """What a person needs of it: what, and where in which code."""
+    if os.environ.get("DTRAIN_DEBUG"):
+        raise error
+    place = own(_frames(error))
+    return secrets.masked(f"{type(error).__name__}: {first_line(error)}") + (f", at {place}" if place and "dtrain" not in place.split("/")[0] else "")
+
+
+def _frames(error: Exception) -> list[tuple[FrameType, int]]:
+    return [(frame, line) for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename not in (__file__, notes.__file__)]
 
 
 def _tokens(targets: Any) -> int:

@@ -11,8 +11,11 @@ from pool import ranks
 from small import plan
 from torch import Tensor, nn
 
+from dtrain import traced, tracer
 from dtrain.errors import WordsError
 from dtrain.predict.memory import memory
+from dtrain.predict.prediction import predict
+from dtrain.predict.report import rows
 from dtrain.traced import shapes_of
 
 WORDS = ("data=synthetic", "objective=regression", "data.inputs=[24]", "data.outputs=3", "trust=[test_tracer]", "batch=8")
@@ -33,12 +36,6 @@ class Tower(nn.Module):
         for block in self.tower:
             x = x + block(x)
         return self.last(x)
-
-
-class Broken(Tower):
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = nn.Linear(-1, 3)
 
 
 class Peeking(Tower):
@@ -73,6 +70,43 @@ def test_a_model_that_looks_into_its_numbers_is_known_by_its_weights_alone() -> 
     assert shapes.unknown and shapes.parameters == sum(parameter.numel() for parameter in Tower().parameters())
     found = memory(decided, shapes)
     assert not found.known and found.activations == 0 and found.parameters == 4 * shapes.parameters
+    assert "looks into numbers" in shapes.unknown and "test_tracer.py" in shapes.unknown and "in forward" in shapes.unknown
+
+
+class Broken(Tower):
+    def __init__(self, api_key: str = "") -> None:
+        raise RuntimeError(f"no license for {api_key}")
+
+
+class Elsewhere:
+    def __init__(self) -> None:
+        raise FileNotFoundError("/cluster/faces")
+
+
+def test_a_model_that_cannot_be_built_here_is_told_in_one_line_without_its_secrets() -> None:
+    decided = plan(*WORDS, "model._target_=test_tracer.Broken", "model.api_key=hello123", "cluster=h100x8", "devices=2")
+    shapes = shapes_of(decided)
+    told = [text for _, text in rows(decided, predict(decided, shapes))]
+    assert told[0].startswith("not known") and "RuntimeError: no license for ***, at " in told[0] and "test_tracer.py" in told[0]
+    assert predict(decided, shapes).to_dict()["memory"]["known"] is False
+
+
+def test_weights_are_known_where_the_data_is_not_here() -> None:
+    decided = plan(
+        "model._target_=test_tracer.Tower", "data=dataset", "data.dataset._target_=test_tracer.Elsewhere", "objective=regression", WORDS[-2]
+    )
+    shapes = shapes_of(decided)
+    assert shapes.parameters == sum(parameter.numel() for parameter in Tower().parameters())
+    assert shapes.unknown.startswith("the data cannot be read here: FileNotFoundError: /cluster/faces")
+
+
+def test_a_model_is_traced_once_for_all_that_leaves_its_trace_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traced, "_traced", {})
+    shapes_of(plan(*WORDS, "model._target_=test_tracer.Tower"))
+    monkeypatch.setattr(tracer, "trace", lambda plan: pytest.fail("traced again"))
+    shapes_of(plan(*WORDS, "model._target_=test_tracer.Tower", "microbatch=2", "remat=full", "devices=2", "strategy=ddp"))
+    with pytest.raises(pytest.fail.Exception):
+        shapes_of(plan(*WORDS, "model._target_=test_tracer.Tower", "precision=bf16"))
 
 
 def test_torch_is_not_imported_for_a_model_of_this_package() -> None:
@@ -83,7 +117,8 @@ def test_torch_is_not_imported_for_a_model_of_this_package() -> None:
 def test_what_code_of_your_own_raises_is_one_sentence_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     decided = plan(*WORDS, "model._target_=test_tracer.Broken")
     with pytest.raises(
-        WordsError, match=r"\Amodel and data cannot be built: RuntimeError: .*test_tracer.py:\d+ in __init__\). DTRAIN_DEBUG=1 shows .*\Z"
+        WordsError,
+        match=r"\Athe model cannot be built here: RuntimeError: no license for, at .*test_tracer.py:\d+ in __init__. DTRAIN_DEBUG=1 shows .*\Z",
     ):
         shapes_of(decided)
     monkeypatch.setenv("DTRAIN_DEBUG", "1")
@@ -93,5 +128,5 @@ def test_what_code_of_your_own_raises_is_one_sentence_with_its_place(monkeypatch
 
 def test_of_a_package_that_is_trusted_all_may_be_traced() -> None:
     decided = plan(*WORDS[:-2], "trust=[torch]", "model._target_=torch.nn.utils.skip_init", "model.module_cls=x", "batch=8")
-    with pytest.raises(WordsError, match="model and data cannot be built: "):
+    with pytest.raises(WordsError, match="the model cannot be built here: "):
         shapes_of(decided)

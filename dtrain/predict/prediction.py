@@ -53,6 +53,9 @@ class Prediction:
 def predict(plan: Plan, shapes: Shapes) -> Prediction:
     """A pure function; it costs the same for any number of ranks."""
     machine: Machine | None = build(plan.cluster) if plan.cluster else None
+    if not shapes.blocks:
+        nothing = Memory(0, 0, 0, 0, 0, 0, "", "", {}, 0, 0, known=False)
+        return Prediction(shapes, nothing, room_of(plan, machine), Work(0, 0, 0), 0, 0, (), 0.0, (), machine, None)
     held = memory(plan, shapes)
     rank, calls = busiest(plan, shapes)
     pp, count = plan.mesh.pp, plan.batch.accumulate

@@ -17,11 +17,14 @@ SMALL = 1 << 16
 
 def rows(plan: Plan, found: Prediction, *, width: int = 110) -> Iterator[Row]:
     """Memory, work, collectives, time, and pictures where there is something to see."""
-    yield from _memory(plan, found)
-    yield "work", _work(found)
-    yield from _wire(plan, found)
-    yield from _time(plan, found)
-    yield from _named("pipeline", _pipeline(plan, found, width))
+    if found.shapes.blocks:
+        yield from _memory(plan, found)
+        yield "work", _work(found)
+        yield from _wire(plan, found)
+        yield from _time(plan, found)
+        yield from _named("pipeline", _pipeline(plan, found, width))
+    else:
+        yield "memory", f"not known, nor work, nor time: {found.shapes.unknown}"
     yield from _named("ranks on", picture.mesh(plan, width))
 
 
@@ -66,7 +69,7 @@ def _memory(plan: Plan, found: Prediction) -> Iterator[Row]:
 
 def _work(found: Prediction) -> str:
     work, again = found.work, f" + {operations(found.work.recomputed)} computed again" if found.work.recomputed else ""
-    said = f"{operations(work.forward)} forward + {operations(work.backward)} backward{again} a step" if work.total else "not known"
+    said = f"{operations(work.forward)} forward + {operations(work.backward)} backward{again} a step" if work.total else "operations not known"
     return f"{count(found.shapes.parameters)} parameters, {said}, checkpoint {size(found.checkpoint)}"
 
 

@@ -50,9 +50,10 @@ def _do(words: list[str]) -> int:
         return 0
     verb = words.pop(0) if words and words[0] in VERBS else "train"
     if verb not in ("diff", "completion"):  # which take words that belong to different runs, or are not complete
-        from dtrain.compose import said_once
+        from dtrain.compose import said_again
 
-        said_once(words)
+        for sentence in said_again(words) if os.environ.get("RANK", "0") == "0" else ():
+            print(f"dtrain: {sentence}", file=sys.stderr)
     code: int = importlib.import_module(f"dtrain.verb.{verb}").run(words)
     return code
 

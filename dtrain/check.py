@@ -200,8 +200,8 @@ def _other(group: str, name: Any, known: Vocabulary) -> str:
     if group in LISTS and str(name).lower() in kinds.NONE:
         return f" Type {group}=[]."
     if CLASS.fullmatch(str(name)):
-        return f" A class or function of your own is typed {group}._target_={name}."
-    own = f" One of your own is typed {group}.{name}._target_=<package.Class>." if group in LISTS and str(name).isidentifier() else ""
+        return f" A class or function of your own is typed {group}{'.mine' * (group in LISTS)}._target_={name}."
+    own = f" One of your own is typed {group}.{cut(str(name))}._target_=<package.Class>." if group in LISTS and str(name).isidentifier() else ""
     return nearest(str(name), known.options[group]) + own
 
 

@@ -6,7 +6,7 @@ to the old one. Words of ours are composed here, as Hydra would; with folders of
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from functools import cache
 from typing import Any, get_args, get_type_hints
@@ -64,24 +64,17 @@ def compose(words: Sequence[str], *, run: str | None = None) -> Config:
     return config
 
 
-def said_once(words: Sequence[str]) -> None:
-    """Raises WordsError when a person says two different values of a key, with whatever else is wrong with the words."""
+def said_again(words: Sequence[str]) -> Iterable[str]:
+    """One sentence for each key of which a person says several values. The last counts, as scripts that add words to others need it."""
     said: dict[str, dict[str, None]] = {}
     for word in words:
         key, equals, value = word.lstrip("+").partition("=")
         if equals and key not in REPEATED and not key.startswith("-"):
             said.setdefault(key.strip(), {})[value] = None
-    twice = {key: list(values) for key, values in said.items() if len(values) > 1}
-    problems = [
-        f"{' and '.join(cut(secrets.shown(f'{key}={value}')) for value in values[:3])} (command line): {key} is said {len(values)} times. Leave one of them."
-        for key, values in twice.items()
-    ]
-    if problems:
-        try:
-            compose([word for word in words if "=" in word and not word.startswith("-") and word.lstrip("+").partition("=")[0].strip() not in twice])
-        except WordsError as error:
-            problems += error.problems
-        raise WordsError(*problems)
+    for key, values in said.items():
+        if len(values) > 1:
+            *before, last = (cut(secrets.shown(f"{key}={value}")) for value in values)
+            yield f"{', '.join(before[:3])} (command line): said again, {last} counts."
 
 
 def connect(words: Sequence[str], url: str) -> None:

@@ -58,11 +58,6 @@ def plan_of(out: Path, *words: str) -> Plan:
     return resolve(compose(["model=mlp", *WORDS, f"out={out}", *words]), Cluster(gpus=0, cpus=1))
 
 
-def last(*words: str) -> list[str]:
-    """Of each key the last word: on a command line nothing is said twice."""
-    return list({word.partition("=")[0]: word for word in words}.values())
-
-
 def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "dtrain", *words]
 
@@ -72,9 +67,7 @@ def started(out: Path, *words: str, by: Sequence[str] = ()) -> subprocess.Popen[
     scratch = out.with_name(f"{out.name}-scratch")  # in the command line of every process of this run, and of no other
     scratch.mkdir(exist_ok=True)
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "TMPDIR": str(scratch)}
-    return subprocess.Popen(
-        [*(by or command()), *last(*WORDS, f"out={out}", *words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
-    )
+    return subprocess.Popen([*(by or command()), *WORDS, f"out={out}", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
 
 
 def wait_for_step(out: Path, step: int, seconds: float = 60) -> None:

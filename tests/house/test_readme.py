@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import last
 
 from dtrain.config import GROUPS, Schema
 from dtrain.recipe import folder
@@ -44,7 +43,7 @@ def test_the_tour_runs(line: str, place: Path, corpus: Path) -> None:
         small = [*SMALL, f"data.path={shared}"]
     env = {**os.environ, "XDG_CACHE_HOME": str(place / "cache")}
     done = subprocess.run(
-        [sys.executable, "-m", "dtrain", *last(*words, *small)], capture_output=True, text=True, timeout=90, cwd=place, env=env, check=False
+        [sys.executable, "-m", "dtrain", *words, *small], capture_output=True, text=True, timeout=90, cwd=place, env=env, check=False
     )
     assert done.returncode == (1 if words[0] == "diff" else 0), done.stdout + done.stderr
 

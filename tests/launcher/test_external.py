@@ -5,12 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from launching import WORDS, last, steps_of
+from launching import WORDS, steps_of
 
 
 def torchrun(*words: str) -> "subprocess.CompletedProcess[str]":
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "dtrain", *last(*WORDS, *words)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "dtrain", *WORDS, *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=90, env=env, check=False)
 
 

@@ -1,6 +1,6 @@
 """What a plan predicts of memory and work, beside what small real runs hold and compute: the cases, and the comparison.
 
-compare("strategy=zero3 devices=2")        # a row for each class of ranks
+compare(planned("strategy=zero3 devices=2"))        # a row for each class of ranks
 """
 
 from collections.abc import Sequence
@@ -9,14 +9,17 @@ from typing import Any
 
 from metering import count
 from pool import ranks
+from predict.counted import MODELS as COUNTED
+from predict.foreign import LAYOUTS
 from small import plan as plan_of
 
 from dtrain.plan import Plan
-from dtrain.predict import known
 from dtrain.predict.held import saved
 from dtrain.predict.memory import Memory, classes
 from dtrain.predict.work import work
+from dtrain.traced import shapes_of
 
+MODELS = {name: words for name, words in COUNTED.items() if name in LAYOUTS}
 GPT = {
     "data": "synthetic", "objective": "next_token", "data.vocab": 128, "data.sequence": 64, "model.layers": 4, "model.width": 64, "model.hidden": 160,
     "batch": 8,
@@ -28,9 +31,9 @@ QUICK = (
     "", "strategy=ddp devices=2 accumulate=2 precision=bf16", "strategy=zero3 devices=2 accumulate=2", "strategy=zero1 devices=2 optim=muon",
     "strategy=fsdp devices=2 precision=bf16 ema=0.99 remat=full", "strategy=fsdp devices=3 batch=6 model.hidden=200 optim=adafactor",
     "strategy=ddp devices=2 mesh.tp=2 tensor.sequence=split tensor.loss=split", "strategy=ddp devices=2 mesh.cp=2 optim=sgd",
-    "strategy=zero3 devices=2 model=moe mesh.ep=2", f"{PIPELINE} remat=selective", "model=cnn strategy=fsdp devices=2", "model=mlp strategy=ddp devices=2",
+    "strategy=zero3 devices=2 model=moe mesh.ep=2", f"{PIPELINE} remat=selective", f"{PIPELINE} pipeline.schedule=zbv", "model=cnn strategy=fsdp devices=2", "model=mlp strategy=ddp devices=2",
 )  # fmt: skip
-"""A dozen that meet every axis, strategy and optimizer once."""
+"""Some that meet every axis, strategy and optimizer once."""
 STRATEGIES = (
     "strategy=ddp devices=2", "strategy=ddp devices=2 accumulate=2", "strategy=zero1 devices=2", "strategy=zero1 devices=2 accumulate=2",
     "strategy=zero2 devices=2", "strategy=zero2 devices=2 accumulate=2", "strategy=zero3 devices=2", "strategy=fsdp devices=2",
@@ -47,6 +50,16 @@ SCHEDULES = (
     *(f"{PIPELINE} pipeline.schedule={name}" for name in ("gpipe", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev")),
     PIPELINE, f"{PIPELINE} pipeline.split=cost", f"{PIPELINE} pipeline.split=[1,3]",
 )  # fmt: skip
+HALVES = tuple(
+    f"{words} pipeline.schedule={name}"
+    for name in ("interleaved_zero_bubble", "zbv", "dualpipev")
+    for words in (
+        f"{PIPELINE} model=mlp model.layers=6 batch=512", f"{PIPELINE} model=cnn model.blocks=3 batch=64", f"{PIPELINE} model=moe", f"{PIPELINE} precision=bf16",
+        "strategy=fsdp devices=4 mesh.pp=2 accumulate=4 precision=bf16 model.width=128 data.sequence=128", "strategy=ddp devices=4 mesh.pp=2 mesh.tp=2 accumulate=4",
+        "strategy=ddp devices=4 mesh.pp=2 mesh.cp=2 accumulate=4", "strategy=pipeline devices=2 accumulate=8 batch=16 model.layers=8",
+    )
+)  # fmt: skip
+"""Schedules whose backward is cut in two. A batch of few samples leaves less than one gradient of a weight, which torch holds while it adds it."""
 PAIRS = (
     "strategy=fsdp devices=4 mesh.tp=2", "strategy=fsdp devices=4 mesh.cp=2", "strategy=fsdp devices=4 mesh.pp=2 accumulate=4 model.width=128 data.sequence=128",
     "strategy=zero2 devices=4 mesh.tp=2 accumulate=2", "strategy=ddp devices=4 mesh.tp=2 mesh.pp=2 accumulate=4", "strategy=ddp devices=4 mesh.cp=2 mesh.tp=2",
@@ -62,9 +75,21 @@ STATE = tuple(
         "optim=adafactor model=moe", "optim=muon precision=bf16_true", "remat=selective precision=bf16", "remat=full precision=bf16_true",
     )
 )  # fmt: skip
-ALL = tuple(dict.fromkeys((*QUICK, *STRATEGIES, *AXES, *SCHEDULES, *PAIRS, *STATE)))
-HALVES = ("interleaved_zero_bubble", "zbv", "dualpipev")
-"""Schedules whose backward is cut in two: what torch keeps between the halves is known less well."""
+_DATA = (
+    "strategy=ddp devices=2", "strategy=zero1 devices=2 accumulate=2", "strategy=fsdp devices=2", "strategy=hsdp devices=4 precision=bf16",
+    "strategy=ddp devices=2 remat=full precision=bf16_true",
+)  # fmt: skip
+_SPLIT = (
+    "strategy=ddp devices=2 mesh.tp=2", "strategy=fsdp devices=2 mesh.cp=2", "strategy=pipeline devices=2", "strategy=pipeline devices=2 pipeline.schedule=zbv",
+    "strategy=fsdp devices=4 mesh.pp=2 precision=bf16",
+)  # fmt: skip
+FOREIGN = (
+    *(f"model={model} {words}" for model in MODELS for words in _DATA),
+    *(f"model={model} {words}" for model in ("llama", "transformer") for words in _SPLIT),
+    "model=frozen strategy=fsdp devices=4 mesh.tp=2", "model=knotted strategy=ddp devices=2 mesh.tp=2", "model=lengthless strategy=pipeline devices=2",
+)  # fmt: skip
+"""Models that are not dtrain's: tests/predict/foreign.py, tests/invariance/zoo.py."""
+ALL = tuple(dict.fromkeys((*QUICK, *STRATEGIES, *AXES, *SCHEDULES, *HALVES, *PAIRS, *STATE)))
 
 
 @dataclass(frozen=True)
@@ -100,14 +125,14 @@ class Compared:
 
 def planned(words: str) -> Plan:
     said = dict(word.split("=", 1) for word in words.split())
+    if said.get("model") in MODELS:
+        return plan_of(*MODELS[said.pop("model")].split(), "batch=8", *(f"{key}={value}" for key, value in said.items()))
     base = OTHER if said.get("model") in ("mlp", "cnn") else GPT
     return plan_of(*(f"{key}={value}" for key, value in ({**base, **said}).items()))
 
 
-def compare(words: str) -> Compared:
-    plan = planned(words)
-    shapes = known.shapes(plan)
-    assert shapes, "the models of this package are known"
+def compare(plan: Plan) -> Compared:
+    shapes = shapes_of(plan)
     found = ranks(plan.world, count, plan, seconds=300)
     size = plan.world // plan.mesh.pp
     rows = [_row(memory, found[stage * size : (stage + 1) * size]) for stage, memory in enumerate(classes(plan, shapes))]

@@ -1,6 +1,7 @@
 """Collectives of a step, predicted and seen, as a table of RESULTS.md.
 
 python tests/bench/collectives.py            # the quick layouts
+python tests/bench/collectives.py foreign    # models that are not dtrain's
 python tests/bench/collectives.py all        # every layout of tests/predict/test_traffic.py: an hour on two cores
 """
 
@@ -8,7 +9,10 @@ import sys
 from collections.abc import Iterable
 
 from predict.counted import Totals, hold
+from predict.foreign import LAYOUTS
 from predict.test_traffic import MORE, QUICK
+
+ASKED = {"": QUICK, "all": (*QUICK, *MORE), "foreign": tuple((model, words) for model in LAYOUTS for words in LAYOUTS[model])}
 
 
 def told(totals: Iterable[Totals]) -> str:
@@ -24,7 +28,7 @@ def told(totals: Iterable[Totals]) -> str:
 def main() -> None:
     equal = total = 0
     print("| model | words | predicted = seen in a step: calls, bytes |\n|---|---|---|")
-    for model, words in [*QUICK, *(MORE if sys.argv[1:] == ["all"] else ())]:
+    for model, words in ASKED["".join(sys.argv[1:])]:
         here, there = hold(model, words)
         total, equal = total + 1, equal + (here == there)
         print(f"| {model} | `{words}` | {told(here) if here == there else f'**{told(here)}** predicted, **{told(there)}** seen'} |", flush=True)

@@ -4,7 +4,8 @@ from collections import defaultdict
 from typing import Any
 
 from counting import Seen, count
-from invariance.layouts import MODELS
+from invariance import layouts
+from predict import foreign
 from small import plan
 
 from dtrain.plan import Plan
@@ -13,6 +14,7 @@ from dtrain.predict.view import groups
 from dtrain.traced import shapes_of
 
 COMMON = "batch=8 logger=[] hook=[] steps=4 log.every=3 evaluate.every=0 evaluate.samples=8 checkpoint.every=0"
+MODELS = layouts.MODELS | foreign.MODELS
 PLAIN, FLUSH = 3, 2
 """Which steps of the run are looked at: one like all others, and the one after which the log is flushed."""
 

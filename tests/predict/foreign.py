@@ -149,18 +149,35 @@ class Beside(nn.Module):
 TOKENS = "objective=next_token trust=[predict,invariance] data.vocab=29 data.sequence=16 data=synthetic"
 FEATURES = "objective=regression trust=[predict,invariance] data=synthetic"
 MODELS = {
-    "llama": f"model._target_=invariance.zoo.llama {TOKENS}",
     "gpt2": f"model._target_=predict.foreign.gpt2 {TOKENS}",
     "pictures": "model._target_=predict.foreign.Pictures trust=[predict] objective=classification data=synthetic data.inputs=[3,8,8] data.outputs=10",
-    "sequential": f"model._target_=invariance.zoo.sequential {FEATURES}",
     "transformer": f"model._target_=predict.foreign.Transformer {TOKENS}",
     "lengthless": "model._target_=predict.foreign.Transformer objective=next_token trust=[predict] data=dataset data.dataset._target_=predict.foreign.Rows "
     "data.outputs=29",
     "shared": f"model._target_=predict.foreign.Shared {FEATURES}",
-    "plain": f"model._target_=invariance.zoo.Plain {FEATURES}",
     "frozen": f"model._target_=predict.foreign.frozen {TOKENS}",
-    "tied": f"model._target_=predict.foreign.tied {TOKENS}",
+    "knotted": f"model._target_=predict.foreign.tied {TOKENS}",
     "adapter": f"model._target_=predict.foreign.Adapter {FEATURES}",
-    "uneven": "model=gpt model.layers=2 model.heads=4 model.width=32 objective=next_token data=dataset data.dataset._target_=invariance.zoo.Uneven "
-    "data.outputs=29 model.vocab=29 trust=[invariance]",
+}
+"""All with a batch of 8."""
+
+DATA = (
+    "strategy=ddp devices=2", "strategy=ddp devices=2 accumulate=2", "strategy=zero1 devices=2 accumulate=2", "strategy=zero2 devices=2 accumulate=2",
+    "strategy=zero3 devices=2", "strategy=fsdp devices=2 accumulate=3", "strategy=hsdp devices=4", "strategy=fsdp devices=2 remat=full",
+    "strategy=fsdp devices=2 optim=adafactor", "strategy=fsdp devices=2 precision=bf16",
+)  # fmt: skip
+TENSOR = (
+    "strategy=ddp devices=2 mesh.tp=2", "strategy=fsdp devices=4 mesh.tp=2 precision=bf16", "strategy=ddp devices=2 mesh.tp=2 tensor.loss=split",
+    "strategy=ddp devices=2 mesh.tp=2 remat=full",
+)  # fmt: skip
+CONTEXT = (
+    "strategy=ddp devices=2 mesh.cp=2", "strategy=fsdp devices=2 mesh.cp=2 precision=bf16", "strategy=ddp devices=2 mesh.cp=2 context.attention=ulysses",
+    "strategy=fsdp devices=2 mesh.cp=2 remat=full",
+)  # fmt: skip
+STAGES = ("strategy=pipeline devices=2", "strategy=pipeline devices=2 pipeline.schedule=zbv", "strategy=fsdp devices=4 mesh.pp=2 precision=bf16")
+LAYOUTS = {
+    "llama": (*DATA, *TENSOR, *CONTEXT, *STAGES), "gpt2": (*DATA, *CONTEXT), "pictures": DATA, "sequential": (*DATA, *STAGES),
+    "transformer": (*DATA, *TENSOR, *CONTEXT, *STAGES, "strategy=ddp devices=4 mesh.tp=2 mesh.cp=2", "strategy=ddp devices=4 mesh.tp=2 mesh.pp=2"),
+    "lengthless": (DATA[0], *TENSOR, *CONTEXT, *STAGES), "shared": DATA, "plain": DATA, "frozen": (*DATA, *TENSOR), "knotted": (*DATA, *TENSOR), "adapter": DATA,
 }  # fmt: skip
+"""Model -> the layouts that it is held against."""

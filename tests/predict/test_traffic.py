@@ -6,15 +6,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from counting import Counting, Seen, count
-from invariance.layouts import FAST, MODELS, SLOW, combinations
+from invariance.layouts import FAST, SLOW, combinations
 from pool import ranks
-from predict.counted import COMMON, FLUSH, hold, predicted, seen
+from predict.counted import COMMON, FLUSH, MODELS, hold, predicted, seen
+from predict.foreign import LAYOUTS
 from small import mesh_of, plan
 
 from dtrain.predict.traffic import traffic
 from dtrain.traced import shapes_of
 
-KNOWN = ("gpt", "tied", "moe", "mlp", "cnn")
 QUICK = (
     ("gpt", "strategy=ddp devices=2 accumulate=2"),
     ("gpt", "strategy=zero1 devices=2 accumulate=2 on_spike=skip"),
@@ -28,6 +28,14 @@ QUICK = (
     ("gpt", "strategy=fsdp devices=2 mesh.cp=2 context.attention=ulysses precision=bf16"),
     ("moe", "strategy=ddp devices=2 mesh.ep=2"),
     ("mlp", "strategy=ddp devices=2 mesh.tp=2"),
+    ("llama", "strategy=fsdp devices=2 mesh.cp=2 remat=full"),
+    ("gpt2", "strategy=ddp devices=2 mesh.cp=2 context.attention=ulysses precision=bf16"),
+    ("pictures", "strategy=ddp devices=2 accumulate=2"),
+    ("sequential", "strategy=zero1 devices=2 accumulate=2"),
+    ("lengthless", "strategy=ddp devices=2 mesh.tp=2"),
+    ("shared", "strategy=fsdp devices=2 accumulate=2"),
+    ("frozen", "strategy=fsdp devices=2 accumulate=2"),
+    ("frozen", "strategy=ddp devices=2 mesh.tp=2 remat=full"),
 )
 MORE = (
     ("gpt", "strategy=hsdp devices=4 optim=adafactor"),
@@ -42,7 +50,7 @@ MORE = (
     ("moe", "strategy=ddp devices=2 mesh.tp=2 remat=full"),
     ("gpt", "strategy=fsdp devices=2 precision=fp16 clip=null"),
     ("gpt", "strategy=ddp devices=2 on_spike=rewind"),
-    *((model, words) for table in (FAST, SLOW) for model in KNOWN for words in table[model]),
+    *((model, words) for table in (FAST, SLOW, LAYOUTS) for model in table for words in table[model]),
     *((each.model, each.words) for each in combinations() if each.precision != "fp32"),
 )
 """All strategies on all axes in all precisions, and pairs and triples of axes."""

@@ -1,0 +1,55 @@
+"""What one forward and backward keeps and computes, noted for each part of a model."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from predict.foreign import MODELS
+from small import plan
+from torch import nn
+
+from dtrain.notes import Listener, Part, Watch
+from dtrain.predict.shapes import Block
+from dtrain.traced import shapes_of
+
+
+def listed(name: str) -> list[Block]:
+    """Of each block as many entries as it stands for."""
+    return [block for block in shapes_of(plan(*MODELS[name].split(), "batch=8")).blocks for _ in range(block.count) if block.listed]
+
+
+def test_a_block_that_runs_twice_is_noted_twice() -> None:
+    assert [block.uses for block in listed("shared")] == [2, 2, 1]
+
+
+def test_no_backward_comes_by_what_is_frozen_below_all_that_learns() -> None:
+    blocks = listed("frozen")
+    assert [block.gives for block in blocks] == [False, False, False, True]
+    assert [bool(block.back) for block in blocks] == [False, False, False, True]
+
+
+def test_a_frozen_block_above_what_learns_has_a_backward() -> None:
+    assert all(block.gives and block.back for block in listed("adapter"))
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_an_attention_is_heard_by_any_name(grouped: bool) -> None:
+    """Four heads of 8 over 6 tokens; keys and values of two where they are shared, values of 5."""
+    watch, attend = Watch(nn.Identity(), []), F.scaled_dot_product_attention
+    q, k, v = torch.zeros(1, 4, 6, 8, requires_grad=True), torch.zeros(1, 2 if grouped else 4, 6, 8), torch.zeros(1, 2 if grouped else 4, 6, 5)
+    with Listener(watch):
+        attend(q, key=k, value=v, enable_gqa=grouped)
+    (heard,) = watch.part.attention
+    assert (heard.heads, heard.kv_heads, heard.head, heard.value, heard.tokens, heard.bytes) == (4, k.shape[1], 8, 5, 6, 4)
+    assert heard.gives and not heard.split
+
+
+def test_what_a_weight_waits_for_is_noted_and_what_lies_behind_it() -> None:
+    """relu(linear(x)): the gradient of the product waits; of what relu saved nothing is needed any more."""
+    linear = nn.Linear(3, 5)
+    watch, part = Watch(linear, []), Part("block", True)
+    x = torch.zeros(2, 3, requires_grad=True)
+    with watch, torch.autograd.graph.saved_tensors_hooks(watch.pack, watch.unpack):
+        watch.enter(part, x)
+        watch.leave(part, F.relu(linear(x)))
+    assert sum(part.kept["turned"].values()) == sum(part.kept["ends"].values()) == 2 * 5 * 4
+    assert sum(part.kept["taken"].values()) == 2 * 3 * 4

@@ -95,6 +95,8 @@ def _wire(plan: Plan, found: Prediction) -> Iterator[Row]:
         title = ""
     if found.calls:
         yield "", " ".join(filter(None, ("calls and bytes a step on one rank", who)))
+    if found.shapes.unknown and plan.world > 1:
+        yield title, f"a guess: every block is taken to run once, and what forwards send is left out: {found.shapes.unknown}"
 
 
 def _time(plan: Plan, found: Prediction) -> Iterator[Row]:

@@ -163,7 +163,7 @@ MODELS = {
 
 DATA = (
     "strategy=ddp devices=2", "strategy=ddp devices=2 accumulate=2", "strategy=zero1 devices=2 accumulate=2", "strategy=zero2 devices=2 accumulate=2",
-    "strategy=zero3 devices=2", "strategy=fsdp devices=2 accumulate=3", "strategy=hsdp devices=4", "strategy=fsdp devices=2 remat=full",
+    "strategy=zero3 devices=2", "strategy=fsdp devices=2 accumulate=4", "strategy=hsdp devices=4", "strategy=fsdp devices=2 remat=full",
     "strategy=fsdp devices=2 optim=adafactor", "strategy=fsdp devices=2 precision=bf16",
 )  # fmt: skip
 TENSOR = (

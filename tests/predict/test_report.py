@@ -62,3 +62,11 @@ def test_tools_read_the_same_as_json() -> None:
     assert sum(call["bytes"] for call in read["calls"]) == sum(call.bytes for call in found.calls)
     assert read["parameters"] == found.shapes.parameters
     assert read["fits"] is True
+
+
+def test_what_a_model_sends_that_looks_into_its_numbers_is_called_a_guess() -> None:
+    words = (
+        "model._target_=test_tracer.Peeking trust=[test_tracer] data=synthetic objective=regression data.inputs=[24] data.outputs=3 batch=8 devices=2"
+    )
+    asked = plan(*words.split(), "strategy=fsdp")
+    assert any(text.startswith("a guess: every block") for _, text in rows(asked, predict(asked, shapes_of(asked))))

@@ -52,6 +52,11 @@ VARIABLES = {
     "azure": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY",
     "hf": "HF_TOKEN",
 }
+TLS = {
+    "CERTIFICATE_VERIFY_FAILED": "Set SSL_CERT_FILE=<the certificate of the authority that signed it>",
+    "WRONG_VERSION_NUMBER": "No TLS is spoken there: type http://",
+}
+"""What the client of TLS says -> what to do."""
 CONTAINER = re.compile(r"(specified|the) (bucket|container) (does not|doesn't) exist|NoSuchBucket|ContainerNotFound", re.IGNORECASE)
 LONGEST = 300
 """Characters of a server's own words that are shown."""
@@ -69,9 +74,12 @@ def explain(error: BaseException, url: str) -> Cause:
     family = FAMILY.get(url.split("://")[0], "") if "://" in url else "disk"
     kind = next((kind for one in _chain(error) if (kind := _kind(one))), "other")
     text = _words(error)
-    if kind == "missing" and family != "http" and not isinstance(error, NotADirectoryError):
+    told = family != "http" or any(404 in _statuses(one) for one in _chain(error))  # of the web, what is missing may be the answer
+    if kind == "missing" and told and not isinstance(error, NotADirectoryError):
         return (
-            Cause(kind, "there is no such bucket", "Create it, or check the URL") if CONTAINER.search(text) else Cause(kind, "it does not exist", "")
+            Cause(kind, "there is no such bucket", "Create it, or check the URL")
+            if CONTAINER.search(text)
+            else Cause(kind, "it does not exist" + " (404)" * (family == "http"), "")
         )
     hints = {
         "exists": "",
@@ -80,7 +88,7 @@ def explain(error: BaseException, url: str) -> Cause:
         "package": f"Type: pip install 'dtrain[{family}]'" if family in ("s3", "gcs", "azure", "http", "hf") else "",
         "busy": "" if family == "disk" else "Is the network there, and the endpoint right?",
     }
-    return Cause(kind, text, hints.get(kind, ""))
+    return Cause(kind, text, next((hint for sign, hint in TLS.items() if sign in text), hints.get(kind, "")))
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -97,7 +97,8 @@ def beginning(url: str, count: int) -> bytes:
         try:
             return head(fs.open(path, "rb", **streamed))
         except FileNotFoundError as error:  # of the web, also what hides why there was no answer
-            raise error.__cause__ or error from None
+            hidden = error.__cause__ if getattr(error.__cause__, "status", 0) != 404 else None
+            raise hidden or error from None
 
     return _remote("read", url, opened)
 

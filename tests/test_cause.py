@@ -78,7 +78,7 @@ def test_a_kind_for_every_error(kind: str, error: BaseException) -> None:
 def test_a_status_of_the_web_is_read_where_it_stands() -> None:
     info: Any = SimpleNamespace(real_url="https://x/a")
     assert explain(ClientResponseError(info, (), status=503), "https://x/a").kind == "busy"
-    assert explain(ClientResponseError(info, (), status=404, message="gone"), "https://x/a").sentence.startswith("404")
+    assert explain(ClientResponseError(info, (), status=404, message="gone"), "https://x/a").sentence == "it does not exist (404)"
 
 
 @pytest.mark.parametrize(

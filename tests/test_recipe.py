@@ -3,6 +3,8 @@
 import hashlib
 import json
 import os
+import shutil
+import ssl
 import subprocess
 import sys
 import threading
@@ -174,8 +176,8 @@ def test_a_finished_run_is_a_recipe_and_gives_the_same_losses(corpus: Path, tmp_
 
 
 @contextmanager
-def site(**pages: str) -> Iterator[str]:
-    """A web server on loopback that has these files."""
+def site(*, tls: Path | None = None, **pages: str) -> Iterator[str]:
+    """A web server on loopback that has these files; with the `cert` and `key` of a folder it speaks TLS."""
 
     class Pages(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -190,9 +192,13 @@ def site(**pages: str) -> Iterator[str]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Pages)
+    if tls:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tls / "cert", tls / "key")
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"{'https://localhost' if tls else 'http://127.0.0.1'}:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()
@@ -233,7 +239,7 @@ def test_a_pinned_recipe_pins_what_it_builds_on() -> None:
 
 def test_a_page_that_is_not_there_is_told() -> None:
     with site() as url:
-        assert f"{url}/none.yaml" in composed(f"recipe={url}/none.yaml")["refused"]
+        assert f"cannot read {url}/none.yaml: it does not exist" in composed(f"recipe={url}/none.yaml")["refused"]
 
 
 def test_a_recipe_may_lie_on_the_hub(tmp_path: Path) -> None:
@@ -337,3 +343,19 @@ def test_a_server_that_is_not_there_is_told_as_such(monkeypatch: pytest.MonkeyPa
 def test_a_folder_of_words_that_is_not_there_is_refused(tmp_path: Path) -> None:
     assert "there is no such folder" in refused(f"hydra.searchpath=[{tmp_path}/nothing]")
     assert f"Type hydra.searchpath=[{tmp_path}]" in refused(f"hydra.searchpath={tmp_path}")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl here")
+def test_a_server_with_a_certificate_of_its_own(tmp_path: Path) -> None:
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "key", "-out", "cert", "-days", "2", "-subj", "/CN=localhost"]
+    subprocess.run([*made, "-addext", "subjectAltName=DNS:localhost"], cwd=tmp_path, check=True, capture_output=True)
+    with site(mine="steps: 7\n", tls=tmp_path) as url:
+
+        def plan(**environ: str) -> tuple[int, str]:
+            words = [sys.executable, "-m", "dtrain", "plan", f"recipe={url}/mine.yaml"]
+            done = subprocess.run(words, env={**os.environ, **environ}, capture_output=True, text=True, timeout=90, check=False)
+            return done.returncode, done.stdout + done.stderr
+
+        assert "7 steps" in plan(SSL_CERT_FILE=str(tmp_path / "cert"))[1]
+        code, said = plan()
+        assert code == 2 and "Set SSL_CERT_FILE=<" in said and len(said.splitlines()) == 1

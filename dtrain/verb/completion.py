@@ -6,11 +6,14 @@
 The shell asks `dtrain completion words <what was typed>`, which reads YAML alone: no torch, no Hydra.
 """
 
+import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from dtrain import conf, kinds
 from dtrain.check import allowed_of
 from dtrain.config import ALLOWED, GROUPS, LISTS, VERBS
+from dtrain.dialect import DIALECTS
 from dtrain.errors import WordsError, nearest
 
 BASH = """\
@@ -36,13 +39,25 @@ compdef _dtrain dtrain
 FISH = """\
 complete -c dtrain -f -a '(dtrain completion words (commandline -opc)[2..-1] (commandline -ct))'
 """
+MOST = 200
+"""Files that are offered."""
 SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
+
+
+BEHIND = {
+    "plan": ("json", "why"),
+    "doctor": ("json",),
+    "checkpoint": ("ls", "verify", "export"),
+    "completion": tuple(SCRIPTS),
+    "import": ("as=", "to="),
+}
+"""What follows a verb and is no word of a run."""
 
 
 def run(words: Sequence[str]) -> int:
     shell = words[0] if words else ""
     if shell == "words":
-        print("\n".join(found(words[1:])))
+        print("".join(f"{each}\n" for each in found(words[1:])), end="")
         return 0
     if shell not in SCRIPTS or len(words) > 1:
         raise WordsError(f"completion {' '.join(words)}:{nearest(shell, SCRIPTS)} Type dtrain completion bash.")
@@ -55,13 +70,28 @@ def found(typed: Sequence[str]) -> list[str]:
     *before, current = typed or [""]
     key, sign, value = current.partition("=")
     candidates = _values(key, before) if sign else _keys(before)
-    head, comma, _ = value.rpartition(",") if sign and value.startswith("[") else ("", "", "")
-    return sorted({word for word in ([f"{key}={head}{comma}{one}" for one in candidates] if sign else candidates) if word.startswith(current)})
+    items = value.removeprefix("[").split(",") if value.startswith("[") else [""]
+    head = f"{key}={'[' * value.startswith('[')}{''.join(f'{item},' for item in items[:-1])}" if sign else ""
+    offered = {word for one in candidates if one not in items[:-1] for word in [f"{head}{one}"] if word.startswith(current)}
+    return sorted(offered) or [f"{key}{sign}{path}" if sign else path for path in _files(value if sign else current)]
+
+
+def _files(begin: str) -> Iterable[str]:
+    """What lies on this machine."""
+    if "://" not in begin and re.search(r"[/.~]", begin):
+        above, slash, name = begin.rpartition("/")
+        folder = Path(above or slash or ".").expanduser()
+        for path in sorted(path for path in folder.iterdir() if path.name.startswith(name))[:MOST] if folder.is_dir() else ():
+            yield f"{above}{slash}{path.name}" + "/" * path.is_dir()
 
 
 def _keys(before: Sequence[str]) -> Iterable[str]:
     if not any("=" in word for word in before) and not any(word in VERBS for word in before):
-        yield from VERBS
+        yield from (*VERBS, "help", "--help", "--version")
+    if before and before[0] in BEHIND and len(before) == 1:
+        yield from BEHIND[before[0]]
+    if before[:1] in (["completion"], ["import"]):
+        return
     yield from (f"{name}=" for name in (*GROUPS, *ALLOWED, "recipe"))
     for group in GROUPS:
         yield from (f"{path}.{name}=" for path, part in _parts(group, before) for name in part if name[0] != "_")
@@ -70,6 +100,8 @@ def _keys(before: Sequence[str]) -> Iterable[str]:
 def _values(key: str, before: Sequence[str]) -> Iterable[str]:
     if key in GROUPS:
         return conf.groups()[key]
+    if before[:1] == ["import"] and key == "as":
+        return DIALECTS
     if key == "recipe":
         return conf.recipes()
     if key in ALLOWED:

@@ -89,7 +89,7 @@ def _side(text: str, beside: Sequence[str]) -> Side:
     told = [word for word in beside if word.startswith("out_options")]
     if told and not store.is_local(text):
         connect(told, text)
-    if not text.endswith((".yaml", ".yml")) and re.search(r"[/.]", text):
+    if not text.endswith((".yaml", ".yml")) and (re.search(r"[/.]", text) or store.local_path(text).is_dir()):
         if store.exists(store.join(text, "plan.yaml")):
             return _left(text.rstrip("/"))
         if store.is_local(text):

@@ -27,6 +27,15 @@ ROOT = Path(__file__).parents[2]
         (("model.tied=",), {"model.tied=true"}, set()),
         (("logger=[console,te",), {"logger=[console,tensorboard"}, {"logger=[console,console"}),
         (("optim=sgd", "optim."), {"optim.momentum="}, {"optim.betas="}),
+        (("logger=[",), {"logger=[console"}, {"logger=console"}),
+        (("--h",), {"--help"}, set()),
+        (("checkpoint", ""), {"ls", "export", "out="}, {"plan"}),
+        (("checkpoint", "ls", ""), {"out="}, {"export"}),
+        (("completion", ""), {"bash", "zsh", "fish"}, {"steps="}),
+        (("import", "as=t"), {"as=torchtune", "as=torchtitan"}, {"as=ray"}),
+        (("recipe=/usr/bi",), {"recipe=/usr/bin/"}, set()),
+        (("diff", "/usr/bi"), {"/usr/bin/"}, set()),
+        (("out=s3://b/",), set(), {"out=s3://b/"}),
         (("nonsense=",), set(), {"nonsense="}),
     ],
 )
@@ -64,6 +73,11 @@ def test_a_real_shell_completes(shell: str, command: dict[str, str], tmp_path: P
         assert done.stderr == ""
     whole = "never" if shell == "bash" else "strategy.reshard=never"  # bash takes what stands behind = for a word of its own
     assert said == [["strategy.reshard="], [whole]]
+
+
+def test_where_nothing_follows_nothing_is_said(command: dict[str, str]) -> None:
+    done = subprocess.run(["dtrain", "completion", "words", "seed=x"], capture_output=True, timeout=60, env=command, check=False)
+    assert (done.returncode, done.stdout) == (0, b""), "an empty line would take away what was typed"
 
 
 def test_it_answers_without_torch_and_hydra() -> None:

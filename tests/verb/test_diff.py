@@ -141,6 +141,11 @@ def test_no_secret_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert "123456" not in "".join(lines) and f"{part}***" in lines[0]
 
 
+def test_a_folder_beside_is_a_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run.parent)
+    assert diff.run([run.name, str(run)]) == 0
+
+
 def test_a_choice_is_told_with_who_said_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.yaml").write_text("# one\nstrategy: ddp\n")
     _, lines = shown(capsys, f"{tmp_path}/a.yaml", "strategy=fsdp devices=2")

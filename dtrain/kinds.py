@@ -21,6 +21,8 @@ BETWEEN = re.compile(r"(\d{1,7}):(\d{1,7})")
 CLOCK = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d\d(?:\.\d+)?)")
 """Minutes and seconds, with hours, with days, as Slurm writes them."""
 SCALES = {"%": 0.01, "k": 1_000, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000, "B": 1_000_000_000}
+BYTES = SCALES | {f"{letter}{end}": base**power for power, letter in enumerate("KMGT", 1) for end, base in (("B", 1000), ("iB", 1024))} | {"B": 1}
+GIB = {"GB": 1, "GiB": 1, "G": 1, "MB": 1 / 1024, "MiB": 1 / 1024, "TB": 1024, "TiB": 1024}
 SECONDS = {"ms": 0.001, "min": 60, "m": 60, "h": 3600, "d": 86400}
 SCALED = re.compile(r"([+-]?[\d_.]+(?:e[+-]?\d+)?)\s*([a-zA-Z%µ/]*)(?:\s.*)?", re.IGNORECASE | re.DOTALL)
 NONE = ("none", "null", "nil", "no", "off", "false", "~", "")
@@ -87,7 +89,7 @@ class Range:
         """The number that `value` is nearest to or was meant as, if it can be told."""
         found = SCALED.fullmatch(value.strip()) if isinstance(value, str) else None
         try:
-            scales = SECONDS if self.unit == "seconds" else SCALES
+            scales = {"seconds": SECONDS, "bytes": BYTES, "GiB": GIB}.get(self.unit, SCALES)
             number = float(found[1].replace("_", "")) * scales.get(found[2], 1) if found else float(value)
         except (TypeError, ValueError):
             return None

@@ -5,7 +5,6 @@ most the trust of its own place.
 """
 
 import hashlib
-import os
 import posixpath
 import re
 from collections.abc import Sequence
@@ -52,7 +51,7 @@ def find(name: str, beside: Place | None = None) -> Place:
         raise WordsError(f"recipe={cut(masked(name))}: a pin is @sha256: and {SHORTEST_PIN} to 64 hex digits.")
     if plain in known:
         found = Place(str(known[plain]), "own")
-    elif not re.search(r"[/.]", plain) and (beside or not os.path.isdir(plain)):  # which takes a name of any length, as Path.is_dir does not
+    elif not re.search(r"[/.]", plain) and (beside or len(plain) > 255 or not Path(plain).is_dir()):
         raise WordsError(f"recipe={cut(masked(plain))}: there is no such recipe.{nearest(plain, known)} Or give a path or URL.")
     elif beside is None:
         found = Place(plain, "local" if store.is_local(plain) else "remote")

@@ -93,3 +93,22 @@ def test_figures_that_are_none_are_refused() -> None:
     for word in ("cluster.bandwidth=0", "cluster.flops.bf16=0"):
         with pytest.raises(WordsError, match=rf"{word}.*a number above 0"):
             resolve(composed("cluster=h100x8", word, "batch=64"), HERE)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["cluster.memory=40GB"], "Type cluster.memory=40000000000"), (["cluster.memory=79GiB"], f"Type cluster.memory={79 << 30}"),
+        (["cluster.gpus=two"], "cluster.gpus is a whole number"), (["cluster.flops.bf12=1e15"], "no such type. Did you mean bf16?"),
+        (["devices=16"], "a node of cluster=h100x8 has 8 GPU(s). Type nodes=2 devices=8"),
+    ],
+)  # fmt: skip
+def test_wrong_figures_of_a_machine_are_told(words: list[str], told: str) -> None:
+    with pytest.raises(WordsError) as error:
+        resolve(composed("cluster=h100x8", *words), HERE)
+    assert told in str(error.value)
+
+
+def test_nodes_of_a_named_machine_share_no_cores() -> None:
+    threads = [resolve(composed("cluster=h100x8", f"nodes={nodes}", "batch=128", "strategy=fsdp"), HERE).threads for nodes in (1, 16)]
+    assert threads == [14, 14]

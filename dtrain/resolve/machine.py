@@ -6,15 +6,19 @@ from typing import Any
 from dtrain.build import build
 from dtrain.cluster import Cluster
 from dtrain.config import Config
-from dtrain.errors import WordsError
+from dtrain.errors import WordsError, nearest
 from dtrain.kinds import is_number
+from dtrain.resolve import numbers
+
+TYPES = ("fp32", "bf16", "fp16", "fp8")
 
 
 def named(config: Config, here: Cluster) -> Cluster:
-    """What rules are to see."""
+    """What rules are to see. Figures that are none are told by numbers.judge, and no rule builds on them."""
     if config.choices["cluster"] == "auto" or not config.cluster:
         return here
-    there: Cluster = build(config.cluster).seen(here)
+    known = numbers.without(config, [key for key in numbers.judge(config) if key.startswith("cluster.")])
+    there: Cluster = build(known.cluster).seen(here)
     return there
 
 
@@ -37,7 +41,9 @@ def machine(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
 def _check(part: Mapping[str, Any]) -> None:
     """Raises WordsError for peaks that are none."""
     wrong = [
-        f"cluster.flops.{key}={value}: a number above 0, per second." for key, value in part["flops"].items() if not (is_number(value) and value > 0)
+        f"cluster.flops.{key}={value}: {'a number above 0, per second.' if key in TYPES else f'there is no such type.{nearest(key, TYPES)}'}"
+        for key, value in part["flops"].items()
+        if key not in TYPES or not (is_number(value) and value > 0)
     ]
     if wrong:
         raise WordsError(*wrong)

@@ -85,8 +85,10 @@ def backend(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
     """GPUs talk through nccl; the device follows from the backend."""
     fits = cluster.gpus >= draft["devices"]
     if cluster.gpus and not fits and config.choices["backend"] == "auto":
+        who = "this host" if config.choices["cluster"] == "auto" else f"a node of cluster={config.choices['cluster']}"
+        nodes = f"nodes={draft['nodes'] * -(-draft['devices'] // cluster.gpus)} " if who != "this host" else ""
         raise WordsError(
-            f"devices={draft['devices']}: this host has {cluster.gpus} GPU(s). Type devices={cluster.gpus}, or backend=gloo for CPU processes."
+            f"devices={draft['devices']}: {who} has {cluster.gpus} GPU(s). Type {nodes}devices={cluster.gpus}, or backend=gloo for CPU processes."
         )
     reason = "one GPU per process" if cluster.gpus else "no GPU here"
     part = choose(config, "backend", "nccl" if cluster.gpus else "gloo", draft["why"], reason)
@@ -105,7 +107,7 @@ def compiled(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[st
 def launcher(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
     """external inside someone else's ranks, inline for one, local for more."""
     ranks = draft["nodes"] * draft["devices"]
-    word, reason = ("inline", "one rank") if ranks == 1 else ("local", f"{ranks} ranks on this host")
+    word, reason = ("inline", "one rank") if ranks == 1 else ("local", f"{ranks} ranks")
     if cluster.external:
         word, reason = "external", "RANK and WORLD_SIZE are set"
     return {"launcher": choose(config, "launcher", word, draft["why"], reason)}
@@ -113,5 +115,6 @@ def launcher(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[st
 
 def threads(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
     """CPU cores divided by the processes that share them; OMP_NUM_THREADS, when set, is obeyed by torch itself."""
-    here = draft["devices"] * (1 if cluster.external else draft["nodes"])
+    elsewhere = cluster.external or (cluster.gpus and config.choices["cluster"] != "auto")  # the nodes are machines of their own
+    here = draft["devices"] * (1 if elsewhere else draft["nodes"])
     return {"threads": max(1, cluster.cpus // here)}

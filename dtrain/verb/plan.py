@@ -68,11 +68,17 @@ def show(plan: Plan) -> str:
         ("run", f"{plan.steps} steps, seed {plan.seed}, clip {plan.clip}" + (f", stops after {plan.stop_after}" if plan.stop_after else "")),
         ("spike", plan.why.get("spike", f"{plan.on_spike} above {plan.spike['sigma']} deviations")),
         *_parts(plan),
-        ("launch", build(plan.launcher).command(plan)),
+        ("launch", _launch(plan)),
         ("out", plan.out),
         ("digest", plan.digest),
     ]
     return _table(rows)
+
+
+def _launch(plan: Plan) -> str:
+    """The command; of a machine that is not here there is none."""
+    missing = build(plan.cluster).missing(look()) if plan.cluster and "cluster" not in plan.why else ""
+    return f"not from here: {missing}" if missing else build(plan.launcher).command(plan)
 
 
 def _fewer(plan: Plan) -> Iterable[tuple[str, str]]:

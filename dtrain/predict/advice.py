@@ -4,7 +4,7 @@ A change is tried as the user would: its words are resolved and predicted again.
 with as many ranks as before that is the shortest step.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -15,6 +15,8 @@ from dtrain.predict.prediction import Prediction
 from dtrain.predict.shapes import word_of
 
 MOST = 3
+TRIES = 40
+"""Predictions after which no more changes are put together: each takes up to a tenth of a second."""
 Try = Callable[[tuple[str, ...]], tuple[Plan, Prediction]]
 """Words that are added -> the plan and what is predicted of it. Raises WordsError where they cannot be."""
 
@@ -33,43 +35,76 @@ class Change:
 
 
 def advise(plan: Plan, attempt: Try) -> list[Change]:
-    """At most three changes with which it fits; pairs of them where none alone is enough."""
-    single = [tuple(words) for words in _candidates(plan)]
-    found = list(_fitting(single, attempt))
-    if not found:
-        strongest = [ladder[-1] for ladder in _ladders(plan) if ladder]
-        found = list(_fitting([(*one, *other) for one, other in combinations(strongest, 2)], attempt))
-    return sorted(found, key=lambda change: change.cost)[:MOST]
+    """At most three changes with which it fits, alike ones once; two or three together where fewer are not enough."""
+    ladders, tried = [ladder for ladder in _ladders(plan) if ladder], [0]
+
+    def counted(words: tuple[str, ...]) -> tuple[Plan, Prediction]:
+        found = attempt(words)
+        tried[0] += 1
+        return found
+
+    found: dict[tuple[int, ...], Change] = {}
+    for index, ladder in enumerate(ladders):
+        fitting = [change for words in ladder if (change := _fitting(words, counted))]
+        if fitting:
+            found[(index,)] = min(fitting, key=lambda change: change.cost)
+    for together in (2, 3):
+        if len(found) >= MOST:
+            break
+        for indices in combinations(range(len(ladders)), together):
+            if tried[0] > TRIES or any(set(enough) <= set(indices) for enough in found):
+                continue
+            change = _fitting(tuple(word for index in indices for word in ladders[index][-1]), counted)
+            if change:
+                found[indices] = change
+    best = sorted(found.items(), key=lambda item: item[1].cost)[:MOST]
+    return sorted((_milder([ladders[index] for index in indices], change, attempt) for indices, change in best), key=lambda change: change.cost)
 
 
-def _fitting(candidates: list[tuple[str, ...]], attempt: Try) -> Iterator[Change]:
-    for words in candidates:
-        try:
-            plan, prediction = attempt(words)
-        except WordsError:  # other words are in its way
-            continue
-        if prediction.fits:
-            yield Change(words, plan, prediction)
+def _fitting(words: tuple[str, ...], attempt: Try) -> Change | None:
+    try:
+        plan, prediction = attempt(words)
+    except WordsError:  # other words are in its way
+        return None
+    return Change(words, plan, prediction) if prediction.fits else None
 
 
-def _candidates(plan: Plan) -> Iterator[tuple[str, ...]]:
-    for ladder in _ladders(plan):
-        yield from ladder
+def _milder(ladders: list[list[tuple[str, ...]]], best: Change, attempt: Try) -> Change:
+    """Of changes together the strongest were tried: each is taken as mild as it may be, where that is cheaper."""
+    if len(ladders) == 1:
+        return best
+    steps = [ladder[-1] for ladder in ladders]
+    for index, ladder in enumerate(ladders):
+        for step in ladder[:-1]:
+            milder = [*steps[:index], step, *steps[index + 1 :]]
+            change = _fitting(tuple(word for words in milder for word in words), attempt)
+            if change and change.cost < best.cost:
+                best, steps = change, milder
+                break
+    return best
 
 
 def _ladders(plan: Plan) -> list[list[tuple[str, ...]]]:
-    """For each thing that may be changed, the changes from mild to strong."""
-    micro, holding, cuda = plan.batch.microbatch, holding_of(plan), plan.device == "cuda"
+    """For each thing that may be changed, the changes from mild to strong. Those that change no number of the run come first."""
+    micro, holding, cuda, mesh = plan.batch.microbatch, holding_of(plan), plan.device == "cuda", plan.mesh
     remats, word = ["selective", "full"], word_of(plan.remat)
-    strategies = [] if plan.mesh.data * plan.mesh.cp == 1 or holding.frees else ["fsdp"] if holding.shards else ["zero1", "zero2", "fsdp"]
-    sizes = [size for size in (2, 4, 8) if size <= plan.devices and size > plan.mesh.tp]
+    strategies = [] if holding.frees else ["fsdp"] if holding.shards else ["zero1", "zero2", "fsdp"]
     precisions = {"fp32": ["bf16", "bf16_true"], "bf16": ["bf16_true"], "fp16": ["bf16_true"]}.get(word_of(plan.precision), [])
+    gpus = int(plan.cluster.get("gpus", 0)) if cuda else 0
+    split = ("tensor.sequence=split", "tensor.loss=split") if plan.tensor["sequence"] == "whole" else ()
+    degrees: dict[str, list[tuple[str, ...]]] = {
+        axis: [(f"mesh.{axis}={size}",) for size in (2, 4, 8) if getattr(mesh, axis) < size <= plan.devices] for axis in ("tp", "cp")
+    }
     return [
         [(f"microbatch={size}",) for size in (micro // 2, micro // 4, 1) if 1 <= size < micro],
         [(f"remat={name}",) for name in remats[remats.index(word) + 1 if word in remats else 0 :]],
         [(f"strategy={name}",) for name in strategies],
         [(f"precision={name}",) for name in precisions if cuda],
-        [(f"mesh.tp={size}",) for size in sizes],
-        [("strategy.rests=cpu",)] if holding.shards and not holding.cpu and cuda else [],
+        degrees["tp"] + [(*degrees["tp"][-1], *split)] if degrees["tp"] else [split] if split and mesh.tp > 1 else [],
+        degrees["cp"],
+        [(f"mesh.pp={mesh.pp * times}",) for times in (2, 4) if mesh.pp > 1 and mesh.pp * times <= plan.world],
+        [(f"mesh.pp={mesh.pp // 2}",)] if mesh.pp > 1 else [],
+        [("strategy.rests=cpu",)] if not holding.cpu and cuda else [],
+        [(f"devices={size}",) for size in (2, 4, 8) if plan.devices < size <= gpus],
         [(f"nodes={plan.nodes * times}",) for times in (2, 4, 8)] if cuda else [],
-    ]
+    ]  # fmt: skip

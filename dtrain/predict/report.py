@@ -45,11 +45,12 @@ def advice(changes: Iterable[Change], plan: Plan) -> Iterator[Row]:
     listed = list(changes)
     if not listed:
         yield "fits not", "and none of the changes that were tried is enough. Type more nodes, or a smaller model."
+    wide = max((len(" ".join(change.words)) for change in listed), default=0)
     for change in listed:
         time = change.prediction.time
         seconds = f", {duration(time.seconds)} a step" if time else ""
         more = f" on {change.plan.world} ranks" if change.plan.world != plan.world else ""
-        yield "type", f"{' '.join(change.words):<32} {size(change.prediction.memory.peak)}{seconds}{more}"
+        yield "type", f"{' '.join(change.words):<{wide}} {size(change.prediction.memory.peak)}{seconds}{more}"
 
 
 def _memory(plan: Plan, found: Prediction) -> Iterator[Row]:

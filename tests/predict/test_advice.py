@@ -37,9 +37,32 @@ def test_changes_are_words_with_which_it_fits_the_cheapest_first() -> None:
 def test_two_changes_together_where_one_is_too_little() -> None:
     """Eight billion weights and their optimizer on every rank, and activations of whole sequences: neither goes away alone."""
     _, _, changes = tried(f"{B8} strategy=ddp batch=64 microbatch=8")
-    assert changes
-    assert all(len(change.words) == 2 for change in changes)
-    assert all(change.prediction.fits for change in changes)
+    assert len(changes) == MOST
+    assert all(len(change.words) > 1 and change.prediction.fits for change in changes)
+    kinds = [{word.partition("=")[0] for word in change.words} for change in changes]
+    assert not any(one < other for one in kinds for other in kinds), "more of what is enough already is no advice"
+
+
+def test_each_change_is_of_another_kind() -> None:
+    _, _, changes = tried(f"{B8} strategy=fsdp batch=64 microbatch=8 precision=bf16")
+    assert len({tuple(word.partition("=")[0] for word in change.words) for change in changes}) == len(changes)
+
+
+def test_devices_that_nobody_uses_are_the_first_thing_to_type() -> None:
+    _, _, changes = tried(f"{B8} devices=1 batch=8 precision=bf16")
+    assert changes[0].words == ("devices=8",)
+
+
+def test_a_pipeline_that_is_too_long_is_made_shorter() -> None:
+    """Torch keeps room between stages for every microbatch: half the stages have half as many."""
+    words = (
+        B8.replace("layers=32", "layers=128")
+        .replace("width=4096", "width=16384")
+        .replace("heads=32", "heads=128")
+        .replace("hidden=14336", "hidden=53248")
+    )
+    _, _, changes = tried(f"{words} nodes=2048 strategy=fsdp batch=16384 mesh.tp=8 mesh.pp=16 tensor.sequence=split precision=bf16 remat=full")
+    assert any("mesh.pp=8" in change.words for change in changes)
 
 
 def test_where_nothing_helps_it_is_said() -> None:

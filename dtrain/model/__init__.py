@@ -65,20 +65,7 @@ def construct(part: Part, *, facts: Mapping[str, Any], seed: int) -> nn.Module:
         if not any(buffer.is_meta for buffer in model.buffers()):  # whose values only their own constructor knows
             return model
     torch.manual_seed(seed)
-    return _forgets(_module(build(part)))
-
-
-def _forgets(model: nn.Module) -> nn.Module:
-    """Models of transformers keep keys and values for words to come, which training never asks for: not where gradients are wanted."""
-
-    def without(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        return (args, {"use_cache": False} | kwargs) if torch.is_grad_enabled() else None
-
-    kind = sys.modules["transformers"].PreTrainedModel if "transformers" in sys.modules else ()
-    for module in model.modules():
-        if isinstance(module, kind) and "use_cache" in inspect.signature(module.forward).parameters:
-            module.register_forward_pre_hook(without, with_kwargs=True)
-    return model
+    return _module(build(part))
 
 
 def configuration(model: nn.Module) -> dict[str, Any] | None:

@@ -1,9 +1,11 @@
 """full: every block runs twice and keeps only its inputs; the numbers are the same bit for bit, whatever wraps the block."""
 
 import torch
+from invariance.zoo import llama
 from pool import ranks
 from small import PARTS, STRATEGIES, few_steps, joined, one_backward, same_bits
 
+from dtrain.model import blocks
 from dtrain.plan import PipelineShape
 from dtrain.remat.full import build
 
@@ -20,6 +22,16 @@ def test_blocks_are_computed_again_instead_of_kept() -> None:
     a_block = one_backward(None, layers=4)["saved"] - one_backward(None, layers=3)["saved"]
     assert a_block > 10
     assert run["saved"] - one_backward(build(), layers=3)["saved"] <= 2, "what goes into a block is kept, and no more of it"
+
+
+def test_a_model_of_transformers_keeps_no_keys_for_words_to_come() -> None:
+    """A second forward of a block would add to them."""
+    model, tokens = llama(), torch.zeros(1, 4, dtype=torch.int64)
+    assert model(tokens).past_key_values.get_seq_length() == 4
+    build()(list(blocks(model)))
+    assert model(tokens).past_key_values.get_seq_length() == 0
+    with torch.no_grad():
+        assert model(tokens).past_key_values.get_seq_length() == 4
 
 
 def test_names_stay() -> None:

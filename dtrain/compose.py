@@ -70,7 +70,9 @@ def said_again(words: Sequence[str]) -> Iterable[str]:
     for word in words:
         key, equals, value = word.lstrip("+").partition("=")
         if equals and key not in REPEATED and not key.startswith("-"):
-            said.setdefault(key.strip(), {})[value] = None
+            values = said.setdefault(key.strip(), {})
+            values.pop(value, None)  # the last one is to stand last
+            values[value] = None
     for key, values in said.items():
         if len(values) > 1:
             *before, last = (cut(secrets.shown(f"{key}={value}")) for value in values)

@@ -99,8 +99,11 @@ def resolved(tree: Mapping[str, Any], words: Sequence[Word], allowed: Callable[[
 
 
 def jobs(swept: Sequence[Word]) -> list[Sequence[str]]:
-    """The words of every combination of the swept ones."""
-    batches = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides([str(word) for word in swept]), None)
+    """The words of every combination of the swept ones. Raises WordsError for a sweep that Hydra's own sweeper does not know."""
+    try:
+        batches = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides([str(word) for word in swept]), None)
+    except HydraException as error:
+        raise WordsError(f"{' '.join(map(str, swept))} (command line): {cut(first_line(error))}. Type the values: seed=0,1,2.") from error
     return [words for batch in batches for words in batch]
 
 

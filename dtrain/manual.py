@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from dtrain import conf, kinds
 from dtrain.config import ALLOWED, GROUPS, LISTS, VERBS
+from dtrain.errors import WordsError, nearest
 from dtrain.words import said
 
 EXAMPLES = """\
@@ -34,14 +35,31 @@ def overview() -> str:
 
 
 def about(topics: Sequence[str]) -> str:
-    """Pages of the groups, words (`optim=sgd`) and plain keys among `topics`; the overview when there are none."""
-    pages = [page for topic in dict.fromkeys(topics) for page in _page(*topic.partition("=")[::2])]
-    return "\n".join(pages) if pages else overview()
+    """Pages of the groups, words (`optim=sgd`), keys, arguments, verbs and recipes among `topics`; the overview when there are none. Raises WordsError."""
+    pages = {topic: [*_page(*topic.partition("=")[::2])] for topic in topics}
+    unknown = [topic for topic, found in pages.items() if not found and "=" not in topic and topic[0] != "-"]
+    if unknown:
+        known = (*GROUPS, *ALLOWED, *VERBS, *conf.recipes(), *(f"{group}.{name}" for group in GROUPS for name in _arguments(group)))
+        near = {topic: nearest(topic, known) for topic in unknown}
+        raise WordsError(
+            *(
+                f"help {topic}: there is nothing of this name.{hint if 'Did you' in hint else ' dtrain --help lists all.'}"
+                for topic, hint in near.items()
+            )
+        )
+    return "\n".join(page for found in pages.values() for page in found) or overview()
+
+
+def _arguments(group: str) -> Iterable[str]:
+    """Of all words of a group."""
+    return dict.fromkeys(name for word in conf.groups()[group] for name in conf.node(group, word) if name[0] != "_")
 
 
 def _page(topic: str, word: str) -> Iterable[str]:
     if topic in GROUPS:
-        chosen = [word] if word in conf.groups()[topic] else conf.groups()[topic]
+        chosen = [word] if word else conf.groups()[topic]
+        if word and word not in conf.groups()[topic]:
+            raise WordsError(f"help {topic}={word}: there is no {topic} {word}.{nearest(word, conf.groups()[topic])}")
         yield from ("\n".join(_word(topic, name)) + "\n" for name in chosen)
     elif topic in VERBS:
         yield f"{topic:<12} {VERBS[topic]}\n"
@@ -50,18 +68,22 @@ def _page(topic: str, word: str) -> Iterable[str]:
     else:
         keys = [key for key in ALLOWED if key == topic or key.startswith(f"{topic}.")]
         sentences = conf.sentences(conf.folder("conf") / "config.yaml")
+        group, _, name = topic.partition(".")
+        words = [word for word in conf.groups().get(group, ()) if name[:1] != "_" and name in conf.node(group, word)]
+        yield from ("\n".join(_word(group, word, name)) + "\n" for word in words)
         if keys:
             yield "\n".join(_row(key, conf.value(key), ALLOWED[key], sentences.get(key, "")) for key in keys) + "\n"
 
 
-def _word(group: str, word: str) -> Iterable[str]:
+def _word(group: str, word: str, only: str = "") -> Iterable[str]:
+    """The page of a word, or what it says of one argument."""
     part = conf.node(group, word)
     sentences = conf.sentences(conf.folder("conf") / group / f"{word}.yaml")
     yield f"{group}={word}  {sentences.get('', '')}"
     allowed = (part.get("_about_") or {}).get("allowed", {})
     path = f"{group}.{word}" if group in LISTS else group
     for name, value in part.items():
-        if name[0] != "_":
+        if name[0] != "_" and only in ("", name):
             yield _row(f"{path}.{name}", value, allowed.get(name, kinds.of_type(value)), sentences.get(name, ""))
 
 

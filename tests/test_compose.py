@@ -209,5 +209,16 @@ def test_a_mistake_in_a_sweep_stops_it_before_the_first_job(words: list[str], he
     assert begun == []
 
 
+@pytest.mark.parametrize("swept", ["seed=interval(0,1)", "seed=tag(a,interval(0,1))"])
+def test_a_sweep_of_another_sweeper_is_one_sentence(swept: str, here: Path) -> None:
+    with pytest.raises(WordsError, match="Type the values: seed=0,1,2"):
+        multirun([swept], lambda words: 0.0, check=lambda words: None)
+
+
+def test_what_only_verify_reads_is_refused_where_it_is_typed(here: Path) -> None:
+    with pytest.raises(WordsError, match=r"verify.steps \(command line\): only verify looks at it"):
+        train.one(compose(["verify.steps=3", "out=x"]))
+
+
 def test_the_schema_knows_every_group() -> None:
     assert set(GROUPS) <= set(vars(compose([])))

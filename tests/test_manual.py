@@ -27,12 +27,21 @@ def test_the_overview_has_verbs_groups_words_recipes_and_examples() -> None:
         (["plan", "--help", "steps"], "optimizer steps of the whole run"),
         (["help", "shakespeare"], "nanoGPT"),
         (["strategy=fsdp", "--help", "nodes=2"], "forward or never"),
+        (["help", "optim.betas"], "optim.betas=[0.9,0.95]"),
+        (["model._target_=mine.Net", "--help"], "verbs"),
         (["--version"], "dtrain 0"),
     ],
 )
 def test_a_page_says_what_an_argument_may_be(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 0
     assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("words", "near"), [(["help", "optm"], "Did you mean optim?"), (["optim=sgdd", "-h"], "Did you mean sgd?")])
+def test_what_there_is_no_page_of_is_told(words: list[str], near: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert near in said and len(said.splitlines()) == 1
 
 
 def test_no_page_of_another_word(capsys: pytest.CaptureFixture[str]) -> None:

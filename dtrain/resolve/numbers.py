@@ -71,7 +71,7 @@ def _sentence(key: str, value: Any, allowed: Any, config: Config) -> str:
     if value == "???":
         group, source = key.split(".")[0], config.sources.get(key)
         who = f"{source} leaves {key} to you" if source else f"{group}={config.choices[group]} needs {key}"
-        typed = f"{key}._target_=<package.Class>" if "part" in kinds.kinds(allowed) else f"{key}=<{kinds.say(allowed)}>"
+        typed = f"{key}._target_=<package.Class>" if "part" in kinds.kinds(allowed) else f"{key}=<{kinds.say(allowed).removesuffix(', not empty')}>"
         return f"{who}. Type {typed}."
     near, source = kinds.instead(value, allowed, _default(config, key)), config.sources.get(key, "default")
     largest = " below 2^63" if isinstance(value, int) and abs(value) >= 2**63 else ""

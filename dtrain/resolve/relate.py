@@ -9,7 +9,7 @@ from typing import Any
 
 from dtrain.cluster import Cluster
 from dtrain.config import GROUPS, LISTS, Config
-from dtrain.errors import WordsError
+from dtrain.errors import WordsError, nearest
 from dtrain.resolve.ranks import about
 from dtrain.resolve.unknown import UNKNOWN
 
@@ -50,6 +50,9 @@ def contradictions(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -
         length: Any = config.schedule.get(name)
         if f"schedule.{name}" in typed and isinstance(length, int | float) and length > config.steps:
             problems.append(f"schedule.{name}={length} is longer than steps={config.steps}. Type schedule.{name}=0.1 for a tenth of the run.")
+    best, figures = config.checkpoint.get("best"), about(draft["objective"]).get("figures")
+    if best and figures and best not in figures:
+        problems.append(f"checkpoint.best={best}: the evaluation of this run has no such figure.{nearest(best, figures)}")
     problems += _unread(config, typed)
     if problems:
         raise WordsError(*problems)
@@ -91,6 +94,7 @@ def _unread(config: Config, typed: set[str]) -> Iterable[str]:
     spikes = config.on_spike != "stop" or config.spike.sigma not in ("auto", None)
     text = bool(about(config.data).get("text"))
     for key, read, hint in (
+        ("sweep.out", False, "Type -m for a sweep, out=<folder> for a run"),
         ("spike.window", spikes, "Type on_spike=skip or spike.sigma=6 as well"),
         *((f"generate.{name}", text, "Type data=text") for name in ("prompt", "tokens", "temperature")),
     ):

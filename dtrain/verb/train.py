@@ -58,6 +58,9 @@ def one(config: Config) -> Result:
     """Decide, check, save what was decided, launch."""
     cluster = look()
     plan = resolve(config, cluster)
+    checked = [key for key, source in config.sources.items() if source == "command line" and key.split(".")[0] in ("verify", "expect")]
+    if checked:
+        raise WordsError(*(f"{key} (command line): only verify looks at it. Type dtrain verify <the words>, or leave {key} out." for key in checked))
     first = cluster.external is None or cluster.external.rank == 0
     finished = _finished(plan, say=first)
     if finished:

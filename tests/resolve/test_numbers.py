@@ -9,7 +9,7 @@ from dtrain.errors import WordsError
 @pytest.mark.parametrize(
     "word",
     ["nodes=0", "steps=0", "batch=0", "microbatch=0", "accumulate=-1", "stop_after=0", "seed=-1", "log.every=0",
-     "evaluate.every=-1", "evaluate.samples=0", "clip=0", "clip=-1.0", "ema=1.0", "ema=-0.1", "resume=always", "generate.tokens=0", "generate.temperature=-1", "checkpoint.every=-1"],
+     "evaluate.every=-1", "evaluate.samples=0", "clip=0", "clip=-1.0", "ema=1.0", "ema=-0.1", "resume=always", "generate.tokens=0", "generate.temperature=-1", "checkpoint.every=-1", "data.path="],
 )  # fmt: skip
 def test_a_number_out_of_range_is_refused_by_its_key(word: str) -> None:
     with pytest.raises(WordsError) as caught:

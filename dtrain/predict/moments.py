@@ -187,11 +187,11 @@ def pipelined(plan: Decided, shapes: Shapes, stages: Sequence[Sequence[Sizes]], 
     state, blocks = holding_of(plan), [size for stage in stages for size in stage]
     mine = dict(zip(_owned(plan, rank), stages, strict=True))
     flights = {stage: _flight(plan, some, stage, handed, shapes.returns.of(plan) * plan.batch.microbatch) for stage, some in mine.items()}
-    most, own = _in_flight(plan, flights, rank)
     both = {"gradients": total(blocks, "summed"), "gathered blocks": total(blocks, "whole") if state.shards else 0.0}
     between = {"between stages": _between(plan, handed, rank) + shapes.inputs * plan.batch.local / plan.mesh.cp}  # of all microbatches, put together
     largest = max(size.made if state.shards else size.largest for size in blocks)
-    yield "backward", {"activations": most, "inside a block": own, **both, **between, "gradients on their way": largest}
+    for most, own in _in_flight(plan, flights, rank):
+        yield "backward", {"activations": most, "inside a block": own, **both, **between, "gradients on their way": largest}
     if state.shards:
         yield "reduction", {**both, **between, "gradients on their way": max(size.sent for size in blocks) + total(blocks, "end")}
 
@@ -227,17 +227,18 @@ def _flight(plan: Decided, blocks: Sequence[Sizes], stage: int, handed: Sequence
     )
 
 
-def _in_flight(plan: Decided, flights: Mapping[int, Flight], rank: int) -> tuple[float, float]:
-    """(activations kept, alive beside them inside a block) when a backward of one microbatch meets most of them.
+def _in_flight(plan: Decided, flights: Mapping[int, Flight], rank: int) -> Iterator[tuple[float, float]]:
+    """(activations kept, alive beside them inside a block): when both are most together, and when most are kept.
 
     Schedules of several stages wait at the end of a step for what they sent, and keep it until then; that of one until the next is sent.
     """
     count, shape = plan.batch.accumulate, plan.pipeline
     if shape.schedule in FORWARDS_FIRST:
-        return count * sum(each.kept + each.sent for each in flights.values()), max(each.inside for each in flights.values())
+        yield count * sum(each.kept + each.sent for each in flights.values()), max(each.inside for each in flights.values())
+        return
     few = min(count, 4 * plan.mesh.pp * shape.stages)  # by then it has come to a steady state
     few = few if count == few else few - few % max(1, count // max(1, count // plan.mesh.pp))
-    best, ends = (0.0, 0.0), shape.stages > 1
+    best, most, ends = (0.0, 0.0), 0.0, shape.stages > 1
     flying = 0.0 if ends else sum(each.sent + each.back for each in flights.values())
     for kind, stage, _ in actions(shape, plan.mesh.pp, few, rank):
         here = flights[stage]
@@ -246,10 +247,12 @@ def _in_flight(plan: Decided, flights: Mapping[int, Flight], rank: int) -> tuple
             continue
         best = max(best, (flying, here.inside * (kind != "W")), key=sum)
         flying += here.back * ends * (kind in "BI") + here.left * (kind == "I")
-        best = max(best, (flying, 0.0), key=sum)
+        most = max(most, flying)
         if kind != "I":
             flying -= here.kept + here.sent * (not ends) + here.left * (kind == "W")
-    return best
+    more = ends * (count - few) * sum(each.sent + each.back for each in flights.values())
+    yield best[0] + more, best[1]
+    yield most + more, 0.0
 
 
 def _between(plan: Decided, handed: Sequence[float], rank: int) -> float:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from dtrain.doctor import Case, Finding, Verdict
 
-RANK_FILES = 256
-"""Descriptors of a rank alone: torch, its threads, streams to a storage."""
+RANK_FILES, FEWEST_FILES = 256, 32
+"""Descriptors of a rank alone: torch, its threads, streams to a storage; and with how few two ranks still trained."""
 ENOUGH_TASKS = 1024
 LARGE_DUMP = 1 << 30
 
@@ -56,7 +56,9 @@ def enough_files(soft: int, hard: int, world: int) -> Finding:
         if hard == resource.RLIM_INFINITY or hard >= need
         else "raise nofile in /etc/security/limits.conf, or docker run --ulimit nofile=65536"
     )
-    return Finding("nofile", "stop" if soft < need // 4 else "note", f"{soft} open files, where a rank of {world} may need {need}", advice)
+    return Finding(
+        "nofile", "stop" if soft < FEWEST_FILES + 2 * world else "note", f"{soft} open files, where a rank of {world} may need {need}", advice
+    )
 
 
 def tasks(case: Case) -> Iterable[Finding]:

@@ -16,6 +16,10 @@ from dtrain import lease, store
 from dtrain.cause import explain
 from dtrain.doctor import Case, Finding
 from dtrain.errors import StoreError
+from dtrain.plan import Plan
+from dtrain.predict import known
+from dtrain.predict.held import saved
+from dtrain.predict.report import size
 
 LOOK_SECONDS = 5.0
 """What does not answer within this time is told, and not asked again."""
@@ -126,21 +130,39 @@ def speed(small: float, write: float, read: float) -> Finding:
 
 
 def space(case: Case) -> Iterable[Finding]:
-    """What is free on the disk of a local `out`."""
+    """What is free on the disk of a local `out`, against the checkpoints that will stand there."""
     if store.is_local(case.plan.out):
-        yield room(case.plan.out, shutil.disk_usage(_standing(case.plan.out)).free)
+        shapes = known.shapes(case.plan)
+        each = saved(case.plan, shapes) if shapes else None
+        yield room(case.plan.out, shutil.disk_usage(_standing(case.plan.out)).free, each, standing(case.plan))
 
 
-def room(out: str, free: int) -> Finding:
-    text = f"{free / (1 << 30):.1f} GiB free for {out}"
-    if free < FREE_BYTES:
-        return Finding(
-            "space",
-            "note",
+def standing(plan: Plan) -> int:
+    """How many checkpoints stand at a time, the one that is being written too."""
+    word, steps = plan.checkpoint, plan.steps
+    every, keep = word.get("every") or steps, word.get("keep")
+    saves = -(-steps // every) + 1
+    apart = (steps // word["keep_every"] if word.get("keep_every") else 0) + bool(word.get("best")) + bool(word.get("ephemeral"))
+    return saves + bool(word.get("ephemeral")) if keep is None else min(saves, keep + 1) + apart
+
+
+def room(out: str, free: int, each: int | None, count: int) -> Finding:
+    """The verdict on so many free bytes for `count` checkpoints of `each` bytes; None where the model is not known without torch."""
+    text = f"{size(free)} free for {out}"
+    if each is None:
+        few = free < FREE_BYTES
+        text, advice = (
             f"{text}: a checkpoint of AdamW takes 12 bytes for each number of the model",
             "free some, type checkpoint.keep=1 or out=<another place>",
         )
-    return Finding("space", "ok", text)
+        return Finding("space", "note" if few else "ok", text, advice if few else "")
+    facts = {"free_bytes": free, "checkpoint_bytes": each, "checkpoints": count}
+    if free < each:
+        return Finding("space", "stop", f"{text}, and a checkpoint takes {size(each)}", "free some, or type out=<another place>", facts)
+    if free < each * count:
+        advice = "free some, type checkpoint.keep=1 or out=<another place>"
+        return Finding("space", "note", f"{text}, and up to {count} checkpoints of {size(each)} stand there at a time", advice, facts)
+    return Finding("space", "ok", f"{text}; a checkpoint takes {size(each)}, up to {count} stand there at a time", facts=facts)
 
 
 def held(case: Case) -> Iterable[Finding]:

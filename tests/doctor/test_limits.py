@@ -17,7 +17,14 @@ def case(*words: str, **environ: str) -> Case:
 
 @pytest.mark.parametrize(
     ("soft", "hard", "world", "verdict"),
-    [(1024, MANY, 2, "ok"), (-1, -1, 10_000, "ok"), (1024, MANY, 512, "note"), (64, MANY, 2, "stop")],
+    [
+        (1024, MANY, 2, "ok"),
+        (-1, -1, 10_000, "ok"),
+        (1024, MANY, 512, "note"),
+        (64, MANY, 2, "note"),
+        (24, MANY, 2, "stop"),
+        (1024, MANY, 1024, "stop"),
+    ],
 )
 def test_open_files_must_do_for_the_sockets_of_a_rank(soft: int, hard: int, world: int, verdict: str) -> None:
     assert limits.enough_files(soft, hard, world).verdict == verdict

@@ -123,14 +123,35 @@ def test_a_slow_storage_is_told(small: float, write: float, verdict: str) -> Non
     assert storage.speed(small, write, 1e9).verdict == verdict
 
 
-@pytest.mark.parametrize(("free", "verdict"), [(50 << 30, "ok"), (1 << 30, "note")])
-def test_room_is_told(free: int, verdict: str) -> None:
-    assert storage.room("runs/a", free).verdict == verdict
+@pytest.mark.parametrize(
+    ("free", "each", "verdict"),
+    [
+        (50 << 30, None, "ok"),
+        (1 << 30, None, "note"),
+        (50 << 30, 1 << 30, "ok"),
+        (1 << 30, 1 << 20, "ok"),
+        (5 << 30, 2 << 30, "note"),
+        (50 << 30, 60 << 30, "stop"),
+    ],
+)
+def test_room_is_held_against_the_checkpoints_of_the_plan(free: int, each: int | None, verdict: str) -> None:
+    assert storage.room("runs/a", free, each, 3).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        (["steps=1000"], 3), (["steps=1000", "checkpoint.keep=1"], 2), (["steps=100"], 2), (["steps=1000", "checkpoint.keep=null"], 6),
+        (["steps=1000", "checkpoint.best=eval_loss"], 4), (["steps=1000", "checkpoint.keep_every=500"], 5), (["steps=1000", "checkpoint.ephemeral=20"], 4),
+    ],
+)  # fmt: skip
+def test_how_many_checkpoints_stand_at_a_time(words: list[str], count: int) -> None:
+    assert storage.standing(plan(*words)) == count
 
 
 def test_the_room_here_is_looked_at(tmp_path: Path) -> None:
     (one,) = storage.space(case(f"{tmp_path}/a/b"))
-    assert "GiB free for" in one.text
+    assert "GiB free for" in one.text and "a checkpoint takes 10.5 MiB" in one.text
     assert list(storage.space(case("memory://a"))) == []
 
 

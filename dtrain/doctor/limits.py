@@ -57,7 +57,7 @@ def enough_files(soft: int, hard: int, world: int) -> Finding:
         else "raise nofile in /etc/security/limits.conf, or docker run --ulimit nofile=65536"
     )
     return Finding(
-        "nofile", "stop" if soft < FEWEST_FILES + 2 * world else "note", f"{soft} open files, where a rank of {world} may need {need}", advice
+        "nofile", "stop" if soft < FEWEST_FILES + world // 2 else "note", f"{soft} open files, where a rank of {world} may need {need}", advice
     )
 
 

@@ -46,7 +46,8 @@ def pipeline(plan: Plan, width: int = 100) -> list[str]:
     if len(shown) < plan.mesh.pp:
         lines.append(f"and {plan.mesh.pp - len(shown)} more")
     fewer = f"; drawn with {count} microbatches, the step has {plan.batch.accumulate}" if count < plan.batch.accumulate else ""
-    return [*lines, LEGEND + fewer]
+    narrow = "; there is no room for every one" if found.length > room else ""
+    return [*lines, LEGEND + fewer + narrow]
 
 
 def _drawn(plan: Plan, room: int) -> tuple[int, Timeline]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dtrain.plan import Plan
 from dtrain.predict import picture
 from dtrain.predict.advice import Change
-from dtrain.predict.prediction import Prediction
+from dtrain.predict.prediction import LIBRARIES, Prediction
 from dtrain.predict.traffic import Call
 from dtrain.predict.view import groups
 
@@ -58,8 +58,9 @@ def _memory(plan: Plan, found: Prediction) -> Iterator[Row]:
     where = f", {held.stage}" if held.stage else ""
     room = f" of {size(found.room)}" if found.room < float("inf") else ""
     verdict = "" if found.fits else "  DOES NOT FIT"
+    beside = f", beside the {size(LIBRARIES)} of Python and torch" if plan.device == "cpu" else ""
     unknown = "" if held.known else f"; without activations: {found.shapes.unknown}"
-    yield "memory", f"{size(held.peak)}{room} on a rank at most, at the {held.when}{where}{unknown}{verdict}"
+    yield "memory", f"{size(held.peak)}{room} on a rank at most, at the {held.when}{where}{beside}{unknown}{verdict}"
     parts = sorted(held.moment.items(), key=lambda part: -part[1])
     yield "", "  ".join(f"{name} {size(part)}" for name, part in parts if part >= held.peak / 200)
     yield (

@@ -1,6 +1,7 @@
 """`dtrain plan <words>`: what would happen and what it would cost, without torch and without doing it; `dtrain plan json <words>` for tools."""
 
 import json
+import shutil
 from collections.abc import Iterable, Sequence
 
 from dtrain import requires
@@ -33,7 +34,7 @@ def run(words: Sequence[str]) -> int:
         print(json.dumps({"plan": plan.to_dict(), "prediction": found.to_dict(), "changes": instead}, indent=1))
         return 0
     print(show(plan))
-    print(_table([*report.rows(plan, found), *(("not here", sentence) for sentence in requires.unmet(config, cluster))]))
+    print(_table([*report.rows(plan, found, width=_width()), *(("not here", sentence) for sentence in requires.unmet(config, cluster))]))
     if not found.fits:
         print(_table(report.advice(changes, plan)))
     return 0
@@ -46,6 +47,11 @@ def before(plan: Plan) -> str:
         return ""
     found = predict(plan, shapes)
     return _table(report.short(plan, found)) + ("" if found.fits else f"\nwarning    {report.warning(found)}")
+
+
+def _width() -> int:
+    """Of the pictures: as wide as the screen, if that is neither narrow nor very wide."""
+    return min(max(shutil.get_terminal_size((110, 24)).columns, 60), 160)
 
 
 def _table(rows: Iterable[tuple[str, str]]) -> str:

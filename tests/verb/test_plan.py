@@ -37,6 +37,16 @@ def test_a_plan_for_a_cluster_says_what_it_needs_and_how_long_it_takes(capsys: p
     assert max(len(line) for line in told.splitlines() if line.startswith(" ")) < 200
 
 
+@pytest.mark.parametrize("columns", [80, 120])
+def test_pictures_are_as_wide_as_the_screen(columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["plan", *BIG, "nodes=128", "batch=2048", "microbatch=1", "mesh.pp=16", "model.layers=96", "pipeline.schedule=1f1b"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    drawn = [line for line in lines if line[11:13].strip().isdigit() and "·" in line]
+    assert len(drawn) == 16
+    assert columns - 25 < max(map(len, drawn)) <= columns
+
+
 def test_the_same_for_tools(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "json", "model=mlp", "data=synthetic", "devices=2", "strategy=ddp"]) == 0
     told = json.loads(capsys.readouterr().out)

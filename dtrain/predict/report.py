@@ -108,7 +108,12 @@ def _time(plan: Plan, found: Prediction) -> Iterator[Row]:
     tokens = f"{count(time.tokens_per_second)} tokens/s" if found.shapes.tokens > 1 else f"{count(time.samples_per_second)} samples/s"
     yield "time", f"about {duration(time.seconds)} a step, {tokens}, MFU {time.mfu:.0%}; {plan.steps} steps in {duration(time.seconds * plan.steps)}"
     wire: Mapping[str, float] = time.wire
-    parts = {"products": time.products, "activations": time.activations, **{f"{axis} calls": spent for axis, spent in wire.items()}}
+    parts = {
+        "products": time.products,
+        "activations": time.activations,
+        "starting kernels": time.starting,
+        **{f"{axis} calls": spent for axis, spent in wire.items()},
+    }
     parts |= {"waiting in the pipeline": time.waits, "optimizer": time.optimizer}
     hidden = f"; {duration(time.hidden)} of calls are hidden behind them" if time.hidden >= time.seconds / 100 else ""
     yield "", " + ".join(f"{name} {duration(spent)}" for name, spent in parts.items() if spent >= time.seconds / 100) + hidden

@@ -2,7 +2,7 @@
 
     step       = pipeline + data axes not hidden + optimizer + gradient norm
     pipeline   = every stage's microbatches in the order of the schedule (dtrain.predict.schedule); without one, accumulate x a microbatch
-    microbatch = products / (peak x reach) + activations moved / memory bandwidth + what tp, ep and cp send
+    microbatch = products / (peak x reach) + activations moved / memory bandwidth + what tp, ep and cp send; on a GPU no less than starting it takes
     a call     = start + hops x latency + bytes that cross / (bandwidth x LINK)       (alpha-beta, per axis, over its slowest link)
 
 A ring carries (n - 1) / n of what n ranks gather or scatter, twice that of what they reduce for all
@@ -35,6 +35,8 @@ CAUSAL = 0.5
 """Of the square of attention that kernels compute."""
 HOST_BANDWIDTH = 2e11
 """Bytes per second of a host's memory, where the optimizer works there: eight channels of DDR5-4800 at two thirds."""
+STARTING = 2e-4
+"""Seconds in which a host starts the kernels of one block on a GPU, forward and backward: fifty compiled ones of 4 us each. Assumed; no model is faster."""
 ON_THE_WAY = ("tp", "ep", "cp")
 """Axes whose collectives a microbatch waits for."""
 
@@ -45,6 +47,7 @@ class Time:
 
     products: float
     activations: float
+    starting: float
     wire: Mapping[str, float]
     hidden: float
     waits: float
@@ -65,19 +68,21 @@ def time(plan: Plan, shapes: Shapes, memory: Memory, machine: Machine) -> Time |
     owners = plan.pipeline.owners(plan.mesh.pp) if plan.mesh.pp > 1 else [0]
     calls = [traffic(plan, shapes, rank) for rank in range(plan.mesh.pp)]
     sent = [_on_the_way(plan, machine, each) for each in calls]
-    busy = [sum(stages[index]) + sum(sent[owner].values()) / owners.count(owner) for index, owner in enumerate(owners)]
+    starting = [_starting(plan, blocks) for blocks in stages_of(plan, shapes)]
+    busy = [max(sum(stages[index]), starting[index]) + sum(sent[owner].values()) / owners.count(owner) for index, owner in enumerate(owners)]
     slowest = max(range(plan.mesh.pp), key=lambda rank: sum(busy[index] for index, owner in enumerate(owners) if owner == rank))
     mine = [index for index, owner in enumerate(owners) if owner == slowest]
     pipeline = _pipeline(plan, shapes, busy, _hop(plan, machine, calls[0]))
     products, moved = (sum(stages[index][part] for index in mine) for part in (0, 1))
-    beside, hidden = _data_axes(plan, machine, calls[slowest], products + moved)
+    idle = sum(max(0.0, starting[index] - sum(stages[index])) for index in mine)
+    beside, hidden = _data_axes(plan, machine, calls[slowest], products + moved + idle)
     optimizer = _optimizer(plan, memory, bandwidth)
     seconds = pipeline + sum(beside.values()) + optimizer
     wire = {axis: spent for axis, spent in (sent[slowest] | beside).items() if spent > 0}
     waits = max(0.0, pipeline - sum(busy[index] for index in mine))
     samples = plan.batch.size / seconds
     return Time(
-        products, moved, wire, hidden, waits, optimizer, seconds, samples, samples * shapes.tokens,
+        products, moved, idle, wire, hidden, waits, optimizer, seconds, samples, samples * shapes.tokens,
         3 * work(plan, shapes).forward / (seconds * plan.world * peak), waits / pipeline,
     )  # fmt: skip
 
@@ -126,6 +131,11 @@ def _computing(plan: Plan, shapes: Shapes, blocks: tuple[Block, ...], machine: M
         operations += block.count * each * samples / split
         moved += block.count * block.kept["all"].of(plan) * samples * (MOVED + again * block.listed)
     return operations / (_peak(plan, machine) * machine.reach), moved / _bandwidth(plan, machine)
+
+
+def _starting(plan: Plan, blocks: tuple[Block, ...]) -> float:
+    """Seconds of a step in which the host starts a stage's kernels. What computes longer than that hides them."""
+    return STARTING * plan.batch.accumulate * sum(block.count for block in blocks) if plan.device == "cuda" else 0.0
 
 
 def _on_the_way(plan: Plan, machine: Machine, calls: tuple[Call, ...]) -> dict[str, float]:

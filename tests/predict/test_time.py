@@ -109,3 +109,11 @@ def test_axes_cross_nodes_from_the_outside_in() -> None:
     assert {axis: (group.size, group.stride) for axis, group in groups(plan).items() if axis in ("pp", "dp_shard", "tp")} == {
         "tp": (8, 1), "dp_shard": (8, 8), "pp": (4, 64),
     }  # fmt: skip
+
+
+def test_a_small_model_on_a_gpu_waits_for_its_kernels_to_be_started() -> None:
+    """Four blocks and two ends, which compute for microseconds: a step of a thousandth of a second, not of a twenty-thousandth."""
+    small, large = timed(planned("cluster=h100x8 devices=1")), timed(planned(PUBLISHED["8B, 8 H100"][0]))
+    assert 5e-4 < small.seconds < 5e-3 and small.starting > 0.8 * small.seconds
+    assert large.starting == 0
+    assert timed(planned("cluster=laptop")).starting == 0

@@ -41,7 +41,7 @@ def _do(words: list[str]) -> int:
 
     secrets.hear(words)
     if words[:1] == ["help"] or {"--help", "-h"} & set(words):
-        from dtrain.manual import about
+        from dtrain.words.manual import about
 
         print(about([word for word in words if word not in ("help", "--help", "-h")]), end="")
         return 0

@@ -74,7 +74,7 @@ ALLOWED: dict[str, Any] = {
     "expect.small": "list of text",
     "sweep.out": "text or null",
 }
-"""What each plain key may be, in the words of dtrain/kinds.py; what an argument of a word may be stands in its file."""
+"""What each plain key may be, in the words of dtrain/words/kinds.py; what an argument of a word may be stands in its file."""
 
 
 @dataclass

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Mapping
 from functools import cache
 
-from dtrain.conf import folder
+from dtrain.words.conf import folder
 
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
 TORCH = re.compile(r"torch\.(nn|optim|optim\.lr_scheduler)\.[A-Z]\w*", re.ASCII)

@@ -17,7 +17,7 @@ from dtrain.plan import Plan
 from dtrain.predict.held import saved
 from dtrain.predict.memory import Memory, classes
 from dtrain.predict.work import work
-from dtrain.traced import shapes_of
+from dtrain.tracing import shapes_of
 
 MODELS = {name: words for name, words in COUNTED.items() if name in LAYOUTS}
 GPT = {

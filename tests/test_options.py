@@ -11,7 +11,8 @@ import pytest
 from launching import WORDS, command
 
 from dtrain import options, recipe, store
-from dtrain.compose import compose, connect, multirun
+from dtrain.compose import compose, connect
+from dtrain.compose.sweep import multirun
 from dtrain.errors import WordsError
 
 SECRET = "Zx9/qW+secret=17"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import dtrain
-import dtrain.hydra  # what is imported here, before the fork, is not compiled in it
+import dtrain.compose.hydra  # what is imported here, before the fork, is not compiled in it
 from dtrain.__main__ import main
 from dtrain.launcher.process import fork
 

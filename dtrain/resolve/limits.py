@@ -6,7 +6,7 @@ from typing import Any
 from dtrain.cluster import Cluster
 from dtrain.config import Config
 from dtrain.errors import WordsError
-from dtrain.kinds import CLOCK
+from dtrain.words.kinds import CLOCK
 
 
 def clock(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:

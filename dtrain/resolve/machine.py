@@ -7,8 +7,8 @@ from dtrain.build import build
 from dtrain.cluster import Cluster
 from dtrain.config import Config
 from dtrain.errors import WordsError, nearest
-from dtrain.kinds import is_number
 from dtrain.resolve import numbers
+from dtrain.words.kinds import is_number
 
 TYPES = ("fp32", "bf16", "fp16", "fp8")
 

@@ -4,13 +4,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from dtrain import conf, kinds
 from dtrain.cluster import Cluster
 from dtrain.config import ALLOWED, GROUPS, LISTS, Config
 from dtrain.plan import Part
 from dtrain.resolve.ranks import about
 from dtrain.resolve.unknown import UNKNOWN
-from dtrain.words import cut, said
+from dtrain.words import conf, cut, kinds, said
 
 SIGMA = 6.0
 """Standard deviations above the mean that skip and rewind call a spike."""

@@ -7,8 +7,8 @@ from dtrain.cluster import Cluster
 from dtrain.config import GROUPS, LISTS, Config
 from dtrain.errors import WordsError, nearest
 from dtrain.resolve import trust
+from dtrain.resolve.signature import Absent, signature
 from dtrain.resolve.unknown import UNKNOWN, Undecided
-from dtrain.signature import Absent, signature
 
 GIVEN: Mapping[str, frozenset[str]] = {
     "optim": frozenset({"model"}),

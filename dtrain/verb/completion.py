@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from dtrain import conf, kinds
-from dtrain.check import allowed_of
+from dtrain.compose.check import allowed_of
 from dtrain.config import ALLOWED, GROUPS, LISTS, VERBS
 from dtrain.dialect import DIALECTS
 from dtrain.errors import WordsError, nearest
+from dtrain.words import conf, kinds
 
 BASH = """\
 _dtrain() {

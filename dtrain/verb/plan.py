@@ -4,7 +4,6 @@ import json
 import shutil
 from collections.abc import Iterable, Sequence
 
-from dtrain import requires
 from dtrain.build import build
 from dtrain.cluster import look
 from dtrain.compose import compose
@@ -12,8 +11,9 @@ from dtrain.plan import AXES, Plan
 from dtrain.predict import known, report
 from dtrain.predict.advice import advise
 from dtrain.predict.prediction import Prediction, predict
+from dtrain.recipe import requires
 from dtrain.resolve import resolve
-from dtrain.traced import shapes_of
+from dtrain.tracing import shapes_of
 from dtrain.verb import why
 
 

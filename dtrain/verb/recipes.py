@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from dtrain import store
-from dtrain.conf import folder, recipes
-from dtrain.document import Slip, parse
 from dtrain.errors import DtrainError, StoreError, WordsError
-from dtrain.expect import BANDS, band
-from dtrain.place import SECONDS, fetch, find, story
+from dtrain.recipe.document import Slip, parse
+from dtrain.recipe.expect import BANDS, band
+from dtrain.recipe.place import SECONDS, fetch, find, story
 from dtrain.secrets import masked
+from dtrain.words.conf import folder, recipes
 
 HERE = "recipes"
 MOST = 200

@@ -8,13 +8,15 @@ from typing import Any
 
 import yaml
 
-from dtrain import failure, lease, preflight, recipe, requires, store
+from dtrain import failure, lease, preflight, recipe, store
 from dtrain.build import build
 from dtrain.cluster import look
-from dtrain.compose import compose, multirun
+from dtrain.compose import compose
+from dtrain.compose.sweep import multirun
 from dtrain.config import Config
 from dtrain.errors import DtrainError, StoreError, WordsError
 from dtrain.plan import Plan
+from dtrain.recipe import requires
 from dtrain.resolve import resolve
 from dtrain.result import Result, note_code
 from dtrain.secrets import shown

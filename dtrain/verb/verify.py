@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from dtrain import expect, preflight, requires, store
+from dtrain import preflight, store
 from dtrain.build import build
 from dtrain.cluster import look
 from dtrain.compose import compose
@@ -22,6 +22,7 @@ from dtrain.config import Config
 from dtrain.errors import DtrainError, WordsError
 from dtrain.journal import clean
 from dtrain.plan import BatchShape, MeshShape, PipelineShape, Plan
+from dtrain.recipe import expect, requires
 from dtrain.resolve import resolve
 from dtrain.result import versions
 from dtrain.secrets import shown

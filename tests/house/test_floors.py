@@ -15,12 +15,11 @@ ROOT = Path(dtrain.__file__).parent
 FLOORS = (
     ("secrets", "screen"),
     ("errors", "plan", "result", "disk", "cause"),
-    ("words", "config", "cluster", "store", "build", "sharding", "signals", "frames", "grammar", "conf", "signature", "document"),
-    ("options", "predict", "testing", "kinds", "place"),
-    ("trust",),
-    ("policy",),
-    ("check", "recipe", "requires", "expect", "resolve", "dialect", "preflight", "lease", "blame"),
-    ("failure", "hydra", "manual", "provenance"),
+    ("config", "cluster", "store", "build", "sharding", "signals", "frames"),
+    ("words",),
+    ("options", "predict", "testing", "trust"),
+    ("recipe", "resolve", "dialect", "preflight", "lease", "blame"),
+    ("failure", "provenance"),
     ("compose",),
     ("backend", "mesh", "journal", "clip", "ema", "remat", "compile"),
     ("model", "data", "objective", "optim", "schedule", "precision", "logger"),
@@ -28,9 +27,7 @@ FLOORS = (
     ("strategy", "state", "sampling"),
     ("parallel", "checkpoint"),
     ("step", "built"),
-    ("notes",),
-    ("tracer",),
-    ("traced",),
+    ("tracing",),
     ("guard",),
     ("hook", "heldout", "looking", "verify"),
     ("observe",),
@@ -41,8 +38,8 @@ FLOORS = (
     ("__main__",),
 )
 WITHOUT_TORCH = (
-    "__main__", "secrets", "provenance", "errors", "plan", "result", "words", "config", "cluster", "disk", "cause", "store", "build", "options", "check", "recipe", "predict", "resolve", "dialect", "preflight",
-    "traced", "failure", "blame", "frames", "lease", "signals", "compose", "launcher", "doctor", "verb", "grammar", "conf", "kinds", "hydra", "signature", "manual", "document", "place", "trust", "policy", "requires", "expect",
+    "__main__", "secrets", "provenance", "errors", "plan", "result", "words", "config", "cluster", "disk", "cause", "store", "build", "options", "recipe", "predict", "resolve", "dialect", "preflight",
+    "tracing", "failure", "blame", "frames", "lease", "signals", "compose", "launcher", "doctor", "verb", "trust",
 )  # fmt: skip
 """What the parent imports before any rank exists."""
 

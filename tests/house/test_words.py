@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 import dtrain
-from dtrain import conf, kinds
 from dtrain.build import locate
 from dtrain.cluster import Cluster, External
 from dtrain.compose import compose
@@ -17,6 +16,7 @@ from dtrain.model import construct
 from dtrain.recipe import folder
 from dtrain.resolve import resolve
 from dtrain.resolve.targets import GIVEN
+from dtrain.words import conf, kinds
 
 CONF = folder("conf")
 TESTS = Path(__file__).parent.parent

@@ -11,7 +11,7 @@ from small import plan
 from dtrain.plan import Plan
 from dtrain.predict.traffic import traffic
 from dtrain.predict.view import groups
-from dtrain.traced import shapes_of
+from dtrain.tracing import shapes_of
 
 COMMON = "batch=8 logger=[] hook=[] steps=4 log.every=3 evaluate.every=0 evaluate.samples=8 checkpoint.every=0"
 MODELS = layouts.MODELS | foreign.MODELS

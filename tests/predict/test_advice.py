@@ -7,7 +7,7 @@ from dtrain.plan import Plan
 from dtrain.predict.advice import MOST, Change, advise
 from dtrain.predict.prediction import Prediction, predict
 from dtrain.predict.report import advice, warning
-from dtrain.traced import shapes_of
+from dtrain.tracing import shapes_of
 
 B8 = (
     "model.vocab=128256 data=synthetic data.vocab=128256 data.sequence=8192 model.layers=32 model.width=4096 model.heads=32 model.kv_heads=8 "

@@ -7,7 +7,7 @@ from small import plan
 
 from dtrain.predict import known
 from dtrain.predict.shapes import Kept, Shapes
-from dtrain.tracer import trace
+from dtrain.tracing.tracer import trace
 
 GPT = ("data=synthetic", "objective=next_token", "data.vocab=96", "data.sequence=24", "model.layers=3", "model.width=32", "model.hidden=56")
 OTHER = ("data=synthetic",)

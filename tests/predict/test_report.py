@@ -7,7 +7,7 @@ from dtrain.cluster import Cluster
 from dtrain.plan import Plan
 from dtrain.predict.prediction import Prediction, predict
 from dtrain.predict.report import count, duration, rows, short, size
-from dtrain.traced import shapes_of
+from dtrain.tracing import shapes_of
 
 GPT = ("model=gpt", "data=synthetic", "data.sequence=16", "model.layers=4")
 
@@ -65,8 +65,6 @@ def test_tools_read_the_same_as_json() -> None:
 
 
 def test_what_a_model_sends_that_looks_into_its_numbers_is_called_a_guess() -> None:
-    words = (
-        "model._target_=test_tracer.Peeking trust=[test_tracer] data=synthetic objective=regression data.inputs=[24] data.outputs=3 batch=8 devices=2"
-    )
+    words = "model._target_=tracing.test_tracer.Peeking trust=[tracing] data=synthetic objective=regression data.inputs=[24] data.outputs=3 batch=8 devices=2"
     asked = plan(*words.split(), "strategy=fsdp")
     assert any(text.startswith("a guess: every block") for _, text in rows(asked, predict(asked, shapes_of(asked))))

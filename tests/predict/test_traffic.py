@@ -13,7 +13,7 @@ from predict.foreign import LAYOUTS
 from small import mesh_of, plan
 
 from dtrain.predict.traffic import traffic
-from dtrain.traced import shapes_of
+from dtrain.tracing import shapes_of
 
 QUICK = (
     ("gpt", "strategy=ddp devices=2 accumulate=2"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.signature import Absent, Signature, signature
+from dtrain.resolve.signature import Absent, Signature, signature
 
 SOURCE = """
 import os

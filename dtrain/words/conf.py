@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+import dtrain
 from dtrain.errors import WordsError
 
 Node = dict[str, Any]
@@ -29,7 +30,7 @@ Loader.add_implicit_resolver(
 
 def folder(name: str) -> Path:
     """conf/ or recipes/: inside the package when installed as a wheel, beside it in a checkout."""
-    here = Path(__file__).resolve().parent
+    here = Path(dtrain.__file__).resolve().parent
     for path in (here / name, here.parent / name):
         if path.is_dir():
             return path

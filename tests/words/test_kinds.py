@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dtrain import kinds
+from dtrain.words import kinds
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
     dtrain plan model._target_=mypkg.Model trust=[mypkg] data=...
 
 One sample goes forward and backward under FakeTensorMode (https://docs.pytorch.org/docs/stable/torch.compiler_fake_tensor.html): no process
-group, no GPU, no memory for weights; dtrain/notes.py notes what it does. The operators are those of the CPU, also for a run on a GPU, whose norms
+group, no GPU, no memory for weights; dtrain/tracing/notes.py notes what it does. The operators are those of the CPU, also for a run on a GPU, whose norms
 keep less. Where a forward looks into numbers, which are not there, the weights are known and the rest is not.
 """
 
@@ -23,14 +23,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from dtrain import notes, secrets
+from dtrain import secrets
 from dtrain.build import build
 from dtrain.data.stream import as_source
 from dtrain.errors import DtrainError, WordsError, first_line
 from dtrain.frames import own
 from dtrain.model import blocks, construct
 from dtrain.model.moe import Experts
-from dtrain.notes import Listener, Part, Watch, nbytes
 from dtrain.objective import logits_of
 from dtrain.optim.muon import hidden_matrices
 from dtrain.parallel.order import lower, materialize
@@ -41,6 +40,8 @@ from dtrain.predict.shapes import Block, Kept, Shapes, Split, Weight, runs, type
 from dtrain.predict.tape import DIM, HELD
 from dtrain.seeds import fill
 from dtrain.step import call
+from dtrain.tracing import notes
+from dtrain.tracing.notes import Listener, Part, Watch, nbytes
 
 LOOKS = (DataDependentOutputException, GuardOnDataDependentSymNode)
 

@@ -17,7 +17,7 @@ def shapes_of(plan: Plan) -> Shapes:
         return found
     key = repr((plan.model, plan.data, plan.objective, plan.precision, flowing(plan)))
     if key not in _traced:
-        from dtrain.tracer import trace
+        from dtrain.tracing.tracer import trace
 
         with trusting(plan.trust):
             _traced[key] = trace(plan)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dtrain.place import Place
-from dtrain.policy import refused
+from dtrain.recipe.place import Place
+from dtrain.recipe.policy import refused
 from dtrain.words import Word, text
 
 LOCAL, REMOTE, OWN = Place("mine.yaml", "local"), Place("https://host/mine.yaml", "remote"), Place("recipes/digits.yaml", "own")

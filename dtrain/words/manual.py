@@ -6,10 +6,9 @@ dtrain optim --help        dtrain help optim optim=sgd: words, arguments, defaul
 
 from collections.abc import Iterable, Sequence
 
-from dtrain import conf, kinds
 from dtrain.config import ALLOWED, GROUPS, LISTS, VERBS
 from dtrain.errors import WordsError, nearest
-from dtrain.words import said
+from dtrain.words import conf, kinds, said
 
 EXAMPLES = """\
 dtrain                                            a small GPT learns Python's standard library

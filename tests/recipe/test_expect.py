@@ -7,7 +7,7 @@ import pytest
 
 from dtrain.config import Expect
 from dtrain.errors import WordsError
-from dtrain.expect import asked, band, judge
+from dtrain.recipe.expect import asked, band, judge
 
 ROWS = [
     {"step": n, "loss": 10.0 - n, "accuracy": n / 10, "samples_per_second": 1.0 if n < 6 else 100.0 + n, "tokens_per_second": 7.0}

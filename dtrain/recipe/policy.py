@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dtrain.document import HIDDEN, KEY
-from dtrain.place import Place
+from dtrain.recipe.document import HIDDEN, KEY
+from dtrain.recipe.place import Place
 from dtrain.secrets import HERE, masked, shown
 from dtrain.trust import from_elsewhere, own
 from dtrain.words import Word

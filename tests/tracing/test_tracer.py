@@ -11,14 +11,14 @@ from pool import ranks
 from small import plan
 from torch import Tensor, nn
 
-from dtrain import traced, tracer
+from dtrain import tracing
 from dtrain.errors import WordsError
 from dtrain.predict.memory import memory
 from dtrain.predict.prediction import predict
 from dtrain.predict.report import rows
-from dtrain.traced import shapes_of
+from dtrain.tracing import shapes_of, tracer
 
-WORDS = ("data=synthetic", "objective=regression", "data.inputs=[24]", "data.outputs=3", "trust=[test_tracer]", "batch=8")
+WORDS = ("data=synthetic", "objective=regression", "data.inputs=[24]", "data.outputs=3", "trust=[tracing]", "batch=8")
 
 
 class Tower(nn.Module):
@@ -47,7 +47,7 @@ class Peeking(Tower):
     "words", [("strategy=single",), ("strategy=fsdp", "devices=2"), ("strategy=ddp", "devices=2", "precision=bf16", "accumulate=2")]
 )
 def test_a_model_of_ones_own_is_predicted_as_it_is(words: tuple[str, ...]) -> None:
-    decided = plan(*WORDS, "model._target_=test_tracer.Tower", *words)
+    decided = plan(*WORDS, "model._target_=tracing.test_tracer.Tower", *words)
     shapes = shapes_of(decided)
     assert not shapes.unknown and shapes.parameters == sum(parameter.numel() for parameter in Tower().parameters())
     found, predicted = ranks(decided.world, count, decided), memory(decided, shapes)
@@ -59,13 +59,13 @@ def test_a_model_of_ones_own_is_predicted_as_it_is(words: tuple[str, ...]) -> No
 
 
 def test_equal_blocks_stand_together_and_the_rest_around_them() -> None:
-    shapes = shapes_of(plan(*WORDS, "model._target_=test_tracer.Tower"))
+    shapes = shapes_of(plan(*WORDS, "model._target_=tracing.test_tracer.Tower"))
     assert [[weight.name for weight in block.weights][:1] for block in (shapes.blocks[0], shapes.blocks[-1])] == [["first.weight"], ["last.weight"]]
     assert [block.count for block in shapes.blocks] == [1, 5, 1]
 
 
 def test_a_model_that_looks_into_its_numbers_is_known_by_its_weights_alone() -> None:
-    decided = plan(*WORDS, "model._target_=test_tracer.Peeking")
+    decided = plan(*WORDS, "model._target_=tracing.test_tracer.Peeking")
     shapes = shapes_of(decided)
     assert shapes.unknown and shapes.parameters == sum(parameter.numel() for parameter in Tower().parameters())
     found = memory(decided, shapes)
@@ -84,7 +84,7 @@ class Elsewhere:
 
 
 def test_a_model_that_cannot_be_built_here_is_told_in_one_line_without_its_secrets() -> None:
-    decided = plan(*WORDS, "model._target_=test_tracer.Broken", "model.api_key=hello123", "cluster=h100x8", "devices=2")
+    decided = plan(*WORDS, "model._target_=tracing.test_tracer.Broken", "model.api_key=hello123", "cluster=h100x8", "devices=2")
     shapes = shapes_of(decided)
     told = [text for _, text in rows(decided, predict(decided, shapes))]
     assert told[0].startswith("not known") and "RuntimeError: no license for ***, at " in told[0] and "test_tracer.py" in told[0]
@@ -93,7 +93,11 @@ def test_a_model_that_cannot_be_built_here_is_told_in_one_line_without_its_secre
 
 def test_weights_are_known_where_the_data_is_not_here() -> None:
     decided = plan(
-        "model._target_=test_tracer.Tower", "data=dataset", "data.dataset._target_=test_tracer.Elsewhere", "objective=regression", WORDS[-2]
+        "model._target_=tracing.test_tracer.Tower",
+        "data=dataset",
+        "data.dataset._target_=tracing.test_tracer.Elsewhere",
+        "objective=regression",
+        WORDS[-2],
     )
     shapes = shapes_of(decided)
     assert shapes.parameters == sum(parameter.numel() for parameter in Tower().parameters())
@@ -101,21 +105,21 @@ def test_weights_are_known_where_the_data_is_not_here() -> None:
 
 
 def test_a_model_is_traced_once_for_all_that_leaves_its_trace_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traced, "_traced", {})
-    shapes_of(plan(*WORDS, "model._target_=test_tracer.Tower"))
+    monkeypatch.setattr(tracing, "_traced", {})
+    shapes_of(plan(*WORDS, "model._target_=tracing.test_tracer.Tower"))
     monkeypatch.setattr(tracer, "trace", lambda plan: pytest.fail("traced again"))
-    shapes_of(plan(*WORDS, "model._target_=test_tracer.Tower", "microbatch=2", "remat=full", "devices=2", "strategy=ddp"))
+    shapes_of(plan(*WORDS, "model._target_=tracing.test_tracer.Tower", "microbatch=2", "remat=full", "devices=2", "strategy=ddp"))
     with pytest.raises(pytest.fail.Exception):
-        shapes_of(plan(*WORDS, "model._target_=test_tracer.Tower", "precision=bf16"))
+        shapes_of(plan(*WORDS, "model._target_=tracing.test_tracer.Tower", "precision=bf16"))
 
 
 def test_torch_is_not_imported_for_a_model_of_this_package() -> None:
-    code = "import sys, dtrain.traced; sys.exit('torch' in sys.modules)"
+    code = "import sys, dtrain.tracing; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent.parent, check=False).returncode == 0
 
 
 def test_what_code_of_your_own_raises_is_one_sentence_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    decided = plan(*WORDS, "model._target_=test_tracer.Broken")
+    decided = plan(*WORDS, "model._target_=tracing.test_tracer.Broken")
     with pytest.raises(
         WordsError,
         match=r"\Athe model cannot be built here: RuntimeError: no license for, at .*test_tracer.py:\d+ in __init__. DTRAIN_DEBUG=1 shows .*\Z",

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from dtrain import conf, kinds, secrets
+from dtrain import secrets
 from dtrain.config import ALLOWED, GROUPS, LISTS, VERBS
 from dtrain.errors import nearest
 from dtrain.options import is_one
-from dtrain.words import Word, cut, said
+from dtrain.words import Word, conf, cut, kinds, said
 
 HOLDERS = {key.split(".")[0]: [name for name in ALLOWED if name.startswith(f"{key.split('.')[0]}.")] for key in ALLOWED if "." in key}
 """mesh, pipeline, ...: words that only hold others."""

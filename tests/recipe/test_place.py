@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.conf import recipes
 from dtrain.errors import StoreError, WordsError
-from dtrain.place import LARGEST, Place, fetch, find, story
+from dtrain.recipe.place import LARGEST, Place, fetch, find, story
+from dtrain.words.conf import recipes
 
 FAR = Place("https://host/a/b/mine.yaml?v=1", "remote")
 BUCKET = Place("s3://bucket/a/mine.yaml", "remote")

@@ -18,17 +18,16 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dtrain import conf
 from dtrain.config import GROUPS, Schema
 from dtrain.errors import WordsError, first_line
-from dtrain.grammar import Unread, typed
-from dtrain.kinds import fits
 from dtrain.resolve.unknown import UNKNOWN
-from dtrain.words import Word, cut, quote
+from dtrain.words import Word, conf, cut, quote
+from dtrain.words.grammar import Unread, typed
+from dtrain.words.kinds import fits
 
 
 def read(raw: str) -> list[Any]:
-    """The values of `raw`, as dtrain.grammar.read gives them. Raises Unread."""
+    """The values of `raw`, as dtrain.words.grammar.read gives them. Raises Unread."""
     try:
         override = OverridesParser.create().parse_override(f"key={raw}")
         if not override.is_sweep_override():

@@ -9,9 +9,10 @@ import pytest
 
 from dtrain import recipe
 from dtrain.__main__ import main
-from dtrain.check import OURS, sayable
 from dtrain.cluster import Cluster
-from dtrain.compose import compose, multirun
+from dtrain.compose import compose
+from dtrain.compose.check import OURS, sayable
+from dtrain.compose.sweep import multirun
 from dtrain.config import GROUPS, Config
 from dtrain.errors import WordsError
 from dtrain.resolve import resolve

@@ -7,9 +7,9 @@ from predict.foreign import MODELS
 from small import plan
 from torch import nn
 
-from dtrain.notes import Listener, Part, Watch
 from dtrain.predict.shapes import Block
-from dtrain.traced import shapes_of
+from dtrain.tracing import shapes_of
+from dtrain.tracing.notes import Listener, Part, Watch
 
 
 def listed(name: str) -> list[Block]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dtrain import grammar, hydra
-from dtrain.words import quote
+from dtrain.compose import hydra
+from dtrain.words import grammar, quote
 
 PIECES = (
     "1", "0", "-2", "+3", "007", "1_000", "1__0", "1.5", ".5", "5.", "1e3", "1E-3", "-1e+2", "1e", "nan", "-inf", "Inf", "true", "FALSE", "null", "Null", "abc",

@@ -1,6 +1,6 @@
 """A recipe: nothing but words written down in YAML. Reading one gives words, every run writes one: `dtrain plan recipe=<out>/config.yaml`.
 
-It may come from anywhere: `dtrain.place` says how far that place is trusted, `dtrain.policy` what it may say then.
+It may come from anywhere: `dtrain.recipe.place` says how far that place is trusted, `dtrain.recipe.policy` what it may say then.
 """
 
 import re
@@ -10,14 +10,14 @@ from typing import Any
 
 import yaml
 
-from dtrain.conf import folder
 from dtrain.config import GROUPS, Config, Schema
-from dtrain.document import FLOAT, HIDDEN, INTEGER, KEY, OVERRIDE, Node, Slip, parse, scalar
 from dtrain.errors import StoreError, WordsError
-from dtrain.place import Place, check, fetch, find
-from dtrain.policy import NEVER, refused
+from dtrain.recipe.document import FLOAT, HIDDEN, INTEGER, KEY, OVERRIDE, Node, Slip, parse, scalar
+from dtrain.recipe.place import Place, check, fetch, find
+from dtrain.recipe.policy import NEVER, refused
 from dtrain.secrets import HERE, masked
 from dtrain.words import Word, text
+from dtrain.words.conf import folder
 
 __all__ = ["folder", "of_run", "read", "write"]
 
@@ -180,7 +180,7 @@ class _Said(str):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what `dtrain.document` reads as the same values."""
+    """Writes what `dtrain.recipe.document` reads as the same values."""
 
 
 def _text(dumper: _Dumper, value: str) -> yaml.ScalarNode:

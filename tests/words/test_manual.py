@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dtrain import conf, manual
 from dtrain.__main__ import main
 from dtrain.config import GROUPS, VERBS
+from dtrain.words import conf, manual
 
 
 def test_the_overview_has_verbs_groups_words_recipes_and_examples() -> None:

@@ -7,7 +7,7 @@ from small import config
 
 from dtrain.__main__ import main
 from dtrain.cluster import Cluster
-from dtrain.requires import unmet
+from dtrain.recipe.requires import unmet
 
 HERE = Cluster(gpus=0, cpus=2, memory=8 << 30)
 

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
-from dtrain.grammar import typed
+from dtrain.words.grammar import typed
 
 RANGE = re.compile(
     r"(?P<kind>whole ?|number ?)?(?:(?P<over>above|from) (?P<low>[-\d.e]+) ?)?(?:(?P<under>below|to) (?P<high>[-\d.e]+) ?)?(?P<unit>[\w ]*)"

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from dtrain import document
-from dtrain.document import Slip, parse
+from dtrain.recipe import document
+from dtrain.recipe.document import Slip, parse
 
 
 def slip(text: str | bytes) -> Slip:

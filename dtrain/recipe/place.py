@@ -14,10 +14,10 @@ from typing import Literal
 from urllib.parse import urljoin
 
 from dtrain import store
-from dtrain.conf import recipes
 from dtrain.errors import StoreError, WordsError, nearest
 from dtrain.secrets import masked
 from dtrain.words import cut
+from dtrain.words.conf import recipes
 
 LARGEST = 1 << 20
 """Bytes of a recipe."""

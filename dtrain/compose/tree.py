@@ -1,0 +1,134 @@
+"""Words that were found good, as one tree: the defaults, the choices in their places, then the values in order, as Hydra composes them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass, replace
+from functools import cache
+from typing import Any, get_args, get_type_hints
+
+from dtrain import options
+from dtrain.compose.check import NAMELESS, Vocabulary
+from dtrain.config import GROUPS, LISTS, Config, Schema
+from dtrain.words import Word, conf, quote
+from dtrain.words.kinds import wants_text
+
+
+def vocabulary_of(searchpath: Sequence[str], words: Sequence[Word]) -> Vocabulary:
+    """What can be said, given the words that were: options of every group, the choices made, targets of the user's own."""
+    options, node = conf.groups(), conf.node
+    if searchpath:
+        from dtrain.compose.hydra import Shelf
+
+        shelf = Shelf(searchpath)
+        options, node = shelf.words, shelf.node
+    choices = conf.defaults() | {word.key: word.value for word in words if word.key in GROUPS}
+    targets = tuple(
+        word.key.removesuffix("._target_")
+        for word in words
+        if word.key.endswith("._target_") and word.key not in NAMELESS and word.value != _own_target(word.key, choices, options, node)
+    )
+    return Vocabulary(options, choices, targets, node, bool(searchpath))
+
+
+def _own_target(key: str, choices: Mapping[str, Any], options: Mapping[str, Sequence[str]], node: Callable[[str, str], conf.Node]) -> Any:
+    """What stands in conf/ where `key` says it."""
+    group, *rest = key.split(".")
+    if group not in GROUPS or (group in LISTS and len(rest) < 2):
+        return None
+    word, rest = (rest[0], rest[1:]) if group in LISTS else (choices[group], rest)
+    found: Any = node(group, word) if isinstance(word, str) and word in options[group] else {}
+    for name in rest:
+        found = found.get(name) if isinstance(found, dict) else None
+    return found
+
+
+def config_of(words: Sequence[Word], vocabulary: Vocabulary, problems: list[str]) -> Config:
+    """What words that were found good make together; problems with what they refer to are added."""
+    sources = {word.key: word.source for word in words}
+    words = [_as_meant(word, vocabulary) for word in words if not options.is_one(word.key)]
+    replaced = [group for group in GROUPS if group in vocabulary.targets]
+    if vocabulary.foreign:
+        from dtrain.compose.hydra import composed
+
+        tree = composed([_of_files(word, vocabulary) for word in words], replaced)
+    else:
+        tree = _composed(words, replaced, vocabulary)
+    late = [word for word in words if "${" in word.text]
+    if late:
+        from dtrain.compose.hydra import resolved
+
+        problems += resolved(tree, late, vocabulary.allowed)
+    types = _types()
+    config = Config(**{key: types[key](**value) if is_dataclass(types[key]) else value for key, value in tree.items()})
+    said = {word.key for word in words}
+    for group in replaced:  # a target of the user's own keeps what its word says about itself, when that word was said
+        about = vocabulary.node(group, vocabulary.choices[group]).get("_about_") if group in said else None
+        getattr(config, group)["_about_"] = about or {}
+    config.choices = {group: None if group in replaced else vocabulary.choices[group] for group in GROUPS}
+    config.sources = sources
+    config.options = {
+        group: {name: vocabulary.node(group, name) for name in vocabulary.options[group]} for group in GROUPS if vocabulary.choices[group] == "auto"
+    }
+    return config
+
+
+def _as_meant(word: Word, vocabulary: Vocabulary) -> Word:
+    """A number that was typed where text is meant is that text."""
+    allowed, value = vocabulary.allowed(word.key), word.value
+    if allowed is None or isinstance(value, bool) or not isinstance(value, int | float) or not wants_text(value, allowed):
+        return word
+    return replace(word, value=word.text, text=quote(word.text))
+
+
+def _composed(words: Sequence[Word], replaced: Sequence[str], vocabulary: Vocabulary) -> conf.Node:
+    """As Hydra composes them: the defaults, the choices in their places, then the values in order."""
+    tree = conf.top()
+    for group in GROUPS:
+        choice = vocabulary.choices[group]
+        names = [name for name in (choice if isinstance(choice, list) else [choice]) if name != "auto" and name in vocabulary.options[group]]
+        nodes = {name: vocabulary.node(group, name) for name in names} if group not in replaced else {}
+        tree[group] = nodes if group in LISTS else next(iter(nodes.values()), {})
+    for word in words:
+        if word.key not in GROUPS:
+            *path, name = word.key.split(".")
+            holder = tree
+            for part in path:
+                if not isinstance(holder.get(part), dict):
+                    holder[part] = {}
+                holder = holder[part]
+            holder[name] = _merged(holder.get(name), conf.copied(word.value))
+    return {key: _converted(key, value) for key, value in tree.items()}
+
+
+def _of_files(word: Word, vocabulary: Vocabulary) -> Word:
+    """Without the parts of a list that no file holds: their `_target_` says what they are."""
+    names = word.value if isinstance(word.value, list) else [word.value]
+    if word.key not in LISTS or all(name in vocabulary.options[word.key] for name in names):
+        return word
+    names = [name for name in names if name in vocabulary.options[word.key]]
+    return replace(word, value=names, text=f"[{','.join(names)}]")
+
+
+def _merged(old: Any, new: Any) -> Any:
+    if isinstance(old, dict) and isinstance(new, dict):
+        return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}
+    return new
+
+
+def _converted(key: str, value: Any) -> Any:
+    """Whole numbers where the schema has fractions become those."""
+    kind = _types().get(key)
+    if is_dataclass(kind) and isinstance(value, dict):
+        fields = get_type_hints(kind)
+        return {name: float(item) if _is_fraction(fields.get(name)) and type(item) is int else item for name, item in value.items()}
+    if kind == list[str] and isinstance(value, list):
+        return [item if isinstance(item, dict | list) else str(item) for item in value]
+    return float(value) if _is_fraction(kind) and type(value) is int and abs(value) < 2**63 else value
+
+
+def _is_fraction(kind: Any) -> bool:
+    return kind is float or float in get_args(kind)
+
+
+@cache
+def _types() -> Mapping[str, Any]:
+    return get_type_hints(Schema)

@@ -1,0 +1,65 @@
+"""What was typed, as words: dashes, quotes, URLs and all. `dtrain plan --lr 1e-3` says what to type instead."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from dtrain import secrets
+from dtrain.compose.check import no_dashes, no_word, sayable
+from dtrain.errors import WordsError
+from dtrain.words import Word, cut, grammar, quote
+
+LONGEST = 100_000
+"""Characters of a value that are still read as more than a text."""
+KEY = re.compile(r"[a-zA-Z_$][\w$-]*(?:\.[\w$-]+)*(?:/\w+)*", re.ASCII)
+
+
+def typed(words: Sequence[str]) -> tuple[list[Word], list[str]]:
+    """The words that can be read, and a sentence for each that cannot."""
+    secrets.hear(words)
+    read, problems, values = [], list[str](), set[int]()
+    for at, text in enumerate(words):
+        if at in values:
+            continue
+        following = words[at + 1] if at + 1 < len(words) else None
+        if re.match(r"--?[a-zA-Z]", text) and "=" not in text and following and "=" not in following and not following.startswith("--"):
+            values.add(at + 1)  # `--flag value`
+        try:
+            read.append(_parse(text, following if at + 1 in values else None))
+        except WordsError as error:
+            problems += error.problems
+    return read, problems
+
+
+def _parse(text: str, following: str | None) -> Word:
+    if text in ("-m", "--multirun"):
+        raise WordsError(f"{text} (command line): only train takes it.")
+    if text.startswith("-"):
+        raise WordsError(no_dashes(text, following))
+    if text.startswith("~"):
+        key = text[1:].split("=")[0]
+        hint = f" Type {key}=<another word>." if key in sayable() else ""
+        raise WordsError(f"{cut(text)} (command line): nothing is taken away with ~.{hint}")
+    if "=" not in text:
+        raise WordsError(no_word(text))
+    key, raw = text.lstrip("+").split("=", 1)
+    key = key.strip()
+    if not KEY.fullmatch(key):
+        raise WordsError(
+            f"{cut(text)} (command line): {f'{cut(key)!r} is no key' if key else 'there is no key before the ='}. Words look like key=value."
+        )
+    try:
+        values = _read(raw)
+    except grammar.Unread:  # a URL with `=`, a sentence with commas: what cannot be read as more is a text
+        return Word(key, raw, quote(raw), "command line")
+    return Word(key, values[0] if len(values) == 1 else None, raw, "command line", len(values) > 1)
+
+
+def _read(raw: str) -> list[Any]:
+    if raw != raw.strip() or len(raw) > LONGEST:
+        raise grammar.Unread(raw)
+    if grammar.FOR_HYDRA.search(raw):
+        from dtrain.compose.hydra import read
+
+        return read(raw)
+    return grammar.read(raw) if raw else [""]

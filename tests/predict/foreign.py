@@ -178,6 +178,6 @@ STAGES = ("strategy=pipeline devices=2", "strategy=pipeline devices=2 pipeline.s
 LAYOUTS = {
     "llama": (*DATA, *TENSOR, *CONTEXT, *STAGES), "gpt2": (*DATA, *CONTEXT), "pictures": DATA[:-1], "sequential": (*DATA, *STAGES),
     "transformer": (*DATA, *TENSOR, *CONTEXT, *STAGES, "strategy=ddp devices=4 mesh.tp=2 mesh.cp=2", "strategy=ddp devices=4 mesh.tp=2 mesh.pp=2"),
-    "lengthless": (DATA[0], *TENSOR, *CONTEXT, *STAGES), "shared": DATA[:-1], "plain": DATA, "frozen": (*DATA, *TENSOR), "knotted": DATA, "adapter": DATA,
+    "lengthless": (DATA[0], *TENSOR, *CONTEXT, *STAGES), "shared": DATA[:-1], "plain": DATA[:-1], "frozen": (*DATA, *TENSOR), "knotted": DATA, "adapter": DATA,
 }  # fmt: skip
 """Model -> the layouts that it is held against."""

@@ -11,6 +11,7 @@ from typing import Any
 from dtrain import recipe, secrets
 from dtrain.config import GROUPS, LISTS, Config, Schema
 from dtrain.plan import Plan
+from dtrain.secrets import looks
 from dtrain.words import Word, text
 
 RULES = {
@@ -57,7 +58,7 @@ def noted(config: Config, said: Sequence[Word], settled: Sequence[Word]) -> Conf
             config.history.setdefault(word.key, []).append((shown(word.key, word.value), word.source))
     raw = {key: value for word in settled for key, value in leaves(word.value, word.key) if "${oc.env" in str(value)}
     config.unresolved = {key: value for key, value in raw.items() if secrets.masked(str(value)) == value}
-    read = [key for key, value in raw.items() if secrets.secret_variable(str(value))]
+    read = [key for key, value in raw.items() if looks.secret_variable(str(value))]
     for _ in range(2):  # one may be made of another
         for group in GROUPS:
             setattr(config, group, secrets.seal(getattr(config, group), group, read=read))

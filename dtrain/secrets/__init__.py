@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
+from dtrain.secrets.looks import BESIDE, DIGEST, HINT, HOLDERS, LOT, SHAPES, drawn, is_secret, plain, random, shapes, strength, unquoted
+
 MASK = "***"
 HERE = re.compile(r"\$\{secret:([^}]*)\}")
 """Stands where a secret was, with the key of the value it stands for."""
@@ -22,64 +24,6 @@ ASK = "a secret, which is written nowhere. Type {key}=<value>, or {key}='${{oc.e
 REFUSED = (
     "it holds a secret and is written down. Only arguments of parts may, such as logger.<name>.<argument>; storage is told by out_options.<name>."
 )
-
-STRONG = re.compile(
-    r"(?:^|_)(?:secrets?|credentials?|authorization|jwt|connection_string|conn_str|pwd|secret_id)$|pass(?:word|wd|phrase|code)s?$"
-    r"|(?:^|_)(?:admin|db|ftp|http|mysql|proxy|root|smtp|user)_?pass$|(?:connectionstring|clientsecret)$"
-    r"|(?:^|_)(?:access|account|admin|anthropic|api|app|auth|aws|azure|client|comet|consumer|deploy|encryption|function|gcp|github|gitlab|google|hf|hmac|host"
-    r"|license|master|mlflow|neptune|openai|private|root|s3|secret|service|shared|signing|slack|ssh|storage|stripe|subscription|team|wandb|webhook)_?keys?(?:_id)?$"
-)
-WEAK = re.compile(r"(?:^|_)(?:auth|bearer|cookies?|pat|sas|session|session_id|sig|signature)$|tokens?$")
-"""Names that are as often something else: in a running text only a value that looks like a secret is taken for one."""
-SPECIAL = re.compile(
-    r"tokens$|^(?!.*(?:access|api|auth|bot|hf|hub|id|personal|refresh|security|session|user)token$).*[a-z0-9]token$"
-    r"|(?:^|_)(?:audio|begin|bos|class|cls|dist|end|eod|eos|eot|extra|first|frame|image|last|mask|max|min|new|newline|next|no|num|pad|patch|per|prefix"
-    r"|prompt|query|register|sep|sink|special|start|stop|suffix|think|tool|unk|video)_token$"
-)
-"""Names of models and tokenizers: tokens, next_token, pad_token."""
-HOLDERS = re.compile(r"(?:^|_)(?:storage_options|credentials?|secrets|auth|headers|cookies)$")
-"""What holds other values: below it a text is a secret unless it is plainly none; of headers, what their names say."""
-NUMBERED = re.compile(r"(?:_?\d+|_(?:value|string|base64|b64|raw|text|list|map|dict))$")
-LOT, DIGEST = re.compile(r"(?<![\w/.@:%-])[A-Za-z0-9+=]{20,}(?![\w/.@:%-])"), re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-MODES = frozenset((
-    "anon", "anonymous", "auto", "basic", "bearer", "browser", "bytes", "cache", "cloud", "default", "digest", "env", "false", "google_default",
-    "iam", "kerberos", "none", "null", "oauth", "oauth2", "off", "on", "optional", "any", "str", "int", "bool", "float", "string", "required",
-    "secretstr", "true", "unset", "yes", "no",
-))  # fmt: skip
-"""Values that say how, or of what type, and not what."""
-OF_FILES = re.compile(r"\.(?:cfg|crt|ini|json|key|pem|toml|txt|ya?ml)$")
-
-SHAPES = {
-    "AWS access key id": r"A(?:KIA|SIA|BIA|CCA|IDA|ROA)[A-Z0-9]{16}(?![A-Za-z0-9])",
-    "GitHub": r"gh[oprsu]_[A-Za-z0-9]{20,}|github_pat_\w{20,}",
-    "GitLab": r"gl(?:agent|cbt|dt|ft|oas|pat|ptt|rt|soat|imt)-[\w.-]{20,}",
-    "Hugging Face": r"(?:hf|api_org)_[A-Za-z0-9]{20,}",
-    "OpenAI, Anthropic and those like them": r"sk-(?=[\w-]*\d)[\w-]{20,}",
-    "Stripe": r"(?:[rs]k_(?:live|test)|whsec)_[A-Za-z0-9]{16,}",
-    "Slack": r"xox[a-z](?:\.xox[a-z])?-[\w-]{10,}|xapp-\d-[\w-]{10,}",
-    "webhook": r"hooks\.slack\.com/(?:services|workflows)/[\w/+-]{20,}|discord(?:app)?\.com/api/webhooks/\d+/[\w-]{20,}",
-    "Google": r"AIza[\w-]{30,}|ya29\.[\w-]{20,}|GOCSPX-[\w-]{20,}|1//0[\w-]{20,}",
-    "npm, PyPI, Docker": r"npm_[A-Za-z0-9]{30,}|pypi-AgE[\w-]{20,}|dckr_[a-z]+_[\w-]{20,}",
-    "JSON web token": r"ey[IJ][\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?|eyJ[\w+/-]{60,}={0,2}",
-    "Azure": r"[\w.~]{3}\dQ~[\w.~-]{31,}",
-    "Databricks, DigitalOcean": r"dapi[0-9a-f]{32}(?:-\d)?|do[opr]_v1_[0-9a-f]{64}",
-    "SendGrid, Twilio, Mailgun": r"SG\.[\w-]{16,}\.[\w-]{16,}|(?:SK|AC)[0-9a-f]{32}|key-[0-9a-f]{32}",
-    "Telegram": r"\d{8,10}:AA[\w-]{33}",
-    "Shopify, Square": r"shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}|sq0[a-z]{3}-[\w-]{22,}",
-    "Notion, Linear, Postman": r"(?:ntn|secret)_[A-Za-z0-9]{40,}|lin_(?:api|oauth)_[A-Za-z0-9]{32,}|PMAK-[0-9a-f]{24}-[0-9a-f]{34}",
-    "Grafana, Vault, Terraform": r"gl(?:c|sa)_[\w+/=]{32,}|hv[bsr]\.[\w-]{24,}|[A-Za-z0-9]{14}\.atlasv1\.[\w-]{60,}",
-    "Groq, Replicate, NVIDIA, W&B, xAI, Perplexity": r"gsk_\w{40,}|r8_\w{37}|nvapi-[\w-]{40,}|wandb_v1_\w{20,}|xai-\w{40,}|pplx-\w{40,}",
-    "LangSmith, Pinecone, Together, RunPod, Fireworks, Cerebras": r"lsv2_[a-z]{2}_[0-9a-f]{32}_[0-9a-f]{8,}|pcsk_\w{40,}|tgp_v1_[\w-]{30,}|rpa_[A-Z0-9]{40,}"
-    r"|fw_[A-Za-z0-9]{22,}|csk-[a-z0-9]{40,}",
-    "Doppler, Figma, Atlassian, Airtable, New Relic, Supabase, Tailscale, Fly, Cloudflare": r"dp\.(?:pt|st|ct|sa|scim|audit)\.[\w.-]{40,}|figd_[\w-]{30,}"
-    r"|AT[AC]TT3[\w=-]{50,}|pat[A-Za-z0-9]{14}\.[0-9a-f]{64}|NRAK-[A-Z0-9]{27}|sbp_[0-9a-f]{40}|tskey-[a-z]+-[\w-]{16,}|fm[12][ar]?_[\w+/=-]{40,}"
-    r"|v1\.0-[0-9a-f]{24}-[0-9a-f]{100,}",
-    "Alibaba, age, Planetscale": r"LTAI[A-Za-z0-9]{12,}|AGE-SECRET-KEY-1[0-9A-Z]{58}|pscale_(?:tkn|pw|oauth)_[\w.-]{32,}",
-}
-"""Whose -> how what they hand out begins: https://docs.github.com/en/code-security/secret-scanning, https://github.com/gitleaks/gitleaks, and theirs."""
-KEY_BLOCK = r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----(?:(?!-----)[\s\S])*(?:-----END [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----)?"
-BESIDE = re.compile(r"(?<![A-Za-z0-9/+=])(?=[A-Za-z0-9/+]*[G-Zg-z/+])[A-Za-z0-9/+]{40}(?![A-Za-z0-9+=]|/[A-Za-z0-9+])")
-"""An AWS secret key has no mark of its own: forty such letters are one where an access key id is near."""
 PASSWORD = re.compile(r"(\w://)(?!\*\*\*@)(?:[^/\s:@'\"]*:(?!\$\{)[^/\s'\"]+|(?=[^/\s@]*\d)(?=[^/\s@]*[A-Za-z])[A-Za-z0-9_-]{20,})(?=@)")
 IN_URL = re.compile(
     r"([?&](?:[\w.-]*(?:sig|signature|token|secret|password|passwd|pwd|credential|key|keyid|code|auth)|GoogleAccessId)=)(?!\*\*\*|\$\{)[^&#\s'\"<>]+",
@@ -97,8 +41,6 @@ NAMED = re.compile(
 )
 VALUE = re.compile(r"\\*\"[^\"]*\"|\\*'[^']*'|[^\s,;&\"'`()\[\]{}<>|\\]+")
 """name=value, name: value, "name": "value", ("name", "value") and --name value."""
-HINT = re.compile(r"pass|pwd|secret|token|cred|auth|key|jwt|conn|sig|cookie|session|sas|bearer|pat\b", re.I)
-
 _kept: dict[str, Any] = {}
 """key -> the secret that plans of this process leave out."""
 SCAN_SECONDS = 0.2
@@ -108,36 +50,13 @@ _known: dict[str, None] = {}
 """Every form in which a secret that was told may turn up in a text."""
 
 
-def strength(name: str) -> int:
-    """How surely the last part of a dotted key names a secret: 2, 1 or not at all. `key` alone is one among the options of a storage."""
-    return 2 if name.endswith("options.key") else _strength(name.rsplit(".", 1)[-1])
-
-
-@cache
-def _strength(name: str) -> int:
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9]+", "_", name).strip("_").lower()
-    plain = NUMBERED.sub("", words) or words
-    if SPECIAL.search(words) or SPECIAL.search(plain):
-        return 0
-    return 2 if STRONG.search(plain) or STRONG.search(words) else 1 if WEAK.search(plain) else 0
-
-
-def is_secret(name: str, value: Any) -> bool:
-    """Whether `value` of that name is one. A number is only where the name leaves no doubt."""
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        return False
-    if isinstance(value, int):
-        return strength(name) == 2
-    return (strength(name) > 0 and not _plain(value)) or (name.rsplit(".", 1)[-1].lower() == "key" and _drawn(value))
-
-
 def masked(text: str) -> str:
     """`text` without the secrets that are known, can be told by their looks, or stand beside their name."""
     if len(text) < 3:
         return text
     text = _exact(tuple(_known), _environment()).sub(MASK, text)
     near = "A" in text and bool(re.search(SHAPES["AWS access key id"], text))
-    text = _shapes().sub(MASK, text)
+    text = shapes().sub(MASK, text)
     text = BESIDE.sub(MASK, text) if near else text
     text = PASSWORD.sub(rf"\1{MASK}", text) if "://" in text else text
     if not HINT.search(text):
@@ -167,12 +86,12 @@ def hidden(value: Any) -> Any:
 def shown(word: str) -> str:
     """`key=value` as it may be shown."""
     key, equals, value = word.partition("=")
-    return f"{key}={MASK}" if equals and is_secret(key.lstrip("+-~"), _unquoted(value)) else masked(word)
+    return f"{key}={MASK}" if equals and is_secret(key.lstrip("+-~"), unquoted(value)) else masked(word)
 
 
 def unlucky(text: str) -> str:
     """`text` of a word that is wrong, without what may be a secret whose name is misspelt. A digest such as git's stays."""
-    return LOT.sub(lambda found: MASK if _drawn(found[0]) and not DIGEST.fullmatch(found[0]) else found[0], text)
+    return LOT.sub(lambda found: MASK if drawn(found[0]) and not DIGEST.fullmatch(found[0]) else found[0], text)
 
 
 def hear(words: Sequence[str]) -> None:
@@ -180,8 +99,8 @@ def hear(words: Sequence[str]) -> None:
     before = ""
     for word in words:
         key, equals, value = word.partition("=")
-        if equals and is_secret(key.lstrip("+-~"), _unquoted(value)):
-            know(_unquoted(value), sure=strength(key.lstrip("+-~")) > 1)
+        if equals and is_secret(key.lstrip("+-~"), unquoted(value)):
+            know(unquoted(value), sure=strength(key.lstrip("+-~")) > 1)
         elif not equals and strength(before.strip("-{[,:=\"'")) > (not before.startswith("--") and not before.endswith(":")):
             know(word.strip("{}[],\"'"))
         before = (value if value.endswith(":") else "") if equals else word
@@ -190,7 +109,7 @@ def hear(words: Sequence[str]) -> None:
 def know(value: Any, *, sure: bool = True) -> None:
     """Mask `value` from now on wherever it turns up in a text, in the forms in which it may. `sure` also where it is short."""
     text, _scan[0] = str(value), 0.0
-    if len(text) < (3 if sure else 8) or _plain(text):
+    if len(text) < (3 if sure else 8) or plain(text):
         return
     from base64 import b64encode
     from urllib.parse import quote, quote_plus
@@ -211,10 +130,10 @@ def guard() -> None:
     def show(kind: Any, error: Any, trace: Any) -> None:
         print(masked("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr, flush=True)
 
-    plain = warnings.formatwarning
+    before = warnings.formatwarning
     sys.excepthook = show
     threading.excepthook = lambda told: None if told.exc_type is SystemExit else show(told.exc_type, told.exc_value, told.exc_traceback)
-    warnings.formatwarning = lambda *told, **more: masked(plain(*told, **more))
+    warnings.formatwarning = lambda *told, **more: masked(before(*told, **more))
 
 
 def know_options(options: Mapping[str, Any]) -> None:
@@ -224,9 +143,6 @@ def know_options(options: Mapping[str, Any]) -> None:
             know_options(value)
         elif isinstance(value, str) and (strength(name) or name.lower() == "key"):
             know(value)
-
-
-# in a Config and a Plan
 
 
 def seal(part: Any, key: str, *, read: Iterable[str] = ()) -> Any:
@@ -260,11 +176,6 @@ def take_over(told: Mapping[str, Any]) -> None:
     _known.update(dict.fromkeys(told["known"]))
 
 
-def secret_variable(text: str) -> bool:
-    """Whether an interpolation reads a variable of the environment that has the name of a secret."""
-    return any(strength(name) for name in re.findall(r"\$\{oc\.env:\s*['\"]?([\w.-]+)", text))
-
-
 def _seal(value: Any, key: str, read: frozenset[str], *, held: bool, near: bool) -> Any:
     """`held`: below a name that holds secrets; `near`: beside an AWS access key id."""
     if isinstance(value, Mapping | list | tuple):
@@ -288,11 +199,11 @@ def _seal(value: Any, key: str, read: frozenset[str], *, held: bool, near: bool)
 
 
 def _sealed_here(value: Any, key: str, read: bool, *, held: bool, near: bool) -> bool:
-    if is_secret(key, value) or (read and not _plain(str(value))):
+    if is_secret(key, value) or (read and not plain(str(value))):
         return True
     if isinstance(value, int):
         return False
-    return masked(value) != value or (near and bool(BESIDE.search(value))) or (held and not _plain(value) and "://" not in value)
+    return masked(value) != value or (near and bool(BESIDE.search(value))) or (held and not plain(value) and "://" not in value)
 
 
 def _said(text: str) -> Iterator[str]:
@@ -314,14 +225,14 @@ def _hides(named: "re.Match[str]", value: "re.Match[str]", sure: int) -> str | N
     name, between = named.groups()
     quoted = re.fullmatch(r"(\\*[\"'])(.*?)(\\*[\"'])", value[0], re.S)
     inner = quoted[2] if quoted else value[0].rstrip(".")
-    sure = sure or int(_drawn(inner))
+    sure = sure or int(drawn(inner))
     apart = not re.search(r"[:=%]", between)
-    if apart and not (value.string[named.start() - 1 : named.start()] == "-" or quoted or (sure == 2 and _drawn(inner))):
+    if apart and not (value.string[named.start() - 1 : named.start()] == "-" or quoted or (sure == 2 and drawn(inner))):
         return None
-    if not sure or _plain(inner) or (not quoted and _is_code(value, name)):
+    if not sure or plain(inner) or (not quoted and _is_code(value, name)):
         return None
     prose = ":" in between and not quoted and re.compile(r"\s+\w").match(value.string, value.end())  # the password: it is asked for
-    if (apart or prose or (sure == 1 and not quoted)) and not _random(inner):
+    if (apart or prose or (sure == 1 and not quoted)) and not random(inner):
         return None
     return f"{quoted[1]}{MASK}{quoted[3]}" if quoted else MASK
 
@@ -332,42 +243,12 @@ def _is_code(value: "re.Match[str]", name: str) -> bool:
     return re.fullmatch(r"[A-Za-z_][\w.]*", said) is not None and (follows in ("(", "[") or strength(said) > 0 or said.endswith(name))
 
 
-def _plain(value: str) -> bool:
-    """Whether a value says openly that it is none: a mode, a token such as <pad>, a file that holds one, something that stands for another value."""
-    bare = value.strip()
-    if bare.startswith(("/", "./", "../", "~/")) and (OF_FILES.search(bare) or os.path.exists(os.path.expanduser(bare))):  # noqa: PTH110, PTH111 - a text
-        return True
-    return (
-        bare.lower() in MODES or not bare.strip("*.-_ ") or bare.startswith(("${", MASK)) or (bare[0] + bare[-1] in ("<>", "[]") and len(bare) < 40)
-    )
-
-
-def _drawn(value: str) -> bool:
-    """Whether it looks like letters and digits drawn by lot, and like nothing that a person named."""
-    return bool(re.fullmatch(r"[A-Za-z0-9+=]{20,}", value)) and not value.isdigit() and len(re.findall(r"\d+", value)) > 2
-
-
-def _random(value: str) -> bool:
-    return (len(value) > 5 and any(letter.isdigit() for letter in value)) or len(value) > 19
-
-
-def _unquoted(value: str) -> str:
-    bare = value.strip()
-    return bare[1:-1] if len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "'\"" else bare
-
-
-@cache
-def _shapes() -> re.Pattern[str]:
-    begins = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])|(?<=%[0-9A-Fa-f]{2}))"
-    return re.compile(rf"{KEY_BLOCK}|{begins}(?:{'|'.join(SHAPES.values())})")
-
-
 @cache
 def _environment_of(names: frozenset[tuple[str, str]]) -> tuple[str, ...]:
     return tuple(
         value
         for name, value in names
-        if name not in ("PWD", "OLDPWD") and strength(name) and len(value) > 7 and (strength(name) > 1 or _random(value)) and not _plain(value)
+        if name not in ("PWD", "OLDPWD") and strength(name) and len(value) > 7 and (strength(name) > 1 or random(value)) and not plain(value)
     )
 
 

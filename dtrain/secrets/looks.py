@@ -1,0 +1,122 @@
+"""What a secret looks like: the names it goes by, how what is handed out begins, and what is plainly none."""
+
+import os
+import re
+from functools import cache
+from typing import Any
+
+STRONG = re.compile(
+    r"(?:^|_)(?:secrets?|credentials?|authorization|jwt|connection_string|conn_str|pwd|secret_id)$|pass(?:word|wd|phrase|code)s?$"
+    r"|(?:^|_)(?:admin|db|ftp|http|mysql|proxy|root|smtp|user)_?pass$|(?:connectionstring|clientsecret)$"
+    r"|(?:^|_)(?:access|account|admin|anthropic|api|app|auth|aws|azure|client|comet|consumer|deploy|encryption|function|gcp|github|gitlab|google|hf|hmac|host"
+    r"|license|master|mlflow|neptune|openai|private|root|s3|secret|service|shared|signing|slack|ssh|storage|stripe|subscription|team|wandb|webhook)_?keys?(?:_id)?$"
+)
+WEAK = re.compile(r"(?:^|_)(?:auth|bearer|cookies?|pat|sas|session|session_id|sig|signature)$|tokens?$")
+"""Names that are as often something else: in a running text only a value that looks like a secret is taken for one."""
+SPECIAL = re.compile(
+    r"tokens$|^(?!.*(?:access|api|auth|bot|hf|hub|id|personal|refresh|security|session|user)token$).*[a-z0-9]token$"
+    r"|(?:^|_)(?:audio|begin|bos|class|cls|dist|end|eod|eos|eot|extra|first|frame|image|last|mask|max|min|new|newline|next|no|num|pad|patch|per|prefix"
+    r"|prompt|query|register|sep|sink|special|start|stop|suffix|think|tool|unk|video)_token$"
+)
+"""Names of models and tokenizers: tokens, next_token, pad_token."""
+HOLDERS = re.compile(r"(?:^|_)(?:storage_options|credentials?|secrets|auth|headers|cookies)$")
+"""What holds other values: below it a text is a secret unless it is plainly none; of headers, what their names say."""
+NUMBERED = re.compile(r"(?:_?\d+|_(?:value|string|base64|b64|raw|text|list|map|dict))$")
+LOT, DIGEST = re.compile(r"(?<![\w/.@:%-])[A-Za-z0-9+=]{20,}(?![\w/.@:%-])"), re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+MODES = frozenset((
+    "anon", "anonymous", "auto", "basic", "bearer", "browser", "bytes", "cache", "cloud", "default", "digest", "env", "false", "google_default",
+    "iam", "kerberos", "none", "null", "oauth", "oauth2", "off", "on", "optional", "any", "str", "int", "bool", "float", "string", "required",
+    "secretstr", "true", "unset", "yes", "no",
+))  # fmt: skip
+"""Values that say how, or of what type, and not what."""
+OF_FILES = re.compile(r"\.(?:cfg|crt|ini|json|key|pem|toml|txt|ya?ml)$")
+SHAPES = {
+    "AWS access key id": r"A(?:KIA|SIA|BIA|CCA|IDA|ROA)[A-Z0-9]{16}(?![A-Za-z0-9])",
+    "GitHub": r"gh[oprsu]_[A-Za-z0-9]{20,}|github_pat_\w{20,}",
+    "GitLab": r"gl(?:agent|cbt|dt|ft|oas|pat|ptt|rt|soat|imt)-[\w.-]{20,}",
+    "Hugging Face": r"(?:hf|api_org)_[A-Za-z0-9]{20,}",
+    "OpenAI, Anthropic and those like them": r"sk-(?=[\w-]*\d)[\w-]{20,}",
+    "Stripe": r"(?:[rs]k_(?:live|test)|whsec)_[A-Za-z0-9]{16,}",
+    "Slack": r"xox[a-z](?:\.xox[a-z])?-[\w-]{10,}|xapp-\d-[\w-]{10,}",
+    "webhook": r"hooks\.slack\.com/(?:services|workflows)/[\w/+-]{20,}|discord(?:app)?\.com/api/webhooks/\d+/[\w-]{20,}",
+    "Google": r"AIza[\w-]{30,}|ya29\.[\w-]{20,}|GOCSPX-[\w-]{20,}|1//0[\w-]{20,}",
+    "npm, PyPI, Docker": r"npm_[A-Za-z0-9]{30,}|pypi-AgE[\w-]{20,}|dckr_[a-z]+_[\w-]{20,}",
+    "JSON web token": r"ey[IJ][\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?|eyJ[\w+/-]{60,}={0,2}",
+    "Azure": r"[\w.~]{3}\dQ~[\w.~-]{31,}",
+    "Databricks, DigitalOcean": r"dapi[0-9a-f]{32}(?:-\d)?|do[opr]_v1_[0-9a-f]{64}",
+    "SendGrid, Twilio, Mailgun": r"SG\.[\w-]{16,}\.[\w-]{16,}|(?:SK|AC)[0-9a-f]{32}|key-[0-9a-f]{32}",
+    "Telegram": r"\d{8,10}:AA[\w-]{33}",
+    "Shopify, Square": r"shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}|sq0[a-z]{3}-[\w-]{22,}",
+    "Notion, Linear, Postman": r"(?:ntn|secret)_[A-Za-z0-9]{40,}|lin_(?:api|oauth)_[A-Za-z0-9]{32,}|PMAK-[0-9a-f]{24}-[0-9a-f]{34}",
+    "Grafana, Vault, Terraform": r"gl(?:c|sa)_[\w+/=]{32,}|hv[bsr]\.[\w-]{24,}|[A-Za-z0-9]{14}\.atlasv1\.[\w-]{60,}",
+    "Groq, Replicate, NVIDIA, W&B, xAI, Perplexity": r"gsk_\w{40,}|r8_\w{37}|nvapi-[\w-]{40,}|wandb_v1_\w{20,}|xai-\w{40,}|pplx-\w{40,}",
+    "LangSmith, Pinecone, Together, RunPod, Fireworks, Cerebras": r"lsv2_[a-z]{2}_[0-9a-f]{32}_[0-9a-f]{8,}|pcsk_\w{40,}|tgp_v1_[\w-]{30,}|rpa_[A-Z0-9]{40,}"
+    r"|fw_[A-Za-z0-9]{22,}|csk-[a-z0-9]{40,}",
+    "Doppler, Figma, Atlassian, Airtable, New Relic, Supabase, Tailscale, Fly, Cloudflare": r"dp\.(?:pt|st|ct|sa|scim|audit)\.[\w.-]{40,}|figd_[\w-]{30,}"
+    r"|AT[AC]TT3[\w=-]{50,}|pat[A-Za-z0-9]{14}\.[0-9a-f]{64}|NRAK-[A-Z0-9]{27}|sbp_[0-9a-f]{40}|tskey-[a-z]+-[\w-]{16,}|fm[12][ar]?_[\w+/=-]{40,}"
+    r"|v1\.0-[0-9a-f]{24}-[0-9a-f]{100,}",
+    "Alibaba, age, Planetscale": r"LTAI[A-Za-z0-9]{12,}|AGE-SECRET-KEY-1[0-9A-Z]{58}|pscale_(?:tkn|pw|oauth)_[\w.-]{32,}",
+}
+"""Whose -> how what they hand out begins: https://docs.github.com/en/code-security/secret-scanning, https://github.com/gitleaks/gitleaks, and theirs."""
+KEY_BLOCK = r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----(?:(?!-----)[\s\S])*(?:-----END [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----)?"
+BESIDE = re.compile(r"(?<![A-Za-z0-9/+=])(?=[A-Za-z0-9/+]*[G-Zg-z/+])[A-Za-z0-9/+]{40}(?![A-Za-z0-9+=]|/[A-Za-z0-9+])")
+"""An AWS secret key has no mark of its own: forty such letters are one where an access key id is near."""
+HINT = re.compile(r"pass|pwd|secret|token|cred|auth|key|jwt|conn|sig|cookie|session|sas|bearer|pat\b", re.I)
+
+
+def strength(name: str) -> int:
+    """How surely the last part of a dotted key names a secret: 2, 1 or not at all. `key` alone is one among the options of a storage."""
+    return 2 if name.endswith("options.key") else _strength(name.rsplit(".", 1)[-1])
+
+
+@cache
+def _strength(name: str) -> int:
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9]+", "_", name).strip("_").lower()
+    plain = NUMBERED.sub("", words) or words
+    if SPECIAL.search(words) or SPECIAL.search(plain):
+        return 0
+    return 2 if STRONG.search(plain) or STRONG.search(words) else 1 if WEAK.search(plain) else 0
+
+
+def is_secret(name: str, value: Any) -> bool:
+    """Whether `value` of that name is one. A number is only where the name leaves no doubt."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        return False
+    if isinstance(value, int):
+        return strength(name) == 2
+    return (strength(name) > 0 and not plain(value)) or (name.rsplit(".", 1)[-1].lower() == "key" and drawn(value))
+
+
+def secret_variable(text: str) -> bool:
+    """Whether an interpolation reads a variable of the environment that has the name of a secret."""
+    return any(strength(name) for name in re.findall(r"\$\{oc\.env:\s*['\"]?([\w.-]+)", text))
+
+
+def plain(value: str) -> bool:
+    """Whether a value says openly that it is none: a mode, a token such as <pad>, a file that holds one, something that stands for another value."""
+    bare = value.strip()
+    if bare.startswith(("/", "./", "../", "~/")) and (OF_FILES.search(bare) or os.path.exists(os.path.expanduser(bare))):  # noqa: PTH110, PTH111 - a text
+        return True
+    return (
+        bare.lower() in MODES or not bare.strip("*.-_ ") or bare.startswith(("${", "***")) or (bare[0] + bare[-1] in ("<>", "[]") and len(bare) < 40)
+    )
+
+
+def drawn(value: str) -> bool:
+    """Whether it looks like letters and digits drawn by lot, and like nothing that a person named."""
+    return bool(re.fullmatch(r"[A-Za-z0-9+=]{20,}", value)) and not value.isdigit() and len(re.findall(r"\d+", value)) > 2
+
+
+def random(value: str) -> bool:
+    return (len(value) > 5 and any(letter.isdigit() for letter in value)) or len(value) > 19
+
+
+def unquoted(value: str) -> str:
+    bare = value.strip()
+    return bare[1:-1] if len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "'\"" else bare
+
+
+@cache
+def shapes() -> re.Pattern[str]:
+    begins = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])|(?<=%[0-9A-Fa-f]{2}))"
+    return re.compile(rf"{KEY_BLOCK}|{begins}(?:{'|'.join(SHAPES.values())})")

@@ -53,7 +53,7 @@ def _do(words: list[str]) -> int:
         from dtrain.compose import said_again
 
         for sentence in said_again(words) if os.environ.get("RANK", "0") == "0" else ():
-            print(f"dtrain: {sentence}", file=sys.stderr)
+            print(f"note: {sentence}", file=sys.stderr)
     code: int = importlib.import_module(f"dtrain.verb.{verb}").run(words)
     return code
 

@@ -9,6 +9,10 @@ from dtrain.build import build
 from dtrain.cluster import look
 from dtrain.errors import PreflightError, StoreError
 from dtrain.plan import Plan
+from dtrain.words import cut
+
+LONGEST = 400
+"""Letters of a place in a message."""
 
 
 def check(plan: Plan) -> None:
@@ -37,9 +41,9 @@ def _data(plan: Plan) -> Iterable[str]:
         if path and path != "stdlib" and str(plan.data["_target_"]).startswith("dtrain."):
             try:
                 if not store.find(path):
-                    yield f"data.{key}={path}: no file is there."
+                    yield f"data.{key}={cut(path, LONGEST)}: no file is there."
             except StoreError as error:
-                yield f"data.{key}={path}: {error}"
+                yield f"data.{key}={cut(path, LONGEST)}: {error}"
 
 
 def _packages(plan: Plan) -> Iterable[str]:
@@ -55,9 +59,9 @@ def _packages(plan: Plan) -> Iterable[str]:
 def _init(plan: Plan) -> Iterable[str]:
     try:
         if plan.init and not store.children(plan.init):
-            yield f"init={plan.init}: nothing is there."
+            yield f"init={cut(plan.init or '', LONGEST)}: nothing is there."
     except StoreError as error:
-        yield f"init={plan.init}: {error}"
+        yield f"init={cut(plan.init or '', LONGEST)}: {error}"
 
 
 def _resume(plan: Plan) -> Iterable[str]:
@@ -65,7 +69,7 @@ def _resume(plan: Plan) -> Iterable[str]:
     try:
         there = any(name.startswith("step-") for name in store.children(store.join(plan.out, "checkpoints")))
     except StoreError as error:
-        yield f"out={plan.out}: {error}"
+        yield f"out={cut(plan.out, LONGEST)}: {error}"
         return
     if plan.resume == "must" and not there:
         yield f"resume=must: there is no checkpoint under {plan.out}. Type resume=auto to start from the beginning."
@@ -77,4 +81,4 @@ def _out(plan: Plan) -> Iterable[str]:
     try:
         store.probe(plan.out)
     except StoreError as error:
-        yield f"out={plan.out}: {error}"
+        yield f"out={cut(plan.out, LONGEST)}: {error}"

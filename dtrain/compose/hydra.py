@@ -23,7 +23,7 @@ from dtrain.errors import WordsError, first_line
 from dtrain.resolve.unknown import UNKNOWN
 from dtrain.words import Word, conf, cut, quote
 from dtrain.words.grammar import Unread, typed
-from dtrain.words.kinds import fits
+from dtrain.words.kinds import fits, wants_text
 
 
 def read(raw: str) -> list[Any]:
@@ -87,6 +87,8 @@ def resolved(tree: Mapping[str, Any], words: Sequence[Word], allowed: Callable[[
             value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
             if isinstance(value, str) and not fits(value, allowed(word.key) or "any"):  # the environment has only text
                 value = typed(value)
+            if isinstance(value, int | float) and not isinstance(value, bool) and wants_text(value, allowed(word.key) or "any"):
+                value = str(value)
         except (OmegaConfBaseException, RecursionError, TypeError, KeyError, ValueError) as error:
             problems.append(f"{word} ({word.source}): {first_line(error)}.")
             value = UNKNOWN

@@ -17,6 +17,7 @@ import yaml
 from dtrain import store
 from dtrain.compose import connect, value_of
 from dtrain.errors import StoreError, WordsError, nearest
+from dtrain.words import cut
 
 if TYPE_CHECKING:
     from dtrain.checkpoint.survey import Attempt
@@ -28,7 +29,7 @@ CHOICES = {"weights": ("model", "ema"), "dtype": ("fp32", "bf16", "fp16")}
 def run(words: Sequence[str]) -> int:
     act = words[0] if words else ""
     if act not in TAKES:
-        raise WordsError(f"checkpoint {act or '<what>'}:{nearest(act, TAKES)} Type dtrain checkpoint ls out=<a run>.")
+        raise WordsError(f"checkpoint {cut(act) or '<what>'}:{nearest(act, TAKES)} Type dtrain checkpoint ls out=<a run>.")
     said = _read(act, words[1:])
     source = said["out"].rstrip("/")
     connect(words[1:], source)

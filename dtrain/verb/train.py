@@ -21,6 +21,7 @@ from dtrain.resolve import resolve
 from dtrain.result import Result, note_code
 from dtrain.secrets import shown
 from dtrain.verb.plan import before, show
+from dtrain.words import cut
 
 NUMBERS = ("model", "data", "objective", "optim", "schedule", "seed", "clip", "batch")
 """What makes a run another run."""
@@ -45,7 +46,7 @@ def sweep(words: Sequence[str]) -> int:
         try:
             result = one(compose(words))
         except DtrainError as error:
-            print(f"dtrain: {' '.join(map(shown, words))}: {error}", file=sys.stderr, flush=True)
+            print(f"dtrain: {' '.join(cut(shown(word)) for word in words)}: {error}", file=sys.stderr, flush=True)
             failed.append(error.exit_code)
             return None
         if result.exit_code:  # asked to stop: that means the sweep, not one job

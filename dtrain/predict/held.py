@@ -75,7 +75,7 @@ def _adamw(part: Part, weight: Weight, shape: Shape) -> Iterable[Shape]:
 
 
 def _sgd(part: Part, weight: Weight, shape: Shape) -> Iterable[Shape]:
-    return (shape,) if part["momentum"] else ()
+    return (shape,) if part.get("momentum") else ()
 
 
 def _muon(part: Part, weight: Weight, shape: Shape) -> Iterable[Shape]:
@@ -90,7 +90,7 @@ def _adafactor(part: Part, weight: Weight, shape: Shape) -> Iterable[Shape]:
 
 STATE: Mapping[str, State] = {
     "adamw": _adamw, "sgd": _sgd, "muon": _muon, "adafactor": _adafactor,
-    "torch.optim.AdamW": _adamw, "torch.optim.Adam": _adamw, "torch.optim.SGD": lambda part, weight, shape: (shape,) if part.get("momentum") else (),
+    "torch.optim.AdamW": _adamw, "torch.optim.Adam": _adamw, "torch.optim.SGD": _sgd,
 }  # fmt: skip
 """optimizer -> shapes of what it keeps of a weight, in the type of the weight; of one that is not here AdamW's are taken."""
 COUNTED = ("adamw", "adafactor", "torch.optim.AdamW", "torch.optim.Adam")

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dtrain import failure, options, signals, store
+from dtrain import failure, options, screen, secrets, signals, store
 from dtrain.blame import is_victim
 from dtrain.launcher import process, run_rank
 from dtrain.launcher.link import Link, drain, ready
@@ -266,6 +266,8 @@ def interfaces() -> dict[str, str]:
 
 if __name__ == "__main__":
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    screen.outlive_readers()
+    secrets.guard()
     try:
         join(sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 60.0)
     except KeyboardInterrupt:

@@ -21,7 +21,7 @@ def recompute(block: nn.Module, **options: Any) -> None:
 
     Keys and values that a model of transformers keeps for words to come are not among them: the block would add to them twice.
     """
-    inner, kept = block.forward, sys.modules["transformers"].Cache if "transformers" in sys.modules else ()
+    inner, kept = block.forward, getattr(sys.modules.get("transformers.cache_utils"), "Cache", ())
 
     def forward(*arguments: Any, **keywords: Any) -> Any:  # torch.compile does not look into a partial
         if torch.is_grad_enabled():

@@ -12,13 +12,11 @@ from dtrain.config import Config
 from dtrain.errors import WordsError
 from dtrain.plan import MeshShape
 from dtrain.resolve.mesh import nearest_divisors
+from dtrain.resolve.pipeline import SCHEDULES
 from dtrain.resolve.ranks import about
 
 OPTIONS = {"tensor.sequence": ("whole", "split"), "tensor.loss": ("whole", "split"), "context.attention": ("ring", "ulysses")}
 """How an axis is used: key -> what is allowed."""
-
-HALVES = ("interleaved_zero_bubble", "zbv", "dualpipev")
-"""Schedules that run a backward in two."""
 
 
 def model(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,7 +123,7 @@ def _remat(config: Config, mesh: MeshShape, schedule: str) -> Iterable[str]:
     for axis in ("cp", "ep"):
         if getattr(mesh, axis) > 1 and word == "selective":
             yield f"remat=selective keeps results inside a block, which mesh.{axis}={getattr(mesh, axis)} changes there. Type remat=full."
-    if mesh.pp > 1 and schedule in HALVES and word != "none":
+    if mesh.pp > 1 and SCHEDULES[schedule].halves and word != "none":
         yield (
             f"remat={word}: pipeline.schedule={schedule} goes backward in halves and would keep more with it than without. "
             "Type remat=none, or pipeline.schedule=interleaved_1f1b."

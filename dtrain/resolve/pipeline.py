@@ -12,12 +12,13 @@ from dtrain.plan import PipelineShape
 
 @dataclass(frozen=True)
 class Schedule:
-    """`stages` on each rank (the user may ask for more where `more`), `least` microbatches for a pipeline of pp ranks."""
+    """`stages` on each rank (the user may ask for more where `more`), `least` microbatches for a pipeline of pp ranks; `halves`: a backward runs in two."""
 
     stages: int
     layout: str
     least: Callable[[int], int]
     more: bool = False
+    halves: bool = False
 
 
 SCHEDULES: Mapping[str, Schedule] = {
@@ -25,9 +26,9 @@ SCHEDULES: Mapping[str, Schedule] = {
     "1f1b": Schedule(1, "loop", lambda pp: pp),
     "interleaved_1f1b": Schedule(2, "loop", lambda pp: 1, more=True),
     "looped_bfs": Schedule(2, "loop", lambda pp: 1, more=True),
-    "interleaved_zero_bubble": Schedule(2, "loop", lambda pp: 1, more=True),
-    "zbv": Schedule(2, "v", lambda pp: 1),
-    "dualpipev": Schedule(2, "v", lambda pp: 2 * pp),
+    "interleaved_zero_bubble": Schedule(2, "loop", lambda pp: 1, more=True, halves=True),
+    "zbv": Schedule(2, "v", lambda pp: 1, halves=True),
+    "dualpipev": Schedule(2, "v", lambda pp: 2 * pp, halves=True),
 }
 
 

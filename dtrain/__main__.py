@@ -6,18 +6,21 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
-from dtrain import __version__, screen, secrets, signals
-from dtrain.errors import DtrainError, WordsError
+from dtrain import __version__, screen, secrets, signals, started
+from dtrain.errors import HELP, DtrainError, PreflightError, WordsError, why
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 training failed, 2 the words were wrong, 3 preflight, 75 preempted, 130 interrupted."""
-    os.environ["DTRAIN_BEGAN"] = str(time.time())  # what time_limit counts from
+    os.environ["DTRAIN_BEGAN"] = str(time.monotonic())  # what time_limit counts from
+    started.adopt(os.environ)
     if argv is None:
         screen.outlive_readers()
         secrets.guard()
     try:
+        _in_a_folder()
         with signals.ending():  # before anything heavy: a job may be told to go while it has hardly come
             return _do(list(sys.argv[1:] if argv is None else argv))
     except DtrainError as error:
@@ -27,6 +30,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             for line in getattr(error, "problems", None) or (str(error),):
                 print(f"dtrain: {line}", file=sys.stderr)
         return error.exit_code
+    except (OSError, RuntimeError) as error:
+        if not _refused(error):
+            raise
+        print(f"dtrain: {why(error) if isinstance(error, OSError) else error}. The system has no room for this run.", file=sys.stderr)
+        return PreflightError.exit_code
     except signals.Asked as asked:
         print(f"dtrain: {asked}", file=sys.stderr)
         return asked.exit_code
@@ -34,6 +42,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     finally:
         gc.freeze()  # the interpreter ends: with torch loaded its last collection takes most of a second, of which a save may be in need
+
+
+def _in_a_folder() -> None:
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise PreflightError(f"the folder this command was started in is gone ({why(error)}). Change to one that is there.") from error
+
+
+def _refused(error: OSError | RuntimeError) -> bool:
+    """Whether the system has no more files, processes, threads or room; the rest is somebody's mistake, and shows where."""
+    return error.errno in HELP if isinstance(error, OSError) else "can't start new thread" in str(error)
 
 
 def _do(words: list[str]) -> int:
@@ -55,6 +75,10 @@ def _do(words: list[str]) -> int:
         for sentence in said_again(words) if os.environ.get("RANK", "0") == "0" else ():
             print(f"note: {sentence}", file=sys.stderr)
     code: int = importlib.import_module(f"dtrain.verb.{verb}").run(words)
+    sys.stdout.flush()
+    full = screen.full()
+    if full and verb != "train":  # what it prints is what it is for
+        raise PreflightError(f"standard output: {why(full)}.")
     return code
 
 

@@ -27,7 +27,7 @@ KILLED = {
     signal.SIGSEGV: ("crashed", "SIGSEGV, a segmentation fault in native code"),
     signal.SIGABRT: ("aborted", "SIGABRT, native code gave up"),
 }
-UNSEEN = {"verb": "ended without a word", "error": "killed from outside, or out of memory"}
+UNSEEN = {"verb": "ended without a word", "error": "killed from outside, out of memory, or ended by os._exit"}
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def _by_itself(evidence: Evidence, known: list[Facts]) -> Facts | None:
     spoke = {failure["rank"] for failure in evidence.failures}
     for facts in known:
         code = evidence.ended.get(facts["rank"], {}).get("code")
-        if code and facts["rank"] not in spoke:
+        if code is not None and facts["rank"] not in spoke:
             late = SEEN_LATE_SECONDS if code in (-signal.SIGKILL, -signal.SIGSEGV) else 0.0
             ending = _ending(code, evidence.stacks.get(facts["rank"], ""))
             found.append((evidence.ended[facts["rank"]]["time"] - late, {**facts, "exit_code": 1, "message": "", **ending}))
@@ -90,6 +90,8 @@ def _ending(code: int, stack: str) -> Facts:
         return {"kind": "hung", "verb": "hung", "error": "native code held the interpreter"}
     if code in (EXIT_CODES["preempted"], EXIT_CODES["interrupted"]):
         return {"kind": "stopped", "verb": "ended", "error": "it was asked to", "exit_code": code}
+    if code == 0:
+        return {"kind": "exited", "verb": "left", "error": "with exit code 0 before the run was done, by os._exit(0) or the exit of native code"}
     if code > 0:
         return {"kind": "exited", "verb": "ended", "error": f"with exit code {code} and without a word"}
     verb, error = KILLED.get(signal.Signals(-code), ("was killed", signal.Signals(-code).name))

@@ -27,21 +27,27 @@ def trusting(packages: Collection[str]) -> Iterator[None]:
 
 
 def build(part: Part, **given: Any) -> Any:
-    """Call the part's `_target_` with its arguments and `given`; nested parts are built first.
+    """Call the part's `_target_` with its arguments and `given`; nested parts are built first, functions that its word `calls` are left to it.
 
     Raises WordsError when the target cannot be imported or does not take the arguments.
     """
-    target = locate(str(part["_target_"]))
-    arguments = {name: _nested(value) for name, value in part.items() if name not in ("_target_", "_about_")} | given
+    target, misfit = locate(str(part["_target_"])), None
+    called = (part.get("_about_") or {}).get("calls", ())
+    arguments = {name: _function(value) if name in called else _nested(value) for name, value in part.items() if name not in ("_target_", "_about_")}
+    arguments |= given
     try:
         inspect.signature(target).bind(**arguments)
     except TypeError as error:
-        takes = ", ".join(inspect.signature(target).parameters)
-        raise WordsError(f"{part['_target_']}: {error}. It takes: {takes}.") from None
+        misfit = error  # of a signature that may not tell all: configs of transformers take more than theirs says
     except ValueError:  # builtins without a signature judge their arguments themselves
         pass
     try:
         return target(**arguments)
+    except TypeError:
+        if misfit is None:
+            raise
+        takes = ", ".join(inspect.signature(target).parameters)
+        raise WordsError(f"{part['_target_']}: {misfit}. It takes: {takes}.") from None
     except ValueError as error:
         if not str(part["_target_"]).startswith("dtrain."):
             raise  # the user's own code shows its traceback
@@ -88,6 +94,15 @@ def _is_shown_by_torch(found: Any) -> bool:
 
     kinds = {torch.nn: torch.nn.Module, torch.optim: torch.optim.Optimizer, torch.optim.lr_scheduler: torch.optim.lr_scheduler.LRScheduler}
     return inspect.isclass(found) and any(issubclass(found, kind) and getattr(space, found.__name__, None) is found for space, kind in kinds.items())
+
+
+def _function(value: Any) -> Any:
+    """A part that is called later: an object of a class, or a function with its arguments."""
+    target = locate(str(value["_target_"])) if isinstance(value, Mapping) and "_target_" in value else None
+    if not inspect.isfunction(target):
+        return _nested(value)
+    arguments = {name: _nested(item) for name, item in value.items() if name != "_target_"}
+    return functools.partial(target, **arguments) if arguments else target
 
 
 def _nested(value: Any) -> Any:

@@ -22,7 +22,7 @@ from dtrain.strategy import Strategy
 
 
 def inspect(model: nn.Module, wrapped: nn.Module, mesh: Mesh, strategy: Strategy) -> dict[str, Any]:
-    """Of this rank, as JSON: numbers of parameters, in all and by the axis they are split over, types, stages."""
+    """Of this rank, as JSON: numbers of parameters, in all, without dims and by the axis they are split over, types, stages."""
     split: dict[str, int] = {}
     whole = held = 0
     experts = {id(parameter) for module in model.modules() if isinstance(module, Experts) for parameter in module.parameters()}
@@ -40,6 +40,7 @@ def inspect(model: nn.Module, wrapped: nn.Module, mesh: Mesh, strategy: Strategy
         "parameters": whole,
         "held": held,
         "split": split,
+        "dimless": sum(parameter.ndim == 0 for parameter in model.parameters()),
         "types": sorted({type_name(parameter.dtype) for parameter in model.parameters() if parameter.is_floating_point()}),
         "stages": sorted(int(index) for index in wrapped.stages) if isinstance(wrapped, Pipeline) else [],
         "schedule": wrapped.schedule if isinstance(wrapped, Pipeline) else None,
@@ -63,7 +64,8 @@ def type_name(dtype: torch.dtype) -> str:
 
 def _problems(plan: Plan, found: Mapping[str, Any], param: str) -> list[str]:
     mesh, split = plan.mesh, found["split"]
-    dense, experts = found["parameters"] - split.get("experts", 0), split.get("experts", 0)
+    experts = split.get("experts", 0)
+    dense = found["parameters"] - experts - found["dimless"]
     shards = mesh.dp_shard * mesh.cp if found["holds"] == "shards" else 1
     problems = []
     if shards > 1 and split.get("dp_shard", 0) < (dense if mesh.ep > 1 else dense + experts):

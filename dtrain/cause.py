@@ -18,6 +18,7 @@ ERRNO = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "denied"),
     **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "missing"),
     errno.EEXIST: "exists",
+    errno.EISDIR: "odd",
 }
 STATUS = {401: "denied", 403: "denied", 404: "missing", 408: "busy", 409: "busy", 412: "exists", 429: "busy", 507: "full"} | dict.fromkeys(
     (500, 502, 503, 504), "busy"

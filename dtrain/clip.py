@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from dtrain.errors import WordsError
 from dtrain.sharding import local, shards
 
 
@@ -16,11 +17,16 @@ def clip(parameters: Sequence[nn.Parameter], bound: float | None, *, scale: floa
     ranks is the sum over any mesh, experts and the `stages` of a pipeline included; where every rank holds everything there is none.
     `beside`, 0-dim and fp32, is summed over all ranks in place; it travels in the same collective, or in one of its own where there is none.
     """
-    pieces: dict[int, list[Tensor]] = {}
+    pieces: dict[tuple[int, torch.dtype], list[Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
-            pieces.setdefault(shards(parameter.grad), []).append(local(parameter.grad))
-    norms = {cut: torch.linalg.vector_norm(torch.stack(torch._foreach_norm(group, 2, torch.float32))) for cut, group in pieces.items()}
+            piece = local(parameter.grad)
+            piece = torch.view_as_real(piece) if piece.is_complex() else piece
+            pieces.setdefault((shards(parameter.grad), torch.promote_types(piece.dtype, torch.float32)), []).append(piece)
+    norms: dict[int, Tensor] = {}
+    for (cut, wide), group in pieces.items():
+        norm = torch.linalg.vector_norm(torch.stack(_norms(group, wide))).float()
+        norms[cut] = torch.hypot(norms[cut], norm) if cut in norms else norm
     if stages == 1 and all(cut == 1 for cut in norms):
         norm = norms[1] if norms else torch.zeros(())
         if beside is not None and dist.get_world_size() > 1:
@@ -40,6 +46,18 @@ def clip(parameters: Sequence[nn.Parameter], bound: float | None, *, scale: floa
         for group in pieces.values():
             torch._foreach_mul_(group, factor / scale if scale != 1.0 else factor)
     return norm
+
+
+def _norms(pieces: list[Tensor], wide: torch.dtype) -> tuple[Tensor, ...]:
+    try:
+        return torch._foreach_norm(pieces, 2, wide)
+    except (NotImplementedError, RuntimeError):
+        if all(piece.layout == torch.strided for piece in pieces):
+            raise
+        shape = next(list(piece.shape) for piece in pieces if piece.layout != torch.strided)
+        raise WordsError(
+            f"model: the gradient of a parameter {shape} is sparse, and gradients are added up and clipped dense. Look it up without sparse=True."
+        ) from None
 
 
 def _device(parameters: Sequence[nn.Parameter]) -> torch.device:

@@ -10,20 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from dtrain.started import External, external
+
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-
-
-@dataclass(frozen=True)
-class External:
-    """This process is one of `world` ranks that torchrun (or any launcher that sets RANK and WORLD_SIZE) started.
-
-    `one_store`: all its attempts share a rendezvous store.
-    """
-
-    rank: int
-    world: int
-    local_world: int
-    one_store: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,15 +63,10 @@ class Machine:
 
 
 def look(environ: Mapping[str, str] = os.environ) -> Cluster:
-    """The cluster as seen from here."""
-    external = None
-    if "RANK" in environ and "WORLD_SIZE" in environ:
-        world = int(environ["WORLD_SIZE"])
-        one_store = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        external = External(int(environ["RANK"]), world, int(environ.get("LOCAL_WORLD_SIZE", world)), one_store)
+    """The cluster as seen from here. Raises PreflightError where the variables of ranks make no sense."""
     gpus = _gpus(environ)
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Cluster(gpus, cpus, external, *(_driver() if gpus else (_memory(), "")))
+    return Cluster(gpus, cpus, external(environ), *(_driver() if gpus else (_memory(), "")))
 
 
 def _driver() -> tuple[int, str]:

@@ -16,7 +16,7 @@ VERBS = {
     "plan": "what would happen, without doing it",
     "evaluate": "held-out loss of a run's newest checkpoint",
     "generate": "text from a run's newest checkpoint",
-    "verify": "a few steps of it and of one process, held against each other",
+    "verify": "a few steps of it, stopped and resumed, against one process",
     "recipes": "complete runs at hand, or in a folder or at a URL",
     "checkpoint": "ls, verify, export: what was saved",
     "import": "a config of another tool as a recipe",

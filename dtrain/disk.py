@@ -6,6 +6,7 @@
 import contextlib
 import errno
 import os
+import stat
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +21,12 @@ class Buffer(Protocol):
 
 NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 """How filesystems without hard links refuse one."""
+NO_FILES = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+HANDED = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
+"""What a shell hands over is read, whatever it is."""
+FULL = {errno.ENOSPC, errno.EDQUOT}
+ROOM = ".dtrain-room"
+"""Files that begin so keep their bytes for what must be written beside them, or one folder below, when the disk is full."""
 NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM, errno.EISDIR}
 """How a filesystem says that it cannot sync a folder, or that a folder above ours may not be opened."""
 
@@ -70,6 +77,15 @@ class Disk:
             os.close(descriptor)
 
 
+def a_file(path: Path) -> Path:
+    """`path`, which is to be opened. Raises OSError when something stands there that is no file: a pipe would be waited for, a device read without end."""
+    with contextlib.suppress(FileNotFoundError):
+        kind = NO_FILES.get(stat.S_IFMT(path.stat().st_mode))
+        if kind and not str(path).startswith(HANDED):
+            raise OSError(errno.EISDIR, f"it is {kind}, not a file", str(path))
+    return path
+
+
 def makedirs(disk: Disk, folder: Path) -> None:
     """A folder and those above it, durably. Top down, and the lowest that was there is synced again: who made it may have died before."""
     if folder.is_dir():
@@ -116,6 +132,18 @@ def place(disk: Disk, path: Path, data: Buffer, put: Callable[[Path, Path], None
         if part.exists():
             disk.unlink(part)
     disk.sync(path.parent)
+
+
+def with_room(path: Path, act: Callable[[], None]) -> None:
+    """`act`, which writes at `path`; where the disk is full, again as long as there is room that was kept for it and can be given away."""
+    try:
+        act()
+    except OSError as error:
+        kept = (room for folder in (path.parent, path.parent.parent) for room in folder.glob(f"{ROOM}*"))
+        if error.errno not in FULL or not (room := next(kept, None)):
+            raise
+        room.unlink(missing_ok=True)
+        with_room(path, act)
 
 
 def remove(disk: Disk, path: Path) -> None:

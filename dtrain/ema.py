@@ -11,19 +11,19 @@ from dtrain.sharding import local
 
 
 class EMA:
-    """After each step, average = decay x average + (1 - decay) x weight; it starts as the weights. In fp32 whatever the weights are in."""
+    """After each step, average = decay x average + (1 - decay) x weight; it starts as the weights. In fp32 at least, whatever the weights are in."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self._decay = decay
         self._weights = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        self.averages: Mapping[str, Tensor] = {name: parameter.detach().float().clone() for name, parameter in self._weights.items()}
+        self.averages: Mapping[str, Tensor] = {name: _widened(parameter.detach()).clone() for name, parameter in self._weights.items()}
         """By the name of the parameter, sharded as it is."""
 
     @torch.no_grad()
     def update(self, gate: Tensor | None = None) -> None:
         """`gate`, on the device: 0 when the weights have not moved and nothing shall be averaged, else 1."""
         averages = [local(average) for average in self.averages.values()]
-        weights = [local(weight).float() for weight in self._weights.values()]
+        weights = [_widened(local(weight)) for weight in self._weights.values()]
         if gate is None:
             torch._foreach_lerp_(averages, weights, 1 - self._decay)
         else:
@@ -54,3 +54,7 @@ class EMA:
                 module.reshard()  # what it gathered before would be used again
         for name, weight in self._weights.items():
             local(weight).copy_(local(values[name]))
+
+
+def _widened(weight: Tensor) -> Tensor:
+    return weight.to(torch.promote_types(weight.dtype, torch.float32))

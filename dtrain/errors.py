@@ -10,6 +10,7 @@
 0 is done, 75 preempted (run me again), 130 interrupted: see `dtrain.result.Result.exit_code`.
 """
 
+import errno
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,14 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from dtrain.secrets import masked
+
+HELP = {
+    errno.EMFILE: "ulimit -n has the number of open files",
+    errno.ENFILE: "fs.file-max has the number of open files of this host",
+    errno.EAGAIN: "ulimit -u and the control group have the number of processes and threads",
+    errno.ENOSPC: "free room there, or inodes",
+}
+"""What the system refuses -> where its limit is."""
 
 
 class DtrainError(Exception):
@@ -55,7 +64,7 @@ class StoreError(PreflightError):
     """A storage operation failed: says in one line the URL, the operation, the cause and what to type."""
 
     kind = "other"
-    """missing, exists, denied, full, package, busy (was tried again until patience ended) or other."""
+    """missing, exists, odd (a folder, or no file at all, has its name), denied, full, package, busy (was tried again until patience ended) or other."""
 
     @classmethod
     def during(cls, operation: str, url: str, cause: object, hint: str = "", kind: str = "other") -> Self:
@@ -100,6 +109,14 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
     plain = {name.lower(): name for name in names}
     near = get_close_matches(word.lower(), plain, n=1, cutoff=0.6)
     return f" Did you mean {plain[near[0]]}?" if near else f" Allowed: {', '.join(names)}."
+
+
+def why(error: OSError) -> str:
+    """What the system says, in words, with the file it is about, and what may help."""
+    text = (error.strerror or str(error)).split(" (while attempting")[0]
+    where = f" {error.filename}" if error.filename else ""
+    limit = HELP.get(error.errno or 0)
+    return f"{text[:1].lower()}{text[1:]}{where}" + f" ({limit})" * (limit is not None)
 
 
 def first_line(error: BaseException) -> str:

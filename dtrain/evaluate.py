@@ -25,5 +25,6 @@ def evaluate(plan: Plan) -> Result:
             samples=plan.evaluate_samples,
             microbatch=plan.batch.microbatch,
             context=seen.context,
+            tell=lambda text: print(text, flush=True) if seen.mesh.rank == 0 else None,
         )
     return Result("finished", seen.commit["step"], metrics["eval_loss"], time.perf_counter() - began, metrics, versions())

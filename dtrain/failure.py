@@ -2,8 +2,10 @@
 
 A folder holds what the ranks of one start had to say, a file each:
 
-    began-<rank>.json  failure-<rank>-<ns>.json     it runs; what ended it, or why it ended itself (kind: error, words (of no use to start again), stopped, hung, lost, timeout)
+    began-<rank>.json  done-<rank>                  it runs; its loop has returned
+    failure-<rank>-<ns>.json                        what ended it, or why it ended itself (kind: error, words (of no use to start again), stopped, hung, lost, timeout)
     report-<rank>.json stack-<rank>.txt step-<rank> where it was when it was asked (SIGUSR2); its stack even if it could not answer; its last step
+    loading-<pid>.txt                               the stack of a process that loads samples, when its rank asked for it
     ended-<rank>.json  lost-<ns>.json               what its agent saw: an exit code or a signal, a stopped process, a node that is gone
 """
 
@@ -23,15 +25,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dtrain import secrets, store
+from dtrain import lease, secrets, store
 from dtrain.blame import Evidence, find, kind_of
-from dtrain.errors import DtrainError, LeaseError, PreflightError, RankError, WordsError
+from dtrain.errors import DtrainError, LeaseError, PreflightError, RankError, StoreError, WordsError
 from dtrain.frames import collective, lines, microbatch, own, sent
 from dtrain.result import Result
-from dtrain.signals import Asked, asked
+from dtrain.signals import Asked, asked, by_signal
 
 STEP = struct.Struct("<qqq")
 """step-<rank>: the number of the step, the position of its first sample, and how many it takes: none once it is done."""
+
+KINDS = ("began", "done", "failure", "report", "stack", "step", "ended")
+SILENT = "said nothing"
+GIVE_UP_SECONDS = 5.0
+"""Storage that does not answer holds no process back that gives up."""
 
 _known: dict[str, Any] = {}
 _left: list[BaseException] = []
@@ -80,11 +87,11 @@ def facts_of(error: BaseException, rank: int) -> dict[str, Any]:
 
 
 def leave(folder: Path, rank: int, error: BaseException) -> None:
-    """Say on a rank what went wrong, once, with the time: the earliest is the cause."""
+    """Say on a rank what went wrong, once, with the time: the earliest is the cause. Raises StoreError when there is no room for it."""
     error = asked() or error
     if error not in _left:
-        _left[:] = [error]
         _write(folder, f"failure-{rank}-{time.monotonic_ns()}.json", facts_of(error, rank))
+        _left[:] = [error]
 
 
 def tell(folder: Path, rank: int | None, kind: str, message: str, **facts: Any) -> None:
@@ -102,22 +109,44 @@ def is_watched() -> bool:
     return not _alone
 
 
-def give_up(folder: Path | None, rank: int, message: str, **facts: Any) -> NoReturn:
-    """End a process that hangs: what it would have said is left, and where no launcher reads it, told here."""
-    if folder:
-        tell(folder, rank, "hung", message, **facts)
-        if _alone:
-            failure = explain(folder)
-            save(_alone[0], failure.facts)
-            print(f"dtrain: {failure.paragraph}", file=sys.stderr, flush=True)
-    os._exit(1)
+def give_up(folder: Path | None, rank: int, message: str, *, kind: str = "hung", exit_code: int = 1, **facts: Any) -> NoReturn:
+    """End a process that cannot go on, from any of its threads: what it would have said is left, and where no launcher reads it, told here by one rank
+    of the host; a lease that it holds is given back. `kind` lost: something that is no rank is the cause."""
+    with suppress(Exception), store.patience(GIVE_UP_SECONDS):  # it ends, whatever fails here
+        if folder:
+            tell(folder, None if kind == "lost" else rank, kind, message, **facts)
+            if _alone and _first(folder):
+                failure = explain(folder)
+                print(f"dtrain: {failure.paragraph}", file=sys.stderr, flush=True)
+                save(_alone[0], failure.facts)
+    with suppress(Exception), store.patience(GIVE_UP_SECONDS):
+        lease.give_back()
+    os._exit(exit_code)
+
+
+def _first(folder: Path) -> bool:
+    """Whether nobody else of this host has told already."""
+    try:
+        (folder / "told").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 def began(folder: Path, rank: int) -> None:
     _write(folder, f"began-{rank}.json", _who(rank))
 
 
+def done(folder: Path, rank: int) -> None:
+    """The loop of this rank has returned: whatever it ends with now, it did not leave before."""
+    (folder / f"done-{rank}").touch()
+
+
 # on its agent
+
+
+def is_done(folder: Path, rank: int) -> bool:
+    return (folder / f"done-{rank}").exists()
 
 
 def ended(folder: Path, rank: int, code: int) -> None:
@@ -137,37 +166,40 @@ def look(folder: Path, rank: int, pid: int) -> None:
 
 
 @contextmanager
-def alone(out: str, rank: int) -> Iterator[None]:
+def alone(out: str, rank: int, launcher: int | None = None) -> Iterator[None]:
     """Inside, this process tells its own failure, and knows what the other ranks of its host left. What is no DtrainError becomes a RankError."""
-    siblings = os.getppid() if "RANK" in os.environ else os.getpid()
+    siblings = (launcher or os.getppid()) if "RANK" in os.environ else os.getpid()
     place, name = Path(tempfile.gettempdir()), f"dtrain-{os.getuid()}"
     for stale in place.glob(f"{name}-*-*"):
         if not Path(f"/proc/{stale.name.split('-')[2]}").exists():  # of ranks that were killed
             shutil.rmtree(stale, ignore_errors=True)
-    folder = place / f"{name}-{siblings}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+    folder = place / f"{name}-{siblings}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}-{os.environ.get('MASTER_PORT', '')}"
     folder.mkdir(mode=0o700, exist_ok=True)
+    for old in (path for kind in KINDS for path in (*folder.glob(f"{kind}-{rank}"), *folder.glob(f"{kind}-{rank}[.-]*"))):
+        old.unlink()  # of an earlier start by the same shell
     os.environ["DTRAIN_REPORTS"] = str(folder)
     _alone[:] = [out]
     try:
         began(folder, rank)
         yield
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:  # torch has exceptions that are no Exception
-        if asked():
+        if asked() or by_signal(error):
             raise
-        leave(folder, rank, error)
-        failure = explain(folder)
+        try:
+            leave(folder, rank, error)
+            failure = explain(folder)
+        except (OSError, StoreError):  # the folder for temporary files is full or gone
+            failure = told(facts_of(error, rank), [])
         if failure.facts["rank"] != rank:
             raise RankError(f"rank {rank} ended because of another: {failure.line}") from error
         with suppress(DtrainError):  # the storage may be what failed
             save(out, failure.facts)
-        told = error if isinstance(error, DtrainError) else RankError(failure.paragraph)
-        told.facts = failure.facts
-        raise told from error.__cause__ if told is error else error
+        final = error if isinstance(error, DtrainError) else RankError(failure.paragraph)
+        final.facts = failure.facts
+        raise final from error.__cause__ if final is error else error
     finally:
         _alone.clear()
-        del os.environ["DTRAIN_REPORTS"]
+        os.environ.pop("DTRAIN_REPORTS", None)
         if "RANK" not in os.environ:  # else the others may have to read it
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -225,9 +257,17 @@ def told(cause: dict[str, Any], ranks: list[dict[str, Any]]) -> Failure:
     verb = cause.get("verb", "failed")
     line = f"rank {rank} {verb}{step}: {cause['error']}" if rank is not None else cause["error"]
     line += f", at {where}" * bool(where) + who
-    others = [f"rank {other['rank']} {_doing(other)}" for other in ranks if other["rank"] != rank or cause["kind"] == "hung"]
+    others = [
+        f"rank {other['rank']} {_doing(other)}"
+        for other in ranks
+        if (other["rank"] != rank or cause["kind"] == "hung") and (rank is not None or _doing(other) != SILENT)
+    ]
     paragraph = ". ".join([line, *[f"Meanwhile: {'; '.join(others)}"] * bool(others)]) + "."
-    stack = cause["message"] if cause["kind"] in ("error", "lost", "timeout") and cause["exit_code"] == 1 else "\n".join(cause.get("stack") or [])
+    stack = (
+        cause["message"]
+        if rank is not None and cause["kind"] in ("error", "lost", "timeout") and cause["exit_code"] == 1
+        else "\n".join(cause.get("stack") or [])
+    )
     facts = {**cause, "message": paragraph if cause["exit_code"] == 1 else cause["message"], "traceback": stack, "ranks": ranks}
     return Failure(line, f"{paragraph}\n{stack}".rstrip(), facts)
 
@@ -236,7 +276,7 @@ def _doing(rank: Mapping[str, Any]) -> str:
     """What a rank did last, as far as it is known."""
     numbers = ", ".join(f"collective {number} of {name}" for name, number in (rank.get("groups") or {}).items() if number)
     calls = f"in {rank['collective']}" if rank.get("collective") else f"at {rank['where']}" if rank.get("where") else ""
-    return " ".join([part for part in (calls, f"({numbers})" if numbers else "") if part]) or "said nothing"
+    return " ".join([part for part in (calls, f"({numbers})" if numbers else "") if part]) or SILENT
 
 
 def _who(rank: int | None) -> dict[str, Any]:

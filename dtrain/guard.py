@@ -105,7 +105,7 @@ class Guard:
         first, limits = self._stream.first, self._limits()
         bad = ~(norm <= limits[0])
         if total is not None:
-            bad |= ~(total <= min(LARGEST, limits[1] * max(1, loss.count)))
+            bad |= ~((total >= -LARGEST) & (total <= min(LARGEST, limits[1] * max(1, loss.count))))
         if self._answer != "skip":  # the state stays what it was before the spike until the host has heard of it
             bad = self._halted = bad | self._halted
         self.gate = (~bad).float()
@@ -170,13 +170,13 @@ class Guard:
 
     def _judge_now(self, step: int, loss: StepLoss, norm: float, total: float) -> Spike | None:
         count = max(1, loss.count)
-        if self._norms and norm <= max(self._norms) and total / count <= max(self._losses):  # below any limit: no need to know it
+        if self._norms and norm <= max(self._norms) and -LARGEST <= total / count <= max(self._losses):  # below any limit: no need to know it
             self._row = 0
             self._norms.append(norm)
             self._losses.append(total / count)
             return None
         limits = self._limits()
-        within = norm <= limits[0] and total <= limits[1] * count
+        within = norm <= limits[0] and -LARGEST <= total <= limits[1] * count
         return self._hear(Held(step, self._stream.first, loss, limits, torch.empty(0), None), norm, total, bad=not within)
 
     def _hear(self, held: Held, norm: float, total: float, *, bad: bool) -> Spike | None:

@@ -1,4 +1,7 @@
-"""The loss on held-out data: the same samples whatever the mesh, shared out among the data-parallel ranks."""
+"""The loss on held-out data: the same samples whatever the mesh, shared out among the data-parallel ranks.
+
+Every forward begins with the buffers that training left and with random numbers of its own, so none depends on those that this rank did before.
+"""
 
 import math
 from collections.abc import Callable
@@ -9,14 +12,21 @@ import numpy as np
 import torch
 from torch import nn
 
+from dtrain import seeds
 from dtrain.data import Source
 from dtrain.data.stream import to_device
 from dtrain.ema import EMA
 from dtrain.mesh import Mesh
+from dtrain.model import evaluating
 from dtrain.objective import Objective
 from dtrain.parallel.context import Context
 from dtrain.precision import Precision
-from dtrain.step import call, inputs_of
+from dtrain.step import call, check, inputs_of
+
+DRAWS = (
+    "in evaluation the model still draws random numbers (of {}): its held-out loss is another one on another mesh. "
+    "F.dropout, say, takes training=self.training."
+)
 
 
 def chosen(source: Source, samples: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -46,32 +56,36 @@ def evaluate(
     microbatch: int,
     context: Context | None = None,
     enough: Callable[[], bool] = lambda: False,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> dict[str, float]:
     """`eval_loss` and the objective's metrics over the held-out samples; nan where no target counts. All ranks call it; ranks run equally many forwards.
 
-    `enough` is asked before each of them, on all ranks; a yes breaks off, with nothing found.
+    `enough` is asked before each of them, on all ranks; a yes breaks off, with nothing found. `tell` hears of a model that draws random numbers in them.
     """
     indices = chosen(source, samples)
     sums: dict[str, torch.Tensor] = {}
     count = 0
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
+    with evaluating(model) as put_back:
         for start in range(0, len(indices), microbatch * mesh.data_ranks):
             if enough():
-                model.train(was_training)
                 return {}
             mine = indices[start + mesh.data_rank * microbatch :][:microbatch][: max(0, len(indices) - start - mesh.data_rank * microbatch)]
             idle = len(mine) == 0
             batch = source.take(indices[:1] if idle else mine, np.zeros(1 if idle else len(mine), dtype=np.int64))
-            batch = context.split(batch) if context else batch
+            if context:
+                check(model, objective, to_device(batch, mesh.device), context, mesh, precision)
+                batch = context.split(batch)
             counted = 0 if idle else objective.count(batch)
             batch = to_device(batch, mesh.device)
+            seeds.reseed(0, start, mesh.batch_rank)
             with precision.autocast(mesh.device), context.active() if context else nullcontext():
                 loss = objective.loss(call(model, inputs_of(objective, batch, context)), batch)
+            drawn = seeds.drawn(0, start, mesh.batch_rank) if start == 0 else []
+            if drawn:
+                tell(DRAWS.format(", ".join(drawn)))
+            put_back()
             count += counted
             for name, value in (("loss", loss.sum), *loss.metrics.items()):
                 sums[name] = sums.get(name, torch.zeros((), device=mesh.device, dtype=torch.float64)) + (0 if idle else value.double())
-    model.train(was_training)
     totals = mesh.sum(torch.stack([*sums.values(), torch.tensor(float(count), device=mesh.device, dtype=torch.float64)])).tolist()
     return {f"eval_{name}": total / totals[-1] if totals[-1] else math.nan for name, total in zip(sums, totals, strict=False)}

@@ -1,4 +1,8 @@
-"""JSON lines under `out`: appended on a local disk, kept beside and put whole on storage that cannot append."""
+"""JSON lines under `out`: appended on a local disk, kept beside and put whole on storage that cannot append.
+
+Storage that takes no rows (full, read-only, gone) ends nothing: rows stay in memory, up to `KEPT_BYTES`, and are written as soon as it takes them. A
+file that was removed, rotated or cut meanwhile is made again from the rows in memory.
+"""
 
 import json
 import math
@@ -6,38 +10,47 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from itertools import takewhile
 from typing import Any
 
 from dtrain import lease, secrets, store
-from dtrain.errors import StoreError
+from dtrain.cause import explain
+from dtrain.disk import a_file, place
+from dtrain.errors import LeaseError, StoreError
 
 PUT_SECONDS = 15.0
 """Remote journals are put at most this often, and at the end."""
+KEPT_BYTES = 32 << 20
+"""The newest rows stay in memory up to this, 150,000 of them or so, written or not; of what was not written until then the oldest are lost."""
 
 
 class Journal:
     """One file of rows. Only rank 0 has one. Numbers that JSON has no word for (nan, inf) become null."""
 
     def __init__(self, url: str) -> None:
-        self.url = url
+        self.url, self.name = url, url.rsplit("/", 1)[-1]
+        self.warnings: list[str] = []
+        """A sentence for each change for the worse or the better; whoever tells them takes them away."""
         self._scratch = None if store.is_local(url) else store.scratch("journal", inside=os.environ.get("DTRAIN_REPORTS"))
         self._path = store.local_path(url) if self._scratch is None else self._scratch / "rows.jsonl"
         self._put, self._dirty = time.monotonic(), False
         self._writing, self._putting = threading.Lock(), threading.Lock()
+        self._lines, self._bytes, self._unwritten, self._lost = deque[bytes](), 0, 0, 0
+        self._file, self._size, self._torn, self._stale, self._trimmed = -1, 0, False, False, False
+        self._trouble = ""
         if self._scratch is not None and store.exists(url):
             self._path.write_bytes(store.read(url))
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._drop_torn()
-        self._file = self._path.open("a")
+        self._load()
 
     def append(self, *rows: Mapping[str, Any]) -> None:
-        lines = "".join(json.dumps(clean(row)) + "\n" for row in rows)
         with self._writing:
-            self._file.write(lines)
-            self._file.flush()
+            self._remember([(json.dumps(clean(row)) + "\n").encode() for row in rows], new=True)
             self._dirty = True
+            with suppress(OSError):  # it was noted, and is tried again with the next row
+                self._write()
         if self._scratch is not None and time.monotonic() - self._put > PUT_SECONDS:
             self._put = time.monotonic()
             threading.Thread(target=self._put_quietly, name="dtrain-journal", daemon=True).start()
@@ -45,26 +58,34 @@ class Journal:
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
         """Drop the rows that are not wanted: those of steps that will be done again; and what follows a line that is none. Returns those that stay."""
         with self._writing:
-            self._file.close()
-            rows = list[tuple[str, dict[str, Any]]]()
-            for line in self._path.read_text(errors="replace").splitlines():
+            rows = list[tuple[bytes, dict[str, Any]]]()
+            for line in self._all():
                 try:
                     row = json.loads(line)
-                except ValueError:  # a power cut left it: what must not be lost was made durable and stands before it
+                    if not isinstance(row, dict):
+                        break
+                except (ValueError, RecursionError):  # a power cut left it: what must not be lost was made durable and stands before it
                     break
                 if wanted(row):
                     rows.append((line, row))
-            store.write(str(self._path), "".join(f"{line}\n" for line, _ in rows).encode())
-            self._file, self._dirty = self._path.open("a"), True
+            self._lines, self._bytes, self._unwritten, self._trimmed = deque(), 0, 0, False
+            self._remember([line for line, _ in rows], new=False)
+            self._stale = self._dirty = True
+            with suppress(OSError):
+                self._write([line for line, _ in rows])
         return [row for _, row in rows]
 
     def durable(self) -> None:
         """Whatever dies after this, the rows appended before it stay, and others see them; any thread may call it. Raises StoreError."""
         with self._putting:  # of two puts the one with fewer rows must not come last, and one under way must be done
-            if not self._dirty:
-                return
             with self._writing:
-                data, self._dirty = self._path.read_bytes() if self._scratch is not None else b"", False
+                if not self._dirty and self._is_whole():
+                    return
+                try:
+                    self._write()
+                    data, self._dirty = self._path.read_bytes() if self._scratch is not None else b"", False
+                except OSError as error:
+                    raise StoreError.during("write", self.url, error.strerror or error) from error
             try:
                 if self._scratch is not None:
                     lease.verify(self.url.rsplit("/", 1)[0])  # the rows there may be those of a run that took over
@@ -72,37 +93,148 @@ class Journal:
                 else:
                     store.fsync(self._path)
                     store.sync_folder(str(self._path.parent))
-            except OSError as error:
+            except (OSError, StoreError) as error:
                 self._dirty = True
-                raise StoreError.during("sync", self.url, error.strerror or error) from error
-            except StoreError:
-                self._dirty = True
-                raise
+                self._stale = self._scratch is None  # what a failed sync left in the file nobody knows
+                if isinstance(error, LeaseError):
+                    raise
+                self._failed(error)
+                raise error if isinstance(error, StoreError) else StoreError.during("sync", self.url, error.strerror or error) from error
+            self._recovered()
 
     def close(self) -> None:
+        """Raises StoreError when the newest rows could not be written."""
         try:
             self.durable()
         finally:
-            self._file.close()
+            self._close_file()
             if self._scratch is not None:
-                shutil.rmtree(self._scratch)
+                shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _put_quietly(self) -> None:
         with suppress(StoreError):  # `durable` tells whom it concerns
             self.durable()
 
-    def _drop_torn(self) -> None:
-        """A process that died while writing leaves half a line."""
-        if self._path.exists():
-            data = self._path.read_bytes()
-            whole = data[: data.rfind(b"\n") + 1]
-            if whole != data:
-                self._path.write_bytes(whole)
+    # the local file
+
+    def _load(self) -> None:
+        """The rows of an earlier life, but for half a line that a process left when it died."""
+        with suppress(OSError):
+            data = a_file(self._path).read_bytes()
+            self._size = data.rfind(b"\n") + 1
+            self._torn = self._size != len(data)
+            self._remember(data[: self._size].splitlines(keepends=True), new=False)
+        with suppress(OSError):
+            self._write()
+
+    def _remember(self, lines: Iterable[bytes], *, new: bool) -> None:
+        for line in lines:
+            self._lines.append(line)
+            self._bytes += len(line)
+            self._unwritten += new
+        while self._bytes > KEPT_BYTES and len(self._lines) > 1:
+            self._bytes -= len(self._lines.popleft())
+            self._trimmed = True
+            if self._unwritten > len(self._lines):
+                self._unwritten, self._lost = len(self._lines), self._lost + 1
+
+    def _is_whole(self) -> bool:
+        """Whether the file at the path is the open one, and as long as it was."""
+        try:
+            there, here = self._path.stat(), os.fstat(self._file)
+        except OSError:
+            return False
+        return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino) and here.st_size >= self._size and not self._stale
+
+    def _write(self, lines: Iterable[bytes] | None = None) -> None:
+        """Bring what is not there yet into the file, or all of `lines`; make it again when it is shorter than it was. Raises OSError."""
+        try:
+            if lines is not None:
+                self._replace(lines)
+            elif not self._is_whole():
+                self._open()
+            self._append()
+        except OSError as error:
+            self._close_file()
+            self._failed(error)
+            raise
+        if self._scratch is None:
+            self._recovered()
+
+    def _failed(self, error: Exception) -> None:
+        if not self._trouble:
+            self._trouble = str(error) if isinstance(error, StoreError) else explain(error, str(self._path)).sentence
+            self.warnings.append(
+                f"{self.name} cannot be written, training goes on: {self._trouble}. Its newest rows, up to {KEPT_BYTES >> 20} MiB, are kept in memory "
+                "and written when that is possible again"
+            )
+
+    def _recovered(self) -> None:
+        if self._trouble:
+            lost = f"; the oldest {self._lost} rows of that time are lost" if self._lost else ""
+            self.warnings.append(f"{self.name} is written again{lost}")
+            self._trouble, self._lost = "", 0
+
+    def _open(self) -> None:
+        """The file at the path, which may be another than before; made again from the rows in memory when it is shorter than what was written."""
+        self._close_file()
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(a_file(self._path), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        if self._stale or os.fstat(self._file).st_size < self._size:
+            known = set(self._lines) if self._trimmed else set()
+            lines = [*takewhile(lambda line: line not in known, self._read() if self._trimmed else ()), *self._lines]
+            if not self._stale:
+                steps = [row["step"] for row in map(_row, lines) if type(row.get("step")) is int]
+                since = f", from step {steps[0]} on" if steps else ""
+                self.warnings.append(f"{self.name} was removed or cut: it is made again from the {len(lines)} rows in memory{since}")
+            self._replace(lines)
+
+    def _replace(self, lines: Iterable[bytes]) -> None:
+        data = b"".join(lines)
+        place(store.disk, self._path, data, store.disk.replace)
+        self._close_file()
+        self._size, self._torn, self._stale, self._unwritten = len(data), False, False, 0
+        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+
+    def _append(self) -> None:
+        if self._torn:
+            os.ftruncate(self._file, self._size)
+        size = os.fstat(self._file).st_size
+        data = b"".join(self._lines[index] for index in range(-self._unwritten, 0))
+        self._size, self._torn, view = size, True, memoryview(data)
+        while view:
+            view = view[os.write(self._file, view) :]
+        self._size, self._torn, self._unwritten = size + len(data), False, 0
+
+    def _all(self) -> list[bytes]:
+        """Every row, from the file where it is whole, else those in memory."""
+        with suppress(OSError):
+            self._write()
+            return self._read()
+        return list(self._lines)
+
+    def _read(self) -> list[bytes]:
+        with suppress(OSError):
+            return [line for line in a_file(self._path).read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+        return []
+
+    def _close_file(self) -> None:
+        if self._file >= 0:
+            with suppress(OSError):
+                os.close(self._file)
+            self._file = -1
 
 
 def clean(value: Any) -> Any:
     """As JSON can say it, and without secrets."""
     return _finite(secrets.hidden(value))
+
+
+def _row(line: bytes) -> dict[str, Any]:
+    with suppress(ValueError):
+        row = json.loads(line)
+        return row if isinstance(row, dict) else {}
+    return {}
 
 
 def _finite(value: Any) -> Any:

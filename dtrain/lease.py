@@ -11,6 +11,7 @@ import contextlib
 import getpass
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -24,49 +25,73 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dtrain import store
+from dtrain.attempts import highest_lease
 from dtrain.errors import LeaseError, StoreError
+from dtrain.shapes import TEXT, Kind, Optional, fault
 
-VARIABLE = "DTRAIN_LEASE"
+CLOCK = Kind("a time", lambda value: type(value) in (int, float) and 0 <= value < 1e11)
+VARIABLE, OWNER = "DTRAIN_LEASE", "DTRAIN_LEASE_OWNER"
+FILE = re.compile(r"([0-9]{8}|[1-9][0-9]{8,14})\.json")
 """In the environment of the ranks: the number of the lease that the command holds."""
 RENEW_SECONDS, STALE_SECONDS, LOOK_SECONDS = 10.0, 30.0, 1.0
 END_SECONDS = 10.0
 """A run that lost its lease gets this long to end by itself."""
 
 Record = Mapping[str, Any]
-_held: set[str] = set()
-"""Ids of what this process holds now."""
+SHAPE = {
+    "id": TEXT, "owner": TEXT, "pid": Kind("a process id", lambda value: type(value) is int and 0 < value < 1 << 31), "place": TEXT,
+    "started": Optional(TEXT), "begun": CLOCK, "renewed": CLOCK, "state": TEXT,
+}  # fmt: skip
+_held: dict[str, tuple[str, int, Record]] = {}
+"""What this process holds now, by its id: where, under which number, and what the file says."""
 
 
 @contextlib.contextmanager
 def hold(out: str) -> Iterator[int]:
-    """Be the one run that writes under `out`; the number of the lease is also in the environment, for `verify` on the ranks.
+    """Be the one run that writes under `out`; the number of the lease and its owner are also in the environment, for `verify` on the ranks.
 
     Raises LeaseError when another run holds it, and at the end when another run has taken over.
     """
     token, record = _claim(out)
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = str(token)
-    _held.add(record["id"])
+    before = {name: os.environ.get(name) for name in (VARIABLE, OWNER)}
+    os.environ.update({VARIABLE: str(token), OWNER: record["id"]})
+    _held[record["id"]] = (out, token, record)
     keeper = _Keeper(out, token, record)
     try:
         yield token
     finally:
         keeper.stop()
-        _held.discard(record["id"])
-        del os.environ[VARIABLE]
-        if before is not None:
-            os.environ[VARIABLE] = before
+        del _held[record["id"]]
+        for name, value in before.items():
+            os.environ.pop(name, None)  # code of the user's own may have cleared it
+            if value is not None:
+                os.environ[name] = value
         if keeper.lost:
             raise LeaseError(keeper.lost)
-        with contextlib.suppress(StoreError):  # what is not given back goes stale
-            _write(out, token, {**record, "renewed": time.time(), "state": "released"})
+        _release(out, token, record)
+
+
+def give_back() -> None:
+    """All that this process holds, because it is about to end."""
+    for out, token, record in list(_held.values()):
+        _release(out, token, record)
+
+
+def _release(out: str, token: int, record: Record) -> None:
+    with contextlib.suppress(StoreError):  # what is not given back goes stale
+        _write(out, token, {**record, "renewed": time.time(), "state": "released"})
 
 
 def verify(out: str) -> None:
-    """Raises LeaseError when a run with a newer lease writes under `out`. Without a lease in the environment nothing is asked."""
-    token = int(os.environ.get(VARIABLE, "0"))
-    if token and max(_tokens(out), default=token) > token:
-        raise LeaseError(_taken_over(out, _newest(out)[1]))
+    """Raises LeaseError when another run has a newer lease of `out`, or one of the same number, as it may where somebody removed the folder of leases.
+
+    Without a lease in the environment nothing is asked.
+    """
+    token, owner = int(os.environ.get(VARIABLE, "0")), os.environ.get(OWNER)
+    if token:
+        newest, there = _newest(out)
+        if newest > token or (newest == token and owner and there.get("id", owner) != owner):
+            raise LeaseError(_taken_over(out, there))
 
 
 def holder(out: str) -> tuple[Literal["free", "held", "left", "unknown"], str]:
@@ -121,22 +146,23 @@ class _Keeper:
 
 
 def _claim(out: str) -> tuple[int, Record]:
-    """A lease of our own, newer than all before it. Raises LeaseError when a living run holds the newest."""
-    since = time.monotonic()
+    """A lease of our own, with a number above all before it and above all that `checkpoints/` shows: those may have been copied there, or the folder
+    of the leases removed. Raises LeaseError when a living run holds the newest."""
+    since, saved = time.monotonic(), highest_lease(out)
     seen: tuple[int, Record] = (0, {})
     while True:
         token, there = _newest(out)
         stale = (token, there) == seen and time.monotonic() - since > STALE_SECONDS
         alive = (token == seen[0] and there != seen[1]) or there.get("place") == _place() != ""
         if not token or there.get("state") == "released" or stale or _gone(there):
-            mine = _record()
-            if _create(out, token + 1, mine):
+            mine, number = _record(), max(token, saved) + 1
+            if _create(out, number, mine):
                 for old in _tokens(out):
                     if old <= token:
                         store.remove(_url(out, old))
                 if token and there.get("state") != "released":
                     print(f"dtrain: took over {out} from {_who(there)}: it ended without giving it back.", file=sys.stderr, flush=True)
-                return token + 1, mine
+                return number, mine
         elif alive:
             raise LeaseError(
                 f"out={out} is being written by another run: {_who(there)}, last renewed {_clock(there.get('renewed'))}. "
@@ -170,8 +196,8 @@ def _newest(out: str) -> tuple[int, Record]:
         return 0, {}
     try:
         found = json.loads(store.read(_url(out, token)))
-        return token, found if isinstance(found, dict) else {}
-    except ValueError:
+        return token, {} if fault(found, SHAPE) else found
+    except (ValueError, RecursionError):
         return token, {}
     except StoreError as error:
         if error.kind == "missing":  # pruned since it was listed
@@ -180,8 +206,9 @@ def _newest(out: str) -> tuple[int, Record]:
 
 
 def _tokens(out: str) -> list[int]:
-    names = (name.removesuffix(".json") for name in store.children(store.join(out, "lease")) if name.endswith(".json"))
-    return [int(name) for name in names if name.isdecimal()]
+    """The numbers of the leases; a file that was named by somebody else is none."""
+    matches = (FILE.fullmatch(name) for name in store.children(store.join(out, "lease")))
+    return [int(match[1]) for match in matches if match]
 
 
 def _url(out: str, token: int) -> str:

@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dtrain import secrets, store
 from dtrain.build import build
-from dtrain.errors import DtrainError, StoreError
+from dtrain.errors import DtrainError, LeaseError, StoreError
 from dtrain.journal import Journal, clean
 from dtrain.logger import Logger
 from dtrain.mesh import Mesh
@@ -33,6 +33,7 @@ class Log:
         self._pending: list[tuple[int, int, Mapping[str, Tensor], int, Tensor, float, float]] = []
         self._rows = Journal(store.join(plan.out, "metrics.jsonl")) if mesh.rank == 0 else None
         self._events = Journal(store.join(plan.out, "events.jsonl")) if mesh.rank == 0 else None
+        self._journals = [journal for journal in (self._rows, self._events) if journal is not None]
         self._loggers: dict[str, Logger] = {}
         self._plan = plan
         self.begin(unit="samples")
@@ -57,9 +58,11 @@ class Log:
             self.event("failed", error=f"{type(error).__name__}: {error}")
         for name in list(self._loggers):
             self._tell(name, "close")
-        with suppress(StoreError) if error is not None else nullcontext():  # it must not hide the error
-            self._rows.close()
-            self._events.close()
+        with ExitStack() as stack:
+            if error is not None:
+                stack.enter_context(suppress(StoreError))  # it must not hide the error
+            stack.callback(self._events.close)
+            stack.callback(self._rows.close)
 
     def event(self, name: str, **facts: Any) -> None:
         """A line of events.jsonl."""
@@ -130,6 +133,7 @@ class Log:
                 row |= {"tokens_per_second": count / seconds}
             rows.append(row)
         self._rows.append(*rows)
+        self._warn()
         self.last = rows[-1]
         elapsed = sum(row["step_seconds"] for row in rows) / len(rows)
         told = {**self.last, "step_seconds": elapsed, "samples_per_second": self._batch / elapsed}
@@ -140,22 +144,28 @@ class Log:
         self.start()
 
     def saves(self, ended: Iterable[Any]) -> None:
-        """How saves ended: committed or failed (`checkpoint.Landed`). One that failed is told to the person as well; training goes on."""
+        """How saves ended (`checkpoint.Landed`), as events: committed or save_failed. One that failed is told to the person as well; training goes on."""
         for one in ended:
-            self.event(**{name if name != "kind" else "name": value for name, value in vars(one).items() if value is not None})
+            facts = {name: value for name, value in vars(one).items() if value is not None and name != "kind"}
+            self.event("save_failed" if one.kind == "failed" else one.kind, **facts)
             if one.kind == "failed":
                 self.note(f"the save of step {one.step} failed, training goes on: {one.error}")
+        self._warn()
 
     def durable(self) -> None:
-        """What was told stays, whatever dies after this. Called beside the loop. Raises StoreError."""
-        for journal in (self._rows, self._events):
-            if journal is not None:
+        """What was told stays, whatever dies after this. Called beside the loop, before a commit, which a journal that cannot be written does not keep
+        back: its rows stay in memory, and the next commit makes them durable. Raises LeaseError."""
+        for journal in self._journals:
+            try:
                 journal.durable()
+            except StoreError as error:  # others were noted by the journal
+                if isinstance(error, LeaseError):
+                    raise
 
     def back(self, step: int) -> int:
         """Steps after `step` will be done again, and have their rows then. Returns how many rows stay, on rank 0."""
         self._pending = [entry for entry in self._pending if entry[0] <= step]
-        kept = self._rows.keep(lambda row: row["step"] <= step) if self._rows is not None else []
+        kept = self._rows.keep(lambda row: type(row.get("step")) is int and row["step"] <= step) if self._rows is not None else []
         self.last = kept[-1] if kept else {}
         self.start()
         return len(kept)
@@ -181,6 +191,13 @@ class Log:
             store.write(store.join(self._plan.out, "result.json"), json.dumps(clean(result.to_dict()), indent=1).encode())
         reason = {"reason": result.reason} if result.reason else {}
         self.event(result.status, step=result.step, loss=result.loss, wall_seconds=result.wall_seconds, **reason)
+
+    def _warn(self) -> None:
+        """What the journals could not do, and when they could again."""
+        for journal in self._journals:
+            warnings, journal.warnings = journal.warnings, []
+            for text in warnings:
+                self.caveat(text)
 
     def _tell(self, name: str, what: str, *arguments: Any) -> None:
         """A logger that fails is named once and left out; training goes on."""

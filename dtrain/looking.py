@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -13,7 +12,7 @@ from dtrain.build import build
 from dtrain.data import Source
 from dtrain.data.stream import as_source, to_device
 from dtrain.mesh import Mesh
-from dtrain.model import construct
+from dtrain.model import construct, evaluating
 from dtrain.objective import Objective, answer
 from dtrain.parallel.context import Context, context_of
 from dtrain.parallel.order import parallelize
@@ -65,11 +64,7 @@ def watch(model: nn.Module, mesh: Mesh, precision: Precision, *, step: int) -> C
     """A forward for hooks: no gradients, evaluation mode, inputs moved to the device; `step` as in `whole_steps`."""
 
     def forward(inputs: Any) -> Any:
-        was_training = model.training
-        model.eval()
-        with torch.no_grad(), precision.autocast(mesh.device):
-            outputs = call(model, to_device(inputs, mesh.device))
-        model.train(was_training)
-        return outputs
+        with evaluating(model), precision.autocast(mesh.device):
+            return call(model, to_device(inputs, mesh.device))
 
     return whole_steps(forward, step)

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from dtrain.agreement import Unsaved
 from dtrain.build import build
 from dtrain.data import Source
 from dtrain.ema import EMA
@@ -14,11 +15,14 @@ from dtrain.hook import Hook, StepInfo, falls
 from dtrain.log import Log
 from dtrain.looking import watch
 from dtrain.mesh import Mesh
+from dtrain.model import caveats
 from dtrain.objective import Objective
 from dtrain.parallel.context import Context
 from dtrain.plan import Plan
 from dtrain.precision import Precision
+from dtrain.seeds import drawn
 from dtrain.step import StepLoss
+from dtrain.watchdog import Watchdog
 
 
 class Observers:
@@ -27,6 +31,7 @@ class Observers:
     def __init__(
         self,
         plan: Plan,
+        model: nn.Module,
         wrapped: nn.Module,
         source: Source,
         objective: Objective,
@@ -38,22 +43,40 @@ class Observers:
         log: Log,
         scored: Callable[[int, dict[str, float]], None],
         enough: Callable[[], bool],
+        watchdog: Watchdog,
     ) -> None:
-        self._plan, self._source, self._log, self._scored = plan, source, log, scored
+        self._plan, self._source, self._log, self._scored, self._asked, self._watchdog = plan, source, log, scored, enough, watchdog
         self._heldout = source.holdout()
         self._measure = partial(
             measure, wrapped, objective=objective, mesh=mesh,
-            precision=precision, samples=plan.evaluate_samples, microbatch=plan.batch.microbatch, context=context, ema=ema, enough=enough,
+            precision=precision, samples=plan.evaluate_samples, microbatch=plan.batch.microbatch, context=context, ema=ema,
+            enough=self._enough, tell=self._tell,
         )  # fmt: skip
         self._forward = watch(wrapped, mesh, precision, step=plan.tokens_step)
         self._hooks: list[Hook] = [build(hook) for hook in plan.hooks.values()]
+        self._unsaved = Unsaved(model)
+        self._draws: Callable[[int], str] | None = partial(_draws, wrapped, plan.seed, mesh.batch_rank)
+        self._told = set[str]()
         self.metrics: dict[str, Any] = {}
         """The newest held-out figures."""
         if self._heldout is None:
             log.caveat("nothing is held out: there will be no evaluation")
 
     def look(self, step: int, seen: int, loss: StepLoss, norm: Tensor, lr: float) -> None:
-        """After a step."""
+        """After a step; of the first one of a start it is told what its forward drew from."""
+        if self._draws:
+            drew, self._draws = self._draws(step - 1), None
+            if drew:
+                self._tell(drew)
+        for name in self._unsaved.changed():
+            self._tell(
+                f"{name} is a buffer with persistent=False that training changes: each rank has its own, and a restart begins with the first value "
+                "again. Register it with persistent=True."
+            )
+        for name in self._unsaved.counted():
+            self._tell(
+                f"{name} is a number that every step changes, and no checkpoint holds: a restart begins with the first value again. Make it a buffer."
+            )
         plan, last = self._plan, step == self._plan.steps
         if falls(plan.evaluate_every, step, last=last):
             self.evaluate(step)
@@ -68,7 +91,26 @@ class Observers:
             return
         self._log.flush()
         found = self._measure(source=self._heldout)
+        self._watchdog.rest()
         if found:
             self.metrics = found
             self._log.evaluated(step, found)
             self._scored(step, found)
+
+    def _enough(self) -> bool:
+        self._watchdog.part()
+        return self._asked()
+
+    def _tell(self, text: str) -> None:
+        """Once in a run."""
+        if text not in self._told:
+            self._told.add(text)
+            self._log.caveat(text)
+
+
+def _draws(model: nn.Module, seed: int, rank: int, step: int) -> str:
+    """A sentence for a step whose forward drew random numbers, where no module of the model tells that it would."""
+    generators = drawn(seed, step, rank)
+    if not generators or any("dropout" in sentence for sentence in caveats(model)):
+        return ""
+    return f"the forward draws random numbers (of {', '.join(generators)}), such as functional dropout: losses differ on another mesh."

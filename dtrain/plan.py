@@ -10,10 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from dtrain.shapes import COUNT, MAPPING, Optional
+
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """Mesh axes, outer to inner: outer ones cross nodes, inner ones stay inside a node. `ep` is no axis of its own but a second view of
 the ranks that dp_replicate, dp_shard and cp make: its groups are neighbours among them."""
 
+SHAPE = {
+    "batch": {"size": COUNT}, "loggers?": MAPPING, "hooks?": MAPPING,
+    **{f"{name}?": Optional(MAPPING) for name in ("model", "data", "objective", "optim", "schedule", "strategy", "precision", "checkpoint", "launcher")},
+}  # fmt: skip
+"""Of plan.yaml, as far as every version has it."""
 Part = Mapping[str, Any]
 """`{"_target_": "dtrain.optim.adamw.build", **arguments}`: data until a rank builds it."""
 

@@ -1,16 +1,25 @@
 """What can be known before ranks start, by looking: data that is there, a place to write, packages that exist."""
 
+import contextlib
 import importlib.util
+import os
+import resource
+import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from dtrain import secrets, store
 from dtrain.build import build
 from dtrain.cluster import look
-from dtrain.errors import PreflightError, StoreError
+from dtrain.errors import PreflightError, StoreError, why
 from dtrain.plan import Plan
 from dtrain.words import cut
 
+FEWEST_FILES, TASKS = 32, 16
+"""Open files of a rank that is alone, and threads beside those that compute."""
+LOOKED_AT = 1 << 24
+"""Tokens of a file that are looked at before the launch: the ranks look at those they train on."""
 LONGEST = 400
 """Letters of a place in a message."""
 
@@ -24,7 +33,7 @@ def check(plan: Plan) -> None:
 
 def missing(plan: Plan) -> list[str]:
     """One sentence for each thing that is not there; nothing is written."""
-    return [*_machine(plan), *_data(plan), *_packages(plan), *_init(plan), *_resume(plan)]
+    return [*_machine(plan), *limits(plan), *_loopback(plan), *_data(plan), *_packages(plan), *_init(plan), *_resume(plan)]
 
 
 def _machine(plan: Plan) -> Iterable[str]:
@@ -35,15 +44,73 @@ def _machine(plan: Plan) -> Iterable[str]:
             yield f"cluster: {lacking}. Type dtrain plan to see what it would be there, or leave cluster out to train here."
 
 
+def limits(plan: Plan) -> Iterable[str]:
+    """Open files and processes, of which a process has at most so many: too few end a run in odd places."""
+    files, need = resource.getrlimit(resource.RLIMIT_NOFILE)[0], fewest_files(plan.world)
+    if files != resource.RLIM_INFINITY and files < need:
+        yield f"{files} open files are allowed, and a rank of {plan.world} needs {need} (ulimit -n {2 * need})."
+    tasks, need = tasks_left(), plan.devices * (plan.threads + TASKS)
+    if tasks is not None and tasks < need:
+        yield f"{max(0, tasks)} more processes and threads are allowed, and the ranks here need about {need} (ulimit -u, or the control group's pids.max)."
+
+
+def fewest_files(world: int) -> int:
+    """With how many open files a rank still trains: it has one for each other rank."""
+    return FEWEST_FILES + world // 2
+
+
+def tasks_left() -> int | None:
+    """How many more processes and threads this user may have, by ulimit (root is not held to it) and by control group; None where nobody counts."""
+    left = []
+    with contextlib.suppress(OSError, ValueError):
+        group = Path("/sys/fs/cgroup")
+        left.append(int((group / "pids.max").read_text()) - int((group / "pids.current").read_text()))
+    soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if soft != resource.RLIM_INFINITY and os.getuid() != 0:
+        left.append(soft - sum(map(_threads_of_ours, Path("/proc").glob("[0-9]*"))))
+    return min(left, default=None)
+
+
+def _threads_of_ours(process: Path) -> int:
+    try:
+        return len([*(process / "task").iterdir()]) if process.stat().st_uid == os.getuid() else 0
+    except OSError:
+        return 0
+
+
+def _loopback(plan: Plan) -> Iterable[str]:
+    """The ranks of a host meet over it."""
+    if "External" in str(plan.launcher["_target_"]):
+        return
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=2).close()
+    except OSError as error:
+        yield f"127.0.0.1 cannot be reached: {why(error)}. A container or network namespace without loopback: type ip link set lo up."
+
+
 def _data(plan: Plan) -> Iterable[str]:
     for key in ("path", "holdout_path"):
         path = secrets.opened(plan.data.get(key))
         if path and path != "stdlib" and str(plan.data["_target_"]).startswith("dtrain."):
             try:
-                if not store.find(path):
-                    yield f"data.{key}={cut(path, LONGEST)}: no file is there."
+                files = store.find(path)
+                problem = "no file is there." if not files else _tokens(plan, files)
+                if problem:
+                    yield f"data.{key}={cut(path, LONGEST)}: {problem}"
             except StoreError as error:
                 yield f"data.{key}={cut(path, LONGEST)}: {error}"
+
+
+def _tokens(plan: Plan, files: Sequence[str]) -> str:
+    """What is wrong with files of tokens that lie on this machine; those of others are copied by the ranks."""
+    if (plan.data.get("_about_") or {}).get("files") != "tokens" or not all(map(store.is_local, files)):
+        return ""
+    from dtrain import tokenfile  # numpy, which the parent needs for these alone
+
+    return tokenfile.outside(
+        [tokenfile.mapped(store.local_path(file), file, plan.data["dtype"]) for file in files], plan.data["vocab"], most=LOOKED_AT
+    )
 
 
 def _packages(plan: Plan) -> Iterable[str]:

@@ -7,7 +7,14 @@ import subprocess
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from dtrain.shapes import COUNT, MAPPING, NUMBER, TEXT, Each, Optional
+
 Status = Literal["finished", "stopped", "interrupted", "preempted", "spiked"]
+SHAPE = {
+    "status": TEXT, "step": COUNT, "loss": Optional(NUMBER), "wall_seconds": NUMBER, "metrics?": MAPPING, "versions?": Each(TEXT, named=True),
+    "reason?": TEXT, "peak_bytes?": Optional(COUNT),
+}  # fmt: skip
+"""Of result.json."""
 CODE = "DTRAIN_CODE"
 """In the environment: the commit of the folder that the command was started in."""
 EXIT_CODES: dict[Status, int] = {"finished": 0, "stopped": 0, "interrupted": 130, "preempted": 75, "spiked": 1}

@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,3 +43,22 @@ def reseed(seed: int, step: int, rank: int) -> None:
     random.seed(value)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed(value)
+
+
+def drawn(seed: int, step: int, rank: int) -> list[str]:
+    """The generators (torch, cuda, numpy, python) from which something was drawn since `reseed` with the same arguments. Changes nothing."""
+    now, kept = _states(), (torch.get_rng_state(), np.random.get_state(), random.getstate())
+    device = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    reseed(seed, step, rank)
+    fresh = _states()
+    torch.set_rng_state(kept[0])
+    np.random.set_state(kept[1])
+    random.setstate(kept[2])
+    if device is not None:
+        torch.cuda.set_rng_state(device)
+    return [name for name, state in fresh.items() if state != now[name]]
+
+
+def _states() -> dict[str, Any]:
+    states = {"torch": bytes(torch.get_rng_state().tolist()), "numpy": repr(np.random.get_state(legacy=False)), "python": random.getstate()}
+    return states | ({"cuda": bytes(torch.cuda.get_rng_state().tolist())} if torch.cuda.is_initialized() else {})

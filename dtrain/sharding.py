@@ -2,6 +2,8 @@
 
 import logging
 import math
+from collections.abc import Iterable
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -48,21 +50,41 @@ def shards(tensor: Tensor) -> int:
     return math.prod(size for size, placement in sizes if not isinstance(placement, Replicate))
 
 
-def shard_group(tensor: Tensor) -> dist.ProcessGroup | None:
-    """The ranks among which the pieces of `tensor` lie; None when it is whole."""
-    return tensor.device_mesh.get_group("dp_shard") if isinstance(tensor, DTensor) else None
+def sum_pieces(parts: Iterable[tuple[Tensor, Tensor, int | None]]) -> list[Tensor]:
+    """Of each (value, tensor, dim): the value summed over the ranks that hold other pieces of the tensor along `dim` (None: along any).
+
+    One all-reduce for each axis of a mesh; every rank of it calls this with parts of the same tensors.
+    """
+    values, axes = list[Tensor](), dict[dist.ProcessGroup, list[int]]()
+    for index, (value, tensor, dim) in enumerate(parts):
+        values.append(value)
+        for axis in axes_of(tensor, dim):
+            axes.setdefault(cast(DTensor, tensor).device_mesh.get_group(axis), []).append(index)
+    for group, members in axes.items():
+        flat = torch.cat([values[index].flatten() for index in members])
+        dist.all_reduce(flat, group=group)
+        for index, total in zip(members, flat.split([values[index].numel() for index in members]), strict=True):
+            values[index] = total.view_as(values[index])
+    return values
 
 
-def sum_over(group: dist.ProcessGroup | None, value: Tensor) -> Tensor:
-    """`value` summed over the pieces, in place."""
-    if group is not None:
-        dist.all_reduce(value, group=group)
-    return value
+def axes_of(tensor: Tensor, dim: int | None) -> list[int]:
+    """Which axes of its mesh split a tensor along `dim` (None: along any), in the order of the mesh."""
+    if not isinstance(tensor, DTensor):
+        return []
+    dims = [
+        getattr(placement, "dim", None) if size > 1 else None for size, placement in zip(tensor.device_mesh.shape, tensor.placements, strict=True)
+    ]
+    return [axis for axis, split in enumerate(dims) if split is not None and (dim is None or split == dim % tensor.ndim)]
 
 
-def like(piece: Tensor, tensor: Tensor, shape: torch.Size) -> Tensor:
-    """`piece` as a tensor of `shape` that is sharded as `tensor` is, so that a checkpoint can tell where it belongs."""
+def like(piece: Tensor, tensor: Tensor, reduced: int | None = None) -> Tensor:
+    """`piece` sharded as `tensor` is, so that a checkpoint can tell where it belongs; along the dim `reduced` it has one number, on every rank."""
     if not isinstance(tensor, DTensor):
         return piece
+    shape, whole = list(tensor.shape), axes_of(tensor, reduced) if reduced is not None else []
+    if reduced is not None:
+        shape[reduced] = 1
+    placements = [Replicate() if axis in whole else placement for axis, placement in enumerate(tensor.placements)]
     stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(piece, tensor.device_mesh, tensor.placements, shape=shape, stride=stride)
+    return DTensor.from_local(piece, tensor.device_mesh, placements, shape=torch.Size(shape), stride=stride)

@@ -1,9 +1,10 @@
 """What a signal means to this process: an end while nothing has begun, a wish to stop afterwards, and an end again when it is repeated.
 
-SIGINT, SIGTERM and SIGUSR1 are wishes; SIGUSR2 asks a rank for a report (`dtrain.watchdog`).
+SIGTERM, SIGUSR1, SIGINT and SIGHUP (a closed terminal) are wishes, the last two unless the shell ignores them (nohup, `&` in a script); SIGUSR2 asks a rank for a report (`dtrain.watchdog`).
 """
 
 import _thread
+import contextlib
 import os
 import signal
 import sys
@@ -16,12 +17,12 @@ from typing import Any
 
 from dtrain.result import EXIT_CODES
 
-WISHES = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+WISHES = (signal.SIGTERM, signal.SIGUSR1, *(number for number in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN))
 REPORT = signal.SIGUSR2
 ENDING_SECONDS, LOOK_SECONDS = 3.0, 0.05
 """What ends while it has nothing to save may take so long to tidy up; and so often it is looked whether it does."""
 SAME_WISH_SECONDS = 1.0
-"""SIGTERM and SIGUSR1 within this time are one wish: a scheduler signals every process, and the launcher hands its own on. Nobody presses Ctrl-C twice by mistake."""
+"""SIGTERM and SIGUSR1 within this time are one wish: a scheduler signals every process, and the launcher hands its own on. Nobody presses Ctrl-C twice by mistake; of a terminal that closes, the shell and the kernel both tell."""
 
 
 class Asked(KeyboardInterrupt):
@@ -51,10 +52,18 @@ def asked() -> Asked | None:
     return _ended[0] if _ended else None
 
 
+def by_signal(error: BaseException) -> bool:
+    """Whether it is the KeyboardInterrupt of a signal that was taken here, and not one that somebody's code raised."""
+    trace = error.__traceback__
+    while trace and trace.tb_next:
+        trace = trace.tb_next
+    return isinstance(error, KeyboardInterrupt) and (trace is None or trace.tb_frame.f_code in (_note.__code__, _end.__code__))
+
+
 def heard(number: int) -> bool:
     """Note a signal. Whether it repeats the wish, and so means: at once."""
     now = time.monotonic()
-    again = bool(_heard) and (number == _heard[0][0] == signal.SIGINT or now - _heard[0][1] > SAME_WISH_SECONDS)
+    again = bool(_heard) and number != signal.SIGHUP and (number == _heard[0][0] == signal.SIGINT or now - _heard[0][1] > SAME_WISH_SECONDS)
     _heard.append((number, now))
     return again
 
@@ -128,7 +137,8 @@ def _end(number: int, _: FrameType | None) -> None:
 
 
 def _end_now() -> None:
-    os.write(2, f"dtrain: {_ended[0]}\n".encode())
+    with contextlib.suppress(OSError):  # the terminal may be what went away
+        os.write(2, f"dtrain: {_ended[0]}\n".encode())
     os._exit(_ended[0].exit_code)
 
 
@@ -166,7 +176,7 @@ def _be_a_helper() -> None:
         _rank.clear()
         _heard.clear()
         signal.set_wakeup_fd(-1)
-        _install({signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.SIG_IGN, signal.SIGUSR1: signal.SIG_IGN, REPORT: signal.SIG_IGN})
+        _install({**dict.fromkeys((*WISHES, REPORT), signal.SIG_IGN), signal.SIGTERM: signal.SIG_DFL})
 
 
 os.register_at_fork(after_in_child=_be_a_helper)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dtrain.data.stream import Stream
 from dtrain.ema import EMA
+from dtrain.errors import WordsError
 from dtrain.model import configuration
 from dtrain.optim import Optimizer
 from dtrain.precision import LossScale
@@ -39,10 +40,20 @@ class TrainState:
     step: int = 0
     began: float = field(default_factory=time.perf_counter)
     """By `time.perf_counter`: when the run would have begun, had nothing interrupted it."""
+    _built: frozenset[str] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._built = frozenset(name for name, _ in self._model_tensors())
 
     def tensors(self) -> dict[str, Tensor]:
+        """By name. Raises WordsError when the model has got or lost some since it was built: nothing would train them, and no run could load them."""
         averages = {f"ema.{name}": average for name, average in self.ema.averages.items()} if self.ema else {}
-        return dict(self._model_tensors()) | {name: value for name, value in self._optimizer_entries() if isinstance(value, Tensor)} | averages
+        kept = dict(self._model_tensors())
+        if other := sorted(name.removeprefix("model.") for name in kept.keys() ^ self._built):
+            raise WordsError(
+                f"the model has got or lost parameters or buffers while it trained: {', '.join(other[:5])}. Make them in __init__, or with persistent=False."
+            )
+        return kept | {name: value for name, value in self._optimizer_entries() if isinstance(value, Tensor)} | averages
 
     def facts(self) -> dict[str, Any]:
         """What is not a tensor, as JSON."""

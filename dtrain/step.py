@@ -1,6 +1,6 @@
 """One optimizer step's worth of forwards and backwards: plain accumulation over microbatches, or a pipeline schedule."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -9,12 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from dtrain import seeds
+from dtrain.agreement import Agreement
 from dtrain.data import Batch
 from dtrain.data.stream import Stream
 from dtrain.mesh import Mesh
 from dtrain.objective import Objective
 from dtrain.parallel.context import Context
 from dtrain.parallel.pipeline import Pipeline
+from dtrain.parallel.split_check import check_split
 from dtrain.precision import Precision
 from dtrain.strategy import Strategy
 
@@ -42,15 +44,20 @@ def make_step(
 ) -> Step:
     """(stream, step number) -> StepLoss, leaving gradients of the mean over the whole batch (times the loss scale) in the model."""
     names: list[str] = []
+    agreement = Agreement(model, mesh)
 
     def step(stream: Stream, number: int) -> StepLoss:
         share = next(stream)
+        if context:
+            check(model, objective, share.microbatches[0], context, mesh, precision)
         seeds.reseed(seed, number, mesh.batch_rank)
         # strategies average gradients over the ranks of the batch, the loss is a sum over all of them; under fp16 `clip` makes up for
         # it, or more ranks would overflow earlier
         weight = (precision.scale.value if precision.scale else mesh.batch_ranks) / max(1, share.count)
         batches = [context.split(batch) for batch in share.microbatches] if context else share.microbatches
         sums: dict[str, Tensor] = {}
+        missing: list[Collection[nn.Parameter]] = []
+        agreement.begin()
 
         def loss_of(outputs: Any, index: int) -> Tensor:
             loss = objective.loss(outputs, batches[index])
@@ -60,18 +67,32 @@ def make_step(
 
         with context.active() if context else nullcontext():
             if isinstance(model, Pipeline):
-                with strategy.sync(model, True):
+                with strategy.sync(model, True) as absent:
                     model.step([inputs_of(objective, batch, context) for batch in batches], loss_of)
+                missing.append(absent or ())
                 _agree_on_names(sums, names, mesh)
             else:
                 for index, batch in enumerate(batches):
-                    with strategy.sync(model, index == len(batches) - 1):
+                    with strategy.sync(model, index == len(batches) - 1) as absent:
                         with precision.autocast(mesh.device):
                             loss = loss_of(call(model, inputs_of(objective, batch, context)), index)
                         loss.backward()
+                    if absent is not None:
+                        missing.append(tuple(absent))
+        agreement.settle(missing)
         return StepLoss(sums, share.count)
 
     return step
+
+
+def check(model: nn.Module, objective: Objective, batch: Batch, context: Context, mesh: Mesh, precision: Precision) -> None:
+    """Before a sequence is split for the first time. Raises WordsError for a model that gives something else for its parts."""
+
+    def forward(batch: Batch, context: Context | None) -> Any:
+        with precision.autocast(mesh.device), context.active() if context else nullcontext():
+            return call(model, inputs_of(objective, batch, context))
+
+    check_split(model, batch, context, forward, mesh=mesh, precision=precision)
 
 
 def inputs_of(objective: Objective, batch: Batch, context: Context | None) -> Any:

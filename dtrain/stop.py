@@ -23,12 +23,13 @@ TIME_IS_UP = 99
 class StopSignal:
     """Ask `requested(step)` before every step and say `done()` behind it; afterwards `status` says why the run ended and `cause` who wanted it.
 
-    `after`: the last step the user wants now. `seconds`: how long after DTRAIN_BEGAN, when the command began, the last step may end.
+    `after`: the last step the user wants now. `seconds`: how long after DTRAIN_BEGAN, when the command began by the monotonic clock of this host,
+    the last step may end: nobody who sets the time of day moves it.
     """
 
     def __init__(self, *, after: int | None, seconds: float | None = None) -> None:
         self._after = after
-        self._until = None if seconds is None else float(os.environ.get("DTRAIN_BEGAN", time.time())) + seconds
+        self._until = None if seconds is None else float(os.environ.get("DTRAIN_BEGAN", time.monotonic())) + seconds
         self._steps, self._within = Pace(), Pace()
         self.status: Status = "finished"
         self.cause = ""
@@ -57,7 +58,7 @@ class StopSignal:
         return self._agreed(self._within, mesh)
 
     def _agreed(self, pace: "Pace", mesh: Mesh) -> bool:
-        mine = signals.wish() or (TIME_IS_UP if self._until is not None and time.time() > self._until else 0)
+        mine = signals.wish() or (TIME_IS_UP if self._until is not None and time.monotonic() > self._until else 0)
         code = mine * mesh.world + mesh.rank
         if mesh.world > 1:
             if not pace.due():

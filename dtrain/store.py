@@ -2,22 +2,27 @@
 
 import contextlib
 import itertools
-import logging
 import os
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from random import SystemRandom
+from threading import Thread
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
-from dtrain import secrets
 from dtrain.cause import explain
-from dtrain.disk import Buffer, Disk, create, makedirs, place
+from dtrain.clients import anchored, client, connect, is_local, is_object_store, local_path, use
+from dtrain.disk import Buffer, Disk, a_file, create, makedirs, place, with_room
 from dtrain.disk import remove as remove_local
 from dtrain.errors import StoreError
+
+__all__ = [
+    "anchored", "beginning", "children", "client", "connect", "disk", "download", "exists", "find", "fingerprint", "fsync", "is_local",
+    "join", "local_path", "patience", "probe", "publish", "put", "read", "remove", "scratch", "size", "sizes", "small", "sync_folder", "tree", "upload",
+    "use", "write",
+]  # fmt: skip
 
 T = TypeVar("T")
 
@@ -25,43 +30,18 @@ PATIENCE = float(os.environ.get("DTRAIN_PATIENCE", "60"))
 """Seconds for which an operation that may succeed later is tried again."""
 FIRST_WAIT, LONGEST_WAIT = 0.2, 8.0
 """Seconds: a wait is anything between zero and a bound that doubles, so that ranks that failed together do not come back together."""
-CLIENTS: dict[str, dict[str, Any]] = {
-    "s3": {"config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "retries": {"total_max_attempts": 1}}},
-    "gs": {"requests_timeout": 300},  # of a whole request, not of a silence
-    "az": {"connection_timeout": 10, "read_timeout": 60},
-}
-"""What a client is told unless `use` says otherwise: without a limit, a server that does not answer stops the world for minutes or for ever."""
 ABSENT = (FileNotFoundError, NotADirectoryError)
-SAME = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
+ANSWER_SECONDS = 15.0
+"""For a small file, with all tries, where a person waits."""
+STREAMS = 16
+"""Folders listed at a time, elsewhere."""
 
 disk = Disk()
 """Everything that changes a local disk goes through it: `dtrain.testing.faults` puts another one here."""
-_told: dict[tuple[str, str], dict[str, Any]] = {}
-_open: dict[tuple[int, str, str], Any] = {}
-_lock = threading.RLock()
-os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
-
-
-def is_local(url: str) -> bool:
-    return "://" not in url or url.startswith("file://")
-
-
-def local_path(url: str) -> Path:
-    return Path(url.removeprefix("file://")).expanduser()
 
 
 def join(url: str, *parts: str) -> str:
     return "/".join([url.rstrip("/"), *parts])
-
-
-def use(url: str, options: Mapping[str, Any]) -> None:
-    """fsspec options, credentials among them, for everything with the scheme and bucket of `url`, in this process and those forked from it.
-
-    They stay in memory: nothing here writes them, and no message has their secrets.
-    """
-    secrets.know_options(options)
-    _told[_place(url)] = dict(options)
-    _open.pop((os.getpid(), *_place(url)), None)
 
 
 @contextlib.contextmanager
@@ -78,19 +58,22 @@ def patience(seconds: float) -> Iterator[None]:
 def read(url: str) -> bytes:
     """The whole file. Raises StoreError."""
     if is_local(url):
-        return _local("read", url, Path.read_bytes)
+        return _local("read", url, lambda path: a_file(path).read_bytes())
     return _remote("read", url, lambda fs, path: bytes(fs.cat_file(path)))
 
 
 def beginning(url: str, count: int) -> bytes:
-    """At most the first `count` bytes of a file, which may be larger than memory. Raises StoreError."""
+    """The first `count` bytes of a file, which may be larger than memory, or all of it where it has less. Raises StoreError."""
 
     def head(file: Any) -> bytes:
+        parts = list[bytes]()
         with file:
-            return bytes(file.read(count))
+            while (missing := count - sum(map(len, parts))) and (part := file.read(missing)):  # the web gives what has come so far
+                parts.append(part)
+        return b"".join(parts)
 
     if is_local(url):
-        return _local("read", url, lambda path: head(path.open("rb")))
+        return _local("read", url, lambda path: head(a_file(path).open("rb")))
     streamed = {"block_size": 0} if url.startswith(("http://", "https://")) else {}  # many servers give no part of a file
 
     def opened(fs: Any, path: str) -> bytes:
@@ -101,6 +84,27 @@ def beginning(url: str, count: int) -> bytes:
             raise hidden or error from None
 
     return _remote("read", url, opened)
+
+
+def small(url: str, most: int, *, seconds: float | None = None) -> bytes:
+    """A file that should be small, read as `beginning` does; from elsewhere beside this thread, which waits for it ANSWER_SECONDS or less, because a
+    server may be silent, or send in drops. Raises StoreError."""
+    seconds = ANSWER_SECONDS if seconds is None else seconds
+    if is_local(url):
+        return beginning(url, most)
+    answer = Future[bytes]()
+
+    def ask() -> None:
+        try:
+            answer.set_result(beginning(url, most))
+        except BaseException as error:
+            answer.set_exception(error)
+
+    Thread(target=ask, daemon=True).start()
+    try:
+        return answer.result(seconds)
+    except TimeoutError as error:
+        raise StoreError.during("read", url, f"no answer within {seconds:.2g} s", kind="busy") from error
 
 
 def exists(url: str) -> bool:
@@ -146,6 +150,32 @@ def sizes(url: str) -> dict[str, int]:
     return _remote("list", url, look)
 
 
+def tree(url: str, *, depth: int) -> dict[str, int]:
+    """Bytes of every file up to `depth` levels below a folder, by its path from there, and -1 for every folder where the storage has folders; empty
+    when there is no such folder. One listing on object stores, whatever lies there. Raises StoreError."""
+
+    def flat(fs: Any, path: str) -> dict[str, int]:
+        found = fs.find(path, detail=True)
+        return {name.removeprefix(f"{path}/"): int(entry["size"] or 0) for name, entry in found.items() if name.startswith(f"{path}/")}
+
+    def level(fs: Any, path: str) -> dict[str, int]:
+        return {_name(entry["name"]): -1 if entry["type"] == "directory" else int(entry["size"] or 0) for entry in _ls(fs, path)}
+
+    def leveled(fs: Any, path: str, depth: int) -> dict[str, int]:
+        found = level(fs, path)
+        folders = [name for name, size in found.items() if size < 0 and depth > 1]
+        with ThreadPoolExecutor(STREAMS) as pool:
+            for name, below in zip(folders, pool.map(lambda name: leveled(fs, f"{path}/{name}", depth - 1), folders), strict=True):
+                found |= {f"{name}/{rest}": size for rest, size in below.items()}
+        return found
+
+    if is_local(url):
+        return _local("list", url, lambda path: dict(_walk(path, depth)))
+    if is_object_store(url):
+        return {path: size for path, size in _remote("list", url, flat).items() if path.count("/") < depth}
+    return _remote("list", url, lambda fs, path: leveled(fs, path.rstrip("/"), depth))
+
+
 def children(url: str) -> list[str]:
     """Names directly below a folder; none when there is no such folder."""
     return _remote("list", url, lambda fs, path: sorted({_name(entry["name"]) for entry in _ls(fs, path)}))
@@ -161,7 +191,7 @@ def fingerprint(url: str) -> str:
 def write(url: str, data: bytes) -> None:
     """Put a whole file, replacing what was there; on a local disk a reader sees the old bytes or the new ones."""
     if is_local(url):
-        _local("write", url, lambda path: place(disk, path, data, disk.replace))
+        _local("write", url, lambda path: with_room(path, lambda: place(disk, path, data, disk.replace)))
     else:
         _remote("write", url, lambda fs, path: _pipe(fs, path, data))
 
@@ -277,6 +307,22 @@ def fsync(path: Path) -> None:
         os.close(handle)
 
 
+def _walk(folder: Path, depth: int, above: str = "") -> Iterator[tuple[str, int]]:
+    """As `tree`; what is removed meanwhile is not there."""
+    try:
+        entries = list(os.scandir(folder))
+    except ABSENT:
+        return
+    for entry in entries:
+        if entry.is_dir():
+            yield above + entry.name, -1
+            if depth > 1:
+                yield from _walk(folder / entry.name, depth - 1, f"{above}{entry.name}/")
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                yield above + entry.name, entry.stat().st_size
+
+
 def _name(path: str) -> str:
     return path.rstrip("/").rsplit("/", 1)[-1]
 
@@ -305,54 +351,6 @@ def _pipe(fs: Any, path: str, data: bytes) -> None:
     landed = int(fs.info(path)["size"])
     if landed != len(data):
         raise ConnectionError(f"{landed} of {len(data)} bytes landed")
-
-
-def _place(url: str) -> tuple[str, str]:
-    parts = urlsplit(url)
-    return SAME.get(parts.scheme, parts.scheme), parts.netloc
-
-
-def _options(url: str, told: Mapping[str, Any]) -> dict[str, Any]:
-    if is_local(url):
-        return {}
-    # the cache of listings lies about other writers: https://github.com/fsspec/s3fs/issues/464
-    return {**CLIENTS.get(_place(url)[0], {}), **told, "use_listings_cache": False}
-
-
-def client(url: str) -> Any:
-    """The fsspec filesystem of a URL: one per process and place, for all threads. A client does not survive a fork, and fsspec has one for each thread."""
-    key = (os.getpid(), *_place(url))
-    with _lock:
-        if key not in _open:
-            _open[key] = connect(url, _told.get(_place(url), {}))
-    return _open[key]
-
-
-def connect(url: str, told: Mapping[str, Any]) -> Any:
-    """A new fsspec filesystem for a URL, with these options."""
-    import fsspec
-
-    options = _options(url, told)
-    scheme = _place(url)[0]
-    if scheme == "flaky":  # also where dtrain is not installed
-        fsspec.register_implementation("flaky", "dtrain.testing.flaky.FlakyFileSystem", clobber=True)
-    if scheme == "gs" and (options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")):
-        os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # else its first call asks Google, for a minute
-    fs = fsspec.core.url_to_fs(str(local_path(url)) if is_local(url) else url, skip_instance_cache=True, **options)[0]
-    _calm(scheme, fs)
-    return fs
-
-
-def _calm(scheme: str, fs: Any) -> None:
-    """Switch off a client's own patience, which below ours would multiply, to minutes for a mistyped address; and its log of what is tried again."""
-    for name in ("azure", "gcsfs"):
-        logging.getLogger(name).addHandler(logging.NullHandler())
-    if scheme == "s3":
-        fs.retries = 1
-    elif scheme == "az":
-        fs.service_client._config.retry_policy.total_retries = 0
-    elif scheme == "gs":
-        fs._request = type(fs)._request.__wrapped__.__get__(fs)
 
 
 def _local(operation: str, url: str, act: Callable[[Path], T]) -> T:

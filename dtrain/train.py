@@ -76,8 +76,9 @@ def train(plan: Plan) -> Result:
         guard.begin(checkpoint, restored=bool(restored))
         log.started(state.step, parameters=size, damaged=checkpoint.damaged, caveats=caveats(model))
         observers = Observers(
-            plan, wrapped, source, objective, mesh,
+            plan, model, wrapped, source, objective, mesh,
             precision=precision, context=context, ema=ema, log=log, scored=checkpoint.scored, enough=partial(stop_asked.meanwhile, mesh),
+            watchdog=watchdog,
         )  # fmt: skip
 
         # loop

@@ -14,34 +14,38 @@ import socket
 import sys
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as groups
 
-from dtrain import failure, frames, store
+from dtrain import failure, frames, loading, store
+from dtrain.errors import StoreError
 from dtrain.mesh import Mesh
 from dtrain.signals import REPORT
 
 FIRST_STEP = 3
-"""Times the timeout, for collectives until the first step is done and for that step itself: it compiles, opens connections, fills caches."""
+"""Times the timeout, for collectives until the first step is done and for that step itself: it compiles, opens connections, fills caches. So may a
+part of an evaluation."""
 LOOKS = 10
 """Within one timeout."""
+DATA = f"dtrain{os.sep}data{os.sep}"
+"""A main thread that is there waits for samples."""
 
 
 class Watchdog:
     """A context. `timeout` in seconds, of a step and of every collective; `batch` samples a step; `folder` takes the reports, None: there is nobody to read them.
 
-    Between `rest` and the next `beat` anything may take as long as it likes.
+    Between `rest` and the next `beat` or `part` anything may take as long as it likes.
     """
 
     def __init__(self, mesh: Mesh, folder: str | None, *, timeout: float, batch: int) -> None:
         self._mesh, self._timeout, self._batch = mesh, timeout, batch
         self._folder = Path(folder) if folder else None
         self._step = self._seen = 0
-        self._beats, self._resting = 0, True
+        self._beats, self._resting, self._in_step = 0, True, False
         self._page: mmap.mmap | bytearray = bytearray(failure.STEP.size)
         self._timed: set[tuple[dist.ProcessGroup, float]] = set()
         self._main = threading.get_ident()
@@ -52,14 +56,19 @@ class Watchdog:
         """A step begins, after `step` others and `seen` samples. Costs less than a microsecond, but the first."""
         if not self._beats:
             self._arm(2 * FIRST_STEP * self._timeout)
-        self._step, self._seen, self._resting = step + 1, seen, False
+        self._step, self._seen, self._resting, self._in_step = step + 1, seen, False, True
         self._beats += 1
         failure.STEP.pack_into(self._page, 0, step + 1, seen, self._batch)
 
     def rest(self) -> None:
-        """The step is done."""
-        self._resting = True
+        """The step is done, or all parts are."""
+        self._resting, self._in_step = True, False
         failure.STEP.pack_into(self._page, 0, self._step, self._seen, 0)
+
+    def part(self) -> None:
+        """One of the many parts of something between two steps begins: a batch of an evaluation."""
+        self._resting = False
+        self._beats += 1
 
     def __enter__(self) -> "Watchdog":
         failure.forget()
@@ -70,7 +79,7 @@ class Watchdog:
                 stack.enter_context(end).setblocking(False)
             if self._folder:
                 path = self._folder / f"step-{self._mesh.rank}"
-                path.write_bytes(bytes(failure.STEP.size))
+                store.write(str(path), bytes(failure.STEP.size))
                 with path.open("r+b") as file:
                     self._page = mmap.mmap(file.fileno(), failure.STEP.size)
             if threading.current_thread() is threading.main_thread():
@@ -85,7 +94,8 @@ class Watchdog:
         if error is not None:
             failure.know(**self._position())
             if self._folder:  # before the others can see that this rank is gone
-                failure.leave(self._folder, self._mesh.rank, error)
+                with suppress(StoreError):  # whoever ends this process tells it
+                    failure.leave(self._folder, self._mesh.rank, error)
         self._stack.close()
 
     # signals
@@ -122,7 +132,7 @@ class Watchdog:
                 beats, since = self._beats, now
             if not first:
                 self._set_timeouts(self._timeout)
-            patience = self._timeout * (FIRST_STEP if first else 1)
+            patience = self._timeout * (FIRST_STEP if first or not self._in_step else 1)
             if now - since > patience:
                 failure.give_up(self._folder, self._mesh.rank, f"no progress for {now - since:.0f} s", **self._now())
             if self._beats > looked or not self._resting:
@@ -143,13 +153,16 @@ class Watchdog:
     def _now(self) -> dict[str, Any]:
         """Where the main thread is, and the other threads that run somebody's code."""
         main = frames.of_thread(self._main)
+        where, stack = frames.own(main), frames.lines(main)
+        if self._folder and where and where.startswith(DATA) and (found := loading.busy(self._folder)):
+            where, stack = found[0], [*stack, *found[1]]
         return {
-            **self._position(), "where": frames.own(main), "microbatch": frames.microbatch(main), "collective": frames.collective(main),
-            "threads": frames.others(self._main, leave_out=[threading.get_ident()]), "stack": frames.lines(main),
+            **self._position(), "where": where, "microbatch": frames.microbatch(main), "collective": frames.collective(main),
+            "threads": frames.others(self._main, leave_out=[threading.get_ident()]), "stack": stack,
         }  # fmt: skip
 
     def _position(self) -> dict[str, Any]:
-        samples = None if self._resting else [self._seen, self._seen + self._batch - 1]
+        samples = [self._seen, self._seen + self._batch - 1] if self._in_step else None
         return {"step": self._step, "samples": samples, "groups": sequence_numbers()}
 
     def _set_timeouts(self, seconds: float) -> None:

@@ -66,8 +66,16 @@ def sleep() -> None:
     time.sleep(600)
 
 
+def exit_0() -> NoReturn:
+    os._exit(0)
+
+
 def exit_7() -> NoReturn:
     os._exit(7)
+
+
+def interrupt() -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def _signal_itself(number: int) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from launching import mentioning, started
+from mounts import Unsteady
 from safetensors.numpy import load
 
 from dtrain import signals, store
@@ -88,12 +89,13 @@ def survive(
     longest: float = 1.0,
     seconds: float = 120,
     url: str | None = None,
+    storage: Unsteady | None = None,
 ) -> dict[str, int]:
     """Start the words, kill something every now and then, start them again when the command itself is dead. How often what was killed.
 
-    `out` is a local folder, and where the run lives unless `url` says another place.
+    `out` is a local folder, and where the run lives unless `url` says another place. `storage` it lies on gets into trouble as often.
 
-    Raises AssertionError, with what was printed, when the command ends in another way than by being killed or done.
+    Raises AssertionError, with what was printed, when the command ends in another way than by being killed or done, or refused by its storage.
     """
     chance, done, deadline = random.Random(seed), dict.fromkeys(targets, 0), time.monotonic() + seconds
     words = [*words, f"out={url or out}"]
@@ -101,17 +103,21 @@ def survive(
     while True:
         _moment(process, chance, longest)
         assert time.monotonic() < deadline, f"not done after {seconds} s and {done}:\n{_ended(process)}"
-        code = process.poll()
-        if code is None and sum(done.values()) < kills:
+        code, is_over = process.poll(), sum(done.values()) >= kills
+        if storage and (is_over or chance.random() < 0.5):
+            storage.heal() if is_over else storage.turn(chance)
+        if code is None and not is_over:
             target = chance.choices([*targets], [*targets.values()])[0]
             done[target] += kill(process.pid, target, chance)
-        elif code == -signal.SIGKILL:
-            process.communicate()
-            process = started(out, *words)
         elif code is not None:
             output = process.communicate()[0]
-            assert code == 0, f"exit code {code} after {done}:\n{output}"
-            return done
+            if storage:
+                assert nothing_left(out)
+                storage.check(url or str(out))
+            if not (storage and storage.excuses(code)) and code != -signal.SIGKILL:
+                assert code == 0, f"exit code {code} after {done}:\n{output}"
+                return done
+            process = started(out, *words)
 
 
 def _moment(process: "subprocess.Popen[str]", chance: random.Random, longest: float) -> None:

@@ -5,8 +5,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -42,6 +44,21 @@ class Killed(Raises):
     def fail(self) -> None:
         if os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Fills(Raises):
+    """Fills the folder for temporary files first; `always`: in every attempt, else in the first only."""
+
+    def __init__(self, rank: int, always: bool, at: int = 4) -> None:
+        super().__init__(rank, at)
+        self.always = always
+
+    def fail(self) -> None:
+        if self.always or os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
+            with suppress(OSError), Path(tempfile.gettempdir(), "filler").open("ab", buffering=0) as file:
+                while True:
+                    file.write(bytes(1 << 10))
+            raise ValueError("planned")
 
 
 class Slow(Raises):

@@ -186,7 +186,15 @@ def steps_on(
         norms.append(norm.item())
     stream.close()
     whole = {name: whole_of(p) for name, p in model.named_parameters()}
-    return {"losses": losses, "norms": norms, "gradients": first, "weights": whole, "scale": precision.scale and precision.scale.value}
+    buffers = {name: buffer.tolist() for name, buffer in model.named_buffers()}
+    return {
+        "buffers": buffers,
+        "losses": losses,
+        "norms": norms,
+        "gradients": first,
+        "weights": whole,
+        "scale": precision.scale and precision.scale.value,
+    }
 
 
 def whole_of(tensor: Tensor) -> list[Any]:

@@ -40,7 +40,7 @@ CASES: dict[str, tuple[Evidence, int | None, str]] = {
     "aborted after an error elsewhere": (evidence(2, error(0, "ValueError: a", 1.9), ended=ended(1, -signal.SIGABRT)), 0, "ValueError: a"),
     "an exit code": (evidence(2, error(0, GONE, 1.0, kind="lost"), ended=ended(1, 7)), 1, "with exit code 7 and without a word"),
     "asked before it began": (evidence(2, error(0, GONE, 1.0, kind="lost"), ended=ended(1, 75)), 1, "it was asked to"),
-    "gone unseen": (evidence(2, error(0, GONE, 1.0, kind="lost")), 1, "killed from outside, or out of memory"),
+    "gone unseen": (evidence(2, error(0, GONE, 1.0, kind="lost")), 1, "killed from outside, out of memory, or ended by os._exit"),
     "a lost node": (
         evidence(2, error(0, GONE, 2.0, kind="lost"), lost=[{"rank": None, "kind": "lost", "time": 5.0, "error": "node 1 is gone", "exit_code": 1}]), None, "node 1 is gone",
     ),

@@ -1,8 +1,11 @@
 """A part of the plan becomes an object, or a sentence."""
 
+import inspect
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from dtrain.build import build, locate, trusting
 from dtrain.errors import WordsError
@@ -96,3 +99,30 @@ def test_while_a_plan_runs_only_trusted_packages_are_found(tmp_path: Path, monke
             locate("subprocess.Popen")
     with trusting(["borrowing", "textwrap"]):
         assert locate("borrowing.dedent")("  a") == "a"
+
+
+def takes_more(*, width: int, **others: int) -> dict[str, int]:
+    return {"width": width, **others}
+
+
+takes_more.__signature__ = inspect.Signature([inspect.Parameter("width", inspect.Parameter.KEYWORD_ONLY)])  # type: ignore[attr-defined]
+
+
+def test_a_signature_that_does_not_tell_all_is_asked_by_calling() -> None:
+    """As configs of transformers do: num_labels is no field of theirs, and taken."""
+    assert build({"_target_": f"{__name__}.takes_more", "width": 1, "num_labels": 6}) == {"width": 1, "num_labels": 6}
+    config = build({"_target_": "transformers.LlamaConfig", "num_labels": 6})
+    assert config.num_labels == 6
+
+
+class Calls:
+    def __init__(self, *, function: Any) -> None:
+        self.function = function
+
+
+def test_a_function_that_is_called_later_is_left_as_it_is() -> None:
+    """Of arguments that the word says it calls."""
+    part = {"_target_": f"{__name__}.Calls", "_about_": {"calls": ["function"]}}
+    assert build(part | {"function": {"_target_": f"{__name__}.takes_more"}}).function is takes_more
+    assert build(part | {"function": {"_target_": f"{__name__}.takes_more", "width": 3}}).function(height=2) == {"width": 3, "height": 2}
+    assert isinstance(build(part | {"function": {"_target_": "torch.nn.ReLU"}}).function, torch.nn.ReLU)

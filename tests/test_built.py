@@ -14,7 +14,16 @@ FP32 = Precision()
 
 
 def found(**changed: Any) -> dict[str, Any]:
-    facts = {"rank": 0, "holds": "shards", "parameters": 100, "held": 50, "split": {"dp_shard": 100}, "types": ["float32"], "stages": []}
+    facts = {
+        "rank": 0,
+        "holds": "shards",
+        "parameters": 100,
+        "held": 50,
+        "dimless": 0,
+        "split": {"dp_shard": 100},
+        "types": ["float32"],
+        "stages": [],
+    }
     return {**facts, "schedule": None, "wrapper": "GPT", **changed}
 
 

@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from dtrain.build import build
 from dtrain.clip import clip
+from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
 from dtrain.model import construct
 from dtrain.parallel.order import parallelize
@@ -118,3 +119,20 @@ def test_a_number_that_travels_beside_is_summed_over_the_ranks(strategy: str, de
     for found, total, collectives in on_mesh(lambda mesh: beside(mesh, strategy), **degrees):
         assert found == pytest.approx(norm, rel=1e-6)
         assert total == 5.0 and collectives == ["allreduce_"], "with the norm, in one"
+
+
+def test_gradients_of_every_type_are_bounded_together() -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(3, dtype=dtype)) for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.complex64)]
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, 3 + 4j if parameter.is_complex() else 5)
+    norm = clip(parameters, 1.0)
+    assert norm.dtype == torch.float32 and norm.item() == pytest.approx((12 * 25) ** 0.5)
+    total = sum(float(parameter.grad.abs().double().square().sum()) for parameter in parameters if parameter.grad is not None)
+    assert total == pytest.approx(1, rel=1e-2), "bfloat16 has three digits"
+
+
+def test_a_sparse_gradient_is_refused() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(4, 2))
+    torch.nn.functional.embedding(torch.tensor([1]), parameter, sparse=True).sum().backward()
+    with pytest.raises(WordsError, match=r"a parameter \[4, 2\] is sparse"):
+        clip([parameter], 1.0)

@@ -6,7 +6,7 @@ from small import composed
 
 from dtrain import preflight
 from dtrain.build import build
-from dtrain.cluster import Cluster, External, Machine, look
+from dtrain.cluster import Cluster, Machine, look
 from dtrain.errors import PreflightError, WordsError
 from dtrain.recipe import folder
 from dtrain.resolve import resolve
@@ -18,19 +18,6 @@ WORDS = sorted(path.stem for path in (folder("conf") / "cluster").glob("*.yaml")
 def machine(word: str) -> Machine:
     made: Machine = build(yaml.safe_load((folder("conf") / "cluster" / f"{word}.yaml").read_text()))
     return made
-
-
-def test_ranks_that_already_run_are_seen() -> None:
-    assert look({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}).external == External(rank=3, world=8, local_world=4)
-
-
-def test_without_a_local_world_size_all_ranks_are_of_one_node() -> None:
-    assert look({"RANK": "0", "WORLD_SIZE": "2"}).external == External(rank=0, world=2, local_world=2)
-
-
-@pytest.mark.parametrize("environ", [{}, {"RANK": "0"}, {"WORLD_SIZE": "2"}])
-def test_half_of_the_variables_mean_nothing(environ: dict[str, str]) -> None:
-    assert look(environ).external is None
 
 
 @pytest.mark.parametrize(("visible", "gpus"), [("0,1,2", 3), ("", 0), ("-1", 0), ("GPU-abc", 1), ("0, 1", 2)])

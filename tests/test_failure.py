@@ -3,9 +3,12 @@
 import json
 import os
 import signal
+import tempfile
 from pathlib import Path
 
+import mounts
 import pytest
+from pool import ranks
 
 from dtrain import failure
 from dtrain.errors import LeaseError, PreflightError, RankError, StoreError, WordsError
@@ -118,3 +121,27 @@ def test_a_victim_does_not_replace_what_the_cause_said(tmp_path: Path) -> None:
     failure.save(str(tmp_path), {"rank": 3, "error": "the cause"})
     failure.save(str(tmp_path), {"rank": 0, "error": "lost it", "victim": True})
     assert json.loads((tmp_path / "failure.json").read_text())["rank"] == 3
+
+
+def failing(place: Path) -> tuple[str, str]:
+    """The error of a run that fails while the folder for temporary files is full, and what its `out` says of it."""
+    mounts.alone()
+    mounts.small(place)
+    tempfile.tempdir = str(place)
+    out = place.with_name("out")
+    try:
+        with failure.alone(str(out), 0):
+            mounts.fill(place)
+            raise ValueError("my own error")
+    except RankError as error:
+        return str(error), json.loads((out / "failure.json").read_text())["error"]
+    return "", ""
+
+
+def test_a_full_folder_for_temporary_files_hides_no_error(tmp_path: Path) -> None:
+    if not mounts.are_allowed():
+        pytest.skip("this user may make no mount namespace")
+    (tmp_path / "tmp").mkdir()
+    ((paragraph, saved),) = ranks(1, failing, tmp_path / "tmp")
+    assert saved == "ValueError: my own error"
+    assert "rank 0 failed" in paragraph and saved in paragraph

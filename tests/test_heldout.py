@@ -85,7 +85,7 @@ def accuracy(mesh: Mesh) -> dict[str, float]:
     model = construct({"_target_": "dtrain.model.mlp.MLP", "inputs": "auto", "outputs": "auto", "width": 4, "layers": 0}, facts=data.facts, seed=0)
     parallelize(model, mesh, build(PARTS["strategy"]), precision=build(PARTS["precision"]), seed=0)
     with torch.no_grad():
-        model.head.weight.copy_(torch.from_numpy(data._map(4).T))
+        model.head.weight.copy_(torch.from_numpy(data._mapped(np.eye(4, dtype=np.float32)).T))
     objective = build({"_target_": "dtrain.objective.classification.Classification"})
     return evaluate(model, data, objective, mesh, precision=build(PARTS["precision"]), samples=None, microbatch=7)
 
@@ -94,3 +94,65 @@ def test_metrics_of_the_objective_are_means_too() -> None:
     (found,) = on_mesh(accuracy, dp_shard=1)
     assert found["eval_accuracy"] == 1.0, "the model is the map that made the targets"
     assert found["eval_loss"] > 0
+
+
+class Counting(torch.nn.Linear):
+    """Counts what it has seen, in evaluation too."""
+
+    def __init__(self) -> None:
+        super().__init__(10, 13)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Any) -> Any:
+        self.seen = self.seen + len(x)
+        return super().forward(torch.nn.functional.one_hot(x % 10, 10).float())
+
+
+def test_an_evaluation_leaves_buffers_as_they_were() -> None:
+    def rank(mesh: Mesh) -> float:
+        source, objective, precision = as_source(build(UNEVEN)), build(PARTS["objective"]), build(PARTS["precision"])
+        model = Counting()
+        assert evaluate(model, source, objective, mesh, precision=precision, samples=4, microbatch=2)
+        return float(model.seen)
+
+    assert on_mesh(rank, dp_replicate=1) == [0.0]
+
+
+class Following(Counting):
+    """Answers by a buffer that follows what it sees, in evaluation too."""
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x) * self.seen
+
+
+def test_a_buffer_that_follows_an_evaluation_does_not_make_it_depend_on_the_mesh() -> None:
+    def rank(mesh: Mesh) -> float:
+        source, objective, precision = as_source(build(UNEVEN)), build(PARTS["objective"]), build(PARTS["precision"])
+        torch.manual_seed(0)
+        model = Following()
+        model.seen += 1
+        model.seen.div_(10)
+        return evaluate(model, source, objective, mesh, precision=precision, samples=8, microbatch=2)["eval_loss"]
+
+    (alone,), (here, there) = on_mesh(rank, dp_replicate=1), on_mesh(rank, dp_replicate=2)
+    assert here == there == pytest.approx(alone, rel=1e-6)
+
+
+class Forgetful(Counting):
+    """Its dropout is never switched off."""
+
+    def forward(self, x: Any) -> Any:
+        return torch.nn.functional.dropout(super().forward(x), 0.5)
+
+
+def test_a_model_that_draws_in_evaluation_is_told_and_gives_the_same_again() -> None:
+    def rank(mesh: Mesh) -> tuple[list[str], list[float]]:
+        source, objective, precision = as_source(build(UNEVEN)), build(PARTS["objective"]), build(PARTS["precision"])
+        torch.manual_seed(0)
+        model, told = Forgetful(), list[str]()
+        asked: dict[str, Any] = {"precision": precision, "samples": 8, "microbatch": 2, "tell": told.append}
+        return told, [evaluate(model, source, objective, mesh, **asked)["eval_loss"] for _ in range(2)]
+
+    ((told, (first, second)),) = on_mesh(rank, dp_replicate=1)
+    assert first == second
+    assert len(told) == 2 and told[0].startswith("in evaluation the model still draws random numbers (of torch)")

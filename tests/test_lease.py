@@ -15,7 +15,7 @@ from launching import started, steps_of, wait_for_step
 from pool import ranks
 from servers import Server
 
-from dtrain import lease, store
+from dtrain import attempts, lease, store
 from dtrain.errors import LeaseError, StoreError
 from dtrain.launcher.process import fork
 
@@ -196,6 +196,30 @@ def test_a_lease_whose_folder_was_removed_is_written_again(out: str) -> None:
     with lease.hold(out):
         store.remove(out)
         wait_until(lambda: store.exists(f"{out}/lease/00000001.json"))
+
+
+def test_after_the_folder_was_removed_another_owner_of_the_same_number_may_not_be_written_over(out: str) -> None:
+    with lease.hold(out):
+        store.remove(f"{out}/lease")
+        lease.verify(out)
+        plant(out, 1, ELSEWHERE)
+        with pytest.raises(LeaseError, match="taken over by another run: ben@node8, pid 77"):
+            lease.verify(out)
+        store.remove(f"{out}/lease")
+
+
+@pytest.mark.parametrize("name", ["3.json", "00000000000000000000000003.json", "\u0663.json", "1000000000000000000000.json"])
+def test_a_file_that_is_no_lease_stops_nobody(name: str, tmp_path: Path) -> None:
+    store.write(str(tmp_path / "lease" / name), b"{}")
+    with lease.hold(str(tmp_path)):
+        assert (tmp_path / "lease/00000001.json").exists()
+
+
+def test_a_high_number_is_followed_by_a_higher_one(tmp_path: Path) -> None:
+    plant(str(tmp_path), 99_999_999, {"state": "released"})
+    with lease.hold(str(tmp_path)):
+        assert (tmp_path / "lease/100000000.json").exists()
+    assert attempts.lease_of("100000000-20260101T000000-0123abcd-0001") == 100_000_000
 
 
 def test_a_number_that_was_pruned_long_ago_is_worth_nothing(out: str) -> None:

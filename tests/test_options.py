@@ -10,7 +10,7 @@ import fsspec
 import pytest
 from launching import WORDS, command
 
-from dtrain import options, recipe, store
+from dtrain import clients, options, recipe, store
 from dtrain.compose import compose, connect
 from dtrain.compose.sweep import multirun
 from dtrain.errors import WordsError
@@ -23,7 +23,7 @@ MEMORY = "memory://options/run"
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test leaves the storage told."""
     monkeypatch.setattr(options, "_told", {})
-    monkeypatch.setattr(store, "_told", {})
+    monkeypatch.setattr(clients, "_told", {})
 
 
 def refused(*words: str) -> str:

@@ -84,3 +84,14 @@ def test_a_model_draws_by_seed_step_and_rank(other: tuple[int, int, int], draw: 
         drawn.append(draw())
     assert drawn[0] == drawn[2]
     assert drawn[0] != drawn[1]
+
+
+def test_what_was_drawn_since_a_step_began_is_seen_and_nothing_changed() -> None:
+    seeds.reseed(3, 7, 1)
+    assert seeds.drawn(3, 7, 1) == []
+    first = torch.rand(2), np.random.rand(), random.random()
+    assert seeds.drawn(3, 7, 1) == ["torch", "numpy", "python"]
+    second = torch.rand(2)
+    seeds.reseed(3, 7, 1)
+    assert torch.equal(first[0], torch.rand(2)) and torch.equal(second, torch.rand(2)), "asking draws nothing"
+    assert seeds.drawn(3, 7, 1) == ["torch"]

@@ -138,16 +138,18 @@ def test_a_wish_is_noted_and_its_repetition_ends(numbers: list[int], apart: floa
     assert ranks(1, lambda: noted(*numbers, apart=apart, handed_on=handed_on)) == [then]
 
 
-def restored() -> bool:
-    mine: Callable[..., None] = lambda *_: None  # noqa: E731
-    signal.signal(signal.SIGUSR1, mine)
+def restored(interrupt: Callable[..., None] | signal.Handlers) -> bool:
+    before = [interrupt, signal.SIG_DFL, lambda *_: None, *[signal.SIG_DFL] * (len(signals.WISHES) - 3)]
+    for number, handler in zip(signals.WISHES, before, strict=True):
+        signal.signal(number, handler)
     with signals.ending(), signals.training():
         signals.listen()
-    return [signal.getsignal(number) for number in signals.WISHES] == [signal.default_int_handler, signal.SIG_DFL, mine]
+    return [signal.getsignal(number) for number in signals.WISHES] == before
 
 
-def test_signals_mean_what_they_meant_before() -> None:
-    assert ranks(1, restored) == [True]
+@pytest.mark.parametrize("interrupt", [signal.default_int_handler, signal.SIG_IGN])  # a script's shell starts `... &` with SIGINT ignored
+def test_signals_mean_what_they_meant_before(interrupt: Callable[..., None] | signal.Handlers) -> None:
+    assert ranks(1, restored, interrupt) == [True]
 
 
 def from_before() -> int:

@@ -3,11 +3,13 @@
 import os
 import signal
 import time
+from collections.abc import Callable
 
 import pytest
 from pool import ranks
 from small import mesh_of
 
+from dtrain import signals
 from dtrain.signals import Asked
 from dtrain.stop import StopSignal
 
@@ -46,6 +48,7 @@ def test_a_first_step_that_is_done_is_not_lost() -> None:
         (None, 4, (4, "stopped")),
         (signal.SIGTERM, None, (3, "preempted")),
         (signal.SIGUSR1, None, (3, "preempted")),
+        *([(signal.SIGHUP, None, (3, "preempted"))] if signal.SIGHUP in signals.WISHES else []),  # not under nohup
         (signal.SIGINT, None, (3, "interrupted")),
         (signal.SIGTERM, 3, (3, "preempted")),
     ],
@@ -86,11 +89,30 @@ def limited(began: float, seconds: float) -> tuple[int, str, str]:
 
 
 def test_the_time_limit_counts_from_the_command_and_holds_for_all_ranks_alike() -> None:
-    one, two = ranks(2, limited, time.time() - 100, 100.3)
+    one, two = ranks(2, limited, time.monotonic() - 100, 100.3)
     assert one == two
     assert one[1:] == ("preempted", "the time limit")
     assert 0 < one[0] < 1000
-    assert ranks(2, limited, time.time(), -1) == [(0, "preempted", "the time limit")] * 2
+    assert ranks(2, limited, time.monotonic(), -1) == [(0, "preempted", "the time limit")] * 2
+
+
+def jumped(seconds: float) -> tuple[int, str]:
+    """Somebody sets the clock of the machine, by so much, in the third step."""
+    os.environ["DTRAIN_BEGAN"] = str(time.monotonic())
+    with mesh_of() as mesh, StopSignal(after=None, seconds=60) as asked:
+        for step in range(10):
+            if asked.requested(step, mesh):
+                return step, asked.cause
+            asked.done()
+            if step == 2:
+                there = time.time() + seconds
+                time.time = lambda: there  # noqa: B023 - it is set once
+    return 10, asked.cause
+
+
+@pytest.mark.parametrize("seconds", [-7200.0, 7200.0])
+def test_a_clock_that_is_set_moves_no_time_limit(seconds: float) -> None:
+    assert ranks(1, jumped, seconds) == [(10, "")]
 
 
 def long_evaluation(heard: bool) -> tuple[int, str]:
@@ -130,14 +152,17 @@ def test_the_second_signal_stops_at_once() -> None:
     assert ranks(1, twice) == [True]
 
 
-def afterwards() -> tuple[bool, bool]:
+def afterwards(interrupt: Callable[..., None] | signal.Handlers) -> bool:
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with StopSignal(after=None):
         pass
-    return signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    return (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == (interrupt, signal.SIG_DFL)
 
 
-def test_signals_mean_what_they_meant_before() -> None:
-    assert ranks(1, afterwards) == [(True, True)]
+@pytest.mark.parametrize("interrupt", [signal.default_int_handler, signal.SIG_IGN])  # a script's shell starts `... &` with SIGINT ignored
+def test_signals_mean_what_they_meant_before(interrupt: Callable[..., None] | signal.Handlers) -> None:
+    assert ranks(1, afterwards, interrupt) == [True]
 
 
 def together(number: int | None, after: int | None) -> tuple[int, str]:

@@ -247,3 +247,23 @@ def test_a_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("HOME", str(tmp_path))
     store.write("~/a", b"x")
     assert (tmp_path / "a").read_bytes() == store.read("~/a") == b"x"
+
+
+@pytest.mark.parametrize("form", ["file://{}", "file://localhost{}", "file:{}", "local://{}", "FILE://{}", "{}"])
+def test_a_file_url_is_the_path_it_names(form: str, tmp_path: Path) -> None:
+    url = form.format(tmp_path / "out")
+    store.write(f"{url}/a.txt", b"here")
+    assert (tmp_path / "out" / "a.txt").read_bytes() == b"here"
+    assert store.read(f"{url}/a.txt") == b"here"
+    assert store.children(url) == ["a.txt"]
+    assert store.find(f"{url}/*.txt") == [str(tmp_path / "out" / "a.txt")]
+
+
+def test_a_file_url_says_spaces_as_python_does_and_a_path_keeps_its_percent_signs(tmp_path: Path) -> None:
+    store.write((tmp_path / "a b%20c").as_uri(), b"here")
+    assert store.read(str(tmp_path / "a b%20c")) == b"here"
+
+
+def test_a_file_of_another_host_is_refused() -> None:
+    with pytest.raises(StoreError, match=r"host7 is another host, whose files are not here\. Type file:///<path>"):
+        store.read("file://host7/data/x")

@@ -2,13 +2,15 @@
 
 import datetime
 import os
-import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Protocol
 
 import torch.distributed as dist
-from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined] # exported without saying so
+from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined] # exported without saying so
+
+from dtrain.rendezvous import StoreWatch, connect, within
 
 _kept: dict[int, object] = {}
 """pid -> the last group of that process. Whoever drops the last reference to a gloo group joins its threads; when that is DDP's reducer it
@@ -28,37 +30,27 @@ def process_group(backend: str, *, timeout: float) -> Iterator[None]:
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     wait = datetime.timedelta(seconds=timeout)
     store: Store
-    if "MASTER_ADDR" not in os.environ:
-        store = HashStore()
-    else:
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        store = _connect(host, port, world, is_master=not shared and rank == 0, seconds=timeout)
-        # a shared store keeps the keys of a dead attempt, and the restart would hang on them
-        # https://github.com/pytorch/pytorch/issues/147064
-        store = PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
-    _kept.pop(os.getpid(), None)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=wait)
-    _kept[os.getpid()] = dist.group.WORLD
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-def _connect(host: str, port: int, world: int, *, is_master: bool, seconds: float) -> TCPStore:
-    """The store of the run. A connection that is not there within ten seconds is tried again: one that got lost is waited for in vain."""
-    deadline = time.monotonic() + seconds
-    while True:
-        wait = datetime.timedelta(seconds=seconds if is_master else min(10.0, seconds))
+    with ExitStack() as stack:
+        watched, shared = "MASTER_ADDR" in os.environ, os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        if watched:
+            host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            store = connect(host, port, world, is_master=not shared and rank == 0, shared=shared, seconds=timeout)
+            watch = stack.enter_context(StoreWatch(store, f"{host}:{port}", seconds=timeout, rank=rank))
+            # a shared store keeps the keys of a dead attempt, and the restart would hang on them
+            # https://github.com/pytorch/pytorch/issues/147064
+            store = PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+        else:
+            store = HashStore()
+        _kept.pop(os.getpid(), None)
+        within(None, partial(dist.init_process_group, backend, store=store, rank=rank, world_size=world, timeout=wait))
+        _kept[os.getpid()] = dist.group.WORLD
         try:
-            store = TCPStore(host, port, world, is_master=is_master, timeout=wait, wait_for_workers=False)
-        except RuntimeError:  # torch's DistNetworkError and DistStoreError
-            if is_master or time.monotonic() > deadline:
-                raise
-            continue
-        store.set_timeout(datetime.timedelta(seconds=seconds))
-        return store
+            yield
+            if watched and not shared:  # the store ends with rank 0, which the others may not take for a loss
+                watch.stop()
+                dist.barrier()
+        finally:
+            dist.destroy_process_group()
 
 
 __all__ = ["Backend", "process_group"]

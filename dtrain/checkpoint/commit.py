@@ -1,36 +1,44 @@
 """COMMIT.json: the one small file, written last, that makes a folder of shards a checkpoint."""
 
+import contextlib
 import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from typing import Any
 
-from dtrain import store
-from dtrain.checkpoint.format import mapping, numbers, strict
+from dtrain import shapes, store
+from dtrain.attempts import ATTEMPT, COMMIT, STEP, Attempt, dispute, listed, listed_at, rivals
+from dtrain.checkpoint.format import mapping, strict
 from dtrain.errors import StoreError
+from dtrain.shapes import COUNT, FINITE, MAPPING, NUMBER, TEXT, Each, Optional
 
-NAME = "COMMIT.json"
+NAME = COMMIT
 FORMAT = 1
 LARGEST = 256 << 20
 """Bytes; no longer commit is read."""
 STREAMS = 16
-"""Folders looked at at a time."""
+"""Commits read at a time."""
 
-STEP = re.compile(r"step-([0-9]{8,15})")
-ATTEMPT = re.compile(r"(?:([0-9]{8})-)?[0-9]{8}T[0-9]{6}-[0-9a-f]{8}(?:-[0-9]{4,9})?")
-"""The lease of the run that wrote it, when its run began, which run it was, how many it had written before."""
+SHAPE = {
+    "format?": COUNT, "step": COUNT, "attempt?": TEXT, "lease?": COUNT, "world?": COUNT, "mesh?": Each(COUNT, named=True), "passed_over?": Each(TEXT),
+    "facts": {
+        "step": COUNT, "seconds?": NUMBER, "optim": MAPPING,
+        "stream?": Optional({"seen": COUNT, "passed_over?": Each(COUNT), "batch": COUNT, "passed": COUNT}),
+        "scale?": Optional({"value": FINITE, "good": COUNT}),
+        "guard?": Optional({"norms": Each(FINITE), "losses": Each(FINITE), "row": COUNT}),
+        "huggingface?": Optional(MAPPING),
+    },
+    "files": Each({"name": TEXT, "size": COUNT, "sha256": TEXT}),
+    "tensors": Each({"shape": Each(COUNT), "dtype": TEXT}, named=True),
+    "pieces": Each({"name": TEXT, "key": TEXT, "file": TEXT, "offset": Each(COUNT), "shape": Each(COUNT)}),
+}  # fmt: skip
 FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class DamagedError(StoreError):
     """A checkpoint that is there, and is not what was saved: an older one may be."""
-
-
-def folder(out: str, step: int) -> str:
-    return store.join(out, "checkpoints", f"step-{step:08d}")
 
 
 def write(url: str, commit: Mapping[str, Any]) -> None:
@@ -39,27 +47,56 @@ def write(url: str, commit: Mapping[str, Any]) -> None:
     store.publish(store.join(url, NAME), json.dumps({**body, "digest": _digest(body)}).encode())
 
 
-def read(url: str) -> dict[str, Any]:
-    """The commit of an attempt, in which every tensor is covered once. Raises DamagedError when there is none, when it is not as it was written,
-    or when a file is missing or has another size; StoreError when the storage does not answer."""
-    sizes = store.sizes(url)
-    if not 0 <= sizes.get(NAME, -1) <= LARGEST:
-        raise _damaged(url, f"it has {sizes[NAME]} bytes" if NAME in sizes else "there is none")
+def fault(commit: Mapping[str, Any]) -> str:
+    """Why nobody could read such a commit, before it is written; empty where they can."""
     try:
-        commit = mapping(strict(store.read(store.join(url, NAME))))
+        _check(commit)
+    except (ValueError, KeyError, TypeError) as error:
+        return _short(error)
+    return ""
+
+
+def read(url: str, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """The commit of an attempt, in which every tensor is covered once. Raises DamagedError when there is none, when it is not as it was written,
+    or when a file is missing or has another size; StoreError when the storage does not answer. `sizes` of its files, where they were just listed."""
+    sizes = store.sizes(url) if sizes is None else sizes
+    if NAME not in sizes:
+        raise _damaged(url, "there is none")
+    if sizes[NAME] > LARGEST:
+        raise _damaged(url, f"it has {sizes[NAME]} bytes")
+    try:
+        commit = mapping(strict(_read(store.join(url, NAME))))
         digest = commit.pop("digest", None)
         if digest != _digest(commit):
             raise ValueError("its digest differs")
         if commit.get("format") != FORMAT:
             raise _damaged(url, f"it has format {commit.get('format')}, this version reads {FORMAT}")
         _check(commit)
-        place = STEP.fullmatch(url.rstrip("/").split("/")[-2]) if "/" in url.rstrip("/") else None
-        if place and int(place[1]) != commit["step"]:
-            raise ValueError(f"it is one of step {commit['step']}, and stands in another's place")
+        _check_place(url, commit)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(url, f"it is damaged ({_short(error)})") from error
     check_files(url, commit["files"], sizes)
     return commit
+
+
+def _read(where: str) -> bytes:
+    """Raises ValueError where a folder, a pipe or the like has the name of a commit."""
+    try:
+        return store.read(where)
+    except StoreError as error:
+        if error.kind == "odd":
+            raise ValueError(str(error)) from error
+        raise
+
+
+def _check_place(url: str, commit: Mapping[str, Any]) -> None:
+    """Raises ValueError when the folder has the name of another step or of another run's attempt."""
+    above, name = ("", *url.rstrip("/").split("/"))[-2:]
+    step, attempt = STEP.fullmatch(above), ATTEMPT.fullmatch(name)
+    if step and int(step[1]) != commit["step"]:
+        raise ValueError(f"it is one of step {commit['step']}, and stands in another's place")
+    if attempt and commit.get("attempt", name) != name:
+        raise ValueError(f"it is of the attempt {commit['attempt']}, and stands in another's place")
 
 
 def check_files(url: str, files: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> None:
@@ -69,29 +106,31 @@ def check_files(url: str, files: Sequence[Mapping[str, Any]], sizes: Mapping[str
             raise _damaged(url, f"{file['name']} is missing or has another size")
 
 
-def attempts(out: str) -> list[tuple[int, str]]:
-    """(step, URL) of everything under `out` that may be a checkpoint, newest first: what a newer lease wrote is newer, whatever its step."""
-    root = store.join(out, "checkpoints")
-    steps = {name: int(match[1]) for name in store.children(root) if (match := STEP.fullmatch(name))}
-    with ThreadPoolExecutor(STREAMS) as pool:
-        children = pool.map(lambda name: store.children(store.join(root, name)), steps)
-    found = [(_lease(attempt), steps[name], attempt, name) for name, attempts in zip(steps, children, strict=True) for attempt in attempts]
-    return [(step, store.join(root, name, attempt)) for _, step, attempt, name in sorted(found, reverse=True)]
-
-
 def candidates(out: str) -> Iterator[tuple[str, dict[str, Any] | None, str]]:
-    """(URL, commit, nothing) of every checkpoint under `out`, newest first; (URL, None, what is wrong) for one that is damaged."""
-    return read_each(url for _, url in attempts(out))
+    """(URL, commit, nothing) of every checkpoint under `out`, newest first; (URL, None, what is wrong) for one that is damaged; what has no commit is
+    passed over in silence. Raises StoreError when it cannot be said which of two is the newest."""
+    return read_each(listed(out))
 
 
-def read_each(urls: Iterable[str]) -> Iterator[tuple[str, dict[str, Any] | None, str]]:
-    """As `candidates`; what has no commit is passed over in silence."""
-    for url in urls:
-        if store.exists(store.join(url, NAME)):
+def read_each(attempts: Sequence[Attempt]) -> Iterator[tuple[str, dict[str, Any] | None, str]]:
+    """As `candidates`, of these attempts."""
+    for attempt in attempts:
+        if attempt.is_committed:
             try:
-                yield url, read(url), ""
+                commit = read(attempt.url, attempt.files)
             except DamagedError as error:
-                yield url, None, str(error)
+                yield attempt.url, None, str(error)
+                continue
+            agree(attempt, commit, attempts)
+            yield attempt.url, commit, ""
+
+
+def agree(newest: Attempt, commit: Mapping[str, Any], attempts: Sequence[Attempt]) -> None:
+    """Raises StoreError when another checkpoint has done more steps than the `newest`, and it was not passed over as damaged before that was written."""
+    for rival in rivals(newest, attempts, commit.get("passed_over", ())):
+        with contextlib.suppress(DamagedError):
+            read(rival.url, rival.files)
+            raise StoreError.during("choose a checkpoint under", newest.url.split("/checkpoints/")[0], dispute(newest, rival))
 
 
 def newest(out: str) -> tuple[tuple[str, dict[str, Any]] | None, list[str]]:
@@ -101,9 +140,7 @@ def newest(out: str) -> tuple[tuple[str, dict[str, Any]] | None, list[str]]:
 
 def found_at(source: str) -> Iterator[tuple[str, dict[str, Any] | None, str]]:
     """As `candidates`, for a run's `out`, a step's folder or one attempt."""
-    if store.exists(store.join(source, NAME)):
-        return read_each([source])
-    return read_each([url for _, url in attempts(source)] or [store.join(source, name) for name in reversed(store.children(source))])
+    return read_each(listed_at(source))
 
 
 def find(source: str) -> tuple[str, dict[str, Any]]:
@@ -116,36 +153,53 @@ def find(source: str) -> tuple[str, dict[str, Any]]:
 
 def _first(candidates: Iterable[tuple[str, dict[str, Any] | None, str]]) -> tuple[tuple[str, dict[str, Any]] | None, list[str]]:
     damaged = list[str]()
-    for url, commit, fault in candidates:
+    for url, commit, wrong in candidates:
         if commit is not None:
             return (url, commit), damaged
-        damaged.append(fault)
+        damaged.append(wrong)
     return None, damaged
 
 
 def _check(commit: Mapping[str, Any]) -> None:
-    """Raises ValueError, KeyError or TypeError when the commit does not describe tensors of which every element lies in one piece."""
-    if type(commit["step"]) is not int or commit["step"] < 0 or mapping(commit["facts"])["step"] != commit["step"]:
-        raise ValueError("its step is none")
-    mapping(commit["facts"]["optim"])
+    """Raises ValueError, when the commit does not describe tensors of which every element lies in one piece."""
+    if wrong := shapes.fault(commit, SHAPE):
+        raise ValueError(wrong)
+    if commit["facts"]["step"] != commit["step"]:
+        raise ValueError(f"it is of step {commit['step']}, its facts of step {commit['facts']['step']}")
+    _check_guard(commit["facts"].get("guard") or {})
+    if commit["facts"].get("stream"):
+        _check_position(commit["step"], commit["facts"]["stream"])
     files = set[str]()
     for file in commit["files"]:
-        numbers([file["size"]])
-        if not isinstance(file["name"], str) or not FILE.fullmatch(file["name"]) or file["name"] in files:
+        if not FILE.fullmatch(file["name"]) or file["name"] in files:
             raise ValueError(f"{file['name']!r} is no plain file name, or stands in it twice")
         if not re.fullmatch("[0-9a-f]{64}", file["sha256"]):
             raise ValueError(f"the digest of {file['name']} is none")
         files.add(file["name"])
-    pieces: dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {name: [] for name in mapping(commit["tensors"])}
+    pieces: dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {name: [] for name in commit["tensors"]}
     for piece in commit["pieces"]:
-        if piece["file"] not in files or not isinstance(piece["key"], str):
+        if piece["file"] not in files or piece["name"] not in pieces:
             raise ValueError(f"a piece of {piece['name']} lies nowhere")
-        pieces[piece["name"]].append((numbers(piece["offset"]), numbers(piece["shape"])))
+        pieces[piece["name"]].append((tuple(piece["offset"]), tuple(piece["shape"])))
     for name, facts in commit["tensors"].items():
-        if not isinstance(facts["dtype"], str):
-            raise ValueError(f"{name} has no type")
-        if not _covered(numbers(facts["shape"]), pieces[name]):
+        if not _covered(tuple(facts["shape"]), pieces[name]):
             raise ValueError(f"{name} does not lie in its pieces once and whole")
+
+
+def _check_guard(guard: Mapping[str, Any]) -> None:
+    """Raises ValueError when a step of its window has a gradient norm and no loss."""
+    norms, losses = (len(guard.get(name, ())) for name in ("norms", "losses"))
+    if norms != losses:
+        raise ValueError(f"facts.guard has {norms} norms and {losses} losses")
+
+
+def _check_position(step: int, stream: Mapping[str, Any]) -> None:
+    """Raises ValueError when the samples seen are not those of the steps done and of the batches passed over."""
+    batch, passed = stream["batch"], stream["passed"]
+    if stream["seen"] != batch * (step + passed):
+        raise ValueError(
+            f"it has seen {stream['seen']} samples, but {step} steps and {passed} batches passed over, of {batch} samples each, are {batch * (step + passed)}"
+        )
 
 
 def _covered(shape: tuple[int, ...], pieces: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
@@ -161,11 +215,6 @@ def _covered(shape: tuple[int, ...], pieces: Sequence[tuple[tuple[int, ...], tup
             return False
         open_.append((low, high))
     return True
-
-
-def _lease(attempt: str) -> int:
-    match = ATTEMPT.fullmatch(attempt)
-    return int(match[1] or 0) if match else 0
 
 
 def _damaged(url: str, cause: str) -> DamagedError:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from dtrain import lease, store
@@ -65,7 +65,9 @@ class Drain:
     ) -> None:
         self.url, self.error, self.fatal = url, "", False
         self.seconds = 0.0
-        self._mesh, self._out, self._files, self._commit, self._manifest = mesh, out, files, commit, manifest
+        self._mesh, self._out, self._commit, self._manifest = mesh, out, commit, manifest
+        mark = {"step": str(commit["step"]), "attempt": url.rsplit("/", 1)[-1]}
+        self._files = [replace(file, mark=mark) for file in files]
         self._before, self._after = before_commit, after_commit
         self._key, self._stop, self._begin = url.rsplit("/", 1)[-1], threading.Event(), time.monotonic()
         self._over, self._committed = threading.Event(), dict[str, Any]()
@@ -147,6 +149,10 @@ class Drain:
             "pieces": [piece for manifest in manifests for piece in manifest["pieces"]],
             "tensors": {name: shape for manifest in manifests for name, shape in manifest["tensors"].items()},
         }
+        if fault := commits.fault(commit):
+            self.error = f"cannot save to {self.url}: {fault}"
+            self._remove(self.url)
+            return
         commits.check_files(self.url, commit["files"], store.sizes(self.url))
         lease.verify(self._out)
         if self._before:

@@ -110,7 +110,7 @@ def _fill(url: str, commit: Mapping[str, Any], targets: Mapping[str, Tensor]) ->
             continue
         where = store.join(url, file["name"])
         data = read_file(where, file)
-        entries = parse_file(where, data)
+        entries = parse_file(where, data, commit)
         for piece in pieces[file["name"]]:
             entry = entries.get(piece["key"])
             if entry is None or list(entry.shape) != piece["shape"] or str(entry.dtype) != commit["tensors"][piece["name"]]["dtype"]:

@@ -5,7 +5,7 @@ A safetensors file is 8 bytes with the length of a JSON header, the header, and 
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,10 +35,11 @@ class Entry:
         return self.begin + math.prod(self.shape) * self.dtype.itemsize
 
 
-def header(entries: dict[str, Entry]) -> bytes:
-    """What stands before the numbers of a file; filled up so that they begin at a multiple of 8 bytes."""
+def header(entries: Mapping[str, Entry], mark: Mapping[str, str] | None = None) -> bytes:
+    """What stands before the numbers of a file; filled up so that they begin at a multiple of 8 bytes. `mark` is its metadata."""
     text = json.dumps(
-        {name: {"dtype": NAMES[one.dtype], "shape": list(one.shape), "data_offsets": [one.begin, one.end]} for name, one in entries.items()},
+        ({"__metadata__": dict(mark)} if mark else {})
+        | {name: {"dtype": NAMES[one.dtype], "shape": list(one.shape), "data_offsets": [one.begin, one.end]} for name, one in entries.items()},
         separators=(",", ":"),
     ).encode()
     text += b" " * (-len(text) % 8)
@@ -47,15 +48,19 @@ def header(entries: dict[str, Entry]) -> bytes:
 
 def parse(data: bytes | bytearray | memoryview) -> dict[str, Entry]:
     """The tensors of a whole file, each inside it. Raises ValueError when it is no safetensors file."""
+    return parse_marked(data)[0]
+
+
+def parse_marked(data: bytes | bytearray | memoryview) -> tuple[dict[str, Entry], dict[str, str]]:
+    """The same, and the metadata of the file."""
     view = memoryview(data)
     length = int.from_bytes(view[:8], "little")
     if len(view) < 8 or length > min(len(view) - 8, HEADER_BYTES):
         raise ValueError("the length of its header is wrong")
-    start, found = 8 + length, dict[str, Entry]()
-    for name, facts in mapping(strict(bytes(view[8:start]))).items():
-        if name != "__metadata__":
-            found[name] = _entry(facts, start, len(view))
-    return found
+    start = 8 + length
+    read = mapping(strict(bytes(view[8:start])))
+    mark = {key: str(value) for key, value in mapping(read.pop("__metadata__", {})).items()}
+    return {name: _entry(facts, start, len(view)) for name, facts in read.items()}, mark
 
 
 def strict(data: bytes) -> Any:

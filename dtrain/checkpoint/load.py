@@ -13,7 +13,7 @@ from torch import Tensor
 from dtrain import store
 from dtrain.checkpoint import shards
 from dtrain.checkpoint.commit import DamagedError
-from dtrain.checkpoint.format import Entry, parse
+from dtrain.checkpoint.format import Entry, parse_marked
 from dtrain.errors import StoreError
 
 STREAMS = 4
@@ -29,7 +29,7 @@ class Reading:
         pieces: dict[str, list[Mapping[str, Any]]] = {}
         for piece in commit["pieces"]:
             pieces.setdefault(piece["name"], []).append(piece)
-        self._url, self._dtypes = url, {name: facts["dtype"] for name, facts in commit["tensors"].items()}
+        self._url, self._commit, self._dtypes = url, commit, {name: facts["dtype"] for name, facts in commit["tensors"].items()}
         self._held = {name: shards.Held(tensor, pieces.get(name, [])) for name, tensor in wanted.items()}
         needed = {piece["file"] for held in self._held.values() for piece, *_ in held.overlaps}
         self._files = [file for file in commit["files"] if file["name"] in needed]
@@ -43,7 +43,7 @@ class Reading:
                 expected.setdefault(piece["file"], []).append(piece)
         room = HELD_BYTES
         for file, data in _ahead(self._files, self._read):
-            self._check(file["name"], parse_file(self._where(file), data), expected[file["name"]])
+            self._check(file["name"], parse_file(self._where(file), data, self._commit), expected[file["name"]])
             if len(data) <= room:
                 self._kept[file["name"]] = data
                 room -= len(data)
@@ -55,7 +55,7 @@ class Reading:
             for number, (piece, *_) in enumerate(held.overlaps):
                 users.setdefault(piece["file"], []).append((held, number, piece["key"]))
         for file, data in _ahead(self._files, lambda file: self._kept.pop(file["name"], None) or self._read(file)):
-            entries = parse_file(self._where(file), data)
+            entries = parse_file(self._where(file), data, self._commit)
             for held, number, key in users[file["name"]]:
                 held.fill(number, tensor_of(data, entries[key]))
 
@@ -78,7 +78,7 @@ def read_file(where: str, file: Mapping[str, Any]) -> bytes:
     try:
         data = store.read(where)
     except StoreError as error:
-        if error.kind == "missing":
+        if error.kind in ("missing", "odd"):
             raise DamagedError(str(error)) from error
         raise
     if len(data) != file["size"] or hashlib.sha256(data).hexdigest() != file["sha256"]:
@@ -86,12 +86,16 @@ def read_file(where: str, file: Mapping[str, Any]) -> bytes:
     return data
 
 
-def parse_file(where: str, data: bytes) -> dict[str, Entry]:
-    """The tensors of a file. Raises DamagedError when it is none."""
+def parse_file(where: str, data: bytes, commit: Mapping[str, Any]) -> dict[str, Entry]:
+    """The tensors of a file. Raises DamagedError when it is none, or when it says itself that it is of another step or attempt than the commit."""
     try:
-        return parse(data)
+        entries, mark = parse_marked(data)
     except ValueError as error:
         raise DamagedError.during("load", where, f"it is no safetensors file ({error})") from error
+    for name, value in mark.items():
+        if name in commit and value != str(commit[name]):
+            raise DamagedError.during("load", where, f"its tensors are of {name} {value[:80]}, the commit says {str(commit[name])[:80]}")
+    return entries
 
 
 def tensor_of(data: bytes, entry: Entry) -> Tensor:

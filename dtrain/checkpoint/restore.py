@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dtrain.attempts import place
 from dtrain.checkpoint.commit import DamagedError
 from dtrain.checkpoint.load import Reading, mismatches
 from dtrain.checkpoint.memory import Copy, Memory
@@ -18,27 +19,29 @@ Candidates = Iterator[tuple[str, dict[str, Any] | None, str]]
 
 
 class Restore:
-    """All ranks call all of it, in the same order. What is passed over is noted in `damaged`."""
+    """All ranks call all of it, in the same order. What is passed over is noted: a sentence in `damaged`, the place of the attempt in `passed_over`."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
         self.damaged: list[str] = []
+        self.passed_over: set[str] = set()
 
     def candidates(self, look: Callable[[], Candidates]) -> Iterator[tuple[str, dict[str, Any]]]:
         """(URL, commit) of what rank 0 finds by `look`, newest first, on every rank."""
         found = look() if self._mesh.rank == 0 else iter(())
 
-        def following() -> tuple[list[str], tuple[str, dict[str, Any]] | None]:
-            damaged = list[str]()
+        def following() -> tuple[list[tuple[str, str]], tuple[str, dict[str, Any]] | None]:
+            damaged = list[tuple[str, str]]()
             for url, commit, fault in found:
                 if commit is not None:
                     return damaged, (url, commit)
-                damaged.append(fault)
+                damaged.append((url, fault))
             return damaged, None
 
         while True:
             damaged, chosen = self._mesh.on_rank_0("look for checkpoints", following)
-            self.damaged += damaged
+            for url, fault in damaged:
+                self._pass_over(url, fault)
             if chosen is None:
                 return
             yield chosen
@@ -83,10 +86,14 @@ class Restore:
 
         fault = next(filter(None, self._mesh.on_all(f"load {url}", verify)), None)
         if fault:
-            self.damaged.append(fault)
+            self._pass_over(url, fault)
             return False
         self._mesh.on_all(f"load {url}", reading.fill)
         return True
+
+    def _pass_over(self, url: str, fault: str) -> None:
+        self.damaged.append(fault)
+        self.passed_over.add(place(url))
 
     def _check(self, url: str, commit: Commit, wanted: Mapping[str, Tensor], strict: tuple[str, ...]) -> None:
         """Raises StoreError on all ranks when the commit is not of what one of them wants."""

@@ -17,13 +17,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from dtrain import store
+from dtrain import attempts, store
 from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint.drain import Drain, Landed, told
 from dtrain.checkpoint.memory import VARIABLE as MEMORY
 from dtrain.checkpoint.memory import Copy, Memory
 from dtrain.checkpoint.restore import Restore
-from dtrain.checkpoint.retention import Policy, Retention
+from dtrain.checkpoint.retention import Best, Policy, Retention
 from dtrain.checkpoint.snapshot import Snapshot
 from dtrain.errors import LeaseError, PreflightError, StoreError, WordsError, nearest
 from dtrain.lease import VARIABLE as LEASE
@@ -37,7 +37,7 @@ TIDY_SECONDS = 10.0
 
 
 class Sharded:
-    """A context. `resume` is auto, never or must; `mode` background or blocking; `every`, `keep`, `keep_every`, `best` and `ephemeral` as
+    """A context. `resume` is auto, never or must; `mode` background or blocking; `every`, `keep`, `keep_every`, `best`, `best_is` and `ephemeral` as
     in retention.py; `memory` steps between copies in the memory of the nodes, where there is a folder for them (0: none). `before_commit` runs on rank 0, in a thread, after all files are written and before the commit is."""
 
     def __init__(
@@ -50,6 +50,7 @@ class Sharded:
         keep: int | None,
         keep_every: int | None = None,
         best: str | None = None,
+        best_is: Best = "lowest",
         ephemeral: int = 0,
         memory: int = 0,
         mode: Literal["background", "blocking"] = "background",
@@ -58,7 +59,7 @@ class Sharded:
         if mode not in ("background", "blocking"):
             raise ValueError(f"mode is background or blocking, not {mode}")
         self._out, self._mesh, self._resume, self._mode, self._before = out, mesh, resume, mode, before_commit
-        self._policy = Policy(every, keep, keep_every, best, ephemeral)
+        self._policy = Policy(every, keep, keep_every, best, ephemeral, best_is)
         self._retention = Retention(out, self._policy)
         self._snapshot: Snapshot | None = None
         self._every_copy, self._restored = memory, False
@@ -108,8 +109,8 @@ class Sharded:
         if self._snapshot is None:
             self._snapshot = Snapshot(self._mesh.rank, self._mesh.place)
         files = self._snapshot.take(tensors)
-        url = store.join(commits.folder(self._out, state.step), self._attempt())
-        self._retention.living = url
+        url = store.join(attempts.folder(self._out, state.step), self._attempt())
+        self._retention.begin(url, state.step)
         held = {piece.name for file in files for piece in file.pieces}
         self._drain = Drain(
             self._mesh,
@@ -118,6 +119,8 @@ class Sharded:
             files=files,
             commit={
                 "step": state.step,
+                "attempt": url.rsplit("/", 1)[-1],
+                "passed_over": sorted(self._retention.damaged),
                 "facts": facts,
                 "world": self._mesh.world,
                 "mesh": vars(self._mesh.shape),
@@ -179,6 +182,7 @@ class Sharded:
         restore = Restore(self._mesh)
         self.damaged = restore.damaged
         for url, commit in restore.candidates(lambda: commits.candidates(self._out)):
+            self._retention.damaged |= {*commit.get("passed_over", ()), *restore.passed_over}
             if resume == "never":
                 raise PreflightError(f"resume=never: {self._out} holds a run already. Type out=<another place>, or resume=auto to go on with it.")
             if copy and copy.step > commit["step"]:
@@ -187,6 +191,7 @@ class Sharded:
                 self._last = (state.step, url)
                 self._urls[state.step] = url
                 return {**commit, "url": url}
+        self._retention.damaged |= restore.passed_over
         if copy:
             restore.load_copy(self._nodes(), copy, os.environ[MEMORY], state)
             return {**copy.commit, "url": os.environ[MEMORY]}

@@ -2,7 +2,8 @@
 
 import mmap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -39,12 +40,19 @@ class Piece:
 
 @dataclass(frozen=True)
 class File:
-    """One file that is to be written: its bytes are `parts`, of which the second lies at `begin` in memory and is overwritten by the next snapshot."""
+    """One file that is to be written: its bytes are `parts`, of which the second lies at `begin` in memory and is overwritten by the next snapshot.
+    `mark` is the metadata in it: of which step and attempt its tensors are."""
 
     name: str
     begin: int
-    parts: tuple[bytes, memoryview]
+    entries: Mapping[str, Entry]
+    data: memoryview
     pieces: tuple[Piece, ...]
+    mark: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def parts(self) -> tuple[bytes, memoryview]:
+        return header(self.entries, self.mark), self.data
 
     @property
     def size(self) -> int:
@@ -104,7 +112,7 @@ class Snapshot:
                 place = self.memory[begin + end - piece.bytes : begin + end]
                 self._targets.append(place.view(piece.dtype).view(piece.shape))
             name = f"rank-{self._rank:05d}-{number:04d}.safetensors"
-            self._files.append(File(name, begin, (header(entries), view[begin : begin + end]), tuple(pieces)))
+            self._files.append(File(name, begin, entries, view[begin : begin + end], tuple(pieces)))
 
 
 def pack(held: Iterable[tuple[str, Tensor, Sequence[int]]], limit: int = FILE_BYTES) -> Iterable[list[Piece]]:

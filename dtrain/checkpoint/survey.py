@@ -2,11 +2,12 @@
 
 import datetime
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dtrain import attempts as listing
 from dtrain import store
 from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint.load import parse_file, read_file
@@ -21,8 +22,7 @@ STREAMS = 4
 class Attempt:
     """`commit` is there when `status` is valid; `fault` says what is wrong when it is damaged; `begun`: when its run began, by its name."""
 
-    step: int | None
-    url: str
+    listed: listing.Attempt
     status: Literal["valid", "damaged", "uncommitted"]
     commit: Mapping[str, Any] | None
     fault: str
@@ -31,23 +31,34 @@ class Attempt:
     scores: Mapping[str, float]
 
     @property
+    def step(self) -> int:
+        return self.listed.step
+
+    @property
+    def url(self) -> str:
+        return self.listed.url
+
+    @property
     def name(self) -> str:
-        return self.url.rsplit("/", 1)[-1]
+        return self.listed.name
 
 
 def attempts(source: str) -> Iterator[Attempt]:
     """Of a run's `out`, a step's folder or one attempt, newest first. Raises StoreError when nothing is there."""
-    inside = store.children(source)
-    if not inside:
+    found = listing.listed_at(source)
+    if not found:
         raise StoreError.during("find a checkpoint at", source, "nothing is there")
-    if any(name == commits.NAME or name.endswith(".safetensors") for name in inside):
-        places = [source.rstrip("/")]
-    else:
-        places = [url for _, url in commits.attempts(source)]
-        if not places and commits.STEP.fullmatch(source.rstrip("/").rsplit("/", 1)[-1]):
-            places = [store.join(source, name) for name in reversed(inside)]
-    for url in places:
-        yield _look(url)
+    with ThreadPoolExecutor(commits.STREAMS) as pool:
+        yield from pool.map(_look, found)
+
+
+def dispute(attempts: Sequence[Attempt]) -> str:
+    """What keeps the first valid one from being the newest; nothing when it is."""
+    valid = [attempt for attempt in attempts if attempt.commit is not None]
+    if not valid or valid[0].commit is None:
+        return ""
+    rival = next(iter(listing.rivals(valid[0].listed, [one.listed for one in valid], valid[0].commit.get("passed_over", ()))), None)
+    return listing.dispute(valid[0].listed, rival) if rival else ""
 
 
 def faults(url: str, commit: Mapping[str, Any]) -> Iterator[str]:
@@ -59,7 +70,7 @@ def faults(url: str, commit: Mapping[str, Any]) -> Iterator[str]:
     def check(file: Mapping[str, Any]) -> str:
         where = store.join(url, file["name"])
         try:
-            entries = parse_file(where, read_file(where, file))
+            entries = parse_file(where, read_file(where, file), commit)
         except commits.DamagedError as error:
             return str(error)
         for piece in pieces[file["name"]]:
@@ -72,22 +83,20 @@ def faults(url: str, commit: Mapping[str, Any]) -> Iterator[str]:
         yield from filter(None, pool.map(check, commit["files"]))
 
 
-def _look(url: str) -> Attempt:
-    sizes = store.sizes(url)
-    size, begun, step = sum(sizes.values()), _begun(url.rsplit("/", 1)[-1]), commits.STEP.fullmatch(url.rsplit("/", 2)[-2])
-    number = int(step[1]) if step else None
-    if commits.NAME not in sizes:
-        return Attempt(number, url, "uncommitted", None, "", size, begun, {})
+def _look(listed: listing.Attempt) -> Attempt:
+    url, begun, size = listed.url, _begun(listed.name), sum(listed.files.values())
+    if not listed.is_committed:
+        return Attempt(listed, "uncommitted", None, "", size, begun, {})
     try:
-        commit = commits.read(url)
+        commit = commits.read(url, listed.files)
     except commits.DamagedError as error:
-        return Attempt(number, url, "damaged", None, str(error), size, begun, {})
-    return Attempt(commit["step"], url, "valid", commit, "", size, begun, _scores(url) if SCORES in sizes else {})
+        return Attempt(listed, "damaged", None, str(error), size, begun, {})
+    return Attempt(listed, "valid", commit, "", size, begun, _scores(url) if SCORES in listed.files else {})
 
 
 def _begun(name: str) -> datetime.datetime | None:
     """The time in the name of an attempt."""
-    match = commits.ATTEMPT.fullmatch(name)
+    match = listing.ATTEMPT.fullmatch(name)
     stamp = next((part for part in name.split("-") if "T" in part), "") if match else ""
     try:
         return datetime.datetime.strptime(stamp, "%Y%m%dT%H%M%S").replace(tzinfo=datetime.UTC)

@@ -10,6 +10,8 @@ from dtrain.data.order import Indices
 Loading = Literal["thread", "block", "step"]
 Batch = dict[str, Any]
 """`inputs` and `targets`, each a tensor [B, ...] (inputs may be a mapping of tensors for models with several)."""
+IGNORE = -100
+"""Whole-number targets with this value do not count."""
 
 
 class Source(Protocol):
@@ -57,4 +59,4 @@ class TextSource(Source, Protocol):
     def decode(self, tokens: list[int]) -> str: ...
 
 
-__all__ = ["Batch", "Indices", "Loading", "Source", "Tensor", "TextSource"]
+__all__ = ["IGNORE", "Batch", "Indices", "Loading", "Source", "Tensor", "TextSource"]

@@ -10,32 +10,72 @@ import pickle
 import random
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence, Sized
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from dtrain.data import Batch, Indices, Loading
+from dtrain import loading
+from dtrain.data import IGNORE, Batch, Indices, Loading
+from dtrain.data.collate import MASK, joined, stack, tensor, tree
 from dtrain.data.order import _mix64, permute
+from dtrain.data.shift import next_targets
 from dtrain.errors import WordsError
 from dtrain.signals import WISHES
 
 Inputs = int | str | Sequence[str]
 Keys = tuple[Inputs, int | str]
-_dataset: Any = None
-_keys: Keys = (0, 1)
-"""In a loading process: the dataset it reads from, and the keys of a sample."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The samples of `dataset` by index, and how a batch is made of them."""
+
+    dataset: Any
+    keys: Keys
+    pad: float | None = None
+    length: int | None = None
+    collate: Callable[[list[Any]], Any] | None = None
+
+    def one(self, index: int, epoch: int) -> Any:
+        """As the user's dataset gives it, without what is not asked for; a collate function of the user's own wants all of it."""
+        _note(index)
+        _seed(index, epoch)
+        try:
+            sample = self.dataset[index]
+        except IndexError as error:
+            said = f"data.dataset: {type(self.dataset).__name__} has no sample {index}, and its __len__ says {len(self.dataset)}"
+            raise IndexError(f"{said}, so there are samples 0 to {len(self.dataset) - 1} ({error})") from error
+        return sample if self.collate else _pick(sample, self.keys, optional=MASK if self.pad is not None else None)
+
+    def batch(self, index: Indices, epoch: Indices) -> tuple[Any, Any]:
+        """(inputs, targets), tensors or mappings of tensors."""
+        samples = [self.one(int(i), int(e)) for i, e in zip(index, epoch, strict=True)]
+        if self.collate:
+            inputs, targets = _pick(self.collate(samples), self.keys)
+            return tree(tensor, inputs), tree(tensor, targets)
+        return stack(samples, pad=self.pad, length=self.length, masked=self.pad is not None and MASK in _names(self.keys[0]))
+
+
+_samples: Samples | None = None
+"""Those a loading process reads."""
+_note: Callable[[int], None] = lambda index: None  # noqa: E731
+"""Tells the rank, should this process die, which sample it was reading."""
 
 
 class Dataset:
     """`inputs` and `targets` are the keys of a sample, in a tuple or a mapping; several inputs stay a mapping; `workers` processes read samples, 0 means this one.
 
-    64-bit floats become 32-bit ones. Raises WordsError when the object is not map-style or a sample lacks a key.
+    Rows of several lengths are padded with `pad`, to the longest of a batch or to `length`; or `collate` makes a batch of a list of samples. Of `holdout`,
+    a part of the samples, at least one is held out and one is not. Raises WordsError when the object is not map-style or a sample lacks a key.
     """
 
     def __init__(
@@ -46,41 +86,54 @@ class Dataset:
         holdout_dataset: Any = None,
         inputs: Inputs | None = None,
         targets: int | str | None = None,
+        shift: bool = False,
         outputs: int | None = None,
+        pad: float | None = None,
+        length: int | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
         workers: int = 0,
         start: int = 0,
         stop: int | None = None,
     ) -> None:
-        if isinstance(dataset, IterableDataset | str) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        if isinstance(dataset, IterableDataset | str) or not (hasattr(dataset, "__len__") and _gives_one(dataset)):
             raise WordsError(f"data.dataset: {type(dataset).__name__} is not map-style: __len__ and __getitem__ are needed. {_instead(dataset)}")
         if len(dataset) < 1:
             raise WordsError(f"data.dataset: {type(dataset).__name__} has no samples.")
         if workers < 0:
             raise WordsError(f"data.workers={workers}: a number of processes, 0 for none. Type data.workers=0.")
-        keys: Keys = (0 if inputs is None else inputs, 1 if targets is None else targets)
-        self._dataset, self._kept, self._keys, self._outputs, self._workers = dataset, holdout_dataset, keys, outputs, workers
-        self._whole = len(dataset)
-        held = 0 if holdout_dataset is not None else round(self._whole * holdout)
+        if collate is not None and not callable(collate):
+            raise WordsError(
+                f"data.collate: a {type(collate).__name__} cannot be called with a list of samples. Name a function, or a class with __call__."
+            )
+        self._samples = Samples(dataset, (0 if inputs is None else inputs, 1 if targets is None else targets), pad, length, collate)
+        self._kept, self._outputs, self._workers = holdout_dataset, outputs, workers
+        self._whole, self._shift = len(dataset), shift
+        held = min(max(1, round(self._whole * holdout)), self._whole - 1) if holdout and holdout_dataset is None else 0
         self._start, self._stop = start, self._whole - held if stop is None else stop
-        self._batched = isinstance(dataset, TensorDataset)
+        self._batched = isinstance(dataset, TensorDataset) and collate is None
         self.loading: Loading = "block" if self._batched else "thread" if workers else "step"
         self.dense = False
 
     @property
     def facts(self) -> Mapping[str, Any]:
         batch = self.take(np.array([0]), np.array([0]))
-        facts: dict[str, Any] = {"inputs": list(batch["inputs"].shape[1:])} if isinstance(batch["inputs"], Tensor) else {}
-        outputs = self._outputs or _classes(self._dataset)
-        if outputs is None and batch["targets"].is_floating_point():
-            outputs = batch["targets"][0].numel()
+        inputs, facts = batch["inputs"], dict[str, Any]()
+        if isinstance(inputs, Tensor):
+            facts = {"inputs": list(inputs.shape[1:]), "kind": str(inputs.dtype).removeprefix("torch.")}
+        classes, targets = _classes(self._samples.dataset), batch["targets"]
+        if self._outputs and classes and 1 < self._outputs < classes:
+            raise WordsError(f"data.outputs={self._outputs}: the dataset has {classes} classes. Type data.outputs={classes}, or leave it out.")
+        outputs = self._outputs or classes
+        if outputs is None and isinstance(targets, Tensor) and targets.is_floating_point():
+            outputs = targets[0].numel()
         return facts | ({"outputs": outputs, "vocab": outputs} if outputs else {})
 
     @cached_property
     def fingerprint(self) -> str:
-        first, again = (repr([self._sample(index, 0) for index in (0, self._whole - 1)]) for _ in range(2))
+        first, again = (repr([self._samples.one(index, 0) for index in (0, self._whole - 1)]) for _ in range(2))
         # samples that draw from a generator of their own are other ones every time they are read
         told = hashlib.sha256(first.encode()).hexdigest()[:16] if first == again else "random"
-        return f"{type(self._dataset).__name__}-{self._whole}-{told}"
+        return f"{type(self._samples.dataset).__name__}-{self._whole}-{told}"
 
     def __len__(self) -> int:
         return self._stop - self._start
@@ -88,13 +141,17 @@ class Dataset:
     def take(self, index: Indices, epoch: Indices) -> Batch:
         index = self.original(index)
         if self._batched:
-            inputs, targets = _pick(self._dataset[torch.from_numpy(index)], self._keys)
+            inputs, targets = _pick(self._samples.dataset[torch.from_numpy(index)], self._samples.keys)
+            inputs, targets = tree(tensor, inputs), tree(tensor, targets)
         elif self._workers:
-            parts = self._pool.map(_read, np.array_split(index, self._workers), np.array_split(epoch, self._workers))
-            inputs, targets = _tree(lambda *arrays: torch.from_numpy(np.concatenate(arrays)), *(part for part in parts if part is not None))
+            columns = zip(*(part for part in self._read_by_workers(index, epoch) if part is not None), strict=True)
+            inputs, targets = (
+                tree(torch.from_numpy, joined(column, fill)) for column, fill in zip(columns, (self._samples.pad, IGNORE), strict=True)
+            )
         else:
-            inputs, targets = default_collate([self._sample(int(i), int(e)) for i, e in zip(index, epoch, strict=True)])
-        return {"inputs": _single(inputs), "targets": _single(targets)}
+            inputs, targets = self._samples.batch(index, epoch)
+        batch = {"inputs": inputs, "targets": targets}
+        return batch | {"targets": next_targets(batch)} if self._shift else batch
 
     def original(self, index: Indices) -> Indices:
         """Where these samples stand in the user's dataset."""
@@ -102,33 +159,64 @@ class Dataset:
         return permute(index + self._start, n=self._whole, key=1) if self._kept is None else index
 
     def holdout(self) -> "Dataset | None":
-        inputs, targets = self._keys
-        if self._kept is not None:
-            return Dataset(self._kept, holdout=0, inputs=inputs, targets=targets, outputs=self._outputs, workers=self._workers)
-        if self._stop == self._whole:
+        if self._kept is None and self._stop == self._whole:
             return None
+        of, (inputs, targets) = self._samples, self._samples.keys
+        dataset, part = (of.dataset, {"start": self._stop, "stop": self._whole}) if self._kept is None else (self._kept, {})
         return Dataset(
-            self._dataset, inputs=inputs, targets=targets, outputs=self._outputs, workers=self._workers, start=self._stop, stop=self._whole
-        )
+            dataset, holdout=0, inputs=inputs, targets=targets, shift=self._shift, outputs=self._outputs, pad=of.pad, length=of.length, collate=of.collate,
+            workers=self._workers, **part,
+        )  # fmt: skip
 
-    def _sample(self, index: int, epoch: int) -> Any:
-        _seed(index, epoch)
-        return _pick(self._dataset[index], self._keys)
+    def _read_by_workers(self, index: Indices, epoch: Indices) -> list[Any]:
+        """Raises RuntimeError that names the sample and the signal when a loading process died."""
+        pool = self._pool
+        processes = pool._processes  # private, and gone from the pool as soon as one of them is: a test reads it
+        try:
+            return list(pool.map(_read, np.array_split(index, self._workers), np.array_split(epoch, self._workers)))
+        except BrokenProcessPool as error:
+            at = loading.reading()
+            told = [
+                f"a loading process {_ending(code)} while it read sample {at.get(pid, '?')} of data.dataset"
+                for pid, code in _dead(list(dict(processes or {}).values())).items()
+            ]
+            raise RuntimeError("; ".join(told) or "a loading process died") from error
+
+    @cached_property
+    def _reading(self) -> Any:
+        return loading.table(self._workers)
 
     @cached_property
     def _pool(self) -> ProcessPoolExecutor:
         # a fresh interpreter each: this process has threads, and a fork would copy their locks
-        return ProcessPoolExecutor(self._workers, multiprocessing.get_context("spawn"), initializer=_adopt, initargs=(self._dataset, self._keys))
+        context = multiprocessing.get_context("spawn")
+        return ProcessPoolExecutor(self._workers, context, initializer=_adopt, initargs=(self._samples, self._reading, context.Value("i", 0)))
 
 
-def _adopt(dataset: Any, keys: Keys) -> None:
+def _dead(processes: Sequence[Any]) -> dict[int, int]:
+    """pid -> exit code of those that ended by themselves; empty when none is known to within a second."""
+    deadline = time.monotonic() + 1.0
+    while True:
+        # the pool ends the others; it also waits for them, in a thread of its own, and knows an exit code a moment before this one does
+        dead = {process.pid: process.exitcode for process in processes if process.exitcode not in (None, 0, -signal.SIGTERM)}
+        if dead or time.monotonic() > deadline:
+            return dead
+        time.sleep(0.01)
+
+
+def _ending(code: int) -> str:
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended by itself with exit code {code}"
+
+
+def _adopt(samples: Samples, reading: Any, count: Any) -> None:
     """A loading process begins. Signals are for the rank, which still needs samples until it stops; and it does not outlive the rank."""
-    global _dataset, _keys
+    global _samples, _note
+    _note = loading.answer(reading, count)
     for number in WISHES:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
     torch.set_num_threads(1)
-    _dataset, _keys = dataset, keys
+    _samples = samples
 
 
 def _end_with(parent: Any) -> None:
@@ -138,12 +226,9 @@ def _end_with(parent: Any) -> None:
 
 def _read(index: Indices, epoch: Indices) -> Any:
     """The samples as one tree of numpy arrays: what a loading process sends, and what the thread that waits for it may touch."""
-    samples = []
+    assert _samples
     try:
-        for i, e in zip(index.tolist(), epoch.tolist(), strict=True):
-            _seed(i, e)
-            samples.append(_pick(_dataset[i], _keys))
-        return _tree(Tensor.numpy, default_collate(samples)) if samples else None
+        return tuple(tree(Tensor.numpy, part) for part in _samples.batch(index, epoch)) if len(index) else None
     except Exception as error:
         if _travels(error):
             raise
@@ -159,11 +244,18 @@ def _travels(error: Exception) -> bool:
     return True
 
 
-def _pick(sample: Any, keys: Keys) -> tuple[Any, Any]:
-    """(input, target) of a sample, or of a batch of them. Raises WordsError when a key is not there."""
+def _names(inputs: Inputs) -> Sequence[str]:
+    return [] if isinstance(inputs, int | str) else inputs
+
+
+def _pick(sample: Any, keys: Keys, *, optional: str | None = None) -> tuple[Any, Any]:
+    """(input, target) of a sample, or of a batch of them. Raises WordsError when a key is not there, unless it is `optional`."""
+    inputs, target = keys
+    named = sample._asdict() if isinstance(sample, tuple) and hasattr(sample, "_asdict") and not isinstance(target, int) else sample
     try:
-        inputs, target = keys
-        return sample[inputs] if isinstance(inputs, int | str) else {key: sample[key] for key in inputs}, sample[target]
+        if isinstance(inputs, int | str):
+            return named[inputs], named[target]
+        return {key: named[key] for key in inputs if key != optional or key in named}, named[target]
     except (KeyError, IndexError, TypeError):
         has = (
             ", ".join(map(str, sample))
@@ -175,15 +267,6 @@ def _pick(sample: Any, keys: Keys) -> tuple[Any, Any]:
         raise WordsError(f"data.inputs={keys[0]} data.targets={keys[1]}: a sample has {has}. Name the two keys.") from None
 
 
-def _tree(change: Callable[..., Any], first: Any, *others: Any) -> Any:
-    """`change` of the leaves of trees of one shape: mappings, lists and tuples."""
-    if isinstance(first, Mapping):
-        return {key: _tree(change, item, *(other[key] for other in others)) for key, item in first.items()}
-    if isinstance(first, list | tuple):
-        return [_tree(change, *items) for items in zip(first, *others, strict=True)]
-    return change(first, *others)
-
-
 def _seed(index: int, epoch: int) -> None:
     value = _mix64(_mix64(index) ^ epoch)
     random.seed(value)
@@ -191,28 +274,32 @@ def _seed(index: int, epoch: int) -> None:
     torch.default_generator.manual_seed(value >> 1)
 
 
+def _gives_one(dataset: Any) -> bool:
+    """Whether it has a `__getitem__`, and not only that of torch's base class, which refuses."""
+    return getattr(type(dataset), "__getitem__", torch.utils.data.Dataset.__getitem__) is not torch.utils.data.Dataset.__getitem__
+
+
 def _instead(dataset: Any) -> str:
+    if hasattr(dataset, "__getitems__"):
+        return "Samples are read one by one: add def __getitem__(self, i): return self.__getitems__([i])[0]."
     if isinstance(dataset, DataLoader):
         return "Give the dataset it reads from: batches, order and processes are the words batch, seed and data.workers."
     return "A stream cannot be gone on with from its middle on another mesh: give its items an index, or write them to files for data=text or data=tokens."
 
 
-def _single(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.float() if value.dtype == torch.float64 else value
-    if not isinstance(value, Mapping):
-        raise WordsError(f"data.dataset: an input or target is a {type(value).__name__}. Give several parts names: return them as a mapping.")
-    return {key: _single(item) for key, item in value.items()}
-
-
 def _classes(dataset: Any) -> int | None:
-    """The number of classes, where the dataset says: `classes`, `targets`, or a TensorDataset of whole numbers."""
-    if hasattr(dataset, "classes"):
-        return len(dataset.classes)
+    """The number of classes, where the dataset says: `classes` (their names or how many), `targets`, or a TensorDataset of whole numbers."""
+    classes = getattr(dataset, "classes", None)
+    if isinstance(classes, int | np.integer):
+        return int(classes)
+    if isinstance(classes, Sized) and len(classes):
+        return len(classes)
     targets = getattr(dataset, "targets", None)
     if targets is None and isinstance(dataset, TensorDataset):
         targets = dataset.tensors[-1]
-    if targets is None:
+    try:
+        labels = torch.as_tensor(targets)
+    except (TypeError, ValueError, RuntimeError):  # no labels, or none that are numbers
         return None
-    labels = torch.as_tensor(targets)
-    return None if labels.is_floating_point() else int(labels.max()) + 1
+    whole = not (labels.is_floating_point() or labels.is_complex()) and labels.numel()
+    return int(labels.max()) + 1 if whole else None

@@ -1,5 +1,7 @@
 """Handwritten digits as a map-style dataset: scikit-learn's 1,797 images of 8x8 pixels (UCI optical recognition test set)."""
 
+from typing import ClassVar
+
 import numpy as np
 import torch
 from torch.utils.data import TensorDataset
@@ -9,6 +11,9 @@ from dtrain.errors import PreflightError
 
 class Digits(TensorDataset):
     """Images [1, 8, 8] in [0, 1], labels 0..9."""
+
+    classes = 10
+    about: ClassVar = {"inputs": [1, 8, 8], "targets": []}
 
     def __init__(self) -> None:
         try:

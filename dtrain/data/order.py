@@ -17,7 +17,14 @@ Indices = NDArray[np.int64]
 
 
 def samples(positions: Indices, *, n: int, seed: int) -> tuple[Indices, Indices]:
-    """(sample, epoch) of every position of the world; both int64, shaped like `positions`."""
+    """(sample, epoch) of every position of the world; both int64, shaped like `positions`.
+
+    The order of a run with `seed` and `batch`, whose step counts from 0:
+
+        source = dtrain.data.dataset.Dataset(mine, holdout=0.1)  # as its data words say; without what is held out
+        index, epoch = samples(np.arange(step * batch, (step + 1) * batch), n=len(source), seed=dtrain.seeds.derive(seed, "data"))
+        source.original(index)  # where these samples stand in `mine`
+    """
     epochs = positions // n
     found = np.empty_like(positions)
     for epoch in np.unique(epochs):

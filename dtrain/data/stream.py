@@ -1,7 +1,8 @@
 """The walk through a Source: step s of the run is samples [s*batch, (s+1)*batch) of the global order, whatever the mesh.
 
 Positions are read in blocks of several steps, by a thread beside the training where the source allows it, so that a step costs a
-few views. The whole state is one integer, the samples the world has seen, and the batches it shall pass over when it comes to them.
+few views. The whole state is one integer, the samples the world has seen, and the batches it shall pass over when it comes to them,
+with the number of those that it has passed over: so a reader can hold the samples against the steps.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dtrain.data import Batch, Source
+from dtrain.data import Batch, Indices, Source
 from dtrain.data.dataset import Dataset
 from dtrain.data.order import VERSION, samples
 from dtrain.errors import WordsError
@@ -45,11 +46,13 @@ class Stream:
         self.seen = self.first = 0
         """Samples the world has seen or passed over, and where in the global order the newest step began."""
         self._passed: set[int] = set()
+        self._before = 0
+        """Batches passed over that are not among those: by the run that was loaded."""
         self._source, self._batch, self._mesh, self._seed, self._count = source, batch, mesh, seed, count
         if len(source) < 1:
             raise WordsError("data: there is no sample to train on. Type a smaller data.holdout.")
         one = source.take(np.array([0]), np.array([0]))
-        share = batch.local * max(1, sum(part.nbytes for part in _tensors(one)))
+        share = batch.local * max(1, sum(part.nbytes for part in leaves(one)))
         self._steps = 1 if source.loading == "step" else max(1, min(BLOCK_STEPS, BLOCK_BYTES // share))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dtrain-data") if source.loading == "thread" else None
         self._next: Future[Batch] | None = None
@@ -70,18 +73,25 @@ class Stream:
 
     def state_dict(self) -> dict[str, Any]:
         source = {"samples": len(self._source), "seed": self._seed, "order": VERSION, "fingerprint": self._source.fingerprint}
-        return {"seen": self.seen, "passed_over": sorted(first for first in self._passed if first >= self.seen), **source}
+        position = {"seen": self.seen, "batch": self._batch.size, "passed": self._before + self._gone_by()}
+        return {**position, "passed_over": sorted(first for first in self._passed if first >= self.seen), **source}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on after `seen` samples. Raises WordsError when the data, its seed or the order is another."""
+        """Go on after `seen` samples. Raises WordsError when the data, its seed, the order or the batch is another."""
         mine = self.state_dict()
-        for key in ("samples", "fingerprint", "seed", "order"):
+        if state["seed"] != mine["seed"]:
+            raise WordsError(
+                "resume: the newest checkpoint is of a run with another seed. Type seed=<that of this run>, or out=<another place>; where the checkpoints of "
+                "two runs lie in one folder (dtrain checkpoint ls), remove those of one of them."
+            )
+        for key in ("samples", "fingerprint", "order", "batch"):
             if state[key] != mine[key]:
                 raise WordsError(
                     f"resume: the checkpoint was trained on other data ({key} {state[key]!r}, here {mine[key]!r}). "
                     "Type out=<another place>, or init=<this run> to start from its weights."
                 )
         self.pass_over(state.get("passed_over", ()), seen=state["seen"])
+        self._before = state["passed"] - self._gone_by()
 
     def pass_over(self, batches: Iterable[int], *, seen: int) -> None:
         """Go on after `seen` samples, and leave out the batches that begin at these places when they come."""
@@ -89,10 +99,19 @@ class Stream:
         self._passed.update(batches)
         self._next, self._ready = None, iter(())
 
+    def _gone_by(self) -> int:
+        return sum(first < self.seen for first in self._passed)
+
     def samples(self, first: int) -> list[int]:
         """Which samples the step takes that begins at this place of the order: of the user's dataset where there is one, else of the source."""
-        index, _ = samples(np.arange(first, first + self._batch.size), n=len(self._source), seed=self._seed)
-        return [int(sample) for sample in (self._source.original(index) if isinstance(self._source, Dataset) else index)]
+        return self._named(self._order(np.arange(first, first + self._batch.size))[0])
+
+    def alone(self, first: int) -> Iterator[tuple[int, int, Batch]]:
+        """This rank's samples of that step, each read by itself: its place in the order, what `samples` calls it, what was read."""
+        places = self._mine([first])
+        index, epoch = self._order(places)
+        for number, sample in enumerate(self._named(index)):
+            yield int(places[number]), sample, self._source.take(index[number : number + 1], epoch[number : number + 1])
 
     def close(self) -> None:
         if self._thread:
@@ -131,19 +150,27 @@ class Stream:
 
     def _load(self, firsts: list[int]) -> Batch:
         """This rank's samples of the steps that begin at these places of the global order, on the CPU."""
-        shape = self._batch
-        positions = (np.array(firsts, dtype=np.int64)[:, None] + self._mesh.data_rank * shape.local + np.arange(shape.local)).ravel()
-        batch = self._source.take(*samples(positions, n=len(self._source), seed=self._seed))
+        batch = self._source.take(*self._order(self._mine(firsts)))
         pinned: Batch = _map(batch, Tensor.pin_memory) if self._mesh.device.type == "cuda" else batch
         return pinned
 
+    def _mine(self, firsts: list[int]) -> Indices:
+        local = self._batch.local
+        return (np.array(firsts, dtype=np.int64)[:, None] + self._mesh.data_rank * local + np.arange(local)).ravel()
 
-def _tensors(batch: Any) -> Iterator[Tensor]:
+    def _order(self, positions: Indices) -> tuple[Indices, Indices]:
+        return samples(positions, n=len(self._source), seed=self._seed)
+
+    def _named(self, index: Indices) -> list[int]:
+        return [int(sample) for sample in (self._source.original(index) if isinstance(self._source, Dataset) else index)]
+
+
+def leaves(batch: Any) -> Iterator[Tensor]:
     if isinstance(batch, Tensor):
         yield batch
     else:
         for part in batch.values():
-            yield from _tensors(part)
+            yield from leaves(part)
 
 
 def _map(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from dtrain.data.order import _mix32, _mix64
 
 PERIOD = 7
 """next_token repeats a random phrase of this many tokens: what comes next can be copied from what was."""
+INPUT_BITS = 21
+"""After the binary point of an input, in the product that gives its targets."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Synthetic:
 
     @property
     def fingerprint(self) -> str:
-        return f"synthetic-{self.task}-{list(self.inputs)}-{self.outputs}-{self.vocab}-{self.sequence}-{self.samples}-{self.first}-{self.seed}"
+        return f"synthetic-2-{self.task}-{list(self.inputs)}-{self.outputs}-{self.vocab}-{self.sequence}-{self.samples}-{self.first}-{self.seed}"
 
     def __len__(self) -> int:
         return self.samples
@@ -48,9 +51,8 @@ class Synthetic:
             phrase = (self._random(index, PERIOD) * self.vocab).astype(np.int64)
             tokens = phrase[:, np.arange(self.sequence + 1) % PERIOD]
             return {"inputs": torch.from_numpy(tokens[:, :-1].copy()), "targets": torch.from_numpy(tokens[:, 1:].copy())}
-        size = math.prod(self.inputs)
-        x = (self._random(index, size) * 2 - 1).astype(np.float32)
-        y = x @ self._map(size)
+        x = (self._random(index, math.prod(self.inputs)) * 2 - 1).astype(np.float32)
+        y = self._mapped(x)
         targets = torch.from_numpy(y.argmax(1) if self.task == "classification" else y)
         return {"inputs": torch.from_numpy(x).view(-1, *self.inputs), "targets": targets}
 
@@ -65,8 +67,19 @@ class Synthetic:
         uniform: np.ndarray[Any, np.dtype[np.float64]] = mixed.astype(np.float64) / 2**32
         return uniform
 
-    def _map(self, size: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-        weights: np.ndarray[Any, np.dtype[np.float32]] = (
-            np.random.default_rng(self.seed).normal(size=(size, self.outputs), scale=size**-0.5).astype(np.float32)
-        )
-        return weights
+    def _mapped(self, x: np.ndarray[Any, np.dtype[np.float32]]) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """The linear map of every row, exactly: whole numbers below 2**53 are not rounded, in whatever order a CPU's BLAS adds them up.
+
+        Of rounded products a row would depend on the rows it is computed with, and on the CPU.
+        """
+        weights, unit = self._weights
+        exact: np.ndarray[Any, np.dtype[np.float64]] = np.rint(x.astype(np.float64) * 2**INPUT_BITS) @ weights
+        return (exact * unit).astype(np.float32)
+
+    @cached_property
+    def _weights(self) -> tuple[np.ndarray[Any, np.dtype[np.float64]], float]:
+        """Normal numbers as whole ones, and the factor that gives the map a standard deviation of size**-0.5."""
+        size = math.prod(self.inputs)
+        bits = 29 - size.bit_length()  # products are below 2**(INPUT_BITS + 3 + bits) up to 8 standard deviations; size of them below 2**53
+        normal = np.random.default_rng(self.seed).normal(size=(size, self.outputs))
+        return np.rint(normal * 2.0**bits), 2.0 ** -(INPUT_BITS + bits) / math.sqrt(size)

@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dtrain import store
+from dtrain import store, tokenfile
 from dtrain.data import Batch, Indices, Loading
 from dtrain.data.text import cache_folder
 from dtrain.data.windows import Windows, split
 from dtrain.errors import PreflightError, StoreError, WordsError
-
-KINDS = ("uint8", "uint16", "uint32")
 
 
 class Tokens:
@@ -25,8 +23,8 @@ class Tokens:
     loading: Loading = "thread"
 
     def __init__(self, *, path: str, holdout_path: str | None, holdout: float, vocab: int, sequence: int, dtype: str, cache: str | None) -> None:
-        if dtype not in KINDS:
-            raise WordsError(f"data.dtype={dtype}: a .bin file holds {', '.join(KINDS)}.")
+        if dtype not in tokenfile.KINDS:
+            raise WordsError(f"data.dtype={dtype}: a .bin file holds {', '.join(tokenfile.KINDS)}.")
         self._path, self._holdout_path, self._part = path, holdout_path, holdout
         self._vocab, self._sequence, self._dtype = vocab, sequence, dtype
         self._cache = Path(cache).expanduser() if cache else cache_folder()
@@ -50,21 +48,18 @@ class Tokens:
 
     def take(self, index: Indices, epoch: Indices) -> Batch:
         batch = self._windows.take(index, epoch)
-        largest, least = int(batch["targets"].numpy().max()), int(batch["targets"].numpy().min())
-        if least < 0:
-            raise PreflightError(f"data.path={self._path}: token {least} is negative.")
-        if largest >= self._vocab:
-            raise PreflightError(
-                f"data.path={self._path}: token {largest} is outside data.vocab={self._vocab}. Type data.vocab={largest + 1} or more."
-            )
+        self._check(f"data.path={self._path}", [batch["inputs"].numpy().ravel(), batch["targets"].numpy().ravel()])
         return batch
 
     def holdout(self) -> Windows | None:
         kept = self._windows.holdout()
-        largest = max((int(array[i : i + (1 << 22)].max()) for array in kept.arrays for i in range(0, len(array), 1 << 22)), default=0) if kept else 0
-        if largest >= self._vocab:
-            raise PreflightError(f"data.holdout_path={self._holdout_path}: token {largest} is outside data.vocab={self._vocab}.")
+        if kept:
+            self._check(f"data.holdout_path={self._holdout_path}" if self._holdout_path else f"data.path={self._path}", kept.arrays)
         return kept
+
+    def _check(self, place: str, tokens: Sequence[NDArray[Any]]) -> None:
+        if problem := tokenfile.outside(tokens, self._vocab):
+            raise PreflightError(f"{place}: {problem}")
 
     def _open(self, path: str) -> list[NDArray[Any]]:
         urls = store.find(path)
@@ -79,15 +74,7 @@ class Tokens:
             if not file.exists():
                 store.download(url, file.with_suffix(".part"))
                 file.with_suffix(".part").replace(file)
-        try:
-            array: NDArray[Any] = (
-                np.load(file, mmap_mode="r", allow_pickle=False) if file.suffix == ".npy" else np.memmap(file, dtype=self._dtype, mode="r")
-            )
-        except (ValueError, OSError) as error:
-            raise StoreError.during("read tokens of", url, error) from error
-        if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-            raise StoreError.during("read tokens of", url, f"one row of integers is expected, not {array.ndim} dims of {array.dtype}")
-        return array
+        return tokenfile.mapped(file, url, self._dtype)
 
 
 def _digest(arrays: Sequence[NDArray[Any]]) -> str:

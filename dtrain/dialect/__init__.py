@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 from dtrain import store
 from dtrain.dialect import others
 from dtrain.dialect.ledger import Ledger, flatten, show
-from dtrain.dialect.read import parse
+from dtrain.dialect.read import read
 from dtrain.errors import StoreError, WordsError, nearest
 
 DIALECTS = ("accelerate", "axolotl", "deepspeed", "lightning", "ray", "torchtitan", "torchtune")
@@ -62,7 +62,7 @@ def translate(tree: Mapping[str, Any], name: str, place: str, *, prefix: str = "
 
 ONLY = {
     "strategy.reshard": ("fsdp", "hsdp"), "strategy.rests": ("fsdp", "hsdp", "zero1", "zero2", "zero3"),
-    "strategy.bucket_mb": ("ddp", "pipeline"), "strategy.find_unused_parameters": ("ddp",),
+    "strategy.bucket_mb": ("ddp", "pipeline"),
 }  # fmt: skip
 """Arguments that only some strategies have."""
 
@@ -112,10 +112,10 @@ def nested(ledger: Ledger, key: str, name: str, *, auto: str = "") -> None:
     beside = store.join(ledger.place.rpartition("/")[0] or ".", file)
     for place in dict.fromkeys([file, beside] if local and file.startswith("/") else [beside, file] if local else [beside]):
         try:
-            written = store.read(place)
+            tree = read(place)
         except StoreError:
             continue
-        other = translate(parse(written, place), name, place, prefix=f"{file}: ", auto=auto)
+        other = translate(tree, name, place, prefix=f"{file}: ", auto=auto)
         ledger.adopt(other)
         ledger.skip(key, "its keys are told one by one")
         return

@@ -285,7 +285,7 @@ RULES: dict[str, Rule] = {
     "fp8_config.backend": chosen({"ao": says({"precision": "fp8"}), "torchao": says({"precision": "fp8"})}, refused("products in fp8 are torchao's. Type precision=fp8.")),
     "fp8_config.**": refused("of other kernels than torchao's. Type precision=fp8 precision.recipe=tensorwise or rowwise."),
     **every("tpu_name tpu_zone tpu_use_cluster tpu_use_sudo tpu_vm tpu_env command_file commands", lacking("nothing is run on TPUs here. Leave it out.")),
-    "mpirun_config.**": refused("ranks of mpirun need RANK and WORLD_SIZE in their environment; then launcher=external takes them as they are."),
+    "mpirun_config.**": refused("ranks of mpirun are taken as they are: mpirun -n 2 python -m dtrain <words>."),
     "ipex_config.**": lacking("there is no ipex. Leave it out."),
     "fsdp_config": unneeded("empty"), "deepspeed_config": unneeded("empty"), "megatron_lm_config": unneeded("empty"), "parallelism_config": unneeded("empty"),
     **{f"fsdp_config.fsdp_{name}": rule for name, rule in FSDP.items()},

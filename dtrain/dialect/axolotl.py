@@ -313,7 +313,7 @@ RULES: dict[str, Rule] = {
     **every("wandb_project wandb_entity wandb_watch wandb_name wandb_run_id wandb_mode wandb_log_model use_wandb use_mlflow mlflow_tracking_uri mlflow_experiment_name mlflow_run_name use_comet comet_api_key comet_workspace comet_project_name use_trackio trackio_project_name", lacking(LOGGERS)),
     "use_tensorboard": switched(says({"logger": ["console", "tensorboard"]}), unneeded("metrics.jsonl is always written")),
     **every("neftune_noise_alpha embedding_lr embedding_lr_scale lr_quadratic_warmup lr_groups cosine_constant_lr_ratio lr_scheduler_kwargs.** optim_args.** optim_args auto_find_batch_size optim_target_modules", lacking("there is no such thing. Leave it out, or write a part of your own.")),
-    **every("ddp_find_unused_parameters", switched(says({"strategy.find_unused_parameters": True}), unneeded("off, as here"))),
+    "ddp_find_unused_parameters": unneeded("parameters that a step does not reach are no trouble"),
     "ddp_bucket_cap_mb": to("strategy.bucket_mb", count),
     **every("ddp ddp_timeout ddp_broadcast_buffers local_rank world_size", unneeded("who starts the ranks sets them up: backend.timeout is 600 s")),
     **every("gc_steps gc_collect_steps torch_empty_cache_steps strict axolotl_config_path include_tokens_per_second include_tkps profiler_steps profiler_steps_start use_ray", unneeded("of axolotl's own loop")),

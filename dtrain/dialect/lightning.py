@@ -47,9 +47,7 @@ CLOCK = re.compile(r"(\d+):(\d\d:\d\d:\d\d)")
 PARTS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
 STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     "ddp": {"strategy": "ddp"},
-    "ddp_find_unused_parameters_true": {"strategy": "ddp", "strategy.find_unused_parameters": True},
-    "ddp_find_unused_parameters_false": {"strategy": "ddp"},
-    **{f"ddp_{way}": {"strategy": "ddp"} for way in ("spawn", "fork", "notebook")},
+    **{f"ddp_{way}": {"strategy": "ddp"} for way in ("find_unused_parameters_true", "find_unused_parameters_false", "spawn", "fork", "notebook")},
     "fsdp": SHARDING["full_shard"],
     "fsdp_cpu_offload": {**SHARDING["full_shard"], "strategy.rests": "cpu"},
     "deepspeed": {"strategy": "zero2"},
@@ -228,9 +226,12 @@ def _checkpoint(ledger: Ledger, section: str) -> None:
         elif name == "monitor" and str(monitor) in ("val_loss", "valid_loss", "validation_loss", "val/loss", "eval_loss"):
             ledger.carry(key, {"checkpoint.best": "eval_loss"}, "the held-out loss")
         elif name == "monitor" and value is not None:
-            ledger.refuse(key, "a figure of the evaluation, of which the lowest is the best. Type checkpoint.best=eval_loss.")
+            ledger.refuse(key, "a figure of the evaluation is meant. Type checkpoint.best=eval_loss, or checkpoint.best=eval_accuracy.")
         elif name == "mode" and value == "max" and monitor:
-            ledger.refuse(key, "the lowest is the best. Type checkpoint.best=eval_loss.")
+            ledger.refuse(
+                key,
+                "the objective says what is the best: the lowest loss, the highest accuracy. Type checkpoint.best=eval_loss or checkpoint.best=eval_accuracy.",
+            )
         elif name in CHECKPOINT:
             (unneeded("empty") if value is None else CHECKPOINT[name])(ledger, key, value)
         else:
@@ -274,7 +275,7 @@ CHECKPOINT: dict[str, Rule] = {
     "train_time_interval": refused("saves are counted in steps. Type checkpoint.every=<steps>."),
     "save_last": unneeded("the newest one always stays"),
     **every("dirpath filename auto_insert_metric_name enable_version_counter verbose save_on_train_epoch_end", unneeded("checkpoints are under <out>/checkpoints, named by step")),
-    **every("mode save_top_k", unneeded("the lowest is the best, and one of them stays")),
+    **every("mode save_top_k", unneeded("the objective says what is the best, and one of them stays")),
     "save_weights_only": lacking("a checkpoint is whole; dtrain checkpoint export writes weights alone."),
     "save_on_exception": unneeded("killed ranks go on from their last state: checkpoint.memory=1 keeps one of every step"),
     "monitor": unneeded("empty"),
@@ -282,7 +283,7 @@ CHECKPOINT: dict[str, Rule] = {
 OFF = unneeded("off, as here")
 ARGUMENTS: Mapping[str, Mapping[str, Rule]] = {
     "DDPStrategy": {
-        "find_unused_parameters": switched(says({"strategy.find_unused_parameters": True}), OFF),
+        "find_unused_parameters": unneeded("parameters that a step does not reach are no trouble"),
         "bucket_cap_mb": to("strategy.bucket_mb", count),
         **every("static_graph gradient_as_bucket_view start_method process_group_backend timeout timeout.class_path timeout.init_args.seconds timeout.init_args.minutes", unneeded("ranks are started and reduced as is fastest; backend.timeout is 600 s")),
     },

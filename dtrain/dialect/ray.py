@@ -79,7 +79,7 @@ def _kept(ledger: Ledger) -> None:
         else:
             ledger.refuse(
                 score,
-                f"the lowest figure of the evaluation is the best, theirs is the {order} of {show(ledger.leaves[score])}. Type checkpoint.best=eval_loss.",
+                f"theirs is the {order} of {show(ledger.leaves[score])}. Type checkpoint.best=eval_loss (the lowest) or checkpoint.best=eval_accuracy (the highest).",
             )
     if any("checkpoint_config" in key for key in ledger.leaves):
         ledger.imply({"checkpoint.keep": None}, "Ray keeps all unless told otherwise")

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from dtrain import store
 from dtrain.dialect import others
 from dtrain.dialect.ledger import Code, flatten
 from dtrain.errors import WordsError, first_line
@@ -51,10 +52,15 @@ Loader.add_implicit_resolver(
 )
 
 
+def read(place: str) -> dict[str, Any]:
+    """The tree of the file at a path or URL. Raises WordsError in one line, and StoreError."""
+    return parse(store.small(place, LONGEST + 1), place)
+
+
 def parse(written: bytes, place: str) -> dict[str, Any]:
     """The tree. Raises WordsError in one line."""
     if len(written) > LONGEST:
-        raise WordsError(f"{place}: {len(written) >> 20} MiB are no config. Give the file that the other tool is started with.")
+        raise WordsError(f"{place}: more than {LONGEST >> 20} MiB is no config. Give the file that the other tool is started with.")
     try:
         text = written.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -8,9 +8,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from dtrain.doctor import Case, Finding, Verdict
+from dtrain.preflight import fewest_files
 
-RANK_FILES, FEWEST_FILES = 256, 32
-"""Descriptors of a rank alone: torch, its threads, streams to a storage; and with how few two ranks still trained."""
+RANK_FILES = 256
+"""Descriptors of a rank alone: torch, its threads, streams to a storage."""
 ENOUGH_TASKS = 1024
 LARGE_DUMP = 1 << 30
 
@@ -56,9 +57,7 @@ def enough_files(soft: int, hard: int, world: int) -> Finding:
         if hard == resource.RLIM_INFINITY or hard >= need
         else "raise nofile in /etc/security/limits.conf, or docker run --ulimit nofile=65536"
     )
-    return Finding(
-        "nofile", "stop" if soft < FEWEST_FILES + world // 2 else "note", f"{soft} open files, where a rank of {world} may need {need}", advice
-    )
+    return Finding("nofile", "stop" if soft < fewest_files(world) else "note", f"{soft} open files, where a rank of {world} may need {need}", advice)
 
 
 def tasks(case: Case) -> Iterable[Finding]:

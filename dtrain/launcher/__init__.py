@@ -20,9 +20,9 @@ class Launcher(Protocol):
         ...
 
 
-def run_here(plan: Plan) -> Result:
-    """This process as one rank that nobody watches: it tells its own failure."""
-    with failure.alone(plan.out, int(os.environ.get("RANK", 0))):
+def run_here(plan: Plan, *, launcher: int | None = None) -> Result:
+    """This process as one rank that nobody watches: it tells its own failure. `launcher` is the process that the ranks of this host have in common."""
+    with failure.alone(plan.out, int(os.environ.get("RANK", 0)), launcher):
         return run_rank(plan)
 
 

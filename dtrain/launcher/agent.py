@@ -21,6 +21,7 @@ from typing import Any
 
 from dtrain import failure, options, screen, secrets, signals, store
 from dtrain.blame import is_victim
+from dtrain.errors import PreflightError, StoreError, why
 from dtrain.launcher import process, run_rank
 from dtrain.launcher.link import Link, drain, ready
 from dtrain.plan import Plan
@@ -28,6 +29,8 @@ from dtrain.plan import Plan
 REPORT_SECONDS = {"victim": 1.0, "cause": 0.2}
 """Ranks that are about to be ended get this long to say where they are: less where it is known already which one is the cause."""
 BEAT_SECONDS = 1.0
+FROZEN_SECONDS = 3.0
+"""So long a rank that should stop may be stopped itself."""
 SECRET = "DTRAIN_SECRET"
 """In the environment: what a node of another host must know to join, where the command has it."""
 
@@ -46,6 +49,8 @@ class Agent:
         self._beat_number, self._beats = 0, dict[int, float]()
         self._beat_at = self._alive = time.monotonic()
         self._over = False
+        self._asked, self._frozen = False, dict[int, float]()
+        """Whether ranks were asked to stop; since when each of them, by its pid, cannot hear it because it is stopped itself."""
 
     def run(self) -> None:
         """Returns when the run is over. Raises ConnectionError when the server is lost; no rank lives then."""
@@ -64,6 +69,7 @@ class Agent:
                             getattr(self, f"on_{message.pop('do')}")(**message)
                     drain(waker)
                     self._reap()
+                    self._miss()
         finally:
             process.kill(*self._ranks)
 
@@ -83,8 +89,9 @@ class Agent:
         self._alive = self._beats[number]
         self._beats = {later: at for later, at in self._beats.items() if later > number}
 
-    def on_start(self, *, round: int, first: int, nodes: int, group: int, environment: Mapping[str, str]) -> None:
-        self._round, self._reports = round, self._folder / f"round-{round}"
+    def on_start(self, *, round: int, first: int, nodes: int, group: int, passed: float, environment: Mapping[str, str]) -> None:
+        """`passed`: seconds since the command began."""
+        self._round, self._reports, self._asked = round, self._folder / f"round-{round}", False
         self._reports.mkdir(exist_ok=True)
         plan = self._plan.on(nodes)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals.WISHES)  # until the rank is able to note them
@@ -95,12 +102,19 @@ class Agent:
                 "GROUP_WORLD_SIZE": str(nodes),
                 "DTRAIN_REPORTS": str(self._reports),
                 "DTRAIN_MEMORY": str(self._memory),
+                "DTRAIN_BEGAN": str(time.monotonic() - passed),  # a clock of this host
             }
             rank, work = first + local, partial(_rank, plan, self._reports, self._link, {**environment, **own})
-            self._ranks[process.fork(work, f"dtrain-rank-{rank}")] = rank
+            try:
+                self._ranks[process.fork(work, f"dtrain-rank-{rank}")] = rank
+            except OSError as error:
+                failure.tell(self._reports, rank, "error", f"rank {rank} cannot start: {why(error)}", exit_code=PreflightError.exit_code)
+                self._link.send(do="failed", round=round, victim=False)
+                break
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def on_stop(self, *, number: int) -> None:
+        self._asked = True
         for pid in self._ranks:
             os.kill(pid, number)
 
@@ -122,11 +136,22 @@ class Agent:
             code = process.ended(pid)
             if code is not None:
                 del self._ranks[pid]
-                if code:
-                    failure.ended(self._reports, rank, code)
+                if not failure.is_done(self._reports, rank):
+                    with contextlib.suppress(StoreError):  # of a full disk the rank has told
+                        failure.ended(self._reports, rank, code)
                     self._link.send(do="failed", round=self._round, victim=_is_victim(self._reports, rank))
                 elif not self._ranks:
                     self._link.send(do="done", round=self._round, files={} if self._shared else _read(self._reports))
+
+    def _miss(self) -> None:
+        """A rank that was asked to stop and is stopped (SIGSTOP) keeps the others waiting in a collective: so long, and they are ended."""
+        stopped = [pid for pid in self._ranks if process.is_stopped(pid)] if self._asked else []
+        self._frozen = {pid: self._frozen.get(pid, time.monotonic()) for pid in stopped}
+        for pid in [pid for pid, since in self._frozen.items() if time.monotonic() - since > FROZEN_SECONDS]:
+            with contextlib.suppress(StoreError):
+                failure.look(self._reports, self._ranks[pid], pid)
+            self._asked = False
+            self._link.send(do="failed", round=self._round, victim=False)
 
     def _report(self, seconds: float) -> None:
         """SIGUSR2 asks a rank where it is: wait until each has written it, or ended."""
@@ -168,10 +193,14 @@ def _rank(plan: Plan, folder: Path, link: Link, environment: Mapping[str, str]) 
     try:
         result = run_rank(plan, forked=True)
     except BaseException as error:  # torch has exceptions that are no Exception
-        failure.leave(folder, rank, error)
+        try:
+            failure.leave(folder, rank, error)
+        except StoreError:  # the folder for temporary files is full or gone: nobody else can tell it
+            print(f"dtrain: {failure.told(failure.facts_of(error, rank), []).paragraph}", file=sys.stderr, flush=True)
         sys.exit(1)
     if rank == 0:
         store.write(str(folder / "result.json"), json.dumps(result.to_dict()).encode())
+    failure.done(folder, rank)
 
 
 def warm(plan: Plan) -> None:

@@ -6,6 +6,8 @@ import struct
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from dtrain import store
+
 
 @dataclass
 class Book:
@@ -22,9 +24,7 @@ class Book:
         return cls(**json.loads(path.read_text())) if path.exists() else cls()
 
     def write(self, scratch: Path) -> None:
-        new = scratch / "book.new"
-        new.write_text(json.dumps(asdict(self)))
-        new.replace(scratch / "book.json")
+        store.write(str(scratch / "book.json"), json.dumps(asdict(self)).encode())
 
     def failed(self, scratch: Path, reason: str) -> bool:
         """Count a failure of this round. Whether it had come further than any before."""

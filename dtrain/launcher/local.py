@@ -17,6 +17,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,12 +26,15 @@ from types import FrameType
 from typing import Any
 
 from dtrain import failure, options, signals, store
-from dtrain.errors import RankError
+from dtrain.disk import ROOM
+from dtrain.errors import PreflightError, RankError, why
 from dtrain.launcher import process
 from dtrain.launcher.book import Book
 from dtrain.plan import Plan
 from dtrain.result import Result
 
+ROOM_BYTES, ROOMS = 64 << 10, 64
+"""What a rank that fails says of itself fits into so much; no more of such rooms are kept."""
 END_SECONDS = 10.0
 """Processes that were killed are gone within this time, or it is said that they are not."""
 
@@ -51,7 +55,7 @@ class Local:
         return f"{sys.executable} -m dtrain.launcher.server: {here} agent(s) x {plan.devices} rank(s) on this host{there}"
 
     def launch(self, plan: Plan) -> Result:
-        scratch = store.scratch("launch")
+        scratch, claim = _scratch(min(ROOMS, (1 + plan.world) * (1 + self.restarts)))
         told = {"plan": plan.to_dict(), "storage": options.hand_over(), **vars(self), "here": plan.nodes if self.here is None else self.here}
         try:
             with _Wishes(scratch) as wishes:
@@ -65,8 +69,36 @@ class Local:
                 raise signals.Asked(wishes.first)
             return _outcome(scratch, code)
         finally:
-            for folder in (scratch, process.memory(scratch)):
-                shutil.rmtree(folder, ignore_errors=True)
+            _sweep(scratch)
+            os.close(claim)
+
+
+def _scratch(rooms: int) -> tuple[Path, int]:
+    """The run's folder on the local disk, with room kept there for what its processes will say, and the descriptor that keeps it from being swept
+    while no server lives. Raises PreflightError."""
+    place, scratch = "TMPDIR", Path()
+    try:
+        scratch = store.scratch("launch")
+        place = str(scratch.parent)
+        for room in range(rooms):
+            (scratch / f"{ROOM}-{room}").write_bytes(bytes(ROOM_BYTES))
+        memory = process.memory(scratch)
+        place = str(memory.parent)
+        memory.mkdir(mode=0o700, exist_ok=True)
+        (memory / ROOM).write_bytes(bytes(ROOM_BYTES))
+        (memory / ROOM).unlink()
+        return scratch, process.claim(scratch, "command")
+    except OSError as error:
+        if scratch.name.startswith("dtrain-"):
+            _sweep(scratch)
+        raise PreflightError(
+            f"there is no room for the launcher's files in {place}: {why(error)}. Free some, or set TMPDIR=<another folder>."
+        ) from error
+
+
+def _sweep(scratch: Path) -> None:
+    for folder in (scratch, process.memory(scratch)):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Wishes:
@@ -110,12 +142,15 @@ def _serve(scratch: Path, told: Mapping[str, Any], wishes: _Wishes) -> int:
     environment = {"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ}
     with _held():  # the server begins with signals blocked, and loses none while it has no handler
         told = {**told, "wish": wishes.first}
-        server = subprocess.Popen(
-            [sys.executable, "-m", "dtrain.launcher.server", str(os.getpid()), str(scratch)],
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-            env=environment,
-        )
+        try:
+            server = subprocess.Popen(
+                [sys.executable, "-m", "dtrain.launcher.server", str(os.getpid()), str(scratch)],
+                stdin=subprocess.PIPE,
+                start_new_session=True,
+                env=environment,
+            )
+        except OSError as error:
+            raise PreflightError(f"the launcher cannot start: {why(error)}.") from error
         wishes.server = server
     if wishes.first != told["wish"]:  # heard all the same: another thread of this process holds no signal back
         wishes.hand_on()
@@ -123,7 +158,7 @@ def _serve(scratch: Path, told: Mapping[str, Any], wishes: _Wishes) -> int:
         assert server.stdin
         with contextlib.suppress(BrokenPipeError), server.stdin:
             server.stdin.write(json.dumps(told).encode())
-        return server.wait()
+        return _await(server, told["silence"])
     finally:
         wishes.server = None
         with contextlib.suppress(ProcessLookupError):
@@ -131,6 +166,19 @@ def _serve(scratch: Path, told: Mapping[str, Any], wishes: _Wishes) -> int:
         server.wait()
         if not process.gone(process.memory(scratch), END_SECONDS):
             print(f"dtrain: processes of group {server.pid} were killed and are still there: they wait for a device", file=sys.stderr, flush=True)
+
+
+def _await(server: "subprocess.Popen[bytes]", silence: float) -> int:
+    """The exit code of the server. One that was stopped for longer than a node may be silent is killed."""
+    stopped: float | None = None
+    while not process.is_gone(server.pid, 1.0):
+        stopped = (stopped or time.monotonic()) if process.is_stopped(server.pid) else None
+        if stopped and time.monotonic() - stopped > silence:
+            print(
+                f"dtrain: the launcher's server (pid {server.pid}) was stopped (SIGSTOP) for {silence:g} s, and is ended", file=sys.stderr, flush=True
+            )
+            server.kill()
+    return server.wait()
 
 
 @contextmanager
@@ -160,11 +208,13 @@ def _outcome(scratch: Path, code: int) -> Result:
     """What the server found, or the error of the rank that failed first."""
     path = scratch / "over.json"
     if not path.exists():
-        raise RankError(f"the launcher's server ended without a word (exit code {code})")
+        raise RankError(f"{Book.read(scratch).reason or 'the launcher ended'} (exit code {code})")
     over = json.loads(path.read_text())
     if over["asked"]:
         raise signals.Asked(over["asked"])
     folder = scratch / f"round-{over['round']}"
+    if over.get("exit_code") == PreflightError.exit_code:
+        raise PreflightError(over["error"])
     if over["error"]:
         error = RankError(over["error"])
         if folder.exists():

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import select
 import shutil
 import signal
 import socket
@@ -11,11 +12,14 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from dtrain import secrets
+
+KEEPER_SECONDS = 10.0
+"""A store that listens by then never will."""
 
 
 def fork(work: Callable[[], Any], name: str = "") -> int:
@@ -50,6 +54,51 @@ def die_with(parent: int) -> None:
             os._exit(1)
 
 
+def is_gone(pid: int, seconds: float) -> bool:
+    """Whether any process, whoever started it, has ended by then."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    except (AttributeError, OSError):  # not Linux, or one before 5.3
+        time.sleep(seconds)
+        return not _answers(pid)
+    try:
+        ended = select.poll()
+        ended.register(handle, select.POLLIN)
+        return bool(ended.poll(seconds * 1000))
+    finally:
+        os.close(handle)
+
+
+def _answers(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it lives, and belongs to another user
+        pass
+    return True
+
+
+def parent_of(pid: int) -> int:
+    """0 when there is no such process."""
+    return int(_stat(pid, 1) or 0)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped, by SIGSTOP or a debugger."""
+    return _stat(pid, 0) in ("T", "t")
+
+
+def _stat(pid: int, field: int) -> str:
+    """A field of /proc/<pid>/stat behind the name; empty when there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[field]
+    except OSError:
+        return ""
+
+
 def fork_keeper() -> tuple[int, int]:
     """A process that holds a rendezvous store: its pid, and the port it listens on. Raises ConnectionError when it died at once."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined] # exported without saying so
@@ -67,9 +116,9 @@ def fork_keeper() -> tuple[int, int]:
     pid = fork(keep, "dtrain-keeper")
     os.close(writing)
     with os.fdopen(reading) as pipe:
-        port = pipe.read()
+        port = pipe.read() if select.select([pipe], [], [], KEEPER_SECONDS)[0] else ""
     if not port:
-        os.waitpid(pid, 0)
+        kill(pid)
         raise ConnectionError("the keeper of the rendezvous store ended before it listened")
     return pid, int(port)
 
@@ -113,43 +162,56 @@ def _everywhere() -> Path:
     return shared if shared.is_dir() else Path(tempfile.gettempdir())
 
 
-def claim(scratch: Path) -> int:
+CLAIMS = ("lock", "command")
+"""Who needs a run's folders: the processes that work there, and the command, which starts the server again when it was killed."""
+
+
+def claim(scratch: Path, by: str = "lock") -> int:
     """Make the run's folder in memory. The descriptor returned locks it for this process and all it forks: it is free when none of them lives."""
     folder = memory(scratch)
     sweep(folder)
     while True:
         folder.mkdir(mode=0o700, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):  # swept away between two lines
-            handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            handle = os.open(folder / by, os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(handle, fcntl.LOCK_SH)
             os.pwrite(handle, str(scratch).encode(), 0)
-            if (folder / "lock").exists() and (folder / "lock").stat().st_ino == os.fstat(handle).st_ino:
+            if (folder / by).exists() and (folder / by).stat().st_ino == os.fstat(handle).st_ino:
                 return handle
             os.close(handle)
 
 
 def sweep(ours: Path) -> None:
     """Remove what other runs left that were killed whole: their folders in memory, and the scratch folders these belong to."""
-    for lock in _everywhere().glob(f"dtrain-{os.getuid()}-*/lock"):
-        if lock.parent == ours:
+    for folder in _everywhere().glob(f"dtrain-{os.getuid()}-*"):
+        if folder == ours:
             continue
-        with contextlib.suppress(OSError), lock.open("r+") as file:  # locked: its run lives
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if lock.lstat().st_uid == lock.parent.lstat().st_uid == os.getuid():  # anybody may make folders there
-                scratch = Path(file.read())
-                if memory(scratch) == lock.parent:
-                    shutil.rmtree(scratch, ignore_errors=True)
-                shutil.rmtree(lock.parent, ignore_errors=True)
+        with contextlib.suppress(OSError), _abandoned(folder) as scratch:
+            if memory(scratch) == folder:
+                shutil.rmtree(scratch, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def abandoned() -> list[Path]:
     """Folders in memory of runs of this user that were killed whole, and that `sweep` would remove."""
     found = []
-    for lock in _everywhere().glob(f"dtrain-{os.getuid()}-*/lock"):
-        with contextlib.suppress(OSError), lock.open("r+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            found.append(lock.parent)
+    for folder in _everywhere().glob(f"dtrain-{os.getuid()}-*"):
+        with contextlib.suppress(OSError), _abandoned(folder):
+            found.append(folder)
     return found
+
+
+@contextlib.contextmanager
+def _abandoned(folder: Path) -> Iterator[Path]:
+    """The scratch folder that this one in memory belongs to; inside nobody can claim it. Raises OSError where somebody has, or it is not ours."""
+    with contextlib.ExitStack() as stack:
+        locks = [folder / name for name in CLAIMS if (folder / name).exists()]
+        if not locks or any(path.lstat().st_uid != os.getuid() for path in (folder, *locks)):  # anybody may make folders there
+            raise FileNotFoundError(folder)
+        files = [stack.enter_context(path.open("r+")) for path in locks]
+        for file in files:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield Path(files[0].read())
 
 
 def gone(folder: Path, seconds: float) -> bool:

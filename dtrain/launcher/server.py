@@ -18,12 +18,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dtrain import failure, options, screen, secrets, signals
+from dtrain import failure, options, screen, secrets, signals, store
+from dtrain.errors import PreflightError, StoreError, why
 from dtrain.launcher import agent, process
 from dtrain.launcher.book import Book
 from dtrain.launcher.link import Link, drain, ready
@@ -78,8 +79,12 @@ class Server:
 
     def __post_init__(self) -> None:
         self._phase: Callable[[], None] = self._gather
-        self._since = time.monotonic()
+        self._began = self._since = time.monotonic()
         self._keeper, self._done, self._growing, self._ticked = 0, set[int](), False, time.monotonic()
+        self._refused = 0
+        """How often no store could be opened."""
+        self._stopped: float | None = None
+        """When the keeper was first seen to be stopped."""
         self._fewest = min(self.plan.allowed)
         self._selector = selectors.DefaultSelector()
         self._door: socket.socket | None = None
@@ -93,7 +98,10 @@ class Server:
         self._selector.register(self._waker, selectors.EVENT_READ, self._waker)
         if self.address:
             host, _, port = self.address.rpartition(":")
-            self._door = socket.create_server((host, int(port)))
+            try:
+                self._door = socket.create_server((host, int(port)))
+            except OSError as error:
+                raise OSError(error.errno, f"launcher.address={self.address}: {why(error)}. Type one of this host that is free") from error
             self._selector.register(self._door, selectors.EVENT_READ, self._door)
         for slot in range(self.here):
             self._fork_agent(slot)
@@ -187,7 +195,7 @@ class Server:
                 link.send(do="refused", why=f"the run has another {agent.SECRET}: set it in the environment of both")
                 link.close()
             elif free:
-                lease = {name: value for name, value in os.environ.items() if name == "DTRAIN_LEASE"}
+                lease = {name: value for name, value in os.environ.items() if name.startswith("DTRAIN_LEASE")}
                 storage = options.hand_over() if secret else None
                 link.send(do="welcome", plan=self.plan.to_dict(), storage=storage, silence=self.silence, environment=lease)
                 self._add(free[0], Node(link, str(said["host"]), None, time.monotonic()))
@@ -205,7 +213,7 @@ class Server:
             node.since = node.heard
         elif said["round"] == self.book.round:
             for name, data in said.get("files", {}).items():
-                (self._folder / Path(name).name).write_bytes(base64.b64decode(data))
+                store.write(str(self._folder / Path(name).name), base64.b64decode(data))
             if do == "failed":
                 self.failed.setdefault("victim" if said["victim"] else "cause", node.heard)
             else:
@@ -217,6 +225,11 @@ class Server:
         if self._keeper and process.ended(self._keeper) is not None:
             self._keeper = 0
             self._lost("the keeper of the rendezvous store ended")
+        self._stopped = (self._stopped or time.monotonic()) if self._keeper and process.is_stopped(self._keeper) else None
+        if self._stopped and time.monotonic() - self._stopped > self.silence:
+            self._lost(f"the store process (pid {self._keeper}) was stopped (SIGSTOP) for {self.silence:g} s")
+            process.kill(self._keeper)
+            self._keeper = 0
         for node in self.nodes.values():
             if node.pid and process.ended(node.pid) is not None:
                 node.pid = None
@@ -255,8 +268,11 @@ class Server:
         """A round: a store of its own, and ranks on every member."""
         try:
             self._keeper, port = process.fork_keeper()
-        except ConnectionError:
-            return  # again in a moment
+        except ConnectionError as error:  # again in a moment
+            self._refused += 1
+            if self._refused > self.restarts:
+                self._over(str(error))
+            return
         self.book.round += 1
         self.members, self.failed, self._done, self._growing = members, {}, set(), False
         self._folder.mkdir()
@@ -267,11 +283,14 @@ class Server:
         if self.book.reason:
             environment["DTRAIN_RESTART_REASON"] = self.book.reason
         self._phase, self._since = self._run, time.monotonic()
+        passed = self._since - float(os.environ.get("DTRAIN_BEGAN", self._began))
         for group, slot in enumerate(members):
             self.nodes[slot].busy = True
             first = group * self.plan.devices
             with contextlib.suppress(ConnectionError):  # told by the next look at the link
-                self.nodes[slot].link.send(do="start", round=self.book.round, first=first, nodes=len(members), group=group, environment=environment)
+                self.nodes[slot].link.send(
+                    do="start", round=self.book.round, first=first, nodes=len(members), group=group, passed=passed, environment=environment
+                )
 
     def _run(self) -> None:
         if self.wish > 0 and not self._growing:
@@ -329,7 +348,7 @@ class Server:
         result = json.loads((self._folder / "result.json").read_text())
         self._settle()
         if self.wish and result["status"] == "preempted":
-            (self._folder / "result.json").write_text(json.dumps(result | {"status": _status(self.wish)}))
+            store.write(str(self._folder / "result.json"), json.dumps(result | {"status": _status(self.wish)}).encode())
         if self._growing and not self.wish and result["status"] == "preempted":
             self.book.reason = "a node has joined"
         else:
@@ -338,7 +357,11 @@ class Server:
     def _over(self, error: str | None) -> None:
         """`error` is a sentence where there is no round whose ranks could be asked."""
         asked = abs(self.wish) if not (self._folder / "result.json").exists() else 0
-        (self.scratch / "over.json").write_text(json.dumps({"round": self.book.round, "error": error, "asked": asked}))
+        _write_over(self.scratch, {"round": self.book.round, "error": error, "asked": asked})
+
+
+def _write_over(scratch: Path, over: Mapping[str, Any]) -> None:
+    store.write(str(scratch / "over.json"), json.dumps(over).encode())
 
 
 def _status(wish: int) -> Status:
@@ -346,16 +369,25 @@ def _status(wish: int) -> Status:
 
 
 def main(parent: int, scratch: Path) -> None:
-    """Read what was decided from standard input, load torch, serve."""
+    """Read what was decided from standard input, load torch, serve. What the system refuses is told in over.json."""
     process.die_with(parent)
     screen.outlive_readers()
     secrets.guard()
     told = json.load(sys.stdin)
-    process.claim(scratch)
-    options.take_over(told.pop("storage"))
-    plan = Plan.from_dict(told.pop("plan"))
-    agent.warm(plan)
-    Server(plan, scratch, Book.read(scratch), **told).run()
+    try:
+        process.claim(scratch)
+        options.take_over(told.pop("storage"))
+        plan = Plan.from_dict(told.pop("plan"))
+        agent.warm(plan)
+        with store.anchored():
+            Server(plan, scratch, Book.read(scratch), **told).run()
+    except (OSError, StoreError) as error:
+        said = f"the launcher cannot start: {why(error) if isinstance(error, OSError) else error}"
+        try:
+            _write_over(scratch, {"round": -1, "error": said, "asked": 0, "exit_code": PreflightError.exit_code})
+        except StoreError:  # it is the disk
+            print(f"dtrain: {said}", file=sys.stderr, flush=True)
+            sys.exit(1)
 
 
 if __name__ == "__main__":

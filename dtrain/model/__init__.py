@@ -1,11 +1,16 @@
 """What is trained: any `nn.Module`. What a model may add about itself is a table, not a base class."""
 
+import contextlib
 import inspect
 import json
+import math
+import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
@@ -40,6 +45,39 @@ def balanced(model: nn.Module) -> list[Balanced]:
     return [module for module in model.modules() if isinstance(module, Balanced)]
 
 
+def saved_buffers(model: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
+    """(module, name, buffer) of every buffer that a checkpoint holds, but for those of modules that balance themselves."""
+    return [
+        (module, name, buffer)
+        for module in model.modules()
+        if not isinstance(module, Balanced)
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in module._non_persistent_buffers_set
+    ]
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[Callable[[], None]]:
+    """Evaluation mode without gradients. Afterwards the mode is what it was, and so are the buffers that a checkpoint holds.
+
+    Yields a function that makes these buffers what they were: between two forwards, of which the second is not to depend on the first.
+    """
+    training, kept = model.training, [(module, name, buffer, buffer.detach().clone()) for module, name, buffer in saved_buffers(model)]
+
+    @torch.no_grad()
+    def put_back() -> None:
+        for module, name, buffer, value in kept:
+            module._buffers[name] = buffer.copy_(value)
+
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield put_back
+    finally:
+        model.train(training)
+        put_back()
+
+
 class Absent(nn.Module):
     """In the place of a module that another stage holds: gives back its first input."""
 
@@ -58,6 +96,7 @@ def construct(part: Part, *, facts: Mapping[str, Any], seed: int) -> nn.Module:
             f"model.{unknown[0]}=auto: the data does not say. Type model.{unknown[0]}=<value>, or data.outputs=<number> for data=dataset."
         )
     part = {name: facts[name] if value == "auto" else value for name, value in part.items()}
+    _check_sizes(part, facts)
     target = locate(str(part["_target_"]))
     if inspect.isclass(target) and issubclass(target, InitByName):
         with torch.device("meta"):
@@ -65,7 +104,15 @@ def construct(part: Part, *, facts: Mapping[str, Any], seed: int) -> nn.Module:
         if not any(buffer.is_meta for buffer in model.buffers()):  # whose values only their own constructor knows
             return model
     torch.manual_seed(seed)
-    return _module(build(part))
+    model = _module(build(part))
+    _check_words(model, facts)
+    for module in model.modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            module.sparse = False  # the same numbers: a gradient that is clipped, averaged and sharded is dense
+    for parameter in model.parameters():
+        if any(stride == 0 < size - 1 for stride, size in zip(parameter.stride(), parameter.shape, strict=True)):
+            parameter.data = parameter.data.contiguous()  # an expanded one, whose numbers share memory
+    return model
 
 
 def configuration(model: nn.Module) -> dict[str, Any] | None:
@@ -85,7 +132,50 @@ def caveats(model: nn.Module) -> list[str]:
     return [
         *(f"{name} sees one microbatch of one rank: its losses depend on the mesh. GroupNorm or LayerNorm do not." for name in norms),
         *(["dropout draws other masks on another mesh: losses differ there; a restart on the same mesh draws the same."] if drops else []),
+        *(
+            f"{name} is a generator of the model's own: no checkpoint holds its state, so a resumed run draws other numbers."
+            for name in _generators(model)
+        ),
+        *(
+            f"{path or type(module).__name__} has an extra state (get_extra_state), which no checkpoint holds: a resumed run begins with the first one again. "
+            "Keep it in buffers."
+            for path, module in model.named_modules()
+            if type(module).get_extra_state is not nn.Module.get_extra_state
+        ),
     ]
+
+
+def _generators(model: nn.Module) -> list[str]:
+    """Attributes that are random generators, by their path in the model."""
+    kinds = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+    return [
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, kinds)
+    ]
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside of what holds nothing else, as an adapter of peft does: whose class a table is for."""
+    while len(inside := list(model.children())) == 1 and not type(inside[0]).__module__.startswith("torch.") and not model._parameters:
+        (model,) = inside
+    return model
+
+
+def tables(model: nn.Module, *names: str) -> Iterator[tuple[str, Any]]:
+    """(prefix, table) of the outermost modules that carry one under one of these names: the model itself, or what it wraps, as an adapter of peft does."""
+    owners = list[str]()
+    for name, module in model.named_modules():
+        # not what getattr finds: wrappers answer for what they wrap, whose table has other names than theirs
+        own = (getattr(module, each) for each in names if each in vars(module) or hasattr(type(module), each))
+        table = next((found for found in own if found), None)
+        if table and not any(name.startswith(owner) for owner in owners):
+            prefix = f"{name}." if name else ""
+            owners.append(prefix)
+            yield prefix, table
+        if not name and owners:
+            return  # all others are inside
 
 
 def blocks(module: nn.Module) -> Iterator[nn.Module]:
@@ -99,6 +189,51 @@ def blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _module(model: Any) -> nn.Module:
+    """Raises WordsError for what cannot be trained."""
     if not isinstance(model, nn.Module):
         raise WordsError(f"model: {type(model).__name__} is not a torch.nn.Module.")
+    parameters = dict(model.named_parameters())
+    lazy = next((name for name, parameter in parameters.items() if isinstance(parameter, nn.UninitializedParameter)), None)
+    if lazy:
+        raise WordsError(
+            f"model: {lazy} of {type(model).__name__} has no shape yet, it belongs to a lazy module. "
+            "Call the module once with a sample at the end of __init__, or give it its size."
+        )
+    wide = next((name for name, parameter in parameters.items() if parameter.dtype == torch.complex128), None)
+    if wide:
+        raise WordsError(
+            f"model: {wide} of {type(model).__name__} is complex128, for which the safetensors of a checkpoint have no name. Use complex64."
+        )
+    if not any(parameter.requires_grad for parameter in parameters.values()):
+        raise WordsError(
+            f"model: {type(model).__name__} has {'parameters, but none' if parameters else 'no parameter'} that is trained (requires_grad)."
+        )
     return model
+
+
+def _check_sizes(part: Part, facts: Mapping[str, Any]) -> None:
+    """What a word's arguments say against what the data is. Raises WordsError."""
+    takes, kind = (part.get("_about_") or {}).get("takes"), facts.get("kind", "")
+    if takes in ("image", "features") and kind and not kind.startswith("float"):
+        raise WordsError(f"data.dataset: the inputs are {kind}, and the model takes fractions. Return float32, such as image / 255 of bytes.")
+    if takes == "tokens" and kind and not kind.startswith(("int", "uint")):
+        raise WordsError(f"data.dataset: the inputs are {kind}, and the model takes tokens. Return whole numbers.")
+    inputs, have = part.get("inputs"), facts.get("inputs")
+    if takes in ("image", "features") and have is not None and inputs is not None:
+        fits = list(inputs) == have if takes == "image" else math.prod(inputs if isinstance(inputs, list | tuple) else [inputs]) == math.prod(have)
+        if not fits:
+            raise WordsError(f"model.inputs={inputs}: a sample of the data has the shape {have}. Type model.inputs=auto.")
+    for name in ("outputs", "vocab"):
+        if takes and isinstance(part.get(name), int) and part[name] < facts.get(name, 0):
+            raise WordsError(f"model.{name}={part[name]}: the data has {facts[name]}. Type model.{name}=auto.")
+
+
+def _check_words(model: nn.Module, facts: Mapping[str, Any]) -> None:
+    """Raises WordsError for a model of transformers that has fewer embeddings than the data has tokens."""
+    with contextlib.suppress(AttributeError, NotImplementedError):
+        rows = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
+        if "outputs" not in facts and facts.get("vocab", 0) > rows:
+            raise WordsError(
+                f"model: the embedding of {type(model).__name__} has {rows} rows, the data has tokens up to {facts['vocab'] - 1}. "
+                f"Give the model vocab_size={facts['vocab']}, or type data.vocab={rows} if no token of it is above."
+            )

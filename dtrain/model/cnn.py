@@ -13,13 +13,13 @@ def norm(channels: int) -> nn.GroupNorm:
 
 
 class Residual(nn.Module):
-    """[B, channels_in, H, W] -> [B, channels_out, H / stride, W / stride]."""
+    """[B, channels_in, H, W] -> [B, channels_out, H / stride, W / stride], with a stride for each."""
 
-    def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
+    def __init__(self, channels_in: int, channels_out: int, stride: tuple[int, int]) -> None:
         super().__init__()
         self.norm1, self.conv1 = norm(channels_in), nn.Conv2d(channels_in, channels_out, 3, stride, 1, bias=False)
         self.norm2, self.conv2 = norm(channels_out), nn.Conv2d(channels_out, channels_out, 3, 1, 1, bias=False)
-        same = channels_in == channels_out and stride == 1
+        same = channels_in == channels_out and stride == (1, 1)
         self.shortcut = nn.Identity() if same else nn.Conv2d(channels_in, channels_out, 1, stride, bias=False)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
@@ -50,11 +50,18 @@ class CNN(nn.Module):
         if len(inputs) != 3:
             raise ValueError(f"model.inputs={list(inputs)} must be [channels, height, width]")
         self.stem = nn.Conv2d(inputs[0], width, 3, 1, 1, bias=False)
-        channels, parts = width, []
+        channels, parts, (height, breadth) = width, [], inputs[1:]
         for stage in range(stages):
+            # a side of one stays: the same numbers, and torch 2.14 on the CPU has wrong gradients for a stride of 2 over one column in bf16
+            stride = (1 if height == 1 else 2, 1 if breadth == 1 else 2) if stage else (1, 1)
+            height, breadth = -(-height // stride[0]), -(-breadth // stride[1])
+            if width * 2**stage // math.gcd(width * 2**stage, 8) * height * breadth < 2:  # whose norm is zero
+                raise ValueError(
+                    f"of an image {list(inputs)} stage {stage + 1} of {width * 2**stage} channels leaves one number to each group. Use fewer stages or more channels"
+                )
             for block in range(blocks):
                 wider = width * 2**stage
-                parts.append(Residual(channels, wider, 2 if stage and not block else 1))
+                parts.append(Residual(channels, wider, (1, 1) if block else stride))
                 channels = wider
         self.blocks = nn.ModuleList(parts)
         self.head = Head(channels, outputs)

@@ -109,7 +109,7 @@ class Mixture(nn.Module):
         self.load: Tensor | None = None
         """[E], int64: rows each expert got on this rank in training forwards since the last `balance`; None: none.
 
-        No buffer, because ddp overwrites buffers by those of rank 0."""
+        No buffer: every rank counts its own, and no checkpoint holds it."""
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         x_NC = x_BTC.flatten(0, -2)

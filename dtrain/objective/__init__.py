@@ -3,14 +3,16 @@
 Means of means are wrong as soon as two microbatches count differently (https://github.com/huggingface/transformers/issues/34242).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from dtrain.data import Batch
+from dtrain.data import IGNORE, Batch
 from dtrain.errors import WordsError
 
 
@@ -45,13 +47,81 @@ def answer(outputs: Any) -> Tensor:
     return logits.full_tensor() if isinstance(logits, DTensor) else logits
 
 
-IGNORE = -100
-"""Whole-number targets with this value do not count."""
+def logits_of(outputs: Any, losses: Collection[str] = ()) -> Tensor:
+    """The tensor a model returned, bare or as `logits` of an object or a mapping; the caller takes `losses` of it as well.
 
-
-def logits_of(outputs: Any) -> Tensor:
-    """The tensor a model returned, bare or as `logits` of an object or a mapping. Raises WordsError when there is none."""
-    found = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
-    if not isinstance(found, Tensor):
+    Raises WordsError when there are no logits, or where gradients flow when the model returns another loss, which would be dropped.
+    """
+    logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
+    if not isinstance(logits, Tensor):
         raise WordsError(f"model: it returns a {type(outputs).__name__}. A tensor is needed, or an object or a mapping with `logits`.")
-    return found
+    if torch.is_grad_enabled():
+        for name in losses_of(outputs):
+            if name not in losses:
+                raise WordsError(_dropped(name))
+    return logits
+
+
+def losses_of(outputs: Any) -> dict[str, Tensor]:
+    """The losses that a model returned by name, beside its logits: `loss`, and all that ends in `_loss` and has a gradient."""
+    if isinstance(outputs, Tensor):
+        return {}
+    fields = outputs if isinstance(outputs, Mapping) else getattr(outputs, "_asdict", lambda: getattr(outputs, "__dict__", {}))()
+    return {
+        name: value
+        for name, value in fields.items()
+        if isinstance(name, str) and (name == "loss" or name.endswith("_loss")) and isinstance(value, Tensor) and value.requires_grad
+    }
+
+
+def add_losses(loss: Loss, outputs: Any, weights: Mapping[str, float], count: int | Tensor) -> Loss:
+    """`loss` plus those of the model's own losses that have a weight, each a mean over the `count` targets of this microbatch."""
+    if not weights:
+        return loss
+    found = outputs if isinstance(outputs, Mapping) else vars(outputs) if hasattr(outputs, "__dict__") else {}
+    total, metrics = loss.sum, dict(loss.metrics)
+    for name, weight in weights.items():
+        value = found.get(name)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            if not torch.is_grad_enabled():  # some models compute it in training alone
+                continue
+            raise WordsError(
+                f"objective.losses.{name}={weight:g}: the model returns no number called {name}. Leave it out, or have the model return it "
+                "(Hugging Face's routers: model.config.output_router_logits=true)."
+            )
+        if weight:
+            summed = value.float().reshape(()) * count
+            total, metrics[name] = total + weight * summed, summed.detach()
+    return Loss(total, metrics)
+
+
+def _dropped(name: str) -> str:
+    if name == "loss":
+        return (
+            "model: it returns a `loss` of its own beside the logits, and two losses cannot both be meant. Type objective=own to train on the model's, "
+            "objective.losses.loss=0 to leave it out, or give the model no labels (data.inputs)."
+        )
+    return (
+        f"model: it returns `{name}`, which would be dropped. Type objective.losses.{name}=<weight> to add it to the loss "
+        f"(Hugging Face's routers: what the config calls router_aux_loss_coef), objective.losses.{name}=0 to leave it out, "
+        "beside the name of the objective, such as objective=next_token."
+    )
+
+
+def nats(logits: Tensor, targets: Tensor) -> Tensor:
+    """The sum over `targets` [N, ...] but IGNORE of -log softmax(logits [N, classes, ...])[target]; 0-dim. Raises WordsError for a class that the model lacks."""
+    try:
+        return F.cross_entropy(logits.float(), targets, ignore_index=IGNORE, reduction="sum")
+    except IndexError:
+        check_targets(targets, logits.shape[1])
+        raise
+
+
+def check_targets(targets: Tensor, classes: int) -> None:
+    """Raises WordsError for a target that is none of the `classes` of the model."""
+    outside = targets[(targets != IGNORE) & ((targets < 0) | (targets >= classes))]
+    if len(outside):
+        raise WordsError(
+            f"data: a target is {int(outside[0])}, and the model gives {classes} classes, 0 to {classes - 1}. "
+            "Give the model more outputs (model.outputs, data.outputs, vocab_size), or mark what does not count with -100."
+        ) from None

@@ -1,18 +1,20 @@
 """Cross entropy over classes, with accuracy."""
 
+from collections.abc import Mapping
 from typing import Any
 
-import torch.nn.functional as F
-
-from dtrain.data import Batch
+from dtrain.data import IGNORE, Batch
 from dtrain.errors import WordsError
-from dtrain.objective import IGNORE, Loss, logits_of
+from dtrain.objective import Loss, add_losses, logits_of, nats
 
 
 class Classification:
-    """Outputs [B, classes, ...], targets [B, ...] of whole numbers, of which -100 does not count. The loss is in nats per target."""
+    """Outputs [B, classes, ...], targets [B, ...] of whole numbers, of which -100 does not count. The loss is in nats per target. `losses`: weights of further ones that the model returns."""
 
     unit = "samples"
+
+    def __init__(self, losses: Mapping[str, float] | None = None, together: int | None = None) -> None:
+        self._losses = losses or {}
 
     def count(self, batch: Batch) -> int:
         return int((batch["targets"] != IGNORE).sum())
@@ -23,13 +25,14 @@ class Classification:
     def loss(self, outputs: Any, batch: Batch) -> Loss:
         if batch["targets"].is_floating_point():
             raise WordsError("objective=classification needs whole numbers as targets, the data has fractions. Type objective=regression.")
-        logits, targets = logits_of(outputs), batch["targets"].long()
+        logits, targets = logits_of(outputs, self._losses), batch["targets"].long()
         if logits.ndim < 2 or logits.shape[:1] + logits.shape[2:] != targets.shape:
             raise WordsError(
                 f"objective=classification: the model gives {list(logits.shape)}, the targets are {list(targets.shape)}. "
                 "Needed are [B, classes, ...] and [B, ...]." + (" Type objective=next_token." if logits.shape[:-1] == targets.shape else "")
             )
-        return Loss(
-            F.cross_entropy(logits.float(), targets, ignore_index=IGNORE, reduction="sum"),
+        loss = Loss(
+            nats(logits, targets),
             {"accuracy": (logits.detach().argmax(1) == targets).sum()},
         )
+        return add_losses(loss, outputs, self._losses, (targets != IGNORE).sum()) if self._losses else loss

@@ -1,28 +1,47 @@
 """Cross entropy of the next token."""
 
+from collections.abc import Mapping
 from typing import Any
 
-import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 
-from dtrain.data import Batch
-from dtrain.objective import IGNORE, Loss, logits_of
+from dtrain.data import IGNORE, Batch
+from dtrain.data.shift import copies
+from dtrain.errors import WordsError
+from dtrain.objective import Loss, add_losses, logits_of, nats
 from dtrain.objective.vocabulary import cross_entropy
+
+COPIES = (
+    "objective=next_token: the targets of the first samples are their inputs (Hugging Face's labels are so), and the model would learn to copy. "
+    "Type data.shift=true (of data=dataset), which makes the next token the target, or have the data give it."
+)
 
 
 class NextToken:
-    """Outputs [B, T, V], targets [B, T] int64. The loss is in nats per token that counts."""
+    """Outputs [B, T, V], targets [B, T] int64. The loss is in nats per token that counts. `losses`: weights of further ones that the model returns.
+
+    Raises WordsError when the first targets are the inputs themselves: a model would learn to copy.
+    """
 
     unit = "tokens"
 
+    def __init__(self, losses: Mapping[str, float] | None = None, together: int | None = None) -> None:
+        self._losses, self._checked = losses or {}, False
+
     def count(self, batch: Batch) -> int:
+        if not self._checked:
+            self._checked = True
+            if copies(batch):
+                raise WordsError(COPIES)
         return int((batch["targets"] != IGNORE).sum())
 
     def inputs(self, batch: Batch) -> Any:
         return batch["inputs"]
 
     def loss(self, outputs: Any, batch: Batch) -> Loss:
-        logits = logits_of(outputs)
+        logits, targets = logits_of(outputs, self._losses), batch["targets"]
         if isinstance(logits, DTensor):
-            return Loss(cross_entropy(logits, batch["targets"], ignore=IGNORE))
-        return Loss(F.cross_entropy(logits.flatten(0, -2).float(), batch["targets"].flatten(), ignore_index=IGNORE, reduction="sum"))
+            loss = Loss(cross_entropy(logits, targets, ignore=IGNORE))
+        else:
+            loss = Loss(nats(logits.flatten(0, -2), targets.flatten()))
+        return add_losses(loss, outputs, self._losses, (targets != IGNORE).sum()) if self._losses else loss

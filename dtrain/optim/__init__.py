@@ -70,8 +70,7 @@ class OnPieces:
         """Of each parameter, sharded as it is; the memory is the optimizer's own."""
         return {
             parameter: {
-                name: like(value, parameter, parameter.shape) if isinstance(value, Tensor) and value.ndim else value
-                for name, value in self.inner.state[piece].items()
+                name: like(value, parameter) if isinstance(value, Tensor) and value.ndim else value for name, value in self.inner.state[piece].items()
             }
             for parameter, piece in self._pairs
             if piece in self.inner.state

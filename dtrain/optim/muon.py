@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dtrain.errors import WordsError
 from dtrain.model import Absent
-from dtrain.optim import Together, elementwise, groups
+from dtrain.optim import Optimizer, Together, elementwise, groups
 from dtrain.sharding import local, piece, whole
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -31,17 +31,19 @@ def build(
     betas: Sequence[float],
     eps: float,
 ) -> Together:
-    """Raises WordsError when the model has no hidden matrix."""
+    """Raises WordsError when the model has no hidden matrix; a stage of a pipeline may have none."""
     matrices = hidden_matrices(model)
-    if not matrices:
+    if not matrices and not any(isinstance(module, Absent) for module in model.modules()):
         raise WordsError("optim=muon: the model has no hidden matrix. Type optim=adamw.")
     chosen = set(map(id, matrices))
     rest = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
-    muon = Muon(matrices, lr=lr, momentum=momentum, weight_decay=weight_decay)
-    if not any(parameter.requires_grad for parameter in rest):
-        return Together(muon)
-    adamw = elementwise(torch.optim.AdamW, groups(rest, weight_decay=weight_decay), lr=adamw_lr or lr, betas=(betas[0], betas[1]), eps=eps)
-    return Together(muon, adamw)
+    parts: list[Optimizer] = [Muon(matrices, lr=lr, momentum=momentum, weight_decay=weight_decay)] if matrices else []
+    others = groups(rest, weight_decay=weight_decay)
+    if others:
+        parts.append(
+            elementwise(torch.optim.AdamW, others, lr=lr if adamw_lr is None else adamw_lr, betas=(float(betas[0]), float(betas[1])), eps=eps)
+        )
+    return Together(*parts)
 
 
 def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
@@ -49,7 +51,8 @@ def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
     modules = list(model.modules())
     last = next((module for module in reversed(modules) if isinstance(module, nn.Linear | Absent)), None)
     ends = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)} | {id(getattr(last, "weight", None))}
-    return [parameter for parameter in model.parameters() if parameter.ndim == 2 and parameter.requires_grad and id(parameter) not in ends]
+    real = (parameter for parameter in model.parameters() if parameter.is_floating_point() and parameter.requires_grad)
+    return [parameter for parameter in real if parameter.ndim == 2 and id(parameter) not in ends]
 
 
 class Muon(torch.optim.Optimizer):

@@ -1,6 +1,6 @@
 """Context parallelism (`mesh.cp=2`): every sample's sequence is split over the ranks of the axis cp, and attention alone sees it whole.
 
-Everything else in a transformer treats tokens one by one, so a rank needs only its part of them and their positions:
+Everything else in a transformer treats tokens one by one, so a rank needs only its part of them and their positions (split_check.py sees to it):
 
     context = Context(group=mesh.group("cp"), rank=mesh.coordinate["cp"], size=mesh.shape.cp, method="ring", device=mesh.device)
     part, position_ids = context.split(batch), context.position_ids(T)
@@ -58,6 +58,8 @@ class Context:
 
     def __init__(self, group: dist.ProcessGroup, rank: int, size: int, method: Method, device: torch.device = CPU) -> None:
         self.group, self.rank, self.size, self.method, self.device = group, rank, size, method, device
+        self.checked = False
+        """Whether a model was held against itself on whole sequences (split_check.py)."""
         self._positions: dict[int, Tensor] = {}
         self._calls = 0
 
@@ -72,20 +74,21 @@ class Context:
         Raises WordsError when T does not divide by 2 x size, and for what a part cannot say: an `attention_mask` with zeros,
         `position_ids` other than 0 .. T - 1, targets that are not one for each token.
         """
-        T = _length(batch["inputs"], self.size)
+        T = length_of(batch["inputs"], self.size)
         self._check_length(T)
 
         def cut(part: Any, name: str) -> Any:
             if isinstance(part, Mapping):
                 return {key: cut(value, key) for key, value in part.items()}
             self._check_meaning(part, name)
-            return self._cut(part) if isinstance(part, Tensor) and part.ndim >= 2 and part.shape[1] == T else part
+            return self.cut(part) if isinstance(part, Tensor) and part.ndim >= 2 and part.shape[1] == T else part
 
         parts = {key: cut(value, key) for key, value in batch.items()}
         targets = batch.get("targets")
         if isinstance(targets, Tensor) and targets.shape[1:2] != (T,):
             raise WordsError(
-                f"mesh.cp={self.size}: the targets {list(targets.shape)} are not one for each of {T} tokens, no rank sees enough for them."
+                f"mesh.cp={self.size}: dim 1 of the inputs is taken for {T} tokens, and the targets {list(targets.shape)} are not one for each of "
+                "them, so no rank sees enough. Type mesh.cp=1."
             )
         return parts
 
@@ -93,7 +96,7 @@ class Context:
         """Where this rank's tokens stand in the sequence of T: int64 [1, T / size], the same tensor every time. Raises WordsError as `split`."""
         if T not in self._positions:
             self._check_length(T)
-            self._positions[T] = self._cut(torch.arange(T, device=self.device)[None])
+            self._positions[T] = self.cut(torch.arange(T, device=self.device)[None])
         return self._positions[T]
 
     def attention(
@@ -128,18 +131,21 @@ class Context:
         Both hold for every thread (a CUDA backward that recomputes runs in one of its own). A mode would not: it is off in a backward.
         """
         _listen()
-        before, replaced = self._calls, F.scaled_dot_product_attention
+        before, replaced, fast = self._calls, F.scaled_dot_product_attention, torch.backends.mha.get_fastpath_enabled()
         F.scaled_dot_product_attention = self._instead
+        torch.backends.mha.set_fastpath_enabled(False)  # with which nn.MultiheadAttention calls a kernel of its own in evaluation
         _open.append(self)
         try:
             yield
         finally:
             _open.pop()
             F.scaled_dot_product_attention = replaced
+            torch.backends.mha.set_fastpath_enabled(fast)
         if self._calls == before:
             raise WordsError(
-                f"mesh.cp={self.size}: the model never called F.scaled_dot_product_attention, its attention would see a part of the "
-                "sequence only. Write it with that function (Hugging Face: attn_implementation=sdpa), or type mesh.cp=1."
+                f"mesh.cp={self.size}: the model never called F.scaled_dot_product_attention, and only there does a rank see beyond its part "
+                "of the sequence. Write its attention with that function (Hugging Face: attn_implementation=sdpa, where the model has it), "
+                "or type mesh.cp=1."
             )
 
     @cached_property
@@ -147,9 +153,10 @@ class Context:
         """One object, because compiled code asks for the same again; and what communicates is not compiled."""
         return torch.compiler.disable(self.attention) if "torch._dynamo" in sys.modules else self.attention
 
-    def _cut(self, x: Tensor) -> Tensor:
-        parts = x.chunk(2 * self.size, 1)
-        return torch.cat([parts[chunk] for chunk in self.chunks], 1)
+    def cut(self, x: Tensor, dim: int = 1) -> Tensor:
+        """This rank's chunks of a dim of tokens."""
+        parts = x.chunk(2 * self.size, dim)
+        return torch.cat([parts[chunk] for chunk in self.chunks], dim)
 
     def _by_heads(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
         H, K = q.shape[1], k.shape[1]
@@ -190,11 +197,16 @@ class Context:
         raise WordsError(f"mesh.cp={self.size}: the model calls F.scaled_dot_product_attention with {problem}, or type mesh.cp=1.")
 
 
-def _length(inputs: Any, size: int) -> int:
+def length_of(inputs: Any, size: int) -> int:
+    """The tokens of the first of the inputs that has any. Raises WordsError when none has."""
     for part in inputs.values() if isinstance(inputs, Mapping) else [inputs]:
-        if isinstance(part, Tensor) and part.ndim >= 2:
+        if isinstance(part, Tensor) and (part.ndim == 3 or (part.ndim == 2 and not part.is_floating_point())):
             return part.shape[1]
-    raise WordsError(f"mesh.cp={size}: the inputs have no dim of tokens to split, [B, T] is needed. Type mesh.cp=1.")
+        if isinstance(part, Tensor) and part.ndim > 3:
+            raise WordsError(
+                f"mesh.cp={size}: the inputs {list(part.shape)} are images or the like, which have no sequence to split. Type mesh.cp=1."
+            )
+    raise WordsError(f"mesh.cp={size}: the inputs have no dim of tokens to split, [B, T] of whole numbers is needed. Type mesh.cp=1.")
 
 
 @cache
@@ -381,5 +393,5 @@ def check(model: nn.Module) -> None:
     if "position_ids" not in takes and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values()):
         raise WordsError(
             f"mesh.cp: the forward of {type(model).__name__} takes no position_ids, and a part of a sequence does not know where it stands. "
-            "Give it that argument ([1, T], whole numbers), or leave mesh.cp out."
+            "Give a model of sequences that argument ([1, T], whole numbers), or leave mesh.cp out."
         )

@@ -1,7 +1,9 @@
-"""What Hugging Face models need before their sequences can be split: masks and packed sequences are theirs to make, and must not be."""
+"""What Hugging Face models need before they can be split: masks and packed sequences are theirs to make, and must not be; heads are theirs to count."""
 
 import inspect
+import math
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,8 +21,8 @@ def adapt(model: nn.Module) -> None:
     """
     module: Any
     for module in model.modules():
-        if getattr(getattr(module, "config", None), "_attn_implementation", None) == "sdpa" and "transformers" in sys.modules:
-            transformers = sys.modules["transformers"]
+        transformers = sys.modules.get("transformers")
+        if transformers and isinstance(module, transformers.PreTrainedModel) and module.config._attn_implementation == "sdpa":
             # https://huggingface.co/docs/transformers/attention_interface
             transformers.AttentionInterface.register("sdpa_context", transformers.AttentionInterface()["sdpa"])
             transformers.AttentionMaskInterface.register("sdpa_context", _mask)
@@ -46,3 +48,31 @@ def _mask(**asked: Any) -> Any:
     if not plain or (window is not None and window < asked["q_length"] * context.size) or (given is not None and not given.all()):
         raise WordsError(f"mesh.cp={context.size}: the model hides tokens by more than causality (a window, padding, a prefix). Type mesh.cp=1.")
     return None
+
+
+def untied(model: nn.Module) -> str:
+    """What to say for a model whose embedding and head are two weights."""
+    foreign = any(hasattr(getattr(module, "config", None), "tie_word_embeddings") for module in model.modules())
+    return "tie_word_embeddings=false in its config" if foreign else "model.tied=false"
+
+
+def rotated(model: nn.Module) -> int:
+    """How many outputs of a projection of DeepSeek's attention are the key that all heads share; 0 for others."""
+    sizes = (getattr(getattr(module, "config", None), "qk_rope_head_dim", None) for module in model.modules())
+    return next((size for size in sizes if isinstance(size, int)), 0)
+
+
+def check_heads(model: nn.Module, split: Sequence[str], degree: int) -> None:
+    """Raises WordsError where `degree` does not divide the heads whose projections are `split` by their outputs."""
+    for name, module in model.named_modules():
+        config = getattr(module, "config", None)
+        queries, keys = (any(each.startswith(f"{name}.{part}") for each in split) for part in ("q_", "k_"))
+        sizes = {each: getattr(config, each, None) for each, wanted in (("num_attention_heads", queries), ("num_key_value_heads", keys)) if wanted}
+        counted = {each: size for each, size in sizes.items() if isinstance(size, int)}
+        wrong = next((each for each, size in counted.items() if size % degree), None)
+        if wrong:
+            most = math.gcd(*counted.values())
+            fits = [str(each) for each in range(1, most + 1) if most % each == 0]
+            raise WordsError(
+                f"mesh.tp={degree} does not divide {wrong}={counted[wrong]} of {type(module).__name__}. Type mesh.tp={' or mesh.tp='.join(fits[-3:])}."
+            )

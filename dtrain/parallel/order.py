@@ -16,7 +16,8 @@ from dtrain.mesh import Mesh
 from dtrain.model import blocks
 from dtrain.parallel import context, expert, huggingface, tensor
 from dtrain.parallel.pipeline import Pipeline
-from dtrain.plan import PipelineShape
+from dtrain.parallel.stages import cut
+from dtrain.plan import MeshShape, PipelineShape
 from dtrain.precision import Precision
 from dtrain.remat import Remat
 from dtrain.seeds import fill
@@ -39,14 +40,13 @@ def parallelize(
     meta = any(parameter.is_meta for parameter in model.parameters())
     if precision.param != torch.float32:
         lower(model, precision.param)
+    tensors = tensors or {"sequence": "whole", "loss": "whole"}
+    check(model, mesh.shape, pipeline=pipeline, tensors=tensors)
     if mesh.shape.cp > 1:
-        context.check(model)
         huggingface.adapt(model)
-    if mesh.shape.ep > 1:
-        expert.check(model, mesh.shape.ep)
     pipelined = Pipeline(model, mesh, pipeline, precision) if pipeline and mesh.shape.pp > 1 else None
     if mesh.shape.tp > 1:
-        tensor.apply(model, mesh.axis("tp"), **(tensors or {"sequence": "whole", "loss": "whole"}))
+        tensor.apply(model, mesh.axis("tp"), **tensors)
     if mesh.shape.ep > 1:
         expert.apply(model, mesh)
     for wrap in (precision.convert, remat, compile):
@@ -65,6 +65,18 @@ def parallelize(
         model.to(device)
     called = strategy.wrap(model, mesh)
     return pipelined or called
+
+
+def check(model: nn.Module, shape: MeshShape, *, pipeline: PipelineShape | None, tensors: Mapping[str, Any]) -> None:
+    """Raises WordsError for an axis over which a model cannot be split, as far as it tells before a forward. It stays as it is."""
+    if shape.cp > 1:
+        context.check(model)
+    if shape.ep > 1:
+        expert.check(model, shape.ep)
+    if shape.pp > 1 and pipeline:
+        cut(model, shape.pp * pipeline.stages, pipeline.split)
+    if shape.tp > 1:
+        tensor.styles(model, shape.tp, **tensors)
 
 
 def lower(model: nn.Module, dtype: torch.dtype) -> None:

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from dtrain.errors import WordsError, first_line
 from dtrain.mesh import Mesh
+from dtrain.model import evaluating
 from dtrain.objective import answer, logits_of
 from dtrain.parallel.stages import cut, emptied, keep, table_of, view
 from dtrain.plan import PipelineShape
@@ -151,11 +152,8 @@ class Pipeline(nn.Module):
 
     def _prepare(self, first: tuple[Tensor, ...], others: dict[str, Tensor], *, microbatches: int) -> Any:
         """The schedule. The shapes that cross stages are seen by one forward of the first microbatch."""
-        training = self.training
-        self.eval()
-        with torch.no_grad():
+        with evaluating(self):
             self(*first, **others)
-        self.train(training)
         shapes = [torch.empty_like(x, device="meta", requires_grad=x.is_floating_point()) for x in self._passed]
         self._passed = []
         stages = [

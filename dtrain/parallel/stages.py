@@ -6,13 +6,14 @@ one in `_pp_plan`. The elements of lists in the table are the blocks that are sh
 every stage does again, so it must leave alone what flows: a Pipeline sees to it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 
 from torch import nn
 
 from dtrain.errors import WordsError
-from dtrain.model import Absent
+from dtrain.model import Absent, tables, unwrapped
+from dtrain.parallel.huggingface import untied
 from dtrain.plan import PipelineShape
 
 
@@ -23,7 +24,10 @@ def cut(model: nn.Module, stages: int, split: str | Sequence[int]) -> list[list[
     """
     names, inside = table_of(model)
     if not inside:
-        raise WordsError(f"mesh.pp: {type(model).__name__} has no list of blocks to share out over {stages} stages.")
+        raise WordsError(
+            f"mesh.pp: the table of {type(model).__name__} ({', '.join(names)}) names no list of blocks to share out over {stages} stages. "
+            "Give it a table `pipeline` that names one, or leave mesh.pp out."
+        )
     _check(model, names)
     if len(inside) < stages:
         raise WordsError(f"mesh.pp: {type(model).__name__} has {len(inside)} blocks, fewer than the {stages} stages of the pipeline.")
@@ -63,15 +67,15 @@ def emptied(model: nn.Module) -> nn.Module:
 
 def table_of(model: nn.Module) -> tuple[list[str], list[str]]:
     """(every module that can stand on another stage in the order they run, those of them that are blocks)."""
-    listed = getattr(model, "pipeline", None)
-    if listed is None and getattr(model, "_pp_plan", None):
-        listed = [name for name, _ in model.named_modules() if name in model._pp_plan]  # type: ignore[operator] # they are registered in this order
-    if listed is None and isinstance(model, nn.Sequential):
+    prefix, table = next(tables(model, "pipeline", "_pp_plan"), ("", ()))
+    inside = [name.removeprefix(prefix) for name, _ in model.named_modules() if name.startswith(prefix)]  # they are registered in the order they run
+    listed = [f"{prefix}{name}" for name in (inside if isinstance(table, Mapping) else table) if name in table]
+    if not listed and isinstance(model, nn.Sequential):
         names = [name for name, _ in model.named_children()]
         return names, names
     if not listed:
         raise WordsError(
-            f"mesh.pp: {type(model).__name__} does not say where it may be cut. "
+            f"mesh.pp: {type(unwrapped(model)).__name__} does not say where it may be cut. "
             "Give the class a table such as pipeline = ('embed', 'blocks', 'norm', 'head'): its modules in the order they run."
         )
     names, blocks = [], []
@@ -94,7 +98,7 @@ def _check(model: nn.Module, names: Sequence[str]) -> None:
     tied = next((both for both in owners.values() if len(both) > 1), None)
     if tied:
         raise WordsError(
-            f"mesh.pp: {' and '.join(tied)} are one weight, and may stand on two stages. Build the model untied (model.tied=false), or leave mesh.pp out."
+            f"mesh.pp: {' and '.join(tied)} are one weight, and may stand on two stages. Build the model untied ({untied(model)}), or leave mesh.pp out."
         )
 
 

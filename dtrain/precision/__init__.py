@@ -3,10 +3,14 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+NORMS = {"layer_norm": (2, 3), "group_norm": (2, 3), "batch_norm": (1, 2), "instance_norm": (1, 2)}
+"""Operator -> where its weight and its bias stand among its arguments."""
 
 
 class LossScale:
@@ -52,4 +56,28 @@ class Precision:
     def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
         if self.compute == self.param:
             return nullcontext()
+        if device.type == "cpu":
+            _norms_on_the_cpu()
         return torch.autocast(device.type, dtype=self.compute)
+
+
+@cache
+def _norms_on_the_cpu() -> torch.library.Library:
+    """Parameters of a norm that were gathered in half precision are fp32 beside what is fp32, as autocast makes them on a GPU.
+
+    On the CPU it leaves them, and torch refuses the pair (https://docs.pytorch.org/docs/stable/amp.html#cpu-op-specific-behavior).
+    """
+    library = torch.library.Library("aten", "IMPL")
+    for name, places in NORMS.items():
+        library.impl(name, _with_parameters_as_its_input(getattr(torch.ops.aten, name).default, *places), "AutocastCPU")
+    return library
+
+
+def _with_parameters_as_its_input(operator: Callable[..., Any], *parameters: int) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        if any(isinstance(each, Tensor) and each.dtype == torch.float32 for place, each in enumerate(args) if place not in parameters):
+            args = tuple(each.float() if place in parameters and each is not None else each for place, each in enumerate(args))
+        with torch.autocast("cpu", enabled=False):
+            return operator(*args)
+
+    return run

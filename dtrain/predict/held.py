@@ -63,8 +63,8 @@ def gathered(plan: Decided, weight: Weight) -> Shape:
 
 def piece(plan: Decided, weight: Weight) -> Shape:
     """The shape that rests on the fullest rank."""
-    first, *others = gathered(plan, weight)
-    return (-(-first // shards_of(plan, weight)), *others)
+    shape = gathered(plan, weight)
+    return (-(-shape[0] // shards_of(plan, weight)), *shape[1:]) if shape else ()
 
 
 State = Callable[[Part, Weight, Shape], Iterable[Shape]]

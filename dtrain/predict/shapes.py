@@ -174,7 +174,8 @@ class Block:
 
 @dataclass(frozen=True)
 class Shapes:
-    """`blocks` in the order they run. In bytes: `buffers` of the model, of so many `kinds` of numbers, of which a checkpoint holds `saved`; `tables` that all blocks share and keep;
+    """`blocks` in the order they run. In bytes: `buffers` of the model, of which a checkpoint holds `saved` and a training forward changes `moving` (whether they are floating, bytes; one
+    of each type); `tables` that all blocks share and keep;
     `sample`, of which `inputs`, and what the model `returns` for it. `unknown` says why activations and work are not known; empty where they are."""
 
     blocks: tuple[Block, ...]
@@ -185,7 +186,7 @@ class Shapes:
     tokens: int
     inputs: int = 0
     returns: Kept = Kept()
-    kinds: int = 1
+    moving: tuple[tuple[bool, int], ...] = ()
     unknown: str = ""
 
     @property

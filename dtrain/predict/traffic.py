@@ -10,7 +10,7 @@ the data: here every expert gets as many, which is right on average. Not told: e
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -64,6 +64,9 @@ def _data(view: View) -> Iterator[Call]:
     if view.holding.shards:
         for stage in view.stages.values():
             yield from _sharded(view, stage)
+        whole = [view.types.param for weight in view.weights if not weight.shape]
+        if whole:
+            yield Call("batch", "all_reduce", "gradients", 1, sum(whole))
     elif view.plan.mesh.pp * view.plan.mesh.tp * view.plan.mesh.ep == 1:
         yield from _ddp(view)
     else:
@@ -82,8 +85,8 @@ def _sharded(view: View, stage: tuple[Block, ...]) -> Iterator[Call]:
             root += dense * block.count
             continue
         one = int(index == stays)  # it is wanted again at once, and stays
-        yield from _unit(view, dense, block.count - one, _gathers(view, block), uses=block.uses)
-        yield from _unit(view, dense, one, _gathers(view, block, stays=True), uses=block.uses)
+        yield from _unit(view, dense, block.count - one, _gathers(view, block))
+        yield from _unit(view, dense, one, _gathers(view, block, stays=True))
         yield from _unit(
             view, [weight for weight in block.weights if weight.experts and apart], block.count, _gathers(view, block), axis="expert_shard"
         )
@@ -112,38 +115,31 @@ def _in_vain(view: View, listed: list[Block], root: list[Weight], *, several: bo
         yield from _gathered(view, list(listed[-1].weights), 1, "dp_shard")
 
 
-def _unit(view: View, weights: list[Weight], count: int, gathers: int, *, uses: int = 1, axis: str = "dp_shard") -> Iterator[Call]:
-    """`count` equal groups of weights that are gathered, so many times, and reduced together."""
+def _unit(view: View, weights: list[Weight], count: int, gathers: int, *, axis: str = "dp_shard") -> Iterator[Call]:
+    """`count` equal groups of weights that are gathered, so many times, and reduced together; those without dims stay whole."""
+    weights = [weight for weight in weights if weight.shape]
     if not weights or not count:
         return
     plan, size = view.plan, view.groups[axis].size
     trained = sum(padded(gathered(plan, weight), size) for weight in weights if weight.trained)
     yield from _gathered(view, weights, count * gathers, axis)
     if trained:
-        again = uses if plan.batch.accumulate > 1 and not view.holding.every else 1  # what was summed up is sent at the first of its backwards
-        times, reduce = count * view.reduces * again, view.types.reduce
+        times, reduce = count * view.reduces, view.types.reduce
         yield Call(axis, "reduce_scatter", "gradients", times, times * trained * reduce)
         if axis == "dp_shard":
             yield Call("dp_replicate", "all_reduce", "gradients", times, times * trained * reduce / size)
 
 
 def _gathered(view: View, weights: list[Weight], times: int, axis: str) -> Iterator[Call]:
-    numbers = sum(padded(gathered(view.plan, weight), view.groups[axis].size) for weight in weights)
+    numbers = sum(padded(gathered(view.plan, weight), view.groups[axis].size) for weight in weights if weight.shape)
     yield Call(axis, "all_gather", "weights", times, times * numbers * view.stream)
 
 
 def _ddp(view: View) -> Iterator[Call]:
     """DistributedDataParallel: buckets in the order in which gradients come, from the last weight to the first."""
-    plan, unused = view.plan, bool(view.plan.strategy.get("find_unused_parameters"))
     sizes = [weight.count * view.types.param for weight in view.weights]
-    if not sizes:
-        return
-    buckets = _buckets(sizes if unused else sizes[::-1], _bucket(plan))
-    yield Call("batch", "all_reduce", "gradients", buckets, sum(sizes))
-    if unused:
-        yield Call("batch", "all_reduce", "which weights were reached", 1, 4 * len(sizes))
-    held = view.shapes.saved if view.own else view.shapes.buffers  # of our models all buffers are in a checkpoint
-    yield Call("batch", "broadcast", "buffers", view.shapes.kinds * (held > 0), held)
+    if sizes:
+        yield Call("batch", "all_reduce", "gradients", _buckets(sizes[::-1], _bucket(view.plan)), sum(sizes))
 
 
 def _averaged(view: View) -> Iterator[Call]:
@@ -286,12 +282,29 @@ def _optimizer(view: View) -> Iterator[Call]:
         for weight in view.weights:
             if weight.hidden:
                 yield from _muon(view, weight, size)
-    if word == "adafactor" and size > 1:
-        matrices, vectors = [w for w in view.weights if len(w.shape) > 1], [w for w in view.weights if len(w.shape) < 2]
-        for some in (matrices, vectors):
-            if some:
-                columns = sum(weight.shape[1] for weight in some if len(weight.shape) == 2)
-                yield Call("dp_shard", "all_reduce", "optimizer", 3, 4 * (3 * len(some) + columns))
+    if word == "adafactor":
+        for matrix, moved in itertools.product((True, False), repeat=2):
+            same = [w for w in view.weights if (len(w.shape) > 1) == matrix and (w.experts and view.plan.mesh.ep > 1) == moved]
+            yield from _adafactor(view, same, ("expert_shard", "ep") if moved else ("dp_shard",))
+
+
+def _adafactor(view: View, weights: Sequence[Weight], data: Sequence[str]) -> Iterator[Call]:
+    """Over each axis that splits some weights of one mesh: their squares with sums along the dim it splits, sums of row means, squares of updates."""
+    for axis in (*data, "tp"):
+        count = numbers = means = 0
+        for weight in weights:
+            splits = {name: 0 for name in data if name == "ep" or view.holding.shards} | ({} if weight.tp is None else {"tp": weight.tp})
+            if axis not in splits or view.groups[axis].size == 1 or not weight.shape:
+                continue
+            local = list(weight.shape)
+            for other, dim in splits.items():
+                local[dim] = -(-local[dim] // view.groups[other].size)
+            behind = len(local) - splits[axis]
+            count += 1
+            numbers += math.prod(local) // local[splits[axis]] if len(local) > 1 and behind <= 2 else 0
+            means += math.prod(local[:-2]) if len(local) > 1 and behind == 2 else 0
+        if count:
+            yield Call(axis, "all_reduce", "optimizer", 2 + bool(means), 4 * (2 * count + numbers + means))
 
 
 def _muon(view: View, weight: Weight, size: int) -> Iterator[Call]:
@@ -312,6 +325,9 @@ def _loop(view: View) -> Iterator[Call]:
     plan, mesh = view.plan, view.plan.mesh
     beside = plan.spike.get("sigma") is not None
     split = mesh.pp > 1 or mesh.ep > 1 or mesh.tp > 1 or (view.holding.shards and mesh.dp_shard * mesh.cp > 1)
+    yield Call("world", "all_reduce", "agreement on what was reached", 1, 4)
+    for floating, size in view.shapes.moving:
+        yield Call("batch", "all_reduce" if floating else "broadcast", "buffers", 1, size)
     if split or beside:
         yield Call("world", "all_reduce", "gradient norm", 1, 4 * (split + beside))
     if word_of(plan.data) == "dataset" and not plan.data.get("workers"):

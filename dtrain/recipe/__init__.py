@@ -4,12 +4,14 @@ It may come from anywhere: `dtrain.recipe.place` says how far that place is trus
 """
 
 import re
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import yaml
 
+from dtrain import store
 from dtrain.config import GROUPS, Config, Schema
 from dtrain.errors import StoreError, WordsError
 from dtrain.recipe.document import FLOAT, HIDDEN, INTEGER, KEY, OVERRIDE, Node, Slip, parse, scalar
@@ -33,7 +35,7 @@ def read(name: str, *, said: Collection[str] = ()) -> list[Word]:
     Keys that a person `said` on the command line are taken from there, so nothing is wrong with what a recipe says about them.
     """
     problems = list[str]()
-    words = _read(find(name), [], [], problems)
+    words = _read(find(name), [], [], problems, time.monotonic() + store.ANSWER_SECONDS)
     problems += [problem for word, place in words if not _is_said(word.key, said) for problem in refused(word, place)]
     if problems:
         raise WordsError(*problems)
@@ -43,7 +45,7 @@ def read(name: str, *, said: Collection[str] = ()) -> list[Word]:
 def of_run(run: str) -> list[Word]:
     """The words of the run at URL `run`; from elsewhere, without those that no recipe from elsewhere may say. Raises WordsError."""
     problems = list[str]()
-    words = _read(find(f"{run.rstrip('/')}/config.yaml"), [], [], problems)
+    words = _read(find(f"{run.rstrip('/')}/config.yaml"), [], [], problems, time.monotonic() + store.ANSWER_SECONDS)
     if problems:
         raise WordsError(*problems)
     return [word for word, place in words if not any(refused(word, place))]
@@ -54,14 +56,20 @@ def _is_said(key: str, said: Collection[str]) -> bool:
     return key in said or key.split(".")[0] in said
 
 
-def _read(place: Place, chain: Sequence[Place], seen: list[Place], problems: list[str]) -> list[tuple[Word, Place]]:
-    """The words of a recipe, each with where it lies, and before them those of the recipes it builds on. Raises WordsError when it cannot be read."""
+def _read(place: Place, chain: Sequence[Place], seen: list[Place], problems: list[str], until: float) -> list[tuple[Word, Place]]:
+    """The words of a recipe, each with where it lies, and before them those of the recipes it builds on. Raises WordsError when it cannot be read.
+
+    `until` is a monotonic time: whoever waits, waits for all of them together.
+    """
     check(place, chain)
     seen.append(place)
     if len(chain) >= DEEPEST or len(seen) > MOST:
         raise WordsError(f"{chain[-1]}: more than {DEEPEST} recipes build on each other, or {MOST} in all. Write their words into one.")
+    left = until - time.monotonic()
+    if place.trust == "remote" and left <= 0:
+        raise WordsError(f"recipe={place}: was not asked for: those before it took {store.ANSWER_SECONDS:g} s already.")
     try:
-        data = fetch(place)
+        data = fetch(place, seconds=left)
         document = parse(data).value
     except StoreError as error:
         raise WordsError(f"recipe={place}: {error}") from error
@@ -74,7 +82,7 @@ def _read(place: Place, chain: Sequence[Place], seen: list[Place], problems: lis
     below = list[tuple[Word, Place]]()
     for name in _names(document.get("recipe"), place, problems):
         try:
-            below += _read(find(name, place), [*chain, place], seen, problems)
+            below += _read(find(name, place), [*chain, place], seen, problems, until)
         except WordsError as error:
             problems += [problem if str(place) in problem else f"{problem} ({place} builds on it)" for problem in error.problems]
     return below + [(word, place) for word in _words(document, place, problems)]

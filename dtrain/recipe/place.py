@@ -8,10 +8,8 @@ import hashlib
 import posixpath
 import re
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Thread
 from typing import Literal
 from urllib.parse import urljoin
 
@@ -25,8 +23,6 @@ LARGEST = 1 << 20
 """Bytes of a recipe."""
 SECONDS = 5.0
 """A storage that refuses is asked again only for so long: a person waits."""
-ANSWER_SECONDS = 15.0
-"""One that says nothing at all is left after this time."""
 SHORTEST_PIN = 32
 """Hex digits. A pin holds against somebody who writes another file on purpose: with 128 bits that is out of reach, with 32 it takes minutes."""
 REACHABLE = ("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf")
@@ -64,38 +60,19 @@ def find(name: str, beside: Place | None = None) -> Place:
     return replace(found, digest=digest.lower())
 
 
-def fetch(place: Place) -> bytes:
-    """The bytes there. Raises WordsError and StoreError."""
+def fetch(place: Place, *, seconds: float | None = None) -> bytes:
+    """The bytes there; another machine is waited for as long as `store.small` does, or `seconds`. Raises WordsError and StoreError."""
     if store.is_local(place.url) and store.local_path(place.url).is_dir():
         hint = f" Type recipe={place.url.rstrip('/')}/config.yaml." if (store.local_path(place.url) / "config.yaml").exists() else ""
         raise WordsError(f"recipe={place}: a folder, not a recipe.{hint}")
     with store.patience(SECONDS):
-        data = _answer(place)
+        data = store.small(place.url, LARGEST + 1, seconds=seconds)
     if len(data) > LARGEST:
         raise WordsError(f"{place}: larger than {LARGEST >> 20} MiB, which no recipe is.")
     found = hashlib.sha256(data).hexdigest()
     if not found.startswith(place.digest):
         raise WordsError(f"{place}: is not what was pinned: it has @sha256:{found}.")
     return data
-
-
-def _answer(place: Place) -> bytes:
-    """The beginning of what is there; from elsewhere beside this thread, which does not wait for ever. Raises StoreError."""
-    if place.trust != "remote":
-        return store.beginning(place.url, LARGEST + 1)
-    answer = Future[bytes]()
-
-    def ask() -> None:
-        try:
-            answer.set_result(store.beginning(place.url, LARGEST + 1))
-        except BaseException as error:
-            answer.set_exception(error)
-
-    Thread(target=ask, daemon=True).start()
-    try:
-        return answer.result(ANSWER_SECONDS)
-    except TimeoutError as error:
-        raise StoreError.during("read", str(place), f"no answer within {ANSWER_SECONDS:g} s", kind="busy") from error
 
 
 def check(place: Place, chain: Sequence[Place]) -> None:
@@ -120,7 +97,7 @@ def _from(beside: Place, name: str) -> Place:
     """`name` as the recipe at `beside` means it. Raises WordsError when that leads from elsewhere to this machine."""
     if beside.trust != "remote":
         absolute = "://" in name or name.startswith(("/", "~"))
-        url = name if absolute else posixpath.normpath(Path(beside.url.removeprefix("file://")).parent / name)
+        url = name if absolute else posixpath.normpath(store.local_path(beside.url).parent / name)
         return Place(url, "local" if store.is_local(url) else "remote")
     own = beside.url.split("://")[0]
     url = name if "://" in name or name.startswith(("/", "~")) else _joined(beside.url, name)

@@ -1,7 +1,7 @@
 """Which activations are computed again in the backward instead of being kept (arXiv 1604.06174). Every word builds a Remat.
 
 The wrapper goes around `forward`, not around the module: names of parameters stay, and the hooks that gather parameters run outside.
-Random numbers are drawn again as they were, so results are the same bit for bit.
+Random numbers are drawn again as they were, and buffers are what they were, so results are the same bit for bit.
 """
 
 import sys
@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from dtrain.model import saved_buffers
 
 Remat = Callable[[Sequence[nn.Module]], None]
 """Changes the blocks of a model in place."""
@@ -22,11 +24,36 @@ def recompute(block: nn.Module, **options: Any) -> None:
     Keys and values that a model of transformers keeps for words to come are not among them: the block would add to them twice.
     """
     inner, kept = block.forward, getattr(sys.modules.get("transformers.cache_utils"), "Cache", ())
+    places = [(module, name) for module, name, _ in saved_buffers(block)]
 
     def forward(*arguments: Any, **keywords: Any) -> Any:  # torch.compile does not look into a partial
         if torch.is_grad_enabled():
             arguments = tuple(None if isinstance(each, kept) else each for each in arguments)
             keywords = {name: None if isinstance(each, kept) else each for name, each in keywords.items()}
-        return checkpoint(inner, *arguments, use_reentrant=False, **options, **keywords)
+        called = _Twice(inner, places) if places and torch.is_grad_enabled() else inner
+        return checkpoint(called, *arguments, use_reentrant=False, **options, **keywords)
 
     block.forward = forward
+
+
+class _Twice:
+    """A forward that changes buffers (BatchNorm's statistics, a codebook): called again, it finds them as they were, and changes nothing."""
+
+    def __init__(self, forward: Callable[..., Any], places: Sequence[tuple[nn.Module, str]]) -> None:
+        self._forward, self._places = forward, places
+        self._before: list[Tensor] = []
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        now = [module._buffers[name] for module, name in self._places]
+        if not self._before:
+            self._before = [buffer.clone() for buffer in now if buffer is not None]
+            return self._forward(*arguments, **keywords)
+        self._put([buffer.clone() for buffer in self._before])
+        try:
+            return self._forward(*arguments, **keywords)
+        finally:
+            self._put(now)
+
+    def _put(self, buffers: Sequence[Tensor | None]) -> None:
+        for (module, name), buffer in zip(self._places, buffers, strict=True):
+            module._buffers[name] = buffer

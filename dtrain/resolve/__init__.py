@@ -14,7 +14,7 @@ from dtrain.cluster import Cluster
 from dtrain.config import Config
 from dtrain.errors import WordsError, deciding
 from dtrain.plan import Plan
-from dtrain.resolve import auto, batch, divide, fit, limits, machine, mesh, numbers, out, pipeline, ranks, relate, targets, trust
+from dtrain.resolve import auto, batch, declared, divide, fit, limits, machine, mesh, numbers, out, pipeline, ranks, relate, targets, trust
 from dtrain.resolve.unknown import UNKNOWN, Undecided
 from dtrain.words import said
 
@@ -45,13 +45,17 @@ RULES: tuple[Rule, ...] = (
     pipeline.shape,
     batch.arithmetic,
     divide.model,
+    divide.rows,
+    declared.model,
     divide.options,
     fit.objective,
+    fit.together,
     fit.synthetic,
     fit.hooks,
     relate.sizes,
     relate.data,
     relate.contradictions,
+    fit.checkpoint,
     fit.precision,
     fit.parts,
     trust.targets,

@@ -18,7 +18,7 @@ MOST = 1_000_000_000
 def arithmetic(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
     schedule = draft["pipeline"].schedule
     chosen = draft.get("microbatch") if not config.accumulate else None  # by strategy=auto
-    shape = _shape(config, config.microbatch or chosen, draft)
+    shape = _shape(config, config.microbatch or config.objective.get("together") or chosen, draft)
     wrong = check_microbatches(schedule, shape.accumulate, draft["mesh"].pp) if draft["mesh"].pp > 1 else None
     if wrong:
         raise WordsError(wrong)

@@ -1,6 +1,6 @@
 """What a mesh splits must divide: heads and widths by tp, blocks by pp, experts by ep, the sequence by cp.
 
-A model's word says in `_about_` which of its arguments those are. A model of the user's own says nothing here; its ranks find out.
+A model's word says in `_about_` which of its arguments those are. A model of the user's own says nothing here but for the sequence, which the data has.
 """
 
 import math
@@ -23,10 +23,12 @@ def model(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
     """Raises WordsError for every axis that cannot split this model."""
     mesh, part, word = draft["mesh"], config.model, config.choices["model"]
     facts = about(part) if word else None
-    problems = [*_optimizer(config, mesh), *_remat(config, mesh, draft["pipeline"].schedule)]
+    problems = [*_optimizer(config, part), *_remat(config, mesh, draft["pipeline"].schedule)]
     if facts is not None:
         problems += [*_tensor(config, mesh, part, facts), *_pipeline(config, mesh, draft["pipeline"].stages, part, facts)]
         problems += [*_experts(mesh, part, facts, str(word)), *_context(config, mesh, part, facts)]
+    elif about(config.data).get("gives") == "tokens" or config.choices["objective"] == "next_token":
+        problems += _sequence(config, mesh)
     if problems:
         raise WordsError(*problems)
     return {}
@@ -48,6 +50,36 @@ def options(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[
     return values
 
 
+def rows(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
+    """Padded rows: what needs one length all through the run, and what it divides."""
+    mesh, data, part = draft["mesh"], config.data, config.model
+    if "pad" not in data:
+        return {}
+    pad, length = data["pad"], data["length"]
+    split = config.tensor.sequence == "split" and mesh.tp > 1
+    needs = {f"mesh.pp={mesh.pp}": mesh.pp > 1, f"mesh.cp={mesh.cp}": mesh.cp > 1, "tensor.sequence=split": split, "model.balance": "balance" in part}
+    problems = []
+    if length is not None and pad is None:
+        problems.append("data.length: rows are not padded. Type data.pad=<the padding token> as well, or leave data.length out.")
+    elif pad is not None and length is None and any(needs.values()):
+        why = next(name for name, needed in needs.items() if needed)
+        problems.append(f"data.pad={pad}: {why} needs rows of one length in every batch. Type data.length=<the longest row>.")
+    whole = math.lcm(2 * mesh.cp if mesh.cp > 1 else 1, mesh.cp * mesh.tp if split else 1)
+    if isinstance(length, int) and length % whole:
+        problems.append(
+            f"data.length={length} does not divide by {whole}, into which mesh.cp and mesh.tp cut a row. Type data.length={_up(length, whole)}."
+        )
+    inputs = data.get("inputs")
+    if mesh.cp > 1 and pad is not None and isinstance(inputs, list | tuple) and "attention_mask" in inputs:
+        problems.append(
+            f"mesh.cp={mesh.cp}: attention_mask of data.inputs hides tokens, which a part of a sequence cannot. Leave it out for a causal model, "
+            "which never looks at the padding behind a row, or leave mesh.cp out."
+        )
+    if problems:
+        raise WordsError(*problems)
+    return {}
+
+
 def _tensor(config: Config, mesh: MeshShape, part: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterable[str]:
     if mesh.tp == 1:
         return
@@ -59,6 +91,9 @@ def _tensor(config: Config, mesh: MeshShape, part: Mapping[str, Any], facts: Map
         if size % mesh.tp:
             fits = nearest_divisors("mesh.tp", mesh.tp, math.gcd(*sizes.values(), mesh.ranks))
             yield f"mesh.tp={mesh.tp} does not divide model.{name}={size}. {fits}"
+    shared = part.get("shared"), part.get("hidden")  # experts that see every token are one feed-forward of their widths together
+    if all(isinstance(size, int) for size in shared) and math.prod(shared) % mesh.tp:  # type: ignore[arg-type]
+        yield f"mesh.tp={mesh.tp} does not divide model.shared={shared[0]} x model.hidden={shared[1]}. Type model.hidden={_up(shared[1], mesh.tp)}."  # type: ignore[arg-type]
     if config.tensor.sequence == "split":
         sequence, whole = config.data.get("sequence"), mesh.cp * mesh.tp
         if not facts.get("sequence"):
@@ -99,18 +134,21 @@ def _context(config: Config, mesh: MeshShape, part: Mapping[str, Any], facts: Ma
     if facts.get("takes") != "tokens":
         yield f"mesh.cp={mesh.cp}: model={config.choices['model']} has no sequence to split. Leave mesh.cp out."
         return
-    sequence, whole, heads = config.data.get("sequence"), 2 * mesh.cp, part.get("heads")
-    if isinstance(sequence, int) and sequence % whole:
-        yield f"mesh.cp={mesh.cp}: data.sequence={sequence} does not divide by 2 x cp = {whole}. Type data.sequence={_up(sequence, whole)}."
+    yield from _sequence(config, mesh)
+    heads = part.get("heads")
     if config.context.attention == "ulysses" and isinstance(heads, int) and heads % (mesh.cp * mesh.tp):
         yield f"context.attention=ulysses: cp x tp = {mesh.cp * mesh.tp} does not divide model.heads={heads}. Type context.attention=ring."
 
 
-def _optimizer(config: Config, mesh: MeshShape) -> Iterable[str]:
-    """Adafactor's sums run over one axis."""
-    if about(config.optim).get("axes") == "data" and mesh.tp * mesh.ep > 1:
-        axis = "tp" if mesh.tp > 1 else "ep"
-        yield f"optim={config.choices['optim']} knows the axes of the data alone, and the mesh has {axis}={getattr(mesh, axis)}. Type optim=adamw."
+def _sequence(config: Config, mesh: MeshShape) -> Iterable[str]:
+    sequence, whole = config.data.get("sequence"), 2 * mesh.cp
+    if mesh.cp > 1 and isinstance(sequence, int) and sequence % whole:
+        yield f"mesh.cp={mesh.cp}: data.sequence={sequence} does not divide by 2 x cp = {whole}. Type data.sequence={_up(sequence, whole)}."
+
+
+def _optimizer(config: Config, part: Mapping[str, Any]) -> Iterable[str]:
+    if about(config.optim).get("needs") == "matrices" and about(part).get("matrices") is False:
+        yield f"optim={config.choices['optim']}: model={config.choices['model']} has no hidden matrix. Type optim=adamw."
 
 
 def _remat(config: Config, mesh: MeshShape, schedule: str) -> Iterable[str]:

@@ -6,11 +6,11 @@ from typing import Any
 
 from dtrain.cluster import Cluster
 from dtrain.config import Config
-from dtrain.errors import WordsError
+from dtrain.errors import WordsError, nearest
 from dtrain.plan import Part
 from dtrain.resolve.ranks import about, choose
 
-PARTS = ("remat", "model", "optim", "schedule", "checkpoint")
+PARTS = ("remat", "model", "optim", "schedule")
 NATURAL = {"tokens": "next_token", "image": "classification", "features": "regression"}
 """What the model takes (or the data gives) -> the objective `auto` means."""
 
@@ -32,11 +32,54 @@ def objective(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[s
         raise WordsError(
             f"model={model} gives one answer per token, objective={config.choices['objective']} wants one per sample. Type objective=next_token."
         )
-    if gives == "tokens" and needs != "tokens" and config.choices["objective"] is not None:
+    if about(part).get("whole"):
+        if gives == "tokens" and part.get("over") == "next_tokens":
+            raise WordsError(
+                f"objective.over=next_tokens: the model shifts its labels, and data={data} gives the next token. Type objective=next_token."
+            )
+    elif gives == "tokens" and needs != "tokens" and config.choices["objective"] is not None:
         raise WordsError(f"objective={config.choices['objective']} wants one answer per sample, data={data} gives tokens. Type objective=next_token.")
     if needs == "tokens" and takes not in (None, "tokens"):
         raise WordsError(f"objective=next_token needs a model of tokens, model={model} takes {takes}. Type model=gpt, or objective=classification.")
+    if config.data.get("shift") is True and "figures" in about(part) and needs != "tokens" and not about(part).get("whole"):
+        raise WordsError(
+            f"data.shift=true makes the next token the target, objective={config.choices['objective']} asks for none. Type objective=next_token."
+        )
     return {"objective": part}
+
+
+def together(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
+    """A loss that is no sum over targets depends on what it is computed over: whole samples, and as many of them on every mesh."""
+    part, mesh, batch = draft["objective"], draft["mesh"], draft["batch"]
+    weights = [f"objective.losses.{name}={weight}" for name, weight in (part.get("losses") or {}).items() if weight]
+    if not about(part).get("whole") and not weights:
+        if part.get("together") is not None:
+            raise WordsError(f"objective.together={part['together']}: nothing in this run reads it. Leave it out, or type microbatch.")
+        return {}
+    said, size = weights[0] if weights else f"objective={config.choices['objective']}", part.get("together") or batch.size
+    problems = [
+        f"{said}: the model computes it from whole samples, and mesh.{axis}={degree} splits them. Leave mesh.{axis} out."
+        for axis, degree in (("pp", mesh.pp), ("cp", mesh.cp))
+        if degree > 1
+    ]
+    if not weights and config.tensor.loss == "split":
+        problems.append(f"{said}: tensor.loss=split leaves no rank the logits that the model's own loss needs. Leave it out.")
+    if batch.microbatch != size:
+        seen = (
+            f"{batch.microbatch} of {size} samples together" if part.get("together") is None else f"{batch.microbatch} samples together, not {size}"
+        )
+        problems.append(
+            f"{said}: such a loss may depend on which samples a forward sees together, and here it sees {seen}. Type objective.together={batch.microbatch}: "
+            "the same numbers on every mesh with that microbatch."
+        )
+    elif config.data.get("pad") is not None and config.data.get("length") is None and (size < batch.size or config.data.get("workers")):
+        problems.append(
+            f"data.pad={config.data['pad']}: rows are filled up to the longest of those that a rank reads at once, which differs from mesh to mesh, and "
+            f"{said} may depend on it. Type data.length=<the longest row>."
+        )
+    if problems:
+        raise WordsError(*problems)
+    return {}
 
 
 def synthetic(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,6 +118,28 @@ def hooks(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, 
     if refused:
         raise WordsError(f"hook={refused[0]} needs text, data={config.choices['data']} has none. Type hook=[].")
     return {"hooks": chosen}
+
+
+def checkpoint(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
+    """Whether the lowest or the highest figure is the best is known to who states the figure, or is asked for: the others are deleted."""
+    part = dict(config.checkpoint)
+    best, said = part.get("best"), None if part.get("best_is") == "auto" else part.get("best_is")
+    figures: Mapping[str, str] = about(draft["objective"]).get("figures") or {}
+    averaged = {name.replace("eval_", "eval_ema_", 1): which for name, which in figures.items()} if config.ema else {}
+    known = {**figures, **averaged}
+    if best is None and said is not None:
+        raise WordsError(f"checkpoint.best_is={said}: nothing in this run reads it. Type checkpoint.best=<a figure> too, or leave it out.")
+    if best is not None and known and best not in known:
+        raise WordsError(f"checkpoint.best={best}: the evaluation of this run has no such figure.{nearest(best, known)}")
+    if best is not None and said is None and best not in known:
+        raise WordsError(
+            f"checkpoint.best={best}: the objective does not say which is the best, and the others go. Type checkpoint.best_is=lowest or highest."
+        )
+    if best is not None and best in known and said not in (None, known[best]):
+        raise WordsError(f"checkpoint.best_is={said}: of {best} the {known[best]} is the best. Leave it out.")
+    if "best_is" in part:
+        part["best_is"] = said or known.get(best or "", "lowest")
+    return {"checkpoint": part}
 
 
 def precision(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:

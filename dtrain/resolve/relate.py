@@ -9,7 +9,8 @@ from typing import Any
 
 from dtrain.cluster import Cluster
 from dtrain.config import GROUPS, LISTS, Config
-from dtrain.errors import WordsError, nearest
+from dtrain.errors import WordsError
+from dtrain.resolve.declared import dataset
 from dtrain.resolve.ranks import about
 from dtrain.resolve.unknown import UNKNOWN
 
@@ -29,8 +30,15 @@ def data(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str
     problems = []
     if isinstance(part.get("vocab"), int) and isinstance(vocab, int) and part["vocab"] < vocab:
         problems.append(f"model.vocab={part['vocab']}: the data has tokens up to {vocab - 1}. Type model.vocab=auto.")
-    if about(given).get("gives") == "any" and about(part).get("takes") in ("image", "features"):
+    made, stated = about(given).get("gives") == "any", dataset(given.get("dataset"))
+    if stated:
+        problems += _stated(config, stated, alike=bool(about(draft["objective"]).get("alike")))
+    if made and about(part).get("takes") in ("image", "features"):
         problems += _shapes(part, given)
+    whole = given.get("inputs") if made else stated.get("inputs") if not given.get("inputs") else None
+    shape = whole if part.get("inputs") == "auto" else part.get("inputs")
+    if about(part).get("halves") and isinstance(shape, list) and len(shape) == 3:
+        problems += _reduced(part, shape)
     if problems:
         raise WordsError(*problems)
     return {}
@@ -50,9 +58,6 @@ def contradictions(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -
         length: Any = config.schedule.get(name)
         if f"schedule.{name}" in typed and isinstance(length, int | float) and length > config.steps:
             problems.append(f"schedule.{name}={length} is longer than steps={config.steps}. Type schedule.{name}=0.1 for a tenth of the run.")
-    best, figures = config.checkpoint.get("best"), about(draft["objective"]).get("figures")
-    if best and figures and best not in figures:
-        problems.append(f"checkpoint.best={best}: the evaluation of this run has no such figure.{nearest(best, figures)}")
     problems += _unread(config, typed)
     if problems:
         raise WordsError(*problems)
@@ -88,6 +93,43 @@ def _shapes(part: Mapping[str, Any], given: Mapping[str, Any]) -> Iterable[str]:
     few = isinstance(outputs, int) and isinstance(classes, int) and (outputs < classes or (given["task"] == "regression" and outputs != classes))
     if few:
         yield f"model.outputs={outputs}: the data has {classes}. Type model.outputs=auto."
+
+
+def _stated(config: Config, stated: Mapping[str, Any], *, alike: bool) -> Iterable[str]:
+    """Of a dataset whose class says how many classes there are, or which shapes a sample has. `alike`: outputs and targets are to have one shape."""
+    part, takes, asked = config.model, about(config.model).get("takes"), config.data.get("outputs")
+    classes, have = stated.get("outputs", 0), None if config.data.get("inputs") else stated.get("inputs")
+    if isinstance(asked, int) and 1 < asked < classes:
+        yield f"data.outputs={asked}: the dataset has {classes} classes. Type data.outputs={classes}, or leave it out."
+        return
+    for name in ("outputs", "vocab"):
+        if takes and isinstance(part.get(name), int) and part[name] < (asked or classes):
+            yield f"model.{name}={part[name]}: the data has {asked or classes}. Type model.{name}=auto."
+    gives = part["outputs"] if isinstance(part.get("outputs"), int) else asked or classes
+    if alike and takes and gives and "targets" in stated and config.data.get("targets") in (None, 1) and gives != math.prod(stated["targets"]):
+        count = math.prod(stated["targets"])
+        yield (
+            f"objective={config.choices['objective']}: the model gives {gives} numbers, a target of the data is {count}. "
+            f"Type data.outputs={count}, or objective=classification."
+        )
+    wanted = part.get("inputs")
+    if have is not None and takes in ("image", "features") and wanted not in (None, "auto"):
+        sizes = wanted if isinstance(wanted, list) else [wanted]
+        if sizes != have if takes == "image" else math.prod(sizes) != math.prod(have):
+            yield f"model.inputs={wanted}: a sample of the data has the shape {have}. Type model.inputs=auto."
+
+
+def _reduced(part: Mapping[str, Any], shape: list[int]) -> Iterable[str]:
+    """Of an image that each stage after the first halves: group norm makes zero of a group of one number, and no gradient comes back."""
+    for stage in range(part["stages"]):
+        channels, sides = part["width"] * 2**stage, [-(-side // 2**stage) for side in shape[1:]]
+        if channels // math.gcd(channels, 8) * math.prod(sides) < 2:
+            yield (
+                f"model.stages={part['stages']} model.width={part['width']}: of an image {shape} stage {stage + 1} leaves {math.prod(sides)} x 1 number(s) "
+                "to each group of channels, which its norm makes zero. Type "
+                + (f"model.stages={stage}, or model.width={8 * part['width']}." if stage else f"model.width={16 * part['width']}, or larger images.")
+            )
+            return
 
 
 def _unread(config: Config, typed: set[str]) -> Iterable[str]:

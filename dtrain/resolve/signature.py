@@ -73,6 +73,38 @@ def _signature(target: str, paths: tuple[str, ...]) -> Signature | Absent | None
         return None
 
 
+def class_of(target: str) -> tuple[Path, ast.ClassDef] | None:
+    """(the file, the statement) that defines the class of a dotted name. None: it is no class, or cannot be found from here."""
+    return _class_of(target.split("."), tuple(sys.path), 0)
+
+
+def _class_of(parts: Sequence[str], paths: tuple[str, ...], depth: int) -> tuple[Path, ast.ClassDef] | None:
+    cuts = range(len(parts) - 1, 0, -1)
+    module, cut = next(((made, cut) for cut in cuts if (made := _module(".".join(parts[:cut]), paths))), (None, 0))
+    if module is None or depth > DEEPEST:
+        return None
+    name, *rest = parts[cut:]
+    found, path = module.defined.get(name), _file(module.name, paths)
+    if isinstance(found, ast.ClassDef) and path and not rest:
+        return path, found
+    if name in module.imported:
+        source, attribute = module.imported[name]
+        return _class_of([*source.split("."), *([attribute] if attribute else []), *rest], paths, depth + 1)
+    # packages that load their parts when they are asked for, as transformers does: of LlamaConfig in models/llama/configuration_llama.py
+    return _class_in_folders(module, name, paths) if not rest and path and path.parent.name == "transformers" else None
+
+
+def _class_in_folders(module: _Module, name: str, paths: tuple[str, ...]) -> tuple[Path, ast.ClassDef] | None:
+    package = _file(module.name, paths)
+    folders = [path for path in (package.parent / "models").iterdir() if name.lower().startswith(path.name.replace("_", ""))] if package else []
+    for folder in sorted(folders, key=lambda path: -len(path.name)):
+        for path in sorted(folder.glob("configuration_*.py")):
+            found = next((entry for entry in ast.parse(path.read_text()).body if isinstance(entry, ast.ClassDef) and entry.name == name), None)
+            if found:
+                return path, found
+    return None
+
+
 def _of_name(parts: Sequence[str], paths: tuple[str, ...], depth: int) -> Signature | Absent | None:
     """The longest prefix that is a module, and what the rest names in it."""
     for cut in range(len(parts) - 1, 0, -1):
@@ -216,14 +248,21 @@ def _dotted(node: ast.expr) -> str:
 def _file(name: str, paths: tuple[str, ...]) -> Path | None:
     """The source of a module; of a package, its __init__.py."""
     *above, last = name.split(".")
-    folders = [Path(path or ".") for path in paths] if not above else [parent.parent] if (parent := _file(".".join(above), paths)) else []
-    if above and folders and parent and parent.name != "__init__.py":
-        return None
-    for folder in folders:
+    for folder in _folders(above, paths):
         for path in (folder / last / "__init__.py", folder / f"{last}.py"):
             if path.is_file():
                 return path
     return None
+
+
+def _folders(package: Sequence[str], paths: tuple[str, ...]) -> list[Path]:
+    """Where the modules of a package lie; of one without an __init__.py that may be several folders."""
+    if not package:
+        return [Path(path or ".") for path in paths]
+    file = _file(".".join(package), paths)
+    if file:
+        return [file.parent] if file.name == "__init__.py" else []
+    return [folder / package[-1] for folder in _folders(package[:-1], paths) if (folder / package[-1]).is_dir()]
 
 
 @cache

@@ -7,6 +7,7 @@ from dtrain.cluster import Cluster
 from dtrain.config import GROUPS, LISTS, Config
 from dtrain.errors import WordsError, nearest
 from dtrain.resolve import trust
+from dtrain.resolve.ranks import about
 from dtrain.resolve.signature import Absent, signature
 from dtrain.resolve.unknown import UNKNOWN, Undecided
 
@@ -33,7 +34,9 @@ def arguments(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dic
         for path, part in [(f"{group}.{word}", part) for word, part in parts.items()] if group in LISTS else [(group, parts)]:
             given = GIVEN.get(group, frozenset()) if part.get("_target_") else frozenset()
             own = config.choices[group] is not None and str(part.get("_target_", "")).startswith("dtrain.")
-            problems += [problem for nested, found in _targets(part, path) for problem in _judge(found, nested, given if found is part else frozenset())
+            called = {f"{path}.{name}" for name in about(part).get("calls", ())}
+            problems += [problem for nested, found in _targets(part, path)
+                         for problem in _judge(found, nested, given if found is part else frozenset(), called=nested in called)
                          if not (own and found is part)]  # fmt: skip
     if problems:
         raise WordsError(*problems)
@@ -53,7 +56,8 @@ def _targets(node: Any, path: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
             yield from _targets(value, f"{path}.{index}")
 
 
-def _judge(part: Mapping[str, Any], path: str, given: frozenset[str]) -> Iterable[str]:
+def _judge(part: Mapping[str, Any], path: str, given: frozenset[str], *, called: bool) -> Iterable[str]:
+    """`called`: a function that is called while the run goes on, with arguments that are not known here."""
     target = part["_target_"]
     found = signature(target) if isinstance(target, str) else None
     if isinstance(found, Absent):
@@ -72,6 +76,6 @@ def _judge(part: Mapping[str, Any], path: str, given: frozenset[str]) -> Iterabl
             yield f"{path}.{name}={part[name]}: {target} takes no {name}.{near}"
         for name in sorted(said & given):
             yield f"{path}.{name}={part[name]}: the run itself gives {target} its {name}. Leave it out."
-        for name in found.required if not unasked and not hidden else ():
+        for name in found.required if not unasked and not hidden and not called else ():
             if name not in said | given:
                 yield f"{path}._target_={target} needs {name}. Type {path}.{name}=<value>."

@@ -30,6 +30,9 @@ class Strategy(Protocol):
         """The module to call; runs once the weights exist. Of a pipeline, whose stages are called, only its effect counts."""
         ...
 
-    def sync(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
-        """Around a forward and backward of what `wrap` returned, or around all of a pipeline; gradients cross ranks only in the `last`."""
+    def sync(self, model: nn.Module, last: bool) -> AbstractContextManager[list[nn.Parameter] | None]:
+        """Around a forward and backward of what `wrap` returned, or around all of a pipeline; gradients cross ranks only in the `last`.
+
+        All ranks average the same parameters. Where gradients crossed ranks, the list holds those for which this rank had none when it ends.
+        """
         ...

@@ -4,6 +4,7 @@ Beside pp, tp or ep they are averaged after it: DistributedDataParallel around t
 without a word (https://github.com/pytorch/torchtitan/issues/577), and it takes no sharded parameters.
 """
 
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -15,24 +16,27 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
 from dtrain.model.moe import Experts
 from dtrain.precision import Precision
 from dtrain.sharding import local
-from dtrain.strategy.outputs import restore, show
+from dtrain.strategy.units import EXPERTS, Order
+
+# strides of dims of size 1 differ from those of the bucket, in depthwise convolutions: nothing that a user could mend
+warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
 
 
 @dataclass(frozen=True)
 class DDP:
-    """`bucket_mb` in MiB of gradients per all-reduce; `find_unused_parameters` for models of which a step reaches only a part."""
+    """`bucket_mb` in MiB of gradients per all-reduce."""
 
     bucket_mb: float
-    find_unused_parameters: bool = False
     holds: ClassVar[Literal["copies"]] = "copies"
     rests: ClassVar[Literal["device"]] = "device"
-    _afterwards: list[tuple[list[nn.Parameter], dist.ProcessGroup, int]] = field(default_factory=list)
+    _afterwards: list[tuple[list[nn.Parameter], dist.ProcessGroup, int]] = field(default_factory=list, init=False, repr=False, compare=False)
     """(parameters, the ranks that hold the same, by what their sum is divided)."""
+    _orders: list[Order] = field(default_factory=list, init=False, repr=False, compare=False)
+    _trained: list[nn.Parameter] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def shard(self, model: nn.Module, mesh: Mesh, precision: Precision) -> None:
         return
@@ -48,49 +52,53 @@ class DDP:
             alike = mesh.axis("expert_shard", view="experts").get_group() if experts else mesh.group("batch")
             self._afterwards.append(([p for p in trained if id(p) not in experts], mesh.group("batch"), mesh.batch_ranks))
             self._afterwards.append(([p for p in trained if id(p) in experts], alike, mesh.batch_ranks))
+            if experts and mesh.shape.pp == 1:
+                self._orders.append(order := Order(model, mesh.group("batch"), EXPERTS))
+                for name, module in model.named_modules():
+                    if isinstance(module, Experts) and module.exchange is not None:
+                        module.exchange = order.followed(name, module.exchange)
             return model
-        wrapped = DistributedDataParallel(
-            model, bucket_cap_mb=self.bucket_mb, gradient_as_bucket_view=True, find_unused_parameters=self.find_unused_parameters
-        )
-        if self.find_unused_parameters:
-            model.register_forward_hook(show)
-            wrapped.register_forward_hook(restore)
+        self._trained.extend(trained)
+        wrapped = DistributedDataParallel(model, bucket_cap_mb=self.bucket_mb, gradient_as_bucket_view=True)
+        wrapped.broadcast_buffers = False  # under every strategy they are made alike after the step (dtrain/agreement.py)
         return wrapped
 
-    def sync(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
+    def sync(self, model: nn.Module, last: bool) -> AbstractContextManager[list[nn.Parameter] | None]:
         if self._afterwards and last:
             return self._average()
-        if last or not isinstance(model, DistributedDataParallel):
-            return _unreached() if isinstance(model, DistributedDataParallel) else nullcontext()
-        return cast(AbstractContextManager[None], model.no_sync())
+        if not isinstance(model, DistributedDataParallel):
+            return nullcontext()
+        return self._complete() if last else cast(AbstractContextManager[None], model.no_sync())
 
     @contextmanager
-    def _average(self) -> Iterator[None]:
-        yield
+    def _average(self) -> Iterator[list[nn.Parameter]]:
+        missing: list[nn.Parameter] = []
+        yield missing
+        for order in self._orders:
+            order.end()
         for parameters, group, divisor in self._afterwards:
-            average(parameters, group, divisor, bucket=int(self.bucket_mb * 2**20))
+            missing += average(parameters, group, divisor, bucket=int(self.bucket_mb * 2**20))
 
-
-@contextmanager
-def _unreached() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        if "find_unused_parameters=True" not in str(error):
-            raise
-        raise WordsError(
-            "strategy=ddp: the loss does not depend on all parameters, and ddp waits for their gradients. "
-            "Type strategy.find_unused_parameters=true, or strategy=fsdp."
-        ) from error
+    @contextmanager
+    def _complete(self) -> Iterator[list[nn.Parameter]]:
+        """Every bucket is sent, also those with parameters that this rank's samples did not reach: zeros stand in for their gradients."""
+        before = [(parameter.grad, -1 if parameter.grad is None else parameter.grad._version) for parameter in self._trained]
+        missing: list[nn.Parameter] = []
+        yield missing
+        missing += [parameter for parameter in self._trained if parameter.grad is None]
+        silent = [p for p, (was, version) in zip(self._trained, before, strict=True) if p.grad is was and (was is None or was._version == version)]
+        if silent:
+            torch.autograd.backward(silent, [torch.zeros_like(parameter) for parameter in silent])
 
 
 @torch.no_grad()
-def average(parameters: list[nn.Parameter], group: dist.ProcessGroup, divisor: int, *, bucket: int) -> None:
-    """Sum gradients over `group` and divide them, in place, in all-reduces of about `bucket` bytes; one that is missing counts as zero.
+def average(parameters: list[nn.Parameter], group: dist.ProcessGroup, divisor: int, *, bucket: int) -> list[nn.Parameter]:
+    """Sum gradients over `group` and divide them, in place, in all-reduces of about `bucket` bytes; one that is missing counts as zero, and is returned.
 
     Gradients of what tensor parallelism left whole may be parts of a sum over tp: they are added up first.
     """
     pieces: dict[torch.dtype, list[Tensor]] = {}
+    missing = [parameter for parameter in parameters if parameter.grad is None]
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
@@ -100,13 +108,14 @@ def average(parameters: list[nn.Parameter], group: dist.ProcessGroup, divisor: i
     if group.size() == 1:
         if divisor > 1:
             torch._foreach_div_([piece for same in pieces.values() for piece in same], divisor)
-        return
+        return missing
     for same in pieces.values():
         for some in _buckets(same, bucket):
             flat = torch.cat([piece.flatten() for piece in some])
             dist.all_reduce(flat, group=group)
             parts = flat.div_(divisor).split([piece.numel() for piece in some])
             torch._foreach_copy_(some, [part.view_as(piece) for part, piece in zip(parts, some, strict=True)])
+    return missing
 
 
 def _buckets(pieces: list[Tensor], size: int) -> Iterator[list[Tensor]]:

@@ -1,10 +1,14 @@
 """Parameters, gradients and optimizer state are sharded over dp_shard, block by block (FSDP2; ZeRO-3, arXiv 1910.02054)."""
 
 import warnings
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
@@ -13,7 +17,9 @@ from dtrain.mesh import Mesh
 from dtrain.model import blocks
 from dtrain.model.moe import Experts
 from dtrain.precision import Precision
+from dtrain.strategy.ddp import average
 from dtrain.strategy.outputs import restore, show
+from dtrain.strategy.units import Order, gather_first, take_part
 
 # logits gathered by tensor parallelism are views; nothing here changes an output in place
 warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view tensor")
@@ -35,34 +41,65 @@ class FSDP:
     rests: Literal["device", "cpu"]
     reduce: Literal["last", "every"] = "last"
     holds: ClassVar[Literal["shards"]] = "shards"
+    _reached: dict[nn.Parameter, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _orders: list[Order] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, value, allowed in (("reshard", self.reshard, RESHARD), ("rests", self.rests, RESTS), ("reduce", self.reduce, REDUCE)):
             if value not in allowed:
                 raise WordsError(f"strategy.{name}={value}: allowed are {' and '.join(allowed)}.")
 
+    _whole: list[nn.Parameter] = field(default_factory=list, init=False, repr=False, compare=False)
+    """Those without dims, of which every rank holds a copy, and the ranks that average their gradients."""
+    _ranks: list[dist.ProcessGroup] = field(default_factory=list, init=False, repr=False, compare=False)
+
     def shard(self, model: nn.Module, mesh: Mesh, precision: Precision) -> None:
+        self._whole.extend(parameter for parameter in model.parameters() if parameter.ndim == 0 and parameter.requires_grad)
+        self._ranks[:] = [mesh.group("batch")]
         shard_blocks(model, mesh, precision, again=self.reshard == "forward" and mesh.shape.pp == 1, rests=self.rests)
+        take_part(model, self._reached)
+        if mesh.shape.pp > 1:
+            gather_first(model)
+        else:
+            self._orders.append(Order(model, mesh.group("batch")))
 
     def wrap(self, model: nn.Module, mesh: Mesh) -> nn.Module:
         return model
 
-    def sync(self, model: nn.Module, last: bool) -> AbstractContextManager[None]:
+    @contextmanager
+    def sync(self, model: nn.Module, last: bool) -> Iterator[list[nn.Parameter] | None]:
+        crossing = last or self.reduce == "every"
         if isinstance(model, FSDPModule):  # else a pipeline, whose schedule says it to each stage
-            model.set_requires_gradient_sync(last or self.reduce == "every")
+            model.set_requires_gradient_sync(crossing)
             model.set_is_last_backward(last)
             model.set_reshard_after_backward(last or self.reshard == "forward")
-        return nullcontext()
+        missing: list[nn.Parameter] = []
+        self._reached.clear()
+        yield missing if crossing else None
+        missing += [parameter for parameter, reached in self._reached.items() if not reached]
+        for order in self._orders:
+            order.end()
+        if last and self._whole:
+            (group,) = self._ranks
+            missing += average(self._whole, group, group.size(), bucket=2**25)
+        elif crossing:
+            missing += [parameter for parameter in self._whole if parameter.grad is None]
 
 
 def shard_blocks(model: nn.Module, mesh: Mesh, precision: Precision, *, again: bool, rests: str) -> None:
     """Experts, then every block, then what is left with the root. `again`: gather for the backward once more.
 
-    Raises WordsError for a parameter without dims.
+    Parameters without dims stay whole. Raises WordsError for one of complex numbers, or of another type than those it would be gathered with.
     """
     for name, parameter in model.named_parameters():
-        if parameter.ndim == 0:
-            raise WordsError(f"strategy=fsdp: {name} has no dims and cannot be sharded. Give it the shape [1], or type strategy=ddp.")
+        if parameter.ndim == 0 and rests == "cpu" and mesh.device.type != "cpu":
+            raise WordsError(
+                f"strategy.rests=cpu: {name} has no dims, and stays on the device. Give it the shape [1], or type strategy.rests=device."
+            )
+        if parameter.is_complex():
+            raise WordsError(f"strategy=fsdp: {name} holds complex numbers, which cannot be sharded. Type strategy=ddp.")
+        if not parameter.is_contiguous():
+            parameter.data = parameter.data.contiguous()
     compute = None if precision.compute == precision.param else precision.compute
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=precision.reduce, cast_forward_inputs=False)
     offload = CPUOffloadPolicy(pin_memory=mesh.device.type == "cuda") if rests == "cpu" else OffloadPolicy()
@@ -74,13 +111,37 @@ def shard_blocks(model: nn.Module, mesh: Mesh, precision: Precision, *, again: b
         experts.set_gradient_divide_factor(float(mesh.batch_ranks))
         if mesh.device.type == "cpu" and mesh.batch_ranks > mesh.shape.ep:
             experts.set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM; alone, an expert's gradient is divided without it
-    listed = list(dict.fromkeys(blocks(model)))
+    listed = _apart(dict.fromkeys(blocks(model)))
     # the last block is wanted again at once
+    apart = {parameter for parameter in model.parameters() if not parameter.numel() or not parameter.ndim}  # nothing to shard
+    _check_types(model, listed)
     for module, free in (*((block, again and block is not listed[-1]) for block in listed), (model, False)):
         module.register_forward_hook(show)
-        fully_shard(module, mesh=data, mp_policy=policy, reshard_after_forward=free, offload_policy=offload)
+        fully_shard(module, mesh=data, mp_policy=policy, reshard_after_forward=free, offload_policy=offload, ignored_params=apart)
         module.register_forward_hook(restore)
+
+
+def _apart(listed: Iterable[nn.Module]) -> list[nn.Module]:
+    """Those blocks that share no weight with another one: what they share is gathered with the root."""
+    owners = Counter(id(parameter) for block in listed for parameter in block.parameters())
+    return [block for block in listed if all(owners[id(parameter)] == 1 for parameter in block.parameters())]
 
 
 def _experts(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, Experts)]
+
+
+def _check_types(model: nn.Module, blocks: list[nn.Module]) -> None:
+    """Raises WordsError where parameters that are gathered together, of a block or of what is in none, are of several types."""
+    seen = set[int]()
+    for module in (*blocks, model):
+        types: dict[torch.dtype, str] = {}
+        for name, parameter in module.named_parameters():
+            if id(parameter) not in seen and parameter.requires_grad and parameter.ndim:
+                types.setdefault(parameter.dtype, name)
+            seen.add(id(parameter))
+        if len(types) > 1:
+            both = " and ".join(f"{name} ({str(dtype).removeprefix('torch.')})" for dtype, name in types.items())
+            raise WordsError(
+                f"strategy=fsdp: {both} of {type(module).__name__} are gathered together and differ in type. Give them one type, or type strategy=ddp."
+            )

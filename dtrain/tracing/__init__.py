@@ -1,24 +1,30 @@
 """The shapes of a plan's model: of this package's own by arithmetic, of any other by running it once without memory. Torch is imported for those alone."""
 
+from typing import Any
+
 from dtrain.build import trusting
 from dtrain.plan import Plan
 from dtrain.predict import known
 from dtrain.predict.held import flowing
 from dtrain.predict.shapes import Shapes
 
-_traced: dict[str, Shapes] = {}
-"""By all that a trace depends on: the changes that advice tries mostly leave it as it is."""
+_traced: dict[str, tuple[Shapes, Any]] = {}
+"""(shapes, the model or None) by all that a trace depends on: the changes that advice tries mostly leave it as it is."""
 
 
 def shapes_of(plan: Plan) -> Shapes:
-    """Raises WordsError as building the model would."""
+    """Raises WordsError as building the model would, and splitting it over the mesh."""
     found = known.shapes(plan)
     if found is not None:
         return found
     key = repr((plan.model, plan.data, plan.objective, plan.precision, flowing(plan)))
-    if key not in _traced:
-        from dtrain.tracing.tracer import trace
+    from dtrain.parallel.order import check
+    from dtrain.tracing.tracer import trace
 
+    if key not in _traced:
         with trusting(plan.trust):
             _traced[key] = trace(plan)
-    return _traced[key]
+    shapes, model = _traced[key]
+    if model is not None:
+        check(model, plan.mesh, pipeline=plan.pipeline, tensors=plan.tensor)
+    return shapes

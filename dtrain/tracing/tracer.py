@@ -8,6 +8,7 @@ keep less. Where a forward looks into numbers, which are not there, the weights 
 """
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode, unset_fake_temporarily
 from torch.autograd.graph import saved_tensors_hooks
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -28,13 +29,14 @@ from dtrain.build import build
 from dtrain.data.stream import as_source
 from dtrain.errors import DtrainError, WordsError, first_line
 from dtrain.frames import own
-from dtrain.model import blocks, construct
+from dtrain.model import blocks, construct, saved_buffers
 from dtrain.model.moe import Experts
-from dtrain.objective import logits_of
+from dtrain.objective import Objective, logits_of
 from dtrain.optim.muon import hidden_matrices
 from dtrain.parallel.order import lower, materialize
 from dtrain.parallel.tensor import matches, plan_of
 from dtrain.plan import Plan
+from dtrain.precision import Precision
 from dtrain.predict.held import flowing
 from dtrain.predict.shapes import Block, Kept, Shapes, Split, Weight, runs, types_of
 from dtrain.predict.tape import DIM, HELD
@@ -46,8 +48,8 @@ from dtrain.tracing.notes import Listener, Part, Watch, nbytes
 LOOKS = (DataDependentOutputException, GuardOnDataDependentSymNode)
 
 
-def trace(plan: Plan, *, real: bool = False) -> Shapes:
-    """`real`: on tensors with memory, for a small model that looks into its numbers.
+def trace(plan: Plan, *, real: bool = False) -> tuple[Shapes, nn.Module | None]:
+    """The shapes, and the model as it was built; None: it cannot be. `real`: on tensors with memory, for a small model that looks into its numbers.
 
     What a forward raises, or data that is not here, is the reason why something is unknown; so is a model that cannot be built, when the plan
     is for another machine. Raises WordsError when it is for this one.
@@ -57,14 +59,14 @@ def trace(plan: Plan, *, real: bool = False) -> Shapes:
     fake = None if real else FakeTensorMode(allow_non_fake_inputs=True)
     with fake or nullcontext():
         try:
-            model = construct(plan.model, facts=facts, seed=0)
+            model = _built(plan, facts, fake)
         except DtrainError:
             raise
         except Exception as error:
             why = f"the model cannot be built here: {_why(error)}"
             if "cluster" in plan.why and not unknown:
                 raise WordsError(f"{why}. DTRAIN_DEBUG=1 shows the whole stack.") from error
-            return Shapes((), 0, 0, 0, 0, 1, unknown=unknown or why)
+            return Shapes((), 0, 0, 0, 0, 1, unknown=unknown or why), None
         if any(each.is_meta for each in model.parameters()):
             materialize(model, torch.device("cpu"))  # under the fake mode this takes no memory
             if real:
@@ -78,6 +80,7 @@ def trace(plan: Plan, *, real: bool = False) -> Shapes:
         samples = [each for each in tree_leaves(batch) if isinstance(each, Tensor)]
         watch = Watch(model, samples)
         listed = list(dict.fromkeys(blocks(model)))
+        before = [(module, buffer, buffer._version) for module, _, buffer in saved_buffers(model)]
         if not unknown:
             try:
                 with _listening(model, listed, watch), watch, Listener(watch), saved_tensors_hooks(watch.pack, watch.unpack):
@@ -88,17 +91,39 @@ def trace(plan: Plan, *, real: bool = False) -> Shapes:
                         del out
                     watch.turn()
                     loss.backward()
-            except DtrainError:
-                raise
+            except DtrainError as error:
+                if not _takes_two(model, objective, precision, batch):
+                    raise
+                unknown, watch = f"the forward takes no batch of one sample: {first_line(error)}", Watch(model, samples)
             except LOOKS as error:
                 unknown, watch = f"the forward looks into numbers, which are not there yet, at {own(_frames(error))}", Watch(model, samples)
             except Exception as error:  # whatever else the user's forward does
                 unknown, watch = f"the forward fails on tensors without memory: {_why(error)}", Watch(model, samples)
-    return Shapes(
+    moving = _moving(before)
+    shapes = Shapes(
         runs(_blocks(model, listed, watch, known=not unknown)), sum(each.nbytes for each in model.buffers()), _persistent(model), watch.tables,
         sum(each.nbytes for each in samples), _tokens(one.get("targets")),
-        sum(each.nbytes for each in tree_leaves(one.get("inputs")) if isinstance(each, Tensor)), watch.returns, len({each.dtype for each in model.buffers()}), unknown,
+        sum(each.nbytes for each in tree_leaves(one.get("inputs")) if isinstance(each, Tensor)), watch.returns, moving, unknown,
     )  # fmt: skip
+    return shapes, model
+
+
+def _built(plan: Plan, facts: Mapping[str, Any], fake: FakeTensorMode | None) -> nn.Module:
+    """The model without memory. One whose constructor looks into numbers, and that will run here, is built as each rank builds it, and lets its memory go."""
+    try:
+        return construct(plan.model, facts=facts, seed=0)
+    except DtrainError:
+        raise
+    except Exception:
+        if fake is None or "cluster" not in plan.why:
+            raise
+    with unset_fake_temporarily():
+        model = construct(plan.model, facts=facts, seed=0)
+    light: dict[Tensor, Any] = {each: fake.from_tensor(each) for each in (*model.parameters(), *model.buffers())}  # each once: modules may share it
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            held.update({name: light[each] for name, each in held.items() if each is not None})
+    return model
 
 
 def _first(plan: Plan) -> tuple[Mapping[str, Any], Mapping[str, Any], str]:
@@ -110,6 +135,17 @@ def _first(plan: Plan) -> tuple[Mapping[str, Any], Mapping[str, Any], str]:
         raise
     except Exception as error:
         return {}, {}, f"the data cannot be read here: {_why(error)}"
+
+
+def _takes_two(model: nn.Module, objective: Objective, precision: Precision, batch: Any) -> bool:
+    """Whether a forward goes well with the same sample twice: some models squeeze away the dim of a batch of one."""
+    twice = tree_map_only(Tensor, lambda each: torch.cat([each, each]), batch)
+    try:
+        with precision.autocast(torch.device("cpu")):
+            objective.loss(call(model, objective.inputs(twice)), twice)
+    except Exception:
+        return False
+    return True
 
 
 def _why(error: Exception) -> str:
@@ -246,6 +282,15 @@ def _weights(model: nn.Module, module: nn.Module, prefix: str) -> list[Weight]:
             )
         )  # fmt: skip
     return found
+
+
+def _moving(before: list[tuple[nn.Module, Tensor, int]]) -> tuple[tuple[bool, int], ...]:
+    """(whether floating, bytes) of the buffers of each type in modules whose forward has changed one of theirs."""
+    touched = {id(module) for module, buffer, version in before if buffer._version != version}
+    sizes = Counter[torch.dtype]()
+    for module, buffer, _ in before:
+        sizes[buffer.dtype] += buffer.nbytes * (id(module) in touched)
+    return tuple((dtype.is_floating_point, size) for dtype, size in sizes.items() if size)
 
 
 def _persistent(model: nn.Module) -> int:

@@ -41,6 +41,8 @@ def run(words: Sequence[str]) -> int:
     if act == "ls":
         print(_table(found, _policy(source)))
         return 0
+    if act == "export" and "step" not in said and (dispute := survey.dispute(found)):
+        raise StoreError.during("export", source, dispute, "Or type step=<one of them>")
     return _verify(found) if act == "verify" else _export(found, source, said)
 
 
@@ -57,6 +59,10 @@ def _read(act: str, words: Sequence[str]) -> dict[str, str]:
     problems += [f"{name}={said[name]}:{nearest(said[name], CHOICES[name])}" for name in CHOICES if name in said and said[name] not in CHOICES[name]]
     if not said.get("step", "0").isdecimal():
         problems.append(f"step={said['step']}: a step is a number. Type step=100.")
+    problems += [f"{name}=: it is empty. Type {name}=<a folder or URL>." for name in ("out", "to") if name in said and not said[name]]
+    source, target = (said.get(name, "").rstrip("/") for name in ("out", "to"))
+    if target and (target == source or f"{target}/".startswith(f"{source}/checkpoints/")):
+        problems.append(f"to={said['to']}: the run itself writes there. Type to=<another place>.")
     if problems:
         raise WordsError(*problems)
     return said
@@ -122,7 +128,10 @@ def _table(found: Sequence["Attempt"], policy: Mapping[str, object]) -> str:
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([*lines, *(f"step {attempt.step}: {attempt.fault}" for attempt in found if attempt.fault)])
+    from dtrain.checkpoint import survey
+
+    faults = [f"step {attempt.step}: {attempt.fault}" for attempt in found if attempt.fault]
+    return "\n".join([*lines, *faults, *filter(None, [survey.dispute(found)])])
 
 
 def _kept(attempt: "Attempt", valid: Sequence["Attempt"], policy: Mapping[str, object]) -> str:
@@ -133,8 +142,8 @@ def _kept(attempt: "Attempt", valid: Sequence["Attempt"], policy: Mapping[str, o
     scored = [one.scores[best] for one in valid if math.isfinite(one.scores.get(best, math.nan))]
     reasons = {
         "newest": attempt is valid[0],
-        f"every {every}": isinstance(every, int) and every > 0 and attempt.step is not None and attempt.step % every == 0,
-        f"best {best}": bool(scored) and attempt.scores.get(best) == min(scored),
+        f"every {every}": isinstance(every, int) and every > 0 and attempt.step % every == 0,
+        f"best {best}": bool(scored) and attempt.scores.get(best) == (max if policy.get("best_is") == "highest" else min)(scored),
     }
     return ", ".join(name for name, holds in reasons.items() if holds)
 

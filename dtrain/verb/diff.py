@@ -21,9 +21,11 @@ from dtrain import provenance, recipe, store
 from dtrain.cluster import look
 from dtrain.compose import compose, connect
 from dtrain.errors import StoreError, WordsError
+from dtrain.plan import SHAPE as PLAN
 from dtrain.resolve import resolve
-from dtrain.result import note_code, versions
+from dtrain.result import SHAPE, note_code, versions
 from dtrain.secrets import masked, shown
+from dtrain.shapes import TEXT, Each, fault
 
 BESIDE = ("out_options", "trust", "hydra")
 """Words for both sides."""
@@ -110,6 +112,7 @@ def _left(url: str) -> Side:
     events, result = _lines(store.join(url, "events.jsonl")), _json(store.join(url, "result.json"))
     begun = [event for event in events if event.get("event") == "started"]
     code = result.get("versions") or (begun[-1].get("versions") if begun else None) or {}
+    code = {} if fault(code, Each(TEXT, named=True)) else code
     rows = {row["step"]: row for row in _lines(store.join(url, "metrics.jsonl")) if isinstance(row.get("step"), int)}
     words = _said(store.read(store.join(url, "config.yaml")).decode())
     return Side(masked(url), words, provenance.decided(_yaml(store.join(url, "plan.yaml"))), code, result, rows)
@@ -124,9 +127,11 @@ def _said(document: str) -> dict[str, tuple[Any, str]]:
 def _yaml(url: str) -> dict[str, Any]:
     try:
         found = yaml.safe_load(store.read(url))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise StoreError.during("read", url, "it is not YAML") from error
-    return found if isinstance(found, dict) else {}
+    if wrong := fault(found, PLAN):
+        raise StoreError.during("read", url, f"it is no plan: {wrong}")
+    return dict(found)
 
 
 def _json(url: str) -> dict[str, Any]:
@@ -137,9 +142,11 @@ def _json(url: str) -> dict[str, Any]:
         if error.kind != "missing":
             raise
         return {}
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    if wrong := fault(found, SHAPE):
+        raise StoreError.during("read", url, f"it is no result of a run: {wrong}")
+    return dict(found)
 
 
 def _lines(url: str) -> list[dict[str, Any]]:
@@ -148,7 +155,7 @@ def _lines(url: str) -> list[dict[str, Any]]:
     for line in store.read(url).decode(errors="replace").splitlines() if store.exists(url) else []:
         try:
             rows.append(json.loads(line))
-        except ValueError:
+        except (ValueError, RecursionError):
             break
     return [row for row in rows if isinstance(row, dict)]
 

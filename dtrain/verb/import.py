@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from dtrain import store
 from dtrain.dialect import complete, load, recognise, translate
-from dtrain.dialect.read import parse
+from dtrain.dialect.read import read
 from dtrain.dialect.write import command, lists, recipe
 from dtrain.errors import StoreError, WordsError, nearest
 
@@ -21,7 +21,7 @@ TAKES = ("as", "to")
 
 def run(words: Sequence[str]) -> int:
     place, said = _read(words)
-    tree = parse(store.read(place), place)
+    tree = read(place)
     name = said.get("as") or recognise(tree, place)
     ledger = translate(tree, name, place)
     complete(ledger)

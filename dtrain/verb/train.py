@@ -2,24 +2,26 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import yaml
 
-from dtrain import failure, lease, preflight, recipe, store
+from dtrain import failure, lease, preflight, recipe, screen, store
 from dtrain.build import build
 from dtrain.cluster import look
 from dtrain.compose import compose
 from dtrain.compose.sweep import multirun
 from dtrain.config import Config
-from dtrain.errors import DtrainError, StoreError, WordsError
+from dtrain.errors import DtrainError, LeaseError, PreflightError, StoreError, WordsError, why
+from dtrain.plan import SHAPE as PLAN
 from dtrain.plan import Plan
 from dtrain.recipe import requires
 from dtrain.resolve import resolve
-from dtrain.result import Result, note_code
+from dtrain.result import SHAPE, Result, note_code
 from dtrain.secrets import shown
+from dtrain.shapes import fault
 from dtrain.verb.plan import before, show
 from dtrain.words import cut
 
@@ -73,27 +75,46 @@ def one(config: Config) -> Result:
         with store.patience(LOOK_SECONDS):
             preflight.check(plan)
         print(f"{show(plan)}\n{before(plan)}".rstrip(), flush=True)
-    with lease.hold(plan.out) if first else nullcontext():
+        if full := screen.full():
+            raise PreflightError(f"standard output: {why(full)}. Send it elsewhere: > <another file>.")
+    with store.anchored(), lease.hold(plan.out) if first else nullcontext():
         finished = _finished(plan, say=first) if first else None  # by whoever held the lease while this run waited for it
         if finished:
             return finished
         if first:
             note_code()
-            store.write(store.join(plan.out, "config.yaml"), recipe.write(config).encode())
-            store.write(store.join(plan.out, "plan.yaml"), yaml.safe_dump(plan.to_dict(), sort_keys=False).encode())
+            _write_down(plan, config)
             store.remove(store.join(plan.out, "failure.json"))  # of an earlier start
         try:
             result: Result = build(plan.launcher).launch(plan)
         except DtrainError as error:
             if first and error.facts:
-                lease.verify(plan.out)  # whoever has lost it writes no more
-                failure.save(plan.out, error.facts)
+                _leave(plan.out, error.facts)
             raise
+        if first and not store.exists(store.join(plan.out, "plan.yaml")):  # somebody removed `out` meanwhile
+            _write_down(plan, config)
     if result.status == "spiked":
         raise DtrainError(result.reason)
     if first:
         print(_farewell(plan, result), flush=True)
     return result
+
+
+def _write_down(plan: Plan, config: Config) -> None:
+    store.write(store.join(plan.out, "config.yaml"), recipe.write(config).encode())
+    store.write(store.join(plan.out, "plan.yaml"), yaml.safe_dump(plan.to_dict(), sort_keys=False).encode())
+
+
+def _leave(out: str, facts: Mapping[str, Any]) -> None:
+    """failure.json, where the storage takes it: it may be what failed. Raises LeaseError: whoever has lost the lease writes no more."""
+    try:
+        with store.patience(LOOK_SECONDS):
+            lease.verify(out)
+            failure.save(out, facts)
+    except LeaseError:
+        raise
+    except StoreError as error:
+        print(f"dtrain: there is no failure.json: {error}", file=sys.stderr, flush=True)
 
 
 def _finished(plan: Plan, *, say: bool) -> Result | None:
@@ -111,17 +132,24 @@ def _there(plan: Plan) -> Result | None:
     try:
         there = yaml.safe_load(store.read(store.join(plan.out, "plan.yaml")))
         begun = store.children(store.join(plan.out, "checkpoints"))
-    except (StoreError, yaml.YAMLError):
+    except StoreError:
         return None
+    except (yaml.YAMLError, ValueError, RecursionError):
+        there, begun = None, []
+    if wrong := fault(there, PLAN):
+        raise StoreError.during("read", store.join(plan.out, "plan.yaml"), f"it is no plan: {wrong}", "Remove it, or type out=<another place>")
     here = json.loads(json.dumps(plan.to_dict()))
     here["batch"], there["batch"] = here["batch"]["size"], there["batch"]["size"]
     other = [key for key in NUMBERS if _differ(there.get(key), here[key])]
     if begun and other:
-        said = ", ".join(f"{key} {there[key]} there, {here[key]} here" if not isinstance(here[key], dict) else key for key in other)
+        said = ", ".join(f"{key} ({there.get(key, 'none')} there, {here[key]} here)" if not isinstance(here[key], dict) else key for key in other)
         raise WordsError(f"out={plan.out} holds a run with another {said}. Type out=<another place>, or init={plan.out} to start from its weights.")
     try:
-        result = Result(**json.loads(store.read(store.join(plan.out, "result.json"))))
-    except (StoreError, ValueError, TypeError):
+        found = json.loads(store.read(store.join(plan.out, "result.json")))
+        result = None if fault(found, SHAPE) else Result(**found)
+    except (StoreError, ValueError, TypeError, RecursionError):
+        return None
+    if result is None:
         return None
     return result if result.status == "finished" and result.step >= plan.steps else None
 

@@ -1,14 +1,19 @@
-"""`dtrain verify <words>`: a few steps of the asked run, and of one process on the same batches, held against each other.
+"""`dtrain verify <words>`: a few steps of the asked run, and of one process on the whole batch at once, held against each other.
 
     dtrain verify strategy=fsdp mesh.pp=2 mesh.tp=2 devices=8
     dtrain verify model._target_=mypkg.Net trust=[mypkg] strategy=ddp devices=2 verify.steps=20
 
-Both are real runs, with the real loop and checkpoint, under <out>/verify. Exit code 0: the same; 1: not; and verify.json says why.
+    asked   the words, stopped half way and resumed       one     one process, all samples of a step in one forward
+    again   the same a second time                        parts   one process, the batch in parts: what rounding does
+    straight, split   where asked differs: without a stop; one process with its microbatch
+
+All are real runs, with the real loop and checkpoint, under <out>/verify. Exit code 0: the same; 1: not; verify.json says why, as far as it can be told.
 """
 
 import json
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -34,6 +39,14 @@ PLAIN: Mapping[str, Any] = {
     "launcher": {"_target_": "dtrain.launcher.local.Local", "restarts": 0, "silence": 15, "wait": 60, "address": None, "here": None},
 }
 """What one process runs with: nothing that splits, recomputes or compiles."""
+
+
+SPLIT = (
+    "it is the split over ranks that makes the difference. A model or objective that looks at its rank, or keeps sums of its rank's samples, does that; "
+    "if yours does not, the fault is dtrain's."
+)
+MEMORY = re.compile(r"out of memory|can.t allocate memory|MemoryError|SIGKILL", re.IGNORECASE)
+"""What a rank says whose process has no more memory, or what is said of one that was killed for it."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -79,38 +92,175 @@ def _expected(words: Sequence[str], config: Config, plan: Plan) -> dict[str, Any
 
 def _parity(plan: Plan, config: Config) -> dict[str, Any]:
     """The asked run against one process."""
-    asked, one = _short(plan, config, "asked"), _short(_on_one(plan), config, "one")
-    print(f"verify     {asked.stop_after} steps on {plan.world} rank(s), then on one, each of batch {plan.batch.size}", flush=True)
-    report = {"steps": asked.stop_after, **_judge(asked, one, config)}
+    runs = Runs(plan, config)
+    half = f", stopped after {runs.stop} and resumed" if runs.stop else ""
+    seen = f"{runs.whole} of the" if runs.whole < plan.batch.size else "all"
+    print(
+        f"verify     {runs.steps} steps on {plan.world} rank(s){half}, then twice on one with {seen} {plan.batch.size} samples of a step at once",
+        flush=True,
+    )
+    try:
+        report = {"steps": runs.steps, **_judge(runs)}
+    except Failed as failed:
+        report = {"steps": runs.steps, "same": False, "first": f"{failed.name} failed: it", "error": str(failed.cause), "rows": [], "built": []}
     print(_table(report), flush=True)
     return report
 
 
-def _launch(plan: Plan) -> None:
-    store.write(store.join(plan.out, "plan.yaml"), yaml.safe_dump(plan.to_dict(), sort_keys=False).encode())
-    build(plan.launcher).launch(plan)
+class Failed(Exception):
+    """One of the runs, by what it is called."""
+
+    def __init__(self, name: str, cause: DtrainError) -> None:
+        super().__init__(name)
+        self.name, self.cause = name, cause
 
 
-def _judge(asked: Plan, one: Plan, config: Config) -> dict[str, Any]:
-    """The rows of the comparison; a run that fails is the first thing that differs."""
-    for plan, name in ((asked, "the asked run"), (one, "the run on one process")):
+class Runs:
+    """The runs of one comparison, each under its name in <out>/verify."""
+
+    def __init__(self, plan: Plan, config: Config) -> None:
+        self._plan, self.steps = plan, min(config.verify.steps, plan.steps)
+        self.stop = self.steps // 2
+        """After how many steps the asked run is stopped and resumed; 0: it has too few."""
+        self.micro = plan.batch.microbatch
+        self.parts: str | None = None
+        self.whole = plan.objective.get("together") or plan.batch.size
+        """Samples of a forward on one process: all of a step, unless the objective says how many belong together."""
+
+    def where(self, name: str) -> str:
+        return store.join(self._plan.out, "verify", name)
+
+    def asked(self, name: str, *, stops: bool) -> None:
+        plan = self._short(self._plan, name)
+        if stops:
+            self._launch(replace(plan, stop_after=self.stop), "the asked run")
+        self._launch(plan, f"the asked run, resumed after step {self.stop}," if stops else "the asked run")
+
+    def one(self) -> None:
+        """Twice; with the largest part of the batch that fits in memory."""
+        sizes = [size for size in range(self.whole, 0, -1) if self.whole % size == 0]
+        for size in sizes:
+            plan = self._short(_on_one(self._plan, size), "one")
+            part = max((each for each in range(1, size) if size % each == 0), default=None)
+            others = {self.where("again"): size} | ({self.where("parts"): part} if part else {})
+            self.parts = self.where("parts") if part else None
+            checkpoint = {**plan.checkpoint, "loop": plan.loop, "others": others}
+            try:
+                self.whole = size
+                self._launch(replace(plan, loop="dtrain.launcher.repeat.repeat", checkpoint=checkpoint), "the run on one process")
+                break
+            except Failed as failed:
+                if size == sizes[-1] or not MEMORY.search(str(failed.cause)):
+                    raise
+                print(f"verify     {size} samples at once do not fit in the memory of one process", flush=True)
+                for name in ("one", "again", "parts"):
+                    store.remove(self.where(name))
+
+    def split(self) -> None:
+        self._launch(self._short(_on_one(self._plan, self.micro), "split"), "the run on one process with the asked microbatch")
+
+    def differ(self, here: str, there: str, compute: str, *, weights: bool = True) -> bool:
+        from dtrain import verify
+
+        return verify.first_difference(verify.compare(here, there, compute, parts=self.parts, weights=weights)) is not None
+
+    def _short(self, plan: Plan, name: str) -> Plan:
+        """The same run, stopped after a few steps; its ranks note the first of them."""
+        plan = _quiet(plan, self.where(name))
+        noting = {**plan.checkpoint, "_target_": "dtrain.record.recorded", "kind": plan.checkpoint["_target_"], "seed": plan.seed}
+        return replace(plan, stop_after=self.steps, log_every=1, checkpoint=noting)
+
+    def _launch(self, plan: Plan, name: str) -> None:
         try:
             _launch(plan)
         except WordsError:
             raise
         except DtrainError as error:
-            return {"same": False, "first": f"{name} failed: it", "error": str(error), "rows": [], "built": []}
+            raise Failed(name, error) from error
+
+
+def _judge(runs: Runs) -> dict[str, Any]:
+    """The rows of the comparison, what differs first, and of what kind the fault looks."""
+    runs.asked("asked", stops=runs.stop > 0)
+    runs.one()
     from dtrain import verify  # with torch, which the ranks have loaded by now in processes of their own
 
+    asked, one, again = map(runs.where, ("asked", "one", "again"))
     built = _events(asked)
-    rows = verify.compare(asked.out, one.out, built["computed"])
-    first = verify.first_difference(rows)
-    return {"same": first is None, "first": first, "rows": verify.to_json(rows), **built}
+    rows, noise = verify.compare(asked, one, built["computed"], parts=runs.parts), verify.compare(again, one, built["computed"])
+    first, trembles = verify.first_difference(rows), verify.first_difference(noise)
+    noted = verify.first(asked)
+    drawn = noted.drawn if noted else []
+    report = {
+        "same": first is None and trembles is None,
+        "first": first or trembles,
+        "rows": verify.to_json(rows),
+        "whole": runs.whole,
+        "drawn": drawn,
+    }
+    if trembles:
+        what = "the samples of the dataset are" if verify.random_data(one) else "the model (or its loss, or the data) is"
+        sentence = f"two runs of one process differ from each other, {trembles}: {what} not deterministic. The mesh is not to blame."
+        report["kinds"] = [("deterministic", sentence)]
+    elif first:
+        report["kinds"] = list(_kinds(runs, drawn, built["computed"]))
+    return report | built
 
 
-def _short(plan: Plan, config: Config, name: str) -> Plan:
-    """The same run, stopped after a few steps."""
-    return replace(_quiet(plan, store.join(plan.out, "verify", name)), stop_after=min(config.verify.steps, plan.steps), log_every=1)
+def _kinds(runs: Runs, drawn: Sequence[str], compute: str) -> Iterator[tuple[str, str]]:
+    """A name of each fault and a sentence: what more runs say about a difference from one process."""
+    from dtrain import verify
+
+    asked, one = runs.where("asked"), runs.where("one")
+    other = verify.other_sample(asked, one)
+    if other:
+        yield (
+            "data",
+            (
+                f"sample {other[0]} is another one on rank {other[1]} than on one process: the dataset looks at how often it was asked, at a generator that goes on "
+                "from sample to sample, or at its rank. A sample is to depend on its index alone. The mesh is not to blame."
+            ),
+        )
+        return
+    lost = False
+    if runs.stop:
+        runs.asked("straight", stops=False)
+        lost, asked = runs.differ(asked, runs.where("straight"), compute), runs.where("straight")
+    if not lost or runs.differ(asked, one, compute):
+        yield _split(runs, asked, drawn, compute)
+    if lost:
+        yield (
+            "resume",
+            (
+                f"stopped after step {runs.stop} and resumed, the run gives other numbers than without the stop: the model, the objective or the data keeps "
+                "something that no checkpoint holds, such as a plain attribute or a generator of its own."
+            ),
+        )
+
+
+def _split(runs: Runs, asked: str, drawn: Sequence[str], compute: str) -> tuple[str, str]:
+    """Why a run without a stop differs from one process."""
+    if drawn:
+        return "random", (
+            f"the forward draws random numbers (dropout, of {', '.join(drawn)}): on another mesh every sample gets other ones. Set dropout to 0 to compare the rest."
+        )
+    if runs.micro == runs.whole:
+        return "mesh", f"one process sees as many samples in a forward: {SPLIT}"
+    runs.split()
+    if not runs.differ(asked, runs.where("split"), compute, weights=False):
+        return "microbatch", (
+            f"one process with microbatch={runs.micro} gives the numbers of the asked run: they depend on which samples a forward sees together, "
+            "as with batch norm, a mean over a microbatch, a forward that looks at its whole batch. The mesh is not to blame."
+        )
+    if not runs.differ(runs.where("split"), runs.where("one"), compute, weights=False):
+        return (
+            "mesh",
+            f"one process with microbatch={runs.micro} gives the numbers of {runs.whole} at once: {SPLIT}",
+        )
+    return (
+        "both",
+        f"one process with microbatch={runs.micro} agrees with neither: the numbers depend on which samples a forward sees together, and on the mesh.",
+    )
 
 
 def _quiet(plan: Plan, out: str) -> Plan:
@@ -119,9 +269,8 @@ def _quiet(plan: Plan, out: str) -> Plan:
     return replace(plan, out=out, resume="auto", evaluate_every=0, evaluate_samples=1, checkpoint=checkpoint, loggers={}, hooks={})
 
 
-def _on_one(plan: Plan) -> Plan:
-    """The same plan on one rank, with nothing that could change numbers switched on."""
-    micro = plan.batch.microbatch
+def _on_one(plan: Plan, micro: int) -> Plan:
+    """The same plan on one rank, `micro` samples in a forward, with nothing that could change numbers switched on."""
     return replace(
         plan,
         nodes=1,
@@ -134,24 +283,38 @@ def _on_one(plan: Plan) -> Plan:
     )
 
 
-def _events(plan: Plan) -> dict[str, Any]:
+def _launch(plan: Plan) -> None:
+    store.write(store.join(plan.out, "plan.yaml"), yaml.safe_dump(plan.to_dict(), sort_keys=False).encode())
+    build(plan.launcher).launch(plan)
+
+
+def _events(out: str) -> dict[str, Any]:
     """What the ranks of a run said they had built, and the type in which they multiply matrices."""
-    lines = store.read(store.join(plan.out, "events.jsonl")).decode().splitlines()
+    lines = store.read(store.join(out, "events.jsonl")).decode().splitlines()
     events = [json.loads(line) for line in lines]
     built = next(event for event in events if event["event"] == "built")
-    return {"built": built["ranks"], "computed": built["compute"], "caveats": [event["text"] for event in events if event["event"] == "caveat"]}
+    return {
+        "built": built["ranks"],
+        "computed": built["compute"],
+        "caveats": list(dict.fromkeys(event["text"] for event in events if event["event"] == "caveat")),
+    }
 
 
 def _table(report: dict[str, Any]) -> str:
     lines = [f"{'quantity':<10} {'largest difference':<20} {'where':<34} {'allowed':<9}"]
     for row in report["rows"]:
         verdict = "ok" if row["first"] is None else f"first at {row['first']}"
+        if row["rounded"]:
+            verdict += f"; {row['rounded']} of {row['compared']} tensors are moved by rounding alone"
         lines.append(f"{row['quantity']:<10} {row['difference']:<20.1e} {row['where']:<34.34} {row['allowed']:<9.0e} {verdict}")
     for found in report["built"][:8]:
         split = ", ".join(f"{count} over {axis}" for axis, count in found["split"].items() if axis != "experts") or "nothing"
         stages = f", stages {found['stages']} of {found['schedule']}" if found["stages"] else ""
         lines.append(f"rank {found['rank']:<5} {found['wrapper']}: holds {found['held']} of {found['parameters']}, split {split}{stages}")
     lines += [f"note       {sentence}" for sentence in report.get("caveats", ())]
+    lines += [f"because    {sentence}" for _, sentence in report.get("kinds", ())]
+    if report["same"] and report.get("drawn"):
+        lines.append(f"note       the forward draws random numbers (of {', '.join(report['drawn'])}): other ones on another mesh")
     if "error" in report:
         lines.append(str(report["error"]))
     return "\n".join([*lines, "same" if report["same"] else "NOT the same"])

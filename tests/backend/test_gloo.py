@@ -2,7 +2,6 @@
 
 import os
 import time
-from typing import Any
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ import torch.distributed as dist
 from pool import ranks
 from small import mesh_of
 
-from dtrain import backend
 from dtrain.backend.gloo import Gloo
 from dtrain.strategy.ddp import DDP
 
@@ -52,9 +50,9 @@ def test_a_restart_does_not_meet_the_keys_of_the_dead_attempt() -> None:
 
 
 def late() -> str:
-    with Gloo(timeout=0.5).open():
+    with Gloo(timeout=10.0).open():  # in which ranks of a busy machine meet, too
         if dist.get_rank() == 1:
-            time.sleep(1.5)
+            time.sleep(12)
             return ""
         with pytest.raises(RuntimeError) as caught:
             dist.all_reduce(torch.ones(1))
@@ -80,21 +78,3 @@ def test_a_wrapper_may_outlive_the_group() -> None:
     """The destructor of a group waits for threads that may wait for the interpreter lock: whoever frees it must not hold that lock."""
     for _ in range(5):
         assert ranks(2, outlived, seconds=20) == [1, 1]
-
-
-def once_lost() -> tuple[float, int]:
-    """The sum of the ranks, and how often the store was tried."""
-    real, tries = backend.TCPStore, []
-
-    def flaky(*arguments: Any, **options: Any) -> Any:
-        tries.append(options["timeout"])
-        if len(tries) == 1:
-            raise RuntimeError("the connection is lost")
-        return real(*arguments, **options)
-
-    backend.TCPStore = flaky  # type: ignore[misc, assignment]
-    return together(), len(tries)
-
-
-def test_a_lost_connection_to_the_store_is_tried_again() -> None:
-    assert ranks(2, once_lost) == [(3.0, 2)] * 2

@@ -106,8 +106,11 @@ TASKS = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
 class Standing:
     """The Backend of a process group that is there already."""
+
+    timeout: float = 600
 
     def open(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -208,7 +211,7 @@ def race(plan: Plan, task: Task, strategy: str, profiled: str | None) -> dict[st
         turns = Turns(others, task.turn, profiled)
         handle = register_optimizer_step_post_hook(turns.tick)
         with contextlib.redirect_stdout(io.StringIO()):
-            train(replace(plan, backend={"_target_": "ranks.Standing"}))
+            train(replace(plan, backend={"_target_": "ranks.Standing", "timeout": 600}))
         handle.remove()
         means = torch.stack([torch.stack(values[-task.turn :]).mean() for values in losses.values()])
         dist.all_reduce(means)

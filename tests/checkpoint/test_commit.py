@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from dtrain.attempts import folder as folder_of
+from dtrain.attempts import listed
 from dtrain.checkpoint import commit
 from dtrain.errors import StoreError
 
@@ -29,7 +31,7 @@ def piece(offset: list[int], shape: list[int], **changed: Any) -> dict[str, Any]
 
 def attempt(out: Path, step: int, name: str = "a", **changed: Any) -> Path:
     """A committed attempt with one file of four bytes."""
-    folder = Path(commit.folder(str(out), step)) / name
+    folder = Path(folder_of(str(out), step)) / name
     folder.mkdir(parents=True)
     (folder / "rank-0.safetensors").write_bytes(b"1234")
     commit.write(str(folder), body(step, **changed))
@@ -38,6 +40,12 @@ def attempt(out: Path, step: int, name: str = "a", **changed: Any) -> Path:
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert commit.read(str(attempt(tmp_path, 3)))["pieces"] == body(3)["pieces"]
+
+
+def test_facts_of_a_run_are_read(tmp_path: Path) -> None:
+    for step, stream in enumerate(({"seen": 32, "batch": 8, "passed": 1, "passed_over": [40]}, {"seen": 32, "batch": 8, "passed": 0}, None), 3):
+        facts = {"step": step, "optim": {}, "stream": stream, "guard": GUARD, "scale": {"value": 2.0**70, "good": 0}}
+        assert commit.read(str(attempt(tmp_path, step, facts=facts)))["facts"] == facts
 
 
 def test_a_checkpoint_in_the_place_of_another_is_passed_over(tmp_path: Path) -> None:
@@ -96,6 +104,26 @@ def test_a_damaged_one_is_named_and_passed_over(tmp_path: Path, damage: str) -> 
     assert said in damaged[0]
 
 
+def position(**changed: Any) -> dict[str, Any]:
+    """The facts of a run that has done three steps of eight samples, and has passed over a batch."""
+    return {"step": 3, "optim": {}, "stream": {"seen": 32, "batch": 8, "passed": 1, "passed_over": [40], **changed}}
+
+
+POSITIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "samples are negative": ({"seen": -8}, "facts.stream.seen is -8, not a whole number from 0"),
+    "samples are beyond all data": ({"seen": 10**30}, "facts.stream.seen is a number too large, not a whole number from 0"),
+    "samples are a fraction": ({"seen": 160.5}, "facts.stream.seen is 160.5, not a whole number from 0"),
+    "a batch passed over is null": ({"passed_over": [None]}, r"facts.stream.passed_over\[0\] is None, not a whole number from 0"),
+    "samples are more than the steps": ({"seen": 40}, "it has seen 40 samples, but 3 steps and 1 batches passed over, of 8 samples each, are 32"),
+    "samples are fewer than the steps": ({"batch": 16}, "it has seen 32 samples, but 3 steps and 1 batches passed over, of 16 samples each, are 64"),
+}
+GUARD: dict[str, Any] = {"norms": [1.0, 1e30], "losses": [2.0, -1.0], "row": 0}
+GUARDS: dict[str, tuple[dict[str, Any], str]] = {
+    "norms are null": ({"norms": [None]}, r"facts.guard.norms\[0\] is None, not a finite number"),
+    "losses are not finite": ({"losses": [float("nan"), 1.0]}, r"facts.guard.losses\[0\] is nan, not a finite number"),
+    "norms are more than losses": ({"losses": []}, "facts.guard has 2 norms and 0 losses"),
+    "the row is negative": ({"row": -1}, "facts.guard.row is -1, not a whole number from 0"),
+}
 PLAIN = "is no plain file name"
 COVERED = "w does not lie in its pieces once and whole"
 HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
@@ -103,24 +131,31 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "an absolute path": ({"files": [SHARD | {"name": "/etc/passwd"}]}, PLAIN),
     "a url": ({"files": [SHARD | {"name": "memory://x"}]}, PLAIN),
     "a name of another system": ({"files": [SHARD | {"name": "..\\secret"}]}, PLAIN),
-    "a list as a name": ({"files": [SHARD | {"name": ["a"]}]}, PLAIN),
+    "a list as a name": ({"files": [SHARD | {"name": ["a"]}]}, "name is a list, not text"),
     "one file twice": ({"files": [SHARD, SHARD]}, "stands in it twice"),
-    "a size below zero": ({"files": [SHARD | {"size": -1}]}, "no list of sizes"),
-    "a size that is no number": ({"files": [SHARD | {"size": float("nan")}]}, "no list of sizes"),
+    "a size below zero": ({"files": [SHARD | {"size": -1}]}, "size is -1, not a whole number from 0"),
+    "a size that is no number": ({"files": [SHARD | {"size": float("nan")}]}, "size is nan, not a whole number from 0"),
     "a digest that is none": ({"files": [SHARD | {"sha256": None}]}, "damaged"),
     "no files": ({"files": None}, "damaged"),
-    "facts of another step": ({"facts": {"step": 9, "optim": {}}}, "its step is none"),
-    "facts that are none": ({"facts": "x"}, "is no mapping"),
+    "facts of another step": ({"facts": {"step": 9, "optim": {}}}, "it is of step 3, its facts of step 9"),
+    **{f"a stream whose {name}": ({"facts": position(**said)}, clause) for name, (said, clause) in POSITIONS.items()},
+    **{f"a guard whose {name}": ({"facts": {"step": 3, "optim": {}, "guard": {**GUARD, **said}}}, clause) for name, (said, clause) in GUARDS.items()},
+    "a loss scale that is none": (
+        {"facts": {"step": 3, "optim": {}, "scale": {"value": None, "good": 1}}},
+        "facts.scale.value is None, not a finite number",
+    ),
+    "attempts passed over that are none": ({"passed_over": [None]}, r"passed_over\[0\] is None, not text"),
+    "facts that are none": ({"facts": "x"}, "facts is 'x', not a mapping"),
     "a hole": ({"pieces": body(3)["pieces"][1:]}, COVERED),
     "an overlap": ({"pieces": [piece([0, 0], [2, 2]), piece([1, 0], [2, 2])]}, COVERED),
     "one piece over another": ({"pieces": [piece([0, 0], [4, 1]), piece([0, 0], [4, 1])]}, COVERED),
     "a piece outside": ({"pieces": [piece([1, 0], [4, 2])]}, COVERED),
     "a piece of another number of dims": ({"pieces": [piece([0], [8])]}, COVERED),
-    "an offset below zero": ({"pieces": [piece([-1, 0], [4, 2])]}, "no list of sizes"),
+    "an offset below zero": ({"pieces": [piece([-1, 0], [4, 2])]}, "is -1, not a whole number from 0"),
     "a piece of nothing": ({"pieces": [piece([0, 0], [4, 2], name="v")]}, "damaged"),
     "a piece that lies nowhere": ({"pieces": [piece([0, 0], [4, 2], file="rank-1.safetensors")]}, "lies nowhere"),
-    "a shape beyond all memory": ({"tensors": {"w": {"shape": [10**30, 10**30], "dtype": "torch.float32"}}}, COVERED),
-    "a shape with a fraction": ({"tensors": {"w": {"shape": [4.0, 2], "dtype": "torch.float32"}}}, "no list of sizes"),
+    "a shape beyond all memory": ({"tensors": {"w": {"shape": [10**30, 10**30], "dtype": "torch.float32"}}}, "a number too large"),
+    "a shape with a fraction": ({"tensors": {"w": {"shape": [4.0, 2], "dtype": "torch.float32"}}}, "is 4.0, not a whole number from 0"),
 }
 
 
@@ -207,14 +242,14 @@ def test_what_a_newer_lease_wrote_is_newer_whatever_its_step(tmp_path: Path) -> 
         (12, "20250101T000000-0000000b"),
     ):
         attempt(tmp_path, step, name)
-    assert [step for step, _ in commit.attempts(str(tmp_path))] == [8, 10, 12]
+    assert [one.step for one in listed(str(tmp_path))] == [8, 10, 12]
 
 
 def test_folders_with_names_of_others_are_passed_over(tmp_path: Path) -> None:
     attempt(tmp_path, 3)
     for name in ("step-", "step-\u00b2", "step-00000004x", "step-" + "9" * 100, "step--0000001"):
         (tmp_path / "checkpoints" / name / "a").mkdir(parents=True)
-    assert [step for step, _ in commit.attempts(str(tmp_path))] == [3]
+    assert [one.step for one in listed(str(tmp_path))] == [3]
 
 
 def test_nothing_is_nothing(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pool import ranks
 from small import STRATEGIES, on_mesh
 
 from dtrain import lease, store
+from dtrain.attempts import Attempt, listed
 from dtrain.backend.gloo import Gloo
 from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint import drain
@@ -77,7 +78,7 @@ def test_a_save_waits_for_the_one_before_it(tmp_path: Path, monkeypatch: pytest.
         threading.Timer(0.2, go.set).start()
         state.step += 1
         checkpoint.save(state)
-        assert 2 in [commits.read(url)["step"] for _, url in commits.attempts(str(tmp_path)) if store.exists(store.join(url, commits.NAME))]
+        assert 2 in [commits.read(url)["step"] for url in [one.url for one in listed(str(tmp_path)) if one.is_committed]]
         assert [one.step for one in checkpoint.landed()][:1] == [2]
         checkpoint.wait()
         return kept(tmp_path)
@@ -206,11 +207,11 @@ def test_removals_that_fail_hold_up_neither_the_next_save_nor_the_end_and_one_at
     store.use(out, {"share": 1, "on": ["remove"], "kinds": ["503"]})
     remove = Retention._remove
 
-    def counted(self: Retention, at: int, url: str) -> Any:
+    def counted(self: Retention, one: Attempt) -> Any:
         running[0] += 1
         most[0] = max(most[0], running[0])
         try:
-            return list(remove(self, at, url))
+            return list(remove(self, one))
         finally:
             running[0] -= 1
 
@@ -312,3 +313,27 @@ def test_a_figure_that_no_evaluation_gives_is_named(tmp_path: Path) -> None:
             checkpoint.scored(1, {"eval_loss": 1.0})
 
     alone(work)
+
+
+def test_what_could_not_be_read_is_not_committed(tmp_path: Path) -> None:
+    """A state that ranks do not hold alike fails its save by the name of the tensor; the next one is saved."""
+
+    def work(mesh: Mesh) -> None:
+        state, checkpoint = state_on(mesh, FSDP), sharded(mesh, tmp_path)
+        assert state.optimizer
+        lost, kept_back = state.optimizer.inner.state, {}  # type: ignore[attr-defined]
+        if mesh.rank == 1:
+            piece = next(iter(lost))
+            kept_back = {piece: lost.pop(piece)}
+        url = checkpoint.save(state)
+        with pytest.raises(StoreError, match=r"cannot save to .*: optim\.[\w.]+ does not lie in its pieces once and whole"):
+            checkpoint.wait()
+        assert last(checkpoint).kind == "failed"
+        assert not store.exists(store.join(url, commits.NAME))
+        lost.update(kept_back)
+        state.step += 1
+        checkpoint.save(state)
+        checkpoint.wait()
+        assert last(checkpoint).kind == "committed"
+
+    on_mesh(work, dp_shard=2)

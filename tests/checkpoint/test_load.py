@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 
 from dtrain import store
+from dtrain.attempts import folder
 from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint import load, snapshot
 from dtrain.checkpoint.commit import find
@@ -187,7 +188,7 @@ def test_what_is_larger_than_memory_is_read_and_verified_twice(two: Path, monkey
 
 def hostile(out: Path, tensors: dict[str, torch.Tensor], **pieces: Any) -> str:
     """A checkpoint whose digests are right, and whose one file holds `tensors`, said to hold the piece `pieces` of model.1."""
-    url = Path(commits.folder(str(out), 7)) / "a"
+    url = Path(folder(str(out), 7)) / "a"
     url.mkdir(parents=True)
     data = safetensors.torch.save(tensors)
     (url / "x.safetensors").write_bytes(data)

@@ -6,6 +6,7 @@ import pytest
 from checkpoint.test_commit import attempt
 
 from dtrain import lease, store
+from dtrain.attempts import listed
 from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint.retention import Policy, Retention
 from dtrain.errors import LeaseError, StoreError
@@ -14,7 +15,7 @@ NAME = "00000001-20260101T000000-0000000a-0001"
 
 
 def kept(out: Path) -> list[int]:
-    return sorted(step for step, _ in commits.attempts(str(out)))
+    return sorted(one.step for one in listed(str(out)))
 
 
 @pytest.mark.parametrize(
@@ -28,6 +29,7 @@ def kept(out: Path) -> list[int]:
         (Policy(10, 1, best="eval_loss"), {10: 3.0, 20: 1.0, 30: 2.0, 40: float("nan"), 60: 4.0}, [20, 60]),
         (Policy(10, 1, best="eval_loss"), {10: 1.0, 20: 1.0}, [20, 60]),
         (Policy(10, 1, best="eval_loss"), {}, [60]),
+        (Policy(10, 1, best="eval_accuracy", best_is="highest"), {10: 0.3, 20: 0.9, 30: 0.9, 40: float("nan"), 60: 0.1}, [30, 60]),
         (Policy(20, 2, ephemeral=10), {}, [40, 60]),
         (Policy(0, 2, ephemeral=20), {}, [30, 50, 60]),
         (Policy(20, 1, ephemeral=10, best="eval_loss"), {10: 0.0, 20: 1.0, 40: 2.0}, [20, 60]),
@@ -73,6 +75,14 @@ def test_a_damaged_newer_one_stays_until_it_is_old(tmp_path: Path) -> None:
     assert kept(tmp_path) == [20, 30]
 
 
+def test_the_original_of_a_damaged_copy_stays(tmp_path: Path) -> None:
+    """Whoever copies a checkpoint under another step gives the copy the same name."""
+    for step in (10, 20, 99, 30):
+        attempt(tmp_path, step, NAME)
+    Retention(str(tmp_path), Policy(10, 2), damaged={f"step-00000099/{NAME}"}).apply(30)
+    assert kept(tmp_path) == [20, 30, 99]
+
+
 def test_a_link_is_never_followed(tmp_path: Path) -> None:
     """Whoever puts a link among the checkpoints must not make us empty what it leads to."""
     elsewhere, out = tmp_path / "elsewhere", tmp_path / "out"
@@ -112,9 +122,9 @@ def test_what_is_being_written_stays_whatever_its_step(tmp_path: Path) -> None:
     (living / commits.NAME).unlink()
     (attempt(tmp_path, 20, "00000001-a-0008") / commits.NAME).unlink()
     retention = Retention(str(tmp_path), Policy(10, 1))
-    retention.living = str(living)
+    retention.begin(str(living), 20)
     retention.apply(30)
-    assert [Path(url).name for at, url in commits.attempts(str(tmp_path)) if at == 20] == [living.name]
+    assert [one.name for one in listed(str(tmp_path)) if one.step == 20] == [living.name]
 
 
 def test_whoever_lost_the_lease_removes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

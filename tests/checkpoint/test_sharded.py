@@ -12,8 +12,8 @@ from small import PARTS, STRATEGIES, on_mesh
 from torch.distributed.tensor import DTensor
 
 from dtrain import store
+from dtrain.attempts import folder, listed
 from dtrain.build import build
-from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint.commit import find
 from dtrain.checkpoint.sharded import Sharded
 from dtrain.ema import EMA
@@ -445,7 +445,7 @@ def test_another_optimizer_is_refused(tmp_path: Path) -> None:
 
 
 def kept(out: Path) -> list[int]:
-    return sorted(step for step, _ in commits.attempts(str(out)))
+    return sorted(one.step for one in listed(str(out)))
 
 
 @pytest.mark.parametrize(("keep", "steps"), [(1, [6]), (2, [5, 6]), (None, [2, 3, 4, 5, 6]), (0, [6])])
@@ -467,12 +467,12 @@ def test_what_was_never_committed_counts_for_nothing(tmp_path: Path) -> None:
         state, checkpoint = state_on(mesh), sharded(mesh, tmp_path, keep=2)
         commit(checkpoint, state)
         for step in (3, 4, 5):
-            (Path(commits.folder(str(tmp_path), step)) / "died").mkdir(parents=True)
+            (Path(folder(str(tmp_path), step)) / "died").mkdir(parents=True)
         state.step = 6
         commit(checkpoint, state)
 
     alone(work)
-    valid = [step for step, url in commits.attempts(str(tmp_path)) if store.exists(store.join(url, commits.NAME))]
+    valid = [one.step for one in listed(str(tmp_path)) if one.is_committed]
     assert sorted(valid) == [2, 6]
 
 
@@ -481,8 +481,8 @@ def test_a_damaged_newer_checkpoint_never_costs_the_good_ones(tmp_path: Path) ->
 
     def work(mesh: Mesh) -> int:
         _, newest = two_steps(mesh, tmp_path)
-        shutil.move(newest, Path(commits.folder(str(tmp_path), 9)) / newest.name)
-        damaged = Path(commits.folder(str(tmp_path), 9)) / newest.name / "COMMIT.json"
+        shutil.move(newest, Path(folder(str(tmp_path), 9)) / newest.name)
+        damaged = Path(folder(str(tmp_path), 9)) / newest.name / "COMMIT.json"
         damaged.write_text("{")
         state, checkpoint = state_on(mesh, seed=1, steps=0), sharded(mesh, tmp_path, keep=1)
         checkpoint.restore(state)

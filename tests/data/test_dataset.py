@@ -82,7 +82,7 @@ def test_mappings_are_read_by_the_names_of_their_keys() -> None:
     batch = take(source, [0, 1, 2])
     assert batch["inputs"].shape == (3, 2, 3)
     assert torch.equal(batch["inputs"][:, 0, 0] % 3, batch["targets"].float())
-    assert source.facts == {"inputs": [2, 3], "outputs": 3, "vocab": 3}
+    assert source.facts == {"inputs": [2, 3], "kind": "float32", "outputs": 3, "vocab": 3}
 
 
 def test_several_inputs_reach_the_model_by_name() -> None:
@@ -144,7 +144,7 @@ def test_tensors_are_read_as_a_whole_batch() -> None:
     batch = take(source, list(range(20)))
     assert sorted(batch["inputs"][:, 0].tolist()) == x[:, 0].tolist()
     assert torch.equal(batch["targets"], (batch["inputs"][:, 0] / 2).long() % 4)
-    assert source.facts == {"inputs": [2], "outputs": 4, "vocab": 4}
+    assert source.facts == {"inputs": [2], "kind": "float32", "outputs": 4, "vocab": 4}
     assert source.loading == "block"
 
 
@@ -208,6 +208,28 @@ def test_what_a_loading_process_raises_is_placed_at_the_line_of_the_users_code()
         source._pool.shutdown()
 
 
+class Deadly(Squares):
+    """Sample 1 is killed by the kernel, sample 2 breaks a library, sample 3 ends the process."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index in (1, 2):
+            os.kill(os.getpid(), {1: signal.SIGKILL, 2: signal.SIGSEGV}[index])
+        if index == 3:
+            os._exit(4)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize(("sample", "ending"), [(1, "was ended by SIGKILL"), (2, "was ended by SIGSEGV"), (3, "ended by itself with exit code 4")])
+def test_a_loading_process_that_died_is_told_with_its_sample_and_its_signal(sample: int, ending: str) -> None:
+    source = Dataset(Deadly(), workers=2, holdout=0)
+    order = source.original(np.arange(20)).tolist()
+    try:
+        with pytest.raises(RuntimeError, match=f"a loading process {ending} while it read sample {sample} of data.dataset"):
+            take(source, [order.index(7), order.index(8), order.index(9), order.index(sample)])
+    finally:
+        source._pool.shutdown()
+
+
 def test_loading_processes_hear_no_signal_and_die_with_their_rank() -> None:
     reading, writing = os.pipe()
 
@@ -229,3 +251,37 @@ def test_loading_processes_hear_no_signal_and_die_with_their_rank() -> None:
         time.sleep(0.05)
     os.close(reading)
     os.close(writing)
+
+
+class Several(torch.utils.data.Dataset[Any]):
+    """Only batches of samples."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [(torch.ones(2), index) for index in indices]
+
+
+def test_a_dataset_of_batches_alone_is_refused_with_what_to_add() -> None:
+    with pytest.raises(WordsError, match=r"Several is not map-style.*def __getitem__"):
+        Dataset(Several())
+
+
+class Overstated:
+    """Says that it has one sample more than it has."""
+
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, index: int) -> tuple[float, float]:
+        return [(float(place), 0.0) for place in range(8)][index]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sample_that_is_not_there_is_named_with_the_length(workers: int) -> None:
+    source = Dataset(Overstated(), holdout=0, workers=workers)
+    with pytest.raises(
+        IndexError, match=r"Overstated has no sample 8, and its __len__ says 9, so there are samples 0 to 8 \(list index out of range\)"
+    ):
+        source.take(np.arange(9), np.zeros(9, dtype=np.int64))

@@ -1,11 +1,18 @@
 """The global order: a bijection of every size, entered anywhere, written in stone."""
 
 import hashlib
+from pathlib import Path
 
 import numpy as np
 import pytest
+from invariance.zoo import Noting
+from pool import ranks
+from small import plan
 
+from dtrain.data.dataset import Dataset
 from dtrain.data.order import VERSION, permute, samples
+from dtrain.seeds import derive
+from dtrain.train import train
 
 
 def order(n: int, seed: int, epoch: int = 0) -> list[int]:
@@ -69,3 +76,18 @@ def test_the_order_is_a_file_format() -> None:
     assert order(10, seed=0) == [1, 9, 6, 8, 4, 7, 2, 3, 5, 0]
     assert order(10, seed=0, epoch=1) == [9, 0, 4, 7, 6, 1, 3, 2, 5, 8]
     assert samples(np.arange(5), n=10**12, seed=42)[0].tolist() == [754093004677, 288875468043, 479666856433, 537455326725, 666080932832]
+
+
+def test_the_order_of_a_run_can_be_rebuilt_as_its_docstring_says(tmp_path: Path) -> None:
+    log, steps = tmp_path / "log", range(3)
+    words = "model=mlp model.width=4 data=dataset data.dataset._target_=invariance.zoo.Noting trust=[invariance] objective=regression hook=[] seed=3 batch=8 steps=3"
+    run = plan(*words.split(), f"data.dataset.log={log}", f"out={tmp_path / 'run'}")
+    ranks(1, train, run)
+    read = list(map(int, log.read_text().split()))
+
+    mine = Noting(str(tmp_path / "again"))
+    source = Dataset(mine, holdout=0.1)
+    for step in steps:
+        index, _ = samples(np.arange(step * 8, (step + 1) * 8), n=len(source), seed=derive(3, "data"))
+        expected = source.original(index).tolist()
+        assert any(read[start : start + 8] == expected for start in range(len(read))), (step, expected, read)

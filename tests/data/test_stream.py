@@ -117,20 +117,25 @@ def test_batches_to_pass_over_are_left_out_when_they_come(steps: int, loading: s
     after.load_state_dict(made.state_dict())
     assert walk(after, 2) == walk(made, 2) == [expected[3], expected[5]]
     assert after.seen == 12 * (steps + 6) and after.state_dict()["passed_over"] == []
+    again = stream(Numbers(50), SHAPES[0])
+    again.load_state_dict(after.state_dict())
+    again.close()
+    assert [one.state_dict()["passed"] for one in (made, after, again)] == [3, 3, 3], "seen: 3 steps more, and 3 batches"
 
 
 @pytest.mark.parametrize(
-    ("other", "key"),
+    ("other", "why"),
     [
-        (lambda: stream(Numbers(51), SHAPES[0]), "samples"),
-        (lambda: stream(Numbers(50), SHAPES[0], seed=6), "seed"),
-        (lambda: stream(Synthetic("regression", [3], 2, 0, 0, 50), SHAPES[0]), "fingerprint"),
+        (lambda: stream(Numbers(51), SHAPES[0]), r"other data \(samples"),
+        (lambda: stream(Numbers(50), SHAPES[0], seed=6), r"of a run with another seed\. Type seed=<that of this run>"),
+        (lambda: stream(Numbers(50), BatchShape(10, 10, 1, 1)), r"other data \(batch"),
+        (lambda: stream(Synthetic("regression", [3], 2, 0, 0, 50), SHAPES[0]), r"other data \(fingerprint"),
     ],
 )
-def test_other_data_is_refused_with_what_to_type(other: Any, key: str) -> None:
+def test_other_data_is_refused_with_what_to_type(other: Any, why: str) -> None:
     made = other()
     state = stream(Numbers(50, loading="step"), SHAPES[0]).state_dict()
-    with pytest.raises(WordsError, match=rf"other data \({key} .*Type out=<another place>"):
+    with pytest.raises(WordsError, match=rf"{why}.*out=<another place>"):
         made.load_state_dict(state)
     made.close()
 

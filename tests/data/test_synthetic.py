@@ -1,5 +1,6 @@
 """Random samples that can be learnt, from a formula."""
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,21 @@ def test_a_sample_depends_on_its_index_alone(task: str) -> None:
     for key in ("inputs", "targets"):
         assert torch.equal(whole[key][7], one[key][0])
         assert not torch.equal(whole[key][7], whole[key][6]) or task == "classification"
+
+
+@pytest.mark.parametrize("inputs", [[1], [3, 4], [64], [3, 32, 32]])
+def test_targets_do_not_depend_on_the_block_they_are_computed_in(inputs: list[int]) -> None:
+    """A matrix product rounds a row by the rows beside it: which ones, and how, depends on the CPU."""
+    source = synthetic("regression", inputs=inputs)
+    whole = take(source, np.arange(70))["targets"]
+    for first in (0, 1, 13):
+        for length in range(1, 34):
+            assert torch.equal(take(source, np.arange(first, first + length))["targets"], whole[first : first + length])
+
+
+def test_samples_are_the_same_on_every_cpu() -> None:
+    digests = [hashlib.sha256(take(synthetic(task, inputs=[64]), np.arange(64))["targets"].numpy().tobytes()).hexdigest()[:16] for task in TASKS]
+    assert digests == ["a38172c585626d39", "fc79a9600919db07", "2a632ee908ca824c"]
 
 
 def test_shapes_and_ranges_are_as_said() -> None:

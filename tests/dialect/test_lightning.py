@@ -15,7 +15,7 @@ def script(folder: Path, arguments: str) -> Imported:
 def test_a_script() -> None:
     read = example("lightning_script.py")
     assert read.words == {
-        "devices": 4, "nodes": 2, "strategy": "ddp", "strategy.find_unused_parameters": True, "precision": "bf16", "steps": 10_000, "accumulate": 2, "microbatch": 1,
+        "devices": 4, "nodes": 2, "strategy": "ddp", "precision": "bf16", "steps": 10_000, "accumulate": 2, "microbatch": 1,
         "clip": 0.5, "evaluate.every": 500, "log.every": 50, "time_limit": "0-12:30:00", "checkpoint.best": "eval_loss", "checkpoint.every": 500,
         "logger": ["console", "tensorboard"],
     }  # fmt: skip

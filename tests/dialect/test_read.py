@@ -35,7 +35,11 @@ BROKEN = {
     "a list": ("a.yaml", "- 1\n- 2", "list, where keys and values are expected"),
     "prose": ("notes", "Dear reader,\nthis is a letter.", "str, where keys and values are expected"),
     "a web page": ("ds.json", "<!DOCTYPE html>\n<html><body>", "a web page. Give the address of the file itself"),
-    "a tokenizer": ("tokenizer.json", '{"vocab": {' + ",".join(f'"w{number}": {number}' for number in range(90_000)) + "}}", "1 MiB are no config"),
+    "a tokenizer": (
+        "tokenizer.json",
+        '{"vocab": {' + ",".join(f'"w{number}": {number}' for number in range(90_000)) + "}}",
+        "more than 1 MiB is no config",
+    ),
     "too deep": ("a.json", '{"a":' * 4000 + "1" + "}" * 4000, "deep"),
     "a number beyond all": ("a.json", '{"a": 1e400}', "no number that a config may mean"),
     "no number": ("a.yaml", "a: .nan", "no number that a config may mean"),

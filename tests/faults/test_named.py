@@ -17,9 +17,11 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "workload_exc": ("error", "rank 1 failed in step 4 (samples 24 to 31, microbatch 0): ValueError: planned", "in workload_exc"),
     "async_exc": ("error", "rank 1 failed in step 4 (samples 24 to 31, microbatch 0): ValueError", "in async_exc"),
     "signal_exc": ("error", "rank 1 failed in step 4 (samples 24 to 31, microbatch 0): ValueError: planned in a handler", "in fail"),
+    "interrupt": ("error", "rank 1 failed in step 4 (samples 24 to 31, microbatch 0): KeyboardInterrupt", "in interrupt"),
     "os_abort": ("killed", "rank 1 aborted in step 4 (samples 24 to 31): SIGABRT", "in os_abort"),
     "segfault": ("killed", "rank 1 crashed in step 4 (samples 24 to 31): SIGSEGV", "in segfault"),
     "sigkill": ("killed", "rank 1 was killed in step 4 (samples 24 to 31): SIGKILL", ""),
+    "exit_0": ("exited", "rank 1 left in step 4 (samples 24 to 31): with exit code 0 before the run was done", ""),
     "exit_7": ("exited", "rank 1 ended in step 4 (samples 24 to 31): with exit code 7", ""),
     "sleep": ("hung", "rank 1 hung in step 4 (samples 24 to 31, microbatch 0): it never reached collective", "in sleep"),
     "lock_gil": ("hung", "rank 1 hung in step 4 (samples 24 to 31): it did not answer", "in lock_gil"),
@@ -74,6 +76,23 @@ def test_a_single_process_that_hangs_says_so_itself(tmp_path: Path) -> None:
     assert "dtrain: rank 0 hung in step 4 (samples 24 to 31, microbatch 0): no progress for" in output
     assert "in sleep" in output
     assert json.loads((tmp_path / "failure.json").read_text())["kind"] == "hung"
+
+
+def test_a_single_process_in_which_code_raises_an_interrupt_says_where(tmp_path: Path) -> None:
+    """Nobody pressed Ctrl-C: it is no wish to stop."""
+    code, output = ran(tmp_path, "model.fault=interrupt", "model.rank=0", words=ANYWHERE)
+    assert code == 1
+    assert "dtrain: rank 0 failed in step 4 (samples 24 to 31, microbatch 0): KeyboardInterrupt, at faulty.py:" in output
+    assert json.loads((tmp_path / "failure.json").read_text())["kind"] == "error"
+
+
+def test_a_single_process_that_leaves_is_told_at_the_next_start(tmp_path: Path) -> None:
+    """`os._exit(0)` leaves no time to say so at once."""
+    code, output = ran(tmp_path, "model.fault=exit_0", "model.rank=0", words=ANYWHERE)
+    assert (code, (tmp_path / "result.json").exists()) == (0, False)
+    code, output = ran(tmp_path, "model.fault=exit_0", "model.rank=9", words=ANYWHERE)
+    assert code == 0 and "it ended without giving it back" in output
+    assert json.loads((tmp_path / "result.json").read_text())["status"] == "finished"
 
 
 def test_under_torchrun_the_rank_that_failed_is_named(tmp_path: Path) -> None:

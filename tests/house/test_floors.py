@@ -13,23 +13,23 @@ import dtrain
 ROOT = Path(dtrain.__file__).parent
 
 FLOORS = (
-    ("secrets", "screen"),
-    ("errors", "plan", "result", "disk", "cause"),
-    ("config", "cluster", "store", "build", "sharding", "signals", "frames"),
-    ("words",),
-    ("options", "predict", "testing", "trust"),
+    ("secrets", "screen", "shapes"),
+    ("errors", "plan", "result", "disk", "cause", "clients"),
+    ("config", "started", "store", "build", "sharding", "signals", "frames"),
+    ("words", "cluster"),
+    ("options", "predict", "testing", "trust", "attempts", "loading", "tokenfile"),
     ("recipe", "resolve", "dialect", "preflight", "lease", "blame"),
     ("failure", "provenance"),
-    ("compose",),
-    ("backend", "mesh", "journal", "clip", "ema", "remat", "compile"),
-    ("model", "data", "objective", "optim", "schedule", "precision", "logger"),
-    ("seeds", "stop", "watchdog", "log"),
+    ("compose", "rendezvous"),
+    ("backend", "mesh", "journal", "clip", "ema", "compile"),
+    ("model", "data", "objective", "optim", "schedule", "precision", "logger", "remat"),
+    ("seeds", "stop", "watchdog", "log", "agreement"),
     ("strategy", "state", "sampling"),
     ("parallel", "checkpoint"),
     ("step", "built"),
     ("tracing",),
     ("guard",),
-    ("hook", "heldout", "looking", "verify"),
+    ("hook", "heldout", "looking", "verify", "record"),
     ("observe",),
     ("train", "evaluate", "generate"),
     ("launcher",),
@@ -38,8 +38,8 @@ FLOORS = (
     ("__main__",),
 )
 WITHOUT_TORCH = (
-    "__main__", "secrets", "provenance", "errors", "plan", "result", "words", "config", "cluster", "disk", "cause", "store", "build", "options", "recipe", "predict", "resolve", "dialect", "preflight",
-    "tracing", "failure", "blame", "frames", "lease", "signals", "compose", "launcher", "doctor", "verb", "trust",
+    "__main__", "secrets", "shapes", "provenance", "errors", "plan", "result", "words", "config", "cluster", "started", "disk", "cause", "clients", "store", "build", "options", "recipe", "predict", "resolve", "dialect", "preflight",
+    "tracing", "failure", "blame", "frames", "lease", "attempts", "signals", "tokenfile", "compose", "launcher", "doctor", "verb", "trust",
 )  # fmt: skip
 """What the parent imports before any rank exists."""
 

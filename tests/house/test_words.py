@@ -9,13 +9,14 @@ import yaml
 
 import dtrain
 from dtrain.build import locate
-from dtrain.cluster import Cluster, External
+from dtrain.cluster import Cluster
 from dtrain.compose import compose
 from dtrain.config import ALLOWED, GROUPS, Schema
 from dtrain.model import construct
 from dtrain.recipe import folder
 from dtrain.resolve import resolve
 from dtrain.resolve.targets import GIVEN
+from dtrain.started import External
 from dtrain.words import conf, kinds
 
 CONF = folder("conf")

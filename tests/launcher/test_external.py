@@ -1,11 +1,25 @@
 """Ranks that torchrun started."""
 
+import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from launching import WORDS, steps_of
+import pytest
+from launching import WORDS, command, started, steps_of, wait_for_step
+
+from dtrain import lease
+from dtrain.launcher.external import launcher_of
+
+SLOW = ["model._target_=launching.Slow", "model.rank=0", "batch=8", "steps=4000", "checkpoint.every=2"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+DIRECTLY = ["-m", "dtrain"]
+IN_A_SHELL = ["--no-python", "bash", "-c", f'{sys.executable} -m dtrain "$@"; exit $?', "ranks"]
 
 
 def torchrun(*words: str) -> "subprocess.CompletedProcess[str]":
@@ -31,3 +45,92 @@ def test_without_ranks_it_is_refused() -> None:
     done = subprocess.run([sys.executable, "-m", "dtrain", "launcher=external"], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2
     assert "torchrun" in done.stderr
+
+
+@contextmanager
+def training(out: Path, *words: str, by: list[str]) -> Iterator["subprocess.Popen[str]"]:
+    """Ranks in the midst of a run, whose launcher is the process; none is left behind by the test."""
+    launcher = started(out, *SLOW, *words, by=[*TORCHRUN, *by])
+    try:
+        wait_for_step(out, 5, 150)
+        yield launcher
+    finally:
+        launcher.kill()
+        for pid in ranks_of(out):
+            os.kill(pid, signal.SIGKILL)
+        launcher.wait()
+        assert launcher.stdout
+        launcher.stdout.close()
+
+
+def ranks_of(out: Path) -> list[int]:
+    """Processes of dtrain that write under `out`."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = entry.read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        if f"out={out}" in words and "dtrain" in words and "torch.distributed.run" not in words and "-c" not in words:
+            found.append(int(entry.parent.name))
+    return found
+
+
+@pytest.mark.parametrize("ranks", [DIRECTLY, IN_A_SHELL], ids=["directly", "in_a_shell"])
+def test_ranks_do_not_outlive_a_killed_launcher_and_the_lease_is_free(ranks: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with training(out, by=["--standalone", "--nproc-per-node=2", *ranks]) as torchrun:
+        assert len(ranks_of(out)) == 2
+        torchrun.kill()
+        assert all_gone(out, 10)
+        output = torchrun.communicate()[0]
+    assert output.count("dtrain: the launcher of the ranks (pid ") == 1, output
+    assert "Traceback" not in output
+    assert json.loads((out / "failure.json").read_text())["error"].startswith("the launcher of the ranks")
+    assert lease.holder(str(out))[0] in ("free", "left")
+    again = subprocess.run(
+        [*command(), *WORDS, *SLOW, f"out={out}", "stop_after=1"], env=environment(), timeout=60, check=False, capture_output=True, text=True
+    )
+    assert again.returncode == 0, again.stderr
+    assert "watching for" not in again.stderr
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+
+
+def all_gone(out: Path, seconds: float) -> bool:
+    """Whether no rank lives by then; what waits to be collected by a launcher that was stopped has ended."""
+    deadline = time.monotonic() + seconds
+    while ranks_of(out) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not ranks_of(out)
+
+
+def test_a_stopped_launcher_that_holds_the_store_is_named(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with training(out, "backend=gloo", "backend.timeout=2", by=["--standalone", "--nproc-per-node=2", *DIRECTLY]) as torchrun:
+        torchrun.send_signal(signal.SIGSTOP)
+        assert all_gone(out, 30)
+        assert "the store process at " in json.loads((out / "failure.json").read_text())["error"]
+    assert lease.holder(str(out))[0] in ("free", "left")
+
+
+def test_a_rank_that_a_shell_left_in_the_background_goes_on() -> None:
+    assert launcher_of(os.getppid(), {"RANK": "0", "WORLD_SIZE": "1"}) is None
+    assert launcher_of(os.getpid(), {"SLURM_STEP_ID": "0"}) == os.getpid()
+
+
+@pytest.mark.slow
+def test_when_the_first_of_two_launchers_is_killed_the_ranks_of_both_end(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    nodes = [
+        ["--nnodes=2", f"--node-rank={node}", "--master-addr=127.0.0.1", "--master-port=29731", "--nproc-per-node=1", *DIRECTLY] for node in (0, 1)
+    ]
+    second = started(out, *SLOW, by=[*TORCHRUN, *nodes[1]])
+    with training(out, by=nodes[0]) as first:
+        first.kill()
+        output, _ = second.communicate(timeout=60)
+        assert all_gone(out, 20)
+    assert second.returncode not in (0, -signal.SIGKILL), output
+    assert lease.holder(str(out))[0] in ("free", "left")

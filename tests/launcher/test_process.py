@@ -66,6 +66,23 @@ def test_a_claimed_folder_is_gone_when_nobody_lives_who_inherited_it(tmp_path: P
     assert not scratch.exists()
 
 
+def test_a_run_whose_server_was_killed_loses_nothing_to_one_that_starts_meanwhile(tmp_path: Path) -> None:
+    """The command starts the server again, and holds the folders until then."""
+    scratch = tmp_path / f"dtrain-launch-{os.getpid()}"
+    scratch.mkdir()
+    command = process.claim(scratch, "command")
+    folder, server = process.memory(scratch), process.fork(lambda: (process.claim(scratch), time.sleep(60)))
+    while not (folder / "lock").exists() or process.gone(folder, 0.01):
+        time.sleep(0.005)
+    process.kill(server)
+    assert process.gone(folder, 5), "no process of the server's lives"
+    process.sweep(tmp_path)
+    assert folder.exists() and scratch.exists() and folder not in process.abandoned()
+    os.close(command)
+    process.sweep(tmp_path)
+    assert not folder.exists() and not scratch.exists()
+
+
 def test_a_folder_that_names_another_scratch_folder_takes_none_with_it(tmp_path: Path) -> None:
     scratch, other = tmp_path / f"dtrain-launch-{os.getpid()}", tmp_path / "precious"
     other.mkdir()

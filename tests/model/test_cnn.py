@@ -56,3 +56,25 @@ def test_every_parameter_is_filled_and_a_fresh_block_changes_nothing() -> None:
     x = torch.randn(2, 8, 8, 8)
     assert torch.allclose(model.blocks[0](x), x)
     assert model(torch.randn(2, 3, 8, 8)).abs().max() < 20
+
+
+def test_an_image_of_which_nothing_is_left_is_refused() -> None:
+    """The norm of a group of one number is zero, and so are all gradients."""
+    with pytest.raises(ValueError, match=r"stage 4 of 32 channels|stage 3 of 8 channels"):
+        CNN(inputs=[1, 4, 4], outputs=3, width=2, stages=8, blocks=1)
+    CNN(inputs=[1, 4, 4], outputs=3, width=32, stages=5, blocks=1)
+
+
+@pytest.mark.parametrize("height", [1, 7])
+def test_an_image_of_one_column_has_no_gradient_from_beside_it_in_bf16(height: int) -> None:
+    """torch 2.13 and 2.14 on the CPU give a convolution with a stride of 2 over one column the gradient of memory that nothing was written to."""
+    model = filled(inputs=[3, height, 1], width=32).bfloat16()
+    for _ in range(10):
+        junk = [torch.full((numbers,), float("nan")) for numbers in (1000, 10_000, 100_000, 1_000_000)]
+        del junk
+        model.zero_grad()
+        model(torch.randn(8, 3, height, 1).bfloat16()).sum().backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+            if parameter.shape[2:] == (3, 3):
+                assert not parameter.grad[..., ::2].any(), name

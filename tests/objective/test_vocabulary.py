@@ -9,8 +9,10 @@ from small import Collectives, on_mesh, tokens
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from dtrain.data import IGNORE
+from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
-from dtrain.objective import IGNORE, answer
+from dtrain.objective import answer
 from dtrain.objective.next_token import NextToken
 from dtrain.objective.vocabulary import cross_entropy
 
@@ -61,6 +63,20 @@ def test_three_words_on_four_ranks() -> None:
     for found, found_gradient, _ in on_mesh(lambda mesh: of_split(mesh, logits, targets), tp=4):
         torch.testing.assert_close(found, loss, rtol=1e-6, atol=0)
         torch.testing.assert_close(found_gradient, gradient, rtol=0, atol=1e-6)
+
+
+def refusal(mesh: Mesh, target: int) -> str:
+    targets = targets_of(13, 2)
+    targets[1, 2] = target
+    with pytest.raises(WordsError) as refused:
+        NextToken().loss(distribute_tensor(drawn(13), mesh.axis("tp"), [Shard(2)]), {"inputs": None, "targets": targets})
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("target", [13, 5000, -1])
+def test_a_target_outside_of_the_vocabulary_is_an_error_on_every_rank(target: int) -> None:
+    for message in on_mesh(lambda mesh: refusal(mesh, target), tp=2):
+        assert f"a target is {target}, and the model gives 13 classes" in message
 
 
 def test_large_logits_do_not_overflow() -> None:

@@ -1,9 +1,14 @@
 """AdamW: decay where it belongs, the published update, the same on shards."""
 
+from typing import Any
+
 import pytest
 import torch
+from golden import MESHES, SCALES, by_decay
+from golden import agree as hold
 from pool import ranks
 from small import PARTS, STRATEGIES, agree, few_steps, small_gpt
+from torch import Tensor
 
 from dtrain.optim import groups
 from dtrain.optim.adamw import build
@@ -60,3 +65,26 @@ def test_weights_of_eight_bits_move_too() -> None:
     model.weight.grad, model.bias.grad = torch.ones_like(model.weight), torch.ones_like(model.bias)
     build(model=model, lr=0.1, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0).step()
     assert (before - model.weight.detach().float()).min() > 0.05
+
+
+CASES = [
+    {"lr": 0.1, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1},
+    {"lr": 0.1, "betas": [0.9, 0.999], "eps": 1e-15, "weight_decay": 0},
+    {"lr": 0.1, "betas": [0, 0.999], "eps": 1e-6, "weight_decay": 1},
+    {"lr": 0.1, "betas": [0.9, 0], "eps": 1e-8, "weight_decay": 0.5},
+    {"lr": 0.1, "betas": [0, 0], "eps": 1, "weight_decay": 0.1},
+]
+"""Whole numbers as people type them."""
+
+
+def torchs(weights: dict[str, Tensor], *, betas: list[float], weight_decay: float, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(by_decay(weights, weight_decay), betas=(float(betas[0]), float(betas[1])), foreach=False, fused=False, **options)
+
+
+def test_the_update_is_torchs_at_every_size_of_gradients_and_for_every_shape() -> None:
+    hold(build, torchs, ((scale, case) for scale in SCALES for case in CASES if scale > 1e-6 or case["eps"] < 1))
+
+
+@pytest.mark.parametrize("degrees", MESHES, ids=str)
+def test_the_update_is_torchs_on_every_mesh(degrees: dict[str, int]) -> None:
+    hold(build, torchs, ((scale, case) for scale in (1e-8, 1e-4, 1e2) for case in CASES[:3]), **degrees)

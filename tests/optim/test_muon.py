@@ -1,9 +1,14 @@
 """Muon: hidden matrices apart from the rest, updates without preferred directions, the same on shards."""
 
+from typing import Any
+
 import pytest
 import torch
+from golden import MESHES, SCALES, by_decay
+from golden import agree as hold
 from pool import ranks
 from small import PARTS, STRATEGIES, agree, few_steps, small_gpt
+from torch import Tensor
 
 from dtrain.errors import WordsError
 from dtrain.model.cnn import CNN
@@ -84,3 +89,59 @@ def test_on_a_stage_of_a_pipeline_the_last_layer_is_where_the_head_stands() -> N
     keep(first, ["embed", "blocks.0"], ["embed", "blocks.0", "blocks.1", "norm", "head"])
     keep(last, ["blocks.1", "norm", "head"], ["embed", "blocks.0", "blocks.1", "norm", "head"])
     assert len(hidden_matrices(first)) == len(hidden_matrices(last)) == len(hidden_matrices(whole)) / 2
+
+
+CASES = [
+    {"lr": 0.1, "momentum": 0.95, "weight_decay": 0.1, "adamw_lr": None, "betas": [0.9, 0.95], "eps": 1e-8},
+    {"lr": 0.3, "momentum": 0, "weight_decay": 0, "adamw_lr": 0.01, "betas": [0, 0.95], "eps": 1e-8},
+]
+
+
+class Published:
+    """The code of the post (https://kellerjordan.github.io/posts/muon) in the type of the weights, with torch.optim.Muon's mean for a momentum."""
+
+    def __init__(self, weights: dict[str, Tensor], *, lr: float, momentum: float, weight_decay: float, adamw_lr: float | None, **adamw: Any) -> None:
+        self.matrices = [weight for weight in weights.values() if weight.ndim == 2]
+        self.lr, self.momentum, self.decay = lr, momentum, weight_decay
+        self.buffers = [torch.zeros_like(matrix) for matrix in self.matrices]
+        rest = {name: weight for name, weight in weights.items() if weight.ndim != 2}
+        betas = tuple(map(float, adamw.pop("betas")))
+        self.rest = torch.optim.AdamW(by_decay(rest, weight_decay), lr=adamw_lr or lr, betas=betas, foreach=False, fused=False, **adamw)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for matrix, buffer in zip(self.matrices, self.buffers, strict=True):
+            if matrix.grad is None:
+                continue
+            buffer.mul_(self.momentum).add_(matrix.grad * (1 - self.momentum))
+            x = matrix.grad * (1 - self.momentum) + buffer * self.momentum
+            tall = x.shape[0] > x.shape[1]
+            x = x.T if tall else x
+            x = x / max(x.norm().item(), 1e-7)
+            for _ in range(5):
+                gram = x @ x.T
+                x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+            x = x.T if tall else x
+            matrix.mul_(1 - self.lr * self.decay).sub_(x * (self.lr * max(1.0, matrix.shape[0] / matrix.shape[1]) ** 0.5))
+        self.rest.step()
+
+
+def test_the_update_is_the_published_one_at_every_size_of_gradients_and_for_every_shape() -> None:
+    hold(build, Published, ((scale, case) for scale in SCALES for case in CASES))
+
+
+@pytest.mark.parametrize("degrees", MESHES, ids=str)
+def test_the_update_is_the_published_one_on_every_mesh(degrees: dict[str, int]) -> None:
+    hold(build, Published, ((scale, case) for scale in (1e-8, 1e-4, 1e2) for case in CASES), **degrees)
+
+
+def test_a_learning_rate_of_zero_for_the_rest_is_zero() -> None:
+    model = MLP(inputs=4, outputs=3, width=5, layers=1)
+    assert [group["lr"] for group in build(model=model, **ARGUMENTS | {"adamw_lr": 0}).param_groups] == [0.01, 0, 0]
+
+
+def test_a_stage_of_a_pipeline_may_have_no_hidden_matrix() -> None:
+    last = small_gpt()
+    keep(last, ["norm", "head"], ["embed", "blocks.0", "blocks.1", "norm", "head"])
+    assert not hidden_matrices(last)
+    assert {id(p) for group in build(model=last, **ARGUMENTS).param_groups for p in group["params"]} == set(map(id, last.parameters()))

@@ -1,9 +1,15 @@
 """SGD: momentum, Nesterov, decay as part of the gradient, the same on shards."""
 
+from collections.abc import Iterator, Sequence
+from typing import Any
+
 import pytest
 import torch
+from golden import MESHES, SCALES, Case, by_decay
+from golden import agree as hold
 from pool import ranks
 from small import PARTS, STRATEGIES, agree, few_steps
+from torch import Tensor
 
 from dtrain.optim.sgd import build
 
@@ -47,3 +53,25 @@ def test_weights_of_eight_bits_move_too() -> None:
     model.weight.grad, model.bias.grad = torch.ones_like(model.weight), torch.ones_like(model.bias)
     build(model=model, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.0).step()
     assert (before - model.weight.detach().float()).min() > 0.05
+
+
+def cases(scales: Sequence[float]) -> Iterator[Case]:
+    """A learning rate with which weights move by a tenth of their size, and decay to match: SGD knows no scale of its own."""
+    for scale in scales:
+        for momentum, nesterov, decay in ((0.9, True, 1e-3), (0.9, False, 0.1), (0, True, 0.1), (0.0, False, 0), (0.5, True, 0)):
+            yield scale, {"lr": 0.1 / scale, "momentum": momentum, "nesterov": nesterov, "weight_decay": decay * scale}
+
+
+def torchs(weights: dict[str, Tensor], *, nesterov: bool, momentum: float, weight_decay: float, **options: Any) -> torch.optim.Optimizer:
+    options |= {"momentum": momentum, "nesterov": nesterov and momentum > 0, "foreach": False, "fused": False}
+    return torch.optim.SGD(by_decay(weights, weight_decay), **options)
+
+
+def test_the_update_is_torchs_at_every_size_of_gradients_and_for_every_shape() -> None:
+    """Also of weights whose first gradient comes in a later step, which torch's fused kernel refuses."""
+    hold(build, torchs, cases(SCALES))
+
+
+@pytest.mark.parametrize("degrees", MESHES, ids=str)
+def test_the_update_is_torchs_on_every_mesh(degrees: dict[str, int]) -> None:
+    hold(build, torchs, cases((1e-8, 1.0, 1e2)), **degrees)

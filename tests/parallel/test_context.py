@@ -226,9 +226,25 @@ def test_every_way_to_call_the_function_is_seen(method: str, model: nn.Module) -
     assert max(on_mesh(work, cp=2)) < 2e-6
 
 
+def test_torchs_own_module_sees_the_whole_sequence_in_evaluation_too() -> None:
+    """Where it calls a fused kernel without the function, if it may."""
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(4, 2, batch_first=True).eval()
+
+    @torch.no_grad()
+    def work(mesh: Mesh) -> float:
+        context, x = context_of(mesh, "ring"), of_heads(1, 2, 8, 4, seed=0, dtype=torch.float32)[0]
+        where = context.position_ids(8)[0]
+        with context.active():
+            found = module(x[:, where], x[:, where], x[:, where], need_weights=False)[0]
+        return far(found, module(x, x, x, need_weights=False)[0][:, where])
+
+    assert max(on_mesh(work, cp=2)) < 2e-6
+
+
 def test_a_forward_without_the_function_is_an_error_and_a_mistake_inside_stays_its_own() -> None:
     context, before = alone(), F.scaled_dot_product_attention
-    with pytest.raises(WordsError, match=r"mesh.cp=2: the model never called F.scaled_dot_product_attention"), context.active():
+    with pytest.raises(WordsError, match=r"never called F.scaled_dot_product_attention, and only there does a rank see beyond"), context.active():
         nn.Linear(2, 2)(torch.ones(2))
     with pytest.raises(ZeroDivisionError), context.active():
         raise ZeroDivisionError
@@ -348,10 +364,19 @@ def test_a_window_or_padding_of_hugging_face_is_refused_in_a_part_and_kept_in_th
 
 def test_what_has_one_answer_for_a_whole_sequence_is_refused() -> None:
     context = Context(None, 0, 2, "ring")  # type: ignore[arg-type]
-    with pytest.raises(WordsError, match="are not one for each of 8 tokens"):
+    with pytest.raises(WordsError, match=r"dim 1 of the inputs is taken for 8 tokens, and the targets \[3\] are not one for each"):
         context.split({"inputs": torch.zeros(3, 8, dtype=torch.int64), "targets": torch.zeros(3, dtype=torch.int64)})
 
 
 def test_a_model_that_cannot_be_told_positions_is_refused() -> None:
     with pytest.raises(WordsError, match="takes no position_ids"):
         check(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("shape", "why"), [((2, 3, 8, 8), r"\[2, 3, 8, 8\] are images or the like, which have no sequence"), ((2, 64), "no dim of tokens")]
+)
+def test_channels_and_features_are_no_sequence(shape: tuple[int, ...], why: str) -> None:
+    context = Context(GROUP, 0, 2, "ring")
+    with pytest.raises(WordsError, match=why):
+        context.split({"inputs": torch.zeros(shape), "targets": torch.zeros(2)})

@@ -150,6 +150,14 @@ class Scaled(Sized):
         self.scale = nn.Parameter(torch.ones(1))
 
 
+class Around(nn.Module):
+    """A model of a user's own, or an adapter, that holds nothing but another's."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+
 class Bare(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +175,8 @@ class Blockless(Bare):
         (Scaled(), 2, "blocks", "scale is in no module of the table `pipeline` of Scaled"),
         (small_gpt(layers=2), 3, "blocks", "GPT has 2 blocks, fewer than the 3 stages"),
         (Bare(), 2, "blocks", "Bare does not say where it may be cut. Give the class a table such as pipeline ="),
-        (Blockless(), 2, "blocks", "Blockless has no list of blocks to share out over 2 stages"),
+        (Around(Bare()), 2, "blocks", "Bare does not say where it may be cut"),
+        (Blockless(), 2, "blocks", "the table of Blockless (linear) names no list of blocks to share out over 2 stages"),
         (small_gpt(layers=3), 2, (1, 1), "pipeline.split=[1, 1]: 2 numbers are needed whose sum is 3 blocks. Type pipeline.split=[2, 1]."),
         (small_gpt(layers=3), 2, (3, 0), "pipeline.split=[3, 0]"),
         (small_gpt(layers=3), 2, (1, 1, 1), "pipeline.split=[1, 1, 1]: 2 numbers"),

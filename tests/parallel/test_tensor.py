@@ -228,6 +228,20 @@ class Twice(nn.Module):
         self.second.weight = self.first.weight
 
 
+class GoesOn(nn.Module):
+    """Computes with what its table gathers, as no head does."""
+
+    tp_plan: ClassVar = {"up": "colwise_gather_output"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm = nn.Linear(4, 4), nn.LayerNorm(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.norm(self.up(x))
+        return out
+
+
 def refusal(mesh: Mesh, model: nn.Module, options: dict[str, str]) -> str:
     with pytest.raises(WordsError) as caught:
         tensor.apply(model, mesh.axis("tp"), **options)
@@ -242,11 +256,42 @@ def refusal(mesh: Mesh, model: nn.Module, options: dict[str, str]) -> str:
         (Styled("colwise", "diagonal"), WHOLE, "layers.1 asks for the style diagonal. Built are colwise, colwise_gather_output"),
         (Styled("replicate"), WHOLE, "no module of Styled is named by its tp_plan (layers.0)"),
         (Styled("colwise"), {"sequence": "split", "loss": "whole"}, "the tp_plan of Styled does not say which modules are sequence_parallel"),
-        (Twice(), WHOLE, "Linear and Linear are one weight, which tp_plan splits twice"),
+        (Twice(), WHOLE, "Linear and Linear are one weight, which tp_plan splits in two ways"),
+        (
+            GoesOn(),
+            {"sequence": "whole", "loss": "split"},
+            "tensor.loss=split: GoesOn goes on computing with what its tp_plan gathers, which this leaves split. Leave it out.",
+        ),
         (Normed(), WHOLE, "RMSNorm normalises all heads together ([2, 3, 2]), which tensor parallelism splits"),
     ],
-    ids=["no table", "style", "no module", "sequence", "tied", "norm"],
+    ids=["no table", "style", "no module", "sequence", "tied", "logits", "norm"],
 )
 def test_what_cannot_be_split_is_refused_by_name(model: nn.Module, options: dict[str, str], said: str) -> None:
     for sentence in on_mesh(lambda mesh: refusal(mesh, model, options), tp=2):
         assert said in sentence
+
+
+class Borrows(nn.Module):
+    tp_plan: ClassVar = {"up": "colwise", "down": "rowwise"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(self.up(x)) + F.linear(x, self.up.weight)
+        return out
+
+
+def borrowed(mesh: Mesh) -> str:
+    model = Borrows()
+    tensor.apply(model, mesh.axis("tp"), **WHOLE)
+    model.register_forward_hook(lambda *_: None, always_call=True)  # as FSDP2's: torch goes on through these when one has ended the forward
+    with pytest.raises(WordsError) as error:
+        model(torch.ones(2, 4))
+    return str(error.value)
+
+
+def test_a_split_weight_that_is_used_outside_of_its_module_is_named() -> None:
+    for said in on_mesh(borrowed, tp=2):
+        assert said.startswith("mesh.tp: up.weight is split, and Borrows uses it outside of its own module")

@@ -122,6 +122,22 @@ class Shared(nn.Module):
         return self.out(x)
 
 
+class Scaled(nn.Module):
+    """Numbers without dims, as CLIP's `logit_scale`: in a block, and beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.ModuleList(nn.Sequential(nn.Linear(64, 96), nn.PReLU(), nn.Linear(96, 64)) for _ in range(3))
+        for layers in self.inner:
+            layers[1].weight = nn.Parameter(torch.tensor(0.25))
+        self.scale, self.out = nn.Parameter(torch.tensor(0.5)), nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Any:
+        for layers in self.inner:
+            x = x + layers(x)
+        return self.out(x) * self.scale.exp()
+
+
 class Adapter(nn.Module):
     """A frozen block with a small trained one beside it."""
 
@@ -155,6 +171,7 @@ MODELS = {
     "lengthless": "model._target_=predict.foreign.Transformer objective=next_token trust=[predict] data=dataset data.dataset._target_=predict.foreign.Rows "
     "data.outputs=29",
     "shared": f"model._target_=predict.foreign.Shared {FEATURES}",
+    "scaled": f"model._target_=predict.foreign.Scaled {FEATURES}",
     "frozen": f"model._target_=predict.foreign.frozen {TOKENS}",
     "knotted": f"model._target_=predict.foreign.tied {TOKENS}",
     "adapter": f"model._target_=predict.foreign.Adapter {FEATURES}",
@@ -178,6 +195,6 @@ STAGES = ("strategy=pipeline devices=2", "strategy=pipeline devices=2 pipeline.s
 LAYOUTS = {
     "llama": (*DATA, *TENSOR, *CONTEXT, *STAGES), "gpt2": (*DATA, *CONTEXT), "pictures": DATA[:-1], "sequential": (*DATA, *STAGES),
     "transformer": (*DATA, *TENSOR, *CONTEXT, *STAGES, "strategy=ddp devices=4 mesh.tp=2 mesh.cp=2", "strategy=ddp devices=4 mesh.tp=2 mesh.pp=2"),
-    "lengthless": (DATA[0], *TENSOR, *CONTEXT, *STAGES), "shared": DATA[:-1], "plain": DATA[:-1], "frozen": (*DATA, *TENSOR), "knotted": DATA, "adapter": DATA,
+    "lengthless": (DATA[0], *TENSOR, *CONTEXT, *STAGES), "shared": DATA[:-1], "scaled": DATA[:-1], "plain": DATA[:-1], "frozen": (*DATA, *TENSOR), "knotted": DATA, "adapter": DATA,
 }  # fmt: skip
 """Model -> the layouts that it is held against."""

@@ -20,6 +20,10 @@ TABLE = [
         "data.sequence=17 does not divide by cp x tp = 2. Type data.sequence=18.",
     ),
     (("mesh.tp=2", "devices=2", "tensor.sequence=split", "model=mlp"), "tensor.sequence=split: model=mlp keeps its sequences whole"),
+    (
+        ("mesh.tp=2", "devices=2", "model=moe", "model.shared=1", "model.hidden=5"),
+        "does not divide model.shared=1 x model.hidden=5. Type model.hidden=6.",
+    ),
     # pp: blocks
     (("mesh.pp=8", "devices=8"), "mesh.pp=8 x 1 stage(s) on each rank = 8 stages, but model.layers=4 = 4 blocks. Type mesh.pp=4, or model.layers=8."),
     (
@@ -47,9 +51,8 @@ TABLE = [
         ("mesh.cp=2", "devices=4", "mesh.tp=2", "context.attention=ulysses", "model.heads=2"),
         "context.attention=ulysses: cp x tp = 4 does not divide model.heads=2. Type context.attention=ring.",
     ),
-    # optimizers whose sums run over one axis
-    (("optim=adafactor", "devices=2", "mesh.tp=2"), "optim=adafactor knows the axes of the data alone, and the mesh has tp=2. Type optim=adamw."),
-    (("optim=adafactor", "devices=2", "model=moe", "mesh.ep=2"), "the mesh has ep=2. Type optim=adamw."),
+    # optimizers that need what the model has not
+    (("optim=muon", "model=cnn"), "optim=muon: model=cnn has no hidden matrix. Type optim=adamw."),
     # how an axis is used
     (("mesh.tp=2", "devices=2", "tensor.sequence=half"), "tensor.sequence is whole or split. Type tensor.sequence=whole."),
     (("tensor.loss=split",), "tensor.loss=split: the mesh has mesh.tp=1. Type mesh.tp=2, or leave tensor.loss out."),
@@ -98,6 +101,9 @@ def test_every_axis_that_fails_is_told() -> None:
         ("mesh.ep=2", "devices=2", "model=moe"),
         ("mesh.pp=2", "mesh.tp=2", "mesh.cp=2", "devices=8"),
         ("optim=adafactor", "devices=2", "mesh.pp=2"),
+        ("optim=adafactor", "devices=2", "mesh.tp=2"),
+        ("optim=adafactor", "devices=2", "model=moe", "mesh.ep=2"),
+        ("optim=muon", "model=mlp"),
     ],
     ids=" ".join,
 )
@@ -109,7 +115,52 @@ def test_a_model_of_the_users_own_is_judged_by_its_ranks() -> None:
     plan(*SYNTHETIC, "model._target_=mine.Model", "trust=[mine]", "objective=next_token", "devices=2", "mesh.tp=2")
 
 
+def test_the_sequence_of_the_data_is_judged_whatever_the_model() -> None:
+    own = (*SYNTHETIC, "model._target_=mine.Model", "trust=[mine]", "devices=2", "mesh.cp=2", "data.sequence=18")
+    for words in (("objective=next_token",), ("data=text",)):
+        with pytest.raises(WordsError, match=r"mesh.cp=2: data.sequence=18 does not divide by 2 x cp = 4. Type data.sequence=20."):
+            plan(*own, *words)
+    plan(*own, "objective=regression")
+
+
 def test_the_axes_are_used_as_they_are_asked_to_be() -> None:
     decided = plan(*SYNTHETIC, "devices=4", "mesh.tp=2", "mesh.cp=2", "tensor.sequence=split", "context.attention=ulysses")
     assert dict(decided.tensor) == {"sequence": "split", "loss": "whole"}
     assert dict(decided.context) == {"attention": "ulysses"}
+
+
+ROWS = (
+    "data=dataset",
+    "data.dataset._target_=torch.utils.data.TensorDataset",
+    "trust=[torch]",
+    "strategy=ddp",
+    "model.vocab=13",
+    "objective=next_token",
+    "devices=2",
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("data.length=8", "data.length: rows are not padded. Type data.pad=<the padding token> as well"),
+        ("data.pad=0 mesh.pp=2", "mesh.pp=2 needs rows of one length in every batch. Type data.length=<the longest row>."),
+        ("data.pad=0 mesh.cp=2", "mesh.cp=2 needs rows of one length"),
+        (
+            "data.pad=0 mesh.cp=2 data.length=10",
+            "data.length=10 does not divide by 4, into which mesh.cp and mesh.tp cut a row. Type data.length=12.",
+        ),
+        ("data.pad=0 mesh.tp=2 tensor.sequence=split data.length=9", "Type data.length=10."),
+        ("data.pad=0 model=moe", "model.balance needs rows of one length"),
+        ("data.pad=0 data.length=8 mesh.cp=2 data.inputs=[input_ids,attention_mask]", "attention_mask of data.inputs hides tokens"),
+    ],
+)
+def test_padded_rows_have_one_length_where_the_mesh_needs_it(words: str, why: str) -> None:
+    with pytest.raises(WordsError) as caught:
+        plan(*ROWS, *words.split())
+    assert why in str(caught.value)
+
+
+def test_padded_rows_of_several_lengths_are_taken_where_nothing_cuts_them() -> None:
+    assert plan(*ROWS, "data.pad=0").data["pad"] == 0
+    assert plan(*ROWS, "data.pad=0", "mesh.pp=2", "data.length=8").data["length"] == 8

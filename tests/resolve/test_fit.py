@@ -55,3 +55,38 @@ def test_text_is_sampled_and_other_data_is_not() -> None:
     assert list(plan().hooks) == ["sample"]
     assert plan("data=synthetic").hooks == {}
     assert plan("hook=[]").hooks == {}
+
+
+CLASSES = ("data=synthetic", "model=mlp", "objective=classification")
+OWN = ("data=synthetic", "model=mlp", "objective._target_=right_models.Huber", "trust=[right_models]")
+
+
+@pytest.mark.parametrize(
+    ("words", "best_is"),
+    [
+        ((*CLASSES, "checkpoint.best=eval_loss"), "lowest"),
+        ((*CLASSES, "checkpoint.best=eval_accuracy"), "highest"),
+        ((*CLASSES, "checkpoint.best=eval_ema_accuracy", "ema=0.9"), "highest"),
+        ((*OWN, "checkpoint.best=eval_f1", "checkpoint.best_is=highest"), "highest"),
+    ],
+)
+def test_the_best_is_the_lowest_loss_and_the_highest_accuracy(words: tuple[str, ...], best_is: str) -> None:
+    assert plan(*words).checkpoint["best_is"] == best_is
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("checkpoint.best=eval_los",), "Did you mean eval_loss?"),
+        (("checkpoint.best=eval_accuracy",), "no such figure."),
+        ((*CLASSES, "checkpoint.best=eval_ema_accuracy"), "no such figure."),
+        ((*CLASSES, "checkpoint.best=eval_accuracy", "checkpoint.best_is=lowest"), "of eval_accuracy the highest is the best"),
+        ((*OWN, "checkpoint.best=eval_f1"), "Type checkpoint.best_is=lowest or highest."),
+        (("checkpoint.best_is=lowest",), "nothing in this run reads it"),
+    ],
+)
+def test_a_best_that_nobody_knows_is_refused(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(WordsError) as caught:
+        plan(*words)
+    assert said in str(caught.value)
+    assert len(caught.value.problems) == 1

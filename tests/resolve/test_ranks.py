@@ -3,8 +3,9 @@
 import pytest
 from small import CPUS, plan
 
-from dtrain.cluster import Cluster, External
+from dtrain.cluster import Cluster
 from dtrain.errors import WordsError
+from dtrain.started import External
 
 GPUS = Cluster(gpus=4, cpus=8)
 

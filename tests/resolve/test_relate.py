@@ -20,8 +20,8 @@ from dtrain.errors import WordsError
         (("resume=must", "init=runs/a"), "leave init out"),
         (("stop_after=2000",), "stop_after=2000 is never reached: steps=1000."),
         (("schedule.warmup=200", "steps=100"), "schedule.warmup=200 is longer than steps=100."),
-        (("checkpoint.best=eval_los",), "Did you mean eval_loss?"),
-        (("checkpoint.best=eval_accuracy",), "no such figure."),
+        (("data=synthetic", "model=cnn", "model.width=1", "model.stages=5"), "of an image [1, 8, 8] stage 4 leaves 1 x 1"),
+        (("data=synthetic", "model=cnn", "model.width=1", "model.inputs=[2,1,1]", "data.inputs=[2,1,1]"), "Type model.width=16, or larger images."),
         (("sweep.out=x",), "Type -m for a sweep, out=<folder> for a run"),
         (("spike.window=16",), "spike.window: nothing in this run reads it."),
         (("data=synthetic", "generate.tokens=3"), "Type data=text"),
@@ -36,8 +36,8 @@ def test_what_does_not_go_together_is_told(words: tuple[str, ...], said: str) ->
 
 @pytest.mark.parametrize(
     "words",
-    [("model.heads=8",), ("model.kv_heads=2",), ("model.vocab=300",), ("resume=never", "init=runs/a"), ("checkpoint.best=eval_accuracy", "data=synthetic", "model=mlp", "objective=classification"), ("steps=4",), ("spike.window=16", "on_spike=skip"),
-     ("data=synthetic", "model=mlp", "model.inputs=64"), ("data=tokens", "data.path=x.npy", "model.vocab=50304")],
+    [("model.heads=8",), ("model.kv_heads=2",), ("model.vocab=300",), ("resume=never", "init=runs/a"), ("steps=4",), ("spike.window=16", "on_spike=skip"),
+     ("data=synthetic", "model=cnn", "model.width=16", "data.inputs=[1,2,2]"), ("data=synthetic", "model=mlp", "model.inputs=64"), ("data=tokens", "data.path=x.npy", "model.vocab=50304")],
 )  # fmt: skip
 def test_what_goes_together_is_taken(words: tuple[str, ...]) -> None:
     plan(*words)

@@ -14,6 +14,7 @@ MINE = ("data=dataset", "data.dataset._target_=minepkg.Faces", "trust=[minepkg]"
 def _mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "minepkg.py").write_text(
         "import sys\nsys.exit(1)\nclass Faces:\n    def __init__(self, root, crop=None): ...\nclass Net:\n    def __init__(self, width): ...\n"
+        "def together(samples): ...\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
 
@@ -43,3 +44,11 @@ def test_what_a_target_does_not_take_is_told(words: tuple[str, ...], said: str) 
 
 def test_what_it_takes_is_taken() -> None:
     plan(*MINE, "data.dataset.root=/x", "model._target_=minepkg.Net", "model.width=3", "trust=[minepkg]", "objective=classification")
+
+
+def test_a_function_that_is_called_while_the_run_goes_on_needs_no_argument_now() -> None:
+    assert plan(*MINE, "data.dataset.root=/x", "data.outputs=2", "data.collate._target_=minepkg.together", "model=mlp", "model.inputs=4").data[
+        "collate"
+    ]
+    with pytest.raises(WordsError, match="takes no rows"):
+        plan(*MINE, "data.dataset.root=/x", "data.outputs=2", "data.collate._target_=minepkg.together", "data.collate.rows=1")

@@ -8,7 +8,6 @@ from pool import ranks
 from small import PARTS, STRATEGIES, UNEVEN, Collectives, agree, few_steps, joined, on_mesh, tokens
 
 from dtrain.build import build
-from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
 from dtrain.model import construct
 from dtrain.model.mlp import MLP
@@ -64,30 +63,6 @@ def test_a_model_without_trained_weights_is_no_error() -> None:
     assert len(on_mesh(nothing_to_train, dp_replicate=2)) == 2
 
 
-class Partly(MLP):
-    """Has a layer that its forward never reaches."""
-
-    def __init__(self) -> None:
-        super().__init__(inputs=2, outputs=2, width=2, layers=1)
-        self.spare = torch.nn.Linear(2, 2)
-
-
-def two_steps_of_a_part(mesh: Mesh, find_unused_parameters: bool) -> str:
-    model = DDP(bucket_mb=25, find_unused_parameters=find_unused_parameters).wrap(Partly(), mesh)
-    try:
-        for _ in range(2):
-            model(torch.ones(1, 2)).sum().backward()
-    except RuntimeError as error:
-        return str(error)
-    return "done"
-
-
-def test_parameters_out_of_reach_are_looked_for_where_asked() -> None:
-    for said in on_mesh(lambda mesh: two_steps_of_a_part(mesh, False), dp_replicate=2):
-        assert "find_unused_parameters" in said, "torch's message names the word to type"
-    assert on_mesh(lambda mesh: two_steps_of_a_part(mesh, True), dp_replicate=2) == ["done"] * 2
-
-
 def collectives(mesh: Mesh) -> list[list[str]]:
     strategy = DDP(bucket_mb=25)
     model = wrapped(mesh, strategy)
@@ -139,28 +114,3 @@ def test_a_gradient_that_one_rank_lacks_counts_as_zero() -> None:
         for gradients, called in on_mesh(lambda mesh, bucket=bucket: averaged(mesh, bucket), dp_replicate=2):
             assert gradients == [[1.5] * 3, [3.0] * 3, [0.0] * 3]
             assert called == calls
-
-
-class Half(torch.nn.Module):
-    """Of two layers the forward reaches one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.used, self.spare = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.used(x)
-
-
-def advice(mesh: Mesh) -> str:
-    strategy = DDP(bucket_mb=25)
-    model = strategy.wrap(Half(), mesh)
-    with pytest.raises(WordsError) as caught:
-        for _ in range(2):
-            with strategy.sync(model, True):
-                model(torch.ones(2, 3)).sum().backward()
-    return str(caught.value)
-
-
-def test_parameters_that_the_loss_does_not_reach_lead_to_the_words_that_help() -> None:
-    assert all("Type strategy.find_unused_parameters=true" in said for said in on_mesh(advice, dp_replicate=2))

@@ -85,7 +85,7 @@ def collectives_per_microbatch(mesh: Mesh, **changed: Any) -> list[list[str]]:
 
 def test_gradients_cross_ranks_in_the_last_microbatch_alone() -> None:
     for called in on_mesh(collectives_per_microbatch, dp_shard=2):
-        reduced = [sum("reduce" in name for name in names) for names in called]
+        reduced = [sum("reduce_scatter" in name for name in names) for names in called]
         assert reduced == [0, 0, 3], "one for each block and one for the root"
 
 
@@ -98,7 +98,7 @@ def test_what_is_gathered_is_freed_or_kept_through_the_step(reshard: str, gather
 
 def test_gradients_cross_ranks_in_every_microbatch_where_asked() -> None:
     for called in on_mesh(lambda mesh: collectives_per_microbatch(mesh, reduce="every"), dp_shard=2):
-        assert [sum("reduce" in name for name in names) for names in called] == [3, 3, 3]
+        assert [sum("reduce_scatter" in name for name in names) for names in called] == [3, 3, 3]
 
 
 def test_the_blocks_are_the_elements_of_the_outermost_lists() -> None:
@@ -131,22 +131,6 @@ def test_layers_that_come_twice_and_containers_are_no_trouble() -> None:
     parts |= {"objective": {"_target_": "dtrain.objective.classification.Classification"}}
     (reference,) = ranks(1, few_steps, parts, {})
     agree(ranks(2, few_steps, parts | {"strategy": STRATEGIES["fsdp"]}, {"dp_shard": 2})[0], reference)
-
-
-class Scaled(torch.nn.Linear):
-    def __init__(self) -> None:
-        super().__init__(2, 2)
-        self.temperature = torch.nn.Parameter(torch.tensor(1.0))
-
-
-def test_a_parameter_without_dims_is_refused_by_name() -> None:
-    def said(mesh: Mesh) -> str:
-        with pytest.raises(WordsError) as error:
-            parallelize(Scaled(), mesh, FSDP(reshard="forward", rests="device"), precision=build(PARTS["precision"]), seed=0)
-        return str(error.value)
-
-    for message in on_mesh(said, dp_shard=2):
-        assert "temperature has no dims" in message
 
 
 def test_a_word_that_is_none_is_refused() -> None:

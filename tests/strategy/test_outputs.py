@@ -53,7 +53,6 @@ class Answering(torch.nn.Module):
 WRAPPERS = {
     "fsdp": (STRATEGIES["fsdp"], {"dp_shard": 2}),
     "ddp": (STRATEGIES["ddp"], {"dp_replicate": 2}),
-    "ddp that looks for the unused": (STRATEGIES["ddp"] | {"find_unused_parameters": True}, {"dp_replicate": 2}),
 }
 
 

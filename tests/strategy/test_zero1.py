@@ -47,7 +47,7 @@ def three_microbatches(mesh: Mesh) -> dict[str, Any]:
             with Collectives() as backward:
                 loss.backward()
         gathered.append([sum("gather" in name for name in seen.names) for seen in (forward, backward)])
-        reduced.append(sum("reduce" in name for name in backward.names))
+        reduced.append(sum("reduce_scatter" in name for name in backward.names))
         gradients.append(gradients_of(model))
     optimizer = torch.optim.AdamW(model.parameters())
     optimizer.step()

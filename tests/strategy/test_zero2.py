@@ -33,7 +33,7 @@ def three_microbatches(mesh: Mesh) -> dict[str, Any]:
         with strategy.sync(wrapped, number == 2), Collectives() as seen:
             wrapped(tokens(2, 8, seed=mesh.rank)).square().sum().backward()
         gathered.append(sum("gather" in name for name in seen.names))
-        reduced.append(sum("reduce" in name for name in seen.names))
+        reduced.append(sum("reduce_scatter" in name for name in seen.names))
         held.append(sum(p.grad.numel() for p in model.parameters() if p.grad is not None and not isinstance(p.grad, DTensor)))
     shards = sum(p.grad.to_local().numel() for p in model.parameters() if isinstance(p.grad, DTensor))
     return {"gathered": gathered, "reduced": reduced, "whole": held, "shards": shards}

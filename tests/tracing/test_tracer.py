@@ -73,6 +73,88 @@ def test_a_model_that_looks_into_its_numbers_is_known_by_its_weights_alone() -> 
     assert "looks into numbers" in shapes.unknown and "test_tracer.py" in shapes.unknown and "in forward" in shapes.unknown
 
 
+class Rated(Tower):
+    """As vision transformers drop more of each deeper block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates = [rate.item() for rate in torch.linspace(0, 0.1, 5)]
+
+
+class Clipped(Tower):
+    def __init__(self) -> None:
+        super().__init__()
+        if self.last.weight.max() > 0.1:
+            nn.init.zeros_(self.last.weight)
+
+
+class Measured(Tower):
+    """A layer that takes its shape from a sample, which the constructor gives it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.LazyLinear(3)
+        self(torch.zeros(1, 24))
+
+
+@pytest.mark.parametrize("name", ["Rated", "Clipped", "Measured"])
+def test_a_model_whose_constructor_needs_numbers_is_known_too(name: str) -> None:
+    words = ("strategy=fsdp", "devices=2")
+    assert shapes_of(plan(*WORDS, f"model._target_=tracing.test_tracer.{name}", *words)) == shapes_of(
+        plan(*WORDS, "model._target_=tracing.test_tracer.Tower", *words)
+    )
+
+
+def test_a_weight_in_two_places_is_counted_once_though_the_constructor_needs_numbers() -> None:
+    shapes = shapes_of(plan(*WORDS, "model._target_=tracing.test_tracer.Tied"))
+    assert not shapes.unknown and shapes.parameters == sum(parameter.numel() for parameter in Tied().parameters())
+
+
+class Tied(Clipped):
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = nn.Linear(24, 40, bias=False)
+        self.again.weight = self.first.weight
+
+
+class Squeezing(Tower):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).squeeze()
+
+
+def test_a_model_that_squeezes_a_batch_of_one_is_not_refused() -> None:
+    words = ("data=synthetic", "data.inputs=[24]", "data.outputs=3", "trust=[tracing]", "batch=8", "objective=classification")
+    shapes = shapes_of(plan(*words, "model._target_=tracing.test_tracer.Squeezing"))
+    assert "takes no batch of one sample" in shapes.unknown and shapes.parameters == sum(parameter.numel() for parameter in Tower().parameters())
+    with pytest.raises(WordsError, match="the model gives"):
+        shapes_of(plan(*words, "model._target_=tracing.test_tracer.Flat"))
+
+
+class Flat(Tower):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).flatten()
+
+
+def tower() -> nn.Module:
+    return Tower()
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("mesh.tp=2",), "Tower has no tensor-parallel plan"),
+        (("mesh.pp=2",), "Tower does not say where it may be cut"),
+        (("mesh.cp=2",), "the forward of Tower takes no position_ids"),
+        (("mesh.ep=2",), "Tower holds no experts"),
+    ],
+    ids=["tp", "pp", "cp", "ep"],
+)
+def test_a_mesh_over_which_the_model_cannot_be_split_is_refused(words: tuple[str, ...], problem: str) -> None:
+    with pytest.raises(WordsError, match=problem):
+        shapes_of(plan(*WORDS, "model._target_=tracing.test_tracer.tower", "devices=2", *words))
+    assert not shapes_of(plan(*WORDS, "model._target_=tracing.test_tracer.tower", "devices=2")).unknown
+
+
 class Broken(Tower):
     def __init__(self, api_key: str = "") -> None:
         raise RuntimeError(f"no license for {api_key}")

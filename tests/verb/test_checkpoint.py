@@ -105,6 +105,18 @@ def test_ls_tells_valid_damaged_and_uncommitted_ones_apart(out: Path, capsys: py
     assert dtrain(capsys, "ls", f"out={first.parent}")[1].count("valid") == dtrain(capsys, "ls", f"out={first}")[1].count("valid") == 1
 
 
+def test_a_stray_commit_or_shard_beside_the_checkpoints_hides_none(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    attempt = newest(out)
+    for folder in (out, attempt.parent):
+        (folder / "COMMIT.json").write_text("{}")
+        shutil.copy(next(attempt.glob("*.safetensors")), folder)
+    assert dtrain(capsys, "ls", f"out={out}")[1].count("valid") == 2
+    assert "2 looked at, 0 damaged" in dtrain(capsys, "verify", f"out={out}")[1]
+    assert newest(out) == newest(attempt.parent) == newest(attempt) == attempt
+    for place in (attempt.parent, attempt):
+        assert "1 looked at, 0 damaged" in dtrain(capsys, "verify", f"out={place}")[1]
+
+
 def test_verify_names_every_damaged_file(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, told = dtrain(capsys, "verify", f"out={out}")
     assert code == 0 and told.count("whole ") == 2 and "0 damaged" in told
@@ -164,6 +176,14 @@ def test_export_changes_the_type_when_asked_and_takes_the_step_that_is_named(
         assert torch.equal(tensor, whole[f"model.{name}"].bfloat16())
     assert dtrain(capsys, "export", f"out={out}", f"to={tmp_path}/one", "step=1")[0] == 0
     assert not torch.equal(load_file(tmp_path / "one/model.safetensors")["norm.weight"], whole["model.norm.weight"])
+
+
+@pytest.mark.parametrize("to", ["", "{out}", "{out}/", "{out}/checkpoints", "{out}/checkpoints/step-00000002"])
+def test_export_writes_neither_nowhere_nor_where_the_run_does(to: str, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(out.rglob("*"))
+    code, said = dtrain(capsys, "export", f"out={out}", f"to={to.format(out=out)}")
+    assert code == 2 and "Type to=<" in said
+    assert sorted(out.rglob("*")) == before
 
 
 def test_export_overwrites_nothing_and_leaves_nothing_that_looks_complete(out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,8 +68,8 @@ def test_wrong_words_are_refused_before_anything_is_looked_at(capsys: pytest.Cap
 
 
 def test_among_ranks_of_somebody_else_it_does_not_start(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
     code, told = dtrain(capsys)
     assert code == 2
     assert "unset RANK" in told

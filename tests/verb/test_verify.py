@@ -20,7 +20,11 @@ def test_what_is_right_passes(tmp_path: Path) -> None:
     done = verify(tmp_path / "run", "strategy=fsdp", "devices=2", "microbatch=2")
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "run" / "verify.json").read_text())
-    assert report["same"] and {row["quantity"] for row in report["rows"]} == {"loss", "norm", "weights"}
+    assert report["same"] and [row["quantity"] for row in report["rows"]] == ["loss", "norm", "gradients", "updates", "weights"]
+    assert all(row["compared"] and not row["rounded"] for row in report["rows"][2:])
+    assert report["whole"] == 8, "one process sees all samples of a step at once"
+    resumed = [json.loads(line) for line in (tmp_path / "run" / "verify" / "asked" / "events.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in resumed if event["event"] == "started"] == [0, 1], "stopped and resumed"
     assert all(row["difference"] <= row["allowed"] for row in report["rows"])
     half = report["built"][1]
     assert half["split"]["dp_shard"] == half["parameters"] and half["held"] < 0.6 * half["parameters"], "really sharded"

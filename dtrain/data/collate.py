@@ -1,0 +1,129 @@
+"""Samples become a batch: numbers of any kind become tensors, and rows of several lengths are padded to one.
+
+    data.pad=0                              # shorter rows are filled with token 0, their targets with -100, their attention_mask with 0
+    data.collate._target_=mypkg.collate     # a list of samples -> a batch, from which data.inputs and data.targets are taken
+
+Padded positions count in no loss, so the loss does not depend on which rows share a batch.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Number
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dtrain.data import IGNORE
+from dtrain.errors import WordsError
+
+MASK = "attention_mask"
+ZERO = (MASK, "token_type_ids", "position_ids")
+"""Inputs that are padded with 0, whatever the padding token is."""
+WHOLE = (torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32, torch.uint64)
+FRACTIONS = (torch.float64, torch.float16, torch.bfloat16)
+
+
+def tensor(value: Any) -> Tensor:
+    """A number, an array or a list of numbers: fractions become 32-bit floats, whole numbers int64; images of bytes stay as they are.
+
+    Raises WordsError for what is not made of numbers.
+    """
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
+        value = torch.from_numpy(np.array(value))
+    elif isinstance(value, Number) or _is_numbers(value):
+        try:
+            value = torch.tensor(value)
+        except ValueError as error:
+            raise WordsError(f"data.dataset: an input or target is a list that is no array: {error}.") from None
+    if not isinstance(value, Tensor):
+        raise WordsError(f"data.dataset: an input or target is {_described(value)}")
+    if value.dtype in WHOLE or (value.dtype == torch.uint8 and value.ndim < 2):
+        return value.long()
+    return value.float() if value.dtype in FRACTIONS else value
+
+
+def tree(change: Callable[..., Any], first: Any, *others: Any) -> Any:
+    """`change` of the leaves of mappings of one shape."""
+    if isinstance(first, Mapping):
+        return {key: tree(change, item, *(other[key] for other in others)) for key, item in first.items()}
+    return change(first, *others)
+
+
+def stack(samples: Sequence[tuple[Any, Any]], *, pad: float | None, length: int | None, masked: bool = False) -> tuple[Any, Any]:
+    """(inputs, targets) of a batch: those of its samples, one below the other; with `pad` filled up to `length`, or to the longest row.
+
+    `masked`: the inputs are to have an attention_mask, made here where a sample has none. Raises WordsError where shapes differ and nothing may be filled up.
+    """
+    inputs, targets = ([tree(tensor, each) for each in column] for column in zip(*samples, strict=True))
+    if pad is None:
+        return tree(_stacked, *inputs), tree(_stacked, *targets)
+    rows = [_rows(each) for each in inputs]
+    if masked:
+        inputs = [each if MASK in each else {**each, MASK: torch.ones(row, dtype=torch.int64)} for each, row in zip(inputs, rows, strict=True)]
+    return _padded(inputs, rows, length, pad), _padded(targets, rows, length, IGNORE)
+
+
+def joined(parts: Sequence[Any], fill: float | None, name: str = "") -> Any:
+    """One batch, of numpy arrays, out of the `parts` that several processes made; the rows of one are filled up to the longest of all."""
+    first = parts[0]
+    if isinstance(first, Mapping):
+        return {key: joined([part[key] for part in parts], fill, key) for key in first}
+    longest = max(part.shape[1:2] for part in parts)
+    if any(part.shape[1:2] != longest for part in parts):
+        if fill is None:
+            raise WordsError("data.collate: the processes of data.workers make rows of several lengths. Type data.pad=<the padding token> as well.")
+        value = 0 if name in ZERO else fill
+        parts = [np.pad(part, [(0, 0), (0, longest[0] - part.shape[1]), *[(0, 0)] * (part.ndim - 2)], constant_values=value) for part in parts]
+    return np.concatenate(parts)
+
+
+def _is_numbers(value: Any) -> bool:
+    """A list or tuple of numbers, or of such lists."""
+    if not isinstance(value, list | tuple) or not value:
+        return False
+    return isinstance(value[0], Number | np.generic) or _is_numbers(value[0])
+
+
+def _described(value: Any) -> str:
+    kind = type(value).__name__
+    if isinstance(value, str | bytes):
+        return f"text ({value[:20]!r}). Return numbers: encode it first."
+    if hasattr(value, "getbands"):  # of PIL
+        return f"an image ({kind}). Return an array of it, such as numpy.asarray(image, dtype='float32') / 255, or use ToTensor of torchvision."
+    if value is None:
+        return "None. Return a number for each, -100 for a target that does not count."
+    return f"a {kind}. Give several parts names: return them as a mapping."
+
+
+def _stacked(*rows: Tensor) -> Tensor:
+    shapes = {row.shape for row in rows}
+    if len(shapes) > 1:
+        one, other, *_ = sorted(map(list, shapes))
+        raise WordsError(
+            f"data.dataset: samples have the shapes {one} and {other}, and a batch has one. "
+            "Type data.pad=<the padding token> for rows of several lengths, or data.collate._target_=<a function of yours>."
+        )
+    return torch.stack(rows)
+
+
+def _rows(inputs: Any) -> int:
+    """How long a sample's first input with a dim is."""
+    leaves = inputs.values() if isinstance(inputs, Mapping) else [inputs]
+    return next((len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim), 0)
+
+
+def _padded(column: Sequence[Any], rows: Sequence[int], length: int | None, fill: float) -> Any:
+    """What the samples have of one part, filled up where it is a row: as long as the sample's first input, or of several lengths."""
+    if isinstance(column[0], Mapping):
+        return {key: _padded([each[key] for each in column], rows, length, 0 if key in ZERO else fill) for key in column[0]}
+    sizes = [len(each) if each.ndim else 0 for each in column]
+    if not column[0].ndim or (sizes != list(rows) and len(set(sizes)) == 1):
+        return _stacked(*column)
+    longest = max(sizes) if length is None else length
+    if longest < max(sizes):
+        raise WordsError(f"data.length={length}: a row has {max(sizes)} entries. Type data.length={max(sizes)}, or cut the rows.")
+    if fill == IGNORE and column[0].is_floating_point() and min(sizes) < longest:
+        raise WordsError("data.pad: the targets are fractions, of which none says that it does not count. Return rows of one length.")
+    return _stacked(*(F.pad(each, [*[0, 0] * (each.ndim - 1), 0, longest - len(each)], value=fill) for each in column))

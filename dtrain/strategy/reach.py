@@ -1,0 +1,92 @@
+"""Weights that are used outside of the forward of their unit: `F.linear(x, self.blocks[0].weight)` in a parent, a penalty on all parameters, an
+embedding inside the first block that its parent calls. FSDP2 has not gathered them there: torch fails on a mixture of types, or computes with shards.
+
+The first pass of each kind is watched, function by function. A unit that is reached so is gathered with the root from then on, and reduced with it
+at the end of the backward. That costs the memory of the unit through the whole step; passes that are not watched cost nothing.
+
+Private parts of FSDP2 are used: `_get_fsdp_state`, `_fsdp_param_groups`, and `unsharded_param` of a parameter.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from dtrain.errors import WordsError
+
+FACTS = {
+    "size", "dim", "ndimension", "numel", "nelement", "stride", "is_floating_point", "is_complex", "is_contiguous", "element_size", "__len__", "__hash__",
+}  # fmt: skip
+"""Functions that read no numbers of a tensor."""
+
+
+class Reach(TorchFunctionMode):
+    """Between `begin` and `end`, a sharded weight that a function of torch is given is gathered first. Code that is compiled is not watched."""
+
+    def __init__(self, root: nn.Module) -> None:
+        super().__init__()
+        self.units: list[str] = []
+        """The names of those that are gathered with the root because of it."""
+        self._root = root
+        self._owners: dict[int, tuple[str, Any, Any, Any]] = {}
+        self._compiled: dict[nn.Module, Any] = {}
+
+    def begin(self) -> None:
+        self.end()
+        for name, module in self._root.named_modules():
+            if name and isinstance(module, FSDPModule):
+                state: Any = module._get_fsdp_state()
+                groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+                self._owners |= {id(each.sharded_param): (name, state, group, each) for group in groups if group for each in group.fsdp_params}
+        if self._owners:
+            self._compiled = {module: module._compiled_call_impl for module in self._root.modules() if module._compiled_call_impl is not None}
+            for module, call in self._compiled.items():
+                module._compiled_call_impl = self._aside(call)
+            self.__enter__()  # type: ignore[no-untyped-call]
+
+    def end(self) -> None:
+        """Also when it has not begun."""
+        if self._owners:
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        for module, call in self._compiled.items():
+            module._compiled_call_impl = call
+        self._owners, self._compiled = {}, {}
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in FACTS or (name == "__get__" and not isinstance(func(*args), Tensor)):
+            return func(*args, **kwargs or {})
+        args, kwargs = tree_map_only(DTensor, self._gathered, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def _gathered(self, weight: DTensor) -> Tensor:
+        name, state, group, each = self._owners.get(id(weight), ("", None, None, None))
+        if each is None:
+            return weight
+        if name not in self.units:
+            self.units.append(name)
+            root: Any = self._root._get_fsdp_state()  # type: ignore[operator]
+            if not hasattr(state, "_fsdp_param_groups"):
+                raise WordsError(f"strategy: weights of {name} are used outside of its forward, where they are sharded. Type strategy=ddp.")
+            state._fsdp_param_groups.remove(group)
+            root._fsdp_param_groups.append(group)
+            group.post_forward_mesh_info = None
+            group.pre_forward(self._root, (), {})
+        gathered: Tensor = each.unsharded_param
+        return gathered
+
+    def _aside(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """A compiled call, which would be compiled again without this mode."""
+
+        def proceed(*arguments: Any, **keywords: Any) -> Any:
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            try:
+                return call(*arguments, **keywords)
+            finally:
+                self.__enter__()  # type: ignore[no-untyped-call]
+
+        return proceed

@@ -1,0 +1,214 @@
+"""FSDP2's units, the modules it gathers and reduces together, kept alike on ranks whose samples take different ways.
+
+FSDP2 reduces those parameters of a unit that have a gradient on this rank, in the order in which its own forward and backward come by.
+Ranks that reached different ones would add up gradients of different parameters, or wait for ever. Here
+- every trainable parameter of a unit takes part, with zeros where this rank has no gradient;
+- the units that each rank calls, and goes backward through, are compared: in the first pass with the other ranks, later with the first.
+  A rank that leaves the order stops before the collective in which it would be wrong.
+
+Private parts of FSDP2 are used: `_get_fsdp_state`, `_fsdp_param_group(s)` and of a group `pre_forward`, `pre_backward`, `post_backward`,
+`_register_post_backward_hook`; a canary test fails when they move.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from dtrain.errors import WordsError
+from dtrain.strategy.reach import Reach
+
+METHODS = ("pre_forward", "calls"), ("pre_backward", "goes backward through"), ("post_backward", "ends the backward of")
+"""Of a group, before and after FSDP2's collectives, and what a rank does then."""
+KINDS, END = len(METHODS), -1
+
+
+def units(root: nn.Module) -> list[tuple[str, Any]]:
+    """(name, FSDP2's parameter group) of every unit in the tree of `root`."""
+    found = []
+    for name, module in root.named_modules():
+        if isinstance(module, FSDPModule):
+            state: Any = module._get_fsdp_state()
+            groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+            kind = next(base for base in type(module).__mro__ if not issubclass(base, FSDPModule))  # FSDP2 makes a class of its own of it
+            found += [(name or kind.__name__, group) for group in groups if group is not None]
+    return found
+
+
+def take_part(root: nn.Module, reached: dict[nn.Parameter, bool]) -> None:
+    """From now on all parameters of a unit cross ranks, and `reached` says of each whether it had a gradient on this rank."""
+    parts = [Part(group, reached) for _, group in units(root)]
+
+    def begin(root: nn.Module, arguments: Any) -> None:
+        for part in parts:
+            part.begin()
+
+    root.register_forward_pre_hook(begin, prepend=True)
+
+
+def gather_first(root: nn.Module) -> None:
+    """Gather all units before each forward of `root`, in their order, where they are kept gathered anyway: then ranks may call different ones."""
+
+    def gather(module: nn.Module, arguments: Any) -> None:
+        for unit in (each for each in root.modules() if isinstance(each, FSDPModule)):
+            unit.unshard()
+
+    root.register_forward_pre_hook(gather)
+
+
+class Part:
+    """A unit all of whose parameters are reduced together, once in a backward however often the forward called it.
+
+    Its gradients are whole after the backward of its last open call. Where some calls have no backward, torch calls `post_backward` of the group
+    at the end of everything.
+    """
+
+    def __init__(self, group: Any, reached: dict[nn.Parameter, bool]) -> None:
+        self._group, self._reached = group, reached
+        self._register, self._proceed = type(group)._register_post_backward_hook, group.post_backward
+        group._register_post_backward_hook, group.post_backward = self._called, self._post_backward
+        self._open, self._early = 0, False
+
+    def begin(self) -> None:
+        """Before a forward of the root. Calls still open then were in one without a backward."""
+        if not _backward_runs():
+            self._open = 0
+
+    def _called(self, arguments: Any, keywords: Any) -> Any:
+        if torch.is_grad_enabled() and not _backward_runs():
+            self._open += 1
+        return self._register(self, arguments, keywords)  # torch calls `post_backward` of what is given
+
+    def post_backward(self) -> None:
+        """At the end of the backward of one call."""
+        self._open = max(0, self._open - 1)
+        self._early = self._open > 0
+        self._group.post_backward()
+        self._early = False
+
+    def _post_backward(self, *arguments: Any) -> None:
+        group = self._group
+        trained = [each for each in group.fsdp_params if each.sharded_param.requires_grad]
+        if not all(hasattr(each, "_unsharded_param") for each in trained):  # no rank has ever called it
+            if group.reduce_grads:
+                self._reached.update((each.sharded_param, False) for each in trained)
+            return
+        crossing, group.reduce_grads = group.reduce_grads, group.reduce_grads and not self._early
+        if group.reduce_grads:
+            self._fill(trained)
+        self._proceed(*arguments)
+        group.reduce_grads = crossing
+        if self._early:
+            group._training_state = type(group._training_state).IDLE  # so torch comes back at the end, if no other call does
+
+    def _fill(self, trained: list[Any]) -> None:
+        """Zeros where this rank has no gradient."""
+        for each in trained:
+            each.accumulate_unsharded_grad_if_needed()
+            here = each.unsharded_accumulated_grad is not None or each._unsharded_param.grad is not None
+            self._reached[each.sharded_param] = here or self._reached.get(each.sharded_param, False)
+            if not here:
+                each._unsharded_param.grad = torch.zeros_like(each._unsharded_param)
+        if any(each.unsharded_accumulated_grad is not None for each in trained):  # all in the type of the sums, or torch refuses the mixture
+            for each in trained:
+                each.to_accumulated_grad_if_needed()
+
+
+def _backward_runs() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
+UNITS = (
+    "and here all ranks must call the same elements of ModuleLists and Sequentials in the same order, because they are gathered when they are called. "
+    "Type strategy=ddp for a model that chooses among them."
+)
+EXPERTS = "and the experts that mesh.ep splits must be called by all ranks in the same order, as rows travel between them. Leave mesh.ep out for a model that skips some."
+
+
+class Order:
+    """The order in which the units under `root` are called and gone backward through: the same in every pass, on every rank of `group`. `rule` says so."""
+
+    def __init__(self, root: nn.Module, group: dist.ProcessGroup, rule: str = UNITS) -> None:
+        self._group, self._reach, self._rule = group, Reach(root), rule
+        self._key = True, True, 0
+        self._orders: dict[tuple[bool, bool, int], list[int]] = {}
+        self._expected: list[int] | None = None
+        self._seen: list[int] = []
+        self._open = False
+        self._names = list[str]()
+        for number, (name, unit) in enumerate(units(root)):
+            for kind, (method, verb) in enumerate(METHODS):
+                self._names.append(f"{verb} {name}")
+                setattr(unit, method, partial(self._watched, unit, KINDS * number + kind, getattr(unit, method)))
+        root.register_forward_pre_hook(self._begin, prepend=True)
+        root.register_forward_pre_hook(self._watch)
+        root.register_forward_hook(lambda *_: self._reach.end(), prepend=True, always_call=True)
+        root.register_forward_hook(self._called)
+        self._names.append("ends its step")
+
+    def followed(self, name: str, exchange: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        """What ranks exchange in a forward, and on the way back, as `name`. Code that is compiled is not watched."""
+        forth, back = len(self._names) - 1, len(self._names)
+        self._names[-1:-1] = [f"calls {name}", f"goes backward through {name}"]
+
+        def watched(*arguments: Any) -> torch.Tensor:
+            if torch.compiler.is_compiling() or not self._open:
+                return exchange(*arguments)
+            self._pass(forth)
+            output = exchange(*arguments)
+            if output.requires_grad:
+                output.register_hook(lambda gradient: self._pass(back))
+            return output
+
+        return watched
+
+    def end(self) -> None:
+        """After a backward, or a forward without one."""
+        if self._open:
+            self._pass(END)
+            self._open = False
+            if self._key[2] == len(self._reach.units):  # else the next pass is another one
+                self._orders[self._key] = self._seen
+
+    def _begin(self, root: nn.Module, arguments: Any) -> None:
+        if _backward_runs():  # and computes this again
+            return
+        self.end()
+        self._key = root.training, torch.is_grad_enabled(), len(self._reach.units)
+        self._expected, self._seen, self._open = self._orders.get(self._key), [], True
+
+    def _watch(self, root: nn.Module, arguments: Any) -> None:
+        if self._open and self._expected is None:
+            self._reach.begin()
+
+    def _called(self, root: nn.Module, arguments: Any, output: Any) -> None:
+        if not torch.is_grad_enabled():
+            self.end()
+
+    def _watched(self, unit: Any, event: int, proceed: Callable[..., Any], *arguments: Any) -> Any:
+        if self._open and (event % KINDS != 1 or unit._training_state.name != "PRE_BACKWARD"):  # else another output of the unit has said so
+            self._pass(event)
+        return proceed(*arguments)
+
+    def _pass(self, event: int) -> None:
+        """Raises WordsError: in the first pass on all ranks, later on this one."""
+        number = len(self._seen)
+        self._seen.append(event)
+        if self._expected is None:
+            ranks = torch.zeros(self._group.size(), dtype=torch.int64)
+            ranks[self._group.rank()] = event
+            dist.all_reduce(ranks, group=self._group)
+            other = next((rank for rank, theirs in enumerate(ranks.tolist()) if theirs != ranks[0]), None)
+            if other is not None:
+                here, there = dist.get_global_rank(self._group, 0), dist.get_global_rank(self._group, other)
+                raise self._refusal(f"rank {here} {self._names[int(ranks[0])]} where rank {there} {self._names[int(ranks[other])]}")
+        elif self._expected[number] != event:
+            first = "step" if self._key[1] else "evaluation"
+            raise self._refusal(f"rank {dist.get_rank()} {self._names[event]} where the first {first} {self._names[self._expected[number]]}")
+
+    def _refusal(self, difference: str) -> WordsError:
+        return WordsError(f"strategy: {difference}, {self._rule}")

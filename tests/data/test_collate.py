@@ -1,0 +1,217 @@
+"""A batch of samples of any kind: numbers become tensors, rows of several lengths are padded so that nothing added counts, one's own collate is called."""
+
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pool import ranks
+from small import plan
+
+from dtrain.data.collate import joined, stack, tensor
+from dtrain.data.dataset import Dataset
+from dtrain.errors import WordsError
+from dtrain.train import train
+
+LENGTHS = (5, 3, 7, 1, 4, 6, 2, 8)
+
+
+class Rows:
+    """Sixteen rows of 1 to 8 tokens and what follows each, as lists."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> Any:
+        row = [(3 * index + place) % 13 for place in range(LENGTHS[index % 8] + 1)]
+        return {"input_ids": row[:-1], "labels": row[1:]}
+
+
+class Filled(Rows):
+    """The same, filled up by hand."""
+
+    def __getitem__(self, index: int) -> Any:
+        sample = super().__getitem__(index)
+        missing = 8 - len(sample["labels"])
+        return {"input_ids": sample["input_ids"] + [0] * missing, "labels": sample["labels"] + [-100] * missing}
+
+
+def by_hand(samples: list[Any]) -> Any:
+    """A collate function of a user's own."""
+    longest = max(len(each["labels"]) for each in samples)
+    return {
+        key: torch.tensor([each[key] + [fill] * (longest - len(each[key])) for each in samples]) for key, fill in (("input_ids", 0), ("labels", -100))
+    }
+
+
+class ByHand:
+    def __init__(self, fill: int) -> None:
+        self._fill = fill
+
+    def __call__(self, samples: list[Any]) -> Any:
+        batch = by_hand(samples)
+        return {**batch, "labels": torch.where(batch["labels"] == -100, self._fill, batch["labels"])}
+
+
+def take(source: Dataset, *index: int) -> dict[str, Any]:
+    return source.take(np.array(index), np.zeros(len(index), dtype=np.int64))
+
+
+# numbers
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        ([1, 2, 3], torch.int64), ((1.5, 2.0), torch.float32), ([[1, 2], [3, 4]], torch.int64), (3, torch.int64), (True, torch.bool), (np.bool_(True), torch.bool),
+        (np.float64(2.0), torch.float32), (np.int32(2), torch.int64), (np.arange(3, dtype=np.uint16), torch.int64), (np.arange(3, dtype=np.uint32), torch.int64),
+        (np.arange(3, dtype=np.uint8), torch.int64), (torch.zeros(3, dtype=torch.int32), torch.int64), (np.ones((2, 2)), torch.float32),
+        (np.ones(2, dtype=np.float16), torch.float32), (torch.ones(2, dtype=torch.bfloat16), torch.float32), ([np.float32(1), np.float32(2)], torch.float32),
+        (np.zeros((3, 4, 4), dtype=np.uint8), torch.uint8),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_numbers_of_any_kind_become_tensors(value: Any, dtype: torch.dtype) -> None:
+    found = tensor(value)
+    assert found.dtype == dtype
+    assert found.tolist() == (value.tolist() if hasattr(value, "tolist") else torch.tensor(value).tolist())
+
+
+def test_what_is_no_number_is_refused_with_what_to_return() -> None:
+    for value, said in (
+        ("abc", "encode it first"),
+        (None, "-100 for a target"),
+        ([[1], [2, 3]], "no array"),
+        ({1, 2}, "names"),
+        ((torch.ones(2),), "names"),
+    ):
+        with pytest.raises(WordsError, match=said):
+            tensor(value)
+
+
+def test_an_image_of_pil_is_refused_with_what_to_return() -> None:
+    image = pytest.importorskip("PIL.Image").fromarray(np.zeros((2, 2), dtype=np.uint8))
+    with pytest.raises(WordsError, match="ToTensor"):
+        tensor(image)
+
+
+def test_lists_of_numbers_train() -> None:
+    batch = take(Dataset([([1, 2, 3], [2, 3, 4])] * 4), 0, 1)
+    assert batch["inputs"].tolist() == [[1, 2, 3]] * 2 and batch["targets"].dtype == torch.int64
+
+
+def test_a_sample_with_names_is_read_by_them() -> None:
+    Sample = namedtuple("Sample", ("image", "label"))
+    source = Dataset([Sample(torch.ones(2), 1)] * 3, inputs="image", targets="label")
+    assert take(source, 0)["targets"].tolist() == [1]
+    assert take(Dataset([Sample(torch.ones(2), 1)] * 3), 0)["inputs"].shape == (1, 2)
+
+
+@pytest.mark.parametrize(("classes", "outputs"), [(10, 10), (np.int64(7), 7), (("a", "b"), 2), (None, None), (lambda: 3, None)], ids=str)
+def test_classes_may_be_their_number(classes: Any, outputs: int | None) -> None:
+    data = type("Labelled", (list,), {"classes": classes})([(torch.ones(2), 1)] * 3)
+    assert Dataset(data).facts.get("outputs") == outputs
+
+
+def test_fewer_outputs_than_classes_are_refused() -> None:
+    data = type("Labelled", (list,), {"classes": 10})([(torch.ones(2), 1)] * 3)
+    with pytest.raises(WordsError, match=r"data\.outputs=3: the dataset has 10 classes"):
+        Dataset(data, outputs=3).facts  # noqa: B018
+    assert Dataset(data, outputs=1).facts["outputs"] == 1, "a regression"
+
+
+def test_targets_that_are_names_tell_no_number_of_classes() -> None:
+    data = type("Labelled", (list,), {"targets": ["cat", "dog"]})([(torch.ones(2), 1)] * 3)
+    assert "outputs" not in Dataset(data).facts
+
+
+# rows of several lengths
+
+
+def test_rows_of_several_lengths_are_refused_without_padding() -> None:
+    with pytest.raises(WordsError, match=r"data\.pad=<the padding token>"):
+        take(Dataset(Rows(), inputs="input_ids", targets="labels"), 0, 1, 2)
+
+
+def test_rows_are_padded_to_the_longest_of_the_batch() -> None:
+    source = Dataset(Rows(), inputs="input_ids", targets="labels", pad=12, holdout=0)
+    batch, longest = take(source, 0, 1, 2), max(LENGTHS[int(i) % 8] for i in source.original(np.arange(3)))
+    assert batch["inputs"].shape == batch["targets"].shape == (3, longest)
+    for index, inputs, targets in zip(source.original(np.arange(3)), batch["inputs"], batch["targets"], strict=True):
+        size = LENGTHS[int(index) % 8]
+        assert inputs[:size].tolist() == Rows()[int(index)]["input_ids"] and set(inputs[size:].tolist()) <= {12}
+        assert targets[:size].tolist() == Rows()[int(index)]["labels"] and set(targets[size:].tolist()) <= {-100}
+    assert (source.holdout() or source) is source
+
+
+def test_an_attention_mask_is_made_where_it_is_asked_for() -> None:
+    batch = take(Dataset(Rows(), inputs=["input_ids", "attention_mask"], targets="labels", pad=12, length=10), 0, 1, 2)["inputs"]
+    assert batch["attention_mask"].shape == (3, 10)
+    assert torch.equal(batch["input_ids"] == 12, batch["attention_mask"] == 0) or bool((batch["attention_mask"].sum(1) <= 8).all())
+    assert batch["attention_mask"].dtype == torch.int64
+
+
+def test_a_row_longer_than_the_length_is_refused() -> None:
+    with pytest.raises(WordsError, match=r"data\.length=4: a row has \d entries"):
+        take(Dataset(Rows(), inputs="input_ids", targets="labels", pad=0, length=4, holdout=0), *range(16))
+
+
+def test_what_is_no_row_is_not_padded() -> None:
+    samples = [({"tokens": torch.arange(n), "image": torch.ones(3, 2, 2), "age": torch.tensor(1.0)}, torch.tensor(n)) for n in (2, 4)]
+    inputs, targets = stack(samples, pad=0, length=6)
+    assert {name: list(value.shape) for name, value in inputs.items()} == {"tokens": [2, 6], "image": [2, 3, 2, 2], "age": [2]}
+    assert targets.tolist() == [2, 4]
+
+
+def test_fractions_that_cannot_say_that_they_do_not_count_are_not_padded() -> None:
+    with pytest.raises(WordsError, match="targets are fractions"):
+        stack([(torch.ones(n), torch.ones(n)) for n in (2, 4)], pad=0, length=None)
+
+
+def test_parts_of_several_processes_are_joined() -> None:
+    parts = [{"input_ids": np.ones((2, 3)), "attention_mask": np.ones((2, 3))}, {"input_ids": np.ones((1, 5)), "attention_mask": np.ones((1, 5))}]
+    whole = joined(parts, 9)
+    assert whole["input_ids"].tolist() == [[1, 1, 1, 9, 9]] * 2 + [[1] * 5] and whole["attention_mask"][0].tolist() == [1, 1, 1, 0, 0]
+    with pytest.raises(WordsError, match=r"data\.pad="):
+        joined(parts, None)
+
+
+def test_loading_processes_pad_as_one_process_does() -> None:
+    options: dict[str, Any] = {"inputs": "input_ids", "targets": "labels", "holdout": 0}
+    here = take(Dataset(Rows(), pad=0, **options), *range(8))
+    for source in (Dataset(Rows(), pad=0, workers=2, **options), Dataset(Rows(), pad=0, collate=by_hand, workers=2, **options)):
+        there = take(source, *range(8))
+        source._pool.shutdown()
+        assert torch.equal(here["inputs"], there["inputs"]) and torch.equal(here["targets"], there["targets"])
+
+
+# on meshes
+
+MODEL = "model=gpt model.vocab=13 model.layers=2 model.heads=2 model.width=16 data=dataset data.inputs=input_ids data.targets=labels data.outputs=13 objective=next_token "
+COMMON = "data.holdout=0.25 batch=8 steps=3 optim.eps=1e-5 schedule.warmup=0 logger=[] hook=[] trust=[data] model.layers=2"
+
+
+def losses(words: str, out: Path) -> tuple[float, float]:
+    asked = plan(*MODEL.split(), *COMMON.split(), *words.split(), f"out={out}")
+    results = ranks(asked.world, train, asked)
+    loss = results[0].loss
+    assert loss is not None
+    return loss, results[0].metrics["eval_loss"]
+
+
+PADDED = "data.dataset._target_=data.test_collate.Rows data.pad=0"
+OWN = "data.dataset._target_=data.test_collate.Rows data.collate._target_=data.test_collate.by_hand"
+OBJECT = "data.dataset._target_=data.test_collate.Rows data.collate._target_=data.test_collate.ByHand data.collate.fill=-100"
+
+
+def test_padding_changes_no_number_on_any_mesh(tmp_path: Path) -> None:
+    """The loss of rows that were filled up by hand, in one process."""
+    expected = losses("data.dataset._target_=data.test_collate.Filled devices=1", tmp_path / "whole")
+    for number, words in enumerate((
+        f"{PADDED} devices=1", f"{OWN} devices=1 microbatch=2", f"{OBJECT} devices=1", f"{PADDED} strategy=ddp devices=2 accumulate=2", f"{PADDED} strategy=fsdp devices=2",
+        f"{PADDED} strategy=ddp mesh.tp=2 devices=2", f"{PADDED} data.length=8 mesh.pp=2 strategy=ddp devices=2", f"{PADDED} data.length=8 mesh.cp=2 strategy=ddp devices=2",
+    )):  # fmt: skip
+        found = losses(words, tmp_path / str(number))
+        assert found == pytest.approx(expected, rel=2e-6), words

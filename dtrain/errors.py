@@ -4,7 +4,8 @@
     ├── WordsError         2   the words were wrong; carries every problem found, not the first
     └── PreflightError     3   storage, devices or ports are not as the plan needs them
         └── StoreError     3   one storage operation on one URL
-            └── LeaseError 3   another run writes under the same `out`
+            ├── LeaseError 3   another run writes under the same `out`
+            └── MovedError 3   other storage came to the place of `out`
     RankError              1   a rank raised; carries the first failing rank's traceback
 
 0 is done, 75 preempted (run me again), 130 interrupted: see `dtrain.result.Result.exit_code`.
@@ -76,6 +77,10 @@ class StoreError(PreflightError):
 
 class LeaseError(StoreError):
     """Another run writes under `out`: it holds the lease, or has taken it over."""
+
+
+class MovedError(StoreError):
+    """Other storage has come to the place of `out`, on which this run has done more steps than this start of it: what a later start goes on from."""
 
 
 class RankError(DtrainError):

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 
 from dtrain import lease, secrets, store
 from dtrain.blame import Evidence, find, kind_of
-from dtrain.errors import DtrainError, LeaseError, PreflightError, RankError, StoreError, WordsError
+from dtrain.errors import DtrainError, LeaseError, MovedError, PreflightError, RankError, StoreError, WordsError
 from dtrain.frames import collective, lines, microbatch, own, sent
 from dtrain.result import Result
 from dtrain.signals import Asked, asked, by_signal
@@ -36,6 +36,8 @@ STEP = struct.Struct("<qqq")
 """step-<rank>: the number of the step, the position of its first sample, and how many it takes: none once it is done."""
 
 KINDS = ("began", "done", "failure", "report", "stack", "step", "ended")
+KIND_OF = {WordsError: "words", LeaseError: "words", MovedError: "lost"}
+"""What of dtrain's own errors is no use to start again after, and what always is."""
 SILENT = "said nothing"
 GIVE_UP_SECONDS = 5.0
 """Storage that does not answer holds no process back that gives up."""
@@ -73,7 +75,7 @@ def facts_of(error: BaseException, rank: int) -> dict[str, Any]:
     """What one process can say about its own end."""
     message, code = "".join(traceback.format_exception(error)), 1
     if isinstance(error, DtrainError):
-        kind, message, code = "words" if isinstance(error, (WordsError, LeaseError)) else "error", str(error), error.exit_code
+        kind, message, code = KIND_OF.get(type(error), "error"), str(error), error.exit_code
     elif isinstance(error, Asked):
         kind, message, code = "stopped", str(error), error.exit_code
     else:

@@ -1,9 +1,11 @@
 """JSON lines under `out`: appended on a local disk, kept beside and put whole on storage that cannot append.
 
 Storage that takes no rows (full, read-only, gone) ends nothing: rows stay in memory, up to `KEPT_BYTES`, and are written as soon as it takes them. A
-file that was removed, rotated or cut meanwhile is made again from the rows in memory.
+file that was removed, rotated or cut meanwhile, or is another one because other storage was mounted there, is made again from the rows in memory and
+what they do not hold of the rows in it.
 """
 
+import errno
 import json
 import math
 import os
@@ -13,13 +15,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from itertools import takewhile
 from typing import Any
 
 from dtrain import lease, secrets, store
 from dtrain.cause import explain
 from dtrain.disk import a_file, place
-from dtrain.errors import LeaseError, StoreError
+from dtrain.errors import LeaseError, MovedError, StoreError
 
 PUT_SECONDS = 15.0
 """Remote journals are put at most this often, and at the end."""
@@ -28,10 +29,13 @@ KEPT_BYTES = 32 << 20
 
 
 class Journal:
-    """One file of rows. Only rank 0 has one. Numbers that JSON has no word for (nan, inf) become null."""
+    """One file of rows. Only rank 0 has one. Numbers that JSON has no word for (nan, inf) become null. `by_step`: each row has a step, and no step two.
 
-    def __init__(self, url: str) -> None:
-        self.url, self.name = url, url.rsplit("/", 1)[-1]
+    `check` is called before rows go to a file that is not the one of before; what it raises is raised by whatever was called, and nothing is written.
+    """
+
+    def __init__(self, url: str, *, by_step: bool = False, check: Callable[[], None] | None = None) -> None:
+        self.url, self.name, self._by_step, self._check = url, url.rsplit("/", 1)[-1], by_step, check
         self.warnings: list[str] = []
         """A sentence for each change for the worse or the better; whoever tells them takes them away."""
         self._scratch = None if store.is_local(url) else store.scratch("journal", inside=os.environ.get("DTRAIN_REPORTS"))
@@ -39,8 +43,11 @@ class Journal:
         self._put, self._dirty = time.monotonic(), False
         self._writing, self._putting = threading.Lock(), threading.Lock()
         self._lines, self._bytes, self._unwritten, self._lost = deque[bytes](), 0, 0, 0
-        self._file, self._size, self._torn, self._stale, self._trimmed = -1, 0, False, False, False
+        self._file, self._size, self._torn, self._stale = -1, 0, False, False
         self._trouble = ""
+        self._wanted: Callable[[dict[str, Any]], bool] = lambda row: True
+        self._identity: tuple[int, int] | None = None
+        """Device and inode of the file that has the rows."""
         if self._scratch is not None and store.exists(url):
             self._path.write_bytes(store.read(url))
         self._load()
@@ -58,6 +65,9 @@ class Journal:
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
         """Drop the rows that are not wanted: those of steps that will be done again; and what follows a line that is none. Returns those that stay."""
         with self._writing:
+            self._wanted = wanted
+            with suppress(OSError):
+                self._verify()
             rows = list[tuple[bytes, dict[str, Any]]]()
             for line in self._all():
                 try:
@@ -68,7 +78,7 @@ class Journal:
                     break
                 if wanted(row):
                     rows.append((line, row))
-            self._lines, self._bytes, self._unwritten, self._trimmed = deque(), 0, 0, False
+            self._lines, self._bytes, self._unwritten = deque(), 0, 0
             self._remember([line for line, _ in rows], new=False)
             self._stale = self._dirty = True
             with suppress(OSError):
@@ -120,7 +130,8 @@ class Journal:
     def _load(self) -> None:
         """The rows of an earlier life, but for half a line that a process left when it died."""
         with suppress(OSError):
-            data = a_file(self._path).read_bytes()
+            with a_file(self._path).open("rb") as file:
+                self._identity, data = _identity(os.fstat(file.fileno())), file.read()
             self._size = data.rfind(b"\n") + 1
             self._torn = self._size != len(data)
             self._remember(data[: self._size].splitlines(keepends=True), new=False)
@@ -134,17 +145,17 @@ class Journal:
             self._unwritten += new
         while self._bytes > KEPT_BYTES and len(self._lines) > 1:
             self._bytes -= len(self._lines.popleft())
-            self._trimmed = True
             if self._unwritten > len(self._lines):
                 self._unwritten, self._lost = len(self._lines), self._lost + 1
 
     def _is_whole(self) -> bool:
         """Whether the file at the path is the open one, and as long as it was."""
         try:
-            there, here = self._path.stat(), os.fstat(self._file)
+            return (
+                self._file >= 0 and _identity(self._path.stat()) == self._identity and os.fstat(self._file).st_size >= self._size and not self._stale
+            )
         except OSError:
             return False
-        return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino) and here.st_size >= self._size and not self._stale
 
     def _write(self, lines: Iterable[bytes] | None = None) -> None:
         """Bring what is not there yet into the file, or all of `lines`; make it again when it is shorter than it was. Raises OSError."""
@@ -179,15 +190,22 @@ class Journal:
         """The file at the path, which may be another than before; made again from the rows in memory when it is shorter than what was written."""
         self._close_file()
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(a_file(self._path), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        if self._stale or os.fstat(self._file).st_size < self._size:
-            known = set(self._lines) if self._trimmed else set()
-            lines = [*takewhile(lambda line: line not in known, self._read() if self._trimmed else ()), *self._lines]
-            if not self._stale:
-                steps = [row["step"] for row in map(_row, lines) if type(row.get("step")) is int]
-                since = f", from step {steps[0]} on" if steps else ""
+        size = 0
+        with suppress(FileNotFoundError):
+            self._file = os.open(a_file(self._path), os.O_WRONLY | os.O_APPEND)
+            size = os.fstat(self._file).st_size
+        if self._stale or size < self._size or self._file < 0 or _identity(os.fstat(self._file)) != self._identity:
+            self._verify()
+            lines = self._merged(self._read())
+            if size < self._size and not self._stale:
+                since = f", from step {_step(lines[0])} on" if lines and _step(lines[0]) < math.inf else ""
                 self.warnings.append(f"{self.name} was removed or cut: it is made again from the {len(lines)} rows in memory{since}")
             self._replace(lines)
+
+    def _merged(self, there: list[bytes]) -> list[bytes]:
+        """The rows of the file at the path that stay, and those in memory."""
+        first, known = min(map(_step, self._lines), default=math.inf), set(self._lines)
+        return [*(line for line in there if (_step(line) < first and self._wanted(_row(line)) if self._by_step else line not in known)), *self._lines]
 
     def _replace(self, lines: Iterable[bytes]) -> None:
         data = b"".join(lines)
@@ -195,6 +213,19 @@ class Journal:
         self._close_file()
         self._size, self._torn, self._stale, self._unwritten = len(data), False, False, 0
         self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+        self._identity = _identity(os.fstat(self._file))
+
+    def _verify(self) -> None:
+        """Raises LeaseError when the place of a local file is no longer this run's, and what `check` raises; OSError when it cannot be known."""
+        if self._scratch is None:
+            try:
+                lease.verify(str(self._path.parent))
+                if self._check is not None:
+                    self._check()
+            except (LeaseError, MovedError):
+                raise
+            except StoreError as error:
+                raise OSError(errno.EIO, str(error)) from error
 
     def _append(self) -> None:
         if self._torn:
@@ -230,11 +261,22 @@ def clean(value: Any) -> Any:
     return _finite(secrets.hidden(value))
 
 
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    """Device and inode of a file."""
+    return status.st_dev, status.st_ino
+
+
 def _row(line: bytes) -> dict[str, Any]:
     with suppress(ValueError):
         row = json.loads(line)
         return row if isinstance(row, dict) else {}
     return {}
+
+
+def _step(line: bytes) -> float:
+    """Infinity where a row has none."""
+    step = _row(line).get("step")
+    return step if type(step) is int else math.inf
 
 
 def _finite(value: Any) -> Any:

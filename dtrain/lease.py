@@ -79,19 +79,23 @@ def give_back() -> None:
 
 def _release(out: str, token: int, record: Record) -> None:
     with contextlib.suppress(StoreError):  # what is not given back goes stale
+        newest, there = _newest(out)
+        if _is_others(newest, there, token, record["id"]):
+            return
         _write(out, token, {**record, "renewed": time.time(), "state": "released"})
 
 
 def verify(out: str) -> None:
-    """Raises LeaseError when another run has a newer lease of `out`, or one of the same number, as it may where somebody removed the folder of leases.
+    """Raises LeaseError when the newest lease of `out` is of another run: a newer one, or one of any number where somebody removed the folder of leases,
+    or where other storage has come to the place of `out`.
 
     Without a lease in the environment nothing is asked.
     """
     token, owner = int(os.environ.get(VARIABLE, "0")), os.environ.get(OWNER)
     if token:
         newest, there = _newest(out)
-        if newest > token or (newest == token and owner and there.get("id", owner) != owner):
-            raise LeaseError(_taken_over(out, there))
+        if _is_others(newest, there, token, owner):
+            raise LeaseError(_lost(out, newest, there, token))
 
 
 def holder(out: str) -> tuple[Literal["free", "held", "left", "unknown"], str]:
@@ -122,8 +126,8 @@ class _Keeper:
         while not self._over.wait(RENEW_SECONDS):
             try:
                 token, newest = _newest(self._out)
-                if token > self._token or (token == self._token and newest.get("id", self._record["id"]) != self._record["id"]):
-                    self._end(_taken_over(self._out, newest))
+                if _is_others(token, newest, self._token, self._record["id"]):
+                    self._end(_lost(self._out, token, newest, self._token))
                     return
                 _write(self._out, self._token, {**self._record, "renewed": time.time()})
                 warned = False
@@ -278,8 +282,18 @@ def _how_to_stop(record: Record) -> str:
     return f"kill {record.get('pid')}" if here else f"ssh {owner} kill {record.get('pid')}"
 
 
-def _taken_over(out: str, record: Record) -> str:
-    return f"out={out} was taken over by another run: {_who(record)}. This run ends; what it did after its last checkpoint is not kept."
+def _is_others(newest: int, there: Record, token: int, owner: str | None) -> bool:
+    """Whether the newest lease that is there is none of `owner`'s with the number `token`; where there is none at all, it is nobody's."""
+    return newest not in (0, token) or (newest == token and owner is not None and there.get("id", owner) != owner)
+
+
+def _lost(out: str, newest: int, there: Record, token: int) -> str:
+    taken = (
+        f"out={out} was taken over by another run"
+        if newest >= token
+        else f"other storage has come to the place of out={out}, with the lease of a run"
+    )
+    return f"{taken}: {_who(there)}. This run ends; what it did after its last checkpoint is not kept."
 
 
 def _clock(seconds: float | None) -> str:

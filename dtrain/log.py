@@ -8,16 +8,16 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dtrain import secrets, store
+from dtrain import attempts, secrets, store
 from dtrain.build import build
-from dtrain.errors import DtrainError, LeaseError, StoreError
+from dtrain.errors import DtrainError, LeaseError, MovedError, StoreError
 from dtrain.journal import Journal, clean
 from dtrain.logger import Logger
 from dtrain.mesh import Mesh
@@ -31,8 +31,10 @@ class Log:
     def __init__(self, plan: Plan, mesh: Mesh) -> None:
         self._mesh, self._every, self._batch = mesh, plan.log_every, plan.batch.size
         self._pending: list[tuple[int, int, Mapping[str, Tensor], int, Tensor, float, float]] = []
-        self._rows = Journal(store.join(plan.out, "metrics.jsonl")) if mesh.rank == 0 else None
-        self._events = Journal(store.join(plan.out, "events.jsonl")) if mesh.rank == 0 else None
+        self._reached: int | None = None
+        self._passed_over: Collection[str] = ()
+        self._rows = Journal(store.join(plan.out, "metrics.jsonl"), by_step=True, check=self._check) if mesh.rank == 0 else None
+        self._events = Journal(store.join(plan.out, "events.jsonl"), check=self._check) if mesh.rank == 0 else None
         self._journals = [journal for journal in (self._rows, self._events) if journal is not None]
         self._loggers: dict[str, Logger] = {}
         self._plan = plan
@@ -55,7 +57,8 @@ class Log:
         if self._rows is None or self._events is None:
             return
         if error is not None:
-            self.event("failed", error=f"{type(error).__name__}: {error}")
+            with suppress(LeaseError, MovedError):
+                self.event("failed", error=f"{type(error).__name__}: {error}")
         for name in list(self._loggers):
             self._tell(name, "close")
         with ExitStack() as stack:
@@ -78,8 +81,10 @@ class Log:
         self.event("caveat", text=text)
         self.note(text)
 
-    def started(self, step: int, *, parameters: int, damaged: Iterable[str], caveats: Iterable[str]) -> None:
-        """After `step` steps of an earlier start, or none; rows after it will be written again."""
+    def started(self, step: int, *, parameters: int, damaged: Iterable[str], passed_over: Collection[str], caveats: Iterable[str]) -> None:
+        """After `step` steps of an earlier start, or none; rows after it will be written again. `damaged`: what is wrong with the checkpoints passed over
+        in this start; `passed_over`: the places of these and earlier ones. Raises MovedError when the storage is not the one that was restored from."""
+        self._reached, self._passed_over = step, passed_over
         missing = step - self.back(step) if self._rows is not None else 0
         if missing:
             self.caveat(f"metrics.jsonl lacks the rows of {missing} of the {step} steps that are done")
@@ -104,7 +109,7 @@ class Log:
 
     def record(self, step: int, seen: int, sums: Mapping[str, Tensor], count: int, norm: Tensor, lr: float) -> None:
         """One step, after which the world has seen `seen` samples: sums over this rank and the count they are divided by, the global gradient norm. Costs no device sync."""
-        now = time.perf_counter()
+        self._reached, now = max(step, self._reached or 0), time.perf_counter()
         self._pending.append((step, seen, sums, count, norm, lr, now - self._clock))
         self._clock = now
         if step % self._every == 0:
@@ -154,12 +159,12 @@ class Log:
 
     def durable(self) -> None:
         """What was told stays, whatever dies after this. Called beside the loop, before a commit, which a journal that cannot be written does not keep
-        back: its rows stay in memory, and the next commit makes them durable. Raises LeaseError."""
+        back: its rows stay in memory, and the next commit makes them durable. Raises LeaseError and MovedError."""
         for journal in self._journals:
             try:
                 journal.durable()
             except StoreError as error:  # others were noted by the journal
-                if isinstance(error, LeaseError):
+                if isinstance(error, (LeaseError, MovedError)):
                     raise
 
     def back(self, step: int) -> int:
@@ -191,6 +196,17 @@ class Log:
             store.write(store.join(self._plan.out, "result.json"), json.dumps(clean(result.to_dict()), indent=1).encode())
         reason = {"reason": result.reason} if result.reason else {}
         self.event(result.status, step=result.step, loss=result.loss, wall_seconds=result.wall_seconds, **reason)
+
+    def _check(self) -> None:
+        """Raises MovedError when a checkpoint under `out` has done more steps than this start of the run; StoreError."""
+        if self._reached is None:
+            return
+        steps = [one.step for one in attempts.listed(self._plan.out) if one.is_committed and attempts.place(one.url) not in self._passed_over]
+        if max(steps, default=0) > self._reached:
+            raise MovedError(
+                f"other storage has come to the place of out={self._plan.out}: a checkpoint of step {max(steps)} is there, and this start of the run, which "
+                f"did not see it, is at step {self._reached}. It ends; the same words go on from step {max(steps)}"
+            )
 
     def _warn(self) -> None:
         """What the journals could not do, and when they could again."""

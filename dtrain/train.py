@@ -74,7 +74,7 @@ def train(plan: Plan) -> Result:
         elif plan.init:
             checkpoint.load_weights(plan.init, state)
         guard.begin(checkpoint, restored=bool(restored))
-        log.started(state.step, parameters=size, damaged=checkpoint.damaged, caveats=caveats(model))
+        log.started(state.step, parameters=size, damaged=checkpoint.damaged, passed_over=checkpoint.passed_over, caveats=caveats(model))
         observers = Observers(
             plan, model, wrapped, source, objective, mesh,
             precision=precision, context=context, ema=ema, log=log, scored=checkpoint.scored, enough=partial(stop_asked.meanwhile, mesh),

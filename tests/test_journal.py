@@ -2,13 +2,15 @@
 
 import json
 import threading
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pool import ranks
 
-from dtrain import store
-from dtrain.errors import StoreError
+from dtrain import lease, store
+from dtrain.errors import LeaseError, StoreError
 from dtrain.journal import Journal
 
 
@@ -143,3 +145,48 @@ def on_s3(url: str) -> list[dict[str, object]]:
 
 def test_s3_cannot_append_and_has_the_rows_all_the_same(s3: str) -> None:
     assert ranks(1, on_s3, f"{s3}/journal/rows.jsonl") == [[{"step": 2}]]
+
+
+def test_rows_go_to_no_file_of_another_run_that_has_come_to_the_place(tmp_path: Path) -> None:
+    """As on a disk that is mounted, while a run writes, over the folder in which it began."""
+    out, theirs = str(tmp_path / "out"), str(tmp_path / "theirs")
+    with lease.hold(theirs):
+        Journal(store.join(theirs, "rows.jsonl")).append({"theirs": 1})
+    with pytest.raises(LeaseError, match="another run"), lease.hold(out):
+        journal = Journal(store.join(out, "rows.jsonl"))
+        journal.append({"step": 1})
+        (tmp_path / "out").rename(tmp_path / "ours")
+        (tmp_path / "theirs").rename(tmp_path / "out")
+        journal.append({"step": 2})
+    assert rows(store.join(out, "rows.jsonl")) == [{"theirs": 1}]
+
+
+def changed(tmp_path: Path, *, by_step: bool, ours: Iterable[int], then: Iterable[int], theirs: Iterable[int]) -> list[int]:
+    """The steps in the file, when another one with rows of `theirs` comes to the place of that with `ours`, and goes on with `then`."""
+    (tmp_path / "other").write_text("".join(f'{{"step": {step}, "of": "theirs"}}\n' for step in theirs))
+    journal = Journal(str(tmp_path / "rows.jsonl"), by_step=by_step)
+    if by_step:
+        journal.keep(lambda row: row["step"] <= max(ours, default=0))
+    journal.append(*({"step": step} for step in ours))
+    (tmp_path / "other").replace(tmp_path / "rows.jsonl")
+    for step in then:
+        journal.append({"step": step})
+    journal.close()
+    return [int(str(row["step"])) for row in rows(str(tmp_path / "rows.jsonl"))]
+
+
+@pytest.mark.parametrize(
+    ("ours", "then", "theirs", "left"),
+    [
+        ((1, 2, 3), (4,), (1, 2), (1, 2, 3, 4)),
+        ((1, 2, 3), (4,), (1, 2, 3, 4, 5, 6), (1, 2, 3, 4)),
+        ((), (1, 2), (1, 2, 3), (1, 2)),
+        ((5, 6), (7,), (1, 2, 3, 4, 5, 6, 7, 8), (1, 2, 3, 4, 5, 6, 7)),
+    ],
+)
+def test_a_step_has_one_row_whatever_file_comes_to_the_place(tmp_path: Path, ours: Any, then: Any, theirs: Any, left: Any) -> None:
+    assert changed(tmp_path, by_step=True, ours=ours, then=then, theirs=theirs) == [*left]
+
+
+def test_events_of_both_stay_when_another_file_comes_to_the_place(tmp_path: Path) -> None:
+    assert changed(tmp_path, by_step=False, ours=(1, 2), then=(3,), theirs=(1, 2)) == [1, 2, 1, 2, 3]

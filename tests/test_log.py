@@ -73,7 +73,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 def run(mesh: Mesh, made: Plan, *, steps: int = 6, start: int = 0) -> list[tuple[Any, ...]]:
     """Steps whose loss sum is 10 x step on rank 0 and step on rank 1, over a count of 11."""
     with Log(made, mesh) as log:
-        log.started(start, parameters=1, damaged=[], caveats=[])
+        log.started(start, parameters=1, damaged=[], passed_over=(), caveats=[])
         log.begin(unit="tokens")
         for step in range(start + 1, start + steps + 1):
             sums = {"loss": torch.tensor(float(step * (10 if mesh.rank == 0 else 1))), "accuracy": torch.tensor(float(mesh.rank))}

@@ -1,6 +1,6 @@
 """How state survives. A Checkpoint may return before bytes land, and never lies about a commit."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -11,6 +11,8 @@ from dtrain.state import TrainState
 class Checkpoint(AbstractContextManager[Any], Protocol):
     damaged: list[str]
     """One sentence for every checkpoint that `restore` passed over."""
+    passed_over: Collection[str]
+    """The places (`attempts.place`) of these, and of those that earlier starts passed over."""
 
     def due(self, step: int) -> bool:
         """Whether a checkpoint is wanted after this step."""

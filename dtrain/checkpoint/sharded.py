@@ -60,7 +60,9 @@ class Sharded:
             raise ValueError(f"mode is background or blocking, not {mode}")
         self._out, self._mesh, self._resume, self._mode, self._before = out, mesh, resume, mode, before_commit
         self._policy = Policy(every, keep, keep_every, best, ephemeral, best_is)
-        self._retention = Retention(out, self._policy)
+        self.passed_over = set[str]()
+        """The places of the checkpoints that this start or an earlier one passed over."""
+        self._retention = Retention(out, self._policy, self.passed_over)
         self._snapshot: Snapshot | None = None
         self._every_copy, self._restored = memory, False
         self._memory: Memory | None = None
@@ -120,7 +122,7 @@ class Sharded:
             commit={
                 "step": state.step,
                 "attempt": url.rsplit("/", 1)[-1],
-                "passed_over": sorted(self._retention.damaged),
+                "passed_over": sorted(self.passed_over),
                 "facts": facts,
                 "world": self._mesh.world,
                 "mesh": vars(self._mesh.shape),
@@ -182,7 +184,7 @@ class Sharded:
         restore = Restore(self._mesh)
         self.damaged = restore.damaged
         for url, commit in restore.candidates(lambda: commits.candidates(self._out)):
-            self._retention.damaged |= {*commit.get("passed_over", ()), *restore.passed_over}
+            self.passed_over |= {*commit.get("passed_over", ()), *restore.passed_over}
             if resume == "never":
                 raise PreflightError(f"resume=never: {self._out} holds a run already. Type out=<another place>, or resume=auto to go on with it.")
             if copy and copy.step > commit["step"]:
@@ -191,7 +193,7 @@ class Sharded:
                 self._last = (state.step, url)
                 self._urls[state.step] = url
                 return {**commit, "url": url}
-        self._retention.damaged |= restore.passed_over
+        self.passed_over |= restore.passed_over
         if copy:
             restore.load_copy(self._nodes(), copy, os.environ[MEMORY], state)
             return {**copy.commit, "url": os.environ[MEMORY]}

@@ -34,6 +34,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.library import Library
 
 from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
@@ -210,7 +211,7 @@ def length_of(inputs: Any, size: int) -> int:
 
 
 @cache
-def _listen() -> torch.library.Library:
+def _listen() -> Library:
     """Ask for an open context wherever the operator is called, from now on. https://docs.pytorch.org/docs/stable/library.html"""
 
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -218,7 +219,7 @@ def _listen() -> torch.library.Library:
             raise WordsError("model: to be split and compiled it has to call F.scaled_dot_product_attention by that name. Type compile=none.")
         return _open[-1].attention(*args, **kwargs) if _open else SDPA.decompose(*args, **kwargs)
 
-    library = torch.library.Library("aten", "IMPL")
+    library = Library("aten", "IMPL")
     for key in ("CPU", "CUDA", "AutogradCPU", "AutogradCUDA"):
         library.impl("scaled_dot_product_attention", called, key)
     return library

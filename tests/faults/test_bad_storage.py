@@ -19,6 +19,7 @@ from killing import leavings
 from launching import command, plan_of, started, steps_of
 from pool import ranks
 
+from dtrain.errors import MovedError
 from dtrain.hook import StepInfo
 from dtrain.train import train
 
@@ -141,6 +142,39 @@ def test_training_goes_on_and_nothing_is_missing_at_the_end(name: str, tmp_path:
     failed = [event["step"] for event in left["events"] if event["event"] == "save_failed"]
     assert failed == ([18, 24, 30] if name in ("full", "read-only", "away", "locked") else [])
     assert all(event["event"] != "failed" for event in left["events"])
+
+
+def come_back(out: Path) -> None:
+    shutil.rmtree(out)
+    out.with_name("away").rename(out)
+
+
+class ComesBack(Trouble):
+    """What lay at the place of the run before it began comes back after step BEGIN."""
+
+    def __init__(self, out: str) -> None:
+        self.out, self.begin, self.end = Path(out), come_back, nothing
+
+
+def begun_elsewhere(place: Path) -> tuple[str, dict[str, Any]]:
+    """A start that finds an empty folder, as storage is not mounted yet that has the run up to step 30; the next one finds all. How the first ended."""
+    words = [f"steps={STEPS}", "checkpoint.every=6", "checkpoint.mode=blocking", "log.every=4"]
+    train(plan_of(place / "out", *words, "stop_after=30"))
+    (place / "out").rename(place / "away")
+    plan = plan_of(place / "out", *words)
+    try:
+        train(replace(plan, hooks={"trouble": {"_target_": "faults.test_bad_storage.ComesBack", "out": plan.out}}))
+    except MovedError as error:
+        return str(error), leavings(train(plan) and plan.out)
+    return "", {}
+
+
+def test_a_start_that_is_behind_what_comes_to_the_place_ends_and_the_next_goes_on_from_there(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+    ((said, left),) = ranks(1, begun_elsewhere, tmp_path)
+    assert "a checkpoint of step 30 is there" in said
+    for part in ("rows", "step", "facts", "tensors"):
+        assert left[part] == undisturbed[part], part
+    assert steps_of(tmp_path / "out") == list(range(1, STEPS + 1))
 
 
 SMALL = ["unshare", "-m", "bash", "-c", 'mount -t tmpfs -o size=1m none "$TMPDIR" && exec "$@"', "bash"]

@@ -15,6 +15,7 @@ from dtrain.compose.tree import config_of, vocabulary_of
 from dtrain.compose.typed import typed
 from dtrain.config import GROUPS, LISTS, Config
 from dtrain.errors import DtrainError, WordsError, deciding
+from dtrain.recipe import policy
 from dtrain.resolve import further
 from dtrain.resolve.unknown import UNKNOWN
 from dtrain.store import is_local, local_path
@@ -42,14 +43,19 @@ def compose(words: Sequence[str], *, run: str | None = None) -> Config:
     ]
     asked = [word for word in asked if not word.key.startswith("hydra") or word.key == "hydra.searchpath"]
     problems += options.tell(asked, next((str(word.value) for word in reversed(asked) if word.key == "out" and word.value), None))
-    written = recipe.of_run(run) if run else []
+    written = recipe.of_run(run, said={word.key for word in asked}) if run else []
     written = [word for word in written if word.key.split(".")[0] not in OF_THE_MESH and not _not_needed(word)]
     said = [*written, *_with_recipes(asked, problems)]
     settled = _settle(said)
     vocabulary = vocabulary_of(_searchpath(asked, problems), settled)
-    judged = {word.key: [*provenance.untold([word]), *judge(word, vocabulary)] for word in settled}
+    judged = {
+        word.key: [*provenance.untold([word]), *judge(word, vocabulary), *_from_elsewhere(word, settled, said, foreign=vocabulary.foreign)]
+        for word in settled
+    }
     problems += [problem for found in judged.values() for problem in found]
-    config = provenance.noted(config_of([word for word in settled if not judged[word.key]], vocabulary, problems), said, settled)
+    config = config_of([word for word in settled if not judged[word.key]], vocabulary, problems)
+    problems += policy.reaches([word for word in settled if not judged[word.key]], provenance.asked(config))
+    config = provenance.noted(config, said, settled)
     if problems:
         for group in GROUPS:
             if judged.get(group):
@@ -97,6 +103,13 @@ def _with_recipes(asked: list[Word], problems: list[str]) -> list[Word]:
         except DtrainError as error:
             problems += getattr(error, "problems", (str(error),))
     return written + [word for word in asked if word.key != "recipe"]
+
+
+def _from_elsewhere(word: Word, settled: Sequence[Word], said: Sequence[Word], *, foreign: bool) -> Iterable[str]:
+    """What a recipe may not say where it lies; of what a person chose again too, as its arguments stay."""
+    if word.place is not None:
+        yield from policy.refused(word, word.place)
+        yield from policy.borrowed(word, settled, said, foreign=foreign)
 
 
 def _settle(words: list[Word]) -> list[Word]:

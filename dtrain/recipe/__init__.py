@@ -6,7 +6,7 @@ It may come from anywhere: `dtrain.recipe.place` says how far that place is trus
 import re
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import yaml
@@ -18,6 +18,7 @@ from dtrain.recipe.document import FLOAT, HIDDEN, INTEGER, KEY, OVERRIDE, Node, 
 from dtrain.recipe.place import Place, check, fetch, find
 from dtrain.recipe.policy import NEVER, refused
 from dtrain.secrets import HERE, masked
+from dtrain.trust import MADE_OF
 from dtrain.words import Word, text
 from dtrain.words.conf import folder
 
@@ -36,19 +37,29 @@ def read(name: str, *, said: Collection[str] = ()) -> list[Word]:
     """
     problems = list[str]()
     words = _read(find(name), [], [], problems, time.monotonic() + store.ANSWER_SECONDS)
-    problems += [problem for word, place in words if not _is_said(word.key, said) for problem in refused(word, place)]
+    problems += [problem for word in words if not _is_said(word.key, said) for problem in refused(word, word.place)]
     if problems:
         raise WordsError(*problems)
-    return [word for word, _ in words]
+    return words
 
 
-def of_run(run: str) -> list[Word]:
-    """The words of the run at URL `run`; from elsewhere, without those that no recipe from elsewhere may say. Raises WordsError."""
+def of_run(run: str, *, said: Collection[str] = ()) -> list[Word]:
+    """The words of the run at URL `run`; from elsewhere, without those that no recipe from elsewhere may say. Raises WordsError.
+
+    What its model and data are made of is not left out in silence: a person says it, or it is refused.
+    """
     problems = list[str]()
     words = _read(find(f"{run.rstrip('/')}/config.yaml"), [], [], problems, time.monotonic() + store.ANSWER_SECONDS)
+    kept = list[Word]()
+    for word in words:
+        wrong = list(refused(word, word.place))
+        if not wrong:
+            kept.append(word)
+        elif word.key.split(".")[0] in MADE_OF and word.key.split(".")[-1] != "cache" and not _is_said(word.key, said):
+            problems += wrong
     if problems:
         raise WordsError(*problems)
-    return [word for word, place in words if not any(refused(word, place))]
+    return kept
 
 
 def _is_said(key: str, said: Collection[str]) -> bool:
@@ -56,8 +67,8 @@ def _is_said(key: str, said: Collection[str]) -> bool:
     return key in said or key.split(".")[0] in said
 
 
-def _read(place: Place, chain: Sequence[Place], seen: list[Place], problems: list[str], until: float) -> list[tuple[Word, Place]]:
-    """The words of a recipe, each with where it lies, and before them those of the recipes it builds on. Raises WordsError when it cannot be read.
+def _read(place: Place, chain: Sequence[Place], seen: list[Place], problems: list[str], until: float) -> list[Word]:
+    """The words of a recipe, and before them those of the recipes it builds on. Raises WordsError when it cannot be read.
 
     `until` is a monotonic time: whoever waits, waits for all of them together.
     """
@@ -79,13 +90,13 @@ def _read(place: Place, chain: Sequence[Place], seen: list[Place], problems: lis
     if not isinstance(document, dict):
         raise WordsError(f"{place}:1: not a recipe: a mapping of words to values is expected.")
     problems += _package(data, place)
-    below = list[tuple[Word, Place]]()
+    below = list[Word]()
     for name in _names(document.get("recipe"), place, problems):
         try:
             below += _read(find(name, place), [*chain, place], seen, problems, until)
         except WordsError as error:
             problems += [problem if str(place) in problem else f"{problem} ({place} builds on it)" for problem in error.problems]
-    return below + [(word, place) for word in _words(document, place, problems)]
+    return below + [replace(word, place=place) for word in _words(document, place, problems)]
 
 
 def _package(data: bytes, place: Place) -> Iterable[str]:

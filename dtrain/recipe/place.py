@@ -15,6 +15,7 @@ from urllib.parse import urljoin
 
 from dtrain import store
 from dtrain.errors import StoreError, WordsError, nearest
+from dtrain.recipe.reach import REACHABLE, named_hosts, refusal, resolves_inside
 from dtrain.secrets import masked
 from dtrain.words import cut
 from dtrain.words.conf import recipes
@@ -25,8 +26,6 @@ SECONDS = 5.0
 """A storage that refuses is asked again only for so long: a person waits."""
 SHORTEST_PIN = 32
 """Hex digits. A pin holds against somebody who writes another file on purpose: with 128 bits that is out of reach, with 32 it takes minutes."""
-REACHABLE = ("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf")
-"""Schemes that a recipe from elsewhere may name beside its own: none of them leads to this machine's files."""
 Trust = Literal["own", "local", "remote"]
 
 
@@ -99,12 +98,15 @@ def _from(beside: Place, name: str) -> Place:
         absolute = "://" in name or name.startswith(("/", "~"))
         url = name if absolute else posixpath.normpath(store.local_path(beside.url).parent / name)
         return Place(url, "local" if store.is_local(url) else "remote")
-    own = beside.url.split("://")[0]
-    url = name if "://" in name or name.startswith(("/", "~")) else _joined(beside.url, name)
-    if "::" in url or "://" not in url or url.split("://")[0] not in (*REACHABLE, own):
-        allowed = ", ".join(f"{scheme}://" for scheme in sorted({*REACHABLE, own}))
+    whole = "://" in name or name.startswith(("/", "~"))
+    url = name if whole else _joined(beside.url, name)
+    closed = "::" in url or "://" not in url or (whole and refusal("url", url, beside.url))
+    if closed or resolves_inside(named_hosts(url, beside.url)):
+        allowed = ", ".join(f"{scheme}://" for scheme in sorted(REACHABLE))
         shown = repr(masked(name)[:100])
-        raise WordsError(f"{beside}: a recipe from elsewhere cannot build on {shown}. It can on what lies beside it, and on {allowed}.")
+        raise WordsError(
+            f"{beside}: a recipe from elsewhere cannot build on {shown}. It can on what lies beside it, and on public addresses of {allowed}."
+        )
     return Place(url, "remote")
 
 

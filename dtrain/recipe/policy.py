@@ -5,14 +5,16 @@ neither environment nor files, opens no addresses, and brings no code to what ac
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dtrain.recipe.document import HIDDEN, KEY
 from dtrain.recipe.place import Place
+from dtrain.recipe.reach import named_hosts, refusal, resolves_inside
 from dtrain.secrets import HERE, masked, shown
+from dtrain.secrets.looks import is_secret
 from dtrain.trust import from_elsewhere, own
-from dtrain.words import Word
+from dtrain.words import Word, grammar
 
 NEVER = ("trust", "out", "out_options", "hydra", "sweep")
 """From no recipe."""
@@ -20,6 +22,14 @@ NEVER_FROM_ELSEWHERE = re.compile(r"loop|launcher\.(address|here)|data(\.\w+)*\.
 """The loop itself, addresses where others may join, folders that are written to."""
 REFERENCE = re.compile(r"\$\{\s*(\w+(?:\.\w+)*)\s*\}", re.ASCII)
 """${model.width}: another key, and nothing that is run to find the value."""
+FOREIGN_CODE: Mapping[str, Any] = {
+    "trust_remote_code": lambda value: value not in (False, None),
+    "allow_pickle": lambda value: value not in (False, None),
+    "weights_only": lambda value: value is not True,
+    "attn_implementation": lambda value: "/" in str(value),
+    "custom_generate": lambda value: value is not None,
+}
+"""Arguments with which somebody else's package runs code that it downloads -> whether a value asks for it."""
 NO_SMALL = ("recipe", "expect", "requires")
 """What is no word of `expect.small`."""
 
@@ -45,6 +55,11 @@ def _from_elsewhere(word: Word, place: Place, said: str, top: str) -> Iterable[s
         told = f"{key}={HERE.sub('', value)}" if isinstance(value, str) else ""
         if shown(told) != told:
             yield f"{masked(said)}: a recipe from elsewhere cannot bring credentials. Put yours into the environment."
+        leaf = key.rsplit(".", 1)[-1]
+        if leaf in FOREIGN_CODE and FOREIGN_CODE[leaf](value):
+            yield f"{said}: a recipe from elsewhere cannot have downloaded code run. Type {key}=<value> if you trust whoever wrote it."
+        if isinstance(value, str) and not key.endswith("._target_") and (why := refusal(key, value, place.url)):
+            yield f"{said}: a recipe from elsewhere {why}. Type {key}=<value> if you mean it."
         if isinstance(value, str) and HIDDEN.search(value):
             yield f"{said}: a recipe from elsewhere cannot say what a terminal obeys instead of showing."
         if isinstance(value, str) and not _looks_up_keys_only(value, word.key):
@@ -54,14 +69,69 @@ def _from_elsewhere(word: Word, place: Place, said: str, top: str) -> Iterable[s
             )
 
 
+def borrowed(word: Word, settled: Sequence[Word], said: Sequence[Word], *, foreign: bool) -> Iterable[str]:
+    """One sentence for each key that a recipe from elsewhere looks up though no recipe that is not of this machine set it.
+
+    A number may be typed in place of one of the recipe's. `foreign`: with words from folders of the user's own, whose defaults are not public.
+    """
+    if word.place is None or word.place.trust != "remote":
+        return
+    for name in dict.fromkeys(name for _, value in _inside(word.key, word.value) if isinstance(value, str) for name in REFERENCE.findall(value)):
+        meant = [other for other in settled if f"{other.key}.".startswith(f"{name}.") or f"{name}.".startswith(f"{other.key}.")]
+        private = [other for other in meant if _is_of_here(other) and not _is_number_of(other, said)]
+        if private or (foreign and not meant):
+            yield (
+                f"{HIDDEN.sub('?', masked(str(word)[:200]))} ({word.source}): a recipe from elsewhere may not look up {name}, which "
+                f"{f'{private[0].source} says' if private else 'no recipe says'}. Type {word.key}=<value> if you mean it."
+            )
+
+
+def reaches(words: Iterable[Word], value_of: Mapping[str, Any]) -> Iterable[str]:
+    """One sentence for each word of a recipe from elsewhere that leads to this machine or its network once everything in it was looked up."""
+    hosts = dict[str, Word]()
+    for word in words:
+        if word.place is not None and word.place.trust == "remote":
+            whole = value_of.get(word.key, word.value)
+            for key, value in _inside(word.key, whole):
+                if isinstance(value, str) and not key.endswith("._target_"):
+                    if whole != word.value and (why := refusal(key, value, word.place.url)):
+                        yield f"{key} ({word.source}): a recipe from elsewhere {why}. Type {key}=<value> if you mean it."
+                    hosts |= dict.fromkeys(named_hosts(value, word.place.url), word)
+    for host in resolves_inside(hosts):
+        word = hosts[host]
+        yield f"{word.key} ({word.source}): a recipe from elsewhere cannot reach {host}, which is of this machine or its network."
+
+
+def _is_of_here(word: Word) -> bool:
+    """Whether a person typed it, or a file of this machine says it."""
+    return word.place is None or word.place.trust == "local"
+
+
+def _is_number_of(word: Word, said: Sequence[Word]) -> bool:
+    """Whether it is a plain number in place of what a recipe says that is not of this machine."""
+    number = isinstance(word.value, bool | int | float) and not is_secret(word.key, word.value)
+    return number and any(other.key == word.key and not _is_of_here(other) for other in said)
+
+
 def _inside_small(word: Word, place: Place, said: str) -> Iterable[str]:
     """The words of expect.small obey what those of the recipe do."""
     for small in word.value if isinstance(word.value, list) else []:
         key, equals, value = str(small).partition("=")
         if not equals or not KEY.fullmatch(key) or key.split(".")[0] in NO_SMALL:
             yield f"{said}: {small!r:.60} is no word here. Write words such as steps=50."
+        elif place.trust == "remote" and grammar.FOR_HYDRA.search(value):
+            yield f"{said}: {small!r:.60}: a recipe from elsewhere makes itself small with plain values alone."
         else:
-            yield from refused(Word(key, value, value, word.source), place)
+            yield from refused(Word(key, _plain(value), value, word.source), place)
+
+
+def _plain(text: str) -> Any:
+    """What a value means, as a part of what is typed."""
+    try:
+        values = grammar.read(text)
+    except grammar.Unread:
+        return text
+    return values[0] if len(values) == 1 else values
 
 
 def _inside(key: str, value: Any) -> Iterable[tuple[str, Any]]:

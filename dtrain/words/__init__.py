@@ -18,6 +18,8 @@ class Word:
     text: str
     source: str
     sweep: bool = False
+    place: Any = None
+    """The `dtrain.recipe.place.Place` it was read at; None: a person typed it."""
 
     def __str__(self) -> str:
         return f"{self.key}={self.text}"

@@ -163,7 +163,8 @@ def test_a_finished_run_is_a_recipe_and_gives_the_same_losses(corpus: Path, tmp_
         assert main([*first, f"out={tmp_path}/a"]) == 0
         store.write(far, (tmp_path / "a" / "config.yaml").read_bytes())
         assert main([f"recipe={tmp_path}/a/config.yaml", f"out={tmp_path}/b"]) == 0
-        assert main([f"recipe={far}", f"out={tmp_path}/c"]) == 0
+        assert main(["plan", f"recipe={far}"]) == 2, "a file of this machine is for a person to name"
+        assert main([f"recipe={far}", f"data.path={corpus}", f"out={tmp_path}/c"]) == 0
         return [losses(out) for out in "abc"]
 
     ((here, again, elsewhere),) = ranks(1, runs)  # a client of S3 starts threads

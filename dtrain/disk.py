@@ -117,9 +117,10 @@ def create(disk: Disk, path: Path, parts: Sequence[Buffer]) -> None:
         os.close(descriptor)
 
 
-def place(disk: Disk, path: Path, data: Buffer, put: Callable[[Path, Path], None]) -> None:
+def place(disk: Disk, path: Path, data: Buffer, put: Callable[[Path, Path], None], *, parents: bool = True) -> None:
     """`data` in a new file beside `path`, brought there by `put`, which is `disk.link` or `disk.replace`, once its bytes are durable."""
-    makedirs(disk, path.parent)
+    if parents:
+        makedirs(disk, path.parent)
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     create(disk, part, [data])
     try:

@@ -204,8 +204,11 @@ class Journal:
 
     def _merged(self, there: list[bytes]) -> list[bytes]:
         """The rows of the file at the path that stay, and those in memory."""
-        first, known = min(map(_step, self._lines), default=math.inf), set(self._lines)
-        return [*(line for line in there if (_step(line) < first and self._wanted(_row(line)) if self._by_step else line not in known)), *self._lines]
+        if self._by_step:
+            rows = {_step(line): line for line in there if self._wanted(_row(line))} | {_step(line): line for line in self._lines}
+            return [rows[step] for step in sorted(rows)]
+        known = set(self._lines)
+        return [*(line for line in there if line not in known), *self._lines]
 
     def _replace(self, lines: Iterable[bytes]) -> None:
         data = b"".join(lines)

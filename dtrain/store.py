@@ -213,8 +213,9 @@ def put(url: str, parts: Sequence[Buffer]) -> None:
         _remote("create", url, lambda fs, path: _pipe(fs, path, data))
 
 
-def publish(url: str, data: bytes) -> None:
-    """Create a file in one piece, durably, and only if it is not there yet. Raises StoreError of kind `exists` when other bytes are.
+def publish(url: str, data: bytes, *, parents: bool = True) -> None:
+    """Create a file in one piece, durably, and only if it is not there yet. Raises StoreError of kind `exists` when other bytes are; without `parents`
+    also when the folder of a local file is not there.
 
     When the same bytes are there, a try whose answer was lost had made it: so let the bytes say who wrote them.
     """
@@ -226,7 +227,7 @@ def publish(url: str, data: bytes) -> None:
 
     try:
         if is_local(url):
-            _local("create", url, lambda path: place(disk, path, data, disk.link))
+            _local("create", url, lambda path: place(disk, path, data, disk.link, parents=parents))
             return
         _remote("create", url, create_only)
         there = read(url)

@@ -182,6 +182,7 @@ def changed(tmp_path: Path, *, by_step: bool, ours: Iterable[int], then: Iterabl
         ((1, 2, 3), (4,), (1, 2, 3, 4, 5, 6), (1, 2, 3, 4)),
         ((), (1, 2), (1, 2, 3), (1, 2)),
         ((5, 6), (7,), (1, 2, 3, 4, 5, 6, 7, 8), (1, 2, 3, 4, 5, 6, 7)),
+        ((1, 2, 5), (6,), (1, 2, 3, 4, 5), (1, 2, 3, 4, 5, 6)),
     ],
 )
 def test_a_step_has_one_row_whatever_file_comes_to_the_place(tmp_path: Path, ours: Any, then: Any, theirs: Any, left: Any) -> None:

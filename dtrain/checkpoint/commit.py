@@ -42,9 +42,10 @@ class DamagedError(StoreError):
 
 
 def write(url: str, commit: Mapping[str, Any]) -> None:
-    """Create the commit of the attempt at `url`, with a digest of itself."""
+    """Create the commit of the attempt at `url`, with a digest of itself, where the files of the attempt are: not on storage that has come to the place
+    of theirs meanwhile."""
     body = {"format": FORMAT, **commit}
-    store.publish(store.join(url, NAME), json.dumps({**body, "digest": _digest(body)}).encode())
+    store.publish(store.join(url, NAME), json.dumps({**body, "digest": _digest(body)}).encode(), parents=False)
 
 
 def fault(commit: Mapping[str, Any]) -> str:

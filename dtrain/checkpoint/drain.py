@@ -159,7 +159,11 @@ class Drain:
             self._before()
             lease.verify(self._out)
         commits.write(self.url, commit)
-        commits.read(self.url)
+        try:
+            commits.read(self.url)
+        except commits.DamagedError:
+            self._remove(self.url)
+            raise
         self._committed = commit
 
     def _remove(self, url: str) -> None:

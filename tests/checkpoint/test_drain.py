@@ -144,6 +144,28 @@ def test_what_must_be_durable_first_is_and_when_it_cannot_be_nothing_is_committe
     assert [find(str(tmp_path))[1]["step"], kept(tmp_path)] == [4, [2, 4]]
 
 
+@pytest.mark.parametrize("leaves", ["nothing", "an empty folder"])
+def test_nothing_is_committed_where_the_files_are_not(leaves: str, tmp_path: Path) -> None:
+    """As when storage goes away between the files and the commit, and other storage shows at its place."""
+
+    def work(mesh: Mesh) -> None:
+        state, out = state_on(mesh), tmp_path / "out"
+
+        def before() -> None:
+            (attempt,) = (path.parent for path in out.rglob("*.safetensors"))
+            out.rename(tmp_path / "away")
+            if leaves == "an empty folder":
+                attempt.mkdir(parents=True)
+
+        checkpoint = Sharded(out=str(out), mesh=mesh, resume="auto", every=1, keep=None, before_commit=before)
+        checkpoint.save(state)
+        with pytest.raises(StoreError):
+            checkpoint.wait()
+
+    alone(work)
+    assert not list(tmp_path.rglob("COMMIT.json"))
+
+
 def test_a_rank_that_gives_no_sign_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain, "BEAT_SECONDS", 0.05)
 

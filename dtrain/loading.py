@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ from typing import Any
 from dtrain import frames
 from dtrain.signals import REPORT
 
-ANSWER_SECONDS = 0.5
-"""A process that is stopped says nothing."""
+ANSWER_SECONDS, QUIET_SECONDS = 3.0, 0.2
+"""A process that is stopped says nothing; one that has said nothing more for so long has said all its lines."""
 
 _tables: list[Any] = []
 
@@ -38,15 +38,21 @@ def stacks(folder: Path) -> dict[int, list[str]]:
     """pid -> the stack of each loading process, outermost line first; empty where one does not answer."""
     living = {child.pid for child in multiprocessing.active_children()}
     files = {pid: path for pid in reading() if pid in living and (path := _file(folder, pid)).exists()}
-    before = {pid: path.stat().st_size for pid, path in files.items()}
+    before = said = _sizes(files)
     for pid in files:
         with suppress(ProcessLookupError):
             os.kill(pid, REPORT)
-    deadline = time.monotonic() + ANSWER_SECONDS
-    while time.monotonic() < deadline and any(path.stat().st_size == before[pid] for pid, path in files.items()):
+    now = changed = time.monotonic()
+    deadline = now + ANSWER_SECONDS
+    while files and now < deadline and (now - changed < QUIET_SECONDS or any(said[pid] == before[pid] for pid in files)):
         time.sleep(0.02)
-    time.sleep(0.05 * bool(files))  # for the last lines
+        now, sizes = time.monotonic(), _sizes(files)
+        said, changed = sizes, now if sizes != said else changed
     return {pid: frames.current(path.read_text(errors="replace")[before[pid] :]) for pid, path in files.items()}
+
+
+def _sizes(files: Mapping[int, Path]) -> dict[int, int]:
+    return {pid: path.stat().st_size for pid, path in files.items()}
 
 
 def busy(folder: Path) -> tuple[str, list[str]] | None:

@@ -26,8 +26,9 @@ from dtrain.launcher import process, run_rank
 from dtrain.launcher.link import Link, drain, ready
 from dtrain.plan import Plan
 
-REPORT_SECONDS = {"victim": 1.0, "cause": 0.2}
-"""Ranks that are about to be ended get this long to say where they are: less where it is known already which one is the cause."""
+REPORT_SECONDS = {"victim": 5.0, "cause": 1.0}
+"""Ranks that are about to be ended get this long to say where they are, as on a busy machine it may take: less where it is known already which one is
+the cause. One that lets the time pass counts as held by native code."""
 BEAT_SECONDS = 1.0
 FROZEN_SECONDS = 3.0
 """So long a rank that should stop may be stopped itself."""

@@ -106,7 +106,7 @@ def _part() -> str:
     return "step"
 
 
-def count(plan: Plan, *, seconds: float = 120) -> list[list[dict[Seen, list[int]]]]:
+def count(plan: Plan, *, seconds: float = 300) -> list[list[dict[Seen, list[int]]]]:
     """Of each rank, of each step of the run (the first entry is what comes before the first)."""
     with tempfile.TemporaryDirectory() as folder:
         return ranks(plan.world, _rank, plan, folder, seconds=seconds)

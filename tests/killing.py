@@ -87,7 +87,7 @@ def survive(
     seed: int,
     targets: Mapping[str, int] = TARGETS,
     longest: float = 1.0,
-    seconds: float = 120,
+    seconds: float = 600,
     url: str | None = None,
     storage: Unsteady | None = None,
 ) -> dict[str, int]:
@@ -146,11 +146,11 @@ def served(plan: Plan, scratch: Path, **options: Any) -> Iterator[int]:
         yield pid
     finally:
         process.kill(pid)
-        process.gone(process.memory(scratch), 10)
+        process.gone(process.memory(scratch), 120)
         shutil.rmtree(process.memory(scratch), ignore_errors=True)
 
 
-def over(pid: int, scratch: Path, seconds: float = 60) -> dict[str, Any]:
+def over(pid: int, scratch: Path, seconds: float = 300) -> dict[str, Any]:
     """What became of a run, when its server has ended."""
     deadline = time.monotonic() + seconds
     while process.ended(pid) is None:
@@ -159,7 +159,7 @@ def over(pid: int, scratch: Path, seconds: float = 60) -> dict[str, Any]:
     return dict(json.loads((scratch / "over.json").read_text()))
 
 
-def nothing_left(out: Path, seconds: float = 10) -> bool:
+def nothing_left(out: Path, seconds: float = 120) -> bool:
     """Whether no process of the run lives: each has its scratch folder in its command line."""
     scratch, deadline = f"{out}-scratch", time.monotonic() + seconds
     while mentioning(scratch) and time.monotonic() < deadline:

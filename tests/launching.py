@@ -87,7 +87,7 @@ def started(out: Path, *words: str, by: Sequence[str] = ()) -> subprocess.Popen[
     return subprocess.Popen([*(by or command()), *WORDS, f"out={out}", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
 
 
-def wait_for_step(out: Path, step: int, seconds: float = 60) -> None:
+def wait_for_step(out: Path, step: int, seconds: float = 300) -> None:
     journal, deadline = out / "metrics.jsonl", time.monotonic() + seconds
     while not (journal.exists() and journal.read_text().count("\n") >= step):
         assert time.monotonic() < deadline, f"no step {step} within {seconds} s"

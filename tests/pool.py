@@ -21,7 +21,7 @@ class RankFailed(AssertionError):
     """The first traceback of a rank."""
 
 
-def ranks(world: int, work: Callable[..., Any], *arguments: Any, seconds: float = 90) -> list[Any]:
+def ranks(world: int, work: Callable[..., Any], *arguments: Any, seconds: float = 300) -> list[Any]:
     """Run `work(*arguments)` on `world` ranks. What it returns must pickle. Raises RankFailed with the first traceback."""
     keeper, port = fork_keeper()
     pipes, pids = {}, []

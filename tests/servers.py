@@ -119,7 +119,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def running(command: Sequence[str], seconds: float = 60) -> Iterator[int]:
+def running(command: Sequence[str], seconds: float = 300) -> Iterator[int]:
     """A process that listens on the port it yields, which `{port}` in the command becomes. Ends with the context."""
     port = free_port()
     process = subprocess.Popen([word.replace("{port}", str(port)) for word in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -115,8 +115,9 @@ def test_a_lease_of_another_machine_is_taken_over_when_it_is_not_renewed(out: st
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_lease_of_another_machine_that_is_renewed_is_kept_whatever_its_clock_says(out: str) -> None:
+def test_a_lease_of_another_machine_that_is_renewed_is_kept_whatever_its_clock_says(out: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its times are years ago."""
+    monkeypatch.setattr(lease, "STALE_SECONDS", 120.0)  # whoever renews it may be slow
     stop = threading.Event()
 
     def renew() -> None:
@@ -143,10 +144,10 @@ def test_an_older_lease_may_commit_no_more(out: str) -> None:
         plant(out, 2, ELSEWHERE)
         with pytest.raises(LeaseError, match="taken over by another run: ben@node8, pid 77"):
             lease.verify(out)
-        time.sleep(5)  # the keeper sees it too
+        time.sleep(120)  # the keeper sees it too
     with pytest.raises(LeaseError), lease.hold(out):  # and it is not taken back
         store.write(f"{out}/lease/00000003.json", json.dumps(ELSEWHERE).encode())
-        time.sleep(5)
+        time.sleep(120)
 
 
 @pytest.mark.usefixtures("quick")
@@ -162,7 +163,7 @@ def test_a_run_that_ignores_the_wish_to_end_is_interrupted(out: str) -> None:
     try:
         with pytest.raises(LeaseError, match="taken over"), lease.hold(out):
             plant(out, 2, ELSEWHERE)
-            for _ in range(500):
+            for _ in range(12000):
                 time.sleep(0.01)
     finally:
         signal.signal(signal.SIGINT, before)
@@ -216,7 +217,7 @@ def test_a_file_that_is_no_lease_stops_nobody(name: str, tmp_path: Path) -> None
 
 
 def test_a_high_number_is_followed_by_a_higher_one(tmp_path: Path) -> None:
-    plant(str(tmp_path), 99_999_999, {"state": "released"})
+    plant(str(tmp_path), 99_999_999, ELSEWHERE | {"state": "released"})
     with lease.hold(str(tmp_path)):
         assert (tmp_path / "lease/100000000.json").exists()
     assert attempts.lease_of("100000000-20260101T000000-0123abcd-0001") == 100_000_000
@@ -231,7 +232,7 @@ def test_a_number_that_was_pruned_long_ago_is_worth_nothing(out: str) -> None:
     assert store.children(f"{out}/lease") == ["00000003.json"]
 
 
-def wait_until(told: Callable[[], bool], seconds: float = 20) -> None:
+def wait_until(told: Callable[[], bool], seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not told():
         assert time.monotonic() < deadline
@@ -240,7 +241,7 @@ def wait_until(told: Callable[[], bool], seconds: float = 20) -> None:
 
 # the command
 
-SLOW = ("model._target_=launching.Slow", "model.rank=0", "steps=400", "checkpoint.every=2", "evaluate.every=0")
+SLOW = ("model._target_=launching.Slow", "model.rank=0", "steps=20000", "checkpoint.every=2", "evaluate.every=0")
 
 
 def test_a_second_command_is_refused_and_after_a_kill_the_next_goes_on(tmp_path: Path) -> None:
@@ -249,7 +250,7 @@ def test_a_second_command_is_refused_and_after_a_kill_the_next_goes_on(tmp_path:
     try:
         wait_for_step(tmp_path, 5)
         second = started(tmp_path, *words)
-        said, _ = second.communicate(timeout=60)
+        said, _ = second.communicate(timeout=300)
         assert second.returncode == 3 and f"is being written by another run: {lease._record()['owner']}, pid {first.pid}, since" in said
         first.kill()
         first.wait()
@@ -257,7 +258,7 @@ def test_a_second_command_is_refused_and_after_a_kill_the_next_goes_on(tmp_path:
         first.stdout.close()
         done = steps_of(tmp_path)[-1]
         third = started(tmp_path, *words, f"stop_after={done + 3}")
-        said, _ = third.communicate(timeout=60)
+        said, _ = third.communicate(timeout=300)
         assert third.returncode == 0 and "took over" in said, said
         assert steps_of(tmp_path) == list(range(1, done + 4))
     finally:
@@ -270,7 +271,7 @@ def test_a_command_whose_lease_was_taken_over_ends_with_one_sentence(tmp_path: P
     run = started(tmp_path, *SLOW, f"devices={devices}")
     wait_for_step(tmp_path, 3)
     plant(str(tmp_path), 2, ELSEWHERE)
-    said, _ = run.communicate(timeout=60)
+    said, _ = run.communicate(timeout=300)
     assert run.returncode == 3, said
     assert said.count("was taken over by another run: ben@node8, pid 77") == 1 and "Traceback" not in said, said
 

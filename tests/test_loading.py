@@ -17,7 +17,7 @@ from dtrain.data.dataset import Dataset
 SAMPLE = 77
 WORDS = (
     "model=mlp", "data=dataset", "data.dataset._target_=test_loading.Stuck", "data.holdout=0", "data.workers=1", "trust=[test_loading]",
-    "data.inputs=0", "data.targets=1", "model.inputs=4", "model.outputs=1", "backend=gloo", "backend.timeout=2", "steps=100",
+    "data.inputs=0", "data.targets=1", "model.inputs=4", "model.outputs=1", "backend=gloo", "backend.timeout=5", "steps=100",
     "objective=regression", "log.every=1", "launcher=local", "launcher.restarts=0",
 )  # fmt: skip
 
@@ -51,10 +51,10 @@ def test_one_that_hangs_in_an_evaluation_is_told_so_too(devices: int, tmp_path: 
     kept = Dataset(Stuck("asleep"), holdout=0.25).holdout()
     assert kept
     sample = int(kept.original(np.arange(len(kept)))[5])
-    held = ["data.holdout=0.25", "evaluate.every=3", f"data.dataset.sample={sample}", "backend.timeout=7"]  # in which its loading process begins, too
+    held = ["data.holdout=0.25", "evaluate.every=3", f"data.dataset.sample={sample}", "backend.timeout=8"]  # its loading process begins, too
     words = [*WORDS, f"devices={devices}", "data.dataset.way=asleep", *held, f"out={tmp_path / 'run'}"]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    ended = subprocess.run(command(*words), capture_output=True, text=True, timeout=180, env=env)
+    ended = subprocess.run(command(*words), capture_output=True, text=True, timeout=300, env=env)
     assert ended.returncode == 1, ended.stderr
     (paragraph,) = [line for line in ended.stderr.splitlines() if line.startswith("dtrain: rank")]
     assert "hung after step 3" in paragraph and f"sample {sample} of data.dataset" in paragraph, paragraph
@@ -65,7 +65,7 @@ def test_one_that_hangs_in_an_evaluation_is_told_so_too(devices: int, tmp_path: 
 def test_a_loading_process_that_hangs_is_told_at_its_own_line_with_its_sample(way: str, devices: int, tmp_path: Path) -> None:
     words = [*WORDS, f"devices={devices}", f"data.dataset.way={way}", f"out={tmp_path / 'run'}"]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    ended = subprocess.run(command(*words), capture_output=True, text=True, timeout=180, env=env)
+    ended = subprocess.run(command(*words), capture_output=True, text=True, timeout=300, env=env)
     assert ended.returncode == 1, ended.stderr
     (paragraph,) = [line for line in ended.stderr.splitlines() if line.startswith("dtrain: rank")]
     assert "hung in step" in paragraph

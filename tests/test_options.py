@@ -152,5 +152,5 @@ def test_a_run_on_object_storage_writes_its_credentials_nowhere(s3: str, tmp_pat
     assert any("tensorboard" in path for path in written)
     for path, data in {**written, "processes": seen, "said": said.encode()}.items():
         assert SECRET.encode() not in data, path
-    looked = subprocess.run(command("evaluate", *told), capture_output=True, text=True, env=env, check=False, timeout=60)
+    looked = subprocess.run(command("evaluate", *told), capture_output=True, text=True, env=env, check=False, timeout=300)
     assert looked.returncode == 0 and "loss" in looked.stdout, looked.stderr

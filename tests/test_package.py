@@ -19,7 +19,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)],
         check=True,
-        timeout=180,
+        timeout=300,
         capture_output=True,
     )
     with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
@@ -40,7 +40,7 @@ def test_the_wheel_holds_every_word_recipe_and_module(unpacked: Path) -> None:
 
 def test_wheel_editable_and_checkout_behave_the_same(unpacked: Path, tmp_path: Path) -> None:
     def output(cwd: Path, **variables: str) -> str:
-        done = subprocess.run(COMMAND, capture_output=True, text=True, timeout=60, cwd=cwd, env={**os.environ, **variables}, check=False)
+        done = subprocess.run(COMMAND, capture_output=True, text=True, timeout=300, cwd=cwd, env={**os.environ, **variables}, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -59,5 +59,5 @@ def test_the_wheel_is_the_one_that_ran(unpacked: Path, tmp_path: Path) -> None:
 
 def test_the_console_script_is_the_module() -> None:
     script = Path(sys.executable).with_name("dtrain")
-    done = subprocess.run([script, "--help"], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([script, "--help"], capture_output=True, text=True, timeout=300, check=True)
     assert "verbs" in done.stdout

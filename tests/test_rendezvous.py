@@ -51,31 +51,33 @@ def ended(folder: Path, then: Callable[[int], None], *, timeout: float, wish: bo
                 time.sleep(0.01)
 
     pid = process.fork(rank)
-    os.read(reading, 1)
+    os.close(writing)
     try:
+        assert os.read(reading, 1), "it did not come to the store"
         then(keeper)
         if wish:
             os.kill(pid, signal.SIGTERM)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while (code := process.ended(pid)) is None:
             assert time.monotonic() < deadline, "it still runs"
             time.sleep(0.02)
     finally:
         process.kill(pid, keeper)
+        os.close(reading)
     said = [json.loads(path.read_text()) for path in folder.glob("lost-*.json")]
     assert len(said) == 1
     return code, said[0]["error"]
 
 
 def test_a_dead_store_ends_the_run(tmp_path: Path) -> None:
-    code, said = ended(tmp_path, process.kill, timeout=4)
+    code, said = ended(tmp_path, process.kill, timeout=12)
     assert code == 1
     assert said.startswith("the rendezvous store at 127.0.0.1:")
     assert "is gone" in said
 
 
 def test_a_stopped_store_ends_the_run_within_its_bound(tmp_path: Path) -> None:
-    code, said = ended(tmp_path, lambda keeper: os.kill(keeper, signal.SIGSTOP), timeout=2)
+    code, said = ended(tmp_path, lambda keeper: os.kill(keeper, signal.SIGSTOP), timeout=6)
     assert code == 1
     assert "the store process at 127.0.0.1:" in said
     assert "does not answer for" in said
@@ -101,7 +103,7 @@ def test_a_stopped_store_is_named_by_who_wants_to_meet_there() -> None:
         pid = process.fork(terminated)
         time.sleep(0.5)
         os.kill(pid, signal.SIGTERM)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while process.ended(pid) is None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -130,7 +132,7 @@ def test_a_wish_to_stop_ends_a_rank_that_waits_for_ranks_that_do_not_come() -> N
     time.sleep(1)
     try:
         os.kill(pid, signal.SIGTERM)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while process.ended(pid) is None:
             assert time.monotonic() < deadline, "it still waits"
             time.sleep(0.01)

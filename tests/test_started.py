@@ -109,6 +109,6 @@ def test_two_ranks_of_mpirun_train_one_run(tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]  # fmt: skip
-    said = [rank.communicate(timeout=120)[0] for rank in ranks]
+    said = [rank.communicate(timeout=300)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
     assert "2 rank(s)" in "".join(said)

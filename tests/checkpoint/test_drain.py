@@ -2,18 +2,17 @@
 
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 from checkpoint.test_sharded import alone, kept, sharded, state_on, whole
-from pool import ranks
 from small import STRATEGIES, on_mesh
 
 from dtrain import lease, store
 from dtrain.attempts import Attempt, listed
-from dtrain.backend.gloo import Gloo
 from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint import drain
 from dtrain.checkpoint.commit import find
@@ -22,7 +21,6 @@ from dtrain.checkpoint.retention import Retention
 from dtrain.checkpoint.sharded import Sharded
 from dtrain.errors import LeaseError, StoreError, WordsError
 from dtrain.mesh import Mesh
-from dtrain.plan import MeshShape
 
 FSDP = STRATEGIES["fsdp"]
 
@@ -169,22 +167,23 @@ def test_nothing_is_committed_where_the_files_are_not(leaves: str, tmp_path: Pat
 def test_a_rank_that_gives_no_sign_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain, "BEAT_SECONDS", 0.05)
 
-    def rank() -> str:
-        with Gloo(timeout=1).open():
-            mesh = Mesh(MeshShape(dp_shard=2), device="cpu")
-            state, checkpoint = state_on(mesh, FSDP), sharded(mesh, tmp_path)
-            checkpoint._attempt()
-            if mesh.rank == 1:  # it lives, and never saves
-                while mesh.posted(["over"]) is None:
-                    time.sleep(0.01)
-                return ""
-            checkpoint.save(state)
-            with pytest.raises(StoreError) as caught:
-                checkpoint.wait()
-            mesh.post("over", "")
-            return str(caught.value)
+    def work(mesh: Mesh) -> str:
+        state, checkpoint = state_on(mesh, FSDP), sharded(mesh, tmp_path)
+        checkpoint._attempt()
+        mesh.barrier()
+        assert mesh.timeout == 60
+        mesh._letters.set_timeout(timedelta(seconds=1))
+        if mesh.rank == 1:  # it lives, and never saves
+            while mesh.posted(["over"]) is None:
+                time.sleep(0.01)
+            return ""
+        checkpoint.save(state)
+        with pytest.raises(StoreError) as caught:
+            checkpoint.wait()
+        mesh.post("over", "")
+        return str(caught.value)
 
-    assert "rank 1 has given no sign for 1 s" in ranks(2, rank)[0]
+    assert "rank 1 has given no sign for 1 s" in on_mesh(work, dp_shard=2)[0]
 
 
 def test_whoever_lost_the_lease_commits_nothing_and_ends_on_every_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,6 +224,7 @@ def test_removals_that_fail_hold_up_neither_the_next_save_nor_the_end_and_one_at
 ) -> None:
     """The storage takes everything and removes nothing for as long as it has patience with it: each removal is tried again, again and again."""
     monkeypatch.setattr("dtrain.checkpoint.sharded.TIDY_SECONDS", 0.2)
+    monkeypatch.setattr(store, "PATIENCE", 600.0)
     out, running, most = f"flaky://file/{tmp_path}", [0], [0]
     store.use(out, {"share": 1, "on": ["remove"], "kinds": ["503"]})
     remove = Retention._remove

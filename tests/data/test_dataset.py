@@ -244,7 +244,7 @@ def test_loading_processes_hear_no_signal_and_die_with_their_rank() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     os.waitpid(fork(rank), 0)
-    worker, deadline = int(os.read(reading, 100)), time.monotonic() + 20
+    worker, deadline = int(os.read(reading, 100)), time.monotonic() + 120
     stat = Path(f"/proc/{worker}/stat")
     while stat.exists() and ") Z" not in stat.read_text():
         assert time.monotonic() < deadline

@@ -183,7 +183,7 @@ def test_no_text_of_theirs_becomes_a_word_or_a_command(tree: dict[str, Any], tmp
     ledger = translate({"batch_size": 2, **tree}, "torchtune", "tune.yaml")
     written = recipe(ledger, (), "mine.yaml")
     assert set(yaml.safe_load(written)) == {"microbatch", "clip"}
-    subprocess.run(["bash", "-c", f"dtrain() {{ :; }}; {command(ledger, 'mine.yaml')}"], cwd=tmp_path, timeout=30, check=False, capture_output=True)
+    subprocess.run(["bash", "-c", f"dtrain() {{ :; }}; {command(ledger, 'mine.yaml')}"], cwd=tmp_path, timeout=300, check=False, capture_output=True)
     assert not (tmp_path / "ran").exists()
 
 

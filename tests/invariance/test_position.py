@@ -157,7 +157,7 @@ def test_a_real_run_stopped_in_the_middle_of_a_pass_sees_what_it_would_have_seen
         folder = tmp_path / name
         folder.mkdir()
         env = {**os.environ, "SEEN": str(folder), "PYTHONPATH": str(Path(__file__).parents[1]), "TMPDIR": str(tmp_path)}
-        done = subprocess.run(command(*WORDS, f"out={tmp_path}/out", *words), capture_output=True, text=True, timeout=90, env=env, check=False)
+        done = subprocess.run(command(*WORDS, f"out={tmp_path}/out", *words), capture_output=True, text=True, timeout=300, env=env, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         seen[name] = {file.name: [number for line in file.read_text().splitlines() for number in json.loads(line)] for file in folder.iterdir()}
     assert list(seen["first"]) == ["0"] and set(seen["second"]) == {"0", "1"}

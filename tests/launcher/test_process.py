@@ -21,14 +21,14 @@ def test_a_child_dies_with_the_process_that_forked_it() -> None:
     reading, writing = os.pipe()
 
     def parent() -> None:
-        os.write(writing, str(process.fork(lambda: time.sleep(60))).encode())
-        time.sleep(60)
+        os.write(writing, str(process.fork(lambda: time.sleep(600))).encode())
+        time.sleep(600)
 
     pid = process.fork(parent)
     child = int(os.read(reading, 20))
     assert lives(child)
     process.kill(pid)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 120
     while lives(child) and time.monotonic() < deadline:
         time.sleep(0.005)
     assert not lives(child)
@@ -50,8 +50,8 @@ def test_a_claimed_folder_is_gone_when_nobody_lives_who_inherited_it(tmp_path: P
 
     def claim() -> None:
         process.claim(scratch)
-        process.fork(lambda: time.sleep(60))  # dies with this one
-        time.sleep(60)
+        process.fork(lambda: time.sleep(600))  # dies with this one
+        time.sleep(600)
 
     pid = process.fork(claim)
     folder = process.memory(scratch)
@@ -60,7 +60,7 @@ def test_a_claimed_folder_is_gone_when_nobody_lives_who_inherited_it(tmp_path: P
     process.sweep(tmp_path)
     assert folder.exists(), "its run lives"
     process.kill(pid)
-    assert process.gone(folder, 5)
+    assert process.gone(folder, 120)
     process.sweep(tmp_path)
     assert not folder.exists()
     assert not scratch.exists()
@@ -71,11 +71,11 @@ def test_a_run_whose_server_was_killed_loses_nothing_to_one_that_starts_meanwhil
     scratch = tmp_path / f"dtrain-launch-{os.getpid()}"
     scratch.mkdir()
     command = process.claim(scratch, "command")
-    folder, server = process.memory(scratch), process.fork(lambda: (process.claim(scratch), time.sleep(60)))
+    folder, server = process.memory(scratch), process.fork(lambda: (process.claim(scratch), time.sleep(600)))
     while not (folder / "lock").exists() or process.gone(folder, 0.01):
         time.sleep(0.005)
     process.kill(server)
-    assert process.gone(folder, 5), "no process of the server's lives"
+    assert process.gone(folder, 120), "no process of the server's lives"
     process.sweep(tmp_path)
     assert folder.exists() and scratch.exists() and folder not in process.abandoned()
     os.close(command)

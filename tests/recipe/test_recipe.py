@@ -269,7 +269,7 @@ def test_a_recipe_may_lie_on_the_hub(tmp_path: Path) -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     environ = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path)}
     words = ["plan", "recipe=hf://user/repo/mine.yaml"]
-    done = subprocess.run([sys.executable, "-m", "dtrain", *words], env=environ, capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run([sys.executable, "-m", "dtrain", *words], env=environ, capture_output=True, text=True, timeout=300, check=False)
     server.shutdown()
     server.server_close()
     assert done.returncode == 0, done.stderr
@@ -361,7 +361,7 @@ def test_a_server_with_a_certificate_of_its_own(tmp_path: Path) -> None:
 
         def plan(**environ: str) -> tuple[int, str]:
             words = [sys.executable, "-m", "dtrain", "plan", f"recipe={url}/mine.yaml"]
-            done = subprocess.run(words, env={**os.environ, **environ}, capture_output=True, text=True, timeout=90, check=False)
+            done = subprocess.run(words, env={**os.environ, **environ}, capture_output=True, text=True, timeout=300, check=False)
             return done.returncode, done.stdout + done.stderr
 
         assert "7 steps" in plan(SSL_CERT_FILE=str(tmp_path / "cert"))[1]

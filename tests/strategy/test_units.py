@@ -39,7 +39,7 @@ def two_steps(model: str, strategy: str) -> Any:
 @pytest.mark.parametrize("strategy", ["fsdp", "zero1"])
 def test_ranks_that_call_different_blocks_are_stopped_by_their_names(model: str, strategy: str) -> None:
     with pytest.raises(RankFailed, match=r"strategy: rank \d .*(left|right)\.\d.* where (rank \d|the first step) .*(left|right)\.\d") as error:
-        ranks(2, two_steps, model, strategy, seconds=30)
+        ranks(2, two_steps, model, strategy)
     assert "Type strategy=ddp" in str(error.value) and "FSDP" not in str(error.value).split("strategy: rank")[1].splitlines()[0]
 
 
@@ -48,7 +48,7 @@ def test_ranks_that_do_not_all_call_experts_are_stopped_by_their_names(unused: b
     """They would wait for rows of each other for ever."""
     chosen = {"model": {"_target_": "reaching.Skipping", "unused": unused, "calm": calm}, "strategy": STRATEGIES["ddp"]}
     with pytest.raises(RankFailed, match=r"strategy: rank \d .* where (rank \d|the first step) .*, and the experts that mesh\.ep splits") as error:
-        ranks(2, lambda: few_steps(parts("Ways") | chosen, {"dp_replicate": 2, "ep": 2}, microbatch=1, steps=8), seconds=30)
+        ranks(2, lambda: few_steps(parts("Ways") | chosen, {"dp_replicate": 2, "ep": 2}, microbatch=1, steps=8))
     assert "mixtures.1.experts" in str(error.value)
 
 

@@ -148,7 +148,7 @@ def test_the_environment_tells_faults_to_any_process(tmp_path: Path) -> None:
         [sys.executable, "-c", code, url],
         env={"DTRAIN_FLAKY": "share=1 kinds=kill"},
         capture_output=True,
-        timeout=60,
+        timeout=300,
         check=False,
         cwd=Path(__file__).parents[2],
     )

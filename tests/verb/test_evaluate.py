@@ -20,7 +20,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def dtrain(*words: str) -> str:
-    done = subprocess.run([sys.executable, "-m", "dtrain", *words], capture_output=True, text=True, timeout=90, env={**os.environ}, check=False)
+    done = subprocess.run([sys.executable, "-m", "dtrain", *words], capture_output=True, text=True, timeout=300, env={**os.environ}, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -47,14 +47,14 @@ def test_every_mesh_writes_the_same_text(run: Path) -> None:
 
 
 def test_no_run_is_named() -> None:
-    done = subprocess.run([sys.executable, "-m", "dtrain", "evaluate"], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run([sys.executable, "-m", "dtrain", "evaluate"], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 2
     assert "out=<the run>" in done.stderr
 
 
 def test_no_run_is_there(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "dtrain", "evaluate", "out=gone"], capture_output=True, text=True, timeout=30, cwd=tmp_path, check=False
+        [sys.executable, "-m", "dtrain", "evaluate", "out=gone"], capture_output=True, text=True, timeout=300, cwd=tmp_path, check=False
     )
     assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
     assert "gone" in done.stderr

@@ -69,7 +69,7 @@ def _do(words: list[str]) -> int:
         print(f"dtrain {__version__}")
         return 0
     verb = words.pop(0) if words and words[0] in VERBS else "train"
-    if verb not in ("diff", "completion"):  # which take words that belong to different runs, or are not complete
+    if verb not in ("diff", "runs", "completion"):  # which take words that belong to different runs, or are not complete
         from dtrain.compose import said_again
 
         for sentence in said_again(words) if os.environ.get("RANK", "0") == "0" else ():

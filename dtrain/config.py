@@ -21,7 +21,8 @@ VERBS = {
     "checkpoint": "ls, verify, export: what was saved",
     "import": "a config of another tool as a recipe",
     "doctor": "what this machine, a storage and the ranks of the words can do",
-    "diff": "what differs between two runs, recipes or lists of words",
+    "runs": "runs in a folder or at a URL: when, what was changed, how far, how good; best, rm",
+    "diff": "what differs between runs, recipes or lists of words",
     "completion": "bash, zsh or fish: a script with which the shell completes all of this",
 }
 """What the command can do: one file of dtrain/verb/ each."""

@@ -19,7 +19,7 @@ from dtrain.disk import remove as remove_local
 from dtrain.errors import StoreError
 
 __all__ = [
-    "anchored", "beginning", "children", "client", "connect", "disk", "download", "exists", "find", "fingerprint", "fsync", "is_local",
+    "anchored", "beginning", "children", "client", "connect", "disk", "download", "ending", "exists", "find", "fingerprint", "folders", "fsync", "is_local",
     "join", "local_path", "patience", "probe", "publish", "put", "read", "remove", "scratch", "size", "sizes", "small", "sync_folder", "tree", "upload",
     "use", "write",
 ]  # fmt: skip
@@ -84,6 +84,19 @@ def beginning(url: str, count: int) -> bytes:
             raise hidden or error from None
 
     return _remote("read", url, opened)
+
+
+def ending(url: str, count: int) -> bytes:
+    """The last `count` bytes of a file, or all of it where it has less. Raises StoreError."""
+
+    def tail(path: Path) -> bytes:
+        with a_file(path).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - count))
+            return file.read(count)
+
+    if is_local(url):
+        return _local("read", url, tail)
+    return _remote("read", url, lambda fs, path: bytes(fs.tail(path, count)))
 
 
 def small(url: str, most: int, *, seconds: float | None = None) -> bytes:
@@ -179,6 +192,11 @@ def tree(url: str, *, depth: int) -> dict[str, int]:
 def children(url: str) -> list[str]:
     """Names directly below a folder; none when there is no such folder."""
     return _remote("list", url, lambda fs, path: sorted({_name(entry["name"]) for entry in _ls(fs, path)}))
+
+
+def folders(url: str) -> list[str]:
+    """Names of the folders directly below a folder; none when there is no such folder."""
+    return _remote("list", url, lambda fs, path: sorted({_name(entry["name"]) for entry in _ls(fs, path) if entry["type"] == "directory"}))
 
 
 def fingerprint(url: str) -> str:

@@ -108,8 +108,8 @@ def jobs(swept: Sequence[Word]) -> list[Sequence[str]]:
     return [words for batch in batches for words in batch]
 
 
-def sweep(words: Sequence[str], job: Callable[[Sequence[str]], float | None]) -> list[Any]:
-    """Run `job` with the words of every combination through Hydra's sweeper and launcher. Returns what the jobs returned."""
+def sweep(words: Sequence[str], job: Callable[[Sequence[str]], float | None]) -> None:
+    """Run `job` with the words of every combination through Hydra's sweeper and launcher. What a sweeper returns is its own: some return nothing."""
 
     def task(_: Any) -> float | None:
         return job([word.removeprefix("++") for word in HydraConfig.get().overrides.task])
@@ -117,10 +117,9 @@ def sweep(words: Sequence[str], job: Callable[[Sequence[str]], float | None]) ->
     quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
     with tempfile.TemporaryDirectory() as folder:  # Hydra leaves a file of its own, and only knows local folders
         try:
-            batches = _hydra([]).multirun("config", task, [*words, *quiet, f"hydra.sweep.dir={quote(folder)}"])
+            _hydra([]).multirun("config", task, [*words, *quiet, f"hydra.sweep.dir={quote(folder)}"])
         except (HydraException, OmegaConfBaseException) as error:
             raise WordsError(first_line(error)) from error
-    return [result.return_value for batch in batches for result in batch]
 
 
 def _hydra(searchpath: Sequence[str]) -> Hydra:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from dtrain import options, secrets
 from dtrain.compose.check import shown
@@ -12,8 +11,8 @@ from dtrain.errors import WordsError
 from dtrain.words import Word, quote, slug
 
 
-def multirun(words: Sequence[str], job: Callable[[Sequence[str]], float | None], *, check: Callable[[Sequence[str]], object]) -> list[Any]:
-    """Run `job` with the words of every combination of the swept ones, through Hydra's own sweeper and launcher. Returns what the jobs returned.
+def multirun(words: Sequence[str], job: Callable[[Sequence[str]], float | None], *, check: Callable[[Sequence[str]], object]) -> str:
+    """Run `job` with the words of every combination of the swept ones, through Hydra's sweeper and launcher. Returns where they landed.
 
     Each job gets a folder of its own below `sweep.out` (or `out`), named after its values. `check` sees the words of every job of
     Hydra's own sweeper before the first one runs; the WordsErrors it raises are collected.
@@ -52,7 +51,8 @@ def multirun(words: Sequence[str], job: Callable[[Sequence[str]], float | None],
     told = [f"{'' if word.key in GROUPS else '++'}{word}" for word in swept] + [str(word) for word in for_hydra]
     from dtrain.compose.hydra import sweep
 
-    return sweep(told, task)
+    sweep(told, task)
+    return root
 
 
 def _check_all(plain: Sequence[Word], swept: Sequence[Word], check: Callable[[Sequence[str]], object]) -> None:

@@ -48,6 +48,7 @@ BEHIND = {
     "plan": ("json", "why"),
     "doctor": ("json",),
     "checkpoint": ("ls", "verify", "export"),
+    "runs": ("best", "rm", "sort="),
     "completion": tuple(SCRIPTS),
     "import": ("as=", "to="),
 }
@@ -90,7 +91,7 @@ def _keys(before: Sequence[str]) -> Iterable[str]:
         yield from (*VERBS, "help", "--help", "--version")
     if before and before[0] in BEHIND and len(before) == 1:
         yield from BEHIND[before[0]]
-    if before[:1] in (["completion"], ["import"]):
+    if before[:1] in (["completion"], ["import"], ["runs"]):
         return
     yield from (f"{name}=" for name in (*GROUPS, *ALLOWED, "recipe"))
     for group in GROUPS:

@@ -1,8 +1,9 @@
-"""`dtrain diff A B`: what differs between two runs, recipes or lists of words: words, plan, code, results, and what was measured.
+"""`dtrain diff A B ...`: what differs between runs, recipes or lists of words: words, plan, code, results, and what was measured.
 
     dtrain diff runs/a s3://bucket/b out_options.key=...         two runs, wherever they lie; nothing is written there
     dtrain diff digits "recipe=digits optim.lr=1e-2"             a recipe, and words
     dtrain diff runs/a "strategy=fsdp devices=2"                 what another run would have been asked
+    dtrain diff runs/a runs/b runs/c                             three of them, or more: distances are from the first
 
 Exit code 0: no difference; 1: some. Time, speed and memory are shown, and are no difference.
 """
@@ -11,7 +12,7 @@ import json
 import re
 import shlex
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +29,7 @@ from dtrain.secrets import masked, shown
 from dtrain.shapes import TEXT, Each, fault
 
 BESIDE = ("out_options", "trust", "hydra")
-"""Words for both sides."""
+"""Words for all sides."""
 ITS_OWN = ("out", "resume", "trust")
 """Of a plan: what tells two runs apart that are the same."""
 CLOCKED = re.compile(r"_seconds$|_per_second$|^seen$|^step$")
@@ -53,22 +54,21 @@ class Side:
 
 @dataclass(frozen=True)
 class Line:
-    """One difference: how the sides say it, and what there is to add."""
+    """One difference: how each side says it, and what there is to add."""
 
     key: str
-    one: str
-    other: str
+    said: Sequence[str]
     note: str = ""
 
 
 def run(words: Sequence[str]) -> int:
     beside = [word for word in words if word.split("=")[0].split(".")[0] in BESIDE and "=" in word]
-    sides = [word for word in words if word not in beside]
-    if len(sides) != 2:
-        raise WordsError(f'diff takes two of them, not {len(sides)}. Type dtrain diff runs/a runs/b, or dtrain diff digits "recipe=digits seed=1".')
-    one, other = (_named(text, beside) for text in sides)
-    found = {"words": [*_words(one, other)], "plan": [*_plan(one, other)], "code": [*_code(one, other)], "results": [*_results(one, other)]}
-    print(_table(one, other, {**found, "measured": [*_measured(one, other)]}))
+    named = [word for word in words if word not in beside]
+    if len(named) < 2:
+        raise WordsError(f'diff takes two or more, not {len(named)}. Type dtrain diff runs/a runs/b, or dtrain diff digits "recipe=digits seed=1".')
+    sides = [_named(text, beside) for text in named]
+    found = {name: [*differences(sides)] for name, differences in (("words", _words), ("plan", _plan), ("code", _code), ("results", _results))}
+    print(_table(sides, {**found, "measured": [*_measured(sides)]}))
     return 1 if any(found.values()) else 0
 
 
@@ -163,55 +163,63 @@ def _lines(url: str) -> list[dict[str, Any]]:
 # what differs
 
 
-def _words(one: Side, other: Side) -> Iterator[Line]:
-    for key in dict.fromkeys([*one.words, *other.words]):
-        here, there = one.words.get(key), other.words.get(key)
-        if here is None or there is None or here[0] != there[0]:
-            yield Line(key, _word(key, here), _word(key, there))
+def _all(of: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Their keys, each once."""
+    return list(dict.fromkeys(key for each in of for key in each))
+
+
+def _differ(values: Sequence[Any]) -> bool:
+    return any(value != values[0] for value in values)
+
+
+def _words(sides: Sequence[Side]) -> Iterator[Line]:
+    for key in _all(side.words for side in sides):
+        if _differ([side.words[key][:1] if key in side.words else None for side in sides]):
+            yield Line(key, [_word(key, side.words.get(key)) for side in sides])
 
 
 def _word(key: str, said: tuple[Any, str] | None) -> str:
     return "-" if said is None else f"{provenance.shown(key, said[0])} ({said[1]})"
 
 
-def _plan(one: Side, other: Side) -> Iterator[Line]:
+def _plan(sides: Sequence[Side]) -> Iterator[Line]:
     """What was decided differently, but for what just repeats a word that differs, and for arguments of another word."""
-    for key in dict.fromkeys([*one.plan, *other.plan]):
+    for key in _all(side.plan for side in sides):
         group = key.split(".")[0]
-        here, there = one.plan.get(key), other.plan.get(key)
-        told = one.words.get(key, (None, ""))[0], other.words.get(key, (None, ""))[0]
-        alone = (key in one.plan) != (key in other.plan) and one.plan.get(group) != other.plan.get(group)
-        said = key.endswith("._target_") and str(here).startswith("dtrain.") and str(there).startswith("dtrain.")  # by the word
-        if here != there and (here, there) != told and key not in ITS_OWN and not alone and not said:
-            yield Line(key, _decided(key, one), _decided(key, other))
+        decided, told = [side.plan.get(key) for side in sides], [side.words.get(key, (None, ""))[0] for side in sides]
+        alone = any(key not in side.plan for side in sides) and _differ([side.plan.get(group) for side in sides])
+        said = key.endswith("._target_") and all(str(value).startswith("dtrain.") for value in decided)  # by the word
+        if _differ(decided) and decided != told and key not in ITS_OWN and not alone and not said:
+            yield Line(key, [_decided(key, side) for side in sides])
 
 
 def _decided(key: str, side: Side) -> str:
     return provenance.shown(key, side.plan[key]) if key in side.plan else "-"
 
 
-def _code(one: Side, other: Side) -> Iterator[Line]:
-    for name in dict.fromkeys([*one.code, *other.code]) if one.code and other.code else ():
-        if one.code.get(name) != other.code.get(name):
-            yield Line(name, one.code.get(name, "-"), other.code.get(name, "-"))
+def _code(sides: Sequence[Side]) -> Iterator[Line]:
+    for name in _all(side.code for side in sides) if all(side.code for side in sides) else ():
+        if _differ([side.code.get(name) for side in sides]):
+            yield Line(name, [side.code.get(name, "-") for side in sides])
 
 
-def _results(one: Side, other: Side) -> Iterator[Line]:
-    if not (one.result or one.rows) or not (other.result or other.rows):
+def _results(sides: Sequence[Side]) -> Iterator[Line]:
+    if not all(side.result or side.rows for side in sides):
         return
-    here, there = _end(one), _end(other)
-    for name in dict.fromkeys([*here, *there]):
-        if here.get(name) != there.get(name):
-            yield Line(name, _figure(here.get(name)), _figure(there.get(name)), _apart(here.get(name), there.get(name)))
-    shared = [step for step in one.rows if step in other.rows]
-    for name in _columns(one.rows, other.rows):
-        pairs = {step: (one.rows[step].get(name), other.rows[step].get(name)) for step in shared}
-        differing = [step for step, pair in pairs.items() if pair[0] != pair[1]]
+    ends = [_end(side) for side in sides]
+    for name in _all(ends):
+        values = [end.get(name) for end in ends]
+        if _differ(values):
+            yield Line(name, [*map(_figure, values)], _apart(values))
+    shared = [step for step in sides[0].rows if all(step in side.rows for side in sides)]
+    for name in _columns(side.rows for side in sides):
+        values_at = {step: [side.rows[step].get(name) for side in sides] for step in shared}
+        differing = [step for step, values in values_at.items() if _differ(values)]
         if differing:
-            worst = max(differing, key=lambda step: _relative(*pairs[step]))
-            first, many = pairs[differing[0]], f"differs at {len(differing)} of {len(shared)} steps"
-            note = f"{_apart(*first)}; largest at step {worst}: {_apart(*pairs[worst])}; {many}".removeprefix("; ")
-            yield Line(f"{name} from step {differing[0]}", _figure(first[0]), _figure(first[1]), note)
+            worst = max(differing, key=lambda step: _relative(values_at[step]))
+            first, many = values_at[differing[0]], f"differs at {len(differing)} of {len(shared)} steps"
+            note = f"{_apart(first)}; largest at step {worst}: {_apart(values_at[worst])}; {many}".removeprefix("; ")
+            yield Line(f"{name} from step {differing[0]}", [*map(_figure, first)], note)
 
 
 def _end(side: Side) -> dict[str, Any]:
@@ -219,19 +227,20 @@ def _end(side: Side) -> dict[str, Any]:
     return {"status": side.result.get("status", "unfinished"), "steps": max(side.rows, default=0), **(side.result.get("metrics") or {})}
 
 
-def _columns(one: Rows, other: Rows) -> list[str]:
-    """Of both, those that are results."""
-    names = dict.fromkeys(name for rows in (one, other) for row in [*rows.values()][:1] for name in row)
-    return [name for name in names if not CLOCKED.search(name)]
+def _columns(of: Iterable[Rows]) -> list[str]:
+    """Those that are results."""
+    return [name for name in _all(row for rows in of for row in [*rows.values()][:1]) if not CLOCKED.search(name)]
 
 
-def _measured(one: Side, other: Side) -> Iterator[Line]:
+def _measured(sides: Sequence[Side]) -> Iterator[Line]:
     """Figures of the machine that are clearly apart: the median step, the whole, the memory."""
-    pairs = {name: [_median(side.rows, name) for side in (one, other)] for name in ("step_seconds", "samples_per_second", "tokens_per_second")}
-    pairs |= {name: [side.result.get(name) for side in (one, other)] for name in ("wall_seconds", "peak_bytes")}
-    for name, (here, there) in pairs.items():
-        if here and there and abs(here - there) > APART * max(here, there):
-            yield Line(name, _figure(here), _figure(there), f"{there / here:.2f}x")
+    found: dict[str, list[Any]] = {
+        name: [_median(side.rows, name) for side in sides] for name in ("step_seconds", "samples_per_second", "tokens_per_second")
+    }
+    found |= {name: [side.result.get(name) for side in sides] for name in ("wall_seconds", "peak_bytes")}
+    for name, values in found.items():
+        if all(values) and max(values) - min(values) > APART * max(values):
+            yield Line(name, [*map(_figure, values)], ", ".join(f"{value / values[0]:.2f}x" for value in values[1:]))
 
 
 def _median(rows: Rows, name: str) -> float | None:
@@ -240,15 +249,15 @@ def _median(rows: Rows, name: str) -> float | None:
     return statistics.median(found) if found else None
 
 
-def _relative(here: Any, there: Any) -> float:
-    """A number against none (nan has no word in JSON) is as far as can be."""
-    if isinstance(here, int | float) and isinstance(there, int | float):
-        return float(abs(here - there) / max(abs(here), abs(there), 1e-300))
-    return float("inf")
+def _relative(values: Sequence[Any]) -> float:
+    """The largest distance from the first. A number against none (nan has no word in JSON) is as far as can be."""
+    if not all(isinstance(value, int | float) for value in values):
+        return float("inf")
+    return max(float(abs(values[0] - value) / max(abs(values[0]), abs(value), 1e-300)) for value in values[1:])
 
 
-def _apart(here: Any, there: Any) -> str:
-    difference = _relative(here, there)
+def _apart(values: Sequence[Any]) -> str:
+    difference = _relative(values)
     return "" if difference == float("inf") else f"{difference:.1e} relative"
 
 
@@ -256,13 +265,14 @@ def _figure(value: Any) -> str:
     return "-" if value is None else f"{value:.9g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _table(one: Side, other: Side, found: Mapping[str, Sequence[Line]]) -> str:
+def _table(sides: Sequence[Side], found: Mapping[str, Sequence[Line]]) -> str:
     """The parts that have differences, aligned; `no difference` where there are none but what was measured."""
-    cells = [("", one.name, other.name, "")]
+    empty = [""] * len(sides)
+    cells = [["", *(side.name for side in sides), ""]]
     for name, lines in found.items():
         if lines:
-            cells += [(name, "", "", ""), *((f"  {line.key}", line.one, line.other, line.note) for line in lines)]
-    widths = [max(len(cell[column]) for cell in cells) for column in range(3)]
-    text = ["  ".join([*(part.ljust(width) for part, width in zip(cell, widths, strict=False)), cell[3]]).rstrip() for cell in cells]
+            cells += [[name, *empty, ""], *([f"  {line.key}", *line.said, line.note] for line in lines)]
+    widths = [max(len(cell[column]) for cell in cells) for column in range(len(sides) + 1)]
+    text = ["  ".join([*(part.ljust(width) for part, width in zip(cell, widths, strict=False)), cell[-1]]).rstrip() for cell in cells]
     equal = not any(lines for name, lines in found.items() if name != "measured")
     return "\n".join([*(text if len(text) > 1 else []), *["no difference"] * equal])

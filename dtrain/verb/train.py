@@ -22,6 +22,7 @@ from dtrain.resolve import resolve
 from dtrain.result import SHAPE, Result, note_code
 from dtrain.secrets import shown
 from dtrain.shapes import fault
+from dtrain.verb import runs
 from dtrain.verb.plan import before, show
 from dtrain.words import cut
 
@@ -55,7 +56,7 @@ def sweep(words: Sequence[str]) -> int:
             sys.exit(result.exit_code)
         return result.loss
 
-    multirun(words, job, check=lambda words: resolve(compose(words), look()))
+    runs.show(multirun(words, job, check=lambda words: resolve(compose(words), look())))
     return max(failed, default=0)
 
 

@@ -19,7 +19,7 @@ FLOORS = (
     ("words", "cluster"),
     ("options", "predict", "testing", "trust", "attempts", "loading", "tokenfile"),
     ("recipe", "resolve", "dialect", "preflight", "lease", "blame"),
-    ("failure", "provenance"),
+    ("failure", "provenance", "runs"),
     ("compose", "rendezvous"),
     ("backend", "mesh", "journal", "clip", "ema", "compile"),
     ("model", "data", "objective", "optim", "schedule", "precision", "logger", "remat"),
@@ -39,7 +39,7 @@ FLOORS = (
 )
 WITHOUT_TORCH = (
     "__main__", "secrets", "shapes", "provenance", "errors", "plan", "result", "words", "config", "cluster", "started", "disk", "cause", "clients", "store", "build", "options", "recipe", "predict", "resolve", "dialect", "preflight",
-    "tracing", "failure", "blame", "frames", "lease", "attempts", "signals", "tokenfile", "compose", "launcher", "doctor", "verb", "trust",
+    "tracing", "failure", "blame", "frames", "lease", "attempts", "runs", "signals", "tokenfile", "compose", "launcher", "doctor", "verb", "trust",
 )  # fmt: skip
 """What the parent imports before any rank exists."""
 

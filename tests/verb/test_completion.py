@@ -32,6 +32,7 @@ ROOT = Path(__file__).parents[2]
         (("checkpoint", ""), {"ls", "export", "out="}, {"plan"}),
         (("checkpoint", "ls", ""), {"out="}, {"export"}),
         (("completion", ""), {"bash", "zsh", "fish"}, {"steps="}),
+        (("runs", ""), {"best", "rm", "sort="}, {"steps="}),
         (("import", "as=t"), {"as=torchtune", "as=torchtitan"}, {"as=ray"}),
         (("recipe=/usr/bi",), {"recipe=/usr/bin/"}, set()),
         (("diff", "/usr/bi"), {"/usr/bin/"}, set()),

@@ -75,6 +75,22 @@ def test_the_first_step_and_the_largest_difference_are_found(run: Path, copied: 
     assert row(lines, "norm from step 9")[1] == "-" and row(lines, "steps")[:2] == ["12", "11"]
 
 
+def test_more_than_two_stand_beside_each_other(run: Path, copied: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def change(text: str) -> str:
+        rows = [json.loads(line) for line in text.splitlines()]
+        rows[6]["loss"] *= 2
+        return "".join(json.dumps(row) + "\n" for row in rows)
+
+    other = str(copied("metrics.jsonl", change))
+    code, lines = shown(capsys, str(run), other, str(run))
+    assert code == 1 and lines[0].split() == [str(run), other, str(run)]
+    one, two, three, *note = row(lines, "loss from step 7")
+    assert one == three != two and " ".join(note).startswith("5.0e-01 relative") and note[-5:] == ["differs", "at", "1", "of", "12", "steps"][-5:]
+    code, lines = shown(capsys, "digits", "recipe=digits", "recipe=digits seed=5")
+    assert code == 1 and row(lines, "seed").count("5") == 1 and [line for line in lines[1:] if line[0] != " "] == ["words"]
+    assert shown(capsys, "digits", "recipe=digits", "digits") == (0, ["no difference"])
+
+
 def test_code_and_the_end_are_compared(run: Path, copied: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     def change(text: str) -> str:
         found: dict[str, Any] = json.loads(text)
@@ -120,7 +136,7 @@ def test_what_lies_elsewhere_is_read_and_not_written(run: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("words", "error", "said"),
     [
-        (["digits"], WordsError, "diff takes two of them, not 1"),
+        (["digits"], WordsError, "diff takes two or more, not 1"),
         (["digits", "digitss"], WordsError, "there is no such recipe. Did you mean digits"),
         (["digits", "/nowhere/at/all"], StoreError, "cannot find a run at /nowhere/at/all"),
         (["digits", "optim.lrr=1 model=gpt"], WordsError, "optim.lrr"),

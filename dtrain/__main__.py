@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from dtrain import __version__, screen, secrets, signals, started
@@ -19,6 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         screen.outlive_readers()
         secrets.guard()
+        _see_packages()
     try:
         _in_a_folder()
         with signals.ending():  # before anything heavy: a job may be told to go while it has hardly come
@@ -42,6 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     finally:
         gc.freeze()  # the interpreter ends: with torch loaded its last collection takes most of a second, of which a save may be in need
+
+
+def _see_packages() -> None:
+    """Those of the folder it was started in, as `python -m` sees them: the console script begins with the folder of the scripts."""
+    if not sys.flags.safe_path and Path(sys.argv[0]).stem == "dtrain":
+        with suppress(OSError):  # gone, which is told next
+            sys.path.insert(0, str(Path.cwd()))
 
 
 def _in_a_folder() -> None:

@@ -56,7 +56,7 @@ def noted(config: Config, said: Sequence[Word], settled: Sequence[Word]) -> Conf
     for word in said:
         if stands.get(word.key) != word and not word.key.startswith("hydra"):
             config.history.setdefault(word.key, []).append((shown(word.key, word.value), word.source))
-    raw = {key: value for word in settled for key, value in leaves(word.value, word.key) if "${oc.env" in str(value)}
+    raw = config.unresolved | {key: value for word in settled for key, value in leaves(word.value, word.key) if "${oc.env" in str(value)}
     config.unresolved = {key: value for key, value in raw.items() if secrets.masked(str(value)) == value}
     read = [key for key, value in raw.items() if looks.secret_variable(str(value))]
     for _ in range(2):  # one may be made of another

@@ -61,3 +61,19 @@ def test_the_console_script_is_the_module() -> None:
     script = Path(sys.executable).with_name("dtrain")
     done = subprocess.run([script, "--help"], capture_output=True, text=True, timeout=300, check=True)
     assert "verbs" in done.stdout
+
+
+def test_the_console_script_sees_the_packages_of_the_working_folder(tmp_path: Path) -> None:
+    script = tmp_path / "bin" / "dtrain"
+    script.parent.mkdir()
+    script.write_text("import sys\nfrom dtrain.__main__ import main\nsys.exit(main())\n")
+    (tmp_path / "mypkg.py").write_text("class Net:\n    def __init__(self, width=3): ...\n")
+    words = ["plan", "model._target_=mypkg.Net", "model.widt=3", "data=synthetic", "objective=regression", "trust=[mypkg]"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for start in ([str(script)], ["-m", "dtrain"]):
+        done = subprocess.run([sys.executable, *start, *words], capture_output=True, text=True, timeout=300, cwd=tmp_path, env=env, check=False)
+        assert "mypkg.Net takes no widt. Did you mean model.width?" in done.stderr, start
+    safe = subprocess.run(
+        [sys.executable, "-P", str(script), *words], capture_output=True, text=True, timeout=300, cwd=tmp_path, env=env, check=False
+    )
+    assert "takes no widt" not in safe.stderr, "who starts Python with -P means that"

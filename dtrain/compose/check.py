@@ -11,9 +11,9 @@ from typing import Any
 
 from dtrain import secrets
 from dtrain.config import ALLOWED, GROUPS, LISTS, VERBS
-from dtrain.errors import nearest
+from dtrain.errors import WordsError, nearest
 from dtrain.options import is_one
-from dtrain.words import Word, conf, cut, kinds, said
+from dtrain.words import Word, conf, cut, grammar, kinds, said
 
 HOLDERS = {key.split(".")[0]: [name for name in ALLOWED if name.startswith(f"{key.split('.')[0]}.")] for key in ALLOWED if "." in key}
 """mesh, pipeline, ...: words that only hold others."""
@@ -40,6 +40,7 @@ ELSEWHERE = {
 OURS = {name: key for key, names in ELSEWHERE.items() for name in names.split()}
 FLAGS = {"cn": "recipe", "cp": "hydra.searchpath", "cd": "hydra.searchpath", "b": "batch", "lr": "optim.lr", "o": "out"}
 """Letters behind one dash."""
+CALL = re.compile(r"\w+\(.*\)", re.DOTALL)
 OPEN = ("part", "mapping", "any")
 """Kinds of values that the user gives whole, with names of their own."""
 
@@ -64,6 +65,8 @@ class Vocabulary:
     """(group, word) -> its arguments as written in its file"""
     foreign: bool = False
     """Whether there are words from folders of the user's own."""
+    afar: bool = False
+    """Whether some of those are not of this machine."""
 
     def node(self, group: str, name: Any) -> dict[str, Any]:
         return self.load(group, name) if name in self.options[group] else {}
@@ -112,7 +115,7 @@ def judge(word: Word, known: Vocabulary) -> Iterable[str]:
     elif top not in TOPS and top not in GROUPS:
         yield f"{said}: there is no word {cut(word.key)}.{known.near(word.key)}"
     elif word.sweep and top in LISTS and word.key == top:
-        yield f"{said}: several of them are a list. Type {word.key}=[{cut(word.text)}]."
+        yield f"{said}: several of them are a list. Type {word.key}=[{cut(','.join(map(str, _several(word))))}]."
     elif word.sweep:
         yield f"{said}: several values are a sweep. Add -m, or type {_one(word, known.allowed(word.key))}."
     elif word.key in GROUPS:
@@ -127,11 +130,24 @@ def judge(word: Word, known: Vocabulary) -> Iterable[str]:
 
 def _one(word: Word, allowed: Any) -> str:
     """What to type for one value instead of several."""
-    items = kinds.listed(word.text)
-    if allowed is None or any(kind in ("text", "some text", "any") for kind in kinds.kinds(allowed)):
+    items, called = _several(word), CALL.fullmatch(word.text.strip()) is not None
+    is_text = not called if allowed is None else any(kind in ("text", "some text", "any") for kind in kinds.kinds(allowed))
+    if is_text and word.key not in GROUPS:
         return f"\"{word.key}='{cut(word.text)}'\""
-    listed = any(isinstance(kind, kinds.Many) and kind.holds(items) for kind in kinds.kinds(allowed))
+    listed = any(isinstance(kind, kinds.Many) and kind.holds(items) for kind in kinds.kinds(allowed or "any"))
     return f"{word.key}={said(items) if listed else cut(str(items[0]))}"
+
+
+def _several(word: Word) -> list[Any]:
+    """The values of a sweep; of a call such as range(0,4), those that it makes."""
+    if not CALL.fullmatch(word.text.strip()):
+        return kinds.listed(word.text)
+    from dtrain.compose.hydra import jobs
+
+    try:
+        return [grammar.typed(said.partition("=")[2]) for (said,) in jobs([word])]
+    except (WordsError, ValueError):
+        return ["<one value>"]
 
 
 def shown(word: Word) -> str:

@@ -1,6 +1,7 @@
 """Words that were found good, as one tree: the defaults, the choices in their places, then the values in order, as Hydra composes them."""
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from functools import cache
 from typing import Any, get_args, get_type_hints
@@ -8,8 +9,13 @@ from typing import Any, get_args, get_type_hints
 from dtrain import options
 from dtrain.compose.check import NAMELESS, Vocabulary
 from dtrain.config import GROUPS, LISTS, Config, Schema
-from dtrain.words import Word, conf, quote
+from dtrain.provenance import leaves
+from dtrain.store import is_local
+from dtrain.words import Word, conf, quote, text
 from dtrain.words.kinds import wants_text
+
+RESOLVER = re.compile(r"\$\{\s*[\w.]+\s*:")
+AFAR = "{word.key} ({word.source}): a file from elsewhere reads nothing of this machine, and ${{<name>:...}} does. Type {word.key}=<value>."
 
 
 def vocabulary_of(searchpath: Sequence[str], words: Sequence[Word]) -> Vocabulary:
@@ -26,7 +32,8 @@ def vocabulary_of(searchpath: Sequence[str], words: Sequence[Word]) -> Vocabular
         for word in words
         if word.key.endswith("._target_") and word.key not in NAMELESS and word.value != _own_target(word.key, choices, options, node)
     )
-    return Vocabulary(options, choices, targets, node, bool(searchpath))
+    afar = not all(path.startswith("pkg://") or is_local(path) for path in searchpath)
+    return Vocabulary(options, choices, targets, node, bool(searchpath), afar)
 
 
 def _own_target(key: str, choices: Mapping[str, Any], options: Mapping[str, Sequence[str]], node: Callable[[str, str], conf.Node]) -> Any:
@@ -53,6 +60,9 @@ def config_of(words: Sequence[Word], vocabulary: Vocabulary, problems: list[str]
     else:
         tree = _composed(words, replaced, vocabulary)
     late = [word for word in words if "${" in word.text]
+    filed = [*_filed(tree, words, vocabulary)] if vocabulary.foreign else []
+    problems += [AFAR.format(word=word) for word in filed if vocabulary.afar and RESOLVER.search(word.text)]
+    late += [word for word in filed if not (vocabulary.afar and RESOLVER.search(word.text))]
     if late:
         from dtrain.compose.hydra import resolved
 
@@ -65,6 +75,7 @@ def config_of(words: Sequence[Word], vocabulary: Vocabulary, problems: list[str]
         getattr(config, group)["_about_"] = about or {}
     config.choices = {group: None if group in replaced else vocabulary.choices[group] for group in GROUPS}
     config.sources = sources
+    config.unresolved = {word.key: word.value for word in filed if "${oc.env" in word.text}
     config.options = {
         group: {name: vocabulary.node(group, name) for name in vocabulary.options[group]} for group in GROUPS if vocabulary.choices[group] == "auto"
     }
@@ -97,6 +108,15 @@ def _composed(words: Sequence[Word], replaced: Sequence[str], vocabulary: Vocabu
                 holder = holder[part]
             holder[name] = _merged(holder.get(name), conf.copied(word.value))
     return {key: _converted(key, value) for key, value in tree.items()}
+
+
+def _filed(tree: Mapping[str, Any], words: Sequence[Word], vocabulary: Vocabulary) -> Iterator[Word]:
+    """What files of the user's own say with `${...}`, and nobody said otherwise."""
+    said = {word.key for word in words}
+    for group in GROUPS:
+        for key, value in leaves(tree.get(group), group):
+            if "${" in str(value) and not any(key == word or key.startswith(f"{word}.") for word in said - {group}):
+                yield Word(key, value, quote(value) if isinstance(value, str) else text(value), f"{group}={vocabulary.choices[group]}")
 
 
 def _of_files(word: Word, vocabulary: Vocabulary) -> Word:

@@ -9,6 +9,7 @@ from typing import Any
 from dtrain.cluster import Cluster
 from dtrain.config import Config, Schema
 from dtrain.errors import WordsError
+from dtrain.words import slug
 
 VOLATILE = (
     "out",
@@ -39,7 +40,7 @@ def where(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
     if out is None:
         words = {field.name: value for field in fields(Schema) if field.name not in VOLATILE for value in [getattr(config, field.name)]}
         digest = hashlib.sha256(json.dumps(words, sort_keys=True, default=vars).encode()).hexdigest()[:8]
-        out = f"outputs/{config.choices['model'] or 'model'}-{config.choices['data'] or 'data'}-{digest}"
+        out = f"outputs/{_name(config, 'model')}-{_name(config, 'data')}-{digest}"
     if not out.strip("/ "):
         raise WordsError(f"out={out!r} is no place for a run. Type out=<a folder or URL>.")
     if out.startswith("memory://") and draft["nodes"] * draft["devices"] > 1:
@@ -47,3 +48,9 @@ def where(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
             f"out={out}: memory belongs to one process, this run has {draft['nodes'] * draft['devices']} ranks. Type out=<a folder or URL>."
         )
     return {"out": out.rstrip("/")}
+
+
+def _name(config: Config, group: str) -> str:
+    """The word of a group; of a target of the user's own the class, or else the function."""
+    *_, last = names = str(getattr(config, group).get("_target_", group)).split(".")
+    return slug([str(config.choices[group] or next((name for name in reversed(names) if name[:1].isupper()), last))])

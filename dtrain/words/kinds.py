@@ -210,4 +210,4 @@ def of_type(value: Any) -> str:
     if isinstance(value, Mapping):
         return "mapping"
     table: Sequence[tuple[type, str]] = ((bool, "bool"), (int, "whole"), (float, "number"), (str, "text"), (list, "list of any"))
-    return "any" if value in (None, "auto", "???") else next((kind for known, kind in table if isinstance(value, known)), "any")
+    return "any" if value in (None, "auto", "???") or "${" in str(value) else next((kind for known, kind in table if isinstance(value, known)), "any")

@@ -225,6 +225,26 @@ def test_a_sweep_of_another_sweeper_is_one_sentence(swept: str, here: Path) -> N
         multirun([swept], lambda words: 0.0, check=lambda words: None)
 
 
+@pytest.mark.parametrize(
+    ("word", "instead"),
+    [
+        ("seed=range(0,4)", "seed=0."),
+        ("optim.lr=choice(1e-3,3e-3)", "optim.lr=0.001."),
+        ("optim.betas=choice([0.9,0.95],[0.8,0.9])", "optim.betas=[0.9,0.95]."),
+        ("seed=interval(0,4)", "seed=<one value>."),
+        ("model=choice(gpt,mlp)", "model=gpt."),
+        ("model=gpt,mlp", "model=gpt."),
+        ("logger=choice(console,tensorboard)", "logger=[console,tensorboard]."),
+        ("logger=console,tensorboard", "logger=[console,tensorboard]."),
+        ("data.path=glob(a,b)", "\"data.path='glob(a,b)'\"."),
+    ],
+)
+def test_a_comma_inside_a_call_parts_nothing(word: str, instead: str) -> None:
+    with pytest.raises(WordsError) as caught:
+        compose([word])
+    assert caught.value.problems[0].endswith(instead)
+
+
 def test_what_only_verify_reads_is_refused_where_it_is_typed(here: Path) -> None:
     with pytest.raises(WordsError, match=r"verify.steps \(command line\): only verify looks at it"):
         train.one(compose(["verify.steps=3", "out=x"]))

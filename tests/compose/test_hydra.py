@@ -3,8 +3,10 @@
 from dataclasses import asdict
 from pathlib import Path
 
+import fsspec
 import pytest
 
+from dtrain import recipe
 from dtrain.compose import compose
 from dtrain.errors import WordsError
 
@@ -42,3 +44,35 @@ def test_words_of_a_folder_of_your_own(tmp_path: Path) -> None:
     (tmp_path / "model/broken.yaml").write_text("a: [1\n")
     with pytest.raises(WordsError, match=r"model=broken: a file on hydra.searchpath cannot be composed"):
         compose(["model=broken", f"hydra.searchpath=[{tmp_path}]"])
+
+
+def test_what_a_file_of_your_own_refers_to_is_what_its_part_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "optim").mkdir()
+    (tmp_path / "optim/mine.yaml").write_text(
+        "_target_: mine.build\nlr: 0.5\nhead_lr: ${optim.lr}\nbody_lr: ${.lr}\nbetas: ['${optim.lr}', 0.9]\nnamed: run-${seed}\nwhere: ${oc.env:MINE}\n"
+    )
+    path = f"hydra.searchpath=[{tmp_path}]"
+    monkeypatch.setenv("MINE", "/there")
+    config = compose(["optim=mine", "optim.lr=0.25", "seed=3", path])
+    assert config.optim == {
+        "_target_": "mine.build",
+        "lr": 0.25,
+        "head_lr": 0.25,
+        "body_lr": 0.25,
+        "betas": [0.25, 0.9],
+        "named": "run-3",
+        "where": "/there",
+    }
+    assert "where: '${oc.env:MINE}'" in recipe.write(config), "looked up anew where it is run again"
+    assert compose(["optim=mine", "optim.head_lr=1", path]).optim["head_lr"] == 1
+    (tmp_path / "optim/mine.yaml").write_text("_target_: mine.build\nlr: ${optim.rate}\n")
+    with pytest.raises(WordsError, match=r"optim.lr=.*\(optim=mine\): Interpolation key 'optim.rate' not found"):
+        compose(["optim=mine", path])
+
+
+def test_a_file_from_elsewhere_reads_nothing_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINE", "hidden")
+    fsspec.filesystem("memory").pipe_file("/own/optim/far.yaml", b"_target_: mine.build\nlr: ${seed}\nb: '${oc.env:MINE}'\n")
+    with pytest.raises(WordsError) as caught:
+        compose(["optim=far", "seed=2", "hydra.searchpath=[memory://own]"])
+    assert "hidden" not in str(caught.value)

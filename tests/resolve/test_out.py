@@ -37,3 +37,8 @@ def test_memory_is_refused_for_several_ranks() -> None:
     assert out("out=memory://a") == "memory://a"
     with pytest.raises(WordsError, match="memory belongs to one process"):
         out("out=memory://a", "devices=2")
+
+
+@pytest.mark.parametrize(("target", "name"), [("mypkg.nets.Net", "Net"), ("mypkg.Net.small", "Net"), ("mypkg.make", "make")])
+def test_a_model_of_your_own_is_named_by_its_class(target: str, name: str) -> None:
+    assert out(f"model._target_={target}", "trust=[mypkg]").startswith(f"outputs/{name}-text-")

@@ -12,6 +12,9 @@ from pathlib import Path
 from dtrain import __version__, screen, secrets, signals, started
 from dtrain.errors import HELP, DtrainError, PreflightError, WordsError, why
 
+COMPOSE = ("train", "plan", "evaluate", "generate", "verify", "doctor", "diff")
+"""Verbs that take what the working folder brings."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 training failed, 2 the words were wrong, 3 preflight, 75 preempted, 130 interrupted."""
@@ -70,9 +73,7 @@ def _do(words: list[str]) -> int:
 
     secrets.hear(words)
     if words[:1] == ["help"] or {"--help", "-h"} & set(words):
-        from dtrain.words.manual import about
-
-        print(about([word for word in words if word not in ("help", "--help", "-h")]), end="")
+        _help([word for word in words if word not in ("help", "--help", "-h")])
         return 0
     if "--version" in words:
         print(f"dtrain {__version__}")
@@ -83,12 +84,28 @@ def _do(words: list[str]) -> int:
 
         for sentence in said_again(words) if os.environ.get("RANK", "0") == "0" else ():
             print(f"note: {sentence}", file=sys.stderr)
+    if verb in COMPOSE and os.environ.get("RANK", "0") == "0":
+        from dtrain.compose.here import look
+
+        if note := look().note:
+            print(f"note: {note}", file=sys.stderr, flush=True)
     code: int = importlib.import_module(f"dtrain.verb.{verb}").run(words)
     sys.stdout.flush()
     full = screen.full()
     if full and verb != "train":  # what it prints is what it is for
         raise PreflightError(f"standard output: {why(full)}.")
     return code
+
+
+def _help(topics: list[str]) -> None:
+    from dtrain.compose.here import folders, look
+    from dtrain.compose.typed import typed
+    from dtrain.words import conf
+    from dtrain.words.manual import about
+
+    beside = [topic for topic in topics if topic.startswith("hydra.searchpath=")]
+    with conf.beside(folders([*look().words, *typed(beside)[0]])):
+        print(about([topic for topic in topics if topic not in beside]), end="")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from dtrain import options, provenance, recipe, secrets
 from dtrain.cluster import look
+from dtrain.compose import here
 from dtrain.compose.check import judge, shown
 from dtrain.compose.tree import config_of, vocabulary_of
 from dtrain.compose.typed import typed
@@ -36,6 +37,8 @@ def compose(words: Sequence[str], *, run: str | None = None) -> Config:
     Raises WordsError with every mistake found; when there is one, also with those of the rules of resolve over what is left.
     """
     asked, problems = typed(words)
+    found = here.look()
+    asked, problems = [*found.words, *asked], [*found.problems, *problems]
     problems += [
         f"{shown(word)}: of Hydra's own words only hydra.searchpath is taken here, and with -m hydra/launcher and hydra/sweeper."
         for word in asked
@@ -139,7 +142,7 @@ def _searchpath(asked: Sequence[Word], problems: list[str]) -> list[str]:
             else:
                 problems.append(f"{shown(word)}: a list of folders. Type {word.key}=[{cut(word.text) or '<folder>'}].")
     absent = [path for path in found if is_local(path) and not local_path(path).is_dir()]
-    problems += [f"hydra.searchpath=[{cut(path)}] (command line): there is no such folder." for path in absent if not path.startswith("pkg://")]
+    problems += [f"hydra.searchpath=[{cut(path)}]: there is no such folder." for path in absent if not path.startswith("pkg://")]
     return [path for path in found if path not in absent]
 
 

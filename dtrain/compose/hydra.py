@@ -108,7 +108,7 @@ def jobs(swept: Sequence[Word]) -> list[Sequence[str]]:
     return [words for batch in batches for words in batch]
 
 
-def sweep(words: Sequence[str], job: Callable[[Sequence[str]], float | None]) -> None:
+def sweep(words: Sequence[str], job: Callable[[Sequence[str]], float | None], searchpath: Sequence[str]) -> None:
     """Run `job` with the words of every combination through Hydra's sweeper and launcher. What a sweeper returns is its own: some return nothing."""
 
     def task(_: Any) -> float | None:
@@ -117,7 +117,7 @@ def sweep(words: Sequence[str], job: Callable[[Sequence[str]], float | None]) ->
     quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
     with tempfile.TemporaryDirectory() as folder:  # Hydra leaves a file of its own, and only knows local folders
         try:
-            _hydra([]).multirun("config", task, [*words, *quiet, f"hydra.sweep.dir={quote(folder)}"])
+            _hydra(searchpath).multirun("config", task, [*words, *quiet, f"hydra.sweep.dir={quote(folder)}"])
         except (HydraException, OmegaConfBaseException) as error:
             raise WordsError(first_line(error)) from error
 

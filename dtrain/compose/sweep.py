@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from dtrain import options, secrets
+from dtrain.compose import here
 from dtrain.compose.check import shown
 from dtrain.compose.typed import typed
 from dtrain.config import GROUPS
@@ -51,7 +52,7 @@ def multirun(words: Sequence[str], job: Callable[[Sequence[str]], float | None],
     told = [f"{'' if word.key in GROUPS else '++'}{word}" for word in swept] + [str(word) for word in for_hydra]
     from dtrain.compose.hydra import sweep
 
-    sweep(told, task)
+    sweep(told, task, [path for word in here.look().words if word.key == "hydra.searchpath" for path in word.value])
     return root
 
 

@@ -69,9 +69,9 @@ def config_of(words: Sequence[Word], vocabulary: Vocabulary, problems: list[str]
         problems += resolved(tree, late, vocabulary.allowed)
     types = _types()
     config = Config(**{key: types[key](**value) if is_dataclass(types[key]) else value for key, value in tree.items()})
-    said = {word.key for word in words}
+    named = {word.key for word in words}
     for group in replaced:  # a target of the user's own keeps what its word says about itself, when that word was said
-        about = vocabulary.node(group, vocabulary.choices[group]).get("_about_") if group in said else None
+        about = vocabulary.node(group, vocabulary.choices[group]).get("_about_") if group in named else None
         getattr(config, group)["_about_"] = about or {}
     config.choices = {group: None if group in replaced else vocabulary.choices[group] for group in GROUPS}
     config.sources = sources
@@ -112,10 +112,10 @@ def _composed(words: Sequence[Word], replaced: Sequence[str], vocabulary: Vocabu
 
 def _filed(tree: Mapping[str, Any], words: Sequence[Word], vocabulary: Vocabulary) -> Iterator[Word]:
     """What files of the user's own say with `${...}`, and nobody said otherwise."""
-    said = {word.key for word in words}
+    named = {word.key for word in words}
     for group in GROUPS:
         for key, value in leaves(tree.get(group), group):
-            if "${" in str(value) and not any(key == word or key.startswith(f"{word}.") for word in said - {group}):
+            if "${" in str(value) and not any(key == word or key.startswith(f"{word}.") for word in named - {group}):
                 yield Word(key, value, quote(value) if isinstance(value, str) else text(value), f"{group}={vocabulary.choices[group]}")
 
 

@@ -10,7 +10,9 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from dtrain.compose import here
 from dtrain.compose.check import allowed_of
+from dtrain.compose.typed import typed
 from dtrain.config import ALLOWED, GROUPS, LISTS, VERBS
 from dtrain.dialect import DIALECTS
 from dtrain.errors import WordsError, nearest
@@ -58,7 +60,8 @@ BEHIND = {
 def run(words: Sequence[str]) -> int:
     shell = words[0] if words else ""
     if shell == "words":
-        print("".join(f"{each}\n" for each in found(words[1:])), end="")
+        with conf.beside(here.folders([*here.look().words, *typed([word for word in words if word.startswith("hydra.searchpath=")])[0]])):
+            print("".join(f"{each}\n" for each in found(words[1:])), end="")
         return 0
     if shell not in SCRIPTS or len(words) > 1:
         raise WordsError(f"completion {' '.join(words)}:{nearest(shell, SCRIPTS)} Type dtrain completion bash.")
@@ -66,9 +69,9 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
-def found(typed: Sequence[str]) -> list[str]:
+def found(said: Sequence[str]) -> list[str]:
     """What the last of the words that were typed may become; it is empty when a new one begins."""
-    *before, current = typed or [""]
+    *before, current = said or [""]
     key, sign, value = current.partition("=")
     candidates = _values(key, before) if sign else _keys(before)
     items = value.removeprefix("[").split(",") if value.startswith("[") else [""]
@@ -114,8 +117,8 @@ def _values(key: str, before: Sequence[str]) -> Iterable[str]:
 
 def _parts(group: str, before: Sequence[str]) -> list[tuple[str, conf.Node]]:
     """(path, arguments) of the words of a group that this run has, as far as it was typed; of all when that is `auto`."""
-    typed = [word.partition("=")[2] for word in before if word.startswith(f"{group}=")]
+    said = [word.partition("=")[2] for word in before if word.startswith(f"{group}=")]
     default = conf.defaults()[group]
-    names = typed[-1].strip("[]").split(",") if typed else default if isinstance(default, list) else [default]
+    names = said[-1].strip("[]").split(",") if said else default if isinstance(default, list) else [default]
     names = conf.groups()[group] if names == ["auto"] else [name for name in names if name in conf.groups()[group]]
     return [(f"{group}.{name}" if group in LISTS else group, conf.node(group, name)) for name in names]

@@ -4,7 +4,8 @@
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import yaml
 
 import dtrain
-from dtrain.errors import WordsError
+from dtrain.errors import WordsError, first_line
 
 Node = dict[str, Any]
 
@@ -37,10 +38,37 @@ def folder(name: str) -> Path:
     raise WordsError(f"dtrain is not installed whole: there is no {name}/ inside or beside {here}.")
 
 
+_beside: list[Path] = []
+
+
+@contextmanager
+def beside(folders: Sequence[Path]) -> Iterator[None]:
+    """Inside, the words of these folders are at hand as well, behind ours."""
+    before = [*_beside]
+    try:
+        _set_beside(folders)
+        yield
+    finally:
+        _set_beside(before)
+
+
+def _set_beside(folders: Sequence[Path]) -> None:
+    _beside[:] = folders
+    groups.cache_clear()
+    _node.cache_clear()
+
+
+def path(group: str, word: str) -> Path:
+    """The file of a word; ours comes before another of its name."""
+    places = [place / group / f"{word}.yaml" for place in (folder("conf"), *_beside)]
+    return next((place for place in places if place.is_file()), places[0])
+
+
 @cache
 def groups() -> Mapping[str, list[str]]:
     """group -> its words."""
-    found = {path.name: sorted(file.stem for file in path.glob("*.yaml")) for path in folder("conf").iterdir() if path.is_dir()}
+    ours = [path.name for path in folder("conf").iterdir() if path.is_dir()]
+    found = {name: sorted({file.stem for place in (folder("conf"), *_beside) for file in (place / name).glob("*.yaml")}) for name in ours}
     return {group: words for group, words in found.items() if words and not group.startswith("_")}
 
 
@@ -57,7 +85,7 @@ def node(group: str, word: str) -> Node:
 
 @cache
 def _node(group: str, word: str) -> Node:
-    return _read(folder("conf") / group / f"{word}.yaml")
+    return _read(path(group, word))
 
 
 @cache
@@ -66,8 +94,11 @@ def _top() -> Node:
 
 
 def _read(path: Path) -> Node:
-    written: Any = yaml.load(path.read_text("utf-8"), Loader)
-    return dict(written or {})
+    try:
+        written: Any = yaml.load(path.read_text("utf-8"), Loader)
+        return dict(written or {})
+    except (yaml.YAMLError, ValueError, TypeError, OSError) as error:
+        raise WordsError(f"{path}: a word is a mapping of its arguments in YAML: {first_line(error)}") from error
 
 
 def defaults() -> dict[str, Any]:

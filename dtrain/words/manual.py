@@ -77,7 +77,7 @@ def _page(topic: str, word: str) -> Iterable[str]:
 def _word(group: str, word: str, only: str = "") -> Iterable[str]:
     """The page of a word, or what it says of one argument."""
     part = conf.node(group, word)
-    sentences = conf.sentences(conf.folder("conf") / group / f"{word}.yaml")
+    sentences = conf.sentences(conf.path(group, word))
     yield f"{group}={word}  {sentences.get('', '')}"
     allowed = (part.get("_about_") or {}).get("allowed", {})
     path = f"{group}.{word}" if group in LISTS else group

@@ -1,0 +1,75 @@
+"""What the working folder brings to every run: its words in ./conf, and in ./dtrain.yaml the packages whose code may run and more folders of words.
+
+    trust: [mypkg]                  # dtrain.yaml
+    searchpath: [more/words]
+
+What is found is said in one line before anything runs. The command line comes after it, so trust=[] there means that.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from dtrain.config import GROUPS
+from dtrain.recipe.document import Slip, parse
+from dtrain.store import is_local, local_path
+from dtrain.words import Word, conf, cut, said, text
+
+FILE, FOLDER = Path("dtrain.yaml"), Path("conf")
+SAYS = {"trust": "trust", "searchpath": "hydra.searchpath"}
+"""What stands in the file -> the word it is."""
+
+
+class Here(NamedTuple):
+    """`note`: what to tell the user; nothing where nothing was found."""
+
+    words: Sequence[Word] = ()
+    problems: Sequence[str] = ()
+    note: str = ""
+
+
+def look() -> Here:
+    """What the working folder has. A file of another user's is not read: whoever wrote it would choose what runs."""
+    words, problems, told = list[Word](), list[str](), list[str]()
+    if FILE.is_file():
+        if FILE.stat().st_uid not in (os.getuid(), 0) or FILE.stat().st_mode & 0o002:
+            told.append(f"{FILE} is not read: another user wrote it, or may write it. chown or chmod it, or type what it says")
+        else:
+            for word, problem in _read():
+                words += [word] if word else []
+                problems += [problem] if problem else []
+            told += [f"{FILE}: {' '.join(cut(f'{word.key}={said(word.value)}') for word in words)}"] if words else []
+    own = own_words(FOLDER) if FOLDER.is_dir() and not FOLDER.samefile(conf.folder("conf")) else []
+    if own:
+        words.append(Word("hydra.searchpath", [str(FOLDER)], f"[{FOLDER}]", f"./{FOLDER}"))
+        told.append(f"./{FOLDER}: {cut(' '.join(own))}")
+    return Here(words, problems, f"of this folder: {'; '.join(told)}" if told else "")
+
+
+def _read() -> Iterator[tuple[Word | None, str]]:
+    """A word, or what is wrong, for each key of the file."""
+    try:
+        document = parse(FILE.read_bytes()).value
+    except Slip as slip:
+        yield None, f"{FILE}:{slip.line}: {slip}"
+        return
+    for key, node in document.items() if isinstance(document, dict) else ():
+        value = node.plain()
+        if key not in SAYS:
+            yield None, f"{FILE}:{node.line}: {cut(key)}: only trust and searchpath stand here. Words of a run are a recipe: type recipe=<file>."
+        elif not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+            yield None, f"{FILE}:{node.line}: {key}: it is a list of names. Write {key}: [{'mypkg' if key == 'trust' else 'my/words'}]."
+        else:
+            yield Word(SAYS[key], value, text(value), f"{FILE}:{node.line}"), ""
+
+
+def own_words(folder: Path) -> list[str]:
+    """`model=mine` for each word in a folder of words."""
+    return [f"{group}={path.stem}" for group in GROUPS for path in sorted((folder / group).glob("*.yaml"))]
+
+
+def folders(words: Sequence[Word]) -> list[Path]:
+    """Those of this machine on the searchpath of some words."""
+    named = [path for word in words if word.key == "hydra.searchpath" and isinstance(word.value, list) for path in map(str, word.value)]
+    return [local_path(path) for path in named if is_local(path) and "://" not in path]

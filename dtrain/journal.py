@@ -78,6 +78,9 @@ class Journal:
                     break
                 if wanted(row):
                     rows.append((line, row))
+            if self._by_step:
+                of_step = {row["step"]: (line, row) for line, row in rows}
+                rows = [of_step[step] for step in sorted(of_step)]
             self._lines, self._bytes, self._unwritten = deque(), 0, 0
             self._remember([line for line, _ in rows], new=False)
             self._stale = self._dirty = True

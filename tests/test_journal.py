@@ -59,6 +59,15 @@ def test_rows_that_will_be_written_again_are_dropped(tmp_path: Path) -> None:
     assert [row["step"] for row in rows(str(tmp_path / "rows.jsonl"))] == [0, 1, 2, 3]
 
 
+def test_of_two_rows_of_a_step_one_stays(tmp_path: Path) -> None:
+    """As of a file that somebody joined from two."""
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in (1, 3, 2, 2, 3)))
+    journal = Journal(str(tmp_path / "rows.jsonl"), by_step=True)
+    journal.keep(lambda row: True)
+    journal.close()
+    assert [row["step"] for row in rows(str(tmp_path / "rows.jsonl"))] == [1, 2, 3]
+
+
 def test_what_follows_a_line_that_is_none_is_dropped(tmp_path: Path) -> None:
     """A power cut fills the end of a file with zeros."""
     (tmp_path / "rows.jsonl").write_bytes(b'{"step": 1}\n{"step": 2}\n' + bytes(9) + b'\n{"step": 4}\n')

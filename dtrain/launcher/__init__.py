@@ -4,7 +4,7 @@ import os
 import sys
 from typing import Protocol
 
-from dtrain import failure, signals
+from dtrain import failure, signals, waiting
 from dtrain.build import locate, trusting
 from dtrain.plan import Plan
 from dtrain.result import Result
@@ -35,6 +35,7 @@ def run_rank(plan: Plan, *, forked: bool = False) -> Result:
 def _run(plan: Plan, forked: bool) -> Result:
     if os.getcwd() not in sys.path:  # noqa: PTH109 - compared as text, as sys.path holds it
         sys.path.insert(0, os.getcwd())  # noqa: PTH109
+    os.environ.update(waiting.policy(plan.threads, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     with signals.importing():
         import torch
 

@@ -32,7 +32,7 @@ def verified(out: Path, words: str, monkeypatch: pytest.MonkeyPatch) -> dict[str
 def _launch(plan: Plan) -> None:
     store.write(store.join(plan.out, "plan.yaml"), yaml.safe_dump(plan.to_dict(), sort_keys=False).encode())
     try:
-        ranks(plan.world, _rank, plan, seconds=240)
+        ranks(plan.world, _rank, plan, seconds=600)
     except RankFailed as error:
         raise RankError(str(error)) from error
 

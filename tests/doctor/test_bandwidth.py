@@ -28,7 +28,7 @@ def test_two_ranks_measure_every_operation(monkeypatch: pytest.MonkeyPatch) -> N
     assert {(row["axis"], row["ranks"], row["operation"], row["bytes"]) for row in links} == {
         ("world", 2, name, size) for name in bandwidth.FACTORS for size in (4096, 1 << 20)
     }
-    assert all(row["right"] and 1e4 < row["busbw"] < 1e12 for row in links)
+    assert all(row["right"] and 1e2 < row["busbw"] < 1e12 for row in links)
     assert [(rank["rank"], rank["device"]) for rank in first.metrics["ranks"]] == [(0, "cpu"), (1, "cpu")]
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.distributed import distributed_c10d
 
 from dtrain.launcher.process import fork, fork_keeper
 
@@ -43,6 +44,7 @@ def ranks(world: int, work: Callable[..., Any], *arguments: Any, seconds: float 
 def _rank(rank: int, world: int, port: int, writing: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
+    distributed_c10d._tensor_to_object = _refuse  # type: ignore[attr-defined] # its collectives of objects
     torch.set_num_threads(1)  # renews the thread pool after the fork, as the launcher's ranks do
     try:
         answer = (True, work(*arguments))
@@ -50,6 +52,10 @@ def _rank(rank: int, world: int, port: int, writing: int, work: Callable[..., An
         answer = (False, traceback.format_exc())
     with os.fdopen(writing, "wb") as pipe:
         pickle.dump(answer, pipe)
+
+
+def _refuse(*_: Any) -> Any:
+    raise AssertionError("what came over a network was to be unpickled: whoever can reach a rank could run code there")
 
 
 def _collect(pipes: dict[int, int], world: int, seconds: float) -> list[Any]:

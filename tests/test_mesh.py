@@ -87,3 +87,16 @@ def test_experts_are_shared_out_over_neighbours_and_cp_holds_shards() -> None:
         assert found["experts"] == [rank // 2 * 2, rank // 2 * 2 + 1]
         assert found["copies"] == [rank % 2, rank % 2 + 2]
         assert found["place"] == {"batch": rank, "tp": 0, "expert_copy": rank // 2}
+
+
+VALUES = [None, "a much longer text, not ASCII: \u00fc \udcff", {"a": [1, 2.5, True], "b": {}}, ""]
+
+
+def gathered(mesh: Mesh) -> list[Any]:
+    return [mesh.gather(value) for value in VALUES[mesh.rank :] + VALUES[: mesh.rank]]
+
+
+def test_values_of_any_length_cross_as_text() -> None:
+    """Ranks of tests refuse to unpickle."""
+    for found in on_mesh(gathered, dp_shard=2):
+        assert found == [[VALUES[number], VALUES[(number + 1) % 4]] for number in range(4)]

@@ -29,6 +29,10 @@ SCHEDULES: Mapping[str, Any] = {
     "dualpipev": schedules.ScheduleDualPipeV,  # arXiv 2412.19437
 }
 
+TYPES = sorted({each for each in vars(torch).values() if isinstance(each, torch.dtype)}, key=str)
+"""A type travels as its place in this list, which is the same on every rank."""
+MOST_DIMS = 14
+
 
 class Stage(nn.Module):
     """One stage: hidden states (or, in the first, the model's first input) -> hidden states (or, in the last, logits)."""
@@ -180,9 +184,10 @@ class Pipeline(nn.Module):
     def _hand_round(self, x: Tensor, owner: int) -> Tensor:
         """`x` of the rank `owner` of the pipeline, on all its ranks."""
         source = dist.get_global_rank(self._group, owner)
-        header = [(x.shape, x.dtype)]
-        dist.broadcast_object_list(header, src=source, group=self._group)
-        x = x.contiguous() if dist.get_rank() == source else torch.empty(header[0][0], dtype=header[0][1], device=self._device)
+        header = torch.tensor([TYPES.index(x.dtype), x.ndim, *x.shape, *[0] * (MOST_DIMS - x.ndim)], device=self._device)
+        dist.broadcast(header, src=source, group=self._group)
+        dtype, ndim, *shape = header.tolist()
+        x = x.contiguous() if dist.get_rank() == source else torch.empty(shape[:ndim], dtype=TYPES[dtype], device=self._device)
         dist.broadcast(x, src=source, group=self._group)
         return x
 

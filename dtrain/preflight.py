@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from dtrain import secrets, store
+from dtrain import network, secrets, store
 from dtrain.build import build
 from dtrain.cluster import look
 from dtrain.errors import PreflightError, StoreError, why
@@ -33,7 +33,7 @@ def check(plan: Plan) -> None:
 
 def missing(plan: Plan) -> list[str]:
     """One sentence for each thing that is not there; nothing is written."""
-    return [*_machine(plan), *limits(plan), *_loopback(plan), *_data(plan), *_packages(plan), *_init(plan), *_resume(plan)]
+    return [*_machine(plan), *limits(plan), *_loopback(plan), *_address(plan), *_data(plan), *_packages(plan), *_init(plan), *_resume(plan)]
 
 
 def _machine(plan: Plan) -> Iterable[str]:
@@ -87,6 +87,20 @@ def _loopback(plan: Plan) -> Iterable[str]:
             socket.create_connection(server.getsockname(), timeout=2).close()
     except OSError as error:
         yield f"127.0.0.1 cannot be reached: {why(error)}. A container or network namespace without loopback: type ip link set lo up."
+
+
+def _address(plan: Plan) -> Iterable[str]:
+    """Where nodes of other hosts would join."""
+    address = plan.launcher.get("address")
+    if not address:
+        return
+    try:
+        host, _ = network.endpoint(str(address))
+    except ValueError as error:
+        yield f"launcher.address={error}. Type launcher.address=<an address of this host>:<a free port>."
+        return
+    if weakness := network.weakness(host, os.environ):
+        yield f"launcher.address={address}: {weakness}"
 
 
 def _data(plan: Plan) -> Iterable[str]:

@@ -4,6 +4,8 @@ torch bounds no wait on a store whose process was stopped: a connection is taken
 """
 
 import datetime
+import errno
+import ipaddress
 import os
 import queue
 import socket
@@ -17,7 +19,7 @@ from typing import Any, TypeVar
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # exported without saying so
 
-from dtrain import failure, signals
+from dtrain import failure, network, signals
 from dtrain.errors import PreflightError, first_line
 
 T = TypeVar("T")
@@ -40,7 +42,7 @@ def connect(host: str, port: int, world: int, *, is_master: bool, shared: bool, 
     where = f"{host}:{port} (MASTER_ADDR, MASTER_PORT)"
     while True:
         wait = datetime.timedelta(seconds=seconds if is_master else min(TRY_SECONDS, patience))
-        opening = partial(TCPStore, host, port, world, is_master=is_master, timeout=wait, wait_for_workers=False)
+        opening = partial(_open if is_master else partial(TCPStore, is_master=False, wait_for_workers=False), host, port, world, timeout=wait)
         waited = time.monotonic() - began
         try:
             if not is_master:
@@ -62,10 +64,24 @@ def connect(host: str, port: int, world: int, *, is_master: bool, shared: bool, 
         time.sleep(0.2)
 
 
+def _open(host: str, port: int, world: int, *, timeout: datetime.timedelta) -> TCPStore:
+    """The store, at this address of the host alone. At all of them where MASTER_ADDR leads others here on a way this host does not see:
+    by an address that it does not have, or by its own name, which its /etc/hosts says is 127.0.1.1. Raises OSError, and RuntimeError."""
+    try:
+        end = network.listen(host, port)
+        if ipaddress.ip_address(end.getsockname()[0]).is_loopback and not network.is_only_here(host):
+            end.close()
+            end = socket.create_server(("", port))
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        end = socket.create_server(("", port))
+    return TCPStore(host, port, world, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=end.detach())
+
+
 def _cannot_listen(host: str, port: int, error: Exception) -> str:
-    text = str(error)
-    known = {"EADDRINUSE": "the port is in use", "EACCES": "permission denied"}
-    why = next((sentence for sign, sentence in known.items() if sign in text), first_line(error))
+    known = {errno.EADDRINUSE: "the port is in use", errno.EACCES: "permission denied"}
+    why = known.get(getattr(error, "errno", 0), first_line(error))
     return f"rank 0 cannot open the store at {host}:{port}: {why}. Set MASTER_PORT to a free port."
 
 

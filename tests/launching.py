@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -77,6 +78,11 @@ class Slow(Raises):
     def forward(self, x: Tensor) -> Tensor:
         time.sleep(self.seconds)
         return self.layer(x)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def plan_of(out: Path, *words: str) -> Plan:

@@ -1,5 +1,6 @@
 """The store at which ranks meet: reached, watched, and missed within a bound."""
 
+import datetime
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from launching import free_port
 from pool import ranks
 
 from dtrain import failure, rendezvous, signals
@@ -155,6 +157,35 @@ def test_a_port_in_use_and_a_name_nobody_knows_are_refused_in_a_sentence() -> No
     assert said == f"rank 0 cannot open the store at 127.0.0.1:{port}: the port is in use. Set MASTER_PORT to a free port."
     assert refusal("no-such-host.invalid", 29500, False).startswith("MASTER_ADDR=no-such-host.invalid: ")
     assert refusal("127.0.0.1", port, False).startswith(f"there is no store at 127.0.0.1:{port} (MASTER_ADDR, MASTER_PORT) after 1 s: ")
+
+
+def reached(port: int) -> list[str]:
+    """Those of this host's addresses at which this port answers."""
+    found = []
+    for address in ("127.0.0.1", "127.0.0.2", "127.0.1.1"):
+        with socket.socket() as end:
+            if end.connect_ex((address, port)) == 0:
+                found.append(address)
+    return found
+
+
+def test_the_store_of_rank_0_listens_where_it_was_named_and_nowhere_else() -> None:
+    def opened() -> list[str]:
+        port = free_port()
+        store = rendezvous.connect("127.0.0.2", port, 1, is_master=True, shared=False, seconds=30)
+        assert store.num_keys() >= 0
+        return reached(port)
+
+    assert ranks(1, opened) == [["127.0.0.2"]]
+
+
+def test_a_name_that_leads_only_this_host_to_its_loopback_is_opened_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Debian has it: 127.0.1.1 in the /etc/hosts of the host itself."""
+    real, port = socket.getaddrinfo, free_port()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **more: real("127.0.1.1" if host == "node7" else host, *rest, **more))
+    monkeypatch.setattr(rendezvous, "TCPStore", lambda *_, master_listen_fd, **__: socket.socket(fileno=master_listen_fd))
+    with rendezvous._open("node7", port, 2, timeout=datetime.timedelta(seconds=30)):  # type: ignore[attr-defined]
+        assert reached(port) == ["127.0.0.1", "127.0.0.2", "127.0.1.1"]
 
 
 def test_who_gives_up_gives_its_lease_back(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined] # exported without saying so
 
+from dtrain import network
 from dtrain.rendezvous import StoreWatch, connect, within
 
 _kept: dict[int, object] = {}
@@ -32,13 +33,15 @@ def process_group(backend: str, *, timeout: float) -> Iterator[None]:
     store: Store
     with ExitStack() as stack:
         watched, shared = "MASTER_ADDR" in os.environ, os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        if os.environ.get("LOCAL_WORLD_SIZE", "1" if world == 1 else "") == str(world):
+            stack.enter_context(network.on_loopback())  # no rank is elsewhere
         if watched:
             host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             store = connect(host, port, world, is_master=not shared and rank == 0, shared=shared, seconds=timeout)
             watch = stack.enter_context(StoreWatch(store, f"{host}:{port}", seconds=timeout, rank=rank))
             # a shared store keeps the keys of a dead attempt, and the restart would hang on them
             # https://github.com/pytorch/pytorch/issues/147064
-            store = PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+            store = PrefixStore(f"{os.environ.get('DTRAIN_STORE', '')}attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
         else:
             store = HashStore()
         _kept.pop(os.getpid(), None)

@@ -81,7 +81,12 @@ def _meeting(ledger: Ledger, machines: int) -> None:
             ledger.skip(key, "machines are numbered as they come")
         elif host and port:
             words = {"launcher": "local", "launcher.address": f"{host}:{port}", "launcher.here": 1}
-            ledger.carry(key, words, f"on the first; on the others: python -m dtrain.launcher.agent {host}:{port}", command=True)
+            ledger.carry(
+                key,
+                words,
+                f"on the first; on the others: python -m dtrain.launcher.agent {host}:{port}, with the same DTRAIN_SECRET in the environment of all",
+                command=True,
+            )
         else:
             ledger.refuse(key, "nodes meet at a host and a port. Type launcher=local launcher.here=1 launcher.address=<host>:<port>.")
 

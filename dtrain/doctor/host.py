@@ -11,8 +11,9 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from dtrain import network
 from dtrain.doctor import Case, Finding
-from dtrain.launcher import agent, process
+from dtrain.launcher import process
 
 UNSYNCHRONISED = 5
 """TIME_ERROR, what adjtimex returns: https://man7.org/linux/man-pages/man2/adjtimex.2.html"""
@@ -39,22 +40,25 @@ def door(case: Case) -> Iterable[Finding]:
     address = case.plan.launcher.get("address")
     if not address:
         return
-    host, _, port = str(address).rpartition(":")
     try:
-        socket.create_server((host, int(port))).close()
+        host, port = network.endpoint(str(address))
+        network.listen(host, port).close()
         yield Finding("address", "ok", f"{address} can be opened for nodes of other hosts")
     except (OSError, ValueError) as error:
         yield Finding(
             "address",
             "stop",
             f"{address} cannot be opened: {error}",
-            f"launcher.address=<an address of this host>:<a free port>, see ss -ltnp 'sport = :{port}'",
+            f"launcher.address=<an address of this host>:<a free port>, see ss -ltnp 'sport = :{str(address).rpartition(':')[2]}'",
         )
+        return
+    if weakness := network.weakness(host, case.environ):
+        yield Finding("secret", "stop", weakness, f"export {network.SECRET}=$(python -c 'import secrets; print(secrets.token_hex(16))')")
 
 
 def name(case: Case) -> Iterable[Finding]:
     """This host's name, and the interface that leads to others: gloo takes the one its name resolves to, unless it is told."""
-    here = {address: each for each, address in agent.interfaces().items()}
+    here = {address: each for each, address in network.interfaces().items()}
     host, outward = socket.gethostname(), _outward()
     leads = f"others are reached by {here.get(outward, 'an unknown interface')} ({outward})" if outward else "no interface leads to other hosts"
     yield named(host, _resolved(host), leads, alone=not case.plan.launcher.get("address"), known=set(here), told="GLOO_SOCKET_IFNAME" in case.environ)

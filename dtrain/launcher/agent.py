@@ -1,13 +1,14 @@
 """One node: forks its ranks when the server says so, watches them, ends them, and ends them too when it has lost the server.
 
 The server forks the agents of its own host. On another host, in the same folder: python -m dtrain.launcher.agent <host>:<port> [seconds to wait for it]
-With the same DTRAIN_SECRET in the environment of both, the node is also told what the storage is told (`out_options`).
+Both need the same DTRAIN_SECRET in their environment, which never crosses the network; on one host it is found by itself.
 """
 
 import base64
 import contextlib
 import json
 import os
+import re
 import selectors
 import shutil
 import signal
@@ -19,10 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dtrain import failure, options, screen, secrets, signals, store
+from dtrain import failure, network, options, screen, secrets, signals, store
 from dtrain.blame import is_victim
 from dtrain.errors import PreflightError, StoreError, why
 from dtrain.launcher import process, run_rank
+from dtrain.launcher.door import GREET_SECONDS, knock
 from dtrain.launcher.link import Link, drain, ready
 from dtrain.plan import Plan
 
@@ -30,10 +32,10 @@ REPORT_SECONDS = {"victim": 5.0, "cause": 1.0}
 """Ranks that are about to be ended get this long to say where they are, as on a busy machine it may take: less where it is known already which one is
 the cause. One that lets the time pass counts as held by native code."""
 BEAT_SECONDS = 1.0
+FILE = re.compile(r"[\w-]+(\.[\w-]+)*")
+"""The name of a file that a rank leaves."""
 FROZEN_SECONDS = 3.0
 """So long a rank that should stop may be stopped itself."""
-SECRET = "DTRAIN_SECRET"
-"""In the environment: what a node of another host must know to join, where the command has it."""
 
 
 class Agent:
@@ -181,6 +183,18 @@ def _read(folder: Path) -> dict[str, str]:
     return {path.name: base64.b64encode(path.read_bytes()).decode() for path in folder.iterdir() if path.is_file()}
 
 
+def unpack(files: Mapping[str, object], folder: Path) -> None:
+    """Write what `_read` gave on another host. Raises ConnectionError for what it never gives."""
+    for name, data in files.items():
+        if not FILE.fullmatch(name) or not isinstance(data, str):
+            raise ConnectionError(f"it sent a file {name!r}, which no rank leaves")
+        try:
+            content = base64.b64decode(data, validate=True)
+        except ValueError as error:
+            raise ConnectionError(f"it sent a file {name} that is cut or changed") from error
+        store.write(str(folder / name), content)
+
+
 def _rank(plan: Plan, folder: Path, link: Link, environment: Mapping[str, str]) -> None:
     """One rank, in a process of its own. It keeps the link open, so that the server does not take a node for gone while one of its ranks lives."""
     signal.set_wakeup_fd(-1)
@@ -224,22 +238,25 @@ def warm(plan: Plan) -> None:
 
 
 def join(address: str, wait: float) -> None:
-    """Be a node of the run whose server is at `address`, and again after it was lost. Raises TimeoutError when it takes no node for `wait` seconds."""
+    """Be a node of the run whose server is at `address`, and again after it was lost.
+
+    Raises TimeoutError when it takes no node for `wait` seconds, and PreflightError where nobody may be joined.
+    """
+    refuse(address)
     folder, plan = store.scratch("agent"), None
     process.claim(folder)
     since = time.monotonic()
     try:
         while True:
             try:
-                with contextlib.closing(connect(address)) as link:
+                with contextlib.closing(knock(address)) as link:
                     told = greet(link)
                     if plan is None or told["plan"] != plan.to_dict():
                         plan = Plan.from_dict(told["plan"])
                         warm(plan)
-                    if told["storage"] is not None:
-                        options.take_over(told["storage"])
+                    options.take_over(told["storage"])
                     os.environ.update(told["environment"])
-                    _use_interface(link.here)
+                    network.take_interface(link.here)
                     lease, memory = told["silence"], process.memory(folder) / "node"
                     since = float("inf")
                     return Agent(plan, link, folder=folder, memory=memory, lease=lease, shared=False).run()
@@ -255,43 +272,33 @@ def join(address: str, wait: float) -> None:
         shutil.rmtree(process.memory(folder), ignore_errors=True)
 
 
-def connect(address: str) -> Link:
-    host, _, port = address.rpartition(":")
+def refuse(address: str) -> None:
+    """Raises PreflightError for an address that is none, or that only one who knows a secret may join."""
     try:
-        return Link(socket.create_connection((host, int(port)), timeout=5))
-    except OSError as error:
-        raise ConnectionError(str(error)) from error
+        host, _ = network.endpoint(address)
+    except ValueError as error:
+        raise PreflightError(f"{error}.") from error
+    if weakness := network.weakness(host, os.environ):
+        raise PreflightError(weakness)
 
 
 def greet(link: Link) -> dict[str, Any]:
-    """What the server says to a node that joins."""
-    link.send(do="join", host=socket.gethostname(), secret=os.environ.get(SECRET, ""))
-    while True:
-        for message in link.receive():
-            if message.pop("do") == "welcome":
-                return message
-            raise ConnectionError(message.get("why", "the server does not take this node"))
-
-
-def _use_interface(address: str) -> None:
-    """Gloo takes the interface that leads to the server, not what this host's name happens to resolve to."""
-    for name, its in interfaces().items():
-        if its == address:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-
-
-def interfaces() -> dict[str, str]:
-    """The IPv4 address of each network interface of this host that has one, by its name. None where this is not Linux."""
-    found = {}
-    if sys.platform == "linux":
-        import fcntl
-        import struct
-
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-                answer = fcntl.ioctl(probe, 0x8915, struct.pack("256s", name.encode()[:15]))  # SIOCGIFADDR
-                found[name] = socket.inet_ntoa(answer[20:24])
-    return found
+    """What the server says to a node that joins, when both have proved that they know the secret. Raises ConnectionError."""
+    deadline, said = time.monotonic() + GREET_SECONDS, False
+    try:
+        while time.monotonic() < deadline:
+            for message in link.receive():
+                if message.pop("do") == "welcome":
+                    return message
+                raise ConnectionError(message.get("why", "the server does not take this node"))
+            if link.has_begun and not said:
+                link.send(do="join", host=socket.gethostname())
+                said = True
+        raise ConnectionError(f"no answer within {GREET_SECONDS:g} s")
+    except ConnectionError as error:
+        if link.proved:
+            raise
+        raise ConnectionError(f"who listens there has not proved that it knows this {network.SECRET} ({error}): set the same one on both") from error
 
 
 if __name__ == "__main__":
@@ -302,5 +309,8 @@ if __name__ == "__main__":
         join(sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 60.0)
     except KeyboardInterrupt:
         sys.exit(130)
+    except PreflightError as error:
+        print(f"dtrain: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
     except TimeoutError as error:
         sys.exit(f"dtrain: {error}")

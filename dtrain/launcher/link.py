@@ -1,30 +1,85 @@
-"""How the server and its agents talk: JSON, one message a line, over a stream socket."""
+"""How the server and its agents talk: JSON, one message a line, over a stream socket.
 
+Between hosts both ends know a secret, and neither sends it. Each begins with a random number of its own; of both numbers and the secret
+come the keys of this one connection, a pair for each direction. Every line behind that is a message masked by one key and signed, with its
+number, by the other (HMAC-SHA256). So whoever is heard has proved that it knows the secret, in this connection and in this place of it:
+what is repeated, sent back, left out or changed on the way ends the link, and a stranger's JSON is never read.
+"""
+
+import base64
 import contextlib
+import hashlib
+import hmac
 import json
+import re
+import secrets
 import selectors
 import socket
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 SEND_SECONDS = 5.0
 """A peer that takes nothing for so long is gone."""
+LONGEST = 64 << 20
+"""Bytes of a line: what the ranks of a node leave of a round."""
+HELLO = re.compile(rb"dtrain 1 ([0-9a-f]{64})")
+Role = Literal["server", "agent"]
+LONGEST_OF_STRANGERS: Mapping[Role, int] = {"server": 4 << 10, "agent": 4 << 20}
+"""Bytes of a line that each of them hears before the other has proved itself: the name of a host, and a plan."""
+Kinds = type | tuple[type, ...]
+FROM: Mapping[Role, Mapping[str, Mapping[str, Kinds]]] = {
+    "agent": {
+        "join": {"host": str},
+        "ready": {},
+        "beat": {"number": int},
+        "failed": {"round": int, "victim": bool},
+        "ended": {"round": int, "files": dict},
+        "done": {"round": int, "files": dict},
+    },
+    "server": {
+        "welcome": {"plan": dict, "storage": str, "silence": (int, float), "environment": dict},
+        "refused": {"why": str},
+        "heard": {"number": int},
+        "start": {"round": int, "first": int, "nodes": int, "group": int, "passed": (int, float), "environment": dict},
+        "stop": {"number": int},
+        "end": {"round": int, "known": str},
+        "bye": {},
+    },
+}
+"""All that each of them says: `do`, and what else is in such a message."""
 
 
 class Link:
-    """One end. `receive` when a select says so; a lost peer raises ConnectionError in both directions."""
+    """One end, of the server or of an agent. `receive` when a select says so; a lost peer raises ConnectionError in both directions.
 
-    def __init__(self, end: socket.socket) -> None:
-        self._socket, self._rest = end, b""
+    `secret`: the peer must know it too; None for a peer that this process has forked.
+    """
+
+    def __init__(self, end: socket.socket, role: Role, *, secret: bytes | None = None) -> None:
+        self._socket, self._role, self._secret, self._rest = end, role, secret, bytearray()
+        self._hears = FROM["agent" if role == "server" else "server"]
+        self._seal: _Seal | None = None
+        self.proved = secret is None
+        """Whether the peer has shown that it knows the secret."""
         end.settimeout(SEND_SECONDS)
         if end.family != socket.AF_UNIX:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if secret is not None:
+            self._nonce = secrets.token_hex(32).encode()
+            self._write(b"dtrain 1 " + self._nonce)
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def send(self, **message: Any) -> None:
+        """Across hosts only after `receive` has seen the peer's number."""
+        assert self.has_begun
+        line = json.dumps(message).encode()
+        self._write(self._seal.close(line) if self._seal else line)
+
+    def _write(self, line: bytes) -> None:
         try:
-            self._socket.sendall(json.dumps(message).encode() + b"\n")
+            self._socket.sendall(line + b"\n")
         except OSError as error:
             raise ConnectionError(str(error)) from error
 
@@ -36,16 +91,103 @@ class Link:
             raise ConnectionError(str(error)) from error
         if not data:
             raise ConnectionError("the other end is closed")
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        return [json.loads(line) for line in lines]
+        self._rest += data
+        if b"\n" not in data:
+            self._bound(self._rest)
+            return []
+        *lines, self._rest = self._rest.split(b"\n")
+        messages = [message for line in lines if (message := self._message(bytes(line))) is not None]
+        self._bound(self._rest)
+        return messages
+
+    def _bound(self, line: bytes | bytearray) -> None:
+        if len(line) > (most := LONGEST if self.proved else LONGEST_OF_STRANGERS[self._role]):
+            raise ConnectionError(f"the other end sends a line of more than {most} bytes")
+
+    def _message(self, line: bytes) -> dict[str, Any] | None:
+        """What a line says; None for the one with the peer's number. Raises ConnectionError for what no peer says."""
+        self._bound(line)
+        if self._secret is not None and self._seal is None:
+            hello = HELLO.fullmatch(line)
+            if hello is None:
+                raise ConnectionError("the other end is no dtrain process")
+            self._seal = _Seal(self._secret, self._role, self._nonce, hello[1])
+            return None
+        text = self._seal.open(line) if self._seal else line
+        self.proved = True
+        try:
+            message = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ConnectionError("the other end sends what is no message") from error
+        kinds = self._hears.get(str(message.get("do"))) if isinstance(message, dict) else None
+        if kinds is None or message.keys() != {"do", *kinds} or not all(_is(message[name], kind) for name, kind in kinds.items()):
+            raise ConnectionError("the other end sends what is no message")
+        return dict(message)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether something can be sent."""
+        return self._secret is None or self._seal is not None
 
     @property
     def here(self) -> str:
         """This end's address."""
         return str(self._socket.getsockname()[0])
 
+    def hang_up(self) -> None:
+        """Close it for the peer too: a process forked meanwhile may hold this end as well."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self.close()
+
     def close(self) -> None:
         self._socket.close()
+
+
+def _is(value: Any, kinds: Kinds) -> bool:
+    return isinstance(value, kinds) and (kinds is bool or not isinstance(value, bool))
+
+
+class _Seal:
+    """What the two ends of one connection make of the lines that they send each other."""
+
+    def __init__(self, secret: bytes, role: Role, ours: bytes, theirs: bytes) -> None:
+        numbers = ours + theirs if role == "server" else theirs + ours
+
+        def key(use: str, sender: Role) -> bytes:
+            return hmac.digest(secret, f"dtrain {use} of {sender} ".encode() + numbers, "sha256")
+
+        other: Role = "agent" if role == "server" else "server"
+        self._out = (key("signature", role), key("mask", role))
+        self._in = (key("signature", other), key("mask", other))
+        self._sent = self._opened = 0
+
+    def close(self, text: bytes) -> bytes:
+        sign, mask = self._out
+        number = self._sent.to_bytes(8, "big")
+        self._sent += 1
+        body = _masked(text, mask, number)
+        return base64.b64encode(hmac.digest(sign, number + body, "sha256") + body)
+
+    def open(self, line: bytes) -> bytes:
+        """The text. Raises ConnectionError when it was not closed by the peer, as the next one of this connection."""
+        sign, mask = self._in
+        number = self._opened.to_bytes(8, "big")
+        self._opened += 1
+        try:
+            data = base64.b64decode(line, validate=True)
+        except ValueError as error:
+            raise ConnectionError("the other end does not know the secret") from error
+        signature, body = data[:32], data[32:]
+        if not hmac.compare_digest(signature, hmac.digest(sign, number + body, "sha256")):
+            raise ConnectionError("the other end does not know the secret")
+        return _masked(body, mask, number)
+
+
+def _masked(text: bytes, key: bytes, number: bytes) -> bytes:
+    """`text`, or what it was before: each bit of it is turned where a stream made of key and number says so."""
+    stream = hashlib.shake_256(key + number).digest(len(text))
+    return (int.from_bytes(text, "big") ^ int.from_bytes(stream, "big")).to_bytes(len(text), "big")
 
 
 def drain(waker: socket.socket) -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from dtrain import failure, options, signals, store, waiting
+from dtrain import failure, network, options, signals, store, waiting
 from dtrain.disk import ROOM
 from dtrain.errors import PreflightError, RankError, why
 from dtrain.launcher import process
@@ -51,7 +51,11 @@ class Local:
 
     def command(self, plan: Plan) -> str:
         here = plan.nodes if self.here is None else self.here
-        there = f", {plan.nodes - here} elsewhere: python -m dtrain.launcher.agent {self.address}" if here < plan.nodes else ""
+        there = (
+            f", {plan.nodes - here} elsewhere: python -m dtrain.launcher.agent {self.address}, with the same {network.SECRET}"
+            if here < plan.nodes
+            else ""
+        )
         return f"{sys.executable} -m dtrain.launcher.server: {here} agent(s) x {plan.devices} rank(s) on this host{there}"
 
     def launch(self, plan: Plan) -> Result:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dtrain import secrets
+from dtrain import network, secrets
 
 KEEPER_SECONDS = 10.0
 """A store that listens by then never will."""
@@ -99,15 +99,20 @@ def _stat(pid: int, field: int) -> str:
         return ""
 
 
-def fork_keeper() -> tuple[int, int]:
-    """A process that holds a rendezvous store: its pid, and the port it listens on. Raises ConnectionError when it died at once."""
+def fork_keeper(address: str = "127.0.0.1") -> tuple[int, int]:
+    """A process that holds a rendezvous store: its pid, and the port of `address`, and of no other, that it listens on.
+
+    Raises ConnectionError when it died at once.
+    """
     from torch.distributed import TCPStore  # type: ignore[attr-defined] # exported without saying so
 
     reading, writing = os.pipe()
 
     def keep() -> None:
         os.close(reading)
-        held = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        end = network.listen(address, 0)
+        port = end.getsockname()[1]
+        held = TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=end.detach())
         os.write(writing, str(held.port).encode())
         os.close(writing)
         while True:
@@ -157,6 +162,11 @@ def memory(scratch: Path) -> Path:
     return _everywhere() / f"dtrain-{os.getuid()}-{scratch.name}"
 
 
+def memories() -> Iterator[Path]:
+    """Those of all runs of this user, and whatever others gave such a name."""
+    return _everywhere().glob(f"dtrain-{os.getuid()}-*")
+
+
 def _everywhere() -> Path:
     shared = Path("/dev/shm")
     return shared if shared.is_dir() else Path(tempfile.gettempdir())
@@ -183,7 +193,7 @@ def claim(scratch: Path, by: str = "lock") -> int:
 
 def sweep(ours: Path) -> None:
     """Remove what other runs left that were killed whole: their folders in memory, and the scratch folders these belong to."""
-    for folder in _everywhere().glob(f"dtrain-{os.getuid()}-*"):
+    for folder in memories():
         if folder == ours:
             continue
         with contextlib.suppress(OSError), _abandoned(folder) as scratch:
@@ -195,7 +205,7 @@ def sweep(ours: Path) -> None:
 def abandoned() -> list[Path]:
     """Folders in memory of runs of this user that were killed whole, and that `sweep` would remove."""
     found = []
-    for folder in _everywhere().glob(f"dtrain-{os.getuid()}-*"):
+    for folder in memories():
         with contextlib.suppress(OSError), _abandoned(folder):
             found.append(folder)
     return found

@@ -8,9 +8,7 @@ A round has a store of its own, so that no key of a dead one is met again. A nod
 process: when the link closes, agent and ranks are gone, and when it falls silent, the agent has ended its ranks before it is given up.
 """
 
-import base64
 import contextlib
-import hmac
 import json
 import os
 import selectors
@@ -23,10 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dtrain import failure, options, screen, secrets, signals, store
+from dtrain import failure, network, options, screen, secrets, signals, store
 from dtrain.errors import PreflightError, StoreError, why
 from dtrain.launcher import agent, process
 from dtrain.launcher.book import Book
+from dtrain.launcher.door import Door
 from dtrain.launcher.link import Link, drain, ready
 from dtrain.plan import Plan
 from dtrain.result import Status
@@ -87,7 +86,7 @@ class Server:
         """When the keeper was first seen to be stopped."""
         self._fewest = min(self.plan.allowed)
         self._selector = selectors.DefaultSelector()
-        self._door: socket.socket | None = None
+        self._door: Door | None = None
         self._waker = process.waker()
 
     def run(self) -> None:
@@ -97,12 +96,7 @@ class Server:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.WISHES)
         self._selector.register(self._waker, selectors.EVENT_READ, self._waker)
         if self.address:
-            host, _, port = self.address.rpartition(":")
-            try:
-                self._door = socket.create_server((host, int(port)))
-            except OSError as error:
-                raise OSError(error.errno, f"launcher.address={self.address}: {why(error)}. Type one of this host that is free") from error
-            self._selector.register(self._door, selectors.EVENT_READ, self._door)
+            self._door = Door(self.address, process.memory(self.scratch), self._selector)
         for slot in range(self.here):
             self._fork_agent(slot)
         while not (self.scratch / "over.json").exists():
@@ -129,15 +123,16 @@ class Server:
                 node.link.close()
             if self._door:
                 self._door.close()
+            network.take_interface(self._here)
             memory = process.memory(self.scratch) / f"node-{slot}"
             with contextlib.suppress(ConnectionError):
-                agent.Agent(self.plan, Link(theirs), folder=self.scratch, memory=memory, lease=None, shared=True).run()
+                agent.Agent(self.plan, Link(theirs, "agent"), folder=self.scratch, memory=memory, lease=None, shared=True).run()
 
         signal.pthread_sigmask(signal.SIG_BLOCK, signals.WISHES)
         pid = process.fork(work, f"dtrain-agent-{slot}")
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.WISHES)
         theirs.close()
-        self._add(slot, Node(Link(ours), "this host", pid, time.monotonic()))
+        self._add(slot, Node(Link(ours, "server"), "this host", pid, time.monotonic()))
 
     def _add(self, slot: int, node: Node) -> None:
         self.nodes[slot] = node
@@ -166,16 +161,17 @@ class Server:
             if source is self._waker:
                 drain(self._waker)
             elif source is self._door:
-                link = Link(self._door.accept()[0])
-                self._selector.register(link, selectors.EVENT_READ, link)
+                self._door.accept()
             elif isinstance(source, Link):
                 self._welcome(source)
             elif source in self.nodes.values():
                 try:
                     for message in source.link.receive():
                         self._hear(source, **message)
-                except ConnectionError:
-                    self._lose(self._slot(source), "its agent ended")
+                except ConnectionError as error:
+                    self._lose(self._slot(source), f"its agent ended ({error})")
+        if self._door:
+            self._door.dismiss_late()
         now = time.monotonic()
         late = now - self._ticked - 1.0  # this process itself was kept from running
         self._ticked = now
@@ -185,24 +181,20 @@ class Server:
                 self._lose(slot, f"no sign of life for {self.silence:g} s")
 
     def _welcome(self, link: Link) -> None:
-        """A node of another host. What the storage is told goes to one that knows this run's DTRAIN_SECRET, and without one to none."""
-        self._selector.unregister(link)
+        """What a stranger says. One that proves to be a node of this run is told the plan, and what the storage is told."""
+        host = self._door.hear(link) if self._door else None
+        if host is None:
+            return
         free = [slot for slot in range(self.here, self.plan.nodes) if slot not in self.nodes]
         try:
-            said = link.receive()[0]
-            secret = os.environ.get(agent.SECRET, "")
-            if not hmac.compare_digest(str(said["secret"]).encode(), secret.encode()):
-                link.send(do="refused", why=f"the run has another {agent.SECRET}: set it in the environment of both")
-                link.close()
-            elif free:
+            if free:
                 lease = {name: value for name, value in os.environ.items() if name.startswith("DTRAIN_LEASE")}
-                storage = options.hand_over() if secret else None
-                link.send(do="welcome", plan=self.plan.to_dict(), storage=storage, silence=self.silence, environment=lease)
-                self._add(free[0], Node(link, str(said["host"]), None, time.monotonic()))
+                link.send(do="welcome", plan=self.plan.to_dict(), storage=options.hand_over(), silence=self.silence, environment=lease)
+                self._add(free[0], Node(link, host, None, time.monotonic()))
             else:
                 link.send(do="refused", why=f"all {self.plan.nodes} nodes of the run are there")
                 link.close()
-        except (ConnectionError, LookupError, TypeError, ValueError):  # no agent
+        except ConnectionError:
             link.close()
 
     def _hear(self, node: Node, do: str, **said: Any) -> None:
@@ -211,9 +203,8 @@ class Server:
             node.link.send(do="heard", number=said["number"])
         elif do == "ready":
             node.since = node.heard
-        elif said["round"] == self.book.round:
-            for name, data in said.get("files", {}).items():
-                store.write(str(self._folder / Path(name).name), base64.b64decode(data))
+        elif said.get("round") == self.book.round:
+            agent.unpack(said.get("files", {}), self._folder)
             if do == "failed":
                 self.failed.setdefault("victim" if said["victim"] else "cause", node.heard)
             else:
@@ -243,6 +234,11 @@ class Server:
     # phases
 
     @property
+    def _here(self) -> str:
+        """The address at which nodes, ranks and their store meet."""
+        return self._door.here if self._door else "127.0.0.1"
+
+    @property
     def _folder(self) -> Path:
         return self.scratch / f"round-{self.book.round}"
 
@@ -267,7 +263,7 @@ class Server:
     def _begin(self, members: list[int]) -> None:
         """A round: a store of its own, and ranks on every member."""
         try:
-            self._keeper, port = process.fork_keeper()
+            self._keeper, port = process.fork_keeper(self._here)
         except ConnectionError as error:  # again in a moment
             self._refused += 1
             if self._refused > self.restarts:
@@ -277,9 +273,10 @@ class Server:
         self.members, self.failed, self._done, self._growing = members, {}, set(), False
         self._folder.mkdir()
         self.book.write(self.scratch)
-        address = self.address.rpartition(":")[0] if self.address else "127.0.0.1"
-        environment = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        host = network.endpoint(self.address)[0] if self.address else self._here
+        environment = {"MASTER_ADDR": host, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
         environment |= {"TORCHELASTIC_RESTART_COUNT": str(self.book.round), "TORCHELASTIC_RUN_ID": self.scratch.name}
+        environment["DTRAIN_STORE"] = os.urandom(16).hex()
         if self.book.reason:
             environment["DTRAIN_RESTART_REASON"] = self.book.reason
         self._phase, self._since = self._run, time.monotonic()

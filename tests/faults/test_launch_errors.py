@@ -76,7 +76,7 @@ def test_an_address_that_is_in_use(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("address", ["no-such-host.invalid:45672", "192.0.2.7:45672"])
 def test_an_address_that_is_not_of_this_host(address: str, tmp_path: Path) -> None:
-    said = refused(tmp_path, *LOCAL, "nodes=2", "launcher.here=1", f"launcher.address={address}", "batch=8")
+    said = refused(tmp_path, *LOCAL, "nodes=2", "launcher.here=1", f"launcher.address={address}", "batch=8", DTRAIN_SECRET="0123456789abcdef")
     assert said.startswith(f"the launcher cannot start: launcher.address={address}: ")
 
 

@@ -29,7 +29,7 @@ class Cable:
 
     def start(self, where: str, *words: str, scratch: Path) -> "subprocess.Popen[str]":
         scratch.mkdir(exist_ok=True)
-        env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "TMPDIR": str(scratch)}
+        env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "TMPDIR": str(scratch), "DTRAIN_SECRET": "0123456789abcdef"}
         inside = ["ip", "netns", "exec", where, *words]
         return subprocess.Popen(inside, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
 

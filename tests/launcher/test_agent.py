@@ -1,42 +1,24 @@
 """A node of another host: it joins, it is lost, it comes back; and its ranks do not outlive its link to the server."""
 
-import contextlib
 import json
 import os
 import signal
-import socket
 import time
 from pathlib import Path
 
 import pytest
 from killing import below, over, served
-from launching import plan_of, steps_of, wait_for_step
+from launching import free_port, plan_of, steps_of, wait_for_step
 
 from dtrain.launcher import process
-from dtrain.launcher.agent import connect, greet, join
-from dtrain.launcher.link import Link
+from dtrain.launcher.agent import join
 
 WORDS = ("model._target_=launching.Slow", "model.rank=0", "model.seconds=0.02", "batch=8", "checkpoint.every=5", "launcher=local")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def joined(address: str, wait: float = 120) -> int:
     """The agent of another host, forked from this process."""
     return process.fork(lambda: join(address, wait), "dtrain-agent-far")
-
-
-def connected(address: str) -> Link:
-    deadline = time.monotonic() + 120
-    while True:
-        try:
-            return connect(address)
-        except ConnectionError:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
 
 
 def starts(out: Path) -> list[dict[str, int]]:
@@ -88,29 +70,6 @@ def test_a_node_too_many_is_turned_away(tmp_path: Path) -> None:
             time.sleep(0.02)
         with pytest.raises(TimeoutError, match="all 2 nodes of the run are there"):
             join(address, 0.1)
-
-
-@pytest.mark.parametrize("theirs", ["", "guess", "ours"])
-def test_only_who_knows_the_secret_is_told_what_the_storage_is_told(theirs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    address = f"127.0.0.1:{free_port()}"
-    monkeypatch.setenv("DTRAIN_SECRET", "ours")
-    with served(plan_of(tmp_path / "run", *WORDS, "nodes=2", "steps=1000"), tmp_path, address=address, here=1):
-        monkeypatch.setenv("DTRAIN_SECRET", theirs)
-        with contextlib.closing(connected(address)) as link:
-            if theirs == "ours":
-                assert greet(link)["storage"] is not None
-            else:
-                with pytest.raises(ConnectionError, match="another DTRAIN_SECRET"):
-                    greet(link)
-
-
-def test_without_a_secret_nobody_is_told(tmp_path: Path) -> None:
-    address = f"127.0.0.1:{free_port()}"
-    with (
-        served(plan_of(tmp_path / "run", *WORDS, "nodes=2", "steps=1000"), tmp_path, address=address, here=1),
-        contextlib.closing(connected(address)) as link,
-    ):
-        assert greet(link)["storage"] is None
 
 
 def test_a_silent_server_ends_the_ranks(tmp_path: Path) -> None:

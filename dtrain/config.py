@@ -33,6 +33,7 @@ ALLOWED: dict[str, Any] = {
     "nodes": "whole from 1 to 100000 or between",
     "devices": "whole from 1 to 1000 or auto",
     "steps": "whole from 1 steps",
+    "epochs": "above 0 or null",
     "batch": "whole from 1 to 1000000000 samples",
     "microbatch": "whole from 1 to 1000000000 samples or null",
     "accumulate": "whole from 1 to 1000000000 or null",
@@ -168,6 +169,7 @@ class Schema:
     nodes: Any = MISSING
     devices: Any = MISSING
     steps: int = MISSING
+    epochs: float | None = None
     batch: int = MISSING
     microbatch: int | None = None
     accumulate: int | None = None

@@ -60,16 +60,11 @@ def below(url: str) -> list[Run]:
         read = [*_each(_config, level, url)]
         found += [(place, config) for place, config in zip(level, read, strict=True) if config is not None]
         others = [place for place, config in zip(level, read, strict=True) if config is None]
-        if depth == 0 and others and store.is_local(url):
-            _must_be_folder(url)
+        if depth == 0 and others and store.is_local(url) and not store.exists(url):
+            raise StoreError.during("look for runs in", url, "there is no such folder", kind="missing")
         level = [store.join(place, name) for place, names in zip(others, _each(_folders, others, url), strict=True) for name in names][: MOST * 4]
     runs = _each(lambda pair: _run(*pair, above=url), found[:MOST], url)
     return sorted(runs, key=lambda run: (run.began or math.inf, run.name))
-
-
-def _must_be_folder(url: str) -> None:
-    if not store.local_path(url).is_dir():
-        raise StoreError.during("look for runs in", url, "there is no such folder", kind="missing")
 
 
 def _each(act: Any, items: Sequence[Any], url: str) -> Iterable[Any]:

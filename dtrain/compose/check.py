@@ -19,7 +19,8 @@ HOLDERS = {key.split(".")[0]: [name for name in ALLOWED if name.startswith(f"{ke
 """mesh, pipeline, ...: words that only hold others."""
 TOPS = (*(key for key in ALLOWED if "." not in key), *HOLDERS)
 ELSEWHERE = {
-    "steps": "epochs num_epochs max_epochs train_epochs num_train_epochs max_steps train_steps total_steps iterations iters max_iters num_steps",
+    "epochs": "num_epochs max_epochs train_epochs num_train_epochs n_epochs",
+    "steps": "max_steps train_steps total_steps iterations iters max_iters num_steps",
     "batch": "batch_size global_batch_size train_batch_size bs",
     "microbatch": "micro_batch_size micro_batch micro_batch_size_per_gpu per_device_train_batch_size train_micro_batch_size_per_gpu local_batch_size",
     "accumulate": "gradient_accumulation_steps accumulate_grad_batches grad_accum gradient_accumulation accumulation_steps",

@@ -99,6 +99,12 @@ class Dataset:
             raise WordsError(f"data.dataset: {type(dataset).__name__} is not map-style: __len__ and __getitem__ are needed. {_instead(dataset)}")
         if len(dataset) < 1:
             raise WordsError(f"data.dataset: {type(dataset).__name__} has no samples.")
+        about = getattr(type(dataset), "about", None)
+        stated = about.get("samples") if isinstance(about, dict) and stop is None else None
+        if stated not in (None, len(dataset)):
+            raise WordsError(
+                f"data.dataset: {type(dataset).__name__} states samples = {stated} in its about, and its __len__ says {len(dataset)}. Make them one, or leave samples out there."
+            )
         if workers < 0:
             raise WordsError(f"data.workers={workers}: a number of processes, 0 for none. Type data.workers=0.")
         if collate is not None and not callable(collate):
@@ -162,7 +168,7 @@ class Dataset:
         if self._kept is None and self._stop == self._whole:
             return None
         of, (inputs, targets) = self._samples, self._samples.keys
-        dataset, part = (of.dataset, {"start": self._stop, "stop": self._whole}) if self._kept is None else (self._kept, {})
+        dataset, part = (of.dataset, {"start": self._stop, "stop": self._whole}) if self._kept is None else (self._kept, {"stop": len(self._kept)})
         return Dataset(
             dataset, holdout=0, inputs=inputs, targets=targets, shift=self._shift, outputs=self._outputs, pad=of.pad, length=of.length, collate=of.collate,
             workers=self._workers, **part,

@@ -14,7 +14,7 @@ from dtrain.cluster import Cluster
 from dtrain.config import Config
 from dtrain.errors import WordsError, deciding
 from dtrain.plan import Plan
-from dtrain.resolve import auto, batch, declared, divide, fit, limits, machine, mesh, numbers, out, pipeline, ranks, relate, targets, trust
+from dtrain.resolve import auto, batch, declared, divide, epochs, fit, limits, machine, mesh, numbers, out, pipeline, ranks, relate, targets, trust
 from dtrain.resolve.unknown import UNKNOWN, Undecided
 from dtrain.words import said
 
@@ -44,6 +44,7 @@ RULES: tuple[Rule, ...] = (
     mesh.degrees,
     pipeline.shape,
     batch.arithmetic,
+    epochs.steps,
     divide.model,
     divide.rows,
     declared.model,

@@ -35,7 +35,7 @@ def model(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
 
 
 def dataset(part: Any) -> Mapping[str, Any]:
-    """What the class of a map-style dataset states: `outputs`, where it has `classes` (their number or names) that no method changes, and the shapes of `inputs` and `targets` in its `about`."""
+    """What the class of a map-style dataset states: `outputs`, where it has `classes` (their number or names) that no method changes, and the shapes of `inputs` and `targets` and the number of `samples` in its `about`."""
     found = class_of(part["_target_"]) if isinstance(part, Mapping) and isinstance(part.get("_target_"), str) else None
     if found is None:
         return {}
@@ -44,6 +44,7 @@ def dataset(part: Any) -> Mapping[str, Any]:
     changed = any(isinstance(node, ast.Attribute) and node.attr == "classes" and isinstance(node.ctx, ast.Store) for node in ast.walk(found[1]))
     facts: dict[str, Any] = {"outputs": count} if type(count) is int and count > 0 and not changed else {}
     shapes = {name: stated[name] for name in ("inputs", "targets") if isinstance(stated.get(name), list | tuple)}
+    facts |= {"samples": stated["samples"]} if type(stated.get("samples")) is int and stated["samples"] > 0 else {}
     return facts | {name: list(shape) for name, shape in shapes.items() if all(type(size) is int for size in shape)}
 
 

@@ -52,12 +52,12 @@ def contradictions(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -
         problems.append(
             f"resume=must goes on with the weights of this run, init={config.init} starts from others. Type resume=auto, or leave init out."
         )
-    if config.stop_after is not None and config.stop_after > config.steps and "stop_after" in typed:
-        problems.append(f"stop_after={config.stop_after} is never reached: steps={config.steps}. Type stop_after={config.steps}, or more steps.")
+    if config.stop_after is not None and config.stop_after > draft["steps"] and "stop_after" in typed:
+        problems.append(f"stop_after={config.stop_after} is never reached: steps={draft['steps']}. Type stop_after={draft['steps']}, or more steps.")
     for name in ("warmup", "decay"):
         length: Any = config.schedule.get(name)
-        if f"schedule.{name}" in typed and isinstance(length, int | float) and length > config.steps:
-            problems.append(f"schedule.{name}={length} is longer than steps={config.steps}. Type schedule.{name}=0.1 for a tenth of the run.")
+        if f"schedule.{name}" in typed and isinstance(length, int | float) and length > draft["steps"]:
+            problems.append(f"schedule.{name}={length} is longer than steps={draft['steps']}. Type schedule.{name}=0.1 for a tenth of the run.")
     problems += _unread(config, typed)
     if problems:
         raise WordsError(*problems)

@@ -81,8 +81,8 @@ def test_a_mistake_is_answered_with_what_to_type(word: str, hint: str) -> None:
         ("optim.betas=(0.9,0.99)", "optim.betas=[0.9,0.99]"), ("trust=a,b", "trust=[a,b]"), ("trust=[a", "trust=[a]"),
         ("expect.small=[steps=3]", "expect.small=['steps=3']"), ("generate.prompt=a,b", "generate.prompt='a,b'"),
         ("data.dataset=mine.Faces", "data.dataset._target_=mine.Faces"), ("model=mine.nets.Net", "model._target_=mine.nets.Net"),
-        ("--epochs 3", "steps=3"), ("--learning-rate=1e-3", "optim.lr=1e-3"), ("--config-name digits", "recipe=digits"), ("-cn digits", "recipe=digits"),
-        ("epochs=3", "steps"), ("trainer.max_steps=3", "steps"), ("gpus=2", "devices"), ("seed=18446744073709551616", "seed=0"),
+        ("--max_steps 3", "steps=3"), ("--learning-rate=1e-3", "optim.lr=1e-3"), ("--config-name digits", "recipe=digits"), ("-cn digits", "recipe=digits"),
+        ("max_epochs=3", "epochs"), ("trainer.max_steps=3", "steps"), ("gpus=2", "devices"), ("seed=18446744073709551616", "seed=0"),
     ],
 )  # fmt: skip
 def test_what_is_advised_is_what_was_meant_and_is_taken(wrong: str, right: str) -> None:

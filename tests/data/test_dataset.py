@@ -6,7 +6,7 @@ import random
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -285,3 +285,13 @@ def test_a_sample_that_is_not_there_is_named_with_the_length(workers: int) -> No
         IndexError, match=r"Overstated has no sample 8, and its __len__ says 9, so there are samples 0 to 8 \(list index out of range\)"
     ):
         source.take(np.arange(9), np.zeros(9, dtype=np.int64))
+
+
+def test_a_length_that_the_class_states_is_the_one_there_is() -> None:
+    class Faces(list[tuple[float, float]]):
+        about: ClassVar = {"samples": 8}
+
+    whole, other = Faces([(1.0, 1.0)] * 8), Faces([(1.0, 1.0)] * 5)
+    assert len(Dataset(whole, holdout=0.25)) == 6 and len(Dataset(whole, holdout_dataset=other).holdout() or ()) == 5
+    with pytest.raises(WordsError, match="Faces states samples = 8 in its about, and its __len__ says 5"):
+        Dataset(other)

@@ -179,6 +179,10 @@ def test_nothing_there_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Monke
         runs.run([])
     with pytest.raises(StoreError, match="there is no such folder"):
         runs.run(["nowhere"])
+    for odd in ("x" * 5000, "file://elsewhere/x", "a\0b"):
+        with pytest.raises(StoreError):
+            runs.run([odd])
+        runs.show(odd)
     with pytest.raises(StoreError, match="find runs in memory://nothing/here"):
         runs.run(["memory://nothing/here"])
     with pytest.raises(WordsError, match=r"sorts=: runs does not take it. Did you mean sort"):

@@ -1,0 +1,46 @@
+"""`epochs` instead of `steps`: passes over the training data, where the data states its length before anything runs.
+
+See it with `dtrain plan epochs=3 data=synthetic model=mlp objective=regression`.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from dtrain.cluster import Cluster
+from dtrain.config import Config
+from dtrain.errors import WordsError
+from dtrain.resolve.declared import dataset
+from dtrain.resolve.ranks import about
+
+
+def steps(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
+    """Of the whole run: the last batch of the last pass is a whole one. Steps that are typed go before epochs of a recipe."""
+    typed = [key for key in ("epochs", "steps") if config.sources.get(key) == "command line"]
+    if config.epochs is None or typed == ["steps"]:
+        return {"steps": config.steps}
+    if len(typed) == 2:
+        raise WordsError(f"epochs={config.epochs:g} and steps={config.steps} both say how long the run is. Leave one of them out.")
+    length, batch = _length(config.data), draft["batch"].size
+    if length is None:
+        own = " or give the class of the dataset about = {'samples': <its length>}," if config.data.get("dataset") else ""
+        raise WordsError(
+            f"epochs={config.epochs:g}: data={config.choices['data']} does not say before launch how many samples it has. "
+            f"Type{own} steps=<{config.epochs:g} x its training samples / {batch}>."
+        )
+    count = math.ceil(config.epochs * length / batch)
+    draft["why"]["steps"] = f"{count} (auto: epochs={config.epochs:g} of {length} samples, {batch} a step)"
+    return {"steps": count}
+
+
+def _length(part: Mapping[str, Any]) -> int | None:
+    """Training samples: in the argument that the word says, or of a dataset whose class states them, without what is kept for evaluation."""
+    stated = part.get(str(about(part).get("length")))
+    if isinstance(stated, int):
+        return stated
+    whole: int | None = dataset(part.get("dataset")).get("samples")
+    holdout = part.get("holdout")
+    if whole is None or not isinstance(holdout, int | float):
+        return whole
+    held = min(max(1, round(whole * holdout)), whole - 1) if holdout and part.get("holdout_dataset") is None else 0
+    return whole - held

@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     waiting.watch()
     if argv is None:
         screen.outlive_readers()
-        secrets.guard()
+        secrets.guard(screen.visible)
         _see_packages()
     try:
         _in_a_folder()
@@ -33,16 +33,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, WordsError) and os.environ.get("RANK", "0") != "0":
             time.sleep(5)  # wrong words are wrong on every rank: rank 0 says so, and must not be killed before by the end of this one
         else:
-            for line in getattr(error, "problems", None) or (str(error),):
-                print(f"dtrain: {line}", file=sys.stderr)
+            for line in [*map(screen.on_one_line, getattr(error, "problems", ()))] or [str(error)]:
+                screen.complain(line)
         return error.exit_code
     except (OSError, RuntimeError) as error:
         if not _refused(error):
             raise
-        print(f"dtrain: {why(error) if isinstance(error, OSError) else error}. The system has no room for this run.", file=sys.stderr)
+        screen.complain(f"{why(error) if isinstance(error, OSError) else error}. The system has no room for this run.")
         return PreflightError.exit_code
     except signals.Asked as asked:
-        print(f"dtrain: {asked}", file=sys.stderr)
+        screen.complain(str(asked))
         return asked.exit_code
     except KeyboardInterrupt:
         return 130
@@ -77,19 +77,19 @@ def _do(words: list[str]) -> int:
         _help([word for word in words if word not in ("help", "--help", "-h")])
         return 0
     if "--version" in words:
-        print(f"dtrain {__version__}")
+        screen.say(f"dtrain {__version__}")
         return 0
     verb = words.pop(0) if words and words[0] in VERBS else "train"
     if verb not in ("diff", "runs", "completion"):  # which take words that belong to different runs, or are not complete
         from dtrain.compose import said_again
 
         for sentence in said_again(words) if os.environ.get("RANK", "0") == "0" else ():
-            print(f"note: {sentence}", file=sys.stderr)
+            screen.complain(screen.on_one_line(sentence), begin="note: ")
     if verb in COMPOSE and os.environ.get("RANK", "0") == "0":
         from dtrain.compose.here import look
 
         if note := look().note:
-            print(f"note: {note}", file=sys.stderr, flush=True)
+            screen.complain(screen.on_one_line(note), begin="note: ")
     code: int = importlib.import_module(f"dtrain.verb.{verb}").run(words)
     sys.stdout.flush()
     full = screen.full()
@@ -106,7 +106,7 @@ def _help(topics: list[str]) -> None:
 
     beside = [topic for topic in topics if topic.startswith("hydra.searchpath=")]
     with conf.beside(folders([*look().words, *typed(beside)[0]])):
-        print(about([topic for topic in topics if topic not in beside]), end="")
+        screen.say(about([topic for topic in topics if topic not in beside]).removesuffix("\n"))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import time
 
+from dtrain import screen
 from dtrain.errors import PreflightError
 from dtrain.heldout import evaluate as heldout_loss
 from dtrain.looking import look_at
@@ -25,6 +26,6 @@ def evaluate(plan: Plan) -> Result:
             samples=plan.evaluate_samples,
             microbatch=plan.batch.microbatch,
             context=seen.context,
-            tell=lambda text: print(text, flush=True) if seen.mesh.rank == 0 else None,
+            tell=lambda text: screen.say(text) if seen.mesh.rank == 0 else None,
         )
     return Result("finished", seen.commit["step"], metrics["eval_loss"], time.perf_counter() - began, metrics, versions())

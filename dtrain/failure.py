@@ -15,7 +15,6 @@ import shutil
 import signal
 import socket
 import struct
-import sys
 import tempfile
 import time
 import traceback
@@ -25,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dtrain import lease, secrets, store
+from dtrain import lease, screen, secrets, store
 from dtrain.blame import Evidence, find, kind_of
 from dtrain.errors import DtrainError, LeaseError, MovedError, PreflightError, RankError, StoreError, WordsError
 from dtrain.frames import collective, lines, microbatch, own, sent
@@ -119,7 +118,7 @@ def give_up(folder: Path | None, rank: int, message: str, *, kind: str = "hung",
             tell(folder, None if kind == "lost" else rank, kind, message, **facts)
             if _alone and _first(folder):
                 failure = explain(folder)
-                print(f"dtrain: {failure.paragraph}", file=sys.stderr, flush=True)
+                screen.complain(failure.paragraph)
                 save(_alone[0], failure.facts)
     with suppress(Exception), store.patience(GIVE_UP_SECONDS):
         lease.give_back()

@@ -14,7 +14,6 @@ import os
 import re
 import signal
 import socket
-import sys
 import threading
 import time
 import uuid
@@ -24,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from dtrain import store
+from dtrain import screen, store
 from dtrain.attempts import highest_lease
 from dtrain.errors import LeaseError, StoreError
 from dtrain.shapes import TEXT, Kind, Optional, fault
@@ -133,9 +132,7 @@ class _Keeper:
                 warned = False
             except StoreError as error:
                 if not warned:
-                    print(
-                        f"dtrain: the lease cannot be renewed, and is tried again every {RENEW_SECONDS:.0f} s: {error}", file=sys.stderr, flush=True
-                    )
+                    screen.complain(f"the lease cannot be renewed, and is tried again every {RENEW_SECONDS:.0f} s: {error}")
                 warned = True
 
     def _end(self, sentence: str) -> None:
@@ -145,7 +142,7 @@ class _Keeper:
             os.kill(os.getpid(), signal.SIGINT)
             if self._over.wait(seconds):
                 return
-        print(f"dtrain: {sentence}", file=sys.stderr, flush=True)
+        screen.complain(sentence)
         os._exit(LeaseError.exit_code)
 
 
@@ -165,7 +162,7 @@ def _claim(out: str) -> tuple[int, Record]:
                     if old <= token:
                         store.remove(_url(out, old))
                 if token and there.get("state") != "released":
-                    print(f"dtrain: took over {out} from {_who(there)}: it ended without giving it back.", file=sys.stderr, flush=True)
+                    screen.complain(f"took over {out} from {_who(there)}: it ended without giving it back.")
                 return number, mine
         elif alive:
             raise LeaseError(
@@ -173,7 +170,7 @@ def _claim(out: str) -> tuple[int, Record]:
                 f"Wait for it, stop it ({_how_to_stop(there)}), or type out=<another place>."
             )
         elif token != seen[0]:
-            print(f"dtrain: {out} is held by {_who(there)}; watching for {STALE_SECONDS:.0f} s whether it is renewed.", file=sys.stderr, flush=True)
+            screen.complain(f"{out} is held by {_who(there)}; watching for {STALE_SECONDS:.0f} s whether it is renewed.")
             since, seen = time.monotonic(), (token, there)
         else:
             time.sleep(LOOK_SECONDS)
@@ -279,7 +276,10 @@ def _who(record: Record) -> str:
 def _how_to_stop(record: Record) -> str:
     owner = str(record.get("owner", ""))
     here = record.get("place") == _place()
-    return f"kill {record.get('pid')}" if here else f"ssh {owner} kill {record.get('pid')}"
+    pid = record.get("pid")
+    if not isinstance(pid, int) or owner.startswith("-"):  # anybody who may write there may say anything
+        return "end it where it runs"
+    return f"kill {pid}" if here else f"ssh {screen.typed(owner)} kill {pid}"
 
 
 def _is_others(newest: int, there: Record, token: int, owner: str | None) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtrain import attempts, secrets, store
+from dtrain import attempts, screen, secrets, store
 from dtrain.build import build
 from dtrain.errors import DtrainError, LeaseError, MovedError, StoreError
 from dtrain.journal import Journal, clean
@@ -225,7 +225,7 @@ class Log:
 
     def _left_out(self, name: str, error: Exception) -> None:
         self.event("logger_failed", logger=name, error=f"{type(error).__name__}: {error}")
-        print(secrets.masked(f"dtrain: logger {name} failed and is left out: {type(error).__name__}: {error}"), flush=True)
+        screen.say(screen.on_one_line(secrets.masked(f"dtrain: logger {name} failed and is left out: {type(error).__name__}: {error}")))
 
 
 def short(number: int) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any
 
-from dtrain import recipe, secrets
+from dtrain import recipe, screen, secrets
 from dtrain.config import GROUPS, LISTS, Config, Schema
 from dtrain.plan import Plan
 from dtrain.secrets import looks
@@ -148,7 +148,9 @@ def table(found: Sequence[Row]) -> str:
     cells = [("key", "value", "set by", "overrode")]
     for row in found:
         before = "; ".join(f"{value} ({source})" for value, source in row.overrode)
-        cells.append((row.key, shown(row.key, row.value), row.source, before))
+        cells.append(
+            (screen.on_one_line(row.key), screen.on_one_line(shown(row.key, row.value)), screen.on_one_line(row.source), screen.on_one_line(before))
+        )
     widths = [max(len(line[column]) for line in cells) for column in range(3)]
     return "\n".join("  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[3]]).rstrip() for line in cells)
 

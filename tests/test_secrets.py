@@ -56,7 +56,9 @@ def test_the_readme_stays_readable() -> None:
 @pytest.mark.parametrize(
     "name",
     ["password", "DB_PASSWORD", "apiKey", "api-key", "X-Api-Key", "hf_token", "AWS_SECRET_ACCESS_KEY", "awsSecretAccessKey", "accountKey", "sig", "client_secret",
-     "connection_string", "private_key", "session_id", "Authorization", "passphrase", "wandb_key", "token_1", "password2", "SAS", "refreshToken", "db_pass"],
+     "connection_string", "private_key", "session_id", "Authorization", "passphrase", "wandb_key", "token_1", "password2", "SAS", "refreshToken", "db_pass",
+     "pass", "pw", "user_pw", "pin", "otp", "totp", "creds", "aws_creds", "access_code", "accessCode", "auth_header", "authHeader", "sessionid", "sessionId", "webhook", "webhook_url",
+     "slackWebhook", "dsn", "passcode", "pin_code", "psk", "recovery_codes", "smtp_pass", "csrf", "x-auth-header"],
 )  # fmt: skip
 def test_a_name_of_a_secret(name: str) -> None:
     assert looks.is_secret(f"logger.mine.{name}", "Xk29fjw0")
@@ -67,7 +69,8 @@ def test_a_name_of_a_secret(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     ["tokens", "tokenizer", "token_type", "pad_token", "next_token", "eos_token", "max_new_tokens", "tokens_per_second", "keyword", "monkey", "kv_heads", "keys",
-     "author", "secretary", "single_pass", "bypass", "path", "primary_key", "design", "signal", "assignment", "sessions", "basic", "compass"],
+     "author", "secretary", "single_pass", "bypass", "path", "primary_key", "design", "signal", "assignment", "sessions", "basic", "compass", "key_size", "passes", "forward_pass", "num_pass", "pin_memory", "keep", "keyframes", "spin", "pinned", "encode",
+     "code", "country_code", "source_code", "webhooks_seen", "credit", "header", "headers_only", "side", "pwm", "power", "monkey_key_size", "password_length"],
 )  # fmt: skip
 def test_a_name_of_none(name: str) -> None:
     assert not looks.is_secret(f"data.{name}", "Xk29fjw0")
@@ -81,7 +84,35 @@ def test_a_value_that_says_how_and_not_what(value: object) -> None:
     assert not looks.is_secret("logger.mine.token", value)
 
 
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://{}@ingest.example.org/1", "https://***@ingest.example.org/1"),
+        ("https://user:{}@example.org/a", "https://***@example.org/a"),
+        ("https://example.org/webhooks/{}", "https://example.org/webhooks/***"),
+        ("https://x.example.org/webhookb2/{}@{}/In/{}/b", "https://x.example.org/webhookb2/***"),
+        ("https://example.org/api/hooks/{}/x", "https://example.org/api/hooks/***"),
+    ],
+)
+def test_user_and_path_of_an_address_where_they_are_secret(url: str, shown: str) -> None:
+    assert secrets.masked(f"at {url.replace('{}', 'a1B2c3D4e5F6g7H8i9')}: refused") == f"at {shown}: refused"
+
+
+@pytest.mark.parametrize(
+    "url", ["https://git@example.org/a", "https://example.org/hooks/readme-2024.md", "https://example.org/webhooks/about", "s3://auth/2024/01/run"]
+)
+def test_an_address_without_a_secret_stays(url: str) -> None:
+    assert secrets.masked(url) == url
+
+
+def test_a_key_of_a_service_is_one_and_that_of_a_column_is_none() -> None:
+    assert looks.is_secret("logger.mine.key", "Xk29fjw0") and looks.is_secret("data.dataset.key", "aB3dE6gH9jK2mN5")
+    assert not looks.is_secret("data.dataset.key", "image_1024") and not looks.is_secret("hook.mine.key", "${oc.env:X}")
+
+
 def test_a_number_is_a_secret_where_its_name_leaves_no_doubt() -> None:
+    assert looks.is_secret("logger.mine.pin", 4815) and looks.is_secret("logger.mine.otp", 993311)
+    assert not looks.is_secret("data.pin", 1) and not looks.is_secret("data.key_size", 4096) and not looks.is_secret("logger.mine.webhook", True)
     assert looks.is_secret("hook.a.password", 1234) and not looks.is_secret("hook.a.token", 1234)
 
 

@@ -8,7 +8,7 @@ to the old one. Words of ours are composed here, as Hydra would; with folders of
 import re
 from collections.abc import Iterable, Sequence
 
-from dtrain import options, provenance, recipe, secrets
+from dtrain import options, provenance, recipe, screen, secrets
 from dtrain.cluster import look
 from dtrain.compose import here
 from dtrain.compose.check import judge, shown
@@ -140,7 +140,8 @@ def _searchpath(asked: Sequence[Word], problems: list[str]) -> list[str]:
             if isinstance(word.value, list) and all(isinstance(path, str) for path in word.value):
                 found += word.value
             else:
-                problems.append(f"{shown(word)}: a list of folders. Type {word.key}=[{cut(word.text) or '<folder>'}].")
+                instead = screen.typed(f"{word.key}=[{cut(word.text) or '<folder>'}]")
+                problems.append(f"{shown(word)}: a list of folders. Type {instead}.")
     absent = [path for path in found if is_local(path) and not local_path(path).is_dir()]
     problems += [f"hydra.searchpath=[{cut(path)}]: there is no such folder." for path in absent if not path.startswith("pkg://")]
     return [path for path in found if path not in absent]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from dtrain import secrets
+from dtrain import screen, secrets
 from dtrain.config import ALLOWED, GROUPS, LISTS, VERBS
 from dtrain.errors import WordsError, nearest
 from dtrain.options import is_one
@@ -116,7 +116,8 @@ def judge(word: Word, known: Vocabulary) -> Iterable[str]:
     elif top not in TOPS and top not in GROUPS:
         yield f"{said}: there is no word {cut(word.key)}.{known.near(word.key)}"
     elif word.sweep and top in LISTS and word.key == top:
-        yield f"{said}: several of them are a list. Type {word.key}=[{cut(','.join(map(str, _several(word))))}]."
+        listed = cut(",".join(map(str, _several(word))))
+        yield f"{said}: several of them are a list. Type {screen.typed(f'{word.key}=[{listed}]')}."
     elif word.sweep:
         yield f"{said}: several values are a sweep. Add -m, or type {_one(word, known.allowed(word.key))}."
     elif word.key in GROUPS:
@@ -134,9 +135,9 @@ def _one(word: Word, allowed: Any) -> str:
     items, called = _several(word), CALL.fullmatch(word.text.strip()) is not None
     is_text = not called if allowed is None else any(kind in ("text", "some text", "any") for kind in kinds.kinds(allowed))
     if is_text and word.key not in GROUPS:
-        return f"\"{word.key}='{cut(word.text)}'\""
+        return screen.typed(f"{word.key}='{cut(word.text)}'")
     listed = any(isinstance(kind, kinds.Many) and kind.holds(items) for kind in kinds.kinds(allowed or "any"))
-    return f"{word.key}={said(items) if listed else cut(str(items[0]))}"
+    return screen.typed(f"{word.key}={said(items) if listed else cut(str(items[0]))}")
 
 
 def _several(word: Word) -> list[Any]:
@@ -179,7 +180,7 @@ def no_dashes(text: str, following: str | None) -> str:
     ours = OURS.get(name.lower()) or (FLAGS.get(name) if not text.startswith("--") else None)
     key = name if name in sayable() or is_one(name) else ours or (by_leaf[0] if by_leaf else near)
     value = f"[{value}]" if key == "hydra.searchpath" else value
-    hint = f"Type {key}={cut(value)}." if key else "dtrain --help lists them all, as key=value."
+    hint = f"Type {screen.typed(f'{key}={cut(value)}')}." if key else "dtrain --help lists them all, as key=value."
     return f"{cut(typed)} (command line): words have no dashes. {hint}"
 
 
@@ -194,7 +195,7 @@ def no_word(text: str) -> str:
     elif text in conf.recipes():
         hint = f" Type recipe={text}."
     elif separated and separated[1] in sayable():
-        hint = f" Type {separated[1]}={cut(separated[2])}."
+        hint = f" Type {screen.typed(f'{separated[1]}={cut(separated[2])}')}."
     else:
         hint = nearest(text, [*VERBS, *(f"{name}=<value>" for name in (*GROUPS, *TOPS))])
     return f"{cut(text)} (command line): neither a verb nor a word. Words look like key=value.{hint}"
@@ -225,7 +226,7 @@ def _other(group: str, name: Any, known: Vocabulary) -> str:
 def _judge_argument(word: Word, said: str, known: Vocabulary, group: str, rest: list[str]) -> Iterable[str]:
     """An argument of the word chosen for a group."""
     if word.key in NAMELESS:
-        yield f"{said}: a {group} has a name. Type {group}.mine._target_={cut(word.text)}."
+        yield f"{said}: a {group} has a name. Type {screen.typed(f'{group}.mine._target_={cut(word.text)}')}."
         return
     choice: Any = known.choices[group]
     names = [name for name in (choice if isinstance(choice, list) else [choice]) if f"{group}.{name}" not in known.targets]

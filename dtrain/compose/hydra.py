@@ -76,8 +76,14 @@ def composed(words: Sequence[Word], replaced: Sequence[str]) -> conf.Node:
 
 def resolved(tree: Mapping[str, Any], words: Sequence[Word], allowed: Callable[[str], Any]) -> list[str]:
     """Put what `${...}` in the values of `words` stands for into `tree`. One sentence for each that stands for nothing."""
-    whole, problems = OmegaConf.create(dict(tree)), []
-    for word in words:
+    broken = {word.key: f"{cut(str(word))} ({word.source}): {why}." for word in words if (why := _broken(word.value))}
+    problems = list(broken.values())
+    for key in broken:
+        _put(tree, key, None)  # which OmegaConf can hold
+    whole = OmegaConf.create(dict(tree))
+    for key in broken:
+        _put(tree, key, UNKNOWN)
+    for word in [word for word in words if word.key not in broken]:
         *path, name = word.key.split(".")
         try:
             holder: Any = whole
@@ -92,11 +98,24 @@ def resolved(tree: Mapping[str, Any], words: Sequence[Word], allowed: Callable[[
         except (OmegaConfBaseException, RecursionError, TypeError, KeyError, ValueError) as error:
             problems.append(f"{word} ({word.source}): {first_line(error)}.")
             value = UNKNOWN
-        inside: Any = tree
-        for part in path:
-            inside = inside[part]
-        inside[name] = value
+        _put(tree, word.key, value)
     return problems
+
+
+def _broken(value: Any) -> str:
+    """What is wrong with how a value is written that looks others up, or nothing."""
+    try:
+        OmegaConf.create({"value": value})
+    except (OmegaConfBaseException, RecursionError):
+        return "${ begins what is looked up, which is not to be read. Type ${<another key>}, or \\${ where no other value is meant"
+    return ""
+
+
+def _put(tree: Any, key: str, value: Any) -> None:
+    *path, name = key.split(".")
+    for part in path:
+        tree = tree[part]
+    tree[name] = value
 
 
 def jobs(swept: Sequence[Word]) -> list[Sequence[str]]:

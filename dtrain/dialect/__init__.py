@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
-from dtrain import store
+from dtrain import screen, store
 from dtrain.dialect import others
 from dtrain.dialect.ledger import Ledger, flatten, show
 from dtrain.dialect.read import read
@@ -107,7 +107,7 @@ def nested(ledger: Ledger, key: str, name: str, *, auto: str = "") -> None:
     file = str(ledger.leaves[key])
     local = store.is_local(ledger.place)
     if not local and ("://" in file or file.startswith("/") or ".." in file.split("/")):
-        ledger.refuse(key, f"a file from elsewhere may only name one beside it. Type dtrain import {file}.")
+        ledger.refuse(key, f"a file from elsewhere may only name one beside it. Type dtrain import {screen.typed(str(file))}.")
         return
     beside = store.join(ledger.place.rpartition("/")[0] or ".", file)
     for place in dict.fromkeys([file, beside] if local and file.startswith("/") else [beside, file] if local else [beside]):

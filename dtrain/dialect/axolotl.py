@@ -8,6 +8,7 @@ It fine-tunes models of transformers with their Trainer, whose defaults are mean
 from collections.abc import Mapping
 from typing import Any
 
+from dtrain import screen
 from dtrain.dialect import nested
 from dtrain.dialect.accelerate import FSDP, SHARDING
 from dtrain.dialect.ledger import (
@@ -58,7 +59,7 @@ def translate(ledger: Ledger) -> None:
 def _adapter(ledger: Ledger) -> None:
     """What trains a few new weights is another training than that of all."""
     if ledger.get("adapter") or ledger.get("lora_model_dir"):
-        why = ADAPTERS.format(ledger.get("base_model", "<name>"))
+        why = ADAPTERS.format(screen.typed(str(ledger.get("base_model", "<name>"))))
         keys = [key for key in ledger.open() if key.split(".")[0] in LORA or key.split(".")[0].startswith("lora_")]
         for key in [*ledger.under("base_model", "model_type", "type_of_model"), *keys]:
             (ledger.skip if ledger.leaves[key] in (None, "", False) else ledger.refuse)(

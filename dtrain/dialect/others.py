@@ -35,7 +35,9 @@ def refuse(tree: Mapping[str, Any], place: str) -> None:
         said.append("strategy=fsdp")
     if not any(word.startswith("steps=") for word in said):
         said.append(f"steps=<{show(tree.get('num_train_epochs', 3))} x samples / batch>")
-    raise WordsError(f"{place}: TrainingArguments of Hugging Face's Trainer are not read. Type {' '.join(said)}, the data, and {MODEL}.")
+    raise WordsError(
+        f"{place}: TrainingArguments of Hugging Face's Trainer are not read. Type {' '.join(said)}, the data, and {MODEL}, which lets any code of transformers run as you."
+    )
 
 
 def refuse_python(module: ast.Module, arguments: Mapping[str, Mapping[str, Any]], place: str) -> None:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from dtrain import screen
 from dtrain.dialect.deepspeed import SHARDS
 from dtrain.dialect.ledger import ODD, Ledger, Rule, chosen, count, every, lacking, names, number, refused, says, switched, text, to, unneeded, whole
 from dtrain.dialect.terms import BEHIND, NO_DATA, decaying, epochs, optimizer, output
@@ -72,7 +73,9 @@ def _model(ledger: Ledger) -> None:
         return
     if not re.fullmatch(r"torchtune(\.\w+)+", name):  # whose code runs is the user's to say, never the file's
         for other in ledger.under("model"):
-            ledger.refuse(other, f"{name} is not of torchtune. If you trust its package, type model._target_={name} trust=[<the package>].")
+            ledger.refuse(
+                other, f"{name} is not of torchtune. If you trust its package, type {screen.typed(f'model._target_={name}')} trust=[<the package>]."
+            )
         return
     ledger.carry(key, {"model._target_": name}, "needs trust=[torchtune]")
     ledger.command["trust"] = "[torchtune]"
@@ -180,7 +183,7 @@ RULES: dict[str, Rule] = {
     "output_dir": output,
     **{f"{section}.**": refused(why) for section, (why, _) in SECTIONS.items()},
     "checkpointer.**": lambda ledger, key, value: (
-        SHARDS if key.endswith("output_dir") else unneeded("empty") if value in (None, "") else refused(CHECKPOINTS.format(ledger.get("checkpointer.checkpoint_dir", "<folder>")))
+        SHARDS if key.endswith("output_dir") else unneeded("empty") if value in (None, "") else refused(CHECKPOINTS.format(screen.typed(str(ledger.get("checkpointer.checkpoint_dir", "<folder>")))))
     )(ledger, key, value),
     "resume_from_checkpoint": switched(says({"resume": "must"}), unneeded("resume=auto goes on where there is something to go on from")),
     "save_every_n_steps": to("checkpoint.every", count),

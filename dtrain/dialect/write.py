@@ -1,12 +1,12 @@
 """What the recipe of an imported file looks like: three lists as comments, then the words, each default of theirs marked as such."""
 
 import re
-import shlex
 from collections.abc import Iterable
 from typing import Any
 
 import yaml
 
+from dtrain import screen
 from dtrain.config import GROUPS
 from dtrain.dialect.ledger import Entry, Ledger, show
 from dtrain.secrets import masked
@@ -33,13 +33,18 @@ def recipe(ledger: Ledger, silent: Iterable[str], name: str) -> str:
 
 def command(ledger: Ledger, name: str) -> str:
     """The words to type; a value that is a secret stands as ***."""
-    return " ".join(["dtrain", f"recipe={name}", *(_typed(word, value) for word, value in ledger.command.items())])
+    return " ".join(
+        [
+            "dtrain",
+            f"recipe={name}" if name == "<this file>" else screen.typed(f"recipe={name}"),
+            *(_typed(word, value) for word, value in ledger.command.items()),
+        ]
+    )
 
 
 def _typed(word: str, value: Any) -> str:
     """As it is typed in a shell, which must not run what a file says."""
-    said = _plain(masked(f"{word}={value}"))
-    return said if re.fullmatch(r"[\w.]+=(<[\w ,./]*>|[\w@%+:,./\[\]*-]*)", said) else shlex.quote(said)
+    return screen.typed(masked(f"{word}={value}"))
 
 
 def _plain(line: str) -> str:
@@ -47,8 +52,23 @@ def _plain(line: str) -> str:
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in line)
 
 
+TRUSTED = re.compile(r"trust=\[([\w, ]+|<[\w ]+>)\]")
+
+
+def allows(text: str) -> Iterable[str]:
+    """What typing each trust=[...] in a text would allow."""
+    for package in dict.fromkeys(TRUSTED.findall(text)):
+        yield f"trust=[{package}] lets any code of {package.strip('<>')} run as you, and read what you may read: look at it first, and at who wrote what it loads"
+
+
 def lists(ledger: Ledger) -> Iterable[str]:
-    """Every key of theirs, in one of three lists."""
+    """Every key of theirs, in one of three lists, and what a trust that is named there would allow."""
+    lines = list(_lists(ledger))
+    yield from lines
+    yield from allows("\n".join([*lines, *(f"{word}={value}" for word, value in ledger.command.items())]))
+
+
+def _lists(ledger: Ledger) -> Iterable[str]:
     for kind, head in HEADS.items():
         entries = ledger.of(kind)  # type: ignore[arg-type]
         yield f"{head} ({len(entries)})"

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from dtrain import network
+from dtrain import network, screen
 from dtrain.doctor import Case, Finding
 from dtrain.launcher import process
 
@@ -134,7 +134,7 @@ def left(case: Case) -> Iterable[Finding]:
             "left",
             "note",
             f"{len(stale)} killed run(s) left {size >> 20} MiB in memory",
-            f"any next run frees it, or rm -r {' '.join(map(str, stale))}",
+            f"any next run frees it, or rm -r {' '.join(screen.typed(str(folder)) for folder in stale)}",
         )
     if not orphans and not stale:
         yield Finding("left", "ok", f"{others} other run(s) of this user are going on here" if others else "nothing of earlier runs")

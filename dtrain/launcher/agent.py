@@ -211,7 +211,7 @@ def _rank(plan: Plan, folder: Path, link: Link, environment: Mapping[str, str]) 
         try:
             failure.leave(folder, rank, error)
         except StoreError:  # the folder for temporary files is full or gone: nobody else can tell it
-            print(f"dtrain: {failure.told(failure.facts_of(error, rank), []).paragraph}", file=sys.stderr, flush=True)
+            screen.complain(failure.told(failure.facts_of(error, rank), []).paragraph)
         sys.exit(1)
     if rank == 0:
         store.write(str(folder / "result.json"), json.dumps(result.to_dict()).encode())
@@ -262,7 +262,7 @@ def join(address: str, wait: float) -> None:
                     return Agent(plan, link, folder=folder, memory=memory, lease=lease, shared=False).run()
             except ConnectionError as error:
                 if since == float("inf"):
-                    print(f"dtrain: {error}; the ranks of this node have ended, looking for the server again", file=sys.stderr, flush=True)
+                    screen.complain(f"{error}; the ranks of this node have ended, looking for the server again")
                 since = min(since, time.monotonic())
                 if time.monotonic() - since > wait:
                     raise TimeoutError(f"no run at {address} took this node within {wait:g} s: {error}") from error
@@ -310,7 +310,7 @@ if __name__ == "__main__":
     except KeyboardInterrupt:
         sys.exit(130)
     except PreflightError as error:
-        print(f"dtrain: {error}", file=sys.stderr)
+        screen.complain(str(error))
         sys.exit(error.exit_code)
     except TimeoutError as error:
         sys.exit(f"dtrain: {error}")

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from dtrain import failure, network, options, signals, store, waiting
+from dtrain import failure, network, options, screen, signals, store, waiting
 from dtrain.disk import ROOM
 from dtrain.errors import PreflightError, RankError, why
 from dtrain.launcher import process
@@ -66,7 +66,7 @@ class Local:
             with _Wishes(scratch) as wishes:
                 code = _serve(scratch, told, wishes, more)
                 while code < 0 and not wishes.ends and _counted(scratch) <= self.restarts:
-                    print(f"dtrain: the launcher's server was killed by {signal.Signals(-code).name} and starts again", file=sys.stderr, flush=True)
+                    screen.complain(f"the launcher's server was killed by {signal.Signals(-code).name} and starts again")
                     code = _serve(scratch, told, wishes, more)
             if wishes.again:
                 raise KeyboardInterrupt
@@ -170,7 +170,7 @@ def _serve(scratch: Path, told: Mapping[str, Any], wishes: _Wishes, more: Mappin
             os.killpg(server.pid, signal.SIGKILL)
         server.wait()
         if not process.gone(process.memory(scratch), END_SECONDS):
-            print(f"dtrain: processes of group {server.pid} were killed and are still there: they wait for a device", file=sys.stderr, flush=True)
+            screen.complain(f"processes of group {server.pid} were killed and are still there: they wait for a device")
 
 
 def _await(server: "subprocess.Popen[bytes]", silence: float) -> int:
@@ -179,9 +179,7 @@ def _await(server: "subprocess.Popen[bytes]", silence: float) -> int:
     while not process.is_gone(server.pid, 1.0):
         stopped = (stopped or time.monotonic()) if process.is_stopped(server.pid) else None
         if stopped and time.monotonic() - stopped > silence:
-            print(
-                f"dtrain: the launcher's server (pid {server.pid}) was stopped (SIGSTOP) for {silence:g} s, and is ended", file=sys.stderr, flush=True
-            )
+            screen.complain(f"the launcher's server (pid {server.pid}) was stopped (SIGSTOP) for {silence:g} s, and is ended")
             server.kill()
     return server.wait()
 

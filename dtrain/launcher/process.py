@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dtrain import network, secrets
+from dtrain import network, screen, secrets
 
 KEEPER_SECONDS = 10.0
 """A store that listens by then never will."""
@@ -38,7 +38,7 @@ def fork(work: Callable[[], Any], name: str = "") -> int:
     except SystemExit as error:
         code = int(error.code or 0)
     except BaseException:
-        print(secrets.masked(traceback.format_exc()), end="", file=sys.stderr)
+        screen.say(secrets.masked(traceback.format_exc().rstrip()), error=True)
     finally:
         with contextlib.suppress(OSError, ValueError):  # nobody reads on
             sys.stdout.flush()

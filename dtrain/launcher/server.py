@@ -332,7 +332,7 @@ class Server:
         if self.wish or kind in NEVER or (kind == "error" and not further) or self.book.restarts > self.restarts:
             self._over(None)
         else:
-            print(f"dtrain: {found.line}; the ranks start again from the last state", file=sys.stderr, flush=True)
+            screen.complain(f"{found.line}; the ranks start again from the last state")
 
     def _settle(self) -> None:
         """No rank of the round lives any more."""
@@ -383,7 +383,7 @@ def main(parent: int, scratch: Path) -> None:
         try:
             _write_over(scratch, {"round": -1, "error": said, "asked": 0, "exit_code": PreflightError.exit_code})
         except StoreError:  # it is the disk
-            print(f"dtrain: {said}", file=sys.stderr, flush=True)
+            screen.complain(said)
             sys.exit(1)
 
 

@@ -6,6 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dtrain import screen
+
 LINE_SECONDS = 2.0
 """Off a terminal a line is printed at most this often."""
 WIDTH, HEIGHT = 64, 8
@@ -43,21 +45,21 @@ class Console:
 
     def note(self, text: str) -> None:
         if self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False)
+            self._bar.console.print(screen.visible(text), markup=False, highlight=False)
         else:
             self._print_row()
-            print(text, flush=True)
+            screen.say(text)
 
     def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
         self._print_row()
         if len(self._losses) > 1:
-            print(curve(self._losses), flush=True)
+            screen.say(curve(self._losses))
 
     def _print_row(self) -> None:
         if self._row:
-            print(self._row, flush=True)
+            screen.say(self._row)
         self._row, self._printed = "", time.monotonic()
 
 

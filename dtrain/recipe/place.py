@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urljoin
 
-from dtrain import store
+from dtrain import screen, store
 from dtrain.errors import StoreError, WordsError, nearest
 from dtrain.recipe.reach import REACHABLE, named_hosts, refusal, resolves_inside
 from dtrain.secrets import masked
@@ -62,7 +62,8 @@ def find(name: str, beside: Place | None = None) -> Place:
 def fetch(place: Place, *, seconds: float | None = None) -> bytes:
     """The bytes there; another machine is waited for as long as `store.small` does, or `seconds`. Raises WordsError and StoreError."""
     if store.is_local(place.url) and store.local_path(place.url).is_dir():
-        hint = f" Type recipe={place.url.rstrip('/')}/config.yaml." if (store.local_path(place.url) / "config.yaml").exists() else ""
+        instead = screen.typed(f"recipe={place.url.rstrip('/')}/config.yaml")
+        hint = f" Type {instead}." if (store.local_path(place.url) / "config.yaml").exists() else ""
         raise WordsError(f"recipe={place}: a folder, not a recipe.{hint}")
     with store.patience(SECONDS):
         data = store.small(place.url, LARGEST + 1, seconds=seconds)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from dtrain import screen
 from dtrain.recipe.document import HIDDEN, KEY
 from dtrain.recipe.place import Place
 from dtrain.recipe.reach import named_hosts, refusal, resolves_inside
@@ -51,7 +52,9 @@ def _from_elsewhere(word: Word, place: Place, said: str, top: str) -> Iterable[s
         yield f"{said}: {word.key} cannot come from a recipe of elsewhere. Say it on the command line."
     for key, value in _inside(word.key, word.value):
         if key.endswith("._target_") and not from_elsewhere(str(value), top):
-            yield f"{said}: a recipe from elsewhere cannot bring code to {top}. Type {key}={value} trust=[{str(value).split('.')[0]}] if you mean it."
+            package = str(value).split(".")[0]
+            instead = f"{screen.typed(f'{key}={value}')} {screen.typed(f'trust=[{package}]')}"
+            yield f"{said}: a recipe from elsewhere cannot bring code to {top}. Type {instead} if you mean it."
         told = f"{key}={HERE.sub('', value)}" if isinstance(value, str) else ""
         if shown(told) != told:
             yield f"{masked(said)}: a recipe from elsewhere cannot bring credentials. Put yours into the environment."

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from dtrain import screen
 from dtrain.cluster import Cluster
 from dtrain.config import ALLOWED, GROUPS, LISTS, Config
 from dtrain.plan import Part
@@ -77,8 +78,7 @@ def _sentence(key: str, value: Any, allowed: Any, config: Config) -> str:
     instead = f"{key}={'<another>' if near is kinds.UNSAID else said(near)}"
     if near is kinds.UNSAID and "part" in kinds.kinds(allowed):
         instead = f"{key}._target_={value if isinstance(value, str) and '.' in value else '<package.Class>'}"
-    instead = f'"{instead}"' if "'" in instead else instead  # which a shell would take away
-    return f"{key}={cut(said(value))} ({source}): {key} is {kinds.say(allowed)}{largest}. Type {instead}."
+    return f"{key}={cut(said(value))} ({source}): {key} is {kinds.say(allowed)}{largest}. Type {screen.typed(instead)}."
 
 
 def _default(config: Config, key: str) -> Any:

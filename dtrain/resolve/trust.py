@@ -7,6 +7,7 @@ from typing import Any
 from dtrain.cluster import Cluster
 from dtrain.config import Config, Schema
 from dtrain.errors import WordsError
+from dtrain.resolve.unknown import UNKNOWN
 from dtrain.trust import allowed, refusal
 
 
@@ -15,7 +16,7 @@ def targets(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[
     problems = [
         refusal(key, name)
         for key, name in [*_targets({field.name: getattr(config, field.name) for field in fields(Schema)}), ("loop", config.loop)]
-        if not allowed(name, key.split(".")[0], config.trust)
+        if name is not UNKNOWN and not allowed(name, key.split(".")[0], config.trust)
     ]
     if problems:
         raise WordsError(*problems)

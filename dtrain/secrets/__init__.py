@@ -11,7 +11,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
@@ -24,7 +24,12 @@ ASK = "a secret, which is written nowhere. Type {key}=<value>, or {key}='${{oc.e
 REFUSED = (
     "it holds a secret and is written down. Only arguments of parts may, such as logger.<name>.<argument>; storage is told by out_options.<name>."
 )
-PASSWORD = re.compile(r"(\w://)(?!\*\*\*@)(?:[^/\s:@'\"]*:(?!\$\{)[^/\s'\"]+|(?=[^/\s@]*\d)(?=[^/\s@]*[A-Za-z])[A-Za-z0-9_-]{20,})(?=@)")
+PASSWORD = re.compile(r"(\w://)(?!\*\*\*@)(?:[^/\s:@'\"]*:(?!\$\{)[^/\s'\"]+|(?=[^/\s@]*\d)(?=[^/\s@]*[A-Za-z])[A-Za-z0-9_-]{16,})(?=@)")
+IN_PATH = re.compile(
+    r"(?<=[\w-]/)((?:webhooks?|webhookb2|hooks?|secrets?|api_?keys?|auth)/)(?!\*\*\*|\$\{)(?:[\w@.-]{1,100}/){0,3}?"
+    r"(?=[A-Za-z_-]{0,100}\d)(?=[\d_-]{0,100}[A-Za-z])[\w@-]{16,}(?![\w.-])(?:/[\w@-]+){0,3}",
+    re.I,
+)
 IN_URL = re.compile(
     r"([?&](?:[\w.-]*(?:sig|signature|token|secret|password|passwd|pwd|credential|key|keyid|code|auth)|GoogleAccessId)=)(?!\*\*\*|\$\{)[^&#\s'\"<>]+",
     re.I,
@@ -58,7 +63,8 @@ def masked(text: str) -> str:
     near = "A" in text and bool(re.search(SHAPES["AWS access key id"], text))
     text = shapes().sub(MASK, text)
     text = BESIDE.sub(MASK, text) if near else text
-    text = PASSWORD.sub(rf"\1{MASK}", text) if "://" in text else text
+    if "://" in text:
+        text = IN_PATH.sub(rf"\1{MASK}", PASSWORD.sub(rf"\1{MASK}", text))
     if not HINT.search(text):
         return text
     for pattern in (IN_URL, HEADER, COOKIES, SCHEME):
@@ -120,20 +126,20 @@ def know(value: Any, *, sure: bool = True) -> None:
     _known.update(dict.fromkeys(forms))
 
 
-def guard() -> None:
-    """What Python itself prints of this process is masked: tracebacks that nobody caught, those of threads, warnings."""
+def guard(visible: Callable[[str], str] = str) -> None:
+    """What Python itself prints of this process is masked and made visible: tracebacks that nobody caught, those of threads, warnings."""
     import sys
     import threading
     import traceback
     import warnings
 
     def show(kind: Any, error: Any, trace: Any) -> None:
-        print(masked("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr, flush=True)
+        print(visible(masked("".join(traceback.format_exception(kind, error, trace)))), end="", file=sys.stderr, flush=True)
 
     before = warnings.formatwarning
     sys.excepthook = show
     threading.excepthook = lambda told: None if told.exc_type is SystemExit else show(told.exc_type, told.exc_value, told.exc_traceback)
-    warnings.formatwarning = lambda *told, **more: masked(before(*told, **more))
+    warnings.formatwarning = lambda *told, **more: visible(masked(before(*told, **more)))
 
 
 def know_options(options: Mapping[str, Any]) -> None:

@@ -7,12 +7,17 @@ from typing import Any
 
 STRONG = re.compile(
     r"(?:^|_)(?:secrets?|credentials?|authorization|jwt|connection_string|conn_str|pwd|secret_id)$|pass(?:word|wd|phrase|code)s?$"
-    r"|(?:^|_)(?:admin|db|ftp|http|mysql|proxy|root|smtp|user)_?pass$|(?:connectionstring|clientsecret)$"
+    r"|(?:^|_)(?:account|admin|client|db|email|ftp|http|imap|key|keystore|login|mail|master|mongo|mysql|pg|postgres|proxy|redis|root|server|smtp|sql|ssh|user|wifi)"
+    r"_?pass$|(?:connectionstring|clientsecret|authheader|accesscode)$"
+    r"|(?:^|_)(?:creds?|auth_headers?|webhooks?(?:_ur[li]s?)?|pass_(?:word|phrase|code|key)|passkey|pin_?code|psk|mnemonic|seed_phrase|jsession_?id|php_?sess_?id)$"
+    r"|(?:^|_)(?:access|activation|auth|authorization|backup|invite|login|otp|recovery|security|sms|verification)_codes?$"
     r"|(?:^|_)(?:access|account|admin|anthropic|api|app|auth|aws|azure|client|comet|consumer|deploy|encryption|function|gcp|github|gitlab|google|hf|hmac|host"
     r"|license|master|mlflow|neptune|openai|private|root|s3|secret|service|shared|signing|slack|ssh|storage|stripe|subscription|team|wandb|webhook)_?keys?(?:_id)?$"
 )
-WEAK = re.compile(r"(?:^|_)(?:auth|bearer|cookies?|pat|sas|session|session_id|sig|signature)$|tokens?$")
+WEAK = re.compile(r"^pass$|(?:^|_)(?:auth|bearer|cookies?|csrf|dsn|mfa|otp|pat|pin|pw|sas|session|session_?id|sid|sig|signature|totp|xsrf)$|tokens?$")
 """Names that are as often something else: in a running text only a value that looks like a secret is taken for one."""
+OF_DIGITS = re.compile(r"^pass$|(?:^|_)(?:pin|pw|otp|totp|mfa)$")
+"""Of the weak ones those whose secrets may be whole numbers."""
 SPECIAL = re.compile(
     r"tokens$|^(?!.*(?:access|api|auth|bot|hf|hub|id|personal|refresh|security|session|user)token$).*[a-z0-9]token$"
     r"|(?:^|_)(?:audio|begin|bos|class|cls|dist|end|eod|eos|eot|extra|first|frame|image|last|mask|max|min|new|newline|next|no|num|pad|patch|per|prefix"
@@ -30,6 +35,9 @@ MODES = frozenset((
 ))  # fmt: skip
 """Values that say how, or of what type, and not what."""
 OF_FILES = re.compile(r"\.(?:cfg|crt|ini|json|key|pem|toml|txt|ya?ml)$")
+OBSERVERS = ("logger.", "hook.")
+"""Groups in which an argument `key` is one to a service; elsewhere it may be that of a column."""
+MIXED = re.compile(r"(?=.*\d)(?=.*[a-z])(?=.*[A-Z])[\w+/=-]{12,}", re.ASCII)
 SHAPES = {
     "AWS access key id": r"A(?:KIA|SIA|BIA|CCA|IDA|ROA)[A-Z0-9]{16}(?![A-Za-z0-9])",
     "GitHub": r"gh[oprsu]_[A-Za-z0-9]{20,}|github_pat_\w{20,}",
@@ -61,7 +69,11 @@ SHAPES = {
 KEY_BLOCK = r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----(?:(?!-----)[\s\S])*(?:-----END [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----)?"
 BESIDE = re.compile(r"(?<![A-Za-z0-9/+=])(?=[A-Za-z0-9/+]*[G-Zg-z/+])[A-Za-z0-9/+]{40}(?![A-Za-z0-9+=]|/[A-Za-z0-9+])")
 """An AWS secret key has no mark of its own: forty such letters are one where an access key id is near."""
-HINT = re.compile(r"pass|pwd|secret|token|cred|auth|key|jwt|conn|sig|cookie|session|sas|bearer|pat\b", re.I)
+HINT = re.compile(
+    r"pass|pwd|secret|token|cred|auth|key|jwt|conn|sig|cookie|session|sas|bearer|pat\b|webhook|_codes?\b|accesscode|mnemonic|phrase|sess_?id"
+    r"|(?<![a-z])(?:csrf|dsn|mfa|otp|pin|psk|pw|sid|totp|xsrf)(?![a-z])|pin_?code",
+    re.I,
+)
 
 
 def strength(name: str) -> int:
@@ -82,9 +94,12 @@ def is_secret(name: str, value: Any) -> bool:
     """Whether `value` of that name is one. A number is only where the name leaves no doubt."""
     if isinstance(value, bool) or not isinstance(value, str | int):
         return False
+    leaf = name.rsplit(".", 1)[-1].lower()
     if isinstance(value, int):
-        return strength(name) == 2
-    return (strength(name) > 0 and not plain(value)) or (name.rsplit(".", 1)[-1].lower() == "key" and drawn(value))
+        return strength(name) == 2 or (value > 99 and bool(OF_DIGITS.search(leaf)))
+    if strength(name) > 0 or (leaf == "key" and name.startswith(OBSERVERS)):
+        return not plain(value)
+    return leaf == "key" and (drawn(value) or bool(MIXED.fullmatch(value)))
 
 
 def secret_variable(text: str) -> bool:

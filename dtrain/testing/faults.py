@@ -42,12 +42,17 @@ class Step(Protocol):
 
 def strike(action: str) -> None:
     """Do it to this process. Actions: kill (SIGKILL), stop (SIGSTOP), sigterm, raise (FaultError), hang (for ever), or an OSError by its name: ENOSPC, EIO."""
-    if hasattr(errno, action):
+    _known(action)
+    if action not in ACTIONS:
         number = getattr(errno, action)
         raise OSError(number, os.strerror(number))
-    if action not in ACTIONS:
-        raise ValueError(f"there is no fault {action}. Allowed: {', '.join(ACTIONS)}, and the names of errno")
     ACTIONS[action]()
+
+
+def _known(action: str) -> None:
+    """Raises ValueError for what is no fault."""
+    if action not in ACTIONS and action not in errno.errorcode.values():
+        raise ValueError(f"there is no fault {action}. Allowed: {', '.join(ACTIONS)}, and the names of errno")
 
 
 def _send(number: int) -> Callable[[], None]:
@@ -81,6 +86,9 @@ class AtStep:
     step: int
     rank: int | None = 0
     once: str | None = None
+
+    def __post_init__(self) -> None:
+        _known(self.action)
 
     def __call__(self, info: Step) -> None:
         here = self.rank is None or self.rank == int(os.environ.get("RANK", "0"))

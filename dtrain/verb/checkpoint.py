@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from dtrain import store
+from dtrain import screen, store
 from dtrain.compose import connect, value_of
 from dtrain.errors import StoreError, WordsError, nearest
 from dtrain.words import cut
@@ -39,7 +39,7 @@ def run(words: Sequence[str]) -> int:
     if not found:
         raise StoreError.during("find a checkpoint at", source, f"there is none{' of step ' + said['step'] if 'step' in said else ''}")
     if act == "ls":
-        print(_table(found, _policy(source)))
+        screen.say(_table(found, _policy(source)))
         return 0
     if act == "export" and "step" not in said and (dispute := survey.dispute(found)):
         raise StoreError.during("export", source, dispute, "Or type step=<one of them>")
@@ -79,10 +79,10 @@ def _verify(found: Sequence["Attempt"]) -> int:
             faults += survey.faults(attempt.url, attempt.commit)
         damaged += bool(faults)
         status = "damaged" if faults else "whole" if attempt.commit else attempt.status
-        print(f"{status:<12} step {attempt.step}  {attempt.url}  {_bytes(attempt.size)}", flush=True)
+        screen.say(f"{status:<12} step {attempt.step}  {screen.on_one_line(attempt.url)}  {_bytes(attempt.size)}")
         for fault in faults:
-            print(f"             {fault}", flush=True)
-    print(f"{len(found)} looked at, {damaged} damaged")
+            screen.say(f"             {screen.on_one_line(fault)}")
+    screen.say(f"{len(found)} looked at, {damaged} damaged")
     return 1 if damaged else 0
 
 
@@ -94,9 +94,9 @@ def _export(found: Sequence["Attempt"], source: str, said: Mapping[str, str]) ->
     if attempt is None or attempt.commit is None:
         raise StoreError.during("export", source, next((one.fault for one in found if one.fault), "no checkpoint was committed"))
     written = export(attempt.url, attempt.commit, said["to"], weights=said.get("weights", "model"), dtype=said.get("dtype"))
-    print(f"step {attempt.step} of {attempt.url}", *written, sep="\n  ")
+    screen.say(*map(screen.on_one_line, [f"step {attempt.step} of {attempt.url}", *(f"  {url}" for url in written)]))
     if not any(url.endswith(CONFIG) for url in written):
-        print("  (no config.json: the model is none of transformers')")
+        screen.say("  (no config.json: the model is none of transformers')")
     return 0
 
 
@@ -131,7 +131,7 @@ def _table(found: Sequence["Attempt"], policy: Mapping[str, object]) -> str:
     from dtrain.checkpoint import survey
 
     faults = [f"step {attempt.step}: {attempt.fault}" for attempt in found if attempt.fault]
-    return "\n".join([*lines, *faults, *filter(None, [survey.dispute(found)])])
+    return "\n".join(map(screen.on_one_line, [*lines, *faults, *filter(None, [survey.dispute(found)])]))
 
 
 def _kept(attempt: "Attempt", valid: Sequence["Attempt"], policy: Mapping[str, object]) -> str:

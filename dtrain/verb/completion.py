@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from dtrain import screen
 from dtrain.compose import here
 from dtrain.compose.check import allowed_of
 from dtrain.compose.typed import typed
@@ -43,6 +44,8 @@ complete -c dtrain -f -a '(dtrain completion words (commandline -opc)[2..-1] (co
 """
 MOST = 200
 """Files that are offered."""
+HARMLESS = re.compile(r"[\w@%+=:,.~-]+")
+"""A name that a shell takes as it is: what is offered is typed for the person, and run by their next key."""
 SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 
 
@@ -61,11 +64,12 @@ def run(words: Sequence[str]) -> int:
     shell = words[0] if words else ""
     if shell == "words":
         with conf.beside(here.folders([*here.look().words, *typed([word for word in words if word.startswith("hydra.searchpath=")])[0]])):
-            print("".join(f"{each}\n" for each in found(words[1:])), end="")
+            for each in found(words[1:]):
+                screen.say(each)
         return 0
     if shell not in SCRIPTS or len(words) > 1:
         raise WordsError(f"completion {' '.join(words)}:{nearest(shell, SCRIPTS)} Type dtrain completion bash.")
-    print(SCRIPTS[shell], end="")
+    screen.say(SCRIPTS[shell].removesuffix("\n"))
     return 0
 
 
@@ -86,7 +90,8 @@ def _files(begin: str) -> Iterable[str]:
         above, slash, name = begin.rpartition("/")
         folder = Path(above or slash or ".").expanduser()
         for path in sorted(path for path in folder.iterdir() if path.name.startswith(name))[:MOST] if folder.is_dir() else ():
-            yield f"{above}{slash}{path.name}" + "/" * path.is_dir()
+            if HARMLESS.fullmatch(path.name):
+                yield f"{above}{slash}{path.name}" + "/" * path.is_dir()
 
 
 def _keys(before: Sequence[str]) -> Iterable[str]:

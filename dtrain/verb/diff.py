@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from dtrain import provenance, recipe, store
+from dtrain import provenance, recipe, screen, store
 from dtrain.cluster import look
 from dtrain.compose import compose, connect
 from dtrain.errors import StoreError, WordsError
@@ -68,7 +68,7 @@ def run(words: Sequence[str]) -> int:
         raise WordsError(f'diff takes two or more, not {len(named)}. Type dtrain diff runs/a runs/b, or dtrain diff digits "recipe=digits seed=1".')
     sides = [_named(text, beside) for text in named]
     found = {name: [*differences(sides)] for name, differences in (("words", _words), ("plan", _plan), ("code", _code), ("results", _results))}
-    print(_table(sides, {**found, "measured": [*_measured(sides)]}))
+    screen.say(_table(sides, {**found, "measured": [*_measured(sides)]}))
     return 1 if any(found.values()) else 0
 
 
@@ -272,6 +272,7 @@ def _table(sides: Sequence[Side], found: Mapping[str, Sequence[Line]]) -> str:
     for name, lines in found.items():
         if lines:
             cells += [[name, *empty, ""], *([f"  {line.key}", *line.said, line.note] for line in lines)]
+    cells = [[*map(screen.on_one_line, cell)] for cell in cells]
     widths = [max(len(cell[column]) for cell in cells) for column in range(len(sides) + 1)]
     text = ["  ".join([*(part.ljust(width) for part, width in zip(cell, widths, strict=False)), cell[-1]]).rstrip() for cell in cells]
     equal = not any(lines for name, lines in found.items() if name != "measured")

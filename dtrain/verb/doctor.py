@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 
-from dtrain import preflight, store
+from dtrain import preflight, screen, store
 from dtrain.cluster import look
 from dtrain.compose import compose
 from dtrain.doctor import Case, Check, Finding, devices, found, host, limits, loading, ranks, storage
@@ -47,9 +47,11 @@ def run(words: Sequence[str]) -> int:
     for finding in _findings(words[1:] if for_tools else words):
         findings.append(finding)
         if not for_tools:
-            print(line(finding), flush=True)
+            screen.say(line(finding))
     code = PreflightError.exit_code if any(finding.verdict == "stop" for finding in findings) else 0
-    print(json.dumps(clean({"exit_code": code, "findings": [asdict(finding) for finding in findings]}), indent=1) if for_tools else _last(findings))
+    screen.say(
+        json.dumps(clean({"exit_code": code, "findings": [asdict(finding) for finding in findings]}), indent=1) if for_tools else _last(findings)
+    )
     return code
 
 

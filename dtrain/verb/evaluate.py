@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 
-from dtrain import store
+from dtrain import screen, store
 from dtrain.build import build
 from dtrain.cluster import look
 from dtrain.compose import compose, connect, value_of
@@ -17,7 +17,7 @@ from dtrain.result import Result
 def run(words: Sequence[str]) -> int:
     plan, result = look_back(words, loop="dtrain.evaluate.evaluate")
     if result is not None:
-        print(f"step {result.step}  " + "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items()))
+        screen.say(f"step {result.step}  " + "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items()))
         store.write(store.join(plan.out, "evaluate.json"), json.dumps(clean(result.to_dict()), indent=1).encode())
     return 0
 

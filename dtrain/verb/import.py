@@ -10,7 +10,7 @@ Ray's Trainer and configs in a Python file, or the same as YAML.
 
 from collections.abc import Sequence
 
-from dtrain import store
+from dtrain import screen, store
 from dtrain.dialect import complete, load, recognise, translate
 from dtrain.dialect.read import read
 from dtrain.dialect.write import command, lists, recipe
@@ -27,11 +27,13 @@ def run(words: Sequence[str]) -> int:
     complete(ledger)
     silent = load(name).SILENT
     if "to" not in said:
-        print(recipe(ledger, silent, "<this file>"), end="")
+        screen.say(recipe(ledger, silent, "<this file>").removesuffix("\n"))
         return 0
     to = said["to"]
     _write(to, recipe(ledger, silent, to))
-    print(f"{place} is read by {ledger.tool}; {to} says it in words of dtrain", *lists(ledger), f"next  {command(ledger, to)}", sep="\n")
+    screen.say(
+        screen.on_one_line(f"{place} is read by {ledger.tool}; {to} says it in words of dtrain"), *lists(ledger), f"next  {command(ledger, to)}"
+    )
     return 0
 
 

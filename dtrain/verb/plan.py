@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Iterable, Sequence
 
+from dtrain import screen
 from dtrain.build import build
 from dtrain.cluster import look
 from dtrain.compose import compose
@@ -25,18 +26,27 @@ def run(words: Sequence[str]) -> int:
 
     def attempt(more: Sequence[str] = ()) -> tuple[Plan, Prediction]:
         plan = resolve(compose([*words, *more]) if more else config, cluster)
+        if not more and plan.trust and known.shapes(plan) is None:
+            packages = ", ".join(plan.trust)
+            screen.complain(
+                f"this plan runs code of {packages}, which trust names: it builds the model and reads a sample of the data.", begin="note: "
+            )
         return plan, predict(plan, shapes_of(plan))
 
     plan, found = attempt()
     changes = [] if found.fits else advise(plan, attempt)
     if machine_reads:
         instead = [{"words": list(change.words), "prediction": change.prediction.to_dict()} for change in changes]
-        print(json.dumps({"plan": plan.to_dict(), "prediction": found.to_dict(), "changes": instead}, indent=1))
+        screen.say(json.dumps({"plan": plan.to_dict(), "prediction": found.to_dict(), "changes": instead}, indent=1))
         return 0
-    print(show(plan))
-    print(_table([*report.rows(plan, found, width=_width()), *(("not here", sentence) for sentence in requires.unmet(config, cluster))]))
+    screen.say(show(plan))
+    screen.say(
+        _table(
+            [*report.rows(plan, found, width=_width()), *(("not here", screen.on_one_line(sentence)) for sentence in requires.unmet(config, cluster))]
+        )
+    )
     if not found.fits:
-        print(_table(report.advice(changes, plan)))
+        screen.say(_table(report.advice(changes, plan)))
     return 0
 
 
@@ -75,7 +85,7 @@ def show(plan: Plan) -> str:
         ("spike", plan.why.get("spike", f"{plan.on_spike} above {plan.spike['sigma']} deviations")),
         *_parts(plan),
         ("launch", _launch(plan)),
-        ("out", plan.out),
+        ("out", screen.on_one_line(plan.out)),
         ("digest", plan.digest),
     ]
     return _table(rows)
@@ -126,7 +136,9 @@ def _parts(plan: Plan) -> Iterable[tuple[str, str]]:
         part = getattr(plan, group)
         target = str(part["_target_"])
         word = target.split(".")[-2] if target.startswith("dtrain.") else target
-        arguments = " ".join(f"{name}={value}" for name, value in part.items() if name not in ("_target_", "_about_") and value is not None)
-        yield group, plan.why.get(group, word) + (f"  {arguments}" if arguments else "")
+        arguments = " ".join(
+            screen.on_one_line(f"{name}={value}") for name, value in part.items() if name not in ("_target_", "_about_") and value is not None
+        )
+        yield group, screen.on_one_line(plan.why.get(group, word)) + (f"  {arguments}" if arguments else "")
     for group, parts in (("logger", plan.loggers), ("hook", plan.hooks)):
-        yield group, plan.why.get(group, ", ".join(parts) or "none")
+        yield group, screen.on_one_line(plan.why.get(group, ", ".join(parts) or "none"))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dtrain import store
+from dtrain import screen, store
 from dtrain.errors import DtrainError, StoreError, WordsError
 from dtrain.recipe.document import Slip, parse
 from dtrain.recipe.expect import BANDS, band
@@ -29,10 +29,10 @@ def run(words: Sequence[str]) -> int:
     names = [name for place in words for name in _in(place)] if words else [*recipes(), *(_in(HERE) if beside else [])]
     width = max(map(len, names))
     for name in names:
-        first, *more = _about(name)
-        print(f"{name:<{width}}  {first}")
+        first, *more = map(screen.on_one_line, _about(name))
+        screen.say(f"{screen.on_one_line(name):<{width}}  {first}")
         for line in more:
-            print(f"{'':<{width}}  {line}")
+            screen.say(f"{'':<{width}}  {line}")
     return 0
 
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 
-from dtrain import lease, provenance, runs, store
+from dtrain import lease, provenance, runs, screen, store
 from dtrain.compose import connect
 from dtrain.errors import LeaseError, StoreError, WordsError, nearest
 from dtrain.runs import Run
@@ -43,7 +43,7 @@ def run(words: Sequence[str]) -> int:
         found = [_best(found, said)]
     elif "sort" in said:
         found = _sorted(found, said["sort"])
-    print(table(found))
+    screen.say(table(found))
     return 0
 
 
@@ -51,7 +51,7 @@ def show(place: str) -> None:
     """The runs below a folder, after a sweep; nothing where none came so far, or where they cannot be read any more."""
     with suppress(StoreError):
         if found := runs.below(place):
-            print(f"\nruns below {cut(masked(place))}\n{table(found)}", flush=True)
+            screen.say(f"\nruns below {cut(masked(place))}\n{table(found)}")
 
 
 def _read(words: Sequence[str], act: str) -> tuple[dict[str, str], list[str]]:
@@ -147,7 +147,7 @@ def table(found: Sequence[Run]) -> str:
     for one in found:
         values = [f"{one.figures[name]:.5g}" if name in one.figures else "-" for name in figures]
         changed = " ".join(_word(key, text) for key, text in one.said.items() if key not in shared)
-        rows.append((cut(masked(one.name)), _when(one.began), f"{one.step:,}", *values, one.status, changed))
+        rows.append((cut(masked(one.name)), _when(one.began), f"{one.step:,}", *values, screen.on_one_line(one.status), changed))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip() for row in rows]
     return "\n".join([*([f"all of them: {' '.join(_word(key, text) for key, text in shared.items())}"] if shared else []), *lines])
@@ -176,10 +176,10 @@ def _remove(places: Sequence[str]) -> int:
         if state == "held":
             raise LeaseError(f"{cut(masked(place))} is being written by a run: {cut(who)}. Stop it, or wait for it.")
         found += _below(place, whole=True)
-    print(table(found))
-    print(f"Remove {'it' if len(found) == 1 else f'these {len(found)}'} with all checkpoints? Type yes: ", end="", flush=True)
+    screen.say(table(found))
+    screen.say(f"Remove {'it' if len(found) == 1 else f'these {len(found)}'} with all checkpoints? Type yes: ", end="")
     if sys.stdin.readline().strip().lower() not in ("yes", "y"):
-        print("nothing was removed")
+        screen.say("nothing was removed")
         return 1
     for one in found:
         with lease.hold(one.url):  # a run that begins meanwhile is told so
@@ -187,5 +187,5 @@ def _remove(places: Sequence[str]) -> int:
                 if name != LAST[1]:
                     store.remove(store.join(one.url, name))
         store.remove(one.url)
-        print(f"removed {cut(masked(one.url))}", flush=True)
+        screen.say(f"removed {cut(masked(one.url))}")
     return 0

@@ -49,7 +49,7 @@ def sweep(words: Sequence[str]) -> int:
         try:
             result = one(compose(words))
         except DtrainError as error:
-            print(f"dtrain: {' '.join(cut(shown(word)) for word in words)}: {error}", file=sys.stderr, flush=True)
+            screen.complain(f"{' '.join(cut(shown(word)) for word in words)}: {error}")
             failed.append(error.exit_code)
             return None
         if result.exit_code:  # asked to stop: that means the sweep, not one job
@@ -75,7 +75,7 @@ def one(config: Config) -> Result:
         requires.check(config, cluster)
         with store.patience(LOOK_SECONDS):
             preflight.check(plan)
-        print(f"{show(plan)}\n{before(plan)}".rstrip(), flush=True)
+        screen.say(f"{show(plan)}\n{before(plan)}".rstrip())
         if full := screen.full():
             raise PreflightError(f"standard output: {why(full)}. Send it elsewhere: > <another file>.")
     with store.anchored(), lease.hold(plan.out) if first else nullcontext():
@@ -97,7 +97,7 @@ def one(config: Config) -> Result:
     if result.status == "spiked":
         raise DtrainError(result.reason)
     if first:
-        print(_farewell(plan, result), flush=True)
+        screen.say(_farewell(plan, result))
     return result
 
 
@@ -115,14 +115,16 @@ def _leave(out: str, facts: Mapping[str, Any]) -> None:
     except LeaseError:
         raise
     except StoreError as error:
-        print(f"dtrain: there is no failure.json: {error}", file=sys.stderr, flush=True)
+        screen.complain(f"there is no failure.json: {error}")
 
 
 def _finished(plan: Plan, *, say: bool) -> Result | None:
     """The result under `out` when there is nothing left to do."""
     found = _there(plan)
     if found and say:
-        print(f"already finished: {plan.out} has done {found.step} steps, loss {found.loss}. Type steps=<more> to go on, or out=<another place>.")
+        screen.say(
+            f"already finished: {plan.out} has done {found.step} steps, loss {found.loss}. Type steps=<more> to go on, or out=<another place>."
+        )
     return found
 
 

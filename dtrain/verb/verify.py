@@ -12,14 +12,13 @@ All are real runs, with the real loop and checkpoint, under <out>/verify. Exit c
 
 import json
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 import yaml
 
-from dtrain import preflight, store
+from dtrain import preflight, screen, store
 from dtrain.build import build
 from dtrain.cluster import look
 from dtrain.compose import compose
@@ -65,7 +64,7 @@ def run(words: Sequence[str]) -> int:
     store.write(written, json.dumps(clean(report), indent=1).encode())
     for key, sentence in (("expected", "what was expected was not found"), ("same", f"{report.get('first')} differs")):
         if report.get(key) is False:
-            print(f"dtrain: verify: {sentence}. See {written}.", file=sys.stderr)
+            screen.complain(f"verify: {sentence}. See {written}.")
     return 0 if report.get("same", True) and report.get("expected", True) else 1
 
 
@@ -76,17 +75,17 @@ def _expected(words: Sequence[str], config: Config, plan: Plan) -> dict[str, Any
     small = replace(_quiet(small, store.join(plan.out, "verify", "small")), stop_after=last, others=(), evaluate_samples=small.evaluate_samples)
     small = replace(small, evaluate_every=last if any(name in expect.HELD_OUT for name in expect.asked(config.expect)) else 0)
     here = expect.machine(look())
-    print(f"expect     {last} steps on {small.world} rank(s), {here}", flush=True)
+    screen.say(f"expect     {last} steps on {small.world} rank(s), {here}")
     try:
         _launch(small)
     except WordsError:
         raise
     except DtrainError as error:
-        print(f"{error}\nNOT as expected", flush=True)
+        screen.say(f"{error}\nNOT as expected")
         return {"expected": False, "error": str(error), "figures": []}
     findings = expect.judge(config.expect, small.out, here=here)
     good = not any(finding.bad for finding in findings)
-    print(f"{expect.table(findings, config.expect.hardware)}\n{'as expected' if good else 'NOT as expected'}", flush=True)
+    screen.say(f"{expect.table(findings, config.expect.hardware)}\n{'as expected' if good else 'NOT as expected'}")
     return {"expected": good, "figures": [{**asdict(finding), "machine": here} for finding in findings]}
 
 
@@ -95,15 +94,14 @@ def _parity(plan: Plan, config: Config) -> dict[str, Any]:
     runs = Runs(plan, config)
     half = f", stopped after {runs.stop} and resumed" if runs.stop else ""
     seen = f"{runs.whole} of the" if runs.whole < plan.batch.size else "all"
-    print(
-        f"verify     {runs.steps} steps on {plan.world} rank(s){half}, then twice on one with {seen} {plan.batch.size} samples of a step at once",
-        flush=True,
+    screen.say(
+        f"verify     {runs.steps} steps on {plan.world} rank(s){half}, then twice on one with {seen} {plan.batch.size} samples of a step at once"
     )
     try:
         report = {"steps": runs.steps, **_judge(runs)}
     except Failed as failed:
         report = {"steps": runs.steps, "same": False, "first": f"{failed.name} failed: it", "error": str(failed.cause), "rows": [], "built": []}
-    print(_table(report), flush=True)
+    screen.say(_table(report))
     return report
 
 
@@ -152,7 +150,7 @@ class Runs:
             except Failed as failed:
                 if size == sizes[-1] or not MEMORY.search(str(failed.cause)):
                     raise
-                print(f"verify     {size} samples at once do not fit in the memory of one process", flush=True)
+                screen.say(f"verify     {size} samples at once do not fit in the memory of one process")
                 for name in ("one", "again", "parts"):
                     store.remove(self.where(name))
 

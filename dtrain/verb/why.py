@@ -5,7 +5,7 @@ dtrain plan why optim mesh strategy=fsdp devices=2
 
 from collections.abc import Sequence
 
-from dtrain import provenance
+from dtrain import provenance, screen
 from dtrain.cluster import look
 from dtrain.compose import compose
 from dtrain.errors import WordsError, nearest
@@ -21,5 +21,5 @@ def run(words: Sequence[str]) -> int:
     problems = [f"{key} (command line): this run has no such value.{nearest(key, known)}" for key in keys if key not in known]
     if problems:
         raise WordsError(*problems)
-    print(provenance.table([row for row in found if not keys or any(f"{row.key}.".startswith(f"{key}.") for key in keys)]))
+    screen.say(provenance.table([row for row in found if not keys or any(f"{row.key}.".startswith(f"{key}.") for key in keys)]))
     return 0

@@ -91,7 +91,7 @@ class Range:
         try:
             scales = {"seconds": SECONDS, "bytes": BYTES, "GiB": GIB}.get(self.unit, SCALES)
             number = float(found[1].replace("_", "")) * scales.get(found[2], 1) if found else float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return None
         if not math.isfinite(number) or isinstance(value, bool):
             return None

@@ -96,3 +96,17 @@ def test_nothing_is_started_for_it() -> None:
     code = "import sys\nfrom dtrain.__main__ import main\nmain(sys.argv[1:])\nsys.exit(bool({'torch', 'hydra', 'transformers'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code, "import", DS], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_no_trust_is_named_without_what_it_allows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "axo.yaml"
+    for text in ("base_model: org/model\nsequence_len: 8\n", "base_model: org/model\nadapter: lora\n"):
+        path.write_text(text)
+        for words in ([str(path), "as=axolotl"], [str(path), "as=axolotl", f"to={tmp_path}/mine.yaml"]):
+            assert run(words) == 0
+            said = capsys.readouterr().out
+            assert "trust=[transformers]" in said and "lets any code of transformers run as you" in said
+            (tmp_path / "mine.yaml").unlink(missing_ok=True)
+    path.write_text('{"per_device_train_batch_size": 8, "num_train_epochs": 1}')
+    assert main(["import", str(path)]) == 2
+    assert "trust=[transformers], which lets any code of transformers run as you" in capsys.readouterr().err

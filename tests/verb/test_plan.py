@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -79,3 +80,16 @@ def test_a_run_that_does_not_fit_is_warned_of_before_it_begins() -> None:
     tiny = resolve(compose(["model=mlp", "data=synthetic"]), Cluster(gpus=0, cpus=2, memory=1 << 10))
     assert "warning" not in before(small)
     assert before(tiny).splitlines()[-1].startswith("warning ")
+
+
+def test_a_plan_says_before_it_runs_code_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "said_first.py").write_text(
+        "import sys, torch\nprint('IT RUNS', file=sys.stderr)\nclass Net(torch.nn.Linear):\n    def __init__(self): super().__init__(4, 1)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = ["model._target_=said_first.Net", "data=synthetic", "objective=regression", "data.inputs=[4]", "data.outputs=1", "trust=[said_first]"]
+    assert main(["plan", *own]) == 0
+    said = capsys.readouterr().err
+    assert said.index("note: this plan runs code of said_first") < said.index("IT RUNS")
+    assert main(["plan", "model=mlp", "data=synthetic", "objective=regression", "trust=[said_first]"]) == 0
+    assert "runs code" not in capsys.readouterr().err, "a model of ours is known without running anything"

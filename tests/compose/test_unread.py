@@ -1,0 +1,31 @@
+"""Values that nobody can mean, each answered with a sentence about it and never with a fault of dtrain."""
+
+import pytest
+
+from dtrain.__main__ import main
+from dtrain.testing.faults import AtStep
+
+DIGITS = "9" * 400
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["steps=${"], "steps='${' (command line): ${ begins what is looked up"), (["model.layers=${x"], "${ begins what is looked up"), (["data.path=a${b:"], "${ begins what is looked up"),
+        (["generate.prompt=${", "seed=x"], "seed is a whole number"), (["loop=null"], "loop is text"), (["loop=[]"], "loop is text"), (["loop={a:1}"], "loop is text"),
+        ([f"seed={DIGITS}"], "seed is a whole number"), ([f"optim.lr={DIGITS}"], "optim.lr is a number"), ([f"optim.betas=[{DIGITS},0.9]"], "optim.betas is"), ([f"evaluate.every=-{DIGITS}"], "evaluate.every"),
+        ([f"data.holdout={DIGITS}.5"], "data.holdout"), ([f"time_limit={DIGITS}"], "time_limit"), ([f"clip={DIGITS}"], "clip"), (["model.layers=1000000"], "model.layers is a whole number from 1 to 5000"),
+        ([f"microbatch={DIGITS}"], "microbatch"), ([f"checkpoint.keep={DIGITS}"], "checkpoint.keep"), ([f"mesh.tp={DIGITS}"], "mesh.tp"), ([f"expect.loss=[0,{DIGITS}]"], "expect.loss"),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_one_sentence_says_what_is_wrong(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *words]) == 2
+    printed = capsys.readouterr().err
+    assert said in printed and "fault of dtrain" not in printed
+
+
+@pytest.mark.parametrize("action", [float("nan"), None, "", "errorcode", "__name__", "nan"])
+def test_a_fault_that_is_none_is_refused_when_it_is_built(action: str) -> None:
+    with pytest.raises(ValueError, match="there is no fault"):
+        AtStep(action=action, step=1)

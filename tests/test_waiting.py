@@ -31,7 +31,7 @@ def busy() -> Iterator[None]:
 
 
 def test_where_others_compute_threads_sleep_unless_there_is_one_or_the_user_chose(busy: None) -> None:
-    said = subprocess.run([sys.executable, "-c", SAID], capture_output=True, text=True, check=True, timeout=120).stdout
+    said = subprocess.run([sys.executable, "-c", SAID], capture_output=True, text=True, check=True, timeout=300).stdout
     assert said.split(maxsplit=1) == ["PASSIVE", "{} {}\n"]
 
 
@@ -57,6 +57,6 @@ def test_a_run_beside_others_is_told_so(words: list[str], busy: None, tmp_path: 
         "steps=2",
         f"out={tmp_path}/a",
     ]
-    done = subprocess.run([*command(), *more, *words], capture_output=True, text=True, timeout=240, env={**env, "PYTHONPATH": "tests"})
+    done = subprocess.run([*command(), *more, *words], capture_output=True, text=True, timeout=300, env={**env, "PYTHONPATH": "tests"})
     assert done.returncode == 0, done.stderr
     assert "policy PASSIVE" in done.stdout + done.stderr

@@ -372,7 +372,7 @@ def test_bytes_that_changed_are_found_by_one_rank_and_passed_over_by_all(tmp_pat
 def test_a_save_that_died_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the commit, and while it is written."""
 
-    def died(*_: Any) -> None:
+    def died(*_: Any, **__: Any) -> None:
         raise StoreError.during("create", "COMMIT.json", "the disk is full")
 
     def work(mesh: Mesh) -> tuple[int, int]:

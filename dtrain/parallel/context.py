@@ -32,9 +32,8 @@ from typing import Any, Literal, final
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, library, nn
 from torch.autograd.function import once_differentiable
-from torch.library import Library
 
 from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
@@ -211,7 +210,7 @@ def length_of(inputs: Any, size: int) -> int:
 
 
 @cache
-def _listen() -> Library:
+def _listen() -> library.Library:
     """Ask for an open context wherever the operator is called, from now on. https://docs.pytorch.org/docs/stable/library.html"""
 
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -219,10 +218,10 @@ def _listen() -> Library:
             raise WordsError("model: to be split and compiled it has to call F.scaled_dot_product_attention by that name. Type compile=none.")
         return _open[-1].attention(*args, **kwargs) if _open else SDPA.decompose(*args, **kwargs)
 
-    library = Library("aten", "IMPL")
+    operators = library.Library("aten", "IMPL")
     for key in ("CPU", "CUDA", "AutogradCPU", "AutogradCUDA"):
-        library.impl("scaled_dot_product_attention", called, key)
-    return library
+        operators.impl("scaled_dot_product_attention", called, key)
+    return operators
 
 
 class _Exchange(torch.autograd.Function):

@@ -7,8 +7,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.library import Library
+from torch import Tensor, library, nn
 
 NORMS = {"layer_norm": (2, 3), "group_norm": (2, 3), "batch_norm": (1, 2), "instance_norm": (1, 2)}
 """Operator -> where its weight and its bias stand among its arguments."""
@@ -63,15 +62,15 @@ class Precision:
 
 
 @cache
-def _norms_on_the_cpu() -> Library:
+def _norms_on_the_cpu() -> library.Library:
     """Parameters of a norm that were gathered in half precision are fp32 beside what is fp32, as autocast makes them on a GPU.
 
     On the CPU it leaves them, and torch refuses the pair (https://docs.pytorch.org/docs/stable/amp.html#cpu-op-specific-behavior).
     """
-    library = Library("aten", "IMPL")
+    operators = library.Library("aten", "IMPL")
     for name, places in NORMS.items():
-        library.impl(name, _with_parameters_as_its_input(getattr(torch.ops.aten, name).default, *places), "AutocastCPU")
-    return library
+        operators.impl(name, _with_parameters_as_its_input(getattr(torch.ops.aten, name).default, *places), "AutocastCPU")
+    return operators
 
 
 def _with_parameters_as_its_input(operator: Callable[..., Any], *parameters: int) -> Callable[..., Any]:

@@ -87,9 +87,10 @@ def test_a_crash_leaves_its_stack(tmp_path: Path) -> None:
     assert "test_watchdog.py" in failed.line
 
 
-def ask_until_it_waits(pid: int, report: Path) -> None:
-    """It may be on its way to the collective."""
-    while not report.exists() or json.loads(report.read_text())["groups"] != {"the world": 2}:
+def ask_until_it_waits(pid: int, folder: Path) -> None:
+    """Where it is, again and again: it may be on its way from one collective to the next while its stack and its report are written."""
+    report, stack = folder / "report-1.json", folder / "stack-1.txt"
+    while not report.exists() or "barrier" in json.loads(report.read_text())["collective"] or "in sum" not in stack.read_text():
         report.unlink(missing_ok=True)
         os.kill(pid, signal.SIGUSR2)
         for _ in range(500):
@@ -104,7 +105,7 @@ def reported(folder: Path) -> dict[str, Any]:
         watchdog.beat(4, 32)
         mesh.barrier()
         if mesh.rank == 0:
-            ask_until_it_waits(int((folder / "pid").read_text()), folder / "report-1.json")
+            ask_until_it_waits(int((folder / "pid").read_text()), folder)
         mesh.sum(torch.zeros(1))
         return sequence_numbers()
 

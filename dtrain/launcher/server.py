@@ -271,8 +271,8 @@ class Server:
             return
         self.book.round += 1
         self.members, self.failed, self._done, self._growing = members, {}, set(), False
+        self.book.write(self.scratch)  # before the folder: killed between the two, the next server begins a round of another name
         self._folder.mkdir()
-        self.book.write(self.scratch)
         host = network.endpoint(self.address)[0] if self.address else self._here
         environment = {"MASTER_ADDR": host, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
         environment |= {"TORCHELASTIC_RESTART_COUNT": str(self.book.round), "TORCHELASTIC_RUN_ID": self.scratch.name}

@@ -13,6 +13,7 @@ from launching import plan_of, steps_of, wait_for_step
 from dtrain import failure
 from dtrain.errors import RankError
 from dtrain.launcher import process
+from dtrain.launcher.book import Book
 
 SLOW = (
     "model._target_=launching.Slow",
@@ -60,6 +61,24 @@ def test_a_run_goes_on_whatever_is_killed(target: str, untouched: Path, tmp_path
     first, second = (event["step"] for event in started)
     assert first == 0
     assert second >= 8
+
+
+@pytest.mark.parametrize("noted", [False, True])
+def test_a_server_killed_as_it_begins_a_round_is_followed_by_the_next(noted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, plan = Book.write, plan_of(tmp_path / "run", *SLOW, "steps=4", "nodes=1", "launcher=local")
+
+    def dies(book: Book, scratch: Path) -> None:
+        if noted:
+            write(book, scratch)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Book, "write", dies)
+        with served(plan, tmp_path) as server:
+            while process.ended(server) is None:
+                time.sleep(0.02)
+    with served(plan, tmp_path) as server:
+        assert over(server, tmp_path)["error"] is None
 
 
 def test_an_error_that_comes_before_any_new_step_is_not_tried_again(tmp_path: Path) -> None:

@@ -19,6 +19,11 @@ from dtrain.dialect.write import recipe
 from dtrain.plan import Plan
 from dtrain.resolve import resolve
 
+TYPED = {
+    "steps": 100, "optim": "adamw", "optim.lr": 1e-3, "optim.betas": "[0.9,0.99]", "optim.eps": 1e-8, "optim.weight_decay": 0, "schedule": "constant",
+    "schedule.warmup": 0, "precision": "fp32", "clip": 1.0, "model": "gpt", "batch": 48, "microbatch": 1,
+}  # fmt: skip
+"""For every word that a file may leave open."""
 FILES = Path(__file__).parent / "dialect/files"
 
 
@@ -33,19 +38,25 @@ class Imported:
 
     @property
     def words(self) -> dict[str, Any]:
-        return self.ledger.words
+        """What the recipe decides."""
+        return {word: value for word, value in self.ledger.words.items() if value != "???"}
+
+    @property
+    def asked(self) -> set[str]:
+        """What it leaves open, and the command asks for."""
+        return {word for word in self.command if self.ledger.asks(word)}
 
     @property
     def command(self) -> dict[str, str]:
         return self.ledger.command
 
     def plan(self, folder: Path, *more: str, gpus: int = 0) -> Plan:
-        """Of the recipe as it is printed, the trust that its header names, and steps where it asks for them."""
+        """Of the recipe as it is printed, the trust that its header names, and something for what it asks."""
         path = folder / "recipe.yaml"
         path.write_text(self.recipe)
         trust = [f"trust={self.command['trust']}"] if "trust" in self.command else []
-        steps = ["steps=100"] if str(self.command.get("steps", "")).startswith("<") else []
-        return resolve(compose([f"recipe={path}", *trust, *steps, *more]), Cluster(gpus=gpus, cpus=2))
+        said = [f"{word}={TYPED[word]}" for word in TYPED if self.ledger.words.get(word) == "???"]
+        return resolve(compose([f"recipe={path}", *trust, *said, *more]), Cluster(gpus=gpus, cpus=2))
 
 
 def imported(path: Path) -> Imported:

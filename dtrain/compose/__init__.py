@@ -123,7 +123,8 @@ def _settle(words: list[Word]) -> list[Word]:
         replaces = word.key in GROUPS or word.key.endswith("._target_")
         again = any(old.key == word.key and old.value == word.value for old in final)
         lost = [old for old in final if replaces and not again and _place(old) != _place(word) and old.key.startswith(f"{group}.")]
-        final = [old for old in final if old.key != word.key and old not in lost] + [word]
+        lost = [old for old in lost if old.value != "???" or word.key not in GROUPS]  # what a recipe leaves open stays open
+        final = [old for old in final if old.key != word.key and old not in lost and (old.key != group or old.value != "???")] + [word]
     return [word for word in final if word.key != "hydra.searchpath"]
 
 

@@ -203,7 +203,9 @@ def no_word(text: str) -> str:
 
 def _judge_choice(word: Word, said: str, known: Vocabulary) -> Iterable[str]:
     """A word of a group."""
-    if isinstance(word.value, list) and word.key not in LISTS:
+    if word.value == "???":
+        yield f"{word.source} leaves {word.key} to you. Type {word.key}=<{', '.join(known.options[word.key])}>."
+    elif isinstance(word.value, list) and word.key not in LISTS:
         yield f"{said}: {word.key} takes one word."
     elif isinstance(word.value, dict):
         yield f"{said}: {word.key} is a word, and its arguments are words too. Type {word.key}=<word> {word.key}.<argument>=<value>."

@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
 from dtrain import screen, store
+from dtrain.config import GROUPS, LISTS
 from dtrain.dialect import others
 from dtrain.dialect.ledger import Ledger, flatten, show
 from dtrain.dialect.read import read
 from dtrain.errors import StoreError, WordsError, nearest
+from dtrain.words import conf
 
 DIALECTS = ("accelerate", "axolotl", "deepspeed", "lightning", "ray", "torchtitan", "torchtune")
 
@@ -44,6 +46,8 @@ def recognise(tree: Mapping[str, Any], place: str) -> str:
     fitting = [dialect for dialect, found in marks.items() if found == most]
     if most == 0:
         raise WordsError(f"{place}: no key of a tool that is known here ({', '.join(list(tree)[:4])} ...). Type as=<one of {', '.join(DIALECTS)}>.")
+    if "scaling_config" in tree and "trainer" in tree:
+        return "ray"  # which starts the other's Trainer on its workers
     if len(fitting) > 1:
         raise WordsError(f"{place}: could be of {' or '.join(fitting)}. Type as={fitting[0]}.")
     return fitting[0]
@@ -60,13 +64,6 @@ def translate(tree: Mapping[str, Any], name: str, place: str, *, prefix: str = "
     return ledger
 
 
-ONLY = {
-    "strategy.reshard": ("fsdp", "hsdp"), "strategy.rests": ("fsdp", "hsdp", "zero1", "zero2", "zero3"),
-    "strategy.bucket_mb": ("ddp", "pipeline"),
-}  # fmt: skip
-"""Arguments that only some strategies have."""
-
-
 def _ranks(nodes: Any) -> int:
     """Of a number of nodes, or of `2:8` the smallest that all of them divide."""
     least, _, most = str(nodes).partition(":")
@@ -76,30 +73,58 @@ def _ranks(nodes: Any) -> int:
 def complete(ledger: Ledger) -> None:
     """What a plan needs and the file leaves to others: ranks for the mesh, samples for the ranks. It is marked as ours, and asked for."""
     words = ledger.words
-    for word, strategies in ONLY.items():
-        if word in words and words.get("strategy") not in strategies:
-            ledger.withdraw(
-                word, f"strategy={words.get('strategy', 'auto')} has no such choice. Type strategy={strategies[0]} {word}={show(words[word])}."
-            )
+    _drop_foreign(ledger)
     degree = {axis: words.get(f"mesh.{axis}") or 1 for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")}
     if words.get("strategy") == "hsdp":
         degree |= {axis: max(2, degree[axis]) for axis in ("dp_replicate", "dp_shard")}
     data = degree["dp_replicate"] * degree["dp_shard"]
+    if degree["ep"] > 1 and words.get("remat") in ("selective", "budget"):
+        ledger.withdraw(
+            "remat",
+            f"where experts are shared out over ranks, a block is computed again as a whole or not at all. Type remat=full, not {words['remat']}.",
+        )
+        ledger.withdraw("remat.share", "of remat=budget")
+    if words.get("strategy") == "single":
+        ledger.imply({"devices": 1}, "one process")
     needed = max(degree["pp"] * data * degree["cp"] * degree["tp"], degree["ep"])
     if needed > 1 and "devices" not in words and "nodes" not in words:
         ledger.imply({"devices": needed}, "the fewest that the mesh needs; type as many as there are")
     ranks = _ranks(words.get("nodes", 1)) * words.get("devices", 1)
-    if "accumulate" in words and not {"batch", "microbatch"} & set(words):
+    sizes = {word for word in ("batch", "microbatch") if word in words or ledger.asks(word)}
+    if "accumulate" in words and not sizes:
         ledger.imply({"microbatch": 1}, "not in this file: type microbatch=<samples of a forward>")
-        ledger.ask("microbatch", "samples of a forward on one rank")
-    elif ranks > 1 and not {"batch", "microbatch"} & set(words):
+        ledger.command.setdefault("microbatch", "<samples of a forward on one rank>")
+    elif ranks > 1 and not sizes:
         samples = ranks // (degree["pp"] * degree["cp"] * degree["tp"]) * (2 * degree["pp"] if degree["pp"] > 1 else 1)
         ledger.imply({"batch": samples}, "not in this file: type batch=<samples of a step>")
-        ledger.ask("batch", "samples of a step")
-    if "steps" in words:
-        ledger.command.pop("steps", None)
-    elif "steps" in ledger.command:
-        ledger.imply({"steps": "???"}, f"steps={ledger.command['steps']} is to be typed")
+        ledger.command.setdefault("batch", "<samples of a step>")
+    _leave_open(ledger)
+
+
+TYPED = ("out", "trust", "data", "launcher", "evaluate", "checkpoint", "log", "time_limit")
+"""What a recipe does not leave open: what the command line alone may say, and what changes no training."""
+
+
+def _leave_open(ledger: Ledger) -> None:
+    """What is asked for stands as ??? in the recipe, so that no default takes its place; what a key says after all is not asked for."""
+    for word in [word for word in ledger.command if ledger.asks(word)]:
+        if word in ledger.words and word not in ledger.implied:
+            del ledger.command[word]
+        elif word not in ledger.words and word.split(".")[0] not in TYPED:
+            ledger.words[word] = "???"
+            ledger.implied[word] = f"{word}={ledger.command[word]} is to be typed"
+
+
+def _drop_foreign(ledger: Ledger) -> None:
+    """Arguments that what was chosen for their group does not have, or of which the choice is still open."""
+    for word in [word for word in ledger.words if "." in word and word.split(".")[0] in {*GROUPS} - {*LISTS}]:
+        group, name = word.split(".", 1)
+        choice = ledger.words.get(group, conf.defaults()[group])
+        if f"{group}._target_" in ledger.words or (not ledger.asks(group) and name in conf.node(group, choice)):
+            continue
+        having = [other for other in conf.groups()[group] if name in conf.node(group, other)]
+        why = f"{group} is to be typed" if ledger.asks(group) else f"{group}={choice} has no such choice"
+        ledger.withdraw(word, f"{why}. Type {group}={having[0]} {word}={show(ledger.words[word])}.")
 
 
 def nested(ledger: Ledger, key: str, name: str, *, auto: str = "") -> None:

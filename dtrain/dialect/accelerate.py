@@ -262,7 +262,7 @@ RULES: dict[str, Rule] = {
     "compute_environment": unneeded("this machine"),
     "mixed_precision": chosen(
         {"no": says({"precision": "fp32"}), False: says({"precision": "fp32"}), "fp32": says({"precision": "fp32"}), "fp16": says({"precision": "fp16"}), "bf16": says({"precision": "bf16"}), "fp8": says({"precision": "fp8"}, "needs torchao and a GPU that has the type")},
-        refused("there are no, fp16, bf16 and fp8. Type precision=bf16."),
+        refused("there are no, fp16, bf16 and fp8. Type precision=bf16.", "precision"),
     ),
     "fp16": switched(says({"precision": "fp16"}), unneeded("off, as here")),
     "downcast_bf16": lacking("of TPUs, on which nothing is run here. Leave it out."),

@@ -31,7 +31,7 @@ from dtrain.dialect.ledger import (
     unread,
     whole,
 )  # fmt: skip
-from dtrain.dialect.terms import BEHIND, NO_DATA, decaying, epochs, output
+from dtrain.dialect.terms import BEHIND, NO_DATA, decaying, epochs, output, unknown_optimizer
 
 TITLE = "axolotl"
 MARKS = names(
@@ -60,6 +60,7 @@ def _adapter(ledger: Ledger) -> None:
     """What trains a few new weights is another training than that of all."""
     if ledger.get("adapter") or ledger.get("lora_model_dir"):
         why = ADAPTERS.format(screen.typed(str(ledger.get("base_model", "<name>"))))
+        ledger.ask("model")
         keys = [key for key in ledger.open() if key.split(".")[0] in LORA or key.split(".")[0].startswith("lora_")]
         for key in [*ledger.under("base_model", "model_type", "type_of_model"), *keys]:
             (ledger.skip if ledger.leaves[key] in (None, "", False) else ledger.refuse)(
@@ -99,6 +100,7 @@ def _model(ledger: Ledger) -> None:
         return
     if not isinstance(kind, str) or not kind.isidentifier() or "For" not in kind:
         ledger.refuse("base_model", f"a {kind} is not known. Type model._target_=transformers.<class>.from_pretrained trust=[transformers].")
+        ledger.ask("model")
         return
     dtype = "bfloat16" if ledger.words.get("precision") == "bf16_true" else "float32"
     words = {"model._target_": f"transformers.{kind}.from_pretrained", "model.pretrained_model_name_or_path": str(ledger.leaves["base_model"])}
@@ -132,10 +134,9 @@ def _optimizer(ledger: Ledger) -> None:
         ledger.imply({"optim.momentum": 0.0, "optim.nesterov": False}, "default of transformers' Trainer")
     else:
         ledger.refuse("optimizer", f"there is no {name}. Type optim=adamw, sgd, muon or adafactor.")
-        ledger.ask("optim", "adamw, sgd, muon or adafactor")
-        for key, word in (("learning_rate", "optim.lr"), ("weight_decay", "optim.weight_decay")):
-            if key in ledger.leaves:
-                to(word, number, "beside optim=..., which is typed there too", command=True)(ledger, key, ledger.leaves[key])
+        unknown_optimizer(ledger, name, ledger.get("learning_rate"))
+        for key in ledger.under("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"):
+            ledger.refuse(key, f"of {name}. Type it with the optimizer that you choose.")
         return
     ledger.imply({"optim.weight_decay": 0.0}, "default of transformers' Trainer")
 
@@ -150,7 +151,7 @@ def _schedule(ledger: Ledger) -> None:
         why = "a linear decay needs its steps. Type schedule=wsd schedule.decay=<steps without warm-up> schedule.floor=0." if shape else why
         if "lr_scheduler" in ledger.leaves:
             ledger.refuse("lr_scheduler", why)
-        ledger.ask("schedule", "cosine, constant or wsd")
+        ledger.ask("schedule")
     else:
         words = decaying(shape, 0 if name == "constant" else warmup, steps, floor)
         if "lr_scheduler" in ledger.leaves:
@@ -216,6 +217,9 @@ def per_epoch(word: str) -> Rule:
     def rule(ledger: Ledger, key: str, value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float):
             to(word, number)(ledger, key, value)
+            return
+        if not value:
+            ledger.carry(key, {word: 0}, "the last step alone")
             return
         ledger.ask(word, f"samples / batch / {value}")
         ledger.refuse(key, f"dtrain counts steps, and how many samples an epoch has is not in this file. Type {word}=<samples / batch / {value}>.")

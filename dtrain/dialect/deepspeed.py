@@ -30,13 +30,14 @@ MARKS = names(
     "train_batch_size train_micro_batch_size_per_gpu zero_optimization zero_allow_untested_optimizer wall_clock_breakdown steps_per_print fp16 bf16 "
     "gradient_clipping zero_force_ds_cpu_optimizer activation_checkpointing prescale_gradients flops_profiler"
 )
-SILENT = ("model", "data", "steps")
+SILENT = ("model", "data", "steps", "batch", "optim", "schedule")
 """What such a file never says."""
 
 STAGES = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
 BATCH, MICRO, ACCUMULATE = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 OURS = {BATCH: "batch", MICRO: "microbatch", ACCUMULATE: "accumulate"}
 SHAPES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+FP16 = "of precision=fp16, should that be typed: its scale then begins at precision.scale and doubles after precision.growth good steps"
 LOG = "their warm-up rises with the logarithm of the step, ours in a line. Type schedule.warmup={} for a line of as many steps; until then there is none."
 MEASURED = unneeded("metrics.jsonl has the seconds of every step")
 SHARDS = unneeded("a checkpoint is shards that any mesh reads; dtrain checkpoint export writes one file")
@@ -54,9 +55,14 @@ def translate(ledger: Ledger) -> None:
 def _batch(ledger: Ledger) -> None:
     """batch = microbatch x ranks x accumulate: two of the three make the third; a lone one means that nothing is accumulated."""
     told: dict[str, int] = {}
-    for key in [key for key in OURS if key in ledger.leaves]:
-        value = ledger.leaves[key]
-        if unread(ledger, key, value, OURS[key]):
+    said = {key: ledger.leaves[key] for key in OURS if key in ledger.leaves}
+    free = 2 - sum(value != "auto" for value in said.values())
+    for key, value in said.items():
+        if value == "auto" and not ledger.auto and free <= 0:
+            ledger.skip(key, "follows from the other two and the ranks")
+        if value == "auto":
+            free -= 1
+        if key not in ledger.open() or unread(ledger, key, value, OURS[key]):
             continue
         try:
             told[key] = count(value)
@@ -130,14 +136,14 @@ def _precision(ledger: Ledger) -> None:
         key = f"{name}.enabled"
         if key in ledger.leaves and not unread(ledger, key, ledger.leaves[key], "precision"):
             switched(says({"precision": word}), unneeded("off, as here"))(ledger, key, ledger.leaves[key])
-    if ledger.get("fp16.enabled") is True:
+    if ledger.get("fp16.enabled") is True or (ledger.auto and ledger.get("fp16.enabled") == "auto"):
         for key in ledger.under("fp16.initial_scale_power"):
             to("precision.scale", lambda power: 2.0 ** whole(power))(ledger, key, ledger.leaves[key])
         ledger.imply({"precision.growth": 1000}, "DeepSpeed doubles the loss scale after 1000 good steps")
-    elif ledger.get("fp16.enabled") != "auto":
+    else:
         for key in ledger.under("fp16"):
             if key in RULES:
-                ledger.skip(key, "of fp16, which is off")
+                ledger.skip(key, "of fp16, which is off" if ledger.get("fp16.enabled") != "auto" else FP16)
     _autocast(ledger)
 
 
@@ -183,10 +189,16 @@ def _schedule(ledger: Ledger) -> None:
         ("total_num_steps", "steps"),
         ("warmup_num_steps", "schedule.warmup"),
         ("warmup_max_lr", "optim.lr"),
-        ("warmup_min_lr", "schedule"),
     ):
         if f"{p}.{key}" in ledger.leaves:
             unread(ledger, f"{p}.{key}", ledger.leaves[f"{p}.{key}"], word)
+    if ledger.leaves.get(f"{p}.warmup_min_lr") == "auto":
+        ledger.skip(f"{p}.warmup_min_lr", "0 is filled in, as here")
+    if ledger.leaves.get(f"{p}.total_num_steps") == "auto" and name == "WarmupDecayLR" and not ledger.auto:
+        ledger.carry("scheduler.type", {"schedule": "wsd", "schedule.floor": 0.0}, "down in a line, from the end of the warm-up to the end")
+        ledger.ask("schedule.decay", "steps - schedule.warmup")
+        ledger.ask("schedule.warmup")
+        return
     values = {key.removeprefix(f"{p}."): ledger.leaves[key] for key in ledger.under(p) if ledger.leaves[key] is not None}
     steps = [values.get(key, 0) for key in ("warmup_num_steps", "total_num_steps")]
     wrong = next((value for value in steps if isinstance(value, bool) or not isinstance(value, int)), None)
@@ -201,6 +213,7 @@ def _schedule(ledger: Ledger) -> None:
     if shape is None or wrong is not None or (shape == "linear" and "total_num_steps" not in values):
         for key in ledger.under("scheduler.type", p):
             ledger.refuse(key, why)
+        ledger.ask("schedule")
     else:
         _warmup(ledger, name, shape, values)
 
@@ -210,7 +223,7 @@ def _warmup(ledger: Ledger, name: str, shape: str, values: dict[str, Any]) -> No
     p = "scheduler.params"
     log, warm, total = values.get("warmup_type", "log") != "linear", values.get("warmup_num_steps", 1000), values.get("total_num_steps")
     words = decaying(shape, 0 if log and warm > 1 else warm, total, values.get("cos_min_ratio", 1e-4) if shape == "cosine" else 0.0)
-    silent = log and warm > 1 and not {"warmup_type", "warmup_num_steps"} & set(values)
+    silent = log and warm > 1 and not {"warmup_type", "warmup_num_steps"} & set(values) and not ledger.asks("schedule.warmup")
     ledger.carry("scheduler.type", {"schedule": words["schedule"]}, f"without its warm-up: {LOG.format(warm)}" if silent else "")
     lr = values.get("warmup_max_lr", 1e-3 if name == "WarmupDecayLR" else None)
     if lr is not None and "warmup_max_lr" not in values:
@@ -229,7 +242,7 @@ def _warmup(ledger: Ledger, name: str, shape: str, values: dict[str, Any]) -> No
             to("optim.lr")(ledger, f"{p}.{part}", value)
     ledger.imply(
         {word: value for word, value in words.items() if word != "schedule"},
-        f"default of {name}" if not log else "no warm-up: theirs is refused above",
+        f"default of {name}" if not log or warm <= 1 else "no warm-up: theirs is refused above",
     )
 
 
@@ -323,7 +336,10 @@ RULES: dict[str, Rule] = {
     "disable_python_gc": unneeded("the loop keeps the collector out of its steps"),
     "zero_allow_untested_optimizer": unneeded("every optimizer here is tested with every strategy"),
     **every("zero_force_ds_cpu_optimizer optimizer.legacy_fusion", unneeded("which kernel runs")),
-    **every("communication_data_type seq_parallel_communication_data_type", unneeded("gradients travel in the type of the weights, which precision says")),
+    **every(
+        "communication_data_type seq_parallel_communication_data_type",
+        chosen({"fp32": unneeded("gradients travel in fp32"), "none": unneeded("gradients travel in fp32")}, refused("gradients travel in fp32, or with precision=bf16_true in bf16. Leave it out, or type precision=bf16_true.")),
+    ),
     **every("prescale_gradients gradient_predivide_factor", unneeded("gradients are divided once, by the count of the whole batch")),
     "gradient_allreduce_op": chosen({"mean": unneeded("the mean over the whole batch, as here")}, refused("the loss is the mean over the whole batch. Scale optim.lr instead.")),
     "sparse_gradients": lacking("gradients are dense. Leave it out."),

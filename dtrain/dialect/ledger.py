@@ -11,12 +11,23 @@ from typing import Any, Literal
 from dtrain.secrets import shown
 
 Kind = Literal["carried", "unneeded", "refused"]
+CHOICES = {
+    "model": "gpt, or in its place model._target_=... and trust=[...]", "optim": "adamw, sgd, muon or adafactor", "optim.lr": "value",
+    "schedule": "cosine, constant or wsd", "precision": "fp32, bf16, bf16_true, fp16 or fp8", "clip": "value or null",
+}  # fmt: skip
+"""What every run needs: where a file says it in a way that is refused, it is asked for."""
 
 
 class Code(str):
-    """A value that is computed in Python: what was written, which is not run."""
+    """A value that is not in the file: what is written in its place, and why that is not one."""
 
-    __slots__ = ()
+    why = "computed in Python, which is not run"
+
+
+class Differs(Code):
+    """A value of which several calls say different ones."""
+
+    why = "several calls in this file say different values"
 
 
 @dataclass(frozen=True)
@@ -87,18 +98,26 @@ class Ledger:
         self._tell(key, "unneeded", why)
 
     def refuse(self, key: str, why: str) -> None:
+        differs = self.leaves[key]
+        if isinstance(differs, Differs) and not why.startswith(differs.why):
+            why = f"{differs.why}: {why}"
         self._tell(key, "refused", why)
 
     def imply(self, words: Mapping[str, Any], why: str) -> None:
-        """Words that a default of theirs means; a key that says otherwise wins."""
+        """Words that a default of theirs means; a key that says otherwise wins, and what is asked for stays open."""
         for word, value in words.items():
-            if word not in self.words:
+            if word not in self.words and not self.asks(word):
                 self.words[word] = value
                 self.implied[word] = why
 
-    def ask(self, word: str, what: str) -> None:
-        """A word that has to be typed, since the file does not say enough."""
-        self.command.setdefault(word, f"<{what}>")
+    def ask(self, word: str, what: str = "") -> None:
+        """A word that has to be typed, since the file does not say enough; no default of theirs or ours takes its place."""
+        self.command.setdefault(word, f"<{what or CHOICES.get(word, 'value')}>")
+        if word in self.implied:
+            del self.words[word], self.implied[word]
+
+    def asks(self, word: str) -> bool:
+        return str(self.command.get(word, "")).startswith("<")
 
     def apply(self, rules: "Mapping[str, Rule]") -> None:
         """The table for every key of which nothing was said yet; what it does not know is refused as unknown."""
@@ -122,6 +141,13 @@ class Ledger:
                 if word in other.implied:
                     self.implied[word] = other.implied[word]
         self.command = {**other.command, **self.command}
+        for word in [word for word in self.implied if self.asks(word)]:
+            del self.words[word], self.implied[word]
+
+    def take(self, other: "Ledger") -> None:
+        """What was said of some of the same keys in words of another tool."""
+        self._told |= set(other.leaves)
+        self.adopt(other)
 
     def of(self, kind: Kind) -> list[Entry]:
         return [entry for entry in self.entries if entry.kind == kind]
@@ -129,6 +155,7 @@ class Ledger:
     def withdraw(self, word: str, why: str) -> None:
         """A word that does not go with the others after all: the keys that alone say it are refused."""
         self.words.pop(word, None)
+        self.implied.pop(word, None)
         self.entries = [Entry(entry.key, entry.value, "refused", why) if entry.words == {word} else entry for entry in self.entries]
 
     def _tell(self, key: str, kind: Kind, why: str, words: frozenset[str] = frozenset()) -> None:
@@ -235,6 +262,8 @@ def to(word: str, kind: Callable[[Any], Any] = number, note: str = "", *, comman
             said = kind(value)
         except (ValueError, OverflowError, TypeError) as error:
             ledger.refuse(key, f"{ledger.tool} takes {error} here, not {value!r}. Type {word}=<value>.")
+            if word in CHOICES:
+                ledger.ask(word)
         else:
             ledger.carry(key, {word: said}, note, command=command)
 
@@ -244,12 +273,13 @@ def to(word: str, kind: Callable[[Any], Any] = number, note: str = "", *, comman
 def unread(ledger: Ledger, key: str, value: Any, word: str) -> bool:
     """Whether a value is not in the file: computed, or filled in by somebody else. Then the key is told here."""
     if isinstance(value, Code):
-        ledger.refuse(key, f"computed in Python, which is not run. Type {word}=<value>.")
-        ledger.ask(word, "value")
+        ledger.refuse(key, f"{value.why}. Type {word}=<value>.")
+        ledger.ask(word)
     elif value == "auto" and ledger.auto:
         ledger.skip(key, f"filled in by {ledger.auto}")
     elif value == "auto":
         ledger.refuse(key, f"filled in by whoever calls {ledger.tool}, so it is not in this file. Type {word}=<value>.")
+        ledger.ask(word)
     else:
         return False
     return True
@@ -259,8 +289,15 @@ def unneeded(why: str) -> Rule:
     return lambda ledger, key, value: ledger.skip(key, why)
 
 
-def refused(why: str) -> Rule:
-    return lambda ledger, key, value: ledger.refuse(key, why)
+def refused(why: str, *asked: str) -> Rule:
+    """Refused; `asked` are the words that a run cannot do without, and that have to be typed."""
+
+    def rule(ledger: Ledger, key: str, value: Any) -> None:
+        ledger.refuse(key, why)
+        for word in asked:
+            ledger.ask(word)
+
+    return rule
 
 
 def lacking(why: str, *off: Any) -> Rule:

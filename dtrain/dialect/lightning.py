@@ -5,12 +5,14 @@
 Of a Python file only what stands in the call of Trainer is read, and names that are given a plain value once.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from dtrain.dialect import nested
 from dtrain.dialect.accelerate import SHARDING
+from dtrain.dialect.callbacks import callbacks, class_of
 from dtrain.dialect.deepspeed import SHARDS, STAGES
 from dtrain.dialect.ledger import (
     Code,
@@ -30,7 +32,7 @@ from dtrain.dialect.ledger import (
     unread,
     whole,
 )  # fmt: skip
-from dtrain.dialect.terms import decaying, epochs, optimizer, output
+from dtrain.dialect.terms import decaying, epochs, optimizer, output, precision_rule, unknown_optimizer
 
 TITLE = "Lightning"
 MARKS = names(
@@ -61,16 +63,11 @@ NO_STRATEGY = refused("there are ddp, zero1, zero2, fsdp, hsdp and single. Type 
 def translate(ledger: Ledger) -> None:
     section = next((prefix for prefix in ("fit.trainer.", "trainer.") if any(key.startswith(prefix) for key in ledger.leaves)), "")
     outer = "fit." if section == "fit.trainer." else ""
-    for tell in (_devices, _strategy, _steps, _evaluation, _logger, _callbacks):
+    for tell in (_devices, _strategy, _steps, _clip, _evaluation, _logger, callbacks):
         tell(ledger, section)
     _optimizer(ledger, outer)
     ledger.apply({f"{section}{name}": rule for name, rule in TRAINER.items()} | {f"{outer}{name}": rule for name, rule in COMMANDS.items()})
     ledger.imply({"clip": None}, "Lightning does not clip unless told to")
-
-
-def _class(ledger: Ledger, key: str) -> str:
-    """The name of what an argument is an object of."""
-    return str(ledger.get(f"{key}.class_path", "")).rpartition(".")[2]
 
 
 def _devices(ledger: Ledger, t: str) -> None:
@@ -92,7 +89,7 @@ def _devices(ledger: Ledger, t: str) -> None:
 def _strategy(ledger: Ledger, t: str) -> None:
     """By name, or an object with arguments."""
     key = f"{t}strategy"
-    name = _class(ledger, key)
+    name = class_of(ledger, key)
     if key in ledger.leaves and not unread_strategy(ledger, key):
         said = str(ledger.leaves[key])
         if said in STRATEGIES:
@@ -106,6 +103,8 @@ def _strategy(ledger: Ledger, t: str) -> None:
             "DeepSpeedStrategy": "zero2",
             "ModelParallelStrategy": "fsdp",
             "SingleDeviceStrategy": "single",
+            "RayDDPStrategy": "ddp",
+            "RayFSDPStrategy": "fsdp",
         }.get(name)
         if word is None:
             NO_STRATEGY(ledger, other, name)
@@ -149,6 +148,7 @@ def _steps(ledger: Ledger, t: str) -> None:
                     other,
                     f"whichever comes first ends a run there, max_steps={steps} here. Type a smaller steps=<{ledger.leaves[other]} x samples / batch> if epochs are meant.",
                 )
+    _batches(ledger, t)
     found = CLOCK.fullmatch(str(ledger.get(key, "")))
     if found:
         ledger.carry(key, {"time_limit": f"{int(found[1])}-{found[2]}"}, "of the whole command, the last save within it")
@@ -161,6 +161,30 @@ def _steps(ledger: Ledger, t: str) -> None:
                 ledger.carry(part, {"time_limit": seconds}, "of the whole command, the last save within it")
             elif part.endswith("class_path"):
                 ledger.skip(part, "told with its arguments")
+
+
+BATCHES: Mapping[str, Any] = {"limit_train_batches": None, "max_epochs": None, "accumulate_grad_batches": 1}
+
+
+def _batches(ledger: Ledger, t: str) -> None:
+    """A number of batches of each epoch makes the steps; 1 is one batch, and 1.0 all of them."""
+    key, most = f"{t}limit_train_batches", ledger.leaves.get(f"{t}max_steps", -1)
+    batches, passes, parts = (ledger.get(f"{t}{name}", default) for name, default in BATCHES.items())
+    if most not in (-1, None) or not all(isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in (batches, passes, parts)):
+        return
+    steps = passes * math.ceil(batches / parts)
+    ledger.carry(
+        key, {"steps": steps}, f"{passes} x {batches} batches{f', {parts} in a step' if parts > 1 else ''}; fewer there when the data has not as many"
+    )
+    ledger.skip(f"{t}max_epochs", "told with limit_train_batches")
+
+
+def _clip(ledger: Ledger, t: str) -> None:
+    """By the norm; by each value it is another training, with another number."""
+    key = f"{t}gradient_clip_val"
+    if ledger.get(f"{t}gradient_clip_algorithm", "norm") != "norm" and ledger.get(key):
+        ledger.refuse(key, "gradients are clipped by their norm. Type clip=<the largest norm>.")
+        ledger.ask("clip")
 
 
 def _evaluation(ledger: Ledger, t: str) -> None:
@@ -181,7 +205,7 @@ def _logger(ledger: Ledger, t: str) -> None:
     key = f"{t}logger"
     names = {"TensorBoardLogger": "tensorboard", "CSVLogger": ""}
     for section in [key, *(f"{key}.{index}" for index in range(20))]:
-        name = _class(ledger, section)
+        name = class_of(ledger, section)
         for other in ledger.under(f"{section}.class_path", f"{section}.init_args"):
             if name not in names:
                 ledger.refuse(
@@ -194,92 +218,27 @@ def _logger(ledger: Ledger, t: str) -> None:
                 ledger.skip(other, "metrics.jsonl is always written; all is under <out>")
 
 
-def _callbacks(ledger: Ledger, t: str) -> None:
-    key = f"{t}callbacks"
-    for section in [key, *(f"{key}.{index}" for index in range(50))]:
-        name = _class(ledger, section)
-        keys = ledger.under(f"{section}.class_path", f"{section}.init_args")
-        if not keys:
-            continue
-        if name == "ModelCheckpoint":
-            _checkpoint(ledger, section)
-        elif name in OBSERVERS:
-            for other in keys:
-                ledger.skip(other, OBSERVERS[name])
-        else:
-            for other in keys:
-                ledger.refuse(other, INSTEAD.get(name, f"there is no {name}. Write a hook: hook.mine._target_=<yours> trust=[<its package>]."))
-
-
-def _checkpoint(ledger: Ledger, section: str) -> None:
-    """What stays, and how often. With save_top_k=1 and no monitor the newest one stays, with a monitor the best."""
-    top, monitor = ledger.leaves.get(f"{section}.init_args.save_top_k", 1), ledger.get(f"{section}.init_args.monitor")
-    ledger.skip(f"{section}.class_path", "told with its arguments; a run is always saved")
-    for key in ledger.under(f"{section}.init_args"):
-        name, value = key.rpartition(".")[2], ledger.leaves[key]
-        if name == "save_top_k" and top == -1:
-            ledger.carry(key, {"checkpoint.keep": None}, "all of them")
-        elif name == "save_top_k" and monitor and top != 1:
-            ledger.refuse(key, "the one best stays, and the newest ones. Type checkpoint.best=eval_loss checkpoint.keep=2.")
-        elif name == "save_top_k" and not monitor:
-            to("checkpoint.keep", count)(ledger, key, value)
-        elif name == "monitor" and str(monitor) in ("val_loss", "valid_loss", "validation_loss", "val/loss", "eval_loss"):
-            ledger.carry(key, {"checkpoint.best": "eval_loss"}, "the held-out loss")
-        elif name == "monitor" and value is not None:
-            ledger.refuse(key, "a figure of the evaluation is meant. Type checkpoint.best=eval_loss, or checkpoint.best=eval_accuracy.")
-        elif name == "mode" and value == "max" and monitor:
-            ledger.refuse(
-                key,
-                "the objective says what is the best: the lowest loss, the highest accuracy. Type checkpoint.best=eval_loss or checkpoint.best=eval_accuracy.",
-            )
-        elif name in CHECKPOINT:
-            (unneeded("empty") if value is None else CHECKPOINT[name])(ledger, key, value)
-        else:
-            ledger.refuse(key, "an argument of ModelCheckpoint that is not known here. Leave it out.")
-
-
 def _optimizer(ledger: Ledger, outer: str) -> None:
     """LightningCLI may name an optimizer and a schedule beside the trainer."""
     section = f"{outer}optimizer"
     name = str(ledger.get(f"{section}.class_path", ""))
     if name.startswith("torch.optim."):
         optimizer(ledger, f"{section}.class_path", f"{section}.init_args", name.rpartition(".")[2])
+    elif name:
+        unknown_optimizer(ledger, name, ledger.get(f"{section}.init_args.lr"))
     section = f"{outer}lr_scheduler"
-    kind = _class(ledger, section)
+    kind = class_of(ledger, section)
     most, steps = ledger.get(f"{section}.init_args.T_max"), ledger.words.get("steps", ledger.leaves.get(f"{outer}trainer.max_steps"))
     if kind == "CosineAnnealingLR" and most is not None and most == steps and not ledger.get(f"{section}.init_args.eta_min"):
         ledger.carry(f"{section}.class_path", decaying("cosine", 0, None))
         for key in ledger.under(f"{section}.init_args"):
             ledger.skip(key, "the cosine ends with the run, as T_max says")
-    elif not kind and "optim" in ledger.words:
+    elif kind:
+        ledger.ask("schedule")
+    elif name:
         ledger.imply({"schedule": "constant", "schedule.warmup": 0}, "no lr_scheduler in this file")
 
 
-OBSERVERS = {
-    "LearningRateMonitor": "metrics.jsonl has the learning rate of every step", "TQDMProgressBar": "logger=console draws a bar on a terminal",
-    "RichProgressBar": "logger=console draws a bar on a terminal", "ModelSummary": "dtrain plan tells what is built", "RichModelSummary": "dtrain plan tells what is built",
-    "DeviceStatsMonitor": "metrics.jsonl has what is measured", "ThroughputMonitor": "metrics.jsonl has samples_per_second", "Timer": "metrics.jsonl has the seconds of every step",
-}  # fmt: skip
-INSTEAD = {
-    "EarlyStopping": "a run ends at its steps, or where its loss is no number: on_spike=stop. Type checkpoint.best=eval_loss to keep the best.",
-    "StochasticWeightAveraging": "another average of the weights is kept beside them: type ema=0.999.",
-    "WeightAveraging": "another average of the weights is kept beside them: type ema=0.999.",
-    "EMAWeightAveraging": "type ema=<its decay>.",
-    "GradientAccumulationScheduler": "the batch is the same in every step. Type accumulate=<number>.",
-    "BatchSizeFinder": "dtrain plan tells what fits. Type microbatch=<number>.",
-    "LearningRateFinder": "type dtrain -m optim.lr=1e-4,3e-4,1e-3 steps=100.",
-}  # fmt: skip
-CHECKPOINT: dict[str, Rule] = {
-    "every_n_train_steps": to("checkpoint.every", count),
-    "every_n_epochs": epochs("checkpoint.every"),
-    "train_time_interval": refused("saves are counted in steps. Type checkpoint.every=<steps>."),
-    "save_last": unneeded("the newest one always stays"),
-    **every("dirpath filename auto_insert_metric_name enable_version_counter verbose save_on_train_epoch_end", unneeded("checkpoints are under <out>/checkpoints, named by step")),
-    **every("mode save_top_k", unneeded("the objective says what is the best, and one of them stays")),
-    "save_weights_only": lacking("a checkpoint is whole; dtrain checkpoint export writes weights alone."),
-    "save_on_exception": unneeded("killed ranks go on from their last state: checkpoint.memory=1 keeps one of every step"),
-    "monitor": unneeded("empty"),
-}  # fmt: skip
 OFF = unneeded("off, as here")
 ARGUMENTS: Mapping[str, Mapping[str, Rule]] = {
     "DDPStrategy": {
@@ -310,6 +269,13 @@ ARGUMENTS: Mapping[str, Mapping[str, Rule]] = {
     },
     "SingleDeviceStrategy": every("device", OFF),
 }  # fmt: skip
+
+
+def part(whole: Rule, other: Rule) -> Rule:
+    """1.0 is all of them, as is nothing; 1 is one batch."""
+    return lambda ledger, key, value: (whole if value is None or (isinstance(value, float) and value == 1) else other)(ledger, key, value)
+
+
 FP8 = "there are fp32, bf16, bf16_true, fp16, and fp8 by torchao. Type precision=bf16."
 MIXED = {
     "32-true": "fp32",
@@ -327,7 +293,7 @@ TRAINER: dict[str, Rule] = {
     "accelerator": chosen({"auto": unneeded("GPUs where there are any, as here"), "gpu": unneeded("GPUs where there are any, as here"), "cuda": unneeded("GPUs where there are any, as here"), "cpu": says({"backend": "gloo"})}, refused("there are GPUs with nccl, and CPUs with gloo. Leave it out.")),
     "devices": to("devices", count),
     "num_nodes": to("nodes", count),
-    "precision": chosen({name: says({"precision": word}) for name, word in MIXED.items()}, refused(FP8)),
+    "precision": precision_rule(MIXED, FP8),
     "max_steps": chosen({-1: unneeded("no limit")}, to("steps", count)),
     "max_epochs": chosen({-1: unneeded("no limit")}, epochs()),
     "min_epochs": lacking("a run ends at its steps. Leave it out."),
@@ -340,8 +306,8 @@ TRAINER: dict[str, Rule] = {
     "val_check_interval": refused("held-out losses are counted in steps. Type evaluate.every=<steps>."),
     "check_val_every_n_epoch": chosen({1: unneeded("evaluate.every counts steps"), None: unneeded("empty")}, epochs("evaluate.every")),
     "num_sanity_val_steps": unneeded("dtrain verify runs a few steps before"),
-    "limit_val_batches": chosen({1.0: unneeded("all of them: evaluate.samples=null, else 256")}, refused("held-out samples are counted. Type evaluate.samples=<batches x their size>.")),
-    "limit_train_batches": chosen({1.0: OFF}, refused("a run ends at its steps. Type steps=<batches>.")),
+    "limit_val_batches": part(unneeded("all of them: evaluate.samples=null, else 256"), refused("held-out samples are counted. Type evaluate.samples=<batches x their size>.")),
+    "limit_train_batches": part(OFF, refused("a run ends at its steps. Type steps=<epochs x batches>.", "steps")),
     **every("limit_test_batches limit_predict_batches", unneeded("of other commands of Lightning")),
     "fast_dev_run": lacking("type steps=2, or dtrain verify with the same words."),
     "overfit_batches": lacking("type data.holdout=0 with a dataset of a few samples."),
@@ -351,7 +317,7 @@ TRAINER: dict[str, Rule] = {
     "logger": switched(unneeded("metrics.jsonl and TensorBoard, as here"), says({"logger": ["console"]})),
     "callbacks": lambda ledger, key, value: (unneeded("empty") if value in ([], {}) else refused("write a hook: hook.mine._target_=<yours> trust=[<its package>]."))(ledger, key, value),
     **every("callbacks.** logger.** plugins.**", refused("computed in Python, which is not run. Write a hook: hook.mine._target_=<yours> trust=[<its package>].")),
-    "default_root_dir": output,
+    "default_root_dir": output, "default_root_dir.**": refused("computed in Python, which is not run. Type out=<URL>."),
     "deterministic": lacking("kernels are torch's own; the same seed gives the same losses within rounding. Leave it out."),
     "benchmark": lacking("kernels are torch's own. Leave it out."),
     "detect_anomaly": lacking("a loss that is no number stops the run at its step: on_spike=stop."),
@@ -367,7 +333,7 @@ TRAINER: dict[str, Rule] = {
 }  # fmt: skip
 COMMANDS: dict[str, Rule] = {
     "seed_everything": lambda ledger, key, value: (unneeded("runs are seeded: seed=0") if isinstance(value, bool) else to("seed", whole))(ledger, key, value),
-    **every("model model.**", refused(YOURS)),
+    **every("model model.**", refused(YOURS, "model")),
     **every("data data.**", refused(DATA)),
     **every("optimizer.** lr_scheduler.**", refused("type optim=adamw, sgd, muon or adafactor, and schedule=cosine, constant or wsd, with their arguments.")),
     "ckpt_path": lacking("a run goes on from its own checkpoint; init=<run of dtrain> takes weights."),

@@ -1,10 +1,10 @@
-"""Which tools' files are known and not read, and what to type instead: Hugging Face's TrainingArguments, torchtitan's configs in Python."""
+"""Which tools' files are known and not read, and what to type instead: Hugging Face's TrainingArguments, litgpt, Composer, torchtitan's configs in Python."""
 
 import ast
 from collections.abc import Mapping
 from typing import Any
 
-from dtrain.dialect.ledger import Code, names, show
+from dtrain.dialect.ledger import Code, flatten, names, show
 from dtrain.errors import WordsError
 
 ARGUMENTS = names("TrainingArguments Seq2SeqTrainingArguments SFTConfig DPOConfig GRPOConfig RewardConfig")
@@ -25,8 +25,52 @@ SAID = {
 MODEL = "model._target_=transformers.AutoModelForCausalLM.from_pretrained model.pretrained_model_name_or_path=<name> trust=[transformers]"
 
 
+LITGPT = {
+    "train.global_batch_size": "batch", "train.micro_batch_size": "microbatch", "train.lr_warmup_steps": "schedule.warmup", "train.max_norm": "clip",
+    "train.max_steps": "steps", "train.save_interval": "checkpoint.every", "eval.interval": "evaluate.every", "seed": "seed", "devices": "devices",
+    "num_nodes": "nodes", "out_dir": "out",
+}  # fmt: skip
+COMPOSER = {
+    "global_train_batch_size": "batch", "device_train_microbatch_size": "microbatch", "seed": "seed", "save_folder": "out",
+    "algorithms.gradient_clipping.clipping_threshold": "clip", "save_num_checkpoints_to_keep": "checkpoint.keep",
+}  # fmt: skip
+OPTIMIZER = {"lr": "optim.lr", "betas": "optim.betas", "eps": "optim.eps", "weight_decay": "optim.weight_decay", "momentum": "optim.momentum"}
+PRECISIONS = {
+    "bf16-true": "bf16_true", "bf16-mixed": "bf16", "16-mixed": "fp16", "32-true": "fp32", "amp_bf16": "bf16", "amp_fp16": "fp16", "fp32": "fp32",
+}  # fmt: skip
+TOOLS = (
+    (
+        "litgpt",
+        {**LITGPT, **{f"optimizer.init_args.{name}": word for name, word in OPTIMIZER.items()}},
+        ("train.lr_warmup_steps", "train.micro_batch_size"),
+        "train.epochs",
+    ),
+    ("Composer", {**COMPOSER, **{f"optimizer.{name}": word for name, word in OPTIMIZER.items()}}, ("max_duration",), "max_duration"),
+)
+"""Its name, its keys -> our words where the value means the same, keys of which one tells it, and the key of how long a run is."""
+
+
+def _of_tools(tree: Mapping[str, Any], place: str) -> None:
+    """Raises WordsError for a tree of litgpt or Composer."""
+    leaves = dict(flatten(tree))
+    for tool, words, marks, length in TOOLS:
+        if not any(mark in leaves for mark in marks):
+            continue
+        said = [f"{word}={show(leaves[key])}" for key, word in words.items() if leaves.get(key) not in (None, "", "auto")]
+        said += [f"precision={PRECISIONS[precision]}" for precision in (leaves.get("precision"),) if precision in PRECISIONS]
+        batches = str(leaves.get(length)).removesuffix("ba")
+        if not any(word.startswith("steps=") for word in said):
+            said.append(
+                f"steps={batches}" if batches.isdecimal() and batches != str(leaves.get(length)) else f"steps=<{show(leaves.get(length))} in steps>"
+            )
+        raise WordsError(
+            f"{place}: a config of {tool}, which is not read. Type {' '.join(said)}, the optimizer and the schedule as they are there, the data, and the model."
+        )
+
+
 def refuse(tree: Mapping[str, Any], place: str) -> None:
-    """Raises WordsError, with the words to type, for a tree of TrainingArguments."""
+    """Raises WordsError, with the words to type, for a tree of a tool that is known and not read."""
+    _of_tools(tree, place)
     if not MARKS & set(tree):
         return
     said = [f"{word}={show(tree[key])}" for key, word in WORDS.items() if key in tree and not isinstance(tree[key], Code | dict | None)]

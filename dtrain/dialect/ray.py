@@ -7,6 +7,7 @@ In a Python file, or the same as YAML or JSON. They say how many workers there a
 
 from typing import Any
 
+from dtrain.dialect import translate as translate_as
 from dtrain.dialect.ledger import Code, Ledger, Rule, chosen, count, every, lacking, names, refused, show, switch, to, unneeded, unread, whole
 
 TITLE = "Ray Train"
@@ -19,9 +20,16 @@ SECTIONS = ("scaling_config", "run_config.failure_config", "run_config.checkpoin
 
 
 def translate(ledger: Ledger) -> None:
-    for tell in (_workers, _place, _kept):
+    for tell in (_workers, _place, _kept, _inner):
         tell(ledger)
     ledger.apply(RULES | {f"{section}.{name}": rule for section in SECTIONS for name, rule in RULES.items()})
+
+
+def _inner(ledger: Ledger) -> None:
+    """The Trainer of Lightning that the workers run, in the same script."""
+    if ledger.under("trainer"):
+        other = translate_as({"trainer": ledger.tree["trainer"]}, "lightning", ledger.place)
+        ledger.take(other)
 
 
 def _find(ledger: Ledger, name: str) -> str | None:

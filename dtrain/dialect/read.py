@@ -15,11 +15,11 @@ import yaml
 
 from dtrain import store
 from dtrain.dialect import others
-from dtrain.dialect.ledger import Code, flatten
+from dtrain.dialect.ledger import Code, Differs, flatten
 from dtrain.errors import WordsError, first_line
 
 CALLS = {
-    "Trainer": "trainer", "ScalingConfig": "scaling_config", "RunConfig": "run_config", "FailureConfig": "failure_config", "CheckpointConfig": "checkpoint_config",
+    "Trainer": "trainer", "LightningCLI": "cli", "ScalingConfig": "scaling_config", "RunConfig": "run_config", "FailureConfig": "failure_config", "CheckpointConfig": "checkpoint_config",
 }  # fmt: skip
 """Calls that say how a run is made -> the name their arguments get in the tree."""
 DEEPEST = 50
@@ -156,14 +156,31 @@ def _python(text: str, place: str) -> Any:
     read = [(call, script.arguments(call)) for call in calls]
     for call, arguments in read:
         name = CALLS[_last(call.func)]
-        if id(call) in script.inside:
-            continue
-        if name in tree:
-            raise WordsError(f"{place}:{call.lineno}: a second {_last(call.func)}(...). Give a file with the one that is meant.")
-        tree[name] = arguments
+        if id(call) not in script.inside:
+            tree[name] = _together(tree[name], arguments) if name in tree else arguments
     if not tree:
         raise WordsError(f"{place}: calls none of {', '.join(CALLS)}. Give the file in which the run is made.")
-    return tree
+    return _of_cli(tree, place) if "cli" in tree else tree
+
+
+def _together(one: Any, other: Any) -> Any:
+    """What several calls of the same say: what is alike in all of them, and where they differ that they do."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return {name: _together(one.get(name), other.get(name)) for name in {**one, **other}}
+    if one == other and type(one) is type(other):
+        return one
+    return Differs(" or ".join("nothing" if each is None else str(each) for each in (one, other)))
+
+
+def _of_cli(tree: dict[str, Any], place: str) -> dict[str, Any]:
+    """The defaults that a script gives to LightningCLI, as its YAML has them."""
+    cli = tree.pop("cli")
+    trainer, seed = cli.get("trainer_defaults"), cli.get("seed_everything_default")
+    if not isinstance(trainer, dict) and not tree:
+        raise WordsError(f"{place}: LightningCLI takes its trainer from a YAML here. Import that: the file after --config.")
+    said = {"seed_everything": seed} if isinstance(seed, int) else {}
+    model = {"model": {"class_path": str(cli.get("args.0", cli.get("model_class")))}} if "args.0" in cli or "model_class" in cli else {}
+    return {**said, **model, **tree, **({"trainer": trainer} if isinstance(trainer, dict) else {})}
 
 
 class _Script:

@@ -6,7 +6,7 @@ Formulas were read in the tools' own documentation; where one of theirs is not e
 from collections.abc import Mapping
 from typing import Any
 
-from dtrain.dialect.ledger import Ledger, Rule, chosen, lacking, number, refused, says, text, to, unneeded
+from dtrain.dialect.ledger import Ledger, Rule, chosen, lacking, number, refused, says, show, text, to, unneeded
 
 BEHIND = "theirs begins at 0 and stays a step behind, two in DeepSpeed"
 """transformers, torchtune and DeepSpeed warm up by step / warmup, counted from 0; dtrain by (step + 1) / warmup."""
@@ -45,6 +45,7 @@ def optimizer(ledger: Ledger, name_key: str, prefix: str, name: str, defaults: M
         )
         for key in [name_key, *arguments]:
             ledger.refuse(key, why)
+        unknown_optimizer(ledger, name, ledger.get(f"{prefix}.lr"))
         return
     ledger.carry(name_key, {"optim": word}, "the same without decay" if name.lower() == "adam" else "")
     known = {f"{prefix}.{argument}": argument for argument in own}
@@ -59,6 +60,13 @@ def optimizer(ledger: Ledger, name_key: str, prefix: str, name: str, defaults: M
         {f"optim.{argument}": value for argument, value in {**own, **(defaults or {})}.items() if argument not in told},
         f"default of {name} in {ledger.tool}",
     )
+
+
+def unknown_optimizer(ledger: Ledger, name: str, lr: Any) -> None:
+    """Another one has to be chosen, and a learning rate for it."""
+    ledger.ask("optim")
+    ledger.words.pop("optim.lr", None)
+    ledger.ask("optim.lr", "value" if lr in (None, "auto") else f"{show(lr)} with {name}")
 
 
 def _plain(value: Any) -> Any:
@@ -101,4 +109,4 @@ def epochs(word: str = "steps") -> Rule:
 
 def precision_rule(table: Mapping[Any, str], other: str) -> Rule:
     """Carried by a table of their names -> ours."""
-    return chosen({name: says({"precision": word}) for name, word in table.items()}, refused(other))
+    return chosen({name: says({"precision": word}) for name, word in table.items()}, refused(other, "precision"))

@@ -117,6 +117,7 @@ def _model(ledger: Ledger) -> None:
     for key in ledger.under("model.name", "model.flavor", "model_spec"):
         what = f"{name} {flavor}".strip() or "a model"
         ledger.refuse(key, f"{what} is built by torchtitan alone. Type model._target_=<a torch.nn.Module> trust=[<its package>].{near}")
+        ledger.ask("model")
     for key in ledger.under("model.converters"):
         value = ledger.leaves[key]
         if isinstance(value, list) and value and all(str(one).startswith(("float8", "quantize.linear.float8")) for one in value):
@@ -168,6 +169,7 @@ def _schedule(ledger: Ledger) -> None:
     elif values["decay_type"] != "linear":
         for key in ledger.under(p):
             ledger.refuse(key, DECAY)
+        ledger.ask("schedule")
         return
     for name, word in (
         ("warmup_steps", "schedule.warmup"),
@@ -225,6 +227,7 @@ def _precision(ledger: Ledger) -> None:
             ledger.carry(key, {"precision": word})
         else:
             ledger.refuse(key, "there are fp32, bf16, and bf16_true with weights of 16 bits. Type precision=bf16.")
+            ledger.ask("precision")
     if word:
         ledger.imply({"precision": word}, "default of torchtitan")
 

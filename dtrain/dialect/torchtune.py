@@ -12,7 +12,7 @@ from typing import Any
 from dtrain import screen
 from dtrain.dialect.deepspeed import SHARDS
 from dtrain.dialect.ledger import ODD, Ledger, Rule, chosen, count, every, lacking, names, number, refused, says, switched, text, to, unneeded, whole
-from dtrain.dialect.terms import BEHIND, NO_DATA, decaying, epochs, optimizer, output
+from dtrain.dialect.terms import BEHIND, NO_DATA, decaying, epochs, optimizer, output, unknown_optimizer
 
 TITLE = "torchtune"
 MARKS = names(
@@ -35,7 +35,7 @@ def translate(ledger: Ledger) -> None:
         tell(ledger)
     ledger.apply(RULES)
     ledger.imply({"clip": None}, "torchtune does not clip unless told to")
-    if "optim" in ledger.words and not any(key.startswith("lr_scheduler") for key in ledger.leaves):
+    if f"optimizer.{COMPONENT}" in ledger.leaves and not any(key.startswith("lr_scheduler.") for key in ledger.leaves):
         ledger.imply({"schedule": "constant", "schedule.warmup": 0}, "no lr_scheduler in this file")
 
 
@@ -70,12 +70,14 @@ def _model(ledger: Ledger) -> None:
     if "lora" in name or "dora" in name or any(ledger.get(f"model.{other}") for other in ("lora_rank", "quantize_base")):
         for other in ledger.under("model"):
             ledger.refuse(other, "dtrain trains all weights: there is no LoRA. Type model._target_=<the builder without lora_> trust=[torchtune].")
+        ledger.ask("model")
         return
     if not re.fullmatch(r"torchtune(\.\w+)+", name):  # whose code runs is the user's to say, never the file's
         for other in ledger.under("model"):
             ledger.refuse(
                 other, f"{name} is not of torchtune. If you trust its package, type {screen.typed(f'model._target_={name}')} trust=[<the package>]."
             )
+        ledger.ask("model")
         return
     ledger.carry(key, {"model._target_": name}, "needs trust=[torchtune]")
     ledger.command["trust"] = "[torchtune]"
@@ -135,6 +137,8 @@ def _optimizer(ledger: Ledger) -> None:
     for other in ledger.under("optimizer"):
         lr = other == "optimizer.lr"
         ledger.refuse(other, f"Type optim.lr={ledger.leaves[other]} with the optimizer that you choose." if lr else f"there is no {name}: {TINY}")
+    if name:
+        unknown_optimizer(ledger, name, ledger.get("optimizer.lr"))
 
 
 def _schedule(ledger: Ledger) -> None:
@@ -147,6 +151,7 @@ def _schedule(ledger: Ledger) -> None:
     for other in [key, *(other for other in ledger.under(p) if other != key)]:
         if not cosine:
             ledger.refuse(other, f"there is no schedule like {name}. Type schedule=cosine, constant or wsd.")
+            ledger.ask("schedule")
         elif other == key:
             ledger.carry(key, {word: value for word, value in decaying("cosine", 0, None).items() if word != "schedule.warmup"})
             ledger.imply({"schedule.warmup": 0}, "no warm-up is said")
@@ -214,7 +219,7 @@ RULES: dict[str, Rule] = {
     "memory_efficient_fsdp_wrap": unneeded("what is in no block is sharded by itself"),
     "dtype": chosen(
         {"bf16": says({"precision": "bf16_true"}, "weights too, as there"), "fp32": says({"precision": "fp32"})},
-        refused("type precision=fp16, which keeps weights in fp32."),
+        refused("type precision=fp16, which keeps weights in fp32.", "precision"),
     ),
     "enable_fp8_training": switched(says({"precision": "fp8"}, "needs torchao and a GPU that has the type"), unneeded("off, as here")),
     "fp8_recipe_name": to("precision.recipe", text),

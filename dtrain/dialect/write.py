@@ -1,6 +1,7 @@
 """What the recipe of an imported file looks like: three lists as comments, then the words, each default of theirs marked as such."""
 
 import re
+import shlex
 from collections.abc import Iterable
 from typing import Any
 
@@ -43,8 +44,9 @@ def command(ledger: Ledger, name: str) -> str:
 
 
 def _typed(word: str, value: Any) -> str:
-    """As it is typed in a shell, which must not run what a file says."""
-    return screen.typed(masked(f"{word}={value}"))
+    """As it is typed in a shell, which must neither run what a file says nor take <...> for a file to read."""
+    said = masked(f"{word}={value}")
+    return shlex.quote(screen.on_one_line(said)) if str(value).startswith("<") else screen.typed(said)
 
 
 def _plain(line: str) -> str:
@@ -86,7 +88,7 @@ def _theirs(entry: Entry) -> str:
 
 def _needed(ledger: Ledger) -> str:
     """Without these a plan is refused."""
-    return "".join(f" {_typed(word, ledger.command[word])}" for word in ("trust", "steps") if word in ledger.command)
+    return "".join(f" {_typed(word, value)}" for word, value in ledger.command.items() if word == "trust" or ledger.asks(word))
 
 
 def _words(ledger: Ledger) -> Iterable[str]:

@@ -28,8 +28,9 @@ def test_a_finetuning_file() -> None:
 
 def test_what_the_huggingface_trainer_fills_in_is_asked_for() -> None:
     read = example("ds_zero3_auto.json")
-    assert read.words == {"strategy": "zero3", "optim": "adamw", "schedule": "constant", "schedule.warmup": 0, "log.every": 2000}
+    assert read.words == {"strategy": "zero3", "optim": "adamw", "schedule": "constant", "log.every": 2000}
     refused = read.told("refused")
+    assert {"precision", "optim.lr", "schedule.warmup", "clip", "batch"} <= read.asked
     assert "Type optim.lr=<value>" in refused["scheduler.params.warmup_max_lr"]
     assert "Type batch=<value>" in refused["train_batch_size"]
     assert "Type clip=<value>" in refused["gradient_clipping"]
@@ -139,6 +140,23 @@ def test_the_scheduler_sets_the_learning_rate_whatever_the_optimizer_says(tmp_pa
     )
     assert read.words["optim.lr"] == 2e-4
     assert "optimizer.params.lr" in read.told("unneeded")
+
+
+def test_a_scale_without_fp16_is_not_carried(tmp_path: Path) -> None:
+    read = config(tmp_path, fp16={"enabled": "auto", "loss_scale_window": 500, "initial_scale_power": 16}, bf16={"enabled": "auto"})
+    assert not any(word.startswith("precision.") for word in read.words) and "precision" in read.asked
+    assert read.plan(tmp_path, "precision=bf16").precision["_target_"] == "dtrain.precision.bf16.build"
+
+
+@pytest.mark.parametrize(("dtype", "told"), [("fp32", "unneeded"), ("fp16", "refused"), ("bf16", "refused"), (None, "unneeded")])
+def test_the_type_that_gradients_travel_in(dtype: str | None, told: str, tmp_path: Path) -> None:
+    assert "communication_data_type" in config(tmp_path, communication_data_type=dtype).told(told)
+
+
+def test_what_is_to_be_typed_is_quoted_for_a_shell(tmp_path: Path) -> None:
+    read = config(tmp_path, optimizer={"type": "Lamb", "params": {"lr": 1e-3}}, gradient_clipping="auto")
+    last = read.recipe.splitlines()[3].partition("recipe=mine.yaml ")[2]
+    assert last == "'optim=<adamw, sgd, muon or adafactor>' 'optim.lr=<0.001 with Lamb>' 'clip=<value or null>'"
 
 
 def test_a_static_loss_scale_is_refused(tmp_path: Path) -> None:

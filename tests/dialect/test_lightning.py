@@ -39,7 +39,6 @@ def test_an_object_of_a_strategy() -> None:
         "precision": "fp16",
         "time_limit": 12600,
         "clip": None,
-        "steps": "???",
     }
     assert read.words == words
     assert read.command["steps"] == "<3 x samples / batch>"
@@ -79,6 +78,43 @@ def test_what_is_not_here(argument: str, tmp_path: Path) -> None:
     read = script(tmp_path, f"max_steps=5, {argument}")
     assert list(read.told("refused")) == [f"trainer.{argument.split('=')[0]}"]
     assert read.words == {"steps": 5, "clip": None}
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("max_epochs=2, limit_train_batches=1", {"steps": 2}),
+        ("max_epochs=2, limit_train_batches=5, accumulate_grad_batches=2", {"steps": 6, "accumulate": 2, "microbatch": 1}),
+        ("max_steps=9, limit_train_batches=1.0", {"steps": 9}),
+        ("limit_train_batches=1", {}),
+        ("limit_train_batches=0.1", {}),
+    ],
+)
+def test_one_batch_is_not_all_of_them(argument: str, words: dict[str, object], tmp_path: Path) -> None:
+    read = script(tmp_path, argument)
+    assert read.words == {"clip": None} | words
+    assert ("steps" in words) != ("steps" in read.asked)
+
+
+def test_one_held_out_batch_is_not_all_of_them(tmp_path: Path) -> None:
+    assert "trainer.limit_val_batches" in script(tmp_path, "max_steps=5, limit_val_batches=1").told("refused")
+    assert "trainer.limit_val_batches" in script(tmp_path, "max_steps=5, limit_val_batches=1.0").told("unneeded")
+
+
+def test_a_clip_of_each_value_is_no_clip_of_the_norm(tmp_path: Path) -> None:
+    read = script(tmp_path, "max_steps=5, gradient_clip_val=0.5, gradient_clip_algorithm='value'")
+    assert "clip" not in read.words and read.asked == {"clip"}
+
+
+def test_several_trainers_say_what_is_alike_in_all_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "fit = Trainer(max_steps=10, precision='bf16-mixed', gradient_clip_val=1.0)\ntest = Trainer(max_steps=10, precision=32, gradient_clip_val=1.0)\n"
+    )
+    read = imported(path)
+    assert read.words == {"steps": 10, "clip": 1.0}
+    assert read.asked == {"precision"}
+    assert "bf16-mixed or 32" in read.recipe and "several calls in this file say different values" in read.told("refused")["trainer.precision"]
 
 
 def test_batches_that_are_no_whole_steps(tmp_path: Path) -> None:

@@ -32,6 +32,37 @@ def test_training_arguments_as_json_are_told_in_words() -> None:
         recognise({"per_device_train_batch_size": 4, "max_steps": 100, "bf16": False}, "args.json")
 
 
+LITGPT = {
+    "precision": "bf16-true", "devices": 4, "num_nodes": 1, "data": {"class_path": "litgpt.data.Alpaca2k"}, "seed": 1337,
+    "train": {"save_interval": 200, "global_batch_size": 64, "micro_batch_size": 4, "lr_warmup_steps": 25, "epochs": 1, "max_steps": None},
+    "eval": {"interval": 25}, "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 2e-4, "weight_decay": 0.1, "betas": [0.9, 0.95]}},
+}  # fmt: skip
+"""Facts of Lightning-AI/litgpt config_hub/finetune/llama-3-8b/full.yaml."""
+LORA = {**LITGPT, "lora_r": 32, "lora_alpha": 16, "lora_dropout": 0.05, "devices": 1}
+"""Of config_hub/finetune/falcon-7b/lora.yaml, whose names are axolotl's too."""
+COMPOSER = {
+    "max_seq_len": 128, "model": {"name": "mosaic_bert"}, "optimizer": {"name": "decoupled_adamw", "lr": 5e-4, "betas": [0.9, 0.98], "eps": 1e-6},
+    "max_duration": "286720000sp", "global_train_batch_size": 4096, "seed": 17, "device_train_microbatch_size": 128, "precision": "amp_bf16",
+}  # fmt: skip
+"""Of mosaicml/examples examples/benchmarks/bert/yamls/main/mosaic-bert-base-uncased.yaml."""
+
+
+@pytest.mark.parametrize(
+    ("tree", "tool", "words"),
+    [
+        (LITGPT, "litgpt", "batch=64 microbatch=4 schedule.warmup=25 checkpoint.every=200 precision=bf16_true optim.lr=0.0002 steps=<1"),
+        (LORA, "litgpt", "batch=64 devices=1 optim.betas=[0.9,0.95]"),
+        (COMPOSER, "Composer", "batch=4096 microbatch=128 seed=17 precision=bf16 optim.lr=0.0005 steps=<286720000sp"),
+        ({**COMPOSER, "max_duration": "4800ba"}, "Composer", "steps=4800"),
+    ],
+)
+def test_a_tool_that_is_not_read_is_named(tree: dict[str, object], tool: str, words: str) -> None:
+    with pytest.raises(WordsError, match=f"a config of {tool}, which is not read") as told:
+        recognise(tree, "full.yaml")
+    for word in words.split():
+        assert f" {word}" in str(told.value), word
+
+
 def test_a_config_of_torchtitan_in_python_is_to_be_written_as_json() -> None:
     text = "from torchtitan.trainer import Trainer\n\ndef llama3_8b() -> Trainer.Config:\n    return Trainer.Config(steps=1000)\n"
     with pytest.raises(WordsError, match=r"torchtitan in Python.*import llama3_8b as f; .*json\.dumps.*config\.json"):

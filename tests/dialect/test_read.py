@@ -29,7 +29,7 @@ BROKEN = {
     "TOML": ("a.toml", "[training]\nsteps = ", "not TOML"),
     "Python": ("a.py", "trainer = Trainer(max_steps=)", "a.py:1: not Python"),
     "Python without a run": ("a.py", "print('hello')", "calls none of Trainer"),
-    "two trainers": ("a.py", "a = Trainer(max_steps=1)\nb = Trainer(max_steps=2)", "a.py:2: a second Trainer"),
+    "a script whose config is elsewhere": ("a.py", "LightningCLI(Net, Data)", "takes its trainer from a YAML here. Import that"),
     "no text": ("a.yaml", b"\x89PNG\r\n\xff", "not a text"),
     "nothing": ("a.yaml", "", "empty"),
     "a list": ("a.yaml", "- 1\n- 2", "list, where keys and values are expected"),

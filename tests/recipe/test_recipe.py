@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import ssl
 import subprocess
@@ -367,3 +368,27 @@ def test_a_server_with_a_certificate_of_its_own(tmp_path: Path) -> None:
         assert "7 steps" in plan(SSL_CERT_FILE=str(tmp_path / "cert"))[1]
         code, said = plan()
         assert code == 2 and "Set SSL_CERT_FILE=<" in said and len(said.splitlines()) == 1
+
+
+LEFT_OPEN = "# @package _global_\ndefaults:\n  - override /optim: ???\n  - override /model: ???\noptim:\n  lr: ???\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "open_"),
+    [
+        ("", ["optim", "model"]),
+        ("optim=sgd model=mlp", ["optim.lr"]),
+        ("optim=sgd optim.lr=1 model._target_=torch.nn.Linear model.in_features=3 model.out_features=3", []),
+    ],
+)
+def test_a_group_that_a_recipe_leaves_open_is_to_be_chosen(typed: str, open_: list[str], tmp_path: Path) -> None:
+    """No default stands in, also not for an argument of what is chosen then."""
+    path = tmp_path / "r.yaml"
+    path.write_text(LEFT_OPEN)
+    words = [f"recipe={path}", "data=synthetic", *typed.split()]
+    if not open_:
+        assert compose(words).optim["lr"] == 1
+        return
+    with pytest.raises(WordsError) as told:
+        resolve(compose(words), Cluster(gpus=0, cpus=2))
+    assert sorted(re.findall(r" leaves (\S+) to you\. Type \1=<", str(told.value))) == sorted(open_)

@@ -1,0 +1,92 @@
+"""Public configs of seven tools: the command that import prints, its placeholders filled, is a plan of the same training, by tables made by hand."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from imported import Imported
+from public.jsons import ACCELERATE, DEEPSPEED
+from public.row import Row
+from public.scripts import LIGHTNING, RAY
+from public.trees import AXOLOTL, TORCHTITAN, TORCHTUNE
+
+from dtrain.cluster import Cluster
+from dtrain.compose import compose
+from dtrain.dialect import complete, load, recognise, translate
+from dtrain.dialect.read import parse
+from dtrain.dialect.write import command, recipe
+from dtrain.errors import WordsError
+from dtrain.plan import Part, Plan
+from dtrain.resolve import resolve
+
+ROWS = {
+    "accelerate": ACCELERATE, "axolotl": AXOLOTL, "deepspeed": DEEPSPEED, "lightning": LIGHTNING, "ray": RAY, "torchtitan": TORCHTITAN, "torchtune": TORCHTUNE,
+}  # fmt: skip
+EACH = [pytest.param(tool, row, id=row.source.rpartition("/")[2]) for tool, rows in ROWS.items() for row in rows]
+TWO_TOOLS = {"ray-project/ray doc/source/train/doc_code/getting_started_lightning.py"}
+"""A script of Lightning under Ray Train, of which as= says which is read."""
+
+
+def read(tool: str, row: Row) -> Imported:
+    place = row.source.rpartition("/")[2]
+    tree = parse(row.said.encode(), place) if isinstance(row.said, str) else row.said
+    name = tool if row.source in TWO_TOOLS else recognise(tree, place)
+    ledger = translate(tree, name, place)
+    complete(ledger)
+    return Imported(name, ledger, recipe(ledger, load(name).SILENT, "mine.yaml"))
+
+
+def typed(read: Imported, said: dict[str, Any], place: Path) -> list[str]:
+    """The words of the printed command, in which every placeholder has a value."""
+    words = dict(word.split("=", 1) for word in shlex.split(command(read.ledger, str(place)))[1:])
+    return [one for word, value in words.items() for one in (f"{word}={said[word]}".split() if value.startswith("<") else [f"{word}={value}"])]
+
+
+def chosen(part: Part) -> str:
+    """The word of ours that a part is, or the class it is told to be."""
+    target = str(part["_target_"])
+    return target.split(".")[2] if target.startswith("dtrain.") else str(part.get("pretrained_model_name_or_path", target))
+
+
+def facts(plan: Plan) -> dict[str, Any]:
+    groups = {name: getattr(plan, name) for name in ("strategy", "precision", "optim", "schedule", "model", "objective", "backend", "remat")}
+    arguments = {f"{name}.{key}": groups[name].get(key) for name in ("optim", "schedule") for key in groups[name]}
+    mesh = {f"mesh.{axis}": getattr(plan.mesh, axis) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")}
+    return {
+        **{name: chosen(part) for name, part in groups.items()}, **arguments, **mesh, "batch": plan.batch.size, "batch.micro": plan.batch.microbatch,
+        "batch.accumulate": plan.batch.accumulate, "steps": plan.steps, "clip": plan.clip, "seed": plan.seed, "nodes": plan.nodes, "devices": plan.devices,
+        "rests": plan.strategy.get("rests"), "reshard": plan.strategy.get("reshard"), "scale": [plan.precision.get("scale"), plan.precision.get("growth")],
+        "compile": chosen(plan.compile), "log.every": plan.log_every, "evaluate.every": plan.evaluate_every, "restarts": plan.launcher.get("restarts"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("tool", "row"), EACH)
+def test_the_printed_command_is_the_same_training(tool: str, row: Row, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DTRAIN_SECRET", "0123456789abcdef0123456789abcdef")
+    imported = read(tool, row)
+    assert imported.name == tool
+    assert imported.asked == set(row.typed), command(imported.ledger, "mine.yaml")
+    assert not set(row.refused) - set(imported.told("refused"))
+    place = tmp_path / "mine.yaml"
+    place.write_text(imported.recipe)
+    devices = imported.words.get("devices", 1)
+    plan = resolve(compose(typed(imported, row.typed, place)), Cluster(gpus=row.typed.get("devices", devices), cpus=2))
+    found = facts(plan)
+    assert {name: found.get(name) for name in row.means} == row.means
+
+
+@pytest.mark.parametrize(("tool", "row"), [each for each in EACH if {"model", "optim", "optim.lr", "precision", "clip"} & set(each.values[1].typed)])  # type: ignore[attr-defined]
+def test_what_a_run_needs_and_a_file_leaves_open_has_no_default_in_its_place(tool: str, row: Row, tmp_path: Path) -> None:
+    imported = read(tool, row)
+    place = tmp_path / "mine.yaml"
+    place.write_text(imported.recipe)
+    with pytest.raises(WordsError) as told:
+        resolve(compose([f"recipe={place}"]), Cluster(gpus=8, cpus=2))
+    for word in {"model", "optim", "precision", "clip"} & set(row.typed) or {"optim.lr"}:
+        assert f" leaves {word} to you. Type {word}=<" in str(told.value), word
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(EACH) >= 60
+    assert len({row.values[1].source for row in EACH}) == len(EACH)  # type: ignore[attr-defined]

@@ -1,5 +1,6 @@
 """The command as a user meets it: exit codes, one message, nothing left behind."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -86,7 +87,10 @@ def test_help_lists_verbs_words_and_recipes(tmp_path: Path) -> None:
 
 def test_a_finished_run_says_so_and_another_one_is_refused(corpus: Path, tmp_path: Path) -> None:
     words = ["steps=2", "model.layers=1", "model.width=32", "hook=[]", "data.sequence=16", f"data.path={corpus}", "out=run"]
-    assert dtrain(*words, cwd=tmp_path).returncode == 0
+    first = dtrain(*words, cwd=tmp_path)
+    assert first.returncode == 0
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert f"last step's loss {result['loss']:.4f}, held-out loss {result['metrics']['eval_loss']:.4f} · run\n" in first.stdout
     again = dtrain(*words, cwd=tmp_path)
     assert again.returncode == 0
     assert "already finished" in again.stdout

@@ -3,7 +3,6 @@
 Every forward begins with the buffers that training left and with random numbers of its own, so none depends on those that this rank did before.
 """
 
-import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -19,6 +18,7 @@ from dtrain.ema import EMA
 from dtrain.mesh import Mesh
 from dtrain.model import evaluating
 from dtrain.objective import Objective
+from dtrain.objective.figures import figures
 from dtrain.parallel.context import Context
 from dtrain.precision import Precision
 from dtrain.step import call, check, inputs_of
@@ -86,6 +86,9 @@ def evaluate(
             put_back()
             count += counted
             for name, value in (("loss", loss.sum), *loss.metrics.items()):
-                sums[name] = sums.get(name, torch.zeros((), device=mesh.device, dtype=torch.float64)) + (0 if idle else value.double())
-    totals = mesh.sum(torch.stack([*sums.values(), torch.tensor(float(count), device=mesh.device, dtype=torch.float64)])).tolist()
-    return {f"eval_{name}": total / totals[-1] if totals[-1] else math.nan for name, total in zip(sums, totals, strict=False)}
+                value = torch.zeros_like(value, dtype=torch.float64) if idle else value.double()
+                sums[name] = sums[name] + value if name in sums else value
+    counts = torch.tensor([count], device=mesh.device, dtype=torch.float64)
+    *totals, whole = mesh.sum(torch.cat([*(value.reshape(-1) for value in sums.values()), counts])).tolist()
+    found = figures(objective, {name: value.shape for name, value in sums.items()}, totals, whole)
+    return {f"eval_{name}": value for name, value in found.items()}

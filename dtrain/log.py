@@ -5,7 +5,6 @@ brings them to the host, and rank 0 writes. Between two flushes no step waits fo
 """
 
 import json
-import math
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping
@@ -21,6 +20,8 @@ from dtrain.errors import DtrainError, LeaseError, MovedError, StoreError
 from dtrain.journal import Journal, clean
 from dtrain.logger import Logger
 from dtrain.mesh import Mesh
+from dtrain.objective import Objective
+from dtrain.objective.figures import figures
 from dtrain.plan import Plan
 from dtrain.result import Result, versions
 
@@ -38,7 +39,7 @@ class Log:
         self._journals = [journal for journal in (self._rows, self._events) if journal is not None]
         self._loggers: dict[str, Logger] = {}
         self._plan = plan
-        self.begin(unit="samples")
+        self.start()
         self.last: dict[str, Any] = {}
         """The newest row; on rank 0."""
 
@@ -98,9 +99,9 @@ class Log:
         for sentence in caveats:
             self.caveat(sentence)
 
-    def begin(self, *, unit: str) -> None:
-        """The loop begins; `unit` is what the objective counts."""
-        self._unit = unit
+    def begin(self, objective: Objective) -> None:
+        """The loop begins."""
+        self._objective = objective
         self.start()
 
     def start(self) -> None:
@@ -119,8 +120,10 @@ class Log:
         if not self._pending:
             return
         pending, self._pending = self._pending, []
-        names = list(pending[0][2])
-        sums = self._mesh.sum_stages(self._mesh.sum(torch.stack([sums[name].float() for _, _, sums, *_ in pending for name in names])))
+        shapes = {name: value.shape for name, value in pending[0][2].items()}
+        flat = [sums[name].float().reshape(-1) for _, _, sums, *_ in pending for name in shapes]
+        sums = self._mesh.sum_stages(self._mesh.sum(torch.cat(flat)))
+        width = len(sums) // len(pending)
         if self._rows is None:
             return
         norms = torch.stack([norm for *_, norm, _, _ in pending])
@@ -131,10 +134,10 @@ class Log:
         rows = []
         for index, (step, seen, _, count, _, lr, seconds) in enumerate(pending):
             row: dict[str, Any] = {"step": step, "seen": seen}
-            row |= {name: values[index * len(names) + k] / count if count else math.nan for k, name in enumerate(names)}
-            row |= {"lr": lr, "norm": values[len(pending) * len(names) + index], "step_seconds": seconds}
+            row |= figures(self._objective, shapes, values[index * width : (index + 1) * width], count)
+            row |= {"lr": lr, "norm": values[len(pending) * width + index], "step_seconds": seconds}
             row |= {"samples_per_second": self._batch / seconds}
-            if self._unit == "tokens":
+            if self._objective.unit == "tokens":
                 row |= {"tokens_per_second": count / seconds}
             rows.append(row)
         self._rows.append(*rows)

@@ -1,6 +1,6 @@
 """Who looks on while a run trains: the held-out loss and the hooks, each after its own steps. Nothing here changes a number."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ from dtrain.build import build
 from dtrain.data import Source
 from dtrain.ema import EMA
 from dtrain.heldout import measure
-from dtrain.hook import Hook, StepInfo, falls
+from dtrain.hook import Hook, StepInfo, falls, numbers, plain
 from dtrain.log import Log
 from dtrain.looking import watch
 from dtrain.mesh import Mesh
@@ -41,7 +41,7 @@ class Observers:
         context: Context | None,
         ema: EMA | None,
         log: Log,
-        scored: Callable[[int, dict[str, float]], None],
+        scored: Callable[..., None],
         enough: Callable[[], bool],
         watchdog: Watchdog,
     ) -> None:
@@ -54,11 +54,13 @@ class Observers:
         )  # fmt: skip
         self._forward = watch(wrapped, mesh, precision, step=plan.tokens_step)
         self._hooks: list[Hook] = [build(hook) for hook in plan.hooks.values()]
+        self._alone = all(str(hook["_target_"]).startswith("dtrain.") for hook in plan.hooks.values())
         self._unsaved = Unsaved(model)
         self._draws: Callable[[int], str] | None = partial(_draws, wrapped, plan.seed, mesh.batch_rank)
         self._told = set[str]()
+        self._measured: Collection[str] = ()
         self.metrics: dict[str, Any] = {}
-        """The newest held-out figures."""
+        """The newest held-out figures, and those of the hooks; on rank 0."""
         if self._heldout is None:
             log.caveat("nothing is held out: there will be no evaluation")
 
@@ -83,7 +85,9 @@ class Observers:
         for hook in (hook for hook in self._hooks if falls(hook.every, step, last=last)):
             self._log.flush()
             info = StepInfo(step, plan.steps, seen, plan.seed, loss.sums["loss"], norm, lr, self._source, self._forward)
-            self._log.saw(step, type(hook).__name__.lower(), hook(info) or {})
+            said = plain(hook(info))
+            self._log.saw(step, type(hook).__name__.lower(), said)
+            self._report(step, {name: value for name, value in numbers(said).items() if self._is_free(name)})
 
     def evaluate(self, step: int) -> None:
         """The held-out loss now, where something is held out."""
@@ -93,9 +97,21 @@ class Observers:
         found = self._measure(source=self._heldout)
         self._watchdog.rest()
         if found:
-            self.metrics = found
-            self._log.evaluated(step, found)
-            self._scored(step, found)
+            self._measured = found.keys()
+            self._report(step, found)
+
+    def _report(self, step: int, figures: dict[str, float]) -> None:
+        if figures:
+            self.metrics |= figures
+            self._log.evaluated(step, figures)
+            self._scored(step, figures, all=self._alone)
+
+    def _is_free(self, name: str) -> bool:
+        """Whether a hook may give this figure: those of the evaluation are not for it to say."""
+        taken = name == "eval_loss" or name in self._measured
+        if taken:
+            self._tell(f"a hook returns {name}, which the evaluation measures: that of the hook is left out. Call it something else.")
+        return not taken
 
     def _enough(self) -> bool:
         self._watchdog.part()

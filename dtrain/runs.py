@@ -41,7 +41,7 @@ ENDED = (*EXIT_CODES, "failed")
 
 @dataclass(frozen=True)
 class Run:
-    """`said`: dotted key -> value as text, for what is no default; `figures`: of the newest evaluation; `began`: seconds since 1970."""
+    """`said`: dotted key -> value as text, for what is no default; `figures`: the newest of each; `began`: seconds since 1970."""
 
     url: str
     name: str
@@ -107,7 +107,8 @@ def _run(url: str, config: bytes, *, above: str) -> Run:
     result = _result(url)
     last = events[-1] if events else {}
     status = next((str(event["event"]) for event in reversed(events) if event["event"] != "evaluated"), "")
-    figures = next((event for event in reversed(events) if event["event"] == "evaluated"), result.get("metrics") or {})
+    evaluated = [event for event in events if event["event"] == "evaluated"]  # hooks have steps of their own
+    figures = {key: value for event in evaluated for key, value in event.items()} or result.get("metrics") or {}
     ended = status in EXIT_CODES
     step = last.get("step") if ended else _newest_step(url)
     return Run(
@@ -242,8 +243,9 @@ def _stated(url: str) -> dict[str, str]:
     """By the plan of a run; `checkpoint.best` comes first."""
     try:
         plan = yaml.load(_bytes(store.join(url, "plan.yaml")) or b"{}", getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        kept, about = plan.get("checkpoint") or {}, (plan.get("objective") or {}).get("_about_") or {}
-        stated = {**({kept["best"]: kept["best_is"]} if kept.get("best") else {}), **(about.get("figures") or {})}
+        kept, parts = plan.get("checkpoint") or {}, [*(plan.get("hooks") or {}).values(), plan.get("objective") or {}]
+        stated = {figure: which for part in parts for figure, which in ((part.get("_about_") or {}).get("figures") or {}).items()}
+        stated = {**({kept["best"]: kept["best_is"]} if kept.get("best") else {}), **stated}
         return {str(figure): which for figure, which in stated.items() if which in ("lowest", "highest")}
     except (yaml.YAMLError, ValueError, RecursionError, AttributeError, KeyError, TypeError):
         return {}

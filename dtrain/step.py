@@ -1,6 +1,6 @@
 """One optimizer step's worth of forwards and backwards: plain accumulation over microbatches, or a pipeline schedule."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +23,7 @@ from dtrain.strategy import Strategy
 
 @dataclass(frozen=True)
 class StepLoss:
-    """This rank's part of a step: `sums` (the loss and the objective's metrics, 0-dim) over the `count` of the whole batch."""
+    """This rank's part of a step: `sums` (the loss and the objective's metrics) over the `count` of the whole batch."""
 
     sums: Mapping[str, Tensor]
     count: int
@@ -43,7 +43,7 @@ def make_step(
     model: nn.Module, objective: Objective, strategy: Strategy, mesh: Mesh, *, precision: Precision, seed: int, context: Context | None = None
 ) -> Step:
     """(stream, step number) -> StepLoss, leaving gradients of the mean over the whole batch (times the loss scale) in the model."""
-    names: list[str] = []
+    shapes: dict[str, Sequence[int]] = {}
     agreement = Agreement(model, mesh)
 
     def step(stream: Stream, number: int) -> StepLoss:
@@ -61,7 +61,8 @@ def make_step(
 
         def loss_of(outputs: Any, index: int) -> Tensor:
             loss = objective.loss(outputs, batches[index])
-            for name, value in (("loss", loss.sum.detach()), *loss.metrics.items()):
+            for name, value in (("loss", loss.sum), *loss.metrics.items()):
+                value = value.detach()
                 sums[name] = sums[name] + value if name in sums else value
             return loss.sum * weight
 
@@ -70,7 +71,7 @@ def make_step(
                 with strategy.sync(model, True) as absent:
                     model.step([inputs_of(objective, batch, context) for batch in batches], loss_of)
                 missing.append(absent or ())
-                _agree_on_names(sums, names, mesh)
+                _agree_on_sums(sums, shapes, mesh)
             else:
                 for index, batch in enumerate(batches):
                     with strategy.sync(model, index == len(batches) - 1) as absent:
@@ -115,9 +116,9 @@ def zero(parameters: list[nn.Parameter]) -> None:
         parameter.grad = None
 
 
-def _agree_on_names(sums: dict[str, Tensor], names: list[str], mesh: Mesh) -> None:
-    """Ranks without the last stage know no loss: theirs is zero, under the names of those that do."""
-    if not names:
-        names.extend(sorted(mesh.gather(list(sums)), key=len)[-1])
-    for name in names:
-        sums.setdefault(name, torch.zeros((), device=mesh.device))
+def _agree_on_sums(sums: dict[str, Tensor], shapes: dict[str, Sequence[int]], mesh: Mesh) -> None:
+    """Ranks without the last stage know no loss: theirs is zero, under the names and of the shapes of those that do."""
+    if not shapes:
+        shapes.update(sorted(mesh.gather({name: list(value.shape) for name, value in sums.items()}), key=len)[-1])
+    for name, shape in shapes.items():
+        sums.setdefault(name, torch.zeros(tuple(shape), device=mesh.device))

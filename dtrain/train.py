@@ -85,7 +85,7 @@ def train(plan: Plan) -> Result:
         gc.collect()
         gc.freeze()  # the collector need not walk what was built above, again and again during the loop
         stack.callback(gc.unfreeze)
-        log.begin(unit=objective.unit)
+        log.begin(objective)
         while state.step < plan.steps and not guard.reason and not stop_asked.requested(state.step, mesh):
             watchdog.beat(state.step, stream.seen)
             loss = step(stream, state.step)

@@ -1,5 +1,6 @@
 """Models of many kinds that are right on every mesh, and that `dtrain verify` must pass without a false alarm. The table is RIGHT."""
 
+import os
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from wrong_models import Net, net
 
 from dtrain.data import Batch
 from dtrain.objective import Loss, logits_of
+from dtrain.objective.classification import Classification
 
 
 class Convolutions(nn.Module):
@@ -216,3 +218,32 @@ RIGHT: dict[str, str] = {
     "one process": f"{GPT} devices=1",
 }  # fmt: skip
 """What it is -> words."""
+
+
+class F1(Classification):
+    """Macro F1, and the histogram of the answers, out of a confusion matrix."""
+
+    about = {"figures": {"eval_loss": "lowest", "eval_f1": "highest"}}  # noqa: RUF012
+
+    def loss(self, outputs: Any, batch: Any) -> Loss:
+        loss, classes = super().loss(outputs, batch), outputs.shape[1]
+        pairs = batch["targets"] * classes + outputs.argmax(1)
+        return Loss(loss.sum, {**loss.metrics, "confusion": torch.bincount(pairs, minlength=classes**2).view(classes, classes)})
+
+    def figures(self, sums: Any, count: float) -> dict[str, float]:
+        confusion: Tensor = sums["confusion"]
+        right = confusion.diagonal()
+        assert confusion.sum() == count, "every sample of the batch once"
+        return {"f1": (2 * right / (confusion.sum(0) + confusion.sum(1)).clamp(min=1)).mean().item()}
+
+
+class Weighed:
+    """A hook that gives a figure on the first rank alone, every two steps and at the end: the larger, the longer the run."""
+
+    about = {"figures": {"eval_weight": "highest"}}  # noqa: RUF012
+    every = 2
+
+    def __call__(self, info: Any) -> dict[str, Any] | None:
+        if int(os.environ.get("RANK", 0)):
+            return None
+        return {"weight": torch.tensor(10.0 * info.step), "loss": 0.0, "text": "heavy", "well": True}

@@ -1,6 +1,6 @@
 """Who looks on. A hook gets a snapshot and a period, nothing else: it cannot bend the training."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,8 +32,19 @@ class Hook(Protocol):
         ...
 
     def __call__(self, info: StepInfo) -> dict[str, Any] | None:
-        """All ranks call it. What it returns becomes an event; the entry `text` is shown to the person."""
+        """All ranks call it. What rank 0 returns becomes an event; the entry `text` is shown to the person, and numbers are figures, as `numbers` names them."""
         ...
+
+
+def plain(said: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a hook returned, tensors and arrays without dims as the numbers they hold."""
+    return {name: value.item() if getattr(value, "ndim", None) == 0 else value for name, value in (said or {}).items()}
+
+
+def numbers(said: Mapping[str, Any]) -> dict[str, float]:
+    """`eval_<name>` of each number among it."""
+    found = {name: value for name, value in said.items() if isinstance(value, int | float) and not isinstance(value, bool)}
+    return {f"eval_{name.removeprefix('eval_')}": float(value) for name, value in found.items()}
 
 
 def falls(every: int, step: int, *, last: bool) -> bool:

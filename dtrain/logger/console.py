@@ -29,8 +29,8 @@ class Console:
             self._bar.start()
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        if "eval_loss" in scalars:
-            self.note(f"step {step}: held-out {_words(scalars)}")
+        if any(name.startswith("eval_") for name in scalars):
+            self.note(f"step {step}: held-out " + "  ".join(f"{name.removeprefix('eval_')} {value:.4g}" for name, value in scalars.items()))
             return
         if scalars.get("loss") is not None:
             self._losses.append((step, scalars["loss"]))
@@ -85,11 +85,7 @@ def curve(points: Sequence[tuple[int, float]]) -> str:
 
 
 def _words(scalars: Mapping[str, float]) -> str:
-    shown = [
-        f"{name.removeprefix('eval_')} {value:.4g}"
-        for name, value in scalars.items()
-        if name in ("loss", "eval_loss", "accuracy", "eval_accuracy") and value is not None
-    ]
+    shown = [f"{name} {scalars[name]:.4g}" for name in ("loss", "accuracy") if scalars.get(name) is not None]
     for name, unit in (("tokens_per_second", "tokens/s"), ("samples_per_second", "samples/s")):
         if scalars.get(name):
             return "  ".join([*shown, f"{scalars[name]:,.0f} {unit}"])

@@ -18,7 +18,10 @@ from dtrain.errors import WordsError
 
 @dataclass(frozen=True)
 class Loss:
-    """Sums over one microbatch, 0-dim tensors on the device; each is divided by the count of the whole batch of the world."""
+    """Sums over one microbatch, on the device, which are added over microbatches, ranks and, of held-out data, all batches.
+
+    `sum` and each number of `metrics` is then divided by the count. A tensor with dims, such as a histogram or the counts of a confusion matrix, is for `figures` alone.
+    """
 
     sum: Tensor
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
@@ -38,7 +41,12 @@ class Objective(Protocol):
         """What the model is called with: a tensor, or a mapping of keyword arguments."""
         ...
 
-    def loss(self, outputs: Any, batch: Batch) -> Loss: ...
+    def loss(self, outputs: Any, batch: Batch) -> Loss:
+        """An objective may also have `figures(sums, count) -> {name: number}`: what is no mean, out of all sums of the whole batch, or of the held-out data.
+
+        `sums` holds the loss and the metrics by name: numbers, and fp64 tensors where they have dims.
+        """
+        ...
 
 
 def answer(outputs: Any) -> Tensor:

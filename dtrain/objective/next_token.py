@@ -1,5 +1,6 @@
 """Cross entropy of the next token."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,8 @@ from dtrain.errors import WordsError
 from dtrain.objective import Loss, add_losses, logits_of, nats
 from dtrain.objective.vocabulary import cross_entropy
 
+LARGEST = 709.0
+"""e to what is above is no double."""
 COPIES = (
     "objective=next_token: the targets of the first samples are their inputs (Hugging Face's labels are so), and the model would learn to copy. "
     "Type data.shift=true (of data=dataset), which makes the next token the target, or have the data give it."
@@ -18,7 +21,7 @@ COPIES = (
 
 
 class NextToken:
-    """Outputs [B, T, V], targets [B, T] int64. The loss is in nats per token that counts. `losses`: weights of further ones that the model returns.
+    """Outputs [B, T, V], targets [B, T] int64. The loss is in nats per token that counts, beside its perplexity. `losses`: weights of further ones that the model returns.
 
     Raises WordsError when the first targets are the inputs themselves: a model would learn to copy.
     """
@@ -45,3 +48,8 @@ class NextToken:
         else:
             loss = Loss(nats(logits.flatten(0, -2), targets.flatten()))
         return add_losses(loss, outputs, self._losses, (targets != IGNORE).sum()) if self._losses else loss
+
+    def figures(self, sums: Mapping[str, Any], count: float) -> dict[str, float]:
+        """e to the cross entropy, further losses aside."""
+        nats = sums["loss"] - sum(weight * sums.get(name, 0.0) for name, weight in self._losses.items())
+        return {"perplexity": math.exp(min(nats / count, LARGEST))}

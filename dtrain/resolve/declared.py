@@ -1,4 +1,4 @@
-"""What a model or a dataset of the user's own, or the config of a Hugging Face model, declares: read off its source, like its signature, without running a line of it.
+"""What a model, a dataset, an objective or a hook of the user's own, or the config of a Hugging Face model, declares: read off its source, like its signature, without running a line of it.
 
 A mesh that such a model cannot take is refused before launch: `dtrain plan model._target_=mypkg.Net trust=[mypkg] devices=2 mesh.tp=2`.
 """
@@ -46,6 +46,15 @@ def dataset(part: Any) -> Mapping[str, Any]:
     shapes = {name: stated[name] for name in ("inputs", "targets") if isinstance(stated.get(name), list | tuple)}
     facts |= {"samples": stated["samples"]} if type(stated.get("samples")) is int and stated["samples"] > 0 else {}
     return facts | {name: list(shape) for name, shape in shapes.items() if all(type(size) is int for size in shape)}
+
+
+def figures(part: Mapping[str, Any]) -> Mapping[str, str]:
+    """Figure -> lowest or highest, whichever is the best, as the word of an objective or a hook states it, or its class in `about`."""
+    target = str(part.get("_target_"))
+    found = None if target.startswith("dtrain.") else class_of(target)
+    stated = (_literal(found[1], "about") if found else None) or part.get("_about_")
+    named = stated.get("figures") if isinstance(stated, Mapping) else None
+    return {name: which for name, which in named.items() if which in ("lowest", "highest")} if isinstance(named, Mapping) else {}
 
 
 def _own(mesh: MeshShape, target: str) -> Iterable[str]:

@@ -8,6 +8,7 @@ from dtrain.cluster import Cluster
 from dtrain.config import Config
 from dtrain.errors import WordsError, nearest
 from dtrain.plan import Part
+from dtrain.resolve.declared import figures
 from dtrain.resolve.ranks import about, choose
 
 PARTS = ("remat", "model", "optim", "schedule")
@@ -45,7 +46,7 @@ def objective(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[s
         raise WordsError(
             f"data.shift=true makes the next token the target, objective={config.choices['objective']} asks for none. Type objective=next_token."
         )
-    return {"objective": part}
+    return {"objective": _stating(part)}
 
 
 def together(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,6 +99,12 @@ def synthetic(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dic
     return {"data": data}
 
 
+def _stating(part: Part) -> Part:
+    """With the figures that its class states, for those who look at the plan later."""
+    stated = figures(part)
+    return {**part, "_about_": {**about(part), "figures": stated}} if stated else part
+
+
 def _word(part: Part) -> str:
     """The word whose file holds the target of a part of ours; empty for one of the user's own."""
     found = re.fullmatch(r"dtrain\.\w+\.(\w+)\.\w+", str(part["_target_"]))
@@ -117,23 +124,24 @@ def hooks(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, 
     refused = [name for name, part in chosen.items() if about(part).get("needs") == "text" and not text]
     if refused:
         raise WordsError(f"hook={refused[0]} needs text, data={config.choices['data']} has none. Type hook=[].")
-    return {"hooks": chosen}
+    return {"hooks": {name: _stating(part) for name, part in chosen.items()}}
 
 
 def checkpoint(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
     """Whether the lowest or the highest figure is the best is known to who states the figure, or is asked for: the others are deleted."""
     part = dict(config.checkpoint)
     best, said = part.get("best"), None if part.get("best_is") == "auto" else part.get("best_is")
-    figures: Mapping[str, str] = about(draft["objective"]).get("figures") or {}
-    averaged = {name.replace("eval_", "eval_ema_", 1): which for name, which in figures.items()} if config.ema else {}
-    known = {**figures, **averaged}
+    measured, hooks = figures(draft["objective"]), draft["hooks"].values()
+    averaged = {name.replace("eval_", "eval_ema_", 1): which for name, which in measured.items()} if config.ema else {}
+    known = {**{name: which for hook in hooks for name, which in figures(hook).items()}, **measured, **averaged}
+    silent = not measured or any(not figures(hook) and not str(hook.get("_target_")).startswith("dtrain.") for hook in hooks)
     if best is None and said is not None:
         raise WordsError(f"checkpoint.best_is={said}: nothing in this run reads it. Type checkpoint.best=<a figure> too, or leave it out.")
-    if best is not None and known and best not in known:
+    if best is not None and best not in known and not silent:
         raise WordsError(f"checkpoint.best={best}: the evaluation of this run has no such figure.{nearest(best, known)}")
     if best is not None and said is None and best not in known:
         raise WordsError(
-            f"checkpoint.best={best}: the objective does not say which is the best, and the others go. Type checkpoint.best_is=lowest or highest."
+            f"checkpoint.best={best}: neither the objective nor a hook says which is the best, and the others go. Type checkpoint.best_is=lowest or highest."
         )
     if best is not None and best in known and said not in (None, known[best]):
         raise WordsError(f"checkpoint.best_is={said}: of {best} the {known[best]} is the best. Leave it out.")

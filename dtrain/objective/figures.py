@@ -1,0 +1,30 @@
+"""Sums over a whole batch, or all held-out data, become figures: means, and what the objective makes of its sums."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dtrain.errors import WordsError
+from dtrain.objective import Objective
+
+
+def figures(objective: Objective, shapes: Mapping[str, Sequence[int]], totals: Sequence[float], count: float) -> dict[str, float]:
+    """Means, and what the objective makes of its sums; nan where nothing counts. `totals` are the numbers of all sums, one after the other, of these shapes.
+
+    Raises WordsError for a sum with dims of an objective without `figures`.
+    """
+    sums, start = dict[str, Any](), 0
+    for name, shape in shapes.items():
+        end = start + math.prod(shape)
+        sums[name] = torch.tensor(totals[start:end], dtype=torch.float64).view(*shape) if shape else totals[start]
+        start = end
+    found = {name: total / count if count else math.nan for name, total in sums.items() if not shapes[name]}
+    final = getattr(objective, "figures", None)
+    if final is None and len(found) < len(sums):
+        name = next(name for name in sums if name not in found)
+        raise WordsError(
+            f"objective: its sum {name} has the shape {list(shapes[name])}, and no figure is made of it. Give the class figures(sums, count)."
+        )
+    return found | {name: float(value) for name, value in final(sums, count).items()} if final and count else found

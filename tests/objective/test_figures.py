@@ -1,0 +1,119 @@
+"""Figures that are no means: made once of the sums of the whole batch, so that they are the same on every mesh."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pool import ranks
+
+from dtrain.cluster import Cluster
+from dtrain.compose import compose
+from dtrain.errors import WordsError
+from dtrain.evaluate import evaluate
+from dtrain.objective.classification import Classification
+from dtrain.objective.figures import figures
+from dtrain.objective.next_token import NextToken
+from dtrain.plan import Plan
+from dtrain.resolve import resolve
+from dtrain.runs import below, directions
+from dtrain.train import train
+
+WORDS = (
+    "data=synthetic",
+    "logger=[]",
+    "data.samples=130",
+    "model=mlp",
+    "steps=2",
+    "batch=8",
+    "evaluate.samples=null",
+    "evaluate.every=1",
+    "trust=[right_models]",
+)
+OWN = ("objective._target_=right_models.F1", "data.task=classification", "data.outputs=3", "hook=[]")
+
+
+def plan_of(out: Path, *words: str) -> Plan:
+    return resolve(compose([*WORDS, f"out={out}", *words]), Cluster(gpus=0, cpus=1))
+
+
+def run(out: Path, *words: str) -> tuple[list[float], dict[str, Any]]:
+    """F1 of each step, and held-out figures."""
+    plan = plan_of(out, *WORDS, *OWN, *words)
+    metrics = ranks(plan.world, train, plan)[0].metrics
+    return [json.loads(line)["f1"] for line in (out / "metrics.jsonl").read_text().splitlines()], metrics
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], dict[str, Any]]:
+    return run(tmp_path_factory.mktemp("alone") / "run", "devices=1")
+
+
+def test_of_one_process_they_are_those_of_all_samples_at_once(alone: Any, tmp_path: Path) -> None:
+    steps, heldout = alone
+    assert all(0 < f1 <= 1 for f1 in (*steps, heldout["eval_f1"])) and heldout.keys() == {"eval_loss", "eval_accuracy", "eval_f1"}
+    assert heldout["eval_f1"] != pytest.approx(heldout["eval_accuracy"])
+
+
+@pytest.mark.parametrize(
+    "words", ["strategy=ddp devices=2", "strategy=fsdp devices=2 microbatch=2", "devices=2 mesh.tp=2", "devices=2 mesh.pp=2 microbatch=2"]
+)
+def test_every_mesh_has_the_same(words: str, alone: Any, tmp_path: Path) -> None:
+    steps, heldout = run(tmp_path / "run", *words.split())
+    assert steps == alone[0], "whole counts, so the same digits"
+    assert heldout["eval_f1"] == alone[1]["eval_f1"]
+
+
+def test_the_verb_evaluate_measures_the_same_on_another_mesh(alone: Any, tmp_path: Path) -> None:
+    plan = plan_of(tmp_path / "run", *WORDS, *OWN, "strategy=ddp", "devices=2", "microbatch=2")
+    heldout = ranks(2, train, plan)[0].metrics
+    again = ranks(1, evaluate, plan_of(tmp_path / "run", *WORDS, *OWN, "devices=1"))[0].metrics
+    assert again.keys() == heldout.keys() and again["eval_f1"] == heldout["eval_f1"] == alone[1]["eval_f1"]
+
+
+def test_a_sum_with_dims_that_nothing_is_made_of_is_named() -> None:
+    with pytest.raises(WordsError, match=r"its sum confusion has the shape \[2, 2\].* Give the class figures\(sums, count\)"):
+        figures(Classification(), {"loss": [], "confusion": [2, 2]}, [1.0, 1.0, 2.0, 3.0, 4.0], 10)
+
+
+def test_perplexity_is_of_the_cross_entropy_alone() -> None:
+    objective = NextToken(losses={"aux_loss": 0.5})
+    found = figures(objective, {"loss": [], "aux_loss": []}, [8.0, 4.0], 3)
+    assert found == {"loss": 8 / 3, "aux_loss": 4 / 3, "perplexity": pytest.approx(math.exp(2.0))}
+    assert math.isfinite(figures(NextToken(), {"loss": []}, [1e9], 1)["perplexity"])
+    assert math.isnan(figures(NextToken(), {"loss": []}, [math.nan], 1)["perplexity"])
+
+
+def test_what_a_hook_returns_is_a_figure_of_rows_best_and_result(tmp_path: Path) -> None:
+    """On the first rank alone, at steps of its own; it cannot bend what the evaluation measures."""
+    plan = plan_of(
+        tmp_path / "run", *WORDS, "objective=classification", "steps=5", "evaluate.every=3", "checkpoint.every=1", "checkpoint.keep=1",
+        "checkpoint.best=eval_weight", "hook.mine._target_=right_models.Weighed", "devices=2", "strategy=ddp",
+    )  # fmt: skip
+    assert plan.checkpoint["best_is"] == "highest"
+    result = ranks(2, train, plan)[0]
+    assert result.metrics["eval_weight"] == 50 and result.metrics["eval_loss"] > 0
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    heard = [(event["step"], sorted(key for key in event if key.startswith("eval_"))) for event in events if event["event"] == "evaluated"]
+    assert heard == [
+        (2, ["eval_weight"]),
+        (3, ["eval_accuracy", "eval_loss"]),
+        (4, ["eval_weight"]),
+        (5, ["eval_accuracy", "eval_loss"]),
+        (5, ["eval_weight"]),
+    ]
+    assert [event["text"] for event in events if event["event"] == "caveat" and "hook" in event["text"]] == [
+        "a hook returns eval_loss, which the evaluation measures: that of the hook is left out. Call it something else."
+    ]
+    (tmp_path / "run" / "plan.yaml").write_text(yaml.safe_dump(plan.to_dict()))
+    (tmp_path / "run" / "config.yaml").write_text("steps: 5\n")
+    (run,) = below(str(tmp_path))
+    assert run.figures == pytest.approx(result.metrics) and directions([run])["eval_weight"] == "highest"
+
+
+def test_the_figures_of_own_classes_are_known_before_launch(tmp_path: Path) -> None:
+    assert plan_of(tmp_path, *WORDS, *OWN, "checkpoint.best=eval_f1").checkpoint["best_is"] == "highest"
+    with pytest.raises(WordsError, match=r"checkpoint.best=eval_f2: the evaluation of this run has no such figure\. Did you mean eval_f1\?"):
+        plan_of(tmp_path, *WORDS, *OWN, "checkpoint.best=eval_f2")

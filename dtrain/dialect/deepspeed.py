@@ -309,6 +309,7 @@ ZERO: dict[str, Rule] = {
     ),
     **every("zero_quantized_weights zero_quantized_gradients zero_quantized_nontrainable_weights", lacking("weights and gradients travel as they are. Leave it out.")),
     **every("cpu_offload_use_pin_memory", MOVES),
+    **every("offload_optimizer.device offload_optimizer.ratio offload_param.device cpu_offload cpu_offload_param", refused(ODD)),
     **{f"offload_{part}.{name}": MOVES for part in ("optimizer", "param") for name in ["pin_memory", "buffer_count", "buffer_size", "max_in_cpu", "fast_init", "nvme_path", "pipeline_read", "pipeline_write", "cpuadam_cores_perc"]},
     "offload_optimizer.super_offload": lacking("shards rest on the CPU and are brought back for the update. Leave it out."),
     "load_from_fp32_weights": unneeded("weights at rest are fp32"),

@@ -169,8 +169,11 @@ class Ledger:
 
     def _near(self, rules: "Mapping[str, Rule]", key: str) -> str:
         known = [pattern for pattern in (*rules, *(key for key in self.leaves if key in self._told)) if "*" not in pattern]
-        near = get_close_matches(key, known, n=1, cutoff=0.75)
-        return f" Did you mean {near[0]}?" if near and near[0] != key else " Take it out, or look up what it is called now."
+        section, _, leaf = key.rpartition(".")
+        beside = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == section and name != key}
+        elsewhere = [name for name in known if name.rpartition(".")[2] == leaf and name != key]
+        near = [beside[name] for name in get_close_matches(leaf, beside, n=1, cutoff=0.75)] or get_close_matches(key, elsewhere, n=1, cutoff=0.4)
+        return f" Did you mean {near[0]}?" if near else " Take it out, or look up what it is called now."
 
 
 Rule = Callable[[Ledger, str, Any], None]

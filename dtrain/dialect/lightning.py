@@ -292,6 +292,7 @@ MIXED = {
 TRAINER: dict[str, Rule] = {
     "accelerator": chosen({"auto": unneeded("GPUs where there are any, as here"), "gpu": unneeded("GPUs where there are any, as here"), "cuda": unneeded("GPUs where there are any, as here"), "cpu": says({"backend": "gloo"})}, refused("there are GPUs with nccl, and CPUs with gloo. Leave it out.")),
     "devices": to("devices", count),
+    "gpus": chosen({0: unneeded("none are asked for"), -1: unneeded("all that are there: devices=auto")}, to("devices", count)),
     "num_nodes": to("nodes", count),
     "precision": precision_rule(MIXED, FP8),
     "max_steps": chosen({-1: unneeded("no limit")}, to("steps", count)),
@@ -325,6 +326,9 @@ TRAINER: dict[str, Rule] = {
     "reload_dataloaders_every_n_epochs": lacking("data is addressed by index, and never loaded again. Leave it out."),
     "use_distributed_sampler": unneeded("samples are shared out by their position"),
     "inference_mode": unneeded("nothing is kept for a backward in evaluation"),
+    "resume_from_checkpoint": lacking("a run goes on from its own checkpoint; init=<run of dtrain> takes weights."),
+    **every("auto_lr_find auto_scale_batch_size", lacking("nothing is searched for. Type optim.lr=<value> batch=<samples of a step>.")),
+    **every("replace_sampler_ddp move_metrics_to_cpu progress_bar_refresh_rate weights_summary terminate_on_nan track_grad_norm", unneeded("of older versions: metrics.jsonl has the norm of the gradients, samples are shared out by their position")),
     "profiler": lacking("nothing is profiled while training goes on. Leave it out."), "profiler.**": refused("nothing is profiled while training goes on. Leave it out."),
     "plugins": lacking("launchers and precisions are words: launcher=external, precision=bf16."),
     **every("barebones enable_autolog_hparams model_registry", unneeded("of Lightning's own loop")),

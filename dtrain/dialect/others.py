@@ -50,6 +50,10 @@ TOOLS = (
 """Its name, its keys -> our words where the value means the same, keys of which one tells it, and the key of how long a run is."""
 
 
+TRAINERS = {"transformers": "Hugging Face's Trainer", "trl": "Hugging Face's Trainer", "composer": "Composer"}
+"""package -> whose Trainer it has."""
+
+
 def _of_tools(tree: Mapping[str, Any], place: str) -> None:
     """Raises WordsError for a tree of litgpt or Composer."""
     leaves = dict(flatten(tree))
@@ -73,6 +77,7 @@ def refuse(tree: Mapping[str, Any], place: str) -> None:
     _of_tools(tree, place)
     if not MARKS & set(tree):
         return
+    whose = "LLaMA-Factory" if "finetuning_type" in tree else "Hugging Face's Trainer"
     said = [f"{word}={show(tree[key])}" for key, word in WORDS.items() if key in tree and not isinstance(tree[key], Code | dict | None)]
     said += [words for (key, value), words in SAID.items() if tree.get(key) == value]
     if tree.get("fsdp"):
@@ -80,7 +85,7 @@ def refuse(tree: Mapping[str, Any], place: str) -> None:
     if not any(word.startswith("steps=") for word in said):
         said.append(f"steps=<{show(tree.get('num_train_epochs', 3))} x samples / batch>")
     raise WordsError(
-        f"{place}: TrainingArguments of Hugging Face's Trainer are not read. Type {' '.join(said)}, the data, and {MODEL}, which lets any code of transformers run as you."
+        f"{place}: TrainingArguments of {whose} are not read. Type {' '.join(said)}, the data, and {MODEL}, which lets any code of transformers run as you."
     )
 
 
@@ -89,7 +94,14 @@ def refuse_python(module: ast.Module, arguments: Mapping[str, Mapping[str, Any]]
     for name, found in arguments.items():
         if name in ARGUMENTS:
             refuse({"do_train": True, **found}, place)
-    froms = [node.module or "" for node in ast.walk(module) if isinstance(node, ast.ImportFrom)]
+    imports = [node for node in ast.walk(module) if isinstance(node, ast.ImportFrom)]
+    froms = [node.module or "" for node in imports]
+    for node in imports:
+        tool = TRAINERS.get((node.module or "").split(".")[0])
+        if tool and any(name.name in ("Trainer", "Seq2SeqTrainer", "SFTTrainer") for name in node.names):
+            raise WordsError(
+                f"{place}: a script of {tool}, whose arguments are not in it. Type microbatch=<number> optim.lr=<value> steps=<number>, the data, and {MODEL}."
+            )
     if any(name.split(".")[0] == "torchtitan" for name in froms):
         made = next((node.name for node in ast.walk(module) if isinstance(node, ast.FunctionDef)), "<function>")
         raise WordsError(

@@ -8,7 +8,7 @@ In a Python file, or the same as YAML or JSON. They say how many workers there a
 from typing import Any
 
 from dtrain.dialect import translate as translate_as
-from dtrain.dialect.ledger import Code, Ledger, Rule, chosen, count, every, lacking, names, refused, show, switch, to, unneeded, unread, whole
+from dtrain.dialect.ledger import ODD, Code, Ledger, Rule, chosen, count, every, lacking, names, refused, show, switch, to, unneeded, unread, whole
 
 TITLE = "Ray Train"
 MARKS = names(
@@ -16,13 +16,29 @@ MARKS = names(
     "num_to_keep checkpoint_score_attribute storage_path storage_filesystem"
 )
 SILENT = ("model", "data", "objective", "optim", "schedule", "steps", "batch")
-SECTIONS = ("scaling_config", "run_config.failure_config", "run_config.checkpoint_config", "run_config", "failure_config", "checkpoint_config")
+SECTIONS = {
+    "scaling_config": names(
+        "num_workers use_gpu resources_per_worker trainer_resources placement_strategy accelerator_type label_selector bundle_label_selector use_tpu topology "
+        "elastic_resize_monitor_interval_s args"
+    ),
+    "failure_config": names(
+        "max_failures fail_fast controller_failure_limit max_preemption_failures relax_collectives_on_preemption preemption_grace_s args"
+    ),
+    "checkpoint_config": names("num_to_keep checkpoint_score_attribute checkpoint_score_order checkpoint_frequency checkpoint_at_end args"),
+    "run_config": names(
+        "name storage_path storage_filesystem failure_config checkpoint_config sync_config verbose progress_reporter log_to_file local_dir logging_config stop "
+        "callbacks worker_runtime_env args"
+    ),
+}
+"""Their classes' own names for what they take."""
 
 
 def translate(ledger: Ledger) -> None:
     for tell in (_workers, _place, _kept, _inner):
         tell(ledger)
-    ledger.apply(RULES | {f"{section}.{name}": rule for section in SECTIONS for name, rule in RULES.items()})
+    of = {section: {name: rule for name, rule in RULES.items() if name.split(".")[0] in taken} for section, taken in SECTIONS.items()}
+    inner = {f"run_config.{section}": of[section] for section in ("failure_config", "checkpoint_config")}
+    ledger.apply(RULES | {f"{section}.{name}": rule for section, rules in {**of, **inner}.items() for name, rule in rules.items()})
 
 
 def _inner(ledger: Ledger) -> None:
@@ -113,6 +129,7 @@ def _restarts(ledger: Ledger, key: str, value: Any) -> None:
 RULES: dict[str, Rule] = {
     "max_failures": _restarts,
     **every("fail_fast controller_failure_limit max_preemption_failures relax_collectives_on_preemption preemption_grace_s", unneeded("an error of your own code ends the run; killed ranks start again")),
+    **every("num_to_keep checkpoint_score_attribute", refused(ODD)),
     "checkpoint_score_order": unneeded("told with checkpoint_score_attribute"),
     "checkpoint_frequency": chosen({0: unneeded("checkpoint.every says it")}, to("checkpoint.every", count)),
     "checkpoint_at_end": lacking("the last step is always saved.", True),

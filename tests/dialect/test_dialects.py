@@ -1,5 +1,7 @@
 """Over all tools: no key is dropped, every recipe is planned, and the tool is known by its keys."""
 
+import ast
+import re
 import subprocess
 from collections.abc import Iterator
 from copy import deepcopy
@@ -11,8 +13,10 @@ import pytest
 import yaml
 from imported import FILES, Imported, example, imported, keys
 
+import dtrain.dialect as dialects
 from dtrain.cluster import Cluster
 from dtrain.compose import compose
+from dtrain.compose.check import sayable
 from dtrain.dialect import DIALECTS, complete, load, recognise, translate
 from dtrain.dialect.ledger import find
 from dtrain.dialect.read import parse
@@ -94,6 +98,41 @@ def test_an_unknown_key_is_refused_with_a_near_name(dialect: str, tmp_path: Path
     (entry,) = translate(tree, dialect, "file").entries
     assert (entry.key, entry.kind) == (key, "refused")
     assert f"Did you mean {meant}?" in entry.why
+
+
+@pytest.mark.parametrize(
+    ("dialect", "tree", "near"),
+    [
+        ("deepspeed", {"zero_optimization": {"offload_optimiser": {"device": "cpu"}}}, "Did you mean zero_optimization.offload_optimizer.device?"),
+        ("lightning", {"trainer": {"gpuz": 2}}, "Did you mean trainer.gpus?"),
+        ("lightning", {"trainer": {"grus": 2}}, "Did you mean trainer.gpus?"),
+        ("lightning", {"trainer": {"loggin": 2}}, "Take it out"),
+        ("ray", {"run_config": {"num_workes": 2}}, "Take it out"),
+        ("ray", {"run_config": {"checkpoint_config": {"num_to_kep": 2}}}, "Did you mean run_config.checkpoint_config.num_to_keep?"),
+        ("torchtitan", {"training": {"warmup_steps": 9}}, "Did you mean lr_scheduler.warmup_steps?"),
+    ],
+)
+def test_a_near_name_is_one_that_is_there(dialect: str, tree: dict[str, Any], near: str) -> None:
+    (entry,) = [entry for entry in translate(tree, dialect, "file").entries if entry.kind == "refused"]
+    assert near in entry.why
+
+
+ADVICE = re.compile(r"(?<![\w.<{/%$\[-])([a-z_]+(?:\.[a-z_]+)*)=(?=[^\s=])")
+OTHERS = {"to", "as", "default", "save_top_k", "out_options.key", "model.pretrained_model_name_or_path"}
+"""Not words of a run, or arguments of a model of transformers."""
+
+
+def test_what_is_to_be_typed_instead_is_there() -> None:
+    """Every word that a sentence of a dialect suggests."""
+    suggested = {
+        word
+        for path in (Path(dialects.__file__).parent).glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for word in ADVICE.findall(node.value)
+    }
+    assert len(suggested) > 40
+    assert {word for word in suggested if not word.endswith("._target_")} - {*sayable()} - OTHERS == set()
 
 
 ODD = ["?", [], [1, "x"], {}, -3, 0, 1.5, True, False, None, 10**18, "auto", "no", {"a": {"b": 1}}]

@@ -63,6 +63,36 @@ def test_a_tool_that_is_not_read_is_named(tree: dict[str, object], tool: str, wo
         assert f" {word}" in str(told.value), word
 
 
+FACTORY = {
+    "model_name_or_path": "OpenMOSS-Team/MOSS-VL-Instruct-0708", "stage": "sft", "do_train": True, "finetuning_type": "full", "cutoff_len": 4096,
+    "deepspeed": "examples/deepspeed/ds_z3_config.json", "output_dir": "saves/full/sft", "logging_steps": 10, "save_steps": 500, "learning_rate": 1e-5,
+    "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "num_train_epochs": 3.0, "lr_scheduler_type": "cosine", "warmup_ratio": 0.1, "bf16": True,
+}  # fmt: skip
+"""Facts of hiyouga/LLaMA-Factory examples/train_full/mossvl_full_sft.yaml."""
+
+
+def test_training_arguments_of_another_tool_are_told_in_words() -> None:
+    with pytest.raises(WordsError, match="TrainingArguments of LLaMA-Factory are not read") as told:
+        recognise(FACTORY, "sft.yaml")
+    for word in [
+        "microbatch=1",
+        "accumulate=1",
+        "optim.lr=1e-05",
+        "precision=bf16",
+        "schedule=cosine",
+        "schedule.warmup=0.1",
+        "checkpoint.every=500",
+        "steps=<3",
+    ]:
+        assert f" {word}" in str(told.value), word
+
+
+@pytest.mark.parametrize(("package", "tool"), [("transformers", "Hugging Face's Trainer"), ("composer", "Composer")])
+def test_the_trainer_of_another_tool_is_not_taken_for_lightnings(package: str, tool: str) -> None:
+    with pytest.raises(WordsError, match=f"a script of {tool}, whose arguments are not in it"):
+        parse(f"from {package} import Trainer\ntrainer = Trainer(model=model, args=parser.parse())\n".encode(), "train.py")
+
+
 def test_a_config_of_torchtitan_in_python_is_to_be_written_as_json() -> None:
     text = "from torchtitan.trainer import Trainer\n\ndef llama3_8b() -> Trainer.Config:\n    return Trainer.Config(steps=1000)\n"
     with pytest.raises(WordsError, match=r"torchtitan in Python.*import llama3_8b as f; .*json\.dumps.*config\.json"):

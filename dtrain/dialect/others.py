@@ -75,7 +75,7 @@ def _of_tools(tree: Mapping[str, Any], place: str) -> None:
 def refuse(tree: Mapping[str, Any], place: str) -> None:
     """Raises WordsError, with the words to type, for a tree of a tool that is known and not read."""
     _of_tools(tree, place)
-    if not MARKS & set(tree):
+    if not MARKS & set(tree) or "base_model" in tree:  # axolotl has some of the names
         return
     whose = "LLaMA-Factory" if "finetuning_type" in tree else "Hugging Face's Trainer"
     said = [f"{word}={show(tree[key])}" for key, word in WORDS.items() if key in tree and not isinstance(tree[key], Code | dict | None)]

@@ -71,7 +71,9 @@ def _batch(ledger: Ledger) -> None:
         ledger.carry(f"{t}.local_batch_size", {"microbatch": local})
     elif isinstance(local, int):
         part = ledger.leaves.get("parallelism.pipeline_parallel_microbatch_size", 1)
-        if isinstance(part, int) and part > 0 and local % part == 0:
+        if isinstance(part, int) and part > 0 and local // part < ledger.words["mesh.pp"]:
+            _too_few(ledger, local, part, ledger.words["mesh.pp"])
+        elif isinstance(part, int) and part > 0 and local % part == 0:
             ledger.carry(f"{t}.local_batch_size", {"microbatch": part, "accumulate": local // part}, f"{local} samples in microbatches of {part}")
     for key in ledger.under("parallelism.pipeline_parallel_microbatch_size"):
         ledger.skip(key, "told with local_batch_size" if pp else "there is no pipeline")
@@ -85,6 +87,16 @@ def _batch(ledger: Ledger) -> None:
     _tokens(ledger, t, ledger.leaves.get(f"{t}.max_context_length", size))
     for key in ledger.under(f"{t}.seq_len", f"{t}.max_context_length"):
         to("data.sequence", count, "beside data=..., which is typed there too", command=True)(ledger, key, ledger.leaves[key])
+
+
+def _too_few(ledger: Ledger, local: int, part: int, stages: int) -> None:
+    """Fewer microbatches than stages, with which torchtitan leaves ranks idle."""
+    ledger.refuse(
+        "training.local_batch_size",
+        f"{local} samples in microbatches of {part} do not fill {stages} stages. Type microbatch={part} accumulate=<{stages} or more>.",
+    )
+    ledger.imply({"microbatch": part}, "default of torchtitan")
+    ledger.ask("accumulate", f"{stages} or more")
 
 
 def _tokens(ledger: Ledger, t: str, sequence: Any) -> None:

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
 import torch
@@ -23,7 +24,10 @@ from dtrain.mesh import Mesh
 from dtrain.objective import Objective
 from dtrain.objective.figures import figures
 from dtrain.plan import Plan
-from dtrain.result import Result, versions
+from dtrain.result import Result, peak_bytes, versions
+
+DECIDES = ("model", "data", "objective", "optim", "schedule", "precision", "strategy", "batch", "mesh", "steps", "seed", "clip", "ema")
+"""Fields of the plan that a logger is told."""
 
 
 class Log:
@@ -31,7 +35,7 @@ class Log:
 
     def __init__(self, plan: Plan, mesh: Mesh) -> None:
         self._mesh, self._every, self._batch = mesh, plan.log_every, plan.batch.size
-        self._pending: list[tuple[int, int, Mapping[str, Tensor], int, Tensor, float, float]] = []
+        self._pending: list[tuple[int, int, Mapping[str, Tensor], int, Tensor, Mapping[str, float], float]] = []
         self._reached: int | None = None
         self._passed_over: Collection[str] = ()
         self._rows = Journal(store.join(plan.out, "metrics.jsonl"), by_step=True, check=self._check) if mesh.rank == 0 else None
@@ -47,7 +51,10 @@ class Log:
         if self._mesh.rank == 0:
             for name, part in self._plan.loggers.items():
                 try:
-                    self._loggers[name] = build(part, out=self._plan.out, steps=self._plan.steps)
+                    logger = build(part, out=self._plan.out, steps=self._plan.steps)
+                    if begin := getattr(logger, "begin", None):
+                        begin(facts(self._plan))
+                    self._loggers[name] = logger
                 except DtrainError:
                     raise
                 except Exception as error:  # as below
@@ -108,10 +115,10 @@ class Log:
         """Steps are timed from here: what came before (building, logging, evaluating, saving) is no step's time."""
         self._clock = self._flushed = time.perf_counter()
 
-    def record(self, step: int, seen: int, sums: Mapping[str, Tensor], count: int, norm: Tensor, lr: float) -> None:
+    def record(self, step: int, seen: int, sums: Mapping[str, Tensor], count: int, norm: Tensor, rates: Mapping[str, float]) -> None:
         """One step, after which the world has seen `seen` samples: sums over this rank and the count they are divided by, the global gradient norm. Costs no device sync."""
         self._reached, now = max(step, self._reached or 0), time.perf_counter()
-        self._pending.append((step, seen, sums, count, norm, lr, now - self._clock))
+        self._pending.append((step, seen, sums, count, norm, rates, now - self._clock))
         self._clock = now
         if step % self._every == 0:
             self.flush()
@@ -131,12 +138,13 @@ class Log:
         if self._mesh.device.type == "cuda":  # steps were queued, not done: only now is it known how long they took together
             each = (time.perf_counter() - self._flushed) / len(pending)
             pending = [(*entry[:-1], each) for entry in pending]
-        rows = []
-        for index, (step, seen, _, count, _, lr, seconds) in enumerate(pending):
+        rows, peak = [], peak_bytes(self._mesh.device.type)
+        for index, (step, seen, _, count, _, rates, seconds) in enumerate(pending):
             row: dict[str, Any] = {"step": step, "seen": seen}
             row |= figures(self._objective, shapes, values[index * width : (index + 1) * width], count)
-            row |= {"lr": lr, "norm": values[len(pending) * width + index], "step_seconds": seconds}
-            row |= {"samples_per_second": self._batch / seconds}
+            row |= rates
+            row |= {"norm": values[len(pending) * width + index], "step_seconds": seconds}
+            row |= {"samples_per_second": self._batch / seconds, "peak_bytes": peak}
             if self._objective.unit == "tokens":
                 row |= {"tokens_per_second": count / seconds}
             rows.append(row)
@@ -229,6 +237,21 @@ class Log:
     def _left_out(self, name: str, error: Exception) -> None:
         self.event("logger_failed", logger=name, error=f"{type(error).__name__}: {error}")
         screen.say(screen.on_one_line(secrets.masked(f"dtrain: logger {name} failed and is left out: {type(error).__name__}: {error}")))
+
+
+def facts(plan: Plan) -> dict[str, Any]:
+    """Dotted key -> value of what decides the numbers and the speed of a run, without secrets."""
+    found, left = dict[str, Any](), [(name, getattr(plan, name)) for name in DECIDES]
+    while left:
+        key, value = left.pop(0)
+        if is_dataclass(value) and not isinstance(value, type):
+            value = asdict(value)
+        if isinstance(value, Mapping):
+            left += [(f"{key}.{name}", item) for name, item in value.items() if name != "_about_"]
+        elif value is not None:
+            found[key] = value
+    shown: dict[str, Any] = clean(found)
+    return shown
 
 
 def short(number: int) -> str:

@@ -98,7 +98,7 @@ def train(plan: Plan) -> Result:
             if spike and guard.leaves(spike, checkpoint, log):
                 zero(parameters)
                 continue
-            lr = set_lr(optimizer, schedule.factor(state.step))
+            rates = set_lr(optimizer, schedule.factor(state.step))
             if guard.accepts(spike, state.step, norm):
                 optimizer.step()
                 if ema:
@@ -107,14 +107,14 @@ def train(plan: Plan) -> Result:
                 module.balance(mesh.sum)
             zero(parameters)
             state.step += 1
-            log.record(state.step, stream.seen, loss.sums, loss.count, norm, lr)
+            log.record(state.step, stream.seen, loss.sums, loss.count, norm, rates)
 
             log.saves(checkpoint.landed())
             if last or due:  # before anything that may fail looks at the model
                 log.flush()
                 checkpoint.save(state, last=last)
                 log.start()
-            observers.look(state.step, stream.seen, loss, norm, lr)
+            observers.look(state.step, stream.seen, loss, norm, rates["lr"])
         guard.settle(log)
         if state.step >= plan.steps and not observers.metrics:  # it was complete before this start
             observers.evaluate(state.step)

@@ -78,7 +78,7 @@ def run(mesh: Mesh, made: Plan, *, steps: int = 6, start: int = 0) -> list[tuple
         log.begin(NextToken())
         for step in range(start + 1, start + steps + 1):
             sums = {"loss": torch.tensor(float(step * (10 if mesh.rank == 0 else 1))), "accuracy": torch.tensor(float(mesh.rank))}
-            log.record(step, 8 * step, sums, 11, torch.tensor(0.5 * step), 0.1)
+            log.record(step, 8 * step, sums, 11, torch.tensor(0.5 * step), {"lr": 0.1, "lr_head": 0.2})
         log.note("a sample")
         log.evaluated(step, {"eval_loss": 2.0})
         log.flush()
@@ -94,7 +94,8 @@ def test_every_step_has_a_row_of_sums_over_all_ranks(tmp_path: Path, every: int)
     for row in found:
         assert row["loss"] == pytest.approx(row["step"])
         assert row["accuracy"] == pytest.approx(1 / 11)
-        assert (row["seen"], row["norm"], row["lr"]) == (8 * row["step"], 0.5 * row["step"], 0.1)
+        assert (row["seen"], row["norm"], row["lr"], row["lr_head"]) == (8 * row["step"], 0.5 * row["step"], 0.1, 0.2)
+        assert row["peak_bytes"] > 1 << 20
         assert row["samples_per_second"] == pytest.approx(8 / row["step_seconds"])
         assert row["tokens_per_second"] == pytest.approx(11 / row["step_seconds"])
 
@@ -158,7 +159,7 @@ def test_a_loss_that_is_no_number_is_a_row_too(tmp_path: Path) -> None:
     def work(mesh: Mesh) -> float:
         with Log(with_loggers(tmp_path, 1), mesh) as log:
             log.begin(NextToken())
-            log.record(1, 8, {"loss": torch.tensor(math.nan)}, 8, torch.tensor(math.inf), 0.1)
+            log.record(1, 8, {"loss": torch.tensor(math.nan)}, 8, torch.tensor(math.inf), {"lr": 0.1})
             log.finish(Result("finished", 1, log.last["loss"], 1.0))
             return log.last["loss"]
 

@@ -8,35 +8,39 @@ from typing import Any
 from dtrain import store
 
 PUT_SECONDS = 15.0
+SPEED = ("step_seconds", "samples_per_second", "tokens_per_second", "mfu", "peak_bytes")
 
 
 class TensorBoard:
-    """Writes events without torch.utils.tensorboard, whose import costs as much as torch's own."""
+    """Scalars as `train/`, `eval/` and `speed/`, notes as text, what decides the run as hparams. Without torch.utils.tensorboard, whose import costs as much as torch's own."""
 
     def __init__(self, *, out: str, steps: int) -> None:
         self._url = store.join(out, "tensorboard")
         self._scratch = None if store.is_local(self._url) else store.scratch("tensorboard")
         self._folder = store.local_path(self._url) if self._scratch is None else self._scratch
         self._writer: Any = None
-        self._put = time.monotonic()
+        self._put, self._step = time.monotonic(), 0
+        self._facts: Mapping[str, Any] = {}
+        self._notes: list[tuple[int, str]] = []
+        """(step, text) from before the first row: what writes is imported with that."""
+
+    def begin(self, facts: Mapping[str, Any]) -> None:
+        self._facts = facts
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        if self._writer is None:
-            from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._writer = EventFileWriter(str(self._folder))
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items() if isinstance(value, int | float)]
-        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        self._step = step
+        self._write(step, *(Summary.Value(tag=tag(name), simple_value=value) for name, value in scalars.items() if isinstance(value, int | float)))
+        self._write_notes()
         if self._scratch is not None and time.monotonic() - self._put > PUT_SECONDS:
             self._writer.flush()
             self._upload()
 
     def note(self, text: str) -> None:
-        return
+        self._notes.append((self._step, text))
+        if self._writer is not None:
+            self._write_notes()
 
     def close(self) -> None:
         if self._writer is not None:
@@ -45,9 +49,59 @@ class TensorBoard:
         if self._scratch is not None:
             shutil.rmtree(self._scratch)
 
+    def _write_notes(self) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+        from tensorboard.compat.proto.tensor_pb2 import TensorProto
+        from tensorboard.compat.proto.types_pb2 import DT_STRING
+
+        metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+        for step, text in self._notes:
+            lines = "".join(f"    {line}\n" for line in text.strip("\n").splitlines())  # to Markdown that is text as it stands
+            self._write(step, Summary.Value(tag="notes", metadata=metadata, tensor=TensorProto(dtype=DT_STRING, string_val=[lines.encode()])))
+        self._notes.clear()
+
+    def _write(self, step: int, *values: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        if self._writer is None:
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._writer = EventFileWriter(str(self._folder))
+            if self._facts:
+                values = (_hparams(self._facts), *values)
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+
     def _upload(self) -> None:
         """Put what was written; nothing to do on a local disk."""
         if self._scratch is not None:
             for file in self._scratch.iterdir():
                 store.upload(file, store.join(self._url, file.name))
         self._put = time.monotonic()
+
+
+def tag(name: str) -> str:
+    """The group and the name of a scalar in TensorBoard."""
+    if name.startswith("eval_"):
+        return f"eval/{name.removeprefix('eval_')}"
+    return f"{'speed' if name in SPEED else 'train'}/{name}"
+
+
+def _hparams(facts: Mapping[str, Any]) -> Any:
+    """What the page HPARAMS of TensorBoard shows of this run."""
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.plugins.hparams import metadata
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
+
+    start = SessionStartInfo()
+    for key, value in facts.items():
+        if isinstance(value, bool):
+            start.hparams[key].bool_value = value
+        elif isinstance(value, int | float):
+            start.hparams[key].number_value = value
+        else:
+            start.hparams[key].string_value = str(value)
+    content = HParamsPluginData(session_start_info=start, version=metadata.PLUGIN_DATA_VERSION).SerializeToString()
+    plugin = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name=metadata.PLUGIN_NAME, content=content))
+    return Summary.Value(tag=metadata.SESSION_START_INFO_TAG, metadata=plugin, tensor=metadata.NULL_TENSOR)

@@ -11,12 +11,16 @@ class Schedule(Protocol):
         ...
 
 
-def set_lr(optimizer: Optimizer, factor: float) -> float:
-    """Scale every group's own learning rate; returns that of the first group."""
-    for group in optimizer.param_groups:
-        group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
-    first: float = optimizer.param_groups[0]["lr"]
-    return first
+def set_lr(optimizer: Optimizer, factor: float) -> dict[str, float]:
+    """Scale every group's own learning rate. Returns `lr`, that of the first group, and `lr_<name>` of each that has a `name`, or else, as `lr_<index>`, another lr."""
+    found = {"lr": 0.0}
+    for index, group in enumerate(optimizer.param_groups):
+        group["lr"] = lr = group.setdefault("initial_lr", group["lr"]) * factor
+        if index == 0:
+            found["lr"] = lr
+        if "name" in group or lr != found["lr"]:
+            found[f"lr_{group.get('name', index)}"] = lr
+    return found
 
 
 def steps_of(length: float, steps: int) -> float:

@@ -43,21 +43,35 @@ def run(words: Sequence[str]) -> int:
 
 def sweep(words: Sequence[str]) -> int:
     """Every job is a complete run in its own folder; a failed one does not stop the others."""
-    failed: list[int] = []
+    failed, measured = list[int](), list[str]()
 
     def job(words: Sequence[str]) -> float | None:
         try:
-            result = one(compose(words))
+            config = compose(words)
+            result = one(config)
         except DtrainError as error:
             screen.complain(f"{' '.join(cut(shown(word)) for word in words)}: {error}")
             failed.append(error.exit_code)
             return None
         if result.exit_code:  # asked to stop: that means the sweep, not one job
             sys.exit(result.exit_code)
-        return result.loss
+        name, value = figure(config, result)
+        measured.append(name)
+        return value
 
-    runs.show(multirun(words, job, check=lambda words: resolve(compose(words), look())))
+    root = multirun(words, job, check=lambda words: resolve(compose(words), look()))
+    if measured:
+        screen.say(f"the figure of a job, which a sweeper of Hydra's is told: {', '.join(dict.fromkeys(measured))}")
+    runs.show(root)
     return max(failed, default=0)
+
+
+def figure(config: Config, result: Result) -> tuple[str, float | None]:
+    """By which a job of a sweep is judged, and its name: `checkpoint.best`, else the held-out loss; the loss of training where nothing is held out."""
+    for name in (config.checkpoint.get("best"), "eval_loss"):
+        if name in result.metrics:
+            return name, result.metrics[name]
+    return "loss of training (nothing is held out)", result.loss
 
 
 def one(config: Config) -> Result:

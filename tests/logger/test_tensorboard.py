@@ -3,31 +3,65 @@
 import math
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
+from small import plan
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
+from dtrain.log import facts
 from dtrain.logger.tensorboard import TensorBoard
 
 
 def events(folder: Path) -> list[tuple[int, str, float]]:
     """(step, tag, value) of every scalar of every file."""
+    return [(step, value.tag, value.simple_value) for step, value in values(folder) if not value.HasField("metadata")]
+
+
+def values(folder: Path) -> list[tuple[int, Any]]:
     found = []
     for file in sorted(folder.glob("events.out.tfevents*")):
         for event in LegacyEventFileLoader(str(file)).Load():
-            found += [(event.step, value.tag, value.simple_value) for value in event.summary.value]
+            found += [(event.step, value) for value in event.summary.value]
     return found
 
 
 def test_every_scalar_is_read_back(tmp_path: Path) -> None:
     board = TensorBoard(out=str(tmp_path), steps=10)
-    board.log(1, {"loss": 2.5, "seen": 8})
-    board.log(2, {"loss": 2.0, "seen": 16})
+    board.log(1, {"loss": 2.5, "lr_head": 0.5, "peak_bytes": 1024, "tokens_per_second": 9.0})
     board.log(2, {"eval_loss": 2.25})
-    board.note("only for people")
     board.close()
-    assert events(tmp_path / "tensorboard") == [(1, "loss", 2.5), (1, "seen", 8.0), (2, "loss", 2.0), (2, "seen", 16.0), (2, "eval_loss", 2.25)]
+    assert events(tmp_path / "tensorboard") == [
+        (1, "train/loss", 2.5), (1, "train/lr_head", 0.5), (1, "speed/peak_bytes", 1024.0), (1, "speed/tokens_per_second", 9.0), (2, "eval/loss", 2.25),
+    ]  # fmt: skip
+
+
+def test_texts_are_read_back_at_their_steps_as_they_stand(tmp_path: Path) -> None:
+    board = TensorBoard(out=str(tmp_path), steps=10)
+    board.note("42 parameters")
+    board.log(5, {"loss": 2.5})
+    board.note("\n# no heading\n  said the model\n")
+    board.close()
+    texts = [(step, value) for step, value in values(tmp_path / "tensorboard") if value.tag == "notes"]
+    assert [(step, value.tensor.string_val[0].decode()) for step, value in texts] == [
+        (0, "    42 parameters\n"), (5, "    # no heading\n      said the model\n"),
+    ]  # fmt: skip
+    assert {value.metadata.plugin_data.plugin_name for _, value in texts} == {"text"}
+
+
+def test_what_decides_the_run_is_its_hparams_and_secrets_are_not(tmp_path: Path) -> None:
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    made = plan("optim.lr=0.5", "checkpoint.keep=7")
+    board = TensorBoard(out=str(tmp_path), steps=10)
+    board.begin(facts(made))
+    board.log(1, {"loss": 2.5})
+    board.close()
+    (content,) = [value.metadata.plugin_data.content for _, value in values(tmp_path / "tensorboard") if value.tag.startswith("_hparams_")]
+    told = HParamsPluginData.FromString(content).session_start_info.hparams
+    assert told["optim.lr"].number_value == 0.5 and told["batch.size"].number_value == made.batch.size
+    assert told["optim._target_"].string_value.startswith("dtrain.optim") and not any("checkpoint" in name or "_about_" in name for name in told)
 
 
 def test_a_loss_that_is_no_number_is_kept_and_a_missing_one_is_not(tmp_path: Path) -> None:
@@ -35,7 +69,7 @@ def test_a_loss_that_is_no_number_is_kept_and_a_missing_one_is_not(tmp_path: Pat
     board.log(1, {"loss": math.nan, "norm": None})  # type: ignore[dict-item]
     board.close()
     ((step, tag, value),) = events(tmp_path / "tensorboard")
-    assert (step, tag) == (1, "loss")
+    assert (step, tag) == (1, "train/loss")
     assert math.isnan(value)
 
 
@@ -51,5 +85,5 @@ def test_remote_storage_has_the_file_at_the_end(tmp_path: Path, monkeypatch: pyt
     board.log(1, {"loss": 2.5})
     board.close()
     fsspec.filesystem("memory").get("/board/tensorboard", str(tmp_path / "copy"), recursive=True)
-    assert events(tmp_path / "copy") == [(1, "loss", 2.5)]
+    assert events(tmp_path / "copy") == [(1, "train/loss", 2.5)]
     assert list((tmp_path / "scratch").iterdir()) == []

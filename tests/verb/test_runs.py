@@ -13,8 +13,11 @@ import pytest
 
 from dtrain import lease
 from dtrain.__main__ import main
+from dtrain.compose import compose
 from dtrain.errors import LeaseError, StoreError, WordsError
+from dtrain.result import Result
 from dtrain.verb import runs, train
+from dtrain.verb.train import figure
 
 WORDS = ["model=mlp", "data=synthetic", "data.samples=256", "steps=6", "logger=[]", "launcher=inline", "devices=1"]
 
@@ -249,6 +252,19 @@ def test_a_sweep_ends_with_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     assert main(["-m", *WORDS, "optim.lr=1e-3,3e-3", "sweep.out=there"]) == 0
     lines = capsys.readouterr().out.splitlines()
+    assert any(line.endswith("sweeper of Hydra's is told: eval_loss") for line in lines)
     lines = lines[lines.index("runs below there") :]
     assert sorted(names(lines)) == ["optim.lr-0.001", "optim.lr-0.003"]
     assert "eval_loss" in lines[2] and [line.split()[-1] for line in lines[3:]].count("optim.lr=0.003") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "metrics", "judged"),
+    [
+        ((), {"eval_loss": 2.0, "eval_perplexity": 7.4}, ("eval_loss", 2.0)),
+        (("checkpoint.best=eval_perplexity",), {"eval_loss": 2.0, "eval_perplexity": 7.4}, ("eval_perplexity", 7.4)),
+        ((), {}, ("loss of training (nothing is held out)", 3.0)),
+    ],
+)
+def test_a_job_of_a_sweep_is_judged_by_what_was_held_out(words: tuple[str, ...], metrics: dict[str, float], judged: tuple[str, float]) -> None:
+    assert figure(compose(words), Result("finished", 5, 3.0, 1.0, metrics)) == judged

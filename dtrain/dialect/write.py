@@ -22,7 +22,7 @@ def recipe(ledger: Ledger, silent: Iterable[str], name: str) -> str:
     lines = [
         "# @package _global_",
         f"# {ledger.place.rsplit('/', 1)[-1]}, which {ledger.tool} reads, in words of dtrain",
-        f"# plan       dtrain plan recipe={name}{_needed(ledger)}",
+        f"# plan       dtrain plan {_typed('recipe', name)}{_needed(ledger)}",
         f"# run        {command(ledger, name)}",
     ]
     missing = [word for word in silent if word not in ledger.command and not any(said.split(".")[0] == word for said in ledger.words)]
@@ -37,7 +37,7 @@ def command(ledger: Ledger, name: str) -> str:
     return " ".join(
         [
             "dtrain",
-            f"recipe={name}" if name == "<this file>" else screen.typed(f"recipe={name}"),
+            _typed("recipe", name),
             *(_typed(word, value) for word, value in ledger.command.items()),
         ]
     )

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shlex
 import subprocess
 from collections.abc import Iterator
 from copy import deepcopy
@@ -224,6 +225,14 @@ def test_no_text_of_theirs_becomes_a_word_or_a_command(tree: dict[str, Any], tmp
     assert set(yaml.safe_load(written)) == {"microbatch", "clip"}
     subprocess.run(["bash", "-c", f"dtrain() {{ :; }}; {command(ledger, 'mine.yaml')}"], cwd=tmp_path, timeout=300, check=False, capture_output=True)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["my file.yaml", "<this file>"])
+def test_the_recipe_is_one_word_of_both_commands(name: str) -> None:
+    ledger = translate({"batch_size": 2, "epochs": 3}, "torchtune", "tune.yaml")
+    complete(ledger)
+    for line in recipe(ledger, (), name).splitlines()[2:4]:
+        assert f"recipe={name}" in shlex.split(line)
 
 
 def test_a_file_does_not_say_whose_code_is_trusted(tmp_path: Path) -> None:

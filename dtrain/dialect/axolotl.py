@@ -89,7 +89,7 @@ def _precision(ledger: Ledger) -> None:
             note = "weights are loaded in bf16 there too" if word == "bf16_true" else ""
             ledger.carry(key, {"precision": word}, note if value != "auto" else f"auto: on a GPU that has it{'; ' * bool(note)}{note}")
         elif key in ledger.leaves:
-            lacking("type precision=bf16 or precision=fp16.")(ledger, key, value)
+            lacking("type precision=bf16 or precision=fp16.", asked="precision")(ledger, key, value)
     ledger.imply({"precision": "fp32"}, "no type is said")
 
 

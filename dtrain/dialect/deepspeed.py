@@ -266,7 +266,12 @@ def _section(name: str, why: str) -> Rule:
 
     def rule(ledger: Ledger, key: str, value: Any) -> None:
         on = ledger.get(f"{name}.enabled", ledger.get(f"{name}.deepcompile", True))
-        ledger.skip(key, "off, as here") if on is False or value in (False, None) else ledger.refuse(key, why)
+        if on is False or value in (False, None):
+            ledger.skip(key, "off, as here")
+        else:
+            ledger.refuse(key, why)
+            if name == "amp":
+                ledger.ask("precision")
 
     return rule
 
@@ -380,6 +385,6 @@ RULES: dict[str, Rule] = {
     "vocabulary_size": unneeded("a model says its own"),
     "use_data_before_expert_parallelism": unneeded("the order of the mesh is fixed"),
     **{f"zero_optimization.{name}": rule for name, rule in ZERO.items()},
-    **{name: lacking(why) for name, why in SECTIONS.items()},
+    **{name: lacking(why, asked="precision" * (name == "amp")) for name, why in SECTIONS.items()},
     **{f"{name}.**": _section(name, why) for name, why in SECTIONS.items()},
 }  # fmt: skip

@@ -303,12 +303,12 @@ def refused(why: str, *asked: str) -> Rule:
     return rule
 
 
-def lacking(why: str, *off: Any) -> Rule:
-    """Refused where it is switched on; `off` are values that mean it is not, beside those that are empty, zero or false."""
+def lacking(why: str, *off: Any, asked: str = "") -> Rule:
+    """Refused where it is switched on; `off` are values that mean it is not, beside those that are empty, zero or false; `asked` as in refused."""
 
     def rule(ledger: Ledger, key: str, value: Any) -> None:
         out = value in off or not value or (isinstance(value, str) and value.lower() in ("false", "no", "none", "off"))
-        ledger.skip(key, "off, as here") if out else ledger.refuse(key, why)
+        ledger.skip(key, "off, as here") if out else refused(why, *asked.split())(ledger, key, value)
 
     return rule
 

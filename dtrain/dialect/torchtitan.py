@@ -159,6 +159,9 @@ def _optimizer(ledger: Ledger) -> None:
         optimizer(ledger, f"{groups}.0.optimizer_name", f"{groups}.0.optimizer_kwargs", str(ledger.get(f"{groups}.0.optimizer_name", "AdamW")))
     for key in ledger.under(groups):
         ledger.refuse(key, "optimizers by patterns of names are optim=muon, or one of your own: optim._target_=<yours> trust=[<its package>].")
+        if "optim" not in ledger.words:
+            ledger.ask("optim")
+            ledger.ask("optim.lr")
 
 
 def _schedule(ledger: Ledger) -> None:

@@ -123,6 +123,31 @@ OTHERS = {"to", "as", "default", "save_top_k", "out_options.key", "model.pretrai
 """Not words of a run, or arguments of a model of transformers."""
 
 
+@pytest.mark.parametrize(
+    ("dialect", "tree", "asked"),
+    [
+        ("axolotl", {"base_model": "x", "bf16": "sometimes"}, {"precision"}),
+        ("deepspeed", {"train_batch_size": 8, "amp": {"enabled": True, "opt_level": "O1"}}, {"precision"}),
+        ("deepspeed", {"train_batch_size": 8, "gradient_clipping": True}, {"clip"}),
+        ("deepspeed", {"train_batch_size": 8, "scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 1e-4}}}, {"schedule"}),
+        ("accelerate", {"distributed_type": "NO", "mixed_precision": "int8"}, {"precision"}),
+        ("lightning", {"trainer": {"max_steps": 3, "precision": "64-true"}}, {"precision"}),
+        ("lightning", {"trainer": {"max_steps": 3}, "optimizer": {"class_path": "lion.Lion", "init_args": {"lr": 1}}}, {"optim", "optim.lr"}),
+        ("lightning", {"trainer": {"max_steps": 3}, "lr_scheduler": {"class_path": "torch.optim.lr_scheduler.StepLR"}}, {"schedule"}),
+        ("torchtitan", {"training": {"dtype": "float16", "local_batch_size": 1}}, {"precision"}),
+        ("torchtitan", {"training": {"local_batch_size": 1}, "optimizer": {"name": "Adafactor"}}, {"optim", "optim.lr"}),
+        ("torchtune", {"batch_size": 2, "dtype": "fp16"}, {"precision"}),
+        ("torchtune", {"batch_size": 2, "clip_grad_norm": "some"}, {"clip"}),
+        ("torchtune", {"batch_size": 2, "model": {"_component_": "mine.build"}}, {"model"}),
+    ],
+)
+def test_what_every_run_needs_is_asked_for_where_it_is_refused(dialect: str, tree: dict[str, Any], asked: set[str]) -> None:
+    ledger = translate(tree, dialect, "file")
+    complete(ledger)
+    assert {word for word in ledger.command if ledger.asks(word)} == asked
+    assert {word: ledger.words[word] for word in asked} == dict.fromkeys(asked, "???")
+
+
 def test_what_is_to_be_typed_instead_is_there() -> None:
     """Every word that a sentence of a dialect suggests."""
     suggested = {

@@ -24,6 +24,7 @@ from dtrain.mesh import Mesh
 from dtrain.objective import Objective
 from dtrain.objective.figures import figures
 from dtrain.plan import Plan
+from dtrain.predict.time import at_peak
 from dtrain.result import Result, peak_bytes, versions
 
 DECIDES = ("model", "data", "objective", "optim", "schedule", "precision", "strategy", "batch", "mesh", "steps", "seed", "clip", "ema")
@@ -109,6 +110,7 @@ class Log:
     def begin(self, objective: Objective) -> None:
         """The loop begins."""
         self._objective = objective
+        self._at_peak = at_peak(self._plan) if self._rows is not None else None
         self.start()
 
     def start(self) -> None:
@@ -145,6 +147,8 @@ class Log:
             row |= rates
             row |= {"norm": values[len(pending) * width + index], "step_seconds": seconds}
             row |= {"samples_per_second": self._batch / seconds, "peak_bytes": peak}
+            if self._at_peak:
+                row["mfu"] = self._at_peak / seconds
             if self._objective.unit == "tokens":
                 row |= {"tokens_per_second": count / seconds}
             rows.append(row)
@@ -153,6 +157,8 @@ class Log:
         self.last = rows[-1]
         elapsed = sum(row["step_seconds"] for row in rows) / len(rows)
         told = {**self.last, "step_seconds": elapsed, "samples_per_second": self._batch / elapsed}
+        if self._at_peak:
+            told["mfu"] = self._at_peak / elapsed
         if "tokens_per_second" in told:
             told["tokens_per_second"] = pending[-1][3] / elapsed
         for name in list(self._loggers):

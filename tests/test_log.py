@@ -14,6 +14,7 @@ from dtrain.log import Log
 from dtrain.mesh import Mesh
 from dtrain.objective.next_token import NextToken
 from dtrain.plan import Plan
+from dtrain.predict.time import at_peak
 from dtrain.result import Result
 
 TOLD: list[tuple[Any, ...]] = []
@@ -166,3 +167,10 @@ def test_a_loss_that_is_no_number_is_a_row_too(tmp_path: Path) -> None:
     on_mesh(work, dp_shard=1)
     assert rows(tmp_path / "metrics.jsonl")[0] | {"loss": None, "norm": None} == rows(tmp_path / "metrics.jsonl")[0]
     assert json.loads((tmp_path / "result.json").read_text())["loss"] is None
+
+
+def test_rows_have_the_mfu_where_gpus_and_model_are_known(tmp_path: Path) -> None:
+    gpus = plan("cluster=h100x8", "data=synthetic", "nodes=1", "devices=8", "batch=8")
+    on_mesh(lambda mesh: run(mesh, replace(gpus, out=str(tmp_path), loggers={})), dp_shard=1)
+    for row in rows(tmp_path / "metrics.jsonl"):
+        assert row["mfu"] == pytest.approx(at_peak(gpus) / row["step_seconds"])

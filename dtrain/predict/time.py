@@ -17,8 +17,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dtrain.build import build
 from dtrain.cluster import Machine
 from dtrain.plan import Plan
+from dtrain.predict import known
 from dtrain.predict.held import holding_of
 from dtrain.predict.memory import Memory
 from dtrain.predict.schedule import timeline
@@ -85,6 +87,12 @@ def time(plan: Plan, shapes: Shapes, memory: Memory, machine: Machine) -> Time |
         products, moved, idle, wire, hidden, waits, optimizer, seconds, samples, samples * shapes.tokens,
         3 * work(plan, shapes).forward / (seconds * plan.world * peak), waits / pipeline,
     )  # fmt: skip
+
+
+def at_peak(plan: Plan) -> float | None:
+    """Seconds of a step of nothing but products at the peak of the ranks' GPUs: over the seconds of a step, its MFU. None where GPUs or model are not known."""
+    shapes = known.shapes(plan) if plan.cluster.get("gpus") else None
+    return 3 * work(plan, shapes).forward / (plan.world * _peak(plan, build(plan.cluster))) if shapes and not shapes.unknown else None
 
 
 def call_seconds(call: Call, group: Group, machine: Machine, devices: int) -> float:

@@ -8,7 +8,7 @@ from dtrain.cluster import Cluster, Machine
 from dtrain.plan import Plan
 from dtrain.predict.known import shapes as shapes_of
 from dtrain.predict.memory import memory
-from dtrain.predict.time import LINK, Time, call_seconds, time
+from dtrain.predict.time import LINK, Time, at_peak, call_seconds, time
 from dtrain.predict.traffic import Call
 from dtrain.predict.view import Group, groups
 from dtrain.resolve import resolve
@@ -117,3 +117,10 @@ def test_a_small_model_on_a_gpu_waits_for_its_kernels_to_be_started() -> None:
     assert 5e-4 < small.seconds < 5e-3 and small.starting > 0.8 * small.seconds
     assert large.starting == 0
     assert timed(planned("cluster=laptop")).starting == 0
+
+
+def test_mfu_of_measured_seconds_counts_as_that_of_the_predicted_ones() -> None:
+    plan = planned(PUBLISHED["8B, 8 H100"][0])
+    found = timed(plan)
+    assert at_peak(plan) == pytest.approx(found.mfu * found.seconds)
+    assert at_peak(planned("data=synthetic")) is None, "of cores no peak is known"

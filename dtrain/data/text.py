@@ -23,6 +23,8 @@ from dtrain.errors import PreflightError, StoreError, WordsError
 
 SEPARATOR = b"\0"
 """Between documents, for the byte tokenizer."""
+LARGEST_TOKENIZER = 1 << 28
+"""Bytes that are read of a tokenizer.json; those of a vocabulary of 256,000 have 33 MB."""
 
 
 class Tokenizer(Protocol):
@@ -47,14 +49,17 @@ class Bytes:
 
 
 class Vocabulary:
-    """A tokenizer.json of the `tokenizers` package, from any URL."""
+    """A tokenizer.json of the `tokenizers` package, from any URL. Raises PreflightError when it cannot be read, or is none."""
 
     def __init__(self, url: str) -> None:
         try:
             from tokenizers import Tokenizer as Loaded
         except ImportError:
             raise PreflightError(f"data.tokenizer={url} needs the tokenizers package. Type: pip install 'dtrain[text]'") from None
-        written = store.read(url)
+        try:
+            written = store.small(url, LARGEST_TOKENIZER)
+        except StoreError as error:
+            raise PreflightError(f"data.tokenizer={url}: {error}. Give bytes, or the path or URL of a tokenizer.json.") from error
         try:
             self._inner = Loaded.from_buffer(written)
         except Exception as error:  # the package raises bare Exception

@@ -96,6 +96,8 @@ def test_a_tokenizer_json_is_used(tmp_path: Path, text: Any) -> None:
     source = text(tmp_path / "t.txt", tokenizer=str(tmp_path / "tokenizer.json"), sequence=4)
     assert source.facts == {"vocab": 3}
     assert source.take(np.array([0]), np.array([0]))["inputs"].tolist() == [[0, 1, 0, 2]]
+    with pytest.raises(PreflightError, match=r"data\.tokenizer=.*missing\.json: .* does not exist"):
+        text(tmp_path / "t.txt", tokenizer=str(tmp_path / "missing.json"))
     (tmp_path / "broken.json").write_text(json.dumps({"no": "tokenizer"}))
     with pytest.raises(PreflightError, match=r"broken\.json: not a tokenizer\.json"):
         text(tmp_path / "t.txt", tokenizer=str(tmp_path / "broken.json"))

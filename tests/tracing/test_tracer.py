@@ -186,6 +186,12 @@ def test_weights_are_known_where_the_data_is_not_here() -> None:
     assert shapes.unknown.startswith("the data cannot be read here: FileNotFoundError: /cluster/faces")
 
 
+def test_of_a_model_that_takes_its_vocabulary_from_a_tokenizer_that_is_not_here_the_tokenizer_is_told() -> None:
+    shapes, model = tracer.trace(plan("data.tokenizer=not/here.json"))
+    assert model is None
+    assert "not/here.json: it does not exist" in shapes.unknown
+
+
 def test_a_model_is_traced_once_for_all_that_leaves_its_trace_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "_traced", {})
     shapes_of(plan(*WORDS, "model._target_=tracing.test_tracer.Tower"))

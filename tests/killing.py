@@ -31,7 +31,7 @@ from dtrain.plan import Plan
 
 TARGETS = {"rank": 12, "agent": 4, "keeper": 4, "server": 1, "command": 1, "group": 1}
 """What is killed, and how often beside the others."""
-OF_THE_CLOCK = ("step_seconds", "samples_per_second", "tokens_per_second")
+OF_THE_MACHINE = ("step_seconds", "samples_per_second", "tokens_per_second", "mfu", "peak_bytes")
 
 
 def family(command: int) -> dict[str, list[int]]:
@@ -168,14 +168,14 @@ def nothing_left(out: Path, seconds: float = 120) -> bool:
 
 
 def leavings(out: str | Path) -> dict[str, Any]:
-    """What a finished run left that must not depend on how it got there: rows without times, the last checkpoint's facts and bytes."""
+    """What a finished run left that must not depend on how it got there: rows without times and memory, the last checkpoint's facts and bytes."""
     rows = [json.loads(line) for line in store.read(store.join(str(out), "metrics.jsonl")).decode().splitlines()]
     found, damaged = commits.newest(str(out))
     assert found and not damaged
     url, commit = found
     tensors = {file["name"]: _arrays(store.join(url, file["name"]), file) for file in commit["files"]}
     return {
-        "rows": [{key: value for key, value in row.items() if key not in OF_THE_CLOCK} for row in rows],
+        "rows": [{key: value for key, value in row.items() if key not in OF_THE_MACHINE} for row in rows],
         "step": commit["step"], "facts": {key: value for key, value in commit["facts"].items() if key != "seconds"}, "tensors": tensors,
     }  # fmt: skip
 

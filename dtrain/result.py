@@ -15,6 +15,8 @@ SHAPE = {
     "reason?": TEXT, "peak_bytes?": Optional(COUNT),
 }  # fmt: skip
 """Of result.json."""
+OF_THE_MACHINE = ("step_seconds", "samples_per_second", "tokens_per_second", "mfu", "peak_bytes")
+"""Columns of metrics.jsonl that tell how fast the run was and what it took: the same words give other numbers."""
 CODE = "DTRAIN_CODE"
 """In the environment: the commit of the folder that the command was started in."""
 EXIT_CODES: dict[Status, int] = {"finished": 0, "stopped": 0, "interrupted": 130, "preempted": 75, "spiked": 1}

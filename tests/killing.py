@@ -28,10 +28,10 @@ from dtrain.launcher import process
 from dtrain.launcher.book import Book
 from dtrain.launcher.server import Server
 from dtrain.plan import Plan
+from dtrain.result import OF_THE_MACHINE
 
 TARGETS = {"rank": 12, "agent": 4, "keeper": 4, "server": 1, "command": 1, "group": 1}
 """What is killed, and how often beside the others."""
-OF_THE_MACHINE = ("step_seconds", "samples_per_second", "tokens_per_second", "mfu", "peak_bytes")
 
 
 def family(command: int) -> dict[str, list[int]]:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from dtrain import store
+from dtrain.result import OF_THE_MACHINE
 
 PUT_SECONDS = 15.0
-SPEED = ("step_seconds", "samples_per_second", "tokens_per_second", "mfu", "peak_bytes")
 
 
 class TensorBoard:
@@ -85,7 +85,7 @@ def tag(name: str) -> str:
     """The group and the name of a scalar in TensorBoard."""
     if name.startswith("eval_"):
         return f"eval/{name.removeprefix('eval_')}"
-    return f"{'speed' if name in SPEED else 'train'}/{name}"
+    return f"{'speed' if name in OF_THE_MACHINE else 'train'}/{name}"
 
 
 def _hparams(facts: Mapping[str, Any]) -> Any:

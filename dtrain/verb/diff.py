@@ -24,7 +24,7 @@ from dtrain.compose import compose, connect
 from dtrain.errors import StoreError, WordsError
 from dtrain.plan import SHAPE as PLAN
 from dtrain.resolve import resolve
-from dtrain.result import SHAPE, note_code, versions
+from dtrain.result import OF_THE_MACHINE, SHAPE, note_code, versions
 from dtrain.secrets import masked, shown
 from dtrain.shapes import TEXT, Each, fault
 
@@ -32,7 +32,7 @@ BESIDE = ("out_options", "trust", "hydra")
 """Words for all sides."""
 ITS_OWN = ("out", "resume", "trust")
 """Of a plan: what tells two runs apart that are the same."""
-CLOCKED = re.compile(r"_seconds$|_per_second$|^seen$|^step$")
+NO_RESULTS = {*OF_THE_MACHINE, "seen", "step"}
 """Columns of metrics.jsonl that are no results."""
 APART = 0.05
 """Relative difference from which on a measured figure is shown."""
@@ -229,7 +229,7 @@ def _end(side: Side) -> dict[str, Any]:
 
 def _columns(of: Iterable[Rows]) -> list[str]:
     """Those that are results."""
-    return [name for name in _all(row for rows in of for row in [*rows.values()][:1]) if not CLOCKED.search(name)]
+    return [name for name in _all(row for rows in of for row in [*rows.values()][:1]) if name not in NO_RESULTS]
 
 
 def _measured(sides: Sequence[Side]) -> Iterator[Line]:

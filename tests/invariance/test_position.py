@@ -32,6 +32,7 @@ from dtrain.data.text import Text
 from dtrain.data.tokens import Tokens
 from dtrain.plan import BatchShape
 from dtrain.resolve import resolve
+from dtrain.result import OF_THE_MACHINE
 from dtrain.seeds import derive
 from dtrain.train import train
 
@@ -212,7 +213,7 @@ def test_everything_that_accumulates_goes_on_bit_for_bit(name: str, tmp_path: Pa
         plan = resolve(compose([*common, f"out={out}", *words]), Cluster(gpus=0, cpus=1))
         ranks(plan.world, train, plan)
         listed = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-        rows = [{key: value for key, value in row.items() if "second" not in key} for row in listed]
+        rows = [{key: value for key, value in row.items() if key not in OF_THE_MACHINE} for row in listed]
         newest = max((out / "checkpoints").glob("step-*"))
         files = [load_file(file) for file in sorted(newest.glob("*/*.safetensors"))]
         return rows, [{name: tensor.numpy().tobytes() for name, tensor in file.items()} for file in files]

@@ -90,7 +90,7 @@ def test_a_finished_run_says_so_and_another_one_is_refused(corpus: Path, tmp_pat
     first = dtrain(*words, cwd=tmp_path)
     assert first.returncode == 0
     result = json.loads((tmp_path / "run/result.json").read_text())
-    assert f"last step's loss {result['loss']:.4f}, held-out loss {result['metrics']['eval_loss']:.4f} · run\n" in first.stdout
+    assert f"last step's loss {result['loss']:.4f}, held-out loss {result['metrics']['eval_loss']:.4f}, held-out perplexity" in first.stdout
     again = dtrain(*words, cwd=tmp_path)
     assert again.returncode == 0
     assert "already finished" in again.stdout

@@ -118,7 +118,7 @@ def _branch(ledger: Ledger, tree: dict[str, Any], indent: str) -> Iterable[str]:
 
 
 def _why(ledger: Ledger, word: str) -> str:
-    return f" # {ledger.implied[word]}" if word in ledger.implied else ""
+    return f" # {_plain(masked(ledger.implied[word]))}" if word in ledger.implied else ""
 
 
 def _flow(value: Any) -> str:

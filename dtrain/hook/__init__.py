@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from dtrain.data import Source
+from dtrain.secrets import masked
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,9 @@ def plain(said: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def numbers(said: Mapping[str, Any]) -> dict[str, float]:
-    """`eval_<name>` of each number among it."""
-    found = {name: value for name, value in said.items() if isinstance(value, int | float) and not isinstance(value, bool)}
+    """`eval_<name>` of each number among it, but of those whose name holds a secret."""
+    named = {name: value for name, value in said.items() if isinstance(name, str) and masked(name) == name}
+    found = {name: value for name, value in named.items() if isinstance(value, int | float) and not isinstance(value, bool)}
     return {f"eval_{name.removeprefix('eval_')}": float(value) for name, value in found.items()}
 
 

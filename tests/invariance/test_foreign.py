@@ -24,8 +24,7 @@ from dtrain.errors import WordsError
 from dtrain.model import caveats
 from dtrain.seeds import derive
 
-LOSS, GRADIENT, WEIGHT = 2e-6, 4e-6, 2e-4
-"""A loop of plain torch differs as much from itself in microbatches of one or two samples: gradients of the unet by 2.5e-6, weights of dinov2 by 6e-5."""
+LOSS, GRADIENT, WEIGHT = 2e-6, 2e-6, 1e-4
 STEPS, LR = 5, 1e-3
 FAST = (
     ("gpt2", "tp"), ("falcon", "cp"), ("mamba", "ddp"), ("t5", "zero2"), ("deberta", "fsdp"), ("convnext", "ddp"), ("lora_llama", "fsdp"), ("gemma2", "pp"),
@@ -59,9 +58,13 @@ def apart(here: dict[str, Any], there: dict[str, Any]) -> dict[str, float]:
     return differences
 
 
+def within(differences: dict[str, float]) -> bool:
+    return differences["losses"] <= LOSS and differences["gradients"] <= GRADIENT and differences["weights"] <= WEIGHT
+
+
 def equal(here: dict[str, Any], there: dict[str, Any]) -> None:
     differences = apart(here, there)
-    assert differences["losses"] <= LOSS and differences["gradients"] <= GRADIENT and differences["weights"] <= WEIGHT, differences
+    assert within(differences), differences
 
 
 @cache
@@ -108,7 +111,8 @@ def by_hand(name: str, words: str = "devices=1") -> dict[str, Any]:
 def holds(name: str, layout: str) -> None:
     """Equal to one process, or refused by the axis that the table names.
 
-    Where batch norms see a part of the batch the run says that numbers differ, and is equal to a loop that takes the same parts.
+    Where batch norms see a part of the batch the run says that numbers differ, and is equal to a loop that takes the same parts. So it is where a
+    loop of plain torch that takes them rounds otherwise: its losses are those of one process all the same.
     """
     model = built(name)
     axis, words = LAYOUTS[layout]
@@ -119,7 +123,11 @@ def holds(name: str, layout: str) -> None:
         equal(here, ranks(1, by_hand, name, words)[0])
         assert apart(here, one_process(name))["losses"] > LOSS
     elif said is None:
-        equal(run(FOREIGN[name].words(name), words, steps=STEPS), one_process(name))
+        here = run(FOREIGN[name].words(name), words, steps=STEPS)
+        differences = apart(here, one_process(name))
+        assert differences["losses"] <= LOSS
+        if not within(differences):
+            equal(here, ranks(1, by_hand, name, words)[0])
     else:
         with pytest.raises((WordsError, RankFailed), match=re.escape(said)) as refused:
             run(FOREIGN[name].words(name), words, steps=1)

@@ -85,7 +85,7 @@ class Observers:
         for hook in (hook for hook in self._hooks if falls(hook.every, step, last=last)):
             self._log.flush()
             info = StepInfo(step, plan.steps, seen, plan.seed, loss.sums["loss"], norm, lr, self._source, self._forward)
-            said = plain(hook(info))
+            said = plain(hook(info), type(hook).__name__)
             self._log.saw(step, type(hook).__name__.lower(), said)
             self._report(step, {name: value for name, value in numbers(said).items() if self._is_free(name)})
 

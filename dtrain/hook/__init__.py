@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from dtrain.data import Source
+from dtrain.errors import WordsError
 from dtrain.secrets import masked
 
 
@@ -37,14 +38,18 @@ class Hook(Protocol):
         ...
 
 
-def plain(said: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What a hook returned, tensors and arrays without dims as the numbers they hold."""
+def plain(said: Mapping[str, Any] | None, hook: str) -> dict[str, Any]:
+    """What the hook of this class returned, tensors and arrays without dims as the numbers they hold. Raises WordsError where that is no mapping of names."""
+    if said is not None and not (isinstance(said, Mapping) and all(isinstance(name, str) for name in said)):
+        raise WordsError(
+            f"hook {hook} returned a {type(said).__name__}, of which no event can be made. Let it return None, or a dict with names as keys."
+        )
     return {name: value.item() if getattr(value, "ndim", None) == 0 else value for name, value in (said or {}).items()}
 
 
 def numbers(said: Mapping[str, Any]) -> dict[str, float]:
     """`eval_<name>` of each number among it, but of those whose name holds a secret."""
-    named = {name: value for name, value in said.items() if isinstance(name, str) and masked(name) == name}
+    named = {name: value for name, value in said.items() if masked(name) == name}
     found = {name: value for name, value in named.items() if isinstance(value, int | float) and not isinstance(value, bool)}
     return {f"eval_{name.removeprefix('eval_')}": float(value) for name, value in found.items()}
 

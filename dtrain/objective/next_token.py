@@ -12,8 +12,8 @@ from dtrain.errors import WordsError
 from dtrain.objective import Loss, add_losses, logits_of, nats
 from dtrain.objective.vocabulary import cross_entropy
 
-LARGEST = 709.0
-"""e to what is above is no double."""
+LARGEST_EXPONENT = 709.0
+"""Largest whole argument of exp whose value is finite in fp64."""
 COPIES = (
     "objective=next_token: the targets of the first samples are their inputs (Hugging Face's labels are so), and the model would learn to copy. "
     "Type data.shift=true (of data=dataset), which makes the next token the target, or have the data give it."
@@ -52,4 +52,4 @@ class NextToken:
     def figures(self, sums: Mapping[str, Any], count: float) -> dict[str, float]:
         """e to the cross entropy, further losses aside."""
         nats = sums["loss"] - sum(weight * sums.get(name, 0.0) for name, weight in self._losses.items())
-        return {"perplexity": math.exp(min(nats / count, LARGEST))}
+        return {"perplexity": math.exp(min(nats / count, LARGEST_EXPONENT))}

@@ -61,9 +61,9 @@ def trace(plan: Plan, *, real: bool = False) -> tuple[Shapes, nn.Module | None]:
         try:
             model = _built(plan, facts, fake)
         except DtrainError:
-            if not unknown:
-                raise
-            return Shapes((), 0, 0, 0, 0, 1, unknown=unknown), None  # the data would have said what the model takes
+            if unknown and "auto" in plan.model.values():  # the data would have said what the model takes
+                return Shapes((), 0, 0, 0, 0, 1, unknown=unknown), None
+            raise
         except Exception as error:
             why = f"the model cannot be built here: {_why(error)}"
             if "cluster" in plan.why and not unknown:

@@ -181,5 +181,5 @@ def _differ(there: Any, here: Any) -> bool:
 def _farewell(plan: Plan, result: Result) -> str:
     loss = "" if result.loss is None else f", last step's loss {result.loss:.4f}"
     held = "".join(f", held-out {name.removeprefix('eval_')} {value:.4f}" for name, value in result.metrics.items())
-    line = f"{result.status} after {result.step} steps in {result.wall_seconds:.1f} s{loss}{held} · {plan.out}"
+    line = screen.on_one_line(f"{result.status} after {result.step} steps in {result.wall_seconds:.1f} s{loss}{held} · {plan.out}")
     return line if result.status == "finished" else f"{line}\ngo on with the same words and out={plan.out}"

@@ -21,6 +21,11 @@ def test_lines_say_where_it_is_and_how_long_it_takes(capsys: pytest.CaptureFixtu
     console.close()
 
 
+def test_the_name_of_a_figure_forges_no_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    Console(out=str(tmp_path), steps=100).log(10, {"eval_f1\n\x1b[31mdtrain: FORGED": 0.5})
+    assert capsys.readouterr().out == "step 10: held-out f1\\n\\x1b[31mdtrain: FORGED 0.5\n"
+
+
 def test_tokens_are_counted_where_there_are_any(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     Console(out=str(tmp_path), steps=100).log(10, row(2.5, tokens_per_second=12345.6, accuracy=0.25))
     assert "accuracy 0.25  12,346 tokens/s" in capsys.readouterr().out

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from dtrain import secrets
+from dtrain import hub, secrets
 from dtrain.errors import WordsError
 from dtrain.plan import Part
 
@@ -20,6 +20,8 @@ def trusting(packages: Collection[str]) -> Iterator[None]:
     """Inside, only what dtrain, torch and these packages hold is found, whatever name it goes by."""
     global _trusted
     before, _trusted = _trusted, packages
+    if packages:
+        hub.watch()
     try:
         yield
     finally:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from dtrain import network, secrets, store
+from dtrain import hub, network, secrets, store
 from dtrain.build import build
 from dtrain.cluster import look
 from dtrain.errors import PreflightError, StoreError, why
@@ -33,7 +33,17 @@ def check(plan: Plan) -> None:
 
 def missing(plan: Plan) -> list[str]:
     """One sentence for each thing that is not there; nothing is written."""
-    return [*_machine(plan), *limits(plan), *_loopback(plan), *_address(plan), *_data(plan), *_packages(plan), *_init(plan), *_resume(plan)]
+    return [
+        *_machine(plan),
+        *limits(plan),
+        *_loopback(plan),
+        *_address(plan),
+        *_data(plan),
+        *_packages(plan),
+        *_hub(plan),
+        *_init(plan),
+        *_resume(plan),
+    ]
 
 
 def _machine(plan: Plan) -> Iterable[str]:
@@ -135,6 +145,13 @@ def _packages(plan: Plan) -> Iterable[str]:
             found = None
         if found is None:
             yield f"trust=[{package}]: there is no such package in {sys.prefix} nor in this folder."
+
+
+def _hub(plan: Plan) -> Iterable[str]:
+    """What neither the hub nor its cache gives."""
+    for key, name in (*hub.named(plan.model, "model"), *hub.named(plan.data, "data")):
+        if lacking := hub.absent(name):
+            yield f"{key}={name}: {lacking}. Type {key}=<a folder>, or fetch it where there is a network: hf download {name}"
 
 
 def _init(plan: Plan) -> Iterable[str]:

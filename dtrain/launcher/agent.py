@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dtrain import failure, network, options, screen, secrets, signals, store
+from dtrain import failure, hub, network, options, screen, secrets, signals, store
 from dtrain.blame import is_victim
 from dtrain.errors import PreflightError, StoreError, why
 from dtrain.launcher import process, run_rank
@@ -227,6 +227,8 @@ def warm(plan: Plan) -> None:
 
     import dtrain.train  # noqa: F401
 
+    if plan.trust:
+        hub.watch()
     for part in (plan.strategy, plan.optim, plan.model, plan.data, plan.objective, plan.schedule, plan.checkpoint, plan.backend):
         with contextlib.suppress(ImportError):  # the rank says what is wrong with it
             __import__(str(part["_target_"]).rsplit(".", 1)[0])

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from dtrain.secrets import masked
+from dtrain.web import NotPublicError
 
 BUSY = {
     errno.EIO, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ETIMEDOUT, errno.ESTALE, errno.EPIPE, errno.ECONNRESET, errno.ECONNREFUSED,
@@ -84,7 +85,9 @@ def explain(error: BaseException, url: str) -> Cause:
         )
     hints = {
         "exists": "",
-        "denied": "" if family == "disk" else f"Check {VARIABLES.get(family, 'the credentials')} or out_options",
+        "denied": ""
+        if family == "disk" or any(isinstance(one, NotPublicError) for one in _chain(error))
+        else f"Check {VARIABLES.get(family, 'the credentials')} or out_options",
         "full": "Free space there, or type out=<elsewhere>",
         "package": f"Type: pip install 'dtrain[{family}]'" if family in ("s3", "gcs", "azure", "http", "hf") else "",
         "busy": "" if family == "disk" else "Is the network there, and the endpoint right?",

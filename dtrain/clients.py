@@ -10,21 +10,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from dtrain import secrets
-
-SILENCE_SECONDS = 60.0
-"""A server of the web that sends nothing for so long is left; a large file may take as long as it takes."""
-
-
-async def _web(**options: Any) -> Any:
-    import aiohttp
-
-    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=SILENCE_SECONDS), **options)
-
+from dtrain import secrets, web
 
 CLIENTS: dict[str, dict[str, Any]] = {
-    "http": {"get_client": _web},
-    "https": {"get_client": _web},
     "s3": {"config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "retries": {"total_max_attempts": 1}}},
     "gs": {"requests_timeout": 300},  # of a whole request, not of a silence
     "az": {"connection_timeout": 10, "read_timeout": 60},
@@ -37,6 +25,8 @@ SAME = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
 FILE = re.compile(r"(file|local):(//(localhost(?=/))?|(?=/))", re.IGNORECASE)
 """How a URL of a local file begins; fsspec knows both schemes."""
 
+_judges: dict[str, web.Judge] = {}
+"""Host and port of a URL of the web -> which addresses may be connected to from there."""
 _told: dict[tuple[str, str], dict[str, Any]] = {}
 _open: dict[tuple[int, str, str], Any] = {}
 _lock = threading.RLock()
@@ -84,6 +74,46 @@ def use(url: str, options: Mapping[str, Any]) -> None:
     _open.pop((os.getpid(), *_place(url)), None)
 
 
+def wary(url: str) -> None:
+    """From now on what is read at this server of the web leads to public addresses alone: a recipe from elsewhere named it."""
+    _judge(urlsplit(url.strip()).netloc, web.to_public)
+
+
+@contextmanager
+def from_a_person(url: str) -> Iterator[None]:
+    """Inside, a server of the web is one that a person named for a recipe."""
+    server = urlsplit(url).netloc
+    known = _judges.get(server)
+    if known is None:
+        _judge(server, web.from_a_person())
+    try:
+        yield
+    finally:
+        if known is None:
+            _judge(server, None)
+
+
+def _judge(server: str, judge: web.Judge | None) -> None:
+    if judge:
+        _judges[server] = judge
+    else:
+        _judges.pop(server, None)
+    for scheme in ("http", "https"):
+        _open.pop((os.getpid(), scheme, server), None)
+
+
+def hand_over() -> dict[str, Any]:
+    """What a child is to be told of the servers that recipes from elsewhere named."""
+    return {"wary": sorted(_judges), "named": web.hand_over()}
+
+
+def take_over(told: Mapping[str, Any]) -> None:
+    """What `hand_over` of the parent gave."""
+    for server in told["wary"]:
+        _judge(server, web.to_public)
+    web.take_over(told["named"])
+
+
 def is_object_store(url: str) -> bool:
     return _place(url)[0] in OBJECT_STORES
 
@@ -96,8 +126,10 @@ def _place(url: str) -> tuple[str, str]:
 def _options(url: str, told: Mapping[str, Any]) -> dict[str, Any]:
     if is_local(url):
         return {}
+    scheme, server = _place(url)
+    usual = {"get_client": web.client(_judges.get(server))} if scheme in ("http", "https") else CLIENTS.get(scheme, {})
     # the cache of listings lies about other writers: https://github.com/fsspec/s3fs/issues/464
-    return {**CLIENTS.get(_place(url)[0], {}), **told, "use_listings_cache": False}
+    return {**usual, **told, "use_listings_cache": False}
 
 
 def client(url: str) -> Any:

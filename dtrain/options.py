@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dtrain import secrets, store
+from dtrain import clients, secrets, store
 from dtrain.errors import first_line, nearest
 from dtrain.words import Word
 
@@ -48,13 +48,14 @@ def tell(words: Sequence[Word], url: str | None) -> list[str]:
 
 def hand_over() -> str:
     """Everything that was told, and the secrets that the plan leaves out, as text for the standard input of a child: neither arguments nor environment are private."""
-    return json.dumps({"storage": _told, "secrets": secrets.hand_over()})
+    return json.dumps({"storage": _told, "secrets": secrets.hand_over(), "web": clients.hand_over()})
 
 
 def take_over(text: str) -> None:
     """Tell this process what `hand_over` of the parent held."""
     told = json.loads(text)
     secrets.take_over(told["secrets"])
+    clients.take_over(told["web"])
     for url, options in told["storage"].items():
         _told[url] = options
         store.use(url, options)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain import clients, recipe, store
+from dtrain import recipe, store, web
 from dtrain.__main__ import main
 from dtrain.errors import StoreError, WordsError
 
@@ -136,7 +136,7 @@ def test_a_file_to_import_is_waited_for_as_a_recipe_is(monkeypatch: pytest.Monke
 
 
 def test_data_may_take_long_but_not_be_silent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(clients, "SILENCE_SECONDS", 3.0)
+    monkeypatch.setattr(web, "SILENCE_SECONDS", 3.0)
 
     def longer_than_that(connection: socket.socket) -> None:
         connection.sendall(head(20))

@@ -8,12 +8,13 @@ import hashlib
 import posixpath
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urljoin
 
-from dtrain import screen, store
+from dtrain import clients, screen, store
 from dtrain.errors import StoreError, WordsError, nearest
 from dtrain.recipe.reach import REACHABLE, named_hosts, refusal, resolves_inside
 from dtrain.secrets import masked
@@ -65,7 +66,7 @@ def fetch(place: Place, *, seconds: float | None = None) -> bytes:
         instead = screen.typed(f"recipe={place.url.rstrip('/')}/config.yaml")
         hint = f" Type {instead}." if (store.local_path(place.url) / "config.yaml").exists() else ""
         raise WordsError(f"recipe={place}: a folder, not a recipe.{hint}")
-    with store.patience(SECONDS):
+    with store.patience(SECONDS), clients.from_a_person(place.url) if place.trust == "remote" else nullcontext():
         data = store.small(place.url, LARGEST + 1, seconds=seconds)
     if len(data) > LARGEST:
         raise WordsError(f"{place}: larger than {LARGEST >> 20} MiB, which no recipe is.")
@@ -108,6 +109,7 @@ def _from(beside: Place, name: str) -> Place:
         raise WordsError(
             f"{beside}: a recipe from elsewhere cannot build on {shown}. It can on what lies beside it, and on public addresses of {allowed}."
         )
+    clients.wary(url)
     return Place(url, "remote")
 
 

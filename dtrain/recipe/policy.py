@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dtrain import screen
+from dtrain import clients, screen
 from dtrain.recipe.document import HIDDEN, KEY
 from dtrain.recipe.place import Place
-from dtrain.recipe.reach import named_hosts, refusal, resolves_inside
+from dtrain.recipe.reach import named_hosts, refusal, resolves_inside, servers
 from dtrain.secrets import HERE, masked, shown
 from dtrain.secrets.looks import is_secret
 from dtrain.trust import from_elsewhere, own
@@ -90,7 +90,8 @@ def borrowed(word: Word, settled: Sequence[Word], said: Sequence[Word], *, forei
 
 
 def reaches(words: Iterable[Word], value_of: Mapping[str, Any]) -> Iterable[str]:
-    """One sentence for each word of a recipe from elsewhere that leads to this machine or its network once everything in it was looked up."""
+    """One sentence for each word of a recipe from elsewhere that leads to this machine or its network once everything in it was looked up. Whatever is
+    read where it leads is judged again then, at each address."""
     hosts = dict[str, Word]()
     for word in words:
         if word.place is not None and word.place.trust == "remote":
@@ -99,6 +100,8 @@ def reaches(words: Iterable[Word], value_of: Mapping[str, Any]) -> Iterable[str]
                 if isinstance(value, str) and not key.endswith("._target_"):
                     if whole != word.value and (why := refusal(key, value, word.place.url)):
                         yield f"{key} ({word.source}): a recipe from elsewhere {why}. Type {key}=<value> if you mean it."
+                    for url in servers(value):
+                        clients.wary(url)
                     hosts |= dict.fromkeys(named_hosts(value, word.place.url), word)
     for host in resolves_inside(hosts):
         word = hosts[host]

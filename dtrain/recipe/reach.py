@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from dtrain import web
+
 REACHABLE = ("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf")
 """Schemes that a recipe from elsewhere may name: none of them leads to this machine's files, or takes its keys to another one."""
 OPENS = re.compile(
@@ -66,7 +68,7 @@ def is_private(host: str) -> bool:
     name = host.strip(".").lower()
     number = _number(name)
     if number is not None:
-        return not _is_public(number)
+        return not web.is_public(number)
     return "." not in name or name.endswith(tuple(f".{end}" for end in INSIDE))
 
 
@@ -79,7 +81,7 @@ def resolves_inside(hosts: Iterable[str]) -> list[str]:
             known = {ipaddress.ip_address(str(each[4][0]).split("%")[0]) for each in socket.getaddrinfo(host, None)}
         except (OSError, ValueError):
             return
-        if not all(map(_is_public, known)):
+        if not all(map(web.is_public, known)):
             found.append(host)
 
     asking = [threading.Thread(target=ask, args=(host,), daemon=True) for host in sorted(set(hosts))]
@@ -89,6 +91,11 @@ def resolves_inside(hosts: Iterable[str]) -> list[str]:
     for thread in asking:
         thread.join(max(0.0, until - time.monotonic()))
     return sorted(found)
+
+
+def servers(value: str) -> list[str]:
+    """The URLs of the web in a value, and the value itself, as a client takes it."""
+    return [each for each in (value, *URL.findall(value)) if urlsplit(each.strip()).netloc]
 
 
 def named_hosts(value: str, beside: str) -> list[str]:
@@ -136,10 +143,3 @@ def _number(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return ipaddress.ip_address(socket.inet_aton(host))
     except (OSError, ValueError):
         return None
-
-
-def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    inner = getattr(address, "ipv4_mapped", None) or getattr(address, "sixtofour", None)
-    if isinstance(address, ipaddress.IPv6Address) and address in ipaddress.ip_network("64:ff9b::/96"):
-        inner = ipaddress.ip_address(int(address) & 0xFFFFFFFF)
-    return _is_public(inner) if inner else address.is_global and not address.is_multicast

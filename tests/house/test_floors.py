@@ -13,7 +13,7 @@ import dtrain
 ROOT = Path(dtrain.__file__).parent
 
 FLOORS = (
-    ("secrets", "screen", "shapes"),
+    ("secrets", "screen", "shapes", "web"),
     ("errors", "plan", "result", "disk", "cause", "clients", "hub"),
     ("config", "started", "network", "waiting", "store", "build", "sharding", "signals", "frames"),
     ("words", "cluster"),
@@ -38,7 +38,7 @@ FLOORS = (
     ("__main__",),
 )
 WITHOUT_TORCH = (
-    "__main__", "secrets", "shapes", "provenance", "errors", "plan", "result", "words", "config", "cluster", "started", "network", "waiting", "disk", "cause", "clients", "store", "hub", "build", "options", "recipe", "predict", "resolve", "dialect", "preflight",
+    "__main__", "secrets", "shapes", "provenance", "errors", "plan", "result", "words", "config", "cluster", "started", "network", "waiting", "disk", "cause", "clients", "web", "store", "hub", "build", "options", "recipe", "predict", "resolve", "dialect", "preflight",
     "tracing", "failure", "blame", "frames", "lease", "attempts", "runs", "signals", "tokenfile", "compose", "launcher", "doctor", "verb", "trust",
 )  # fmt: skip
 """What the parent imports before any rank exists."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from dtrain import __version__, screen, secrets, signals, started, waiting
+from dtrain import __version__, screen, secrets, signals, started
 from dtrain.errors import HELP, DtrainError, PreflightError, WordsError, why
 
 COMPOSE = ("train", "plan", "evaluate", "generate", "verify", "doctor", "diff")
@@ -20,7 +20,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 training failed, 2 the words were wrong, 3 preflight, 75 preempted, 130 interrupted."""
     os.environ["DTRAIN_BEGAN"] = str(time.monotonic())  # what time_limit counts from
     started.adopt(os.environ)
-    waiting.watch()
     if argv is None:
         screen.outlive_readers()
         secrets.guard(screen.visible)

@@ -23,6 +23,7 @@ from dtrain.logger import Logger
 from dtrain.mesh import Mesh
 from dtrain.objective import Objective
 from dtrain.objective.figures import figures
+from dtrain.pace import Pace
 from dtrain.plan import Plan
 from dtrain.predict.time import at_peak
 from dtrain.result import Result, peak_bytes, versions
@@ -86,7 +87,7 @@ class Log:
             self._tell(name, "note", secrets.masked(text))
 
     def caveat(self, text: str) -> None:
-        """What a person should know before the first step: an event, and a note."""
+        """What a person should know of this run: an event, and a note."""
         self.event("caveat", text=text)
         self.note(text)
 
@@ -107,9 +108,9 @@ class Log:
         for sentence in caveats:
             self.caveat(sentence)
 
-    def begin(self, objective: Objective) -> None:
+    def begin(self, objective: Objective, pace: Pace) -> None:
         """The loop begins."""
-        self._objective = objective
+        self._objective, self._pace = objective, pace
         self._at_peak = at_peak(self._plan) if self._rows is not None else None
         self.start()
 
@@ -154,6 +155,8 @@ class Log:
             rows.append(row)
         self._rows.append(*rows)
         self._warn()
+        for said in self._pace.look((row["step"], row["step_seconds"]) for row in rows):
+            self.caveat(said)
         self.last = rows[-1]
         elapsed = sum(row["step_seconds"] for row in rows) / len(rows)
         told = {**self.last, "step_seconds": elapsed, "samples_per_second": self._batch / elapsed}

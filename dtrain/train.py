@@ -20,6 +20,7 @@ from dtrain.mesh import Mesh
 from dtrain.model import balanced, caveats, construct
 from dtrain.objective import Objective
 from dtrain.observe import Observers
+from dtrain.pace import Pace
 from dtrain.parallel.context import context_of
 from dtrain.parallel.order import parallelize
 from dtrain.plan import Plan
@@ -85,7 +86,7 @@ def train(plan: Plan) -> Result:
         gc.collect()
         gc.freeze()  # the collector need not walk what was built above, again and again during the loop
         stack.callback(gc.unfreeze)
-        log.begin(objective)
+        log.begin(objective, Pace(lambda: stream.waited))
         while state.step < plan.steps and not guard.reason and not stop_asked.requested(state.step, mesh):
             watchdog.beat(state.step, stream.seen)
             loss = step(stream, state.step)

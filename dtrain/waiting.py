@@ -1,46 +1,106 @@
-"""How the threads of a rank wait for each other: spinning where cores are free, asleep where other processes compute.
+"""How the threads of a rank wait for each other: spinning where cores are free, for a moment only where other processes compute.
 
-A thread that spins keeps the core from the one it waits for: on two cores beside two busy processes a step of a small GPT took ten times as long as
-with threads that sleep, which in turn cost a step half as much again where the cores are free (tests/bench/RESULTS.md). OpenMP reads the choice once,
-when torch is loaded, so it is made before that, by what was seen since `watch`. No number depends on it.
+A thread that spins keeps the core from the one it waits for: on two cores beside two busy processes a step of a small GPT takes three to forty times
+as long as with threads that sleep, which in turn cost a step twice as much where the cores are free (tests/bench/RESULTS.md). OpenMP reads a choice
+once, when torch is loaded; this one follows what changes. No number depends on it.
 """
 
 import os
-import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 CHOSEN = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 """Variables with which a user chooses."""
-_since: list[float] = []
 SHORTEST = 0.05
 """Seconds; the system counts in hundredths."""
 SPARE = 0.5
 """Cores that others may take of those our threads need, before these sleep."""
+PERIOD = 1.0
+"""Seconds between two looks at who else computes."""
+MOST = 16
+"""Threads that do nothing but sleep."""
 
 
-def watch() -> None:
-    """The command begins."""
-    _since[:] = _since or _clocks()
+class Meter:
+    """Counts from when it is made."""
+
+    def __init__(self) -> None:
+        self._since = _clocks()
+
+    def others(self) -> float:
+        """Cores of those this process may use that were taken, on average, by others than it and its fellow ranks on this host, of which each takes as
+        much as it. 0 where the system does not tell, or not yet."""
+        now, own, idle = (here - before for here, before in zip(_clocks(), self._since, strict=True)) if self._since else (0.0, 0.0, 0.0)
+        return max(0.0, cores() - (idle + ranks() * own) / now) if now >= SHORTEST else 0.0
+
+    def crowds(self, threads: int) -> bool:
+        """Whether others took cores that so many threads of each rank need."""
+        return self.others() > cores() - threads * ranks() + SPARE
 
 
-def policy(threads: int, ranks: int, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What the environment of `ranks` processes of so many `threads`, which load torch after this, is to have beside `environ`."""
-    is_open = threads > 1 and "torch" not in sys.modules and not any(name in environ for name in CHOSEN)
-    return {"OMP_WAIT_POLICY": "PASSIVE"} if is_open and others(ranks) > _cores() - threads * ranks + SPARE else {}
+@contextmanager
+def yielding(threads: int, environ: Mapping[str, str] = os.environ) -> Iterator[None]:
+    """While it is open, the `threads` of this rank spin for a moment only whenever others take the cores that they need.
+
+    libgomp spins for a moment where it has more threads than there are cores (GOMP_SPINCOUNT in its manual), and counts the threads of all that have
+    used it: so a few that used it once and sleep are enough, until they end.
+    """
+    sleepers = (cores() - threads) // max(1, threads - 1) + 1
+    if threads < 2 or sleepers > MOST or any(name in environ for name in CHOSEN):
+        yield
+        return
+    over = threading.Event()
+    thread = threading.Thread(target=_follow, args=(over, threads, sleepers), name="dtrain-waiting", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
-def others(ranks: int = 1) -> float:
-    """Cores of those this process may use that were taken since `watch`, on average, by others than it and its fellow ranks, `ranks` in all. 0 where
-    the system does not tell."""
-    now, own, idle = (here - before for here, before in zip(_clocks(), _since, strict=True)) if _since else (0.0, 0.0, 0.0)
-    if now < SHORTEST:
-        return 0.0
-    return max(0.0, _cores() - (idle + own) / now - (ranks - 1))
+def _follow(over: threading.Event, threads: int, sleepers: int) -> None:
+    meter, stack = Meter(), ExitStack()
+    with stack:
+        is_crowded = False
+        while not over.wait(PERIOD):
+            was, is_crowded, meter = is_crowded, meter.crowds(threads), Meter()
+            if is_crowded and not was:
+                stack.enter_context(_asleep(sleepers))
+            elif was and not is_crowded:
+                stack.close()
 
 
-def _cores() -> int:
+@contextmanager
+def _asleep(number: int) -> Iterator[None]:
+    """So many threads that have used OpenMP, and do nothing."""
+    import torch
+
+    over = threading.Event()
+
+    def sleep() -> None:
+        torch.ones(1 << 20).add_(1.0)
+        over.wait()
+
+    sleepers = [threading.Thread(target=sleep, name="dtrain-asleep", daemon=True) for _ in range(number)]
+    for sleeper in sleepers:
+        sleeper.start()
+    yield
+    over.set()
+    for sleeper in sleepers:
+        sleeper.join()
+
+
+def ranks() -> int:
+    """Of this run on this host."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def cores() -> int:
+    """Those that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -62,14 +62,6 @@ class Fills(Raises):
             raise ValueError("planned")
 
 
-class Policy(nn.Linear):
-    """Prints how the threads of its rank wait for each other."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs)
-        print(f"policy {os.environ.get('OMP_WAIT_POLICY')}", flush=True)
-
-
 class Slow(Raises):
     def __init__(self, rank: int, seconds: float = 0.05) -> None:
         super().__init__(rank)

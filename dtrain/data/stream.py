@@ -5,6 +5,7 @@ few views. The whole state is one integer, the samples the world has seen, and t
 with the number of those that it has passed over: so a reader can hold the samples against the steps.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ class Stream:
     def __init__(self, source: Source, *, batch: BatchShape, mesh: Mesh, seed: int, count: Callable[[Batch], int]) -> None:
         self.seen = self.first = 0
         """Samples the world has seen or passed over, and where in the global order the newest step began."""
+        self.waited = 0.0
+        """Seconds in which a step waited for its samples."""
         self._passed: set[int] = set()
         self._before = 0
         """Batches passed over that are not among those: by the run that was loaded."""
@@ -119,12 +122,13 @@ class Stream:
 
     def _block(self) -> list[Share]:
         """The next block's steps, on the device, with their counts over the world."""
-        firsts = self._firsts(self.seen)
+        firsts, began = self._firsts(self.seen), time.perf_counter()
         if self._thread:
             batch = (self._next or self._thread.submit(self._load, firsts)).result()
             self._next = self._thread.submit(self._load, self._firsts(firsts[-1] + self._batch.size))
         else:
             batch = self._load(firsts)
+        self.waited += time.perf_counter() - began
         parts = _split(batch, self._batch.microbatch)
         steps = [parts[i : i + self._batch.accumulate] for i in range(0, len(parts), self._batch.accumulate)]
         found = zip(steps, self._counts(steps), firsts, strict=True)

@@ -35,7 +35,6 @@ def run_rank(plan: Plan, *, forked: bool = False) -> Result:
 def _run(plan: Plan, forked: bool) -> Result:
     if os.getcwd() not in sys.path:  # noqa: PTH109 - compared as text, as sys.path holds it
         sys.path.insert(0, os.getcwd())  # noqa: PTH109
-    os.environ.update(waiting.policy(plan.threads, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     with signals.importing():
         import torch
 
@@ -47,5 +46,6 @@ def _run(plan: Plan, forked: bool) -> Result:
     if forked or threads != torch.get_num_threads():
         torch.set_num_threads(threads)
     torch.backends.mha.set_fastpath_enabled(False)  # its kernels for evaluation do not know autocast on the CPU
-    result: Result = loop(plan)
+    with waiting.yielding(threads):
+        result: Result = loop(plan)
     return result

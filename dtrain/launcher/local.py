@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from dtrain import failure, network, options, screen, signals, store, waiting
+from dtrain import failure, network, options, screen, signals, store
 from dtrain.disk import ROOM
 from dtrain.errors import PreflightError, RankError, why
 from dtrain.launcher import process
@@ -61,13 +61,12 @@ class Local:
     def launch(self, plan: Plan) -> Result:
         scratch, claim = _scratch(min(ROOMS, (1 + plan.world) * (1 + self.restarts)))
         told = {"plan": plan.to_dict(), "storage": options.hand_over(), **vars(self), "here": plan.nodes if self.here is None else self.here}
-        more = waiting.policy(plan.threads, plan.devices * told["here"])
         try:
             with _Wishes(scratch) as wishes:
-                code = _serve(scratch, told, wishes, more)
+                code = _serve(scratch, told, wishes)
                 while code < 0 and not wishes.ends and _counted(scratch) <= self.restarts:
                     screen.complain(f"the launcher's server was killed by {signal.Signals(-code).name} and starts again")
-                    code = _serve(scratch, told, wishes, more)
+                    code = _serve(scratch, told, wishes)
             if wishes.again:
                 raise KeyboardInterrupt
             if wishes.first and not _begun(scratch):
@@ -141,10 +140,10 @@ class _Wishes:
                 self.server.send_signal(self.first)
 
 
-def _serve(scratch: Path, told: Mapping[str, Any], wishes: _Wishes, more: Mapping[str, str]) -> int:
-    """Run a server, with `more` in its environment, to its end; its exit code. None of its processes lives afterwards."""
+def _serve(scratch: Path, told: Mapping[str, Any], wishes: _Wishes) -> int:
+    """Run a server to its end; its exit code. None of its processes lives afterwards."""
     # torch prints the stack of whatever lost its peer, beside the error it raises
-    environment = {"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ, **more}
+    environment = {"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ}
     with _held():  # the server begins with signals blocked, and loses none while it has no handler
         told = {**told, "wish": wishes.first}
         try:

@@ -23,10 +23,10 @@ from dtrain.logger import Logger
 from dtrain.mesh import Mesh
 from dtrain.objective import Objective
 from dtrain.objective.figures import figures
-from dtrain.pace import Pace
 from dtrain.plan import Plan
 from dtrain.predict.time import at_peak
 from dtrain.result import Result, peak_bytes, versions
+from dtrain.slowdown import Slowdown
 
 DECIDES = ("model", "data", "objective", "optim", "schedule", "precision", "strategy", "batch", "mesh", "steps", "seed", "clip", "ema")
 """Fields of the plan that a logger is told."""
@@ -108,9 +108,9 @@ class Log:
         for sentence in caveats:
             self.caveat(sentence)
 
-    def begin(self, objective: Objective, pace: Pace) -> None:
+    def begin(self, objective: Objective, slowdown: Slowdown) -> None:
         """The loop begins."""
-        self._objective, self._pace = objective, pace
+        self._objective, self._slowdown = objective, slowdown
         self._at_peak = at_peak(self._plan) if self._rows is not None else None
         self.start()
 
@@ -155,7 +155,7 @@ class Log:
             rows.append(row)
         self._rows.append(*rows)
         self._warn()
-        for said in self._pace.look((row["step"], row["step_seconds"]) for row in rows):
+        for said in self._slowdown.look((row["step"], row["step_seconds"]) for row in rows):
             self.caveat(said)
         self.last = rows[-1]
         elapsed = sum(row["step_seconds"] for row in rows) / len(rows)

@@ -60,5 +60,10 @@ def drawn(seed: int, step: int, rank: int) -> list[str]:
 
 
 def _states() -> dict[str, Any]:
-    states = {"torch": bytes(torch.get_rng_state().tolist()), "numpy": repr(np.random.get_state(legacy=False)), "python": random.getstate()}
-    return states | ({"cuda": bytes(torch.cuda.get_rng_state().tolist())} if torch.cuda.is_initialized() else {})
+    state = np.random.get_state(legacy=False)
+    states = {
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "numpy": (state["state"]["key"].tobytes(), state["state"]["pos"], state["has_gauss"], state["gauss"]),
+        "python": random.getstate(),
+    }
+    return states | ({"cuda": torch.cuda.get_rng_state().numpy().tobytes()} if torch.cuda.is_initialized() else {})

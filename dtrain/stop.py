@@ -31,6 +31,7 @@ class StopSignal:
         self._after = after
         self._until = None if seconds is None else float(os.environ.get("DTRAIN_BEGAN", time.monotonic())) + seconds
         self._steps, self._within = Pace(), Pace()
+        self._listen = 0.0
         self.status: Status = "finished"
         self.cause = ""
 
@@ -50,8 +51,10 @@ class StopSignal:
         return self.status != "finished"
 
     def done(self) -> None:
-        """A step is computed: from now on a signal waits for what follows, its save among it."""
-        signals.listen()
+        """A step is computed: from now on a signal waits for what follows, its save among it; also where somebody's code has taken the signals."""
+        if time.monotonic() >= self._listen:
+            signals.listen()
+            self._listen = time.monotonic() + AGREE_SECONDS
 
     def meanwhile(self, mesh: Mesh) -> bool:
         """As `requested`, between two parts of something long inside a step's turn, which may be left undone."""

@@ -20,7 +20,6 @@ from dtrain.mesh import Mesh
 from dtrain.model import balanced, caveats, construct
 from dtrain.objective import Objective
 from dtrain.observe import Observers
-from dtrain.pace import Pace
 from dtrain.parallel.context import context_of
 from dtrain.parallel.order import parallelize
 from dtrain.plan import Plan
@@ -28,6 +27,7 @@ from dtrain.precision import Precision
 from dtrain.result import Result, peak_bytes, versions
 from dtrain.schedule import set_lr
 from dtrain.seeds import derive
+from dtrain.slowdown import Slowdown
 from dtrain.state import TrainState
 from dtrain.step import gradients_of, make_step, zero
 from dtrain.stop import StopSignal
@@ -86,7 +86,7 @@ def train(plan: Plan) -> Result:
         gc.collect()
         gc.freeze()  # the collector need not walk what was built above, again and again during the loop
         stack.callback(gc.unfreeze)
-        log.begin(objective, Pace(lambda: stream.waited))
+        log.begin(objective, Slowdown(lambda: stream.waited))
         while state.step < plan.steps and not guard.reason and not stop_asked.requested(state.step, mesh):
             watchdog.beat(state.step, stream.seen)
             loss = step(stream, state.step)

@@ -13,10 +13,10 @@ from small import on_mesh, plan
 from dtrain.log import Log
 from dtrain.mesh import Mesh
 from dtrain.objective.next_token import NextToken
-from dtrain.pace import Pace
 from dtrain.plan import Plan
 from dtrain.predict.time import at_peak
 from dtrain.result import Result
+from dtrain.slowdown import Slowdown
 
 TOLD: list[tuple[Any, ...]] = []
 
@@ -77,7 +77,7 @@ def run(mesh: Mesh, made: Plan, *, steps: int = 6, start: int = 0) -> list[tuple
     """Steps whose loss sum is 10 x step on rank 0 and step on rank 1, over a count of 11."""
     with Log(made, mesh) as log:
         log.started(start, parameters=1, damaged=[], passed_over=(), caveats=[])
-        log.begin(NextToken(), Pace(lambda: 0.0))
+        log.begin(NextToken(), Slowdown(lambda: 0.0))
         for step in range(start + 1, start + steps + 1):
             sums = {"loss": torch.tensor(float(step * (10 if mesh.rank == 0 else 1))), "accuracy": torch.tensor(float(mesh.rank))}
             log.record(step, 8 * step, sums, 11, torch.tensor(0.5 * step), {"lr": 0.1, "lr_head": 0.2})
@@ -160,7 +160,7 @@ def test_a_run_that_fails_says_so(tmp_path: Path) -> None:
 def test_a_loss_that_is_no_number_is_a_row_too(tmp_path: Path) -> None:
     def work(mesh: Mesh) -> float:
         with Log(with_loggers(tmp_path, 1), mesh) as log:
-            log.begin(NextToken(), Pace(lambda: 0.0))
+            log.begin(NextToken(), Slowdown(lambda: 0.0))
             log.record(1, 8, {"loss": torch.tensor(math.nan)}, 8, torch.tensor(math.inf), {"lr": 0.1})
             log.finish(Result("finished", 1, log.last["loss"], 1.0))
             return log.last["loss"]

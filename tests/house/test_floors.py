@@ -21,7 +21,7 @@ FLOORS = (
     ("recipe", "resolve", "dialect", "preflight", "lease", "blame"),
     ("failure", "provenance", "runs"),
     ("compose", "rendezvous"),
-    ("pace", "backend", "mesh", "journal", "clip", "ema", "compile"),
+    ("slowdown", "backend", "mesh", "journal", "clip", "ema", "compile"),
     ("model", "data", "objective", "optim", "schedule", "precision", "logger", "remat"),
     ("seeds", "stop", "watchdog", "log", "agreement"),
     ("strategy", "state", "sampling"),

@@ -21,7 +21,7 @@ PAGES = 100
 """Read back from the disk in a second."""
 
 
-class Pace:
+class Slowdown:
     """Of one start of a run. `waited`: the seconds so far in which a step waited for its samples."""
 
     def __init__(self, waited: Callable[[], float]) -> None:
@@ -38,7 +38,7 @@ class Pace:
             if self._seconds >= (SHORT if self._steps >= STEPS else LONG):
                 one, self._steps, self._seconds = self._seconds / self._steps, 0, 0.0
                 yield from self._judge(step, one)
-        if not self._slow:
+        if not self._slow and time.perf_counter() - self._since[0] > SHORT:
             self._mark()
 
     def _judge(self, step: int, one: float) -> Iterator[str]:

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from dtrain import pace, waiting
+from dtrain import slowdown, waiting
 from dtrain.cluster import Cluster
 from dtrain.compose import compose
-from dtrain.pace import Pace
 from dtrain.resolve import resolve
+from dtrain.slowdown import Slowdown
 from dtrain.train import train
 
 
@@ -38,12 +38,12 @@ class Stalls(Dataset[tuple[Tensor, Tensor]]):
 
 
 def test_a_dataset_that_becomes_slow_is_told_once_as_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "SHORT", 0.1)
-    monkeypatch.setattr(pace, "LONG", 2.0)
+    monkeypatch.setattr(slowdown, "SHORT", 0.1)
+    monkeypatch.setattr(slowdown, "LONG", 2.0)
     words = [
         "data=dataset",
-        "data.dataset._target_=test_pace.Stalls",
-        "trust=[test_pace]",
+        "data.dataset._target_=test_slowdown.Stalls",
+        "trust=[test_slowdown]",
         "model=mlp",
         "model.inputs=4",
         "model.outputs=2",
@@ -56,13 +56,13 @@ def test_a_dataset_that_becomes_slow_is_told_once_as_the_cause(tmp_path: Path, m
     assert "of the time it waits for samples (data)" in said
 
 
-def told(pace: Pace, *blocks: float) -> list[str]:
+def told(one: Slowdown, *blocks: float) -> list[str]:
     """What is said within 64 steps of so many seconds each."""
-    return [" ".join(pace.look((64 * number + step, seconds) for step in range(1, 65))) for number, seconds in enumerate(blocks)]
+    return [" ".join(one.look((64 * number + step, seconds) for step in range(1, 65))) for number, seconds in enumerate(blocks)]
 
 
 def test_ten_times_slower_is_told_once_until_it_is_as_fast_again() -> None:
-    *quiet, slow, still, better, fast, once, again = told(Pace(lambda: 0.0), 0.02, 0.19, 0.19, 0.22, 0.22, 1.0, 0.07, 0.04, 0.02, 5.0)
+    *quiet, slow, still, better, fast, once, again = told(Slowdown(lambda: 0.0), 0.02, 0.19, 0.19, 0.22, 0.22, 1.0, 0.07, 0.04, 0.02, 5.0)
     assert not any((*quiet, still, better, once))
     assert slow.startswith("up to step 320 a step takes 220 ms, 11 times what it took (20 ms): ")
     assert re.search(r"a step takes 4\d.* ms again$", fast)
@@ -70,11 +70,11 @@ def test_ten_times_slower_is_told_once_until_it_is_as_fast_again() -> None:
 
 
 def test_neither_one_step_nor_a_moment_is_a_slow_run() -> None:
-    one = Pace(lambda: 0.0)
+    one = Slowdown(lambda: 0.0)
     assert told(one, 0.02) == [""]
     assert [*one.look([(65, 600.0)])] == []
     assert told(one, 0.02, 0.02) == ["", ""]
-    small = Pace(lambda: 0.0)
+    small = Slowdown(lambda: 0.0)
     assert told(small, *[0.001] * 20, 0.012, 0.012, 0.0005, 0.0005) == [""] * 24
 
 
@@ -89,7 +89,7 @@ def busy() -> Iterator[None]:
 
 
 def test_processes_that_take_the_cores_are_the_cause(busy: None) -> None:
-    one = Pace(lambda: 0.0)
+    one = Slowdown(lambda: 0.0)
     told(one, 0.02)
     time.sleep(1.0)
     assert f"of its {waiting.cores()} cores" in told(one, 5.0)[0]
@@ -99,7 +99,7 @@ def test_processes_that_take_the_cores_are_the_cause(busy: None) -> None:
 def test_a_quota_that_is_used_up_is_the_cause(name: str, after: float, cause: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file of a control group with a quota, which a test may not set."""
     monkeypatch.setattr(waiting.Meter, "others", lambda self: 0.0)
-    one = Pace(lambda: 0.0)
+    one = Slowdown(lambda: 0.0)
     told(one, 0.02)
-    monkeypatch.setattr(pace, name, lambda: after)
+    monkeypatch.setattr(slowdown, name, lambda: after)
     assert cause in told(one, 5.0)[0]

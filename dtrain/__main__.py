@@ -19,6 +19,7 @@ COMPOSE = ("train", "plan", "evaluate", "generate", "verify", "doctor", "diff")
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 training failed, 2 the words were wrong, 3 preflight, 75 preempted, 130 interrupted."""
     os.environ["DTRAIN_BEGAN"] = str(time.monotonic())  # what time_limit counts from
+    gc.freeze()  # what was there before need not be walked, again and again, by the collector of this command
     started.adopt(os.environ)
     if argv is None:
         screen.outlive_readers()

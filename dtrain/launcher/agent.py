@@ -23,7 +23,7 @@ from typing import Any
 from dtrain import failure, hub, network, options, screen, secrets, signals, store
 from dtrain.blame import is_victim
 from dtrain.errors import PreflightError, StoreError, why
-from dtrain.launcher import process, run_rank
+from dtrain.launcher import loading_torch, process, run_rank
 from dtrain.launcher.door import GREET_SECONDS, knock
 from dtrain.launcher.link import Link, drain, ready
 from dtrain.plan import Plan
@@ -222,16 +222,17 @@ def warm(plan: Plan) -> None:
     """Load here, once, what every rank needs: the fork costs milliseconds, the imports seconds."""
     import gc
 
-    import torch
-    import torch._dynamo  # the first optimizer would import it, in every rank
+    with loading_torch():
+        import torch
+        import torch._dynamo  # the first optimizer would import it, in every rank
 
-    import dtrain.train  # noqa: F401
+        import dtrain.train  # noqa: F401
 
-    if plan.trust:
-        hub.watch()
-    for part in (plan.strategy, plan.optim, plan.model, plan.data, plan.objective, plan.schedule, plan.checkpoint, plan.backend):
-        with contextlib.suppress(ImportError):  # the rank says what is wrong with it
-            __import__(str(part["_target_"]).rsplit(".", 1)[0])
+        if plan.trust:
+            hub.watch()
+        for part in (plan.strategy, plan.optim, plan.model, plan.data, plan.objective, plan.schedule, plan.checkpoint, plan.backend):
+            with contextlib.suppress(ImportError):  # the rank says what is wrong with it
+                __import__(str(part["_target_"]).rsplit(".", 1)[0])
     torch.set_num_threads(1)
     gc.freeze()  # or the collector of each rank copies these pages when it first looks at them
 

@@ -1,5 +1,8 @@
 """One rank, in this very process."""
 
+import subprocess
+import sys
+
 import pytest
 from launching import plan_of
 
@@ -16,3 +19,31 @@ def test_a_result_comes_back(tmp_path) -> None:
 def test_a_rank_that_raises_shows_its_traceback(tmp_path) -> None:
     with pytest.raises(RankError, match=r"(?s)rank 0 failed.*ValueError: planned"):
         Inline().launch(plan_of(tmp_path, "model._target_=launching.Raises", "model.rank=0"))
+
+
+LOADS = """
+import gc, weakref
+from dtrain.launcher import loading_torch
+
+class Circle:
+    def __init__(self):
+        self.itself = self
+
+with loading_torch():
+    import torch
+assert gc.isenabled() and gc.get_freeze_count() > 100_000
+circle = weakref.ref(Circle())
+assert circle() is not None
+gc.collect()
+assert circle() is None
+with loading_torch():
+    before = gc.get_freeze_count()
+assert gc.isenabled() and gc.get_freeze_count() == before
+print("as before")
+"""
+
+
+def test_what_a_run_makes_is_collected_and_torch_is_not_walked() -> None:
+    """In a process of its own, which has no torch."""
+    said = subprocess.run([sys.executable, "-c", LOADS], capture_output=True, text=True, timeout=300)
+    assert said.stdout == "as before\n", said.stderr

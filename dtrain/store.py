@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import math
 import os
 import tempfile
 import time
@@ -33,8 +34,8 @@ FIRST_WAIT, LONGEST_WAIT = 0.2, 8.0
 ABSENT = (FileNotFoundError, NotADirectoryError)
 ANSWER_SECONDS = 15.0
 """For a small file, with all tries, where a person waits."""
-STREAMS = 16
-"""Folders listed at a time, elsewhere."""
+BLOCK, STREAMS = 1 << 20, 16
+"""Elsewhere, at a time: bytes of a file, folders to list."""
 
 disk = Disk()
 """Everything that changes a local disk goes through it: `dtrain.testing.faults` puts another one here."""
@@ -62,23 +63,24 @@ def read(url: str) -> bytes:
     return _remote("read", url, lambda fs, path: bytes(fs.cat_file(path)))
 
 
-def beginning(url: str, count: int) -> bytes:
-    """The first `count` bytes of a file, which may be larger than memory, or all of it where it has less. Raises StoreError."""
+def beginning(url: str, count: int, heard: Callable[[int], object] = int) -> bytes:
+    """The first `count` bytes of a file, which may be larger than memory, or all of it where it has less. `heard` is told of each part. Raises StoreError."""
 
     def head(file: Any) -> bytes:
         parts = list[bytes]()
         with file:
-            while (missing := count - sum(map(len, parts))) and (part := file.read(missing)):  # the web gives what has come so far
+            while (missing := count - sum(map(len, parts))) and (part := file.read(min(missing, BLOCK))):  # the web gives what has come so far
                 parts.append(part)
+                heard(len(part))
         return b"".join(parts)
 
     if is_local(url):
         return _local("read", url, lambda path: head(a_file(path).open("rb")))
-    streamed = {"block_size": 0} if url.startswith(("http://", "https://")) else {}  # many servers give no part of a file
+    block = 0 if url.startswith(("http://", "https://")) else BLOCK  # many servers give no part of a file
 
     def opened(fs: Any, path: str) -> bytes:
         try:
-            return head(fs.open(path, "rb", **streamed))
+            return head(fs.open(path, "rb", block_size=block))
         except FileNotFoundError as error:  # of the web, also what hides why there was no answer
             hidden = error.__cause__ if getattr(error.__cause__, "status", 0) != 404 else None
             raise hidden or error from None
@@ -99,25 +101,25 @@ def ending(url: str, count: int) -> bytes:
     return _remote("read", url, lambda fs, path: bytes(fs.tail(path, count)))
 
 
-def small(url: str, most: int, *, seconds: float | None = None) -> bytes:
+def small(url: str, most: int, *, seconds: float | None = None, pace: float = math.inf) -> bytes:
     """A file that should be small, read as `beginning` does; from elsewhere beside this thread, which waits for it ANSWER_SECONDS or less, because a
-    server may be silent, or send in drops. Raises StoreError."""
+    server may be silent, or send in drops, and one more for every `pace` bytes while they come. Raises StoreError."""
     seconds = ANSWER_SECONDS if seconds is None else seconds
     if is_local(url):
         return beginning(url, most)
-    answer = Future[bytes]()
+    answer, come, began = Future[bytes](), list[tuple[float, int]](), time.monotonic()
 
     def ask() -> None:
         try:
-            answer.set_result(beginning(url, most))
+            answer.set_result(beginning(url, most, lambda count: come.append((time.monotonic(), count))))
         except BaseException as error:
             answer.set_exception(error)
 
     Thread(target=ask, daemon=True).start()
-    try:
-        return answer.result(seconds)
-    except TimeoutError as error:
-        raise StoreError.during("read", url, f"no answer within {seconds:.2g} s", kind="busy") from error
+    while (left := min(began + sum(count for _, count in come) / pace, max(come, default=(began, 0))[0]) + seconds - time.monotonic()) > 0:
+        with contextlib.suppress(TimeoutError):
+            return answer.result(left)
+    raise StoreError.during("read", url, f"no answer within {time.monotonic() - began:.3g} s", kind="busy")
 
 
 def exists(url: str) -> bool:
@@ -216,9 +218,7 @@ def write(url: str, data: bytes) -> None:
 
 def put(url: str, parts: Sequence[Buffer]) -> None:
     """Create a new file from buffers, in one go. On a local disk its bytes are durable, its name after `sync_folder`; elsewhere both are, and counted.
-
-    Names are the caller's to keep unique. Raises StoreError; nothing is left of what failed on a local disk.
-    """
+    Names are the caller's to keep unique. Raises StoreError; nothing is left of what failed on a local disk."""
 
     def new(path: Path) -> None:
         makedirs(disk, path.parent)

@@ -157,3 +157,15 @@ def test_ranks_are_as_wary(near: Site, far: Site, tmp_path: Path) -> None:
     near.pages["/text.txt"] = f"{far.url}/text.txt".encode()
     assert REFUSED in reads()
     assert not far.asked
+
+
+def test_small_words_lead_nowhere_else(near: Site, far: Site) -> None:
+    near.pages = {
+        "/mine.yaml": f"expect: {{loss: [0, 9], small: ['data.path={near.url}/text.txt']}}\n".encode(),
+        "/text.txt": f"{far.url}/text.txt".encode(),
+    }
+    config = compose([f"recipe={near.url}/mine.yaml"])
+    config = compose([*config.expect.small, "data=text"])
+    with store.patience(0), pytest.raises(StoreError, match=REFUSED):
+        store.find(config.data["path"])
+    assert not far.asked

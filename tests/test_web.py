@@ -109,6 +109,29 @@ def test_a_slow_server_is_left(answer: Callable[[socket.socket], None], monkeypa
         recipe.read(url)
 
 
+def test_what_comes_slowly_but_steadily_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a tokenizer.json on a slow link: each part of it earns time for the next; what stops coming, or comes in drops, is left."""
+    monkeypatch.setattr(store, "ANSWER_SECONDS", 2.0)
+
+    def steadily(connection: socket.socket) -> None:
+        connection.sendall(head(12_000))
+        for _ in range(12):
+            time.sleep(0.3)
+            connection.sendall(b"#" * 1000)
+
+    def then_silent(connection: socket.socket) -> None:
+        connection.sendall(head(1 << 30) + b"#" * 100_000)
+        time.sleep(600)
+
+    with answering(steadily) as url:
+        assert store.small(url, 1 << 20, pace=500) == b"#" * 12_000
+        with pytest.raises(StoreError, match="no answer within"):
+            store.small(url, 1 << 20)
+    for answer in (then_silent, in_drops, silent):
+        with answering(answer) as url, pytest.raises(StoreError, match="no answer within"):
+            store.small(url, 1 << 20, pace=500)
+
+
 def test_the_recipes_below_a_recipe_are_waited_for_as_long_in_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(store, "ANSWER_SECONDS", 1.0)
     with answering(silent) as url:

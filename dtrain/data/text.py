@@ -25,6 +25,8 @@ SEPARATOR = b"\0"
 """Between documents, for the byte tokenizer."""
 LARGEST_TOKENIZER = 1 << 28
 """Bytes that are read of a tokenizer.json; those of a vocabulary of 256,000 have 33 MB."""
+SLOWEST = 1 << 16
+"""Bytes a second of a link that it is waited for: 33 MB may take nine minutes."""
 
 
 class Tokenizer(Protocol):
@@ -57,7 +59,7 @@ class Vocabulary:
         except ImportError:
             raise PreflightError(f"data.tokenizer={url} needs the tokenizers package. Type: pip install 'dtrain[text]'") from None
         try:
-            written = store.small(url, LARGEST_TOKENIZER)
+            written = store.small(url, LARGEST_TOKENIZER, pace=SLOWEST)
         except StoreError as error:
             raise PreflightError(f"data.tokenizer={url}: {error}. Give bytes, or the path or URL of a tokenizer.json.") from error
         try:

@@ -2,6 +2,7 @@
 
 import datetime
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
@@ -17,6 +18,8 @@ _kept: dict[int, object] = {}
 """pid -> the last group of that process. Whoever drops the last reference to a gloo group joins its threads; when that is DDP's reducer it
 holds the interpreter's lock, for which those threads wait, and the finished process hangs. Python's own reference is dropped last. A forked child keeps
 its parent's group untouched: the threads to be joined do not exist there."""
+_met = Counter[str]()
+"""How often the ranks have met at the store of an address: it keeps the keys of a group that is gone, as it keeps those of a dead attempt."""
 
 
 class Backend(Protocol):
@@ -39,9 +42,10 @@ def process_group(backend: str, *, timeout: float) -> Iterator[None]:
             host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             store = connect(host, port, world, is_master=not shared and rank == 0, shared=shared, seconds=timeout)
             watch = stack.enter_context(StoreWatch(store, f"{host}:{port}", seconds=timeout, rank=rank))
-            # a shared store keeps the keys of a dead attempt, and the restart would hang on them
-            # https://github.com/pytorch/pytorch/issues/147064
-            store = PrefixStore(f"{os.environ.get('DTRAIN_STORE', '')}attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+            # what is left there of another attempt, or group, is waited for in vain: https://github.com/pytorch/pytorch/issues/147064
+            attempt, time = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0), _met[f"{host}:{port}"]
+            store = PrefixStore(f"{os.environ.get('DTRAIN_STORE', '')}attempt-{attempt}-{time}", store)
+            _met[f"{host}:{port}"] += 1
         else:
             store = HashStore()
         _kept.pop(os.getpid(), None)

@@ -48,6 +48,22 @@ def test_a_restart_does_not_meet_the_keys_of_the_dead_attempt() -> None:
     assert ranks(2, restarted) == [[3.0] * 3] * 2
 
 
+def again() -> list[float]:
+    """Several groups after each other, as of a script that trains twice: over other connections, and not those of the first."""
+    found = []
+    for size in (1, 1 << 20, 3):
+        with Gloo(timeout=30).open():
+            for _ in range(3):
+                value = torch.full((size,), float(dist.get_rank() + 1))
+                dist.all_reduce(value, group=dist.new_group())
+                found.append(value[-1].item())
+    return found
+
+
+def test_ranks_that_part_meet_again() -> None:
+    assert ranks(2, again) == [[3.0] * 9] * 2
+
+
 def late(over: int, said: int) -> str:
     """Rank 1 does not come before rank 0 has its error."""
     together()  # ranks of a busy machine begin far apart; from here on they are side by side

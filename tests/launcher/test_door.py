@@ -279,7 +279,7 @@ def test_a_named_address_is_the_only_one_that_is_listened_at(secret: None, tmp_p
         (store,) = ends(below(server)["keeper"]) - {address} - inherited
         names = ranks(1, _names, int(store.rpartition(":")[2]))[0]
     assert names
-    assert not [name for name in names if not re.match(r"[0-9a-f]{32}attempt-0/", name)], "nobody can guess them"
+    assert not [name for name in names if not re.match(r"[0-9a-f]{32}attempt-0-0/", name)], "nobody can guess them"
 
 
 def _names(port: int) -> list[str]:

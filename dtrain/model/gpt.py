@@ -43,6 +43,8 @@ class Rotary:
 
     def __call__(self, tokens: int, device: torch.device, position_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Two tensors [T, 1, D] in fp32 (or [B, T, 1, D] for `position_ids` [B, T]), for `rotate`."""
+        if torch.compiler.is_compiling():  # nothing may change inside a graph that is computed twice, and there it costs next to nothing
+            return self._angles(torch.arange(tokens, device=device) if position_ids is None else position_ids)
         if position_ids is not None:
             if self._asked is None or self._asked[0] is not position_ids:
                 self._asked = position_ids, self._angles(position_ids)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from pool import ranks
-from small import PARTS, STRATEGIES, agree, few_steps
+from small import PARTS, STRATEGIES, agree, few_steps, small_gpt, tokens
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
@@ -71,3 +71,19 @@ def test_what_is_recomputed_is_compiled_too(remat: str) -> None:
         return int(counters["stats"]["unique_graphs"])
 
     assert ranks(1, graphs, seconds=300) == [1]
+
+
+@pytest.mark.parametrize("remat", ["none", "full", "selective"])
+def test_blocks_of_the_house_are_one_graph_whether_or_not_they_are_recomputed(remat: str) -> None:
+    """One for all of them, without a break: torch leaves a block as it is written, and says nothing, where a graph that is computed twice changes something."""
+
+    def graphs() -> tuple[int, list[str]]:
+        model = small_gpt(layers=4)
+        locate(f"dtrain.remat.{remat}.build")()(list(model.blocks))
+        build(mode="default")(list(model.blocks))
+        counters.clear()
+        for _ in range(2):
+            model(tokens(2, 8)).sum().backward()
+        return int(counters["stats"]["unique_graphs"]), list(counters["graph_break"])
+
+    assert ranks(1, graphs, seconds=300) == [(1, [])]

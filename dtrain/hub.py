@@ -23,7 +23,7 @@ from dtrain import screen
 CLIENT, HUB = "huggingface_hub", "https://huggingface.co"
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 """Variables with which a user chooses; its client reads them when it is imported."""
-NAME, REPOSITORY = "pretrained_model_name_or_path", re.compile(r"[\w.-]+(/[\w.-]+)?")
+NAME, REPOSITORY = "pretrained_model_name_or_path", re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 SECONDS = 4.0
 """For an answer of any kind, the name server's included."""
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from dtrain import hub, network, secrets, store
+from dtrain import hub, network, screen, secrets, store
 from dtrain.build import build
 from dtrain.cluster import look
 from dtrain.errors import PreflightError, StoreError, why
@@ -151,7 +151,7 @@ def _hub(plan: Plan) -> Iterable[str]:
     """What neither the hub nor its cache gives."""
     for key, name in (*hub.named(plan.model, "model"), *hub.named(plan.data, "data")):
         if lacking := hub.absent(name):
-            yield f"{key}={name}: {lacking}. Type {key}=<a folder>, or fetch it where there is a network: hf download {name}"
+            yield f"{key}={name}: {lacking}. Type {screen.typed(f'{key}=<a folder>')}, or fetch it where there is a network: hf download {name}"
 
 
 def _init(plan: Plan) -> Iterable[str]:

@@ -10,6 +10,10 @@ from dtrain.errors import PreflightError
 PORTS = range(20000, 32000)
 """Below those that a system hands out by itself."""
 
+NUMBER = re.compile(r"[0-9]{1,9}")
+OF_THE_HOST = ("LOCAL_RANK", "GROUP_RANK")
+INSTEAD = "Set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun does, or unset them all"
+
 
 @dataclass(frozen=True)
 class External:
@@ -35,6 +39,10 @@ class Starter:
     job: str = ""
     hosts: str = ""
 
+    def missing(self, environ: Mapping[str, str]) -> list[str]:
+        """Without which a process does not know its place."""
+        return [name for name in (self.rank, self.world, self.local_rank, self.local_world) if not environ.get(name)]
+
 
 STARTERS = (
     Starter("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE"),
@@ -47,18 +55,27 @@ STARTERS = (
 def adopt(environ: MutableMapping[str, str]) -> None:
     """Where several processes were started without RANK and WORLD_SIZE, as mpirun and srun do: set these, and where rank 0 is if that is known."""
     said = {"RANK", "WORLD_SIZE"} & environ.keys()
-    starter = next((one for one in STARTERS if all(environ.get(name) for name in (one.rank, one.world, one.local_rank, one.local_world))), None)
+    starter = next((one for one in STARTERS if not one.missing(environ)), None)
     if said or starter is None or environ[starter.world] == "1":
         return
     # Slurm tells the number of each node: 4(x2),3
-    counts = re.findall(r"(\d+)(?:\(x(\d+)\))?", environ[starter.local_world])
-    each = [int(count) for count, times in counts for _ in range(int(times or 1))]
-    mine = each[int(environ.get("SLURM_NODEID", 0)) if starter.hosts else 0]
-    environ.update(RANK=environ[starter.rank], WORLD_SIZE=environ[starter.world], LOCAL_RANK=environ[starter.local_rank], LOCAL_WORLD_SIZE=str(mine))
-    host = "127.0.0.1" if str(mine) == environ["WORLD_SIZE"] else _first(environ.get(starter.hosts, ""))
+    counts = re.findall(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", environ[starter.local_world])
+    each = [count for count, times in counts for _ in range(int(times or 1))]
+    node = environ.get("SLURM_NODEID", "0") if starter.hosts else "0"
+    mine = each[int(node)] if NUMBER.fullmatch(node) and int(node) < len(each) else environ[starter.local_world]  # `external` says what is wrong
+    environ.update(RANK=environ[starter.rank], WORLD_SIZE=environ[starter.world], LOCAL_RANK=environ[starter.local_rank], LOCAL_WORLD_SIZE=mine)
+    host = "127.0.0.1" if mine == environ["WORLD_SIZE"] else _first(environ.get(starter.hosts, ""))
     if host:
         environ.setdefault("MASTER_ADDR", host)
         environ.setdefault("MASTER_PORT", str(PORTS[zlib.crc32(environ.get(starter.job, "").encode()) % len(PORTS)]))
+
+
+def _never_alone(environ: Mapping[str, str]) -> None:
+    """Raises PreflightError for one of several processes that their launcher has not told all: each would train a run of its own."""
+    half = next((one for one in STARTERS if environ.get(one.rank) and environ.get(one.world, "") not in ("", "1")), None)
+    if half and all(one.missing(environ) for one in STARTERS):
+        lacking = " nor ".join(half.missing(environ))
+        raise PreflightError(f"{half.world}={environ[half.world]} says that this is one of several ranks, but its launcher set no {lacking}. {INSTEAD}.")
 
 
 def _first(hosts: str) -> str:
@@ -70,20 +87,23 @@ def external(environ: Mapping[str, str]) -> External | None:
     """The place among other ranks that the environment tells; None for a process of its own. Raises PreflightError for what can be no such place."""
     rank, world = environ.get("RANK"), environ.get("WORLD_SIZE")
     if (rank is None and world in (None, "1")) or (world is None and rank == "0"):
+        _never_alone(environ)
         return None
     local = environ.get("LOCAL_WORLD_SIZE", world)
-    said = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": local}
-    numbers = {name: int(value) for name, value in said.items() if value and re.fullmatch(r"\d{1,9}", value)}
+    said = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": local} | {name: environ[name] for name in OF_THE_HOST if name in environ}
+    numbers = {name: int(value) for name, value in said.items() if value and NUMBER.fullmatch(value)}
     problem = next((f"{name}={value} is no number" if value else f"{name} is not set" for name, value in said.items() if name not in numbers), "")
     if not problem and not 0 <= numbers["RANK"] < numbers["WORLD_SIZE"]:
         problem = f"RANK={rank} is none of WORLD_SIZE={world} ranks, which count from 0"
     if not problem and (not numbers["LOCAL_WORLD_SIZE"] or numbers["WORLD_SIZE"] % numbers["LOCAL_WORLD_SIZE"]):
         problem = f"WORLD_SIZE={world} ranks are not the same number, LOCAL_WORLD_SIZE={local}, on each node"
+    if not problem and numbers.get("LOCAL_RANK", 0) >= numbers["LOCAL_WORLD_SIZE"]:
+        problem = f"LOCAL_RANK={said['LOCAL_RANK']} is none of LOCAL_WORLD_SIZE={local} ranks of a node, which count from 0"
     port = environ.get("MASTER_PORT", "")
-    if not problem and numbers["WORLD_SIZE"] > 1 and not (environ.get("MASTER_ADDR") and port.isdigit() and 0 < int(port) < 1 << 16):
+    if not problem and numbers["WORLD_SIZE"] > 1 and not (environ.get("MASTER_ADDR") and NUMBER.fullmatch(port) and 0 < int(port) < 1 << 16):
         where = "MASTER_ADDR is not set" if not environ.get("MASTER_ADDR") else f"MASTER_PORT={port} is no port" if port else "MASTER_PORT is not set"
         problem = f"{where}, so the {world} ranks cannot meet. Set both to the host of rank 0 and a free port there (mpirun -x MASTER_ADDR=<host>)"
     if problem:
-        unset = "" if "Set both" in problem else ". Set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun does, or unset them all"
+        unset = "" if "Set both" in problem else f". {INSTEAD}"
         raise PreflightError(f"the environment has RANK or WORLD_SIZE, but {problem}{unset}.")
     return External(numbers["RANK"], numbers["WORLD_SIZE"], numbers["LOCAL_WORLD_SIZE"], environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True")

@@ -47,9 +47,21 @@ def test_what_may_be_left_over_means_nothing(environ: dict[str, str]) -> None:
         ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR is not set"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "MASTER_PORT is not set"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "http"}, "MASTER_PORT=http is no port"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "\u00b2"}, "is no port"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "x", **MEET}, "LOCAL_RANK=x is no number"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "2", **MEET}, "LOCAL_RANK=2 is none of LOCAL_WORLD_SIZE=2"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "GROUP_RANK": "", **MEET}, "GROUP_RANK is not set"),
+        ({**SLURM, "SLURM_NODEID": "x"}, "LOCAL_WORLD_SIZE=4(x2) is no number"),
+        ({**SLURM, "SLURM_NODEID": "9"}, "LOCAL_WORLD_SIZE=4(x2) is no number"),
+        ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "many"}, "LOCAL_WORLD_SIZE=many is no number"),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "two"}, "WORLD_SIZE=two is no number"),
+        ({"PMI_RANK": "1", "PMI_SIZE": "4"}, "PMI_SIZE=4 says that this is one of several ranks, but its launcher set no MPI_LOCALRANKID nor MPI_LOCALNRANKS"),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": ""}, "one of several ranks, but its launcher set no OMPI_COMM_WORLD_LOCAL_SIZE"),
     ],
 )
 def test_what_can_be_no_ranks_is_one_sentence(environ: dict[str, str], said: str) -> None:
+    environ = dict(environ)
+    adopt(environ)
     with pytest.raises(PreflightError) as refused:
         look(environ)
     assert said in str(refused.value)
@@ -90,7 +102,13 @@ def test_jobs_of_one_host_meet_at_ports_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "left", [{**SLURM, "SLURM_STEP_NUM_TASKS": "1"}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, {**OPEN_MPI, "RANK": "0", "WORLD_SIZE": "1"}]
+    "left",
+    [
+        {**SLURM, "SLURM_STEP_NUM_TASKS": "1"},
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "8"},
+        {**OPEN_MPI, "RANK": "0", "WORLD_SIZE": "1"},
+        {"PMI_RANK": "0", "PMI_SIZE": "1"},
+    ],
 )
 def test_a_single_task_a_batch_script_and_torchrun_stay_what_they_are(left: dict[str, str]) -> None:
     environ = dict(left)

@@ -18,6 +18,7 @@ from dtrain.config import ALLOWED, GROUPS, LISTS, VERBS
 from dtrain.dialect import DIALECTS
 from dtrain.errors import WordsError, nearest
 from dtrain.words import conf, kinds
+from dtrain.words.manual import YOURS
 
 BASH = """\
 _dtrain() {
@@ -52,12 +53,12 @@ SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 BEHIND = {
     "plan": ("json", "why"),
     "doctor": ("json",),
-    "checkpoint": ("ls", "verify", "export"),
-    "runs": ("best", "rm", "sort="),
+    "checkpoint": ("ls", "verify", "export", "out=", "to=", "step=", "weights=", "dtype="),
+    "runs": ("best", "rm", "sort=", "figure=", "best_is="),
     "completion": tuple(SCRIPTS),
     "import": ("as=", "to="),
 }
-"""What follows a verb and is no word of a run."""
+"""What follows a verb and is no word of a run; what has a value may follow later, too."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -97,13 +98,13 @@ def _files(begin: str) -> Iterable[str]:
 def _keys(before: Sequence[str]) -> Iterable[str]:
     if not any("=" in word for word in before) and not any(word in VERBS for word in before):
         yield from (*VERBS, "help", "--help", "--version")
-    if before and before[0] in BEHIND and len(before) == 1:
-        yield from BEHIND[before[0]]
-    if before[:1] in (["completion"], ["import"], ["runs"]):
+    yield from (word for word in BEHIND.get(before[0] if before else "", ()) if len(before) == 1 or word.endswith("="))
+    if before[:1] in (["completion"], ["import"], ["runs"], ["checkpoint"]):
         return
     yield from (f"{name}=" for name in (*GROUPS, *ALLOWED, "recipe"))
     for group in GROUPS:
         yield from (f"{path}.{name}=" for path, part in _parts(group, before) for name in part if name[0] != "_")
+    yield from (f"{group}._target_=" for group in YOURS if group not in LISTS)
 
 
 def _values(key: str, before: Sequence[str]) -> Iterable[str]:

@@ -1,4 +1,8 @@
-"""`dtrain [train] <words>`: the main job, alone or with -m once for every combination of swept values."""
+"""`dtrain [train] <words>`: the main job, alone or with -m once for every combination of swept values.
+
+dtrain recipe=digits out=runs/a optim.lr=1e-3              the same words go on where it stopped
+dtrain -m optim.lr=1e-3,3e-3 seed=0,1 sweep.out=runs/s     four runs, and what came of them
+"""
 
 import json
 import sys

@@ -1,10 +1,14 @@
-"""What `--help` shows: the command, or the words of a group with what each argument may be. Read off the YAML files, without torch and OmegaConf.
+"""What `--help` shows: the command, or the words of a group with what each argument may be. Read off files, without torch and OmegaConf.
 
 dtrain --help              verbs, groups, recipes, examples
-dtrain optim --help        dtrain help optim optim=sgd: words, arguments, defaults, what is allowed
+dtrain optim --help        dtrain help optim optim=sgd: words, arguments, defaults, what is allowed, and what a part of your own is
+dtrain runs --help         what stands at the top of dtrain/verb/runs.py
 """
 
+import ast
+import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from dtrain.config import ALLOWED, GROUPS, LISTS, VERBS
 from dtrain.errors import WordsError, nearest
@@ -19,6 +23,18 @@ dtrain -m optim.lr=1e-3,3e-3 seed=0,1             a sweep: four runs
 dtrain model --help                               the words of a group, and what each takes
 """
 WIDTH = 150
+YOURS = {
+    "model": "an nn.Module, or a function that makes one; its arguments are words, too: model.width=64",
+    "data": "samples that load themselves (dtrain/data/__init__.py); rows that you have need none of it: data=dataset data.dataset._target_=mypkg.Faces",
+    "objective": "has inputs(batch), count(batch), loss(outputs, batch) -> Loss(sum, metrics) and unit (dtrain/objective/__init__.py); one derived from a word's class, "
+    "such as dtrain.objective.classification.Classification, says what differs alone; a batch holds inputs and targets",
+    "optim": "a function of the model that gives a torch optimizer, of groups with other values if you like: def optimizer(model, lr=1e-3)",
+    "schedule": "takes steps, those of the whole run; has factor(step), from step 0: what the lr of each group is multiplied with",
+    "logger": "takes out and steps; has log(step, row), note(text) and close(), and, if it likes, begin(facts), which is told the words first; lives on rank 0",
+    "hook": "has every, in steps, and __call__(info) on all ranks: info.forward(inputs) runs the model, dtrain/hook/__init__.py lists the rest; numbers it returns by "
+    "name are figures",
+}
+"""Group -> what a part of one's own is, in a package that `trust` names."""
 
 
 def overview() -> str:
@@ -36,9 +52,11 @@ def overview() -> str:
 def about(topics: Sequence[str]) -> str:
     """Pages of the groups, words (`optim=sgd`), keys, arguments, verbs and recipes among `topics`; the overview when there are none. Raises WordsError."""
     pages = {topic: [*_page(*topic.partition("=")[::2])] for topic in topics}
-    unknown = [topic for topic, found in pages.items() if not found and "=" not in topic and topic[0] != "-"]
+    own = {word for topic in topics if topic in VERBS for word in re.findall(r"[\w-]+", _verb(topic))}
+    unknown = [topic for topic, found in pages.items() if not found and "=" not in topic and topic[0] != "-" and topic not in own]
     if unknown:
-        known = (*GROUPS, *ALLOWED, *VERBS, *conf.recipes(), *(f"{group}.{name}" for group in GROUPS for name in _arguments(group)))
+        words = dict.fromkeys(word for words in conf.groups().values() for word in words)
+        known = (*GROUPS, *ALLOWED, *VERBS, *conf.recipes(), *words, *(f"{group}.{name}" for group in GROUPS for name in _arguments(group)))
         near = {topic: nearest(topic, known) for topic in unknown}
         raise WordsError(
             *(
@@ -55,23 +73,42 @@ def _arguments(group: str) -> Iterable[str]:
 
 
 def _page(topic: str, word: str) -> Iterable[str]:
+    if topic in VERBS and not word:
+        yield _verb(topic)
     if topic in GROUPS:
         chosen = [word] if word else conf.groups()[topic]
         if word and word not in conf.groups()[topic]:
             raise WordsError(f"help {topic}={word}: there is no {topic} {word}.{nearest(word, conf.groups()[topic])}")
         yield from ("\n".join(_word(topic, name)) + "\n" for name in chosen)
-    elif topic in VERBS:
-        yield f"{topic:<12} {VERBS[topic]}\n"
+        yield from () if word else _yours(topic)
     elif topic in conf.recipes():
         yield conf.recipes()[topic].read_text("utf-8")
-    else:
-        keys = [key for key in ALLOWED if key == topic or key.startswith(f"{topic}.")]
-        sentences = conf.sentences(conf.folder("conf") / "config.yaml")
+    elif topic not in VERBS:
         group, _, name = topic.partition(".")
         words = [word for word in conf.groups().get(group, ()) if name[:1] != "_" and name in conf.node(group, word)]
         yield from ("\n".join(_word(group, word, name)) + "\n" for word in words)
-        if keys:
-            yield "\n".join(_row(key, conf.value(key), ALLOWED[key], sentences.get(key, "")) for key in keys) + "\n"
+        yield from ("\n".join(_word(group, topic)) + "\n" for group, words in conf.groups().items() if topic in words)
+        yield from _yours(group) if name.split(".")[-1] == "_target_" else ()
+        yield from _keys(topic)
+
+
+def _verb(verb: str) -> str:
+    """What its file says of itself, and the keys of the same name."""
+    source = (Path(__file__).parents[1] / "verb" / f"{verb}.py").read_bytes()
+    return "\n".join([f"{ast.get_docstring(ast.parse(source))}\n", *_keys(verb)])
+
+
+def _keys(topic: str) -> Iterable[str]:
+    """A plain key, or those that begin so."""
+    found = [key for key in ALLOWED if key == topic or key.startswith(f"{topic}.")]
+    sentences = conf.sentences(conf.folder("conf") / "config.yaml")
+    if found:
+        yield "\n".join(_row(key, conf.value(key), ALLOWED[key], sentences.get(key, "")) for key in found) + "\n"
+
+
+def _yours(group: str) -> Iterable[str]:
+    if group in YOURS:
+        yield f"{group}{'.<name>' if group in LISTS else ''}._target_=<package.name> trust=[<package>]  yours: {YOURS[group]}\n"
 
 
 def _word(group: str, word: str, only: str = "") -> Iterable[str]:

@@ -8,6 +8,12 @@ import pytest
 
 from dtrain.__main__ import main
 from dtrain.config import GROUPS, VERBS
+from dtrain.hook import Hook
+from dtrain.logger import Logger
+from dtrain.objective import Objective
+from dtrain.resolve.targets import GIVEN
+from dtrain.schedule import Schedule
+from dtrain.verb.completion import BEHIND
 from dtrain.words import conf, manual
 
 
@@ -28,13 +34,36 @@ def test_the_overview_has_verbs_groups_words_recipes_and_examples() -> None:
         (["help", "shakespeare"], "nanoGPT"),
         (["strategy=fsdp", "--help", "nodes=2"], "forward or never"),
         (["help", "optim.betas"], "optim.betas=[0.9,0.95]"),
-        (["model._target_=mine.Net", "--help"], "verbs"),
+        (["model._target_=mine.Net", "--help"], "yours: an nn.Module"),
+        (["hook", "--help"], "hook.<name>._target_=<package.name> trust=[<package>]  yours: has every"),
+        (["hook.mine._target_", "--help"], "info.forward(inputs)"),
+        (["cnn", "--help"], "model.stages=3"),
+        (["plan", "why", "--help"], "who set each value"),
+        (["evaluate", "--help"], "evaluate.samples=256"),
+        (["checkpoint", "--help"], "dtrain checkpoint export out=runs/a to=runs/hf"),
+        (["checkpoint", "--help"], "checkpoint.keep=2"),
+        (["nonsense=2", "--help"], "verbs"),
         (["--version"], "dtrain 0"),
     ],
 )
 def test_a_page_says_what_an_argument_may_be(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 0
     assert said in capsys.readouterr().out
+
+
+def test_the_page_of_a_verb_has_all_that_may_follow_it() -> None:
+    for verb, words in BEHIND.items():
+        page = manual.about([verb])
+        assert [word for word in words if word not in page and word != f"{verb}="] == []
+
+
+@pytest.mark.parametrize("group", manual.YOURS)
+def test_what_a_part_of_ones_own_has_is_on_the_page(group: str) -> None:
+    """The names that a loop reads of it, and those it is given."""
+    protocols: dict[str, object] = {"objective": Objective, "schedule": Schedule, "logger": Logger, "hook": Hook}
+    page = manual.about([f"{group}._target_"])
+    names = [name for name in vars(protocols.get(group, object)) if name[0] != "_"] if group in protocols else []
+    assert [name for name in (*names, *GIVEN.get(group, ())) if name not in page] == []
 
 
 @pytest.mark.parametrize(("words", "near"), [(["help", "optm"], "Did you mean optim?"), (["optim=sgdd", "-h"], "Did you mean sgd?")])

@@ -28,10 +28,10 @@ def trusting(packages: Collection[str]) -> Iterator[None]:
         _trusted = before
 
 
-def build(part: Part, **given: Any) -> Any:
+def build(part: Part, kind: Any = None, /, **given: Any) -> Any:
     """Call the part's `_target_` with its arguments and `given`; nested parts are built first, functions that its word `calls` are left to it.
 
-    Raises WordsError when the target cannot be imported or does not take the arguments.
+    Raises WordsError when the target cannot be imported, does not take the arguments, or lacks what the protocol `kind` has.
     """
     target, misfit = locate(str(part["_target_"])), None
     called = (part.get("_about_") or {}).get("calls", ())
@@ -44,7 +44,7 @@ def build(part: Part, **given: Any) -> Any:
     except ValueError:  # builtins without a signature judge their arguments themselves
         pass
     try:
-        return target(**arguments)
+        made = target(**arguments)
     except TypeError:
         if misfit is None:
             raise
@@ -54,6 +54,20 @@ def build(part: Part, **given: Any) -> Any:
         if not str(part["_target_"]).startswith("dtrain."):
             raise  # the user's own code shows its traceback
         raise WordsError(f"{part['_target_']}: {error}.") from error
+    lacking = [name for name in _members(kind) if not hasattr(made, name)]
+    if lacking:
+        group = kind.__module__.removeprefix("dtrain.")
+        raise WordsError(
+            f"{part['_target_']} gives a {type(made).__name__} without {', '.join(lacking)}. "
+            f"A part of {group} has {', '.join(_members(kind))}. Type dtrain {group} --help."
+        )
+    return made
+
+
+def _members(kind: Any) -> list[str]:
+    """The names that a protocol asks for."""
+    own = [*vars(kind), *vars(kind).get("__annotations__", ())] if kind else []
+    return [name for name in own if name[0] != "_" or name == "__call__"]
 
 
 def locate(name: str) -> Any:

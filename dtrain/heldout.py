@@ -17,7 +17,7 @@ from dtrain.data.stream import to_device
 from dtrain.ema import EMA
 from dtrain.mesh import Mesh
 from dtrain.model import evaluating
-from dtrain.objective import Objective
+from dtrain.objective import Objective, loss_of
 from dtrain.objective.figures import figures
 from dtrain.parallel.context import Context
 from dtrain.precision import Precision
@@ -79,7 +79,7 @@ def evaluate(
             batch = to_device(batch, mesh.device)
             seeds.reseed(0, start, mesh.batch_rank)
             with precision.autocast(mesh.device), context.active() if context else nullcontext():
-                loss = objective.loss(call(model, inputs_of(objective, batch, context)), batch)
+                loss = loss_of(objective, call(model, inputs_of(objective, batch, context)), batch)
             drawn = seeds.drawn(0, start, mesh.batch_rank) if start == 0 else []
             if drawn:
                 tell(DRAWS.format(", ".join(drawn)))

@@ -53,7 +53,7 @@ class Log:
         if self._mesh.rank == 0:
             for name, part in self._plan.loggers.items():
                 try:
-                    logger = build(part, out=self._plan.out, steps=self._plan.steps)
+                    logger = build(part, Logger, out=self._plan.out, steps=self._plan.steps)
                     if begin := getattr(logger, "begin", None):
                         begin(facts(self._plan))
                     self._loggers[name] = logger

@@ -47,7 +47,7 @@ def look_at(plan: Plan) -> Iterator[Seen]:
         wrapped = parallelize(model, mesh, build(plan.strategy), precision=precision, seed=plan.seed, pipeline=plan.pipeline, tensors=plan.tensor)
         checkpoint = build(plan.checkpoint, out=plan.out, mesh=mesh, resume="auto")
         commit = checkpoint.load_weights(plan.init or plan.out, TrainState(model))
-        yield Seen(wrapped, source, build(plan.objective), mesh, precision, context_of(mesh, plan.context["attention"]), commit)
+        yield Seen(wrapped, source, build(plan.objective, Objective), mesh, precision, context_of(mesh, plan.context["attention"]), commit)
 
 
 def whole_steps(forward: Callable[[Any], Any], step: int) -> Callable[[Any], Any]:

@@ -53,7 +53,7 @@ class Observers:
             enough=self._enough, tell=self._tell,
         )  # fmt: skip
         self._forward = watch(wrapped, mesh, precision, step=plan.tokens_step)
-        self._hooks: list[Hook] = [build(hook) for hook in plan.hooks.values()]
+        self._hooks: list[Hook] = [build(hook, Hook) for hook in plan.hooks.values()]
         self._alone = all(str(hook["_target_"]).startswith("dtrain.") for hook in plan.hooks.values())
         self._unsaved = Unsaved(model)
         self._draws: Callable[[int], str] | None = partial(_draws, wrapped, plan.seed, mesh.batch_rank)

@@ -13,7 +13,7 @@ from dtrain.agreement import Agreement
 from dtrain.data import Batch
 from dtrain.data.stream import Stream
 from dtrain.mesh import Mesh
-from dtrain.objective import Objective
+from dtrain.objective import Objective, loss_of
 from dtrain.parallel.context import Context
 from dtrain.parallel.pipeline import Pipeline
 from dtrain.parallel.split_check import check_split
@@ -59,8 +59,8 @@ def make_step(
         missing: list[Collection[nn.Parameter]] = []
         agreement.begin()
 
-        def loss_of(outputs: Any, index: int) -> Tensor:
-            loss = objective.loss(outputs, batches[index])
+        def summed(outputs: Any, index: int) -> Tensor:
+            loss = loss_of(objective, outputs, batches[index])
             for name, value in (("loss", loss.sum), *loss.metrics.items()):
                 value = value.detach()
                 sums[name] = sums[name] + value if name in sums else value
@@ -69,14 +69,14 @@ def make_step(
         with context.active() if context else nullcontext():
             if isinstance(model, Pipeline):
                 with strategy.sync(model, True) as absent:
-                    model.step([inputs_of(objective, batch, context) for batch in batches], loss_of)
+                    model.step([inputs_of(objective, batch, context) for batch in batches], summed)
                 missing.append(absent or ())
                 _agree_on_sums(sums, shapes, mesh)
             else:
                 for index, batch in enumerate(batches):
                     with strategy.sync(model, index == len(batches) - 1) as absent:
                         with precision.autocast(mesh.device):
-                            loss = loss_of(call(model, inputs_of(objective, batch, context)), index)
+                            loss = summed(call(model, inputs_of(objective, batch, context)), index)
                         loss.backward()
                     if absent is not None:
                         missing.append(tuple(absent))

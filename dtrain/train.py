@@ -20,12 +20,13 @@ from dtrain.mesh import Mesh
 from dtrain.model import balanced, caveats, construct
 from dtrain.objective import Objective
 from dtrain.observe import Observers
+from dtrain.optim import Optimizer
 from dtrain.parallel.context import context_of
 from dtrain.parallel.order import parallelize
 from dtrain.plan import Plan
 from dtrain.precision import Precision
 from dtrain.result import Result, peak_bytes, versions
-from dtrain.schedule import set_lr
+from dtrain.schedule import Schedule, set_lr
 from dtrain.seeds import derive
 from dtrain.slowdown import Slowdown
 from dtrain.state import TrainState
@@ -47,7 +48,7 @@ def train(plan: Plan) -> Result:
         # parts
         precision: Precision = build(plan.precision)
         strategy = build(plan.strategy)
-        objective: Objective = build(plan.objective)
+        objective: Objective = build(plan.objective, Objective)
         source = as_source(build(plan.data))
         model = construct(plan.model, facts=source.facts, seed=derive(plan.seed, "model"))
         size = sum(parameter.numel() for parameter in model.parameters())
@@ -58,8 +59,8 @@ def train(plan: Plan) -> Result:
         log.event("built", **built.check(plan, mesh.gather(built.inspect(model, wrapped, mesh, strategy)), precision))
         parameters, moving = gradients_of(model), balanced(model)
         ema = EMA(model, plan.ema) if plan.ema is not None else None
-        optimizer = build(plan.optim, model=model)
-        schedule = build(plan.schedule, steps=plan.steps)
+        optimizer = build(plan.optim, Optimizer, model=model)
+        schedule = build(plan.schedule, Schedule, steps=plan.steps)
         stream = Stream(source, batch=plan.batch, mesh=mesh, seed=derive(plan.seed, "data"), count=objective.count)
         stack.callback(stream.close)
         context = context_of(mesh, plan.context["attention"])

@@ -1,14 +1,20 @@
 """A part of the plan becomes an object, or a sentence."""
 
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pool import RankFailed, ranks
 
 from dtrain.build import build, locate, trusting
+from dtrain.cluster import Cluster
+from dtrain.compose import compose
 from dtrain.errors import WordsError
+from dtrain.resolve import resolve
+from dtrain.train import train
 
 
 def test_nested_parts_are_built_first() -> None:
@@ -126,3 +132,43 @@ def test_a_function_that_is_called_later_is_left_as_it_is() -> None:
     assert build(part | {"function": {"_target_": f"{__name__}.takes_more"}}).function is takes_more
     assert build(part | {"function": {"_target_": f"{__name__}.takes_more", "width": 3}}).function(height=2) == {"width": 3, "height": 2}
     assert isinstance(build(part | {"function": {"_target_": "torch.nn.ReLU"}}).function, torch.nn.ReLU)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (
+            "objective._target_=wrong_parts.Unfinished data.task=regression",
+            "gives a Unfinished without unit, count, inputs. A part of objective has unit, count, inputs, loss",
+        ),
+        (
+            "objective._target_=wrong_parts.BareTensor data.task=regression",
+            "objective BareTensor: its loss returned a Tensor. Let it return dtrain.objective.Loss",
+        ),
+        (
+            "objective._target_=wrong_parts.BareFigure data.task=regression",
+            "objective BareFigure: its figures returned a float. Let it return a dict",
+        ),
+        (
+            "schedule._target_=wrong_parts.factors",
+            "wrong_parts.factors gives a function without factor. A part of schedule has factor. Type dtrain schedule --help.",
+        ),
+        ("optim._target_=wrong_parts.weights", "wrong_parts.weights gives a list without"),
+        ("logger.mine._target_=wrong_parts.Mute", "gives a Mute without note, close. A part of logger has log, note, close"),
+        ("hook.mine._target_=wrong_parts.Timeless", "gives a Timeless without every. A part of hook has every, __call__"),
+    ],
+)
+def test_a_part_of_ones_own_that_lacks_what_a_run_asks_of_it_is_named(words: str, why: str, tmp_path: Path) -> None:
+    said = (
+        "data=synthetic",
+        "model=mlp",
+        "objective=regression",
+        "logger=[]",
+        "hook=[]",
+        "steps=1",
+        "trust=[wrong_parts]",
+        f"out={tmp_path / 'run'}",
+    )
+    plan = resolve(compose([*said, *words.split()]), Cluster(gpus=0, cpus=1))
+    with pytest.raises((WordsError, RankFailed), match=re.escape(why)):
+        ranks(1, train, plan)

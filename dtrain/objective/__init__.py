@@ -49,6 +49,17 @@ class Objective(Protocol):
         ...
 
 
+def loss_of(objective: Objective, outputs: Any, batch: Batch) -> Loss:
+    """What the objective makes of a forward. Raises WordsError where that is no Loss."""
+    found = objective.loss(outputs, batch)
+    if not isinstance(found, Loss):
+        raise WordsError(
+            f"objective {type(objective).__name__}: its loss returned a {type(found).__name__}. "
+            "Let it return dtrain.objective.Loss(sum): the sum over the batch, of which the mean is made by its count."
+        )
+    return found
+
+
 def answer(outputs: Any) -> Tensor:
     """The logits, whole also where tensor parallelism left them split."""
     logits = logits_of(outputs)

@@ -27,4 +27,9 @@ def figures(objective: Objective, shapes: Mapping[str, Sequence[int]], totals: S
         raise WordsError(
             f"objective: its sum {name} has the shape {list(shapes[name])}, and no figure is made of it. Give the class figures(sums, count)."
         )
-    return found | {name: float(value) for name, value in final(sums, count).items()} if final and count else found
+    own = final(sums, count) if final and count else {}
+    if not isinstance(own, Mapping):
+        raise WordsError(
+            f"objective {type(objective).__name__}: its figures returned a {type(own).__name__}. Let it return a dict of numbers by name."
+        )
+    return found | {name: float(value) for name, value in own.items()}

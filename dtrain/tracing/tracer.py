@@ -31,7 +31,7 @@ from dtrain.errors import DtrainError, WordsError, first_line
 from dtrain.frames import own
 from dtrain.model import blocks, construct, saved_buffers
 from dtrain.model.moe import Experts
-from dtrain.objective import Objective, logits_of
+from dtrain.objective import Objective, logits_of, loss_of
 from dtrain.optim.muon import hidden_matrices
 from dtrain.parallel.order import lower, materialize
 from dtrain.parallel.tensor import matches, plan_of
@@ -54,7 +54,7 @@ def trace(plan: Plan, *, real: bool = False) -> tuple[Shapes, nn.Module | None]:
     What a forward raises, or data that is not here, is the reason why something is unknown; so is a model that cannot be built, when the plan
     is for another machine. Raises WordsError when it is for this one.
     """
-    objective, precision = build(plan.objective), build(plan.precision)
+    objective, precision = build(plan.objective, Objective), build(plan.precision)
     one, facts, unknown = _first(plan)
     fake = None if real else FakeTensorMode(allow_non_fake_inputs=True)
     with fake or nullcontext():
@@ -89,7 +89,7 @@ def trace(plan: Plan, *, real: bool = False) -> tuple[Shapes, nn.Module | None]:
                     with precision.autocast(torch.device("cpu")):
                         out = call(model, objective.inputs(batch))
                         watch.returns = Kept(logits=nbytes(logits_of(out)))
-                        loss = objective.loss(out, batch).sum
+                        loss = loss_of(objective, out, batch).sum
                         del out
                     watch.turn()
                     loss.backward()
@@ -144,7 +144,7 @@ def _takes_two(model: nn.Module, objective: Objective, precision: Precision, bat
     twice = tree_map_only(Tensor, lambda each: torch.cat([each, each]), batch)
     try:
         with precision.autocast(torch.device("cpu")):
-            objective.loss(call(model, objective.inputs(twice)), twice)
+            loss_of(objective, call(model, objective.inputs(twice)), twice)
     except Exception:
         return False
     return True

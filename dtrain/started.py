@@ -75,7 +75,9 @@ def _never_alone(environ: Mapping[str, str]) -> None:
     half = next((one for one in STARTERS if environ.get(one.rank) and environ.get(one.world, "") not in ("", "1")), None)
     if half and all(one.missing(environ) for one in STARTERS):
         lacking = " nor ".join(half.missing(environ))
-        raise PreflightError(f"{half.world}={environ[half.world]} says that this is one of several ranks, but its launcher set no {lacking}. {INSTEAD}.")
+        raise PreflightError(
+            f"{half.world}={environ[half.world]} says that this is one of several ranks, but its launcher set no {lacking}. {INSTEAD}."
+        )
 
 
 def _first(hosts: str) -> str:

@@ -55,7 +55,10 @@ def test_what_may_be_left_over_means_nothing(environ: dict[str, str]) -> None:
         ({**SLURM, "SLURM_NODEID": "9"}, "LOCAL_WORLD_SIZE=4(x2) is no number"),
         ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "many"}, "LOCAL_WORLD_SIZE=many is no number"),
         ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "two"}, "WORLD_SIZE=two is no number"),
-        ({"PMI_RANK": "1", "PMI_SIZE": "4"}, "PMI_SIZE=4 says that this is one of several ranks, but its launcher set no MPI_LOCALRANKID nor MPI_LOCALNRANKS"),
+        (
+            {"PMI_RANK": "1", "PMI_SIZE": "4"},
+            "PMI_SIZE=4 says that this is one of several ranks, but its launcher set no MPI_LOCALRANKID nor MPI_LOCALNRANKS",
+        ),
         ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": ""}, "one of several ranks, but its launcher set no OMPI_COMM_WORLD_LOCAL_SIZE"),
     ],
 )

@@ -13,7 +13,7 @@ from dtrain.objective import Objective
 def figures(objective: Objective, shapes: Mapping[str, Sequence[int]], totals: Sequence[float], count: float) -> dict[str, float]:
     """Means, and what the objective makes of its sums; nan where nothing counts. `totals` are the numbers of all sums, one after the other, of these shapes.
 
-    Raises WordsError for a sum with dims of an objective without `figures`.
+    Raises WordsError for a sum with dims of an objective without `figures`, and for what they return that is no number with a name.
     """
     sums, start = dict[str, Any](), 0
     for name, shape in shapes.items():
@@ -32,4 +32,16 @@ def figures(objective: Objective, shapes: Mapping[str, Sequence[int]], totals: S
         raise WordsError(
             f"objective {type(objective).__name__}: its figures returned a {type(own).__name__}. Let it return a dict of numbers by name."
         )
-    return found | {name: float(value) for name, value in own.items()}
+    return found | dict(_figure(objective, name, value) for name, value in own.items())
+
+
+def _figure(objective: Objective, name: Any, value: Any) -> tuple[str, float]:
+    try:
+        if isinstance(name, str):
+            return name, float(value)
+    except (TypeError, ValueError, RuntimeError):  # the last of a tensor with several elements
+        pass
+    raise WordsError(
+        f"objective {type(objective).__name__}: its figures returned {name!r} as a {type(value).__name__}, {str(value)[:60]!r}. "
+        "Let it return a dict of numbers by name."
+    )

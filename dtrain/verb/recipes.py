@@ -1,7 +1,7 @@
 """`dtrain recipes [folder or URL]`: the recipes at hand, each with its story, what it requires and what it gives. Nothing of them is run.
 
-    dtrain recipes                      those that dtrain brings, and those in ./recipes
-    dtrain recipes s3://bucket/shared   those in a folder or bucket
+dtrain recipes                      those that dtrain brings, and those in ./recipes
+dtrain recipes s3://bucket/shared   those in a folder or bucket
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from pool import ranks
 
@@ -76,6 +77,24 @@ def test_the_verb_evaluate_measures_the_same_on_another_mesh(alone: Any, tmp_pat
 def test_a_sum_with_dims_that_nothing_is_made_of_is_named() -> None:
     with pytest.raises(WordsError, match=r"its sum confusion has the shape \[2, 2\].* Give the class figures\(sums, count\)"):
         figures(Classification(), {"loss": [], "confusion": [2, 2]}, [1.0, 1.0, 2.0, 3.0, 4.0], 10)
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ({"f1": "0.5 or so"}, "'f1' as a str, '0.5 or so'"),
+        ({"f1": None}, "'f1' as a NoneType"),
+        ({"f1": torch.ones(2)}, "'f1' as a Tensor"),
+        ({1: 0.5}, "1 as a float"),
+    ],
+)
+def test_a_figure_that_is_no_number_is_named(own: dict[Any, Any], said: str) -> None:
+    class Odd(Classification):
+        def figures(self, sums: Any, count: float) -> Any:
+            return own
+
+    with pytest.raises(WordsError, match=f"objective Odd: its figures returned {said}.*Let it return a dict of numbers by name"):
+        figures(Odd(), {"loss": []}, [1.0], 10)
 
 
 def test_perplexity_is_of_the_cross_entropy_alone() -> None:

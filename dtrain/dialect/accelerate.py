@@ -33,6 +33,7 @@ NUMBERS = {"1": "full_shard", "2": "shard_grad_op", "3": "no_shard", "4": "hybri
 
 
 def translate(ledger: Ledger) -> None:
+    ledger.read_numbers()
     if ledger.get("compute_environment", "LOCAL_MACHINE") not in ("LOCAL_MACHINE", "local_machine"):
         for key in ledger.open():
             ledger.refuse(key, "a run of SageMaker is not started here. Start dtrain inside of its container, with the words of the run.")
@@ -149,7 +150,8 @@ def _deepspeed(ledger: Ledger) -> None:
         nested(ledger, f"{section}.deepspeed_config_file", "deepspeed")
     stage = ledger.leaves.get(key)
     if stage is not None and (not isinstance(stage, int) or stage not in STAGES):
-        ledger.refuse(key, f"there are stages 0 to 3, not {stage!r}. Type strategy=zero2.")
+        ledger.refuse(key, f"there are stages 0 to 3, not {stage!r}. Type strategy=<ddp, zero1, zero2 or zero3>.")
+        ledger.ask("strategy")
     elif key in ledger.open():
         ledger.carry(key, {"strategy": STAGES[stage or 0]})
     elif not file:

@@ -45,6 +45,7 @@ MOVES = unneeded("how offloading moves bytes; here FSDP2 does it")
 
 
 def translate(ledger: Ledger) -> None:
+    ledger.read_numbers()
     for tell in (_batch, _zero, _precision, _schedule, _optimizer, _parallel):
         tell(ledger)
     ledger.apply(RULES)
@@ -99,7 +100,8 @@ def _zero(ledger: Ledger) -> None:
         ledger.imply({"strategy": "ddp"}, "stage 0 unless told otherwise")
     elif not unread(ledger, key, stage, "strategy"):
         if isinstance(stage, bool) or not isinstance(stage, int) or stage not in STAGES:
-            ledger.refuse(key, f"there are stages 0 to 3, not {stage!r}. Type strategy=zero2.")
+            ledger.refuse(key, f"there are stages 0 to 3, not {stage!r}. Type strategy=<ddp, zero1, zero2 or zero3>.")
+            ledger.ask("strategy")
         else:
             ledger.carry(key, {"strategy": STAGES[stage]})
     for part in ("optimizer", "param"):

@@ -3,6 +3,7 @@
 A dialect first lets functions tell the keys that mean something only together, then hands the rest to a table: key -> Rule.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -11,6 +12,7 @@ from typing import Any, Literal
 from dtrain.secrets import shown
 
 Kind = Literal["carried", "unneeded", "refused"]
+NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?")
 CHOICES = {
     "model": "gpt, or in its place model._target_=... and trust=[...]", "optim": "adamw, sgd, muon or adafactor", "optim.lr": "value",
     "schedule": "cosine, constant or wsd", "precision": "fp32, bf16, bf16_true, fp16 or fp8", "clip": "value or null",
@@ -68,6 +70,10 @@ class Ledger:
         """The value of a key that has none below it; `default` also for an empty one."""
         found = self.leaves.get(key, default)
         return default if found is None else found
+
+    def read_numbers(self) -> None:
+        """Numbers that stand there as texts are numbers, as to a tool that does not mind."""
+        self.leaves.update({key: number(value) for key, value in self.leaves.items() if isinstance(value, str) and NUMBER.fullmatch(value)})
 
     def under(self, *prefixes: str) -> list[str]:
         """The keys below the prefixes (and they themselves) of which nothing was said yet."""
@@ -217,21 +223,30 @@ def show(value: Any) -> str:
 
 
 def number(value: Any) -> int | float:
+    """Also as a text."""
+    if isinstance(value, str) and NUMBER.fullmatch(value):
+        value = float(value) if set(value) & set(".eE") else int(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("a number")
     return value
 
 
 def whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not float(value).is_integer():
-        raise ValueError("a whole number")
-    return int(value)
+    try:
+        if float(number(value)).is_integer():
+            return int(number(value))
+    except ValueError:
+        pass
+    raise ValueError("a whole number")
 
 
 def count(value: Any) -> int:
-    if whole(value) < 1:
-        raise ValueError("a whole number from 1")
-    return int(value)
+    try:
+        if whole(value) > 0:
+            return whole(value)
+    except ValueError:
+        pass
+    raise ValueError("a whole number from 1")
 
 
 def text(value: Any) -> str:

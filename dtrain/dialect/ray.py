@@ -142,6 +142,7 @@ RULES: dict[str, Rule] = {
     **every("sync_config sync_config.** verbose progress_reporter log_to_file local_dir logging_config logging_config.**", unneeded("logs are under <out>, of every rank")),
     **every("stop stop.**", refused("type steps=<number>, or time_limit=3:55:00.")),
     **every("callbacks callbacks.** worker_runtime_env worker_runtime_env.**", refused("write a hook: hook.mine._target_=<yours> trust=[<its package>].")),
+    **every("train_loop_config train_loop_config.**", refused("it goes to your own function, which is not read. Type the word for it, such as optim.lr=<value> batch=<samples of a step> steps=<number>.")),
     "args.*": refused("given by position. Write its name before it."),
     **every("failure_config checkpoint_config run_config scaling_config", unneeded("empty")),
 }  # fmt: skip

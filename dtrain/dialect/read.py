@@ -22,9 +22,13 @@ CALLS = {
     "Trainer": "trainer", "LightningCLI": "cli", "ScalingConfig": "scaling_config", "RunConfig": "run_config", "FailureConfig": "failure_config", "CheckpointConfig": "checkpoint_config",
 }  # fmt: skip
 """Calls that say how a run is made -> the name their arguments get in the tree."""
+HANDED = "train_loop_config"
+"""What Ray's TorchTrainer gives to the function it runs."""
 DEEPEST = 50
 LONGEST = 1 << 20
 """Bytes."""
+MOST = 20_000
+"""Values, those that aliases repeat counted each time."""
 LARGEST = 1e30
 """Above all numbers that mean something; nan is not below it."""
 
@@ -39,12 +43,6 @@ class Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, f"{key.value} is said twice", key.start_mark)
             seen.add(str(key.value))
         return super().construct_mapping(node, deep)
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.events.AliasEvent):
-            event: Any = self.peek_event()  # type: ignore[no-untyped-call]
-            raise yaml.constructor.ConstructorError(None, None, "an alias (*name): write out what it stands for", event.start_mark)
-        return super().compose_node(parent, index)
 
 
 Loader.add_implicit_resolver(
@@ -70,6 +68,10 @@ def parse(written: bytes, place: str) -> dict[str, Any]:
     kind = place.split("?")[0].rsplit(".", 1)[-1].lower()
     try:
         tree = {"json": _json, "toml": _toml, "py": _python}.get(kind, _any)(text, place)
+        if _is_larger(tree, MOST):
+            raise WordsError(
+                f"{place}: more than {MOST} values, with those that aliases repeat, are no config. Give the file that the other tool is started with."
+            )
         if _depth(tree) > DEEPEST:
             raise WordsError(f"{place}: nested more than {DEEPEST} deep. Is it a config?")
         odd = next((f"{key}={value}" for key, value in flatten(tree) if isinstance(value, int | float) and not abs(value) < LARGEST), None)
@@ -158,6 +160,9 @@ def _python(text: str, place: str) -> Any:
         name = CALLS[_last(call.func)]
         if id(call) not in script.inside:
             tree[name] = _together(tree[name], arguments) if name in tree else arguments
+    handed = [script.value(word.value) for call in made for word in call.keywords if word.arg == HANDED]
+    if tree and handed:
+        tree[HANDED] = handed[0] if len(handed) == 1 else {str(number): each for number, each in enumerate(handed)}
     if not tree:
         raise WordsError(f"{place}: calls none of {', '.join(CALLS)}. Give the file in which the run is made.")
     return _of_cli(tree, place) if "cli" in tree else tree
@@ -200,7 +205,12 @@ class _Script:
 
     def arguments(self, call: ast.Call) -> dict[str, Any]:
         found = {f"args.{number}": self.value(node) for number, node in enumerate(call.args)}
-        return found | {word.arg or f"**{ast.unparse(word.value)}": self.value(word.value) for word in call.keywords}
+        for word in call.keywords:
+            value = self.value(word.value)
+            if word.arg is None and isinstance(value, dict) and value.get("class_path") == "dict":
+                value = value["init_args"]
+            found |= value if word.arg is None and isinstance(value, dict) else {word.arg or f"**{ast.unparse(word.value)}": value}
+        return found
 
     def value(self, node: ast.expr, deep: int = 0) -> Any:
         """A plain value; a call of another class in the form of class_path and init_args; what is computed as Code."""
@@ -222,6 +232,15 @@ class _Script:
 
 def _last(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _is_larger(tree: Any, most: int) -> bool:
+    """Told without walking what an alias repeats for ever."""
+    left, seen = [tree], 0
+    while left and seen <= most:
+        one, seen = left.pop(), seen + 1
+        left += one.values() if isinstance(one, Mapping) else one if isinstance(one, list) else ()
+    return seen > most
 
 
 def _depth(tree: Any) -> int:

@@ -26,6 +26,16 @@ def test_a_finetuning_file() -> None:
     assert "a step behind" in read.told("carried")["scheduler.params.warmup_num_steps"]
 
 
+def test_numbers_that_stand_there_as_texts(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(
+        '{"train_batch_size": "64", "gradient_clipping": "1.0", "zero_optimization": {"stage": "3", "offload_optimizer": {"device": "cpu"}}}'
+    )
+    read = imported(path)
+    assert read.words == {"batch": 64, "accumulate": 1, "clip": 1.0, "strategy": "zero3", "strategy.rests": "cpu"}
+    assert read.told("refused") == {}
+
+
 def test_what_the_huggingface_trainer_fills_in_is_asked_for() -> None:
     read = example("ds_zero3_auto.json")
     assert read.words == {"strategy": "zero3", "optim": "adamw", "schedule": "constant", "log.every": 2000}
@@ -91,7 +101,7 @@ def test_stages(stage: int, word: str, tmp_path: Path) -> None:
     assert config(tmp_path, zero_optimization={"stage": stage}).words["strategy"] == word
 
 
-@pytest.mark.parametrize("stage", [4, "2", True, None])
+@pytest.mark.parametrize("stage", [4, "two", True, None])
 def test_no_other_stages(stage: Any, tmp_path: Path) -> None:
     read = config(tmp_path, zero_optimization={"stage": stage})
     assert "strategy" not in read.words or read.words["strategy"] == "ddp"

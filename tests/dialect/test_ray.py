@@ -14,6 +14,14 @@ def test_a_script(tmp_path: Path) -> None:
     assert read.plan(tmp_path).launcher["restarts"] == 3
 
 
+def test_what_goes_to_a_function_of_ones_own_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("TorchTrainer(work, train_loop_config={'lr': 0.1, 'batch_size': 64}, scaling_config=ScalingConfig(num_workers=4))\n")
+    read = imported(path)
+    assert set(read.told("refused")) == {"train_loop_config.lr", "train_loop_config.batch_size"}
+    assert read.words == {"devices": 4, "batch": 4}
+
+
 def test_yaml(tmp_path: Path) -> None:
     read = example("ray_configs.yaml")
     assert read.words == {"devices": 2, "backend": "gloo", "checkpoint.best": "eval_loss", "checkpoint.keep": 1, "batch": 2}

@@ -1,6 +1,7 @@
 """Files as people have them, and what is said of broken ones: one line, with the place."""
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,12 @@ BROKEN = {
     "indentation": ("a.yaml", "a:\n  b: 1\n c: 2", "a.yaml:3:"),
     "a tab": ("a.yaml", "a:\n\tb: 1", "a.yaml:2:1: not YAML"),
     "a tag": ("a.yaml", "a: !!python/object/apply:os.system [id]", "not YAML: could not determine a constructor"),
-    "an alias": ("a.yaml", "a: &x [1]\nb: *x", "an alias"),
+    "aliases without end": ("a.yaml", "a: &x [1, *x]", "more than 20000 values"),
+    "aliases of aliases": (
+        "a.yaml",
+        "a: &a [1, 1, 1, 1]\n" + "".join(f"{name}: &{name} [*{of}, *{of}, *{of}, *{of}]\n" for of, name in pairwise("abcdefghijklmnop")),
+        "more than 20000 values",
+    ),
     "a bracket": ("a.yaml", "a: [1, 2", "not YAML"),
     "TOML": ("a.toml", "[training]\nsteps = ", "not TOML"),
     "Python": ("a.py", "trainer = Trainer(max_steps=)", "a.py:1: not Python"),
@@ -72,6 +78,20 @@ def test_a_file_whose_name_does_not_tell() -> None:
     assert parse(b"[a]\nb = 1", "https://example.org/c?raw=1") == {"a": {"b": 1}}
     assert parse(b"trainer = pl.Trainer(max_steps=1)", "snippet") == {"trainer": {"max_steps": 1}}
     assert parse("\ufeffa: 1".encode(), "config.yml") == {"a": 1}
+
+
+def test_what_an_alias_repeats_and_what_is_merged_is_read() -> None:
+    text = b"base: &base\n  lr: 1e-4\n  decay: 0.1\noptimizer:\n  <<: *base\n  lr: 2e-4\nagain: *base\n"
+    assert parse(text, "a.yaml") == {"base": (base := {"lr": 1e-4, "decay": 0.1}), "optimizer": base | {"lr": 2e-4}, "again": base}
+
+
+@pytest.mark.parametrize("said", ["{'max_steps': 100, 'precision': '16-mixed'}", "dict(max_steps=100, precision='16-mixed')"])
+def test_arguments_that_a_script_keeps_in_a_dict(said: str) -> None:
+    assert parse(f"shared = {said}\nTrainer(**shared, devices=2)\n".encode(), "a.py")["trainer"] == {
+        "max_steps": 100,
+        "precision": "16-mixed",
+        "devices": 2,
+    }
 
 
 def test_values_of_python() -> None:

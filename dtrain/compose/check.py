@@ -245,7 +245,7 @@ def _judge_argument(word: Word, said: str, known: Vocabulary, group: str, rest: 
     part: Any = known.node(group, choice)
     names = [name for name in part if name[0] != "_"]
     if not rest:
-        yield f"{said}: {path} holds other words. Type {', '.join(f'{path}.{name}=<value>' for name in names) or f'{path} alone'}."
+        yield f"{said}: {path} holds other words. Type {', '.join(f'{path}.{name}=<value>' for name in names) or f'{group}=[{choice}]'}."
     elif rest[0] == "_target_":
         return  # whoever names the target of a word again means it
     elif rest[0] not in names:

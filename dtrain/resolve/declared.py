@@ -15,7 +15,8 @@ from dtrain.config import Config
 from dtrain.errors import WordsError
 from dtrain.plan import MeshShape
 from dtrain.resolve.mesh import nearest_divisors
-from dtrain.resolve.signature import class_of
+from dtrain.resolve.signature import class_of, lineage
+from dtrain.words import conf
 
 MODULES = ("nn.Module", "torch.nn.Module", "Module")
 HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads", "v_proj": "num_key_value_heads"}
@@ -35,13 +36,13 @@ def model(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
 
 
 def dataset(part: Any) -> Mapping[str, Any]:
-    """What the class of a map-style dataset states: `outputs`, where it has `classes` (their number or names) that no method changes, and the shapes of `inputs` and `targets` and the number of `samples` in its `about`."""
-    found = class_of(part["_target_"]) if isinstance(part, Mapping) and isinstance(part.get("_target_"), str) else None
-    if found is None:
-        return {}
-    classes, about = _literal(found[1], "classes"), _literal(found[1], "about")
+    """What the class of a map-style dataset states, or one it is derived from: `outputs`, where it has `classes` (their number or names) that no method changes, and the shapes of `inputs` and `targets` and the number of `samples` in its `about`."""
+    target = part["_target_"] if isinstance(part, Mapping) and isinstance(part.get("_target_"), str) else ""
+    of = [found for _, found in lineage(target)]
+    classes, about = _inherited(of, "classes"), _inherited(of, "about")
     count, stated = len(classes) if isinstance(classes, list | tuple) else classes, about if isinstance(about, dict) else {}
-    changed = any(isinstance(node, ast.Attribute) and node.attr == "classes" and isinstance(node.ctx, ast.Store) for node in ast.walk(found[1]))
+    stores = [node for found in of for node in ast.walk(found) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)]
+    changed = any(node.attr == "classes" for node in stores)
     facts: dict[str, Any] = {"outputs": count} if type(count) is int and count > 0 and not changed else {}
     shapes = {name: stated[name] for name in ("inputs", "targets") if isinstance(stated.get(name), list | tuple)}
     facts |= {"samples": stated["samples"]} if type(stated.get("samples")) is int and stated["samples"] > 0 else {}
@@ -49,10 +50,27 @@ def dataset(part: Any) -> Mapping[str, Any]:
 
 
 def figures(part: Mapping[str, Any]) -> Mapping[str, str]:
-    """Figure -> lowest or highest, whichever is the best, as the word of an objective or a hook states it, or its class in `about`."""
-    target = str(part.get("_target_"))
-    found = None if target.startswith("dtrain.") else class_of(target)
-    stated = (_literal(found[1], "about") if found else None) or part.get("_about_")
+    """Figure -> lowest or highest, whichever is the best, as the word of an objective or a hook states it, or its class in `about`, or the word or class it is derived from."""
+    stated = [part.get("_about_")]
+    for module, found in lineage(_own_target(part)):
+        group, _, word = module.removeprefix("dtrain.").partition(".")
+        ours = module.startswith("dtrain.") and word in conf.groups().get(group, ())
+        stated.append(conf.node(group, word).get("_about_") if ours else _literal(found, "about"))
+    return {name: which for each in reversed(stated) for name, which in _directions(each).items()}
+
+
+def states_figures(part: Mapping[str, Any]) -> bool:
+    """Whether all figures of an objective or a hook are known: of ours, and where a class of one's own says which it has."""
+    of = [_literal(found, "about") for module, found in lineage(_own_target(part)) if not module.startswith("dtrain.")]
+    return not _own_target(part) or any(_directions(each) for each in (part.get("_about_"), *of))
+
+
+def _own_target(part: Mapping[str, Any]) -> str:
+    target = str(part.get("_target_", ""))
+    return "" if target.startswith("dtrain.") else target
+
+
+def _directions(stated: Any) -> dict[str, str]:
     named = stated.get("figures") if isinstance(stated, Mapping) else None
     return {name: which for name, which in named.items() if which in ("lowest", "highest")} if isinstance(named, Mapping) else {}
 
@@ -114,11 +132,21 @@ def _hugging_face(mesh: MeshShape, part: Any) -> Iterable[str]:
             yield f"mesh.tp={mesh.tp} does not divide model.config.{name}={size}. {fits}"
 
 
+def _inherited(of: Iterable[ast.ClassDef], name: str) -> Any:
+    """The value of an attribute of the first of these classes that has it, where that is written out."""
+    having = (found for found in of if name in {said for entry in found.body for said in (getattr(entry, "name", ""), *_assigned(entry))})
+    return next((_literal(found, name) for found in having), None)
+
+
 def _literal(found: ast.ClassDef, name: str) -> Any:
     """The value of a class attribute that is written out."""
     for entry in found.body:
-        targets = entry.targets if isinstance(entry, ast.Assign) else [entry.target] if isinstance(entry, ast.AnnAssign) else []
-        if isinstance(entry, ast.Assign | ast.AnnAssign) and entry.value and [ast.unparse(target) for target in targets] == [name]:
+        if isinstance(entry, ast.Assign | ast.AnnAssign) and entry.value and _assigned(entry) == [name]:
             with contextlib.suppress(ValueError):
                 return ast.literal_eval(entry.value)
     return None
+
+
+def _assigned(entry: ast.stmt) -> list[str]:
+    targets = entry.targets if isinstance(entry, ast.Assign) else [entry.target] if isinstance(entry, ast.AnnAssign) else []
+    return [ast.unparse(target) for target in targets]

@@ -23,10 +23,10 @@ def steps(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, 
         raise WordsError(f"epochs={config.epochs:g} and steps={config.steps} both say how long the run is. Leave one of them out.")
     length, batch = _length(config.data), draft["batch"].size
     if length is None:
-        own = " or give the class of the dataset about = {'samples': <its length>}," if config.data.get("dataset") else ""
+        own = ", or give the class of the dataset about = {'samples': <its length>}" if config.data.get("dataset") else ""
         raise WordsError(
             f"epochs={config.epochs:g}: data={config.choices['data']} does not say before launch how many samples it has. "
-            f"Type{own} steps=<{config.epochs:g} x its training samples / {batch}>."
+            f"Type steps=<{config.epochs:g} x its training samples / {batch}>{own}."
         )
     count = math.ceil(config.epochs * length / batch)
     draft["why"]["steps"] = f"{count} (auto: epochs={config.epochs:g} of {length} samples, {batch} a step)"

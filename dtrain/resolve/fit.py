@@ -8,7 +8,7 @@ from dtrain.cluster import Cluster
 from dtrain.config import Config
 from dtrain.errors import WordsError, nearest
 from dtrain.plan import Part
-from dtrain.resolve.declared import figures
+from dtrain.resolve.declared import figures, states_figures
 from dtrain.resolve.ranks import about, choose
 
 PARTS = ("remat", "model", "optim", "schedule")
@@ -46,7 +46,7 @@ def objective(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[s
         raise WordsError(
             f"data.shift=true makes the next token the target, objective={config.choices['objective']} asks for none. Type objective=next_token."
         )
-    return {"objective": _stating(part)}
+    return {"objective": _stating(part, eval_loss="lowest")}
 
 
 def together(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,9 +99,9 @@ def synthetic(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dic
     return {"data": data}
 
 
-def _stating(part: Part) -> Part:
-    """With the figures that its class states, for those who look at the plan later."""
-    stated = figures(part)
+def _stating(part: Part, **known: str) -> Part:
+    """With the figures that its class states, and those `known` of any, for those who look at the plan later."""
+    stated = {**known, **figures(part)}
     return {**part, "_about_": {**about(part), "figures": stated}} if stated else part
 
 
@@ -134,7 +134,7 @@ def checkpoint(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> di
     measured, hooks = figures(draft["objective"]), draft["hooks"].values()
     averaged = {name.replace("eval_", "eval_ema_", 1): which for name, which in measured.items()} if config.ema else {}
     known = {**{name: which for hook in hooks for name, which in figures(hook).items()}, **measured, **averaged}
-    silent = not measured or any(not figures(hook) and not str(hook.get("_target_")).startswith("dtrain.") for hook in hooks)
+    silent = not all(states_figures(part) for part in (config.objective, *config.hook.values()))
     if best is None and said is not None:
         raise WordsError(f"checkpoint.best_is={said}: nothing in this run reads it. Type checkpoint.best=<a figure> too, or leave it out.")
     if best is not None and best not in known and not silent:

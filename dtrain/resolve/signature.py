@@ -62,7 +62,12 @@ class _Module:
 
 def signature(target: str) -> Signature | Absent | None:
     """Of a dotted name. None: it cannot be known from here."""
-    return _signature(target, tuple(sys.path))
+    return _signature(target, _paths())
+
+
+def _paths() -> tuple[str, ...]:
+    """Where packages lie; this one may be found in another way, as where it is installed to be edited."""
+    return (*sys.path, str(Path(__file__).parents[2]))
 
 
 @cache
@@ -75,10 +80,24 @@ def _signature(target: str, paths: tuple[str, ...]) -> Signature | Absent | None
 
 def class_of(target: str) -> tuple[Path, ast.ClassDef] | None:
     """(the file, the statement) that defines the class of a dotted name. None: it is no class, or cannot be found from here."""
-    return _class_of(target.split("."), tuple(sys.path), 0)
+    found = _class_of(target.split("."), _paths(), 0)
+    return found and found[1:]
 
 
-def _class_of(parts: Sequence[str], paths: tuple[str, ...], depth: int) -> tuple[Path, ast.ClassDef] | None:
+def lineage(target: str) -> list[tuple[str, ast.ClassDef]]:
+    """(module, statement) of the class of a dotted name and of those it is derived from, in the order in which an attribute is looked for, as far as they are found."""
+    classes, waiting = list[tuple[str, ast.ClassDef]](), [target]
+    while waiting and len(classes) < DEEPEST:
+        found = _class_of(waiting.pop(0).split("."), _paths(), 0)
+        if found:
+            module, _, statement = found
+            classes.append((module, statement))
+            waiting[:0] = [f"{module}.{name}" for base in statement.bases if (name := _dotted(base)) and module]
+    return classes
+
+
+def _class_of(parts: Sequence[str], paths: tuple[str, ...], depth: int) -> tuple[str, Path, ast.ClassDef] | None:
+    """With the name of its module."""
     cuts = range(len(parts) - 1, 0, -1)
     module, cut = next(((made, cut) for cut in cuts if (made := _module(".".join(parts[:cut]), paths))), (None, 0))
     if module is None or depth > DEEPEST:
@@ -86,12 +105,17 @@ def _class_of(parts: Sequence[str], paths: tuple[str, ...], depth: int) -> tuple
     name, *rest = parts[cut:]
     found, path = module.defined.get(name), _file(module.name, paths)
     if isinstance(found, ast.ClassDef) and path and not rest:
-        return path, found
+        return module.name, path, found
     if name in module.imported:
         source, attribute = module.imported[name]
         return _class_of([*source.split("."), *([attribute] if attribute else []), *rest], paths, depth + 1)
+    if name not in module.defined:
+        for source in module.stars:
+            if there := _class_of([*source.split("."), name, *rest], paths, depth + 1):
+                return there
     # packages that load their parts when they are asked for, as transformers does: of LlamaConfig in models/llama/configuration_llama.py
-    return _class_in_folders(module, name, paths) if not rest and path and path.parent.name == "transformers" else None
+    late = _class_in_folders(module, name, paths) if not rest and path and path.parent.name == "transformers" else None
+    return late and ("", *late)
 
 
 def _class_in_folders(module: _Module, name: str, paths: tuple[str, ...]) -> tuple[Path, ast.ClassDef] | None:

@@ -57,6 +57,7 @@ def test_all_mistakes_are_told_at_once() -> None:
         ("layers=3", "Did you mean model.layers?"),
         ("optim.momentum=0.9", "optim=muon has it."),
         ("logger.tensorbord.x=1", "Did you mean tensorboard?"),
+        ("logger.console=1", "Type logger=[console]."),
         ("hook.sample.evry=3", "Did you mean hook.sample.every?"),
         ("--steps=3", "Type steps=3."),
         ("--log-every=3", "Type log.every=3."),

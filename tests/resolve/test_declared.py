@@ -133,3 +133,24 @@ def test_what_a_dataset_states_is_held_against_the_model_before_launch(words: tu
 def test_a_model_that_fits_what_a_dataset_states_is_taken(words: tuple[str, ...], nets: Path) -> None:
     (nets / "sets.py").write_text(DATASETS)
     plan("data=dataset", f"data.dataset._target_=netpkg.sets.{words[0]}", "trust=[netpkg]", *words[1:])
+
+
+@pytest.mark.parametrize(
+    ("source", "steps"),
+    [
+        ("from netpkg.sets import Faces\nclass Mine(Faces):\n    pass\n", 125),
+        ("from netpkg.sets import *\nclass Mine(Sequence, Faces):\n    def __getitem__(self, i):\n        about = 3\n        return about\n", 125),
+        ("import netpkg.sets as sets\nclass Other(sets.Faces):\n    pass\nclass Mine(Other):\n    about = {'samples': 800}\n", 100),
+        ("from netpkg.sets import Faces\nclass Mine(Faces):\n    about = made_elsewhere()\n", None),
+        ("from netpkg.sets import Faces\nclass Mine(Faces):\n    def about(self):\n        pass\n", None),
+    ],
+)
+def test_what_a_class_states_is_stated_by_those_that_are_derived_from_it(source: str, steps: int | None, nets: Path) -> None:
+    (nets / "sets.py").write_text("class Faces:\n    about = {'samples': 1000}\n")
+    (nets / "mine.py").write_text(source)
+    words = ("data=dataset", "data.dataset._target_=netpkg.mine.Mine", "data.holdout=0", "model=mlp", "trust=[netpkg]", "epochs=1")
+    if steps is None:
+        with pytest.raises(WordsError, match="does not say before launch"):
+            plan(*words)
+    else:
+        assert plan(*words).steps == steps

@@ -35,7 +35,9 @@ def test_what_is_not_known_is_asked_for(tmp_path: Path, monkeypatch: pytest.Monk
         plan("epochs=3")
     (tmp_path / "faces.py").write_text("class Faces:\n    about = {'inputs': [4]}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(WordsError, match=r"give the class of the dataset about = \{'samples': <its length>\}"):
+    with pytest.raises(
+        WordsError, match=r"Type steps=<3 x its training samples / 8>, or give the class of the dataset about = \{'samples': <its length>\}\."
+    ):
         plan(*OWN, "epochs=3")
 
 

@@ -59,6 +59,8 @@ def test_text_is_sampled_and_other_data_is_not() -> None:
 
 CLASSES = ("data=synthetic", "model=mlp", "objective=classification")
 OWN = ("data=synthetic", "model=mlp", "objective._target_=right_models.Huber", "trust=[right_models]")
+DERIVED = ("data=synthetic", "data.task=classification", "model=mlp", "objective._target_=right_models.F1", "trust=[right_models]")
+"""Of a word's class, whose figures it has too."""
 
 
 @pytest.mark.parametrize(
@@ -68,6 +70,9 @@ OWN = ("data=synthetic", "model=mlp", "objective._target_=right_models.Huber", "
         ((*CLASSES, "checkpoint.best=eval_accuracy"), "highest"),
         ((*CLASSES, "checkpoint.best=eval_ema_accuracy", "ema=0.9"), "highest"),
         ((*OWN, "checkpoint.best=eval_f1", "checkpoint.best_is=highest"), "highest"),
+        ((*OWN, "checkpoint.best=eval_loss"), "lowest"),
+        ((*DERIVED, "checkpoint.best=eval_f1"), "highest"),
+        ((*DERIVED, "checkpoint.best=eval_accuracy"), "highest"),
     ],
 )
 def test_the_best_is_the_lowest_loss_and_the_highest_accuracy(words: tuple[str, ...], best_is: str) -> None:
@@ -81,6 +86,7 @@ def test_the_best_is_the_lowest_loss_and_the_highest_accuracy(words: tuple[str, 
         (("checkpoint.best=eval_accuracy",), "no such figure."),
         ((*CLASSES, "checkpoint.best=eval_ema_accuracy"), "no such figure."),
         ((*CLASSES, "checkpoint.best=eval_accuracy", "checkpoint.best_is=lowest"), "of eval_accuracy the highest is the best"),
+        ((*DERIVED, "checkpoint.best=eval_f2"), "Did you mean eval_f1?"),
         ((*OWN, "checkpoint.best=eval_f1"), "Type checkpoint.best_is=lowest or highest."),
         (("checkpoint.best_is=lowest",), "nothing in this run reads it"),
     ],

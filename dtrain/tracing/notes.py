@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -21,6 +22,7 @@ from dtrain.remat.selective import KEPT
 NOTHING = dict.fromkeys(("whole", "stream", "inside", "logits"), 0)
 ATTENTION = "scaled_dot_product"
 """What is in the names of torch's fused attentions."""
+BINCOUNT = torch.ops.aten.bincount.default
 WAYS = ("all", "products", "inputs", "taken", "given", "turned", "ends")
 
 
@@ -52,6 +54,11 @@ class Saved:
     part: Part
 
 
+def _confusion(numbers: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    """torch.bincount of numbers that are not there, as an objective counts a confusion matrix: taken to be as long as was asked for."""
+    return numbers.new_empty(minlength, dtype=torch.int64) if minlength else BINCOUNT(numbers, weights)
+
+
 class Watch(TorchDispatchMode):
     """Notes of every operator what it makes and computes, and for which part. A storage is `held` as what it was made of."""
 
@@ -75,7 +82,7 @@ class Watch(TorchDispatchMode):
         """Bytes that several parts keep, and no gradient flows to: rotations, masks."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        out = _confusion(*args, **(kwargs or {})) if func is BINCOUNT and isinstance(args[0], FakeTensor) else func(*args, **(kwargs or {}))
         taken = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
         made = [each for each in tree_leaves(out) if isinstance(each, Tensor)]
         for each in made:

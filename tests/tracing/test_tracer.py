@@ -73,6 +73,12 @@ def test_a_model_that_looks_into_its_numbers_is_known_by_its_weights_alone() -> 
     assert "looks into numbers" in shapes.unknown and "test_tracer.py" in shapes.unknown and "in forward" in shapes.unknown
 
 
+def test_an_objective_that_counts_a_confusion_matrix_hides_no_activations() -> None:
+    words = (*WORDS[2:4], "data=synthetic", "data.task=classification", "trust=[tracing,right_models]", "model._target_=tracing.test_tracer.Tower")
+    counted, plain = (shapes_of(plan(*words, objective)) for objective in ("objective._target_=right_models.F1", "objective=classification"))
+    assert not counted.unknown and counted.blocks[:-1] == plain.blocks[:-1] and counted.blocks[-1].work == plain.blocks[-1].work
+
+
 class Rated(Tower):
     """As vision transformers drop more of each deeper block."""
 

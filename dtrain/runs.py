@@ -41,12 +41,13 @@ ENDED = (*EXIT_CODES, "failed")
 
 @dataclass(frozen=True)
 class Run:
-    """`said`: dotted key -> value as text, for what is no default; `figures`: the newest of each; `began`: seconds since 1970."""
+    """`said`: dotted key -> value as text; `usual`: those of which that is the default; `figures`: the newest of each; `began`: seconds since 1970."""
 
     url: str
     name: str
     began: float | None
     said: Mapping[str, str]
+    usual: frozenset[str]
     step: int
     figures: Mapping[str, float]
     status: str
@@ -115,7 +116,7 @@ def _run(url: str, config: bytes, *, above: str) -> Run:
         url,
         name,
         float(began[1]) if began else None,
-        said(config.decode(errors="replace")),
+        *said(config.decode(errors="replace")),
         step if type(step) is int and step >= 0 else 0,
         {key: float(value) for key, value in figures.items() if key.startswith("eval_") and type(value) in (int, float) and math.isfinite(value)},
         status if ended else _unended(url, status),
@@ -164,8 +165,8 @@ def _unended(url: str, status: str) -> str:
 # what was changed
 
 
-def said(config: str) -> dict[str, str]:
-    """Dotted key -> value as config.yaml has it, of each that somebody said and that is no default. A line at a time: YAML costs milliseconds a file."""
+def said(config: str) -> tuple[dict[str, str], frozenset[str]]:
+    """Dotted key -> value as config.yaml has it, of each that somebody said, and the keys that were given their default. A line at a time: YAML costs milliseconds a file."""
     choices: dict[str, Any] = {}
     found: dict[str, str] = {}
     above: list[tuple[int, str]] = []
@@ -185,7 +186,7 @@ def said(config: str) -> dict[str, str]:
             choices[name] = _value(text)
         if "  # " in rest:
             found[name if chosen else ".".join([*(part for _, part in above), name])] = rest.rpartition("  # ")[0]
-    return {key: text for key, text in found.items() if not _is_default(key, text, choices)}
+    return found, frozenset(key for key, text in found.items() if _is_default(key, text, choices))
 
 
 def _is_default(key: str, text: str, choices: Mapping[str, Any]) -> bool:

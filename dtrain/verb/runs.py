@@ -139,15 +139,16 @@ COLUMNS: Mapping[str, Callable[[Run], str | float | None]] = {
 
 
 def table(found: Sequence[Run]) -> str:
-    """A line for each; what all of them say stands above."""
-    shared = dict(found[0].said) if len(found) > 1 else {}
+    """A line for each; what all of them say stands above. What is a default wherever it was said is left out."""
+    changes = {key for one in found for key in one.said.keys() - one.usual}
+    shared = {key: text for key, text in found[0].said.items() if key in changes} if len(found) > 1 else {}
     for one in found:
         shared = {key: text for key, text in shared.items() if one.said.get(key) == text}
     figures = list(dict.fromkeys(name for one in found for name in one.figures))
     rows = [("name", "when", "step", *(cut(name, 40) for name in figures), "status", "changed")]
     for one in found:
         values = [f"{one.figures[name]:.5g}" if name in one.figures else "-" for name in figures]
-        changed = " ".join(_word(key, text) for key, text in one.said.items() if key not in shared)
+        changed = " ".join(_word(key, text) for key, text in one.said.items() if key in changes and key not in shared)
         rows.append((cut(masked(one.name)), _when(one.began), f"{one.step:,}", *values, screen.on_one_line(one.status), changed))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip() for row in rows]

@@ -72,6 +72,17 @@ def test_a_line_says_what_differs_and_what_is_shared_stands_once(made: Callable[
     assert names(shown(capsys)) == ["runs/a", "runs/sweep/b"], "without a folder, those of ./outputs and ./runs, as they can be typed"
 
 
+def test_a_default_that_was_said_stands_beside_other_values_of_it(made: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """As in a sweep that has the default among its values."""
+    for name, lr in (("a", 0.5), ("b", 0.001), ("c", 0.0001)):
+        made(name, lr=lr)
+    assert [line.split()[-1] for line in shown(capsys, "runs")[2:]] == ["optim.lr=0.5", "optim.lr=0.001", "optim.lr=0.0001"]
+    assert names(shown(capsys, "runs", "sort=optim.lr")) == ["c", "b", "a"]
+    shutil.rmtree("runs/a")
+    shutil.rmtree("runs/c")
+    assert "optim.lr" not in "".join(shown(capsys, "runs"))
+
+
 def test_what_a_rerun_says_again_is_no_change(made: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     place = made("a")
     config = (place / "config.yaml").read_text()

@@ -91,7 +91,7 @@ def complete(ledger: Ledger) -> None:
         ledger.imply({"devices": needed}, "the fewest that the mesh needs; type as many as there are")
     ranks = _ranks(words.get("nodes", 1)) * words.get("devices", 1)
     sizes = {word for word in ("batch", "microbatch") if word in words or ledger.asks(word)}
-    if "accumulate" in words and not sizes:
+    if ("accumulate" in words or ledger.asks("accumulate")) and not sizes:
         ledger.imply({"microbatch": 1}, "not in this file: type microbatch=<samples of a forward>")
         ledger.command.setdefault("microbatch", "<samples of a forward on one rank>")
     elif ranks > 1 and not sizes:

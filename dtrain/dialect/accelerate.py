@@ -5,6 +5,7 @@
 It says how processes are started and how the model is shared out; the run itself is in the user's script.
 """
 
+import re
 from typing import Any
 
 from dtrain.dialect import nested
@@ -33,7 +34,6 @@ NUMBERS = {"1": "full_shard", "2": "shard_grad_op", "3": "no_shard", "4": "hybri
 
 
 def translate(ledger: Ledger) -> None:
-    ledger.read_numbers()
     if ledger.get("compute_environment", "LOCAL_MACHINE") not in ("LOCAL_MACHINE", "local_machine"):
         for key in ledger.open():
             ledger.refuse(key, "a run of SageMaker is not started here. Start dtrain inside of its container, with the words of the run.")
@@ -52,6 +52,7 @@ def _world(ledger: Ledger) -> None:
             ledger.skip(key, "as many as there are: devices=auto")
         else:
             ledger.refuse(key, f"Accelerate takes a whole number from 1 here, not {ledger.leaves[key]!r}. Type nodes=1 devices=2.")
+            ledger.ask("nodes" if key == "num_machines" else "devices", "number" if key == "num_machines" else "processes per node")
     if not wrong and processes is not None and processes % machines:
         for key in ("num_machines", "num_processes"):
             ledger.refuse(
@@ -65,6 +66,12 @@ def _world(ledger: Ledger) -> None:
     if processes is not None and "num_processes" in ledger.open():
         ledger.carry("num_processes", {"devices": processes // machines}, f"{processes} on {machines} machines" if machines > 1 else "")
     _meeting(ledger, machines)
+
+
+def _seen(ledger: Ledger, key: str, value: Any) -> None:
+    """gpu_ids: numbers with commas between them."""
+    numbers = str(value) if re.fullmatch(r"[0-9][0-9, ]*", str(value)) else "<numbers>"
+    ledger.refuse(key, f"which GPUs are seen is said before the command: CUDA_VISIBLE_DEVICES={numbers.replace(' ', '')} dtrain ...")
 
 
 def _counted(value: Any) -> bool:
@@ -269,7 +276,7 @@ RULES: dict[str, Rule] = {
     "fp16": switched(says({"precision": "fp16"}), unneeded("off, as here")),
     "downcast_bf16": lacking("of TPUs, on which nothing is run here. Leave it out."),
     "use_cpu": switched(says({"backend": "gloo"}), unneeded("GPUs where there are any, as here")),
-    "gpu_ids": chosen({"all": unneeded("all that are visible, as here")}, refused("which GPUs are seen is said before the command: CUDA_VISIBLE_DEVICES=0,1 dtrain ...")),
+    "gpu_ids": chosen({"all": unneeded("all that are visible, as here")}, _seen),
     "debug": unneeded("a rank that hangs or fails is always named"),
     "enable_cpu_affinity": lacking("processes are not bound to cores. Type numactl --cpunodebind=0 dtrain ... if you need it."),
     "rdzv_backend": unneeded("nodes meet at the launcher's own store, a new one for each round"),

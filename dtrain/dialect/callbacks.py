@@ -41,11 +41,14 @@ def _checkpoint(ledger: Ledger, section: str) -> None:
         elif name == "monitor" and str(monitor) in ("val_loss", "valid_loss", "validation_loss", "val/loss", "eval_loss"):
             ledger.carry(key, {"checkpoint.best": "eval_loss"}, "the held-out loss")
         elif name == "monitor" and value is not None:
-            ledger.refuse(key, "a figure of the evaluation is meant. Type checkpoint.best=eval_loss, or checkpoint.best=eval_accuracy.")
+            ledger.refuse(
+                key,
+                "a figure of the evaluation is meant. Type checkpoint.best=eval_loss, eval_accuracy, or eval_<name> of what your objective or a hook gives.",
+            )
         elif name == "mode" and value == "max" and monitor:
             ledger.refuse(
                 key,
-                "the objective says what is the best: the lowest loss, the highest accuracy. Type checkpoint.best=eval_loss or checkpoint.best=eval_accuracy.",
+                "who gives a figure says which is the best: the lowest loss, the highest accuracy. Type checkpoint.best_is=highest where nobody does.",
             )
         elif name in CHECKPOINT:
             (unneeded("empty") if value is None else CHECKPOINT[name])(ledger, key, value)

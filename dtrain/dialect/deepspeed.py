@@ -38,14 +38,13 @@ BATCH, MICRO, ACCUMULATE = "train_batch_size", "train_micro_batch_size_per_gpu",
 OURS = {BATCH: "batch", MICRO: "microbatch", ACCUMULATE: "accumulate"}
 SHAPES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
 FP16 = "of precision=fp16, should that be typed: its scale then begins at precision.scale and doubles after precision.growth good steps"
-LOG = "their warm-up rises with the logarithm of the step, ours in a line. Type schedule.warmup={} for a line of as many steps; until then there is none."
+LOG = "their warm-up rises with the logarithm of the step, ours in a line. Type schedule.warmup={} for a line of as many steps, or 0 for none."
 MEASURED = unneeded("metrics.jsonl has the seconds of every step")
 SHARDS = unneeded("a checkpoint is shards that any mesh reads; dtrain checkpoint export writes one file")
 MOVES = unneeded("how offloading moves bytes; here FSDP2 does it")
 
 
 def translate(ledger: Ledger) -> None:
-    ledger.read_numbers()
     for tell in (_batch, _zero, _precision, _schedule, _optimizer, _parallel):
         tell(ledger)
     ledger.apply(RULES)
@@ -69,6 +68,7 @@ def _batch(ledger: Ledger) -> None:
             told[key] = count(value)
         except (ValueError, TypeError) as error:
             ledger.refuse(key, f"DeepSpeed takes {error} here, not {value!r}. Type {OURS[key]}=<number>.")
+            ledger.ask(OURS[key], "number")
     if len(told) == 3:
         _triple(ledger, *(told[key] for key in OURS))
         return
@@ -224,8 +224,10 @@ def _warmup(ledger: Ledger, name: str, shape: str, values: dict[str, Any]) -> No
     """The keys of a schedule that has a counterpart; `values` those that are in the file."""
     p = "scheduler.params"
     log, warm, total = values.get("warmup_type", "log") != "linear", values.get("warmup_num_steps", 1000), values.get("total_num_steps")
-    words = decaying(shape, 0 if log and warm > 1 else warm, total, values.get("cos_min_ratio", 1e-4) if shape == "cosine" else 0.0)
+    words = decaying(shape, warm, total, values.get("cos_min_ratio", 1e-4) if shape == "cosine" else 0.0)
     silent = log and warm > 1 and not {"warmup_type", "warmup_num_steps"} & set(values) and not ledger.asks("schedule.warmup")
+    if log and warm > 1:
+        ledger.ask("schedule.warmup", f"{warm} for a line of as many steps, or 0")
     ledger.carry("scheduler.type", {"schedule": words["schedule"]}, f"without its warm-up: {LOG.format(warm)}" if silent else "")
     lr = values.get("warmup_max_lr", 1e-3 if name == "WarmupDecayLR" else None)
     if lr is not None and "warmup_max_lr" not in values:
@@ -244,7 +246,7 @@ def _warmup(ledger: Ledger, name: str, shape: str, values: dict[str, Any]) -> No
             to("optim.lr")(ledger, f"{p}.{part}", value)
     ledger.imply(
         {word: value for word, value in words.items() if word != "schedule"},
-        f"default of {name}" if not log or warm <= 1 else "no warm-up: theirs is refused above",
+        f"default of {name}",
     )
 
 

@@ -12,7 +12,6 @@ from typing import Any, Literal
 from dtrain.secrets import shown
 
 Kind = Literal["carried", "unneeded", "refused"]
-NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?")
 CHOICES = {
     "model": "gpt, or in its place model._target_=... and trust=[...]", "optim": "adamw, sgd, muon or adafactor", "optim.lr": "value",
     "schedule": "cosine, constant or wsd", "precision": "fp32, bf16, bf16_true, fp16 or fp8", "clip": "value or null",
@@ -63,17 +62,13 @@ class Ledger:
     """What only the command line may say, or what has to be typed: word -> value or <what it is>."""
 
     def __post_init__(self) -> None:
-        self.leaves = dict(flatten(self.tree))
+        self.leaves = {key: _numbered(value) for key, value in flatten(self.tree)}
         self._told: set[str] = set()
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value of a key that has none below it; `default` also for an empty one."""
         found = self.leaves.get(key, default)
         return default if found is None else found
-
-    def read_numbers(self) -> None:
-        """Numbers that stand there as texts are numbers, as to a tool that does not mind."""
-        self.leaves.update({key: number(value) for key, value in self.leaves.items() if isinstance(value, str) and NUMBER.fullmatch(value)})
 
     def under(self, *prefixes: str) -> list[str]:
         """The keys below the prefixes (and they themselves) of which nothing was said yet."""
@@ -210,6 +205,19 @@ def flatten(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield from flatten(value, f"{key}.{name}".removeprefix("."))
 
 
+NUMBER = re.compile(r"[-+]?(0|[1-9][0-9]*|(?=\.))(\.[0-9]*)?([eE][-+]?[0-9]{1,2})?")
+"""Not 012, which may be meant otherwise."""
+
+
+def _numbered(value: Any) -> Any:
+    """A number that is given as a text, "1e-5", as that number."""
+    if isinstance(value, list):
+        return [_numbered(one) for one in value]
+    if isinstance(value, Code) or not isinstance(value, str) or not any(map(str.isdigit, value)) or not NUMBER.fullmatch(value) or len(value) > 20:
+        return value
+    return int(value) if value.lstrip("+-").isdecimal() else float(value)
+
+
 def show(value: Any) -> str:
     """A value as a person would type it."""
     if isinstance(value, bool) or value is None:
@@ -223,36 +231,27 @@ def show(value: Any) -> str:
 
 
 def number(value: Any) -> int | float:
-    """Also as a text."""
-    if isinstance(value, str) and NUMBER.fullmatch(value):
-        value = float(value) if set(value) & set(".eE") else int(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("a number")
     return value
 
 
 def whole(value: Any) -> int:
-    try:
-        if float(number(value)).is_integer():
-            return int(number(value))
-    except ValueError:
-        pass
-    raise ValueError("a whole number")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not float(value).is_integer():
+        raise ValueError("a whole number")
+    return int(value)
 
 
 def count(value: Any) -> int:
-    try:
-        if whole(value) > 0:
-            return whole(value)
-    except ValueError:
-        pass
-    raise ValueError("a whole number from 1")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not float(value).is_integer() or value < 1:
+        raise ValueError("a whole number from 1")
+    return int(value)
 
 
 def text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
+    if isinstance(value, bool) or not isinstance(value, str | int | float) or value == "":
         raise ValueError("a text")
-    return value
+    return show(value)
 
 
 def switch(value: Any) -> bool:
@@ -280,8 +279,7 @@ def to(word: str, kind: Callable[[Any], Any] = number, note: str = "", *, comman
             said = kind(value)
         except (ValueError, OverflowError, TypeError) as error:
             ledger.refuse(key, f"{ledger.tool} takes {error} here, not {value!r}. Type {word}=<value>.")
-            if word in CHOICES:
-                ledger.ask(word)
+            ledger.ask(word)
         else:
             ledger.carry(key, {word: said}, note, command=command)
 

@@ -66,7 +66,14 @@ def translate(ledger: Ledger) -> None:
     for tell in (_devices, _strategy, _steps, _clip, _evaluation, _logger, callbacks):
         tell(ledger, section)
     _optimizer(ledger, outer)
+    unseen = ledger.under(*(key for key in ledger.leaves if key.startswith(f"{section}**")))
+    for key in unseen:
+        ledger.refuse(key, "arguments that are not in this file. Type the words for what they say.")
     ledger.apply({f"{section}{name}": rule for name, rule in TRAINER.items()} | {f"{outer}{name}": rule for name, rule in COMMANDS.items()})
+    if unseen:
+        for word in ("precision", "clip", "steps"):
+            if word not in ledger.words:
+                ledger.ask(word)
     ledger.imply({"clip": None}, "Lightning does not clip unless told to")
 
 
@@ -301,6 +308,7 @@ TRAINER: dict[str, Rule] = {
     "min_steps": lacking("a run ends at its steps. Leave it out."),
     "max_time": refused("hours:minutes:seconds. Type time_limit=3:55:00."), "max_time.**": refused("hours:minutes:seconds. Type time_limit=3:55:00."),
     "accumulate_grad_batches": to("accumulate", count),
+    "accumulate_grad_batches.*": refused("the batch is the same in every step. Type accumulate=<number>.", "accumulate"),
     "gradient_clip_val": chosen({0: says({"clip": None}, "0 means none")}, to("clip", number)),
     "gradient_clip_algorithm": chosen({"norm": unneeded("by the norm, as here")}, refused("gradients are clipped by their norm. Type clip=1.0.")),
     "log_every_n_steps": to("log.every", count),

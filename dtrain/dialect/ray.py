@@ -103,7 +103,7 @@ def _kept(ledger: Ledger) -> None:
         else:
             ledger.refuse(
                 score,
-                f"theirs is the {order} of {show(ledger.leaves[score])}. Type checkpoint.best=eval_loss (the lowest) or checkpoint.best=eval_accuracy (the highest).",
+                f"theirs is the {order} of {show(ledger.leaves[score])}. Type checkpoint.best=eval_loss (the lowest), eval_accuracy (the highest), or eval_<name> of what your objective or a hook gives.",
             )
     if any("checkpoint_config" in key for key in ledger.leaves):
         ledger.imply({"checkpoint.keep": None}, "Ray keeps all unless told otherwise")
@@ -126,7 +126,31 @@ def _restarts(ledger: Ledger, key: str, value: Any) -> None:
             to("launcher.restarts", whole)(ledger, key, value)
 
 
+LOOP = {
+    "lr": "optim.lr",
+    "learning_rate": "optim.lr",
+    "batch_size": "microbatch",
+    "epochs": "steps",
+    "num_epochs": "steps",
+    "weight_decay": "optim.weight_decay",
+}
+"""What people call the arguments of a loop of their own -> our word."""
+
+
+def _of_loop(ledger: Ledger, key: str, value: Any) -> None:
+    name = key.rpartition(".")[2]
+    word = LOOP.get(name)
+    ledger.refuse(key, f"it goes to your own function, which is not read. Type {word or 'the word'}=<value> for what it means there.")
+    if word:
+        ledger.ask(word, f"{name} {show(value)} of your loop")
+
+
 RULES: dict[str, Rule] = {
+    **every("train_loop_config train_loop_config.**", _of_loop),
+    "train_loop_per_worker": unneeded("your own function, which is not read: dtrain has the loop, or takes yours: loop=<yours> trust=[<its package>]"),
+    **every("datasets datasets.**", refused("type data=dataset data.dataset._target_=<yours> trust=[<its package>].")),
+    **every("torch_config torch_config.** metadata metadata.** dataset_config dataset_config.**", unneeded("ranks meet by themselves; samples are shared out by their position")),
+    "resume_from_checkpoint": lacking("a run goes on from its own checkpoint; init=<run of dtrain> takes weights."),
     "max_failures": _restarts,
     **every("fail_fast controller_failure_limit max_preemption_failures relax_collectives_on_preemption preemption_grace_s", unneeded("an error of your own code ends the run; killed ranks start again")),
     **every("num_to_keep checkpoint_score_attribute", refused(ODD)),
@@ -142,7 +166,6 @@ RULES: dict[str, Rule] = {
     **every("sync_config sync_config.** verbose progress_reporter log_to_file local_dir logging_config logging_config.**", unneeded("logs are under <out>, of every rank")),
     **every("stop stop.**", refused("type steps=<number>, or time_limit=3:55:00.")),
     **every("callbacks callbacks.** worker_runtime_env worker_runtime_env.**", refused("write a hook: hook.mine._target_=<yours> trust=[<its package>].")),
-    **every("train_loop_config train_loop_config.**", refused("it goes to your own function, which is not read. Type the word for it, such as optim.lr=<value> batch=<samples of a step> steps=<number>.")),
     "args.*": refused("given by position. Write its name before it."),
     **every("failure_config checkpoint_config run_config scaling_config", unneeded("empty")),
 }  # fmt: skip

@@ -8,7 +8,7 @@ import json
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -20,10 +20,9 @@ from dtrain.errors import WordsError, first_line
 
 CALLS = {
     "Trainer": "trainer", "LightningCLI": "cli", "ScalingConfig": "scaling_config", "RunConfig": "run_config", "FailureConfig": "failure_config", "CheckpointConfig": "checkpoint_config",
+    "TorchTrainer": "ray_trainer", "DataParallelTrainer": "ray_trainer",
 }  # fmt: skip
 """Calls that say how a run is made -> the name their arguments get in the tree."""
-HANDED = "train_loop_config"
-"""What Ray's TorchTrainer gives to the function it runs."""
 DEEPEST = 50
 LONGEST = 1 << 20
 """Bytes."""
@@ -37,12 +36,21 @@ class Loader(yaml.SafeLoader):
     """YAML as the tools mean it: 2e-5 is a number, and a key comes once."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+        seen = set[str]()
+        for key in [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key that is no name", key.start_mark)
+            if key.value in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"{key.value} is said twice", key.start_mark)
-            seen.add(str(key.value))
+            seen.add(key.value)
+            key.tag = "tag:yaml.org,2002:str"  # else 1 and true would be one key
         return super().construct_mapping(node, deep)
+
+    def flatten_mapping(self, node: Any) -> None:
+        """`<<: *name` writes in what it stands for, which may do so itself."""
+        super().flatten_mapping(node)
+        if len(node.value) > MOST:
+            raise yaml.constructor.ConstructorError(None, None, f"more than {MOST} values", node.start_mark)
 
 
 Loader.add_implicit_resolver(
@@ -105,6 +113,8 @@ def _json(text: str, place: str) -> Any:
         return json.loads(text, object_pairs_hook=once)
     except json.JSONDecodeError as error:
         raise WordsError(f"{place}:{error.lineno}:{error.colno}: not JSON: {_slip(text, error)}") from error
+    except ValueError as error:  # such as a number of 5,000 digits
+        raise WordsError(f"{place}: not JSON: {first_line(error)}.") from error
 
 
 def _slip(text: str, error: json.JSONDecodeError) -> str:
@@ -139,17 +149,17 @@ def _yaml(text: str, place: str) -> Any:
 def _toml(text: str, place: str) -> Any:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise WordsError(f"{place}: not TOML: {first_line(error)}.") from error
 
 
 def _python(text: str, place: str) -> Any:
-    """The outermost calls of CALLS, their arguments by name."""
+    """The outermost calls of CALLS, their arguments by name; those of a Trainer of Ray, which holds the others, at the top."""
     try:
         module = ast.parse(text)
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, MemoryError) as error:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        raise WordsError(f"{place}{line}: not Python: {getattr(error, 'msg', error)}.") from error
+        raise WordsError(f"{place}{line}: not Python: {getattr(error, 'msg', str(error)) or 'nested too deep'}.") from error
     script = _Script(module)
     tree: dict[str, Any] = {}
     made = [node for node in ast.walk(module) if isinstance(node, ast.Call)]
@@ -160,11 +170,10 @@ def _python(text: str, place: str) -> Any:
         name = CALLS[_last(call.func)]
         if id(call) not in script.inside:
             tree[name] = _together(tree[name], arguments) if name in tree else arguments
-    handed = [script.value(word.value) for call in made for word in call.keywords if word.arg == HANDED]
-    if tree and handed:
-        tree[HANDED] = handed[0] if len(handed) == 1 else {str(number): each for number, each in enumerate(handed)}
     if not tree:
         raise WordsError(f"{place}: calls none of {', '.join(CALLS)}. Give the file in which the run is made.")
+    outer = tree.pop("ray_trainer", {})
+    tree = {**tree, **({"train_loop_per_worker" if name == "args.0" else name: value for name, value in outer.items()} if outer else {})}
     return _of_cli(tree, place) if "cli" in tree else tree
 
 
@@ -193,23 +202,22 @@ class _Script:
 
     def __init__(self, module: ast.Module) -> None:
         self.inside: set[int] = set()
-        self._names: dict[str, ast.expr] = {}
-        again = set()
+        given: dict[str, ast.expr] = {}
         for node in ast.walk(module):
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-                name = node.targets[0].id
-                again |= {name} & set(self._names)
-                self._names[name] = node.value
-        for name in again:  # which of the values is meant is not known
-            del self._names[name]
+                given[node.targets[0].id] = node.value
+        times = Counter(name for node in ast.walk(module) for name in _changes(node, given))
+        self._names = {name: value for name, value in given.items() if times[name] == 1}  # else which value is meant is not known
 
-    def arguments(self, call: ast.Call) -> dict[str, Any]:
-        found = {f"args.{number}": self.value(node) for number, node in enumerate(call.args)}
+    def arguments(self, call: ast.Call, deep: int = 0) -> dict[str, Any]:
+        """By name; what **mapping holds too, where the file says it."""
+        found = {f"args.{number}": self.value(node, deep) for number, node in enumerate(call.args)}
         for word in call.keywords:
-            value = self.value(word.value)
-            if word.arg is None and isinstance(value, dict) and value.get("class_path") == "dict":
-                value = value["init_args"]
-            found |= value if word.arg is None and isinstance(value, dict) else {word.arg or f"**{ast.unparse(word.value)}": value}
+            value = self.value(word.value, deep)
+            if word.arg is not None:
+                found[word.arg] = value
+            else:
+                found |= value if isinstance(value, dict) and "class_path" not in value else {f"**{ast.unparse(word.value)}": Code(value)}
         return found
 
     def value(self, node: ast.expr, deep: int = 0) -> Any:
@@ -218,16 +226,45 @@ class _Script:
             return self.value(self._names[node.id], deep + 1)
         if isinstance(node, ast.List | ast.Tuple):
             return [self.value(item, deep) for item in node.elts]
-        if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
-            return {str(key.value): self.value(item, deep) for key, item in zip(node.keys, node.values, strict=True) if isinstance(key, ast.Constant)}
+        if isinstance(node, ast.Dict) and all(key is None or isinstance(key, ast.Constant) for key in node.keys):
+            return self._entries(node, deep)
+        if isinstance(node, ast.Call) and _last(node.func) == "dict" and not node.args:
+            return self.arguments(node, deep)
         if isinstance(node, ast.Call):
             self.inside.add(id(node))
             name = ast.unparse(node.func)
-            return self.arguments(node) if _last(node.func) in CALLS else {"class_path": name, "init_args": self.arguments(node)}
+            arguments = self.arguments(node, deep)
+            return arguments if _last(node.func) in CALLS else {"class_path": name, "init_args": arguments}
         try:
             return ast.literal_eval(node)
         except (ValueError, TypeError, SyntaxError, MemoryError):
             return Code(ast.unparse(node))
+
+    def _entries(self, node: ast.Dict, deep: int) -> dict[str, Any]:
+        """Of a mapping that is written out; one that it takes in with ** is said as such where the file does not hold it."""
+        found: dict[str, Any] = {}
+        for key, item in zip(node.keys, node.values, strict=True):
+            value = self.value(item, deep)
+            if isinstance(key, ast.Constant):
+                found[str(key.value)] = value
+            else:
+                found |= value if isinstance(value, dict) and "class_path" not in value else {f"**{ast.unparse(item)}": Code(value)}
+        return found
+
+
+def _changes(node: ast.AST, given: Mapping[str, ast.expr]) -> Iterator[str]:
+    """The names that a node binds, or whose list or mapping it may change."""
+    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+        yield node.id
+    elif isinstance(node, ast.arg):
+        yield node.arg
+    elif isinstance(node, ast.Attribute) or (isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)):
+        root: ast.expr = node
+        while isinstance(root, ast.Subscript | ast.Attribute):
+            root = root.value
+        held = given.get(root.id) if isinstance(root, ast.Name) else None
+        if isinstance(held, ast.List | ast.Dict) or (isinstance(held, ast.Call) and _last(held.func) in ("dict", "list")):
+            yield ast.unparse(root)
 
 
 def _last(node: ast.expr) -> str:

@@ -71,7 +71,9 @@ def _batch(ledger: Ledger) -> None:
         ledger.carry(f"{t}.local_batch_size", {"microbatch": local})
     elif isinstance(local, int):
         part = ledger.leaves.get("parallelism.pipeline_parallel_microbatch_size", 1)
-        if isinstance(part, int) and part > 0 and local // part < ledger.words["mesh.pp"]:
+        if isinstance(whole_, int) and whole_ > 0 and isinstance(part, int) and part > 0 and local % part == 0:
+            ledger.carry(f"{t}.local_batch_size", {"microbatch": part}, "as many of them in a step as global_batch_size needs")
+        elif isinstance(part, int) and part > 0 and local // part < ledger.words["mesh.pp"]:
             _too_few(ledger, local, part, ledger.words["mesh.pp"])
         elif isinstance(part, int) and part > 0 and local % part == 0:
             ledger.carry(f"{t}.local_batch_size", {"microbatch": part, "accumulate": local // part}, f"{local} samples in microbatches of {part}")
@@ -80,7 +82,6 @@ def _batch(ledger: Ledger) -> None:
     if whole_ == -1:
         ledger.skip(f"{t}.global_batch_size", "local_batch_size on every data-parallel rank")
     elif isinstance(whole_, int):
-        ledger.words.pop("accumulate", None)  # follows from batch and microbatch
         ledger.carry(f"{t}.global_batch_size", {"batch": whole_})
     if isinstance(local, int) and whole_ in (-1, None) and not pp:
         ledger.imply({"accumulate": 1}, "the global batch is the local one of all ranks")

@@ -130,3 +130,11 @@ def test_sagemaker_is_refused_whole(tmp_path: Path) -> None:
     read = config(tmp_path, compute_environment="AMAZON_SAGEMAKER", distributed_type="NO", ec2_instance_type="ml.p4d")
     assert not read.words
     assert len(read.told("refused")) == 3
+
+
+def test_ranks_that_are_no_number_are_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "fsdp.yaml"
+    path.write_text("distributed_type: MULTI_GPU\nnum_processes: two\nnum_machines: '2'\ngpu_ids: 0, 2\n")
+    read = imported(path)
+    assert read.asked == {"devices", "batch"} and read.words["nodes"] == 2
+    assert "CUDA_VISIBLE_DEVICES=0,2 dtrain" in read.told("refused")["gpu_ids"]

@@ -84,7 +84,8 @@ def test_a_foreign_optimizer() -> None:
         ((32, None, None), {"batch": 32, "accumulate": 1}),
         ((None, 4, None), {"microbatch": 4, "accumulate": 1}),
         ((30, 4, 8), {}),
-        ((None, 0, 8), {"accumulate": 8, "microbatch": 1}),
+        ((None, 0, 8), {"accumulate": 8}),
+        (("32", "4", "auto"), {"batch": 32, "microbatch": 4}),
     ],
 )
 def test_two_of_three_make_a_batch(said: tuple[int | None, ...], words: dict[str, int], tmp_path: Path) -> None:
@@ -96,8 +97,8 @@ def test_two_of_three_make_a_batch(said: tuple[int | None, ...], words: dict[str
     assert ("train_batch_size" in read.told("refused")) == (said == (30, 4, 8))
 
 
-@pytest.mark.parametrize(("stage", "word"), [(0, "ddp"), (1, "zero1"), (2, "zero2"), (3, "zero3")])
-def test_stages(stage: int, word: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("stage", "word"), [(0, "ddp"), (1, "zero1"), ("2", "zero2"), (3, "zero3")])
+def test_stages(stage: int | str, word: str, tmp_path: Path) -> None:
     assert config(tmp_path, zero_optimization={"stage": stage}).words["strategy"] == word
 
 
@@ -135,7 +136,7 @@ def test_optimizers(kind: str, params: dict[str, Any], words: dict[str, Any], tm
 def test_a_logarithmic_warmup_is_not_taken_for_a_line(tmp_path: Path) -> None:
     read = config(tmp_path, scheduler={"type": "WarmupLR", "params": {"warmup_num_steps": 300, "warmup_max_lr": 1e-3}})
     assert read.words["schedule"] == "constant"
-    assert read.words["schedule.warmup"] == 0
+    assert "schedule.warmup" not in read.words and read.asked == {"schedule.warmup"}, "without a warm-up it is another training"
     assert "schedule.warmup=300" in read.told("refused")["scheduler.params.warmup_num_steps"]
 
 
@@ -177,3 +178,15 @@ def test_a_static_loss_scale_is_refused(tmp_path: Path) -> None:
 
 def test_weights_in_bf16(tmp_path: Path) -> None:
     assert config(tmp_path, bf16={"enabled": True, "bf16_master_weights_and_grads": True}).words["precision"] == "bf16_true"
+
+
+def test_numbers_that_are_texts_are_the_numbers(tmp_path: Path) -> None:
+    params = {"lr": "3e-4", "betas": ["0.9", ".95"], "eps": "1e-8"}
+    read = config(tmp_path, train_batch_size="32", gradient_clipping="1.0", optimizer={"type": "AdamW", "params": params})
+    assert (read.words["batch"], read.words["clip"], read.words["optim.lr"], read.words["optim.betas"]) == (32, 1.0, 3e-4, [0.9, 0.95])
+    assert not read.told("refused")
+
+
+@pytest.mark.parametrize("odd", ["32 samples", "012", "３２", "1e999", "", [32]])
+def test_what_is_no_number_is_asked_for(odd: object, tmp_path: Path) -> None:
+    assert "batch" in config(tmp_path, train_batch_size=odd).asked

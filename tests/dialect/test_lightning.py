@@ -124,3 +124,44 @@ def test_batches_that_are_no_whole_steps(tmp_path: Path) -> None:
 
 def test_epochs_beside_steps_are_not_forgotten(tmp_path: Path) -> None:
     assert "whichever comes first" in script(tmp_path, "max_steps=100, max_epochs=3").told("refused")["trainer.max_epochs"]
+
+
+def test_arguments_in_a_mapping_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "common = dict(devices=2, precision='16-mixed')\nmore = {'max_steps': 10, 'gradient_clip_val': 0.5, **common}\ntrainer = Trainer(**more, num_nodes='2')\n"
+    )
+    assert imported(path).words == {"devices": 2, "precision": "fp16", "steps": 10, "clip": 0.5, "nodes": 2, "batch": 4}
+
+
+@pytest.mark.parametrize(
+    "source", ["", "more = load()\n", "more = {**load()}\n", "more = {}\nmore['precision'] = 16\n", "more = {}\nmore.update(load())\n"]
+)
+def test_arguments_that_the_file_does_not_hold_leave_no_default_of_theirs(source: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(f"{source}trainer = Trainer(max_steps=10, **more)\n")
+    read = imported(path)
+    assert read.asked == {"precision", "clip"} and "clip" not in read.words
+    assert any("**" in key for key in read.told("refused"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "parts.append(Other())",
+        "parts[0].every = 3",
+        "parts += [Other()]",
+        "parts[0] = Other()",
+        "del parts[0]",
+        "for parts in x: pass",
+        "def f(parts): pass",
+    ],
+)
+def test_a_value_that_the_file_changes_is_not_the_first_one(change: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(f"parts = [TQDMProgressBar()]\n{change}\ntrainer = Trainer(max_steps=10, callbacks=parts)\n")
+    assert "trainer.callbacks" in imported(path).told("refused")
+
+
+def test_parts_that_change_in_a_run_are_asked_for(tmp_path: Path) -> None:
+    assert script(tmp_path, "max_steps=5, accumulate_grad_batches={0: 8, 4: 4}").asked == {"accumulate", "microbatch"}

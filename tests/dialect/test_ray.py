@@ -9,6 +9,7 @@ def test_a_script(tmp_path: Path) -> None:
     read = example("ray_script.py")
     words = {"devices": 4, "launcher": "local", "launcher.restarts": 3, "checkpoint.keep": 2, "checkpoint.every": 100, "batch": 4}
     assert read.words == words
+    assert read.asked == {"optim.lr", "batch"}, "what a loop of one's own takes is asked for, not left out"
     assert read.command["out"] == "s3://bucket/experiments/mnist"
     assert "hook" in read.told("refused")["run_config.callbacks.0.class_path"]
     assert read.plan(tmp_path).launcher["restarts"] == 3
@@ -19,7 +20,7 @@ def test_what_goes_to_a_function_of_ones_own_is_told(tmp_path: Path) -> None:
     path.write_text("TorchTrainer(work, train_loop_config={'lr': 0.1, 'batch_size': 64}, scaling_config=ScalingConfig(num_workers=4))\n")
     read = imported(path)
     assert set(read.told("refused")) == {"train_loop_config.lr", "train_loop_config.batch_size"}
-    assert read.words == {"devices": 4, "batch": 4}
+    assert read.words["devices"] == 4 and read.asked == {"optim.lr", "microbatch"}
 
 
 def test_yaml(tmp_path: Path) -> None:
@@ -44,3 +45,13 @@ def test_the_best_checkpoint_by_its_highest_figure_is_refused(tmp_path: Path) ->
     read = imported(path)
     assert set(read.told("refused")) == {"run_config.checkpoint_config.num_to_keep", "run_config.checkpoint_config.checkpoint_score_attribute"}
     assert read.words == {"checkpoint.keep": None}
+
+
+def test_what_a_loop_of_ones_own_takes_is_not_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "run.py"
+    path.write_text(
+        "config = dict(epochs=10, batch_size=64, depth=3)\nTorchTrainer(loop, train_loop_config=config, scaling_config=ScalingConfig(num_workers=2))\n"
+    )
+    read = imported(path)
+    assert read.asked == {"steps", "microbatch"} and read.words["devices"] == 2
+    assert "train_loop_config.depth" in read.told("refused") and "train_loop_per_worker" in read.told("unneeded")

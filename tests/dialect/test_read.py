@@ -31,6 +31,15 @@ BROKEN = {
         "a: &a [1, 1, 1, 1]\n" + "".join(f"{name}: &{name} [*{of}, *{of}, *{of}, *{of}]\n" for of, name in pairwise("abcdefghijklmnop")),
         "more than 20000 values",
     ),
+    "merges of merges": (
+        "a.yaml",
+        "a: &a {k: 1}\n" + "".join(f"{two}: &{two} {{<<: [{','.join([f'*{one}'] * 9)}], {two}: 1}}\n" for one, two in pairwise("abcdefghi")),
+        "more than 20000 values",
+    ),
+    "a list as a key": ("a.yaml", "? [a, b]\n: 1", "a key that is no name"),
+    "a number of 5,000 digits": ("a.json", '{"a": 1' + "0" * 5000 + "}", "not JSON: Exceeds the limit"),
+    "a number of 5,000 digits in TOML": ("a.toml", "a = 1" + "0" * 5000, "not TOML: Exceeds the limit"),
+    "Python too deep": ("a.py", "Trainer(max_steps=" + "-" * 200_000 + "1)", "a.py: not Python: nested too deep"),
     "a bracket": ("a.yaml", "a: [1, 2", "not YAML"),
     "TOML": ("a.toml", "[training]\nsteps = ", "not TOML"),
     "Python": ("a.py", "trainer = Trainer(max_steps=)", "a.py:1: not Python"),
@@ -71,6 +80,18 @@ def test_a_broken_file_gets_one_line(case: str, tmp_path: Path, monkeypatch: pyt
 )
 def test_numbers_of_yaml_are_those_that_the_tools_read(written: str, read: object) -> None:
     assert parse(f"a: {written}".encode(), "a.yaml") == {"a": read}
+
+
+def test_names_are_texts() -> None:
+    assert parse(b"1: a\ntrue: b\nnull: c\n1.0: d", "a.yaml") == {"1": "a", "true": "b", "null": "c", "1.0": "d"}
+
+
+def test_aliases_and_merges_of_yaml_are_what_they_stand_for() -> None:
+    assert parse(b"x: &x {lr: 1e-3}\ny: {<<: *x, eps: 1}\nz: [*x, *x]", "a.yaml") == {
+        "x": {"lr": 1e-3},
+        "y": {"lr": 1e-3, "eps": 1},
+        "z": [{"lr": 1e-3}] * 2,
+    }
 
 
 def test_a_file_whose_name_does_not_tell() -> None:

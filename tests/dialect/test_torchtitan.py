@@ -96,3 +96,9 @@ def test_degrees(replicas: int, shards: int, words: dict[str, Any], tmp_path: Pa
     read = config(tmp_path, parallelism={"data_parallel_replicate_degree": replicas, "data_parallel_shard_degree": shards})
     assert {word: value for word, value in read.words.items() if word.startswith(("strategy", "mesh"))} == words
     assert read.plan(tmp_path).world == max(1, replicas * abs(shards))
+
+
+def test_a_global_batch_makes_the_microbatches_of_a_pipeline(tmp_path: Path) -> None:
+    read = config(tmp_path, parallelism={"pipeline_parallel_degree": 2}, training={"local_batch_size": 1, "global_batch_size": 64})
+    assert "accumulate" not in read.asked | set(read.words)
+    assert read.plan(tmp_path).batch.accumulate == 64

@@ -90,7 +90,12 @@ def test_a_crash_leaves_its_stack(tmp_path: Path) -> None:
 def ask_until_it_waits(pid: int, folder: Path) -> None:
     """Where it is, again and again: it may be on its way from one collective to the next while its stack and its report are written."""
     report, stack = folder / "report-1.json", folder / "stack-1.txt"
-    while not report.exists() or "barrier" in json.loads(report.read_text())["collective"] or "in sum" not in stack.read_text():
+
+    def waits() -> bool:
+        collective = json.loads(report.read_text())["collective"] if report.exists() else None
+        return collective is not None and "barrier" not in collective and "in sum" in stack.read_text()
+
+    while not waits():
         report.unlink(missing_ok=True)
         os.kill(pid, signal.SIGUSR2)
         for _ in range(500):

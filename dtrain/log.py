@@ -77,7 +77,7 @@ class Log:
             stack.callback(self._events.close)
             stack.callback(self._rows.close)
 
-    def event(self, name: str, **facts: Any) -> None:
+    def event(self, name: str, /, **facts: Any) -> None:
         """A line of events.jsonl."""
         if self._events is not None:
             self._events.append({"time": time.time(), "event": name, **facts})

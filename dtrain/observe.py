@@ -11,7 +11,7 @@ from dtrain.build import build
 from dtrain.data import Source
 from dtrain.ema import EMA
 from dtrain.heldout import measure
-from dtrain.hook import Hook, StepInfo, falls, numbers, plain
+from dtrain.hook import Hook, StepInfo, falls, gives_none, numbers, plain
 from dtrain.log import Log
 from dtrain.looking import watch
 from dtrain.mesh import Mesh
@@ -54,7 +54,7 @@ class Observers:
         )  # fmt: skip
         self._forward = watch(wrapped, mesh, precision, step=plan.tokens_step)
         self._hooks: list[Hook] = [build(hook, Hook) for hook in plan.hooks.values()]
-        self._alone = all(str(hook["_target_"]).startswith("dtrain.") for hook in plan.hooks.values())
+        self._complete = all(map(gives_none, self._hooks))
         self._unsaved = Unsaved(model)
         self._draws: Callable[[int], str] | None = partial(_draws, wrapped, plan.seed, mesh.batch_rank)
         self._told = set[str]()
@@ -104,7 +104,7 @@ class Observers:
         if figures:
             self.metrics |= figures
             self._log.evaluated(step, figures)
-            self._scored(step, figures, all=self._alone)
+            self._scored(step, figures, complete=self._complete)
 
     def _is_free(self, name: str) -> bool:
         """Whether a hook may give this figure: those of the evaluation are not for it to say."""

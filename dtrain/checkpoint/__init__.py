@@ -29,8 +29,8 @@ class Checkpoint(AbstractContextManager[Any], Protocol):
         """What became of saves since it was asked last; waits for nothing. A save that failed ends nothing."""
         ...
 
-    def scored(self, step: int, metrics: Mapping[str, float], *, all: bool = True) -> None:
-        """What was measured of the state after this step; not `all` where hooks may give more."""
+    def scored(self, step: int, metrics: Mapping[str, float], *, complete: bool = True) -> None:
+        """What was measured of the state after this step; not `complete` where hooks may give more figures."""
         ...
 
     def restore(self, state: TrainState) -> dict[str, Any] | None:

@@ -164,9 +164,9 @@ class Sharded:
         if self._error:
             raise StoreError(self._error)
 
-    def scored(self, step: int, metrics: Mapping[str, float], *, all: bool = True) -> None:
-        """What was measured of the checkpoint of `step`, if there is one, for `best`; waits for nothing. Raises WordsError when `best` is not among `all` figures."""
-        if all and self._policy.best and self._policy.best not in metrics:
+    def scored(self, step: int, metrics: Mapping[str, float], *, complete: bool = True) -> None:
+        """What was measured of the checkpoint of `step`, if there is one, for `best`; waits for nothing. Raises WordsError when `best` is not among figures that are `complete`."""
+        if complete and self._policy.best and self._policy.best not in metrics:
             raise WordsError(f"checkpoint.best={self._policy.best}: the evaluation has no such figure.{nearest(self._policy.best, metrics)}")
         if self._policy.best in metrics and self._mesh.rank == 0:
             self._scores[step] = {**self._scores.get(step, {}), **metrics}

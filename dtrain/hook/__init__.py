@@ -1,5 +1,6 @@
 """Who looks on. A hook gets a snapshot and a period, nothing else: it cannot bend the training."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -9,6 +10,8 @@ from torch import Tensor
 from dtrain.data import Source
 from dtrain.errors import WordsError
 from dtrain.secrets import masked
+
+EVENT = ("time", "event", "step")
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class StepInfo:
 
 
 class Hook(Protocol):
+    """Its class may state the figures it gives and which value is the best, `about = {"figures": {"eval_f1": "highest"}}`; `{"figures": {}}` gives none."""
+
     @property
     def every(self) -> int:
         """Steps between calls; the last step always gets one. 0: only the last."""
@@ -44,7 +49,22 @@ def plain(said: Mapping[str, Any] | None, hook: str) -> dict[str, Any]:
         raise WordsError(
             f"hook {hook} returned a {type(said).__name__}, of which no event can be made. Let it return None, or a dict with names as keys."
         )
-    return {name: value.item() if getattr(value, "ndim", None) == 0 else value for name, value in (said or {}).items()}
+    found = {name: value.item() if getattr(value, "ndim", None) == 0 else value for name, value in (said or {}).items()}
+    for name, value in found.items():
+        if name in EVENT:
+            raise WordsError(f"hook {hook} returned {name}, which every event has already. Call it something else.")
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise WordsError(
+                f"hook {hook} returned {name} as a {type(value).__name__}, of which no event can be made. Let it be a number, a text, or lists of them (.tolist())."
+            ) from error
+    return found
+
+
+def gives_none(hook: Hook) -> bool:
+    """Whether its class states that no number it returns is a figure."""
+    return getattr(type(hook), "about", {}).get("figures") == {}
 
 
 def numbers(said: Mapping[str, Any]) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """A sample of text from the model."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from dtrain.sampling import complete
 
 @dataclass(frozen=True)
 class Sample:
+    about: ClassVar[Mapping[str, Any]] = {"figures": {}}
     every: int
     prompt: str
     tokens: int

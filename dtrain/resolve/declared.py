@@ -62,7 +62,8 @@ def figures(part: Mapping[str, Any]) -> Mapping[str, str]:
 def states_figures(part: Mapping[str, Any]) -> bool:
     """Whether all figures of an objective or a hook are known: of ours, and where a class of one's own says which it has."""
     of = [_literal(found, "about") for module, found in lineage(_own_target(part)) if not module.startswith("dtrain.")]
-    return not _own_target(part) or any(_directions(each) for each in (part.get("_about_"), *of))
+    stated = [each for each in (part.get("_about_"), *of) if isinstance(each, Mapping)]
+    return not _own_target(part) or any(_directions(each) or each.get("figures") == {} for each in stated)
 
 
 def _own_target(part: Mapping[str, Any]) -> str:

@@ -139,6 +139,9 @@ def checkpoint(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> di
         raise WordsError(f"checkpoint.best_is={said}: nothing in this run reads it. Type checkpoint.best=<a figure> too, or leave it out.")
     if best is not None and best not in known and not silent:
         raise WordsError(f"checkpoint.best={best}: the evaluation of this run has no such figure.{nearest(best, known)}")
+    kept = {name: value for name, value in config.data.items() if name.startswith("holdout")}
+    if best in {**measured, **averaged} and kept and not any(kept.values()):
+        raise WordsError(f"checkpoint.best={best}: nothing is held out to measure it on. Type data.{next(iter(kept))}=0.1.")
     if best is not None and said is None and best not in known:
         raise WordsError(
             f"checkpoint.best={best}: neither the objective nor a hook says which is the best, and the others go. Type checkpoint.best_is=lowest or highest."

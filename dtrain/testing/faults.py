@@ -15,11 +15,11 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, NoReturn, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 from dtrain import store
 from dtrain.disk import Disk
@@ -81,6 +81,7 @@ class AtStep:
     not there yet, and makes it: so once for all restarts, and all commands that name it.
     """
 
+    about: ClassVar[Mapping[str, Any]] = {"figures": {}}
     every: ClassVar[int] = 1
     action: str
     step: int

@@ -89,6 +89,8 @@ def test_the_best_is_the_lowest_loss_and_the_highest_accuracy(words: tuple[str, 
         ((*DERIVED, "checkpoint.best=eval_f2"), "Did you mean eval_f1?"),
         ((*OWN, "checkpoint.best=eval_f1"), "Type checkpoint.best_is=lowest or highest."),
         (("checkpoint.best_is=lowest",), "nothing in this run reads it"),
+        (("checkpoint.best=eval_loss", "data.holdout=0"), "nothing is held out to measure it on. Type data.holdout=0.1."),
+        ((*CLASSES, "checkpoint.best=eval_accuracy", "data.holdout_part=0"), "Type data.holdout_part=0.1."),
     ],
 )
 def test_a_best_that_nobody_knows_is_refused(words: tuple[str, ...], said: str) -> None:

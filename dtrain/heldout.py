@@ -17,7 +17,7 @@ from dtrain.data.stream import to_device
 from dtrain.ema import EMA
 from dtrain.mesh import Mesh
 from dtrain.model import evaluating
-from dtrain.objective import Objective, loss_of
+from dtrain.objective import Objective, Shapes, agreed, loss_of
 from dtrain.objective.figures import figures
 from dtrain.parallel.context import Context
 from dtrain.precision import Precision
@@ -62,7 +62,7 @@ def evaluate(
 
     `enough` is asked before each of them, on all ranks; a yes breaks off, with nothing found. `tell` hears of a model that draws random numbers in them.
     """
-    indices = chosen(source, samples)
+    indices, first = chosen(source, samples), Shapes()
     sums: dict[str, torch.Tensor] = {}
     count = 0
     with evaluating(model) as put_back:
@@ -79,7 +79,7 @@ def evaluate(
             batch = to_device(batch, mesh.device)
             seeds.reseed(0, start, mesh.batch_rank)
             with precision.autocast(mesh.device), context.active() if context else nullcontext():
-                loss = loss_of(objective, call(model, inputs_of(objective, batch, context)), batch)
+                loss = loss_of(objective, call(model, inputs_of(objective, batch, context)), batch, first)
             drawn = seeds.drawn(0, start, mesh.batch_rank) if start == 0 else []
             if drawn:
                 tell(DRAWS.format(", ".join(drawn)))
@@ -88,6 +88,7 @@ def evaluate(
             for name, value in (("loss", loss.sum), *loss.metrics.items()):
                 value = torch.zeros_like(value, dtype=torch.float64) if idle else value.double()
                 sums[name] = sums[name] + value if name in sums else value
+    agreed(objective, first, mesh)
     counts = torch.tensor([count], device=mesh.device, dtype=torch.float64)
     *totals, whole = mesh.sum(torch.cat([*(value.reshape(-1) for value in sums.values()), counts])).tolist()
     found = figures(objective, {name: value.shape for name, value in sums.items()}, totals, whole)

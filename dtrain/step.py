@@ -1,6 +1,6 @@
 """One optimizer step's worth of forwards and backwards: plain accumulation over microbatches, or a pipeline schedule."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from dtrain.agreement import Agreement
 from dtrain.data import Batch
 from dtrain.data.stream import Stream
 from dtrain.mesh import Mesh
-from dtrain.objective import Objective, loss_of
+from dtrain.objective import Objective, Shapes, agreed, loss_of
 from dtrain.parallel.context import Context
 from dtrain.parallel.pipeline import Pipeline
 from dtrain.parallel.split_check import check_split
@@ -43,7 +43,8 @@ def make_step(
     model: nn.Module, objective: Objective, strategy: Strategy, mesh: Mesh, *, precision: Precision, seed: int, context: Context | None = None
 ) -> Step:
     """(stream, step number) -> StepLoss, leaving gradients of the mean over the whole batch (times the loss scale) in the model."""
-    shapes: dict[str, Sequence[int]] = {}
+    first: Shapes = {}
+    shapes: Shapes = {}
     agreement = Agreement(model, mesh)
 
     def step(stream: Stream, number: int) -> StepLoss:
@@ -60,7 +61,7 @@ def make_step(
         agreement.begin()
 
         def summed(outputs: Any, index: int) -> Tensor:
-            loss = loss_of(objective, outputs, batches[index])
+            loss = loss_of(objective, outputs, batches[index], first)
             for name, value in (("loss", loss.sum), *loss.metrics.items()):
                 value = value.detach()
                 sums[name] = sums[name] + value if name in sums else value
@@ -71,7 +72,6 @@ def make_step(
                 with strategy.sync(model, True) as absent:
                     model.step([inputs_of(objective, batch, context) for batch in batches], summed)
                 missing.append(absent or ())
-                _agree_on_sums(sums, shapes, mesh)
             else:
                 for index, batch in enumerate(batches):
                     with strategy.sync(model, index == len(batches) - 1) as absent:
@@ -80,6 +80,10 @@ def make_step(
                         loss.backward()
                     if absent is not None:
                         missing.append(tuple(absent))
+        if not shapes:
+            shapes.update(agreed(objective, first, mesh))
+        if not sums:  # a rank without the last stage knows no loss
+            sums.update({name: torch.zeros(shape, device=mesh.device) for name, shape in shapes.items()})
         agreement.settle(missing)
         return StepLoss(sums, share.count)
 
@@ -114,11 +118,3 @@ def gradients_of(model: nn.Module) -> list[nn.Parameter]:
 def zero(parameters: list[nn.Parameter]) -> None:
     for parameter in parameters:
         parameter.grad = None
-
-
-def _agree_on_sums(sums: dict[str, Tensor], shapes: dict[str, Sequence[int]], mesh: Mesh) -> None:
-    """Ranks without the last stage know no loss: theirs is zero, under the names and of the shapes of those that do."""
-    if not shapes:
-        shapes.update(sorted(mesh.gather({name: list(value.shape) for name, value in sums.items()}), key=len)[-1])
-    for name, shape in shapes.items():
-        sums.setdefault(name, torch.zeros(tuple(shape), device=mesh.device))

@@ -1,9 +1,12 @@
 """Parts of one's own that lack what a run asks of them, or return something else."""
 
+import os
 from typing import Any
 
 import torch.nn.functional as F
 
+from dtrain.objective import Loss
+from dtrain.objective.classification import Classification
 from dtrain.objective.regression import Regression
 
 
@@ -46,3 +49,19 @@ class Timeless:
 
     def __call__(self, info: Any) -> None:
         pass
+
+
+class OnOneRank(Classification):
+    """An objective with a metric that only one rank has."""
+
+    def loss(self, outputs: Any, batch: Any) -> Loss:
+        loss = super().loss(outputs, batch)
+        return loss if int(os.environ.get("RANK", "0")) else Loss(loss.sum, {**loss.metrics, "seldom": loss.sum.detach()})
+
+
+class InSomeBatches(Classification):
+    """An objective with a metric that whole microbatches of 4 lack."""
+
+    def loss(self, outputs: Any, batch: Any) -> Loss:
+        loss = super().loss(outputs, batch)
+        return loss if len(batch["targets"]) == 4 else Loss(loss.sum, {**loss.metrics, "seldom": loss.sum.detach()})

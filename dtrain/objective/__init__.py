@@ -14,13 +14,15 @@ from torch.distributed.tensor import DTensor
 
 from dtrain.data import IGNORE, Batch
 from dtrain.errors import WordsError
+from dtrain.mesh import Mesh
+from dtrain.result import OF_THE_MACHINE
 
 
 @dataclass(frozen=True)
 class Loss:
     """Sums over one microbatch, on the device, which are added over microbatches, ranks and, of held-out data, all batches.
 
-    `sum` and each number of `metrics` is then divided by the count. A tensor with dims, such as a histogram or the counts of a confusion matrix, is for `figures` alone.
+    They have the same names and shapes in every batch. `sum` and each number of `metrics` is then divided by the count. A tensor with dims, such as a histogram or the counts of a confusion matrix, is for `figures` alone.
     """
 
     sum: Tensor
@@ -49,15 +51,60 @@ class Objective(Protocol):
         ...
 
 
-def loss_of(objective: Objective, outputs: Any, batch: Batch) -> Loss:
-    """What the objective makes of a forward. Raises WordsError where that is no Loss."""
+COLUMNS = frozenset({"step", "seen", "loss", "lr", "norm", *OF_THE_MACHINE})
+"""What every row of a run has, so no metric or figure is called so."""
+Shapes = dict[str, list[int]]
+"""Of the sums of a batch, the loss first."""
+
+
+def loss_of(objective: Objective, outputs: Any, batch: Batch, first: Shapes | None = None) -> Loss:
+    """What the objective makes of a forward. Raises WordsError where that is no Loss of tensors by name, or has other sums than the `first` batch, which is noted."""
     found = objective.loss(outputs, batch)
     if not isinstance(found, Loss):
         raise WordsError(
             f"objective {type(objective).__name__}: its loss returned a {type(found).__name__}. "
             "Let it return dtrain.objective.Loss(sum): the sum over the batch, of which the mean is made by its count."
         )
+    for name, value in found.metrics.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor) or value.is_complex():
+            what = f"of {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            raise WordsError(
+                f"objective {type(objective).__name__}: its metric {name!r} is {what}. Let it be a tensor of real numbers, called by a text."
+            )
+        check_name(objective, name, "metric")
+    shapes: Shapes = {"loss": list(found.sum.shape)} | {name: list(value.shape) for name, value in found.metrics.items()}
+    if first is not None and not first:
+        first.update(shapes)
+    elif first is not None and first != shapes:
+        raise WordsError(_differ(objective, "in all batches", first, shapes))
     return found
+
+
+def check_name(objective: Objective, name: str, what: str) -> None:
+    """Raises WordsError for a name that rows of a run use otherwise."""
+    if name in COLUMNS or name.startswith(("lr_", "eval_")) or not name.strip():
+        raise WordsError(
+            f"objective {type(objective).__name__}: its {what} is called {name!r}, which rows of a run use otherwise. Call it something else."
+        )
+
+
+def agreed(objective: Objective, mine: Shapes, mesh: Mesh) -> Shapes:
+    """The shapes of the sums, which all ranks must have alike; ranks without the last stage of a pipeline know none. All ranks call it. Raises WordsError."""
+    known = [each for each in mesh.gather(list(mine.items())) if each] if mesh.world > 1 else [list(mine.items())]
+    other = next((each for each in known if each != known[0]), None)
+    if other:
+        raise WordsError(_differ(objective, "on all ranks", dict(known[0]), dict(other)))
+    return dict(known[0]) if known else {}
+
+
+def _differ(objective: Objective, where: str, first: Shapes, other: Shapes) -> str:
+    odd = [
+        f"{name} {first.get(name, 'missing')} and {other.get(name, 'missing')}" for name in {**first, **other} if first.get(name) != other.get(name)
+    ]
+    return (
+        f"objective {type(objective).__name__}: names or shapes of its sums are not the same {where}: {', '.join(odd) or 'they come in another order'}. "
+        "Give all of them always, in the same shapes; of what a batch lacks the sum is zero."
+    )
 
 
 def answer(outputs: Any) -> Tensor:
@@ -110,7 +157,7 @@ def add_losses(loss: Loss, outputs: Any, weights: Mapping[str, float], count: in
             )
         if weight:
             summed = value.float().reshape(()) * count
-            total, metrics[name] = total + weight * summed, summed.detach()
+            total, metrics["model_loss" if name == "loss" else name] = total + weight * summed, summed.detach()
     return Loss(total, metrics)
 
 

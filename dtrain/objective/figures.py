@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from dtrain.errors import WordsError
-from dtrain.objective import Objective
+from dtrain.objective import Objective, check_name
 
 
 def figures(objective: Objective, shapes: Mapping[str, Sequence[int]], totals: Sequence[float], count: float) -> dict[str, float]:
@@ -38,9 +38,11 @@ def figures(objective: Objective, shapes: Mapping[str, Sequence[int]], totals: S
 def _figure(objective: Objective, name: Any, value: Any) -> tuple[str, float]:
     try:
         if isinstance(name, str):
-            return name, float(value)
-    except (TypeError, ValueError, RuntimeError):  # the last of a tensor with several elements
-        pass
+            check_name(objective, name.removeprefix("eval_"), "figure")
+            return name.removeprefix("eval_"), float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:  # RuntimeError of a tensor with several elements
+        if isinstance(error, WordsError):
+            raise
     raise WordsError(
         f"objective {type(objective).__name__}: its figures returned {name!r} as a {type(value).__name__}, {str(value)[:60]!r}. "
         "Let it return a dict of numbers by name."

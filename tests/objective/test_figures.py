@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from pool import ranks
+from pool import RankFailed, ranks
 
 from dtrain.cluster import Cluster
 from dtrain.compose import compose
 from dtrain.errors import WordsError
 from dtrain.evaluate import evaluate
+from dtrain.objective import Loss, add_losses, loss_of
 from dtrain.objective.classification import Classification
 from dtrain.objective.figures import figures
 from dtrain.objective.next_token import NextToken
@@ -95,6 +96,72 @@ def test_a_figure_that_is_no_number_is_named(own: dict[Any, Any], said: str) -> 
 
     with pytest.raises(WordsError, match=f"objective Odd: its figures returned {said}.*Let it return a dict of numbers by name"):
         figures(Odd(), {"loss": []}, [1.0], 10)
+
+
+class Counting(Classification):
+    """Its loss has the metrics that it is given."""
+
+    def __init__(self, metrics: dict[Any, Any]) -> None:
+        super().__init__()
+        self.metrics = metrics
+
+    def loss(self, outputs: Any, batch: Any) -> Loss:
+        return Loss(torch.zeros(()), self.metrics)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        ({"f1": 1.0}, "'f1' is a float"),
+        ({"f1": None}, "'f1' is a NoneType"),
+        ({"f1": torch.zeros((), dtype=torch.complex64)}, "'f1' is of torch.complex64"),
+        ({1: torch.zeros(())}, "1 is of torch.float32"),
+        *(({name: torch.zeros(())}, f"is called '{name}'") for name in ("loss", "step", "lr", "lr_head", "norm", "step_seconds", "eval_f1", " ")),
+    ],
+)
+def test_what_is_no_metric_or_would_hide_a_column_is_told(metrics: dict[Any, Any], said: str) -> None:
+    with pytest.raises(WordsError, match=f"objective Counting: its metric {said}"):
+        loss_of(Counting(metrics), None, {})
+
+
+@pytest.mark.parametrize("name", ["loss", "step", "lr", "eval_loss", ""])
+def test_a_figure_hides_no_column(name: str) -> None:
+    class Odd(Classification):
+        def figures(self, sums: Any, count: float) -> Any:
+            return {name: 1.0}
+
+    with pytest.raises(WordsError, match="which rows of a run use otherwise"):
+        figures(Odd(), {"loss": []}, [1.0], 10)
+
+
+def test_a_figure_is_held_out_by_its_place_and_not_by_its_name() -> None:
+    class Odd(Classification):
+        def figures(self, sums: Any, count: float) -> Any:
+            return {"eval_f1": 0.5}
+
+    assert figures(Odd(), {"loss": []}, [1.0], 1) == {"loss": 1.0, "f1": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("_target_=wrong_parts.OnOneRank strategy=ddp devices=2", "on all ranks: seldom"),
+        ("_target_=wrong_parts.InSomeBatches devices=1 microbatch=4", "in all batches: seldom missing and"),
+        ("_target_=wrong_parts.InSomeBatches strategy=ddp devices=2 microbatch=4", "in all batches: seldom missing and"),
+    ],
+)
+def test_sums_that_are_not_the_same_everywhere_are_named(words: str, said: str, tmp_path: Path) -> None:
+    """Summed as they come, they would be added to others, or end a collective."""
+    plan = plan_of(tmp_path / "run", *WORDS, *OWN[1:], "trust=[wrong_parts]", *f"objective.{words}".split())
+    with pytest.raises(RankFailed, match=f"names or shapes of its sums are not the same {said}"):
+        ranks(plan.world, train, plan)
+
+
+def test_a_loss_of_the_model_that_is_called_loss_stands_beside_ours() -> None:
+    ours, theirs = torch.tensor(8.0), torch.tensor(2.0)
+    found = add_losses(Loss(ours), {"loss": theirs}, {"loss": 0.5}, 4)
+    assert found.sum == 12.0 and found.metrics == {"model_loss": 8.0}
+    assert figures(NextToken(losses={"loss": 0.5}), {"loss": [], "model_loss": []}, [12.0, 8.0], 4)["perplexity"] == pytest.approx(math.exp(2.0))
 
 
 def test_perplexity_is_of_the_cross_entropy_alone() -> None:

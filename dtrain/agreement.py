@@ -43,11 +43,13 @@ class Agreement:
         if self._owners:
             self._before = [(buffer, buffer._version) for buffer in self._buffers()]
 
-    @torch.no_grad()
     def settle(self, missing: Sequence[Collection[nn.Parameter]]) -> None:
         """`missing`: the parameters without a gradient in each of the passes whose gradients crossed ranks."""
-        if self._alone:
-            return
+        if not self._alone:
+            self._settle(missing)
+
+    @torch.no_grad()
+    def _settle(self, missing: Sequence[Collection[nn.Parameter]]) -> None:
         mine = frozenset.intersection(*(frozenset(self._index[id(p)] for p in some) for some in missing)) if missing else frozenset[int]()
         changed = self._changed()
         news = torch.tensor(float(mine != self._mine or not changed <= self._moving))
@@ -119,6 +121,8 @@ class Unsaved:
 
     def changed(self) -> list[str]:
         """Called after every step; after the second one the names of those that both have changed."""
+        if not self._owners:
+            return []
         now = self._found()
         last = {name: (id(buffer), version) for name, (buffer, version) in self._last.items()}
         moved = [name for name, (buffer, version) in now.items() if last.get(name) != (id(buffer), version)]

@@ -74,6 +74,8 @@ def complete(ledger: Ledger) -> None:
     """What a plan needs and the file leaves to others: ranks for the mesh, samples for the ranks. It is marked as ours, and asked for."""
     words = ledger.words
     _drop_foreign(ledger)
+    if words:
+        ledger.imply({"precision": "fp32"}, "what torch computes in unless told otherwise")
     degree = {axis: words.get(f"mesh.{axis}") or 1 for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")}
     if words.get("strategy") == "hsdp":
         degree |= {axis: max(2, degree[axis]) for axis in ("dp_replicate", "dp_shard")}

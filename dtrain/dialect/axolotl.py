@@ -90,7 +90,6 @@ def _precision(ledger: Ledger) -> None:
             ledger.carry(key, {"precision": word}, note if value != "auto" else f"auto: on a GPU that has it{'; ' * bool(note)}{note}")
         elif key in ledger.leaves:
             lacking("type precision=bf16 or precision=fp16.", asked="precision")(ledger, key, value)
-    ledger.imply({"precision": "fp32"}, "no type is said")
 
 
 def _model(ledger: Ledger) -> None:

@@ -38,6 +38,7 @@ def parallelize(
 ) -> nn.Module:
     """The module to call. `model` itself is changed in place, to what this rank holds of it, and keeps the names of its parameters."""
     meta = any(parameter.is_meta for parameter in model.parameters())
+    precision.choose_products()
     if precision.param != torch.float32:
         lower(model, precision.param)
     tensors = tensors or {"sequence": "whole", "loss": "whole"}

@@ -40,14 +40,20 @@ class LossScale:
 class Precision:
     """`param`: weights at rest, gradients and optimizer; `compute`: matrix products; `reduce`: gradients on the wire.
 
-    `convert` changes the blocks of a model, in place, where types are not enough.
+    `tf32`: whether a GPU may round what it multiplies of fp32 to TensorFloat-32. `convert` changes the blocks of a model, in place, where types are not enough.
     """
 
     param: torch.dtype = torch.float32
     compute: torch.dtype = torch.float32
     reduce: torch.dtype = torch.float32
     scale: LossScale | None = None
+    tf32: bool = False
     convert: Callable[[Sequence[nn.Module]], None] | None = None
+
+    def choose_products(self) -> None:
+        """How this process multiplies fp32 from now on, whatever was chosen before: torch's own default rounds convolutions, and imported code may have chosen."""
+        torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = self.tf32
 
     def scaled_by(self, ranks: int) -> float:
         """What gradients averaged over `ranks` are to be divided by."""

@@ -89,7 +89,9 @@ def _ladders(plan: Plan) -> list[list[tuple[str, ...]]]:
     micro, holding, cuda, mesh = plan.batch.microbatch, holding_of(plan), plan.device == "cuda", plan.mesh
     remats, word = ["selective", "full"], word_of(plan.remat)
     strategies = [] if holding.frees else ["fsdp"] if holding.shards else ["zero1", "zero2", "fsdp"]
-    precisions = {"fp32": ["bf16", "bf16_true"], "bf16": ["bf16_true"], "fp16": ["bf16_true"]}.get(word_of(plan.precision), [])
+    precisions = {"fp32": ["bf16", "bf16_true"], "tf32": ["bf16", "bf16_true"], "bf16": ["bf16_true"], "fp16": ["bf16_true"]}.get(
+        word_of(plan.precision), []
+    )
     gpus = int(plan.cluster.get("gpus", 0)) if cuda else 0
     split = ("tensor.sequence=split", "tensor.loss=split") if plan.tensor["sequence"] == "whole" else ()
     degrees: dict[str, list[tuple[str, ...]]] = {

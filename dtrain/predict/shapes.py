@@ -212,7 +212,14 @@ class Types:
         return self.compute != self.param
 
 
-TYPES = {"fp32": Types(4, 4, 4), "bf16": Types(4, 2, 4), "fp16": Types(4, 2, 4), "bf16_true": Types(2, 2, 4), "fp8": Types(4, 2, 4)}
+TYPES = {
+    "fp32": Types(4, 4, 4),
+    "tf32": Types(4, 4, 4),
+    "bf16": Types(4, 2, 4),
+    "fp16": Types(4, 2, 4),
+    "bf16_true": Types(2, 2, 4),
+    "fp8": Types(4, 2, 4),
+}
 
 
 def word_of(part: Part) -> str:

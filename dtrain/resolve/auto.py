@@ -100,7 +100,7 @@ def strategy(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[st
 
 def _seeds(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> list[Layout]:
     """What is the same in all layouts, once with copies and once with shards; none for a model whose shapes are not known here."""
-    aside, groups = {**draft, "why": {}}, ("precision", "remat", "optim", "checkpoint")
+    aside, groups = {**draft, "why": {}}, ("remat", "optim", "checkpoint")
     try:
         aside |= fit.objective(config, cluster, aside)
         data, model = fit.synthetic(config, cluster, aside)["data"], dict(config.model)
@@ -108,7 +108,7 @@ def _seeds(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> list[L
             model["vocab"] = VOCABULARY
         seed = Layout(
             "ddp", 0.0, Shapes((), 0, 0, 0, 0, 1), draft["device"], MeshShape(cp=config.mesh.cp or 1), PipelineShape(), vars(config.tensor),
-            vars(config.context), BatchShape(1, 1, 1, 1), config.ema, compile=draft["compile"], model=model, data=data,
+            vars(config.context), BatchShape(1, 1, 1, 1), config.ema, compile=draft["compile"], precision=draft["precision"], model=model, data=data,
             objective=aside["objective"], strategy=config.options["strategy"]["ddp"], **{group: dict(getattr(config, group)) for group in groups},
         )  # fmt: skip
         both = [seed, replace(seed, mode="fsdp", strategy=config.options["strategy"]["fsdp"])]

@@ -153,14 +153,6 @@ def checkpoint(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> di
     return {"checkpoint": part}
 
 
-def precision(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """A type that only some devices have is refused elsewhere."""
-    needs = about(config.precision).get("device", draft["device"])
-    if needs != draft["device"]:
-        raise WordsError(f"precision={config.choices['precision']} needs {needs}, this run is on {draft['device']}. Type precision=bf16.")
-    return {"precision": dict(config.precision)}
-
-
 def parts(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
     """The parts that no rule bends."""
     return {group: dict(getattr(config, group)) for group in PARTS} | {"loggers": {name: dict(part) for name, part in config.logger.items()}}

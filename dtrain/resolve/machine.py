@@ -10,7 +10,7 @@ from dtrain.errors import WordsError, nearest
 from dtrain.resolve import numbers
 from dtrain.words.kinds import is_number
 
-TYPES = ("fp32", "bf16", "fp16", "fp8")
+TYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
 
 def named(config: Config, here: Cluster) -> Cluster:

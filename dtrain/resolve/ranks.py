@@ -104,6 +104,20 @@ def compiled(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[st
     return {"compile": choose(config, "compile", word, draft["why"], reason)}
 
 
+def precision(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
+    """Matrix products in bf16 where tensor cores take it, in fp32 on the CPU; a type that only some devices have is refused elsewhere."""
+    flops = draft["cluster"].get("flops") or {"bf16": 1.0}
+    word, reason = "fp32", "on the CPU"
+    if draft["device"] == "cuda":
+        fast = flops.get("bf16", 0.0) > flops.get("fp32", 0.0)
+        word, reason = ("bf16", "on a GPU") if fast else ("fp32", "this GPU multiplies bf16 no faster")
+    part = choose(config, "precision", word, draft["why"], reason)
+    needs = about(part).get("device", draft["device"])
+    if needs != draft["device"]:
+        raise WordsError(f"precision={config.choices['precision']} needs {needs}, this run is on {draft['device']}. Type precision=bf16.")
+    return {"precision": part}
+
+
 def launcher(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
     """external inside someone else's ranks, inline for one, local for more."""
     ranks = draft["nodes"] * draft["devices"]

@@ -32,7 +32,7 @@ def test_numbers_that_stand_there_as_texts(tmp_path: Path) -> None:
         '{"train_batch_size": "64", "gradient_clipping": "1.0", "zero_optimization": {"stage": "3", "offload_optimizer": {"device": "cpu"}}}'
     )
     read = imported(path)
-    assert read.words == {"batch": 64, "accumulate": 1, "clip": 1.0, "strategy": "zero3", "strategy.rests": "cpu"}
+    assert read.words == {"batch": 64, "accumulate": 1, "clip": 1.0, "strategy": "zero3", "strategy.rests": "cpu", "precision": "fp32"}
     assert read.told("refused") == {}
 
 
@@ -70,7 +70,15 @@ def test_a_pipeline(tmp_path: Path) -> None:
 
 def test_a_foreign_optimizer() -> None:
     read = example("ds_onebit.json")
-    assert read.words == {"batch": 4096, "accumulate": 8, "strategy": "ddp", "schedule": "constant", "schedule.warmup": 0, "clip": None}
+    assert read.words == {
+        "batch": 4096,
+        "accumulate": 8,
+        "strategy": "ddp",
+        "schedule": "constant",
+        "schedule.warmup": 0,
+        "clip": None,
+        "precision": "fp32",
+    }
     assert "there is no optimizer OneBitAdam" in read.told("refused")["optimizer.params.freeze_step"]
 
 

@@ -68,7 +68,7 @@ def test_the_yaml_of_the_cli() -> None:
     ],
 )
 def test_arguments(argument: str, words: dict[str, object], tmp_path: Path) -> None:
-    assert script(tmp_path, f"max_steps=-1, {argument}").words == {"clip": None} | words
+    assert script(tmp_path, f"max_steps=-1, {argument}").words == {"clip": None, "precision": "fp32"} | words
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_arguments(argument: str, words: dict[str, object], tmp_path: Path) -> N
 def test_what_is_not_here(argument: str, tmp_path: Path) -> None:
     read = script(tmp_path, f"max_steps=5, {argument}")
     assert list(read.told("refused")) == [f"trainer.{argument.split('=')[0]}"]
-    assert read.words == {"steps": 5, "clip": None}
+    assert read.words == {"steps": 5, "clip": None} | ({} if "precision" in read.asked else {"precision": "fp32"})
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_what_is_not_here(argument: str, tmp_path: Path) -> None:
 )
 def test_one_batch_is_not_all_of_them(argument: str, words: dict[str, object], tmp_path: Path) -> None:
     read = script(tmp_path, argument)
-    assert read.words == {"clip": None} | words
+    assert read.words == {"clip": None, "precision": "fp32"} | words
     assert ("steps" in words) != ("steps" in read.asked)
 
 

@@ -27,6 +27,24 @@ def test_one_process_per_gpu() -> None:
     assert decided.why["devices"] == "4 (auto: one per GPU)"
 
 
+@pytest.mark.parametrize(
+    ("words", "on", "chosen", "why"),
+    [
+        ((), CPUS, "fp32", "fp32 (auto: on the CPU)"),
+        ((), GPUS, "bf16", "bf16 (auto: on a GPU)"),
+        (("backend=gloo",), GPUS, "fp32", "fp32 (auto: on the CPU)"),
+        (("cluster=h100x8",), CPUS, "bf16", "bf16 (auto: on a GPU)"),
+        (("cluster=h100x8", "cluster.flops.bf16=6e+13"), CPUS, "fp32", "fp32 (auto: this GPU multiplies bf16 no faster)"),
+        (("precision=fp32",), GPUS, "fp32", None),
+        (("precision=tf32",), GPUS, "tf32", None),
+    ],
+)
+def test_products_are_of_bf16_on_gpus_that_have_it(words: tuple[str, ...], on: Cluster, chosen: str, why: str | None) -> None:
+    decided = plan(*words, on=on)
+    assert word(decided.precision) == chosen
+    assert decided.why.get("precision") == why
+
+
 def test_two_nodes_on_this_host_share_its_cores() -> None:
     assert plan("nodes=2", "devices=2").threads == 2
 
@@ -47,6 +65,7 @@ def test_ranks_that_already_run_decide_nodes_and_devices() -> None:
         (("devices=0",), CPUS, "devices=0"),
         (("devices=8",), GPUS, "this host has 4 GPU(s). Type devices=4"),
         (("backend=nccl",), CPUS, "Type backend=gloo"),
+        (("precision=tf32",), CPUS, "precision=tf32 needs cuda, this run is on cpu. Type precision=bf16."),
         (("launcher=external",), CPUS, "torchrun"),
         (("launcher=inline", "nodes=2"), CPUS, "Type launcher=local"),
         (("nodes=3",), Cluster(0, 8, External(0, 4, 2)), "Leave nodes and devices out"),

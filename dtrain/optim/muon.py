@@ -2,7 +2,7 @@
 
 Not torch.optim.Muon: that one orthogonalises in bfloat16, which turns the last bit of a gradient into 4e-5 of the loss within ten
 steps, so no two meshes would agree; and it takes matrices one by one. Here matrices of one shape go through the iteration
-together, in fp32, and sharded ones are gathered for it.
+together, in fp32 unless a GPU computes in bfloat16 anyway, and sharded ones are gathered for it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,6 +19,7 @@ from dtrain.sharding import local, piece, whole
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic whose iteration pushes singular values towards 1 (the post above)."""
 ITERATIONS = 5
+PRODUCTS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def build(
@@ -30,14 +31,15 @@ def build(
     adamw_lr: float | None,
     betas: Sequence[float],
     eps: float,
+    products: str = "fp32",
 ) -> Together:
-    """Raises WordsError when the model has no hidden matrix; a stage of a pipeline may have none."""
+    """`products`: the type in which the iteration multiplies, fp32 or bf16. Raises WordsError when the model has no hidden matrix; a stage of a pipeline may have none."""
     matrices = hidden_matrices(model)
     if not matrices and not any(isinstance(module, Absent) for module in model.modules()):
         raise WordsError("optim=muon: the model has no hidden matrix. Type optim=adamw.")
     chosen = set(map(id, matrices))
     rest = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
-    parts: list[Optimizer] = [Muon(matrices, lr=lr, momentum=momentum, weight_decay=weight_decay)] if matrices else []
+    parts: list[Optimizer] = [Muon(matrices, lr=lr, momentum=momentum, weight_decay=weight_decay, products=PRODUCTS[products])] if matrices else []
     others = groups(rest, weight_decay=weight_decay)
     if others:
         parts.append(
@@ -58,7 +60,10 @@ def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
 class Muon(torch.optim.Optimizer):
     """Nesterov momentum, orthogonalised: weight -= lr x sqrt(max(1, rows / columns)) x U V^T, where U S V^T is the momentum."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], *, lr: float, momentum: float, weight_decay: float) -> None:
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], *, lr: float, momentum: float, weight_decay: float, products: torch.dtype = torch.float32
+    ) -> None:
+        self._products = products
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -84,17 +89,17 @@ class Muon(torch.optim.Optimizer):
             shapes.setdefault(parameter.shape, []).append(index)
         for (rows, columns), members in shapes.items():
             stacked = torch.stack([whole(directions[index], parameters[index]) for index in members])
-            updates = orthogonalize(stacked.float())
+            updates = orthogonalize(stacked.float(), self._products)
             scale = group["lr"] * max(1.0, rows / columns) ** 0.5
             for index, update in zip(members, updates, strict=True):
                 weights[index].add_(piece(update, parameters[index]), alpha=-scale)
 
 
-def orthogonalize(matrices: Tensor) -> Tensor:
-    """[N, rows, columns] -> each matrix with its singular values pushed towards 1."""
+def orthogonalize(matrices: Tensor, products: torch.dtype = torch.float32) -> Tensor:
+    """[N, rows, columns] -> each matrix with its singular values pushed towards 1, by matrix products in this type."""
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
-    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    x = (x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)).to(products)
     a, b, c = COEFFICIENTS
     for _ in range(ITERATIONS):
         gram = x @ x.mT

@@ -70,7 +70,8 @@ def _of_rank(plan: Decided, shapes: Shapes, every: Sequence[Sequence[Block]], ra
 def _update(plan: Decided, blocks: Sequence[Block], rests: Held) -> float:
     """What an update needs for itself. A fused one needs nothing, one operator after the other a copy of the weights, twice.
 
-    Muon puts the hidden matrices of one shape together, whole: the stack, its two iterates, and two of their squares.
+    Muon puts the hidden matrices of one shape together, whole: the stack, its two iterates, and two of their squares; or the stack, what it is divided
+    by its norm, that in bf16, and two squares.
     """
     word, types = word_of(plan.optim), types_of(plan)
     if word == "adafactor":
@@ -78,9 +79,10 @@ def _update(plan: Decided, blocks: Sequence[Block], rests: Held) -> float:
     if word != "muon":
         return 0.0 if plan.device == "cuda" or types.param == 4 else 2.0 * rests.parameters
     weights = [(block.count, weight) for block in blocks for weight in block.weights if weight.hidden]
+    iterates, squares = (6, 4) if plan.optim.get("products") == "bf16" else (8, 8)
     stacks: dict[tuple[int, ...], float] = {}
     for count, weight in weights:
         least = min(weight.shape)
-        stacks[weight.shape] = stacks.get(weight.shape, 0.0) + count * (types.param * weight.count + 8 * weight.count + 8 * least**2)
+        stacks[weight.shape] = stacks.get(weight.shape, 0.0) + count * (types.param * weight.count + iterates * weight.count + squares * least**2)
     directions = sum(count * math.prod(piece(plan, weight)) * types.param for count, weight in weights)
     return directions + max(stacks.values(), default=0.0)

@@ -58,6 +58,7 @@ RULES: tuple[Rule, ...] = (
     relate.data,
     relate.contradictions,
     fit.checkpoint,
+    fit.optim,
     fit.parts,
     trust.targets,
     targets.arguments,

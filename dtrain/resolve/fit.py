@@ -11,7 +11,7 @@ from dtrain.plan import Part
 from dtrain.resolve.declared import figures, states_figures
 from dtrain.resolve.ranks import about, choose
 
-PARTS = ("remat", "model", "optim", "schedule")
+PARTS = ("remat", "model", "schedule")
 NATURAL = {"tokens": "next_token", "image": "classification", "features": "regression"}
 """What the model takes (or the data gives) -> the objective `auto` means."""
 
@@ -151,6 +151,16 @@ def checkpoint(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> di
     if "best_is" in part:
         part["best_is"] = said or known.get(best or "", "lowest")
     return {"checkpoint": part}
+
+
+def optim(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
+    """Products that an optimizer makes are in the type of those of the model, on a GPU; on the CPU a 16-bit type is slower, and no two meshes would agree."""
+    part = dict(config.optim)
+    if part.get("products") == "auto":
+        compute = about(draft["precision"]).get("compute", "fp32")
+        word, reason = (compute, "as the precision, on a GPU") if draft["device"] == "cuda" else ("fp32", "on the CPU")
+        part["products"], draft["why"]["optim.products"] = word, f"{word} (auto: {reason})"
+    return {"optim": part}
 
 
 def parts(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,17 +7,20 @@ import torch
 from golden import MESHES, SCALES, by_decay
 from golden import agree as hold
 from pool import ranks
-from small import PARTS, STRATEGIES, agree, few_steps, small_gpt
+from small import CPUS, PARTS, STRATEGIES, agree, few_steps, plan, small_gpt
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from dtrain.cluster import Cluster
 from dtrain.errors import WordsError
 from dtrain.model.cnn import CNN
 from dtrain.model.mlp import MLP
 from dtrain.optim import Together
-from dtrain.optim.muon import build, hidden_matrices
+from dtrain.optim.muon import build, hidden_matrices, orthogonalize
 from dtrain.parallel.stages import keep
 
 ARGUMENTS = {"lr": 0.01, "momentum": 0.95, "weight_decay": 0.1, "adamw_lr": None, "betas": [0.9, 0.95], "eps": 1e-8}
+GPU = Cluster(gpus=1, cpus=8)
 MUON = {"_target_": "dtrain.optim.muon.build", **ARGUMENTS}
 
 
@@ -58,6 +61,38 @@ def test_an_update_has_all_singular_values_near_one() -> None:
     build(model=model, **ARGUMENTS | {"weight_decay": 0.0}).step()
     values = torch.linalg.svdvals((before - model.layers[0].weight.detach()) / 0.01)
     assert 0.5 < values.min() < values.max() < 1.4
+
+
+def test_products_are_of_the_type_that_is_asked_for() -> None:
+    """In bf16 the direction is that of fp32 to three digits (5 iterations), and what is returned for a tall matrix lies as the matrix does."""
+    matrices = torch.randn(2, 48, 16, generator=torch.Generator().manual_seed(0))
+
+    class Types(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func in (torch.ops.aten.baddbmm.default, torch.ops.aten.bmm.default):
+                seen.add(args[0].dtype)
+            return func(*args, **kwargs or {})
+
+    seen = set[torch.dtype]()
+    with Types():
+        half = orthogonalize(matrices, torch.bfloat16)
+    assert seen == {torch.bfloat16}
+    whole = orthogonalize(matrices)
+    assert half.shape == whole.shape and torch.cosine_similarity(half.float().flatten(), whole.flatten(), dim=0) > 0.995
+
+
+@pytest.mark.parametrize(
+    ("words", "on", "type"),
+    [
+        ((), GPU, "bf16"),
+        (("precision=fp32",), GPU, "fp32"),
+        (("precision=tf32",), GPU, "fp32"),
+        (("precision=bf16",), CPUS, "fp32"),
+        (("precision=bf16", "optim.products=bf16"), CPUS, "bf16"),
+    ],
+)
+def test_products_follow_the_precision_on_a_gpu(words: tuple[str, ...], on: Cluster, type: str) -> None:
+    assert plan("optim=muon", "devices=1", *words, on=on).optim["products"] == type
 
 
 def test_a_model_without_hidden_matrices_is_refused_with_what_to_type() -> None:

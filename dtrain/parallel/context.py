@@ -13,8 +13,7 @@ The gradients of the ranks are parts of one sum, as their losses are.
     ring      keys and values travel from rank to rank, and each rank adds up what its queries make of them (Ring Attention, arXiv
               2310.01889). Of 2 x size chunks rank r holds chunks r and 2 x size - 1 - r, so that a causal mask leaves every rank
               the same work (Striped Attention, arXiv 2311.09431, gave the reason; the zigzag is the layout of
-              https://github.com/zhuzilin/ring-flash-attention and of Llama 3, arXiv 2407.21783). Any number of heads; the blocks
-              are matrix products in fp32, the same everywhere: a fused kernel, where torch has one, is faster.
+              https://github.com/zhuzilin/ring-flash-attention and of Llama 3, arXiv 2407.21783). Any number of heads (ring.py).
     ulysses   ranks exchange sequence for heads, each does a part of the heads over the whole sequence with torch's own kernel, and
               they exchange back (DeepSpeed Ulysses, arXiv 2309.14509). Rank r holds chunks 2r and 2r + 1; heads must divide by size.
 
@@ -24,7 +23,7 @@ Shapes: B batch, H heads, K key-value heads, G = H / K, T a rank's tokens, S the
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, cached_property
 from typing import Any, Literal, final
@@ -37,12 +36,10 @@ from torch.autograd.function import once_differentiable
 
 from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
+from dtrain.parallel import ring
 
 Method = Literal["ring", "ulysses"]
 CPU = torch.device("cpu")
-ROWS = 1024
-"""Queries whose scores exist at one time: memory grows with ROWS x T, not with T x T."""
-
 SDPA = torch.ops.aten.scaled_dot_product_attention.default
 
 _open: list["Context"] = []
@@ -121,7 +118,7 @@ class Context:
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         if self.method == "ulysses":
             return self._by_heads(query, key, value, is_causal, scale)
-        return _Ring.apply(query, key, value, is_causal, scale, self)  # type: ignore[no-any-return, no-untyped-call]
+        return ring.attention(query, key, value, is_causal, scale, ring.Ring(self.group, self.rank, self.size))
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -239,142 +236,6 @@ class _Exchange(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         return _Exchange.forward(ctx, gradient, ctx.join, ctx.cut, ctx.context), None, None, None
-
-
-class _Ring(torch.autograd.Function):
-    """Blocks of keys and values pass by; partial results are joined by the logarithms of their sums (arXiv 2112.05682).
-
-    The backward passes the blocks round once more and their gradients after them, each one rank behind, home with the last step.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, causal: bool, scale: float, context: Context) -> Tensor:
-        ctx.causal, ctx.scale, ctx.context = causal, scale, context
-        q_BKGTD = q_BHTD.unflatten(1, (k_BKTD.shape[1], -1))
-        with torch.autocast(q_BHTD.device.type, enabled=False):
-            blocks = _pass_round(context, [k_BKTD.contiguous(), v_BKTD.contiguous()])
-            _, (k, v) = next(blocks)
-            out, lse = block_attention(q_BKGTD, k, v, causal, scale)
-            for source, (k, v) in blocks:
-                rows, columns = _seen(context, source, causal, q_BHTD.shape[2])
-                more = block_attention(q_BKGTD[..., rows, :], k[..., columns, :], v[..., columns, :], False, scale)
-                _join(out[..., rows, :], lse[..., rows], *more)
-        out_BHTD = out.flatten(1, 2).to(q_BHTD.dtype)
-        ctx.save_for_backward(q_BHTD, k_BKTD, v_BKTD, out_BHTD, lse)
-        return out_BHTD
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient_BHTD: Tensor) -> tuple[Tensor | None, ...]:
-        q_BHTD, k_BKTD, v_BKTD, out_BHTD, lse = ctx.saved_tensors
-        context, heads = ctx.context, (k_BKTD.shape[1], -1)
-        q, gradient = q_BHTD.unflatten(1, heads), gradient_BHTD.unflatten(1, heads)
-        with torch.autocast(q.device.type, enabled=False):
-            delta = (gradient.to(lse.dtype) * out_BHTD.unflatten(1, heads)).sum(-1)
-            dq = torch.zeros_like(q, dtype=lse.dtype)
-            moving: _Transfer | None = None
-            for source, (k, v) in _pass_round(context, [k_BKTD.contiguous(), v_BKTD.contiguous()]):
-                rows, columns = _seen(context, source, ctx.causal, q.shape[3])
-                mine = (q[..., rows, :], gradient[..., rows, :], lse[..., rows], delta[..., rows])
-                causal = ctx.causal and source == context.rank
-                part, *parts = block_gradients(*mine, k[..., columns, :], v[..., columns, :], causal, ctx.scale)
-                dq[..., rows, :] += part
-                sums = moving.wait() if moving else [torch.zeros(x.shape, dtype=lse.dtype, device=x.device) for x in (k, v)]
-                for whole, add in zip(sums, parts, strict=True):
-                    whole[..., columns, :] += add
-                moving = _Transfer(context, sums)
-            assert moving
-            dk, dv = moving.wait()
-        return dq.flatten(1, 2).to(q.dtype), dk.to(k_BKTD.dtype), dv.to(v_BKTD.dtype), None, None, None
-
-
-def _seen(context: Context, source: int, causal: bool, T: int) -> tuple[slice, slice]:
-    """(queries of this rank, keys of `source`) that meet; of others' two chunks a causal mask lets through all or nothing.
-
-    The first chunk of an earlier rank lies before both of mine, its second after them; both of a later rank's lie between mine.
-    """
-    if not causal or source == context.rank:
-        return slice(0, T), slice(0, T)
-    return (slice(0, T), slice(0, T // 2)) if source < context.rank else (slice(T // 2, T), slice(0, T))
-
-
-class _Transfer:
-    """`tensors` on their way to the next rank, and as many of the same shapes on theirs from the one before."""
-
-    def __init__(self, context: Context, tensors: Sequence[Tensor]) -> None:
-        self._sent, self._received = tensors, [torch.empty_like(tensor) for tensor in tensors]
-        after, before = (context.rank + 1) % context.size, (context.rank - 1) % context.size
-        operations = [dist.P2POp(dist.isend, tensor, group=context.group, group_peer=after) for tensor in tensors]
-        operations += [dist.P2POp(dist.irecv, tensor, group=context.group, group_peer=before) for tensor in self._received]
-        self._works = dist.batch_isend_irecv(operations)
-
-    def wait(self) -> list[Tensor]:
-        for work in self._works:
-            work.wait()
-        return self._received
-
-
-def _pass_round(context: Context, tensors: list[Tensor]) -> Iterator[tuple[int, list[Tensor]]]:
-    """(source rank, its tensors), this rank's first; the next ones travel while the caller works on these."""
-    for step in range(context.size):
-        transfer = _Transfer(context, tensors) if step + 1 < context.size else None
-        yield (context.rank - step) % context.size, tensors
-        if transfer:
-            tensors = transfer.wait()
-
-
-def block_attention(q_BKGTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """(attention [B, K, G, T, D], logarithm of the sum of exponentials of its scores [B, K, G, T]) of one block, in fp32 or more."""
-    q, k, v = _raised(q_BKGTD, k_BKSD, v_BKSD)
-    outs, sums = [], []
-    for rows, columns in _tiles(q.shape[3], k.shape[2], causal):
-        scores = _scores(q[..., rows, :], k[..., columns, :], scale, rows.start if causal else None)
-        lse = scores.logsumexp(-1)
-        outs.append(torch.einsum("bkgts,bksd->bkgtd", scores.sub_(lse[..., None]).exp_(), v[..., columns, :]))
-        sums.append(lse)
-    return torch.cat(outs, 3), torch.cat(sums, 3)
-
-
-def block_gradients(q: Tensor, gradient: Tensor, lse: Tensor, delta: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> list[Tensor]:
-    """Gradients of q, k and v from one block, given that of the whole output, the lse over all blocks and delta = sum of gradient x output.
-
-    The equations are those of FlashAttention-2, arXiv 2307.08691.
-    """
-    q, gradient, k, v = _raised(q, gradient, k, v)
-    dk, dv, parts = torch.zeros_like(k), torch.zeros_like(v), []
-    for rows, columns in _tiles(q.shape[3], k.shape[2], causal):
-        q_t, gradient_t, k_s, v_s = q[..., rows, :], gradient[..., rows, :], k[..., columns, :], v[..., columns, :]
-        weights = _scores(q_t, k_s, scale, rows.start if causal else None).sub_(lse[..., rows, None]).exp_()
-        dv[..., columns, :] += torch.einsum("bkgts,bkgtd->bksd", weights, gradient_t)
-        weights *= torch.einsum("bkgtd,bksd->bkgts", gradient_t, v_s).sub_(delta[..., rows, None]).mul_(scale)
-        dk[..., columns, :] += torch.einsum("bkgts,bkgtd->bksd", weights, q_t)
-        parts.append(torch.einsum("bkgts,bksd->bkgtd", weights, k_s))
-    return [torch.cat(parts, 3), dk, dv]
-
-
-def _raised(*tensors: Tensor) -> list[Tensor]:
-    return [tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in tensors]
-
-
-def _tiles(T: int, S: int, causal: bool) -> Iterator[tuple[slice, slice]]:
-    """(queries, the keys they may see)."""
-    for first in range(0, T, ROWS):
-        yield slice(first, first + ROWS), slice(0, first + ROWS if causal else S)
-
-
-def _scores(q_BKGTD: Tensor, k_BKSD: Tensor, scale: float, first: int | None) -> Tensor:
-    """[B, K, G, T, S]; `first` is the row of the first query when later keys are hidden."""
-    scores = torch.einsum("bkgtd,bksd->bkgts", q_BKGTD, k_BKSD).mul_(scale)
-    if first is not None:
-        scores.masked_fill_(torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu_(first + 1), -math.inf)
-    return scores
-
-
-def _join(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
-    """Add a block's result to `out` and `lse`, in place."""
-    total = torch.logaddexp(lse, more_lse)
-    out.mul_((lse - total).exp_()[..., None]).addcmul_(more, (more_lse - total).exp_()[..., None])
-    lse.copy_(total)
 
 
 def innermost() -> Context | None:

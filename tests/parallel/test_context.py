@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
 from dtrain.parallel import context as module
+from dtrain.parallel import ring
 from dtrain.parallel.context import Context, check
 from dtrain.parallel.huggingface import adapt
 
@@ -118,10 +119,37 @@ def test_attention_and_gradients_are_those_of_the_whole_sequence(method: str, cp
 
 
 def test_rows_in_tiles_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ROWS", 4)
+    monkeypatch.setattr(ring, "ROWS", 4)
     cases = [(causal, 4, 2, torch.float32, None) for causal in (True, False)]
     for found in on_mesh(partial(worst, method="ring", cases=cases), cp=2):
         assert max(found.values()) < 2e-6
+
+
+@pytest.mark.parametrize("cp", [2, 4])
+def test_blocks_by_the_flash_kernel_give_the_same(cp: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU that multiplies in 16 bits; here by the kernel that torch has for the CPU."""
+    monkeypatch.setattr(ring, "takes_flash", lambda query: True)
+    cases = [(causal, H, K, dtype, None) for causal in (True, False) for H, K in ((4, 4), (4, 2)) for dtype in (torch.float32, torch.bfloat16)]
+    for found in on_mesh(partial(worst, method="ring", cases=cases), cp=cp):
+        for case, distance in found.items():
+            assert distance < (2e-2 if "bfloat16" in case else 2e-6), (case, distance)
+
+
+def test_products_of_meshes_that_are_compared_are_never_of_the_flash_kernel() -> None:
+    assert not any(ring.takes_flash(torch.zeros(1, 1, 8, 8, dtype=dtype)) for dtype in (torch.float32, torch.bfloat16, torch.float64))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_flash_kernel_of_a_gpu_gives_what_products_give(causal: bool) -> None:
+    q, gradient = (of_heads(2, 2, 3, 64, 32, seed=seed, dtype=torch.bfloat16).cuda() for seed in (0, 3))  # [B, K, G, T, D]
+    k, v = (of_heads(2, 2, 64, 32, seed=seed, dtype=torch.bfloat16).cuda() for seed in (1, 2))
+    assert ring.takes_flash(q)
+    (out, lse), (expected, sums) = (attend(q, k, v, causal, 0.2) for attend in (ring.flash_attention, ring.product_attention))
+    assert far(out, expected) < 2e-2 and far(lse, sums) < 1e-3
+    both = [back(q, gradient, expected.bfloat16(), sums, k, v, causal, 0.2) for back in (ring.flash_gradients, ring.product_gradients)]
+    for fast, slow in zip(*both, strict=True):
+        assert far(fast, slow) < 2e-2
 
 
 def partial_sums(mesh: Mesh, method: str, run: Callable[..., Any]) -> tuple[Tensor, list[Tensor]]:

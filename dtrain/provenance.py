@@ -126,7 +126,8 @@ def rows(config: Config, plan: Plan) -> list[Row]:
         if key in before and key in after and _plain(before[key]) != _plain(value) and not (key in LISTS and before[key] != "auto"):
             overrode.insert(0, (shown(key, before[key]), source.removeprefix("default ")))
             source = _reason(plan, key)
-        elif key not in before and default is None:
+        elif key not in before and (default is None or key in plan.why):
+            overrode += [(shown(key, default[0]), default[1])] if default else []
             source = _reason(plan, key)
         found.append(Row(key, value, source, tuple(dict.fromkeys(one for one in overrode if one[0] != shown(key, value) or len(overrode) > 1))))
     return found

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Protocol
 
+import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined] # exported without saying so
 
@@ -29,8 +30,9 @@ class Backend(Protocol):
 
 
 @contextmanager
-def process_group(backend: str, *, timeout: float) -> Iterator[None]:
-    """The default group of this process, for as long as the context lasts. `timeout` in seconds."""
+def process_group(backend: str, *, timeout: float, device: torch.device | None = None) -> Iterator[None]:
+    """The default group of this process, for as long as the context lasts. `timeout` in seconds. `device`: the GPU that is connected to the others at
+    once; groups of axes are then split off the group of all, in place of being connected anew."""
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     wait = datetime.timedelta(seconds=timeout)
     store: Store
@@ -49,7 +51,7 @@ def process_group(backend: str, *, timeout: float) -> Iterator[None]:
         else:
             store = HashStore()
         _kept.pop(os.getpid(), None)
-        within(None, partial(dist.init_process_group, backend, store=store, rank=rank, world_size=world, timeout=wait))
+        within(None, partial(dist.init_process_group, backend, store=store, rank=rank, world_size=world, timeout=wait, device_id=device))
         _kept[os.getpid()] = dist.group.WORLD
         try:
             yield

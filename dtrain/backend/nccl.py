@@ -1,20 +1,64 @@
 """Collectives between GPUs. Tensors on the CPU still go through gloo, so control messages never wait for a device."""
 
 import os
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from dtrain.backend import process_group
 
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Variables by which users tell torch how to allocate."""
+WSL = Path("/dev/dxg")
+"""The device of Windows' own driver, which lets no memory grow in place."""
+
 
 @dataclass(frozen=True)
 class Nccl:
-    """`timeout` in seconds, of every collective. The rank's GPU is LOCAL_RANK."""
+    """The arguments are explained in conf/backend/nccl.yaml. The rank's GPU is LOCAL_RANK."""
 
     timeout: float
+    connect: str
+    segments: str
+    cores: str
 
     def open(self) -> AbstractContextManager[None]:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-        return process_group("cpu:gloo,cuda:nccl", timeout=self.timeout)
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        if self.segments == "expandable":
+            expand_segments(os.environ)
+        if self.cores == "near":
+            gpu: Any = torch.cuda.get_device_properties(device)
+            run_on(cores_near(f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"))
+        torch.cuda.set_device(device)
+        return process_group("cpu:gloo,cuda:nccl", timeout=self.timeout, device=device if self.connect == "start" else None)
+
+
+def expand_segments(environ: Mapping[str, str]) -> None:
+    """Memory of the GPU that this process allocates from now on grows in place, unless the environment says how to allocate."""
+    tell = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # the variables are read once, by a process that forks ranks perhaps
+    if tell and not any(name in environ for name in ALLOCATOR) and not WSL.exists():
+        tell("expandable_segments:True")
+
+
+def cores_near(bus: str, root: Path = Path("/sys/bus/pci/devices")) -> set[int]:
+    """The cores of the NUMA node that the PCI device `bus` is connected to; none where the system does not say."""
+    try:
+        ranges = [part.split("-") for part in (root / bus / "local_cpulist").read_text().strip().split(",")]
+        return {core for first, *last in ranges for core in range(int(first), int(*last or [first]) + 1)}
+    except (OSError, ValueError):  # a virtual machine may have no such file
+        return set()
+
+
+def run_on(cores: set[int]) -> None:
+    """All threads of this process run on these of its cores, and are no more than they are. One that was given cores by its launcher stays there."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    if len(allowed) < (os.cpu_count() or 1) or not cores & allowed or allowed <= cores:
+        return
+    for thread in Path("/proc/self/task").iterdir():
+        os.sched_setaffinity(int(thread.name), cores & allowed)
+    if torch.get_num_threads() > len(cores & allowed):
+        torch.set_num_threads(len(cores & allowed))

@@ -95,7 +95,21 @@ def backend(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
     device = about(part).get("device", "cpu")
     if device == "cuda" and not fits:
         raise WordsError(f"backend={config.choices['backend']} needs {draft['devices']} GPU(s), this host has {cluster.gpus}. Type backend=gloo.")
-    return {"backend": part, "device": device}
+    return {"backend": _decided(part, draft["nodes"] * draft["devices"], draft["why"]), "device": device}
+
+
+def _decided(part: Part, ranks: int, why: dict[str, str]) -> Part:
+    """What a backend of GPUs leaves to `auto`, each with its reason."""
+    together = ("start", "what keeps GPUs apart is told before the first step") if ranks > 1 else ("use", "one GPU connects to none")
+    reasons = {
+        "connect": together,
+        "segments": ("expandable", "less memory is lost to fragments"),
+        "cores": ("near", "a GPU is reached fastest from the cores next to it"),
+    }
+    for name in [name for name in reasons if part.get(name) == "auto"]:
+        word, reason = reasons[name]
+        part, why[f"backend.{name}"] = {**part, name: word}, f"{word} (auto: {reason})"
+    return part
 
 
 def compiled(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:

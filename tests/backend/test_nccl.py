@@ -1,16 +1,130 @@
-"""Collectives between GPUs, beside those on the CPU."""
+"""Collectives between GPUs, beside those on the CPU; how a rank allocates, and where it runs."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from pool import ranks
+from small import composed
 
-from dtrain.backend.nccl import Nccl
+from dtrain import provenance
+from dtrain.backend import nccl, process_group
+from dtrain.backend.nccl import Nccl, cores_near, expand_segments, run_on
+from dtrain.cluster import Cluster
+from dtrain.resolve import resolve
+
+GPUS = Cluster(gpus=8, cpus=64, gpu="NVIDIA H100 80GB HBM3")
+DECIDED = ("backend.connect", "backend.segments", "backend.cores")
+
+
+def why(*words: str, cluster: Cluster = GPUS) -> dict[str, tuple[str, str]]:
+    config = composed("batch=16", "strategy=ddp", *words)
+    found = provenance.rows(config, resolve(config, cluster))
+    return {row.key: (row.value, row.source) for row in found if row.key in DECIDED}
+
+
+def test_how_gpus_connect_allocate_and_are_reached_is_decided_and_told() -> None:
+    found = why("devices=8")
+    assert [found[key][0] for key in DECIDED] == ["start", "expandable", "near"]
+    assert all(source.startswith("auto: ") for _, source in found.values())
+    assert why("devices=1")["backend.connect"][0] == "use", "one GPU has nobody to connect to"
+
+
+def test_what_was_said_stays() -> None:
+    found = why("devices=8", "backend=nccl", "backend.connect=use", "backend.segments=fixed", "backend.cores=any")
+    assert found == {key: (value, "command line") for key, value in zip(DECIDED, ("use", "fixed", "any"), strict=True)}
+
+
+def test_nothing_of_it_is_decided_on_the_cpu() -> None:
+    assert why("devices=2", cluster=Cluster(gpus=0, cpus=4)) == {}
+
+
+def test_a_gpu_is_given_to_torch_where_it_is_to_connect_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch connects no GPU that it was not given."""
+    given = list[object]()
+
+    def begin(*_: object, device_id: object, **__: object) -> None:
+        given.append(device_id)
+        raise ConnectionError
+
+    monkeypatch.setattr(dist, "init_process_group", begin)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    for connect in ("start", "use"):
+        with pytest.raises(ConnectionError), Nccl(timeout=5, connect=connect, segments="fixed", cores="any").open():
+            pass
+    with pytest.raises(ConnectionError), process_group("gloo", timeout=5):
+        pass
+    assert given == [torch.device("cuda", 3), None, None]
+
+
+def allocating(environ: dict[str, str], wsl: Path) -> str:
+    nccl.WSL = wsl
+    expand_segments(environ)
+    return str(torch._C._accelerator_getAllocatorSettings())
+
+
+@pytest.mark.skipif(not hasattr(torch._C, "_accelerator_setAllocatorSettings"), reason="torch before 2.10 reads the variable alone")
+def test_memory_of_a_gpu_grows_in_place_unless_the_environment_says_how(tmp_path: Path) -> None:
+    nowhere = tmp_path / "dxg"
+    assert ranks(1, allocating, {}, nowhere) == ["expandable_segments:True"]
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        assert "expandable" not in ranks(1, allocating, {name: "max_split_size_mb:64"}, nowhere)[0]
+    nowhere.touch()
+    assert "expandable" not in ranks(1, allocating, {}, nowhere)[0], "not under Windows"
+
+
+@pytest.mark.parametrize(("told", "cores"), [
+    ("0-3,64-67\n", {0, 1, 2, 3, 64, 65, 66, 67}), ("7\n", {7}), ("\n", set()), (None, set()), ("all", set()),
+])  # fmt: skip
+def test_cores_beside_a_gpu(told: str | None, cores: set[int], tmp_path: Path) -> None:
+    (tmp_path / "0000:1b:00.0").mkdir()
+    if told is not None:
+        (tmp_path / "0000:1b:00.0" / "local_cpulist").write_text(told)
+    assert cores_near("0000:1b:00.0", tmp_path) == cores
+
+
+def running(cores: set[int], given: set[int]) -> tuple[set[int], int]:
+    os.sched_setaffinity(0, given)
+    os.cpu_count = lambda: 2  # type: ignore[assignment]
+    torch.set_num_threads(2)
+    run_on(cores)
+    return os.sched_getaffinity(0), torch.get_num_threads()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_a_rank_runs_beside_its_gpu_unless_it_was_given_cores() -> None:
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    both = {first, second}
+    for cores, given, found in (({first}, both, ({first}, 1)), ({first}, {second}, ({second}, 2)), (both, both, (both, 2)), (set(), both, (both, 2))):
+        assert ranks(1, running, cores, given) == [found]
+
+
+def opened(bus: Path, core: int) -> set[int]:
+    """The cores after `open` of a rank whose GPU is at 000a:1b:00."""
+    os.cpu_count = lambda: len(os.sched_getaffinity(0))  # type: ignore[assignment]
+    torch.cuda.get_device_properties = lambda device: SimpleNamespace(pci_domain_id=10, pci_bus_id=0x1B, pci_device_id=0)
+    torch.cuda.set_device = lambda device: None
+    nccl.cores_near = lambda address: cores_near(address, bus)
+    Nccl(timeout=5, connect="use", segments="fixed", cores="near").open()
+    return os.sched_getaffinity(0)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_the_gpu_of_a_rank_is_found_on_its_bus(tmp_path: Path) -> None:
+    core = max(os.sched_getaffinity(0))
+    (tmp_path / "000a:1b:00.0").mkdir()
+    (tmp_path / "000a:1b:00.0" / "local_cpulist").write_text(f"{core}\n")
+    assert ranks(1, opened, tmp_path, core) == [{core}]
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_tensors_of_both_devices_travel() -> None:
-    with Nccl(timeout=60).open():
+    with Nccl(timeout=60, connect="start", segments="expandable", cores="near").open():
         for device in ("cpu", "cuda"):
             value = torch.ones(3, device=device)
             dist.all_reduce(value)

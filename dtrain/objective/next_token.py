@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch.distributed.tensor import DTensor
 
 from dtrain.data import IGNORE, Batch
@@ -12,6 +13,7 @@ from dtrain.errors import WordsError
 from dtrain.objective import Loss, add_losses, logits_of, nats
 from dtrain.objective.vocabulary import cross_entropy
 
+HALVES = (torch.bfloat16, torch.float16)
 LARGEST_EXPONENT = 709.0
 """Largest whole argument of exp whose value is finite in fp64."""
 COPIES = (
@@ -43,7 +45,7 @@ class NextToken:
 
     def loss(self, outputs: Any, batch: Batch) -> Loss:
         logits, targets = logits_of(outputs, self._losses), batch["targets"]
-        if isinstance(logits, DTensor):
+        if isinstance(logits, DTensor) or logits.dtype in HALVES:
             loss = Loss(cross_entropy(logits, targets, ignore=IGNORE))
         else:
             loss = Loss(nats(logits.flatten(0, -2), targets.flatten()))

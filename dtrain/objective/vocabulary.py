@@ -1,5 +1,10 @@
-"""Cross entropy of logits that are split over the vocabulary: three small all-reduces in place of gathering [N, V] (arXiv 1909.08053)."""
+"""Cross entropy that never holds all logits in fp32: of those in 16 bits, and of those that are split over the vocabulary.
 
+A few rows at a time are raised to fp32, and again in the backward; in between stay the logits as they came, and two numbers for each row. Where
+they are split, three small all-reduces take the place of gathering [N, V] (arXiv 1909.08053).
+"""
+
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,47 +15,58 @@ from torch.distributed.tensor import DTensor
 from dtrain.objective import check_targets
 from dtrain.sharding import local, offset
 
+CHUNK_BYTES = 64 << 20
+"""Of the rows that are in fp32 at one time."""
 
-def cross_entropy(logits: DTensor, targets: Tensor, *, ignore: int) -> Tensor:
+
+def cross_entropy(logits: Tensor, targets: Tensor, *, ignore: int) -> Tensor:
     """The sum over all targets [...] but `ignore` of -log softmax(logits [..., V])[target]; fp32, 0-dim, the same on all ranks.
 
-    `logits` are split in their last dim over a mesh of one axis. Raises WordsError for a target outside of the vocabulary.
+    `logits` are whole, or split in their last dim over a mesh of one axis. Raises WordsError for a target outside of the vocabulary.
     """
     first, whole = offset(logits)[-1], logits.shape[-1]
+    group = logits.device_mesh.get_group() if isinstance(logits, DTensor) else None
     try:
-        total: Tensor = _SplitCrossEntropy.apply(  # type: ignore[no-untyped-call]
-            local(logits).flatten(0, -2), targets.flatten(), first, whole, ignore, logits.device_mesh.get_group()
-        )
+        total: Tensor = _CrossEntropy.apply(local(logits).flatten(0, -2), targets.flatten(), first, whole, ignore, group)  # type: ignore[no-untyped-call]
     except RuntimeError:
         check_targets(targets, whole)
         raise
     return total
 
 
-class _SplitCrossEntropy(torch.autograd.Function):
+class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, first: int, whole: int, ignore: int, group: dist.ProcessGroup) -> Tensor:
-        x_NV = logits_NV.float()
-        largest_N = x_NV.amax(1) if x_NV.shape[1] else x_NV.new_full((len(x_NV),), -torch.inf)  # few words on many ranks
-        dist.all_reduce(largest_N, op=dist.ReduceOp.MAX, group=group)
-        x_NV = x_NV - largest_N[:, None]
+    def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, first: int, whole: int, ignore: int, group: dist.ProcessGroup | None) -> Tensor:
+        width = logits_NV.shape[1]
+        largest_N = logits_NV.amax(1).float() if width else logits_NV.new_full((len(logits_NV),), -torch.inf).float()  # few words on many ranks
+        if group is not None:
+            dist.all_reduce(largest_N, op=dist.ReduceOp.MAX, group=group)
         index_N = targets_N - first
-        here_N = (index_N >= 0) & (index_N < x_NV.shape[1])
+        here_N = (index_N >= 0) & (index_N < width)
         outside_N = (targets_N != ignore) & ((targets_N < 0) | (targets_N >= whole))  # gather refuses these, on a GPU without waiting for it
         index_N = index_N.where(here_N | outside_N, 0)
-        chosen_N = x_NV.gather(1, index_N[:, None])[:, 0] * here_N if x_NV.shape[1] else torch.zeros_like(largest_N)
-        exp_NV = x_NV.exp_()
-        sums_2N = torch.stack((exp_NV.sum(1), chosen_N))
-        dist.all_reduce(sums_2N, group=group)
+        chosen_N = (logits_NV.gather(1, index_N[:, None])[:, 0] - largest_N) * here_N if width else torch.zeros_like(largest_N)
+        sums_2N = torch.stack((torch.empty_like(largest_N), chosen_N))
+        for rows in _chunks(logits_NV):
+            sums_2N[0, rows] = (logits_NV[rows] - largest_N[rows, None]).exp_().sum(1)
+        if group is not None:
+            dist.all_reduce(sums_2N, group=group)
         counts_N = targets_N != ignore
-        ctx.save_for_backward(exp_NV.div_(sums_2N[0][:, None]), index_N, here_N & counts_N, counts_N)
-        ctx.dtype = logits_NV.dtype
+        ctx.save_for_backward(logits_NV, largest_N, sums_2N[0], index_N, here_N & counts_N, counts_N)
         return ((sums_2N[0].log() - sums_2N[1]) * counts_N).sum()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None, None]:
-        softmax_NV, index_N, here_N, counts_N = ctx.saved_tensors
-        out_NV = softmax_NV * counts_N[:, None]
-        if out_NV.shape[1]:
-            out_NV[torch.arange(len(index_N), device=index_N.device), index_N] -= here_N.to(out_NV.dtype)
-        return (out_NV * gradient).to(ctx.dtype), None, None, None, None, None
+        logits_NV, largest_N, sum_N, index_N, here_N, counts_N = ctx.saved_tensors
+        out_NV = torch.empty_like(logits_NV)
+        for rows in _chunks(logits_NV):
+            softmax = (logits_NV[rows] - largest_N[rows, None]).exp_().div_(sum_N[rows, None]).mul_(counts_N[rows, None])
+            if softmax.shape[1]:
+                softmax[torch.arange(len(softmax), device=softmax.device), index_N[rows]] -= here_N[rows].to(softmax.dtype)
+            out_NV[rows] = softmax.mul_(gradient)
+        return out_NV, None, None, None, None, None
+
+
+def _chunks(logits_NV: Tensor) -> Iterator[slice]:
+    rows = max(1, CHUNK_BYTES // max(1, 4 * logits_NV.shape[1]))
+    return (slice(first, first + rows) for first in range(0, len(logits_NV), rows))

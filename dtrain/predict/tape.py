@@ -152,6 +152,12 @@ class Tape:
         out = Value(x.numbers, x.bytes, held or x.held)
         return self.op([x], out, x if keeps == "input" else out)
 
+    def tokens(self, logits: Value, rows: int) -> Value:
+        """Cross entropy of the next token: of logits in 16 bits these stay, and two numbers for each of `rows` (dtrain.objective.vocabulary)."""
+        if logits.bytes > 2:
+            return self.cross_entropy(logits)
+        return self.op([logits], Value(0, 4, "whole"), logits, Value(2 * rows, 4, logits.held))
+
     def cross_entropy(self, logits: Value) -> Value:
         """In fp32; the targets are those of the sample."""
         high = self.cast(logits, 4)

@@ -1,4 +1,4 @@
-"""Cross entropy of logits split over the vocabulary: value and gradients of torch's own on whole ones."""
+"""Cross entropy of logits split over the vocabulary, or in 16 bits: value and gradients of torch's own on whole ones in fp32."""
 
 from typing import Any
 
@@ -8,11 +8,13 @@ import torch.nn.functional as F
 from small import Collectives, on_mesh, tokens
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from dtrain.data import IGNORE
 from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
-from dtrain.objective import answer
+from dtrain.objective import answer, vocabulary
 from dtrain.objective.next_token import NextToken
 from dtrain.objective.vocabulary import cross_entropy
 
@@ -54,6 +56,40 @@ def test_value_and_gradient_are_those_of_torch(vocab: int, ignored: int) -> None
     for found, found_gradient, _ in on_mesh(lambda mesh: of_split(mesh, logits, targets), tp=2):
         torch.testing.assert_close(found, loss, rtol=1e-6, atol=0)
         torch.testing.assert_close(found_gradient, gradient, rtol=0, atol=1e-6)
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers that a tensor in fp32 had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **kwargs or {})
+        self.numbers = max([self.numbers, *(x.numel() for x in tree_leaves(out) if isinstance(x, Tensor) and x.dtype == torch.float32)])
+        return out
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("ignored", [0, 4, 10])
+def test_of_logits_in_16_bits_a_few_rows_at_a_time_are_in_fp32(dtype: torch.dtype, ignored: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vocabulary, "CHUNK_BYTES", 3 * 13 * 4)  # of ten
+    logits, targets = drawn(13, scale=8.0, dtype=dtype), targets_of(13, ignored)
+    loss, gradient = of_torch(logits, targets)
+    leaf = logits.clone().requires_grad_()
+    with Largest() as largest:
+        found = NextToken().loss(leaf, {"inputs": None, "targets": targets}).sum
+        (found * WEIGHT).backward()
+    assert leaf.grad is not None and leaf.grad.dtype == dtype
+    torch.testing.assert_close(found.detach(), loss, rtol=1e-6, atol=0)
+    torch.testing.assert_close(leaf.grad, gradient, rtol=0, atol=0)
+    assert largest.numbers == 3 * 13
+
+
+def test_a_target_outside_of_the_vocabulary_is_an_error_in_16_bits_too() -> None:
+    with pytest.raises(WordsError, match="a target is 13, and the model gives 13 classes"):
+        NextToken().loss(drawn(13, dtype=torch.bfloat16), {"inputs": None, "targets": torch.full((2, 5), 13)})
 
 
 def test_three_words_on_four_ranks() -> None:

@@ -223,7 +223,7 @@ class Guard:
         self._found.clear()
         self._halted.zero_()
         for experts in balanced(self._state.model):
-            experts.balance(torch.zeros_like)  # forget what the step counted, and move nothing
+            experts.balance(torch.zeros_like(experts.load))  # forget what the step counted, and move nothing
 
     def _rewind(self, spike: Spike, checkpoint: Checkpoint, log: Log) -> None:
         """Go back to the newest checkpoint, and leave these samples out when they come again. Raises StoreError when there is none."""

@@ -17,7 +17,7 @@ from dtrain.ema import EMA
 from dtrain.guard import Guard
 from dtrain.log import Log
 from dtrain.mesh import Mesh
-from dtrain.model import balanced, caveats, construct
+from dtrain.model import balance, balanced, caveats, construct
 from dtrain.objective import Objective
 from dtrain.observe import Observers
 from dtrain.optim import Optimizer
@@ -105,8 +105,7 @@ def train(plan: Plan) -> Result:
                 optimizer.step()
                 if ema:
                     ema.update(guard.gate)
-            for module in moving:
-                module.balance(mesh.sum)
+            balance(moving, mesh.sum)
             zero(parameters)
             state.step += 1
             log.record(state.step, stream.seen, loss.sums, loss.count, norm, rates)

@@ -28,7 +28,7 @@ from dtrain.clip import clip
 from dtrain.data.stream import Stream, as_source
 from dtrain.ema import EMA
 from dtrain.mesh import Mesh
-from dtrain.model import balanced, construct
+from dtrain.model import balance, balanced, construct
 from dtrain.parallel.context import context_of
 from dtrain.parallel.order import parallelize
 from dtrain.parallel.pipeline import Pipeline
@@ -227,8 +227,7 @@ def count(plan: Plan) -> dict[str, int]:
             with Flops() as flops:
                 step(stream, number)
             update()
-            for module in balanced(model):
-                module.balance(mesh.sum)
+            balance(balanced(model), mesh.sum)
             buckets = [weakref.ref(storage(p.grad)) for p in parameters if p.grad is not None]
             zero(parameters)
         gc.collect()

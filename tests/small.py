@@ -24,7 +24,7 @@ from dtrain.config import GROUPS, Config
 from dtrain.data.order import samples
 from dtrain.data.stream import Stream, as_source
 from dtrain.mesh import Mesh
-from dtrain.model import balanced, blocks, construct
+from dtrain.model import balance, balanced, blocks, construct
 from dtrain.model.gpt import GPT
 from dtrain.parallel.context import context_of
 from dtrain.parallel.order import materialize, parallelize
@@ -179,8 +179,7 @@ def steps_on(
         norm = clip(parameters, clip_at, scale=scale, stages=mesh.shape.pp)
         if precision.scale is None or precision.scale.accept(norm):
             optimizer.step()
-        for module in balanced(model):
-            module.balance(mesh.sum)
+        balance(balanced(model), mesh.sum)
         zero(parameters)
         losses.append(mesh.sum_stages(mesh.sum(loss.sums["loss"].clone())).item() / loss.count)
         norms.append(norm.item())

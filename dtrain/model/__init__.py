@@ -6,7 +6,7 @@ import json
 import math
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
@@ -34,15 +34,27 @@ class InitByName(Protocol):
 
 @runtime_checkable
 class Balanced(Protocol):
-    """A module that moves something of its own after each step, outside of any gradient."""
+    """A module that moves something of its own after each step, outside of any gradient, by what all ranks counted."""
 
-    def balance(self, sum_over_batch: Callable[[Tensor], Tensor]) -> None:
-        """`sum_over_batch` adds up a tensor over the ranks that saw other tokens of the step."""
+    load: Tensor
+    """What this rank has counted since the last `balance`."""
+
+    def balance(self, total: Tensor) -> None:
+        """`total`: the loads of all ranks that saw other tokens of the step. The load begins at zero again."""
         ...
 
 
 def balanced(model: nn.Module) -> list[Balanced]:
     return [module for module in model.modules() if isinstance(module, Balanced)]
+
+
+def balance(modules: Sequence[Balanced], sum_over_batch: Callable[[Tensor], Tensor]) -> None:
+    """After a step, on every rank; `sum_over_batch` is called once for all modules."""
+    if modules:
+        loads = [module.load for module in modules]
+        total = sum_over_batch(torch.cat([load.flatten() for load in loads]))
+        for module, part in zip(modules, total.split([load.numel() for load in loads]), strict=True):
+            module.balance(part.view_as(module.load))
 
 
 def saved_buffers(model: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:

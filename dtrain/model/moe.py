@@ -57,8 +57,42 @@ def by_expert(x_RC: Tensor, load_E: Tensor, weight_EFC: Tensor) -> Callable[[Ten
     if x_RC.dtype == torch.bfloat16 and aligned and len(x_RC):
         ends = load_E.cumsum(0, dtype=torch.int32)
         return lambda x, weight: F.grouped_mm(x, weight.transpose(1, 2), offs=ends)
+    if torch.compiler.is_compiling():
+        return lambda x, weight: one_by_one(x, load_E, weight)
     sizes = load_E.tolist()
-    return lambda x, weight: torch.cat([F.linear(rows, one) for rows, one in zip(x.split(sizes), weight.unbind(), strict=True)])
+    return lambda x, weight: _products(x, sizes, weight)
+
+
+def _products(x_RC: Tensor, sizes: list[int], weight_EFC: Tensor) -> Tensor:
+    return torch.cat([F.linear(rows, one) for rows, one in zip(x_RC.split(sizes), weight_EFC.unbind(), strict=True)])
+
+
+@torch.library.custom_op("dtrain::one_by_one", mutates_args=())
+def one_by_one(x_RC: Tensor, load_E: Tensor, weight_EFC: Tensor) -> Tensor:
+    """Products whose sizes a graph need not know: where they became numbers of Python, torch would leave a recomputed block uncompiled."""
+    return _products(x_RC, load_E.tolist(), weight_EFC)
+
+
+@torch.library.custom_op("dtrain::one_by_one_backward", mutates_args=())
+def one_by_one_backward(gradient_RF: Tensor, x_RC: Tensor, load_E: Tensor) -> Tensor:
+    """The gradient of the weights."""
+    sizes = load_E.tolist()
+    return torch.stack([gradient.T @ rows for gradient, rows in zip(gradient_RF.split(sizes), x_RC.split(sizes), strict=True)])
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradients(ctx: Any, gradient_RF: Tensor) -> tuple[Tensor, None, Tensor]:
+    x_RC, load_E, weight_EFC = ctx.saved_tensors
+    gradient_RF = gradient_RF.contiguous()
+    return one_by_one(gradient_RF, load_E, weight_EFC.transpose(1, 2)), None, one_by_one_backward(gradient_RF, x_RC, load_E)
+
+
+one_by_one.register_fake(lambda x, load, weight: x.new_empty(len(x), weight.shape[1]))
+one_by_one_backward.register_fake(lambda gradient, x, load: x.new_empty(len(load), gradient.shape[1], x.shape[1]))
+one_by_one.register_autograd(_gradients, setup_context=_keep)
 
 
 class _Take(torch.autograd.Function):
@@ -106,17 +140,18 @@ class Mixture(nn.Module):
         self.shared = FeedForward(width, shared * hidden) if shared else None
         self.bias: Tensor
         self.register_buffer("bias", torch.zeros(experts, device="cpu"))
-        self.load: Tensor | None = None
-        """[E], int64: rows each expert got on this rank in training forwards since the last `balance`; None: none.
+        self.load: Tensor
+        """[E]: rows each expert got on this rank in training forwards since the last `balance`. Every rank counts its own, and no checkpoint holds it.
 
-        No buffer: every rank counts its own, and no checkpoint holds it."""
+        Written in place: a graph that is computed twice may set no attribute."""
+        self.register_buffer("load", torch.zeros(experts, dtype=torch.int64, device="cpu"), persistent=False)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         x_NC = x_BTC.flatten(0, -2)
         weight_NK, chosen_NK = self.route(x_NC)
-        load_E = torch.zeros_like(self.bias, dtype=torch.int64).scatter_add_(0, chosen_NK.flatten(), torch.ones_like(chosen_NK.flatten()))
+        load_E = torch.zeros_like(self.load).scatter_add_(0, chosen_NK.flatten(), torch.ones_like(chosen_NK.flatten()))
         if self.training:
-            self.load = load_E if self.load is None else self.load + load_E
+            self.load.add_(load_E)
         forth, back = order(chosen_NK.flatten())
         y_RC = self.experts(take(x_NC, forth // self.active, back, copies=self.active), load_E)
         y_NKC = take(y_RC, back, forth).unflatten(0, (-1, self.active))
@@ -132,15 +167,14 @@ class Mixture(nn.Module):
         return weight_NK / weight_NK.sum(-1, keepdim=True).clamp(min=1e-20), chosen_NK
 
     @torch.no_grad()
-    def balance(self, sum_over_batch: Callable[[Tensor], Tensor]) -> None:
+    def balance(self, total: Tensor) -> None:
         """Once per optimizer step on every rank: bias += rate x sign(mean load - load), and the load begins at zero again.
 
-        `sum_over_batch` sums a tensor over all ranks that saw other tokens. Only ratios of loads matter: counting all tokens
-        twice (because activations are computed twice) changes nothing. In integers, so that no order of adding shows.
+        `total` is the load over all ranks that saw other tokens. Only ratios matter: counting all tokens twice (because activations
+        are computed twice) changes nothing. In integers, so that no order of adding shows.
         """
-        load_E = sum_over_batch(torch.zeros_like(self.bias, dtype=torch.int64) if self.load is None else self.load)
-        self.bias += self.rate * (load_E.sum() - len(load_E) * load_E).sign()
-        self.load = None
+        self.bias += self.rate * (total.sum() - len(total) * total).sign()
+        self.load.zero_()
 
 
 class MoE(nn.Module):

@@ -1,6 +1,7 @@
 """The order of wrapping, in one place: cut and split the parameters, give them memory and values, then wrap for synchronisation.
 
-pipeline -> tensor -> experts -> remat -> compile -> data axes: what is inside comes first, so that a block recomputes what tensor
+precision -> pipeline -> tensor -> experts -> remat -> compile -> data axes: layers that a precision replaces by others come first, because others hang their
+hooks on them; what is inside comes before what is outside, so that a block recomputes what tensor
 parallelism made of it, is compiled as it recomputes, and is gathered whole before either.
 """
 
@@ -43,6 +44,8 @@ def parallelize(
         lower(model, precision.param)
     tensors = tensors or {"sequence": "whole", "loss": "whole"}
     check(model, mesh.shape, pipeline=pipeline, tensors=tensors)
+    if precision.convert is not None:
+        precision.convert(model)
     if mesh.shape.cp > 1:
         huggingface.adapt(model)
     pipelined = Pipeline(model, mesh, pipeline, precision) if pipeline and mesh.shape.pp > 1 else None
@@ -50,7 +53,7 @@ def parallelize(
         tensor.apply(model, mesh.axis("tp"), **tensors)
     if mesh.shape.ep > 1:
         expert.apply(model, mesh)
-    for wrap in (precision.convert, remat, compile):
+    for wrap in (remat, compile):
         if wrap is not None:
             wrap(list(dict.fromkeys(blocks(model))))
     roots = pipelined.roots() if pipelined else [model]

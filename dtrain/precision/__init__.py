@@ -1,6 +1,6 @@
 """Which numbers are kept in which type: facts that the strategy, the step and the clip read."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -40,7 +40,7 @@ class LossScale:
 class Precision:
     """`param`: weights at rest, gradients and optimizer; `compute`: matrix products; `reduce`: gradients on the wire.
 
-    `tf32`: whether a GPU may round what it multiplies of fp32 to TensorFloat-32. `convert` changes the blocks of a model, in place, where types are not enough.
+    `tf32`: whether a GPU may round what it multiplies of fp32 to TensorFloat-32. `convert` changes layers in the blocks of a model, in place, where types are not enough.
     """
 
     param: torch.dtype = torch.float32
@@ -48,7 +48,7 @@ class Precision:
     reduce: torch.dtype = torch.float32
     scale: LossScale | None = None
     tf32: bool = False
-    convert: Callable[[Sequence[nn.Module]], None] | None = None
+    convert: Callable[[nn.Module], None] | None = None
 
     def choose_products(self) -> None:
         """How this process multiplies fp32 from now on, whatever was chosen before: torch's own default rounds convolutions, and imported code may have chosen."""

@@ -3,12 +3,11 @@
 The layers are those of torchao, on GPUs that multiply float8 (compute capability 8.9 and newer).
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import nn
 
 from dtrain.errors import PreflightError
+from dtrain.model import blocks
 from dtrain.precision import Precision
 
 
@@ -21,8 +20,14 @@ def build(*, recipe: str) -> Precision:
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9):
         raise PreflightError("precision=fp8 needs a GPU of compute capability 8.9 or newer. Type precision=bf16.")
 
-    def convert(blocks: Sequence[nn.Module]) -> None:
-        for block in blocks:
-            convert_to_float8_training(block, config=Float8LinearConfig.from_recipe_name(recipe))
+    def convert(model: nn.Module) -> None:
+        inside = {id(module) for block in blocks(model) for module in block.modules()}
+        config = Float8LinearConfig.from_recipe_name(recipe)
+        convert_to_float8_training(model, config=config, module_filter_fn=lambda module, name: id(module) in inside and _fits(module))
 
     return Precision(compute=torch.bfloat16, convert=convert)
+
+
+def _fits(linear: nn.Module) -> bool:
+    """Products of float8 take rows of a multiple of 16."""
+    return isinstance(linear, nn.Linear) and not any(size % 16 for size in linear.weight.shape)

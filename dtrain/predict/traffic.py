@@ -258,7 +258,9 @@ def _experts(view: View) -> Iterator[Call]:
                 forwards, rows = times * (block.count + again), view.rows * one.rows * one.width * one.bytes
                 backwards = times * block.count
                 yield Call("ep", "all_to_all", "rows", 3 * forwards + 2 * backwards, forwards * (8 * one.count + 2 * rows) + backwards * 2 * rows)
-            yield Call("batch", "all_reduce", "balance of experts", block.count, block.count * 8 * one.count)
+    counted = sum(block.count * one.count for block, _ in view.blocks for one in block.experts)
+    if counted:
+        yield Call("batch", "all_reduce", "balance of experts", 1, 8 * counted)
 
 
 def _pipeline(view: View) -> Iterator[Call]:

@@ -7,22 +7,29 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
+from dtrain.model.moe import one_by_one
 from dtrain.remat import Remat, recompute
 
 KEPT = [
-    getattr(torch.ops.aten, name).default
-    for name in (
-        "mm",
-        "addmm",
-        "bmm",
-        "convolution",
-        "_grouped_mm",
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-    )
-    if hasattr(torch.ops.aten, name)
+    one_by_one._opoverload,
+    *(
+        getattr(torch.ops.aten, name).default
+        for name in (
+            "mm",
+            "addmm",
+            "bmm",
+            "convolution",
+            "_grouped_mm",
+            "_scaled_mm",
+            "_scaled_mm_v2",
+            "_scaled_grouped_mm",
+            "_scaled_dot_product_flash_attention",
+            "_scaled_dot_product_efficient_attention",
+            "_scaled_dot_product_cudnn_attention",
+            "_scaled_dot_product_flash_attention_for_cpu",
+        )
+        if hasattr(torch.ops.aten, name)
+    ),
 ]
 
 

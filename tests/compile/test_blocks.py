@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from pool import ranks
-from small import PARTS, STRATEGIES, agree, few_steps, small_gpt, tokens
+from small import PARTS, STRATEGIES, agree, few_steps
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
@@ -14,7 +14,7 @@ from dtrain.build import locate
 from dtrain.compile.blocks import build
 
 # torch's own compiler warns of what else of torch it uses
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 COMPILED = {"_target_": "dtrain.compile.blocks.build", "mode": "default"}
 MESHES: dict[str, tuple[Any, dict[str, int]]] = {
@@ -23,6 +23,11 @@ MESHES: dict[str, tuple[Any, dict[str, int]]] = {
     "fsdp": (STRATEGIES["fsdp"], {"dp_shard": 2}),
     "tp": (STRATEGIES["ddp"], {"tp": 2}),
 }
+
+
+REMAT = {"none": {}, "full": {}, "selective": {}, "budget": {"share": 0.5}}
+MOE = {"_target_": "dtrain.model.moe.MoE", "vocab": "auto", "layers": 2, "heads": 2, "width": 16, "hidden": 16, "experts": 4, "active": 2}
+MODELS = {"gpt": PARTS["model"], "moe": MOE}
 
 
 class Asking(nn.Module):
@@ -38,6 +43,7 @@ class Asking(nn.Module):
         return out
 
 
+@pytest.mark.slow
 def test_every_block_is_compiled_and_its_names_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 
@@ -51,6 +57,7 @@ def test_every_block_is_compiled_and_its_names_stay(tmp_path: Path, monkeypatch:
     assert ranks(1, asked) == [[True, True, True]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mesh", "remat"), [*((mesh, None) for mesh in MESHES), ("fsdp", "full"), ("single", "selective")])
 def test_the_losses_are_those_of_what_is_written(mesh: str, remat: str | None) -> None:
     strategy, degrees = MESHES[mesh]
@@ -60,6 +67,7 @@ def test_the_losses_are_those_of_what_is_written(mesh: str, remat: str | None) -
         agree(run, reference)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["full", "selective"])
 def test_what_is_recomputed_is_compiled_too(remat: str) -> None:
     def graphs() -> int:
@@ -73,17 +81,30 @@ def test_what_is_recomputed_is_compiled_too(remat: str) -> None:
     assert ranks(1, graphs, seconds=300) == [1]
 
 
-@pytest.mark.parametrize("remat", ["none", "full", "selective"])
-def test_blocks_of_the_house_are_one_graph_whether_or_not_they_are_recomputed(remat: str) -> None:
-    """One for all of them, without a break: torch leaves a block as it is written, and says nothing, where a graph that is computed twice changes something."""
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("model", list(MODELS))
+@pytest.mark.parametrize("mesh", ["single", *(pytest.param(each, marks=pytest.mark.slow) for each in ("ddp", "fsdp"))])
+def test_blocks_are_one_graph_for_each_way_in_which_they_run(mesh: str, model: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch leaves a block as it is written, and says nothing, where a graph that is computed twice sets an attribute, or is broken."""
+    strategy, degrees = MESHES[mesh]
+    compile = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda module, mode: compile(module, backend="aot_eager"))  # graphs are the same, kernels take a minute
+    parts = PARTS | {
+        "strategy": strategy,
+        "model": MODELS[model],
+        "precision": {"_target_": f"dtrain.precision.{precision}.build"},
+        "compile": COMPILED,
+    }
 
-    def graphs() -> tuple[int, list[str]]:
-        model = small_gpt(layers=4)
-        locate(f"dtrain.remat.{remat}.build")()(list(model.blocks))
-        build(mode="default")(list(model.blocks))
-        counters.clear()
-        for _ in range(2):
-            model(tokens(2, 8)).sum().backward()
-        return int(counters["stats"]["unique_graphs"]), list(counters["graph_break"])
+    def graphs() -> dict[str, tuple[int, list[str]]]:
+        found = {}
+        for remat, arguments in REMAT.items():
+            torch._dynamo.reset()
+            counters.clear()
+            few_steps(parts | {"remat": {"_target_": f"dtrain.remat.{remat}.build", **arguments}}, degrees, steps=2)
+            found[remat] = int(counters["stats"]["unique_graphs"]), list(counters["graph_break"])
+        return found
 
-    assert ranks(1, graphs, seconds=300) == [(1, [])]
+    for found in ranks(max([1, *degrees.values()]), graphs):
+        ways = 2  # of `budget`: blocks that are recomputed, and others
+        assert found == {remat: (ways if remat == "budget" else 1, []) for remat in REMAT}

@@ -14,7 +14,7 @@ from dtrain.build import build
 from dtrain.clip import clip
 from dtrain.data.stream import Stream, as_source
 from dtrain.mesh import Mesh
-from dtrain.model import balanced, construct
+from dtrain.model import balance, balanced, construct
 from dtrain.parallel.context import context_of
 from dtrain.parallel.order import parallelize
 from dtrain.plan import Plan
@@ -89,8 +89,7 @@ def _steps(plan: Plan, mesh: Mesh, steps: int) -> dict[str, Any]:
         assert schedule.factor(number) == 1
         if precision.scale is None or precision.scale.accept(norm):
             optimizer.step()
-        for module in moving:
-            module.balance(mesh.sum)
+        balance(moving, mesh.sum)
         zero(parameters)
         told["losses"].append(mesh.sum_stages(mesh.sum(loss.sums["loss"].clone())).item() / loss.count)
         told["norms"].append(norm.item())

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from small import tokens
 from torch import Tensor
 
-from dtrain.model.moe import Mixture, MoE, by_expert
+from dtrain.model import balance
+from dtrain.model.moe import Mixture, MoE, by_expert, one_by_one
 
 EXPERTS, ACTIVE, WIDTH = 5, 2, 8
 
@@ -102,29 +103,31 @@ def test_a_sample_does_not_see_the_others_of_its_batch() -> None:
 def test_load_counts_the_rows_of_training_forwards() -> None:
     layer = mixture()
     layer.eval()(states(4, 5))
-    assert layer.load is None
+    assert not layer.load.any()
     for _ in range(2):
         layer.train()(states(4, 5))
     expected = layer.route(states(4, 5).flatten(0, 1))[1].flatten().bincount(minlength=EXPERTS)
     assert torch.equal(layer.load, 2 * expected)
+    assert "load" not in layer.state_dict(), "every rank counts its own"
 
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_the_bias_of_busy_experts_goes_down_and_of_idle_ones_up(times: int) -> None:
     """Counting everything twice, as when activations are computed again for the backward, changes nothing."""
-    layer = mixture()
-    layer.load = times * torch.tensor([1, 2, 3, 4, 0])
-    others, asked = times * torch.tensor([4, 4, 4, 0, 3]), []
+    layers, asked = [mixture(), mixture()], []
+    layers[0].load.copy_(times * torch.tensor([1, 2, 3, 4, 0]))
+    others = times * torch.tensor([4, 4, 4, 0, 3, 0, 0, 0, 0, 5])
 
-    def sum_over_batch(load: Tensor) -> Tensor:
-        asked.append(load.tolist())
-        return load + others
+    def sum_over_batch(loads: Tensor) -> Tensor:
+        asked.append(loads.tolist())
+        return loads + others
 
-    layer.balance(sum_over_batch)
-    torch.testing.assert_close(layer.bias, torch.tensor([0.0, -0.1, -0.1, 0.1, 0.1]))
-    layer.balance(sum_over_batch)
-    assert asked == [[times * count for count in (1, 2, 3, 4, 0)], [0] * EXPERTS], "the count began anew; a rank without tokens takes part"
-    torch.testing.assert_close(layer.bias, torch.tensor([-0.1, -0.2, -0.2, 0.2, 0.1]))
+    for _ in range(2):
+        balance(layers, sum_over_batch)
+    idle = [0] * EXPERTS
+    assert asked == [[times * count for count in (1, 2, 3, 4, 0)] + idle, 2 * idle], "all layers at once, and the count began anew"
+    torch.testing.assert_close(layers[0].bias, torch.tensor([-0.1, -0.2, -0.2, 0.2, 0.1]))
+    torch.testing.assert_close(layers[1].bias, torch.tensor([0.2, 0.2, 0.2, 0.2, -0.2]))
 
 
 def test_balancing_makes_loads_equal() -> None:
@@ -133,12 +136,11 @@ def test_balancing_makes_loads_equal() -> None:
 
     def spread() -> float:
         layer(x)
-        assert layer.load is not None
         return (layer.load.max() / layer.load.float().mean()).item()
 
     before = spread()
     for _ in range(60):
-        layer.balance(lambda load: load)
+        layer.balance(layer.load.clone())
         after = spread()
     assert before > 1.5 and after < 1.1
 
@@ -167,6 +169,18 @@ def test_grouped_products_are_the_products_one_by_one(load: list[int]) -> None:
     upstream = torch.randn(8, 24, generator=generator()).bfloat16()
     for mine, theirs in zip(torch.autograd.grad(got, (x, weight), upstream), torch.autograd.grad(expected, (x, weight), upstream), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize("load", [[3, 0, 5], [0, 0, 8], [2, 6, 0]])
+def test_products_inside_of_a_graph_are_those_outside_bit_for_bit(load: list[int]) -> None:
+    x, upstream = (torch.randn(8, width, generator=generator()) for width in (9, 5))
+    weight = torch.randn(3, 5, 9, generator=generator()).requires_grad_()
+    x.requires_grad_()
+    expected, got = by_expert(x, torch.tensor(load), weight)(x, weight), one_by_one(x, torch.tensor(load), weight)
+    assert torch.equal(got, expected)
+    for mine, theirs in zip(torch.autograd.grad(got, (x, weight), upstream), torch.autograd.grad(expected, (x, weight), upstream), strict=True):
+        assert torch.equal(mine, theirs)
+    torch.library.opcheck(one_by_one, (x, torch.tensor(load), weight))
 
 
 def test_the_bias_has_values_on_meta_and_is_in_the_checkpoint() -> None:

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
+from dtrain.model import balance
 from dtrain.model.mlp import MLP
 from dtrain.model.moe import Experts, MoE
 from dtrain.parallel import expert
@@ -56,10 +57,9 @@ def passed(mesh: Mesh, favourites: tuple[int, ...] = (), autocast: bool = False)
     share = tokens(SAMPLES, 6).chunk(mesh.data_ranks)[mesh.data_rank]
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         logits = model(share)
-    loads = torch.stack([mixture.load for mixture in mixtures])
+    loads = torch.stack([mixture.load for mixture in mixtures]).clone()
     logits.float().square().mul(0.01).sum().backward()
-    for mixture in mixtures:
-        mixture.balance(mesh.sum)
+    balance(mixtures, mesh.sum)
     return {
         "logits": logits.detach().float(),
         "gradients": {name: summed(parameter, mesh) for name, parameter in model.named_parameters()},

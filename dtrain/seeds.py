@@ -2,14 +2,19 @@
 
 import hashlib
 import random
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dtrain.model import InitByName
-from dtrain.sharding import local, piece
+from dtrain.sharding import local, region
+
+AHEAD = 1 << 28
+"""Numbers of whole tensors that are filled at a time, unless one alone has more."""
 
 
 def derive(seed: int, *purpose: object) -> int:
@@ -24,13 +29,27 @@ def generator(seed: int, *purpose: object) -> torch.Generator:
 
 
 def fill(model: nn.Module, seed: int) -> None:
-    """Fill every parameter of a materialised model by its name: each rank draws the whole tensor and keeps its shard."""
+    """Fill every parameter of a materialised model by its name: each rank draws the whole tensor and keeps its shard. As many at a time as there are threads."""
     assert isinstance(model, InitByName)
-    for name, parameter in model.named_parameters():
-        whole = torch.empty(parameter.shape)
-        model.init_weight(name, whole, generator(seed, "weight", name))
-        with torch.no_grad():
-            local(parameter).copy_(piece(whole.to(parameter.device), parameter))
+    threads, waiting = torch.get_num_threads(), deque[tuple[int, Future[None]]]()
+    with ThreadPoolExecutor(threads) as pool:
+        for name, parameter in model.named_parameters():
+            target, where, numbers = local(parameter.detach()), region(parameter), parameter.numel()
+            while waiting and sum(size for size, _ in waiting) + numbers > AHEAD:
+                waiting.popleft()[1].result()
+            if threads == 1:
+                _fill(model, seed, name, parameter.shape, target, where)
+            else:
+                waiting.append((numbers, pool.submit(_fill, model, seed, name, parameter.shape, target, where)))
+        for _, future in waiting:
+            future.result()
+
+
+@torch.no_grad()
+def _fill(model: InitByName, seed: int, name: str, shape: torch.Size, target: Tensor, where: tuple[slice, ...]) -> None:
+    whole = torch.empty(shape)
+    model.init_weight(name, whole, generator(seed, "weight", name))
+    target.copy_(whole[where])
 
 
 def reseed(seed: int, step: int, rank: int) -> None:

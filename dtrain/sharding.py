@@ -38,8 +38,12 @@ def whole(tensor: Tensor, like: Tensor) -> Tensor:
 
 def piece(whole: Tensor, like: Tensor) -> Tensor:
     """This rank's piece of `whole`, a tensor that every rank has, sharded like `like`."""
-    begin, size = offset(like), local(like).shape
-    return whole[tuple(slice(a, a + n) for a, n in zip(begin, size, strict=True))]
+    return whole[region(like)]
+
+
+def region(tensor: Tensor) -> tuple[slice, ...]:
+    """Where in the whole this rank's piece is."""
+    return tuple(slice(a, a + n) for a, n in zip(offset(tensor), local(tensor).shape, strict=True))
 
 
 def shards(tensor: Tensor) -> int:

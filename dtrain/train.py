@@ -51,10 +51,11 @@ def train(plan: Plan) -> Result:
         objective: Objective = build(plan.objective, Objective)
         source = as_source(build(plan.data))
         model = construct(plan.model, facts=source.facts, seed=derive(plan.seed, "model"))
+        checkpoint = stack.enter_context(build(plan.checkpoint, out=plan.out, mesh=mesh, resume=plan.resume, before_commit=log.durable))
         size = sum(parameter.numel() for parameter in model.parameters())
         wrapped = parallelize(
             model, mesh, strategy, precision=precision, seed=plan.seed, pipeline=plan.pipeline, tensors=plan.tensor,
-            remat=build(plan.remat), compile=build(plan.compile),
+            remat=build(plan.remat), compile=build(plan.compile), brought=bool(plan.init) or checkpoint.brings(),
         )  # fmt: skip
         log.event("built", **built.check(plan, mesh.gather(built.inspect(model, wrapped, mesh, strategy)), precision))
         parameters, moving = gradients_of(model), balanced(model)
@@ -69,7 +70,6 @@ def train(plan: Plan) -> Result:
         # state
         state = TrainState(model, optimizer, stream, precision.scale, ema, began=began)
         guard = state.guard = Guard(plan.on_spike, **plan.spike, mesh=mesh, state=state, wrapped=wrapped)
-        checkpoint = stack.enter_context(build(plan.checkpoint, out=plan.out, mesh=mesh, resume=plan.resume, before_commit=log.durable))
         restored = checkpoint.restore(state)
         if restored:
             state.began -= restored["facts"].get("seconds", 0.0)

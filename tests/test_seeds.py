@@ -1,6 +1,7 @@
 """One random stream per purpose; weights by name, equal on every mesh."""
 
 import random
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -14,6 +15,7 @@ from dtrain import seeds
 from dtrain.build import build
 from dtrain.mesh import Mesh
 from dtrain.model import construct
+from dtrain.model.gpt import GPT
 from dtrain.parallel.order import parallelize
 
 
@@ -73,6 +75,37 @@ def test_a_longer_model_begins_like_the_shorter_one() -> None:
         seeds.fill(model, 5)
     theirs = dict(long.named_parameters())
     assert all(torch.equal(parameter, theirs[name]) for name, parameter in short.named_parameters() if name != "head.weight")
+
+
+def test_weights_are_the_same_bit_for_bit_however_many_threads_fill_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, threads = list[dict[str, torch.Tensor]](), set[int]()
+    for count, ahead in ((1, seeds.AHEAD), (4, seeds.AHEAD), (4, 1)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda count=count: count)
+        monkeypatch.setattr(seeds, "AHEAD", ahead)
+        model = construct(PARTS["model"] | {"layers": 5}, facts={"vocab": 13}, seed=0).to_empty(device="cpu")
+        drawn = model.init_weight
+        model.init_weight = lambda *given, drawn=drawn: (threads.add(threading.get_ident()), drawn(*given))  # type: ignore[assignment]
+        seeds.fill(model, 5)
+        made.append(dict(model.named_parameters()))
+    assert all(torch.equal(weight, other[name]) for other in made for name, weight in made[0].items())
+    assert threads > {threading.get_ident()}
+
+
+@pytest.mark.parametrize("brought", [False, True])
+def test_8b_weights_that_a_checkpoint_brings_are_not_drawn(brought: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted on the meta device: 32 GB in fp32, nearly a minute of one thread."""
+    part = {"_target_": "dtrain.model.gpt.GPT", "vocab": 128256, "layers": 32, "heads": 32, "kv_heads": 8, "width": 4096, "hidden": 14336}
+    drawn = list[int]()
+    monkeypatch.setattr(GPT, "init_weight", lambda model, name, weight, generator: drawn.append(weight.nbytes))
+
+    def build_it() -> int:
+        with mesh_of() as mesh:
+            mesh.device = torch.device("meta")
+            model = construct(part, facts={}, seed=0)
+            parallelize(model, mesh, build(PARTS["strategy"]), precision=build(PARTS["precision"]), seed=0, brought=brought)
+            return sum(drawn)
+
+    assert ranks(1, build_it) == [0 if brought else 4 * 8_030_261_248]
 
 
 @pytest.mark.parametrize("draw", [lambda: torch.rand(8).tolist(), lambda: np.random.rand(8).tolist(), lambda: [random.random() for _ in range(8)]])

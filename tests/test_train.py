@@ -13,6 +13,7 @@ from dtrain.checkpoint.commit import find
 from dtrain.checkpoint.load import Reading
 from dtrain.cluster import Cluster
 from dtrain.compose import compose
+from dtrain.parallel import order
 from dtrain.plan import Plan
 from dtrain.resolve import resolve
 from dtrain.train import train
@@ -174,6 +175,30 @@ def test_dropout_draws_the_same_after_a_restart(tmp_path: Path) -> None:
     assert {step: row["loss"] for step, row in rows(tmp_path / "whole").items()} == {
         step: row["loss"] for step, row in rows(tmp_path / "parts").items()
     }
+
+
+def test_weights_are_drawn_by_a_run_that_begins_and_by_no_other(
+    reference: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def filled(words: list[str]) -> int:
+        drawn = list[str]()
+        fill = order.fill
+        monkeypatch.setattr(order, "fill", lambda model, seed: (drawn.append("all"), fill(model, seed)))
+        return ranks(1, lambda: (train(plan(tmp_path / "out", reference[1], *words)), len(drawn))[1])[0]
+
+    assert filled(["stop_after=3"]) == 1
+    assert filled(["stop_after=6"]) == 0
+    assert filled(["steps=1", f"init={reference[0]}", f"out={tmp_path / 'other'}"]) == 0
+
+
+def test_an_average_begins_as_the_weights_of_init(reference: tuple[Path, Path], tmp_path: Path) -> None:
+    run(plan(tmp_path, reference[1], f"init={reference[0]}", "steps=1", "optim.lr=1e-9", "ema=0.5"))
+    url, commit = find(str(tmp_path))
+    averages = {name: torch.zeros(facts["shape"]) for name, facts in commit["tensors"].items() if name.startswith("ema.")}
+    Reading(url, commit, averages).fill()
+    assert averages
+    for name, average in averages.items():
+        torch.testing.assert_close(average, weights(reference[0])[name.replace("ema.", "model.")], rtol=0, atol=1e-6)
 
 
 def test_init_takes_the_weights_and_starts_anew(reference: tuple[Path, Path], tmp_path: Path) -> None:

@@ -33,6 +33,10 @@ class Checkpoint(AbstractContextManager[Any], Protocol):
         """What was measured of the state after this step; not `complete` where hooks may give more figures."""
         ...
 
+    def brings(self) -> bool:
+        """Whether `restore` will bring the state, or raise; all ranks call it."""
+        ...
+
     def restore(self, state: TrainState) -> dict[str, Any] | None:
         """Load the newest valid checkpoint into `state`; all ranks call it. Its commit, or None when there is none."""
         ...

@@ -55,8 +55,11 @@ class Restore:
         return True
 
     def load_weights(self, url: str, commit: Commit, state: TrainState) -> bool:
-        """As `load`, the weights alone."""
-        return self._fill(url, commit, {name: tensor for name, tensor in state.tensors().items() if name.startswith("model.")}, ("model.",))
+        """As `load`, the weights alone, from which an average of them begins."""
+        loaded = self._fill(url, commit, {name: tensor for name, tensor in state.tensors().items() if name.startswith("model.")}, ("model.",))
+        if loaded and state.ema:
+            state.ema.begin()
+        return loaded
 
     def load_copy(self, memory: Memory, copy: Copy, url: str, state: TrainState) -> None:
         """As `load`, from the memory of the nodes."""

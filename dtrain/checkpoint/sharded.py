@@ -174,6 +174,11 @@ class Sharded:
             self._notes.append(threading.Thread(target=self._note, args=(self._drain,), name="dtrain-score", daemon=True))
             self._notes[-1].start()
 
+    def brings(self) -> bool:
+        """Whether something is committed; a copy in memory alone may yet bring the state."""
+        found: bool = self._mesh.on_rank_0("look for checkpoints", lambda: any(attempt.is_committed for attempt in attempts.listed(self._out)))
+        return found
+
     def restore(self, state: TrainState) -> dict[str, Any] | None:
         """The newest checkpoint of which every rank finds its bytes as they were saved, into `state`; all ranks call it. Its commit, or None.
 

@@ -36,8 +36,12 @@ def parallelize(
     tensors: Mapping[str, Any] | None = None,
     remat: Remat | None = None,
     compile: Compile | None = None,
+    brought: bool = False,
 ) -> nn.Module:
-    """The module to call. `model` itself is changed in place, to what this rank holds of it, and keeps the names of its parameters."""
+    """The module to call. `model` itself is changed in place, to what this rank holds of it, and keeps the names of its parameters.
+
+    `brought`: a checkpoint will bring the values of a model on the meta device, which are not drawn then.
+    """
     meta = any(parameter.is_meta for parameter in model.parameters())
     precision.choose_products()
     if precision.param != torch.float32:
@@ -62,7 +66,8 @@ def parallelize(
     device = torch.device("cpu") if strategy.rests == "cpu" else mesh.device
     if meta:
         materialize(model, device)
-        fill(model, seed)
+        if not brought:
+            fill(model, seed)
         for buffer in model.buffers():
             buffer.data = buffer.to(mesh.device)
     else:

@@ -150,6 +150,11 @@ def is_done(folder: Path, rank: int) -> bool:
     return (folder / f"done-{rank}").exists()
 
 
+def of_rank(folder: Path, rank: int) -> list[dict[str, Any]]:
+    """What one rank said of its failure, first things first."""
+    return _failures(folder, str(rank))
+
+
 def ended(folder: Path, rank: int, code: int) -> None:
     """A rank ended by itself, with this exit code, or by the signal -code."""
     _write(folder, f"ended-{rank}.json", {"rank": rank, "host": socket.gethostname(), "time": time.time(), "code": code})
@@ -292,9 +297,9 @@ def _read(folder: Path, what: str) -> dict[int, dict[str, Any]]:
     return {int(path.stem.split("-")[1]): _json(path) for path in folder.glob(f"{what}-*") if path.stem.split("-")[1].isdigit()}
 
 
-def _failures(folder: Path) -> list[dict[str, Any]]:
+def _failures(folder: Path, rank: str = "*") -> list[dict[str, Any]]:
     """What ranks left, first things first."""
-    return sorted((_json(path) for path in folder.glob("failure-*.json")), key=lambda failure: float(failure["time"]))
+    return sorted((_json(path) for path in folder.glob(f"failure-{rank}-*.json")), key=lambda failure: float(failure["time"]))
 
 
 def _json(path: Path) -> dict[str, Any]:

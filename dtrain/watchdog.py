@@ -166,11 +166,13 @@ class Watchdog:
         return {"step": self._step, "samples": samples, "groups": sequence_numbers()}
 
     def _set_timeouts(self, seconds: float) -> None:
-        """Of every group there is now; torch gives a new one its own default."""
+        """Of every group there is now; torch gives a new one its own default. NCCL's ends the process by SIGABRT, mostly the one that waits: it comes last."""
+        last = 2 * FIRST_STEP * self._timeout
         for group in list(groups._world.pg_names):
             if (group, seconds) not in self._timed:
                 self._timed.add((group, seconds))
-                groups._set_pg_timeout(datetime.timedelta(seconds=seconds), group)
+                for backend in {group._get_backend(device) for device in group._device_types}:
+                    backend._set_default_timeout(datetime.timedelta(seconds=last if backend.name() == "nccl" else seconds))
 
 
 def sequence_numbers() -> dict[str, int]:

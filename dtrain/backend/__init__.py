@@ -1,16 +1,18 @@
 """How ranks talk. A Backend opens the process group of one rank and closes it again."""
 
 import datetime
+import faulthandler
 import os
+import queue
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined] # exported without saying so
+from torch.distributed import HashStore, PrefixStore, Store, distributed_c10d  # type: ignore[attr-defined] # exported without saying so
 
 from dtrain import network
 from dtrain.rendezvous import StoreWatch, connect, within
@@ -21,6 +23,10 @@ holds the interpreter's lock, for which those threads wait, and the finished pro
 its parent's group untouched: the threads to be joined do not exist there."""
 _met = Counter[str]()
 """How often the ranks have met at the store of an address: it keeps the keys of a group that is gone, as it keeps those of a dead attempt."""
+ABORT_SECONDS = 1.0
+"""NCCL's abort may hang as its collectives do."""
+EXIT_SECONDS = 10.0
+"""Within this time after it a process has told its error."""
 
 
 class Backend(Protocol):
@@ -58,8 +64,26 @@ def process_group(backend: str, *, timeout: float, device: torch.device | None =
             if watched and not shared:  # the store ends with rank 0, which the others may not take for a loss
                 watch.stop()
                 dist.barrier()
-        finally:
-            dist.destroy_process_group()
+        except BaseException:
+            _abort()
+            raise
+        dist.destroy_process_group()
+
+
+def _abort() -> None:
+    """Leave all groups after an error, without waiting for anybody: to destroy one of NCCL flushes what is queued in it, for which the others never come.
+
+    Where that does not return either, the end of the process, which waits for the same, is cut short.
+    """
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    faulthandler.dump_traceback_later(ABORT_SECONDS + EXIT_SECONDS, exit=True, file=nowhere)
+    with suppress(Exception):  # the error that is on its way counts
+        try:
+            within(ABORT_SECONDS, distributed_c10d._abort_process_group)
+        except queue.Empty:
+            return
+    faulthandler.cancel_dump_traceback_later()
+    os.close(nowhere)
 
 
 __all__ = ["Backend", "process_group"]

@@ -34,6 +34,8 @@ the cause. One that lets the time pass counts as held by native code."""
 BEAT_SECONDS = 1.0
 FILE = re.compile(r"[\w-]+(\.[\w-]+)*")
 """The name of a file that a rank leaves."""
+LOOK_SECONDS = 0.25
+"""Between two looks at what ranks have reported: one that has failed may hang on its way out."""
 FROZEN_SECONDS = 3.0
 """So long a rank that should stop may be stopped itself."""
 
@@ -49,6 +51,8 @@ class Agent:
         self._ranks: dict[int, int] = {}
         """pid -> rank, of those that run"""
         self._round, self._reports = -1, folder
+        self._failed = set[int]()
+        """Ranks of this round that have reported an error"""
         self._beat_number, self._beats = 0, dict[int, float]()
         self._beat_at = self._alive = time.monotonic()
         self._over = False
@@ -67,11 +71,12 @@ class Agent:
                 self._link.send(do="ready")
                 while not self._over:
                     self._beat()
-                    for link in ready(selector, BEAT_SECONDS):
+                    for link in ready(selector, LOOK_SECONDS):
                         for message in link.receive() if link else []:
                             getattr(self, f"on_{message.pop('do')}")(**message)
                     drain(waker)
                     self._reap()
+                    self._read_reports()
                     self._miss()
         finally:
             process.kill(*self._ranks)
@@ -95,6 +100,7 @@ class Agent:
     def on_start(self, *, round: int, first: int, nodes: int, group: int, passed: float, environment: Mapping[str, str]) -> None:
         """`passed`: seconds since the command began."""
         self._round, self._reports, self._asked = round, self._folder / f"round-{round}", False
+        self._failed.clear()
         self._reports.mkdir(exist_ok=True)
         plan = self._plan.on(nodes)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals.WISHES)  # until the rank is able to note them
@@ -146,6 +152,14 @@ class Agent:
                 elif not self._ranks:
                     self._link.send(do="done", round=self._round, files={} if self._shared else _read(self._reports))
 
+    def _read_reports(self) -> None:
+        """A rank that has reported an error has failed, whatever it does until it ends."""
+        for rank in sorted(set(self._ranks.values()) - self._failed):
+            said = failure.of_rank(self._reports, rank)
+            if said and said[0]["kind"] != "stopped":
+                self._failed.add(rank)
+                self._link.send(do="failed", round=self._round, victim=is_victim(said[0]))
+
     def _miss(self) -> None:
         """A rank that was asked to stop and is stopped (SIGSTOP) keeps the others waiting in a collective: so long, and they are ended."""
         stopped = [pid for pid in self._ranks if process.is_stopped(pid)] if self._asked else []
@@ -174,7 +188,7 @@ class Agent:
 
 def _is_victim(folder: Path, rank: int) -> bool:
     """Whether a rank only said that it had lost another."""
-    said = [json.loads(path.read_text()) for path in folder.glob(f"failure-{rank}-*.json")]
+    said = failure.of_rank(folder, rank)
     return bool(said) and is_victim(said[0])
 
 

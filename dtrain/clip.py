@@ -28,13 +28,13 @@ def clip(parameters: Sequence[nn.Parameter], bound: float | None, *, scale: floa
         norm = torch.linalg.vector_norm(torch.stack(_norms(group, wide))).float()
         norms[cut] = torch.hypot(norms[cut], norm) if cut in norms else norm
     if stages == 1 and all(cut == 1 for cut in norms):
-        norm = norms[1] if norms else torch.zeros(())
+        norm = norms[1] if norms else torch.zeros((), device=_device(parameters))
         if beside is not None and dist.get_world_size() > 1:
             dist.all_reduce(beside)
     else:
         ranks = dist.get_world_size() // stages
         square = sum((norm**2 * (cut / ranks) for cut, norm in norms.items()), torch.zeros((), device=_device(parameters)))
-        both = square[None] if beside is None else torch.stack([square, beside])
+        both = square[None] if beside is None else torch.stack([square, beside.to(square.device)])  # state may rest on the CPU
         dist.all_reduce(both)
         norm = both[0].sqrt()
         if beside is not None:

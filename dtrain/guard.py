@@ -249,7 +249,9 @@ class Guard:
 
 def gates(state: TrainState, mesh: Mesh) -> list[torch.optim.Optimizer]:
     """Torch optimizers that the device can keep from their update; none when one of any rank cannot, or when more than optimizers would move."""
-    if mesh.device.type == "cpu":  # reading a number there costs nothing
+    if mesh.device.type == "cpu" or any(
+        parameter.device.type == "cpu" for parameter in state.model.parameters()
+    ):  # reading a norm there costs nothing
         return []
     parts = inner(state.optimizer) if state.optimizer else []
     can = state.scale is None and not balanced(state.model) and all(getattr(part, "_step_supports_amp_scaling", False) for part in parts)

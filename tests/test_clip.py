@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from small import PARTS, STRATEGIES, Collectives, on_mesh
+from pool import ranks
+from pretended import Pretended
+from small import PARTS, STRATEGIES, Collectives, mesh_of, on_mesh
 from torch.distributed.tensor import DTensor
 
 from dtrain.build import build
@@ -136,3 +138,14 @@ def test_a_sparse_gradient_is_refused() -> None:
     torch.nn.functional.embedding(torch.tensor([1]), parameter, sparse=True).sum().backward()
     with pytest.raises(WordsError, match=r"a parameter \[4, 2\] is sparse"):
         clip([parameter], 1.0)
+
+
+def test_the_loss_beside_the_norm_of_gradients_that_rest_on_the_cpu_stays_on_its_device() -> None:
+    def work() -> tuple[str, float, float]:
+        with mesh_of(pp=2):
+            loss = Pretended(torch.tensor(3.0))
+            norm = clip(list(model_with_gradients().parameters()), None, stages=2, beside=loss)
+            return loss.device.type, float(loss.held), float(norm)
+
+    alone = float(clip(list(model_with_gradients().parameters()), None))
+    assert [(device, loss, pytest.approx(norm)) for device, loss, norm in ranks(2, work)] == [("pretended", 6.0, 2**0.5 * alone)] * 2

@@ -12,6 +12,7 @@ import pytest
 import torch
 from pool import ranks
 from safetensors.torch import load_file
+from small import mesh_of
 from torch import Tensor, nn
 
 from dtrain import guard
@@ -24,6 +25,7 @@ from dtrain.optim import inner
 from dtrain.plan import Plan
 from dtrain.resolve import resolve
 from dtrain.seeds import derive
+from dtrain.state import TrainState
 from dtrain.train import train
 
 BATCH, STEPS, COUNT = 8, 24, 400
@@ -238,3 +240,12 @@ def test_a_healthy_beginning_has_no_spike(words: list[str], tmp_path: Path) -> N
     quiet = ["on_spike=skip", "stop_after=300", "logger=[]", "hook=[]", "evaluate.every=0", "evaluate.samples=8"]
     ranks(1, train, resolve(compose([*words, *quiet, f"out={tmp_path}"]), Cluster(gpus=0, cpus=1)), seconds=300)
     assert len(losses(tmp_path)) == 300 and not events(tmp_path, "spike")
+
+
+def test_of_state_that_rests_on_the_cpu_the_host_judges() -> None:
+    """A gate would have to come from the device, and torch's fused Adam of the CPU would read it before it is there."""
+    model = nn.Linear(2, 2)
+    state = TrainState(model, torch.optim.AdamW(model.parameters(), fused=True))
+    with mesh_of() as mesh:
+        mesh.device = torch.device("cuda")
+        assert not guard.gates(state, mesh)

@@ -66,18 +66,81 @@ def look(environ: Mapping[str, str] = os.environ) -> Cluster:
     """The cluster as seen from here. Raises PreflightError where the variables of ranks make no sense."""
     gpus = _gpus(environ)
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Cluster(gpus, cpus, external(environ), *(_driver() if gpus else (_memory(), "")))
+    memory, gpu = (gpus[0].memory, gpus[0].name) if gpus else (_memory(), "")
+    return Cluster(len(gpus), cpus, external(environ), min([memory, *(each.memory for each in gpus)]), gpu)
 
 
-def _driver() -> tuple[int, str]:
-    """(memory of the smallest GPU, name of the first)."""
-    asked = ["nvidia-smi", "--query-gpu=memory.total,name", "--format=csv,noheader,nounits"]
+@dataclass(frozen=True)
+class GPU:
+    """As the driver tells of it; `memory` in bytes."""
+
+    index: str
+    uuid: str
+    memory: int
+    name: str
+
+    def is_called(self, name: str) -> bool:
+        return name == self.index or (name.startswith("GPU-") and self.uuid.startswith(name))
+
+
+UNKNOWN = GPU("", "", 16 << 30, "")
+"""One of which the driver does not tell."""
+
+
+def _gpus(environ: Mapping[str, str]) -> list[GPU]:
+    """Those that CUDA lets this process use."""
+    names = visible(environ)
+    nodes = sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in Path("/dev").glob("nvidia*"))
+    if names == [] or (names is None and not nodes):
+        return []
+    if names and names[0].startswith("MIG-"):
+        return [_part(names[0])]
+    there = _told()
+    if there is None:
+        return [UNKNOWN] * (nodes if names is None else len(names))
+    if names is None:
+        return there
+    found = [next((gpu for gpu in there if gpu.is_called(name)), None) for name in names]
+    return [gpu for gpu in (found[: found.index(None)] if None in found else found) if gpu]
+
+
+def visible(environ: Mapping[str, str]) -> list[str] | None:
+    """What CUDA_VISIBLE_DEVICES names, as CUDA reads it: up to the first entry that is no GPU (Slurm's NoDevFiles, -1), nothing when one is named twice, and
+    one part of a divided GPU (MIG) alone. None where it is not set."""
+    said = environ.get("CUDA_VISIBLE_DEVICES")
+    if said is None:
+        return None
+    names = [name.strip() for name in said.split(",")]
+    wrong = next((number for number, name in enumerate(names) if not re.fullmatch(r"\d+|(GPU|MIG)-[\w/-]+", name)), len(names))
+    names = names[:wrong]
+    if len(set(names)) < len(names):
+        return []
+    return names[:1] if names and names[0].startswith("MIG-") else names
+
+
+def _told() -> list[GPU] | None:
+    """All that the driver shows to this process, which a control group may hide; None where it does not answer."""
+    rows = _smi("--query-gpu=index,uuid,memory.total,name", "--format=csv,noheader,nounits")
     try:
-        told = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
-        rows = [line.split(",", 1) for line in told]
-        return min(int(row[0]) for row in rows) << 20, rows[0][1].strip()
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return 16 << 30, ""
+        split = [[part.strip() for part in row.split(",", 3)] for row in rows]
+        return [GPU(index, uuid, int(memory) << 20, name) for index, uuid, memory, name in split] or None
+    except ValueError:  # memory that the host shares has no number
+        return None
+
+
+def _part(uuid: str) -> GPU:
+    """Of a divided GPU. Its figures are not those of the whole."""
+    row = next((row for row in _smi("-L") if uuid in row), "")
+    profile = re.search(r"MIG \S*?(\d+)gb\S*", row)
+    return GPU("", uuid, int(profile[1]) * 10**9, profile[0]) if profile else UNKNOWN
+
+
+def _smi(*asked: str) -> list[str]:
+    """The lines of nvidia-smi; none where it fails."""
+    try:
+        return subprocess.run(["nvidia-smi", *asked], capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return []
 
 
 def _memory() -> int:
@@ -89,10 +152,3 @@ def _memory() -> int:
         except (OSError, ValueError):  # no limit, or no control group
             continue
     return min(limits)
-
-
-def _gpus(environ: Mapping[str, str]) -> int:
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([name for name in visible.split(",") if name.strip() and name.strip() != "-1"])
-    return sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in Path("/dev").glob("nvidia*"))

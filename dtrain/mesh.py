@@ -11,7 +11,6 @@ made when it is first asked for; all ranks ask for the same views in the same or
 
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -32,8 +31,7 @@ class Mesh:
         self.shape = shape
         self.rank = dist.get_rank()
         self.world = dist.get_world_size()
-        self.local_rank = int(os.environ.get("LOCAL_RANK", 0))
-        self.device = torch.device("cuda", self.local_rank) if device == "cuda" else torch.device("cpu")
+        self.device = torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device("cpu")
         self.coordinate = _coordinate(self.rank, {axis: getattr(shape, axis) for axis in AXES})
         """axis -> where on it this rank is"""
         self.data_ranks, self.batch_ranks, self.stage_ranks = shape.data, shape.batch, shape.batch * shape.tp

@@ -1,10 +1,13 @@
 """What this machine has, read from an environment."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import yaml
 from small import composed
 
-from dtrain import preflight
+from dtrain import cluster, preflight
 from dtrain.build import build
 from dtrain.cluster import Cluster, Machine, look
 from dtrain.errors import PreflightError, WordsError
@@ -20,9 +23,59 @@ def machine(word: str) -> Machine:
     return made
 
 
-@pytest.mark.parametrize(("visible", "gpus"), [("0,1,2", 3), ("", 0), ("-1", 0), ("GPU-abc", 1), ("0, 1", 2)])
-def test_gpus_are_those_that_are_visible(visible: str, gpus: int) -> None:
-    assert look({"CUDA_VISIBLE_DEVICES": visible}).gpus == gpus
+A, B = "GPU-5f1c7a1e-0f33-4a1c-9d1c-3c1b9f4f1a10", "GPU-9b0e42d2-77aa-4c55-8e10-2f0c6d7e8b21"
+M = "MIG-7c2d9a34-5b1f-5e2a-9a6b-0d8c3f4e1b77"
+H100 = "NVIDIA H100 80GB HBM3"
+TWO = f"0, {A}, 81559, {H100}\n1, {B}, 81559, {H100}\n"
+MIXED = f"0, {A}, 81559, {H100}\n1, {B}, 24564, NVIDIA L4\n"
+PARTS = f"GPU 0: {H100} (UUID: {A})\n  MIG 1g.10gb     Device  0: (UUID: {M})\n"
+GIB80, GIB24, UNKNOWN = 81559 << 20, 24564 << 20, 16 << 30
+
+
+@pytest.mark.parametrize(
+    ("visible", "told", "memories", "name"),
+    [
+        ("0,1", TWO, [GIB80, GIB80], H100),
+        ("1", MIXED, [GIB24], "NVIDIA L4"),
+        ("0", MIXED, [GIB80], H100),
+        ("0, 1", MIXED, [GIB80, GIB24], H100),
+        ("1,0", MIXED, [GIB24, GIB80], "NVIDIA L4"),
+        (A, TWO, [GIB80], H100),
+        (f"{B},{A}", MIXED, [GIB24, GIB80], "NVIDIA L4"),
+        ("GPU-9b0e", MIXED, [GIB24], "NVIDIA L4"),  # the beginning is enough for CUDA
+        (M, PARTS, [10 * 10**9], "MIG 1g.10gb"),
+        (f"{M},MIG-other", PARTS, [10 * 10**9], "MIG 1g.10gb"),
+        (M, "", [UNKNOWN], ""),
+        ("", TWO, [], ""),
+        ("-1", TWO, [], ""),
+        ("0,-1,1", TWO, [GIB80], H100),  # CUDA reads no further
+        ("NoDevFiles", TWO, [], ""),  # what Slurm says of GPUs without files
+        ("void", TWO, [], ""),  # what NVIDIA's containers say
+        ("0,0", TWO, [], ""),
+        ("0,5,1", TWO, [GIB80], H100),
+        ("7", TWO, [], ""),
+        ("0,1,2", None, [UNKNOWN] * 3, ""),  # the driver does not answer
+        (None, TWO, [GIB80, GIB80], H100),
+        (None, f"0, {A}, 81559, {H100}\n", [GIB80], H100),  # two files, of which a control group opens one
+        (None, f"0, {A}, [N/A], NVIDIA GB10\n", [UNKNOWN] * 2, ""),
+    ],
+)
+def test_gpus_are_those_that_cuda_lets_this_process_use(
+    visible: str | None, told: str | None, memories: list[int], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def smi(command: list[str], **_: object) -> SimpleNamespace:
+        if told is None:
+            raise FileNotFoundError(command[0])
+        return SimpleNamespace(stdout=told)
+
+    monkeypatch.setattr(cluster.subprocess, "run", smi)
+    monkeypatch.setattr(
+        cluster.Path, "glob", lambda self, pattern: [Path("/dev") / name for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm")]
+    )
+    seen = look({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+    assert (seen.gpus, seen.gpu) == (len(memories), name)
+    if memories:
+        assert seen.memory == min(memories)
 
 
 def test_there_is_at_least_one_core() -> None:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, distributed_c10d  # type: ignore[attr-defined] # exported without saying so
 
 from dtrain import network
+from dtrain.errors import PreflightError
 from dtrain.rendezvous import StoreWatch, connect, within
 
 _kept: dict[int, object] = {}
@@ -36,9 +37,10 @@ class Backend(Protocol):
 
 
 @contextmanager
-def process_group(backend: str, *, timeout: float, device: torch.device | None = None) -> Iterator[None]:
+def process_group(backend: str, *, timeout: float, device: torch.device | None = None, gpu: str = "") -> Iterator[None]:
     """The default group of this process, for as long as the context lasts. `timeout` in seconds. `device`: the GPU that is connected to the others at
-    once; groups of axes are then split off the group of all, in place of being connected anew."""
+    once; groups of axes are then split off the group of all, in place of being connected anew. `gpu`: what no other GPU is called. Raises PreflightError
+    where two ranks have the same."""
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     wait = datetime.timedelta(seconds=timeout)
     store: Store
@@ -56,6 +58,10 @@ def process_group(backend: str, *, timeout: float, device: torch.device | None =
             _met[f"{host}:{port}"] += 1
         else:
             store = HashStore()
+        if gpu and (other := store.compare_set(f"gpu-{gpu}", "", str(rank)).decode()) != str(rank):
+            raise PreflightError(
+                f"ranks {other} and {rank} have the same GPU ({gpu}). Start one rank for each GPU, or show each rank its own in CUDA_VISIBLE_DEVICES."
+            )
         _kept.pop(os.getpid(), None)
         within(None, partial(dist.init_process_group, backend, store=store, rank=rank, world_size=world, timeout=wait, device_id=device))
         _kept[os.getpid()] = dist.group.WORLD

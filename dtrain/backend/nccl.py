@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from dtrain.backend import process_group
+from dtrain.errors import PreflightError
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Variables by which users tell torch how to allocate."""
@@ -19,7 +20,7 @@ WSL = Path("/dev/dxg")
 
 @dataclass(frozen=True)
 class Nccl:
-    """The arguments are explained in conf/backend/nccl.yaml. The rank's GPU is LOCAL_RANK."""
+    """The arguments are explained in conf/backend/nccl.yaml. The rank's GPU is `gpu_of` it."""
 
     timeout: float
     connect: str
@@ -27,14 +28,26 @@ class Nccl:
     cores: str
 
     def open(self) -> AbstractContextManager[None]:
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        device = torch.device("cuda", gpu_of(int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()))
         if self.segments == "expandable":
             expand_segments(os.environ)
+        gpu: Any = torch.cuda.get_device_properties(device)
         if self.cores == "near":
-            gpu: Any = torch.cuda.get_device_properties(device)
             run_on(cores_near(f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"))
         torch.cuda.set_device(device)
-        return process_group("cpu:gloo,cuda:nccl", timeout=self.timeout, device=device if self.connect == "start" else None)
+        return process_group("cpu:gloo,cuda:nccl", timeout=self.timeout, device=device if self.connect == "start" else None, gpu=str(gpu.uuid))
+
+
+def gpu_of(local_rank: int, seen: int) -> int:
+    """Which of the GPUs that a rank sees is its own: one that sees no other (srun --gpus-per-task=1, a wrapper that sets CUDA_VISIBLE_DEVICES) has that.
+
+    Raises PreflightError where there is none for it.
+    """
+    if seen != 1 and local_rank >= seen:
+        raise PreflightError(
+            f"LOCAL_RANK={local_rank}, and this rank sees {seen} GPU(s). Start one rank for each GPU of a host, or show each rank its own in CUDA_VISIBLE_DEVICES."
+        )
+    return 0 if seen == 1 else local_rank
 
 
 def expand_segments(environ: Mapping[str, str]) -> None:

@@ -83,7 +83,8 @@ def world(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
 
 def backend(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
     """GPUs talk through nccl; the device follows from the backend."""
-    fits = cluster.gpus >= draft["devices"]
+    own = cluster.external and cluster.gpus == 1  # each rank sees its own GPU alone, as under srun --gpus-per-task=1
+    fits = own or cluster.gpus >= draft["devices"]
     if cluster.gpus and not fits and config.choices["backend"] == "auto":
         who = "this host" if config.choices["cluster"] == "auto" else f"a node of cluster={config.choices['cluster']}"
         nodes = f"nodes={draft['nodes'] * -(-draft['devices'] // cluster.gpus)} " if who != "this host" else ""

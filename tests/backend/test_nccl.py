@@ -12,9 +12,11 @@ from small import composed
 
 from dtrain import provenance
 from dtrain.backend import nccl, process_group
-from dtrain.backend.nccl import Nccl, cores_near, expand_segments, run_on
+from dtrain.backend.nccl import Nccl, cores_near, expand_segments, gpu_of, run_on
 from dtrain.cluster import Cluster
+from dtrain.errors import PreflightError
 from dtrain.resolve import resolve
+from dtrain.started import External
 
 GPUS = Cluster(gpus=8, cpus=64, gpu="NVIDIA H100 80GB HBM3")
 DECIDED = ("backend.connect", "backend.segments", "backend.cores")
@@ -52,6 +54,8 @@ def test_a_gpu_is_given_to_torch_where_it_is_to_connect_at_once(monkeypatch: pyt
 
     monkeypatch.setattr(dist, "init_process_group", begin)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="a"))
     monkeypatch.setenv("LOCAL_RANK", "3")
     for connect in ("start", "use"):
         with pytest.raises(ConnectionError), Nccl(timeout=5, connect=connect, segments="fixed", cores="any").open():
@@ -106,7 +110,8 @@ def test_a_rank_runs_beside_its_gpu_unless_it_was_given_cores() -> None:
 def opened(bus: Path, core: int) -> set[int]:
     """The cores after `open` of a rank whose GPU is at 000a:1b:00."""
     os.cpu_count = lambda: len(os.sched_getaffinity(0))  # type: ignore[assignment]
-    torch.cuda.get_device_properties = lambda device: SimpleNamespace(pci_domain_id=10, pci_bus_id=0x1B, pci_device_id=0)
+    torch.cuda.get_device_properties = lambda device: SimpleNamespace(pci_domain_id=10, pci_bus_id=0x1B, pci_device_id=0, uuid="a")
+    torch.cuda.device_count = lambda: 1
     torch.cuda.set_device = lambda device: None
     nccl.cores_near = lambda address: cores_near(address, bus)
     Nccl(timeout=5, connect="use", segments="fixed", cores="near").open()
@@ -131,3 +136,36 @@ def test_tensors_of_both_devices_travel() -> None:
             assert value.tolist() == [1.0] * dist.get_world_size()
         assert torch.cuda.current_device() == 0
     assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "seen", "gpu"),
+    [(0, 8, 0), (7, 8, 7), (0, 1, 0), (3, 1, 0), (1, 2, 1)],  # the fourth: srun --gpus-per-task=1, --gpu-bind=single:1, a wrapper of mpirun
+)
+def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_that_it_sees(local_rank: int, seen: int, gpu: int) -> None:
+    assert gpu_of(local_rank, seen) == gpu
+
+
+@pytest.mark.parametrize(("local_rank", "seen"), [(2, 2), (0, 0), (8, 4)])
+def test_a_rank_without_a_gpu_is_told_so(local_rank: int, seen: int) -> None:
+    with pytest.raises(PreflightError, match=f"LOCAL_RANK={local_rank}, and this rank sees {seen} GPU"):
+        gpu_of(local_rank, seen)
+
+
+def test_two_ranks_on_one_gpu_are_told_before_they_connect() -> None:
+    """NCCL would refuse, in the first collective; ranks of which each sees a GPU alone cannot know by themselves."""
+
+    def work(gpus: list[str]) -> str:
+        try:
+            with process_group("gloo", timeout=20, gpu=gpus[int(os.environ["RANK"])]):
+                return "connected"
+        except (PreflightError, RuntimeError) as error:
+            return str(error)
+
+    assert ranks(2, work, ["GPU-a", "GPU-b"]) == ["connected"] * 2
+    assert any("have the same GPU (GPU-a). Start one rank for each GPU" in told for told in ranks(2, work, ["GPU-a", "GPU-a"]))
+
+
+def test_ranks_that_each_see_one_gpu_are_as_many_as_their_launcher_started() -> None:
+    plan = resolve(composed("batch=16"), Cluster(gpus=1, cpus=8, external=External(rank=1, world=8, local_world=4)))
+    assert (plan.device, plan.nodes, plan.devices) == ("cuda", 2, 4)

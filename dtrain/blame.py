@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dtrain.frames import current, dumped
+from dtrain.frames import current, dumped, waited
+from dtrain.gpu_faults import fault_of
 from dtrain.result import EXIT_CODES
 
 Facts = dict[str, Any]
 
 LOST_PEER = re.compile(
-    "connection (closed|reset|refused)|broken pipe|connectFullMesh|unhandled (system|cuda) error|remote process exited|got 0 bytes|(send|recv)\\w+ failed",
+    "connection (closed|reset|refused)|broken pipe|connectFullMesh|unhandled system error|remote process exited|communicator was aborted|got 0 bytes|(send|recv)\\w+ failed",
     re.IGNORECASE,
 )
 """What torch says on a rank when another one is gone."""
@@ -60,9 +61,11 @@ def find(evidence: Evidence) -> tuple[Facts, list[Facts]]:
 
 
 def kind_of(error: BaseException, message: str) -> str:
-    """`lost` or `timeout` where torch says only that another rank is gone or did not come, else `error`."""
+    """`lost` or `timeout` where torch says only that another rank is gone or did not come, `gpu` where one is broken, else `error`."""
     if isinstance(error, OSError):  # of the user's own connections
         return "error"
+    if fault := fault_of(message):
+        return "gpu" if fault.broken else "error"
     return "timeout" if TIMED_OUT.search(message) else "lost" if LOST_PEER.search(message) else "error"
 
 
@@ -71,18 +74,28 @@ def is_victim(failure: Mapping[str, Any]) -> bool:
     return failure["kind"] in ("lost", "timeout") or (failure["kind"] == "hung" and bool(failure.get("collective")))
 
 
+def is_aborted(code: int | None, stack: str) -> bool:
+    """Whether a rank that ended so waited for others: NCCL's own watchdog ends by SIGABRT whoever waits too long, or has lost another."""
+    return code == -signal.SIGABRT and waited(stack) is not None
+
+
+def _aborted(evidence: Evidence, rank: int) -> bool:
+    said = {failure["rank"] for failure in evidence.failures}
+    return rank not in said and is_aborted(evidence.ended.get(rank, {}).get("code"), evidence.stacks.get(rank, ""))
+
+
 def _by_itself(evidence: Evidence, known: list[Facts]) -> Facts | None:
-    """The earliest error, signal, exit or lost node that nobody else is the cause of."""
+    """The earliest error, signal, exit or lost node that nobody else is the cause of; a broken GPU before what others say of it."""
     found = [(failure["time"], failure) for failure in evidence.failures if failure["kind"] != "hung" and not is_victim(failure)]
     found += [(lost["time"], lost) for lost in evidence.lost]
     spoke = {failure["rank"] for failure in evidence.failures}
     for facts in known:
         code = evidence.ended.get(facts["rank"], {}).get("code")
-        if code is not None and facts["rank"] not in spoke:
+        if code is not None and facts["rank"] not in spoke and not _aborted(evidence, facts["rank"]):
             late = SEEN_LATE_SECONDS if code in (-signal.SIGKILL, -signal.SIGSEGV) else 0.0
             ending = _ending(code, evidence.stacks.get(facts["rank"], ""))
             found.append((evidence.ended[facts["rank"]]["time"] - late, {**facts, "exit_code": 1, "message": "", **ending}))
-    return min(found, key=lambda entry: float(entry[0]))[1] if found else None
+    return min(found, key=lambda entry: (entry[1]["kind"] != "gpu", float(entry[0])))[1] if found else None
 
 
 def _ending(code: int, stack: str) -> Facts:
@@ -100,24 +113,28 @@ def _ending(code: int, stack: str) -> Facts:
 
 def _hung(evidence: Evidence, known: list[Facts]) -> Facts | None:
     """The rank the others waited for: it does not answer, or is behind in a collective, or is in none."""
-    waited = [failure for failure in evidence.failures if failure["kind"] in ("hung", "timeout")]
-    if not waited:
+    late = [failure for failure in evidence.failures if failure["kind"] in ("hung", "timeout")]
+    aborted = [facts["rank"] for facts in known if _aborted(evidence, facts["rank"])]
+    if not late and not aborted:
         return None
     hung = {"kind": "hung", "verb": "hung", "exit_code": 1, "message": ""}
     for facts in known:
-        if facts["rank"] not in evidence.spoke:
+        if facts["rank"] not in evidence.spoke and facts["rank"] not in aborted:
             state = evidence.ended.get(facts["rank"], {}).get("state")
             if state in ("T", "t"):
                 return {**facts, **hung, "verb": "was stopped", "error": "SIGSTOP, and the others waited for it"}
             return {**facts, **hung, "error": "it did not answer: native code holds the interpreter"}
-    late = _behind(known)
-    if late:
-        return {**late[0], **hung, "error": late[1]}
+    behind = _behind(known)
+    if behind:
+        return {**behind[0], **hung, "error": behind[1]}
     idle = [facts for facts in known if not facts.get("collective")]
     if idle and (len(idle) < len(known) or len(known) == 1):
-        own = [failure["error"] for failure in waited if failure["rank"] == idle[0]["rank"]]
+        own = [failure["error"] for failure in late if failure["rank"] == idle[0]["rank"]]
         return {**idle[0], **hung, "error": [*own, "it is in no collective, and the others wait in one"][0]}
-    return {**waited[0], **hung, "error": waited[0]["error"]}
+    if late:
+        return {**late[0], **hung, "error": late[0]["error"]}
+    first = min(aborted, key=lambda rank: float(evidence.ended[rank]["time"]))
+    return {**next(facts for facts in known if facts["rank"] == first), **_ending(-signal.SIGABRT, ""), "exit_code": 1, "message": ""}
 
 
 def _behind(known: list[Facts]) -> tuple[Facts, str] | None:
@@ -154,6 +171,8 @@ def _known(evidence: Evidence, rank: int) -> Facts:
         facts |= {"step": step, "samples": [seen, seen + batch - 1] if batch else None}
     if evidence.stacks.get(rank):
         facts |= {"where": dumped(evidence.stacks[rank]), "stack": current(evidence.stacks[rank])}
+    if _aborted(evidence, rank):
+        facts["collective"] = waited(evidence.stacks[rank])
     said = [failure for failure in evidence.failures if failure["rank"] == rank]
     for told in (*said[:1], evidence.reports.get(rank, {})):
         facts |= {key: value for key, value in told.items() if key not in ("kind", "error", "message", "exit_code") and value is not None}

@@ -3,7 +3,7 @@
 A folder holds what the ranks of one start had to say, a file each:
 
     began-<rank>.json  done-<rank>                  it runs; its loop has returned
-    failure-<rank>-<ns>.json                        what ended it, or why it ended itself (kind: error, words (of no use to start again), stopped, hung, lost, timeout)
+    failure-<rank>-<ns>.json                        what ended it, or why it ended itself (kind: error, gpu (it is broken), words (of no use to start again), stopped, hung, lost, timeout)
     report-<rank>.json stack-<rank>.txt step-<rank> where it was when it was asked (SIGUSR2); its stack even if it could not answer; its last step
     loading-<pid>.txt                               the stack of a process that loads samples, when its rank asked for it
     ended-<rank>.json  lost-<ns>.json               what its agent saw: an exit code or a signal, a stopped process, a node that is gone
@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dtrain import lease, screen, secrets, store
-from dtrain.blame import Evidence, find, kind_of
+from dtrain.blame import Evidence, find, is_aborted, is_victim, kind_of
 from dtrain.errors import DtrainError, LeaseError, MovedError, PreflightError, RankError, StoreError, WordsError
 from dtrain.frames import collective, lines, microbatch, own, sent
+from dtrain.gpu_faults import fault_of
 from dtrain.result import Result
 from dtrain.signals import Asked, asked, by_signal
 
@@ -81,10 +82,20 @@ def facts_of(error: BaseException, rank: int) -> dict[str, Any]:
         kind = kind_of(error, message)
     frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     said = str(error) if isinstance(error, (DtrainError, Asked)) else f"{type(error).__name__}: {error}".rstrip(": ")
+    said = said.splitlines()[0] if said else ""
+    if kind in ("error", "gpu") and not isinstance(error, DtrainError) and (fault := fault_of(message)):
+        said = f"{f'GPU {_gpu()}: ' * fault.broken}{said} ({fault.said})"
     return {
-        **_who(rank), "step": 0, "kind": kind, "error": said.splitlines()[0] if said else "", "message": message, "exit_code": code, **_known,
+        **_who(rank), "step": 0, "kind": kind, "error": said, "message": message, "exit_code": code, **_known,
         "where": sent(error) or own(frames), "microbatch": microbatch(frames), "collective": collective(frames), "stack": lines(frames),
     }  # fmt: skip
+
+
+def _gpu() -> str:
+    """The GPU of this rank: its number on the host, as this rank sees the host."""
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    return seen[local % len(seen)].strip() or str(local)
 
 
 def leave(folder: Path, rank: int, error: BaseException) -> None:
@@ -153,6 +164,12 @@ def is_done(folder: Path, rank: int) -> bool:
 def of_rank(folder: Path, rank: int) -> list[dict[str, Any]]:
     """What one rank said of its failure, first things first."""
     return _failures(folder, str(rank))
+
+
+def ended_by_others(folder: Path, rank: int, code: int) -> bool:
+    """Whether a rank that ended so says only that it had lost another, or that none came."""
+    said, stack = of_rank(folder, rank), folder / f"stack-{rank}.txt"
+    return is_victim(said[0]) if said else stack.exists() and is_aborted(code, stack.read_text(errors="replace"))
 
 
 def ended(folder: Path, rank: int, code: int) -> None:
@@ -271,7 +288,7 @@ def told(cause: dict[str, Any], ranks: list[dict[str, Any]]) -> Failure:
     paragraph = ". ".join([line, *[f"Meanwhile: {'; '.join(others)}"] * bool(others)]) + "."
     stack = (
         cause["message"]
-        if rank is not None and cause["kind"] in ("error", "lost", "timeout") and cause["exit_code"] == 1
+        if rank is not None and cause["kind"] in ("error", "gpu", "lost", "timeout") and cause["exit_code"] == 1
         else "\n".join(cause.get("stack") or [])
     )
     facts = {**cause, "message": paragraph if cause["exit_code"] == 1 else cause["message"], "traceback": stack, "ranks": ranks}

@@ -6,6 +6,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 
@@ -37,15 +38,7 @@ def own(frames: Frames) -> str | None:
 
 def collective(frames: Frames) -> str | None:
     """The collective a stack is in, as `all_reduce (dtrain/mesh.py:92 in max)`, or None."""
-    inner: list[FrameType] = []
-    for frame, _ in reversed(frames):
-        if _is_own(frame):
-            break
-        inner.append(frame)
-    name = next((frame.f_code.co_name for frame in inner if DISTRIBUTED.search(frame.f_code.co_filename)), None)
-    if any(frame.f_code.co_name == BACKWARD for frame in inner):
-        name = name or "the backward"
-    return name and f"{name} ({own(frames)})"
+    return _collective([(frame.f_code.co_filename, str(line), frame.f_code.co_name) for frame, line in reversed(frames)])
 
 
 def microbatch(frames: Frames) -> int | None:
@@ -74,6 +67,11 @@ def dumped(text: str) -> str | None:
     return _innermost([DUMPED.findall(line)[0] for line in reversed(current(text))])
 
 
+def waited(text: str) -> str | None:
+    """The collective that thread is in, or None."""
+    return _collective([DUMPED.findall(line)[0] for line in reversed(current(text))])
+
+
 def sent(error: BaseException) -> str | None:
     """The innermost line of code that is not a library's, of the traceback that another process sent with its error: as multiprocessing does, in the cause."""
     cause = error.__cause__
@@ -100,6 +98,15 @@ def others(main: int | None, leave_out: Iterable[int | None]) -> dict[str, str]:
 
     found = {thread.name: own(of_thread(thread.ident)) for thread in threading.enumerate() if thread.ident not in (main, *leave_out)}
     return {name: where for name, where in found.items() if where}
+
+
+def _collective(stack: Sequence[tuple[str, str, str]]) -> str | None:
+    """Of (file, line, function), innermost first."""
+    inner = list(takewhile(lambda frame: not _is_own_file(frame[0]), stack))
+    name = next((function for file, _, function in inner if DISTRIBUTED.search(file)), None)
+    if any(function == BACKWARD for _, _, function in inner):
+        name = name or "the backward"
+    return name and f"{name} ({_innermost(stack)})"
 
 
 def _innermost(found: Iterable[tuple[str, str, str]]) -> str | None:

@@ -118,12 +118,17 @@ class Log:
         """Steps are timed from here: what came before (building, logging, evaluating, saving) is no step's time."""
         self._clock = self._flushed = time.perf_counter()
 
-    def record(self, step: int, seen: int, sums: Mapping[str, Tensor], count: int, norm: Tensor, rates: Mapping[str, float]) -> None:
-        """One step, after which the world has seen `seen` samples: sums over this rank and the count they are divided by, the global gradient norm. Costs no device sync."""
-        self._reached, now = max(step, self._reached or 0), time.perf_counter()
-        self._pending.append((step, seen, sums, count, norm, rates, now - self._clock))
-        self._clock = now
-        if step % self._every == 0:
+    def record(
+        self, step: int, seen: int, sums: Mapping[str, Tensor], count: int, norm: Tensor, rates: Mapping[str, float], *, now: bool = False
+    ) -> None:
+        """One step, after which the world has seen `seen` samples: sums over this rank and the count they are divided by, the global gradient norm.
+
+        Costs no device sync but where its row is due, or wanted `now`.
+        """
+        self._reached, clock = max(step, self._reached or 0), time.perf_counter()
+        self._pending.append((step, seen, sums, count, norm, rates, clock - self._clock))
+        self._clock = clock
+        if now or step % self._every == 0:
             self.flush()
 
     def flush(self) -> None:

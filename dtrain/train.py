@@ -108,11 +108,11 @@ def train(plan: Plan) -> Result:
             balance(moving, mesh.sum)
             zero(parameters)
             state.step += 1
-            log.record(state.step, stream.seen, loss.sums, loss.count, norm, rates)
-
+            watchdog.part()
+            log.record(state.step, stream.seen, loss.sums, loss.count, norm, rates, now=last or due)
+            watchdog.rest()
             log.saves(checkpoint.landed())
             if last or due:  # before anything that may fail looks at the model
-                log.flush()
                 checkpoint.save(state, last=last)
                 log.start()
             observers.look(state.step, stream.seen, loss, norm, rates["lr"])

@@ -38,7 +38,7 @@ DATA = f"dtrain{os.sep}data{os.sep}"
 class Watchdog:
     """A context. `timeout` in seconds, of a step and of every collective; `batch` samples a step; `folder` takes the reports, None: there is nobody to read them.
 
-    Between `rest` and the next `beat` or `part` anything may take as long as it likes.
+    Between `rest` and the next `beat` or `part` anything may take as long as it likes, but a collective.
     """
 
     def __init__(self, mesh: Mesh, folder: str | None, *, timeout: float, batch: int) -> None:
@@ -123,23 +123,33 @@ class Watchdog:
     # the thread
 
     def _watch(self) -> None:
-        beats, since, looked = -1, time.monotonic(), 0
+        beats, since, looked, waits = -1, time.monotonic(), 0, None
+        entered = since
         while not self._over:
             if select.select([self._ear], [], [], self._timeout / LOOKS)[0] and REPORT in self._ear.recv(4096):
                 self._report()
             now, first = time.monotonic(), self._beats <= 1
             if self._resting or self._beats != beats:
                 beats, since = self._beats, now
+            waited, waits = waits, None if self._in_step else self._waits()
+            if waits is None or waits != waited:
+                entered = now
             if not first:
                 self._set_timeouts(self._timeout)
             patience = self._timeout * (FIRST_STEP if first or not self._in_step else 1)
-            if now - since > patience:
-                failure.give_up(self._folder, self._mesh.rank, f"no progress for {now - since:.0f} s", **self._now())
+            late = self._timeout * ((FIRST_STEP if first else 1) + 2 / LOOKS)  # gloo raises before, NCCL never
+            if now - since > patience or now - entered > late:
+                failure.give_up(self._folder, self._mesh.rank, f"no progress for {now - min(since, entered):.0f} s", **self._now())
             if self._beats > looked or not self._resting:
                 self._arm(2 * patience)
             elif self._beats:
                 faulthandler.cancel_dump_traceback_later()
             looked = self._beats
+
+    def _waits(self) -> object:
+        """The collective in which the main thread is, and its number in each group."""
+        inside = frames.collective(frames.of_thread(self._main))
+        return inside and (inside, sequence_numbers())
 
     def _arm(self, seconds: float) -> None:
         """Should native code hold the interpreter, no thread comes here again: then the process ends with its stacks told."""

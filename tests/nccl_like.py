@@ -1,11 +1,15 @@
 """A process group that fails as NCCL's does, on the CPU: a collective waits for ever, nothing raises when the others are late, a watchdog of its own
 ends the process by SIGABRT, destroying flushes what is queued, and errors have the messages of torch's ProcessGroupNCCL.
 
-Backend `NcclLike`: `fault` names a function below; it happens on `rank` in its `at`-th collective of the world.
+Backend `NcclLike`: `fault` names a function below; it happens on `rank` in its `at`-th collective of the world, of those `inside` a function.
 """
 
+import ctypes
 import datetime
+import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +24,6 @@ from dtrain.backend import process_group
 
 FOREVER = datetime.timedelta(days=1)
 SOURCE = "/pytorch/torch/csrc/distributed/c10d"
-PLACE = "[PG ID 0 PG GUID 0(default_pg) Rank {rank}]"
 NCCL = "NCCL version 2.27.5"
 REMOTE = (
     f"NCCL error in: {SOURCE}/ProcessGroupNCCL.cpp:3690, remote process exited or there was a network error, {NCCL}\n"
@@ -36,11 +39,6 @@ KERNELS = (
     "\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect."
     "\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1"
 )
-LATE = (
-    f"{PLACE} Watchdog caught collective operation timeout: WorkNCCL(SeqNum={{number}}, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, "
-    "Timeout(ms)={seconds}000) ran for {seconds}012 milliseconds before timing out."
-)
-
 
 _alive: list["Group"] = []
 """Whoever drops the last reference to a gloo group from Python joins its threads while it holds the interpreter."""
@@ -50,18 +48,31 @@ class Group(dist.ProcessGroup):
     """Gloo below, that never gives up; its name is NCCL's."""
 
     fault: Callable[["Group"], None] = staticmethod(lambda group: None)
-    rank_of_fault, at = -1, 0
+    rank_of_fault, at, inside = -1, 0, ""
 
     def __init__(self, store: Any, rank: int, world: int) -> None:
         super().__init__(rank, world)
         _alive.append(self)
-        self.inner, self.number, self.broken, self._store = ProcessGroupGloo(store, rank, world, FOREVER), 0, False, store
+        self.inner, self._store = ProcessGroupGloo(store, rank, world, FOREVER), store
+        self.number, self.counted, self.broken = 0, 0, False
 
     def _enter(self) -> None:
+        if self is dist.group.WORLD and _is_in(self.inside):
+            self._count()
         self.number += 1
-        if self is dist.group.WORLD and (self.rank(), self.number) == (self.rank_of_fault, self.at):
+
+    def _count(self) -> None:
+        self.counted += 1
+        if self.counted == self.at and self.rank() == self.rank_of_fault:
             self.broken = True
             Group.fault(self)
+        elif self.counted == self.at and Group.fault.__name__ in OTHERS:
+            OTHERS[Group.fault.__name__](self)
+
+    def end_natively(self) -> None:
+        """A thread that Python does not know ends the process, a little later: as what NCCL's watchdog throws does."""
+        libc, thread = ctypes.CDLL(None), ctypes.c_ulong()
+        threading.Timer(1.0, lambda: libc.pthread_create(ctypes.byref(thread), None, libc.abort, None)).start()
 
     def _get_sequence_number_for_group(self) -> int:
         return self.number
@@ -91,6 +102,14 @@ class Group(dist.ProcessGroup):
         pass
 
 
+def _is_in(function: str) -> bool:
+    """Whether the collective is called in it; where none is named, all are."""
+    frame = sys._getframe(3)
+    while function and frame.f_code.co_name != function and frame.f_back:
+        frame = frame.f_back
+    return function in ("", frame.f_code.co_name)
+
+
 def _passed_on(name: str) -> Callable[..., Any]:
     def call(self: Group, *arguments: Any, **more: Any) -> Any:
         self._enter()
@@ -117,10 +136,12 @@ class NcclLike:
     fault: str = "none"
     rank: int = 1
     at: int = 9
+    inside: str = ""
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        Group.fault, Group.rank_of_fault, Group.at = getattr(sys.modules[__name__], self.fault), self.rank, self.at
+        Group.fault, Group.rank_of_fault = getattr(sys.modules[__name__], self.fault), self.rank
+        Group.at, Group.inside = self.at, self.inside
         with process_group("nccl_like", timeout=self.timeout):
             yield
 
@@ -140,3 +161,66 @@ def raises_and_hangs(group: Group) -> NoReturn:
     """So does the abort."""
     group.abort = lambda: time.sleep(600)  # type: ignore[method-assign]
     raise ValueError("planned")
+
+
+def late(group: Group) -> None:
+    """It never comes; for the others see `Group._enter`."""
+    time.sleep(600)
+
+
+def aborts_who_waits(group: Group) -> None:
+    """NCCL's watchdog of the others ends them, and nobody else has said a word."""
+    time.sleep(600)
+
+
+def aborts_all_who_wait(group: Group) -> None:
+    time.sleep(600)
+
+
+def unhandled_cuda_error(group: Group) -> NoReturn:
+    raise dist.DistBackendError(CUDA)
+
+
+def broken_memory(group: Group) -> NoReturn:
+    raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered" + KERNELS)
+
+
+def off_the_bus(group: Group) -> NoReturn:
+    raise RuntimeError("CUDA error: unknown error\nNVRM: Xid (PCI:0000:3b:00): 79, pid=4711, GPU has fallen off the bus." + KERNELS)
+
+
+def out_of_memory(group: Group) -> NoReturn:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 79.11 GiB of which 1.20 GiB is free.")
+
+
+def device_assert(group: Group) -> NoReturn:
+    raise torch.AcceleratorError("CUDA error: device-side assert triggered" + KERNELS)
+
+
+def killed(group: Group) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def aborted_by_itself(group: Group) -> NoReturn:
+    os.abort()
+
+
+def others_lose_it(group: Group) -> NoReturn:
+    """They say so before it does."""
+    time.sleep(0.5)
+    raise ValueError("planned")
+
+
+OTHERS: dict[str, Callable[[Group], None]] = {
+    "aborts_who_waits": lambda group: group.end_natively() if group.rank() == 0 else None,
+    "aborts_all_who_wait": lambda group: group.end_natively(),
+    "unhandled_cuda_error": lambda group: lose(REMOTE),
+    "broken_memory": lambda group: lose(CUDA),
+    "killed": lambda group: lose(REMOTE),
+    "others_lose_it": lambda group: lose(ABORTED.format(rank=group.rank())),
+}
+"""What NCCL does meanwhile on the other ranks."""
+
+
+def lose(message: str) -> NoReturn:
+    raise dist.DistBackendError(message)

@@ -148,7 +148,7 @@ class Agent:
                 if not failure.is_done(self._reports, rank):
                     with contextlib.suppress(StoreError):  # of a full disk the rank has told
                         failure.ended(self._reports, rank, code)
-                    self._link.send(do="failed", round=self._round, victim=_is_victim(self._reports, rank))
+                    self._link.send(do="failed", round=self._round, victim=failure.ended_by_others(self._reports, rank, code))
                 elif not self._ranks:
                     self._link.send(do="done", round=self._round, files={} if self._shared else _read(self._reports))
 
@@ -184,12 +184,6 @@ class Agent:
                     del silent[pid], self._ranks[pid]
         for pid, rank in silent.items():
             failure.look(self._reports, rank, pid)
-
-
-def _is_victim(folder: Path, rank: int) -> bool:
-    """Whether a rank only said that it had lost another."""
-    said = failure.of_rank(folder, rank)
-    return bool(said) and is_victim(said[0])
 
 
 def _read(folder: Path) -> dict[str, str]:

@@ -41,3 +41,36 @@ def ran(place: Path, *words: str, restarts: int = 0) -> dict[str, Any]:
 def test_an_error_ends_the_run_at_once_though_the_groups_cannot_be_destroyed(fault: str, devices: int, tmp_path: Path) -> None:
     facts = ran(tmp_path, f"devices={devices}", f"backend.fault={fault}", "backend.timeout=600")
     assert (facts["rank"], facts["kind"], facts["error"]) == (1, "error", "ValueError: planned")
+
+
+CASES: dict[str, tuple[str, str]] = {
+    "raises": ("error", "rank 1 failed"),
+    "late": ("hung", "rank 1 hung"),
+    "aborts_who_waits": ("hung", "rank 1 hung"),
+    "aborts_all_who_wait": ("hung", "rank 1 hung"),
+    "unhandled_cuda_error": ("error", "rank 1 failed"),
+    "broken_memory": ("gpu", "GPU 1: AcceleratorError: CUDA error: uncorrectable ECC error encountered (its memory is broken (ECC))"),
+    "off_the_bus": ("gpu", "GPU 1: RuntimeError: CUDA error: unknown error (the host no longer reaches it)"),
+    "out_of_memory": ("error", "the GPU's memory is full: a smaller microbatch= or remat=full needs less"),
+    "device_assert": ("error", "CUDA_LAUNCH_BLOCKING=1 shows which"),
+    "killed": ("killed", "rank 1 was killed"),
+    "aborted_by_itself": ("killed", "rank 1 aborted"),
+    "others_lose_it": ("error", "ValueError: planned"),
+}
+"""fault: kind, and what is said of rank 1"""
+
+
+@pytest.mark.parametrize("fault", CASES)
+def test_what_goes_wrong_with_nccl_is_blamed_on_the_rank_that_is_the_cause(fault: str, tmp_path: Path) -> None:
+    kind, said = CASES[fault]
+    facts = ran(tmp_path, "devices=4", f"backend.fault={fault}", "backend.timeout=6", "backend.at=30")
+    assert (facts["rank"], facts["kind"]) == (1, kind), facts["message"]
+    assert said in facts["message"]
+
+
+@pytest.mark.parametrize("function", ["flush", "save"])
+def test_who_waits_between_two_steps_ends_too(function: str, tmp_path: Path) -> None:
+    words = ["backend.fault=late", "backend.timeout=6", f"backend.inside={function}", "backend.at=2", "checkpoint.every=1"]
+    facts = ran(tmp_path, "devices=2", *words)
+    assert (facts["rank"], facts["kind"], facts["samples"]) == (1, "hung", None), facts["message"]
+    assert facts["error"].startswith("it never reached collective")

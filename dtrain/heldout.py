@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from dtrain import seeds
+from dtrain import compile, seeds
 from dtrain.data import Source
 from dtrain.data.stream import to_device
 from dtrain.ema import EMA
@@ -77,6 +77,7 @@ def evaluate(
                 batch = context.split(batch)
             counted = 0 if idle else objective.count(batch)
             batch = to_device(batch, mesh.device)
+            compile.begin()
             seeds.reseed(0, start, mesh.batch_rank)
             with precision.autocast(mesh.device), context.active() if context else nullcontext():
                 loss = loss_of(objective, call(model, inputs_of(objective, batch, context)), batch, first)

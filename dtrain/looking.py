@@ -8,6 +8,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dtrain import compile
 from dtrain.build import build
 from dtrain.data import Source
 from dtrain.data.stream import as_source, to_device
@@ -66,6 +67,7 @@ def watch(model: nn.Module, mesh: Mesh, precision: Precision, *, step: int) -> C
     """A forward for hooks: no gradients, evaluation mode, inputs moved to the device; `step` as in `whole_steps`."""
 
     def forward(inputs: Any) -> Any:
+        compile.begin()
         with evaluating(model), precision.autocast(mesh.device):
             return call(model, to_device(inputs, mesh.device))
 

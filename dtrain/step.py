@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dtrain import seeds
+from dtrain import compile, seeds
 from dtrain.agreement import Agreement
 from dtrain.data import Batch
 from dtrain.data.stream import Stream
@@ -49,6 +49,7 @@ def make_step(
 
     def step(stream: Stream, number: int) -> StepLoss:
         share = next(stream)
+        compile.begin()
         if context:
             check(model, objective, share.microbatches[0], context, mesh, precision)
         seeds.reseed(seed, number, mesh.batch_rank)

@@ -1,17 +1,22 @@
 """blocks: every block is compiled, and the losses are those of what is written, on every mesh."""
 
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from pool import ranks
-from small import PARTS, STRATEGIES, agree, few_steps
+from small import PARTS, STRATEGIES, agree, few_steps, mesh_of, small_gpt
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
+from dtrain.build import build as make
 from dtrain.build import locate
 from dtrain.compile.blocks import build
+from dtrain.data.stream import as_source
+from dtrain.heldout import evaluate
 
 # torch's own compiler warns of what else of torch it uses
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -108,3 +113,25 @@ def test_blocks_are_one_graph_for_each_way_in_which_they_run(mesh: str, model: s
     for found in ranks(max([1, *degrees.values()]), graphs):
         ways = 2  # of `budget`: blocks that are recomputed, and others
         assert found == {remat: (ways if remat == "budget" else 1, []) for remat in REMAT}
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_steps_and_forwards_without_a_backward_are_marked_for_cuda_graphs_and_microbatches_are_not(
+    graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the gradients of a microbatch, and what a block hands to the next one, are overwritten by the next replay."""
+    marks = list[str]()
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append("begin"))
+    monkeypatch.delitem(sys.modules, "torch._inductor.cudagraph_trees", raising=False)
+    if graphs:
+        monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", ModuleType("cudagraph_trees"))
+
+    def count() -> tuple[int, int]:
+        few_steps(PARTS, {}, steps=3, microbatch=2)
+        steps = len(marks)
+        with mesh_of() as mesh:
+            source, objective, precision = (make(PARTS[name]) for name in ("data", "objective", "precision"))
+            evaluate(small_gpt(), as_source(source), objective, mesh, precision=precision, samples=8, microbatch=2)
+        return steps, len(marks) - steps
+
+    assert ranks(1, count) == [(3, 4) if graphs else (0, 0)]

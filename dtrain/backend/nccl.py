@@ -1,7 +1,7 @@
 """Collectives between GPUs. Tensors on the CPU still go through gloo, so control messages never wait for a device."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +26,15 @@ class Nccl:
     connect: str
     segments: str
     cores: str
+    kernels: str
 
     def open(self) -> AbstractContextManager[None]:
         device = torch.device("cuda", gpu_of(int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()))
         if self.segments == "expandable":
             expand_segments(os.environ)
         gpu: Any = torch.cuda.get_device_properties(device)
+        if self.kernels == "deterministic":
+            add_in_one_order(os.environ)
         if self.cores == "near":
             run_on(cores_near(f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"))
         torch.cuda.set_device(device)
@@ -55,6 +58,14 @@ def expand_segments(environ: Mapping[str, str]) -> None:
     tell = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # the variables are read once, by a process that forks ranks perhaps
     if tell and not any(name in environ for name in ALLOCATOR) and not WSL.exists():
         tell("expandable_segments:True")
+
+
+def add_in_one_order(environ: MutableMapping[str, str]) -> None:
+    """From now on, and before cuBLAS is used: kernels give the same bits for the same inputs each time, and what has no such kernel is refused by torch."""
+    environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined] #  # costs time, and finds faults of other kinds
 
 
 def cores_near(bus: str, root: Path = Path("/sys/bus/pci/devices")) -> set[int]:

@@ -327,7 +327,7 @@ TRAINER: dict[str, Rule] = {
     "callbacks": lambda ledger, key, value: (unneeded("empty") if value in ([], {}) else refused("write a hook: hook.mine._target_=<yours> trust=[<its package>]."))(ledger, key, value),
     **every("callbacks.** logger.** plugins.**", refused("computed in Python, which is not run. Write a hook: hook.mine._target_=<yours> trust=[<its package>].")),
     "default_root_dir": output, "default_root_dir.**": refused("computed in Python, which is not run. Type out=<URL>."),
-    "deterministic": lacking("kernels are torch's own; the same seed gives the same losses within rounding. Leave it out."),
+    "deterministic": lacking("on GPUs type backend=nccl backend.kernels=deterministic; the CPU's kernels are."),
     "benchmark": lacking("kernels are torch's own. Leave it out."),
     "detect_anomaly": lacking("a loss that is no number stops the run at its step: on_spike=stop."),
     "sync_batchnorm": lacking("use GroupNorm or LayerNorm, whose numbers do not depend on how the batch is split."),

@@ -287,7 +287,7 @@ RULES: dict[str, Rule] = {
     **every("training.gc_freq training.gc_debug training.disable_cuda_graphs", unneeded("the loop keeps the collector out of its steps")),
     "training.seed": to("seed", whole),
     "training.dataloader.**": LOADER,
-    "training.deterministic": lacking("kernels are torch's own; the same seed gives the same losses within rounding."),
+    "training.deterministic": lacking("on GPUs type backend=nccl backend.kernels=deterministic; the CPU's kernels are."),
     "parallelism.fsdp_reshard_after_forward": chosen({"default": says({"strategy.reshard": "forward"}, "never in a pipeline, there"), "always": says({"strategy.reshard": "forward"}), "never": says({"strategy.reshard": "never"})}, refused("type strategy.reshard=forward or never.")),
     "parallelism.disable_loss_parallel": of_tp(switched(says({"tensor.loss": "whole"}), says({"tensor.loss": "split"}))),
     "parallelism.enable_sequence_parallel": of_tp(switched(says({"tensor.sequence": "split"}), says({"tensor.sequence": "whole"}))),
@@ -326,6 +326,7 @@ RULES: dict[str, Rule] = {
     **every("validation.freq validator.freq", lambda ledger, key, value: (to("evaluate.every", count) if ledger.get(f"{key.split('.')[0]}.enable") else OFF)(ledger, key, value)),
     **every("validation.** validator.**", unneeded("held-out samples are a part of the data: data.holdout, evaluate.samples")),
     "debug.seed": to("seed", whole),
+    "debug.deterministic": lacking("on GPUs type backend=nccl backend.kernels=deterministic; the CPU's kernels are."),
     "debug.*": lacking("kernels are torch's own; the same seed gives the same losses within rounding. Leave it out."),
     **every("loss.**", unneeded("cross entropy of the next token, over the whole batch")),
 }  # fmt: skip

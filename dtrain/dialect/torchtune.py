@@ -229,7 +229,7 @@ RULES: dict[str, Rule] = {
     "profiler.**": lambda ledger, key, value: (
         (refused("nothing is profiled while training goes on. Leave it out.") if ledger.get("profiler.enabled") else unneeded("off, as here"))(ledger, key, value)
     ),
-    "cudnn_deterministic_mode": lacking("kernels are torch's own. Leave it out."),
+    "cudnn_deterministic_mode": lacking("on GPUs type backend=nccl backend.kernels=deterministic; the CPU's kernels are."),
     "low_cpu_ram": unneeded("weights are filled shard by shard"),
     "use_distributed_state_dict": SHARDS,
     **every("kd_ratio", refused("there is no distillation. Write it as an objective of your own.")),

@@ -162,6 +162,11 @@ class Runs:
 
         return verify.first_difference(verify.compare(here, there, compute, parts=self.parts, weights=weights)) is not None
 
+    def order(self) -> str:
+        """What to type where kernels may add in another order each time."""
+        fast = self._plan.backend.get("kernels") == "fast"
+        return " Kernels of a GPU may be neither: type backend=nccl backend.kernels=deterministic, and verify again." if fast else ""
+
     def _short(self, plan: Plan, name: str) -> Plan:
         """The same run, stopped after a few steps; its ranks note the first of them."""
         plan = _quiet(plan, self.where(name))
@@ -199,7 +204,7 @@ def _judge(runs: Runs) -> dict[str, Any]:
     if trembles:
         what = "the samples of the dataset are" if verify.random_data(one) else "the model (or its loss, or the data) is"
         sentence = f"two runs of one process differ from each other, {trembles}: {what} not deterministic. The mesh is not to blame."
-        report["kinds"] = [("deterministic", sentence)]
+        report["kinds"] = [("deterministic", sentence + runs.order())]
     elif first:
         report["kinds"] = list(_kinds(runs, drawn, built["computed"]))
     return report | built

@@ -8,13 +8,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from pool import ranks
-from small import composed
+from small import composed, plan
 
 from dtrain import provenance
 from dtrain.backend import nccl, process_group
-from dtrain.backend.nccl import Nccl, cores_near, expand_segments, gpu_of, run_on
+from dtrain.backend.nccl import Nccl, add_in_one_order, cores_near, expand_segments, gpu_of, run_on
+from dtrain.build import build
 from dtrain.cluster import Cluster
-from dtrain.errors import PreflightError
+from dtrain.errors import PreflightError, WordsError
 from dtrain.resolve import resolve
 from dtrain.started import External
 
@@ -58,7 +59,7 @@ def test_a_gpu_is_given_to_torch_where_it_is_to_connect_at_once(monkeypatch: pyt
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="a"))
     monkeypatch.setenv("LOCAL_RANK", "3")
     for connect in ("start", "use"):
-        with pytest.raises(ConnectionError), Nccl(timeout=5, connect=connect, segments="fixed", cores="any").open():
+        with pytest.raises(ConnectionError), Nccl(timeout=5, connect=connect, segments="fixed", cores="any", kernels="fast").open():
             pass
     with pytest.raises(ConnectionError), process_group("gloo", timeout=5):
         pass
@@ -114,7 +115,7 @@ def opened(bus: Path, core: int) -> set[int]:
     torch.cuda.device_count = lambda: 1
     torch.cuda.set_device = lambda device: None
     nccl.cores_near = lambda address: cores_near(address, bus)
-    Nccl(timeout=5, connect="use", segments="fixed", cores="near").open()
+    Nccl(timeout=5, connect="use", segments="fixed", cores="near", kernels="fast").open()
     return os.sched_getaffinity(0)
 
 
@@ -129,7 +130,7 @@ def test_the_gpu_of_a_rank_is_found_on_its_bus(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_tensors_of_both_devices_travel() -> None:
-    with Nccl(timeout=60, connect="start", segments="expandable", cores="near").open():
+    with Nccl(timeout=60, connect="start", segments="expandable", cores="near", kernels="fast").open():
         for device in ("cpu", "cuda"):
             value = torch.ones(3, device=device)
             dist.all_reduce(value)
@@ -169,3 +170,29 @@ def test_two_ranks_on_one_gpu_are_told_before_they_connect() -> None:
 def test_ranks_that_each_see_one_gpu_are_as_many_as_their_launcher_started() -> None:
     plan = resolve(composed("batch=16"), Cluster(gpus=1, cpus=8, external=External(rank=1, world=8, local_world=4)))
     assert (plan.device, plan.nodes, plan.devices) == ("cuda", 2, 4)
+
+
+def test_kernels_add_in_one_order_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything of cuBLAS is there, which reads its variable once; what the user has set stays."""
+    with pytest.raises(WordsError, match="backend\\.kernels"):
+        plan("backend=nccl", "backend.kernels=slow", on=GPUS)
+    assert plan("backend=nccl", on=GPUS).backend["kernels"] == "fast"
+    asked = plan("backend=nccl", "backend.kernels=deterministic", on=GPUS).backend
+
+    def opened() -> tuple[bool, bool, str]:
+        def begin(device: object) -> None:
+            raise ConnectionError
+
+        monkeypatch.setattr(torch.cuda, "set_device", begin)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="a"))
+        monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+        torch.backends.cudnn.benchmark = True
+        with pytest.raises(ConnectionError), build({**asked, "cores": "any", "segments": "fixed"}).open():
+            pass
+        return torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark, os.environ["CUBLAS_WORKSPACE_CONFIG"]
+
+    assert ranks(1, opened) == [(True, False, ":4096:8")]
+    environ = {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
+    ranks(1, lambda: add_in_one_order(environ))
+    assert environ == {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}

@@ -6,6 +6,11 @@ from pathlib import Path
 
 import pytest
 from launching import command
+from small import composed
+
+from dtrain.cluster import Cluster
+from dtrain.resolve import resolve
+from dtrain.verb.verify import Runs
 
 GPT = ("model.layers=2", "model.width=32", "data=synthetic", "data.sequence=16", "verify.steps=3", "batch=8")
 TESTS = str(Path(__file__).parent.parent)
@@ -83,3 +88,10 @@ def test_what_was_not_expected_is_named(tmp_path: Path) -> None:
     assert "what was expected was not found" in done.stderr
     report = json.loads((tmp_path / "run" / "verify.json").read_text())
     assert not report["expected"] and report["same"], "and two ranks are held against one all the same"
+
+
+@pytest.mark.parametrize(("words", "said"), [((), True), (("backend.kernels=deterministic",), False), (("backend=gloo",), False)])
+def test_where_kernels_of_a_gpu_may_be_the_reason_it_says_what_to_type(words: tuple[str, ...], said: bool) -> None:
+    asked = composed(*([] if words == ("backend=gloo",) else ["backend=nccl"]), *words)
+    runs = Runs(resolve(asked, Cluster(gpus=1, cpus=4)), asked)
+    assert ("type backend=nccl backend.kernels=deterministic" in runs.order()) == said

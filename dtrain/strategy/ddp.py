@@ -93,7 +93,7 @@ class DDP:
 
 @torch.no_grad()
 def average(parameters: list[nn.Parameter], group: dist.ProcessGroup, divisor: int, *, bucket: int) -> list[nn.Parameter]:
-    """Sum gradients over `group` and divide them, in place, in all-reduces of about `bucket` bytes; one that is missing counts as zero, and is returned.
+    """Sum gradients over `group` and divide them, in place, in all-reduces of about `bucket` bytes, two at a time; one that is missing counts as zero, and is returned.
 
     Gradients of what tensor parallelism left whole may be parts of a sum over tp: they are added up first.
     """
@@ -109,13 +109,23 @@ def average(parameters: list[nn.Parameter], group: dist.ProcessGroup, divisor: i
         if divisor > 1:
             torch._foreach_div_([piece for same in pieces.values() for piece in same], divisor)
         return missing
-    for same in pieces.values():
-        for some in _buckets(same, bucket):
-            flat = torch.cat([piece.flatten() for piece in some])
-            dist.all_reduce(flat, group=group)
-            parts = flat.div_(divisor).split([piece.numel() for piece in some])
-            torch._foreach_copy_(some, [part.view_as(piece) for part, piece in zip(parts, some, strict=True)])
+    crossing: tuple[dist.Work, Tensor, list[Tensor]] | None = None
+    for some in (some for same in pieces.values() for some in _buckets(same, bucket)):
+        flat = torch.cat([piece.flatten() for piece in some])
+        work = dist.all_reduce(flat, group=group, async_op=True)
+        _put_back(crossing, divisor)
+        crossing = work, flat, some
+    _put_back(crossing, divisor)
     return missing
+
+
+def _put_back(crossing: tuple[dist.Work, Tensor, list[Tensor]] | None, divisor: int) -> None:
+    """What a bucket has become, when it has crossed the ranks; the next one is on its way meanwhile."""
+    if crossing:
+        work, flat, some = crossing
+        work.wait()
+        parts = flat.div_(divisor).split([piece.numel() for piece in some])
+        torch._foreach_copy_(some, [part.view_as(piece) for part, piece in zip(parts, some, strict=True)])
 
 
 def _buckets(pieces: list[Tensor], size: int) -> Iterator[list[Tensor]]:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from pool import ranks
 from small import PARTS, STRATEGIES, UNEVEN, Collectives, agree, few_steps, joined, on_mesh, tokens
 
@@ -114,3 +115,25 @@ def test_a_gradient_that_one_rank_lacks_counts_as_zero() -> None:
         for gradients, called in on_mesh(lambda mesh, bucket=bucket: averaged(mesh, bucket), dp_replicate=2):
             assert gradients == [[1.5] * 3, [3.0] * 3, [0.0] * 3]
             assert called == calls
+
+
+def test_a_bucket_is_on_its_way_while_the_one_before_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no more than two are in memory."""
+    order, reduce = list[str](), dist.all_reduce
+
+    class Work:
+        def __init__(self, inner: dist.Work) -> None:
+            self._inner = inner
+
+        def wait(self) -> None:
+            order.append("wait")
+            self._inner.wait()
+
+    def sent(*arguments: Any, **options: Any) -> Work:
+        order.append("send")
+        return Work(reduce(*arguments, **options))
+
+    monkeypatch.setattr(dist, "all_reduce", sent)
+    for gradients, _, calls in on_mesh(lambda mesh: (*averaged(mesh, 1), order), dp_replicate=2):
+        assert gradients == [[1.5] * 3, [3.0] * 3, [0.0] * 3]
+        assert calls == ["send", "send", "wait", "send", "wait", "wait"]

@@ -44,7 +44,7 @@ MARGIN_SECONDS = 1.0
 
 @dataclass
 class Node:
-    """`pid` of an agent that this process forked. `busy` until it has ended the ranks of its round."""
+    """`pid` of an agent that this process forked. `busy` until it has ended the ranks of its round. `broken`: a GPU of it is."""
 
     link: Link
     host: str
@@ -52,10 +52,11 @@ class Node:
     heard: float
     since: float = float("inf")
     busy: bool = False
+    broken: bool = False
 
     @property
     def ready(self) -> bool:
-        return self.since < float("inf") and not self.busy
+        return self.since < float("inf") and not self.busy and not self.broken
 
 
 @dataclass
@@ -305,7 +306,7 @@ class Server:
     def _newcomers(self) -> list[int]:
         """Nodes that have been there long enough to be counted on."""
         now = time.monotonic()
-        return [slot for slot, node in self.nodes.items() if slot not in self.members and now - node.since > LAST_CALL_SECONDS]
+        return [slot for slot, node in self.nodes.items() if slot not in self.members and not node.broken and now - node.since > LAST_CALL_SECONDS]
 
     def _ask(self, number: int) -> None:
         self.wish = -abs(self.wish)  # passed on
@@ -324,6 +325,10 @@ class Server:
         if any(node.busy for node in self.nodes.values()):
             return
         found = failure.explain(self._folder)
+        if found.facts["kind"] == "gpu" and sum(node.ready for node in self.nodes.values()) > self._fewest:
+            slot = self.members[found.facts["rank"] // self.plan.devices]
+            if slot in self.nodes:  # the others can do without it
+                self.nodes[slot].broken = True
         self._settle()
         kind = "victim" if found.facts.get("victim") else found.facts["kind"]
         if kind == "stopped" and self._growing and not self.wish:

@@ -1,5 +1,6 @@
 """What goes wrong with NCCL, simulated on the CPU by a process group of the tests: whoever is the cause is named, and nobody waits longer than he must."""
 
+import json
 import shutil
 import time
 from pathlib import Path
@@ -17,8 +18,8 @@ DEADLINE = 60.0
 """Far from the 600 s for which collectives wait where `timeout` is not said."""
 
 
-def ran(place: Path, *words: str, restarts: int = 0) -> dict[str, Any]:
-    """What failure.json would hold, of a run under a server that is forked from this process, which holds torch."""
+def last_round(place: Path, *words: str, restarts: int = 0) -> Path:
+    """What the ranks left, of a run under a server that is forked from this process, which holds torch."""
     scratch = place / f"{place.name}-scratch"
     scratch.mkdir()
     plan = plan_of(
@@ -30,10 +31,15 @@ def ran(place: Path, *words: str, restarts: int = 0) -> dict[str, Any]:
         while not (scratch / "over.json").exists():
             assert time.monotonic() < deadline, f"the run was not over within {DEADLINE:.0f} s"
             time.sleep(0.05)
-        return failure.explain(max(scratch.glob("round-*"))).facts
+        return max(scratch.glob("round-*"))
     finally:
         process.kill(pid)
         shutil.rmtree(process.memory(scratch), ignore_errors=True)
+
+
+def ran(place: Path, *words: str) -> dict[str, Any]:
+    """What failure.json would hold."""
+    return failure.explain(last_round(place, *words)).facts
 
 
 @pytest.mark.parametrize("devices", [2, 4])
@@ -74,3 +80,10 @@ def test_who_waits_between_two_steps_ends_too(function: str, tmp_path: Path) -> 
     facts = ran(tmp_path, "devices=2", *words)
     assert (facts["rank"], facts["kind"], facts["samples"]) == (1, "hung", None), facts["message"]
     assert facts["error"].startswith("it never reached collective")
+
+
+def test_a_node_with_a_broken_gpu_is_left_out_where_fewer_are_allowed(tmp_path: Path) -> None:
+    left = last_round(tmp_path, "nodes=1:2", "devices=1", "backend.fault=broken_memory", "backend.timeout=60", "backend.at=14", restarts=1)
+    assert left.name == "round-1"
+    assert json.loads((left / "result.json").read_text())["status"] == "finished"
+    assert [path.name for path in left.glob("began-*")] == ["began-0.json"]

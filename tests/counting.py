@@ -119,8 +119,8 @@ def _rank(plan: Plan, folder: str) -> list[dict[Seen, list[int]]]:
 
     counting, record = Counting(), Log.record
 
-    def ending(log: Log, *arguments: Any) -> None:
-        record(log, *arguments)
+    def ending(log: Log, *arguments: Any, **options: Any) -> None:
+        record(log, *arguments, **options)
         counting.end_step()
 
     Log.record = ending  # type: ignore[method-assign]

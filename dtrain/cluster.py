@@ -25,6 +25,8 @@ class Cluster:
     memory: int = 16 << 30
     gpu: str = ""
     """What the driver calls the first of them."""
+    capability: float = 0.0
+    """Compute capability of the oldest of them (https://developer.nvidia.com/cuda-gpus); 0: not known."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,11 @@ def look(environ: Mapping[str, str] = os.environ) -> Cluster:
     """The cluster as seen from here. Raises PreflightError where the variables of ranks make no sense."""
     gpus = _gpus(environ)
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    memory, gpu = (gpus[0].memory, gpus[0].name) if gpus else (_memory(), "")
-    return Cluster(len(gpus), cpus, external(environ), min([memory, *(each.memory for each in gpus)]), gpu)
+    ranks = external(environ)
+    if not gpus:
+        return Cluster(0, cpus, ranks, _memory())
+    count = ranks.local_world if ranks and len(gpus) == 1 else len(gpus)  # each rank sees its own alone, as under srun --gpus-per-task=1
+    return Cluster(count, cpus, ranks, min(gpu.memory for gpu in gpus), gpus[0].name, min(gpu.capability for gpu in gpus))
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,7 @@ class GPU:
     uuid: str
     memory: int
     name: str
+    capability: float = 0.0
 
     def is_called(self, name: str) -> bool:
         return name == self.index or (name.startswith("GPU-") and self.uuid.startswith(name))
@@ -120,12 +126,17 @@ def visible(environ: Mapping[str, str]) -> list[str] | None:
 
 def _told() -> list[GPU] | None:
     """All that the driver shows to this process, which a control group may hide; None where it does not answer."""
-    rows = _smi("--query-gpu=index,uuid,memory.total,name", "--format=csv,noheader,nounits")
+    fields = "index,uuid,memory.total,name"
+    rows = _query(f"{fields},compute_cap") or _query(fields)  # which drivers before 2021 do not know
     try:
-        split = [[part.strip() for part in row.split(",", 3)] for row in rows]
-        return [GPU(index, uuid, int(memory) << 20, name) for index, uuid, memory, name in split] or None
+        return [GPU(index, uuid, int(memory) << 20, name, *map(float, rest)) for index, uuid, memory, name, *rest in rows] or None
     except ValueError:  # memory that the host shares has no number
         return None
+
+
+def _query(fields: str) -> list[list[str]]:
+    rows = _smi(f"--query-gpu={fields}", "--format=csv,noheader,nounits")
+    return [[part.strip() for part in row.split(",")] for row in rows]
 
 
 def _part(uuid: str) -> GPU:

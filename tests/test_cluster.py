@@ -1,5 +1,6 @@
 """What this machine has, read from an environment."""
 
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -76,6 +77,21 @@ def test_gpus_are_those_that_cuda_lets_this_process_use(
     assert (seen.gpus, seen.gpu) == (len(memories), name)
     if memories:
         assert seen.memory == min(memories)
+
+
+@pytest.mark.parametrize(("knows", "capability"), [(True, 7.0), (False, 0.0)])
+def test_the_oldest_gpu_says_what_all_can(knows: bool, capability: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the driver is one that does not know how to say it."""
+
+    def smi(command: list[str], **_: object) -> SimpleNamespace:
+        if "compute_cap" in command[1] and not knows:
+            raise subprocess.CalledProcessError(2, command)
+        rows = (("0", A, "32768", "Tesla V100-SXM2-32GB", "7.0"), ("1", B, "81559", H100, "9.0"))
+        return SimpleNamespace(stdout="".join(", ".join(row if "compute_cap" in command[1] else row[:4]) + "\n" for row in rows))
+
+    monkeypatch.setattr(cluster.subprocess, "run", smi)
+    seen = look({"CUDA_VISIBLE_DEVICES": "0,1"})
+    assert (seen.gpus, seen.memory, seen.capability) == (2, 32 << 30, capability)
 
 
 def test_there_is_at_least_one_core() -> None:

@@ -11,6 +11,7 @@ from torch import nn
 
 from dtrain.checkpoint.commit import find
 from dtrain.checkpoint.load import Reading
+from dtrain.checkpoint.sharded import Sharded
 from dtrain.cluster import Cluster
 from dtrain.compose import compose
 from dtrain.parallel import order
@@ -224,3 +225,11 @@ def test_other_data_is_refused_by_name(reference: tuple[Path, Path], tmp_path: P
     other.write_text(reference[1].read_text()[::-1])
     with pytest.raises(AssertionError, match="other data"):
         run(plan(tmp_path, other))
+
+
+def test_weights_that_were_not_drawn_are_not_trained(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Storage may go away between two looks at it: the values of a model that its checkpoint should have brought are whatever the memory held."""
+    run(plan(tmp_path, corpus, "stop_after=3"))
+    monkeypatch.setattr(Sharded, "restore", lambda self, state: None)
+    with pytest.raises(AssertionError, match="were there a moment ago, and are gone"):
+        run(plan(tmp_path, corpus))

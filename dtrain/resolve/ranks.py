@@ -9,6 +9,9 @@ from dtrain.config import Config
 from dtrain.errors import WordsError
 from dtrain.plan import Part
 
+TENSOR_CORES = 8.0
+"""Compute capability from which on these multiply bf16."""
+
 
 def choose(config: Config, group: str, word: str, why: dict[str, str], reason: str) -> Part:
     """The arguments of a group's word; when the user said `auto`, of `word`, with the reason noted."""
@@ -83,8 +86,7 @@ def world(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
 
 def backend(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
     """GPUs talk through nccl; the device follows from the backend."""
-    own = cluster.external and cluster.gpus == 1  # each rank sees its own GPU alone, as under srun --gpus-per-task=1
-    fits = own or cluster.gpus >= draft["devices"]
+    fits = cluster.gpus >= draft["devices"]
     if cluster.gpus and not fits and config.choices["backend"] == "auto":
         who = "this host" if config.choices["cluster"] == "auto" else f"a node of cluster={config.choices['cluster']}"
         nodes = f"nodes={draft['nodes'] * -(-draft['devices'] // cluster.gpus)} " if who != "this host" else ""
@@ -124,8 +126,8 @@ def precision(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[s
     flops = draft["cluster"].get("flops") or {"bf16": 1.0}
     word, reason = "fp32", "on the CPU"
     if draft["device"] == "cuda":
-        fast = flops.get("bf16", 0.0) > flops.get("fp32", 0.0)
-        word, reason = ("bf16", "on a GPU") if fast else ("fp32", "this GPU multiplies bf16 no faster")
+        fast = flops.get("bf16", 0.0) > flops.get("fp32", 0.0) and not 0 < cluster.capability < TENSOR_CORES
+        word, reason = ("bf16", "on a GPU") if fast else ("fp32", "this GPU multiplies bf16 no faster; precision=fp16 may be")
     part = choose(config, "precision", word, draft["why"], reason)
     needs = about(part).get("device", draft["device"])
     if needs != draft["device"]:

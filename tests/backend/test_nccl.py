@@ -14,10 +14,9 @@ from dtrain import provenance
 from dtrain.backend import nccl, process_group
 from dtrain.backend.nccl import Nccl, add_in_one_order, cores_near, expand_segments, gpu_of, run_on
 from dtrain.build import build
-from dtrain.cluster import Cluster
+from dtrain.cluster import Cluster, look
 from dtrain.errors import PreflightError, WordsError
 from dtrain.resolve import resolve
-from dtrain.started import External
 
 GPUS = Cluster(gpus=8, cpus=64, gpu="NVIDIA H100 80GB HBM3")
 DECIDED = ("backend.connect", "backend.segments", "backend.cores")
@@ -167,8 +166,9 @@ def test_two_ranks_on_one_gpu_are_told_before_they_connect() -> None:
     assert any("have the same GPU (GPU-a). Start one rank for each GPU" in told for told in ranks(2, work, ["GPU-a", "GPU-a"]))
 
 
-def test_ranks_that_each_see_one_gpu_are_as_many_as_their_launcher_started() -> None:
-    plan = resolve(composed("batch=16"), Cluster(gpus=1, cpus=8, external=External(rank=1, world=8, local_world=4)))
+def test_ranks_that_each_see_one_gpu_have_as_many_as_their_launcher_started() -> None:
+    place = {"RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+    plan = resolve(composed("batch=16", "requires.gpus=4"), look(place | {"CUDA_VISIBLE_DEVICES": "0"}))
     assert (plan.device, plan.nodes, plan.devices) == ("cuda", 2, 4)
 
 

@@ -182,7 +182,8 @@ class Watchdog:
             if (group, seconds) not in self._timed:
                 self._timed.add((group, seconds))
                 for backend in {group._get_backend(device) for device in group._device_types}:
-                    backend._set_default_timeout(datetime.timedelta(seconds=last if backend.name() == "nccl" else seconds))
+                    if tell := getattr(backend, "_set_default_timeout", None):  # torch 2.13: of gloo and NCCL alone
+                        tell(datetime.timedelta(seconds=last if backend.name() == "nccl" else seconds))
 
 
 def sequence_numbers() -> dict[str, int]:

@@ -1,0 +1,112 @@
+"""What dtrain uses of torch without torch promising it: each name stands here, and is where it was in the torch that is installed.
+
+Read so in the sources of torch 2.13.0 and 2.14.1. A name that is not in every version that we run on is asked for before it is used: MAY_BE_GONE.
+"""
+
+import ast
+import importlib
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+import dtrain
+
+ROOT = Path(dtrain.__file__).parent
+PRIVATE = {
+    "_BatchNorm": "torch.nn.modules.batchnorm", "_ConvNd": "torch.nn.modules.conv", "_DropoutNd": "torch.nn.modules.dropout",
+    "_buffers": "torch.nn.modules.module", "_modules": "torch.nn.modules.module", "_parameters": "torch.nn.modules.module",
+    "_compiled_call_impl": "torch.nn.modules.module", "_non_persistent_buffers_set": "torch.nn.modules.module",
+    "_C": "torch", "_abort_process_group": "torch.distributed.distributed_c10d", "_world": "torch.distributed.distributed_c10d",
+    "_device_types": "torch.distributed.ProcessGroup", "_get_backend": "torch.distributed.ProcessGroup",
+    "_get_sequence_number_for_group": "torch.distributed.ProcessGroup",
+    "_current_graph_task_id": "torch._C", "_is_view": "torch.Tensor", "_version": "torch.Tensor", "_cdata": "torch.UntypedStorage",
+    "_foreach_add_": "torch", "_foreach_copy_": "torch", "_foreach_div_": "torch", "_foreach_lerp": "torch", "_foreach_lerp_": "torch",
+    "_foreach_mul_": "torch", "_foreach_norm": "torch", "_foreach_sub": "torch", "_opoverload": "torch._library.custom_ops",
+    "_scaled_dot_product_flash_attention": "torch.ops.aten", "_scaled_dot_product_flash_attention_backward": "torch.ops.aten",
+    "_scaled_dot_product_flash_attention_for_cpu": "torch.ops.aten", "_scaled_dot_product_flash_attention_for_cpu_backward": "torch.ops.aten",
+    "_fsdp_param_group": "torch.distributed.fsdp._fully_shard._fsdp_state", "_get_fsdp_state": "torch.distributed.fsdp.FSDPModule",
+    "_register_post_backward_hook": "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup",
+    "_training_state": "torch.distributed.fsdp._fully_shard._fsdp_param_group",
+    "_unsharded_param": "torch.distributed.fsdp._fully_shard._fsdp_param", "_prepare_input_fn": "torch.distributed.tensor.parallel.SequenceParallel",
+    "torch._dynamo": "torch", "torch._inductor.cudagraph_trees": "torch._inductor",
+    "torch._subclasses.fake_tensor.DataDependentOutputException": "torch._subclasses.fake_tensor",
+    "torch._subclasses.fake_tensor.FakeTensor": "torch._subclasses.fake_tensor",
+    "torch._subclasses.fake_tensor.FakeTensorMode": "torch._subclasses.fake_tensor",
+    "torch._subclasses.fake_tensor.unset_fake_temporarily": "torch._subclasses.fake_tensor",
+    "torch.distributed.tensor._utils.compute_local_shape_and_global_offset": "torch.distributed.tensor._utils",
+    "torch.utils._python_dispatch.TorchDispatchMode": "torch.utils._python_dispatch",
+    "torch.utils._pytree.tree_flatten": "torch.utils._pytree", "torch.utils._pytree.tree_leaves": "torch.utils._pytree",
+    "torch.utils._pytree.tree_map_only": "torch.utils._pytree", "torch.utils._pytree.tree_unflatten": "torch.utils._pytree",
+}  # fmt: skip
+"""Name -> the module, class or source in which it is."""
+MAY_BE_GONE = {"_accelerator_setAllocatorSettings", "_fsdp_param_groups", "_set_default_timeout", "_step_supports_amp_scaling"}
+"""Asked for by `getattr` or `hasattr`. Before 2.14 only gloo's and NCCL's groups take a timeout."""
+OF_OTHERS = {
+    "_asdict", "_attn_implementation", "_config", "_create_unverified_context", "_current_exceptions", "_current_frames", "_exit", "_parent",
+    "_processes", "_request", "_strip_protocol",
+}  # fmt: skip
+"""Of Python, fsspec and its clients, transformers."""
+OURS = {"_letter"}
+
+
+def used(source: str) -> set[str]:
+    """Private names that a source uses of objects that are not its own, and private modules of torch that it imports."""
+    tree, found = ast.parse(source), set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and re.match("_[^_]", node.attr):
+            found |= set() if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls") else {node.attr}
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"torch(\.\w+)+", node.value):
+            names = [node.value]
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr") and isinstance(name := node.args[1], ast.Constant):
+            found |= {str(name.value)} if re.match("_[^_]", str(name.value)) else set()
+        found |= {name for name in names if name.startswith("torch") and re.search(r"\._[^_]", name)}
+    return found
+
+
+def is_there(name: str, owner: str) -> bool:
+    """Whether a module or a class has it, or else its module's source says it: what objects are given stands nowhere else."""
+    module, rest = owner, list[str]()
+    while True:
+        try:
+            there: object = importlib.import_module(module)
+            break
+        except ImportError:
+            module, _, last = module.rpartition(".")
+            rest.insert(0, last)
+    for part in rest:
+        there = getattr(there, part)
+    last = name.rpartition(".")[2]
+    if hasattr(there, last):
+        return True
+    source = getattr(there, "__file__", None)
+    return (name.startswith("torch.") and find_spec(name) is not None) or (bool(source) and last in re.findall(r"\w+", Path(str(source)).read_text()))
+
+
+def test_every_private_name_of_torch_is_in_the_list() -> None:
+    found = {name: path for path in ROOT.rglob("*.py") for name in used(path.read_text())}
+    assert {name: str(found[name]) for name in set(found) - set(PRIVATE) - MAY_BE_GONE - OF_OTHERS - OURS} == {}
+    assert (set(PRIVATE) | MAY_BE_GONE | OF_OTHERS | OURS) - set(found) == set(), "nobody uses it any more"
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_what_is_private_in_torch_is_where_it_was(name: str) -> None:
+    assert is_there(name, PRIVATE[name])
+
+
+def test_what_may_be_gone_is_asked_for_first() -> None:
+    for path in ROOT.rglob("*.py"):
+        for name in MAY_BE_GONE & used(path.read_text()):
+            assert re.search(rf'(getattr|hasattr)\([^()]*(\(\))?[^()]*"{name}"', path.read_text()), f"{path}: {name}"
+
+
+def test_names_are_found_and_missed() -> None:
+    source = "import torch._dynamo\nfrom torch.utils import _pytree\ntorch._C._x\nself._own\ngetattr(group, '_maybe', None)\n__import__('torch._y')"
+    assert used(source) == {"torch._dynamo", "torch.utils._pytree", "_C", "_x", "_maybe", "torch._y"}
+    assert not is_there("_never", "torch") and not is_there("_never", "torch.nn.modules.module")
+    assert is_there("_get_backend", f"{dist.ProcessGroup.__module__}.ProcessGroup")

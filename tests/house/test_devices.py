@@ -1,0 +1,190 @@
+"""Where tensors are made, where the host waits for the device and where CUDA is named: each such place has its reason here, by file and function.
+
+A step on a GPU is slowed by every wait, and broken by every tensor that is made on the wrong device; neither is seen on a machine without one.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import dtrain
+
+ROOT = Path(dtrain.__file__).parent
+FACTORIES = {
+    "zeros", "ones", "empty", "full", "arange", "range", "tensor", "as_tensor", "asarray", "scalar_tensor", "randn", "rand", "randint", "randperm",
+    "normal", "eye", "linspace", "logspace", "empty_strided", "complex", "Tensor", "FloatTensor", "LongTensor",
+}  # fmt: skip
+"""Of torch, that make a tensor on the CPU where no `device=` is said. from_numpy and frombuffer take none: they say the CPU by their name."""
+WAITS = {"item", "tolist", "cpu", "numpy", "nonzero", "synchronize"}
+"""Methods for which the host waits until the device is there."""
+TRUTH = {"any", "all", "max", "min", "sum", "argmax", "argmin", "isnan"}
+"""Methods whose tensor the host waits for where a number or a condition is made of it."""
+COMPARES = {"torch.equal", "torch.allclose"}
+ROOMS = ("backend/", "cluster.py", "doctor/", "dialect/")
+"""Which are about CUDA: how GPUs are reached, which there are, whether they work, and what other tools call them."""
+
+
+class Finder(ast.NodeVisitor):
+    """`found`: (kind, function) of every place in a source, `Class.method` or empty outside of all."""
+
+    def __init__(self, source: str) -> None:
+        self.found: set[tuple[str, str]] = set()
+        self._inside = list[str]()
+        tree = ast.parse(source)
+        owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        bodies = [node.body for node in ast.walk(tree) if isinstance(node, owners)]
+        self._texts = {id(line.value) for body in bodies for line in body if isinstance(line, ast.Expr)}
+        """Docstrings"""
+        self.visit(tree)
+
+    def _within(self, node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self._inside.append(node.name)
+        self.generic_visit(node)
+        self._inside.pop()
+
+    visit_ClassDef = visit_FunctionDef = visit_AsyncFunctionDef = _within  # noqa: N815 - ast's
+
+    def _find(self, kind: str) -> None:
+        self.found.add((kind, ".".join(self._inside)))
+
+    def visit_Call(self, node: ast.Call) -> None:
+        name = ast.unparse(node.func)
+        if name.startswith("torch.") and name.removeprefix("torch.") in FACTORIES and not any(key.arg in ("device", None) for key in node.keywords):
+            self._find("made")
+        waits = isinstance(node.func, ast.Attribute) and node.func.attr in WAITS
+        to_cpu = name.endswith(".to") and bool(node.args) and ast.unparse(node.args[0]) in ("'cpu'", "torch.device('cpu')")
+        number = name in ("int", "float", "bool") and any(map(_judges, node.args))
+        if waits or to_cpu or number or name in COMPARES:
+            self._find("waits")
+        self.generic_visit(node)
+
+    def _condition(self, node: ast.If | ast.IfExp | ast.While | ast.Assert) -> None:
+        if any(map(_judges, ast.walk(node.test))):
+            self._find("waits")
+        self.generic_visit(node)
+
+    visit_If = visit_IfExp = visit_While = visit_Assert = _condition  # noqa: N815 - ast's
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if isinstance(node.value, str) and id(node) not in self._texts and re.search(r"\bcuda\b", node.value):
+            self._find("cuda")
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if ast.unparse(node) == "torch.cuda" or node.attr in ("is_cuda", "cuda"):
+            self._find("cuda")
+        self.generic_visit(node)
+
+
+def _judges(node: ast.AST) -> bool:
+    """Whether it is a call, without arguments, of what tensors have (Python's own take what is judged), or of what makes a tensor of one."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    return (node.func.attr in TRUTH and not node.args) or ast.unparse(node.func) in ("mesh.max", "self._mesh.max", "torch.stack")
+
+
+def places(kind: str) -> Iterator[str]:
+    for path in sorted(ROOT.rglob("*.py")):
+        name = str(path.relative_to(ROOT))
+        if kind != "cuda" or not name.startswith(ROOMS):
+            yield from (f"{name}:{function}" for found, function in Finder(path.read_text()).found if found == kind)
+
+
+MADE = {
+    "built where `dtrain.build` says: on the meta device": ("model/gpt.py:RMSNorm.__init__", "model/moe.py:Experts.__init__"),
+    "drawn on the CPU, so that all devices have the same bits": ("seeds.py:_fill",),
+    "crosses by gloo, and waits for no device": (
+        "agreement.py:Agreement._exchange", "agreement.py:Agreement._settle", "data/stream.py:Stream._counts", "guard.py:gates",
+        "mesh.py:Mesh.gather", "stop.py:StopSignal._agreed", "strategy/units.py:Order._pass", "checkpoint/memory.py:Memory._swap",
+        "doctor/bandwidth.py:_measured",
+    ),
+    "samples are made on the CPU, and moved when a step takes them": ("data/collate.py:stack", "data/collate.py:tensor", "data/dataset.py:_classes"),
+    "bytes of a checkpoint, in the memory of the host": (
+        "checkpoint/load.py:tensor_of", "checkpoint/memory.py:Memory._everywhere", "checkpoint/memory.py:_mapped", "checkpoint/memory.py:_read",
+        "checkpoint/snapshot.py:Snapshot.__init__", "checkpoint/snapshot.py:Snapshot._lay_out", "checkpoint/snapshot.py:_memory",
+    ),
+    "numbers that the host has and reads": (
+        "guard.py:Guard._judge_now", "guard.py:Guard.judge", "objective/figures.py:figures", "optim/adafactor.py:_begin", "verify.py:_put",
+    ),
+    "torch's schedules cut it by microbatch; the loss takes the number of one from it": ("parallel/pipeline.py:Pipeline.step",),
+    "tokens of a prompt, which the forward that it is given to moves": ("sampling.py:complete",),
+    "work for threads of the CPU": ("waiting.py:_asleep.sleep",),
+}  # fmt: skip
+WAITS_FOR = {
+    "of tensors on the CPU: samples before they are moved, and what crosses by gloo": (
+        "agreement.py:Agreement._exchange", "agreement.py:Agreement._settle", "checkpoint/memory.py:Memory._swap", "data/dataset.py:_classes",
+        "data/order.py:permute", "data/shift.py:_agree", "data/stream.py:Stream._counts", "data/tokens.py:Tokens.take", "guard.py:gates",
+        "mesh.py:Mesh.gather", "objective/classification.py:Classification.count", "objective/next_token.py:NextToken.count",
+        "stop.py:StopSignal._agreed", "strategy/units.py:Order._pass", "tokenfile.py:outside", "seeds.py:_states",
+    ),
+    "numbers of steps that are over, every so many steps": ("log.py:Log.flush",),
+    "without gates, or by a copy that was begun steps ago": ("guard.py:Guard.judge", "guard.py:Guard._catch_up"),
+    "once a spike was seen": ("guard.py:Guard._hear",),
+    "in the first step, or once": ("agreement.py:Agreement._changed", "agreement.py:_differ", "parallel/pipeline.py:Pipeline._check_flow"),
+    "a checkpoint, after which the next step may change what was copied": (
+        "checkpoint/snapshot.py:Snapshot.take", "checkpoint/snapshot.py:Snapshot._lay_out",
+    ),
+    "the sizes of what crosses or of products that are not aligned: the host must know them": (
+        "parallel/expert.py:AllToAll.__call__", "parallel/pipeline.py:Pipeline._hand_round", "model/moe.py:by_expert", "model/moe.py:one_by_one",
+        "model/moe.py:one_by_one_backward",
+    ),
+    "masks and positions of the data, which a part of a sequence cannot have": (
+        "parallel/context.py:Context._check_meaning", "parallel/huggingface.py:_mask",
+    ),
+    "between steps: evaluation, text, verify, records, what a hook returned, a wire that is measured": (
+        "heldout.py:evaluate", "sampling.py:complete", "parallel/split_check.py:_Whole.__init__", "parallel/split_check.py:_far",
+        "parallel/split_check.py:_kept", "record.py:_pieces", "verify.py:_rms", "hook/__init__.py:plain", "doctor/bandwidth.py:_measured",
+        "doctor/bandwidth.py:_timed",
+    ),
+}  # fmt: skip
+CUDA = {
+    "memory of the host is pinned, or copies wait for events, on CUDA alone": (
+        "checkpoint/snapshot.py:Snapshot._lay_out", "checkpoint/snapshot.py:Snapshot.take", "data/stream.py:Stream._load", "guard.py:Guard.judge",
+        "guard.py:Held", "guard.py:_mark", "strategy/fsdp.py:shard_blocks",
+    ),
+    "steps are queued there, and its memory is counted there": ("log.py:Log.flush", "result.py:peak_bytes"),
+    "generators of its own": ("seeds.py:_states", "seeds.py:drawn", "seeds.py:reseed"),
+    "the device of this rank": ("mesh.py:Mesh.__init__",),
+    "kernels that are there, or better there": (
+        "compile/blocks.py:build", "optim/__init__.py:elementwise", "parallel/ring.py:", "parallel/ring.py:flash_gradients",
+        "parallel/ring.py:takes_flash", "parallel/split_check.py:_tolerance", "precision/fp8.py:build",
+    ),
+    "what is decided and predicted for the device of a plan": (
+        "predict/advice.py:_ladders", "predict/known.py:shapes", "predict/memory.py:_update", "predict/time.py:_starting", "resolve/auto.py:",
+        "resolve/auto.py:strategy", "resolve/fit.py:optim", "resolve/ranks.py:backend", "resolve/ranks.py:compiled", "resolve/ranks.py:precision",
+    ),
+    "what torch and NCCL say": ("gpu_faults.py:",),
+}  # fmt: skip
+REASONS = {"made": MADE, "waits": WAITS_FOR, "cuda": CUDA}
+"""Kind -> reason -> places"""
+
+
+@pytest.mark.parametrize("kind", REASONS)
+def test_every_place_has_its_reason(kind: str) -> None:
+    listed = [place for places_ in REASONS[kind].values() for place in places_]
+    assert len(listed) == len(set(listed))
+    assert sorted(set(places(kind)) - set(listed)) == [], "say device=, leave the wait out, or give the place a reason in this file"
+    assert sorted(set(listed) - set(places(kind))) == [], "nothing is found there any more"
+
+
+def of(source: str) -> set[str]:
+    return {kind for kind, _ in Finder(source).found}
+
+
+@pytest.mark.parametrize(("source", "kinds"), [
+    ("torch.zeros(3)", {"made"}), ("torch.full((2,), 0.0, dtype=x.dtype)", {"made"}), ("torch.zeros(3, device=x.device)", set()),
+    ("torch.zeros_like(x)", set()), ("x.new_zeros(3)", set()), ("torch.ones(3, **where)", set()), ("torch.tensor(1.0)", {"made"}),
+    ("x.item()", {"waits"}), ("loss.detach().cpu()", {"waits"}), ("x.to('cpu')", {"waits"}), ("x.to(torch.device('cpu'))", {"waits"}),
+    ("x.to(device)", set()), ("if (x > 1).any(): pass", {"waits"}), ("if any(x): pass", set()), ("bool((x > 1).all())", {"waits"}),
+    ("float(norm.max())", {"waits"}), ("max(sizes)", set()), ("y if torch.equal(x, y) else z", {"waits"}), ("torch.cuda.synchronize()", {"waits", "cuda"}),
+    ("x.cuda()", {"cuda"}), ("x.is_cuda", {"cuda"}), ("device == 'cuda'", {"cuda"}), ("torch.device('cuda', 1)", {"cuda"}),
+    ("def f():\n  'Of cuda.'", set()), ("'barracuda' + x", set()),
+])  # fmt: skip
+def test_what_is_found(source: str, kinds: set[str]) -> None:
+    assert of(source) == kinds
+
+
+def test_a_place_is_named_by_its_function() -> None:
+    assert Finder("class A:\n  def f(self):\n    return x.item()").found == {("waits", "A.f")}

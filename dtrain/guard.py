@@ -55,7 +55,7 @@ class Held:
     loss: StepLoss
     limits: tuple[float, float]
     values: Tensor
-    copied: torch.cuda.Event | None
+    copied: torch.Event | None
 
 
 def limit(past: Sequence[float], sigma: float) -> float:
@@ -110,7 +110,7 @@ class Guard:
             bad = self._halted = bad | self._halted
         self.gate = (~bad).float()
         self._arm(bad.float())
-        copy = torch.empty(3, pin_memory=self._mesh.device.type == "cuda")
+        copy = torch.empty(3, pin_memory=self._mesh.device.type != "cpu")
         copy.copy_(torch.stack([norm, norm if total is None else total, bad.float()]), non_blocking=True)
         self._held.append(Held(step, first, loss, limits, copy, _mark(self._mesh.device)))
         self._catch_up(0 if now else LAG)
@@ -258,11 +258,11 @@ def gates(state: TrainState, mesh: Mesh) -> list[torch.optim.Optimizer]:
     return parts if mesh.max(torch.tensor(0.0 if can else 1.0)).item() == 0 else []
 
 
-def _mark(device: torch.device) -> torch.cuda.Event | None:
+def _mark(device: torch.device) -> torch.Event | None:
     """An event after all that was given to the device so far."""
-    if device.type != "cuda":
+    if device.type == "cpu":
         return None
-    event = torch.cuda.Event()
+    event = torch.Event(device)
     event.record()
     return event
 

@@ -142,7 +142,7 @@ class Log:
         if self._rows is None:
             return
         values = sums.tolist() + torch.stack([norm for *_, norm, _, _ in pending]).tolist()  # the norm of state that rests on the CPU is there
-        if self._mesh.device.type == "cuda":  # steps were queued, not done: only now is it known how long they took together
+        if self._mesh.device.type != "cpu":  # steps were queued, not done: only now is it known how long they took together
             each = (time.perf_counter() - self._flushed) / len(pending)
             pending = [(*entry[:-1], each) for entry in pending]
         rows, peak = [], peak_bytes(self._mesh.device.type)

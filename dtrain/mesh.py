@@ -31,7 +31,7 @@ class Mesh:
         self.shape = shape
         self.rank = dist.get_rank()
         self.world = dist.get_world_size()
-        self.device = torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device("cpu")
+        self.device = torch.device("cpu") if device == "cpu" else torch.device(device, torch.accelerator.current_device_index())
         self.coordinate = _coordinate(self.rank, {axis: getattr(shape, axis) for axis in AXES})
         """axis -> where on it this rank is"""
         self.data_ranks, self.batch_ranks, self.stage_ranks = shape.data, shape.batch, shape.batch * shape.tp

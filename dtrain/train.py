@@ -14,7 +14,6 @@ from dtrain.build import build
 from dtrain.clip import clip
 from dtrain.data.stream import Stream, as_source
 from dtrain.ema import EMA
-from dtrain.errors import StoreError
 from dtrain.guard import Guard
 from dtrain.log import Log
 from dtrain.mesh import Mesh
@@ -53,11 +52,10 @@ def train(plan: Plan) -> Result:
         source = as_source(build(plan.data))
         model = construct(plan.model, facts=source.facts, seed=derive(plan.seed, "model"))
         checkpoint = stack.enter_context(build(plan.checkpoint, out=plan.out, mesh=mesh, resume=plan.resume, before_commit=log.durable))
-        brings = checkpoint.brings()
         size = sum(parameter.numel() for parameter in model.parameters())
         wrapped = parallelize(
             model, mesh, strategy, precision=precision, seed=plan.seed, pipeline=plan.pipeline, tensors=plan.tensor,
-            remat=build(plan.remat), compile=build(plan.compile), brought=bool(plan.init) or brings,
+            remat=build(plan.remat), compile=build(plan.compile), brought=checkpoint.brings() or bool(plan.init),
         )  # fmt: skip
         log.event("built", **built.check(plan, mesh.gather(built.inspect(model, wrapped, mesh, strategy)), precision))
         parameters, moving = gradients_of(model), balanced(model)
@@ -77,10 +75,6 @@ def train(plan: Plan) -> Result:
             state.began -= restored["facts"].get("seconds", 0.0)
         elif plan.init:
             checkpoint.load_weights(plan.init, state)
-        elif brings:  # and no weights were drawn
-            raise StoreError(
-                f"the checkpoints under {plan.out} were there a moment ago, and are gone. Type the same words again when their storage is back."
-            )
         guard.begin(checkpoint, restored=bool(restored))
         log.started(state.step, parameters=size, damaged=checkpoint.damaged, passed_over=checkpoint.passed_over, caveats=caveats(model))
         observers = Observers(

@@ -59,6 +59,7 @@ class Sharded:
         if mode not in ("background", "blocking"):
             raise ValueError(f"mode is background or blocking, not {mode}")
         self._out, self._mesh, self._resume, self._mode, self._before = out, mesh, resume, mode, before_commit
+        self._promised = False
         self._policy = Policy(every, keep, keep_every, best, ephemeral, best_is)
         self.passed_over = set[str]()
         """The places of the checkpoints that this start or an earlier one passed over."""
@@ -176,8 +177,8 @@ class Sharded:
 
     def brings(self) -> bool:
         """Whether something is committed; a copy in memory alone may yet bring the state."""
-        found: bool = self._mesh.on_rank_0("look for checkpoints", lambda: any(attempt.is_committed for attempt in attempts.listed(self._out)))
-        return found
+        self._promised = self._mesh.on_rank_0("look for checkpoints", lambda: any(attempt.is_committed for attempt in attempts.listed(self._out)))
+        return bool(self._promised)
 
     def restore(self, state: TrainState) -> dict[str, Any] | None:
         """The newest checkpoint of which every rank finds its bytes as they were saved, into `state`; all ranks call it. Its commit, or None.
@@ -209,6 +210,10 @@ class Sharded:
             )
         if resume == "must":
             raise PreflightError(f"resume=must: there is no checkpoint under {self._out}. Type resume=auto to start from the beginning.")
+        if self._promised:  # and no weights were drawn
+            raise StoreError(
+                f"the checkpoints under {self._out} were there a moment ago, and are gone. Type the same words again when their storage is back."
+            )
         return None
 
     def load_weights(self, source: str, state: TrainState) -> dict[str, Any]:

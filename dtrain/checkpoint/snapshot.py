@@ -86,8 +86,8 @@ class Snapshot:
         if sources:
             with torch.no_grad():
                 torch._foreach_copy_(self._targets, sources, non_blocking=True)
-            if any(source.is_cuda for source in sources):
-                torch.cuda.current_stream().synchronize()
+            if any(source.device.type != "cpu" for source in sources):
+                torch.accelerator.current_stream().synchronize()
         return self._files
 
     def _lay_out(self, tensors: Mapping[str, Tensor]) -> None:
@@ -102,7 +102,7 @@ class Snapshot:
         if self._room:
             self.memory = self._room(total)
         elif total:
-            self.memory = _memory(total, pinned=any(tensor.is_cuda for tensor in tensors.values()))
+            self.memory = _memory(total, pinned=any(tensor.device.type != "cpu" for tensor in tensors.values()))
         view: memoryview = self.memory.numpy().data
         for number, (pieces, begin) in enumerate(zip(packed, begins, strict=True)):
             entries, end = dict[str, Entry](), 0

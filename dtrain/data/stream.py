@@ -155,7 +155,7 @@ class Stream:
     def _load(self, firsts: list[int]) -> Batch:
         """This rank's samples of the steps that begin at these places of the global order, on the CPU."""
         batch = self._source.take(*self._order(self._mine(firsts)))
-        pinned: Batch = _map(batch, Tensor.pin_memory) if self._mesh.device.type == "cuda" else batch
+        pinned: Batch = _map(batch, Tensor.pin_memory) if self._mesh.device.type != "cpu" else batch
         return pinned
 
     def _mine(self, firsts: list[int]) -> Indices:
@@ -182,8 +182,8 @@ def _map(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """A tensor, or a mapping of tensors, on `device`."""
-    return batch if device.type == "cpu" else _map(batch, lambda tensor: tensor.to(device, non_blocking=True))
+    """A tensor, or a mapping of tensors, on `device`; the host waits for nothing, which takes pinned memory."""
+    return batch if device.type == "cpu" else _map(batch, lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
 
 
 def _split(batch: Any, size: int) -> list[Batch]:

@@ -37,7 +37,7 @@ def elementwise(kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]],
     """A torch optimizer that treats every number alone, by the fastest update there is: one fused kernel over the pieces this rank holds."""
     parameters = [parameter for group in groups for parameter in group["params"]]
     # torch 2.13's fused SGD on the CPU leaves bfloat16 and float16 weights as they are, without a word
-    right = all(p.is_floating_point() and (p.is_cuda or (p.device.type == "cpu" and p.dtype in (torch.float32, torch.float64))) for p in parameters)
+    right = all(p.is_floating_point() and (p.device.type != "cpu" or p.dtype in (torch.float32, torch.float64)) for p in parameters)
     options |= {"fused": True} if right else {"foreach": True}
     return OnPieces(kind, groups, **options) if any(isinstance(p, DTensor) for p in parameters) else kind(groups, **options)
 

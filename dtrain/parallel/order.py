@@ -68,10 +68,9 @@ def parallelize(
         materialize(model, device)
         if not brought:
             fill(model, seed)
-        for buffer in model.buffers():
-            buffer.data = buffer.to(mesh.device)
     else:
         model.to(device)
+    place_buffers(model, mesh.device)
     called = strategy.wrap(model, mesh)
     return pipelined or called
 
@@ -98,6 +97,15 @@ def lower(model: nn.Module, dtype: torch.dtype) -> None:
         return tree_map_only(torch.Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, (args, kwargs))  # type: ignore[no-any-return]
 
     model.register_forward_pre_hook(cast, with_kwargs=True)
+
+
+def place_buffers(model: nn.Module, device: torch.device) -> None:
+    """Buffers are computed with, wherever parameters rest; shared ones stay shared."""
+    placed: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.device != device:
+                module._buffers[name] = placed.setdefault(id(buffer), buffer.to(device))
 
 
 def materialize(model: nn.Module, device: torch.device) -> None:

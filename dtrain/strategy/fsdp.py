@@ -102,7 +102,7 @@ def shard_blocks(model: nn.Module, mesh: Mesh, precision: Precision, *, again: b
             parameter.data = parameter.data.contiguous()
     compute = None if precision.compute == precision.param else precision.compute
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=precision.reduce, cast_forward_inputs=False)
-    offload = CPUOffloadPolicy(pin_memory=mesh.device.type == "cuda") if rests == "cpu" else OffloadPolicy()
+    offload = CPUOffloadPolicy(pin_memory=mesh.device.type != "cpu") if rests == "cpu" else OffloadPolicy()
     data = mesh.axis("dp_replicate", "dp_shard") if mesh.shape.dp_replicate > 1 else mesh.axis("dp_shard")
     for experts in _experts(model) if mesh.shape.ep > 1 else ():
         fully_shard(experts, mesh=mesh.axis("expert_shard", view="experts"), mp_policy=policy, reshard_after_forward=again, offload_policy=offload)

@@ -2,7 +2,8 @@
 
 import re
 import signal
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,10 @@ KILLED = {
     signal.SIGSEGV: ("crashed", "SIGSEGV, a segmentation fault in native code"),
     signal.SIGABRT: ("aborted", "SIGABRT, native code gave up"),
 }
+STATES = ("scheduled", "started", "completed")
+"""Of a collective on a device, as the flight recorder says."""
+OF_ONE_SIZE = ("all_reduce", "broadcast")
+"""Collectives to which all ranks give as much."""
 UNSEEN = {"verb": "ended without a word", "error": "killed from outside, out of memory, or ended by os._exit"}
 
 
@@ -124,9 +129,9 @@ def _hung(evidence: Evidence, known: list[Facts]) -> Facts | None:
             if state in ("T", "t"):
                 return {**facts, **hung, "verb": "was stopped", "error": "SIGSTOP, and the others waited for it"}
             return {**facts, **hung, "error": "it did not answer: native code holds the interpreter"}
-    behind = _behind(known)
-    if behind:
-        return {**behind[0], **hung, "error": behind[1]}
+    apart = _unlike(known) or _behind(known) or _unfinished(known)
+    if apart:
+        return {**apart[0], **hung, "error": apart[1]}
     idle = [facts for facts in known if not facts.get("collective")]
     if idle and (len(idle) < len(known) or len(known) == 1):
         own = [failure["error"] for failure in late if failure["rank"] == idle[0]["rank"]]
@@ -145,8 +150,53 @@ def _behind(known: list[Facts]) -> tuple[Facts, str] | None:
         reached, first = max(numbers, key=lambda entry: int(entry[0]))
         late, facts = min(numbers, key=lambda entry: int(entry[0]))
         if late < reached:
-            what = f", where rank {first['rank']} waits in {first['collective']}" if first.get("collective") else f", as rank {first['rank']} did"
+            waits = first.get("collective") or next((call["call"] for call in _calls(first, name) if call["state"] != "completed"), None)
+            what = f", where rank {first['rank']} waits in {waits}" if waits else f", as rank {first['rank']} did"
             return facts, f"it never reached collective {late + 1} of {name}{what}"
+    return None
+
+
+def _calls(facts: Facts, name: str) -> list[Facts]:
+    """What the flight recorder of a rank tells of the collectives of a group, where it does (see `dtrain.recorder`)."""
+    return [call for call in (facts.get("calls") or {}).get(name, []) if not call["between_two"]]
+
+
+def _oldest(known: list[Facts]) -> Iterator[tuple[str, list[tuple[Facts, Facts]]]]:
+    """Of each group: the first collective that is not over on some rank, in words, and (rank, call) of those that have called it."""
+    names = dict.fromkeys(name for facts in known for name in facts.get("calls") or {} if not name.startswith("pp"))
+    for name in sorted(names, key=lambda name: (name != "the world", name)):
+        for library in sorted({call["library"] for facts in known for call in _calls(facts, name)}):
+            told = [(facts, call) for facts in known for call in _calls(facts, name) if call["library"] == library]
+            number = min((call["number"] for _, call in told if call["state"] != "completed"), default=None)
+            if number is not None:
+                yield f"collective {number} of {name}", [(facts, call) for facts, call in told if call["number"] == number]
+
+
+def _unlike(known: list[Facts]) -> tuple[Facts, str] | None:
+    """A rank that called another collective than most, or gave it another size, and the sentence that says so."""
+    for which, told in _oldest(known):
+        for key in ("call", "sizes"):
+            kinds = Counter(str(call[key]) for _, call in told)
+            most = kinds.most_common(1)[0][0]
+            odd = next(((facts, call) for facts, call in reversed(told) if str(call[key]) != most), None)
+            usual = next((facts, call) for facts, call in told if str(call[key]) == most)
+            if odd and key == "call":
+                return odd[0], f"it calls {odd[1]['call']} as {which}, where rank {usual[0]['rank']} calls {usual[1]['call']}"
+            if odd and most and odd[1]["call"] in OF_ONE_SIZE:
+                return odd[0], f"it gives {odd[1]['call']}, {which}, the shapes {odd[1]['sizes']}, where rank {usual[0]['rank']} gives {most}"
+    return None
+
+
+def _unfinished(known: list[Facts]) -> tuple[Facts, str] | None:
+    """A rank whose device has not begun, or not ended, a collective that has begun or ended on others, and the sentence that says so."""
+    for which, told in _oldest(known):
+        told = [(facts, call) for facts, call in told if call["library"] == "nccl"]  # of gloo, one that failed is over too
+        for state, verb in (("scheduled", "begun"), ("started", "ended")):
+            here = [(facts, call) for facts, call in told if call["state"] == state]
+            others = [facts for facts, call in told if STATES.index(call["state"]) > STATES.index(state)]
+            if here and others:
+                facts, call = here[0]
+                return facts, f"its device has not {verb} {call['call']}, {which}, which has {verb} on that of rank {others[0]['rank']}"
     return None
 
 

@@ -299,7 +299,11 @@ def _doing(rank: Mapping[str, Any]) -> str:
     """What a rank did last, as far as it is known."""
     numbers = ", ".join(f"collective {number} of {name}" for name, number in (rank.get("groups") or {}).items() if number)
     calls = f"in {rank['collective']}" if rank.get("collective") else f"at {rank['where']}" if rank.get("where") else ""
-    return " ".join([part for part in (calls, f"({numbers})" if numbers else "") if part]) or SILENT
+    device = next(
+        (f"its GPU in {call['call']}, collective {call['number']} of {name}" for name, told in (rank.get("calls") or {}).items() for call in told
+         if call["library"] == "nccl" and call["state"] != "completed"), "",
+    )  # fmt: skip
+    return ", ".join(filter(None, [" ".join(filter(None, [calls, f"({numbers})" if numbers else ""])), device])) or SILENT
 
 
 def _who(rank: int | None) -> dict[str, Any]:

@@ -21,7 +21,8 @@ from typing import IO, Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as groups
 
-from dtrain import failure, frames, loading, store
+from dtrain import failure, frames, loading, recorder, store
+from dtrain.blame import is_victim, kind_of
 from dtrain.errors import StoreError
 from dtrain.mesh import Mesh
 from dtrain.signals import REPORT
@@ -93,6 +94,8 @@ class Watchdog:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if error is not None:
             failure.know(**self._position())
+            if is_victim({"kind": kind_of(error, str(error))}):  # after an error of its own a device may not answer
+                failure.know(calls=recorder.calls(_labels()))
             if self._folder:  # before the others can see that this rank is gone
                 with suppress(StoreError):  # whoever ends this process tells it
                     failure.leave(self._folder, self._mesh.rank, error)
@@ -168,7 +171,7 @@ class Watchdog:
             where, stack = found[0], [*stack, *found[1]]
         return {
             **self._position(), "where": where, "microbatch": frames.microbatch(main), "collective": frames.collective(main),
-            "threads": frames.others(self._main, leave_out=[threading.get_ident()]), "stack": stack,
+            "threads": frames.others(self._main, leave_out=[threading.get_ident()]), "stack": stack, "calls": recorder.calls(_labels()),
         }  # fmt: skip
 
     def _position(self) -> dict[str, Any]:
@@ -188,11 +191,20 @@ class Watchdog:
 
 def sequence_numbers() -> dict[str, int]:
     """How many collectives this rank has entered, in each process group of several ranks."""
-    found: dict[str, int] = {}
+    return {name: group._get_sequence_number_for_group() for name, group in _named().items()}  # type: ignore[attr-defined] # private: a test calls it
+
+
+def _labels() -> dict[str, str]:
+    """torch's name of a process group of several ranks -> the one that its ranks share."""
+    return {str(groups._world.pg_names[group]): name for name, group in _named().items()}
+
+
+def _named() -> dict[str, dist.ProcessGroup]:
+    found: dict[str, dist.ProcessGroup] = {}
     for group, ranks in list(groups._world.pg_group_ranks.items()):
         if len(ranks) > 1 and group in groups._world.pg_names:
             name = "the world" if group is dist.group.WORLD else f"{group.group_desc.removeprefix('mesh_')} of ranks {_some(sorted(ranks))}"
-            found[name if name not in found else f"{name}, number {len(found)}"] = group._get_sequence_number_for_group()  # type: ignore[attr-defined] # private: a test calls it
+            found[name if name not in found else f"{name}, number {len(found)}"] = group
     return found
 
 

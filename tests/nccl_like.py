@@ -1,11 +1,12 @@
 """A process group that fails as NCCL's does, on the CPU: a collective waits for ever, nothing raises when the others are late, a watchdog of its own
-ends the process by SIGABRT, destroying flushes what is queued, and errors have the messages of torch's ProcessGroupNCCL.
+ends the process by SIGABRT, destroying flushes what is queued, errors have the messages of torch's ProcessGroupNCCL, and the flight recorder has its dump.
 
 Backend `NcclLike`: `fault` names a function below; it happens on `rank` in its `at`-th collective of the world, of those `inside` a function.
 """
 
 import ctypes
 import datetime
+import json
 import os
 import signal
 import sys
@@ -47,7 +48,7 @@ _alive: list["Group"] = []
 class Group(dist.ProcessGroup):
     """Gloo below, that never gives up; its name is NCCL's."""
 
-    fault: Callable[["Group"], None] = staticmethod(lambda group: None)
+    fault: Callable[["Group"], Any] = staticmethod(lambda group: None)
     rank_of_fault, at, inside = -1, 0, ""
 
     def __init__(self, store: Any, rank: int, world: int) -> None:
@@ -55,19 +56,32 @@ class Group(dist.ProcessGroup):
         _alive.append(self)
         self.inner, self._store = ProcessGroupGloo(store, rank, world, FOREVER), store
         self.number, self.counted, self.broken = 0, 0, False
+        self.recorded: list[tuple[str, Any]] = []
+        """What was called, and its work."""
 
-    def _enter(self) -> None:
-        if self is dist.group.WORLD and _is_in(self.inside):
-            self._count()
+    def _enter(self) -> Any:
+        """The work of another call, where the fault is one."""
+        instead = self._count() if self is dist.group.WORLD and _is_in(self.inside) else None
         self.number += 1
+        return instead
 
-    def _count(self) -> None:
+    def _count(self) -> Any:
         self.counted += 1
         if self.counted == self.at and self.rank() == self.rank_of_fault:
             self.broken = True
-            Group.fault(self)
-        elif self.counted == self.at and Group.fault.__name__ in OTHERS:
+            return Group.fault(self)
+        if self.counted == self.at and Group.fault.__name__ in OTHERS:
             OTHERS[Group.fault.__name__](self)
+        return None
+
+    def dumped(self) -> Iterator[dict[str, Any]]:
+        """As FlightRecorder's dump_json of torch 2.13 and 2.14, in what is read of it."""
+        for number, (name, work) in enumerate(self.recorded, 1):
+            state = "completed" if work.is_completed() else "scheduled"
+            yield {
+                "process_group": [str(dist.distributed_c10d._world.pg_names.get(self)), "default_pg"], "profiling_name": f"nccl:{name}",
+                "collective_seq_id": number, "p2p_seq_id": 0, "is_p2p": False, "state": state, "retired": state == "completed", "input_sizes": [],
+            }  # fmt: skip
 
     def end_natively(self) -> None:
         """A thread that Python does not know ends the process, a little later: as what NCCL's watchdog throws does."""
@@ -112,8 +126,10 @@ def _is_in(function: str) -> bool:
 
 def _passed_on(name: str) -> Callable[..., Any]:
     def call(self: Group, *arguments: Any, **more: Any) -> Any:
-        self._enter()
-        return getattr(self.inner, name)(*arguments, **more)
+        instead = self._enter()
+        work = instead or getattr(self.inner, name)(*arguments, **more)
+        self.recorded.append(("broadcast" if instead else name, work))
+        return work
 
     return call
 
@@ -142,6 +158,8 @@ class NcclLike:
     def open(self) -> Iterator[None]:
         Group.fault, Group.rank_of_fault = getattr(sys.modules[__name__], self.fault), self.rank
         Group.at, Group.inside = self.at, self.inside
+        recorder = sys.modules["torch._C._distributed_c10d"]
+        recorder._dump_nccl_trace_json = lambda: json.dumps({"entries": [entry for group in _alive for entry in group.dumped()]})  # type: ignore[attr-defined]
         with process_group("nccl_like", timeout=self.timeout):
             yield
 
@@ -166,6 +184,11 @@ def raises_and_hangs(group: Group) -> NoReturn:
 def late(group: Group) -> None:
     """It never comes; for the others see `Group._enter`."""
     time.sleep(600)
+
+
+def calls_another(group: Group) -> Any:
+    """What never comes: no rank sends it."""
+    return group.inner.recv([torch.empty(1)], 0, 77)
 
 
 def aborts_who_waits(group: Group) -> None:

@@ -26,6 +26,20 @@ def ended(rank: int, code: int | None, time: float = 2.0, **facts: Any) -> dict[
     return {rank: {"rank": rank, "code": code, "time": time, **facts}}
 
 
+def apart(*calls: list[tuple[Any, ...]], numbers: tuple[int, ...] = ()) -> Evidence:
+    """All ranks hang in a line that is no collective, and each has a record of what its device was given."""
+    told = [
+        [{"call": name, "number": number, "state": state, "between_two": False, "library": "nccl", "sizes": sizes[0] if sizes else [[3]]} for name, number, state, *sizes in one]
+        for one in calls
+    ]  # fmt: skip
+    groups = numbers or (9,) * len(calls)
+    hung = [
+        error(rank, "no progress for 60 s", 1.0 + rank, kind="hung", groups={"the world": groups[rank]}, calls={"the world": one})
+        for rank, one in enumerate(told)
+    ]
+    return evidence(len(calls), *hung)
+
+
 CASES: dict[str, tuple[Evidence, int | None, str]] = {
     "the first error": (evidence(3, error(2, "ValueError: a", 1.0), error(0, "ValueError: b", 1.1)), 2, "ValueError: a"),
     "not a victim that spoke first": (evidence(2, error(0, GONE, 1.0, kind="lost"), error(1, "ValueError: a", 1.1)), 1, "ValueError: a"),
@@ -56,6 +70,27 @@ CASES: dict[str, tuple[Evidence, int | None, str]] = {
             reports={1: {"rank": 1, "groups": {"the world": 117}, "where": "mypkg/model.py:12 in forward"}},
         ), 1, "it never reached collective 118 of the world, where rank 0 waits in all_reduce (dtrain/clip.py:31 in clip)",
     ),
+    "another collective than the others, on a device": (
+        apart([("all_reduce", 7, "scheduled"), ("all_reduce", 8, "scheduled")], [("broadcast", 7, "scheduled")], [("all_reduce", 7, "scheduled")]),
+        1, "it calls broadcast as collective 7 of the world, where rank 0 calls all_reduce",
+    ),
+    "other shapes than the others": (
+        apart([("all_reduce", 7, "scheduled", [[3]])], [("all_reduce", 7, "scheduled", [[3]])], [("all_reduce", 7, "scheduled", [[4]])]),
+        2, "it gives all_reduce, collective 7 of the world, the shapes [[4]], where rank 0 gives [[3]]",
+    ),
+    "parts of unequal size are gathered": (
+        apart([("all_gather", 7, "scheduled", [[3]])], [("all_gather", 7, "scheduled", [[4]])], numbers=(7, 6)),
+        1, "it never reached collective 7 of the world, where rank 0 waits in all_gather",
+    ),
+    "a device that is busy with what comes before": (
+        apart([("all_reduce", 7, "started")], [("all_reduce", 6, "completed"), ("all_reduce", 7, "scheduled")]),
+        1, "its device has not begun all_reduce, collective 7 of the world, which has begun on that of rank 0",
+    ),
+    "a device that does not end what the others have ended": (
+        apart([("all_reduce", 7, "completed"), ("all_reduce", 8, "scheduled")], [("all_reduce", 7, "started")], [("all_reduce", 7, "completed")]),
+        1, "its device has not ended all_reduce, collective 7 of the world, which has ended on that of rank 0",
+    ),
+    "all devices in one collective": (apart([("all_reduce", 7, "scheduled")], [("all_reduce", 7, "scheduled")]), 0, "no progress for 60 s"),
     "stages send each other unequally much": (
         evidence(
             2, error(0, LATE, 1.0, kind="timeout", collective="recv (dtrain/parallel/pipeline.py:9 in step)", groups={"pp of ranks 0,1": 7, "the world": 3}),

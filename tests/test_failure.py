@@ -16,6 +16,14 @@ from dtrain.result import Result
 from dtrain.signals import Asked
 
 
+def test_what_the_gpus_of_the_others_were_in_is_told(tmp_path: Path) -> None:
+    call = {"call": "all_reduce", "number": 7, "state": "scheduled", "between_two": False, "library": "nccl", "sizes": [[3]]}
+    for rank, calls in enumerate([[], [call]]):
+        failure.began(tmp_path, rank)
+        failure.tell(tmp_path, rank, "hung", "no progress for 60 s", where="mypkg/loop.py:3 in step", calls={"the world": calls})
+    assert failure.explain(tmp_path).paragraph.endswith("rank 1 at mypkg/loop.py:3 in step, its GPU in all_reduce, collective 7 of the world.")
+
+
 def left(folder: Path, rank: int, error: BaseException) -> None:
     """As a rank leaves it: with a traceback."""
     try:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dtrain import recorder
 from dtrain.backend import process_group
 from dtrain.errors import PreflightError
 
@@ -37,6 +38,7 @@ class Nccl:
             add_in_one_order(os.environ)
         if self.cores == "near":
             run_on(cores_near(f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"))
+        recorder.record(os.environ)
         torch.cuda.set_device(device)
         return process_group("cpu:gloo,cuda:nccl", timeout=self.timeout, device=device if self.connect == "start" else None, gpu=str(gpu.uuid))
 

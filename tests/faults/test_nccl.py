@@ -52,6 +52,7 @@ def test_an_error_ends_the_run_at_once_though_the_groups_cannot_be_destroyed(fau
 CASES: dict[str, tuple[str, str]] = {
     "raises": ("error", "rank 1 failed"),
     "late": ("hung", "rank 1 hung"),
+    "calls_another": ("hung", "it calls broadcast as collective"),
     "aborts_who_waits": ("hung", "rank 1 hung"),
     "aborts_all_who_wait": ("hung", "rank 1 hung"),
     "unhandled_cuda_error": ("error", "rank 1 failed"),

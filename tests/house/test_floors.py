@@ -14,7 +14,7 @@ ROOT = Path(dtrain.__file__).parent
 
 FLOORS = (
     ("secrets", "screen", "shapes", "web", "gpu_faults"),
-    ("errors", "plan", "result", "disk", "cause", "clients", "hub"),
+    ("errors", "plan", "result", "disk", "cause", "clients", "hub", "recorder"),
     ("config", "started", "network", "waiting", "store", "build", "sharding", "signals", "frames"),
     ("words", "cluster"),
     ("options", "predict", "testing", "trust", "attempts", "loading", "tokenfile"),

@@ -19,7 +19,7 @@ PRIVATE = {
     "_BatchNorm": "torch.nn.modules.batchnorm", "_ConvNd": "torch.nn.modules.conv", "_DropoutNd": "torch.nn.modules.dropout",
     "_buffers": "torch.nn.modules.module", "_modules": "torch.nn.modules.module", "_parameters": "torch.nn.modules.module",
     "_compiled_call_impl": "torch.nn.modules.module", "_non_persistent_buffers_set": "torch.nn.modules.module",
-    "_C": "torch", "_abort_process_group": "torch.distributed.distributed_c10d", "_world": "torch.distributed.distributed_c10d",
+    "_C": "torch", "torch._C._distributed_c10d": "torch._C", "_abort_process_group": "torch.distributed.distributed_c10d", "_world": "torch.distributed.distributed_c10d",
     "_device_types": "torch.distributed.ProcessGroup", "_get_backend": "torch.distributed.ProcessGroup",
     "_get_sequence_number_for_group": "torch.distributed.ProcessGroup",
     "_current_graph_task_id": "torch._C", "_is_view": "torch.Tensor", "_version": "torch.Tensor", "_cdata": "torch.UntypedStorage",
@@ -42,7 +42,9 @@ PRIVATE = {
     "torch.utils._pytree.tree_map_only": "torch.utils._pytree", "torch.utils._pytree.tree_unflatten": "torch.utils._pytree",
 }  # fmt: skip
 """Name -> the module, class or source in which it is."""
-MAY_BE_GONE = {"_accelerator_setAllocatorSettings", "_fsdp_param_groups", "_set_default_timeout", "_step_supports_amp_scaling"}
+MAY_BE_GONE = {
+    "_accelerator_setAllocatorSettings", "_dump_fr_trace_json", "_dump_nccl_trace_json", "_fsdp_param_groups", "_set_default_timeout", "_step_supports_amp_scaling",
+}  # fmt: skip
 """Asked for by `getattr` or `hasattr`. Before 2.14 only gloo's and NCCL's groups take a timeout."""
 OF_OTHERS = {
     "_asdict", "_attn_implementation", "_config", "_create_unverified_context", "_current_exceptions", "_current_frames", "_exit", "_parent",

@@ -140,15 +140,10 @@ WAITS_FOR = {
     ),
 }  # fmt: skip
 CUDA = {
-    "memory of the host is pinned, or copies wait for events, on CUDA alone": (
-        "checkpoint/snapshot.py:Snapshot._lay_out", "checkpoint/snapshot.py:Snapshot.take", "data/stream.py:Stream._load", "guard.py:Guard.judge",
-        "guard.py:Held", "guard.py:_mark", "strategy/fsdp.py:shard_blocks",
-    ),
-    "steps are queued there, and its memory is counted there": ("log.py:Log.flush", "result.py:peak_bytes"),
+    "its memory is counted there": ("result.py:peak_bytes",),
     "generators of its own": ("seeds.py:_states", "seeds.py:drawn", "seeds.py:reseed"),
-    "the device of this rank": ("mesh.py:Mesh.__init__",),
     "kernels that are there, or better there": (
-        "compile/blocks.py:build", "optim/__init__.py:elementwise", "parallel/ring.py:", "parallel/ring.py:flash_gradients",
+        "compile/blocks.py:build", "parallel/ring.py:", "parallel/ring.py:flash_gradients",
         "parallel/ring.py:takes_flash", "parallel/split_check.py:_tolerance", "precision/fp8.py:build",
     ),
     "what is decided and predicted for the device of a plan": (

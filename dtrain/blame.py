@@ -4,11 +4,11 @@ import re
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dtrain.frames import current, dumped, waited
-from dtrain.gpu_faults import fault_of
+from dtrain.gpu_faults import XIDS, fault_of, of_xid
 from dtrain.result import EXIT_CODES
 
 Facts = dict[str, Any]
@@ -38,7 +38,7 @@ UNSEEN = {"verb": "ended without a word", "error": "killed from outside, out of 
 
 @dataclass(frozen=True)
 class Evidence:
-    """By rank, but `failures` (in the order of time) and `lost` (nodes)."""
+    """By rank, but `failures` (in the order of time), `lost` (nodes) and `xids` (what the driver said on a host)."""
 
     began: Mapping[int, Facts]
     failures: list[Facts]
@@ -47,6 +47,8 @@ class Evidence:
     lost: list[Facts]
     stacks: Mapping[int, str]
     steps: Mapping[int, tuple[int, int, int]]
+    gpus: Mapping[int, Facts] = field(default_factory=dict)
+    xids: list[Facts] = field(default_factory=list)
 
     @property
     def spoke(self) -> set[int]:
@@ -61,8 +63,35 @@ def find(evidence: Evidence) -> tuple[Facts, list[Facts]]:
     for rule in rules:
         cause = rule(evidence, known)
         if cause:
-            return cause, known
+            return _with_driver(evidence, cause, known), known
     raise AssertionError("the last rule always has an answer")
+
+
+def _with_driver(evidence: Evidence, cause: Facts, known: list[Facts]) -> Facts:
+    """The cause, with what the driver said of its GPU; another rank, where its GPU is broken, or where its program was stopped while the cause only waited.
+
+    An error of the program that tells of no GPU stays what it is.
+    """
+    if cause["kind"] in ("words", "stopped") or (cause["kind"] == "error" and not fault_of(cause["message"])):
+        return cause
+    ranks = {(gpu["host"], gpu["bus"]): rank for rank, gpu in evidence.gpus.items()}
+    said = [(ranks[one["host"], one["bus"]], one) for one in evidence.xids if (one["host"], one["bus"]) in ranks and one["xid"] in XIDS]
+    waited = cause["kind"] == "hung" or cause.get("victim")
+    wanted: tuple[Callable[[int, str], bool], ...] = (
+        lambda rank, whose: whose == "GPU",
+        lambda rank, whose: rank == cause["rank"],
+        lambda rank, whose: whose == "program" and bool(waited),
+    )
+    found = next(((rank, one) for want in wanted for rank, one in said if want(rank, XIDS[one["xid"]].whose)), None)
+    if found is None:
+        return cause
+    rank, one = found
+    text, kind = of_xid(one["xid"], one["bus"]), "gpu" if XIDS[one["xid"]].broken else None
+    if rank == cause["rank"]:
+        return {**cause, "kind": kind or cause["kind"], "error": f"{cause['error']} ({text})"}
+    facts = next((facts for facts in known if facts["rank"] == rank), {"rank": rank})
+    own = next((f"{failure['error']} ({text})" for failure in evidence.failures if failure["rank"] == rank and not is_victim(failure)), text)
+    return {**facts, "kind": kind or "error", "error": own, "message": "", "exit_code": 1}
 
 
 def kind_of(error: BaseException, message: str) -> str:

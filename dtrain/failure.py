@@ -7,6 +7,7 @@ A folder holds what the ranks of one start had to say, a file each:
     report-<rank>.json stack-<rank>.txt step-<rank> where it was when it was asked (SIGUSR2); its stack even if it could not answer; its last step
     loading-<pid>.txt                               the stack of a process that loads samples, when its rank asked for it
     ended-<rank>.json  lost-<ns>.json               what its agent saw: an exit code or a signal, a stopped process, a node that is gone
+    gpu-<rank>.json    xids-<rank>.json             where its GPU is on the bus of its host; what the driver there said of GPUs meanwhile
 """
 
 import json
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dtrain import lease, screen, secrets, store
+from dtrain import kernel_log, lease, screen, secrets, store
 from dtrain.blame import Evidence, find, is_aborted, is_victim, kind_of
 from dtrain.errors import DtrainError, LeaseError, MovedError, PreflightError, RankError, StoreError, WordsError
 from dtrain.frames import collective, lines, microbatch, own, sent
@@ -35,7 +36,7 @@ from dtrain.signals import Asked, asked, by_signal
 STEP = struct.Struct("<qqq")
 """step-<rank>: the number of the step, the position of its first sample, and how many it takes: none once it is done."""
 
-KINDS = ("began", "done", "failure", "report", "stack", "step", "ended")
+KINDS = ("began", "done", "failure", "report", "stack", "step", "ended", "gpu", "xids")
 KIND_OF = {WordsError: "words", LeaseError: "words", MovedError: "lost"}
 """What of dtrain's own errors is no use to start again after, and what always is."""
 SILENT = "said nothing"
@@ -149,6 +150,11 @@ def began(folder: Path, rank: int) -> None:
     _write(folder, f"began-{rank}.json", _who(rank))
 
 
+def has_gpu(folder: Path, rank: int, address: str) -> None:
+    """This rank has the GPU at this address of the PCI bus."""
+    _write(folder, f"gpu-{rank}.json", {"host": socket.gethostname(), "bus": kernel_log.bus(address)})
+
+
 def done(folder: Path, rank: int) -> None:
     """The loop of this rank has returned: whatever it ends with now, it did not leave before."""
     (folder / f"done-{rank}").touch()
@@ -177,6 +183,12 @@ def ended(folder: Path, rank: int, code: int) -> None:
     _write(folder, f"ended-{rank}.json", {"rank": rank, "host": socket.gethostname(), "time": time.time(), "code": code})
 
 
+def heard(folder: Path, rank: int, log: kernel_log.KernelLog) -> None:
+    """What the driver has said of the GPUs of this host, of which `rank` is one rank."""
+    if xids := log.xids():
+        _write(folder, f"xids-{rank}.json", {"xids": [{**one, "host": socket.gethostname()} for one in xids]})
+
+
 def look(folder: Path, rank: int, pid: int) -> None:
     """What can be seen from outside of a living rank that does not answer."""
     state = ""
@@ -202,6 +214,7 @@ def alone(out: str, rank: int, launcher: int | None = None) -> Iterator[None]:
         old.unlink()  # of an earlier start by the same shell
     os.environ["DTRAIN_REPORTS"] = str(folder)
     _alone[:] = [out]
+    log = kernel_log.KernelLog()
     try:
         began(folder, rank)
         yield
@@ -210,6 +223,7 @@ def alone(out: str, rank: int, launcher: int | None = None) -> Iterator[None]:
             raise
         try:
             leave(folder, rank, error)
+            heard(folder, rank, log)
             failure = explain(folder)
         except (OSError, StoreError):  # the folder for temporary files is full or gone
             failure = told(facts_of(error, rank), [])
@@ -221,6 +235,7 @@ def alone(out: str, rank: int, launcher: int | None = None) -> Iterator[None]:
         final.facts = failure.facts
         raise final from error.__cause__ if final is error else error
     finally:
+        log.close()
         _alone.clear()
         os.environ.pop("DTRAIN_REPORTS", None)
         if "RANK" not in os.environ:  # else the others may have to read it
@@ -262,6 +277,7 @@ def explain(folder: Path) -> Failure:
         lost=[json.loads(path.read_text()) for path in sorted(folder.glob("lost-*.json"))],
         stacks={int(path.stem.split("-")[1]): path.read_text(errors="replace") for path in folder.glob("stack-*.txt")},
         steps={int(path.name.split("-")[1]): STEP.unpack(path.read_bytes()) for path in folder.glob("step-*") if path.stat().st_size == STEP.size},
+        gpus=_read(folder, "gpu"), xids=[one for _, said in sorted(_read(folder, "xids").items()) for one in said["xids"]],
     )  # fmt: skip
     return told(*find(evidence))
 

@@ -3,8 +3,45 @@
 import re
 from typing import NamedTuple
 
-XIDS = (48, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140)
-"""Numbers by which NVIDIA's driver reports that the GPU, its memory or its links fail, not the program. https://docs.nvidia.com/deploy/xid-errors"""
+
+class Xid(NamedTuple):
+    """An error that NVIDIA's driver reports: what it says in plain words, and whose fault it is."""
+
+    said: str
+    whose: str
+
+    @property
+    def broken(self) -> bool:
+        return self.whose == "GPU"
+
+
+WHOSE = {
+    "GPU": "the GPU's fault, not the program's",
+    "memory": "the GPU's fault, which may go on; have it reset (nvidia-smi -r) when it is free",
+    "program": "the program's fault, not the GPU's",
+    "earlier": "which follows an earlier error, or the end of the program",
+}
+XIDS = {
+    13: Xid("a kernel gave the GPU an address or instruction that it does not take", "program"),
+    31: Xid("a kernel read or wrote memory that is not there", "program"),
+    43: Xid("the GPU stopped this program's work after an error of it", "program"),
+    45: Xid("the driver removed this program's work", "earlier"),
+    48: Xid("its memory has an error that ECC cannot correct", "GPU"),
+    61: Xid("its own controller stopped at a breakpoint or gave a warning", "GPU"),
+    62: Xid("its own controller halted", "GPU"),
+    63: Xid("the driver takes bad rows of its memory out of use", "memory"),
+    64: Xid("the driver could not take bad rows of its memory out of use", "GPU"),
+    74: Xid("its links to other GPUs fail (NVLink)", "GPU"),
+    79: Xid("the host no longer reaches it, it has fallen off the bus", "GPU"),
+    92: Xid("ECC corrects errors of its memory more often than it should", "memory"),
+    94: Xid("an error of its memory ended this program, and no other", "memory"),
+    95: Xid("an error of its memory may have reached any program on it", "GPU"),
+    119: Xid("its system processor (GSP) did not answer the driver", "GPU"),
+    120: Xid("its system processor (GSP) failed", "GPU"),
+    140: Xid("its memory has an ECC error from which it did not recover", "GPU"),
+}
+"""By number, those that training meets. https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"""
+UNKNOWN = Xid("see https://docs.nvidia.com/deploy/xid-errors", "earlier")
 
 
 class Fault(NamedTuple):
@@ -19,7 +56,11 @@ FAULTS = (
     Fault(re.compile(r"uncorrectable ECC|double bit ECC", re.IGNORECASE), "its memory is broken (ECC)", broken=True),
     Fault(re.compile(r"fallen off the bus|GPU is lost", re.IGNORECASE), "the host no longer reaches it", broken=True),
     Fault(re.compile(r"over nvlink or a hardware error|uncorrectable nvlink", re.IGNORECASE), "its links are broken (NVLink)", broken=True),
-    Fault(re.compile(rf"Xid \([^)]*\): ({'|'.join(map(str, XIDS))})\b"), "its driver reports a broken GPU (Xid)", broken=True),
+    Fault(
+        re.compile(rf"Xid \([^)]*\): ({'|'.join(str(number) for number, xid in XIDS.items() if xid.broken)})\b"),
+        "its driver reports a broken GPU (Xid)",
+        broken=True,
+    ),
     Fault(re.compile(r"(CUDA|HIP) out of memory|OutOfMemoryError"), "the GPU's memory is full: a smaller microbatch= or remat=full needs less"),
     Fault(
         re.compile(r"device-side assert triggered|illegal memory access|misaligned address"),
@@ -33,3 +74,9 @@ FAULTS = (
 def fault_of(message: str) -> Fault | None:
     """The fault of the GPU that an error tells of, if it tells of one."""
     return next((fault for fault in FAULTS if fault.pattern.search(message)), None)
+
+
+def of_xid(number: int, bus: str) -> str:
+    """What is said of an Xid of the GPU at `bus`."""
+    known = XIDS.get(number, UNKNOWN)
+    return f"Xid {number} of the GPU at {bus}: {known.said}" + (f"; {WHOSE[known.whose]}" if number in XIDS else "")

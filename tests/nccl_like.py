@@ -15,12 +15,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroupGloo  # type: ignore[attr-defined] # exported without saying so
 
+from dtrain import failure, kernel_log
 from dtrain.backend import process_group
 
 FOREVER = datetime.timedelta(days=1)
@@ -158,6 +160,8 @@ class NcclLike:
     def open(self) -> Iterator[None]:
         Group.fault, Group.rank_of_fault = getattr(sys.modules[__name__], self.fault), self.rank
         Group.at, Group.inside = self.at, self.inside
+        if reports := os.environ.get("DTRAIN_REPORTS"):
+            failure.has_gpu(Path(reports), int(os.environ["RANK"]), f"0000:{int(os.environ['RANK']):02x}:00.0")
         recorder = sys.modules["torch._C._distributed_c10d"]
         recorder._dump_nccl_trace_json = lambda: json.dumps({"entries": [entry for group in _alive for entry in group.dumped()]})  # type: ignore[attr-defined]
         with process_group("nccl_like", timeout=self.timeout):
@@ -187,8 +191,8 @@ def late(group: Group) -> None:
 
 
 def calls_another(group: Group) -> Any:
-    """What never comes: no rank sends it."""
-    return group.inner.recv([torch.empty(1)], 0, 77)
+    """The first rank sends nothing of the kind."""
+    return group.inner.broadcast([torch.empty(1)], dist.BroadcastOptions())
 
 
 def aborts_who_waits(group: Group) -> None:
@@ -210,6 +214,13 @@ def broken_memory(group: Group) -> NoReturn:
 
 def off_the_bus(group: Group) -> NoReturn:
     raise RuntimeError("CUDA error: unknown error\nNVRM: Xid (PCI:0000:3b:00): 79, pid=4711, GPU has fallen off the bus." + KERNELS)
+
+
+def driver_reports(group: Group) -> NoReturn:
+    """The error itself says nothing of what its driver wrote to the kernel's log."""
+    with kernel_log.KMSG.open("a") as file:
+        file.write(f"4,1,2,-;NVRM: Xid (PCI:0000:{group.rank():02x}:00): 119, pid={os.getpid()}, Timeout waiting for RPC from GSP!\n")
+    raise dist.DistBackendError(CUDA)
 
 
 def out_of_memory(group: Group) -> NoReturn:
@@ -239,6 +250,7 @@ OTHERS: dict[str, Callable[[Group], None]] = {
     "aborts_all_who_wait": lambda group: group.end_natively(),
     "unhandled_cuda_error": lambda group: lose(REMOTE),
     "broken_memory": lambda group: lose(CUDA),
+    "driver_reports": lambda group: lose(CUDA),
     "killed": lambda group: lose(REMOTE),
     "others_lose_it": lambda group: lose(ABORTED.format(rank=group.rank())),
 }

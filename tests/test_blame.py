@@ -1,6 +1,7 @@
 """Who is the cause: the same evidence as real runs leave, made by hand."""
 
 import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,6 +39,56 @@ def apart(*calls: list[tuple[Any, ...]], numbers: tuple[int, ...] = ()) -> Evide
         for rank, one in enumerate(told)
     ]
     return evidence(len(calls), *hung)
+
+
+CUDA = "torch.AcceleratorError: CUDA error: unspecified launch failure"
+
+
+def driver(given: Evidence, *xids: tuple[int, int]) -> Evidence:
+    """Rank n has the GPU at n of the bus, of which the driver has said these: (rank, number)."""
+    gpus = {rank: {"host": "here", "bus": f"0000:{rank:02x}:00"} for rank in given.began}
+    said = [{"host": "here", "bus": f"0000:{rank:02x}:00", "xid": number, "text": ""} for rank, number in xids]
+    return replace(given, gpus=gpus, xids=[*said, {"host": "there", "bus": "0000:00:00", "xid": 79, "text": ""}])
+
+
+LOST = "Xid 79 of the GPU at 0000:01:00: the host no longer reaches it, it has fallen off the bus; the GPU's fault, not the program's"
+BY_DRIVER: dict[str, tuple[Evidence, int | None, str, str]] = {
+    "a GPU off the bus, of which the others heard first": (
+        driver(evidence(2, error(0, CUDA, 1.0), error(1, GONE, 1.1, kind="lost")), (1, 79)), 1, "gpu", LOST,
+    ),
+    "of a rank that was killed": (
+        driver(evidence(2, error(0, GONE, 1.0, kind="lost"), ended=ended(1, -signal.SIGABRT)), (1, 79)), 1, "gpu", f"SIGABRT, native code gave up ({LOST})",
+    ),
+    "of a rank that hung": (driver(apart([("all_reduce", 7, "scheduled")], [("all_reduce", 7, "scheduled")]), (1, 79)), 1, "gpu", f"no progress for 60 s ({LOST})"),
+    "its own words are kept": (driver(evidence(2, error(1, CUDA, 1.0)), (1, 79), (1, 45)), 1, "gpu", f"{CUDA} ({LOST})"),
+    "a mistake of the program": (
+        driver(evidence(2, error(1, CUDA, 1.0)), (1, 31)), 1, "error",
+        f"{CUDA} (Xid 31 of the GPU at 0000:01:00: a kernel read or wrote memory that is not there; the program's fault, not the GPU's)",
+    ),
+    "what follows an earlier error moves no blame": (
+        driver(apart([("all_reduce", 7, "scheduled")], [("all_reduce", 7, "scheduled")]), (0, 45), (1, 45)), 0, "hung",
+        "no progress for 60 s (Xid 45 of the GPU at 0000:00:00: the driver removed this program's work; which follows an earlier error, or the end of the program)",
+    ),
+    "a mistake of the program, for which others waited": (
+        driver(apart([("all_reduce", 7, "scheduled")], [("all_reduce", 7, "scheduled")]), (1, 43)), 1, "error",
+        "no progress for 60 s (Xid 43 of the GPU at 0000:01:00: the GPU stopped this program's work after an error of it; the program's fault, not the GPU's)",
+    ),
+    "memory that may go on": (
+        driver(evidence(2, error(1, CUDA, 1.0)), (1, 94)), 1, "error",
+        f"{CUDA} (Xid 94 of the GPU at 0000:01:00: an error of its memory ended this program, and no other; "
+        "the GPU's fault, which may go on; have it reset (nvidia-smi -r) when it is free)",
+    ),
+    "an error that tells of no GPU": (driver(evidence(2, error(0, "ValueError: a", 1.0)), (1, 74), (0, 74)), 0, "error", "ValueError: a"),
+    "another host's GPU, or one that no rank has": (driver(evidence(1, error(0, CUDA, 1.0)), (7, 79)), 0, "error", CUDA),
+    "a number that is not known": (driver(evidence(1, error(0, CUDA, 1.0)), (0, 999)), 0, "error", CUDA),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BY_DRIVER)
+def test_what_the_driver_says_of_a_gpu_is_told_of_the_rank_that_has_it(case: str) -> None:
+    given, rank, kind, said = BY_DRIVER[case]
+    cause, _ = find(given)
+    assert (cause["rank"], cause["kind"], cause["error"]) == (rank, kind, said)
 
 
 CASES: dict[str, tuple[Evidence, int | None, str]] = {

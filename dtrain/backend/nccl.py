@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dtrain import recorder
+from dtrain import failure, recorder
 from dtrain.backend import process_group
 from dtrain.errors import PreflightError
 
@@ -34,6 +34,8 @@ class Nccl:
         if self.segments == "expandable":
             expand_segments(os.environ)
         gpu: Any = torch.cuda.get_device_properties(device)
+        if reports := os.environ.get("DTRAIN_REPORTS"):
+            failure.has_gpu(Path(reports), int(os.environ.get("RANK", 0)), f"{gpu.pci_domain_id:x}:{gpu.pci_bus_id:x}:{gpu.pci_device_id:x}")
         if self.kernels == "deterministic":
             add_in_one_order(os.environ)
         if self.cores == "near":

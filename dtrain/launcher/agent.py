@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dtrain import failure, hub, network, options, screen, secrets, signals, store
+from dtrain import failure, hub, kernel_log, network, options, screen, secrets, signals, store
 from dtrain.blame import is_victim
 from dtrain.errors import PreflightError, StoreError, why
 from dtrain.launcher import loading_torch, process, run_rank
@@ -50,7 +50,8 @@ class Agent:
         self._plan, self._link, self._folder, self._memory, self._lease, self._shared = plan, link, folder, memory, lease, shared
         self._ranks: dict[int, int] = {}
         """pid -> rank, of those that run"""
-        self._round, self._reports = -1, folder
+        self._round, self._first, self._reports = -1, 0, folder
+        self._log = kernel_log.KernelLog()
         self._failed = set[int]()
         """Ranks of this round that have reported an error"""
         self._beat_number, self._beats = 0, dict[int, float]()
@@ -80,6 +81,7 @@ class Agent:
                     self._miss()
         finally:
             process.kill(*self._ranks)
+            self._log.close()
 
     def _beat(self) -> None:
         now = time.monotonic()
@@ -99,7 +101,9 @@ class Agent:
 
     def on_start(self, *, round: int, first: int, nodes: int, group: int, passed: float, environment: Mapping[str, str]) -> None:
         """`passed`: seconds since the command began."""
-        self._round, self._reports, self._asked = round, self._folder / f"round-{round}", False
+        self._round, self._first, self._reports, self._asked = round, first, self._folder / f"round-{round}", False
+        self._log.close()
+        self._log = kernel_log.KernelLog()
         self._failed.clear()
         self._reports.mkdir(exist_ok=True)
         plan = self._plan.on(nodes)
@@ -131,6 +135,8 @@ class Agent:
         """Let living ranks report, end them, and say so."""
         if round == self._round:
             self._report(REPORT_SECONDS[known])
+            with contextlib.suppress(StoreError):
+                failure.heard(self._reports, self._first, self._log)  # before the driver speaks of ranks that are ended
             process.kill(*self._ranks)
             self._ranks.clear()
         self._link.send(do="ended", round=round, files={} if self._shared else _read(self._reports))

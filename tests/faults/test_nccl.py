@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from launching import plan_of
 
-from dtrain import failure
+from dtrain import failure, kernel_log
 from dtrain.launcher import process
 from dtrain.launcher.book import Book
 from dtrain.launcher.server import Server
@@ -57,6 +57,10 @@ CASES: dict[str, tuple[str, str]] = {
     "aborts_all_who_wait": ("hung", "rank 1 hung"),
     "unhandled_cuda_error": ("error", "rank 1 failed"),
     "broken_memory": ("gpu", "GPU 1: AcceleratorError: CUDA error: uncorrectable ECC error encountered (its memory is broken (ECC))"),
+    "driver_reports": (
+        "gpu",
+        "(Xid 119 of the GPU at 0000:01:00: its system processor (GSP) did not answer the driver; the GPU's fault, not the program's)",
+    ),
     "off_the_bus": ("gpu", "GPU 1: RuntimeError: CUDA error: unknown error (the host no longer reaches it)"),
     "out_of_memory": ("error", "the GPU's memory is full: a smaller microbatch= or remat=full needs less"),
     "device_assert": ("error", "CUDA_LAUNCH_BLOCKING=1 shows which"),
@@ -68,8 +72,10 @@ CASES: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("fault", CASES)
-def test_what_goes_wrong_with_nccl_is_blamed_on_the_rank_that_is_the_cause(fault: str, tmp_path: Path) -> None:
+def test_what_goes_wrong_with_nccl_is_blamed_on_the_rank_that_is_the_cause(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, said = CASES[fault]
+    monkeypatch.setattr(kernel_log, "KMSG", tmp_path / "kmsg")
+    kernel_log.KMSG.touch()
     facts = ran(tmp_path, "devices=4", f"backend.fault={fault}", "backend.timeout=6", "backend.at=30")
     assert (facts["rank"], facts["kind"]) == (1, kind), facts["message"]
     assert said in facts["message"]

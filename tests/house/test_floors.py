@@ -14,7 +14,7 @@ ROOT = Path(dtrain.__file__).parent
 
 FLOORS = (
     ("secrets", "screen", "shapes", "web", "gpu_faults"),
-    ("errors", "plan", "result", "disk", "cause", "clients", "hub", "recorder"),
+    ("errors", "plan", "result", "disk", "cause", "clients", "hub", "recorder", "kernel_log"),
     ("config", "started", "network", "waiting", "store", "build", "sharding", "signals", "frames"),
     ("words", "cluster"),
     ("options", "predict", "testing", "trust", "attempts", "loading", "tokenfile"),
@@ -39,7 +39,7 @@ FLOORS = (
 )
 WITHOUT_TORCH = (
     "__main__", "secrets", "shapes", "provenance", "errors", "plan", "result", "words", "config", "cluster", "started", "network", "waiting", "disk", "cause", "clients", "web", "store", "hub", "build", "options", "recipe", "predict", "resolve", "dialect", "preflight",
-    "tracing", "failure", "blame", "gpu_faults", "frames", "lease", "attempts", "runs", "signals", "tokenfile", "compose", "launcher", "doctor", "verb", "trust",
+    "tracing", "failure", "blame", "gpu_faults", "kernel_log", "frames", "lease", "attempts", "runs", "signals", "tokenfile", "compose", "launcher", "doctor", "verb", "trust",
 )  # fmt: skip
 """What the parent imports before any rank exists."""
 

@@ -26,8 +26,9 @@ from dtrain import failure, kernel_log
 from dtrain.backend import process_group
 
 FOREVER = datetime.timedelta(days=1)
-SOURCE = "/pytorch/torch/csrc/distributed/c10d"
+SOURCE = "/__w/pytorch/pytorch/torch/csrc/distributed/c10d"
 NCCL = "NCCL version 2.27.5"
+"""Texts as in torch 2.13.0 and 2.14.1 (NCCLUtils.hpp and .cpp, CUDAException.cpp and CUDAMiscFunctions.cpp) and in this NCCL."""
 REMOTE = (
     f"NCCL error in: {SOURCE}/ProcessGroupNCCL.cpp:3690, remote process exited or there was a network error, {NCCL}\n"
     "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\nLast error:\n"
@@ -35,12 +36,13 @@ REMOTE = (
 )
 CUDA = (
     f"NCCL error in: {SOURCE}/NCCLUtils.cpp:94, unhandled cuda error (run with NCCL_DEBUG=INFO for details), {NCCL}\n"
-    "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 'an illegal memory access was encountered'"
+    "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 700 'an illegal memory access was encountered'"
 )
-ABORTED = "NCCL communicator was aborted on rank {rank}."
+ABORTED = "NCCL communicator was aborted on rank {rank}. "
 KERNELS = (
+    "\nSearch for `cudaError' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more information."
     "\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect."
-    "\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1"
+    "\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\nDevice-side assertion tracking was not enabled by user."
 )
 
 _alive: list["Group"] = []

@@ -73,7 +73,7 @@ class Guard:
         self._gates, self._fresh = gates(state, mesh), True
         held = window + (LAG if self._gates else 0)
         self._norms, self._losses = deque[float](maxlen=held), deque[float](maxlen=held)
-        self._row, self._rewinds = 0, Counter[int]()
+        self._row, self._rewinds, self._norm = 0, Counter[int](), math.nan
         self._held, self._found = deque[Held](), deque[Spike]()
         self._halted = torch.zeros((), dtype=torch.bool, device=mesh.device)
         self.gate: Tensor | None = None
@@ -101,7 +101,8 @@ class Guard:
         if not self._gates or self._fresh:
             self._fresh, self.gate = False, None
             self._arm(None)
-            return self._judge_now(step, loss, norm.item(), 0.0 if total is None else total.item())
+            self._norm = norm.item()
+            return self._judge_now(step, loss, self._norm, 0.0 if total is None else total.item())
         first, limits = self._stream.first, self._limits()
         bad = ~(norm <= limits[0])
         if total is not None:
@@ -116,11 +117,11 @@ class Guard:
         self._catch_up(0 if now else LAG)
         return self._found.popleft() if self._found else None
 
-    def accepts(self, spike: Spike | None, step: int, norm: Tensor) -> bool:
+    def accepts(self, spike: Spike | None, step: int) -> bool:
         """Whether the host lets the update of this step happen; with fp16 also whether its loss scale does."""
         if spike is not None and spike.step == step + 1 and self.gate is None:
             return False
-        return self._state.scale is None or self._state.scale.accept(norm)
+        return self._state.scale is None or self._state.scale.accept(self._norm)
 
     def leaves(self, spike: Spike, checkpoint: Checkpoint, log: Log) -> bool:
         """Tell of a spike. True when this step must not go on: the run has to stop, or is back at the newest checkpoint."""

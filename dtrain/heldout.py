@@ -90,7 +90,7 @@ def evaluate(
                 value = torch.zeros_like(value, dtype=torch.float64) if idle else value.double()
                 sums[name] = sums[name] + value if name in sums else value
     agreed(objective, first, mesh)
-    counts = torch.tensor([count], device=mesh.device, dtype=torch.float64)
+    counts = torch.full((1,), count, device=mesh.device, dtype=torch.float64)
     *totals, whole = mesh.sum(torch.cat([*(value.reshape(-1) for value in sums.values()), counts])).tolist()
     found = figures(objective, {name: value.shape for name, value in sums.items()}, totals, whole)
     return {f"eval_{name}": value for name, value in found.items()}

@@ -101,7 +101,7 @@ def train(plan: Plan) -> Result:
                 zero(parameters)
                 continue
             rates = set_lr(optimizer, schedule.factor(state.step))
-            if guard.accepts(spike, state.step, norm):
+            if guard.accepts(spike, state.step):
                 optimizer.step()
                 if ema:
                     ema.update(guard.gate)

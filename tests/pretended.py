@@ -19,9 +19,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import _create_work_from_future
-from torch.distributed.fsdp._fully_shard import _fsdp_param
+from torch.distributed.fsdp._fully_shard import _fsdp_init, _fsdp_param
 from torch.distributed.tensor import DTensor
+from torch.overrides import TorchFunctionMode
 from torch.utils import backend_registration
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -37,7 +39,7 @@ INDEXED = (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
 """Which take indices of the CPU, and wait while these are copied."""
 WAITS = (
     aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten._unique2, aten.unique_dim, aten.unique_consecutive, aten.equal, aten.is_nonzero,
-    aten.bincount, aten.repeat_interleave,
+    aten.bincount,
 )  # fmt: skip
 """Whose answer, or its size, the host must know. In a GPU's sources they synchronise the stream."""
 
@@ -47,7 +49,7 @@ BETWEEN_TWO = (torch.ops.c10d.send, torch.ops.c10d.recv_)
 
 @dataclass(frozen=True)
 class Note:
-    """`kind`: waits, homeless or mixed; `where`: the innermost line of dtrain, or of what called torch where there is none; `step`: None before the first."""
+    """`kind`: waits, homeless or mixed; `where`: the innermost function of dtrain, or of what called torch where there is none; `step`: None before the first."""
 
     kind: str
     operator: str
@@ -90,9 +92,9 @@ class _Event(_Stream):
 
 
 def _arrive() -> None:
-    """The host waits where it means to: that is no note."""
     for mode in torch.utils._python_dispatch._get_current_dispatch_mode_stack():
         if isinstance(mode, Device):
+            mode.note("waits", "synchronize")
             mode.wait()
 
 
@@ -174,16 +176,42 @@ def rehearsed() -> Iterator["Device"]:
         for owner, name, value in (
             (torch, "Event", _Event), (torch, "tensor", _tensor), (Tensor, "pin_memory", _pin), (torch.accelerator, "current_device_index", lambda: 0),
             (_fsdp_param, "free_storage", lambda _: None), (_fsdp_param, "alloc_storage", lambda *_: None),
+            (_fsdp_init, "_move_states_to_device", _move),
             (torch.accelerator, "current_stream", lambda *_: _Stream()), (torch.accelerator, "synchronize", lambda *_: _arrive()),
         ):  # fmt: skip
             stack.enter_context(patch.object(owner, name, value))
-        yield stack.enter_context(Device())
+        device = stack.enter_context(Device())
+        stack.enter_context(_Homes(device))
+        yield device
+
+
+class _Homes(TorchFunctionMode):
+    """Notes the constructors that dtrain itself calls without saying where; afterwards torch has said the CPU for them."""
+
+    def __init__(self, device: "Device") -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        caller = sys._getframe(1).f_code
+        ours = caller.co_filename.startswith(PACKAGE) and caller.co_name != "__torch_function__"  # which hands on what others call
+        if ours and func in _device_constructors() and (kwargs or {}).get("device") is None:
+            self._device.note("homeless", func.__name__)
+        return func(*args, **kwargs or {})
 
 
 def _tensor(data: Any, *, device: Any = None, _made: Any = torch.tensor, **options: Any) -> Tensor:
     """torch makes it on the host and copies, where no mode sees it."""
     made: Tensor = _made(data, **options)
     return made if device is None else made.to(device)
+
+
+def _move(parameters: Sequence[Tensor], buffers: Sequence[Tensor], device: torch.device) -> None:
+    """As FSDP2 does it, which sets `.data`; torch lets no wrapper take the place of a plain tensor so."""
+    for tensor in (*parameters, *buffers):
+        if tensor.device not in (device, torch.device("meta")):
+            moved = tensor.detach().to(device)
+            torch.utils.swap_tensors(tensor, torch.nn.Parameter(moved, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else moved)
 
 
 def _pin(tensor: Tensor) -> Tensor:
@@ -249,8 +277,6 @@ def run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], on: Device) -
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
     here, others = [x for x in tensors if isinstance(x, Pretended)], [x for x in tensors if not isinstance(x, Pretended)]
     to = kwargs.get("device")
-    if "device" in {each.name for each in func._schema.arguments} and not tensors and to is None:
-        on.note("homeless", func)
     if kwargs.pop("pin_memory", None) and not here:
         made = func(*args, **kwargs)
         PINNED.add(made.untyped_storage().data_ptr())
@@ -263,11 +289,11 @@ def run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], on: Device) -
         made = func(*_inside(args), **kwargs | {"device": torch.device("cpu") if to.type == NAME else to})
         return Pretended(made) if to.type == NAME else made
     if others and (packet in JOINS or any(x.ndim for x in others)):
-        if packet not in INDEXED or any(x is others[0] for x in args):
+        if packet not in INDEXED or any(x is args[0] for x in others):
             on.note("mixed", func)
             raise RuntimeError(f"{func}: expected all tensors to be on the same device ({_where()})")
         on.note("waits", func)
-    if packet in WAITS or (packet in INDEXED and any(x.dtype == torch.bool for x in tree_leaves(args[1]) if isinstance(x, Tensor))):
+    if _waits(func, args, kwargs):
         on.note("waits", func)
         on.wait()
     if packet is aten._fused_sdp_choice:
@@ -283,6 +309,16 @@ def run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], on: Device) -
         work = _create_work_from_future(done).boxed()
         out = (*out[:-1], work) if isinstance(out, tuple) else work
     return out
+
+
+def _waits(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    packet = func.overloadpacket
+    if packet in INDEXED:  # a single number behind a mask is filled in, without knowing how often
+        masked = any(x.dtype == torch.bool for x in args[1] if x is not None)
+        return masked and (packet is aten.index or args[2].numel() > 1)
+    if packet is aten.repeat_interleave:
+        return kwargs.get("output_size") is None
+    return packet in WAITS
 
 
 def _inside(tree: Any) -> Any:
@@ -331,12 +367,13 @@ def _later(on: Device, pairs: list[tuple[Tensor, Tensor]]) -> None:
 
 
 def _where() -> str:
-    frame, first = sys._getframe(2), ""
+    """In a thread of autograd nobody of dtrain is on the stack."""
+    frame, innermost = sys._getframe(2), ""
     while frame is not None:
         name = frame.f_code.co_filename
         if name.startswith(PACKAGE):
-            return f"{name.removeprefix(PACKAGE).lstrip('/')}:{frame.f_lineno} {frame.f_code.co_name}"
-        if not first and "/torch/" not in name and not name.endswith("pretended.py"):
-            first = f"{Path(name).name}:{frame.f_lineno} {frame.f_code.co_name}"
+            return f"{name.removeprefix(PACKAGE).lstrip('/')} {frame.f_code.co_name}"
+        if not innermost and name != __file__ and not name.endswith(("_compile.py", "eval_frame.py")):
+            innermost = f"{Path(name).name} {frame.f_code.co_name}"
         frame = frame.f_back  # type: ignore[assignment]
-    return first
+    return innermost

@@ -1,5 +1,6 @@
 """Which numbers are kept in which type: facts that the strategy, the step and the clip read."""
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -19,9 +20,9 @@ class LossScale:
     def __init__(self, value: float, *, growth: int) -> None:
         self.value, self._growth, self._good = value, growth, 0
 
-    def accept(self, norm: torch.Tensor) -> bool:
-        """Whether a step with this global gradient norm may be taken; adapts the scale. Waits for the device."""
-        finite = bool(torch.isfinite(norm))
+    def accept(self, norm: float | Tensor) -> bool:
+        """Whether a step with this global gradient norm may be taken; adapts the scale. Waits for the device where the norm is a tensor on it."""
+        finite = math.isfinite(norm)
         self._good = self._good + 1 if finite else 0
         if not finite:
             self.value = max(self.value / 2, 1.0)

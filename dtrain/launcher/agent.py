@@ -20,12 +20,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dtrain import failure, hub, kernel_log, network, options, screen, secrets, signals, store
+from dtrain import failure, kernel_log, network, options, screen, secrets, signals, store
 from dtrain.blame import is_victim
 from dtrain.errors import PreflightError, StoreError, why
-from dtrain.launcher import loading_torch, process, run_rank
+from dtrain.launcher import process, run_rank
 from dtrain.launcher.door import GREET_SECONDS, knock
 from dtrain.launcher.link import Link, drain, ready
+from dtrain.launcher.warm import BY_NVML, COLD, UnforkableError, warm
 from dtrain.plan import Plan
 
 REPORT_SECONDS = {"victim": 5.0, "cause": 1.0}
@@ -232,32 +233,13 @@ def _rank(plan: Plan, folder: Path, link: Link, environment: Mapping[str, str]) 
     failure.done(folder, rank)
 
 
-def warm(plan: Plan) -> None:
-    """Load here, once, what every rank needs: the fork costs milliseconds, the imports seconds."""
-    import gc
-
-    with loading_torch():
-        import torch
-        import torch._dynamo  # the first optimizer would import it, in every rank
-
-        import dtrain.train  # noqa: F401
-
-        if plan.trust:
-            hub.watch()
-        for part in (plan.strategy, plan.optim, plan.model, plan.data, plan.objective, plan.schedule, plan.checkpoint, plan.backend):
-            with contextlib.suppress(ImportError):  # the rank says what is wrong with it
-                __import__(str(part["_target_"]).rsplit(".", 1)[0])
-    torch.set_num_threads(1)
-    gc.freeze()  # or the collector of each rank copies these pages when it first looks at them
-
-
 # on another host
 
 
-def join(address: str, wait: float) -> None:
+def join(address: str, wait: float, cold: str = "") -> None:
     """Be a node of the run whose server is at `address`, and again after it was lost.
 
-    Raises TimeoutError when it takes no node for `wait` seconds, and PreflightError where nobody may be joined.
+    Raises TimeoutError when it takes no node for `wait` seconds, PreflightError where nobody may be joined, and UnforkableError as `warm` does.
     """
     refuse(address)
     folder, plan = store.scratch("agent"), None
@@ -270,7 +252,7 @@ def join(address: str, wait: float) -> None:
                     told = greet(link)
                     if plan is None or told["plan"] != plan.to_dict():
                         plan = Plan.from_dict(told["plan"])
-                        warm(plan)
+                        warm(plan, cold)
                     options.take_over(told["storage"])
                     os.environ.update(told["environment"])
                     network.take_interface(link.here)
@@ -322,8 +304,12 @@ if __name__ == "__main__":
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     screen.outlive_readers()
     secrets.guard()
+    os.environ.setdefault(BY_NVML, "1")
+    cold = os.environ.pop(COLD, "")
     try:
-        join(sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 60.0)
+        join(sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 60.0, cold)
+    except UnforkableError as found:
+        found.begin_again(["dtrain.launcher.agent", *sys.argv[1:]], cold=cold)
     except KeyboardInterrupt:
         sys.exit(130)
     except PreflightError as error:

@@ -30,6 +30,7 @@ from dtrain.disk import ROOM
 from dtrain.errors import PreflightError, RankError, why
 from dtrain.launcher import process
 from dtrain.launcher.book import Book
+from dtrain.launcher.warm import BY_NVML
 from dtrain.plan import Plan
 from dtrain.result import Result
 
@@ -143,7 +144,7 @@ class _Wishes:
 def _serve(scratch: Path, told: Mapping[str, Any], wishes: _Wishes) -> int:
     """Run a server to its end; its exit code. None of its processes lives afterwards."""
     # torch prints the stack of whatever lost its peer, beside the error it raises
-    environment = {"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ}
+    environment = {"TORCH_CPP_LOG_LEVEL": "ERROR", BY_NVML: "1", **os.environ}
     with _held():  # the server begins with signals blocked, and loses none while it has no handler
         told = {**told, "wish": wishes.first}
         try:

@@ -27,6 +27,7 @@ from dtrain.launcher import agent, process
 from dtrain.launcher.book import Book
 from dtrain.launcher.door import Door
 from dtrain.launcher.link import Link, drain, ready
+from dtrain.launcher.warm import COLD, UnforkableError, warm
 from dtrain.plan import Plan
 from dtrain.result import Status
 
@@ -375,14 +376,17 @@ def main(parent: int, scratch: Path) -> None:
     process.die_with(parent)
     screen.outlive_readers()
     secrets.guard()
-    told = json.load(sys.stdin)
+    given, cold = sys.stdin.read(), os.environ.pop(COLD, "")
+    told = json.loads(given)
     try:
         process.claim(scratch)
         options.take_over(told.pop("storage"))
         plan = Plan.from_dict(told.pop("plan"))
-        agent.warm(plan)
+        warm(plan, cold)
         with store.anchored():
             Server(plan, scratch, Book.read(scratch), **told).run()
+    except UnforkableError as found:
+        found.begin_again(["dtrain.launcher.server", *sys.argv[1:]], given, cold=cold)
     except (OSError, StoreError) as error:
         said = f"the launcher cannot start: {why(error) if isinstance(error, OSError) else error}"
         try:

@@ -151,6 +151,7 @@ CUDA = {
         "resolve/auto.py:strategy", "resolve/fit.py:optim", "resolve/ranks.py:backend", "resolve/ranks.py:compiled", "resolve/ranks.py:precision",
     ),
     "what torch and NCCL say": ("gpu_faults.py:",),
+    "what a user's module may have started": ("launcher/warm.py:_import", "launcher/warm.py:_is_poisoned"),
 }  # fmt: skip
 REASONS = {"made": MADE, "waits": WAITS_FOR, "cuda": CUDA}
 """Kind -> reason -> places"""

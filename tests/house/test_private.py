@@ -43,7 +43,7 @@ PRIVATE = {
 }  # fmt: skip
 """Name -> the module, class or source in which it is."""
 MAY_BE_GONE = {
-    "_accelerator_setAllocatorSettings", "_dump_fr_trace_json", "_dump_nccl_trace_json", "_fsdp_param_groups", "_set_default_timeout", "_step_supports_amp_scaling",
+    "_accelerator_setAllocatorSettings", "_dump_fr_trace_json", "_dump_nccl_trace_json", "_fsdp_param_groups", "_is_in_bad_fork", "_set_default_timeout", "_step_supports_amp_scaling",
 }  # fmt: skip
 """Asked for by `getattr` or `hasattr`. Before 2.14 only gloo's and NCCL's groups take a timeout."""
 OF_OTHERS = {

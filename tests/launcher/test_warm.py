@@ -1,0 +1,79 @@
+"""Modules of a user that do, when they are imported, what no fork survives: the run goes on, and says which it was."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launching import free_port, steps_of
+
+CUDA = """
+import os
+import torch
+
+def _bad(here=os.getpid()):
+    return os.getpid() != here
+
+torch.cuda._is_in_bad_fork = _bad  # as it answers in a build for CUDA, once somebody has asked for GPUs
+
+class Net(torch.nn.Linear):
+    def __init__(self):
+        assert not torch.cuda._is_in_bad_fork(), "Cannot re-initialize CUDA in forked subprocess"
+        super().__init__(64, 10)
+"""
+THREAD = """
+import queue, threading
+import torch
+
+asked, answered = queue.Queue(), queue.Queue()
+
+def work():
+    while True:
+        answered.put(asked.get())
+
+threading.Thread(target=work, daemon=True).start()
+
+class Net(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(64, 10)
+        asked.put(1)
+        answered.get(timeout=60)
+"""
+WORDS = (
+    "data=synthetic",
+    "data.samples=512",
+    "objective=regression",
+    "steps=4",
+    "log.every=1",
+    "logger=[]",
+    "batch=8",
+    "model._target_=mine.Net",
+    "trust=[mine]",
+)
+
+
+def begun(folder: Path, *words: str) -> "subprocess.Popen[str]":
+    env = {**os.environ, "PYTHONPATH": str(folder)}
+    return subprocess.Popen([sys.executable, "-m", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, cwd=folder)
+
+
+@pytest.mark.parametrize(("source", "deed"), [(CUDA, "starts CUDA"), (THREAD, "starts a thread")])
+def test_each_rank_imports_what_no_fork_survives(source: str, deed: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(source)
+    run = begun(tmp_path, "dtrain", *WORDS, "devices=2", "out=run")
+    output, _ = run.communicate(timeout=300)
+    assert run.returncode == 0, output
+    assert output.count(f"mine {deed}") == 1
+    assert steps_of(tmp_path / "run") == [1, 2, 3, 4]
+
+
+def test_a_node_of_another_host_does_so_too(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(CUDA)
+    address = f"127.0.0.1:{free_port()}"
+    run = begun(tmp_path, "dtrain", *WORDS, "nodes=2", "devices=1", "out=run", "launcher=local", f"launcher.address={address}", "launcher.here=1")
+    other = begun(tmp_path, "dtrain.launcher.agent", address)
+    said = [each.communicate(timeout=300)[0] for each in (run, other)]
+    assert (run.returncode, other.returncode) == (0, 0), said
+    assert [text.count("mine starts CUDA") for text in said] == [1, 1]
+    assert steps_of(tmp_path / "run") == [1, 2, 3, 4]

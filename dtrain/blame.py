@@ -191,20 +191,20 @@ def _calls(facts: Facts, name: str) -> list[Facts]:
     return [call for call in (facts.get("calls") or {}).get(name, []) if not call["between_two"]]
 
 
-def _oldest(known: list[Facts]) -> Iterator[tuple[str, list[tuple[Facts, Facts]]]]:
-    """Of each group: the first collective that is not over on some rank, in words, and (rank, call) of those that have called it."""
+def _by_number(known: list[Facts]) -> Iterator[tuple[str, list[tuple[Facts, Facts]]]]:
+    """Each collective of each group, in words, the oldest first, and (rank, call) of the ranks of which that is known."""
     names = dict.fromkeys(name for facts in known for name in facts.get("calls") or {} if not name.startswith("pp"))
     for name in sorted(names, key=lambda name: (name != "the world", name)):
-        for library in sorted({call["library"] for facts in known for call in _calls(facts, name)}):
-            told = [(facts, call) for facts in known for call in _calls(facts, name) if call["library"] == library]
-            number = min((call["number"] for _, call in told if call["state"] != "completed"), default=None)
-            if number is not None:
-                yield f"collective {number} of {name}", [(facts, call) for facts, call in told if call["number"] == number]
+        by_number: dict[tuple[str, int], list[tuple[Facts, Facts]]] = {}
+        for facts in known:
+            for call in _calls(facts, name):
+                by_number.setdefault((call["library"], call["number"]), []).append((facts, call))
+        yield from ((f"collective {number} of {name}", told) for (_, number), told in sorted(by_number.items(), key=lambda entry: entry[0]))
 
 
 def _unlike(known: list[Facts]) -> tuple[Facts, str] | None:
     """A rank that called another collective than most, or gave it another size, and the sentence that says so."""
-    for which, told in _oldest(known):
+    for which, told in _by_number(known):
         for key in ("call", "sizes"):
             kinds = Counter(str(call[key]) for _, call in told)
             most = kinds.most_common(1)[0][0]
@@ -219,7 +219,7 @@ def _unlike(known: list[Facts]) -> tuple[Facts, str] | None:
 
 def _unfinished(known: list[Facts]) -> tuple[Facts, str] | None:
     """A rank whose device has not begun, or not ended, a collective that has begun or ended on others, and the sentence that says so."""
-    for which, told in _oldest(known):
+    for which, told in _by_number(known):
         told = [(facts, call) for facts, call in told if call["library"] == "nccl"]  # of gloo, one that failed is over too
         for state, verb in (("scheduled", "begun"), ("started", "ended")):
             here = [(facts, call) for facts, call in told if call["state"] == state]

@@ -49,6 +49,16 @@ _alive: list["Group"] = []
 """Whoever drops the last reference to a gloo group from Python joins its threads while it holds the interpreter."""
 
 
+class Patient:
+    """Whatever timeout it is given, it is aborted later, if at all."""
+
+    def name(self) -> str:
+        return "nccl"
+
+    def _set_default_timeout(self, timeout: datetime.timedelta) -> None:
+        pass
+
+
 class Group(dist.ProcessGroup):
     """Gloo below, that never gives up; its name is NCCL's."""
 
@@ -73,6 +83,8 @@ class Group(dist.ProcessGroup):
         self.counted += 1
         if self.counted == self.at and self.rank() == self.rank_of_fault:
             self.broken = True
+            if reports := os.environ.get("DTRAIN_REPORTS"):
+                (Path(reports) / "fault").write_text(str(time.time()))
             return Group.fault(self)
         if self.counted == self.at and Group.fault.__name__ in OTHERS:
             OTHERS[Group.fault.__name__](self)
@@ -99,7 +111,7 @@ class Group(dist.ProcessGroup):
         pass
 
     def _get_backend(self, device: torch.device) -> Any:
-        return self.inner
+        return Patient()
 
     def get_group_store(self) -> Any:
         return self._store

@@ -125,6 +125,10 @@ CASES: dict[str, tuple[Evidence, int | None, str]] = {
         apart([("all_reduce", 7, "scheduled"), ("all_reduce", 8, "scheduled")], [("broadcast", 7, "scheduled")], [("all_reduce", 7, "scheduled")]),
         1, "it calls broadcast as collective 7 of the world, where rank 0 calls all_reduce",
     ),
+    "another collective than the others, though all of them gave up": (
+        apart([("all_reduce", 7, "completed")], [("all_gather", 7, "completed")], [("all_reduce", 7, "completed")]),
+        1, "it calls all_gather as collective 7 of the world, where rank 0 calls all_reduce",
+    ),
     "other shapes than the others": (
         apart([("all_reduce", 7, "scheduled", [[3]])], [("all_reduce", 7, "scheduled", [[3]])], [("all_reduce", 7, "scheduled", [[4]])]),
         2, "it gives all_reduce, collective 7 of the world, the shapes [[4]], where rank 0 gives [[3]]",

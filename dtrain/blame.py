@@ -167,7 +167,7 @@ def _hung(evidence: Evidence, known: list[Facts]) -> Facts | None:
         own = [failure["error"] for failure in late if failure["rank"] == idle[0]["rank"]]
         return {**idle[0], **hung, "error": [*own, "it is in no collective, and the others wait in one"][0]}
     if late:
-        return {**late[0], **hung, "error": late[0]["error"]}
+        return {**late[0], **hung, "error": late[0]["error"] + _all_in(known)}
     first = min(aborted, key=lambda rank: float(evidence.ended[rank]["time"]))
     return {**next(facts for facts in known if facts["rank"] == first), **_ending(-signal.SIGABRT, ""), "exit_code": 1, "message": ""}
 
@@ -228,6 +228,14 @@ def _unfinished(known: list[Facts]) -> tuple[Facts, str] | None:
                 facts, call = here[0]
                 return facts, f"its device has not {verb} {call['call']}, {which}, which has {verb} on that of rank {others[0]['rank']}"
     return None
+
+
+def _all_in(known: list[Facts]) -> str:
+    """What to say where the devices of all ranks are in one collective, as far as is known."""
+    for which, told in _by_number(known):
+        if len(told) == len(known) > 1 and all((call["library"], call["state"]) == ("nccl", "scheduled") for _, call in told):
+            return f": no device has ended {told[0][1]['call']}, {which}; with TORCH_NCCL_ENABLE_TIMING=1 it is known which one has not begun it"
+    return ""
 
 
 def _unseen(evidence: Evidence, known: list[Facts]) -> Facts | None:

@@ -41,6 +41,7 @@ def apart(*calls: list[tuple[Any, ...]], numbers: tuple[int, ...] = ()) -> Evide
     return evidence(len(calls), *hung)
 
 
+TOGETHER = "no progress for 60 s: no device has ended all_reduce, collective 7 of the world; with TORCH_NCCL_ENABLE_TIMING=1 it is known which one has not begun it"
 CUDA = "torch.AcceleratorError: CUDA error: unspecified launch failure"
 
 
@@ -67,7 +68,7 @@ BY_DRIVER: dict[str, tuple[Evidence, int | None, str, str]] = {
     ),
     "what follows an earlier error moves no blame": (
         driver(apart([("all_reduce", 7, "scheduled")], [("all_reduce", 7, "scheduled")]), (0, 45), (1, 45)), 0, "hung",
-        "no progress for 60 s (Xid 45 of the GPU at 0000:00:00: the driver removed this program's work; which follows an earlier error, or the end of the program)",
+        f"{TOGETHER} (Xid 45 of the GPU at 0000:00:00: the driver removed this program's work; which follows an earlier error, or the end of the program)",
     ),
     "a mistake of the program, for which others waited": (
         driver(apart([("all_reduce", 7, "scheduled")], [("all_reduce", 7, "scheduled")]), (1, 43)), 1, "error",
@@ -145,7 +146,8 @@ CASES: dict[str, tuple[Evidence, int | None, str]] = {
         apart([("all_reduce", 7, "completed"), ("all_reduce", 8, "scheduled")], [("all_reduce", 7, "started")], [("all_reduce", 7, "completed")]),
         1, "its device has not ended all_reduce, collective 7 of the world, which has ended on that of rank 0",
     ),
-    "all devices in one collective": (apart([("all_reduce", 7, "scheduled")], [("all_reduce", 7, "scheduled")]), 0, "no progress for 60 s"),
+    "all devices in one collective": (apart([("all_reduce", 7, "scheduled")], [("all_reduce", 7, "scheduled")]), 0, TOGETHER),
+    "devices in no collective": (apart([("all_reduce", 7, "completed")], [("all_reduce", 7, "completed")]), 0, "no progress for 60 s"),
     "stages send each other unequally much": (
         evidence(
             2, error(0, LATE, 1.0, kind="timeout", collective="recv (dtrain/parallel/pipeline.py:9 in step)", groups={"pp of ranks 0,1": 7, "the world": 3}),

@@ -19,7 +19,8 @@ LOST_PEER = re.compile(
 )
 """What torch says on a rank when another one is gone."""
 TIMED_OUT = re.compile(
-    r"timed out waiting \d+ms|application timeout caused pair closure|wait timeout after \d+|caught collective operation timeout|NCCL timeout (in:|when waiting)",
+    r"timed out waiting \d+ms|application timeout caused pair closure|wait timeout after \d+|caught collective operation timeout"
+    "|NCCL timeout (in:|when waiting)|collective operation timed out|watchdog detected operation timeout|work timed out during",
     re.IGNORECASE,
 )
 """What torch says when another rank does not come."""

@@ -186,7 +186,7 @@ class Watchdog:
                 self._timed.add((group, seconds))
                 for backend in {group._get_backend(device) for device in group._device_types}:
                     if tell := getattr(backend, "_set_default_timeout", None):  # torch 2.13: of gloo and NCCL alone
-                        tell(datetime.timedelta(seconds=last if backend.name() == "nccl" else seconds))
+                        tell(datetime.timedelta(seconds=last if backend.name().startswith("nccl") else seconds))
 
 
 def sequence_numbers() -> dict[str, int]:

@@ -42,6 +42,9 @@ TOLD: dict[str, tuple[Exception, str, str]] = {
     "another rank": (dist.DistBackendError(REMOTE), "lost", ""),
     "an abort": (dist.DistBackendError(ABORTED.format(rank=0)), "lost", ""),
     "a late rank": (dist.DistBackendError(TIMEOUT), "timeout", ""),
+    "a late rank of nccl2": (dist.DistBackendError("timeout - collective operation timed out"), "timeout", ""),
+    "a late rank, seen by its watchdog": (dist.DistBackendError("timeout - timeout watchdog detected operation timeout"), "timeout", ""),
+    "an abort of nccl2": (dist.DistBackendError("NCCL communicator was aborted after a previous error"), "lost", ""),
     "a late connection": (dist.DistBackendError(f"NCCL timeout in: {SOURCE}/NCCLUtils.cpp:52"), "timeout", ""),
 }
 

@@ -10,7 +10,7 @@ import pytest
 from killing import below, leavings, over, served
 from launching import plan_of, steps_of, wait_for_step
 
-from dtrain import failure
+from dtrain import failure, network
 from dtrain.errors import RankError
 from dtrain.launcher import process
 from dtrain.launcher.book import Book
@@ -116,3 +116,16 @@ def test_a_node_that_never_comes_is_named(tmp_path: Path) -> None:
     with served(plan_of(tmp_path / "run", *SLOW), tmp_path, here=1, address="127.0.0.1:0", wait=6.0) as server:
         assert "1 of 2 node(s) are there after 6 s, not 1" in over(server, tmp_path)["error"]
     assert not (tmp_path / "round-0").exists()
+
+
+@pytest.mark.skipif(not network.interfaces(), reason="only Linux tells the addresses of its interfaces")
+@pytest.mark.parametrize("address", sorted(network.interfaces().values()))
+def test_ranks_of_the_server_s_own_host_listen_where_the_others_were_told(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not where the host's name leads: on many hosts that is 127.0.1.1, which no other reaches."""
+    monkeypatch.setenv("DTRAIN_SECRET", "0123456789abcdef")
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+    plan = plan_of(tmp_path / "run", "nodes=2", "batch=8", "launcher=local").with_loop("launching.meets")
+    with served(plan, tmp_path, address=f"{address}:0") as server:
+        assert over(server, tmp_path)["error"] is None
+    assert [(tmp_path / f"listens-{rank}").read_text() for rank in range(2)] == [address] * 2

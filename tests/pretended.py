@@ -9,6 +9,7 @@ never race; copies that wait for nobody arrive when somebody waits for them, and
 """
 
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -181,6 +182,9 @@ def rehearsed() -> Iterator["Device"]:
         ):  # fmt: skip
             stack.enter_context(patch.object(owner, name, value))
         device = stack.enter_context(Device())
+        stack.enter_context(
+            patch.object(torch.accelerator, "set_device_index", lambda _: device.chosen_in.add(threading.current_thread().name.partition("_")[0]))
+        )
         stack.enter_context(_Homes(device))
         yield device
 
@@ -252,6 +256,8 @@ class Device(TorchDispatchMode):
         super().__init__()
         self.notes: list[Note] = []
         self.step: int | None = None
+        self.chosen_in = set[str]()
+        """Names of the threads that have said on which device they work."""
         self._queued: list[Callable[[], Any]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -45,10 +45,11 @@ class Gloo:
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """Of one rank: the loss of its last step, and the notes of all."""
+    """Of one rank: the loss of its last step, the notes of all, and the threads that have chosen its device."""
 
     loss: float | None
     notes: list[Note]
+    chosen_in: set[str]
 
     @property
     def each_step(self) -> dict[str, float]:
@@ -81,7 +82,7 @@ def _rank(made: Plan, fault: "Fault | None") -> Rehearsed:
             beat(self, step, seen)
 
         with patch.object(Watchdog, "beat", counted), patch.object(stream, "BLOCK_STEPS", 2):
-            return Rehearsed(train(made).loss, device.notes)
+            return Rehearsed(train(made).loss, device.notes, device.chosen_in)
 
 
 @dataclass(frozen=True)

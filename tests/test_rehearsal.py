@@ -121,6 +121,11 @@ def test_a_planted_fault_is_found(fault: Fault, words: tuple[str, ...]) -> None:
         assert unexpected(found, WAITING.get(words, {}))
 
 
+def test_the_thread_that_pins_samples_does_so_on_the_device_of_its_rank() -> None:
+    (found,) = rehearse(*GPT)
+    assert found.chosen_in == {"dtrain-data"}
+
+
 def test_what_a_checkpoint_holds_has_arrived_when_it_is_written(tmp_path: Path) -> None:
     """The copy to the host waits for nobody, and is waited for once."""
     written = Fault("checkpoint.snapshot", "torch.accelerator.current_stream().synchronize()", "pass")

@@ -57,7 +57,7 @@ class Stream:
         one = source.take(np.array([0]), np.array([0]))
         share = batch.local * max(1, sum(part.nbytes for part in leaves(one)))
         self._steps = 1 if source.loading == "step" else max(1, min(BLOCK_STEPS, BLOCK_BYTES // share))
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="dtrain-data") if source.loading == "thread" else None
+        self._thread = ThreadPoolExecutor(1, "dtrain-data", _use, (mesh.device,)) if source.loading == "thread" else None
         self._next: Future[Batch] | None = None
         self._dense: int | None = None
         self._ready: Iterator[Share] = iter(())
@@ -167,6 +167,12 @@ class Stream:
 
     def _named(self, index: Indices) -> list[int]:
         return [int(sample) for sample in (self._source.original(index) if isinstance(self._source, Dataset) else index)]
+
+
+def _use(device: torch.device) -> None:
+    """A new thread has the first device, and memory that it pins would begin a context there."""
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device)
 
 
 def leaves(batch: Any) -> Iterator[Tensor]:

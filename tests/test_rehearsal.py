@@ -9,9 +9,14 @@ import torch
 from pool import RankFailed, ranks
 from rehearsal import FEW, Fault, Rehearsed, rehearse
 from small import plan
+from torch.utils import backend_registration
 
 from dtrain.train import train
 
+pytestmark = pytest.mark.skipif(
+    not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
+    reason="torch 2.13 is the first whose accelerators may be written in Python",
+)
 GPT = ("model=gpt", "model.layers=2", "model.width=32", "data.sequence=16")
 MOE = ("model=moe", *GPT[1:])
 TWO = "devices=2"

@@ -62,9 +62,9 @@ SIZES: dict[str, dict[str, Any]] = {
 
 def doctor(place: Place) -> Verdict:
     found = _doctor(place)
-    wrong = [each["check"] for each in found["findings"] if each["verdict"] not in ("ok", "warning")]
+    notes = [each["check"] for each in found["findings"] if each["verdict"] != "ok"]
     facts = next(each["facts"] for each in found["findings"] if each["check"] == "torch")
-    return judged(found["exit_code"] == 0, f"torch {facts['version']}, {facts['gpus']} GPUs", f"wrong: {', '.join(wrong)}" if wrong else "")
+    return judged(found["exit_code"] == 0, f"torch {facts['version']}, {facts['gpus']} GPUs", f"to be read: {', '.join(notes)}" if notes else "")
 
 
 def bandwidth(place: Place) -> Verdict:

@@ -57,7 +57,7 @@ def _import(module: str, cold: Sequence[str]) -> None:
     if module in cold or module in sys.modules:
         return
     threads = threading.active_count()
-    with contextlib.suppress(ImportError):  # the rank says what is wrong with it
+    with contextlib.suppress(Exception, SystemExit):  # the rank says what is wrong with it
         __import__(module)
     if module.startswith("dtrain.") or not hasattr(os, "memfd_create"):  # not Linux: there is no CUDA
         return

@@ -77,3 +77,13 @@ def test_a_node_of_another_host_does_so_too(tmp_path: Path) -> None:
     assert (run.returncode, other.returncode) == (0, 0), said
     assert [text.count("mine starts CUDA") for text in said] == [1, 1]
     assert steps_of(tmp_path / "run") == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("line", ["raise ValueError('planned')", "raise SystemExit(3)"])
+def test_a_module_that_cannot_be_imported_is_told_by_a_rank(line: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(line)
+    run = begun(tmp_path, "dtrain", *WORDS, "devices=2", "out=run")
+    output, _ = run.communicate(timeout=300)
+    assert run.returncode == 1
+    assert "dtrain: rank 0 failed" in output or "dtrain: rank 1 failed" in output
+    assert output.count("Traceback (most recent call last)") == 1

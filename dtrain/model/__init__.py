@@ -6,6 +6,7 @@ import json
 import math
 import random
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
@@ -198,6 +199,18 @@ def blocks(module: nn.Module) -> Iterator[nn.Module]:
             yield child
         else:
             yield from blocks(child)
+
+
+def head_of(model: nn.Module) -> nn.Linear | None:
+    """The linear layer that the model's table names and that runs last, where it shares no weight and is not all that lies outside of the blocks."""
+    prefix, table = next(tables(model, "pipeline", "_pp_plan"), ("", ()))
+    named = {f"{prefix}{name}" for name in table}
+    last = next((module for name, module in reversed(list(model.named_modules())) if name in named), None)
+    listed = {parameter for block in blocks(model) for parameter in block.parameters()}
+    owners = Counter(parameter for module in model.modules() for parameter in module.parameters(recurse=False))
+    if not isinstance(last, nn.Linear) or any(owners[parameter] > 1 or parameter in listed for parameter in last.parameters()):
+        return None
+    return last if set(owners) - listed - set(last.parameters()) else None
 
 
 def _module(model: Any) -> nn.Module:

@@ -6,7 +6,7 @@ Tests hold them against the models themselves, run for real.
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dtrain.plan import Part
@@ -94,7 +94,7 @@ def _transformer(part: Mapping[str, Any], run: Run, feed_forward: Callable[[Tape
     logits = head.linear(Value(T * C, rest, "whole"), "", C, V, rows=T, style="colwise_gather_output", hidden=False)
     if part["tied"]:
         head.weights.clear()
-    blocks.append(head.block(head.tokens(logits, T), listed=False))
+    blocks.append(replace(head.block(head.tokens(logits, T), listed=False), head=not part["tied"]))
     return Shapes(tuple(blocks), 0, 0, 2 * 4 * T * (C // H), 16 * T, T, 8 * T, Kept(logits=logits.size))
 
 

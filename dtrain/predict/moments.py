@@ -25,13 +25,13 @@ FORWARDS_FIRST = ("gpipe", "looped_bfs")
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes on one rank, of one block and one microbatch. Of its weights: as computed with (`whole`), copies that autocast makes (`casts`). Of their
+    """Bytes on one rank, of one block and one microbatch; `unit` as in Block. Of its weights: as computed with (`whole`), copies that autocast makes (`casts`). Of their
     gradients: as autograd makes them (`made`), as microbatches are summed up (`summed`), on the wire (`sent`), at the end (`end`), the `largest`.
     Of activations: what is `kept`, of it what it was handed (`taken`) and hands on (`given`), the most alive in its backward (`busy`), what it `passes` on, and the
     gradients that wait for a backward of the weights alone (`turned`), without what only a block behind needs (`ends`)."""
 
     count: int
-    listed: bool
+    unit: bool
     whole: float
     casts: float
     made: float
@@ -56,7 +56,7 @@ def sizes_of(plan: Decided, shapes: Shapes, block: Block) -> Sizes:
     wide, at_once = types.compute if state.shards else types.param, state.every and plan.mesh.pp == 1
     kept, busy = _activations(plan, shapes, block)
     return Sizes(
-        block.count, block.listed, sum(counts) * wide, product * types.compute * (types.autocast and not state.shards), sum(trained) * wide,
+        block.count, block.unit, sum(counts) * wide, product * types.compute * (types.autocast and not state.shards), sum(trained) * wide,
         sum(trained) * (types.reduce if state.shards and not at_once else wide), sum(trained) * types.reduce,
         sum(math.prod(piece(plan, weight)) for weight in block.weights if weight.trained) * types.param, max(trained, default=0) * wide,
         kept * micro, busy * micro, block.passes * flowing(plan).param * micro / plan.mesh.cp,
@@ -96,9 +96,9 @@ def places(blocks: Sequence[Sizes]) -> Iterator[Place]:
             yield Place((*blocks[:index], replace(run, count=done)), one, (replace(run, count=run.count - 1 - done), *blocks[index + 1 :]))
 
 
-def total(blocks: Sequence[Sizes], name: str, *, listed: bool | None = None) -> float:
-    """Of all blocks, or of those that are listed (or not)."""
-    return sum(size.count * float(getattr(size, name)) for size in blocks if listed is None or size.listed == listed)
+def total(blocks: Sequence[Sizes], name: str, *, unit: bool | None = None) -> float:
+    """Of all blocks, or of those that are units (or not)."""
+    return sum(size.count * float(getattr(size, name)) for size in blocks if unit is None or size.unit == unit)
 
 
 def inside(place: Place) -> Moment:
@@ -119,7 +119,7 @@ def moments(plan: Decided, blocks: Sequence[Sizes]) -> Iterator[tuple[str, Momen
             yield "backward", inside(place) | _sharded(state, place, blocks, several=several, last=last)
         yield "reduction", _reduced(state, place, blocks, several=several)
     if state.shards:
-        root = [size for size in blocks if not size.listed]
+        root = [size for size in blocks if not size.unit]
         ends = total(blocks, "end")
         yield "reduction", {
             "gradients": ends, "gathered blocks": total(root, "whole"), "gradients on their way": total(root, "summed") + total(root, "sent"),
@@ -135,26 +135,26 @@ def _copies(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: b
 
 def _gathered(state: Holding, place: Place, blocks: Sequence[Sizes], *, last: bool, own: bool) -> float:
     """The root always, and the block; the one before it is on its way. Or all, of which the `last` backward frees one after the other."""
-    root = total(blocks, "whole", listed=False)
-    mine = place.block.whole * (own and place.block.listed)
+    root = total(blocks, "whole", unit=False)
+    mine = place.block.whole * (own and place.block.unit)
     if state.frees:
-        before = [size for size in place.before if size.listed and size.count]
+        before = [size for size in place.before if size.unit and size.count]
         return root + mine + (before[-1].whole if before else 0.0)
-    return root + (total(place.before, "whole", listed=True) + mine if last else total(blocks, "whole", listed=True))
+    return root + (total(place.before, "whole", unit=True) + mine if last else total(blocks, "whole", unit=True))
 
 
 def _sharded(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: bool, last: bool) -> Moment:
     """The root's gradients are whole until the end; those of the block behind are still being sent."""
-    behind = [size for size in place.behind if size.listed and size.count]
-    root = total(place.behind, "made", listed=False)
+    behind = [size for size in place.behind if size.unit and size.count]
+    root = total(place.behind, "made", unit=False)
     if several and state.every:
-        gradients, root = total(blocks, "end", listed=True), root + total(blocks, "end", listed=False)
+        gradients, root = total(blocks, "end", unit=True), root + total(blocks, "end", unit=False)
     elif several:
         waiting = [*place.before, place.block] if last else blocks
-        gradients = total(waiting, "summed", listed=True) + (total(place.behind, "end", listed=True) if last else 0.0)
-        root = total(blocks, "summed", listed=False)
+        gradients = total(waiting, "summed", unit=True) + (total(place.behind, "end", unit=True) if last else 0.0)
+        root = total(blocks, "summed", unit=False)
     else:
-        gradients = total(place.behind, "end", listed=True)
+        gradients = total(place.behind, "end", unit=True)
     sent = behind[0].sent if behind and (last or state.every) else 0.0
     return {
         "gradients": gradients + root, "gathered blocks": _gathered(state, place, blocks, last=last, own=True),
@@ -164,15 +164,15 @@ def _sharded(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: 
 
 def _reduced(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: bool) -> Moment:
     """The block's activations are gone and it is no longer gathered."""
-    if not place.block.listed:
+    if not place.block.unit:
         return {}
-    root = total(place.behind, "made", listed=False)
+    root = total(place.behind, "made", unit=False)
     if several and state.every:
         gradients = total(blocks, "end")
     elif several:
-        gradients, root = total(place.before, "summed", listed=True) + total(place.behind, "end", listed=True), total(blocks, "summed", listed=False)
+        gradients, root = total(place.before, "summed", unit=True) + total(place.behind, "end", unit=True), total(blocks, "summed", unit=False)
     else:
-        gradients = total(place.behind, "end", listed=True)
+        gradients = total(place.behind, "end", unit=True)
     way = (place.block.made if state.every or not several else place.block.summed) + place.block.sent + place.block.end
     return {
         "activations": total(place.before, "kept"), "gradients": gradients + root,

@@ -139,7 +139,7 @@ class Kept:
 class Block:
     """`count` equal modules, one after the other; all figures are of one of them and of one sample.
 
-    `listed`: one of dtrain.model.blocks, sharded, recomputed and compiled by itself; else it belongs to the root. `kept` for the backward, in the
+    `listed`: one of dtrain.model.blocks, sharded, recomputed and compiled by itself; else it belongs to the root, but for the `head`, which is sharded by itself. `kept` for the backward, in the
     precision of the plan: `all`, with remat=selective (`products`), with remat=full (`inputs`); of `all` what it was handed (`taken`) and hands on (`given`); `turned`:
     gradients that a backward of the inputs alone leaves for that of the weights, and `ends`, what it needs neither of `all` nor of these where nothing
     comes behind the block. `busy`: the most alive while its backward runs.
@@ -165,6 +165,12 @@ class Block:
     uses: int = 1
     gives: bool = True
     stays: bool = False
+    head: bool = False
+
+    @property
+    def unit(self) -> bool:
+        """Whether it is gathered and reduced by itself, and not with the root."""
+        return self.listed or self.head
 
     @property
     def parameters(self) -> int:

@@ -74,13 +74,17 @@ def _data(view: View) -> Iterator[Call]:
 
 
 def _sharded(view: View, stage: tuple[Block, ...]) -> Iterator[Call]:
-    """FSDP2: each listed block is gathered and reduced by itself, the rest with the root, experts among those who hold the same ones."""
+    """FSDP2: each listed block and the head is gathered and reduced by itself, the rest with the root, experts among those who hold the same ones."""
     apart, several = view.plan.mesh.ep > 1, view.plan.batch.accumulate > 1
     listed = [index for index, block in enumerate(stage) if block.listed]
     stays = next((index for index in listed if stage[index].stays), listed[-1] if listed else -1)
     root: list[Weight] = []
+    once = view.plan.batch.accumulate if view.holding.frees else 1
     for index, block in enumerate(stage):
         dense = [weight for weight in block.weights if not (weight.experts and apart)]
+        if block.head:
+            yield from _unit(view, dense, 1, once)
+            continue
         if not block.listed:
             root += dense * block.count
             continue
@@ -90,7 +94,6 @@ def _sharded(view: View, stage: tuple[Block, ...]) -> Iterator[Call]:
         yield from _unit(
             view, [weight for weight in block.weights if weight.experts and apart], block.count, _gathers(view, block), axis="expert_shard"
         )
-    once = view.plan.batch.accumulate if view.holding.frees else 1
     yield from _unit(view, root, 1, once)
     yield from _in_vain(view, [stage[index] for index in listed], root, several=several)
 

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
-from dtrain.model import blocks
+from dtrain.model import blocks, head_of
 from dtrain.model.moe import Experts
 from dtrain.precision import Precision
 from dtrain.strategy.ddp import average
@@ -87,8 +87,10 @@ class FSDP:
 
 
 def shard_blocks(model: nn.Module, mesh: Mesh, precision: Precision, *, again: bool, rests: str) -> None:
-    """Experts, then every block, then what is left with the root. `again`: gather for the backward once more.
+    """Experts, then every block, then the head, then what is left with the root. `again`: gather for the backward once more.
 
+    The gradients of the head are the first in the backward: by itself it is reduced and freed while the blocks go on, with the root it would wait
+    for the end (as torchtitan groups them, https://github.com/pytorch/torchtitan/blob/main/torchtitan/models/llama3/parallelize.py).
     Parameters without dims stay whole. Raises WordsError for one of complex numbers, or of another type than those it would be gathered with.
     """
     for name, parameter in model.named_parameters():
@@ -112,10 +114,12 @@ def shard_blocks(model: nn.Module, mesh: Mesh, precision: Precision, *, again: b
         if mesh.device.type == "cpu" and mesh.batch_ranks > mesh.shape.ep:
             experts.set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM; alone, an expert's gradient is divided without it
     listed = _apart(dict.fromkeys(blocks(model)))
-    # the last block is wanted again at once
+    head = head_of(model)
     apart = {parameter for parameter in model.parameters() if not parameter.numel() or not parameter.ndim}  # nothing to shard
-    _check_types(model, listed)
-    for module, free in (*((block, again and block is not listed[-1]) for block in listed), (model, False)):
+    units = [*listed, *([head] if head else []), model]
+    _check_types(units)
+    for module in units:
+        free = again and module in listed[:-1]  # the last block, the head and the root are wanted again at once
         module.register_forward_hook(show)
         fully_shard(module, mesh=data, mp_policy=policy, reshard_after_forward=free, offload_policy=offload, ignored_params=apart)
         module.register_forward_hook(restore)
@@ -131,10 +135,10 @@ def _experts(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, Experts)]
 
 
-def _check_types(model: nn.Module, blocks: list[nn.Module]) -> None:
-    """Raises WordsError where parameters that are gathered together, of a block or of what is in none, are of several types."""
+def _check_types(units: list[nn.Module]) -> None:
+    """Raises WordsError where parameters that are gathered together, of a unit without those inside it, are of several types."""
     seen = set[int]()
-    for module in (*blocks, model):
+    for module in units:
         types: dict[torch.dtype, str] = {}
         for name, parameter in module.named_parameters():
             if id(parameter) not in seen and parameter.requires_grad and parameter.ndim:

@@ -29,7 +29,7 @@ from dtrain.build import build
 from dtrain.data.stream import as_source
 from dtrain.errors import DtrainError, WordsError, first_line
 from dtrain.frames import own
-from dtrain.model import blocks, construct, saved_buffers
+from dtrain.model import blocks, construct, head_of, saved_buffers
 from dtrain.model.moe import Experts
 from dtrain.objective import Objective, logits_of, loss_of
 from dtrain.optim.muon import hidden_matrices
@@ -224,11 +224,15 @@ def _blocks(model: nn.Module, listed: list[nn.Module], watch: Watch, *, known: b
     end = Part("behind", False)
     for part in rest:
         _join(end, part)
-    behind = [weight for weight in root if weight not in before]
-    ends = (_block(start, "before", before), _block(end, "behind", behind))
+    apart = head_of(model)
+    head = [weight for weight in root if apart is not None and weight.name.rpartition(".")[0] == names[id(apart)]]
+    behind = [weight for weight in root if weight not in before and weight not in head]
+    ends = [_block(end, "behind", behind)]
+    if head:  # all activations with it, which comes first in the backward
+        ends = [_block(Part("behind", False, splits=end.splits), "behind", behind), replace(_block(end, "head", head), splits=(), head=True)]
     made = [_block(parts.get(name, Part(name, True, gives=True)), name, mine[name]) for name in order]
     last = names[id(listed[-1])] if listed else ""
-    return [ends[0], *(replace(block, stays=block.name == last != order[-1]) for block in made), ends[1]]
+    return [_block(start, "before", before), *(replace(block, stays=block.name == last != order[-1]) for block in made), *ends]
 
 
 def _join(end: Part, part: Part) -> None:

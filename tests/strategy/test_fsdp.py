@@ -49,9 +49,9 @@ def test_every_model_of_the_house_is_the_same_on_shards(model: dict[str, Any]) -
     agree(ranks(2, few_steps, parts | {"strategy": STRATEGIES["fsdp"]}, {"dp_shard": 2})[0], reference)
 
 
-def sharded(mesh: Mesh, **changed: Any) -> tuple[torch.nn.Module, FSDP]:
+def sharded(mesh: Mesh, *, tied: bool = True, **changed: Any) -> tuple[torch.nn.Module, FSDP]:
     strategy = FSDP(**{"reshard": "forward", "rests": "device"} | changed)
-    model = construct(PARTS["model"] | {"vocab": 16}, facts={}, seed=0)
+    model = construct(PARTS["model"] | {"vocab": 16, "tied": tied}, facts={}, seed=0)
     return parallelize(model, mesh, strategy, precision=build(PARTS["precision"]), seed=0), strategy
 
 
@@ -99,6 +99,31 @@ def test_what_is_gathered_is_freed_or_kept_through_the_step(reshard: str, gather
 def test_gradients_cross_ranks_in_every_microbatch_where_asked() -> None:
     for called in on_mesh(lambda mesh: collectives_per_microbatch(mesh, reduce="every"), dp_shard=2):
         assert [sum("reduce_scatter" in name for name in names) for names in called] == [3, 3, 3]
+
+
+def reduced_early(mesh: Mesh) -> set[str]:
+    """Which weights have a gradient on their shard before the backward of the last block to run."""
+    model, strategy = sharded(mesh, tied=False)
+    there: set[str] = set()
+
+    def look(*_: Any) -> None:
+        there.update(name for name, weight in model.named_parameters() if isinstance(weight, DTensor) and weight.grad is not None)
+
+    for block in blocks(model):
+        block.register_full_backward_pre_hook(look)
+    with Collectives() as seen, strategy.sync(model, True):
+        model(tokens(2, 8, seed=mesh.rank)).square().sum().backward()
+    assert sum("reduce_scatter" in name for name in seen.names) == 4, "the head, two blocks, the root"
+    early = set(there)
+    look()
+    assert {"head.weight", "embed.weight", "norm.weight"} <= there
+    return early
+
+
+def test_the_head_is_reduced_while_the_blocks_go_on_and_not_with_the_root() -> None:
+    for early in on_mesh(reduced_early, dp_shard=2):
+        assert "head.weight" in early
+        assert not {"embed.weight", "norm.weight"} & early
 
 
 def test_the_blocks_are_the_elements_of_the_outermost_lists() -> None:

@@ -5,6 +5,7 @@ And what another machine has, in the words of conf/cluster: `python -m dtrain pl
 
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +13,11 @@ from pathlib import Path
 
 from dtrain.started import External, external
 
+FILES = Path("/dev")
+WSL = "dxg"
+"""Under Windows GPUs have this file there, whoever made them, and none of their own."""
+OF_WINDOWS = Path("/usr/lib/wsl/lib/nvidia-smi")
+"""There its driver lies, often outside of PATH."""
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
@@ -66,7 +72,7 @@ class Machine:
 
 def look(environ: Mapping[str, str] = os.environ) -> Cluster:
     """The cluster as seen from here. Raises PreflightError where the variables of ranks make no sense."""
-    gpus = _gpus(environ)
+    gpus = visible_gpus(environ)
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     ranks = external(environ)
     if not gpus:
@@ -77,13 +83,14 @@ def look(environ: Mapping[str, str] = os.environ) -> Cluster:
 
 @dataclass(frozen=True)
 class GPU:
-    """As the driver tells of it; `memory` in bytes."""
+    """As the driver tells of it; `memory` in bytes. `uuid` of a part of a divided one: that of the whole."""
 
     index: str
     uuid: str
     memory: int
     name: str
     capability: float = 0.0
+    divided: bool = False
 
     def is_called(self, name: str) -> bool:
         return name == self.index or (name.startswith("GPU-") and self.uuid.startswith(name))
@@ -93,21 +100,23 @@ UNKNOWN = GPU("", "", 16 << 30, "")
 """One of which the driver does not tell."""
 
 
-def _gpus(environ: Mapping[str, str]) -> list[GPU]:
+def visible_gpus(environ: Mapping[str, str]) -> list[GPU]:
     """Those that CUDA lets this process use."""
     names = visible(environ)
-    nodes = sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in Path("/dev").glob("nvidia*"))
-    if names == [] or (names is None and not nodes):
+    nodes = sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in FILES.glob("nvidia*"))
+    if names == [] or (names is None and not nodes and not (FILES / WSL).exists()):
         return []
     if names and names[0].startswith("MIG-"):
-        return [_part(names[0])]
+        return [_part(names[0]) or UNKNOWN]
     there = _told()
     if there is None:
         return [UNKNOWN] * (nodes if names is None else len(names))
-    if names is None:
-        return there
-    found = [next((gpu for gpu in there if gpu.is_called(name)), None) for name in names]
-    return [gpu for gpu in (found[: found.index(None)] if None in found else found) if gpu]
+    if names is not None:
+        named = [next((gpu for gpu in there if gpu.is_called(name)), None) for name in names]
+        there = [gpu for gpu in (named[: named.index(None)] if None in named else named) if gpu]
+    # CUDA uses one part alone, and beside it no whole GPU: https://docs.nvidia.com/datacenter/tesla/mig-user-guide
+    part = next(filter(None, (_part(gpu.uuid) for gpu in there if gpu.divided)), None)
+    return [part] if part else [gpu for gpu in there if not gpu.divided]
 
 
 def visible(environ: Mapping[str, str]) -> list[str] | None:
@@ -127,9 +136,12 @@ def visible(environ: Mapping[str, str]) -> list[str] | None:
 def _told() -> list[GPU] | None:
     """All that the driver shows to this process, which a control group may hide; None where it does not answer."""
     fields = "index,uuid,memory.total,name"
-    rows = _query(f"{fields},compute_cap") or _query(fields)  # which drivers before 2021 do not know
+    rows = _query(f"{fields},mig.mode.current,compute_cap") or _query(fields)  # which drivers before 2021 do not know
     try:
-        return [GPU(index, uuid, int(memory) << 20, name, *map(float, rest)) for index, uuid, memory, name, *rest in rows] or None
+        found = [
+            GPU(index, uuid, int(memory) << 20, name, float(rest[-1] if rest else 0), "Enabled" in rest) for index, uuid, memory, name, *rest in rows
+        ]
+        return found or None
     except ValueError:  # memory that the host shares has no number
         return None
 
@@ -139,19 +151,27 @@ def _query(fields: str) -> list[list[str]]:
     return [[part.strip() for part in row.split(",")] for row in rows]
 
 
-def _part(uuid: str) -> GPU:
-    """Of a divided GPU. Its figures are not those of the whole."""
-    row = next((row for row in _smi("-L") if uuid in row), "")
-    profile = re.search(r"MIG \S*?(\d+)gb\S*", row)
-    return GPU("", uuid, int(profile[1]) * 10**9, profile[0]) if profile else UNKNOWN
+def _part(uuid: str) -> GPU | None:
+    """A part of a divided GPU, by its own name, or the first of the GPU of this name. Its figures are not those of the whole."""
+    whole = ""
+    for row in _smi("-L"):
+        whole = found[1] if (found := re.search(r"^GPU .*UUID: (GPU-[\w-]+)", row)) else whole
+        if (uuid in row or uuid == whole) and (profile := re.search(r"MIG \S*?(\d+)gb\S*", row)):
+            return GPU("", whole, int(profile[1]) * 10**9, profile[0])
+    return None
 
 
 def _smi(*asked: str) -> list[str]:
     """The lines of nvidia-smi; none where it fails."""
     try:
-        return subprocess.run(["nvidia-smi", *asked], capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
+        return subprocess.run([nvidia_smi(), *asked], capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return []
+
+
+def nvidia_smi() -> str:
+    """The program that tells of GPUs."""
+    return str(OF_WINDOWS) if OF_WINDOWS.exists() and not shutil.which("nvidia-smi") else "nvidia-smi"
 
 
 def _memory() -> int:

@@ -14,6 +14,7 @@ from dtrain.cluster import Cluster, Machine, look
 from dtrain.errors import PreflightError, WordsError
 from dtrain.recipe import folder
 from dtrain.resolve import resolve
+from dtrain.started import adopt
 
 HERE = Cluster(gpus=0, cpus=4)
 WORDS = sorted(path.stem for path in (folder("conf") / "cluster").glob("*.yaml") if path.stem != "auto")
@@ -62,7 +63,7 @@ GIB80, GIB24, UNKNOWN = 81559 << 20, 24564 << 20, 16 << 30
     ],
 )
 def test_gpus_are_those_that_cuda_lets_this_process_use(
-    visible: str | None, told: str | None, memories: list[int], name: str, monkeypatch: pytest.MonkeyPatch
+    visible: str | None, told: str | None, memories: list[int], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def smi(command: list[str], **_: object) -> SimpleNamespace:
         if told is None:
@@ -70,9 +71,9 @@ def test_gpus_are_those_that_cuda_lets_this_process_use(
         return SimpleNamespace(stdout=told)
 
     monkeypatch.setattr(cluster.subprocess, "run", smi)
-    monkeypatch.setattr(
-        cluster.Path, "glob", lambda self, pattern: [Path("/dev") / name for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm")]
-    )
+    for file in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / file).touch()
+    monkeypatch.setattr(cluster, "FILES", tmp_path)
     seen = look({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
     assert (seen.gpus, seen.gpu) == (len(memories), name)
     if memories:
@@ -86,12 +87,88 @@ def test_the_oldest_gpu_says_what_all_can(knows: bool, capability: float, monkey
     def smi(command: list[str], **_: object) -> SimpleNamespace:
         if "compute_cap" in command[1] and not knows:
             raise subprocess.CalledProcessError(2, command)
-        rows = (("0", A, "32768", "Tesla V100-SXM2-32GB", "7.0"), ("1", B, "81559", H100, "9.0"))
+        rows = (("0", A, "32768", "Tesla V100-SXM2-32GB", "[N/A]", "7.0"), ("1", B, "81559", H100, "Disabled", "9.0"))
         return SimpleNamespace(stdout="".join(", ".join(row if "compute_cap" in command[1] else row[:4]) + "\n" for row in rows))
 
     monkeypatch.setattr(cluster.subprocess, "run", smi)
     seen = look({"CUDA_VISIBLE_DEVICES": "0,1"})
     assert (seen.gpus, seen.memory, seen.capability) == (2, 32 << 30, capability)
+
+
+def full(*rows: str) -> str:
+    """As a driver of today tells of them."""
+    return "".join(f"{row}\n" for row in rows)
+
+
+L4, DIVIDED = "NVIDIA L4", full(f"0, {A}, 81559, {H100}, Enabled, 9.0", f"1, {B}, 81559, {H100}, Disabled, 9.0")
+FOUR = full(*(f"{index}, GPU-{index}{A[5:]}, 23034, {L4}, [N/A], 8.9" for index in range(4)))
+ONE = full(f"0, {A}, 81559, {H100}, Disabled, 9.0")
+PLACE = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+SLURM = {"SLURM_JOB_ID": "77", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "3", "SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_NODEID": "0",
+         "SLURM_STEP_NODELIST": "gpu03", "SLURM_GPUS_ON_NODE": "4"}  # fmt: skip
+RAY = {**PLACE, "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4", "RAY_JOB_ID": "01000000"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "files", "told", "gpus", "gib"),
+    [
+        # srun --gpus-per-task=1, and --gpu-bind=single:1: a control group hides the others, and each task counts from 0
+        ({**SLURM, "CUDA_VISIBLE_DEVICES": "0", "SLURM_STEP_GPUS": "3"}, ["nvidia0", "nvidia1", "nvidia2", "nvidia3"], full(f"0, {A}, 23034, {L4}, [N/A], 8.9"), 4, 22),
+        # the same where no control group is set up (ConstrainDevices=no): the task's own number among all
+        ({**SLURM, "CUDA_VISIBLE_DEVICES": "3"}, ["nvidia0", "nvidia1", "nvidia2", "nvidia3"], FOUR, 4, 22),
+        # --gpu-bind=none, or --gres=gpu:4 alone: each task sees all
+        ({**SLURM, "CUDA_VISIBLE_DEVICES": "0,1,2,3"}, ["nvidia0", "nvidia1", "nvidia2", "nvidia3"], FOUR, 4, 22),
+        # a job that was given none
+        ({**SLURM, "CUDA_VISIBLE_DEVICES": "NoDevFiles"}, ["nvidia0"], ONE, 0, 0),
+        # Ray Train shows the workers of a node the GPUs of all of them, in the order in which they were given out
+        ({**RAY, "CUDA_VISIBLE_DEVICES": "2,0,1,3"}, ["nvidia0", "nvidia1", "nvidia2", "nvidia3"], FOUR, 4, 22),
+        # the same with TRAIN_ENABLE_SHARE_CUDA_VISIBLE_DEVICES=0, and an actor of num_gpus=0
+        ({**RAY, "CUDA_VISIBLE_DEVICES": "3"}, ["nvidia0", "nvidia1", "nvidia2", "nvidia3"], FOUR, 4, 22),
+        ({"RAY_JOB_ID": "01000000", "CUDA_VISIBLE_DEVICES": ""}, ["nvidia0"], ONE, 0, 0),
+        # the device plugin of Kubernetes names it to the container's runtime alone; its file keeps the number of the host, nvidia-smi counts from 0
+        ({"NVIDIA_VISIBLE_DEVICES": A, "KUBERNETES_SERVICE_HOST": "10.96.0.1"}, ["nvidia5", "nvidiactl"], ONE, 1, 79),
+        ({"NVIDIA_VISIBLE_DEVICES": "void", "KUBERNETES_SERVICE_HOST": "10.96.0.1"}, ["nvidia5", "nvidiactl"], ONE, 1, 79),  # by CDI
+        ({"NVIDIA_VISIBLE_DEVICES": "void", "KUBERNETES_SERVICE_HOST": "10.96.0.1"}, [], None, 0, 0),  # it asked for none
+        ({"NVIDIA_VISIBLE_DEVICES": A, "NVIDIA_DRIVER_CAPABILITIES": "compute"}, ["nvidia5"], None, 1, 16),  # without nvidia-smi
+        # of divided GPUs CUDA uses the first part, and no whole one beside it
+        ({}, ["nvidia0", "nvidia1"], DIVIDED, 1, 9),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, ["nvidia0", "nvidia1"], DIVIDED, 1, 9),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, ["nvidia0", "nvidia1"], DIVIDED, 1, 79),
+        # WSL has no files by number; other makers' GPUs have its one, too
+        ({"WSL_DISTRO_NAME": "Ubuntu"}, ["dxg"], full(f"0, {A}, 24564, NVIDIA GeForce RTX 4090, [N/A], 8.9"), 1, 23),
+        ({"WSL_DISTRO_NAME": "Ubuntu"}, ["dxg"], None, 0, 0),
+    ],
+)  # fmt: skip
+def test_gpus_as_launchers_containers_and_windows_show_them(
+    environ: dict[str, str], files: list[str], told: str | None, gpus: int, gib: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`gpus` on this host, for all ranks that were started here, `gib` each."""
+
+    def smi(command: list[str], **_: object) -> SimpleNamespace:
+        if told is None:
+            raise FileNotFoundError(command[0])
+        return SimpleNamespace(stdout=PARTS if command[1] == "-L" else told)
+
+    for name in files:
+        (tmp_path / name).touch()
+    monkeypatch.setattr(cluster.subprocess, "run", smi)
+    monkeypatch.setattr(cluster, "FILES", tmp_path)
+    environ = dict(environ)
+    adopt(environ)
+    seen = look(environ)
+    assert (seen.gpus, seen.memory >> 30 if seen.gpus else 0) == (gpus, gib)
+
+
+def test_the_program_of_windows_driver_is_found_outside_of_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "wsl" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\necho '0, {A}, 24564, NVIDIA GeForce RTX 4090, [N/A], 8.9'\n")
+    program.chmod(0o755)
+    (tmp_path / "dxg").touch()
+    monkeypatch.setattr(cluster, "FILES", tmp_path)
+    monkeypatch.setattr(cluster, "OF_WINDOWS", program)
+    monkeypatch.setattr(cluster.shutil, "which", lambda name: None)
+    assert look({}).gpu == "NVIDIA GeForce RTX 4090"
 
 
 def test_there_is_at_least_one_core() -> None:

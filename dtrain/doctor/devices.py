@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from dtrain.cluster import look
+from dtrain.cluster import look, nvidia_smi, visible_gpus
 from dtrain.doctor import Case, Finding
 
 GIB = 1 << 30
@@ -20,20 +20,30 @@ SHARED_BYTES = GIB
 
 
 def gpus(case: Case) -> Iterable[Finding]:
-    """Each GPU that the driver tells of."""
-    seen = look(case.environ).gpus
+    """Each GPU that this process may use, as the driver tells of it."""
+    seen = visible_gpus(case.environ)
     rows, error = _smi("gpu", SMI)
-    if error:
-        if seen:
-            yield Finding(
-                "gpu", "stop", f"{seen} are there, but nvidia-smi says: {error}", "have the driver installed or loaded: nvidia-smi must work"
-            )
-        else:
-            yield Finding("gpu", "ok", "none: ranks compute on the CPU")
+    if error and seen:
+        yield Finding(
+            "gpu", "stop", f"{len(seen)} are there, but nvidia-smi says: {error}", "have the driver installed or loaded: nvidia-smi must work"
+        )
         return
+    if not rows:
+        yield Finding("gpu", "ok", "none: ranks compute on the CPU")
+        return
+    names = {gpu.uuid for gpu in seen}
     users, _ = _smi("compute-apps", ("gpu_uuid", "pid", "process_name", "used_memory"))
     for row in rows:
-        yield judged(row, [user for user in users if user["gpu_uuid"] == row["uuid"]])
+        if row["uuid"] in names or "" in names:  # the driver has not told which
+            yield judged(row, [user for user in users if user["gpu_uuid"] == row["uuid"]])
+    if not seen:
+        said = case.environ.get("CUDA_VISIBLE_DEVICES")
+        why, advice = (
+            ("no /dev/nvidia* is", "docker run --gpus all, or what gives a container its GPUs elsewhere")
+            if said is None
+            else (f"CUDA_VISIBLE_DEVICES={said} names none of them", "unset CUDA_VISIBLE_DEVICES, unless the CPU is meant")
+        )
+        yield Finding("gpu", "note", f"{len(rows)} are there, and {why}: ranks compute on the CPU", advice)
 
 
 def judged(gpu: Mapping[str, str], users: Sequence[Mapping[str, str]]) -> Finding:
@@ -124,7 +134,7 @@ def _smi(query: str, fields: Sequence[str]) -> tuple[list[dict[str, str]], str]:
     """Rows of a query of nvidia-smi, and what went wrong."""
     try:
         asked = subprocess.run(
-            ["nvidia-smi", f"--query-{query}={','.join(fields)}", "--format=csv,noheader,nounits"],
+            [nvidia_smi(), f"--query-{query}={','.join(fields)}", "--format=csv,noheader,nounits"],
             capture_output=True,
             text=True,
             timeout=20,

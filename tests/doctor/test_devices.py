@@ -43,12 +43,32 @@ def pretend(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     monkeypatch.setenv("PATH", str(folder), prepend=":")
 
 
-def test_what_nvidia_smi_prints_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(
-        tmp_path, monkeypatch,
-        'case "$1" in *compute-apps*) echo "GPU-2, 77, python, 40000";; *) echo "0, GPU-1, A, 81559, 0, Disabled, 0, 580.1"; echo "1, GPU-2, A, 81559, 40000, Disabled, 0, 580.1";; esac',
-    )  # fmt: skip
-    assert [(found.verdict, "pid 77" in found.text) for found in devices.gpus(case())] == [("ok", False), ("note", True)]
+TWO = """case "$1" in
+*compute-apps*) echo "GPU-2, 77, python, 40000";;
+*driver_version*) echo "0, GPU-1, A, 81559, 0, Disabled, 0, 580.1"; echo "1, GPU-2, A, 81559, 40000, Disabled, 0, 580.1";;
+*) echo "0, GPU-1, 81559, A, Disabled, 9.0"; echo "1, GPU-2, 81559, A, Disabled, 9.0";;
+esac"""
+
+
+@pytest.mark.parametrize(
+    ("shown", "found"),
+    [
+        ("0,1", [("ok", False), ("note", True)]),
+        ("0", [("ok", False)]),  # what others do on the second is no matter of this run
+        ("GPU-2", [("note", True)]),
+    ],
+)
+def test_what_nvidia_smi_prints_of_visible_gpus_is_read(
+    shown: str, found: list[tuple[str, bool]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(tmp_path, monkeypatch, TWO)
+    assert [(each.verdict, "pid 77" in each.text) for each in devices.gpus(case(CUDA_VISIBLE_DEVICES=shown))] == found
+
+
+def test_gpus_that_are_all_hidden_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(tmp_path, monkeypatch, TWO)
+    (found,) = devices.gpus(case(CUDA_VISIBLE_DEVICES="7"))
+    assert (found.verdict, found.text) == ("note", "2 are there, and CUDA_VISIBLE_DEVICES=7 names none of them: ranks compute on the CPU")
 
 
 def test_gpus_without_a_driver_stop_a_run_and_no_gpus_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

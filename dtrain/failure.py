@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 
 from dtrain import kernel_log, lease, screen, secrets, store
 from dtrain.blame import Evidence, find, is_aborted, is_victim, kind_of
+from dtrain.cluster import visible
 from dtrain.errors import DtrainError, LeaseError, MovedError, PreflightError, RankError, StoreError, WordsError
 from dtrain.frames import collective, lines, microbatch, own, sent
 from dtrain.gpu_faults import fault_of
@@ -45,6 +46,8 @@ GIVE_UP_SECONDS = 5.0
 
 _known: dict[str, Any] = {}
 _left: list[BaseException] = []
+_gpus: dict[int, int] = {}
+"""pid -> the GPU that it computes on: what a fork inherits is not its own."""
 _alone: list[str] = []
 """`out`, where nobody else tells what went wrong."""
 
@@ -92,11 +95,15 @@ def facts_of(error: BaseException, rank: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def computes_on(gpu: int) -> None:
+    """This rank has that one of the GPUs that it sees."""
+    _gpus[os.getpid()] = gpu
+
+
 def _gpu() -> str:
-    """The GPU of this rank: its number on the host, as this rank sees the host."""
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    local = int(os.environ.get("LOCAL_RANK", 0))
-    return seen[local % len(seen)].strip() or str(local)
+    """The GPU of this rank: as CUDA_VISIBLE_DEVICES calls it, mostly by its number on the host, or its number among those that the rank sees."""
+    names, own = visible(os.environ) or [], _gpus.get(os.getpid(), int(os.environ.get("LOCAL_RANK", 0)))
+    return names[own] if own < len(names) else str(own)
 
 
 def leave(folder: Path, rank: int, error: BaseException) -> None:

@@ -31,6 +31,7 @@ class Nccl:
 
     def open(self) -> AbstractContextManager[None]:
         device = torch.device("cuda", gpu_of(int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()))
+        failure.computes_on(device.index)
         if self.segments == "expandable":
             expand_segments(os.environ)
         gpu: Any = torch.cuda.get_device_properties(device)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from pool import ranks
 from small import composed, plan
 
-from dtrain import provenance
+from dtrain import failure, provenance
 from dtrain.backend import nccl, process_group
 from dtrain.backend.nccl import Nccl, add_in_one_order, cores_near, expand_segments, gpu_of, run_on
 from dtrain.build import build
@@ -150,6 +150,39 @@ def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_that_it_sees(local_r
 def test_a_rank_without_a_gpu_is_told_so(local_rank: int, seen: int) -> None:
     with pytest.raises(PreflightError, match=f"LOCAL_RANK={local_rank}, and this rank sees {seen} GPU"):
         gpu_of(local_rank, seen)
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "shown", "seen", "gpu"),
+    [
+        ("2", None, 4, "2"),
+        ("2", "4,5,6,7", 4, "6"),
+        ("3", "5", 1, "5"),
+        ("3", None, 1, "0"),
+        ("1", "3,2,-1,0", 2, "2"),
+        ("0", "GPU-5f1c", 1, "GPU-5f1c"),
+    ],
+)  # the fourth: a control group or the runtime of a container hides the others
+def test_a_gpu_that_is_broken_is_the_one_that_the_rank_has_taken(
+    local_rank: str, shown: str | None, seen: int, gpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(device: torch.device) -> None:
+        raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+
+    def said() -> str:
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if shown is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", broken)
+        try:
+            Nccl(timeout=5, connect="use", segments="fixed", cores="any", kernels="fast").open()
+        except RuntimeError as error:
+            return str(failure.facts_of(error, 0)["error"])
+        return ""
+
+    assert ranks(1, said)[0].startswith(f"GPU {gpu}: RuntimeError: CUDA error: uncorrectable ECC")
 
 
 def test_two_ranks_on_one_gpu_are_told_before_they_connect() -> None:

@@ -133,6 +133,14 @@ def visible(environ: Mapping[str, str]) -> list[str] | None:
     return names[:1] if names and names[0].startswith("MIG-") else names
 
 
+def share(environ: Mapping[str, str], node: int, devices: int) -> dict[str, str]:
+    """The variable by which a node that is not alone on its host sees GPUs of its own: as many as it has ranks."""
+    first = node * devices
+    names = visible(environ)
+    own = map(str, range(first, first + devices)) if names is None else names[first : first + devices]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(own)}
+
+
 def _told() -> list[GPU] | None:
     """All that the driver shows to this process, which a control group may hide; None where it does not answer."""
     fields = "index,uuid,memory.total,name"

@@ -35,6 +35,7 @@ def missing(plan: Plan) -> list[str]:
     """One sentence for each thing that is not there; nothing is written."""
     return [
         *_machine(plan),
+        *_gpus(plan),
         *limits(plan),
         *_loopback(plan),
         *_address(plan),
@@ -52,6 +53,20 @@ def _machine(plan: Plan) -> Iterable[str]:
         lacking = build(plan.cluster).missing(look())
         if lacking:
             yield f"cluster: {lacking}. Type dtrain plan to see what it would be there, or leave cluster out to train here."
+
+
+def _gpus(plan: Plan) -> Iterable[str]:
+    """Nodes that are all on this host share its GPUs."""
+    nodes = (plan.launcher["here"] or plan.nodes) if "here" in plan.launcher else 1
+    if plan.device == "cpu" or nodes == 1:
+        return
+    there = look().gpus
+    if nodes * plan.devices > there:
+        fewer = f"devices={there // nodes}, " if there >= nodes else ""
+        yield (
+            f"nodes={plan.nodes} devices={plan.devices}: {nodes} nodes are on this host, which has {there} GPU(s). Type {fewer}nodes=1, "
+            "launcher.here=1 launcher.address=<host>:<port> where the others are hosts of their own, or backend=gloo for CPU processes."
+        )
 
 
 def limits(plan: Plan) -> Iterable[str]:

@@ -87,6 +87,12 @@ def meets(plan: Plan) -> Result:
     return Result("finished", 0, None, 0.0, {}, {})
 
 
+def shows(plan: Plan) -> Result:
+    """A loop of which each rank writes which GPUs it was shown."""
+    Path(plan.out).with_name(f"shown-{os.environ['RANK']}").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
+    return Result("finished", 0, None, 0.0, {}, {})
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])

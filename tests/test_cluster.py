@@ -201,6 +201,26 @@ def test_a_plan_for_another_machine_is_not_run() -> None:
         preflight.check(plan)
 
 
+@pytest.mark.parametrize(
+    ("words", "gpus", "told"),
+    [
+        (["nodes=2", "devices=4"], 8, ""),
+        (["nodes=2", "devices=8"], 8, "2 nodes are on this host, which has 8 GPU(s). Type devices=4, nodes=1, launcher.here=1"),
+        (["nodes=2", "devices=1"], 1, "2 nodes are on this host, which has 1 GPU(s). Type nodes=1, launcher.here=1"),
+        (["nodes=4", "devices=8", "launcher.here=2"], 8, "2 nodes are on this host, which has 8 GPU(s). Type devices=4"),
+        (["nodes=2", "devices=8", "launcher.here=1"], 8, ""),
+        (["nodes=2", "devices=8", "backend=gloo"], 8, ""),
+    ],
+)
+def test_nodes_on_one_host_need_gpus_for_all_of_them(words: list[str], gpus: int, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Cluster(gpus=gpus, cpus=64, gpu=H100)
+    plan = resolve(composed("batch=64", "strategy=ddp", "launcher=local", *words), here)
+    monkeypatch.setattr(preflight, "look", lambda: here)
+    said = "\n".join(each for each in preflight.missing(plan) if "GPU" in each)
+    assert told in said
+    assert bool(said) == bool(told)
+
+
 def test_a_machine_is_known_by_the_name_of_its_gpus() -> None:
     there = machine("h100x8")
     assert not there.missing(Cluster(gpus=8, cpus=112, gpu="NVIDIA H100 80GB HBM3"))

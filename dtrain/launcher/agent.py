@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dtrain import failure, kernel_log, network, options, screen, secrets, signals, store
+from dtrain import cluster, failure, kernel_log, network, options, screen, secrets, signals, store
 from dtrain.blame import is_victim
 from dtrain.errors import PreflightError, StoreError, why
 from dtrain.launcher import process, run_rank
@@ -231,6 +231,13 @@ def _rank(plan: Plan, folder: Path, link: Link, environment: Mapping[str, str]) 
     if rank == 0:
         store.write(str(folder / "result.json"), json.dumps(result.to_dict()).encode())
     failure.done(folder, rank)
+
+
+def take_place(plan: Plan, address: str, slot: int, here: int) -> None:
+    """The node number `slot` of `here` on this host meets the others at `address`, and has GPUs of its own."""
+    network.take_interface(address)
+    if here > 1 and plan.device != "cpu":
+        os.environ.update(cluster.share(os.environ, slot, plan.devices))
 
 
 # on another host

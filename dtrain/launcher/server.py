@@ -125,7 +125,7 @@ class Server:
                 node.link.close()
             if self._door:
                 self._door.close()
-            network.take_interface(self._here)
+            agent.take_place(self.plan, self._here, slot, self.here)
             memory = process.memory(self.scratch) / f"node-{slot}"
             with contextlib.suppress(ConnectionError):
                 agent.Agent(self.plan, Link(theirs, "agent"), folder=self.scratch, memory=memory, lease=None, shared=True).run()

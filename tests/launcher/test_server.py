@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -129,3 +130,19 @@ def test_ranks_of_the_server_s_own_host_listen_where_the_others_were_told(addres
     with served(plan, tmp_path, address=f"{address}:0") as server:
         assert over(server, tmp_path)["error"] is None
     assert [(tmp_path / f"listens-{rank}").read_text() for rank in range(2)] == [address] * 2
+
+
+@pytest.mark.parametrize(
+    ("shown", "nodes", "each"), [(None, 2, ["0,1", "2,3"]), ("4,GPU-5f1c,6,7", 2, ["4,GPU-5f1c", "6,7"]), ("4,5", 1, ["4,5"]), (None, 1, ["all"])]
+)
+def test_nodes_of_one_host_have_gpus_of_their_own(
+    shown: str | None, nodes: int, each: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the first rank of each would be on the first GPU."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if shown is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    plan = plan_of(tmp_path / "run", f"nodes={nodes}", "devices=2", "batch=8", "launcher=local").with_loop("launching.shows")
+    with served(replace(plan, device="cuda"), tmp_path) as server:
+        assert over(server, tmp_path)["error"] is None
+    assert [(tmp_path / f"shown-{rank}").read_text() for rank in range(2 * nodes)] == [own for own in each for _ in range(2)]

@@ -15,6 +15,8 @@ from dtrain.errors import PreflightError
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Variables by which users tell torch how to allocate."""
+UNROUNDED = "pinned_max_round_threshold_mb:64"
+"""Smaller pieces are rounded up, and serve again."""
 WSL = Path("/dev/dxg")
 """The device of Windows' own driver, which lets no memory grow in place."""
 
@@ -59,10 +61,14 @@ def gpu_of(local_rank: int, seen: int) -> int:
 
 
 def expand_segments(environ: Mapping[str, str]) -> None:
-    """Memory of the GPU that this process allocates from now on grows in place, unless the environment says how to allocate."""
+    """Memory of the GPU that this process allocates from now on grows in place, unless the environment says how to allocate; and pinned memory of the
+    host, as of snapshots, is as large as was asked for, where torch would round it up to a power of two."""
     tell = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # the variables are read once, by a process that forks ranks perhaps
     if tell and not any(name in environ for name in ALLOCATOR) and not WSL.exists():
-        tell("expandable_segments:True")
+        try:
+            tell(f"expandable_segments:True,{UNROUNDED}")
+        except (RuntimeError, ValueError):  # a torch that has no such option
+            tell("expandable_segments:True")
 
 
 def add_in_one_order(environ: MutableMapping[str, str]) -> None:

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -71,12 +72,27 @@ def allocating(environ: dict[str, str], wsl: Path) -> str:
     return str(torch._C._accelerator_getAllocatorSettings())
 
 
+def of_another_torch(wsl: Path) -> str:
+    """Which has no option for pinned memory, and says so."""
+    nccl.WSL, given = wsl, list[str]()
+
+    def tell(text: str) -> None:
+        if "pinned" in text:
+            raise RuntimeError("Unrecognized key 'pinned_max_round_threshold_mb'")
+        given.append(text)
+
+    with patch.object(torch._C, "_accelerator_setAllocatorSettings", tell):
+        expand_segments({})
+    return ",".join(given)
+
+
 @pytest.mark.skipif(not hasattr(torch._C, "_accelerator_setAllocatorSettings"), reason="torch before 2.10 reads the variable alone")
 def test_memory_of_a_gpu_grows_in_place_unless_the_environment_says_how(tmp_path: Path) -> None:
     nowhere = tmp_path / "dxg"
-    assert ranks(1, allocating, {}, nowhere) == ["expandable_segments:True"]
+    assert ranks(1, allocating, {}, nowhere) == ["expandable_segments:True,pinned_max_round_threshold_mb:64"]
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         assert "expandable" not in ranks(1, allocating, {name: "max_split_size_mb:64"}, nowhere)[0]
+    assert ranks(1, of_another_torch, nowhere) == ["expandable_segments:True"]
     nowhere.touch()
     assert "expandable" not in ranks(1, allocating, {}, nowhere)[0], "not under Windows"
 

@@ -5,7 +5,8 @@
     device.notes                    # where the host waited for it, and what was made without a device
 
 Built on torch's hooks for accelerators written in Python (`_setup_privateuseone_for_python_backend`, experimental in 2.13). Kernels run at once, so two streams
-never race; copies that wait for nobody arrive when somebody waits for them, and what is read before holds nan.
+never race; copies that wait for nobody arrive when somebody waits for them, and what is read before holds nan. It carries FSDP2, DDP, tensors split over
+ranks, pipelines and all-to-all, over gloo. It cannot show kernels of a GPU (attention is products and a softmax here), CUDA graphs, the allocator, and NCCL.
 """
 
 import sys

@@ -94,10 +94,11 @@ class _Event(_Stream):
 
 
 def _arrive() -> None:
-    for mode in torch.utils._python_dispatch._get_current_dispatch_mode_stack():
-        if isinstance(mode, Device):
-            mode.note("waits", "synchronize")
-            mode.wait()
+    """Any thread may wait; the one that gives the device its work is noted."""
+    for device in DEVICES:
+        if threading.current_thread() is threading.main_thread():
+            device.note("waits", "synchronize")
+        device.wait()
 
 
 class _Module(backend_registration._DummyBackendModule):  # type: ignore[misc]
@@ -183,6 +184,8 @@ def rehearsed() -> Iterator["Device"]:
         ):  # fmt: skip
             stack.enter_context(patch.object(owner, name, value))
         device = stack.enter_context(Device())
+        DEVICES.append(device)
+        stack.callback(DEVICES.remove, device)
         stack.enter_context(
             patch.object(torch.accelerator, "set_device_index", lambda _: device.chosen_in.add(threading.current_thread().name.partition("_")[0]))
         )
@@ -224,6 +227,8 @@ def _pin(tensor: Tensor) -> Tensor:
     return tensor
 
 
+DEVICES: list["Device"] = []
+"""Those of the contexts that are open."""
 PINNED = set[int]()
 """Addresses of the memory of the host from which the device copies by itself."""
 

@@ -132,9 +132,10 @@ def test_the_thread_that_pins_samples_does_so_on_the_device_of_its_rank() -> Non
 
 
 def test_what_a_checkpoint_holds_has_arrived_when_it_is_written(tmp_path: Path) -> None:
-    """The copy to the host waits for nobody, and is waited for once."""
-    written = Fault("checkpoint.snapshot", "torch.accelerator.current_stream().synchronize()", "pass")
-    rehearse(*GPT, out=tmp_path / "right")
+    """The copy to the host waits for nobody: not the loop waits for it, but who writes."""
+    written = Fault("checkpoint.snapshot", "self._copied.synchronize()", "pass")
+    (found,) = rehearse(*GPT, out=tmp_path / "right")
+    assert not any(note.kind == "waits" and "checkpoint" in note.where for note in found.notes)
     rehearse(*GPT, out=tmp_path / "early", fault=written)
     assert [any_nan(tmp_path / each) for each in ("right", "early")] == [False, True]
 

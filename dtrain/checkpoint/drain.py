@@ -46,7 +46,7 @@ class Landed:
 
 
 class Drain:
-    """Begins at once. `commit` is what rank 0 will write; `manifest` what this rank adds to the tensors and facts in it; `before_commit` makes
+    """Begins at once. `arrived` waits until the bytes of the `files` are there. `commit` is what rank 0 will write; `manifest` what this rank adds to the tensors and facts in it; `before_commit` makes
     durable what the commit must not be older than, and `after_commit`, which nobody waits for, may remove what is older: both run on rank 0.
     `before` is the save before."""
 
@@ -57,6 +57,7 @@ class Drain:
         out: str,
         url: str,
         files: Sequence[File],
+        arrived: Callable[[], None],
         commit: Mapping[str, Any],
         manifest: Mapping[str, Any],
         before_commit: Callable[[], None] | None,
@@ -68,7 +69,7 @@ class Drain:
         self._mesh, self._out, self._commit, self._manifest = mesh, out, commit, manifest
         mark = {"step": str(commit["step"]), "attempt": url.rsplit("/", 1)[-1]}
         self._files = [replace(file, mark=mark) for file in files]
-        self._before, self._after = before_commit, after_commit
+        self._arrived, self._before, self._after = arrived, before_commit, after_commit
         self._key, self._stop, self._begin = url.rsplit("/", 1)[-1], threading.Event(), time.monotonic()
         self._over, self._committed = threading.Event(), dict[str, Any]()
         self._read_by_all = [before._letter("verdict")] if before else []
@@ -109,6 +110,7 @@ class Drain:
     def _land(self) -> None:
         mine: dict[str, Any] = {"error": ""}
         try:
+            self._arrived()
             mine |= {**self._manifest, "files": self._write(), "pieces": [piece for file in self._files for piece in file.manifest()]}
         except Exception as error:  # the others must hear of it, whatever it is
             mine["error"] = told(error)

@@ -67,6 +67,7 @@ class Memory:
         place = self._path(self._mesh.rank, slot, "json")
         place.unlink(missing_ok=True)
         files: list[File] = self._on_all(lambda: self._slots[slot].take(tensors))
+        self._slots[slot].wait()
         pieces = list[dict[str, Any]]()
         for file in files:
             begin = file.begin

@@ -120,6 +120,7 @@ class Sharded:
             out=self._out,
             url=url,
             files=files,
+            arrived=self._snapshot.wait,
             commit={
                 "step": state.step,
                 "attempt": url.rsplit("/", 1)[-1],

@@ -71,12 +71,16 @@ class Snapshot:
     def __init__(self, rank: int, place: Mapping[str, int], room: Callable[[int], Tensor] | None = None) -> None:
         self._rank, self._place, self._room = rank, place, room
         self._signature: object = None
+        self._copied: torch.Event | None = None
         self.memory = torch.empty(0, dtype=torch.uint8)
         self._targets: list[Tensor] = []
         self._files: list[File] = []
 
     def take(self, tensors: Mapping[str, Tensor]) -> list[File]:
-        """Copy what this rank is the one to write. Nothing is allocated as long as names, shapes and types stay."""
+        """Copy what this rank is the one to write; `wait` before it is read. Nothing is allocated as long as names, shapes and types stay.
+
+        A GPU copies in its turn, before what the loop asks of it next, so that the loop need not wait.
+        """
         signature = [(name, tensor.shape, tensor.dtype, getattr(tensor, "placements", None)) for name, tensor in tensors.items()]
         if signature != self._signature:
             self._lay_out(tensors)
@@ -86,9 +90,16 @@ class Snapshot:
         if sources:
             with torch.no_grad():
                 torch._foreach_copy_(self._targets, sources, non_blocking=True)
-            if any(source.device.type != "cpu" for source in sources):
-                torch.accelerator.current_stream().synchronize()
+            device = next((source.device for source in sources if source.device.type != "cpu"), None)
+            if device is not None:
+                self._copied = torch.Event(device)
+                self._copied.record()
         return self._files
+
+    def wait(self) -> None:
+        """Until what was taken has arrived; any thread may."""
+        if self._copied is not None:
+            self._copied.synchronize()
 
     def _lay_out(self, tensors: Mapping[str, Tensor]) -> None:
         """Memory for all files, one after the other, and where in it each piece goes."""

@@ -124,7 +124,7 @@ WAITS_FOR = {
     "once a spike was seen": ("guard.py:Guard._hear",),
     "in the first step, or once": ("agreement.py:Agreement._changed", "agreement.py:_differ", "parallel/pipeline.py:Pipeline._check_flow"),
     "a checkpoint, after which the next step may change what was copied": (
-        "checkpoint/snapshot.py:Snapshot.take", "checkpoint/snapshot.py:Snapshot._lay_out",
+        "checkpoint/snapshot.py:Snapshot.wait", "checkpoint/snapshot.py:Snapshot._lay_out",
     ),
     "the sizes of what crosses or of products that are not aligned: the host must know them": (
         "parallel/expert.py:AllToAll.__call__", "parallel/pipeline.py:Pipeline._hand_round", "model/moe.py:by_expert", "model/moe.py:one_by_one",

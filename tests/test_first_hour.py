@@ -11,6 +11,10 @@ from gpu import hour
 from gpu.models import hidden
 from launching import mentioning
 
+from dtrain.cluster import Cluster
+from dtrain.compose import compose
+from dtrain.resolve import resolve
+
 SCRIPT = """
 import json, os, sys, time
 folder, name = sys.argv[1], sys.argv[2].removeprefix("step=")
@@ -66,6 +70,30 @@ def test_a_page_keeps_what_is_not_its_own(tmp_path: Path) -> None:
     assert page.read_text() == (
         "# Results\n\nkept\n\n<!-- cuda: begin -->\nsecond\n<!-- cuda: end -->\n\n<!-- cpu: begin -->\nother\n<!-- cpu: end -->\n"
     )
+
+
+@pytest.mark.parametrize("devices", [1, 4, 8])
+def test_what_is_asked_of_some_gpus_of_a_host_is_a_plan_for_those(devices: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    from tests.gpu import steps
+
+    asked: list[tuple[str, ...]] = []
+
+    def planned(place: hour.Place, *words: str, seconds: float = 300.0) -> str:
+        asked.append(words)
+        return '{"prediction": {"memory": {"peak": 100}}}'
+
+    monkeypatch.setattr(steps, "dtrain", planned)
+    monkeypatch.setattr(steps, "rows", lambda out: [{"peak_bytes": 103.0, "step_seconds": 1.0, "mfu": 0.5}] * 3)
+    monkeypatch.setattr(steps, "_by_hand", lambda place, shape: 1.0)
+    place = steps.Place("cuda", devices, 1, tmp_path)
+    assert steps.memory(place).result == steps.speed(place).result == "passed"
+    host = Cluster(gpus=8, cpus=64)
+    plans = [resolve(compose([word for word in words if word not in ("plan", "json")]), host) for words in asked]
+    assert {plan.devices for plan in plans} == {devices}
+    asked.clear()
+    steps.speed(steps.Place("cuda", devices, 2, tmp_path, "10.0.0.1:29500"))
+    assert {resolve(compose(words), host).nodes for words in asked} == {1}, "the loop by hand has the GPUs of one host"
 
 
 def test_communication_counts_as_hidden_while_another_kernel_runs() -> None:

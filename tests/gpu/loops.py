@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 WARM, TIMED = 10, 20
 
@@ -63,6 +63,10 @@ class GPT(nn.Module):
         return out
 
 
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+
+
 def step_seconds(shape: dict[str, Any]) -> float:
     """The median of TIMED steps after WARM. `shape`: the arguments of GPT, `batch` of a rank, `microbatch`, `remat`, `on`, `compile`."""
     rank, world, on = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), shape["on"]
@@ -76,7 +80,7 @@ def step_seconds(shape: dict[str, Any]) -> float:
     names = ("vocab", "layers", "heads", "kv_heads", "width", "hidden", "sequence")
     with device:
         model = GPT(**{name: shape[name] for name in names})
-    half = on == "cuda"
+    half, loss_of = on == "cuda", torch.compile(cross_entropy) if shape["compile"] else cross_entropy
     for block in model.blocks:
         if shape["compile"]:
             block.compile()
@@ -93,11 +97,12 @@ def step_seconds(shape: dict[str, Any]) -> float:
         _wait(device)
         began = time.perf_counter()
         parts = tokens.split(shape["microbatch"])
-        for part in parts:
+        for index, part in enumerate(parts):
+            if isinstance(model, FSDPModule):  # gradients cross the ranks once a step, as dtrain's do
+                model.set_requires_gradient_sync(index == len(parts) - 1)
             with torch.autocast("cuda", torch.bfloat16) if half and world == 1 else nullcontext():
                 logits = model(part[:, :-1])
-            loss = F.cross_entropy(logits.float().flatten(0, 1), part[:, 1:].flatten()) / len(parts)
-            loss.backward()
+            (loss_of(logits, part[:, 1:]) / len(parts)).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -256,7 +257,7 @@ def memory(place: Place) -> Verdict:
     """Of the allocator, beside the peak of the plan."""
     found = {}
     for name in ("GPT-2 124M", "Llama 1B"):
-        words, out = (*_size(name, place), "steps=5"), place.folder / f"memory-{name.replace(' ', '-')}"
+        words, out = (*_size(name, place), "steps=5", *place.words()), place.folder / f"memory-{name.replace(' ', '-')}"
         planned = json.loads(dtrain(place, "plan", "json", *words, f"out={out}"))["prediction"]["memory"]["peak"]
         dtrain(place, *words, f"out={out}", "resume=never", seconds=550)
         found[name] = rows(out)[-1]["peak_bytes"] / planned
@@ -267,6 +268,7 @@ def memory(place: Place) -> Verdict:
 
 def speed(place: Place) -> Verdict:
     """dtrain beside the loop of tests/gpu/loops.py, in turns; the ratio of their median steps."""
+    place = replace(place, nodes=1, address="")  # where the loop by hand runs too
     sizes = ["tiny"] if place.small else [name for name in SIZES if name != "tiny" and (name != "Llama 8B" or place.ranks >= 4)]
     said, holds = [], True
     for name in sizes:

@@ -77,8 +77,9 @@ class Slow(Raises):
 
 def meets(plan: Plan) -> Result:
     """A loop of which each rank writes at which addresses it listens, once it has met the others."""
+    inherited = _held()  # of a process that tests something else too
     with build(plan.backend).open():
-        ours = {str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
+        ours = _held() - inherited
         rows = [row.split() for row in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
         ends = {row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in ours}  # 0A: it listens
         place = Path(plan.out).with_name(f"listens-{os.environ['RANK']}")
@@ -91,6 +92,11 @@ def shows(plan: Plan) -> Result:
     """A loop of which each rank writes which GPUs it was shown."""
     Path(plan.out).with_name(f"shown-{os.environ['RANK']}").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
     return Result("finished", 0, None, 0.0, {}, {})
+
+
+def _held() -> set[str]:
+    """What the descriptors of this process are."""
+    return {str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
 
 
 def free_port() -> int:

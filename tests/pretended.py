@@ -94,9 +94,9 @@ class _Event(_Stream):
 
 
 def _arrive() -> None:
-    """Any thread may wait; the one that gives the device its work is noted."""
+    """Noted is a thread that gives the device its work, the loop's or one of autograd."""
     for device in DEVICES:
-        if threading.current_thread() is threading.main_thread():
+        if not threading.current_thread().name.startswith("dtrain-"):
             device.note("waits", "synchronize")
         device.wait()
 

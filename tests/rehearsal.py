@@ -4,19 +4,24 @@ for rank in rehearse("model=gpt", "strategy=fsdp", "devices=2"):
     rank.loss, rank.each_step, rank.notes
 """
 
+import atexit
 import importlib
 import inspect
+import os
+import pickle
+import subprocess
 import sys
 from collections import Counter
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FunctionType, ModuleType
 from typing import Any
 from unittest.mock import patch
 
-from pool import ranks
+from pool import RankFailed, ranks
 from pretended import NAME, Note, registered, rehearsed
 from small import plan
 
@@ -68,7 +73,42 @@ def rehearse(*words: str, fault: "Fault | None" = None, out: Path | None = None)
     """One for each rank. Raises RankFailed, with the line, where tensors of two devices meet."""
     with TemporaryDirectory() as folder:
         made = plan(*FEW, f"out={out or folder}", *words)
-        return ranks(made.world, _rank, replace(made, device=NAME, backend={**made.backend, "_target_": "rehearsal.Gloo"}), fault)
+        return _ask(replace(made, device=NAME, backend={**made.backend, "_target_": "rehearsal.Gloo"}), fault)
+
+
+def _ask(made: Plan, fault: "Fault | None") -> list[Rehearsed]:
+    process = _clean()
+    assert process.stdin and process.stdout
+    pickle.dump((made, fault), process.stdin)
+    process.stdin.flush()
+    found, error = pickle.load(process.stdout)
+    if error:
+        raise RankFailed(error)
+    return list(found)
+
+
+@cache
+def _clean() -> "subprocess.Popen[bytes]":
+    """A process that goes through no backward itself, and forks the ranks: torch counts the devices in the first one, and a fork does not count again."""
+    process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    atexit.register(process.communicate)  # which ends it
+    return process
+
+
+def serve() -> None:
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what ranks print
+    while True:
+        try:
+            made, fault = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        try:
+            answer: tuple[Any, str] = ranks(made.world, _rank, made, fault), ""
+        except RankFailed as failed:
+            answer = None, str(failed)
+        pickle.dump(answer, answers)
+        answers.flush()
 
 
 def _rank(made: Plan, fault: "Fault | None") -> Rehearsed:
@@ -118,3 +158,9 @@ def _take_over(old: Any, new: Any) -> None:
             mine.__code__ = inspect.unwrap(value).__code__
         elif isinstance(value, type) and value.__module__ == new.__dict__.get("__name__", getattr(new, "__module__", "")) and isinstance(mine, type):
             _take_over(mine, value)
+
+
+if __name__ == "__main__":
+    from rehearsal import serve as begin  # under the name by which answers are known
+
+    begin()

@@ -9,8 +9,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from dtrain import __version__, screen, secrets, signals, started
+from dtrain import __version__, secrets
+from dtrain.cluster import allocation
 from dtrain.errors import HELP, DtrainError, PreflightError, WordsError, why
+from dtrain.lifecycle import signals
+from dtrain.secrets import screen
 
 COMPOSE = ("train", "plan", "evaluate", "generate", "verify", "doctor", "diff")
 """Verbs that take what the working folder brings."""
@@ -20,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 training failed, 2 the words were wrong, 3 preflight, 75 preempted, 130 interrupted."""
     os.environ["DTRAIN_BEGAN"] = str(time.monotonic())  # what time_limit counts from
     gc.freeze()  # what was there before need not be walked, again and again, by the collector of this command
-    started.adopt(os.environ)
+    allocation.adopt(os.environ)
     if argv is None:
         screen.outlive_readers()
         secrets.guard(screen.visible)
@@ -70,7 +73,7 @@ def _refused(error: OSError | RuntimeError) -> bool:
 
 
 def _do(words: list[str]) -> int:
-    from dtrain.config import VERBS
+    from dtrain.config.schema import VERBS
 
     secrets.hear(words)
     if words[:1] == ["help"] or {"--help", "-h"} & set(words):
@@ -101,11 +104,11 @@ def _do(words: list[str]) -> int:
 def _help(topics: list[str]) -> None:
     from dtrain.compose.here import folders, look
     from dtrain.compose.typed import typed
-    from dtrain.words import conf
-    from dtrain.words.manual import about
+    from dtrain.config import files
+    from dtrain.config.manual import about
 
     beside = [topic for topic in topics if topic.startswith("hydra.searchpath=")]
-    with conf.beside(folders([*look().words, *typed(beside)[0]])):
+    with files.beside(folders([*look().words, *typed(beside)[0]])):
         screen.say(about([topic for topic in topics if topic not in beside]).removesuffix("\n"))
 
 

@@ -7,9 +7,10 @@ import inspect
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from dtrain import hub, secrets
+from dtrain import secrets
 from dtrain.errors import WordsError
 from dtrain.plan import Part
+from dtrain.storage import hub
 
 _trusted: Collection[str] | None = None
 """Packages that the user trusts, while a plan is run; None: nobody has said, and every name is taken."""

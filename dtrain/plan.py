@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from dtrain.shapes import COUNT, MAPPING, Optional
+from dtrain.config.structure import COUNT, MAPPING, Optional
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """Mesh axes, outer to inner: outer ones cross nodes, inner ones stay inside a node. `ep` is no axis of its own but a second view of

@@ -7,7 +7,7 @@ import subprocess
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from dtrain.shapes import COUNT, MAPPING, NUMBER, TEXT, Each, Optional
+from dtrain.config.structure import COUNT, MAPPING, NUMBER, TEXT, Each, Optional
 
 Status = Literal["finished", "stopped", "interrupted", "preempted", "spiked"]
 SHAPE = {

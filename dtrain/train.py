@@ -9,30 +9,30 @@ import time
 from contextlib import ExitStack
 from functools import partial
 
-from dtrain import built
 from dtrain.build import build
-from dtrain.clip import clip
+from dtrain.checkpoint.state import TrainState
 from dtrain.data.stream import Stream, as_source
-from dtrain.ema import EMA
-from dtrain.guard import Guard
-from dtrain.log import Log
+from dtrain.evaluation.observe import Observers
+from dtrain.lifecycle.slowdown import Slowdown
+from dtrain.lifecycle.stop import StopSignal
+from dtrain.lifecycle.watchdog import Watchdog
+from dtrain.loop import build_check
+from dtrain.loop.metrics import Log
+from dtrain.loop.spike import Guard
+from dtrain.loop.step import gradients_of, make_step, zero
 from dtrain.mesh import Mesh
 from dtrain.model import balance, balanced, caveats, construct
+from dtrain.model.seeds import derive
 from dtrain.objective import Objective
-from dtrain.observe import Observers
 from dtrain.optim import Optimizer
+from dtrain.optim.clip import clip
+from dtrain.optim.ema import EMA
 from dtrain.parallel.context import context_of
 from dtrain.parallel.order import parallelize
 from dtrain.plan import Plan
 from dtrain.precision import Precision
 from dtrain.result import Result, peak_bytes, versions
 from dtrain.schedule import Schedule, set_lr
-from dtrain.seeds import derive
-from dtrain.slowdown import Slowdown
-from dtrain.state import TrainState
-from dtrain.step import gradients_of, make_step, zero
-from dtrain.stop import StopSignal
-from dtrain.watchdog import Watchdog
 
 
 def train(plan: Plan) -> Result:
@@ -57,7 +57,7 @@ def train(plan: Plan) -> Result:
             model, mesh, strategy, precision=precision, seed=plan.seed, pipeline=plan.pipeline, tensors=plan.tensor,
             remat=build(plan.remat), compile=build(plan.compile), brought=checkpoint.brings() or bool(plan.init),
         )  # fmt: skip
-        log.event("built", **built.check(plan, mesh.gather(built.inspect(model, wrapped, mesh, strategy)), precision))
+        log.event("built", **build_check.check(plan, mesh.gather(build_check.inspect(model, wrapped, mesh, strategy)), precision))
         parameters, moving = gradients_of(model), balanced(model)
         ema = EMA(model, plan.ema) if plan.ema is not None else None
         optimizer = build(plan.optim, Optimizer, model=model)

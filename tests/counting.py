@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import dtrain
-from dtrain.log import Log
+from dtrain.loop.metrics import Log
 from dtrain.plan import Plan
 
 KINDS = {

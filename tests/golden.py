@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from dtrain.mesh import Mesh
-from dtrain.sharding import like, piece
+from dtrain.mesh.sharding import like, piece
 
 SCALES = (1e-8, 1e-6, 1e-5, 1e-4, 1e-2, 1.0, 1e2)
 """Root mean squares of gradients."""

@@ -21,7 +21,7 @@ TARGETS = (
     "torch.nn.functional.importlib.import_module", "torch.nn.utils.rnn.torch.load", "torch.nn.utils.clip_grad_norm_", "torch.nn.Linear.__init__.__globals__", "torch.nn.Module.__subclasses__",
     "torch.serialization.load", "torch.jit.load", "torch.package.PackageImporter", "torch.utils.cpp_extension.load_inline", "torch.distributed.run.main", "torch._dynamo.os.system",
     "torch.nn.parallel.distributed.os.system", "torch.optim.lr_scheduler.types.FunctionType", "torch.classes.load_library", "torch.ops.load_library",
-    "dtrain.build.importlib.import_module", "dtrain.store.write", "dtrain.store.remove", "dtrain.launcher.process.fork", "dtrain.launcher.local.os.system", "dtrain.data.text.Path.touch",
+    "dtrain.build.importlib.import_module", "dtrain.storage.store.write", "dtrain.storage.store.remove", "dtrain.launcher.process.fork", "dtrain.launcher.local.os.system", "dtrain.data.text.Path.touch",
     "dtrain.verb.train.store.write", "dtrain.logger.tensorboard.TensorBoard", "dtrain.checkpoint.sharded.Sharded", "dtrain.__main__.main", "dtrain.testing.faults.AtStep",
     "torch.nn.L\u0456near", "t\u043erch.nn.Linear", "torch.nn.Linear\u200b", "torch..nn.Linear", ".os.system", "os", "torch.nn", "torch.nn.Linear;os.system", "__main__.os.system",
 )  # fmt: skip
@@ -154,7 +154,7 @@ YAML = {
     "a target below a target": "model: {_target_: torch.nn.Sequential, x: {y: {_target_: os.system, command: 'touch @marker@'}}}",
     "a target outside of the groups": "spike: {sigma: {_target_: os.system}}",
     "a foreign loop": "loop: os.system",
-    "a loop of ours that is none": "loop: dtrain.store.remove",
+    "a loop of ours that is none": "loop: dtrain.storage.store.remove",
     "an untrusted hook": "hook: {x: {_target_: os.system}}",
 }
 BYTES = {

@@ -21,14 +21,15 @@ from launching import mentioning, started
 from mounts import Unsteady
 from safetensors.numpy import load
 
-from dtrain import signals, store
 from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint.load import read_file
 from dtrain.launcher import process
-from dtrain.launcher.book import Book
-from dtrain.launcher.server import Server
+from dtrain.launcher.local.restarts import Book
+from dtrain.launcher.local.rounds import Rounds
+from dtrain.lifecycle import signals
 from dtrain.plan import Plan
 from dtrain.result import OF_THE_MACHINE
+from dtrain.storage import store
 
 TARGETS = {"rank": 12, "agent": 4, "keeper": 4, "server": 1, "command": 1, "group": 1}
 """What is killed, and how often beside the others."""
@@ -140,7 +141,7 @@ def served(plan: Plan, scratch: Path, **options: Any) -> Iterator[int]:
     """The launcher's server, forked from this process, which holds torch already: a second less for each test. Its pid."""
     told = {"restarts": 3, "silence": 15, "wait": 30, "address": None, "here": plan.nodes} | options
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals.WISHES)
-    pid = process.fork(lambda: (process.claim(scratch), Server(plan, scratch, Book.read(scratch), **told).run()), "dtrain-server")
+    pid = process.fork(lambda: (process.claim(scratch), Rounds(plan, scratch, Book.read(scratch), **told).run()), "dtrain-server")
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
         yield pid

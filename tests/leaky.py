@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dtrain import store
 from dtrain.hook import StepInfo
+from dtrain.storage import store
 
 
 def texts() -> list[str]:

@@ -24,17 +24,17 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from dtrain.build import build
 from dtrain.checkpoint.snapshot import Snapshot
-from dtrain.clip import clip
+from dtrain.checkpoint.state import TrainState
 from dtrain.data.stream import Stream, as_source
-from dtrain.ema import EMA
+from dtrain.loop.step import gradients_of, make_step, zero
 from dtrain.mesh import Mesh
 from dtrain.model import balance, balanced, construct
+from dtrain.optim.clip import clip
+from dtrain.optim.ema import EMA
 from dtrain.parallel.context import context_of
 from dtrain.parallel.order import parallelize
 from dtrain.parallel.pipeline import Pipeline
 from dtrain.plan import Plan
-from dtrain.state import TrainState
-from dtrain.step import gradients_of, make_step, zero
 
 
 def _forward(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from dtrain.attempts import listed
 from dtrain.checkpoint import survey
+from dtrain.storage.attempts import listed
 
 NAMESPACE = 0x00020000
 """CLONE_NEWNS: mounts that only this process sees."""

@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroupGloo  # type: ignore[attr-defined] # exported without saying so
 
-from dtrain import failure, kernel_log
 from dtrain.backend import process_group
+from dtrain.lifecycle import failure, kernel_log
 
 FOREVER = datetime.timedelta(days=1)
 SOURCE = "/__w/pytorch/pytorch/torch/csrc/distributed/c10d"

@@ -14,8 +14,8 @@ from predict.foreign import LAYOUTS
 from small import plan as plan_of
 
 from dtrain.plan import Plan
-from dtrain.predict.held import saved
 from dtrain.predict.memory import Memory, classes
+from dtrain.predict.state_bytes import saved
 from dtrain.predict.work import work
 from dtrain.tracing import shapes_of
 

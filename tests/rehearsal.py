@@ -27,10 +27,10 @@ from small import plan
 
 from dtrain.backend import process_group
 from dtrain.data import stream
-from dtrain.guard import LAG
+from dtrain.lifecycle.watchdog import Watchdog
+from dtrain.loop.spike import LAG
 from dtrain.plan import Plan
 from dtrain.train import train
-from dtrain.watchdog import Watchdog
 
 STEPS = LAG + 4
 FEW = ("data=synthetic", "batch=8", "log.every=1000", "checkpoint.every=1000", f"steps={STEPS}")

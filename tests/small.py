@@ -17,21 +17,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dtrain.backend.gloo import Gloo
 from dtrain.build import build
-from dtrain.clip import clip
 from dtrain.cluster import Cluster
 from dtrain.compose import compose
-from dtrain.config import GROUPS, Config
+from dtrain.config.schema import GROUPS, Config
 from dtrain.data.order import samples
 from dtrain.data.stream import Stream, as_source
+from dtrain.loop.step import gradients_of, make_step, zero
 from dtrain.mesh import Mesh
 from dtrain.model import balance, balanced, blocks, construct
 from dtrain.model.gpt import GPT
+from dtrain.model.seeds import fill
+from dtrain.optim.clip import clip
 from dtrain.parallel.context import context_of
 from dtrain.parallel.order import materialize, parallelize
 from dtrain.plan import BatchShape, MeshShape, PipelineShape, Plan
 from dtrain.resolve import resolve
-from dtrain.seeds import fill
-from dtrain.step import gradients_of, make_step, zero
 
 # matrices of several sizes, and a vocabulary that does not divide by two ranks; much smaller, and rounding errors grow from step to step
 PARTS: dict[str, Any] = {

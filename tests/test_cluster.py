@@ -8,13 +8,14 @@ import pytest
 import yaml
 from small import composed
 
-from dtrain import cluster, preflight
+from dtrain import cluster
 from dtrain.build import build
 from dtrain.cluster import Cluster, Machine, look
+from dtrain.cluster.allocation import adopt
 from dtrain.errors import PreflightError, WordsError
+from dtrain.launcher import preflight
 from dtrain.recipe import folder
 from dtrain.resolve import resolve
-from dtrain.started import adopt
 
 HERE = Cluster(gpus=0, cpus=4)
 WORDS = sorted(path.stem for path in (folder("conf") / "cluster").glob("*.yaml") if path.stem != "auto")

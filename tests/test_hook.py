@@ -9,8 +9,8 @@ import torch
 from dtrain.errors import WordsError
 from dtrain.hook import gives_none, numbers, plain
 from dtrain.hook.sample import Sample
-from dtrain.journal import Journal
-from dtrain.log import Log
+from dtrain.loop.metrics import Log
+from dtrain.storage.jsonl import Journal
 from dtrain.testing.faults import AtStep
 
 

@@ -17,16 +17,18 @@ import pytest
 from mutants import Mutant, mutant, write
 from pool import ranks
 
-from dtrain import failure, preflight, store
 from dtrain.__main__ import main
 from dtrain.cluster import Cluster
 from dtrain.compose import compose
 from dtrain.errors import WordsError
+from dtrain.launcher import preflight
 from dtrain.launcher.external import External
 from dtrain.launcher.inline import Inline
 from dtrain.launcher.local import Local
+from dtrain.lifecycle import failure
 from dtrain.plan import Plan
 from dtrain.resolve import resolve
+from dtrain.storage import store
 from dtrain.train import train
 
 MOST_LINES = 12

@@ -18,10 +18,10 @@ from small_runs import drawn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers.models.llama import modeling_llama  # noqa: F401  # once, not in each rank
 
-from dtrain import preflight
 from dtrain.cluster import Cluster
 from dtrain.compose import compose
 from dtrain.errors import WordsError
+from dtrain.launcher import preflight
 from dtrain.plan import Plan
 from dtrain.predict.prediction import predict
 from dtrain.resolve import resolve

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 from launching import command
 
-from dtrain import clients, options, recipe, store, web
+from dtrain import recipe
 from dtrain.__main__ import main
 from dtrain.compose import compose
 from dtrain.errors import StoreError, WordsError
+from dtrain.storage import clients, options, store, web
 
 TEXT = b"to be, or not to be, that is the question\n" * 200
 REFUSED = "leads to this machine or its network"

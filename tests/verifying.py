@@ -9,10 +9,10 @@ import pytest
 import yaml
 from pool import RankFailed, ranks
 
-from dtrain import store
 from dtrain.errors import RankError
 from dtrain.launcher import run_rank
 from dtrain.plan import Plan
+from dtrain.storage import store
 from dtrain.verb import verify
 
 WORDS = ("batch=8", "verify.steps=4", "schedule.warmup=0", "optim.lr=3e-3", "trust=[wrong_models,right_models,invariance,planted]", "clip=10")

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, distributed_c10d  # type: ignore[attr-defined] # exported without saying so
 
-from dtrain import network
+from dtrain.backend.rendezvous import StoreWatch, connect, within
+from dtrain.cluster import network
 from dtrain.errors import PreflightError
-from dtrain.rendezvous import StoreWatch, connect, within
 
 _kept: dict[int, object] = {}
 """pid -> the last group of that process. Whoever drops the last reference to a gloo group joins its threads; when that is DDP's reducer it

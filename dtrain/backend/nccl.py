@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from dtrain import failure, recorder
 from dtrain.backend import process_group
 from dtrain.errors import PreflightError
+from dtrain.lifecycle import failure, recorder
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Variables by which users tell torch how to allocate."""

@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from dtrain.checkpoint.drain import Landed
-from dtrain.state import TrainState
+from dtrain.checkpoint.state import TrainState
+from dtrain.checkpoint.writer import Landed
 
 
 class Checkpoint(AbstractContextManager[Any], Protocol):

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from dtrain import shapes, store
-from dtrain.attempts import ATTEMPT, COMMIT, STEP, Attempt, dispute, listed, listed_at, rivals
 from dtrain.checkpoint.format import mapping, strict
+from dtrain.config import structure
+from dtrain.config.structure import COUNT, FINITE, MAPPING, NUMBER, TEXT, Each, Optional
 from dtrain.errors import StoreError
-from dtrain.shapes import COUNT, FINITE, MAPPING, NUMBER, TEXT, Each, Optional
+from dtrain.storage import store
+from dtrain.storage.attempts import ATTEMPT, COMMIT, STEP, Attempt, dispute, listed, listed_at, rivals
 
 NAME = COMMIT
 FORMAT = 1
@@ -163,7 +164,7 @@ def _first(candidates: Iterable[tuple[str, dict[str, Any] | None, str]]) -> tupl
 
 def _check(commit: Mapping[str, Any]) -> None:
     """Raises ValueError, when the commit does not describe tensors of which every element lies in one piece."""
-    if wrong := shapes.fault(commit, SHAPE):
+    if wrong := structure.fault(commit, SHAPE):
         raise ValueError(wrong)
     if commit["facts"]["step"] != commit["step"]:
         raise ValueError(f"it is of step {commit['step']}, its facts of step {commit['facts']['step']}")

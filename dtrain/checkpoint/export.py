@@ -16,11 +16,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from dtrain import store
 from dtrain.checkpoint.commit import DamagedError
 from dtrain.checkpoint.format import NAMES, Entry
 from dtrain.checkpoint.load import parse_file, read_file, tensor_of
 from dtrain.errors import StoreError, WordsError
+from dtrain.storage import store
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

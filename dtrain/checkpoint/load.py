@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtrain import store
 from dtrain.checkpoint import shards
 from dtrain.checkpoint.commit import DamagedError
 from dtrain.checkpoint.format import Entry, parse_marked
 from dtrain.errors import StoreError
+from dtrain.storage import store
 
 STREAMS = 4
 """Files read and verified at a time; each is in memory whole."""

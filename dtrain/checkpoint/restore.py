@@ -5,13 +5,13 @@ from typing import Any
 
 from torch import Tensor
 
-from dtrain.attempts import place
 from dtrain.checkpoint.commit import DamagedError
 from dtrain.checkpoint.load import Reading, mismatches
 from dtrain.checkpoint.memory import Copy, Memory
+from dtrain.checkpoint.state import TrainState
 from dtrain.errors import StoreError
 from dtrain.mesh import Mesh
-from dtrain.state import TrainState
+from dtrain.storage.attempts import place
 
 Commit = Mapping[str, Any]
 Candidates = Iterator[tuple[str, dict[str, Any] | None, str]]

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dtrain import lease, store
-from dtrain.attempts import Attempt, in_order, lease_of, listed, place
 from dtrain.checkpoint import commit as commits
 from dtrain.errors import LeaseError, StoreError
+from dtrain.storage import lease, store
+from dtrain.storage.attempts import Attempt, in_order, lease_of, listed, place
 
 Best = Literal["lowest", "highest"]
 SCORES = "METRICS.json"

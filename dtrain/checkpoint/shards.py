@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from dtrain.sharding import local, offset
+from dtrain.mesh.sharding import local, offset
 
 Offset = tuple[int, ...]
 Slices = tuple[slice, ...]

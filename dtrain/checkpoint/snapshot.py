@@ -12,7 +12,7 @@ from torch import Tensor
 from dtrain.checkpoint import shards
 from dtrain.checkpoint.format import NAMES, Entry, header
 from dtrain.errors import StoreError
-from dtrain.sharding import local
+from dtrain.mesh.sharding import local
 
 FILE_BYTES = 64 << 20
 """A file holds no more than this, but for a single row that is larger."""

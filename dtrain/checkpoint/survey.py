@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dtrain import attempts as listing
-from dtrain import store
 from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint.load import parse_file, read_file
 from dtrain.checkpoint.retention import SCORES
 from dtrain.errors import StoreError
+from dtrain.storage import attempts as listing
+from dtrain.storage import store
 
 STREAMS = 4
 """Files that are verified at a time; each is in memory whole, and a file is small unless one row of a tensor is large."""

@@ -8,19 +8,21 @@ to the old one. Words of ours are composed here, as Hydra would; with folders of
 import re
 from collections.abc import Iterable, Sequence
 
-from dtrain import options, provenance, recipe, screen, secrets
+from dtrain import recipe, secrets
 from dtrain.cluster import look
-from dtrain.compose import here
+from dtrain.compose import here, provenance
 from dtrain.compose.check import judge, shown
 from dtrain.compose.tree import config_of, vocabulary_of
 from dtrain.compose.typed import typed
-from dtrain.config import GROUPS, LISTS, Config
+from dtrain.config.schema import GROUPS, LISTS, Config
+from dtrain.config.word import Word, cut
 from dtrain.errors import DtrainError, WordsError, deciding
 from dtrain.recipe import policy
 from dtrain.resolve import further
 from dtrain.resolve.unknown import UNKNOWN
-from dtrain.store import is_local, local_path
-from dtrain.words import Word, cut
+from dtrain.secrets import screen
+from dtrain.storage import options
+from dtrain.storage.store import is_local, local_path
 
 REPEATED = ("recipe", "hydra.searchpath")
 """Words of which several stand beside each other."""

@@ -1,6 +1,6 @@
 """Judges words before anything is composed: one sentence per mistake, with its source and the words to type instead.
 
-What values may be is judged later, over the whole run (dtrain/resolve/numbers.py); here it is whether there is such a word at all.
+What values may be is judged later, over the whole run (dtrain/resolve/values.py); here it is whether there is such a word at all.
 """
 
 import re
@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from dtrain import screen, secrets
-from dtrain.config import ALLOWED, GROUPS, LISTS, VERBS
+from dtrain import secrets
+from dtrain.config import constraints, files, grammar
+from dtrain.config.schema import ALLOWED, GROUPS, LISTS, VERBS
+from dtrain.config.word import Word, cut, said
 from dtrain.errors import WordsError, nearest
-from dtrain.options import is_one
-from dtrain.words import Word, conf, cut, grammar, kinds, said
+from dtrain.secrets import screen
+from dtrain.storage.options import is_one
 
 HOLDERS = {key.split(".")[0]: [name for name in ALLOWED if name.startswith(f"{key.split('.')[0]}.")] for key in ALLOWED if "." in key}
 """mesh, pipeline, ...: words that only hold others."""
@@ -102,7 +104,7 @@ class Vocabulary:
 def allowed_of(part: Mapping[str, Any], name: str) -> Any:
     """What an argument may be: as its word says in `_about_`, else whatever is like its default."""
     said = ((part.get("_about_") or {}).get("allowed") or {}).get(name)
-    return kinds.of_type(part.get(name)) if said is None else said
+    return constraints.of_type(part.get(name)) if said is None else said
 
 
 def judge(word: Word, known: Vocabulary) -> Iterable[str]:
@@ -133,17 +135,17 @@ def judge(word: Word, known: Vocabulary) -> Iterable[str]:
 def _one(word: Word, allowed: Any) -> str:
     """What to type for one value instead of several."""
     items, called = _several(word), CALL.fullmatch(word.text.strip()) is not None
-    is_text = not called if allowed is None else any(kind in ("text", "some text", "any") for kind in kinds.kinds(allowed))
+    is_text = not called if allowed is None else any(kind in ("text", "some text", "any") for kind in constraints.kinds(allowed))
     if is_text and word.key not in GROUPS:
         return screen.typed(f"{word.key}='{cut(word.text)}'")
-    listed = any(isinstance(kind, kinds.Many) and kind.holds(items) for kind in kinds.kinds(allowed or "any"))
+    listed = any(isinstance(kind, constraints.Many) and kind.holds(items) for kind in constraints.kinds(allowed or "any"))
     return screen.typed(f"{word.key}={said(items) if listed else cut(str(items[0]))}")
 
 
 def _several(word: Word) -> list[Any]:
     """The values of a sweep; of a call such as range(0,4), those that it makes."""
     if not CALL.fullmatch(word.text.strip()):
-        return kinds.listed(word.text)
+        return constraints.listed(word.text)
     from dtrain.compose.hydra import jobs
 
     try:
@@ -162,9 +164,9 @@ def sayable() -> tuple[str, ...]:
     """Every key that some run can take."""
     arguments = [
         f"{group}.{name}" if group not in LISTS else f"{group}.{word}.{name}"
-        for group, words in conf.groups().items()
+        for group, words in files.groups().items()
         for word in words
-        for name in conf.node(group, word)
+        for name in files.node(group, word)
         if name[0] != "_"
     ]
     return tuple(dict.fromkeys([*GROUPS, *ALLOWED, "recipe", *arguments]))
@@ -188,11 +190,11 @@ def no_word(text: str) -> str:
     """What to type for a word without `=`."""
     if not text.strip():
         return "'' (command line): an empty word. Leave it out."
-    groups = [group for group in GROUPS if text in conf.groups()[group]]
+    groups = [group for group in GROUPS if text in files.groups()[group]]
     separated = re.fullmatch(r"([\w.]+)\s*[:=]+\s*(.+)", text)
     if groups:
         hint = f" Type {groups[0]}={text if groups[0] not in LISTS else f'[{text}]'}."
-    elif text in conf.recipes():
+    elif text in files.recipes():
         hint = f" Type recipe={text}."
     elif separated and separated[1] in sayable():
         hint = f" Type {screen.typed(f'{separated[1]}={cut(separated[2])}')}."
@@ -217,7 +219,7 @@ def _judge_choice(word: Word, said: str, known: Vocabulary) -> Iterable[str]:
 
 def _other(group: str, name: Any, known: Vocabulary) -> str:
     """What to type for a word that the group does not have."""
-    if group in LISTS and str(name).lower() in kinds.NONE:
+    if group in LISTS and str(name).lower() in constraints.NONE:
         return f" Type {group}=[]."
     if CLASS.fullmatch(str(name)):
         return f" A class or function of your own is typed {group}{'.mine' * (group in LISTS)}._target_={name}."
@@ -250,8 +252,8 @@ def _judge_argument(word: Word, said: str, known: Vocabulary, group: str, rest: 
         return  # whoever names the target of a word again means it
     elif rest[0] not in names:
         yield f"{said}: {group}={choice} has no {cut(rest[0])}.{_instead(known, group, names, path, rest[0])}"
-    elif len(rest) > 1 and not isinstance(part[rest[0]], dict) and not any(kind in OPEN for kind in kinds.kinds(allowed_of(part, rest[0]))):
-        yield f"{said}: {path}.{rest[0]} holds no other words, it is {kinds.say(allowed_of(part, rest[0]))}. Type {path}.{rest[0]}=<value>."
+    elif len(rest) > 1 and not isinstance(part[rest[0]], dict) and not any(kind in OPEN for kind in constraints.kinds(allowed_of(part, rest[0]))):
+        yield f"{said}: {path}.{rest[0]} holds no other words, it is {constraints.say(allowed_of(part, rest[0]))}. Type {path}.{rest[0]}=<value>."
 
 
 def _instead(known: Vocabulary, group: str, arguments: Sequence[str], path: str, name: str) -> str:

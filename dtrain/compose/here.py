@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dtrain.config import GROUPS
+from dtrain.config import files
+from dtrain.config.schema import GROUPS
+from dtrain.config.word import Word, cut, said, text
 from dtrain.recipe.document import Slip, parse
-from dtrain.store import is_local, local_path
-from dtrain.words import Word, conf, cut, said, text
+from dtrain.storage.store import is_local, local_path
 
 FILE, FOLDER = Path("dtrain.yaml"), Path("conf")
 SAYS = {"trust": "trust", "searchpath": "hydra.searchpath"}
@@ -40,7 +41,7 @@ def look() -> Here:
                 words += [word] if word else []
                 problems += [problem] if problem else []
             told += [f"{FILE}: {' '.join(cut(f'{word.key}={said(word.value)}') for word in words)}"] if words else []
-    own = own_words(FOLDER) if FOLDER.is_dir() and not FOLDER.samefile(conf.folder("conf")) else []
+    own = own_words(FOLDER) if FOLDER.is_dir() and not FOLDER.samefile(files.folder("conf")) else []
     if own:
         words.append(Word("hydra.searchpath", [str(FOLDER)], f"[{FOLDER}]", f"./{FOLDER}"))
         told.append(f"./{FOLDER}: {cut(' '.join(own))}")

@@ -18,16 +18,17 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dtrain.config import GROUPS, Schema
+from dtrain.config import files
+from dtrain.config.constraints import fits, wants_text
+from dtrain.config.grammar import Unread, typed
+from dtrain.config.schema import GROUPS, Schema
+from dtrain.config.word import Word, cut, quote
 from dtrain.errors import WordsError, first_line
 from dtrain.resolve.unknown import UNKNOWN
-from dtrain.words import Word, conf, cut, quote
-from dtrain.words.grammar import Unread, typed
-from dtrain.words.kinds import fits, wants_text
 
 
 def read(raw: str) -> list[Any]:
-    """The values of `raw`, as dtrain.words.grammar.read gives them. Raises Unread."""
+    """The values of `raw`, as dtrain.config.grammar.read gives them. Raises Unread."""
     try:
         override = OverridesParser.create().parse_override(f"key={raw}")
         if not override.is_sweep_override():
@@ -53,7 +54,7 @@ class Shelf:
         self._loader = _hydra(searchpath).config_loader
         self.words = {group: sorted(self._loader.get_group_options(group)) for group in GROUPS}
 
-    def node(self, group: str, word: str) -> conf.Node:
+    def node(self, group: str, word: str) -> files.Node:
         """The arguments of a word as its file has them. Raises WordsError for a file that is no YAML."""
         try:
             loaded = self._loader.repository.load_config(f"{group}/{word}")  # type: ignore[attr-defined]
@@ -62,7 +63,7 @@ class Shelf:
             raise WordsError(f"{group}={word}: its file cannot be read: {first_line(error)}") from error
 
 
-def composed(words: Sequence[Word], replaced: Sequence[str]) -> conf.Node:
+def composed(words: Sequence[Word], replaced: Sequence[str]) -> files.Node:
     """What Hydra makes of words that were found good, over the folders of the last Shelf; without the groups `replaced` by targets of the user's own."""
     overrides = [f"~{group}" for group in replaced]
     overrides += [f"{'' if word.key in GROUPS else '++'}{word}" for word in words if word.key not in replaced]
@@ -144,7 +145,7 @@ def sweep(words: Sequence[str], job: Callable[[Sequence[str]], float | None], se
 def _hydra(searchpath: Sequence[str]) -> Hydra:
     """Hydra over conf/ and the user's own folders of words."""
     ConfigStore.instance().store("schema", Schema)
-    search = create_config_search_path(f"file://{conf.folder('conf')}")
+    search = create_config_search_path(f"file://{files.folder('conf')}")
     for path in searchpath:
         url = path if "://" in path else f"file://{Path(path).resolve()}"
         search.get_path().insert(-1, SearchPathElement("command line", url))  # the schema has to stay last

@@ -3,13 +3,14 @@
 import re
 from collections.abc import Callable, Sequence
 
-from dtrain import options, secrets
+from dtrain import secrets
 from dtrain.compose import here
 from dtrain.compose.check import shown
 from dtrain.compose.typed import typed
-from dtrain.config import GROUPS
+from dtrain.config.schema import GROUPS
+from dtrain.config.word import Word, quote, slug
 from dtrain.errors import WordsError
-from dtrain.words import Word, quote, slug
+from dtrain.storage import options
 
 
 def multirun(words: Sequence[str], job: Callable[[Sequence[str]], float | None], *, check: Callable[[Sequence[str]], object]) -> str:

@@ -6,13 +6,14 @@ from dataclasses import is_dataclass, replace
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
-from dtrain import options
 from dtrain.compose.check import NAMELESS, Vocabulary
-from dtrain.config import GROUPS, LISTS, Config, Schema
-from dtrain.provenance import leaves
-from dtrain.store import is_local
-from dtrain.words import Word, conf, quote, text
-from dtrain.words.kinds import wants_text
+from dtrain.compose.provenance import leaves
+from dtrain.config import files
+from dtrain.config.constraints import wants_text
+from dtrain.config.schema import GROUPS, LISTS, Config, Schema
+from dtrain.config.word import Word, quote, text
+from dtrain.storage import options
+from dtrain.storage.store import is_local
 
 RESOLVER = re.compile(r"\$\{\s*[\w.]+\s*:")
 AFAR = "{word.key} ({word.source}): a file from elsewhere reads nothing of this machine, and ${{<name>:...}} does. Type {word.key}=<value>."
@@ -20,13 +21,13 @@ AFAR = "{word.key} ({word.source}): a file from elsewhere reads nothing of this 
 
 def vocabulary_of(searchpath: Sequence[str], words: Sequence[Word]) -> Vocabulary:
     """What can be said, given the words that were: options of every group, the choices made, targets of the user's own."""
-    options, node = conf.groups(), conf.node
+    options, node = files.groups(), files.node
     if searchpath:
         from dtrain.compose.hydra import Shelf
 
         shelf = Shelf(searchpath)
         options, node = shelf.words, shelf.node
-    choices = conf.defaults() | {word.key: word.value for word in words if word.key in GROUPS}
+    choices = files.defaults() | {word.key: word.value for word in words if word.key in GROUPS}
     targets = tuple(
         word.key.removesuffix("._target_")
         for word in words
@@ -36,7 +37,7 @@ def vocabulary_of(searchpath: Sequence[str], words: Sequence[Word]) -> Vocabular
     return Vocabulary(options, choices, targets, node, bool(searchpath), afar)
 
 
-def _own_target(key: str, choices: Mapping[str, Any], options: Mapping[str, Sequence[str]], node: Callable[[str, str], conf.Node]) -> Any:
+def _own_target(key: str, choices: Mapping[str, Any], options: Mapping[str, Sequence[str]], node: Callable[[str, str], files.Node]) -> Any:
     """What stands in conf/ where `key` says it."""
     group, *rest = key.split(".")
     if group not in GROUPS or (group in LISTS and len(rest) < 2):
@@ -90,9 +91,9 @@ def _as_meant(word: Word, vocabulary: Vocabulary) -> Word:
     return replace(word, value=word.text, text=quote(word.text))
 
 
-def _composed(words: Sequence[Word], replaced: Sequence[str], vocabulary: Vocabulary) -> conf.Node:
+def _composed(words: Sequence[Word], replaced: Sequence[str], vocabulary: Vocabulary) -> files.Node:
     """As Hydra composes them: the defaults, the choices in their places, then the values in order."""
-    tree = conf.top()
+    tree = files.top()
     for group in GROUPS:
         choice = vocabulary.choices[group]
         names = [name for name in (choice if isinstance(choice, list) else [choice]) if name != "auto" and name in vocabulary.options[group]]
@@ -106,7 +107,7 @@ def _composed(words: Sequence[Word], replaced: Sequence[str], vocabulary: Vocabu
                 if not isinstance(holder.get(part), dict):
                     holder[part] = {}
                 holder = holder[part]
-            holder[name] = _merged(holder.get(name), conf.copied(word.value))
+            holder[name] = _merged(holder.get(name), files.copied(word.value))
     return {key: _converted(key, value) for key, value in tree.items()}
 
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from dtrain import secrets
 from dtrain.compose.check import no_dashes, no_word, sayable
+from dtrain.config import grammar
+from dtrain.config.word import Word, cut, quote
 from dtrain.errors import WordsError
-from dtrain.words import Word, cut, grammar, quote
 
 LONGEST = 100_000
 """Characters of a value that are still read as more than a text."""

@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from dtrain import loading
 from dtrain.data import IGNORE, Batch, Indices, Loading
 from dtrain.data.collate import MASK, joined, stack, tensor, tree
 from dtrain.data.order import _mix64, permute
 from dtrain.data.shift import next_targets
 from dtrain.errors import WordsError
-from dtrain.signals import WISHES
+from dtrain.lifecycle import loaders
+from dtrain.lifecycle.signals import WISHES
 
 Inputs = int | str | Sequence[str]
 Keys = tuple[Inputs, int | str]
@@ -181,7 +181,7 @@ class Dataset:
         try:
             return list(pool.map(_read, np.array_split(index, self._workers), np.array_split(epoch, self._workers)))
         except BrokenProcessPool as error:
-            at = loading.reading()
+            at = loaders.reading()
             told = [
                 f"a loading process {_ending(code)} while it read sample {at.get(pid, '?')} of data.dataset"
                 for pid, code in _dead(list(dict(processes or {}).values())).items()
@@ -190,7 +190,7 @@ class Dataset:
 
     @cached_property
     def _reading(self) -> Any:
-        return loading.table(self._workers)
+        return loaders.table(self._workers)
 
     @cached_property
     def _pool(self) -> ProcessPoolExecutor:
@@ -217,7 +217,7 @@ def _ending(code: int) -> str:
 def _adopt(samples: Samples, reading: Any, count: Any) -> None:
     """A loading process begins. Signals are for the rank, which still needs samples until it stops; and it does not outlive the rank."""
     global _samples, _note
-    _note = loading.answer(reading, count)
+    _note = loaders.answer(reading, count)
     for number in WISHES:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()

@@ -16,10 +16,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dtrain import secrets, store
+from dtrain import secrets
 from dtrain.data import Batch, Indices, Loading
 from dtrain.data.windows import Windows, split
 from dtrain.errors import PreflightError, StoreError, WordsError
+from dtrain.storage import store
 
 SEPARATOR = b"\0"
 """Between documents, for the byte tokenizer."""

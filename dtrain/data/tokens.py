@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dtrain import store, tokenfile
 from dtrain.data import Batch, Indices, Loading
 from dtrain.data.text import cache_folder
 from dtrain.data.windows import Windows, split
 from dtrain.errors import PreflightError, StoreError, WordsError
+from dtrain.storage import store, tokenfile
 
 
 class Tokens:

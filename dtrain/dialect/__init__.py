@@ -10,13 +10,14 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
-from dtrain import screen, store
-from dtrain.config import GROUPS, LISTS
+from dtrain.config import files
+from dtrain.config.schema import GROUPS, LISTS
 from dtrain.dialect import others
 from dtrain.dialect.ledger import Ledger, flatten, show
 from dtrain.dialect.read import read
 from dtrain.errors import StoreError, WordsError, nearest
-from dtrain.words import conf
+from dtrain.secrets import screen
+from dtrain.storage import store
 
 DIALECTS = ("accelerate", "axolotl", "deepspeed", "lightning", "ray", "torchtitan", "torchtune")
 
@@ -121,10 +122,10 @@ def _drop_foreign(ledger: Ledger) -> None:
     """Arguments that what was chosen for their group does not have, or of which the choice is still open."""
     for word in [word for word in ledger.words if "." in word and word.split(".")[0] in {*GROUPS} - {*LISTS}]:
         group, name = word.split(".", 1)
-        choice = ledger.words.get(group, conf.defaults()[group])
-        if f"{group}._target_" in ledger.words or (not ledger.asks(group) and name in conf.node(group, choice)):
+        choice = ledger.words.get(group, files.defaults()[group])
+        if f"{group}._target_" in ledger.words or (not ledger.asks(group) and name in files.node(group, choice)):
             continue
-        having = [other for other in conf.groups()[group] if name in conf.node(group, other)]
+        having = [other for other in files.groups()[group] if name in files.node(group, other)]
         why = f"{group} is to be typed" if ledger.asks(group) else f"{group}={choice} has no such choice"
         ledger.withdraw(word, f"{why}. Type {group}={having[0]} {word}={show(ledger.words[word])}.")
 

@@ -92,7 +92,7 @@ def _meeting(ledger: Ledger, machines: int) -> None:
             ledger.carry(
                 key,
                 words,
-                f"on the first; on the others: python -m dtrain.launcher.agent {host}:{port}, with the same DTRAIN_SECRET in the environment of all",
+                f"on the first; on the others: python -m dtrain.launcher.local.agent {host}:{port}, with the same DTRAIN_SECRET in the environment of all",
                 command=True,
             )
         else:
@@ -293,8 +293,8 @@ RULES: dict[str, Rule] = {
     "deepspeed_config.zero3_init_flag": unneeded("weights are filled shard by shard"),
     "deepspeed_config.zero3_save_16bit_model": SHARDS,
     **every("offload_optimizer_nvme_path offload_param_nvme_path", refused(DISK), "deepspeed_config"),
-    **every("deepspeed_hostfile deepspeed_exclusion_filter deepspeed_inclusion_filter", refused("nodes join by themselves. On each of the others: python -m dtrain.launcher.agent <host>:<port>."), "deepspeed_config"),
-    "deepspeed_config.deepspeed_multinode_launcher": unneeded("nodes join by python -m dtrain.launcher.agent <host>:<port>"),
+    **every("deepspeed_hostfile deepspeed_exclusion_filter deepspeed_inclusion_filter", refused("nodes join by themselves. On each of the others: python -m dtrain.launcher.local.agent <host>:<port>."), "deepspeed_config"),
+    "deepspeed_config.deepspeed_multinode_launcher": unneeded("nodes join by python -m dtrain.launcher.local.agent <host>:<port>"),
     "deepspeed_config.deepspeed_moe_layer_cls_names": unneeded("the elements of a model's ModuleLists are what is sharded"),
     "fp8_config.backend": chosen({"ao": says({"precision": "fp8"}), "torchao": says({"precision": "fp8"})}, refused("products in fp8 are torchao's. Type precision=fp8.")),
     "fp8_config.**": refused("of other kernels than torchao's. Type precision=fp8 precision.recipe=tensorwise or rowwise."),

@@ -8,7 +8,6 @@ It fine-tunes models of transformers with their Trainer, whose defaults are mean
 from collections.abc import Mapping
 from typing import Any
 
-from dtrain import screen
 from dtrain.dialect import nested
 from dtrain.dialect.accelerate import FSDP, SHARDING
 from dtrain.dialect.ledger import (
@@ -32,6 +31,7 @@ from dtrain.dialect.ledger import (
     whole,
 )  # fmt: skip
 from dtrain.dialect.terms import BEHIND, NO_DATA, decaying, epochs, output, unknown_optimizer
+from dtrain.secrets import screen
 
 TITLE = "axolotl"
 MARKS = names(

@@ -13,10 +13,10 @@ from typing import Any
 
 import yaml
 
-from dtrain import store
 from dtrain.dialect import others
 from dtrain.dialect.ledger import Code, Differs, flatten
 from dtrain.errors import WordsError, first_line
+from dtrain.storage import store
 
 CALLS = {
     "Trainer": "trainer", "LightningCLI": "cli", "ScalingConfig": "scaling_config", "RunConfig": "run_config", "FailureConfig": "failure_config", "CheckpointConfig": "checkpoint_config",

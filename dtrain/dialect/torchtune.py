@@ -9,10 +9,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dtrain import screen
 from dtrain.dialect.deepspeed import SHARDS
 from dtrain.dialect.ledger import ODD, Ledger, Rule, chosen, count, every, lacking, names, number, refused, says, switched, text, to, unneeded, whole
 from dtrain.dialect.terms import BEHIND, NO_DATA, decaying, epochs, optimizer, output, unknown_optimizer
+from dtrain.secrets import screen
 
 TITLE = "torchtune"
 MARKS = names(

@@ -7,10 +7,9 @@ from typing import Any
 
 import yaml
 
-from dtrain import screen
-from dtrain.config import GROUPS
+from dtrain.config.schema import GROUPS
 from dtrain.dialect.ledger import Entry, Ledger, show
-from dtrain.secrets import masked
+from dtrain.secrets import masked, screen
 
 HEADS = {"carried": "carried over", "unneeded": "not needed here", "refused": "refused, and what to do"}
 LONGEST = 100

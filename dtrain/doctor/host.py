@@ -11,9 +11,10 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from dtrain import network, screen
+from dtrain.cluster import network
 from dtrain.doctor import Case, Finding
 from dtrain.launcher import process
+from dtrain.secrets import screen
 
 UNSYNCHRONISED = 5
 """TIME_ERROR, what adjtimex returns: https://man7.org/linux/man-pages/man2/adjtimex.2.html"""

@@ -8,7 +8,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from dtrain.doctor import Case, Finding, Verdict
-from dtrain.preflight import fewest_files
+from dtrain.launcher.preflight import fewest_files
 
 RANK_FILES = 256
 """Descriptors of a rank alone: torch, its threads, streams to a storage."""

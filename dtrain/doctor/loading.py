@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, distributions, version
 from typing import Any
 
-from dtrain import store
-from dtrain.cause import FAMILY
 from dtrain.doctor import Case, Finding
+from dtrain.storage import store
+from dtrain.storage.errors import FAMILY
 
 NEEDS = {
     "torch": ("2.11", ""), "hydra-core": ("1.3.8", "1.5"), "numpy": ("", ""), "fsspec": ("", ""), "tensorboard": ("", ""), "safetensors": ("", ""),

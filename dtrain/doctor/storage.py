@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from statistics import median
 
-from dtrain import lease, store
-from dtrain.cause import explain
 from dtrain.doctor import Case, Finding
 from dtrain.errors import StoreError
 from dtrain.plan import Plan
-from dtrain.predict import known
-from dtrain.predict.held import saved
+from dtrain.predict import formulas
 from dtrain.predict.report import size
+from dtrain.predict.state_bytes import saved
+from dtrain.storage import lease, store
+from dtrain.storage.errors import explain
 
 LOOK_SECONDS = 5.0
 """What does not answer within this time is told, and not asked again."""
@@ -132,7 +132,7 @@ def speed(small: float, write: float, read: float) -> Finding:
 def space(case: Case) -> Iterable[Finding]:
     """What is free on the disk of a local `out`, against the checkpoints that will stand there."""
     if store.is_local(case.plan.out):
-        shapes = known.shapes(case.plan)
+        shapes = formulas.shapes(case.plan)
         each = saved(case.plan, shapes) if shapes else None
         yield room(case.plan.out, shutil.disk_usage(_standing(case.plan.out)).free, each, standing(case.plan))
 

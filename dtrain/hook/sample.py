@@ -8,8 +8,8 @@ import numpy as np
 
 from dtrain.data import TextSource
 from dtrain.hook import StepInfo
+from dtrain.model.sampling import complete
 from dtrain.objective import answer
-from dtrain.sampling import complete
 
 
 @dataclass(frozen=True)

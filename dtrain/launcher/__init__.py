@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from dtrain import failure, signals, waiting
 from dtrain.build import locate, trusting
+from dtrain.lifecycle import failure, signals, waiting
 from dtrain.plan import Plan
 from dtrain.result import Result
 

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from dtrain import failure
 from dtrain.launcher import process, run_here
+from dtrain.lifecycle import failure
 from dtrain.plan import Plan
 from dtrain.result import Result
 

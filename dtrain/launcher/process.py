@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dtrain import network, screen, secrets
+from dtrain import secrets
+from dtrain.cluster import network
+from dtrain.secrets import screen
 
 KEEPER_SECONDS = 10.0
 """A store that listens by then never will."""

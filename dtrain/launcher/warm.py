@@ -8,9 +8,10 @@ import threading
 from collections.abc import Sequence
 from typing import NoReturn
 
-from dtrain import hub, screen
 from dtrain.launcher import loading_torch
 from dtrain.plan import Plan
+from dtrain.secrets import screen
+from dtrain.storage import hub
 
 COLD = "DTRAIN_COLD"
 """Modules, divided by commas, that this process leaves to its ranks."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dtrain import screen
+from dtrain.secrets import screen
 
 LINE_SECONDS = 2.0
 """Off a terminal a line is printed at most this often."""

@@ -5,8 +5,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from dtrain import store
 from dtrain.result import OF_THE_MACHINE
+from dtrain.storage import store
 
 PUT_SECONDS = 15.0
 

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dtrain.mesh.sharding import local
 from dtrain.model.gpt import GPT, Attention, Block, Embedding, FeedForward, RMSNorm, Rotary
-from dtrain.sharding import local
 
 Compute = Callable[[Tensor, Tensor], Tensor]
 """(rows [R, C] sorted by expert, how many each expert gets [E]) -> [R, C]."""

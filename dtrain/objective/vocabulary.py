@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from dtrain.mesh.sharding import local, offset
 from dtrain.objective import check_targets
-from dtrain.sharding import local, offset
 
 CHUNK_BYTES = 64 << 20
 """Of the rows that are in fp32 at one time."""

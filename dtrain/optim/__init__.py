@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from dtrain.sharding import like, local
+from dtrain.mesh.sharding import like, local
 
 
 class Optimizer(Protocol):

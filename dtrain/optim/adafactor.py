@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from dtrain.errors import WordsError
+from dtrain.mesh.sharding import like, local, sum_pieces
 from dtrain.optim import groups
-from dtrain.sharding import like, local, sum_pieces
 
 LEAST_RMS = 1e-3
 """A weight whose root mean square is smaller moves as if it had this one (eps2 of the paper)."""

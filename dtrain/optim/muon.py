@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from dtrain.errors import WordsError
+from dtrain.mesh.sharding import local, piece, whole
 from dtrain.model import Absent
 from dtrain.optim import Optimizer, Together, elementwise, groups
-from dtrain.sharding import local, piece, whole
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic whose iteration pushes singular values towards 1 (the post above)."""

@@ -15,13 +15,13 @@ from torch.utils._pytree import tree_map_only
 from dtrain.compile import Compile
 from dtrain.mesh import Mesh
 from dtrain.model import blocks
+from dtrain.model.seeds import fill
 from dtrain.parallel import context, expert, huggingface, tensor
 from dtrain.parallel.pipeline import Pipeline
 from dtrain.parallel.stages import cut
 from dtrain.plan import MeshShape, PipelineShape
 from dtrain.precision import Precision
 from dtrain.remat import Remat
-from dtrain.seeds import fill
 from dtrain.strategy import Strategy
 
 

@@ -20,11 +20,11 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from dtrain.errors import WordsError, first_line
 from dtrain.mesh import Mesh
+from dtrain.mesh.sharding import local
 from dtrain.objective import answer
 from dtrain.parallel.context import Context, length_of
 from dtrain.parallel.pipeline import Pipeline, Stage
 from dtrain.precision import Precision
-from dtrain.sharding import local
 
 TOKENS, CHUNK, ROWS = 256, 16, 2
 """Of the first batch so many tokens are looked at, or so many in each of the 2 x cp chunks if that is more, of so many samples."""

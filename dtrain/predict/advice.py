@@ -10,9 +10,9 @@ from itertools import combinations
 
 from dtrain.errors import WordsError
 from dtrain.plan import Plan
-from dtrain.predict.held import holding_of
 from dtrain.predict.prediction import Prediction
 from dtrain.predict.shapes import word_of
+from dtrain.predict.state_bytes import holding_of
 
 MOST = 3
 TRIES = 40

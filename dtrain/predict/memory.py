@@ -8,9 +8,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dtrain.predict.held import Held, held, holding_of, piece
-from dtrain.predict.moments import Moment, moments, pipelined, sizes_of
+from dtrain.predict.peak_memory import Moment, moments, pipelined, sizes_of
 from dtrain.predict.shapes import Block, Decided, Shapes, stages_of, types_of, word_of
+from dtrain.predict.state_bytes import Held, held, holding_of, piece
 
 
 @dataclass(frozen=True)

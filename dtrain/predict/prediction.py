@@ -7,12 +7,12 @@ from typing import Any
 from dtrain.build import build
 from dtrain.cluster import Machine
 from dtrain.plan import Plan
-from dtrain.predict.held import saved
+from dtrain.predict.collectives import Call, busiest
 from dtrain.predict.memory import Memory, memory
 from dtrain.predict.schedule import in_flight, timeline
 from dtrain.predict.shapes import Shapes
+from dtrain.predict.state_bytes import saved
 from dtrain.predict.time import Time, time
-from dtrain.predict.traffic import Call, busiest
 from dtrain.predict.work import Work, recomputed, work
 
 ROOM = 0.95

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dtrain.plan import Plan
 from dtrain.predict import picture
 from dtrain.predict.advice import Change
+from dtrain.predict.collectives import Call
 from dtrain.predict.prediction import LIBRARIES, Prediction
-from dtrain.predict.traffic import Call
 from dtrain.predict.view import groups
 
 Row = tuple[str, str]

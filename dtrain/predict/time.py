@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from dtrain.build import build
 from dtrain.cluster import Machine
 from dtrain.plan import Plan
-from dtrain.predict import known
-from dtrain.predict.held import holding_of
+from dtrain.predict import formulas
+from dtrain.predict.collectives import Call, traffic
 from dtrain.predict.memory import Memory
 from dtrain.predict.schedule import timeline
 from dtrain.predict.shapes import Block, Shapes, stages_of, word_of
-from dtrain.predict.traffic import Call, traffic
+from dtrain.predict.state_bytes import holding_of
 from dtrain.predict.view import Group, groups
 from dtrain.predict.work import recomputed, work
 
@@ -91,7 +91,7 @@ def time(plan: Plan, shapes: Shapes, memory: Memory, machine: Machine) -> Time |
 
 def at_peak(plan: Plan) -> float | None:
     """Seconds of a step of nothing but products at the peak of the ranks' GPUs: over the seconds of a step, its MFU. None where GPUs or model are not known."""
-    shapes = known.shapes(plan) if plan.cluster.get("gpus") else None
+    shapes = formulas.shapes(plan) if plan.cluster.get("gpus") else None
     return 3 * work(plan, shapes).forward / (plan.world * _peak(plan, build(plan.cluster))) if shapes and not shapes.unknown else None
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dtrain.plan import Plan
-from dtrain.predict.held import Holding, holding_of
 from dtrain.predict.shapes import Block, Shapes, Types, Weight, stages_of, types_of, word_of
+from dtrain.predict.state_bytes import Holding, holding_of
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A recipe: nothing but words written down in YAML. Reading one gives words, every run writes one: `dtrain plan recipe=<out>/config.yaml`.
 
-It may come from anywhere: `dtrain.recipe.place` says how far that place is trusted, `dtrain.recipe.policy` what it may say then.
+It may come from anywhere: `dtrain.recipe.locate` says how far that place is trusted, `dtrain.recipe.policy` what it may say then.
 """
 
 import re
@@ -11,16 +11,16 @@ from typing import Any
 
 import yaml
 
-from dtrain import store
-from dtrain.config import GROUPS, Config, Schema
+from dtrain.config.files import folder
+from dtrain.config.schema import GROUPS, Config, Schema
+from dtrain.config.trust import MADE_OF
+from dtrain.config.word import Word, text
 from dtrain.errors import StoreError, WordsError
 from dtrain.recipe.document import FLOAT, HIDDEN, INTEGER, KEY, OVERRIDE, Node, Slip, parse, scalar
-from dtrain.recipe.place import Place, check, fetch, find
+from dtrain.recipe.locate import Place, check, fetch, find
 from dtrain.recipe.policy import NEVER, refused
 from dtrain.secrets import HERE, masked
-from dtrain.trust import MADE_OF
-from dtrain.words import Word, text
-from dtrain.words.conf import folder
+from dtrain.storage import store
 
 __all__ = ["folder", "of_run", "read", "write"]
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dtrain import store
 from dtrain.cluster import Cluster
-from dtrain.config import Expect
+from dtrain.config.schema import Expect
 from dtrain.errors import WordsError
+from dtrain.storage import store
 
 OF_A_STEP = ("loss", "accuracy")
 HELD_OUT = ("eval_loss", "eval_accuracy")

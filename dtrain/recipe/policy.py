@@ -8,14 +8,15 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dtrain import clients, screen
+from dtrain.config import grammar
+from dtrain.config.trust import from_elsewhere, own
+from dtrain.config.word import Word
 from dtrain.recipe.document import HIDDEN, KEY
-from dtrain.recipe.place import Place
-from dtrain.recipe.reach import named_hosts, refusal, resolves_inside, servers
-from dtrain.secrets import HERE, masked, shown
-from dtrain.secrets.looks import is_secret
-from dtrain.trust import from_elsewhere, own
-from dtrain.words import Word, grammar
+from dtrain.recipe.fetch import named_hosts, refusal, resolves_inside, servers
+from dtrain.recipe.locate import Place
+from dtrain.secrets import HERE, masked, screen, shown
+from dtrain.secrets.patterns import is_secret
+from dtrain.storage import clients
 
 NEVER = ("trust", "out", "out_options", "hydra", "sweep")
 """From no recipe."""

@@ -1,4 +1,4 @@
-"""Whether what a recipe requires is here, before anything is launched, and without torch: `requires` of dtrain/config.py.
+"""Whether what a recipe requires is here, before anything is launched, and without torch: `requires` of dtrain/config/schema.py.
 
 dtrain requires.versions="['torch>=2.11',scikit-learn]" requires.gpus=1 requires.memory=40
 """
@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import dtrain
 from dtrain.cluster import Cluster
-from dtrain.config import Config
+from dtrain.config.schema import Config
 from dtrain.errors import PreflightError
 
 GIB = 1 << 30

@@ -11,12 +11,29 @@ from dataclasses import replace
 from typing import Any
 
 from dtrain.cluster import Cluster
-from dtrain.config import Config
+from dtrain.config.schema import Config
+from dtrain.config.word import said
 from dtrain.errors import WordsError, deciding
 from dtrain.plan import Plan
-from dtrain.resolve import auto, batch, declared, divide, epochs, fit, limits, machine, mesh, numbers, out, pipeline, ranks, relate, targets, trust
+from dtrain.resolve import (
+    auto,
+    batch,
+    conflicts,
+    declared,
+    epochs,
+    fit,
+    machine,
+    mesh,
+    model_axes,
+    out,
+    pipeline,
+    ranks,
+    targets,
+    time_limit,
+    trust,
+    values,
+)
 from dtrain.resolve.unknown import UNKNOWN, Undecided
-from dtrain.words import said
 
 Rule = Callable[[Config, Cluster, "Draft"], Mapping[str, Any]]
 
@@ -31,8 +48,8 @@ class Draft(dict[str, Any]):
 KEY = re.compile(r"(?<![\w.])([a-z_]+(?:\.\w+)*)=")
 
 RULES: tuple[Rule, ...] = (
-    numbers.plain,
-    limits.clock,
+    values.plain,
+    time_limit.clock,
     machine.machine,
     ranks.devices,
     ranks.world,
@@ -46,17 +63,17 @@ RULES: tuple[Rule, ...] = (
     pipeline.shape,
     batch.arithmetic,
     epochs.steps,
-    divide.model,
-    divide.rows,
+    model_axes.model,
+    model_axes.rows,
     declared.model,
-    divide.options,
+    model_axes.options,
     fit.objective,
     fit.together,
     fit.synthetic,
     fit.hooks,
-    relate.sizes,
-    relate.data,
-    relate.contradictions,
+    conflicts.sizes,
+    conflicts.data,
+    conflicts.contradictions,
     fit.checkpoint,
     fit.optim,
     fit.parts,
@@ -109,8 +126,8 @@ def further(config: Config, cluster: Cluster) -> tuple[str, ...]:
 def _on(nodes: Any, config: Config, cluster: Cluster) -> Plan:
     draft = Draft(why={}, elastic="" if nodes == config.nodes else config.nodes)
     config, undecided = replace(config, nodes=nodes), False
-    wrong = numbers.judge(config)
-    known, problems = numbers.without(config, wrong), list[str]()
+    wrong = values.judge(config)
+    known, problems = values.without(config, wrong), list[str]()
     for rule in RULES:
         try:
             draft.update(rule(known, cluster, draft))

@@ -9,14 +9,14 @@ from functools import cached_property
 from typing import Any
 
 from dtrain.cluster import Cluster
-from dtrain.config import Config
+from dtrain.config.schema import Config
 from dtrain.errors import WordsError
 from dtrain.plan import BatchShape, MeshShape, Part, PipelineShape
-from dtrain.predict import known
+from dtrain.predict import formulas
 from dtrain.predict.memory import Memory, memory
 from dtrain.predict.shapes import Shapes, types_of
 from dtrain.predict.work import work
-from dtrain.resolve import batch, divide, fit, mesh, pipeline
+from dtrain.resolve import batch, fit, mesh, model_axes, pipeline
 from dtrain.resolve.ranks import choose
 
 SPEED = {"cuda": (4e14, 3e11, 2.5e10, 2e-5), "cpu": (5e10, 2e9, 2e9, 2e-4)}
@@ -104,7 +104,7 @@ def _seeds(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> list[L
     try:
         aside |= fit.objective(config, cluster, aside)
         data, model = fit.synthetic(config, cluster, aside)["data"], dict(config.model)
-        if model.get("vocab") == "auto" and known.facts_of(data).get("vocab") is None:
+        if model.get("vocab") == "auto" and formulas.facts_of(data).get("vocab") is None:
             model["vocab"] = VOCABULARY
         seed = Layout(
             "ddp", 0.0, Shapes((), 0, 0, 0, 0, 1), draft["device"], MeshShape(cp=config.mesh.cp or 1), PipelineShape(), vars(config.tensor),
@@ -112,7 +112,7 @@ def _seeds(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> list[L
             objective=aside["objective"], strategy=config.options["strategy"]["ddp"], **{group: dict(getattr(config, group)) for group in groups},
         )  # fmt: skip
         both = [seed, replace(seed, mode="fsdp", strategy=config.options["strategy"]["fsdp"])]
-        found = [known.shapes(each) for each in both]
+        found = [formulas.shapes(each) for each in both]
     except (WordsError, TypeError, KeyError, ValueError, ZeroDivisionError):  # wrong words are told by others
         return []
     return [replace(each, shapes=shapes) for each, shapes in zip(both, found, strict=True) if shapes is not None]
@@ -138,7 +138,7 @@ def _layouts(config: Config, cluster: Cluster, draft: Mapping[str, Any], seeds: 
 def _decided(config: Config, cluster: Cluster, trial: dict[str, Any]) -> dict[str, Any]:
     """What the rules that follow would make of it; nothing where they would not take it."""
     try:
-        for rule in (mesh.degrees, pipeline.shape, batch.arithmetic, divide.model):
+        for rule in (mesh.degrees, pipeline.shape, batch.arithmetic, model_axes.model):
             trial.update(rule(config, cluster, trial))
     except WordsError:
         return {}

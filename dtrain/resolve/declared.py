@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dtrain.cluster import Cluster
-from dtrain.config import Config
+from dtrain.config import files
+from dtrain.config.schema import Config
 from dtrain.errors import WordsError
 from dtrain.plan import MeshShape
 from dtrain.resolve.mesh import nearest_divisors
 from dtrain.resolve.signature import class_of, lineage
-from dtrain.words import conf
 
 MODULES = ("nn.Module", "torch.nn.Module", "Module")
 HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads", "v_proj": "num_key_value_heads"}
@@ -54,8 +54,8 @@ def figures(part: Mapping[str, Any]) -> Mapping[str, str]:
     stated = [part.get("_about_")]
     for module, found in lineage(_own_target(part)):
         group, _, word = module.removeprefix("dtrain.").partition(".")
-        ours = module.startswith("dtrain.") and word in conf.groups().get(group, ())
-        stated.append(conf.node(group, word).get("_about_") if ours else _literal(found, "about"))
+        ours = module.startswith("dtrain.") and word in files.groups().get(group, ())
+        stated.append(files.node(group, word).get("_about_") if ours else _literal(found, "about"))
     return {name: which for each in reversed(stated) for name, which in _directions(each).items()}
 
 

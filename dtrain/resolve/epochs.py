@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dtrain.cluster import Cluster
-from dtrain.config import Config
+from dtrain.config.schema import Config
 from dtrain.errors import WordsError
 from dtrain.resolve.declared import dataset
 from dtrain.resolve.ranks import about

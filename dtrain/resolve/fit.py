@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dtrain.cluster import Cluster
-from dtrain.config import Config
+from dtrain.config.schema import Config
 from dtrain.errors import WordsError, nearest
 from dtrain.plan import Part
 from dtrain.resolve.declared import figures, states_figures

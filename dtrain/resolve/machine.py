@@ -5,10 +5,10 @@ from typing import Any
 
 from dtrain.build import build
 from dtrain.cluster import Cluster
-from dtrain.config import Config
+from dtrain.config.constraints import is_number
+from dtrain.config.schema import Config
 from dtrain.errors import WordsError, nearest
-from dtrain.resolve import numbers
-from dtrain.words.kinds import is_number
+from dtrain.resolve import values
 
 TYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
@@ -17,7 +17,7 @@ def named(config: Config, here: Cluster) -> Cluster:
     """What rules are to see. Figures that are none are told by numbers.judge, and no rule builds on them."""
     if config.choices["cluster"] == "auto" or not config.cluster:
         return here
-    known = numbers.without(config, [key for key in numbers.judge(config) if key.startswith("cluster.")])
+    known = values.without(config, [key for key in values.judge(config) if key.startswith("cluster.")])
     there: Cluster = build(known.cluster).seen(here)
     return there
 

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from dtrain.cluster import Cluster
-from dtrain.config import Config
+from dtrain.config.schema import Config
 from dtrain.errors import WordsError
 from dtrain.plan import AXES, MeshShape
 from dtrain.resolve.ranks import about

@@ -7,9 +7,9 @@ from dataclasses import fields
 from typing import Any
 
 from dtrain.cluster import Cluster
-from dtrain.config import Config, Schema
+from dtrain.config.schema import Config, Schema
+from dtrain.config.word import slug
 from dtrain.errors import WordsError
-from dtrain.words import slug
 
 VOLATILE = (
     "out",

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dtrain.cluster import Cluster
-from dtrain.config import GROUPS, LISTS, Config
+from dtrain.config.schema import GROUPS, LISTS, Config
 from dtrain.errors import WordsError, nearest
 from dtrain.resolve import trust
 from dtrain.resolve.ranks import about

@@ -1,14 +1,14 @@
-"""A recipe may come from anywhere, so a `_target_` runs only when it is dtrain's own, torch's, or of a package the user trusts: `dtrain.trust`."""
+"""A recipe may come from anywhere, so a `_target_` runs only when it is dtrain's own, torch's, or of a package the user trusts: `dtrain.config.trust`."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 from dtrain.cluster import Cluster
-from dtrain.config import Config, Schema
+from dtrain.config.schema import Config, Schema
+from dtrain.config.trust import allowed, refusal
 from dtrain.errors import WordsError
 from dtrain.resolve.unknown import UNKNOWN
-from dtrain.trust import allowed, refusal
 
 
 def targets(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
-from dtrain.secrets.looks import BESIDE, DIGEST, HINT, HOLDERS, LOT, SHAPES, drawn, is_secret, plain, random, shapes, strength, unquoted
+from dtrain.secrets.patterns import BESIDE, DIGEST, HINT, HOLDERS, LOT, SHAPES, drawn, is_secret, plain, random, shapes, strength, unquoted
 
 MASK = "***"
 HERE = re.compile(r"\$\{secret:([^}]*)\}")

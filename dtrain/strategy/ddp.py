@@ -17,9 +17,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from dtrain.mesh import Mesh
+from dtrain.mesh.sharding import local
 from dtrain.model.moe import Experts
 from dtrain.precision import Precision
-from dtrain.sharding import local
 from dtrain.strategy.units import EXPERTS, Order
 
 # strides of dims of size 1 differ from those of the bucket, in depthwise convolutions: nothing that a user could mend
@@ -60,7 +60,7 @@ class DDP:
             return model
         self._trained.extend(trained)
         wrapped = DistributedDataParallel(model, bucket_cap_mb=self.bucket_mb, gradient_as_bucket_view=True)
-        wrapped.broadcast_buffers = False  # under every strategy they are made alike after the step (dtrain/agreement.py)
+        wrapped.broadcast_buffers = False  # under every strategy they are made alike after the step (dtrain/loop/agreement.py)
         return wrapped
 
     def sync(self, model: nn.Module, last: bool) -> AbstractContextManager[list[nn.Parameter] | None]:

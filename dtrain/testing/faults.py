@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Protocol
 
-from dtrain import store
-from dtrain.disk import Disk
+from dtrain.storage import store
+from dtrain.storage.disk import Disk
 
 
 class FaultError(RuntimeError):

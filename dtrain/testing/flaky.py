@@ -18,7 +18,7 @@ from typing import Any
 
 from fsspec.spec import AbstractFileSystem
 
-from dtrain import store
+from dtrain.storage import store
 from dtrain.testing.faults import Crash
 
 

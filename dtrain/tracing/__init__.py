@@ -4,9 +4,9 @@ from typing import Any
 
 from dtrain.build import trusting
 from dtrain.plan import Plan
-from dtrain.predict import known
-from dtrain.predict.held import flowing
+from dtrain.predict import formulas
 from dtrain.predict.shapes import Shapes
+from dtrain.predict.state_bytes import flowing
 
 _traced: dict[str, tuple[Shapes, Any]] = {}
 """(shapes, the model or None) by all that a trace depends on: the changes that advice tries mostly leave it as it is."""
@@ -14,7 +14,7 @@ _traced: dict[str, tuple[Shapes, Any]] = {}
 
 def shapes_of(plan: Plan) -> Shapes:
     """Raises WordsError as building the model would, and splitting it over the mesh."""
-    found = known.shapes(plan)
+    found = formulas.shapes(plan)
     if found is not None:
         return found
     key = repr((plan.model, plan.data, plan.objective, plan.precision, flowing(plan)))

@@ -28,20 +28,20 @@ from dtrain import secrets
 from dtrain.build import build
 from dtrain.data.stream import as_source
 from dtrain.errors import DtrainError, WordsError, first_line
-from dtrain.frames import own
+from dtrain.lifecycle.stacks import own
+from dtrain.loop.step import call
 from dtrain.model import blocks, construct, head_of, saved_buffers
 from dtrain.model.moe import Experts
+from dtrain.model.seeds import fill
 from dtrain.objective import Objective, logits_of, loss_of
 from dtrain.optim.muon import hidden_matrices
 from dtrain.parallel.order import lower, materialize
 from dtrain.parallel.tensor import matches, plan_of
 from dtrain.plan import Plan
 from dtrain.precision import Precision
-from dtrain.predict.held import flowing
+from dtrain.predict.activations import DIM, HELD
 from dtrain.predict.shapes import Block, Kept, Shapes, Split, Weight, runs, types_of
-from dtrain.predict.tape import DIM, HELD
-from dtrain.seeds import fill
-from dtrain.step import call
+from dtrain.predict.state_bytes import flowing
 from dtrain.tracing import notes
 from dtrain.tracing.notes import Listener, Part, Watch, nbytes
 

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from dtrain import screen, store
 from dtrain.compose import connect, value_of
+from dtrain.config.word import cut
 from dtrain.errors import StoreError, WordsError, nearest
-from dtrain.words import cut
+from dtrain.secrets import screen
+from dtrain.storage import store
 
 if TYPE_CHECKING:
     from dtrain.checkpoint.survey import Attempt

@@ -10,15 +10,15 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from dtrain import screen
 from dtrain.compose import here
 from dtrain.compose.check import allowed_of
 from dtrain.compose.typed import typed
-from dtrain.config import ALLOWED, GROUPS, LISTS, VERBS
+from dtrain.config import constraints, files
+from dtrain.config.manual import YOURS
+from dtrain.config.schema import ALLOWED, GROUPS, LISTS, VERBS
 from dtrain.dialect import DIALECTS
 from dtrain.errors import WordsError, nearest
-from dtrain.words import conf, kinds
-from dtrain.words.manual import YOURS
+from dtrain.secrets import screen
 
 BASH = """\
 _dtrain() {
@@ -64,7 +64,7 @@ BEHIND = {
 def run(words: Sequence[str]) -> int:
     shell = words[0] if words else ""
     if shell == "words":
-        with conf.beside(here.folders([*here.look().words, *typed([word for word in words if word.startswith("hydra.searchpath=")])[0]])):
+        with files.beside(here.folders([*here.look().words, *typed([word for word in words if word.startswith("hydra.searchpath=")])[0]])):
             for each in found(words[1:]):
                 screen.say(each)
         return 0
@@ -109,22 +109,22 @@ def _keys(before: Sequence[str]) -> Iterable[str]:
 
 def _values(key: str, before: Sequence[str]) -> Iterable[str]:
     if key in GROUPS:
-        return conf.groups()[key]
+        return files.groups()[key]
     if before[:1] == ["import"] and key == "as":
         return DIALECTS
     if key == "recipe":
-        return conf.recipes()
+        return files.recipes()
     if key in ALLOWED:
-        return kinds.choices_of(ALLOWED[key])
+        return constraints.choices_of(ALLOWED[key])
     group, _, _ = key.partition(".")
     parts = _parts(group, before) if group in GROUPS else []
-    return [choice for path, part in parts for name in part if f"{path}.{name}" == key for choice in kinds.choices_of(allowed_of(part, name))]
+    return [choice for path, part in parts for name in part if f"{path}.{name}" == key for choice in constraints.choices_of(allowed_of(part, name))]
 
 
-def _parts(group: str, before: Sequence[str]) -> list[tuple[str, conf.Node]]:
+def _parts(group: str, before: Sequence[str]) -> list[tuple[str, files.Node]]:
     """(path, arguments) of the words of a group that this run has, as far as it was typed; of all when that is `auto`."""
     said = [word.partition("=")[2] for word in before if word.startswith(f"{group}=")]
-    default = conf.defaults()[group]
+    default = files.defaults()[group]
     names = said[-1].strip("[]").split(",") if said else default if isinstance(default, list) else [default]
-    names = conf.groups()[group] if names == ["auto"] else [name for name in names if name in conf.groups()[group]]
-    return [(f"{group}.{name}" if group in LISTS else group, conf.node(group, name)) for name in names]
+    names = files.groups()[group] if names == ["auto"] else [name for name in names if name in files.groups()[group]]
+    return [(f"{group}.{name}" if group in LISTS else group, files.node(group, name)) for name in names]

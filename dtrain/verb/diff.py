@@ -18,15 +18,16 @@ from typing import Any
 
 import yaml
 
-from dtrain import provenance, recipe, screen, store
+from dtrain import recipe
 from dtrain.cluster import look
-from dtrain.compose import compose, connect
+from dtrain.compose import compose, connect, provenance
+from dtrain.config.structure import TEXT, Each, fault
 from dtrain.errors import StoreError, WordsError
 from dtrain.plan import SHAPE as PLAN
 from dtrain.resolve import resolve
 from dtrain.result import OF_THE_MACHINE, SHAPE, note_code, versions
-from dtrain.secrets import masked, shown
-from dtrain.shapes import TEXT, Each, fault
+from dtrain.secrets import masked, screen, shown
+from dtrain.storage import store
 
 BESIDE = ("out_options", "trust", "hydra")
 """Words for all sides."""

@@ -13,13 +13,15 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 
-from dtrain import preflight, screen, store
 from dtrain.cluster import look
 from dtrain.compose import compose
 from dtrain.doctor import Case, Check, Finding, devices, found, host, limits, loading, ranks, storage
 from dtrain.errors import DtrainError, PreflightError, WordsError
-from dtrain.journal import clean
+from dtrain.launcher import preflight
 from dtrain.resolve import resolve
+from dtrain.secrets import screen
+from dtrain.storage import store
+from dtrain.storage.jsonl import clean
 
 
 def needed(case: Case) -> Iterable[Finding]:

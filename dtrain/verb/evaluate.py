@@ -3,19 +3,20 @@
 import json
 from collections.abc import Sequence
 
-from dtrain import screen, store
 from dtrain.build import build
 from dtrain.cluster import look
 from dtrain.compose import compose, connect, value_of
 from dtrain.errors import StoreError, WordsError
-from dtrain.journal import clean
 from dtrain.plan import Plan
 from dtrain.resolve import resolve
 from dtrain.result import Result
+from dtrain.secrets import screen
+from dtrain.storage import store
+from dtrain.storage.jsonl import clean
 
 
 def run(words: Sequence[str]) -> int:
-    plan, result = look_back(words, loop="dtrain.evaluate.evaluate")
+    plan, result = look_back(words, loop="dtrain.evaluation.evaluate.evaluate")
     if result is not None:
         screen.say(f"step {result.step}  " + "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items()))
         store.write(store.join(plan.out, "evaluate.json"), json.dumps(clean(result.to_dict()), indent=1).encode())

@@ -10,11 +10,12 @@ Ray's Trainer and configs in a Python file, or the same as YAML.
 
 from collections.abc import Sequence
 
-from dtrain import screen, store
 from dtrain.dialect import complete, load, recognise, translate
 from dtrain.dialect.read import read
 from dtrain.dialect.write import command, lists, recipe
 from dtrain.errors import StoreError, WordsError, nearest
+from dtrain.secrets import screen
+from dtrain.storage import store
 
 TAKES = ("as", "to")
 

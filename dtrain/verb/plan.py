@@ -10,16 +10,16 @@ import json
 import shutil
 from collections.abc import Iterable, Sequence
 
-from dtrain import screen
 from dtrain.build import build
 from dtrain.cluster import look
 from dtrain.compose import compose
 from dtrain.plan import AXES, Plan
-from dtrain.predict import known, report
+from dtrain.predict import formulas, report
 from dtrain.predict.advice import advise
 from dtrain.predict.prediction import Prediction, predict
 from dtrain.recipe import requires
 from dtrain.resolve import resolve
+from dtrain.secrets import screen
 from dtrain.tracing import shapes_of
 from dtrain.verb import why
 
@@ -32,7 +32,7 @@ def run(words: Sequence[str]) -> int:
 
     def attempt(more: Sequence[str] = ()) -> tuple[Plan, Prediction]:
         plan = resolve(compose([*words, *more]) if more else config, cluster)
-        if not more and plan.trust and known.shapes(plan) is None:
+        if not more and plan.trust and formulas.shapes(plan) is None:
             packages = ", ".join(plan.trust)
             screen.complain(
                 f"this plan runs code of {packages}, which trust names: it builds the model and reads a sample of the data.", begin="note: "
@@ -58,7 +58,7 @@ def run(words: Sequence[str]) -> int:
 
 def before(plan: Plan) -> str:
     """What is said of a run before it begins, of a model that is known without torch: memory and time, and a warning where it does not fit."""
-    shapes = known.shapes(plan)
+    shapes = formulas.shapes(plan)
     if shapes is None:
         return ""
     found = predict(plan, shapes)

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dtrain import screen, store
+from dtrain.config.files import folder, recipes
 from dtrain.errors import DtrainError, StoreError, WordsError
 from dtrain.recipe.document import Slip, parse
 from dtrain.recipe.expect import BANDS, band
-from dtrain.recipe.place import SECONDS, fetch, find, story
-from dtrain.secrets import masked
-from dtrain.words.conf import folder, recipes
+from dtrain.recipe.locate import SECONDS, fetch, find, story
+from dtrain.secrets import masked, screen
+from dtrain.storage import store
 
 HERE = "recipes"
 MOST = 200

@@ -17,12 +17,13 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 
-from dtrain import lease, provenance, runs, screen, store
-from dtrain.compose import connect
+from dtrain.compose import connect, provenance
+from dtrain.config.word import cut
 from dtrain.errors import LeaseError, StoreError, WordsError, nearest
-from dtrain.runs import Run
-from dtrain.secrets import masked
-from dtrain.words import cut
+from dtrain.report import runs
+from dtrain.report.runs import Run
+from dtrain.secrets import masked, screen
+from dtrain.storage import lease, store
 
 HERE = ("outputs", "runs")
 ACTS = ("best", "rm")

@@ -12,23 +12,26 @@ from typing import Any
 
 import yaml
 
-from dtrain import failure, lease, preflight, recipe, screen, store
+from dtrain import recipe
 from dtrain.build import build
 from dtrain.cluster import look
 from dtrain.compose import compose
 from dtrain.compose.sweep import multirun
-from dtrain.config import Config
+from dtrain.config.schema import Config
+from dtrain.config.structure import fault
+from dtrain.config.word import cut
 from dtrain.errors import DtrainError, LeaseError, PreflightError, StoreError, WordsError, why
+from dtrain.launcher import preflight
+from dtrain.lifecycle import failure
 from dtrain.plan import SHAPE as PLAN
 from dtrain.plan import Plan
 from dtrain.recipe import requires
 from dtrain.resolve import resolve
 from dtrain.result import SHAPE, Result, note_code
-from dtrain.secrets import shown
-from dtrain.shapes import fault
+from dtrain.secrets import screen, shown
+from dtrain.storage import lease, store
 from dtrain.verb import runs
 from dtrain.verb.plan import before, show
-from dtrain.words import cut
 
 NUMBERS = ("model", "data", "objective", "optim", "schedule", "seed", "clip", "batch")
 """What makes a run another run."""

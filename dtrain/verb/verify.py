@@ -18,18 +18,19 @@ from typing import Any
 
 import yaml
 
-from dtrain import preflight, screen, store
 from dtrain.build import build
 from dtrain.cluster import look
 from dtrain.compose import compose
-from dtrain.config import Config
+from dtrain.config.schema import Config
 from dtrain.errors import DtrainError, WordsError
-from dtrain.journal import clean
+from dtrain.launcher import preflight
 from dtrain.plan import BatchShape, MeshShape, PipelineShape, Plan
 from dtrain.recipe import expect, requires
 from dtrain.resolve import resolve
 from dtrain.result import versions
-from dtrain.secrets import shown
+from dtrain.secrets import screen, shown
+from dtrain.storage import store
+from dtrain.storage.jsonl import clean
 
 PLAIN: Mapping[str, Any] = {
     "strategy": {"_target_": "dtrain.strategy.single.Single"},
@@ -158,9 +159,9 @@ class Runs:
         self._launch(self._short(_on_one(self._plan, self.micro), "split"), "the run on one process with the asked microbatch")
 
     def differ(self, here: str, there: str, compute: str, *, weights: bool = True) -> bool:
-        from dtrain import verify
+        from dtrain.evaluation import parity
 
-        return verify.first_difference(verify.compare(here, there, compute, parts=self.parts, weights=weights)) is not None
+        return parity.first_difference(parity.compare(here, there, compute, parts=self.parts, weights=weights)) is not None
 
     def order(self) -> str:
         """What to type where kernels may add in another order each time."""
@@ -170,7 +171,7 @@ class Runs:
     def _short(self, plan: Plan, name: str) -> Plan:
         """The same run, stopped after a few steps; its ranks note the first of them."""
         plan = _quiet(plan, self.where(name))
-        noting = {**plan.checkpoint, "_target_": "dtrain.record.recorded", "kind": plan.checkpoint["_target_"], "seed": plan.seed}
+        noting = {**plan.checkpoint, "_target_": "dtrain.evaluation.record.recorded", "kind": plan.checkpoint["_target_"], "seed": plan.seed}
         return replace(plan, stop_after=self.steps, log_every=1, checkpoint=noting)
 
     def _launch(self, plan: Plan, name: str) -> None:
@@ -186,23 +187,23 @@ def _judge(runs: Runs) -> dict[str, Any]:
     """The rows of the comparison, what differs first, and of what kind the fault looks."""
     runs.asked("asked", stops=runs.stop > 0)
     runs.one()
-    from dtrain import verify  # with torch, which the ranks have loaded by now in processes of their own
+    from dtrain.evaluation import parity  # with torch, which the ranks have loaded by now in processes of their own
 
     asked, one, again = map(runs.where, ("asked", "one", "again"))
     built = _events(asked)
-    rows, noise = verify.compare(asked, one, built["computed"], parts=runs.parts), verify.compare(again, one, built["computed"])
-    first, trembles = verify.first_difference(rows), verify.first_difference(noise)
-    noted = verify.first(asked)
+    rows, noise = parity.compare(asked, one, built["computed"], parts=runs.parts), parity.compare(again, one, built["computed"])
+    first, trembles = parity.first_difference(rows), parity.first_difference(noise)
+    noted = parity.first(asked)
     drawn = noted.drawn if noted else []
     report = {
         "same": first is None and trembles is None,
         "first": first or trembles,
-        "rows": verify.to_json(rows),
+        "rows": parity.to_json(rows),
         "whole": runs.whole,
         "drawn": drawn,
     }
     if trembles:
-        what = "the samples of the dataset are" if verify.random_data(one) else "the model (or its loss, or the data) is"
+        what = "the samples of the dataset are" if parity.random_data(one) else "the model (or its loss, or the data) is"
         sentence = f"two runs of one process differ from each other, {trembles}: {what} not deterministic. The mesh is not to blame."
         report["kinds"] = [("deterministic", sentence + runs.order())]
     elif first:
@@ -212,10 +213,10 @@ def _judge(runs: Runs) -> dict[str, Any]:
 
 def _kinds(runs: Runs, drawn: Sequence[str], compute: str) -> Iterator[tuple[str, str]]:
     """A name of each fault and a sentence: what more runs say about a difference from one process."""
-    from dtrain import verify
+    from dtrain.evaluation import parity
 
     asked, one = runs.where("asked"), runs.where("one")
-    other = verify.other_sample(asked, one)
+    other = parity.other_sample(asked, one)
     if other:
         yield (
             "data",

@@ -5,11 +5,11 @@ dtrain plan why optim mesh strategy=fsdp devices=2
 
 from collections.abc import Sequence
 
-from dtrain import provenance, screen
 from dtrain.cluster import look
-from dtrain.compose import compose
+from dtrain.compose import compose, provenance
 from dtrain.errors import WordsError, nearest
 from dtrain.resolve import resolve
+from dtrain.secrets import screen
 
 
 def run(words: Sequence[str]) -> int:

@@ -11,12 +11,13 @@ import torch.distributed as dist
 from pool import ranks
 from small import composed, plan
 
-from dtrain import failure, provenance
 from dtrain.backend import nccl, process_group
 from dtrain.backend.nccl import Nccl, add_in_one_order, cores_near, expand_segments, gpu_of, run_on
 from dtrain.build import build
 from dtrain.cluster import Cluster, look
+from dtrain.compose import provenance
 from dtrain.errors import PreflightError, WordsError
+from dtrain.lifecycle import failure
 from dtrain.resolve import resolve
 
 GPUS = Cluster(gpus=8, cpus=64, gpu="NVIDIA H100 80GB HBM3")

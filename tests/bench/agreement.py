@@ -31,10 +31,10 @@ from pool import ranks as forked
 from ranks import TASKS, WORLD, Task
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from dtrain import agreement
 from dtrain.backend.gloo import Gloo
 from dtrain.cluster import look
 from dtrain.compose import compose
+from dtrain.loop import agreement
 from dtrain.plan import Plan
 from dtrain.resolve import resolve
 from dtrain.train import train

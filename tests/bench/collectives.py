@@ -2,7 +2,7 @@
 
 python tests/bench/collectives.py            # the quick layouts
 python tests/bench/collectives.py foreign    # models that are not dtrain's
-python tests/bench/collectives.py all        # every layout of tests/predict/test_traffic.py: an hour on two cores
+python tests/bench/collectives.py all        # every layout of tests/predict/test_collectives.py: an hour on two cores
 """
 
 import sys
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from predict.counted import Totals, hold
 from predict.foreign import LAYOUTS
-from predict.test_traffic import MORE, QUICK
+from predict.test_collectives import MORE, QUICK
 
 ASKED = {"": QUICK, "all": (*QUICK, *MORE), "foreign": tuple((model, words) for model in LAYOUTS for words in LAYOUTS[model])}
 

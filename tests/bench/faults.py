@@ -12,7 +12,7 @@ from pathlib import Path
 
 from test_nccl import CASES, last_round
 
-from dtrain import failure, kernel_log
+from dtrain.lifecycle import failure, kernel_log
 
 TIMEOUT = 6
 WAITING = ("late", "calls_another")

@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from checkpoint.test_sharded import alone, sharded, state_on
 from invariance.test_many_checkpoints import plant
 
-from dtrain import lease
 from dtrain.mesh import Mesh
+from dtrain.storage import lease
 from dtrain.verb import checkpoint as verb
 
 SAVES, COUNTS = 20, (10, 1000)

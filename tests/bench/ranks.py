@@ -57,9 +57,9 @@ from dtrain.data.order import samples
 from dtrain.model import blocks
 from dtrain.model.gpt import GPT
 from dtrain.model.mlp import MLP
+from dtrain.model.seeds import derive, fill
 from dtrain.plan import Plan
 from dtrain.resolve import resolve
-from dtrain.seeds import derive, fill
 from dtrain.train import train
 
 WORLD, SETTLE, LR = 2, 5, 1e-3

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from dtrain.attempts import folder as folder_of
-from dtrain.attempts import listed
 from dtrain.checkpoint import commit
 from dtrain.errors import StoreError
+from dtrain.storage.attempts import folder as folder_of
+from dtrain.storage.attempts import listed
 
 SHARD = {"name": "rank-0.safetensors", "size": 4, "sha256": "0" * 64}
 

@@ -10,17 +10,17 @@ import pytest
 import safetensors.torch
 import torch
 
-from dtrain import store
-from dtrain.attempts import folder
 from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint import load, snapshot
 from dtrain.checkpoint.commit import find
 from dtrain.checkpoint.load import Reading
 from dtrain.checkpoint.sharded import Sharded
+from dtrain.checkpoint.state import TrainState
 from dtrain.errors import PreflightError, StoreError
 from dtrain.mesh import Mesh
 from dtrain.plan import MeshShape
-from dtrain.state import TrainState
+from dtrain.storage import store
+from dtrain.storage.attempts import folder
 
 ALONE = Mesh.__new__(Mesh)
 """A mesh of one rank, without a process group: a thousand loads in a few seconds."""

@@ -14,8 +14,8 @@ from small import PARTS, STRATEGIES, on_mesh
 
 from dtrain.checkpoint import memory
 from dtrain.checkpoint.sharded import Sharded
+from dtrain.checkpoint.state import TrainState
 from dtrain.mesh import Mesh
-from dtrain.state import TrainState
 
 SINGLE, FSDP = PARTS["strategy"], STRATEGIES["fsdp"]
 

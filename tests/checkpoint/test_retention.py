@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from checkpoint.test_commit import attempt
 
-from dtrain import lease, store
-from dtrain.attempts import listed
 from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint.retention import Policy, Retention
 from dtrain.errors import LeaseError, StoreError
+from dtrain.storage import lease, store
+from dtrain.storage.attempts import listed
 
 NAME = "00000001-20260101T000000-0000000a-0001"
 

@@ -11,19 +11,19 @@ import torch
 from small import PARTS, STRATEGIES, on_mesh
 from torch.distributed.tensor import DTensor
 
-from dtrain import store
-from dtrain.attempts import folder, listed
 from dtrain.build import build
 from dtrain.checkpoint.commit import find
 from dtrain.checkpoint.sharded import Sharded
-from dtrain.ema import EMA
+from dtrain.checkpoint.state import TrainState
 from dtrain.errors import PreflightError, StoreError
 from dtrain.mesh import Mesh
 from dtrain.model import construct
+from dtrain.optim.ema import EMA
 from dtrain.parallel.order import parallelize
 from dtrain.plan import PipelineShape
 from dtrain.precision import LossScale
-from dtrain.state import TrainState
+from dtrain.storage import store
+from dtrain.storage.attempts import folder, listed
 
 SINGLE = PARTS["strategy"]
 LAYOUTS: dict[str, tuple[dict[str, int], Any]] = {

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from dtrain.checkpoint import shards
 from dtrain.mesh import Mesh
-from dtrain.sharding import local
+from dtrain.mesh.sharding import local
 
 
 def whole(*shape: int) -> torch.Tensor:

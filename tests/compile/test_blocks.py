@@ -16,7 +16,7 @@ from dtrain.build import build as make
 from dtrain.build import locate
 from dtrain.compile.blocks import build
 from dtrain.data.stream import as_source
-from dtrain.heldout import evaluate
+from dtrain.evaluation.heldout import evaluate
 
 # torch's own compiler warns of what else of torch it uses
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -14,7 +14,7 @@ from dtrain.cluster import Cluster
 from dtrain.compose import compose
 from dtrain.compose.check import OURS, sayable
 from dtrain.compose.sweep import multirun
-from dtrain.config import GROUPS, Config
+from dtrain.config.schema import GROUPS, Config
 from dtrain.errors import WordsError
 from dtrain.resolve import resolve
 from dtrain.result import Result

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from dtrain import failure
 from dtrain.data.dataset import Dataset
 from dtrain.data.stream import as_source
 from dtrain.errors import WordsError
 from dtrain.launcher.process import fork
-from dtrain.signals import WISHES
+from dtrain.lifecycle import failure
+from dtrain.lifecycle.signals import WISHES
 
 
 class Squares:

@@ -11,7 +11,7 @@ from small import plan
 
 from dtrain.data.dataset import Dataset
 from dtrain.data.order import VERSION, permute, samples
-from dtrain.seeds import derive
+from dtrain.model.seeds import derive
 from dtrain.train import train
 
 

@@ -110,7 +110,7 @@ def test_a_run_that_goes_on_is_no_left_over_and_one_that_was_killed_whole_is(tmp
 
 @pytest.mark.parametrize(("command", "left"), [(os.getpid(), False), (1 << 22, True)])
 def test_a_server_whose_command_is_gone_is_told_and_another_is_not(command: int, left: bool) -> None:
-    named = ["-m", "dtrain.launcher.server", str(command)]
+    named = ["-m", "dtrain.launcher.local.server", str(command)]
     server = subprocess.Popen([sys.executable, "-c", "import os, time; os.fork(); time.sleep(60)", *named], start_new_session=True)
     try:
         while not host._read(f"/proc/{server.pid}/cmdline").endswith(f"{command}\0"):

@@ -11,8 +11,8 @@ import servers
 from pool import ranks
 from small import plan
 
-from dtrain import lease, store
 from dtrain.doctor import Case, Finding, found, storage
+from dtrain.storage import lease, store
 
 CHECKS = ["storage", "create-only", "listing", "its clock", "speed"]
 

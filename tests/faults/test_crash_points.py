@@ -13,12 +13,12 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 from small import on_mesh, small_gpt
 
-from dtrain import store
 from dtrain.checkpoint import snapshot
 from dtrain.checkpoint.sharded import Sharded
+from dtrain.checkpoint.state import TrainState
 from dtrain.errors import StoreError
 from dtrain.mesh import Mesh
-from dtrain.state import TrainState
+from dtrain.storage import store
 from dtrain.testing import faults, flaky
 
 PACK = snapshot.pack

@@ -17,8 +17,6 @@ from checkpoint.test_sharded import alone, commit, sharded, state_on
 from launching import WORDS
 from pool import ranks
 
-from dtrain import lease
-from dtrain.attempts import listed
 from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint.format import parse
 from dtrain.checkpoint.retention import SCORES
@@ -27,9 +25,11 @@ from dtrain.compose import compose
 from dtrain.data.text import Text
 from dtrain.data.tokens import Tokens
 from dtrain.errors import DtrainError, StoreError, WordsError
-from dtrain.journal import Journal
 from dtrain.mesh import Mesh
 from dtrain.resolve import resolve
+from dtrain.storage import lease
+from dtrain.storage.attempts import listed
+from dtrain.storage.jsonl import Journal
 from dtrain.verb import checkpoint as verb
 from dtrain.verb import diff
 from dtrain.verb import train as verb_train

@@ -15,7 +15,7 @@ from launching import WORDS, command
 from pool import ranks
 from small import plan
 
-from dtrain import preflight
+from dtrain.launcher import preflight
 from dtrain.plan import Plan
 
 SECONDS = 300

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from launching import plan_of
 
-from dtrain import failure, kernel_log
 from dtrain.launcher import process
-from dtrain.launcher.book import Book
-from dtrain.launcher.server import Server
+from dtrain.launcher.local.restarts import Book
+from dtrain.launcher.local.rounds import Rounds
+from dtrain.lifecycle import failure, kernel_log
 
 DEADLINE = 60.0
 """Far from the 600 s for which collectives wait where `timeout` is not said."""
@@ -26,7 +26,7 @@ def last_round(place: Path, *words: str, restarts: int = 0) -> Path:
         place / "out", "backend._target_=nccl_like.NcclLike", "trust=[launching,nccl_like]", "strategy=ddp", "launcher=local", "steps=6", *words
     )
     told: dict[str, Any] = {"restarts": restarts, "silence": 15, "wait": 60, "address": None, "here": plan.nodes}
-    pid, deadline = process.fork(lambda: Server(plan, scratch, Book.read(scratch), **told).run()), time.monotonic() + DEADLINE
+    pid, deadline = process.fork(lambda: Rounds(plan, scratch, Book.read(scratch), **told).run()), time.monotonic() + DEADLINE
     try:
         while not (scratch / "over.json").exists():
             assert time.monotonic() < deadline, f"the run was not over within {DEADLINE:.0f} s"

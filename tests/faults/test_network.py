@@ -57,7 +57,7 @@ def begun(cable: Cable, out: Path, *words: str) -> Iterator[tuple["subprocess.Po
     """The command on one host and the agent of the other, some steps after their start; killed at the end of the context."""
     run = [*SLOW, *words, f"out={out}", f"launcher.address={cable.address}", "launcher.here=1"]
     near = cable.start(cable.near, *command(*run), scratch=out.with_name("near"))
-    far = cable.start(cable.far, sys.executable, "-m", "dtrain.launcher.agent", cable.address, scratch=out.with_name("far"))
+    far = cable.start(cable.far, sys.executable, "-m", "dtrain.launcher.local.agent", cable.address, scratch=out.with_name("far"))
     try:
         wait_for_step(out, 5)
         yield near, far

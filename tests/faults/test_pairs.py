@@ -9,13 +9,13 @@ from checkpoint.test_sharded import ADAMW, commit, sharded, whole
 from small import PARTS, STRATEGIES, on_mesh
 
 from dtrain.build import build
+from dtrain.checkpoint.state import TrainState
 from dtrain.data.stream import Stream, as_source
+from dtrain.loop.step import gradients_of, make_step, zero
 from dtrain.mesh import Mesh
 from dtrain.model import construct
 from dtrain.parallel.order import parallelize
 from dtrain.plan import BatchShape, PipelineShape
-from dtrain.state import TrainState
-from dtrain.step import gradients_of, make_step, zero
 
 ZERO1 = {"_target_": "dtrain.strategy.zero1.build", "rests": "device"}
 PIPELINE = {"_target_": "dtrain.strategy.pipeline.Pipeline", "bucket_mb": 25}

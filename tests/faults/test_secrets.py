@@ -12,7 +12,7 @@ import pytest
 from launching import command
 from leaky import digest
 from secret_shapes import Shape, shapes
-from test_options import descendants
+from storage.test_options import descendants
 
 TESTS = str(Path(__file__).parent.parent)
 TOLD, FOUND = shapes(0), shapes(1)

@@ -4,7 +4,7 @@
     python -m tests.gpu.first_hour devices=1                         one of them
     python -m tests.gpu.first_hour nodes=2 address=10.0.0.1:29500    and another host, where somebody types in the same folder,
                                                                      with the same DTRAIN_SECRET (16 characters or more) in the environment of both:
-                                                                     while sleep 1; do python -m dtrain.launcher.agent 10.0.0.1:29500 600; done
+                                                                     while sleep 1; do python -m dtrain.launcher.local.agent 10.0.0.1:29500 600; done
     python -m tests.gpu.first_hour on=cpu                            all of it in small, on the CPU: proves the list itself
     python -m tests.gpu.first_hour only=axes,speed write=no          some steps; nothing is written into tests/bench/RESULTS.md
 

@@ -126,9 +126,9 @@ def _synchronising(place: Place) -> Counter[str]:
     from small import config
 
     from dtrain.cluster import look
+    from dtrain.lifecycle.watchdog import Watchdog
     from dtrain.resolve import resolve
     from dtrain.train import train
-    from dtrain.watchdog import Watchdog
 
     found, beat = Counter[str](), Watchdog.beat
 

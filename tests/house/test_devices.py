@@ -23,7 +23,7 @@ WAITS = {"item", "tolist", "cpu", "numpy", "nonzero", "synchronize"}
 TRUTH = {"any", "all", "max", "min", "sum", "argmax", "argmin", "isnan"}
 """Methods whose tensor the host waits for where a number or a condition is made of it."""
 COMPARES = {"torch.equal", "torch.allclose"}
-ROOMS = ("backend/", "cluster.py", "doctor/", "dialect/")
+ROOMS = ("backend/", "cluster/", "doctor/", "dialect/")
 """Which are about CUDA: how GPUs are reached, which there are, whether they work, and what other tools call them."""
 
 
@@ -94,10 +94,10 @@ def places(kind: str) -> Iterator[str]:
 
 MADE = {
     "built where `dtrain.build` says: on the meta device": ("model/gpt.py:RMSNorm.__init__", "model/moe.py:Experts.__init__"),
-    "drawn on the CPU, so that all devices have the same bits": ("seeds.py:_fill",),
+    "drawn on the CPU, so that all devices have the same bits": ("model/seeds.py:_fill",),
     "crosses by gloo, and waits for no device": (
-        "agreement.py:Agreement._exchange", "agreement.py:Agreement._settle", "data/stream.py:Stream._counts", "guard.py:gates",
-        "mesh.py:Mesh.gather", "stop.py:StopSignal._agreed", "strategy/units.py:Order._pass", "checkpoint/memory.py:Memory._swap",
+        "loop/agreement.py:Agreement._exchange", "loop/agreement.py:Agreement._settle", "data/stream.py:Stream._counts", "loop/spike.py:gates",
+        "mesh/__init__.py:Mesh.gather", "lifecycle/stop.py:StopSignal._agreed", "strategy/units.py:Order._pass", "checkpoint/memory.py:Memory._swap",
         "doctor/bandwidth.py:_measured",
     ),
     "samples are made on the CPU, and moved when a step takes them": ("data/collate.py:stack", "data/collate.py:tensor", "data/dataset.py:_classes"),
@@ -106,23 +106,23 @@ MADE = {
         "checkpoint/snapshot.py:Snapshot.__init__", "checkpoint/snapshot.py:Snapshot._lay_out", "checkpoint/snapshot.py:_memory",
     ),
     "numbers that the host has and reads": (
-        "guard.py:Guard._judge_now", "guard.py:Guard.judge", "objective/figures.py:figures", "optim/adafactor.py:_begin", "verify.py:_put",
+        "loop/spike.py:Guard._judge_now", "loop/spike.py:Guard.judge", "objective/figures.py:figures", "optim/adafactor.py:_begin", "evaluation/parity.py:_put",
     ),
     "torch's schedules cut it by microbatch; the loss takes the number of one from it": ("parallel/pipeline.py:Pipeline.step",),
-    "tokens of a prompt, which the forward that it is given to moves": ("sampling.py:complete",),
-    "work for threads of the CPU": ("waiting.py:_asleep.sleep",),
+    "tokens of a prompt, which the forward that it is given to moves": ("model/sampling.py:complete",),
+    "work for threads of the CPU": ("lifecycle/waiting.py:_asleep.sleep",),
 }  # fmt: skip
 WAITS_FOR = {
     "of tensors on the CPU: samples before they are moved, and what crosses by gloo": (
-        "agreement.py:Agreement._exchange", "agreement.py:Agreement._settle", "checkpoint/memory.py:Memory._swap", "data/dataset.py:_classes",
-        "data/order.py:permute", "data/shift.py:_agree", "data/stream.py:Stream._counts", "data/tokens.py:Tokens.take", "guard.py:gates",
-        "mesh.py:Mesh.gather", "objective/classification.py:Classification.count", "objective/next_token.py:NextToken.count",
-        "stop.py:StopSignal._agreed", "strategy/units.py:Order._pass", "tokenfile.py:outside", "seeds.py:_states",
+        "loop/agreement.py:Agreement._exchange", "loop/agreement.py:Agreement._settle", "checkpoint/memory.py:Memory._swap", "data/dataset.py:_classes",
+        "data/order.py:permute", "data/shift.py:_agree", "data/stream.py:Stream._counts", "data/tokens.py:Tokens.take", "loop/spike.py:gates",
+        "mesh/__init__.py:Mesh.gather", "objective/classification.py:Classification.count", "objective/next_token.py:NextToken.count",
+        "lifecycle/stop.py:StopSignal._agreed", "strategy/units.py:Order._pass", "storage/tokenfile.py:outside", "model/seeds.py:_states",
     ),
-    "numbers of steps that are over, every so many steps": ("log.py:Log.flush",),
-    "without gates, or by a copy that was begun steps ago": ("guard.py:Guard.judge", "guard.py:Guard._catch_up"),
-    "once a spike was seen": ("guard.py:Guard._hear",),
-    "in the first step, or once": ("agreement.py:Agreement._changed", "agreement.py:_differ", "parallel/pipeline.py:Pipeline._check_flow"),
+    "numbers of steps that are over, every so many steps": ("loop/metrics.py:Log.flush",),
+    "without gates, or by a copy that was begun steps ago": ("loop/spike.py:Guard.judge", "loop/spike.py:Guard._catch_up"),
+    "once a spike was seen": ("loop/spike.py:Guard._hear",),
+    "in the first step, or once": ("loop/agreement.py:Agreement._changed", "loop/agreement.py:_differ", "parallel/pipeline.py:Pipeline._check_flow"),
     "a checkpoint, after which the next step may change what was copied": (
         "checkpoint/snapshot.py:Snapshot.wait", "checkpoint/snapshot.py:Snapshot._lay_out",
     ),
@@ -134,23 +134,23 @@ WAITS_FOR = {
         "parallel/context.py:Context._check_meaning", "parallel/huggingface.py:_mask",
     ),
     "between steps: evaluation, text, verify, records, what a hook returned, a wire that is measured": (
-        "heldout.py:evaluate", "sampling.py:complete", "parallel/split_check.py:_Whole.__init__", "parallel/split_check.py:_far",
-        "parallel/split_check.py:_kept", "record.py:_pieces", "verify.py:_rms", "hook/__init__.py:plain", "doctor/bandwidth.py:_measured",
+        "evaluation/heldout.py:evaluate", "model/sampling.py:complete", "parallel/split_check.py:_Whole.__init__", "parallel/split_check.py:_far",
+        "parallel/split_check.py:_kept", "evaluation/record.py:_pieces", "evaluation/parity.py:_rms", "hook/__init__.py:plain", "doctor/bandwidth.py:_measured",
         "doctor/bandwidth.py:_timed",
     ),
 }  # fmt: skip
 CUDA = {
     "its memory is counted there": ("result.py:peak_bytes",),
-    "generators of its own": ("seeds.py:_states", "seeds.py:drawn", "seeds.py:reseed"),
+    "generators of its own": ("model/seeds.py:_states", "model/seeds.py:drawn", "model/seeds.py:reseed"),
     "kernels that are there, or better there": (
         "compile/blocks.py:build", "parallel/ring.py:", "parallel/ring.py:flash_gradients",
         "parallel/ring.py:takes_flash", "parallel/split_check.py:_tolerance", "precision/fp8.py:build",
     ),
     "what is decided and predicted for the device of a plan": (
-        "predict/advice.py:_ladders", "predict/known.py:shapes", "predict/memory.py:_update", "predict/time.py:_starting", "resolve/auto.py:",
+        "predict/advice.py:_ladders", "predict/formulas.py:shapes", "predict/memory.py:_update", "predict/time.py:_starting", "resolve/auto.py:",
         "resolve/auto.py:strategy", "resolve/fit.py:optim", "resolve/ranks.py:backend", "resolve/ranks.py:compiled", "resolve/ranks.py:precision",
     ),
-    "what torch and NCCL say": ("gpu_faults.py:",),
+    "what torch and NCCL say": ("lifecycle/gpu_faults.py:",),
     "what a user's module may have started": ("launcher/warm.py:_import", "launcher/warm.py:_is_poisoned"),
 }  # fmt: skip
 REASONS = {"made": MADE, "waits": WAITS_FOR, "cuda": CUDA}

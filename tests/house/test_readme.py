@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.config import GROUPS, Schema
+from dtrain.config.schema import GROUPS, Schema
 from dtrain.recipe import folder
 
 ROOT = Path(__file__).parents[2]

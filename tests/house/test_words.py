@@ -10,14 +10,15 @@ import yaml
 import dtrain
 from dtrain.build import locate
 from dtrain.cluster import Cluster
+from dtrain.cluster.allocation import External
 from dtrain.compose import compose
-from dtrain.config import ALLOWED, GROUPS, Schema
+from dtrain.config import constraints
+from dtrain.config import files as conf
+from dtrain.config.schema import ALLOWED, GROUPS, Schema
 from dtrain.model import construct
 from dtrain.recipe import folder
 from dtrain.resolve import resolve
 from dtrain.resolve.targets import GIVEN
-from dtrain.started import External
-from dtrain.words import conf, kinds
 
 CONF = folder("conf")
 TESTS = Path(__file__).parent.parent
@@ -102,12 +103,12 @@ def test_every_argument_says_what_it_may_be_and_its_default_is_that(group: str, 
     allowed = (part.get("_about_") or {}).get("allowed", {})
     assert set(allowed) == set(part) - {"_target_", "_about_"}
     for name, kind in allowed.items():
-        assert part[name] == "???" or kinds.fits(part[name], kind), (name, kind)
+        assert part[name] == "???" or constraints.fits(part[name], kind), (name, kind)
 
 
 def test_every_plain_key_says_what_it_may_be_and_its_default_is_that() -> None:
     for key, kind in ALLOWED.items():
-        assert kinds.fits(conf.value(key), kind), key
+        assert constraints.fits(conf.value(key), kind), key
     tops = {key.split(".")[0] for key in ALLOWED}
     assert tops == set(Schema.__dataclass_fields__) - set(GROUPS)
 

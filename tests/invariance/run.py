@@ -11,15 +11,15 @@ from torch import Tensor
 
 from dtrain.backend.gloo import Gloo
 from dtrain.build import build
-from dtrain.clip import clip
 from dtrain.data.stream import Stream, as_source
+from dtrain.loop.step import gradients_of, make_step, zero
 from dtrain.mesh import Mesh
 from dtrain.model import balance, balanced, construct
+from dtrain.model.seeds import derive
+from dtrain.optim.clip import clip
 from dtrain.parallel.context import context_of
 from dtrain.parallel.order import parallelize
 from dtrain.plan import Plan
-from dtrain.seeds import derive
-from dtrain.step import gradients_of, make_step, zero
 
 # AdamW divides by the root of the second moment: of gradients that are all but zero a smaller eps makes steps of rounding errors
 COMMON = "batch=8 optim.eps=1e-5 optim.lr=1e-3 schedule=constant schedule.warmup=0 logger=[] hook=[]"

@@ -22,7 +22,7 @@ import dtrain.build
 from dtrain.data.order import samples
 from dtrain.errors import WordsError
 from dtrain.model import caveats
-from dtrain.seeds import derive
+from dtrain.model.seeds import derive
 
 LOSS, GRADIENT, WEIGHT = 2e-6, 2e-6, 1e-4
 STEPS, LR = 5, 1e-3

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from checkpoint.test_commit import SHARD, body
 from checkpoint.test_sharded import alone, commit, sharded, state_on
 
-from dtrain import lease, store
-from dtrain.attempts import folder
 from dtrain.checkpoint import commit as commits
 from dtrain.mesh import Mesh
+from dtrain.storage import lease, store
+from dtrain.storage.attempts import folder
 
 
 def plant(out: str, count: int) -> None:

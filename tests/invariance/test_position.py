@@ -30,10 +30,10 @@ from dtrain.data.stream import BLOCK_STEPS, Stream
 from dtrain.data.synthetic import Synthetic
 from dtrain.data.text import Text
 from dtrain.data.tokens import Tokens
+from dtrain.model.seeds import derive
 from dtrain.plan import BatchShape
 from dtrain.resolve import resolve
 from dtrain.result import OF_THE_MACHINE
-from dtrain.seeds import derive
 from dtrain.train import train
 
 BATCH = 12

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from launching import WORDS, command, started, steps_of, wait_for_step
 
-from dtrain import lease
 from dtrain.launcher.external import launcher_of
+from dtrain.storage import lease
 
 SLOW = ["model._target_=launching.Slow", "model.rank=0", "batch=8", "steps=20000", "checkpoint.every=2"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]

@@ -13,8 +13,8 @@ import pytest
 from launching import mentioning, plan_of, started, steps_of, wait_for_step
 from pool import ranks
 
-from dtrain import signals
 from dtrain.build import build
+from dtrain.lifecycle import signals
 
 
 def finished(process: "subprocess.Popen[str]", seconds: float = 300) -> tuple[int, str]:

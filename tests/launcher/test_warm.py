@@ -72,7 +72,7 @@ def test_a_node_of_another_host_does_so_too(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(CUDA)
     address = f"127.0.0.1:{free_port()}"
     run = begun(tmp_path, "dtrain", *WORDS, "nodes=2", "devices=1", "out=run", "launcher=local", f"launcher.address={address}", "launcher.here=1")
-    other = begun(tmp_path, "dtrain.launcher.agent", address)
+    other = begun(tmp_path, "dtrain.launcher.local.agent", address)
     said = [each.communicate(timeout=300)[0] for each in (run, other)]
     assert (run.returncode, other.returncode) == (0, 0), said
     assert [text.count("mine starts CUDA") for text in said] == [1, 1]

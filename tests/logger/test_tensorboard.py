@@ -10,8 +10,8 @@ import pytest
 from small import plan
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
-from dtrain.log import facts
 from dtrain.logger.tensorboard import TensorBoard
+from dtrain.loop.metrics import facts
 
 
 def events(folder: Path) -> list[tuple[int, str, float]]:

@@ -13,14 +13,14 @@ from pool import RankFailed, ranks
 from dtrain.cluster import Cluster
 from dtrain.compose import compose
 from dtrain.errors import WordsError
-from dtrain.evaluate import evaluate
+from dtrain.evaluation.evaluate import evaluate
 from dtrain.objective import Loss, add_losses, loss_of
 from dtrain.objective.classification import Classification
 from dtrain.objective.figures import figures
 from dtrain.objective.next_token import NextToken
 from dtrain.plan import Plan
+from dtrain.report.runs import below, directions
 from dtrain.resolve import resolve
-from dtrain.runs import below, directions
 from dtrain.train import train
 
 WORDS = (

@@ -16,11 +16,11 @@ from dtrain.compose import compose
 from dtrain.data.stream import Stream, as_source
 from dtrain.errors import WordsError
 from dtrain.model import construct
+from dtrain.model.seeds import derive
 from dtrain.objective import logits_of
 from dtrain.objective.own import Own
 from dtrain.plan import BatchShape
 from dtrain.resolve import resolve
-from dtrain.seeds import derive
 
 LABELS = "data=dataset data.dataset._target_=invariance.zoo.Labels data.inputs=[input_ids] data.targets=labels data.holdout=0 trust=[invariance]"
 MIXTRAL = f"model._target_=invariance.zoo.mixtral {LABELS}"

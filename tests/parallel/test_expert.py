@@ -17,10 +17,10 @@ from dtrain.mesh import Mesh
 from dtrain.model import balance
 from dtrain.model.mlp import MLP
 from dtrain.model.moe import Experts, MoE
+from dtrain.model.seeds import fill
 from dtrain.parallel import expert
 from dtrain.parallel.order import materialize
 from dtrain.plan import MeshShape
-from dtrain.seeds import fill
 
 EXPERTS = 4
 SAMPLES = 4

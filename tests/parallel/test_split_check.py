@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from dtrain.build import build
 from dtrain.data.stream import as_source
 from dtrain.errors import WordsError
-from dtrain.heldout import evaluate
+from dtrain.evaluation.heldout import evaluate
+from dtrain.loop.step import check
 from dtrain.mesh import Mesh
 from dtrain.objective.next_token import NextToken
 from dtrain.parallel.context import context_of
@@ -22,7 +23,6 @@ from dtrain.parallel.huggingface import adapt
 from dtrain.parallel.order import lower, parallelize
 from dtrain.plan import PipelineShape
 from dtrain.precision import Precision, bf16, bf16_true, fp16, fp32
-from dtrain.step import check
 from dtrain.strategy.ddp import DDP
 from dtrain.strategy.fsdp import FSDP
 

@@ -80,7 +80,7 @@ def test_a_scale_that_is_too_large_halves_on_all_ranks_until_it_fits(strategy: s
 
 def overflow_on_one_rank(mesh: Mesh) -> tuple[bool, float]:
     """Rank 1 alone has an infinite gradient; the norm that all ranks share says so to all."""
-    from dtrain.clip import clip
+    from dtrain.optim.clip import clip
     from dtrain.parallel.order import parallelize
     from dtrain.strategy.ddp import DDP
 

@@ -9,7 +9,7 @@ from predict import foreign
 from small import plan
 
 from dtrain.plan import Plan
-from dtrain.predict.traffic import traffic
+from dtrain.predict.collectives import traffic
 from dtrain.predict.view import groups
 from dtrain.tracing import shapes_of
 

@@ -10,7 +10,7 @@ from small import plan
 
 from dtrain.cluster import Cluster
 from dtrain.plan import Plan
-from dtrain.predict import known
+from dtrain.predict import formulas
 from dtrain.predict.memory import Memory, memory
 
 LARGE = (
@@ -25,7 +25,7 @@ NODES = Cluster(gpus=8, cpus=64, memory=80 << 30)
 
 
 def of(decided: Plan) -> Memory:
-    shapes = known.shapes(decided)
+    shapes = formulas.shapes(decided)
     assert shapes
     return memory(decided, shapes)
 

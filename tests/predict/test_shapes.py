@@ -7,13 +7,13 @@ from dtrain.errors import WordsError
 from dtrain.model import construct
 from dtrain.parallel.stages import cut
 from dtrain.plan import Plan
-from dtrain.predict import known
+from dtrain.predict import formulas
 from dtrain.predict.shapes import Shapes, stages_of
 
 
 def both(*words: str) -> tuple[Plan, Shapes]:
     decided = plan("data=synthetic", *words)
-    shapes = known.shapes(decided)
+    shapes = formulas.shapes(decided)
     assert shapes
     return decided, shapes
 
@@ -31,7 +31,7 @@ def both(*words: str) -> tuple[Plan, Shapes]:
 )
 def test_a_stage_holds_the_weights_that_it_is_cut_into(words: tuple[str, ...]) -> None:
     decided, shapes = both("strategy=ddp", *words)
-    facts = known.facts_of(decided.data)
+    facts = formulas.facts_of(decided.data)
     model = construct(decided.model, facts=facts, seed=0)
     groups = cut(model, decided.mesh.pp * decided.pipeline.stages, decided.pipeline.split)
     sizes = [sum(parameter.numel() for name in group for parameter in model.get_submodule(name).parameters()) for group in groups]

@@ -6,10 +6,10 @@ from small import composed
 from dtrain.build import build
 from dtrain.cluster import Cluster, Machine
 from dtrain.plan import Plan
-from dtrain.predict.known import shapes as shapes_of
+from dtrain.predict.collectives import Call
+from dtrain.predict.formulas import shapes as shapes_of
 from dtrain.predict.memory import memory
 from dtrain.predict.time import LINK, Time, at_peak, call_seconds, time
-from dtrain.predict.traffic import Call
 from dtrain.predict.view import Group, groups
 from dtrain.resolve import resolve
 

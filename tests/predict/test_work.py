@@ -4,12 +4,12 @@ import pytest
 from predicted import planned
 
 from dtrain.plan import Plan
-from dtrain.predict import known
+from dtrain.predict import formulas
 from dtrain.predict.work import Work, work
 
 
 def of(decided: Plan) -> Work:
-    shapes = known.shapes(decided)
+    shapes = formulas.shapes(decided)
     assert shapes
     return work(decided, shapes)
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from dtrain.recipe.place import Place
+from dtrain.config.word import Word, text
+from dtrain.recipe.locate import Place
 from dtrain.recipe.policy import refused
-from dtrain.words import Word, text
 
 LOCAL, REMOTE, OWN = Place("mine.yaml", "local"), Place("https://host/mine.yaml", "remote"), Place("recipes/digits.yaml", "own")
 

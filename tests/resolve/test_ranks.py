@@ -4,8 +4,8 @@ import pytest
 from small import CPUS, plan
 
 from dtrain.cluster import Cluster
+from dtrain.cluster.allocation import External
 from dtrain.errors import WordsError
-from dtrain.started import External
 
 GPUS = Cluster(gpus=4, cpus=8)
 

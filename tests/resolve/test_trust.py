@@ -11,7 +11,7 @@ from dtrain.errors import WordsError
     [
         ("model._target_=os.system",),
         ("loop=os.system",),
-        ("model._target_=dtrain.store.remove",),
+        ("model._target_=dtrain.storage.store.remove",),
         ("model._target_=torch.hub.load",),
         ("model._target_=torch.nn.modules.os.system",),
         ("data=dataset", "data.dataset._target_=subprocess.Popen"),

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from dtrain import store
 from dtrain.errors import StoreError
 from dtrain.launcher.process import fork
+from dtrain.storage import store
 from dtrain.testing import faults
 
 

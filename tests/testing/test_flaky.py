@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dtrain import store
 from dtrain.errors import StoreError
+from dtrain.storage import store
 from dtrain.testing import flaky
 from dtrain.testing.faults import Crash
 

@@ -16,16 +16,16 @@ from small import PARTS, STRATEGIES, on_mesh, tokens
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from dtrain import store
 from dtrain.__main__ import main
 from dtrain.build import build
 from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint.sharded import Sharded
-from dtrain.ema import EMA
+from dtrain.checkpoint.state import TrainState
 from dtrain.mesh import Mesh
 from dtrain.model import construct
+from dtrain.optim.ema import EMA
 from dtrain.parallel.order import parallelize
-from dtrain.state import TrainState
+from dtrain.storage import store
 
 ADAMW = {"_target_": "dtrain.optim.adamw.build", "lr": 0.01, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
 FSDP = STRATEGIES["fsdp"]

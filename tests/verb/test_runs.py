@@ -11,11 +11,11 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from dtrain import lease
 from dtrain.__main__ import main
 from dtrain.compose import compose
 from dtrain.errors import LeaseError, StoreError, WordsError
 from dtrain.result import Result
+from dtrain.storage import lease
 from dtrain.verb import runs, train
 from dtrain.verb.train import figure
 

@@ -1,0 +1,161 @@
+"""The store at which the ranks of a run meet: reached within a bound, and watched from then on. Without it nothing can be saved, so the run ends and says why.
+
+torch bounds no wait on a store whose process was stopped: a connection is taken, and never answered.
+"""
+
+import datetime
+import errno
+import ipaddress
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # exported without saying so
+
+from dtrain.cluster import network
+from dtrain.errors import PreflightError, first_line
+from dtrain.lifecycle import failure, signals
+
+T = TypeVar("T")
+
+TRY_SECONDS = 10.0
+"""A connection that is not there by then is tried again: one that got lost is waited for in vain."""
+NAME_SECONDS = 8.0
+"""A name that nobody knows by then is wrong."""
+LAUNCHER_SECONDS = 60.0
+"""The store of a launcher is there before its ranks are, so they do not wait as long for it as for one that another rank opens."""
+PING_SECONDS = 10.0
+JOIN_SECONDS = 1.0
+BUSY_SECONDS = 5.0
+"""So long may a store that lives be silent on a busy machine. A rank that was asked to stop waits no longer: its save cannot be agreed on."""
+
+
+def connect(host: str, port: int, world: int, *, is_master: bool, shared: bool, seconds: float) -> TCPStore:
+    """The store of the run; the master opens it unless it is `shared`. Signals get through meanwhile. Raises PreflightError."""
+    began, patience = time.monotonic(), min(seconds, LAUNCHER_SECONDS) if shared else seconds
+    where = f"{host}:{port} (MASTER_ADDR, MASTER_PORT)"
+    while True:
+        wait = datetime.timedelta(seconds=seconds if is_master else min(TRY_SECONDS, patience))
+        opening = partial(_open if is_master else partial(TCPStore, is_master=False, wait_for_workers=False), host, port, world, timeout=wait)
+        waited = time.monotonic() - began
+        try:
+            if not is_master:
+                socket.create_connection((host, port), timeout=wait.total_seconds()).close()
+            store = within(wait.total_seconds() + 1.0, opening)
+            store.set_timeout(datetime.timedelta(seconds=seconds))
+            return store
+        except socket.gaierror as error:
+            if waited > min(NAME_SECONDS, patience):
+                raise PreflightError(f"MASTER_ADDR={host}: {error.strerror}. Set it to the name or address of rank 0's host.") from error
+        except queue.Empty as error:
+            if waited > patience:
+                raise PreflightError(f"the store process at {where} does not answer: it was stopped, or its host hangs.") from error
+        except (OSError, RuntimeError) as error:  # torch's DistNetworkError and DistStoreError are a RuntimeError
+            if is_master:
+                raise PreflightError(_cannot_listen(host, port, error)) from error
+            if waited > patience:
+                raise PreflightError(f"there is no store at {where} after {patience:.0f} s: {first_line(error)}.") from error
+        time.sleep(0.2)
+
+
+def _open(host: str, port: int, world: int, *, timeout: datetime.timedelta) -> TCPStore:
+    """The store, at this address of the host alone. At all of them where MASTER_ADDR leads others here on a way this host does not see:
+    by an address that it does not have, or by its own name, which its /etc/hosts says is 127.0.1.1. Raises OSError, and RuntimeError."""
+    try:
+        end = network.listen(host, port)
+        if ipaddress.ip_address(end.getsockname()[0]).is_loopback and not network.is_only_here(host):
+            end.close()
+            end = socket.create_server(("", port))
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        end = socket.create_server(("", port))
+    return TCPStore(host, port, world, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=end.detach())
+
+
+def _cannot_listen(host: str, port: int, error: Exception) -> str:
+    known = {errno.EADDRINUSE: "the port is in use", errno.EACCES: "permission denied"}
+    why = known.get(getattr(error, "errno", 0), first_line(error))
+    return f"rank 0 cannot open the store at {host}:{port}: {why}. Set MASTER_PORT to a free port."
+
+
+def within(seconds: float | None, act: Callable[[], T]) -> T:
+    """What `act` returns, computed in a thread, because native code hears no signal. Raises queue.Empty when it takes longer, and what it raises."""
+    box: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
+
+    def work() -> None:
+        answer: Future[T] = Future()
+        try:
+            answer.set_result(act())
+        except BaseException as error:
+            answer.set_exception(error)
+        box.put(answer)
+
+    threading.Thread(target=work, name="dtrain-connect", daemon=True).start()
+    return box.get(timeout=seconds).result()
+
+
+class StoreWatch:
+    """A context. Ends this process when the store is gone, or has not answered for `seconds`, five at least: less where the user has asked to stop."""
+
+    def __init__(self, store: Any, where: str, *, seconds: float, rank: int) -> None:
+        self._store, self._where, self._seconds, self._rank = store, where, max(seconds, BUSY_SECONDS), rank
+        self._period = min(PING_SECONDS, seconds / 4)
+        self._asked: float | None = None
+        """When the question was put that has no answer yet."""
+        self._gone = ""
+        self._over = threading.Event()
+
+    def __enter__(self) -> "StoreWatch":
+        self._pinging = threading.Thread(target=self._ping, name="dtrain-ping", daemon=True)
+        self._pinging.start()
+        threading.Thread(target=self._watch, name="dtrain-store", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._pinging.join(JOIN_SECONDS)  # an interpreter that ends while a thread is in torch is aborted
+
+    def _ping(self) -> None:
+        try:
+            mine = self._ask(self._store.clone)
+            while not self._over.wait(self._period):
+                self._ask(lambda: mine.check(["ping"]))
+        except RuntimeError as error:  # torch's DistError
+            self._gone = first_line(error)
+
+    def _ask(self, act: Callable[[], T]) -> T:
+        self._asked = time.monotonic()
+        answer = act()
+        self._asked = None
+        return answer
+
+    def _watch(self) -> None:
+        silent, looked, pause = 0.0, time.monotonic(), min(1.0, self._period)
+        while not self._over.wait(pause):
+            now = time.monotonic()
+            # what this process itself was stopped for does not count
+            silent = 0.0 if self._asked is None else silent + min(now - looked, 2 * pause)
+            looked = now
+            if self._gone:
+                self._end(f"the rendezvous store at {self._where} is gone ({self._gone}): the process that held it has ended")
+            elif silent > self._seconds or (signals.wish() and silent > BUSY_SECONDS):
+                self._end(f"the store process at {self._where} does not answer for {silent:.0f} s: it was stopped, or its host hangs")
+
+    def _end(self, sentence: str) -> None:
+        folder = os.environ.get("DTRAIN_REPORTS")
+        wish = signals.wish()
+        if not self._over.is_set():
+            failure.give_up(
+                Path(folder) if folder else None, self._rank, sentence, kind="lost", exit_code=signals.Asked(wish).exit_code if wish else 1
+            )

@@ -1,0 +1,120 @@
+"""What must survive a restart, and nothing else: weights, optimizer, position in the data, loss scale, average of the weights, guard, step."""
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dtrain.data.stream import Stream
+from dtrain.errors import WordsError
+from dtrain.model import configuration
+from dtrain.optim import Optimizer
+from dtrain.optim.ema import EMA
+from dtrain.precision import LossScale
+
+
+class Stateful(Protocol):
+    """Whatever remembers something that JSON can say."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass
+class TrainState:
+    """`step` counts optimizer steps done. Tensors are named `model.<parameter>`, `optim.<parameter>.<entry>` and `ema.<parameter>`.
+
+    The model is the one with the plain names of its parameters, not a wrapper around it.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer | None = None
+    stream: Stream | None = None
+    scale: LossScale | None = None
+    ema: EMA | None = None
+    guard: Stateful | None = None
+    step: int = 0
+    began: float = field(default_factory=time.perf_counter)
+    """By `time.perf_counter`: when the run would have begun, had nothing interrupted it."""
+    _built: frozenset[str] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._built = frozenset(name for name, _ in self._model_tensors())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """By name. Raises WordsError when the model has got or lost some since it was built: nothing would train them, and no run could load them."""
+        averages = {f"ema.{name}": average for name, average in self.ema.averages.items()} if self.ema else {}
+        kept = dict(self._model_tensors())
+        if other := sorted(name.removeprefix("model.") for name in kept.keys() ^ self._built):
+            raise WordsError(
+                f"the model has got or lost parameters or buffers while it trained: {', '.join(other[:5])}. Make them in __init__, or with persistent=False."
+            )
+        return kept | {name: value for name, value in self._optimizer_entries() if isinstance(value, Tensor)} | averages
+
+    def facts(self) -> dict[str, Any]:
+        """What is not a tensor, as JSON."""
+        return {
+            "step": self.step,
+            "seconds": time.perf_counter() - self.began,
+            "stream": self.stream.state_dict() if self.stream else None,
+            "scale": self.scale.state_dict() if self.scale else None,
+            "guard": self.guard.state_dict() if self.guard else None,
+            "huggingface": configuration(self.model),
+            "optim": {name: value for name, value in self._optimizer_entries() if not isinstance(value, Tensor)},
+        }
+
+    def load_facts(self, facts: dict[str, Any]) -> None:
+        """Raises WordsError when the checkpoint was trained on other data."""
+        if self.stream:
+            self.stream.load_state_dict(facts["stream"])
+        if self.scale and facts["scale"]:
+            self.scale.load_state_dict(facts["scale"])
+        if self.guard and facts.get("guard"):
+            self.guard.load_state_dict(facts["guard"])
+        parameters = dict(self.model.named_parameters())
+        for name, value in facts["optim"].items():
+            parameter, entry = name.removeprefix("optim.").rsplit(".", 1)
+            if self.optimizer and parameter in parameters:  # else another stage of the pipeline holds it
+                self.optimizer.state[parameters[parameter]][entry] = value
+        self.step = facts["step"]
+
+    def make_room(self, saved: Iterable[str]) -> None:
+        """Let the optimizer create its state, by a step that changes nothing: gradients and learning rates are zero.
+
+        Of the parameters for which the names `saved` have an entry: one that no step has reached has none.
+        """
+        if self.optimizer is None:
+            return
+        reached = {name.removeprefix("optim.").rsplit(".", 1)[0] for name in saved if name.startswith("optim.")}
+        begun = {id(parameter) for name, parameter in self.model.named_parameters() if name in reached}
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.0
+            for parameter in group["params"]:
+                parameter.grad = torch.zeros_like(parameter) if id(parameter) in begun else None
+        self.optimizer.step()
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    def _model_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        persistent = self.model.state_dict(keep_vars=True)
+        seen: set[int] = set()
+        for name, tensor in persistent.items():
+            if isinstance(tensor, Tensor) and id(tensor) not in seen:  # tied weights are kept once
+                seen.add(id(tensor))
+                yield f"model.{name}", tensor.detach()
+
+    def _optimizer_entries(self) -> Iterator[tuple[str, Any]]:
+        if self.optimizer is None:
+            return
+        state = self.optimizer.state
+        for name, parameter in self.model.named_parameters():
+            for entry, value in state.get(parameter, {}).items():
+                if value is not None:
+                    yield f"optim.{name}.{entry}", value

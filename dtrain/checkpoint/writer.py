@@ -1,0 +1,263 @@
+"""One save on its way to the storage, beside the loop: every rank writes its files, then rank 0 commits them, or all know why not.
+
+Ranks tell each other by letters over the rendezvous store, never by collectives, which belong to the loop.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from dtrain.checkpoint import commit as commits
+from dtrain.checkpoint.load import read_file
+from dtrain.checkpoint.snapshot import File
+from dtrain.errors import LeaseError, StoreError, first_line
+from dtrain.mesh import Mesh
+from dtrain.storage import lease, store
+
+REMOTE_STREAMS, LOCAL_STREAMS = 4, 2
+"""Files that a rank writes at a time; on a remote URL each costs its size in memory once more."""
+BEAT_SECONDS = 1.0
+"""A rank says this often that it is there."""
+NICENESS = 10
+"""Of the writing threads, on Linux: where no core is free the loop goes first."""
+
+
+@dataclass(frozen=True)
+class Landed:
+    """How a save ended. `stall_seconds`: how long the loop stood still for it; `seconds`: from its beginning to its end.
+
+    `error` of a committed one says what of the old could not be removed until then.
+    """
+
+    kind: Literal["committed", "failed"]
+    step: int
+    url: str
+    error: str | None
+    stall_seconds: float
+    seconds: float
+
+
+class Drain:
+    """Begins at once. `arrived` waits until the bytes of the `files` are there. `commit` is what rank 0 will write; `manifest` what this rank adds to the tensors and facts in it; `before_commit` makes
+    durable what the commit must not be older than, and `after_commit`, which nobody waits for, may remove what is older: both run on rank 0.
+    `before` is the save before."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        *,
+        out: str,
+        url: str,
+        files: Sequence[File],
+        arrived: Callable[[], None],
+        commit: Mapping[str, Any],
+        manifest: Mapping[str, Any],
+        before_commit: Callable[[], None] | None,
+        after_commit: Callable[[str, Mapping[str, Any]], None],
+        before: "Drain | None" = None,
+    ) -> None:
+        self.url, self.error, self.fatal = url, "", False
+        self.seconds = 0.0
+        self._mesh, self._out, self._commit, self._manifest = mesh, out, commit, manifest
+        mark = {"step": str(commit["step"]), "attempt": url.rsplit("/", 1)[-1]}
+        self._files = [replace(file, mark=mark) for file in files]
+        self._arrived, self._before, self._after = arrived, before_commit, after_commit
+        self._key, self._stop, self._begin = url.rsplit("/", 1)[-1], threading.Event(), time.monotonic()
+        self._over, self._committed = threading.Event(), dict[str, Any]()
+        self._read_by_all = [before._letter("verdict")] if before else []
+        self._thread = threading.Thread(target=self._run, name="dtrain-drain", daemon=True)
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether it was committed, or has failed."""
+        return self._over.is_set()
+
+    def join(self, seconds: float | None = None) -> None:
+        self._over.wait(seconds)
+
+    def ended(self, seconds: float) -> bool:
+        """Whether, within so many seconds, nothing is left to do after the commit either."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Begin no further file; the save has failed then, unless it is committed already."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        _give_way()
+        if self._mesh.world > 1:
+            threading.Thread(target=self._beat, name="dtrain-beat", daemon=True).start()
+        try:
+            self._land()
+        except Exception as error:  # a thread's exception would reach nobody
+            self.error, self.fatal = told(error), isinstance(error, LeaseError)
+        finally:
+            self.seconds = time.monotonic() - self._begin
+            self._over.set()
+        if self._committed:
+            self._after(self.url, self._committed)
+
+    def _land(self) -> None:
+        mine: dict[str, Any] = {"error": ""}
+        try:
+            self._arrived()
+            mine |= {**self._manifest, "files": self._write(), "pieces": [piece for file in self._files for piece in file.manifest()]}
+        except Exception as error:  # the others must hear of it, whatever it is
+            mine["error"] = told(error)
+        if self._mesh.world == 1:
+            self._decide([mine])
+            return
+        self._mesh.post(self._letter(self._mesh.rank), json.dumps(mine))
+        if self._mesh.rank == 0:
+            self._decide_for_all()
+        else:
+            verdict = json.loads(self._await([0], "verdict")[0])
+            self.error, self.fatal = verdict["error"], verdict["fatal"]
+
+    def _decide_for_all(self) -> None:
+        everyone = range(self._mesh.world)
+        try:
+            manifests = [json.loads(letter) for letter in self._await(everyone, "manifest")]
+            self._mesh.withdraw(*map(self._letter, everyone), *self._read_by_all)
+            self._decide(manifests)
+        except Exception as error:  # as above
+            self.error, self.fatal = told(error), isinstance(error, LeaseError)
+        self._mesh.post(self._letter("verdict"), json.dumps({"error": self.error, "fatal": self.fatal}))
+
+    def _decide(self, manifests: Sequence[Mapping[str, Any]]) -> None:
+        """Commit, when every rank has written. On rank 0."""
+        failed = [(rank, manifest["error"]) for rank, manifest in enumerate(manifests) if manifest["error"]]
+        if failed:
+            rank, error = failed[0]
+            self.error = f"rank {rank}: {error}" if self._mesh.world > 1 else error
+            self._remove(self.url)
+            return
+        facts = dict(self._commit["facts"])
+        facts["optim"] = {name: value for manifest in manifests for name, value in manifest["optim"].items()}
+        commit = {
+            **self._commit,
+            "facts": facts,
+            "files": [file for manifest in manifests for file in manifest["files"]],
+            "pieces": [piece for manifest in manifests for piece in manifest["pieces"]],
+            "tensors": {name: shape for manifest in manifests for name, shape in manifest["tensors"].items()},
+        }
+        if fault := commits.fault(commit):
+            self.error = f"cannot save to {self.url}: {fault}"
+            self._remove(self.url)
+            return
+        commits.check_files(self.url, commit["files"], store.sizes(self.url))
+        lease.verify(self._out)
+        if self._before:
+            self._before()
+            lease.verify(self._out)
+        commits.write(self.url, commit)
+        try:
+            commits.read(self.url)
+        except commits.DamagedError:
+            self._remove(self.url)
+            raise
+        self._committed = commit
+
+    def _remove(self, url: str) -> None:
+        try:
+            store.remove(url)
+        except StoreError as error:
+            self.error += f"; {error}"
+
+    def _write(self) -> list[dict[str, Any]]:
+        """Put all files of this rank; the first error ends it."""
+        remaining, lock = iter(self._files), threading.Lock()
+        done: dict[str, dict[str, Any]] = {}
+        errors: list[Exception] = []
+
+        def stream() -> None:
+            _give_way()
+            while not errors and not self._stop.is_set():
+                with lock:
+                    file = next(remaining, None)
+                if file is None:
+                    return
+                try:
+                    done[file.name] = self._put(file)
+                except Exception as error:  # raised below, by the thread that waits
+                    errors.append(error)
+
+        count = min(len(self._files), LOCAL_STREAMS if store.is_local(self.url) else REMOTE_STREAMS)
+        threads = [threading.Thread(target=stream, name=f"dtrain-stream-{number}", daemon=True) for number in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        if self._stop.is_set():
+            raise StoreError(f"the save to {self.url} was given up")
+        if self._files:
+            store.sync_folder(self.url)
+        return [done[file.name] for file in self._files]
+
+    def _put(self, file: File) -> dict[str, Any]:
+        """Write one file and read it back: what was turned over on its way must not become the reason to remove an older checkpoint."""
+        digest = hashlib.sha256()
+        for part in file.parts:
+            digest.update(part)
+        facts = {"name": file.name, "size": file.size, "sha256": digest.hexdigest()}
+        store.put(store.join(self.url, file.name), file.parts)
+        read_file(store.join(self.url, file.name), facts)
+        return facts
+
+    # letters
+
+    def _letter(self, what: object) -> str:
+        return f"checkpoint/{self._key}/{what}"
+
+    def _beat(self) -> None:
+        """Say that this rank is there, as long as its save is under way, whatever its storage makes it wait for."""
+        with contextlib.suppress(RuntimeError):  # without the store nobody listens
+            for beat in itertools.count():
+                self._mesh.post(f"checkpoint/alive/{self._mesh.rank}", f"{self._key} {beat}")
+                if self._over.wait(BEAT_SECONDS):
+                    return
+
+    def _await(self, ranks: Sequence[int], what: str) -> list[str]:
+        """The letters of these ranks, as soon as all are there. Raises StoreError when one has given no sign of life for the mesh's timeout."""
+        keys = [self._letter(rank if what == "manifest" else what) for rank in ranks]
+        signs: dict[int, tuple[object, float]] = {}
+        pause, looked = 0.002, time.monotonic()
+        while (letters := self._mesh.posted(keys)) is None:
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.1)
+            if time.monotonic() - looked > BEAT_SECONDS:
+                looked = time.monotonic()
+                self._look_for(ranks, keys, signs)
+        return letters
+
+    def _look_for(self, ranks: Sequence[int], keys: Sequence[str], signs: dict[int, tuple[object, float]]) -> None:
+        now = time.monotonic()
+        for rank, key in zip(ranks, keys, strict=True):
+            if rank == self._mesh.rank or self._mesh.posted([key]):
+                continue
+            sign = self._mesh.posted([f"checkpoint/alive/{rank}"])
+            if rank not in signs or signs[rank][0] != sign:
+                signs[rank] = (sign, now)
+            elif now - signs[rank][1] > self._mesh.timeout:
+                raise StoreError(f"cannot save to {self.url}: rank {rank} has given no sign for {self._mesh.timeout:.0f} s")
+
+
+def told(error: Exception) -> str:
+    return str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {first_line(error)}"
+
+
+def _give_way() -> None:
+    if sys.platform == "linux":  # where a thread has a priority of its own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

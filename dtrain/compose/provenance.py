@@ -1,0 +1,224 @@
+"""Who set each value of a run, and what it overrode: the command line, a recipe, a default with its line, or a rule of resolve.
+
+See it with `dtrain plan why strategy=fsdp devices=2`, or for some keys alone with `dtrain plan why optim mesh strategy=fsdp devices=2`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from typing import Any
+
+from dtrain import recipe, secrets
+from dtrain.config.schema import GROUPS, LISTS, Config, Schema
+from dtrain.config.word import Word, text
+from dtrain.plan import Plan
+from dtrain.secrets import patterns, screen
+
+RULES = {
+    "mesh": "resolve: the axes share out the ranks",
+    "microbatch": "resolve: batch = microbatch x data ranks x accumulate",
+    "accumulate": "resolve: batch = microbatch x data ranks x accumulate",
+    "out": "resolve: named after the words",
+    "device": "resolve: what is here",
+    "threads": "resolve: cores for each rank",
+}
+"""What decides where no `auto` gave a reason."""
+LONGEST = 48
+"""Characters of a value that are shown."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One value of a run. `overrode` holds (value, source) of what stood there before, the newest first."""
+
+    key: str
+    value: Any
+    source: str
+    overrode: tuple[tuple[str, str], ...] = ()
+
+
+# while composing
+
+
+def untold(words: Iterable[Word]) -> Iterator[str]:
+    """One sentence for each secret that a run which was written down must be told again, or that stands in another's place."""
+    for word in words:
+        for key, found in secrets.places(word.value, word.key):
+            if found == key:
+                yield f"{key} ({word.source}): {secrets.ASK.format(key=word.key)}"
+            else:
+                yield f"{word.key} ({word.source}): ${{secret:{found}}} is the secret of {found} and of no other key. Type {word.key}=<value>."
+
+
+def noted(config: Config, said: Sequence[Word], settled: Sequence[Word]) -> Config:
+    """`config`, with what its words overrode, with what reads the environment as it was said, and without secrets: those are kept in memory."""
+    stands = {word.key: word for word in settled}
+    for word in said:
+        if stands.get(word.key) != word and not word.key.startswith("hydra"):
+            config.history.setdefault(word.key, []).append((shown(word.key, word.value), word.source))
+    raw = config.unresolved | {key: value for word in settled for key, value in leaves(word.value, word.key) if "${oc.env" in str(value)}
+    config.unresolved = {key: value for key, value in raw.items() if secrets.masked(str(value)) == value}
+    read = [key for key, value in raw.items() if patterns.secret_variable(str(value))]
+    for _ in range(2):  # one may be made of another
+        for group in GROUPS:
+            setattr(config, group, secrets.seal(getattr(config, group), group, read=read))
+    return config
+
+
+# afterwards
+
+
+def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of everything below a mapping; a list is one value."""
+    if isinstance(value, Mapping) and value:
+        for name, item in value.items():
+            if name != "_about_":
+                yield from leaves(item, f"{key}.{name}".removeprefix("."))
+    elif not isinstance(value, Mapping):
+        yield key, value
+
+
+def asked(config: Config) -> dict[str, Any]:
+    """Dotted key -> value as composed; a group's own key has its word."""
+    found: dict[str, Any] = {}
+    for field in fields(Schema):
+        value = getattr(config, field.name)
+        if field.name in GROUPS:
+            found[field.name] = config.choices.get(field.name) or value.get("_target_")
+        found |= leaves(vars(value) if is_dataclass(value) else value, field.name)
+    return found
+
+
+def decided(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """A plan (`Plan.to_dict`, or plan.yaml read) in the keys of a Config, and beside them what only a plan has. Tolerates plans of other versions."""
+    batch, found = plan.get("batch") or {}, {}
+    for name, value in plan.items():
+        if name in GROUPS:
+            found[name] = _word(value, name)
+            found |= leaves(value, name)
+        elif name in ("loggers", "hooks"):
+            found[name[:-1]] = list(value)
+            found |= leaves(value, name[:-1])
+        elif name in ("log_every", "evaluate_every", "evaluate_samples"):
+            found[name.replace("_", ".")] = value
+        elif name not in ("batch", "why", "others"):
+            found |= leaves(value, name)
+    return found | {"batch": batch.get("size"), "microbatch": batch.get("microbatch"), "accumulate": batch.get("accumulate")}
+
+
+def rows(config: Config, plan: Plan) -> list[Row]:
+    """Every value of the run, in the order of the schema, then what only the plan has."""
+    before, after = asked(config), decided(plan.to_dict())
+    found = []
+    order = [field.name for field in fields(Schema)]
+    keys = sorted(dict.fromkeys([*before, *after]), key=lambda key: order.index(top) if (top := key.split(".")[0]) in order else len(order))
+    for key in keys:
+        if str(after.get(key)).startswith("dtrain.") and key.endswith("._target_"):
+            continue  # the word says it
+        chosen = config.choices.get(key) if key not in LISTS else None
+        value = chosen if isinstance(chosen, str) and chosen != "auto" else after.get(key, before.get(key))
+        default = _default(key, after if key not in before else config.choices)
+        own = key in GROUPS and key not in LISTS and config.choices.get(key) is None
+        source = origin(config, f"{key}._target_" if own else key, default)
+        overrode = [*reversed(config.history.get(key, []))]
+        if (key in config.sources or own) and default is not None:
+            overrode.append((shown(key, default[0]), default[1]))
+        if key in before and key in after and _plain(before[key]) != _plain(value) and not (key in LISTS and before[key] != "auto"):
+            overrode.insert(0, (shown(key, before[key]), source.removeprefix("default ")))
+            source = _reason(plan, key)
+        elif key not in before and (default is None or key in plan.why):
+            overrode += [(shown(key, default[0]), default[1])] if default else []
+            source = _reason(plan, key)
+        found.append(Row(key, value, source, tuple(dict.fromkeys(one for one in overrode if one[0] != shown(key, value) or len(overrode) > 1))))
+    return found
+
+
+def origin(config: Config, key: str, default: tuple[Any, str] | None) -> str:
+    """Who said the value that stands in the config: a word for it or for a mapping around it, or the default with its line."""
+    parts = key.split(".")
+    for end in range(len(parts), 0, -1):
+        above = ".".join(parts[:end])
+        if above in config.sources and (end == len(parts) or above not in GROUPS):
+            return secrets.masked(config.sources[above])
+    choice = config.choices.get(parts[0])
+    return f"default {default[1]}" if default else f"default of {parts[0]}={choice}" if isinstance(choice, str) and len(parts) > 1 else "default"
+
+
+def table(found: Sequence[Row]) -> str:
+    """Aligned for a person: key, value, who set it, what it overrode."""
+    cells = [("key", "value", "set by", "overrode")]
+    for row in found:
+        before = "; ".join(f"{value} ({source})" for value, source in row.overrode)
+        cells.append(
+            (screen.on_one_line(row.key), screen.on_one_line(shown(row.key, row.value)), screen.on_one_line(row.source), screen.on_one_line(before))
+        )
+    widths = [max(len(line[column]) for line in cells) for column in range(3)]
+    return "\n".join("  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[3]]).rstrip() for line in cells)
+
+
+def shown(key: str, value: Any) -> str:
+    """A value as a person reads it, in one line, cut, without a secret."""
+    said = value if isinstance(value, str) else text(value)
+    said = secrets.HERE.sub(secrets.MASK, secrets.shown(f"{key}={said}").partition("=")[2]).replace("\n", " ")
+    return said if len(said) <= LONGEST else f"{said[: LONGEST - 3]}..."
+
+
+def _word(part: Any, group: str) -> Any:
+    """The word a part was made from, or its target when it is the user's own."""
+    target = str(part.get("_target_")) if isinstance(part, Mapping) else ""
+    return target.split(".")[2] if target.startswith(f"dtrain.{group}.") and target.count(".") > 2 else target
+
+
+def _reason(plan: Plan, key: str) -> str:
+    top = key.split(".")[0]
+    why = plan.why.get(key) or plan.why.get(top) or plan.why.get("microbatch" if key == "accumulate" else key)
+    if why and "(auto: " in why:
+        return "auto: " + why.split("(auto: ", 1)[1].removesuffix(")")
+    return RULES.get(top, "resolve")
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _default(key: str, choices: Mapping[str, Any]) -> tuple[Any, str] | None:
+    """The value that the words of conf/ give a key, and where it stands; None where no file of ours has it. `choices`: group -> word."""
+    group, *rest = key.split(".")
+    if group not in GROUPS or not rest:
+        return _lines("config").get(key)
+    choice = choices.get(group)
+    if group in LISTS:
+        choice, rest = rest[0], rest[1:]
+    return _lines(f"{group}/{choice}").get(".".join(rest)) if isinstance(choice, str) and rest else None
+
+
+@cache
+def _lines(name: str) -> dict[str, tuple[Any, str]]:
+    """dotted key -> (value, `conf/optim/adamw.yaml:4`) of a file of conf/."""
+    path = recipe.folder("conf") / f"{name}.yaml"
+    found = marked(path.read_text()) if path.is_file() else {}
+    return {key: (value, f"conf/{name}.yaml:{line}") for key, (value, line) in found.items()}
+
+
+def marked(document: str) -> dict[str, tuple[Any, int]]:
+    """dotted key -> (value, number of its line) of a YAML mapping; the choices of its defaults list under the names of their groups."""
+    import yaml
+
+    found: dict[str, tuple[Any, int]] = {}
+
+    def walk(node: Any, key: str) -> None:
+        for name, item in node.value:
+            where = f"{key}.{name.value.removeprefix('override ').lstrip('/')}".removeprefix(".")
+            if isinstance(item, yaml.MappingNode) and item.value:
+                walk(item, where)
+            elif where == "defaults":
+                for entry in item.value:
+                    if isinstance(entry, yaml.MappingNode):
+                        walk(entry, "")
+            else:
+                found[where] = (yaml.safe_load(yaml.serialize(item)), name.start_mark.line + 1)
+
+    root = yaml.compose(document, Loader=yaml.SafeLoader)
+    if isinstance(root, yaml.MappingNode):
+        walk(root, "")
+    return found

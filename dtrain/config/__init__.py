@@ -1,0 +1,1 @@
+"""Every word a user can say: its schema, its grammar, its files, its constraints."""

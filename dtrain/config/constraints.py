@@ -1,0 +1,213 @@
+"""What an argument may be, in the few words of a YAML file: `whole from 1 steps`, `from 0 below 1`, `[forward, never]`, `text or null`.
+
+A list is a choice. Else alternatives stand between `or`: a range of numbers (`whole` for integers; `from` and `to` include their end,
+`above` and `below` do not; what follows is the unit), `list of [count] <alternative>`, one of KINDS, or a bare word that stands for itself.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from typing import Any
+
+from dtrain.config.grammar import typed
+
+RANGE = re.compile(
+    r"(?P<kind>whole ?|number ?)?(?:(?P<over>above|from) (?P<low>[-\d.e]+) ?)?(?:(?P<under>below|to) (?P<high>[-\d.e]+) ?)?(?P<unit>[\w ]*)"
+)
+BETWEEN = re.compile(r"(\d{1,7}):(\d{1,7})")
+CLOCK = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d\d(?:\.\d+)?)")
+"""Minutes and seconds, with hours, with days, as Slurm writes them."""
+SCALES = {"%": 0.01, "k": 1_000, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000, "B": 1_000_000_000}
+BYTES = SCALES | {f"{letter}{end}": base**power for power, letter in enumerate("KMGT", 1) for end, base in (("B", 1000), ("iB", 1024))} | {"B": 1}
+GIB = {"GB": 1, "GiB": 1, "G": 1, "MB": 1 / 1024, "MiB": 1 / 1024, "TB": 1024, "TiB": 1024}
+SECONDS = {"ms": 0.001, "min": 60, "m": 60, "h": 3600, "d": 86400}
+SCALED = re.compile(r"([+-]?[\d_.]+(?:e[+-]?\d+)?)\s*([a-zA-Z%µ/]*)(?:\s.*)?", re.IGNORECASE | re.DOTALL)
+NONE = ("none", "null", "nil", "no", "off", "false", "~", "")
+"""What people type for nothing."""
+
+
+UNSAID: Any = object()
+
+
+def is_number(value: Any) -> bool:
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) < 2**63
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def _is_band(value: Any) -> bool:
+    if not isinstance(value, list | tuple) or len(value) != 2 or not all(end is None or is_number(end) for end in value):
+        return False
+    return None in value or value[0] <= value[1]
+
+
+def _between(value: str) -> bool:
+    found = BETWEEN.fullmatch(value)
+    return found is not None and 1 <= int(found[1]) <= int(found[2])
+
+
+KINDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "text": ("text", lambda value: isinstance(value, str | int | float) and not isinstance(value, bool)),
+    "some text": ("text, not empty", lambda value: isinstance(value, str) and value != ""),
+    "bool": ("true or false", lambda value: isinstance(value, bool)),
+    "null": ("null", lambda value: value is None),
+    "part": ("a part with a _target_", lambda value: isinstance(value, Mapping) and "_target_" in value),
+    "mapping": ("names with values", lambda value: isinstance(value, Mapping)),
+    "clock": ("hours:minutes:seconds", lambda value: isinstance(value, str) and re.fullmatch(rf"{CLOCK.pattern}|\d+(\.\d+)?", value) is not None),
+    "between": ("from how many to how many, such as 1:2", lambda value: isinstance(value, str) and _between(value)),
+    "band": ("[lowest, highest], null for an open end", _is_band),
+    "any": ("a value", lambda value: True),
+}
+
+
+@dataclass(frozen=True)
+class Range:
+    """Finite numbers from `low` to `high`; `above` and `below`: without that end."""
+
+    whole: bool
+    low: float
+    high: float
+    above: bool
+    below: bool
+    unit: str
+
+    def holds(self, value: Any) -> bool:
+        return is_number(value) and not (self.whole and not isinstance(value, int)) and self.low <= value <= self.high and not self._at_an_end(value)
+
+    def _at_an_end(self, value: float) -> bool:
+        return (self.above and value == self.low) or (self.below and value == self.high)
+
+    def say(self) -> str:
+        low = "" if self.low == -math.inf else f" {'above' if self.above else 'from'} {_plain(self.low)}"
+        high = "" if self.high == math.inf else f" {'below' if self.below else 'to'} {_plain(self.high)}"
+        return f"a {'whole ' * self.whole}number{low}{high}" + f", in {self.unit}" * bool(self.unit)
+
+    def nearest(self, value: Any) -> float | None:
+        """The number that `value` is nearest to or was meant as, if it can be told."""
+        found = SCALED.fullmatch(value.strip()) if isinstance(value, str) else None
+        try:
+            scales = {"seconds": SECONDS, "bytes": BYTES, "GiB": GIB}.get(self.unit, SCALES)
+            number = float(found[1].replace("_", "")) * scales.get(found[2], 1) if found else float(value)
+        except (TypeError, ValueError, OverflowError):
+            return None
+        if not math.isfinite(number) or isinstance(value, bool):
+            return None
+        if self.whole and number < 1 and found and found[2] == "%":
+            return None
+        number = min(max(number, self.low), self.high)
+        number = round(number) if self.whole or float(number).is_integer() else number
+        return number if self.holds(number) else None
+
+
+@dataclass(frozen=True)
+class Many:
+    """A list, of `count` items if that is not 0."""
+
+    count: int
+    item: "Range | str"
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, list | tuple) and len(value) == (self.count or len(value)) and all(_holds(self.item, one) for one in value)
+
+    def say(self) -> str:
+        return f"a list of {f'{self.count} times ' if self.count else ''}{_say(self.item)}"
+
+
+Kind = Range | Many | str
+
+
+def _plain(number: float) -> str:
+    return str(int(number)) if float(number).is_integer() else f"{number:g}"
+
+
+@cache
+def _parse(allowed: str) -> tuple[Kind, ...]:
+    return tuple(_alternative(part.strip()) for part in allowed.split(" or "))
+
+
+def _alternative(text: str) -> Kind:
+    many = re.fullmatch(r"list of (?:(\d+) )?(.+)", text)
+    if many:
+        item = _alternative(many[2])
+        assert not isinstance(item, Many)
+        return Many(int(many[1] or 0), item)
+    found = RANGE.fullmatch(text)
+    if found and (found["over"] or found["under"] or found["kind"]):
+        low, high = float(found["low"] or -math.inf), float(found["high"] or math.inf)
+        return Range((found["kind"] or "").startswith("whole"), low, high, found["over"] == "above", found["under"] == "below", found["unit"])
+    return text
+
+
+def kinds(allowed: Any) -> tuple[Kind, ...]:
+    return tuple(map(str, allowed)) if isinstance(allowed, list | tuple) else _parse(str(allowed))
+
+
+def fits(value: Any, allowed: Any) -> bool:
+    """Whether `value` is one of what is allowed."""
+    return any(_holds(kind, value) for kind in kinds(allowed))
+
+
+def wants_text(number: float, allowed: Any) -> bool:
+    """Whether a number that was typed is meant as text."""
+    texts = ("text", "some text")
+    return any(kind in texts for kind in kinds(allowed)) and not any(kind not in texts and _holds(kind, number) for kind in kinds(allowed))
+
+
+def say(allowed: Any) -> str:
+    """`a whole number from 1, in steps, or null`."""
+    said = [_say(kind) for kind in kinds(allowed)]
+    return said[0] if len(said) == 1 else ", ".join(said[:-1]) + f" or {said[-1]}"
+
+
+def instead(value: Any, allowed: Any, default: Any = None) -> Any:
+    """The allowed value that is nearest to what was typed; else the default, or the first choice; UNSAID when nothing can be told."""
+    choices = choices_of(allowed)
+    near = get_close_matches(str(value).lower(), choices, n=1, cutoff=0.6)
+    numbers = [found for kind in kinds(allowed) if isinstance(kind, Range) and (found := kind.nearest(value)) is not None]
+    ends = BETWEEN.fullmatch(str(value)) if "between" in kinds(allowed) else None
+    if ends:
+        return ":".join(sorted(ends.groups(), key=int))
+    if str(value).lower() in NONE and "null" in choices:
+        return None
+    for items in (listed(value), [value]):
+        if items and any(isinstance(kind, Many) and kind.holds(items) for kind in kinds(allowed)):
+            return items
+    if near or numbers:
+        return typed(near[0]) if near else numbers[0]
+    if default is not None and fits(default, allowed):
+        return default
+    return typed(choices[0]) if choices else UNSAID
+
+
+def listed(value: Any) -> list[Any]:
+    """The items of a text that is meant as a list: with commas, with brackets of any kind."""
+    return [typed(item.strip(" '\"")) for item in value.strip("[]() ").split(",")] if isinstance(value, str) else []
+
+
+def choices_of(allowed: Any) -> list[str]:
+    """The words that may be typed."""
+    named = [kind for kind in kinds(allowed) if isinstance(kind, str) and kind not in KINDS]
+    return named + ["true", "false"] * ("bool" in kinds(allowed)) + ["null"] * ("null" in kinds(allowed))
+
+
+def _holds(kind: Kind, value: Any) -> bool:
+    if isinstance(kind, str):
+        return KINDS[kind][1](value) if kind in KINDS else value == kind and isinstance(value, str)
+    return kind.holds(value)
+
+
+def _say(kind: Kind) -> str:
+    if isinstance(kind, str):
+        return KINDS[kind][0] if kind in KINDS else kind
+    return kind.say()
+
+
+def of_type(value: Any) -> str:
+    """What may stand in the place of a default of which nothing else is known."""
+    if isinstance(value, Mapping):
+        return "mapping"
+    table: Sequence[tuple[type, str]] = ((bool, "bool"), (int, "whole"), (float, "number"), (str, "text"), (list, "list of any"))
+    return "any" if value in (None, "auto", "???") or "${" in str(value) else next((kind for known, kind in table if isinstance(value, known)), "any")

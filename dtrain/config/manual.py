@@ -1,0 +1,139 @@
+"""What `--help` shows: the command, or the words of a group with what each argument may be. Read off files, without torch and OmegaConf.
+
+dtrain --help              verbs, groups, recipes, examples
+dtrain optim --help        dtrain help optim optim=sgd: words, arguments, defaults, what is allowed, and what a part of your own is
+dtrain runs --help         what stands at the top of dtrain/verb/runs.py
+"""
+
+import ast
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from dtrain.config import constraints, files
+from dtrain.config.schema import ALLOWED, GROUPS, LISTS, VERBS
+from dtrain.config.word import said
+from dtrain.errors import WordsError, nearest
+
+EXAMPLES = """\
+dtrain                                            a small GPT learns Python's standard library
+dtrain plan strategy=fsdp nodes=2 devices=2       what would happen, without doing it
+dtrain strategy=fsdp nodes=2 out=runs/a           four words, two nodes, the same losses
+dtrain recipe=shakespeare data.path=mine.txt      a recipe, with one thing changed
+dtrain -m optim.lr=1e-3,3e-3 seed=0,1             a sweep: four runs
+dtrain model --help                               the words of a group, and what each takes
+"""
+WIDTH = 150
+YOURS = {
+    "model": "an nn.Module, or a function that makes one; its arguments are words, too: model.width=64",
+    "data": "samples that load themselves (dtrain/data/__init__.py); rows that you have need none of it: data=dataset data.dataset._target_=mypkg.Faces",
+    "objective": "has inputs(batch), count(batch), loss(outputs, batch) -> Loss(sum, metrics) and unit (dtrain/objective/__init__.py); one derived from a word's class, "
+    "such as dtrain.objective.classification.Classification, says what differs alone; a batch holds inputs and targets",
+    "optim": "a function of the model that gives a torch optimizer, of groups with other values if you like: def optimizer(model, lr=1e-3)",
+    "schedule": "takes steps, those of the whole run; has factor(step), from step 0: what the lr of each group is multiplied with",
+    "logger": "takes out and steps; has log(step, row), note(text) and close(), and, if it likes, begin(facts), which is told the words first; lives on rank 0",
+    "hook": "has every, in steps, and __call__(info) on all ranks: info.forward(inputs) runs the model, dtrain/hook/__init__.py lists the rest; numbers it returns by "
+    "name are figures",
+}
+"""Group -> what a part of one's own is, in a package that `trust` names."""
+
+
+def overview() -> str:
+    lines = ["dtrain [verb] [word=choice] [key=value] ... [-m]", "", "verbs"]
+    lines += [f"  {verb:<12} {sentence}" for verb, sentence in VERBS.items()]
+    lines += ["", "groups"]
+    defaults = files.defaults()
+    lines += [f"  {group:<12} {', '.join(files.groups()[group])}  (default {said(defaults[group])})" for group in GROUPS]
+    lines += ["", "recipes"]
+    lines += [f"  {name:<12} {files.sentences(path).get('', '')[:WIDTH]}" for name, path in files.recipes().items()]
+    lines += ["", "keys", *_wrapped(ALLOWED), "", "examples", *(f"  {line}" for line in EXAMPLES.splitlines())]
+    return "\n".join(lines) + "\n"
+
+
+def about(topics: Sequence[str]) -> str:
+    """Pages of the groups, words (`optim=sgd`), keys, arguments, verbs and recipes among `topics`; the overview when there are none. Raises WordsError."""
+    pages = {topic: [*_page(*topic.partition("=")[::2])] for topic in topics}
+    own = {word for topic in topics if topic in VERBS for word in re.findall(r"[\w-]+", _verb(topic))}
+    unknown = [topic for topic, found in pages.items() if not found and "=" not in topic and topic[0] != "-" and topic not in own]
+    if unknown:
+        words = dict.fromkeys(word for words in files.groups().values() for word in words)
+        known = (*GROUPS, *ALLOWED, *VERBS, *files.recipes(), *words, *(f"{group}.{name}" for group in GROUPS for name in _arguments(group)))
+        near = {topic: nearest(topic, known) for topic in unknown}
+        raise WordsError(
+            *(
+                f"help {topic}: there is nothing of this name.{hint if 'Did you' in hint else ' dtrain --help lists all.'}"
+                for topic, hint in near.items()
+            )
+        )
+    return "\n".join(page for found in pages.values() for page in found) or overview()
+
+
+def _arguments(group: str) -> Iterable[str]:
+    """Of all words of a group."""
+    return dict.fromkeys(name for word in files.groups()[group] for name in files.node(group, word) if name[0] != "_")
+
+
+def _page(topic: str, word: str) -> Iterable[str]:
+    if topic in VERBS and not word:
+        yield _verb(topic)
+    if topic in GROUPS:
+        chosen = [word] if word else files.groups()[topic]
+        if word and word not in files.groups()[topic]:
+            raise WordsError(f"help {topic}={word}: there is no {topic} {word}.{nearest(word, files.groups()[topic])}")
+        yield from ("\n".join(_word(topic, name)) + "\n" for name in chosen)
+        yield from () if word else _yours(topic)
+    elif topic in files.recipes():
+        yield files.recipes()[topic].read_text("utf-8")
+    elif topic not in VERBS:
+        group, _, name = topic.partition(".")
+        words = [word for word in files.groups().get(group, ()) if name[:1] != "_" and name in files.node(group, word)]
+        yield from ("\n".join(_word(group, word, name)) + "\n" for word in words)
+        yield from ("\n".join(_word(group, topic)) + "\n" for group, words in files.groups().items() if topic in words)
+        yield from _yours(group) if name.split(".")[-1] == "_target_" else ()
+        yield from _keys(topic)
+
+
+def _verb(verb: str) -> str:
+    """What its file says of itself, and the keys of the same name."""
+    source = (Path(__file__).parents[1] / "verb" / f"{verb}.py").read_bytes()
+    return "\n".join([f"{ast.get_docstring(ast.parse(source))}\n", *_keys(verb)])
+
+
+def _keys(topic: str) -> Iterable[str]:
+    """A plain key, or those that begin so."""
+    found = [key for key in ALLOWED if key == topic or key.startswith(f"{topic}.")]
+    sentences = files.sentences(files.folder("conf") / "config.yaml")
+    if found:
+        yield "\n".join(_row(key, files.value(key), ALLOWED[key], sentences.get(key, "")) for key in found) + "\n"
+
+
+def _yours(group: str) -> Iterable[str]:
+    if group in YOURS:
+        yield f"{group}{'.<name>' if group in LISTS else ''}._target_=<package.name> trust=[<package>]  yours: {YOURS[group]}\n"
+
+
+def _word(group: str, word: str, only: str = "") -> Iterable[str]:
+    """The page of a word, or what it says of one argument."""
+    part = files.node(group, word)
+    sentences = files.sentences(files.path(group, word))
+    yield f"{group}={word}  {sentences.get('', '')}"
+    allowed = (part.get("_about_") or {}).get("allowed", {})
+    path = f"{group}.{word}" if group in LISTS else group
+    for name, value in part.items():
+        if name[0] != "_" and only in ("", name):
+            yield _row(f"{path}.{name}", value, allowed.get(name, constraints.of_type(value)), sentences.get(name, ""))
+
+
+def _row(key: str, default: object, allowed: object, sentence: str) -> str:
+    shown = "needed" if default == "???" else said(default)
+    return f"  {f'{key}={shown}':<34} {constraints.say(allowed)}" + (f"; {sentence}" if sentence else "")
+
+
+def _wrapped(names: Iterable[str]) -> Iterable[str]:
+    line = " "
+    for name in names:
+        if len(line) + len(name) > 110:
+            yield line
+            line = " "
+        line += f" {name}"
+    yield line

@@ -1,0 +1,68 @@
+"""A word: `key=value`, who said it, and how a value is written in Hydra's grammar."""
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dtrain import secrets
+
+
+@dataclass(frozen=True)
+class Word:
+    """`key=value` and who said it. `text` is the value in Hydra's grammar."""
+
+    key: str
+    value: Any
+    text: str
+    source: str
+    sweep: bool = False
+    place: Any = None
+    """The `dtrain.recipe.locate.Place` it was read at; None: a person typed it."""
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.text}"
+
+
+def quote(text: str) -> str:
+    """`text` as one string, whatever it holds: backslashes count where a quote follows."""
+    return "'" + re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text) + "'"
+
+
+def text(value: Any) -> str:
+    """A value in Hydra's override grammar."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(text(item) for item in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{text(item)}" for key, item in value.items()) + "}"
+    return quote(value) if isinstance(value, str) else str(value)
+
+
+def said(value: Any) -> str:
+    """A value as a person types it: without quotes where it needs none."""
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(said, value)) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{said(item)}" for key, item in value.items()) + "}"
+    return value if isinstance(value, str) and re.fullmatch(r"[\w./:+@%-]+", value) else text(value)
+
+
+def cut(text: str, most: int = 120) -> str:
+    """`text` on one line of a message."""
+    text = secrets.unlucky(text)
+    plain = text.encode("unicode_escape").decode() if not text.isprintable() else text
+    return plain if len(plain) <= most else f"{plain[: most - 20]}... ({len(text)} characters)"
+
+
+def slug(words: Iterable[str]) -> str:
+    """A folder name: no `=`, no separators; what had to be changed or cut ends in a digest."""
+    plain = "_".join(words)
+    name = re.sub(r"[^\w.+-]+", "-", plain).strip("-.") or "job"
+    if len(name) <= 80 and name == plain:
+        return name
+    return f"{name[:64]}-{hashlib.sha256(plain.encode()).hexdigest()[:10]}"

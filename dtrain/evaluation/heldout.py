@@ -1,0 +1,96 @@
+"""The loss on held-out data: the same samples whatever the mesh, shared out among the data-parallel ranks.
+
+Every forward begins with the buffers that training left and with random numbers of its own, so none depends on those that this rank did before.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from dtrain import compile
+from dtrain.data import Source
+from dtrain.data.stream import to_device
+from dtrain.loop.step import call, check, inputs_of
+from dtrain.mesh import Mesh
+from dtrain.model import evaluating, seeds
+from dtrain.objective import Objective, Shapes, agreed, loss_of
+from dtrain.objective.figures import figures
+from dtrain.optim.ema import EMA
+from dtrain.parallel.context import Context
+from dtrain.precision import Precision
+
+DRAWS = (
+    "in evaluation the model still draws random numbers (of {}): its held-out loss is another one on another mesh. "
+    "F.dropout, say, takes training=self.training."
+)
+
+
+def chosen(source: Source, samples: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Indices of `samples` samples spread evenly over the source; None means all."""
+    count = len(source) if samples is None else min(samples, len(source))
+    return np.arange(count, dtype=np.int64) * len(source) // max(1, count)
+
+
+def measure(model: nn.Module, source: Source, *arguments: Any, ema: EMA | None, **options: Any) -> dict[str, float]:
+    """As `evaluate`; with an average of the weights its figures too, as `eval_ema_loss` and so on. Nothing where it was broken off."""
+    found = evaluate(model, source, *arguments, **options)
+    if ema and found:
+        with ema.instead(model):
+            averaged = evaluate(model, source, *arguments, **options)
+        found = averaged and found | {name.replace("eval_", "eval_ema_", 1): value for name, value in averaged.items()}
+    return found
+
+
+def evaluate(
+    model: nn.Module,
+    source: Source,
+    objective: Objective,
+    mesh: Mesh,
+    *,
+    precision: Precision,
+    samples: int | None,
+    microbatch: int,
+    context: Context | None = None,
+    enough: Callable[[], bool] = lambda: False,
+    tell: Callable[[str], None] = lambda text: None,
+) -> dict[str, float]:
+    """`eval_loss` and the objective's metrics over the held-out samples; nan where no target counts. All ranks call it; ranks run equally many forwards.
+
+    `enough` is asked before each of them, on all ranks; a yes breaks off, with nothing found. `tell` hears of a model that draws random numbers in them.
+    """
+    indices, first = chosen(source, samples), Shapes()
+    sums: dict[str, torch.Tensor] = {}
+    count = 0
+    with evaluating(model) as put_back:
+        for start in range(0, len(indices), microbatch * mesh.data_ranks):
+            if enough():
+                return {}
+            mine = indices[start + mesh.data_rank * microbatch :][:microbatch][: max(0, len(indices) - start - mesh.data_rank * microbatch)]
+            idle = len(mine) == 0
+            batch = source.take(indices[:1] if idle else mine, np.zeros(1 if idle else len(mine), dtype=np.int64))
+            if context:
+                check(model, objective, to_device(batch, mesh.device), context, mesh, precision)
+                batch = context.split(batch)
+            counted = 0 if idle else objective.count(batch)
+            batch = to_device(batch, mesh.device)
+            compile.begin()
+            seeds.reseed(0, start, mesh.batch_rank)
+            with precision.autocast(mesh.device), context.active() if context else nullcontext():
+                loss = loss_of(objective, call(model, inputs_of(objective, batch, context)), batch, first)
+            drawn = seeds.drawn(0, start, mesh.batch_rank) if start == 0 else []
+            if drawn:
+                tell(DRAWS.format(", ".join(drawn)))
+            put_back()
+            count += counted
+            for name, value in (("loss", loss.sum), *loss.metrics.items()):
+                value = torch.zeros_like(value, dtype=torch.float64) if idle else value.double()
+                sums[name] = sums[name] + value if name in sums else value
+    agreed(objective, first, mesh)
+    counts = torch.full((1,), count, device=mesh.device, dtype=torch.float64)
+    *totals, whole = mesh.sum(torch.cat([*(value.reshape(-1) for value in sums.values()), counts])).tolist()
+    found = figures(objective, {name: value.shape for name, value in sums.items()}, totals, whole)
+    return {f"eval_{name}": value for name, value in found.items()}

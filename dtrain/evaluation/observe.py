@@ -1,0 +1,132 @@
+"""Who looks on while a run trains: the held-out loss and the hooks, each after its own steps. Nothing here changes a number."""
+
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from dtrain.build import build
+from dtrain.data import Source
+from dtrain.evaluation.heldout import measure
+from dtrain.evaluation.session import watch
+from dtrain.hook import Hook, StepInfo, falls, gives_none, numbers, plain
+from dtrain.lifecycle.watchdog import Watchdog
+from dtrain.loop.agreement import Unsaved
+from dtrain.loop.metrics import Log
+from dtrain.loop.step import StepLoss
+from dtrain.mesh import Mesh
+from dtrain.model import caveats
+from dtrain.model.seeds import drawn
+from dtrain.objective import Objective
+from dtrain.optim.ema import EMA
+from dtrain.parallel.context import Context
+from dtrain.plan import Plan
+from dtrain.precision import Precision
+
+
+class Observers:
+    """All ranks call them alike. `scored` hears of every evaluation; `enough` breaks one off, which then has no figures."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: nn.Module,
+        wrapped: nn.Module,
+        source: Source,
+        objective: Objective,
+        mesh: Mesh,
+        *,
+        precision: Precision,
+        context: Context | None,
+        ema: EMA | None,
+        log: Log,
+        scored: Callable[..., None],
+        enough: Callable[[], bool],
+        watchdog: Watchdog,
+    ) -> None:
+        self._plan, self._source, self._log, self._scored, self._asked, self._watchdog = plan, source, log, scored, enough, watchdog
+        self._heldout = source.holdout()
+        self._measure = partial(
+            measure, wrapped, objective=objective, mesh=mesh,
+            precision=precision, samples=plan.evaluate_samples, microbatch=plan.batch.microbatch, context=context, ema=ema,
+            enough=self._enough, tell=self._tell,
+        )  # fmt: skip
+        self._forward = watch(wrapped, mesh, precision, step=plan.tokens_step)
+        self._hooks: list[Hook] = [build(hook, Hook) for hook in plan.hooks.values()]
+        self._complete = all(map(gives_none, self._hooks))
+        self._unsaved = Unsaved(model)
+        self._draws: Callable[[int], str] | None = partial(_draws, wrapped, plan.seed, mesh.batch_rank)
+        self._told = set[str]()
+        self._measured: Collection[str] = ()
+        self.metrics: dict[str, Any] = {}
+        """The newest held-out figures, and those of the hooks; on rank 0."""
+        if self._heldout is None:
+            log.caveat("nothing is held out: there will be no evaluation")
+
+    def look(self, step: int, seen: int, loss: StepLoss, norm: Tensor, lr: float) -> None:
+        """After a step; of the first one of a start it is told what its forward drew from."""
+        if self._draws:
+            drew, self._draws = self._draws(step - 1), None
+            if drew:
+                self._tell(drew)
+        for name in self._unsaved.changed():
+            self._tell(
+                f"{name} is a buffer with persistent=False that training changes: each rank has its own, and a restart begins with the first value "
+                "again. Register it with persistent=True."
+            )
+        for name in self._unsaved.counted():
+            self._tell(
+                f"{name} is a number that every step changes, and no checkpoint holds: a restart begins with the first value again. Make it a buffer."
+            )
+        plan, last = self._plan, step == self._plan.steps
+        if falls(plan.evaluate_every, step, last=last):
+            self.evaluate(step)
+        for hook in (hook for hook in self._hooks if falls(hook.every, step, last=last)):
+            self._log.flush()
+            info = StepInfo(step, plan.steps, seen, plan.seed, loss.sums["loss"], norm, lr, self._source, self._forward)
+            said = plain(hook(info), type(hook).__name__)
+            self._log.saw(step, type(hook).__name__.lower(), said)
+            self._report(step, {name: value for name, value in numbers(said).items() if self._is_free(name)})
+
+    def evaluate(self, step: int) -> None:
+        """The held-out loss now, where something is held out."""
+        if self._heldout is None:
+            return
+        self._log.flush()
+        found = self._measure(source=self._heldout)
+        self._watchdog.rest()
+        if found:
+            self._measured = found.keys()
+            self._report(step, found)
+
+    def _report(self, step: int, figures: dict[str, float]) -> None:
+        if figures:
+            self.metrics |= figures
+            self._log.evaluated(step, figures)
+            self._scored(step, figures, complete=self._complete)
+
+    def _is_free(self, name: str) -> bool:
+        """Whether a hook may give this figure: those of the evaluation are not for it to say."""
+        taken = name == "eval_loss" or name in self._measured
+        if taken:
+            self._tell(f"a hook returns {name}, which the evaluation measures: that of the hook is left out. Call it something else.")
+        return not taken
+
+    def _enough(self) -> bool:
+        self._watchdog.part()
+        return self._asked()
+
+    def _tell(self, text: str) -> None:
+        """Once in a run."""
+        if text not in self._told:
+            self._told.add(text)
+            self._log.caveat(text)
+
+
+def _draws(model: nn.Module, seed: int, rank: int, step: int) -> str:
+    """A sentence for a step whose forward drew random numbers, where no module of the model tells that it would."""
+    generators = drawn(seed, step, rank)
+    if not generators or any("dropout" in sentence for sentence in caveats(model)):
+        return ""
+    return f"the forward draws random numbers (of {', '.join(generators)}), such as functional dropout: losses differ on another mesh."

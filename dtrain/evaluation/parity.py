@@ -1,0 +1,250 @@
+"""Two runs held against each other: losses and norms of every step, first gradients and updates, the weights at the end, tensor by tensor."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from safetensors.torch import load
+from torch import Tensor
+
+from dtrain.checkpoint.commit import find
+from dtrain.storage import store
+
+TOLERANCES: Mapping[str, Mapping[str, float]] = {
+    "float32": {"loss": 2e-6, "norm": 1e-5, "gradients": 1e-5, "updates": 1e-3, "weights": 1e-4},
+    "bfloat16": {"loss": 3e-2, "norm": 1e-1, "gradients": 1e-1, "weights": 1e-1},
+    "float16": {"loss": 2e-3, "norm": 2e-2, "gradients": 2e-2, "weights": 3e-2},
+}
+"""Largest relative difference, by the type of matrix products: losses and norms to their own size, tensors as the L2 norm of the
+difference to that of the tensor (of single weights whose gradient is all but zero, AdamW makes steps of rounding errors).
+
+Measured on gloo over 20 steps with AdamW: fp32 1e-6, 2e-7 and 4e-5; bf16 1e-3 to 1e-2, because a sum in another order rounds to 8 bits:
+there the first updates of AdamW, which are signs, are not compared.
+"""
+ROUNDING: Mapping[str, float] = {"float32": 2e-6, "bfloat16": 2e-2, "float16": 2e-3}
+"""How far rounding may move a gradient, as a part of the root mean square of all: more than this is no rounding."""
+GROWN = 50
+"""So many times as much after a few steps, which carry the rounding of those before."""
+TIMES, ALONE, MUCH = 10, 1e-3, 1000
+"""Where one process that takes the batch in two parts moves a tensor by rounding, another mesh may move it by so many times as much; of a
+tensor that is rounding ALONE, because already this moves it by more than that part of itself, by MUCH."""
+MOMENTS = (".exp_avg", ".momentum_buffer")
+"""Entries of optimizers that are averages of gradients."""
+SMALL = 1e-3
+"""Of the gradient of a tensor: smaller numbers are not compared as updates. Of a model's weights: they are compared as if they had this size."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The largest difference of one quantity, and where it is; `first`: where it is first more than `allowed`, and `step` when.
+
+    Of `compared` tensors; `rounded` would differ by more, and have little gradient but rounding errors, of which some optimizers make full steps.
+    """
+
+    quantity: str
+    difference: float
+    where: str
+    allowed: float
+    first: str | None
+    step: int | None = None
+    compared: int = 0
+    rounded: int = 0
+
+
+@dataclass(frozen=True)
+class First:
+    """What the ranks of a run noted at step `step`: whole tensors, the generators that were drawn from, and what each rank read at each place of the order."""
+
+    step: int
+    drawn: list[str]
+    gradients: dict[str, Tensor]
+    updates: dict[str, Tensor]
+    weights: dict[str, Tensor]
+    samples: dict[tuple[int, int], tuple[int, str]] = field(default_factory=dict)
+    """(rank, place) -> (sample, digest)."""
+
+
+def compare(asked: str, one: str, compute: str, *, parts: str | None = None, weights: bool = True) -> list[Row]:
+    """The runs under two URLs, and beside them one process that takes the batch in `parts`, which shows what rounding does.
+
+    `compute` is the type of matrix products. Raises StoreError when a run left no rows or no checkpoint.
+    """
+    allowed = TOLERANCES[compute]
+    mine, reference = _rows(asked), _rows(one)
+    steps = sorted(mine.keys() | reference.keys())
+    rows = [
+        _worst(name, allowed[name], ((f"step {step}", _relative(mine.get(step, {}).get(name), reference.get(step, {}).get(name))) for step in steps))
+        for name in ("loss", "norm")
+    ]
+    here, there, beside = first(asked), first(one), first(parts) if parts else None
+    quiet = _rounded(beside.gradients, there.gradients, ROUNDING[compute]) if beside and there else None
+    if here and there and here.step == there.step:
+        rows += _first_rows(here, there, beside, quiet or set(), allowed)
+    if not weights:
+        return rows
+    ours, theirs, others = _weights(asked), _weights(one), _weights(parts) if parts else {}
+    moments, averages = ({name: tensor for name, tensor in each.items() if name.endswith(MOMENTS)} for each in (others, theirs))
+    if averages:
+        later = {name.removeprefix("optim.").rpartition(".")[0] for name in _rounded(moments, averages, GROWN * ROUNDING[compute])}
+        quiet = later if quiet is None else quiet & later
+    model = {name: tensor for name, tensor in theirs.items() if name.startswith("model.")}
+    ours, theirs, others = ({name.removeprefix("model."): each[name] for name in model if name in each} for each in (ours, theirs, others))
+    return [*rows, _tensors("weights", allowed["weights"], ours, theirs, others, quiet or set(), SMALL * _rms(model.values()))]
+
+
+def first_difference(rows: Sequence[Row]) -> str | None:
+    """`loss at step 1`: of what differs by more than it may, the first in time; of one step in the order of the rows. Weights are those of the end."""
+    bad = sorted((row for row in rows if row.first), key=lambda row: float("inf") if row.step is None else row.step)
+    if not bad:
+        return None
+    row = bad[0]
+    if row.quantity in ("loss", "norm"):
+        return f"{row.quantity} at {row.first}"
+    return f"{row.quantity.removesuffix('s')} of {row.where}" + (f" at step {row.step}" if row.step else "")
+
+
+def to_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    return [asdict(row) for row in rows]
+
+
+def first(out: str) -> First | None:
+    """What the ranks of a run noted of its first step; None where they noted nothing (a loop of the user's own)."""
+    names = sorted(store.sizes(store.join(out, "first")))
+    notes = [json.loads(store.read(store.join(out, "first", name))) for name in names if name.endswith(".json")]
+    if not notes:
+        return None
+    files = {name: load(store.read(store.join(out, "first", name))) for name in names if name.endswith(".safetensors")}
+    tensors: dict[str, Tensor] = {}
+    for file, note in zip(files.values(), notes, strict=True):
+        for piece in note["pieces"]:
+            _put(tensors, piece["name"], note["shapes"][piece["name"]], piece, file[piece["name"]])
+    gradients, updates, weights = (
+        {name.removeprefix(f"{kind}."): each for name, each in tensors.items() if name.startswith(f"{kind}.")}
+        for kind in ("gradient", "update", "weight")
+    )
+    read = {(rank, place): (sample, digest) for rank, note in enumerate(notes) for place, sample, digest in note["samples"]}
+    return First(notes[0]["step"], sorted({name for note in notes for name in note["drawn"]}), gradients, updates, weights, read)
+
+
+def other_sample(asked: str, one: str) -> tuple[int, int] | None:
+    """(sample, rank) of the first one that a rank of `asked` read as something else than the one process did."""
+    here, there = first(asked), first(one)
+    for (rank, place), (sample, digest) in here.samples.items() if here and there else ():
+        if there and there.samples.get((0, place), (sample, digest))[1] != digest:
+            return sample, rank
+    return None
+
+
+def random_data(out: str) -> bool:
+    """Whether the samples of a run were other ones when they were read again."""
+    _, commit = find(out)
+    stream = commit["facts"].get("stream") or {}
+    return str(stream.get("fingerprint", "")).endswith("-random")
+
+
+def _first_rows(here: First, there: First, beside: First | None, quiet: set[str], allowed: Mapping[str, float]) -> Iterator[Row]:
+    floor = 1e-6 * _rms(there.gradients.values())
+    others = beside.gradients if beside else {}
+    yield _tensors("gradients", allowed["gradients"], here.gradients, there.gradients, others, quiet, floor, step=there.step)
+    if "updates" in allowed:
+        ours, theirs, more = (_clear(each, there) if each else {} for each in (here, there, beside))
+        lost = {name: _rms([weight]) * torch.finfo(torch.float32).eps for name, weight in there.weights.items()}
+        yield _tensors("updates", allowed["updates"], ours, theirs, more, quiet, 0.0, lost=lost, step=there.step)
+
+
+def _clear(noted: First, there: First) -> dict[str, Tensor]:
+    """Updates of the numbers that have a gradient beside that of their tensor."""
+    found = {}
+    for name, update in noted.updates.items():
+        gradient = there.gradients.get(name)
+        if gradient is not None and gradient.shape == update.shape:
+            found[name] = update[gradient.abs() > SMALL * gradient.square().mean().sqrt()]
+    return found
+
+
+def _tensors(
+    quantity: str,
+    allowed: float,
+    here: Mapping[str, Tensor],
+    there: Mapping[str, Tensor],
+    beside: Mapping[str, Tensor],
+    quiet: set[str],
+    floor: float,
+    *,
+    lost: Mapping[str, float] | None = None,
+    step: int | None = None,
+) -> Row:
+    """Tensor by tensor, all of them. What rounding did to a `quiet` one `beside` may be done to it again; `lost` is what an addition rounds away."""
+    differences, rounded = [], 0
+    for name in sorted(here.keys() | there.keys()):
+        apart = _apart(here.get(name), there.get(name), floor)
+        if name in quiet and allowed < apart < float("inf"):
+            noise = _apart(beside.get(name), there[name], floor)
+            apart = max(0.0, apart - (MUCH if noise > ALONE else TIMES) * noise)
+            rounded += apart <= allowed
+        if lost and allowed < apart < float("inf"):
+            size = float(there[name].norm())
+            apart = max(0.0, apart - 2 * lost[name] * there[name].numel() ** 0.5 / max(size, 1e-30))
+        differences.append((name, apart))
+    return _worst(quantity, allowed, iter(differences), step=step, compared=len(differences), rounded=rounded)
+
+
+def _rounded(beside: Mapping[str, Tensor], there: Mapping[str, Tensor], most: float) -> set[str]:
+    """Gradients (or averages of them) that one process moves by rounding alone when it takes the batch in parts."""
+    bound = most * _rms(there.values())
+    return {
+        name for name, tensor in there.items() if name in beside and float((beside[name] - tensor).norm()) <= bound * max(1, tensor.numel()) ** 0.5
+    }
+
+
+def _worst(
+    quantity: str, allowed: float, differences: Iterator[tuple[str, float]], *, step: int | None = None, compared: int = 0, rounded: int = 0
+) -> Row:
+    listed = list(differences) or [("nothing", 0.0)]
+    where, worst = max(listed, key=lambda pair: pair[1] if pair[1] == pair[1] else float("inf"))
+    first = next((place for place, difference in listed if not difference <= allowed), None)
+    if first and first.startswith("step "):
+        step = int(first.removeprefix("step "))
+    return Row(quantity, worst, where, allowed, first, step if first else None, compared, rounded)
+
+
+def _rows(out: str) -> dict[int, dict[str, Any]]:
+    lines = store.read(store.join(out, "metrics.jsonl")).decode().splitlines()
+    return {row["step"]: row for row in map(json.loads, lines)}
+
+
+def _weights(out: str) -> dict[str, Tensor]:
+    """Every tensor of model and optimizer, whole, put together from the pieces of the newest checkpoint."""
+    url, commit = find(out)
+    files = {file["name"]: load(store.read(store.join(url, file["name"]))) for file in commit["files"]}
+    whole: dict[str, Tensor] = {}
+    for piece in commit["pieces"]:
+        _put(whole, piece["name"], commit["tensors"][piece["name"]]["shape"], piece, files[piece["file"]][piece["key"]])
+    return whole
+
+
+def _put(whole: dict[str, Tensor], name: str, shape: Sequence[int], piece: Mapping[str, Any], part: Tensor) -> None:
+    """A piece in its place; where none comes it stays nan."""
+    tensor = whole.setdefault(name, torch.full(tuple(shape), torch.nan, dtype=torch.complex128 if part.is_complex() else torch.float64))
+    tensor[tuple(slice(begin, begin + size) for begin, size in zip(piece["offset"], piece["shape"], strict=True))] = part.to(tensor.dtype)
+
+
+def _rms(tensors: Any) -> float:
+    squares = [(float(tensor.abs().square().sum()), tensor.numel()) for tensor in tensors]
+    return float((sum(square for square, _ in squares) / max(1, sum(count for _, count in squares))) ** 0.5)
+
+
+def _relative(here: float | None, there: float | None) -> float:
+    """JSON has no word for nan: two of them agree, one does not."""
+    if here is None or there is None:
+        return 0.0 if here is there else float("inf")
+    return abs(here - there) / max(abs(there), 1e-12)
+
+
+def _apart(here: Tensor | None, there: Tensor | None, floor: float) -> float:
+    """Relative to `there`, or to numbers of size `floor` where it is all but zero."""
+    if here is None or there is None or here.shape != there.shape:
+        return float("inf")
+    return float((here - there).norm() / there.norm().clamp(min=max(floor * there.numel() ** 0.5, 1e-30))) if there.numel() else 0.0

@@ -1,0 +1,89 @@
+"""What `dtrain verify` sees of a run from inside its ranks: the first samples, gradients and updates, and whether the forward drew random numbers.
+
+<out>/first/rank-00000.safetensors   pieces of `gradient.<parameter>`, `update.<parameter>` and `weight.<parameter>`
+      first/rank-00000.json          where each piece lies in the whole tensor, what was drawn from, digests of this rank's samples
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from dtrain.build import build
+from dtrain.checkpoint import Checkpoint, shards
+from dtrain.checkpoint.state import TrainState
+from dtrain.data import Batch
+from dtrain.data.stream import leaves
+from dtrain.mesh import Mesh
+from dtrain.model.seeds import drawn
+from dtrain.storage import store
+
+
+def recorded(*, kind: str, seed: int, out: str, mesh: Mesh, **options: Any) -> Checkpoint:
+    """The checkpoint `kind` of the plan, which also notes the first step of a run that begins."""
+    checkpoint: Checkpoint = build({"_target_": kind, **options}, out=out, mesh=mesh)
+    restore = checkpoint.restore
+
+    def begin(state: TrainState) -> dict[str, Any] | None:
+        restored = restore(state)
+        if restored is None:
+            _watch(state, mesh, seed, store.join(out, "first"))
+        return restored
+
+    vars(checkpoint)["restore"] = begin
+    return checkpoint
+
+
+def _watch(state: TrainState, mesh: Mesh, seed: int, folder: str) -> None:
+    """Take notes around the first call of the optimizer, when the gradients are those of the whole batch, clipped."""
+    optimizer, stream = state.optimizer, state.stream
+    assert optimizer is not None and stream is not None
+    read = [(place, sample, _digest(batch)) for place, sample, batch in stream.alone(stream.seen)]
+    step = optimizer.step
+
+    def first() -> None:
+        vars(optimizer).pop("step")
+        generators = drawn(seed, state.step, mesh.batch_rank)
+        before = {name: _real(parameter).clone() for name, parameter in state.model.named_parameters() if parameter.grad is not None}
+        tensors = {f"gradient.{name}": _summed(parameter) for name, parameter in state.model.named_parameters() if parameter.grad is not None}
+        step()
+        for name, parameter in state.model.named_parameters():
+            if name in before:
+                tensors[f"weight.{name}"], tensors[f"update.{name}"] = before[name], _real(parameter) - before[name]
+        pieces = list(_pieces(tensors, mesh))
+        store.write(store.join(folder, f"rank-{mesh.rank:05d}.safetensors"), save({piece["name"]: piece.pop("tensor") for piece in pieces}))
+        shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+        notes = {"step": state.step + 1, "drawn": generators, "samples": read, "pieces": pieces, "shapes": shapes}
+        store.write(store.join(folder, f"rank-{mesh.rank:05d}.json"), json.dumps(notes).encode())
+
+    vars(optimizer)["step"] = first
+
+
+def _digest(batch: Batch) -> str:
+    return hashlib.sha256(b"".join(save({"": tensor.contiguous()}) for tensor in leaves(batch))).hexdigest()
+
+
+def _summed(parameter: torch.nn.Parameter) -> Tensor:
+    """The gradient; of what tensor parallelism left whole it may be parts of a sum."""
+    gradient = parameter.grad
+    assert gradient is not None
+    if isinstance(gradient, DTensor) and isinstance(parameter, DTensor) and gradient.placements != parameter.placements:
+        gradient = gradient.redistribute(placements=parameter.placements)
+    return _real(gradient)
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """In fp32; a complex number is two."""
+    tensor = tensor.detach()
+    tensor = tensor.to_dense() if tensor.is_sparse else tensor
+    return torch.view_as_real(tensor).float() if tensor.is_complex() else tensor.float()
+
+
+def _pieces(tensors: dict[str, Tensor], mesh: Mesh) -> Iterator[dict[str, Any]]:
+    for name, tensor, offset in shards.mine(tensors, mesh.place):
+        yield {"name": name, "offset": list(offset), "shape": list(tensor.shape), "tensor": tensor.cpu().contiguous()}

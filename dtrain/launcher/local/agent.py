@@ -1,0 +1,330 @@
+"""One node: forks its ranks when the server says so, watches them, ends them, and ends them too when it has lost the server.
+
+The server forks the agents of its own host. On another host, in the same folder: python -m dtrain.launcher.local.agent <host>:<port> [seconds to wait for it]
+Both need the same DTRAIN_SECRET in their environment, which never crosses the network; on one host it is found by itself.
+"""
+
+import base64
+import contextlib
+import json
+import os
+import re
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dtrain import cluster, secrets
+from dtrain.cluster import network
+from dtrain.errors import PreflightError, StoreError, why
+from dtrain.launcher import process, run_rank
+from dtrain.launcher.local.door import GREET_SECONDS, knock
+from dtrain.launcher.local.link import Link, drain, ready
+from dtrain.launcher.warm import BY_NVML, COLD, UnforkableError, warm
+from dtrain.lifecycle import failure, kernel_log, signals
+from dtrain.lifecycle.root_cause import is_victim
+from dtrain.plan import Plan
+from dtrain.secrets import screen
+from dtrain.storage import options, store
+
+REPORT_SECONDS = {"victim": 5.0, "cause": 1.0}
+"""Ranks that are about to be ended get this long to say where they are, as on a busy machine it may take: less where it is known already which one is
+the cause. One that lets the time pass counts as held by native code."""
+BEAT_SECONDS = 1.0
+FILE = re.compile(r"[\w-]+(\.[\w-]+)*")
+"""The name of a file that a rank leaves."""
+LOOK_SECONDS = 0.25
+"""Between two looks at what ranks have reported: one that has failed may hang on its way out."""
+FROZEN_SECONDS = 3.0
+"""So long a rank that should stop may be stopped itself."""
+
+
+class Agent:
+    """`lease`: seconds without an answer of the server after which the ranks may not go on; None where losing it closes the link.
+
+    `shared`: the folder of reports is the server's own; else what ranks leave there is sent to it.
+    """
+
+    def __init__(self, plan: Plan, link: Link, *, folder: Path, memory: Path, lease: float | None, shared: bool) -> None:
+        self._plan, self._link, self._folder, self._memory, self._lease, self._shared = plan, link, folder, memory, lease, shared
+        self._ranks: dict[int, int] = {}
+        """pid -> rank, of those that run"""
+        self._round, self._first, self._reports = -1, 0, folder
+        self._log = kernel_log.KernelLog()
+        self._failed = set[int]()
+        """Ranks of this round that have reported an error"""
+        self._beat_number, self._beats = 0, dict[int, float]()
+        self._beat_at = self._alive = time.monotonic()
+        self._over = False
+        self._asked, self._frozen = False, dict[int, float]()
+        """Whether ranks were asked to stop; since when each of them, by its pid, cannot hear it because it is stopped itself."""
+
+    def run(self) -> None:
+        """Returns when the run is over. Raises ConnectionError when the server is lost; no rank lives then."""
+        shutil.rmtree(self._memory, ignore_errors=True)  # a node that died has lost its memory
+        self._memory.mkdir(parents=True)
+        waker = process.waker()
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(waker, selectors.EVENT_READ, None)
+                selector.register(self._link, selectors.EVENT_READ, self._link)
+                self._link.send(do="ready")
+                while not self._over:
+                    self._beat()
+                    for link in ready(selector, LOOK_SECONDS):
+                        for message in link.receive() if link else []:
+                            getattr(self, f"on_{message.pop('do')}")(**message)
+                    drain(waker)
+                    self._reap()
+                    self._read_reports()
+                    self._miss()
+        finally:
+            process.kill(*self._ranks)
+            self._log.close()
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if self._lease is not None and now - self._alive > self._lease:
+            raise ConnectionError(f"the server has not answered for {self._lease:g} s")
+        if now >= self._beat_at:
+            self._beat_number, self._beat_at = self._beat_number + 1, now + BEAT_SECONDS
+            self._beats[self._beat_number] = now
+            self._link.send(do="beat", number=self._beat_number)
+
+    # what the server says
+
+    def on_heard(self, number: int) -> None:
+        """The server knows that this node lived when it sent that beat, and will not think it lost before the lease from then on is over."""
+        self._alive = self._beats[number]
+        self._beats = {later: at for later, at in self._beats.items() if later > number}
+
+    def on_start(self, *, round: int, first: int, nodes: int, group: int, passed: float, environment: Mapping[str, str]) -> None:
+        """`passed`: seconds since the command began."""
+        self._round, self._first, self._reports, self._asked = round, first, self._folder / f"round-{round}", False
+        self._log.close()
+        self._log = kernel_log.KernelLog()
+        self._failed.clear()
+        self._reports.mkdir(exist_ok=True)
+        plan = self._plan.on(nodes)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals.WISHES)  # until the rank is able to note them
+        for local in range(plan.devices):
+            own = {"RANK": str(first + local), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(plan.devices), "WORLD_SIZE": str(plan.world)}
+            own |= {
+                "GROUP_RANK": str(group),
+                "GROUP_WORLD_SIZE": str(nodes),
+                "DTRAIN_REPORTS": str(self._reports),
+                "DTRAIN_MEMORY": str(self._memory),
+                "DTRAIN_BEGAN": str(time.monotonic() - passed),  # a clock of this host
+            }
+            rank, work = first + local, partial(_rank, plan, self._reports, self._link, {**environment, **own})
+            try:
+                self._ranks[process.fork(work, f"dtrain-rank-{rank}")] = rank
+            except OSError as error:
+                failure.tell(self._reports, rank, "error", f"rank {rank} cannot start: {why(error)}", exit_code=PreflightError.exit_code)
+                self._link.send(do="failed", round=round, victim=False)
+                break
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def on_stop(self, *, number: int) -> None:
+        self._asked = True
+        for pid in self._ranks:
+            os.kill(pid, number)
+
+    def on_end(self, *, round: int, known: str) -> None:
+        """Let living ranks report, end them, and say so."""
+        if round == self._round:
+            self._report(REPORT_SECONDS[known])
+            with contextlib.suppress(StoreError):
+                failure.heard(self._reports, self._first, self._log)  # before the driver speaks of ranks that are ended
+            process.kill(*self._ranks)
+            self._ranks.clear()
+        self._link.send(do="ended", round=round, files={} if self._shared else _read(self._reports))
+
+    def on_bye(self) -> None:
+        self._over = True
+
+    # what ranks do
+
+    def _reap(self) -> None:
+        for pid, rank in list(self._ranks.items()):
+            code = process.ended(pid)
+            if code is not None:
+                del self._ranks[pid]
+                if not failure.is_done(self._reports, rank):
+                    with contextlib.suppress(StoreError):  # of a full disk the rank has told
+                        failure.ended(self._reports, rank, code)
+                    self._link.send(do="failed", round=self._round, victim=failure.ended_by_others(self._reports, rank, code))
+                elif not self._ranks:
+                    self._link.send(do="done", round=self._round, files={} if self._shared else _read(self._reports))
+
+    def _read_reports(self) -> None:
+        """A rank that has reported an error has failed, whatever it does until it ends."""
+        for rank in sorted(set(self._ranks.values()) - self._failed):
+            said = failure.of_rank(self._reports, rank)
+            if said and said[0]["kind"] != "stopped":
+                self._failed.add(rank)
+                self._link.send(do="failed", round=self._round, victim=is_victim(said[0]))
+
+    def _miss(self) -> None:
+        """A rank that was asked to stop and is stopped (SIGSTOP) keeps the others waiting in a collective: so long, and they are ended."""
+        stopped = [pid for pid in self._ranks if process.is_stopped(pid)] if self._asked else []
+        self._frozen = {pid: self._frozen.get(pid, time.monotonic()) for pid in stopped}
+        for pid in [pid for pid, since in self._frozen.items() if time.monotonic() - since > FROZEN_SECONDS]:
+            with contextlib.suppress(StoreError):
+                failure.look(self._reports, self._ranks[pid], pid)
+            self._asked = False
+            self._link.send(do="failed", round=self._round, victim=False)
+
+    def _report(self, seconds: float) -> None:
+        """SIGUSR2 asks a rank where it is: wait until each has written it, or ended."""
+        for pid in self._ranks:
+            os.kill(pid, signals.REPORT)
+        silent, deadline = dict(self._ranks), time.monotonic() + seconds
+        while silent and time.monotonic() < deadline:
+            time.sleep(0.002)
+            for pid, rank in list(silent.items()):
+                if (self._reports / f"report-{rank}.json").exists():
+                    del silent[pid]
+                elif process.ended(pid) is not None:
+                    del silent[pid], self._ranks[pid]
+        for pid, rank in silent.items():
+            failure.look(self._reports, rank, pid)
+
+
+def _read(folder: Path) -> dict[str, str]:
+    """The files of a folder, as text that JSON takes."""
+    return {path.name: base64.b64encode(path.read_bytes()).decode() for path in folder.iterdir() if path.is_file()}
+
+
+def unpack(files: Mapping[str, object], folder: Path) -> None:
+    """Write what `_read` gave on another host. Raises ConnectionError for what it never gives."""
+    for name, data in files.items():
+        if not FILE.fullmatch(name) or not isinstance(data, str):
+            raise ConnectionError(f"it sent a file {name!r}, which no rank leaves")
+        try:
+            content = base64.b64decode(data, validate=True)
+        except ValueError as error:
+            raise ConnectionError(f"it sent a file {name} that is cut or changed") from error
+        store.write(str(folder / name), content)
+
+
+def _rank(plan: Plan, folder: Path, link: Link, environment: Mapping[str, str]) -> None:
+    """One rank, in a process of its own. It keeps the link open, so that the server does not take a node for gone while one of its ranks lives."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signals.REPORT, signal.SIG_IGN)  # until the watchdog takes it
+    signals.listen(handed_on=True)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.WISHES)
+    os.environ.update(environment)
+    rank = int(environment["RANK"])
+    failure.began(folder, rank)
+    try:
+        result = run_rank(plan, forked=True)
+    except BaseException as error:  # torch has exceptions that are no Exception
+        try:
+            failure.leave(folder, rank, error)
+        except StoreError:  # the folder for temporary files is full or gone: nobody else can tell it
+            screen.complain(failure.told(failure.facts_of(error, rank), []).paragraph)
+        sys.exit(1)
+    if rank == 0:
+        store.write(str(folder / "result.json"), json.dumps(result.to_dict()).encode())
+    failure.done(folder, rank)
+
+
+def take_place(plan: Plan, address: str, slot: int, here: int) -> None:
+    """The node number `slot` of `here` on this host meets the others at `address`, and has GPUs of its own."""
+    network.take_interface(address)
+    if here > 1 and plan.device != "cpu":
+        os.environ.update(cluster.share(os.environ, slot, plan.devices))
+
+
+# on another host
+
+
+def join(address: str, wait: float, cold: str = "") -> None:
+    """Be a node of the run whose server is at `address`, and again after it was lost.
+
+    Raises TimeoutError when it takes no node for `wait` seconds, PreflightError where nobody may be joined, and UnforkableError as `warm` does.
+    """
+    refuse(address)
+    folder, plan = store.scratch("agent"), None
+    process.claim(folder)
+    since = time.monotonic()
+    try:
+        while True:
+            try:
+                with contextlib.closing(knock(address)) as link:
+                    told = greet(link)
+                    if plan is None or told["plan"] != plan.to_dict():
+                        plan = Plan.from_dict(told["plan"])
+                        warm(plan, cold)
+                    options.take_over(told["storage"])
+                    os.environ.update(told["environment"])
+                    network.take_interface(link.here)
+                    lease, memory = told["silence"], process.memory(folder) / "node"
+                    since = float("inf")
+                    return Agent(plan, link, folder=folder, memory=memory, lease=lease, shared=False).run()
+            except ConnectionError as error:
+                if since == float("inf"):
+                    screen.complain(f"{error}; the ranks of this node have ended, looking for the server again")
+                since = min(since, time.monotonic())
+                if time.monotonic() - since > wait:
+                    raise TimeoutError(f"no run at {address} took this node within {wait:g} s: {error}") from error
+                time.sleep(0.5)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(process.memory(folder), ignore_errors=True)
+
+
+def refuse(address: str) -> None:
+    """Raises PreflightError for an address that is none, or that only one who knows a secret may join."""
+    try:
+        host, _ = network.endpoint(address)
+    except ValueError as error:
+        raise PreflightError(f"{error}.") from error
+    if weakness := network.weakness(host, os.environ):
+        raise PreflightError(weakness)
+
+
+def greet(link: Link) -> dict[str, Any]:
+    """What the server says to a node that joins, when both have proved that they know the secret. Raises ConnectionError."""
+    deadline, said = time.monotonic() + GREET_SECONDS, False
+    try:
+        while time.monotonic() < deadline:
+            for message in link.receive():
+                if message.pop("do") == "welcome":
+                    return message
+                raise ConnectionError(message.get("why", "the server does not take this node"))
+            if link.has_begun and not said:
+                link.send(do="join", host=socket.gethostname())
+                said = True
+        raise ConnectionError(f"no answer within {GREET_SECONDS:g} s")
+    except ConnectionError as error:
+        if link.proved:
+            raise
+        raise ConnectionError(f"who listens there has not proved that it knows this {network.SECRET} ({error}): set the same one on both") from error
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    screen.outlive_readers()
+    secrets.guard()
+    os.environ.setdefault(BY_NVML, "1")
+    cold = os.environ.pop(COLD, "")
+    try:
+        join(sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 60.0, cold)
+    except UnforkableError as found:
+        found.begin_again(["dtrain.launcher.local.agent", *sys.argv[1:]], cold=cold)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except PreflightError as error:
+        screen.complain(str(error))
+        sys.exit(error.exit_code)
+    except TimeoutError as error:
+        sys.exit(f"dtrain: {error}")

@@ -1,0 +1,48 @@
+"""The launcher's server process: reads the plan from standard input, loads torch once and decides about rounds until the run is over.
+
+python -m dtrain.launcher.local.server <pid of the command> <scratch folder>
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from dtrain import secrets
+from dtrain.errors import PreflightError, StoreError, why
+from dtrain.launcher import process
+from dtrain.launcher.local.restarts import Book
+from dtrain.launcher.local.rounds import Rounds, write_over
+from dtrain.launcher.warm import COLD, UnforkableError, warm
+from dtrain.plan import Plan
+from dtrain.secrets import screen
+from dtrain.storage import options, store
+
+
+def main(parent: int, scratch: Path) -> None:
+    """Read what was decided from standard input, load torch, serve. What the system refuses is told in over.json."""
+    process.die_with(parent)
+    screen.outlive_readers()
+    secrets.guard()
+    given, cold = sys.stdin.read(), os.environ.pop(COLD, "")
+    told = json.loads(given)
+    try:
+        process.claim(scratch)
+        options.take_over(told.pop("storage"))
+        plan = Plan.from_dict(told.pop("plan"))
+        warm(plan, cold)
+        with store.anchored():
+            Rounds(plan, scratch, Book.read(scratch), **told).run()
+    except UnforkableError as found:
+        found.begin_again(["dtrain.launcher.local.server", *sys.argv[1:]], given, cold=cold)
+    except (OSError, StoreError) as error:
+        said = f"the launcher cannot start: {why(error) if isinstance(error, OSError) else error}"
+        try:
+            write_over(scratch, {"round": -1, "error": said, "asked": 0, "exit_code": PreflightError.exit_code})
+        except StoreError:  # it is the disk
+            screen.complain(said)
+            sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))

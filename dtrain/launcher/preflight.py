@@ -1,0 +1,199 @@
+"""What can be known before ranks start, by looking: data that is there, a place to write, packages that exist."""
+
+import contextlib
+import importlib.util
+import os
+import resource
+import socket
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from dtrain import secrets
+from dtrain.build import build
+from dtrain.cluster import look, network
+from dtrain.config.word import cut
+from dtrain.errors import PreflightError, StoreError, why
+from dtrain.plan import Plan
+from dtrain.secrets import screen
+from dtrain.storage import hub, store
+
+FEWEST_FILES, TASKS = 32, 16
+"""Open files of a rank that is alone, and threads beside those that compute."""
+LOOKED_AT = 1 << 24
+"""Tokens of a file that are looked at before the launch: the ranks look at those they train on."""
+LONGEST = 400
+"""Letters of a place in a message."""
+
+
+def check(plan: Plan) -> None:
+    """Raises PreflightError with everything that is missing."""
+    problems = missing(plan) or [*_out(plan)]
+    if problems:
+        raise PreflightError("\n".join(problems))
+
+
+def missing(plan: Plan) -> list[str]:
+    """One sentence for each thing that is not there; nothing is written."""
+    return [
+        *_machine(plan),
+        *_gpus(plan),
+        *limits(plan),
+        *_loopback(plan),
+        *_address(plan),
+        *_data(plan),
+        *_packages(plan),
+        *_hub(plan),
+        *_init(plan),
+        *_resume(plan),
+    ]
+
+
+def _machine(plan: Plan) -> Iterable[str]:
+    """A plan for another machine is looked at, not run."""
+    if plan.cluster and "cluster" not in plan.why:
+        lacking = build(plan.cluster).missing(look())
+        if lacking:
+            yield f"cluster: {lacking}. Type dtrain plan to see what it would be there, or leave cluster out to train here."
+
+
+def _gpus(plan: Plan) -> Iterable[str]:
+    """Nodes that are all on this host share its GPUs."""
+    nodes = (plan.launcher["here"] or plan.nodes) if "here" in plan.launcher else 1
+    if plan.device == "cpu" or nodes == 1:
+        return
+    there = look().gpus
+    if nodes * plan.devices > there:
+        fewer = f"devices={there // nodes}, " if there >= nodes else ""
+        yield (
+            f"nodes={plan.nodes} devices={plan.devices}: {nodes} nodes are on this host, which has {there} GPU(s). Type {fewer}nodes=1, "
+            "launcher.here=1 launcher.address=<host>:<port> where the others are hosts of their own, or backend=gloo for CPU processes."
+        )
+
+
+def limits(plan: Plan) -> Iterable[str]:
+    """Open files and processes, of which a process has at most so many: too few end a run in odd places."""
+    files, need = resource.getrlimit(resource.RLIMIT_NOFILE)[0], fewest_files(plan.world)
+    if files != resource.RLIM_INFINITY and files < need:
+        yield f"{files} open files are allowed, and a rank of {plan.world} needs {need} (ulimit -n {2 * need})."
+    tasks, need = tasks_left(), plan.devices * (plan.threads + TASKS)
+    if tasks is not None and tasks < need:
+        yield f"{max(0, tasks)} more processes and threads are allowed, and the ranks here need about {need} (ulimit -u, or the control group's pids.max)."
+
+
+def fewest_files(world: int) -> int:
+    """With how many open files a rank still trains: it has one for each other rank."""
+    return FEWEST_FILES + world // 2
+
+
+def tasks_left() -> int | None:
+    """How many more processes and threads this user may have, by ulimit (root is not held to it) and by control group; None where nobody counts."""
+    left = []
+    with contextlib.suppress(OSError, ValueError):
+        group = Path("/sys/fs/cgroup")
+        left.append(int((group / "pids.max").read_text()) - int((group / "pids.current").read_text()))
+    soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if soft != resource.RLIM_INFINITY and os.getuid() != 0:
+        left.append(soft - sum(map(_threads_of_ours, Path("/proc").glob("[0-9]*"))))
+    return min(left, default=None)
+
+
+def _threads_of_ours(process: Path) -> int:
+    try:
+        return len([*(process / "task").iterdir()]) if process.stat().st_uid == os.getuid() else 0
+    except OSError:
+        return 0
+
+
+def _loopback(plan: Plan) -> Iterable[str]:
+    """The ranks of a host meet over it."""
+    if "External" in str(plan.launcher["_target_"]):
+        return
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=2).close()
+    except OSError as error:
+        yield f"127.0.0.1 cannot be reached: {why(error)}. A container or network namespace without loopback: type ip link set lo up."
+
+
+def _address(plan: Plan) -> Iterable[str]:
+    """Where nodes of other hosts would join."""
+    address = plan.launcher.get("address")
+    if not address:
+        return
+    try:
+        host, _ = network.endpoint(str(address))
+    except ValueError as error:
+        yield f"launcher.address={error}. Type launcher.address=<an address of this host>:<a free port>."
+        return
+    if weakness := network.weakness(host, os.environ):
+        yield f"launcher.address={address}: {weakness}"
+
+
+def _data(plan: Plan) -> Iterable[str]:
+    for key in ("path", "holdout_path"):
+        path = secrets.opened(plan.data.get(key))
+        if path and path != "stdlib" and str(plan.data["_target_"]).startswith("dtrain."):
+            try:
+                files = store.find(path)
+                problem = "no file is there." if not files else _tokens(plan, files)
+                if problem:
+                    yield f"data.{key}={cut(path, LONGEST)}: {problem}"
+            except StoreError as error:
+                yield f"data.{key}={cut(path, LONGEST)}: {error}"
+
+
+def _tokens(plan: Plan, files: Sequence[str]) -> str:
+    """What is wrong with files of tokens that lie on this machine; those of others are copied by the ranks."""
+    if (plan.data.get("_about_") or {}).get("files") != "tokens" or not all(map(store.is_local, files)):
+        return ""
+    from dtrain.storage import tokenfile  # numpy, which the parent needs for these alone
+
+    return tokenfile.outside(
+        [tokenfile.mapped(store.local_path(file), file, plan.data["dtype"]) for file in files], plan.data["vocab"], most=LOOKED_AT
+    )
+
+
+def _packages(plan: Plan) -> Iterable[str]:
+    for package in plan.trust:
+        try:
+            found = importlib.util.find_spec(package.split(".")[0])
+        except (ImportError, ValueError):
+            found = None
+        if found is None:
+            yield f"trust=[{package}]: there is no such package in {sys.prefix} nor in this folder."
+
+
+def _hub(plan: Plan) -> Iterable[str]:
+    """What neither the hub nor its cache gives."""
+    for key, name in (*hub.named(plan.model, "model"), *hub.named(plan.data, "data")):
+        if lacking := hub.absent(name):
+            yield f"{key}={name}: {lacking}. Type {screen.typed(f'{key}=<a folder>')}, or fetch it where there is a network: hf download {name}"
+
+
+def _init(plan: Plan) -> Iterable[str]:
+    try:
+        if plan.init and not store.children(plan.init):
+            yield f"init={cut(plan.init or '', LONGEST)}: nothing is there."
+    except StoreError as error:
+        yield f"init={cut(plan.init or '', LONGEST)}: {error}"
+
+
+def _resume(plan: Plan) -> Iterable[str]:
+    """A first look; the ranks look closer, and a checkpoint may turn out to be damaged."""
+    try:
+        there = any(name.startswith("step-") for name in store.children(store.join(plan.out, "checkpoints")))
+    except StoreError as error:
+        yield f"out={cut(plan.out, LONGEST)}: {error}"
+        return
+    if plan.resume == "must" and not there:
+        yield f"resume=must: there is no checkpoint under {plan.out}. Type resume=auto to start from the beginning."
+    if plan.resume == "never" and there:
+        yield f"resume=never: {plan.out} holds a run already. Type out=<another place>, or resume=auto to go on with it."
+
+
+def _out(plan: Plan) -> Iterable[str]:
+    try:
+        store.probe(plan.out)
+    except StoreError as error:
+        yield f"out={cut(plan.out, LONGEST)}: {error}"

@@ -1,0 +1,57 @@
+"""What NVIDIA's driver writes of its GPUs to the kernel's log while a run goes on: Xid errors. A log that may not be read says nothing."""
+
+import contextlib
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from dtrain.secrets import screen
+
+KMSG = Path("/dev/kmsg")
+"""A record for each read, https://www.kernel.org/doc/Documentation/ABI/testing/dev-kmsg; for all users where kernel.dmesg_restrict=0."""
+XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-f]+:[0-9a-f]+:[0-9a-f]+)[^)]*\): (\d+)\b[, ]*(.*)", re.IGNORECASE)
+"""`NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=python, GPU has fallen off the bus.`"""
+RECORD, MOST, LETTERS = 8192, 1 << 24, 200
+"""Bytes of a record, bytes that are read, letters of a line that are told."""
+
+
+class KernelLog:
+    """From its making on; earlier lines are not read."""
+
+    def __init__(self) -> None:
+        self._file: int | None = None
+        with contextlib.suppress(OSError):
+            self._file = os.open(KMSG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.lseek(self._file, 0, os.SEEK_END)
+
+    def xids(self) -> list[dict[str, Any]]:
+        """The errors since then, or since the last call, first things first: `bus` is the address of the GPU."""
+        lines = self._read().decode(errors="replace").splitlines()
+        found = (XID.search(line) for line in lines)
+        return [{"xid": int(one[2]), "bus": bus(one[1]), "text": screen.on_one_line(one[3])[:LETTERS]} for one in found if one]
+
+    def _read(self) -> bytes:
+        said = bytearray()
+        while self._file is not None and len(said) < MOST:
+            try:
+                record = os.read(self._file, RECORD)
+            except BrokenPipeError:  # older records have made room for new ones
+                continue
+            except OSError:  # that was all, for now
+                break
+            if not record:
+                break
+            said += record
+        return bytes(said)
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def bus(address: str) -> str:
+    """The address of a device on the PCI bus as text that is alike, whoever says it: the driver leaves out the function, torch the zeros."""
+    domain, number, device = (int(part.split(".")[0], 16) for part in address.split(":"))
+    return f"{domain:04x}:{number:02x}:{device:02x}"

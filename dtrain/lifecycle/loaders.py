@@ -1,0 +1,85 @@
+"""What the processes that load samples are doing: which sample each reads, and its stack when its rank asks (SIGUSR2), also where native code holds it."""
+
+import faulthandler
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from dtrain.lifecycle import stacks
+from dtrain.lifecycle.signals import REPORT
+
+ANSWER_SECONDS, QUIET_SECONDS = 3.0, 0.2
+"""A process that is stopped says nothing; one that has said nothing more for so long has said all its lines."""
+
+_tables: list[Any] = []
+
+
+# in the rank
+
+
+def table(workers: int) -> Any:
+    """Shared with so many loading processes: the pid of each, and one more than the sample it reads."""
+    made = multiprocessing.get_context("spawn").RawArray("q", 2 * workers)
+    _tables.append(made)
+    return made
+
+
+def reading() -> dict[int, int]:
+    """pid -> the sample it reads, or has read last; -1 before the first."""
+    return {pid: sample - 1 for table in _tables for pid, sample in zip(table[::2], table[1::2], strict=True) if pid}
+
+
+def loader_stacks(folder: Path) -> dict[int, list[str]]:
+    """pid -> the stack of each loading process, outermost line first; empty where one does not answer."""
+    living = {child.pid for child in multiprocessing.active_children()}
+    files = {pid: path for pid in reading() if pid in living and (path := _file(folder, pid)).exists()}
+    before = said = _sizes(files)
+    for pid in files:
+        with suppress(ProcessLookupError):
+            os.kill(pid, REPORT)
+    now = changed = time.monotonic()
+    deadline = now + ANSWER_SECONDS
+    while files and now < deadline and (now - changed < QUIET_SECONDS or any(said[pid] == before[pid] for pid in files)):
+        time.sleep(0.02)
+        now, sizes = time.monotonic(), _sizes(files)
+        said, changed = sizes, now if sizes != said else changed
+    return {pid: stacks.current(path.read_text(errors="replace")[before[pid] :]) for pid, path in files.items()}
+
+
+def _sizes(files: Mapping[int, Path]) -> dict[int, int]:
+    return {pid: path.stat().st_size for pid, path in files.items()}
+
+
+def busy(folder: Path) -> tuple[str, list[str]] | None:
+    """Where a loading process is that has not come back with its sample, in words, and its stack."""
+    for pid, stack in loader_stacks(folder).items():
+        where, sample = stacks.dumped("Current thread 0x\n" + "\n".join(stack[::-1])), f"sample {reading()[pid]} of data.dataset"
+        if where or not stack:
+            doing = f"{where} (loading process {pid}, {sample})" if where else f"loading process {pid}, which does not answer ({sample})"
+            return doing, [f"loading process {pid}:", *stack]
+    return None
+
+
+# in a loading process
+
+
+def answer(shared: Any, count: Any) -> Callable[[int], None]:
+    """A loading process begins: take a place in the table, and answer the rank from now on. Returns what notes the sample that is read."""
+    with count.get_lock():
+        slot, count.value = count.value % (len(shared) // 2), count.value + 1
+    folder = os.environ.get("DTRAIN_REPORTS")
+    if folder:
+        faulthandler.register(REPORT, _file(Path(folder), os.getpid()).open("w"), all_threads=True)
+    else:
+        signal.signal(REPORT, signal.SIG_IGN)
+    shared[2 * slot] = os.getpid()  # last: whom it names may be asked
+    return lambda sample: shared.__setitem__(2 * slot + 1, sample + 1)
+
+
+def _file(folder: Path, pid: int) -> Path:
+    return folder / f"loading-{pid}.txt"

@@ -1,0 +1,268 @@
+"""Which rank is the cause, among what all of them left: the first that failed by itself, else the one the others waited for."""
+
+import re
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dtrain.lifecycle.gpu_faults import XIDS, fault_of, of_xid
+from dtrain.lifecycle.stacks import current, dumped, waited
+from dtrain.result import EXIT_CODES
+
+Facts = dict[str, Any]
+
+LOST_PEER = re.compile(
+    "connection (closed|reset|refused)|broken pipe|connectFullMesh|unhandled system error|remote process exited|communicator was aborted|got 0 bytes|(send|recv)\\w+ failed",
+    re.IGNORECASE,
+)
+"""What torch says on a rank when another one is gone."""
+TIMED_OUT = re.compile(
+    r"timed out waiting \d+ms|application timeout caused pair closure|wait timeout after \d+|caught collective operation timeout"
+    "|NCCL timeout (in:|when waiting)|collective operation timed out|watchdog detected operation timeout|work timed out during",
+    re.IGNORECASE,
+)
+"""What torch says when another rank does not come."""
+SEEN_LATE_SECONDS = 0.5
+"""Victims may speak before the agent has seen that a rank was killed."""
+KILLED = {
+    signal.SIGKILL: ("was killed", "SIGKILL, from outside or out of memory"),
+    signal.SIGSEGV: ("crashed", "SIGSEGV, a segmentation fault in native code"),
+    signal.SIGABRT: ("aborted", "SIGABRT, native code gave up"),
+}
+STATES = ("scheduled", "started", "completed")
+"""Of a collective on a device, as the flight recorder says."""
+OF_ONE_SIZE = ("all_reduce", "broadcast")
+"""Collectives to which all ranks give as much."""
+UNSEEN = {"verb": "ended without a word", "error": "killed from outside, out of memory, or ended by os._exit"}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """By rank, but `failures` (in the order of time), `lost` (nodes) and `xids` (what the driver said on a host)."""
+
+    began: Mapping[int, Facts]
+    failures: list[Facts]
+    reports: Mapping[int, Facts]
+    ended: Mapping[int, Facts]
+    lost: list[Facts]
+    stacks: Mapping[int, str]
+    steps: Mapping[int, tuple[int, int, int]]
+    gpus: Mapping[int, Facts] = field(default_factory=dict)
+    xids: list[Facts] = field(default_factory=list)
+
+    @property
+    def spoke(self) -> set[int]:
+        return {failure["rank"] for failure in self.failures} | set(self.reports)
+
+
+def find(evidence: Evidence) -> tuple[Facts, list[Facts]]:
+    """The cause, and what is known of every rank, in the order of ranks."""
+    ranks = sorted({*evidence.began, *evidence.spoke, *evidence.ended})
+    known = [_known(evidence, rank) for rank in ranks]
+    rules: tuple[Callable[[Evidence, list[Facts]], Facts | None], ...] = (_by_itself, _hung, _unseen, _first)
+    for rule in rules:
+        cause = rule(evidence, known)
+        if cause:
+            return _with_driver(evidence, cause, known), known
+    raise AssertionError("the last rule always has an answer")
+
+
+def _with_driver(evidence: Evidence, cause: Facts, known: list[Facts]) -> Facts:
+    """The cause, with what the driver said of its GPU; another rank, where its GPU is broken, or where its program was stopped while the cause only waited.
+
+    An error of the program that tells of no GPU stays what it is.
+    """
+    if cause["kind"] in ("words", "stopped") or (cause["kind"] == "error" and not fault_of(cause["message"])):
+        return cause
+    ranks = {(gpu["host"], gpu["bus"]): rank for rank, gpu in evidence.gpus.items()}
+    said = [(ranks[one["host"], one["bus"]], one) for one in evidence.xids if (one["host"], one["bus"]) in ranks and one["xid"] in XIDS]
+    waited = cause["kind"] == "hung" or cause.get("victim")
+    wanted: tuple[Callable[[int, str], bool], ...] = (
+        lambda rank, whose: whose == "GPU",
+        lambda rank, whose: rank == cause["rank"],
+        lambda rank, whose: whose == "program" and bool(waited),
+    )
+    found = next(((rank, one) for want in wanted for rank, one in said if want(rank, XIDS[one["xid"]].whose)), None)
+    if found is None:
+        return cause
+    rank, one = found
+    text, kind = of_xid(one["xid"], one["bus"]), "gpu" if XIDS[one["xid"]].broken else None
+    if rank == cause["rank"]:
+        return {**cause, "kind": kind or cause["kind"], "error": f"{cause['error']} ({text})"}
+    facts = next((facts for facts in known if facts["rank"] == rank), {"rank": rank})
+    own = next((f"{failure['error']} ({text})" for failure in evidence.failures if failure["rank"] == rank and not is_victim(failure)), text)
+    return {**facts, "kind": kind or "error", "error": own, "message": "", "exit_code": 1}
+
+
+def kind_of(error: BaseException, message: str) -> str:
+    """`lost` or `timeout` where torch says only that another rank is gone or did not come, `gpu` where one is broken, else `error`."""
+    if isinstance(error, OSError):  # of the user's own connections
+        return "error"
+    if fault := fault_of(message):
+        return "gpu" if fault.broken else "error"
+    return "timeout" if TIMED_OUT.search(message) else "lost" if LOST_PEER.search(message) else "error"
+
+
+def is_victim(failure: Mapping[str, Any]) -> bool:
+    """Whether a rank ended because of another one."""
+    return failure["kind"] in ("lost", "timeout") or (failure["kind"] == "hung" and bool(failure.get("collective")))
+
+
+def is_aborted(code: int | None, stack: str) -> bool:
+    """Whether a rank that ended so waited for others: NCCL's own watchdog ends by SIGABRT whoever waits too long, or has lost another."""
+    return code == -signal.SIGABRT and waited(stack) is not None
+
+
+def _aborted(evidence: Evidence, rank: int) -> bool:
+    said = {failure["rank"] for failure in evidence.failures}
+    return rank not in said and is_aborted(evidence.ended.get(rank, {}).get("code"), evidence.stacks.get(rank, ""))
+
+
+def _by_itself(evidence: Evidence, known: list[Facts]) -> Facts | None:
+    """The earliest error, signal, exit or lost node that nobody else is the cause of; a broken GPU before what others say of it."""
+    found = [(failure["time"], failure) for failure in evidence.failures if failure["kind"] != "hung" and not is_victim(failure)]
+    found += [(lost["time"], lost) for lost in evidence.lost]
+    spoke = {failure["rank"] for failure in evidence.failures}
+    for facts in known:
+        code = evidence.ended.get(facts["rank"], {}).get("code")
+        if code is not None and facts["rank"] not in spoke and not _aborted(evidence, facts["rank"]):
+            late = SEEN_LATE_SECONDS if code in (-signal.SIGKILL, -signal.SIGSEGV) else 0.0
+            ending = _ending(code, evidence.stacks.get(facts["rank"], ""))
+            found.append((evidence.ended[facts["rank"]]["time"] - late, {**facts, "exit_code": 1, "message": "", **ending}))
+    return min(found, key=lambda entry: (entry[1]["kind"] != "gpu", float(entry[0])))[1] if found else None
+
+
+def _ending(code: int, stack: str) -> Facts:
+    if stack.startswith("Timeout ("):  # its watchdog could not speak
+        return {"kind": "hung", "verb": "hung", "error": "native code held the interpreter"}
+    if code in (EXIT_CODES["preempted"], EXIT_CODES["interrupted"]):
+        return {"kind": "stopped", "verb": "ended", "error": "it was asked to", "exit_code": code}
+    if code == 0:
+        return {"kind": "exited", "verb": "left", "error": "with exit code 0 before the run was done, by os._exit(0) or the exit of native code"}
+    if code > 0:
+        return {"kind": "exited", "verb": "ended", "error": f"with exit code {code} and without a word"}
+    verb, error = KILLED.get(signal.Signals(-code), ("was killed", signal.Signals(-code).name))
+    return {"kind": "killed", "verb": verb, "error": error, "signal": signal.Signals(-code).name}
+
+
+def _hung(evidence: Evidence, known: list[Facts]) -> Facts | None:
+    """The rank the others waited for: it does not answer, or is behind in a collective, or is in none."""
+    late = [failure for failure in evidence.failures if failure["kind"] in ("hung", "timeout")]
+    aborted = [facts["rank"] for facts in known if _aborted(evidence, facts["rank"])]
+    if not late and not aborted:
+        return None
+    hung = {"kind": "hung", "verb": "hung", "exit_code": 1, "message": ""}
+    for facts in known:
+        if facts["rank"] not in evidence.spoke and facts["rank"] not in aborted:
+            state = evidence.ended.get(facts["rank"], {}).get("state")
+            if state in ("T", "t"):
+                return {**facts, **hung, "verb": "was stopped", "error": "SIGSTOP, and the others waited for it"}
+            return {**facts, **hung, "error": "it did not answer: native code holds the interpreter"}
+    apart = _unlike(known) or _behind(known) or _unfinished(known)
+    if apart:
+        return {**apart[0], **hung, "error": apart[1]}
+    idle = [facts for facts in known if not facts.get("collective")]
+    if idle and (len(idle) < len(known) or len(known) == 1):
+        own = [failure["error"] for failure in late if failure["rank"] == idle[0]["rank"]]
+        return {**idle[0], **hung, "error": [*own, "it is in no collective, and the others wait in one"][0]}
+    if late:
+        return {**late[0], **hung, "error": late[0]["error"] + _all_in(known)}
+    first = min(aborted, key=lambda rank: float(evidence.ended[rank]["time"]))
+    return {**next(facts for facts in known if facts["rank"] == first), **_ending(-signal.SIGABRT, ""), "exit_code": 1, "message": ""}
+
+
+def _behind(known: list[Facts]) -> tuple[Facts, str] | None:
+    """A rank that never reached a collective others of the same group are in, and the sentence that says so."""
+    names = {name for facts in known for name in facts.get("groups") or {} if not name.startswith("pp")}  # stages send each other unequally much
+    for name in sorted(names, key=lambda name: (name != "the world", name)):
+        numbers = [(facts["groups"][name], facts) for facts in known if name in (facts.get("groups") or {})]
+        reached, first = max(numbers, key=lambda entry: int(entry[0]))
+        late, facts = min(numbers, key=lambda entry: int(entry[0]))
+        if late < reached:
+            waits = first.get("collective") or next((call["call"] for call in _calls(first, name) if call["state"] != "completed"), None)
+            what = f", where rank {first['rank']} waits in {waits}" if waits else f", as rank {first['rank']} did"
+            return facts, f"it never reached collective {late + 1} of {name}{what}"
+    return None
+
+
+def _calls(facts: Facts, name: str) -> list[Facts]:
+    """What the flight recorder of a rank tells of the collectives of a group, where it does (see `dtrain.lifecycle.recorder`)."""
+    return [call for call in (facts.get("calls") or {}).get(name, []) if not call["between_two"]]
+
+
+def _by_number(known: list[Facts]) -> Iterator[tuple[str, list[tuple[Facts, Facts]]]]:
+    """Each collective of each group, in words, the oldest first, and (rank, call) of the ranks of which that is known."""
+    names = dict.fromkeys(name for facts in known for name in facts.get("calls") or {} if not name.startswith("pp"))
+    for name in sorted(names, key=lambda name: (name != "the world", name)):
+        by_number: dict[tuple[str, int], list[tuple[Facts, Facts]]] = {}
+        for facts in known:
+            for call in _calls(facts, name):
+                by_number.setdefault((call["library"], call["number"]), []).append((facts, call))
+        yield from ((f"collective {number} of {name}", told) for (_, number), told in sorted(by_number.items(), key=lambda entry: entry[0]))
+
+
+def _unlike(known: list[Facts]) -> tuple[Facts, str] | None:
+    """A rank that called another collective than most, or gave it another size, and the sentence that says so."""
+    for which, told in _by_number(known):
+        for key in ("call", "sizes"):
+            kinds = Counter(str(call[key]) for _, call in told)
+            most = kinds.most_common(1)[0][0]
+            odd = next(((facts, call) for facts, call in reversed(told) if str(call[key]) != most), None)
+            usual = next((facts, call) for facts, call in told if str(call[key]) == most)
+            if odd and key == "call":
+                return odd[0], f"it calls {odd[1]['call']} as {which}, where rank {usual[0]['rank']} calls {usual[1]['call']}"
+            if odd and most and odd[1]["call"] in OF_ONE_SIZE:
+                return odd[0], f"it gives {odd[1]['call']}, {which}, the shapes {odd[1]['sizes']}, where rank {usual[0]['rank']} gives {most}"
+    return None
+
+
+def _unfinished(known: list[Facts]) -> tuple[Facts, str] | None:
+    """A rank whose device has not begun, or not ended, a collective that has begun or ended on others, and the sentence that says so."""
+    for which, told in _by_number(known):
+        told = [(facts, call) for facts, call in told if call["library"] == "nccl"]  # of gloo, one that failed is over too
+        for state, verb in (("scheduled", "begun"), ("started", "ended")):
+            here = [(facts, call) for facts, call in told if call["state"] == state]
+            others = [facts for facts, call in told if STATES.index(call["state"]) > STATES.index(state)]
+            if here and others:
+                facts, call = here[0]
+                return facts, f"its device has not {verb} {call['call']}, {which}, which has {verb} on that of rank {others[0]['rank']}"
+    return None
+
+
+def _all_in(known: list[Facts]) -> str:
+    """What to say where the devices of all ranks are in one collective, as far as is known."""
+    for which, told in _by_number(known):
+        if len(told) == len(known) > 1 and all((call["library"], call["state"]) == ("nccl", "scheduled") for _, call in told):
+            return f": no device has ended {told[0][1]['call']}, {which}; with TORCH_NCCL_ENABLE_TIMING=1 it is known which one has not begun it"
+    return ""
+
+
+def _unseen(evidence: Evidence, known: list[Facts]) -> Facts | None:
+    """A rank that began and said nothing; of several the one whose end was seen."""
+    silent = [facts for facts in known if facts["rank"] not in evidence.spoke]
+    seen = [facts for facts in silent if facts["rank"] in evidence.ended]
+    return {**(seen or silent)[0], **UNSEEN, "kind": "killed", "exit_code": 1, "message": ""} if silent else None
+
+
+def _first(evidence: Evidence, known: list[Facts]) -> Facts:
+    if evidence.failures:
+        return {**evidence.failures[0], "victim": True}
+    return {"rank": None, "kind": "lost", "exit_code": 1, "error": "the ranks ended before one of them could say anything", "message": ""}
+
+
+def _known(evidence: Evidence, rank: int) -> Facts:
+    """Everything known of one rank: what it left last speaks before what it left first."""
+    facts: Facts = {"rank": rank, **evidence.began.get(rank, {})}
+    step, seen, batch = evidence.steps.get(rank, (0, 0, 0))
+    if step:
+        facts |= {"step": step, "samples": [seen, seen + batch - 1] if batch else None}
+    if evidence.stacks.get(rank):
+        facts |= {"where": dumped(evidence.stacks[rank]), "stack": current(evidence.stacks[rank])}
+    if _aborted(evidence, rank):
+        facts["collective"] = waited(evidence.stacks[rank])
+    said = [failure for failure in evidence.failures if failure["rank"] == rank]
+    for told in (*said[:1], evidence.reports.get(rank, {})):
+        facts |= {key: value for key, value in told.items() if key not in ("kind", "error", "message", "exit_code") and value is not None}
+    return {**facts, "rank": rank}

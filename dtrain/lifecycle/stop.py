@@ -1,0 +1,96 @@
+"""The wish to stop: a signal, the time limit or the step the user named, agreed by all ranks before any of them acts on it.
+
+Until a step is done there is nothing to save, and a signal ends the run at once; afterwards it is obeyed after the step, with a checkpoint.
+"""
+
+import os
+import signal
+import time
+from contextlib import ExitStack
+
+import torch
+
+from dtrain.lifecycle import signals
+from dtrain.mesh import Mesh
+from dtrain.result import Status
+
+AGREE_SECONDS = 0.25
+"""Ranks ask each other about this often: a stop waits no longer, and a step costs nothing."""
+TIME_IS_UP = 99
+"""Beside the numbers of signals."""
+
+
+class StopSignal:
+    """Ask `requested(step)` before every step and say `done()` behind it; afterwards `status` says why the run ended and `cause` who wanted it.
+
+    `after`: the last step the user wants now. `seconds`: how long after DTRAIN_BEGAN, when the command began by the monotonic clock of this host,
+    the last step may end: nobody who sets the time of day moves it.
+    """
+
+    def __init__(self, *, after: int | None, seconds: float | None = None) -> None:
+        self._after = after
+        self._until = None if seconds is None else float(os.environ.get("DTRAIN_BEGAN", time.monotonic())) + seconds
+        self._steps, self._within = Pace(), Pace()
+        self._listen = 0.0
+        self.status: Status = "finished"
+        self.cause = ""
+
+    def __enter__(self) -> "StopSignal":
+        self._signals = ExitStack()
+        self._signals.enter_context(signals.training())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._signals.close()
+
+    def requested(self, step: int, mesh: Mesh) -> bool:
+        """Whether to stop now, after `step` steps; the same answer on every rank."""
+        self._within = Pace()
+        if not self._agreed(self._steps, mesh) and self._after is not None and step >= self._after:
+            self.status, self.cause = "stopped", f"stop_after={self._after}"
+        return self.status != "finished"
+
+    def done(self) -> None:
+        """A step is computed: from now on a signal waits for what follows, its save among it; also where somebody's code has taken the signals."""
+        if time.monotonic() >= self._listen:
+            signals.listen()
+            self._listen = time.monotonic() + AGREE_SECONDS
+
+    def meanwhile(self, mesh: Mesh) -> bool:
+        """As `requested`, between two parts of something long inside a step's turn, which may be left undone."""
+        return self._agreed(self._within, mesh)
+
+    def _agreed(self, pace: "Pace", mesh: Mesh) -> bool:
+        mine = signals.wish() or (TIME_IS_UP if self._until is not None and time.monotonic() > self._until else 0)
+        code = mine * mesh.world + mesh.rank
+        if mesh.world > 1:
+            if not pace.due():
+                return False
+            code, fewest = map(int, mesh.max(torch.tensor([float(code), -pace.turns(AGREE_SECONDS)])).tolist())
+            pace.wait(-fewest)
+        reason, rank = divmod(code, mesh.world)
+        if reason:
+            self.status = "interrupted" if reason == signal.SIGINT else "preempted"
+            self.cause = "the time limit" if reason == TIME_IS_UP else f"{signal.Signals(reason).name} to rank {rank}"
+        return reason > 0
+
+
+class Pace:
+    """How often something comes round, so that ranks which all come round equally often meet at the same turn."""
+
+    def __init__(self) -> None:
+        self._left, self._far, self._done, self._since = 1, 1, 0, time.perf_counter()
+
+    def due(self) -> bool:
+        self._left -= 1
+        self._done += 1
+        return self._left <= 0
+
+    def turns(self, seconds: float) -> float:
+        """How many turns fit into `seconds`, by those since the last meeting; at least one."""
+        return max(1.0, self._done / max(1e-6, time.perf_counter() - self._since) * seconds)
+
+    def wait(self, turns: int) -> None:
+        """The next meeting is `turns` turns away, and at most twice as far as the last was: the first turns may be quicker than the rest."""
+        self._far = min(turns, 2 * self._far)
+        self._left, self._done, self._since = self._far, 0, time.perf_counter()

@@ -1,0 +1,217 @@
+"""What a rank says about itself while it runs: where it is, when it is asked (SIGUSR2), and that it hangs, when a step takes too long.
+
+kill -USR2 <pid>        report-<rank>.json in DTRAIN_REPORTS; where an interpreter is held, stack-<rank>.txt alone
+"""
+
+import datetime
+import faulthandler
+import json
+import mmap
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as groups
+
+from dtrain.errors import StoreError
+from dtrain.lifecycle import failure, loaders, recorder, stacks
+from dtrain.lifecycle.root_cause import is_victim, kind_of
+from dtrain.lifecycle.signals import REPORT
+from dtrain.mesh import Mesh
+from dtrain.storage import store
+
+FIRST_STEP = 3
+"""Times the timeout, for collectives until the first step is done and for that step itself: it compiles, opens connections, fills caches. So may a
+part of an evaluation."""
+LOOKS = 10
+"""Within one timeout."""
+DATA = f"dtrain{os.sep}data{os.sep}"
+"""A main thread that is there waits for samples."""
+
+
+class Watchdog:
+    """A context. `timeout` in seconds, of a step and of every collective; `batch` samples a step; `folder` takes the reports, None: there is nobody to read them.
+
+    Between `rest` and the next `beat` or `part` anything may take as long as it likes, but a collective.
+    """
+
+    def __init__(self, mesh: Mesh, folder: str | None, *, timeout: float, batch: int) -> None:
+        self._mesh, self._timeout, self._batch = mesh, timeout, batch
+        self._folder = Path(folder) if folder else None
+        self._step = self._seen = 0
+        self._beats, self._resting, self._in_step = 0, True, False
+        self._page: mmap.mmap | bytearray = bytearray(failure.STEP.size)
+        self._timed: set[tuple[dist.ProcessGroup, float]] = set()
+        self._main = threading.get_ident()
+        self._file: IO[str] = sys.__stderr__ or sys.stderr
+        self._over = False
+
+    def beat(self, step: int, seen: int) -> None:
+        """A step begins, after `step` others and `seen` samples. Costs less than a microsecond, but the first."""
+        if not self._beats:
+            self._arm(2 * FIRST_STEP * self._timeout)
+        self._step, self._seen, self._resting, self._in_step = step + 1, seen, False, True
+        self._beats += 1
+        failure.STEP.pack_into(self._page, 0, step + 1, seen, self._batch)
+
+    def rest(self) -> None:
+        """The step is done, or all parts are."""
+        self._resting, self._in_step = True, False
+        failure.STEP.pack_into(self._page, 0, self._step, self._seen, 0)
+
+    def part(self) -> None:
+        """One of the many parts of something between two steps begins: a batch of an evaluation."""
+        self._resting = False
+        self._beats += 1
+
+    def __enter__(self) -> "Watchdog":
+        failure.forget()
+        self._set_timeouts(FIRST_STEP * self._timeout)
+        with ExitStack() as stack:
+            self._ear, self._mouth = socket.socketpair()
+            for end in (self._ear, self._mouth):
+                stack.enter_context(end).setblocking(False)
+            if self._folder:
+                path = self._folder / f"step-{self._mesh.rank}"
+                store.write(str(path), bytes(failure.STEP.size))
+                with path.open("r+b") as file:
+                    self._page = mmap.mmap(file.fileno(), failure.STEP.size)
+            if threading.current_thread() is threading.main_thread():
+                self._take_signals(stack)
+            thread = threading.Thread(target=self._watch, name="dtrain-watchdog", daemon=True)
+            thread.start()
+            stack.callback(self._end, thread)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if error is not None:
+            failure.know(**self._position())
+            if is_victim({"kind": kind_of(error, str(error))}):  # after an error of its own a device may not answer
+                failure.know(calls=recorder.calls(_labels()))
+            if self._folder:  # before the others can see that this rank is gone
+                with suppress(StoreError):  # whoever ends this process tells it
+                    failure.leave(self._folder, self._mesh.rank, error)
+        self._stack.close()
+
+    # signals
+
+    def _take_signals(self, stack: ExitStack) -> None:
+        """SIGUSR2 wakes the thread, whatever the main thread is doing, and writes the stacks, even if no thread may run. So does a crash."""
+        stack.callback(signal.signal, REPORT, signal.signal(REPORT, lambda *_: None))
+        stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False))
+        read = self._folder if failure.is_watched() else None
+        if read:
+            self._file = stack.enter_context((read / f"stack-{self._mesh.rank}.txt").open("w"))
+        enabled = faulthandler.is_enabled()
+        if read or not enabled:
+            faulthandler.enable(self._file)
+            stack.callback(faulthandler.enable if enabled else faulthandler.disable)
+        faulthandler.register(REPORT, self._file, all_threads=True, chain=True)
+        stack.callback(faulthandler.unregister, REPORT)
+
+    def _end(self, thread: threading.Thread) -> None:
+        self._over = True
+        self._mouth.send(b"\0")
+        thread.join()
+        faulthandler.cancel_dump_traceback_later()
+
+    # the thread
+
+    def _watch(self) -> None:
+        beats, since, looked, waits = -1, time.monotonic(), 0, None
+        entered = since
+        while not self._over:
+            if select.select([self._ear], [], [], self._timeout / LOOKS)[0] and REPORT in self._ear.recv(4096):
+                self._report()
+            now, first = time.monotonic(), self._beats <= 1
+            if self._resting or self._beats != beats:
+                beats, since = self._beats, now
+            waited, waits = waits, None if self._in_step else self._waits()
+            if waits is None or waits != waited:
+                entered = now
+            if not first:
+                self._set_timeouts(self._timeout)
+            patience = self._timeout * (FIRST_STEP if first or not self._in_step else 1)
+            late = self._timeout * ((FIRST_STEP if first else 1) + 2 / LOOKS)  # gloo raises before, NCCL never
+            if now - since > patience or now - entered > late:
+                failure.give_up(self._folder, self._mesh.rank, f"no progress for {now - min(since, entered):.0f} s", **self._now())
+            if self._beats > looked or not self._resting:
+                self._arm(2 * patience)
+            elif self._beats:
+                faulthandler.cancel_dump_traceback_later()
+            looked = self._beats
+
+    def _waits(self) -> object:
+        """The collective in which the main thread is, and its number in each group."""
+        inside = stacks.collective(stacks.of_thread(self._main))
+        return inside and (inside, sequence_numbers())
+
+    def _arm(self, seconds: float) -> None:
+        """Should native code hold the interpreter, no thread comes here again: then the process ends with its stacks told."""
+        faulthandler.dump_traceback_later(seconds, exit=True, file=self._file)
+
+    def _report(self) -> None:
+        if self._folder:
+            facts = {"rank": self._mesh.rank, "host": socket.gethostname(), "pid": os.getpid(), **self._now()}
+            store.write(str(self._folder / f"report-{self._mesh.rank}.json"), json.dumps(facts).encode())
+
+    def _now(self) -> dict[str, Any]:
+        """Where the main thread is, and the other threads that run somebody's code."""
+        main = stacks.of_thread(self._main)
+        where, stack = stacks.own(main), stacks.lines(main)
+        if self._folder and where and where.startswith(DATA) and (found := loaders.busy(self._folder)):
+            where, stack = found[0], [*stack, *found[1]]
+        return {
+            **self._position(), "where": where, "microbatch": stacks.microbatch(main), "collective": stacks.collective(main),
+            "threads": stacks.others(self._main, leave_out=[threading.get_ident()]), "stack": stack, "calls": recorder.calls(_labels()),
+        }  # fmt: skip
+
+    def _position(self) -> dict[str, Any]:
+        samples = [self._seen, self._seen + self._batch - 1] if self._in_step else None
+        return {"step": self._step, "samples": samples, "groups": sequence_numbers()}
+
+    def _set_timeouts(self, seconds: float) -> None:
+        """Of every group there is now; torch gives a new one its own default. NCCL's ends the process by SIGABRT, mostly the one that waits: it comes last."""
+        last = 2 * FIRST_STEP * self._timeout
+        for group in list(groups._world.pg_names):
+            if (group, seconds) not in self._timed:
+                self._timed.add((group, seconds))
+                for backend in {group._get_backend(device) for device in group._device_types}:
+                    if tell := getattr(backend, "_set_default_timeout", None):  # torch 2.13: of gloo and NCCL alone
+                        tell(datetime.timedelta(seconds=last if backend.name().startswith("nccl") else seconds))
+
+
+def sequence_numbers() -> dict[str, int]:
+    """How many collectives this rank has entered, in each process group of several ranks; none of a backend that does not count them."""
+    found: dict[str, int] = {}
+    for name, group in _named().items():
+        with suppress(RuntimeError):
+            found[name] = group._get_sequence_number_for_group()  # type: ignore[attr-defined] # private: a test calls it
+    return found
+
+
+def _labels() -> dict[str, str]:
+    """torch's name of a process group of several ranks -> the one that its ranks share."""
+    return {str(groups._world.pg_names[group]): name for name, group in _named().items()}
+
+
+def _named() -> dict[str, dist.ProcessGroup]:
+    found: dict[str, dist.ProcessGroup] = {}
+    for group, ranks in list(groups._world.pg_group_ranks.items()):
+        if len(ranks) > 1 and group in groups._world.pg_names:
+            name = "the world" if group is dist.group.WORLD else f"{group.group_desc.removeprefix('mesh_')} of ranks {_some(sorted(ranks))}"
+            found[name if name not in found else f"{name}, number {len(found)}"] = group
+    return found
+
+
+def _some(ranks: list[int]) -> str:
+    return ",".join(map(str, ranks)) if len(ranks) <= 8 else f"{ranks[0]} to {ranks[-1]} ({len(ranks)})"

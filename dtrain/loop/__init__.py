@@ -1,0 +1,1 @@
+"""The parts of the training loop that `train.py` calls."""

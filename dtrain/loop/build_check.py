@@ -1,0 +1,94 @@
+"""What was asked is what was built: each rank looks at its model and says what it finds, and the plan is held against that.
+
+A wrapper that quietly does less than it was told (https://github.com/huggingface/accelerate does so with FSDP2 on the CPU) ends the
+run here, before its first step.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate
+
+from dtrain.errors import DtrainError
+from dtrain.mesh import Mesh
+from dtrain.mesh.sharding import local
+from dtrain.model.moe import Experts
+from dtrain.parallel.pipeline import Pipeline
+from dtrain.plan import Plan
+from dtrain.precision import Precision
+from dtrain.strategy import Strategy
+
+
+def inspect(model: nn.Module, wrapped: nn.Module, mesh: Mesh, strategy: Strategy) -> dict[str, Any]:
+    """Of this rank, as JSON: numbers of parameters, in all, without dims and by the axis they are split over, types, stages."""
+    split: dict[str, int] = {}
+    whole = held = 0
+    experts = {id(parameter) for module in model.modules() if isinstance(module, Experts) for parameter in module.parameters()}
+    for parameter in model.parameters():
+        axes = _axes(parameter)
+        if id(parameter) in experts:
+            axes = {"experts": True, **axes}
+        whole += parameter.numel()
+        held += local(parameter).numel()
+        for axis in axes:
+            split[axis] = split.get(axis, 0) + parameter.numel()
+    return {
+        "rank": mesh.rank,
+        "holds": strategy.holds,
+        "parameters": whole,
+        "held": held,
+        "split": split,
+        "dimless": sum(parameter.ndim == 0 for parameter in model.parameters()),
+        "types": sorted({type_name(parameter.dtype) for parameter in model.parameters() if parameter.is_floating_point()}),
+        "stages": sorted(int(index) for index in wrapped.stages) if isinstance(wrapped, Pipeline) else [],
+        "schedule": wrapped.schedule if isinstance(wrapped, Pipeline) else None,
+        "wrapper": type(wrapped).__name__,
+    }
+
+
+def check(plan: Plan, ranks: Sequence[Mapping[str, Any]], precision: Precision) -> dict[str, Any]:
+    """What the ranks found, to be told. Raises DtrainError where it is not what the plan says."""
+    param = type_name(precision.param)
+    problems = [f"rank {found['rank']}: {problem}" for found in ranks for problem in _problems(plan, found, param)]
+    if problems:
+        raise DtrainError("what was built is not what was asked. " + "; ".join(problems[:4]))
+    return {"compute": type_name(precision.compute), "ranks": list(ranks)}
+
+
+def type_name(dtype: torch.dtype) -> str:
+    """float32"""
+    return str(dtype).removeprefix("torch.")
+
+
+def _problems(plan: Plan, found: Mapping[str, Any], param: str) -> list[str]:
+    mesh, split = plan.mesh, found["split"]
+    experts = split.get("experts", 0)
+    dense = found["parameters"] - experts - found["dimless"]
+    shards = mesh.dp_shard * mesh.cp if found["holds"] == "shards" else 1
+    problems = []
+    if shards > 1 and split.get("dp_shard", 0) < (dense if mesh.ep > 1 else dense + experts):
+        problems.append(f"of {dense} parameters {split.get('dp_shard', 0)} are sharded over dp_shard x cp = {shards}")
+    if mesh.tp > 1 and mesh.pp == 1 and not split.get("tp"):
+        problems.append(f"no parameter is split over tp={mesh.tp}")
+    if mesh.ep > 1 and split.get("ep", 0) != experts:
+        problems.append(f"of {experts} parameters of experts {split.get('ep', 0)} are split over ep={mesh.ep}")
+    if param != "float32" and found["types"] not in ([param], []):
+        problems.append(f"weights are {', '.join(found['types'])}, not {param}")
+    stages = [stage for stage, owner in enumerate(plan.pipeline.owners(mesh.pp)) if owner == _stage_rank(plan, found["rank"])] if mesh.pp > 1 else []
+    if found["stages"] != stages or (mesh.pp > 1 and found["schedule"] != plan.pipeline.schedule):
+        problems.append(f"it holds the stages {found['stages']} of {found['schedule']}, not {stages} of {plan.pipeline.schedule}")
+    return problems
+
+
+def _stage_rank(plan: Plan, rank: int) -> int:
+    return rank // (plan.mesh.batch * plan.mesh.tp)
+
+
+def _axes(parameter: nn.Parameter) -> dict[str, bool]:
+    if not isinstance(parameter, DTensor):
+        return {}
+    names = parameter.device_mesh.mesh_dim_names or ()
+    split = zip(names, parameter.device_mesh.shape, parameter.placements, strict=True)
+    return {name: True for name, size, placement in split if size > 1 and not isinstance(placement, Replicate)}

@@ -1,0 +1,274 @@
+"""What a run tells: a row per step, events, and copies for the loggers.
+
+Values stay tensors on the device until `every` steps are together; then one collective sums them over the ranks, one transfer
+brings them to the host, and rank 0 writes. Between two flushes no step waits for the device.
+"""
+
+import json
+import os
+import time
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dtrain import secrets
+from dtrain.build import build
+from dtrain.errors import DtrainError, LeaseError, MovedError, StoreError
+from dtrain.lifecycle.slowdown import Slowdown
+from dtrain.logger import Logger
+from dtrain.mesh import Mesh
+from dtrain.objective import Objective
+from dtrain.objective.figures import figures
+from dtrain.plan import Plan
+from dtrain.predict.time import at_peak
+from dtrain.result import Result, peak_bytes, versions
+from dtrain.secrets import screen
+from dtrain.storage import attempts, store
+from dtrain.storage.jsonl import Journal, clean
+
+DECIDES = ("model", "data", "objective", "optim", "schedule", "precision", "strategy", "batch", "mesh", "steps", "seed", "clip", "ema")
+"""Fields of the plan that a logger is told."""
+
+
+class Log:
+    """A context; all ranks have one, rank 0 writes metrics.jsonl, events.jsonl and result.json."""
+
+    def __init__(self, plan: Plan, mesh: Mesh) -> None:
+        self._mesh, self._every, self._batch = mesh, plan.log_every, plan.batch.size
+        self._pending: list[tuple[int, int, Mapping[str, Tensor], int, Tensor, Mapping[str, float], float]] = []
+        self._reached: int | None = None
+        self._passed_over: Collection[str] = ()
+        self._rows = Journal(store.join(plan.out, "metrics.jsonl"), by_step=True, check=self._check) if mesh.rank == 0 else None
+        self._events = Journal(store.join(plan.out, "events.jsonl"), check=self._check) if mesh.rank == 0 else None
+        self._journals = [journal for journal in (self._rows, self._events) if journal is not None]
+        self._loggers: dict[str, Logger] = {}
+        self._plan = plan
+        self.start()
+        self.last: dict[str, Any] = {}
+        """The newest row; on rank 0."""
+
+    def __enter__(self) -> "Log":
+        if self._mesh.rank == 0:
+            for name, part in self._plan.loggers.items():
+                try:
+                    logger = build(part, Logger, out=self._plan.out, steps=self._plan.steps)
+                    if begin := getattr(logger, "begin", None):
+                        begin(facts(self._plan))
+                    self._loggers[name] = logger
+                except DtrainError:
+                    raise
+                except Exception as error:  # as below
+                    self._left_out(name, error)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if self._rows is None or self._events is None:
+            return
+        if error is not None:
+            with suppress(LeaseError, MovedError):
+                self.event("failed", error=f"{type(error).__name__}: {error}")
+        for name in list(self._loggers):
+            self._tell(name, "close")
+        with ExitStack() as stack:
+            if error is not None:
+                stack.enter_context(suppress(StoreError))  # it must not hide the error
+            stack.callback(self._events.close)
+            stack.callback(self._rows.close)
+
+    def event(self, name: str, /, **facts: Any) -> None:
+        """A line of events.jsonl."""
+        if self._events is not None:
+            self._events.append({"time": time.time(), "event": name, **facts})
+
+    def note(self, text: str) -> None:
+        for name in list(self._loggers):
+            self._tell(name, "note", secrets.masked(text))
+
+    def caveat(self, text: str) -> None:
+        """What a person should know of this run: an event, and a note."""
+        self.event("caveat", text=text)
+        self.note(text)
+
+    def started(self, step: int, *, parameters: int, damaged: Iterable[str], passed_over: Collection[str], caveats: Iterable[str]) -> None:
+        """After `step` steps of an earlier start, or none; rows after it will be written again. `damaged`: what is wrong with the checkpoints passed over
+        in this start; `passed_over`: the places of these and earlier ones. Raises MovedError when the storage is not the one that was restored from."""
+        self._reached, self._passed_over = step, passed_over
+        missing = step - self.back(step) if self._rows is not None else 0
+        if missing:
+            self.caveat(f"metrics.jsonl lacks the rows of {missing} of the {step} steps that are done")
+        if "DTRAIN_RESTART_REASON" in os.environ:
+            self.event("restarted", reason=os.environ["DTRAIN_RESTART_REASON"])
+        for sentence in damaged:
+            self.event("damaged", error=sentence)
+            self.note(f"passed over a damaged checkpoint: {sentence}")
+        self.event("started", step=step, ranks=self._mesh.world, parameters=parameters, plan=self._plan.digest, versions=versions())
+        self.note(f"{short(parameters)} parameters on {self._mesh.world} rank(s)" + (f", going on after step {step}" if step else ""))
+        for sentence in caveats:
+            self.caveat(sentence)
+
+    def begin(self, objective: Objective, slowdown: Slowdown) -> None:
+        """The loop begins."""
+        self._objective, self._slowdown = objective, slowdown
+        self._at_peak = at_peak(self._plan) if self._rows is not None else None
+        self.start()
+
+    def start(self) -> None:
+        """Steps are timed from here: what came before (building, logging, evaluating, saving) is no step's time."""
+        self._clock = self._flushed = time.perf_counter()
+
+    def record(
+        self, step: int, seen: int, sums: Mapping[str, Tensor], count: int, norm: Tensor, rates: Mapping[str, float], *, now: bool = False
+    ) -> None:
+        """One step, after which the world has seen `seen` samples: sums over this rank and the count they are divided by, the global gradient norm.
+
+        Costs no device sync but where its row is due, or wanted `now`.
+        """
+        self._reached, clock = max(step, self._reached or 0), time.perf_counter()
+        self._pending.append((step, seen, sums, count, norm, rates, clock - self._clock))
+        self._clock = clock
+        if now or step % self._every == 0:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self._pending:
+            return
+        pending, self._pending = self._pending, []
+        shapes = {name: value.shape for name, value in pending[0][2].items()}
+        flat = [sums[name].float().reshape(-1) for _, _, sums, *_ in pending for name in shapes]
+        sums = self._mesh.sum_stages(self._mesh.sum(torch.cat(flat)))
+        width = len(sums) // len(pending)
+        if self._rows is None:
+            return
+        values = sums.tolist() + torch.stack([norm for *_, norm, _, _ in pending]).tolist()  # the norm of state that rests on the CPU is there
+        if self._mesh.device.type != "cpu":  # steps were queued, not done: only now is it known how long they took together
+            each = (time.perf_counter() - self._flushed) / len(pending)
+            pending = [(*entry[:-1], each) for entry in pending]
+        rows, peak = [], peak_bytes(self._mesh.device.type)
+        for index, (step, seen, _, count, _, rates, seconds) in enumerate(pending):
+            row: dict[str, Any] = {"step": step, "seen": seen}
+            row |= figures(self._objective, shapes, values[index * width : (index + 1) * width], count)
+            row |= rates
+            row |= {"norm": values[len(pending) * width + index], "step_seconds": seconds}
+            row |= {"samples_per_second": self._batch / seconds, "peak_bytes": peak}
+            if self._at_peak:
+                row["mfu"] = self._at_peak / seconds
+            if self._objective.unit == "tokens":
+                row |= {"tokens_per_second": count / seconds}
+            rows.append(row)
+        self._rows.append(*rows)
+        self._warn()
+        for said in self._slowdown.look((row["step"], row["step_seconds"]) for row in rows):
+            self.caveat(said)
+        self.last = rows[-1]
+        elapsed = sum(row["step_seconds"] for row in rows) / len(rows)
+        told = {**self.last, "step_seconds": elapsed, "samples_per_second": self._batch / elapsed}
+        if self._at_peak:
+            told["mfu"] = self._at_peak / elapsed
+        if "tokens_per_second" in told:
+            told["tokens_per_second"] = pending[-1][3] / elapsed
+        for name in list(self._loggers):
+            self._tell(name, "log", told["step"], {key: value for key, value in told.items() if key != "step"})
+        self.start()
+
+    def saves(self, ended: Iterable[Any]) -> None:
+        """How saves ended (`checkpoint.Landed`), as events: committed or save_failed. One that failed is told to the person as well; training goes on."""
+        for one in ended:
+            facts = {name: value for name, value in vars(one).items() if value is not None and name != "kind"}
+            self.event("save_failed" if one.kind == "failed" else one.kind, **facts)
+            if one.kind == "failed":
+                self.note(f"the save of step {one.step} failed, training goes on: {one.error}")
+        self._warn()
+
+    def durable(self) -> None:
+        """What was told stays, whatever dies after this. Called beside the loop, before a commit, which a journal that cannot be written does not keep
+        back: its rows stay in memory, and the next commit makes them durable. Raises LeaseError and MovedError."""
+        for journal in self._journals:
+            try:
+                journal.durable()
+            except StoreError as error:  # others were noted by the journal
+                if isinstance(error, (LeaseError, MovedError)):
+                    raise
+
+    def back(self, step: int) -> int:
+        """Steps after `step` will be done again, and have their rows then. Returns how many rows stay, on rank 0."""
+        self._pending = [entry for entry in self._pending if entry[0] <= step]
+        kept = self._rows.keep(lambda row: type(row.get("step")) is int and row["step"] <= step) if self._rows is not None else []
+        self.last = kept[-1] if kept else {}
+        self.start()
+        return len(kept)
+
+    def evaluated(self, step: int, scalars: dict[str, float]) -> dict[str, float]:
+        """Held-out figures: an event, and a row for the loggers. Returns them."""
+        self.event("evaluated", step=step, **scalars)
+        for name in list(self._loggers):
+            self._tell(name, "log", step, scalars)
+        self.start()
+        return scalars
+
+    def saw(self, step: int, hook: str, said: Mapping[str, Any]) -> None:
+        """What a hook returned: an event, and its `text` for the person."""
+        self.event(hook, step=step, **said)
+        if "text" in said:
+            self.note(said["text"])
+        self.start()
+
+    def finish(self, result: Result) -> None:
+        """result.json, and the last event."""
+        if self._mesh.rank == 0:
+            store.write(store.join(self._plan.out, "result.json"), json.dumps(clean(result.to_dict()), indent=1).encode())
+        reason = {"reason": result.reason} if result.reason else {}
+        self.event(result.status, step=result.step, loss=result.loss, wall_seconds=result.wall_seconds, **reason)
+
+    def _check(self) -> None:
+        """Raises MovedError when a checkpoint under `out` has done more steps than this start of the run; StoreError."""
+        if self._reached is None:
+            return
+        steps = [one.step for one in attempts.listed(self._plan.out) if one.is_committed and attempts.place(one.url) not in self._passed_over]
+        if max(steps, default=0) > self._reached:
+            raise MovedError(
+                f"other storage has come to the place of out={self._plan.out}: a checkpoint of step {max(steps)} is there, and this start of the run, which "
+                f"did not see it, is at step {self._reached}. It ends; the same words go on from step {max(steps)}"
+            )
+
+    def _warn(self) -> None:
+        """What the journals could not do, and when they could again."""
+        for journal in self._journals:
+            warnings, journal.warnings = journal.warnings, []
+            for text in warnings:
+                self.caveat(text)
+
+    def _tell(self, name: str, what: str, *arguments: Any) -> None:
+        """A logger that fails is named once and left out; training goes on."""
+        try:
+            getattr(self._loggers[name], what)(*arguments)
+        except Exception as error:  # whatever a tracker raises must not end a run
+            del self._loggers[name]
+            self._left_out(name, error)
+
+    def _left_out(self, name: str, error: Exception) -> None:
+        self.event("logger_failed", logger=name, error=f"{type(error).__name__}: {error}")
+        screen.say(screen.on_one_line(secrets.masked(f"dtrain: logger {name} failed and is left out: {type(error).__name__}: {error}")))
+
+
+def facts(plan: Plan) -> dict[str, Any]:
+    """Dotted key -> value of what decides the numbers and the speed of a run, without secrets."""
+    found, left = dict[str, Any](), [(name, getattr(plan, name)) for name in DECIDES]
+    while left:
+        key, value = left.pop(0)
+        if is_dataclass(value) and not isinstance(value, type):
+            value = asdict(value)
+        if isinstance(value, Mapping):
+            left += [(f"{key}.{name}", item) for name, item in value.items() if name != "_about_"]
+        elif value is not None:
+            found[key] = value
+    shown: dict[str, Any] = clean(found)
+    return shown
+
+
+def short(number: int) -> str:
+    """1.62M, or all digits of what is small."""
+    return f"{number / 1e6:.2f}M" if number >= 1e5 else f"{number:,}"

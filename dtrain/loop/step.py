@@ -1,0 +1,122 @@
+"""One optimizer step's worth of forwards and backwards: plain accumulation over microbatches, or a pipeline schedule."""
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dtrain import compile
+from dtrain.data import Batch
+from dtrain.data.stream import Stream
+from dtrain.loop.agreement import Agreement
+from dtrain.mesh import Mesh
+from dtrain.model import seeds
+from dtrain.objective import Objective, Shapes, agreed, loss_of
+from dtrain.parallel.context import Context
+from dtrain.parallel.pipeline import Pipeline
+from dtrain.parallel.split_check import check_split
+from dtrain.precision import Precision
+from dtrain.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class StepLoss:
+    """This rank's part of a step: `sums` (the loss and the objective's metrics) over the `count` of the whole batch."""
+
+    sums: Mapping[str, Tensor]
+    count: int
+
+
+Step = Callable[[Stream, int], StepLoss]
+
+
+def call(model: Callable[..., Any], inputs: Any) -> Any:
+    """A mapping of inputs becomes keyword arguments; what a pair holds beside its first are keyword arguments too."""
+    if isinstance(inputs, tuple):
+        return model(inputs[0], **inputs[1])
+    return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+
+
+def make_step(
+    model: nn.Module, objective: Objective, strategy: Strategy, mesh: Mesh, *, precision: Precision, seed: int, context: Context | None = None
+) -> Step:
+    """(stream, step number) -> StepLoss, leaving gradients of the mean over the whole batch (times the loss scale) in the model."""
+    first: Shapes = {}
+    shapes: Shapes = {}
+    agreement = Agreement(model, mesh)
+
+    def step(stream: Stream, number: int) -> StepLoss:
+        share = next(stream)
+        compile.begin()
+        if context:
+            check(model, objective, share.microbatches[0], context, mesh, precision)
+        seeds.reseed(seed, number, mesh.batch_rank)
+        # strategies average gradients over the ranks of the batch, the loss is a sum over all of them; under fp16 `clip` makes up for
+        # it, or more ranks would overflow earlier
+        weight = (precision.scale.value if precision.scale else mesh.batch_ranks) / max(1, share.count)
+        batches = [context.split(batch) for batch in share.microbatches] if context else share.microbatches
+        sums: dict[str, Tensor] = {}
+        missing: list[Collection[nn.Parameter]] = []
+        agreement.begin()
+
+        def summed(outputs: Any, index: int) -> Tensor:
+            loss = loss_of(objective, outputs, batches[index], first)
+            for name, value in (("loss", loss.sum), *loss.metrics.items()):
+                value = value.detach()
+                sums[name] = sums[name] + value if name in sums else value
+            return loss.sum * weight
+
+        with context.active() if context else nullcontext():
+            if isinstance(model, Pipeline):
+                with strategy.sync(model, True) as absent:
+                    model.step([inputs_of(objective, batch, context) for batch in batches], summed)
+                missing.append(absent or ())
+            else:
+                for index, batch in enumerate(batches):
+                    with strategy.sync(model, index == len(batches) - 1) as absent:
+                        with precision.autocast(mesh.device):
+                            loss = summed(call(model, inputs_of(objective, batch, context)), index)
+                        loss.backward()
+                    if absent is not None:
+                        missing.append(tuple(absent))
+        if not shapes:
+            shapes.update(agreed(objective, first, mesh))
+        if not sums:  # a rank without the last stage knows no loss
+            sums.update({name: torch.zeros(shape, device=mesh.device) for name, shape in shapes.items()})
+        agreement.settle(missing)
+        return StepLoss(sums, share.count)
+
+    return step
+
+
+def check(model: nn.Module, objective: Objective, batch: Batch, context: Context, mesh: Mesh, precision: Precision) -> None:
+    """Before a sequence is split for the first time. Raises WordsError for a model that gives something else for its parts."""
+
+    def forward(batch: Batch, context: Context | None) -> Any:
+        with precision.autocast(mesh.device), context.active() if context else nullcontext():
+            return call(model, inputs_of(objective, batch, context))
+
+    check_split(model, batch, context, forward, mesh=mesh, precision=precision)
+
+
+def inputs_of(objective: Objective, batch: Batch, context: Context | None) -> Any:
+    """What the model is called with; of a part of a sequence also where its tokens stand."""
+    inputs = objective.inputs(batch)
+    if context is None:
+        return inputs
+    first = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
+    positions = {"position_ids": context.position_ids(first.shape[1] * context.size)}
+    return {**inputs, **positions} if isinstance(inputs, Mapping) else (inputs, positions)
+
+
+def gradients_of(model: nn.Module) -> list[nn.Parameter]:
+    """Parameters that are trained, listed once: walking the modules every step costs more than a small model's backward."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def zero(parameters: list[nn.Parameter]) -> None:
+    for parameter in parameters:
+        parameter.grad = None

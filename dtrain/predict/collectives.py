@@ -1,0 +1,343 @@
+"""Which collectives a rank takes part in during one optimizer step: over which axis, how many, how many bytes. See it with `dtrain plan`.
+
+Bytes are the payload of a call on one rank as nccl-tests counts it (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md):
+the whole of what is reduced, gathered or scattered, padding included; of an exchange what a rank gives away, its own part included;
+of a message its tensor. What crosses a wire is less, or more: `dtrain.predict.time` says how much. Groups of one rank are left out.
+
+One rank of each stage of the pipeline is looked at, the first of all other axes, never each rank. Rows that experts exchange depend on
+the data: here every expert gets as many, which is right on average. Not told: evaluation, saves, and what is done once at the start.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from dtrain.plan import Plan
+from dtrain.predict.shapes import Block, Shapes, Split, Weight, word_of
+from dtrain.predict.state_bytes import gathered
+from dtrain.predict.view import View
+
+STOP_BYTES = 8
+"""Two numbers by which ranks agree on a stop."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """`calls` collectives of one `kind` among `ranks` ranks, `bytes` in all of them together; `when`: step, flush (of the log), data or agreement."""
+
+    axis: str
+    kind: str
+    what: str
+    calls: int
+    bytes: float
+    when: str = "step"
+
+
+def padded(shape: tuple[int, ...], ranks: int) -> int:
+    """Numbers of all shards together: dim 0 in equal parts."""
+    return math.prod((-(-shape[0] // ranks) * ranks, *shape[1:]))
+
+
+def traffic(plan: Plan, shapes: Shapes, rank: int = 0) -> tuple[Call, ...]:
+    """Of one rank of the pipeline's stage(s) number `rank` (0 where there is no pipeline)."""
+    view = View(plan, shapes, rank)
+    parts = (_data, _tensor, _loss, _context, _experts, _pipeline, _optimizer, _loop)
+    found: dict[tuple[str, str, str, str], Call] = {}
+    for call in (call for part in parts for call in part(view)):
+        key = (call.axis, call.kind, call.what, call.when)
+        if call.calls and view.groups[call.axis].size > 1:
+            before = found.get(key, replace(call, calls=0, bytes=0.0))
+            found[key] = replace(call, calls=before.calls + call.calls, bytes=before.bytes + call.bytes)
+    return tuple(found.values())
+
+
+def busiest(plan: Plan, shapes: Shapes) -> tuple[int, tuple[Call, ...]]:
+    """(the rank of the pipeline that moves most bytes, its collectives)."""
+    each = [traffic(plan, shapes, rank) for rank in range(plan.mesh.pp)]
+    most = max(range(plan.mesh.pp), key=lambda rank: sum(call.bytes for call in each[rank]))
+    return most, each[most]
+
+
+def _data(view: View) -> Iterator[Call]:
+    if view.holding.shards:
+        for stage in view.stages.values():
+            yield from _sharded(view, stage)
+        whole = [view.types.param for weight in view.weights if not weight.shape]
+        if whole:
+            yield Call("batch", "all_reduce", "gradients", 1, sum(whole))
+    elif view.plan.mesh.pp * view.plan.mesh.tp * view.plan.mesh.ep == 1:
+        yield from _ddp(view)
+    else:
+        yield from _averaged(view)
+
+
+def _sharded(view: View, stage: tuple[Block, ...]) -> Iterator[Call]:
+    """FSDP2: each listed block and the head is gathered and reduced by itself, the rest with the root, experts among those who hold the same ones."""
+    apart, several = view.plan.mesh.ep > 1, view.plan.batch.accumulate > 1
+    listed = [index for index, block in enumerate(stage) if block.listed]
+    stays = next((index for index in listed if stage[index].stays), listed[-1] if listed else -1)
+    root: list[Weight] = []
+    once = view.plan.batch.accumulate if view.holding.frees else 1
+    for index, block in enumerate(stage):
+        dense = [weight for weight in block.weights if not (weight.experts and apart)]
+        if block.head:
+            yield from _unit(view, dense, 1, once)
+            continue
+        if not block.listed:
+            root += dense * block.count
+            continue
+        one = int(index == stays)  # it is wanted again at once, and stays
+        yield from _unit(view, dense, block.count - one, _gathers(view, block))
+        yield from _unit(view, dense, one, _gathers(view, block, stays=True))
+        yield from _unit(
+            view, [weight for weight in block.weights if weight.experts and apart], block.count, _gathers(view, block), axis="expert_shard"
+        )
+    yield from _unit(view, root, 1, once)
+    yield from _in_vain(view, [stage[index] for index in listed], root, several=several)
+
+
+def _gathers(view: View, block: Block, *, stays: bool = False) -> int:
+    """How often a block is gathered in a step: before each forward and backward of it, unless it is there."""
+    back = block.uses * block.gives
+    if view.holding.frees:
+        return view.plan.batch.accumulate * (max(1, back) if stays else block.uses + back)
+    return max(1, back) if view.plan.mesh.pp == 1 else 1
+
+
+def _in_vain(view: View, listed: list[Block], root: list[Weight], *, several: bool) -> Iterator[Call]:
+    """FSDP2 gathers what it takes for the next backward: also the last block without one, and, where gradients are accumulated and the root has
+    nothing to gather, the last of the microbatch before."""
+    if view.plan.mesh.pp > 1:
+        return
+    without = [block for block, after in itertools.pairwise(listed) if after.gives and not block.gives]
+    if without:
+        yield from _gathered(view, list(without[-1].weights), int(view.holding.frees), "dp_shard")
+    elif several and not root and listed:
+        yield from _gathered(view, list(listed[-1].weights), 1, "dp_shard")
+
+
+def _unit(view: View, weights: list[Weight], count: int, gathers: int, *, axis: str = "dp_shard") -> Iterator[Call]:
+    """`count` equal groups of weights that are gathered, so many times, and reduced together; those without dims stay whole."""
+    weights = [weight for weight in weights if weight.shape]
+    if not weights or not count:
+        return
+    plan, size = view.plan, view.groups[axis].size
+    trained = sum(padded(gathered(plan, weight), size) for weight in weights if weight.trained)
+    yield from _gathered(view, weights, count * gathers, axis)
+    if trained:
+        times, reduce = count * view.reduces, view.types.reduce
+        yield Call(axis, "reduce_scatter", "gradients", times, times * trained * reduce)
+        if axis == "dp_shard":
+            yield Call("dp_replicate", "all_reduce", "gradients", times, times * trained * reduce / size)
+
+
+def _gathered(view: View, weights: list[Weight], times: int, axis: str) -> Iterator[Call]:
+    numbers = sum(padded(gathered(view.plan, weight), view.groups[axis].size) for weight in weights if weight.shape)
+    yield Call(axis, "all_gather", "weights", times, times * numbers * view.stream)
+
+
+def _ddp(view: View) -> Iterator[Call]:
+    """DistributedDataParallel: buckets in the order in which gradients come, from the last weight to the first."""
+    sizes = [weight.count * view.types.param for weight in view.weights]
+    if sizes:
+        yield Call("batch", "all_reduce", "gradients", _buckets(sizes[::-1], _bucket(view.plan)), sum(sizes))
+
+
+def _averaged(view: View) -> Iterator[Call]:
+    """What dtrain.strategy.ddp.average does after the backward, beside other axes."""
+    mesh = view.plan.mesh
+    for axis, some in (
+        ("batch", [w for w in view.weights if not (w.experts and mesh.ep > 1)]),
+        ("expert_shard", [w for w in view.weights if w.experts and mesh.ep > 1]),
+    ):
+        sizes = [math.prod(gathered(view.plan, weight)) * view.types.param for weight in some]
+        if sizes:
+            yield Call(axis, "all_reduce", "gradients", _buckets(sizes, _bucket(view.plan)), sum(sizes))
+
+
+def _bucket(plan: Plan) -> int:
+    return int(float(plan.strategy.get("bucket_mb") or 25) * 2**20)
+
+
+def _buckets(sizes: list[int], bucket: int) -> int:
+    """How many there are when each is closed as soon as it holds `bucket` bytes."""
+    count, held = 0, 0
+    for size in sizes:
+        held += size
+        if held >= bucket:
+            count, held = count + 1, 0
+    return count + (held > 0)
+
+
+def _tensor(view: View) -> Iterator[Call]:
+    """Megatron's (arXiv 1909.08053), and with tensor.sequence=split those of arXiv 2205.05198, module by module of the model's table."""
+    if view.plan.mesh.tp == 1:
+        return
+    for block, again in view.blocks:
+        for split in block.splits:
+            forwards = block.count * view.plan.batch.accumulate
+            yield from _module(view, split, forwards, again * split.again * view.plan.batch.accumulate)
+        yield from _whole_weights(view, block)
+
+
+def _module(view: View, split: Split, forwards: int, repeated: int) -> Iterator[Call]:
+    """`forwards` of one module, `repeated` of them once more in the backward."""
+    sequence = view.plan.tensor["sequence"] == "split"
+    product = view.types.compute
+    call = partial(_flow, view, forwards)
+    kind = split.style
+    if kind.startswith("colwise") and not sequence and split.takes:
+        yield call("all_reduce", split.inputs * view.stream)  # of the gradient of what goes in
+    if kind in ("colwise_gather_output", "colwise_rep") and view.plan.tensor["loss"] == "whole":
+        whole = -(-split.width // view.plan.mesh.tp) * view.plan.mesh.tp
+        yield call("all_gather", split.outputs // split.width * whole * product)
+    if kind.startswith("rowwise") or kind == "embedding_rowwise":
+        each = split.outputs * (view.stream if kind == "embedding_rowwise" else product)
+        summed = not sequence or (kind == "embedding_rowwise" and view.own)  # our embedding multiplies what it looked up, which needs all of it
+        yield _flow(view, forwards + repeated, "all_reduce" if summed else "reduce_scatter", each)
+        if sequence and split.gives:
+            yield call("all_gather", each)
+        if view.own and word_of(view.plan.model) == "mlp" and split.name.startswith("layers."):
+            yield call("all_reduce", each)  # gelu's backward sums up once more what goes into it
+    if kind == "sequence_parallel" and sequence:
+        yield _flow(view, forwards + repeated, "all_gather", split.outputs * view.stream)
+        if split.gives:
+            yield call("reduce_scatter", split.outputs * view.stream)
+
+
+def _flow(view: View, times: int, kind: str, each: float) -> Call:
+    """`each` in bytes of one sample."""
+    return Call("tp", kind, "activations", times, times * each * view.rows)
+
+
+def _whole_weights(view: View, block: Block) -> Iterator[Call]:
+    """Gradients of norms that see a part of the sequence, or of the heads, are parts of a sum."""
+    styles = (
+        ("sequence_parallel", "replicated_with_grad_allreduce") if view.plan.tensor["sequence"] == "split" else ("replicated_with_grad_allreduce",)
+    )
+    for split in block.splits:
+        if split.style in styles:
+            for weight in block.weights:
+                if weight.trained and weight.name.rpartition(".")[0] == split.name:
+                    times = block.count * view.reduces
+                    yield Call("tp", "all_reduce", "gradients", times, times * weight.count * view.stream)
+
+
+def _loss(view: View) -> Iterator[Call]:
+    """The loss of logits that are split over the vocabulary: the largest, then two sums, of every token in fp32."""
+    last = max(view.stages) == view.plan.mesh.pp * view.plan.pipeline.stages - 1 or view.plan.mesh.pp == 1
+    if view.plan.tensor["loss"] == "split" and last:
+        times = view.plan.batch.accumulate
+        yield Call("tp", "all_reduce", "loss", 2 * times, times * 12 * view.rows * view.shapes.tokens)
+
+
+def _context(view: View) -> Iterator[Call]:
+    mesh, times = view.plan.mesh, view.plan.batch.accumulate
+    if mesh.cp == 1:
+        return
+    for block, again in view.blocks:
+        for one in block.attention:
+            heads, queries = (-(-many // (mesh.tp if one.split else 1)) for many in (one.kv_heads, one.heads))
+            row, width = view.rows * one.tokens, one.head + one.value
+            forwards, backs = times * (block.count + again * one.gives), times * block.count * one.gives
+            if view.plan.context["attention"] == "ulysses":
+                each = row * (queries + math.lcm(heads, mesh.cp)) * width * one.bytes
+                yield Call("cp", "all_to_all", "heads", 4 * (forwards + backs), (forwards + backs) * each)
+                continue
+            steps = (mesh.cp - 1) * (forwards + backs)  # keys and values, in the forward and again in the backward
+            size = steps * one.bytes + mesh.cp * backs * 4  # their gradients in fp32
+            for kind in ("send", "recv"):
+                yield Call("cp", kind, "keys and values", 2 * (steps + mesh.cp * backs), row * heads * width * size)
+
+
+def _experts(view: View) -> Iterator[Call]:
+    """Counts and rows to the experts, rows back; in the backward rows alone. And once a step who was how busy."""
+    mesh, times = view.plan.mesh, view.plan.batch.accumulate
+    for block, again in view.blocks:
+        for one in block.experts:
+            if mesh.ep > 1:
+                forwards, rows = times * (block.count + again), view.rows * one.rows * one.width * one.bytes
+                backwards = times * block.count
+                yield Call("ep", "all_to_all", "rows", 3 * forwards + 2 * backwards, forwards * (8 * one.count + 2 * rows) + backwards * 2 * rows)
+    counted = sum(block.count * one.count for block, _ in view.blocks for one in block.experts)
+    if counted:
+        yield Call("batch", "all_reduce", "balance of experts", 1, 8 * counted)
+
+
+def _pipeline(view: View) -> Iterator[Call]:
+    """What stages on other ranks are handed, forth and back; along the sequence it is split where tensor.sequence says so."""
+    mesh, times = view.plan.mesh, view.plan.batch.accumulate
+    if mesh.pp == 1:
+        return
+    owners = view.plan.pipeline.owners(mesh.pp)
+    part = mesh.tp if view.plan.tensor["sequence"] == "split" else 1
+    for index in view.stages:
+        for kind, before, source in (("send", index + 1, index), ("recv", index - 1, index - 1)):
+            if 0 <= before < len(owners) and owners[before] != view.rank:
+                each = view.every[source][-1].passes * view.rows * view.stream / part
+                yield Call("pp", kind, "activations", times, times * each)
+                yield Call("pp", "recv" if kind == "send" else "send", "gradients", times, times * each)
+
+
+def _optimizer(view: View) -> Iterator[Call]:
+    word, size = word_of(view.plan.optim), view.groups["dp_shard"].size if view.holding.shards else 1
+    if word == "muon":
+        for weight in view.weights:
+            if weight.hidden:
+                yield from _muon(view, weight, size)
+    if word == "adafactor":
+        for matrix, moved in itertools.product((True, False), repeat=2):
+            same = [w for w in view.weights if (len(w.shape) > 1) == matrix and (w.experts and view.plan.mesh.ep > 1) == moved]
+            yield from _adafactor(view, same, ("expert_shard", "ep") if moved else ("dp_shard",))
+
+
+def _adafactor(view: View, weights: Sequence[Weight], data: Sequence[str]) -> Iterator[Call]:
+    """Over each axis that splits some weights of one mesh: their squares with sums along the dim it splits, sums of row means, squares of updates."""
+    for axis in (*data, "tp"):
+        count = numbers = means = 0
+        for weight in weights:
+            splits = {name: 0 for name in data if name == "ep" or view.holding.shards} | ({} if weight.tp is None else {"tp": weight.tp})
+            if axis not in splits or view.groups[axis].size == 1 or not weight.shape:
+                continue
+            local = list(weight.shape)
+            for other, dim in splits.items():
+                local[dim] = -(-local[dim] // view.groups[other].size)
+            behind = len(local) - splits[axis]
+            count += 1
+            numbers += math.prod(local) // local[splits[axis]] if len(local) > 1 and behind <= 2 else 0
+            means += math.prod(local[:-2]) if len(local) > 1 and behind == 2 else 0
+        if count:
+            yield Call(axis, "all_reduce", "optimizer", 2 + bool(means), 4 * (2 * count + numbers + means))
+
+
+def _muon(view: View, weight: Weight, size: int) -> Iterator[Call]:
+    """A matrix is put together from its shards; where both axes split its rows, those of the data come first."""
+    tp, bytes_ = view.plan.mesh.tp if weight.tp is not None else 1, view.types.param
+    rows, columns = weight.shape
+    if weight.tp == 0:
+        inner, outer = -(-rows // tp), -(-rows // tp) * tp
+        yield Call("dp_shard", "all_gather", "optimizer", int(size > 1), padded((inner, columns), size) * bytes_)
+        yield Call("tp", "all_gather", "optimizer", 1, outer * columns * bytes_)
+        return
+    yield Call("tp", "all_gather", "optimizer", int(tp > 1), -(-rows // size) * -(-columns // tp) * tp * bytes_)
+    yield Call("dp_shard", "all_gather", "optimizer", int(size > 1), padded((rows, columns), size) * bytes_)
+
+
+def _loop(view: View) -> Iterator[Call]:
+    """The gradient norm, with the loss where a jump of it counts; what is asked now and then."""
+    plan, mesh = view.plan, view.plan.mesh
+    beside = plan.spike.get("sigma") is not None
+    split = mesh.pp > 1 or mesh.ep > 1 or mesh.tp > 1 or (view.holding.shards and mesh.dp_shard * mesh.cp > 1)
+    yield Call("world", "all_reduce", "agreement on what was reached", 1, 4)
+    for floating, size in view.shapes.moving:
+        yield Call("batch", "all_reduce" if floating else "broadcast", "buffers", 1, size)
+    if split or beside:
+        yield Call("world", "all_reduce", "gradient norm", 1, 4 * (split + beside))
+    if word_of(plan.data) == "dataset" and not plan.data.get("workers"):
+        yield Call("batch", "all_reduce", "targets that count", 1, 8, "data")
+    names = 2 if word_of(plan.objective) == "classification" else 1
+    for axis in ("batch", "pp"):
+        yield Call(axis, "all_reduce", "rows of the log", 1, 4 * names * plan.log_every, "flush")
+    yield Call("world", "all_reduce", "agreement on a stop", 1, STOP_BYTES, "agreement")

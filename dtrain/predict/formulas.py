@@ -1,0 +1,210 @@
+"""The shapes of this package's own models, by arithmetic on their arguments: their forwards once more, on a Tape. No torch.
+
+Tests hold them against the models themselves, run for real.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dtrain.plan import Part
+from dtrain.predict.activations import Tape, Value
+from dtrain.predict.shapes import Attention, Block, Decided, Experts, Kept, Shapes, Split, Types, Weight, runs, types_of, word_of
+from dtrain.predict.state_bytes import flowing
+
+NEXT = "sequence_parallel"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the formulas need of a plan beside the model's arguments. `tokens` of a sample; `apart`: its sequence lies on several ranks; `cast`: it is not used as it comes."""
+
+    types: Types
+    fused: bool
+    tokens: int
+    apart: bool
+    cast: bool
+    objective: str
+
+    def tape(self, name: str) -> Tape:
+        return Tape(name, self.types, fused=self.fused)
+
+
+def shapes(plan: Decided) -> Shapes | None:
+    """None for a model that is not ours, or where the data, which is not read here, has to say an argument, or how long a sample is."""
+    word, facts = word_of(plan.model), facts_of(plan.data)
+    part = {name: facts.get(name, value) if value == "auto" else value for name, value in plan.model.items()}
+    objective = word_of(plan.objective)
+    tokens = plan.data.get("sequence") if objective == "next_token" else 1
+    if word not in FORMULAS or "auto" in part.values() or objective not in OBJECTIVES or tokens is None:
+        return None
+    run = Run(flowing(plan), plan.device == "cuda", tokens, plan.mesh.cp > 1, types_of(plan).param != 4, objective)
+    return FORMULAS[word](part, run)
+
+
+def facts_of(data: Part) -> Mapping[str, Any]:
+    """What `auto` stands for in a model, as far as the words of the data say."""
+    word = word_of(data)
+    if word == "synthetic":
+        return {"vocab": data["vocab"], "inputs": data["inputs"], "outputs": data["outputs"]}
+    if word == "text":
+        return {"vocab": 256} if data["tokenizer"] == "bytes" else {}
+    return {"vocab": data["vocab"]} if word == "tokens" else {}
+
+
+def gpt(part: Mapping[str, Any], run: Run) -> Shapes:
+    C = part["width"]
+    hidden = part["hidden"] or 64 * math.ceil(C * 8 / 3 / 64)
+    return _transformer(part, run, lambda tape, x: _feed_forward(tape, x, "feed_forward", C, hidden, run), sequence=True)
+
+
+def moe(part: Mapping[str, Any], run: Run) -> Shapes:
+    C, E, K, shared = part["width"], part["experts"], part["active"], part["shared"]
+    hidden = part["hidden"] or 64 * math.ceil(C * 8 / 3 / (K + shared) / 64)
+    found = _transformer(part, run, lambda tape, x: _mixture(tape, x, C, hidden, E, K, shared, run), sequence=False)
+    bias = 4 * E * part["layers"]
+    return Shapes(
+        found.blocks, found.buffers + bias + 8 * E * part["layers"], bias, found.tables, found.sample, found.tokens, found.inputs, found.returns
+    )
+
+
+def _transformer(part: Mapping[str, Any], run: Run, feed_forward: Callable[[Tape, Value], Value], *, sequence: bool) -> Shapes:
+    """`sequence`: its norms may hold a part of the sequence each."""
+    C, V, T, H, rest = part["width"], part["vocab"], run.tokens, part["heads"], run.types.param
+    style = NEXT if sequence else ""
+    embed = run.tape("embed")
+    embed.weights.append(Weight("embed.weight", (V, C), 0, product=part["tied"], embedding=True))
+    embed.splits.append(Split("embed", "embedding_rowwise", T, T * C, C, takes=False))
+    x = embed.op([], Value(T * C, rest, "stream", trained=True))
+    blocks = [embed.block(x, listed=False)]
+
+    tape = run.tape("blocks.0")
+    x = tape.takes(Value(T * C, rest, "stream"))
+    y = _attention(tape, tape.norm(x, "attention_norm", C, groups=T, style=style, out="whole"), part, run)
+    x = tape.add(x, y)
+    x = tape.add(x, feed_forward(tape, tape.norm(x, "feed_forward_norm", C, groups=T, style=style, out="whole")))
+    blocks.append(tape.block(x, count=part["layers"]))
+
+    last = run.tape("norm")
+    y = last.norm(Value(T * C, rest, "stream"), "norm", C, groups=T, style=style, out="whole")
+    blocks.append(last.block(y, listed=False))
+    head = run.tape("head")
+    logits = head.linear(Value(T * C, rest, "whole"), "", C, V, rows=T, style="colwise_gather_output", hidden=False)
+    if part["tied"]:
+        head.weights.clear()
+    blocks.append(replace(head.block(head.tokens(logits, T), listed=False), head=not part["tied"]))
+    return Shapes(tuple(blocks), 0, 0, 2 * 4 * T * (C // H), 16 * T, T, 8 * T, Kept(logits=logits.size))
+
+
+def _attention(tape: Tape, x: Value, part: Mapping[str, Any], run: Run) -> Value:
+    C, T, H = part["width"], run.tokens, part["heads"]
+    K, D = part["kv_heads"] or H, C // H
+    q, k, v = (tape.linear(x, f"attention.{name}", C, heads * D, rows=T, style="colwise") for name, heads in (("q", H), ("k", K), ("v", K)))
+    q, k = (tape.rotate(tape.norm(x, "", D, groups=heads * T)) for x, heads in ((q, H), (k, K)))
+    out = tape.attention(q, k, v, Attention(H, K, D, D, T, run.types.compute), copied=run.apart)
+    return tape.linear(out, "attention.out", C, C, rows=T, style="rowwise")
+
+
+def _feed_forward(tape: Tape, x: Value, name: str, width: int, hidden: int, run: Run) -> Value:
+    gate, up = (tape.linear(x, f"{name}.{side}", width, hidden, rows=run.tokens, style="colwise") for side in ("gate", "up"))
+    return tape.linear(tape.times(tape.pointwise(gate), up), f"{name}.down", hidden, width, rows=run.tokens, style="rowwise")
+
+
+def _mixture(tape: Tape, x: Value, C: int, F: int, E: int, K: int, shared: int, run: Run) -> Value:
+    T, low = run.tokens, run.types.compute
+    R, name = T * K, f"{tape.name}.feed_forward"
+    tape.weights.append(Weight(f"{name}.router.weight", (E, C), product=run.types.param != 4, hidden=True))
+    scores = Value(T * E, 4, "whole")
+    tape.work, tape.back = tape.work + T * C * E, tape.back + 2 * T * C * E
+    high = tape.cast(x, 4)
+    tape.op([high], scores, high, scores, turned=True)
+    chosen, sums = Value(R, 4, "whole"), Value(2 * T, 4, "whole")
+    indices = Value(3 * R, 8, "whole")  # the experts of each token, there and back
+    weight = tape.op([scores], Value(R, 4, "whole"), chosen, sums, indices)
+    rows = tape.op([x], Value(R * C, x.bytes, "whole"))
+    rows = tape.cast(rows, low)
+    tape.weights += [Weight(f"{name}.experts.{side}", (E, *shape), experts=True, product=True) for side, shape in _sides(F, C)]
+    tape.mixtures.append(Experts(E, K, C, F, R, low))
+    gate, up = (tape.product(rows, Value(R * F, low, "whole"), R * F * C) for _ in range(2))
+    said = tape.product(tape.times(tape.pointwise(gate), up), Value(R * C, low, "whole"), R * F * C)
+    said = tape.op([said], Value(R * C, low, "whole"))
+    wide = tape.op([said, weight], Value(R * C, 4, "whole"), said, weight)
+    out = tape.op([wide], Value(T * C, low, "stream"))
+    return tape.add(out, _feed_forward(tape, x, "feed_forward.shared", C, shared * F, run)) if shared else out
+
+
+def _sides(F: int, C: int) -> tuple[tuple[str, tuple[int, int]], ...]:
+    return ("gate", (F, C)), ("up", (F, C)), ("down", (C, F))
+
+
+def mlp(part: Mapping[str, Any], run: Run) -> Shapes:
+    inputs = part["inputs"] if isinstance(part["inputs"], int) else math.prod(part["inputs"])
+    sizes = [inputs, *[part["width"]] * part["layers"], part["outputs"]]
+    x, blocks = Value(inputs, run.types.param, "whole", trained=False, sample=not run.cast), list[Block]()
+    for index, (a, b) in enumerate(itertools.pairwise(sizes[:-1])):
+        tape = run.tape(f"layers.{index}")
+        style = "rowwise" if index % 2 else "colwise"
+        y = tape.pointwise(tape.linear(tape.takes(x), "", a, b, rows=1, style=style, bias=True))
+        blocks.append(tape.block(y))
+        x = Value(y.numbers, y.bytes, y.held)
+    head = run.tape("head")
+    style = "rowwise" if part["layers"] % 2 else "colwise_gather_output"
+    out = head.linear(x, "", sizes[-2], sizes[-1], rows=1, style=style, bias=True, hidden=False)
+    blocks.append(head.block(_loss(head, out, run), listed=False))
+    return Shapes(runs(blocks), 0, 0, 0, 4 * inputs + _target(part["outputs"], run), 1, 4 * inputs, Kept(out.size))
+
+
+def cnn(part: Mapping[str, Any], run: Run) -> Shapes:
+    channels, height, width = part["inputs"]
+    stem = run.tape("stem")
+    x = Value(channels * height * width, run.types.param, "whole", trained=False, sample=not run.cast)
+    x, blocks = _conv(stem, x, "", channels, part["width"], 3, height * width), list[Block]()
+    blocks.append(stem.block(x, listed=False))
+    channels = part["width"]
+    for number, (stage, first) in enumerate((stage, not block) for stage in range(part["stages"]) for block in range(part["blocks"])):
+        wider, stride = part["width"] * 2**stage, 2 if stage and first else 1
+        height, width = -(-height // stride), -(-width // stride)
+        tape = run.tape(f"blocks.{number}")
+        x = tape.takes(Value(x.numbers, x.bytes, "whole"))
+        y = _conv(tape, _normed(tape, x, "norm1", channels), "conv1", channels, wider, 3, height * width)
+        short = x if channels == wider and stride == 1 else _conv(tape, x, "shortcut", channels, wider, 1, height * width)
+        y = _conv(tape, _normed(tape, y, "norm2", wider), "conv2", wider, wider, 3, height * width)
+        blocks.append(tape.block(tape.add(short, y)))
+        x, channels = Value(y.numbers, y.bytes, "whole"), wider
+    head = run.tape("head")
+    pooled = head.op([_normed(head, x, "norm", channels)], Value(channels, x.bytes, "whole"))
+    out = head.linear(pooled, "linear", channels, part["outputs"], rows=1, bias=True, hidden=False)
+    blocks.append(head.block(_loss(head, out, run), listed=False))
+    size = 4 * math.prod(part["inputs"])
+    return Shapes(runs(blocks), 0, 0, 0, size + _target(part["outputs"], run), 1, size, Kept(out.size))
+
+
+def _conv(tape: Tape, x: Value, name: str, inputs: int, outputs: int, size: int, area: int) -> Value:
+    whole = f"{tape.name}.{name}" if name else tape.name
+    tape.weights.append(Weight(f"{whole}.weight", (outputs, inputs, size, size), product=True))
+    return tape.product(x, Value(outputs * area, tape.types.compute, "whole"), inputs * outputs * size**2 * area)
+
+
+def _normed(tape: Tape, x: Value, name: str, channels: int) -> Value:
+    """relu(group norm)."""
+    tape.weights += [Weight(f"{tape.name}.{name}.{kind}", (channels,)) for kind in ("weight", "bias")]
+    high = tape.cast(x, 4) if tape.fused else x  # the autocast of a GPU takes it for one that needs fp32
+    y = tape.op([high], Value(x.numbers, high.bytes, "whole"), high, Value(2 * math.gcd(channels, 8), 4, "whole"), turned=True)
+    return tape.pointwise(y, keeps="output")
+
+
+def _loss(tape: Tape, out: Value, run: Run) -> Value:
+    if run.objective == "classification":
+        return tape.cross_entropy(out)
+    high = tape.cast(out, 4)
+    return tape.op([high], Value(0, 4, "whole"), high)
+
+
+def _target(outputs: int, run: Run) -> int:
+    return 8 if run.objective == "classification" else 4 * outputs
+
+
+OBJECTIVES = ("next_token", "classification", "regression")
+FORMULAS: Mapping[str, Callable[[Mapping[str, Any], Run], Shapes]] = {"gpt": gpt, "moe": moe, "mlp": mlp, "cnn": cnn}

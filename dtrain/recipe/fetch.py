@@ -1,0 +1,145 @@
+"""What a recipe from elsewhere may open: public addresses, and the host it came from itself; no files of this machine, nothing of its network.
+
+dtrain plan recipe=https://host/a.yaml      # data.path=/etc/passwd in it is refused, and so is http://169.254.169.254/
+"""
+
+import ipaddress
+import re
+import socket
+import threading
+import time
+import unicodedata
+from collections.abc import Iterable
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from dtrain.storage import web
+
+REACHABLE = ("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf")
+"""Schemes that a recipe from elsewhere may name: none of them leads to this machine's files, or takes its keys to another one."""
+OPENS = re.compile(
+    r"(?:^|_)(?:paths?|files?|filenames?|folders?|dirs?|directory|roots?|urls?|uri|cache|location|sources?|glob|init|checkpoint|ckpt|weights_file)$"
+)
+NAMES = re.compile(r"(?:^|_)(?:tokenizer|name_or_path|repo|repo_id|processor)$")
+"""Keys that take the name of something on a hub as well as a path."""
+HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+BARE_NAME = re.compile(r"[\w-]+(/[\w-]+)?")
+TEXT = re.compile(r"(?:^|_)(?:prompts?|text)$")
+"""Keys whose values are only read as text."""
+HERE = re.compile(r"\s*(?:[/~\\]|\.{1,2}(?:[/\\]|\s*$)|[A-Za-z]:[/\\])|.*[/\\]\.\.(?:[/\\]|$)", re.DOTALL)
+"""How a path of this machine begins, or climbs."""
+SCHEME = re.compile(r"(?:(?<=^)|(?<=[\s,;|'\"(\[]))\s*([A-Za-z][A-Za-z0-9+.-]*)(::|://|:/)")
+CHAIN = re.compile(r"://[^\s\[\]]*::|::[^\s\[\]]*://")
+URL = re.compile(r"https?:[/\\]+[^\s,;|'\"]+", re.IGNORECASE)
+ADDRESS = re.compile(r"(\d+\.\d+\.\d+\.\d+|\[[0-9A-Fa-f:.%]+\]|localhost)(:\d+)?(/.*)?", re.IGNORECASE)
+INSIDE = ("localhost", "local", "internal", "intranet", "lan", "home", "corp", "home.arpa")
+"""Ends of names that no public server has."""
+LOOKUP_SECONDS = 2.0
+
+
+def refusal(key: str, value: str, beside: str) -> str | None:
+    """Why a recipe at the URL `beside` may not say this, or nothing."""
+    last = next((name for name in reversed(key.lower().split(".")) if not name.isdecimal()), "")
+    if TEXT.search(last):
+        return None
+    if CHAIN.search(value):
+        return "cannot open one address through another"
+    for found in SCHEME.finditer(value):
+        scheme, sign = found.groups()
+        if sign == "::" or (sign == ":/" and scheme.lower() not in ("http", "https")):
+            return f"cannot open {scheme}:"
+        if scheme.lower() not in REACHABLE and not _is_beside(value[found.start(1) :], beside):
+            return f"cannot open {scheme}://"
+    for url in URL.findall(value):
+        if not _is_beside(url, beside) and is_private(host := _host(url)):
+            return f"cannot reach {host or 'an address without a host'}, which is of this machine or its network"
+    address = ADDRESS.fullmatch(value.strip())
+    if address and is_private(address[1].strip("[]")) and not _is_beside(f"http://{value.strip()}", beside):
+        return f"cannot reach {value.strip()}, which is of this machine or its network"
+    if HERE.match(value):
+        return "cannot open a file of this machine"
+    if "://" not in value and (OPENS.search(last) or NAMES.search(last)) and _is_file_here(value, BARE_NAME if OPENS.search(last) else HUB_NAME):
+        return "cannot open a file of this machine"
+    return None
+
+
+def is_private(host: str) -> bool:
+    """Whether a host is of this machine or of a network that is not public. Names are judged by their looks: `resolves_inside` asks."""
+    name = host.strip(".").lower()
+    number = _number(name)
+    if number is not None:
+        return not web.is_public(number)
+    return "." not in name or name.endswith(tuple(f".{end}" for end in INSIDE))
+
+
+def resolves_inside(hosts: Iterable[str]) -> list[str]:
+    """Those of the hosts whose name leads to an address that is not public. What cannot be told within two seconds is not among them."""
+    found = list[str]()
+
+    def ask(host: str) -> None:
+        try:
+            known = {ipaddress.ip_address(str(each[4][0]).split("%")[0]) for each in socket.getaddrinfo(host, None)}
+        except (OSError, ValueError):
+            return
+        if not all(map(web.is_public, known)):
+            found.append(host)
+
+    asking = [threading.Thread(target=ask, args=(host,), daemon=True) for host in sorted(set(hosts))]
+    for thread in asking:
+        thread.start()
+    until = time.monotonic() + LOOKUP_SECONDS
+    for thread in asking:
+        thread.join(max(0.0, until - time.monotonic()))
+    return sorted(found)
+
+
+def servers(value: str) -> list[str]:
+    """The URLs of the web in a value, and the value itself, as a client takes it."""
+    return [each for each in (value, *URL.findall(value)) if urlsplit(each.strip()).netloc]
+
+
+def named_hosts(value: str, beside: str) -> list[str]:
+    """The hosts of a value's addresses that are names, without that of `beside`."""
+    hosts = [_host(url) for url in URL.findall(value) if not _is_beside(url, beside)]
+    return [host for host in hosts if host and _number(host) is None]
+
+
+def _is_file_here(value: str, name: re.Pattern[str]) -> bool:
+    try:
+        return bool(value.strip()) and (not name.fullmatch(value) or Path(value).exists())
+    except (OSError, ValueError):
+        return True
+
+
+def _host(url: str) -> str:
+    """The host as a client reads it; the empty text where there is none."""
+    try:
+        parts = urlsplit(re.sub(r"^(https?):[/\\]+", r"\1://", url.strip(), flags=re.IGNORECASE))
+        host = unicodedata.normalize("NFKC", unquote(parts.hostname or "")).replace("\u3002", ".")
+    except ValueError:
+        return ""
+    return "" if "\\" in parts.netloc else host
+
+
+def _is_beside(url: str, beside: str) -> bool:
+    """Whether it lies on the host, or in the store, that the recipe came from."""
+    try:
+        one, other = urlsplit(url.strip()), urlsplit(beside)
+    except ValueError:
+        return False
+    same = one.scheme == other.scheme and (one.netloc == other.netloc or one.scheme == "memory")
+    return same and bool(one.netloc) and "::" not in url and "@" not in one.netloc
+
+
+def _number(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address that a host is when it is none of names: in all the ways that inet_aton reads one."""
+    try:
+        return ipaddress.ip_address(host.split("%")[0])
+    except ValueError:
+        pass
+    if not re.fullmatch(r"(?:0x[0-9a-f]*|\d+)(?:\.(?:0x[0-9a-f]*|\d+)){0,3}", host):
+        return None
+    try:
+        return ipaddress.ip_address(socket.inet_aton(host))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,123 @@
+"""Where a recipe lies, how far that place is trusted, and the bytes that are there: `dtrain plan recipe=https://host/a.yaml@sha256:<hex>`.
+
+Three places: `own`, shipped with dtrain; `local`, a path of this machine; `remote`, every other URL. What a recipe builds on has at
+most the trust of its own place.
+"""
+
+import hashlib
+import posixpath
+import re
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urljoin
+
+from dtrain.config.files import recipes
+from dtrain.config.word import cut
+from dtrain.errors import StoreError, WordsError, nearest
+from dtrain.recipe.fetch import REACHABLE, named_hosts, refusal, resolves_inside
+from dtrain.secrets import masked, screen
+from dtrain.storage import clients, store
+
+LARGEST = 1 << 20
+"""Bytes of a recipe."""
+SECONDS = 5.0
+"""A storage that refuses is asked again only for so long: a person waits."""
+SHORTEST_PIN = 32
+"""Hex digits. A pin holds against somebody who writes another file on purpose: with 128 bits that is out of reach, with 32 it takes minutes."""
+Trust = Literal["own", "local", "remote"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """`url` is a path or URL; `digest` the beginning of the SHA-256 that its bytes must have, or nothing."""
+
+    url: str
+    trust: Trust
+    digest: str = ""
+
+    def __str__(self) -> str:
+        """As messages name it: without secrets, and a built-in recipe by its short path."""
+        return f"recipes/{Path(self.url).name}" if self.trust == "own" else masked(self.url)
+
+
+def find(name: str, beside: Place | None = None) -> Place:
+    """The place that a person, or the recipe at `beside`, calls `name`. Raises WordsError."""
+    plain, pinned, digest = name.partition("@sha256:")
+    known = recipes()
+    if pinned and not re.fullmatch(rf"[0-9a-fA-F]{{{SHORTEST_PIN},64}}", digest):
+        raise WordsError(f"recipe={cut(masked(name))}: a pin is @sha256: and {SHORTEST_PIN} to 64 hex digits.")
+    if plain in known:
+        found = Place(str(known[plain]), "own")
+    elif not re.search(r"[/.]", plain) and (beside or len(plain) > 255 or not Path(plain).is_dir()):
+        raise WordsError(f"recipe={cut(masked(plain))}: there is no such recipe.{nearest(plain, known)} Or give a path or URL.")
+    elif beside is None:
+        found = Place(plain, "local" if store.is_local(plain) else "remote")
+    else:
+        found = _from(beside, plain)
+    return replace(found, digest=digest.lower())
+
+
+def fetch(place: Place, *, seconds: float | None = None) -> bytes:
+    """The bytes there; another machine is waited for as long as `store.small` does, or `seconds`. Raises WordsError and StoreError."""
+    if store.is_local(place.url) and store.local_path(place.url).is_dir():
+        instead = screen.typed(f"recipe={place.url.rstrip('/')}/config.yaml")
+        hint = f" Type {instead}." if (store.local_path(place.url) / "config.yaml").exists() else ""
+        raise WordsError(f"recipe={place}: a folder, not a recipe.{hint}")
+    with store.patience(SECONDS), clients.from_a_person(place.url) if place.trust == "remote" else nullcontext():
+        data = store.small(place.url, LARGEST + 1, seconds=seconds)
+    if len(data) > LARGEST:
+        raise WordsError(f"{place}: larger than {LARGEST >> 20} MiB, which no recipe is.")
+    found = hashlib.sha256(data).hexdigest()
+    if not found.startswith(place.digest):
+        raise WordsError(f"{place}: is not what was pinned: it has @sha256:{found}.")
+    return data
+
+
+def check(place: Place, chain: Sequence[Place]) -> None:
+    """Whether what the last recipe of `chain` builds on may be read. Raises WordsError."""
+    if place.url in [other.url for other in chain]:
+        raise WordsError(f"{chain[-1]}: recipes build on each other in a circle: {' -> '.join(map(str, [*chain, place]))}.")
+    if place.trust == "remote" and not place.digest and any(other.digest for other in chain):
+        try:
+            written = f" Write {place}@sha256:{hashlib.sha256(fetch(place)).hexdigest()}."
+        except StoreError:
+            written = ""
+        raise WordsError(f"{chain[-1]}: is pinned, and builds on {place}, which is not.{written}")
+
+
+def story(text: str) -> str:
+    """The sentence a recipe begins with: the first comment that says something."""
+    comments = (line.lstrip("# ").strip() for line in text.splitlines() if line.startswith("#"))
+    return next((line for line in comments if line and not line.startswith("@package")), "")
+
+
+def _from(beside: Place, name: str) -> Place:
+    """`name` as the recipe at `beside` means it. Raises WordsError when that leads from elsewhere to this machine."""
+    if beside.trust != "remote":
+        absolute = "://" in name or name.startswith(("/", "~"))
+        url = name if absolute else posixpath.normpath(store.local_path(beside.url).parent / name)
+        return Place(url, "local" if store.is_local(url) else "remote")
+    whole = "://" in name or name.startswith(("/", "~"))
+    url = name if whole else _joined(beside.url, name)
+    closed = "::" in url or "://" not in url or (whole and refusal("url", url, beside.url))
+    if closed or resolves_inside(named_hosts(url, beside.url)):
+        allowed = ", ".join(f"{scheme}://" for scheme in sorted(REACHABLE))
+        shown = repr(masked(name)[:100])
+        raise WordsError(
+            f"{beside}: a recipe from elsewhere cannot build on {shown}. It can on what lies beside it, and on public addresses of {allowed}."
+        )
+    clients.wary(url)
+    return Place(url, "remote")
+
+
+def _joined(url: str, name: str) -> str:
+    """`name` beside the file at `url`; a bucket or host stays the same, however many levels `..` goes up."""
+    if url.startswith(("http://", "https://")):
+        return urljoin(url, name)
+    scheme, path = url.split("://", 1)
+    root, slash, rest = path.partition("/")
+    inside = posixpath.normpath(posixpath.join("/", posixpath.dirname(rest), name))
+    return f"{scheme}://{root}{inside}" if slash else f"{scheme}:/{inside}"

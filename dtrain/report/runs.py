@@ -1,0 +1,252 @@
+"""The runs under a folder or URL, read off what they left: when they began, what was changed, how far they came, what they gave. Without torch.
+
+    outputs/sweep-a/optim.lr-0.001         config.yaml, events.jsonl, result.json and the lease are looked at; nothing is written or run
+
+What stands in these files may be anybody's: whoever prints it passes it through `dtrain.config.word.cut`.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any
+
+import yaml
+
+from dtrain.config import files
+from dtrain.config.schema import GROUPS, LISTS
+from dtrain.config.structure import fault
+from dtrain.errors import StoreError
+from dtrain.result import EXIT_CODES, SHAPE
+from dtrain.storage import lease, store
+from dtrain.storage.attempts import STEP
+
+DEEPEST = 3
+"""Folders between the one that is named and a run: of a sweep, of a project."""
+MOST = 10_000
+"""Runs that are read."""
+STREAMS = 64
+"""Runs read at a time, elsewhere."""
+LARGEST = 1 << 18
+"""Bytes of a config.yaml or result.json, and of the end of a journal, that are read."""
+LINE = re.compile(r"( *)(?:- override /)?(\w[\w.-]*):(?: (.*))?")
+BEGAN = re.compile(rb'\{"time": (\d{1,11}(?:\.\d+)?),')
+DECIDES = re.compile(r"(?:objective|model|data)(?:\._target_)?$|checkpoint\.best")
+"""Words that decide which figures there are, and which of two is better."""
+ENDED = (*EXIT_CODES, "failed")
+
+
+@dataclass(frozen=True)
+class Run:
+    """`said`: dotted key -> value as text; `usual`: those of which that is the default; `figures`: the newest of each; `began`: seconds since 1970."""
+
+    url: str
+    name: str
+    began: float | None
+    said: Mapping[str, str]
+    usual: frozenset[str]
+    step: int
+    figures: Mapping[str, float]
+    status: str
+
+
+def below(url: str) -> list[Run]:
+    """The run at `url`, or those in folders below it, as they began. Raises StoreError when there is no such folder."""
+    found: list[tuple[str, bytes]] = []
+    level = [url.rstrip("/") or "/"]
+    for depth in range(DEEPEST + 1):
+        read = [*_each(_config, level, url)]
+        found += [(place, config) for place, config in zip(level, read, strict=True) if config is not None]
+        others = [place for place, config in zip(level, read, strict=True) if config is None]
+        if depth == 0 and others and store.is_local(url) and not store.exists(url):
+            raise StoreError.during("look for runs in", url, "there is no such folder", kind="missing")
+        level = [store.join(place, name) for place, names in zip(others, _each(_folders, others, url), strict=True) for name in names][: MOST * 4]
+    runs = _each(lambda pair: _run(*pair, above=url), found[:MOST], url)
+    return sorted(runs, key=lambda run: (run.began or math.inf, run.name))
+
+
+def _each(act: Any, items: Sequence[Any], url: str) -> Iterable[Any]:
+    """`act` of each; elsewhere many at a time, because each waits for answers."""
+    if store.is_local(url):
+        return map(act, items)
+    with ThreadPoolExecutor(STREAMS) as pool:
+        return list(pool.map(act, items))
+
+
+def _folders(url: str) -> list[str]:
+    """What may hold runs, directly below `url`."""
+    return [name for name in store.folders(url) if not name.startswith(".") and not STEP.fullmatch(name)]
+
+
+def _config(url: str) -> bytes | None:
+    """Of a run; None where none is."""
+    return _bytes(store.join(url, "config.yaml"))
+
+
+def _bytes(url: str) -> bytes | None:
+    """The beginning of a file; None where there is none, or none that can be read."""
+    try:
+        return store.beginning(url, LARGEST)
+    except StoreError as error:
+        if error.kind == "missing" or store.is_local(url):
+            return None
+        raise
+
+
+def _run(url: str, config: bytes, *, above: str) -> Run:
+    name = url.removeprefix(above.rstrip("/")).strip("/") or url
+    try:
+        tail = store.ending(store.join(url, "events.jsonl"), LARGEST)
+        first = tail if len(tail) < LARGEST else store.beginning(store.join(url, "events.jsonl"), 64)
+    except StoreError:
+        first = tail = b""
+    began = BEGAN.match(first)
+    events = [*_rows(tail, (b'"event": "evaluated"', b'"event": "started"', *(f'"event": "{word}"'.encode() for word in ENDED)))]
+    result = _result(url)
+    last = events[-1] if events else {}
+    status = next((str(event["event"]) for event in reversed(events) if event["event"] != "evaluated"), "")
+    evaluated = [event for event in events if event["event"] == "evaluated"]  # hooks have steps of their own
+    figures = {key: value for event in evaluated for key, value in event.items()} or result.get("metrics") or {}
+    ended = status in EXIT_CODES
+    step = last.get("step") if ended else _newest_step(url)
+    return Run(
+        url,
+        name,
+        float(began[1]) if began else None,
+        *said(config.decode(errors="replace")),
+        step if type(step) is int and step >= 0 else 0,
+        {key: float(value) for key, value in figures.items() if key.startswith("eval_") and type(value) in (int, float) and math.isfinite(value)},
+        status if ended else _unended(url, status),
+    )
+
+
+def _rows(data: bytes, wanted: Sequence[bytes]) -> Iterator[Mapping[str, Any]]:
+    """The rows of a journal's end that have one of the texts `wanted` in them; a line that was cut, or is none, is left out."""
+    for line in data.splitlines():
+        if any(text in line for text in wanted):
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(row, dict) and isinstance(row.get("event", ""), str):
+                yield row
+
+
+def _result(url: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(_bytes(store.join(url, "result.json")) or b"{}")
+    except (ValueError, RecursionError):
+        return {}
+    return {} if fault(found, SHAPE) else found
+
+
+def _newest_step(url: str) -> int:
+    """Of metrics.jsonl, of a run that has not ended."""
+    try:
+        tail = store.ending(store.join(url, "metrics.jsonl"), 1 << 13)
+    except StoreError:
+        return 0
+    steps = [row.get("step") for row in _rows(tail, (b'"step"',))]
+    return next((step for step in reversed(steps) if type(step) is int), 0)
+
+
+def _unended(url: str, status: str) -> str:
+    """A run whose last event is no end, as its lease has it."""
+    try:
+        held, _ = lease.holder(url)
+    except StoreError:
+        return "unknown"
+    return {"held": "running", "unknown": "elsewhere"}.get(held, status if status == "failed" else "died" if status else "never began")
+
+
+# what was changed
+
+
+def said(config: str) -> tuple[dict[str, str], frozenset[str]]:
+    """Dotted key -> value as config.yaml has it, of each that somebody said, and the keys that were given their default. A line at a time: YAML costs milliseconds a file."""
+    choices: dict[str, Any] = {}
+    found: dict[str, str] = {}
+    above: list[tuple[int, str]] = []
+    for line in config.splitlines():
+        match = LINE.match(line)
+        if not match:
+            continue
+        indent, name, rest = len(match[1]), match[2], match[3]
+        chosen = "- override /" in line[: indent + 12]
+        while above and above[-1][0] >= indent:
+            above.pop()
+        if not rest:
+            above.append((indent, name))
+            continue
+        if chosen and name in GROUPS:
+            text = rest.rpartition("  # ")[0] or rest
+            choices[name] = _value(text)
+        if "  # " in rest:
+            found[name if chosen else ".".join([*(part for _, part in above), name])] = rest.rpartition("  # ")[0]
+    return found, frozenset(key for key, text in found.items() if _is_default(key, text, choices))
+
+
+def _is_default(key: str, text: str, choices: Mapping[str, Any]) -> bool:
+    group, *rest = key.split(".")
+    word = choices.get(group) if group not in LISTS else rest[0] if rest else None
+    defaults = _defaults(group, word if isinstance(word, str) else None)
+    return key in defaults and bool(defaults[key] == _value(text))
+
+
+@cache
+def _defaults(group: str, word: str | None) -> Mapping[str, Any]:
+    """Dotted key -> default, of a group with that word, or of a plain key."""
+    if group not in GROUPS:
+        return dict(_flat(files.top().get(group), group))
+    node = files.node(group, word) if word in files.groups()[group] else {}
+    return {group: files.defaults()[group]} | dict(_flat(node, f"{group}.{word}" if group in LISTS else group))
+
+
+def _flat(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _flat(item, f"{key}.{name}")
+    else:
+        yield key, value
+
+
+@lru_cache(4096)
+def _value(text: str) -> Any:
+    """What a value of config.yaml means; the text itself where it means nothing."""
+    try:
+        return yaml.load(text, files.Loader)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return text
+
+
+# which is the best
+
+
+def directions(runs: Iterable[Run]) -> dict[str, str]:
+    """Figure -> lowest or highest, as the objectives of the runs and `checkpoint.best_is` state it; what two of them state otherwise is left out."""
+    found: dict[str, set[str]] = {}
+    seen = set()
+    for run in runs:
+        kind = tuple(sorted((key, text) for key, text in run.said.items() if DECIDES.match(key)))
+        stated = _stated(run.url) if kind not in seen else {}
+        if stated:
+            seen.add(kind)
+            for figure, which in stated.items():
+                for name in (figure, figure.replace("eval_", "eval_ema_", 1)):
+                    found.setdefault(name, set()).add(which)
+    return {figure: min(ways) for figure, ways in found.items() if len(ways) == 1}
+
+
+def _stated(url: str) -> dict[str, str]:
+    """By the plan of a run; `checkpoint.best` comes first."""
+    try:
+        plan = yaml.load(_bytes(store.join(url, "plan.yaml")) or b"{}", getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        kept, parts = plan.get("checkpoint") or {}, [*(plan.get("hooks") or {}).values(), plan.get("objective") or {}]
+        stated = {figure: which for part in parts for figure, which in ((part.get("_about_") or {}).get("figures") or {}).items()}
+        stated = {**({kept["best"]: kept["best_is"]} if kept.get("best") else {}), **stated}
+        return {str(figure): which for figure, which in stated.items() if which in ("lowest", "highest")}
+    except (yaml.YAMLError, ValueError, RecursionError, AttributeError, KeyError, TypeError):
+        return {}

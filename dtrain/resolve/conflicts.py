@@ -1,0 +1,144 @@
+"""Values that are each allowed, and not together: sizes of a model that do not divide, a model smaller than its data, words that contradict or that nothing reads.
+
+Which sizes must divide stands in the `_about_` of a word (`multiples`, `at_most`).
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dtrain.cluster import Cluster
+from dtrain.config.schema import GROUPS, LISTS, Config
+from dtrain.errors import WordsError
+from dtrain.resolve.declared import dataset
+from dtrain.resolve.ranks import about
+from dtrain.resolve.unknown import UNKNOWN
+
+
+def sizes(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of one word against each other."""
+    problems = [problem for group in GROUPS if group not in LISTS for problem in _divided(group, getattr(config, group))]
+    if problems:
+        raise WordsError(*problems)
+    return {}
+
+
+def data(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
+    """The model against the data."""
+    part, given = config.model, draft["data"]
+    vocab = 256 if given.get("tokenizer") == "bytes" else given.get("vocab") if about(part).get("takes") == "tokens" else None
+    problems = []
+    if isinstance(part.get("vocab"), int) and isinstance(vocab, int) and part["vocab"] < vocab:
+        problems.append(f"model.vocab={part['vocab']}: the data has tokens up to {vocab - 1}. Type model.vocab=auto.")
+    made, stated = about(given).get("gives") == "any", dataset(given.get("dataset"))
+    if stated:
+        problems += _stated(config, stated, alike=bool(about(draft["objective"]).get("alike")))
+    if made and about(part).get("takes") in ("image", "features"):
+        problems += _shapes(part, given)
+    whole = given.get("inputs") if made else stated.get("inputs") if not given.get("inputs") else None
+    shape = whole if part.get("inputs") == "auto" else part.get("inputs")
+    if about(part).get("halves") and isinstance(shape, list) and len(shape) == 3:
+        problems += _reduced(part, shape)
+    if problems:
+        raise WordsError(*problems)
+    return {}
+
+
+def contradictions(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
+    """Words that cannot both be meant, and words on the command line that nothing would read."""
+    typed = {key for key, source in config.sources.items() if source == "command line"}
+    problems = []
+    if config.resume == "must" and config.init is not None:
+        problems.append(
+            f"resume=must goes on with the weights of this run, init={config.init} starts from others. Type resume=auto, or leave init out."
+        )
+    if config.stop_after is not None and config.stop_after > draft["steps"] and "stop_after" in typed:
+        problems.append(f"stop_after={config.stop_after} is never reached: steps={draft['steps']}. Type stop_after={draft['steps']}, or more steps.")
+    for name in ("warmup", "decay"):
+        length: Any = config.schedule.get(name)
+        if f"schedule.{name}" in typed and isinstance(length, int | float) and length > draft["steps"]:
+            problems.append(f"schedule.{name}={length} is longer than steps={draft['steps']}. Type schedule.{name}=0.1 for a tenth of the run.")
+    problems += _unread(config, typed)
+    if problems:
+        raise WordsError(*problems)
+    return {}
+
+
+def _divided(group: str, part: Any) -> Iterable[str]:
+    if part is UNKNOWN:
+        return
+    for name, factors in about(part).get("multiples", {}).items():
+        sizes = {str(factor): part.get(factor) if isinstance(factor, str) else factor for factor in factors}
+        whole = math.prod(size for size in sizes.values() if isinstance(size, int))
+        size = part.get(name)
+        if isinstance(size, int) and whole and size % whole:
+            said = " x ".join(f"{group}.{factor}={size}" if not factor.isdecimal() else factor for factor, size in sizes.items())
+            yield f"{group}.{name}={size} is no multiple of {said}. Type {group}.{name}={max(1, round(size / whole)) * whole}."
+    for name, most in about(part).get("at_most", {}).items():
+        size, limit = part.get(name), part.get(most)
+        if isinstance(size, int) and isinstance(limit, int) and size > limit:
+            yield f"{group}.{name}={size} is more than {group}.{most}={limit}. Type {group}.{name}={limit}."
+
+
+def _shapes(part: Mapping[str, Any], given: Mapping[str, Any]) -> Iterable[str]:
+    """Of random samples, which are as they are asked to be."""
+    wanted, have = part.get("inputs"), given.get("inputs")
+    if isinstance(have, list) and about(part).get("takes") == "image" and len(have) != 3:
+        yield f"data.inputs={have}: the model takes images. Type data.inputs=[1,8,8]."
+    elif isinstance(have, list) and wanted not in (None, "auto"):
+        numbers = math.prod(wanted) if isinstance(wanted, list) else wanted
+        if math.prod(have) != numbers:
+            yield f"model.inputs={wanted}: a sample of the data has the shape {have}. Type model.inputs=auto."
+    outputs, classes = part.get("outputs"), given.get("outputs")
+    few = isinstance(outputs, int) and isinstance(classes, int) and (outputs < classes or (given["task"] == "regression" and outputs != classes))
+    if few:
+        yield f"model.outputs={outputs}: the data has {classes}. Type model.outputs=auto."
+
+
+def _stated(config: Config, stated: Mapping[str, Any], *, alike: bool) -> Iterable[str]:
+    """Of a dataset whose class says how many classes there are, or which shapes a sample has. `alike`: outputs and targets are to have one shape."""
+    part, takes, asked = config.model, about(config.model).get("takes"), config.data.get("outputs")
+    classes, have = stated.get("outputs", 0), None if config.data.get("inputs") else stated.get("inputs")
+    if isinstance(asked, int) and 1 < asked < classes:
+        yield f"data.outputs={asked}: the dataset has {classes} classes. Type data.outputs={classes}, or leave it out."
+        return
+    for name in ("outputs", "vocab"):
+        if takes and isinstance(part.get(name), int) and part[name] < (asked or classes):
+            yield f"model.{name}={part[name]}: the data has {asked or classes}. Type model.{name}=auto."
+    gives = part["outputs"] if isinstance(part.get("outputs"), int) else asked or classes
+    if alike and takes and gives and "targets" in stated and config.data.get("targets") in (None, 1) and gives != math.prod(stated["targets"]):
+        count = math.prod(stated["targets"])
+        yield (
+            f"objective={config.choices['objective']}: the model gives {gives} numbers, a target of the data is {count}. "
+            f"Type data.outputs={count}, or objective=classification."
+        )
+    wanted = part.get("inputs")
+    if have is not None and takes in ("image", "features") and wanted not in (None, "auto"):
+        sizes = wanted if isinstance(wanted, list) else [wanted]
+        if sizes != have if takes == "image" else math.prod(sizes) != math.prod(have):
+            yield f"model.inputs={wanted}: a sample of the data has the shape {have}. Type model.inputs=auto."
+
+
+def _reduced(part: Mapping[str, Any], shape: list[int]) -> Iterable[str]:
+    """Of an image that each stage after the first halves: group norm makes zero of a group of one number, and no gradient comes back."""
+    for stage in range(part["stages"]):
+        channels, sides = part["width"] * 2**stage, [-(-side // 2**stage) for side in shape[1:]]
+        if channels // math.gcd(channels, 8) * math.prod(sides) < 2:
+            yield (
+                f"model.stages={part['stages']} model.width={part['width']}: of an image {shape} stage {stage + 1} leaves {math.prod(sides)} x 1 number(s) "
+                "to each group of channels, which its norm makes zero. Type "
+                + (f"model.stages={stage}, or model.width={8 * part['width']}." if stage else f"model.width={16 * part['width']}, or larger images.")
+            )
+            return
+
+
+def _unread(config: Config, typed: set[str]) -> Iterable[str]:
+    spikes = config.on_spike != "stop" or config.spike.sigma not in ("auto", None)
+    text = bool(about(config.data).get("text"))
+    for key, read, hint in (
+        ("sweep.out", False, "Type -m for a sweep, out=<folder> for a run"),
+        ("spike.window", spikes, "Type on_spike=skip or spike.sigma=6 as well"),
+        *((f"generate.{name}", text, "Type data=text") for name in ("prompt", "tokens", "temperature")),
+    ):
+        if key in typed and not read:
+            yield f"{key}: nothing in this run reads it. {hint}, or leave {key} out."

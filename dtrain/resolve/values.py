@@ -1,0 +1,104 @@
+"""Every value against what it may be: ALLOWED of dtrain/config/schema.py for plain keys, `allowed` in the `_about_` of its file for an argument."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from dtrain.cluster import Cluster
+from dtrain.config import constraints, files
+from dtrain.config.schema import ALLOWED, GROUPS, LISTS, Config
+from dtrain.config.word import cut, said
+from dtrain.plan import Part
+from dtrain.resolve.ranks import about
+from dtrain.resolve.unknown import UNKNOWN
+from dtrain.secrets import screen
+
+SIGMA = 6.0
+"""Standard deviations above the mean that skip and rewind call a spike."""
+
+
+def judge(config: Config) -> dict[str, str]:
+    """key -> a sentence, for every value that is not allowed."""
+    wrong = (
+        (key, value, allowed)
+        for key, value, allowed in _values(config)
+        if value is not UNKNOWN and (value == "???" or not constraints.fits(value, allowed))
+    )
+    return {key: _sentence(key, value, allowed, config) for key, value, allowed in wrong}
+
+
+def without(config: Config, wrong: Iterable[str]) -> Config:
+    """The same config, in which no rule can build on the values of these keys."""
+    for key in wrong:
+        top, *rest = key.split(".")
+        config = replace(config, **{top: _set(getattr(config, top), rest)})
+    return config
+
+
+def plain(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
+    """What the user says of a run's length, order and state."""
+    sigma = config.spike.sigma
+    if sigma == "auto":
+        sigma = None if config.on_spike == "stop" else SIGMA
+        counts = "nan and inf" if sigma is None else f"nan, inf, and what is {sigma:g} standard deviations above the last {config.spike.window} steps"
+        draft["why"]["spike"] = f"{config.on_spike} at {counts}"
+    return {
+        "loop": config.loop, "steps": config.steps, "stop_after": config.stop_after, "seed": config.seed, "clip": config.clip, "ema": config.ema,
+        "on_spike": config.on_spike, "spike": {"sigma": None if sigma is None else float(sigma), "window": config.spike.window},
+        "resume": config.resume, "init": config.init, "trust": tuple(config.trust), "log_every": config.log.every,
+        "evaluate_every": config.evaluate.every, "evaluate_samples": config.evaluate.samples, "generate": vars(config.generate).copy(),
+    }  # fmt: skip
+
+
+def _values(config: Config) -> Iterable[tuple[str, Any, Any]]:
+    """(key, value, what is allowed) of the whole run."""
+    for key, allowed in ALLOWED.items():
+        top, _, name = key.partition(".")
+        yield key, getattr(getattr(config, top), name) if name else getattr(config, top), allowed
+    for group in GROUPS:
+        parts = getattr(config, group)
+        if parts is not UNKNOWN:
+            for word, part in parts.items() if group in LISTS else [("", parts)]:
+                yield from _arguments(f"{group}.{word}".rstrip("."), part)
+
+
+def _arguments(path: str, part: Part) -> Iterable[tuple[str, Any, Any]]:
+    for name, allowed in about(part).get("allowed", {}).items():
+        if name in part:
+            yield f"{path}.{name}", part[name], allowed
+
+
+def _sentence(key: str, value: Any, allowed: Any, config: Config) -> str:
+    if value == "???":
+        group, source = key.split(".")[0], config.sources.get(key)
+        who = f"{source} leaves {key} to you" if source else f"{group}={config.choices[group]} needs {key}"
+        typed = (
+            f"{key}._target_=<package.Class>"
+            if "part" in constraints.kinds(allowed)
+            else f"{key}=<{constraints.say(allowed).removesuffix(', not empty')}>"
+        )
+        return f"{who}. Type {typed}."
+    near, source = constraints.instead(value, allowed, _default(config, key)), config.sources.get(key, "default")
+    largest = " below 2^63" if isinstance(value, int) and abs(value) >= 2**63 else ""
+    instead = f"{key}={'<another>' if near is constraints.UNSAID else said(near)}"
+    if near is constraints.UNSAID and "part" in constraints.kinds(allowed):
+        instead = f"{key}._target_={value if isinstance(value, str) and '.' in value else '<package.Class>'}"
+    return f"{key}={cut(said(value))} ({source}): {key} is {constraints.say(allowed)}{largest}. Type {screen.typed(instead)}."
+
+
+def _default(config: Config, key: str) -> Any:
+    """What a value would be if nobody had said it; None where that is not known."""
+    group, *rest = key.split(".")
+    word = str(rest[0] if group in LISTS else config.choices.get(group))
+    found: Any = files.node(group, word) if word in files.groups().get(group, ()) else files.top().get(group)
+    for name in rest[1:] if group in LISTS else rest:
+        found = found.get(name) if isinstance(found, dict) else None
+    return found
+
+
+def _set(holder: Any, path: list[str]) -> Any:
+    if not path:
+        return UNKNOWN
+    inside = holder if isinstance(holder, dict) else vars(holder)
+    changed = {**inside, path[0]: _set(inside[path[0]], path[1:])}
+    return changed if isinstance(holder, dict) else replace(holder, **changed)

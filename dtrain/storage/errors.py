@@ -1,0 +1,133 @@
+"""What the error of a storage means: whether to try again, how to say it in one line, and what to type; the same for every fsspec client."""
+
+import errno
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from dtrain.secrets import masked
+from dtrain.storage.web import NotPublicError
+
+BUSY = {
+    errno.EIO, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ETIMEDOUT, errno.ESTALE, errno.EPIPE, errno.ECONNRESET, errno.ECONNREFUSED,
+    errno.ECONNABORTED, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTUNREACH, errno.EREMOTEIO, errno.ENOBUFS,
+}  # fmt: skip
+"""May be over when tried again. EIO too: a network disk answers so, and a new file is written each time."""
+ERRNO = {
+    **dict.fromkeys(BUSY, "busy"),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "full"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "denied"),
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "missing"),
+    errno.EEXIST: "exists",
+    errno.EISDIR: "odd",
+}
+STATUS = {401: "denied", 403: "denied", 404: "missing", 408: "busy", 409: "busy", 412: "exists", 429: "busy", 507: "full"} | dict.fromkeys(
+    (500, 502, 503, 504), "busy"
+)
+"""Of HTTP. S3 answers 409 when two create the same key at once: the next try tells who won."""
+NAMES = {
+    "ImportError": "package",
+    "FileExistsError": "exists", "ResourceExistsError": "exists",
+    "ClientConnectionError": "busy", "ClientPayloadError": "busy", "HTTPClientError": "busy", "ServiceRequestError": "busy",
+    "ServiceResponseError": "busy", "TransportError": "busy", "ChecksumError": "busy", "IncompleteRead": "busy", "IncompleteReadError": "busy",
+    "TimeoutError": "busy", "ConnectionError": "busy",
+    "NoCredentialsError": "denied", "PartialCredentialsError": "denied", "CredentialRetrievalError": "denied", "ClientAuthenticationError": "denied",
+    "GoogleAuthError": "denied", "PermissionError": "denied",
+    "FileNotFoundError": "missing", "ResourceNotFoundError": "missing",
+}  # fmt: skip
+"""By the class or a base of it, for no client is imported here: aiohttp, botocore, azure-core, google-auth, requests, Python."""
+FAMILY = {
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gcs",
+    "gcs": "gcs",
+    "az": "azure",
+    "abfs": "azure",
+    "abfss": "azure",
+    "http": "http",
+    "https": "http",
+    "hf": "hf",
+}
+VARIABLES = {
+    "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL",
+    "gcs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "azure": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY",
+    "hf": "HF_TOKEN",
+}
+TLS = {
+    "CERTIFICATE_VERIFY_FAILED": "Set SSL_CERT_FILE=<the certificate of the authority that signed it>",
+    "WRONG_VERSION_NUMBER": "No TLS is spoken there: type http://",
+}
+"""What the client of TLS says -> what to do."""
+CONTAINER = re.compile(r"(specified|the) (bucket|container) (does not|doesn't) exist|NoSuchBucket|ContainerNotFound", re.IGNORECASE)
+LONGEST = 300
+"""Characters of a server's own words that are shown."""
+
+
+class Cause(NamedTuple):
+    kind: str
+    """As `StoreError.kind`."""
+    sentence: str
+    hint: str
+
+
+def explain(error: BaseException, url: str) -> Cause:
+    """Why an operation on `url` failed, without the secrets that are known."""
+    family = FAMILY.get(url.split("://")[0], "") if "://" in url else "disk"
+    kind = next((kind for one in _chain(error) if (kind := _kind(one))), "other")
+    text = _words(error)
+    told = family != "http" or any(404 in _statuses(one) for one in _chain(error))  # of the web, what is missing may be the answer
+    if kind == "missing" and told and not isinstance(error, NotADirectoryError):
+        return (
+            Cause(kind, "there is no such bucket", "Create it, or check the URL")
+            if CONTAINER.search(text)
+            else Cause(kind, "it does not exist" + " (404)" * (family == "http"), "")
+        )
+    hints = {
+        "exists": "",
+        "denied": ""
+        if family == "disk" or any(isinstance(one, NotPublicError) for one in _chain(error))
+        else f"Check {VARIABLES.get(family, 'the credentials')} or out_options",
+        "full": "Free space there, or type out=<elsewhere>",
+        "package": f"Type: pip install 'dtrain[{family}]'" if family in ("s3", "gcs", "azure", "http", "hf") else "",
+        "busy": "" if family == "disk" else "Is the network there, and the endpoint right?",
+    }
+    return Cause(kind, text, next((hint for sign, hint in TLS.items() if sign in text), hints.get(kind, "")))
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what it came from, the outermost first."""
+    seen = list[BaseException]()
+    while error is not None and error not in seen:
+        seen.append(error)
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _kind(error: BaseException) -> str | None:
+    status = next((STATUS[code] for code in _statuses(error) if code in STATUS), None)
+    name = next((NAMES[base.__name__] for base in type(error).__mro__ if base.__name__ in NAMES), None)
+    if str(error).startswith("Forbidden:"):  # all that gcsfs says of a 403
+        return "denied"
+    number = ERRNO.get(error.errno or 0) if isinstance(error, OSError) else None
+    return number if number in ("full", "denied") else name or status or number
+
+
+def _statuses(error: BaseException) -> Iterator[int]:
+    response = getattr(error, "response", None)
+    if isinstance(response, Mapping):  # botocore
+        yield int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    name = next(
+        (name for name in ("status_code", "status", "code") if hasattr(type(error), name) or name in vars(error)), ""
+    )  # azure, aiohttp, gcsfs
+    code = getattr(error, name, None) if name else None
+    if isinstance(code, int | str) and str(code).isdigit():
+        yield int(code)
+
+
+def _words(error: BaseException) -> str:
+    """The first line that says something, of the error or of what it came from."""
+    said = (one.strerror or one if type(one).__module__ == "builtins" and isinstance(one, OSError) else one for one in _chain(error))
+    lines = (line.strip() for one in said for line in str(one).splitlines())
+    text = masked(next((line for line in lines if line), type(error).__name__))
+    return (text if len(text) <= LONGEST else f"{text[:LONGEST]}...").rstrip(" .:")

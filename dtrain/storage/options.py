@@ -1,0 +1,98 @@
+"""`out_options`: what the storage of `out` is told, credentials among them; it goes to the storage and to the ranks, and is written nowhere.
+
+dtrain out=s3://bucket/run out_options.endpoint_url=http://127.0.0.1:9000 out_options.secret='${oc.env:MY_SECRET}'
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from dtrain import secrets
+from dtrain.config.word import Word
+from dtrain.errors import first_line, nearest
+from dtrain.storage import clients, store
+
+NAME = "out_options"
+PASSED_ON = {"s3": ("profile",), "s3a": ("profile",), "gs": (), "gcs": (), "az": (), "abfs": (), "abfss": (), "memory": ()}
+"""Clients whose options are known by their signatures, and what they take beside those. Others judge their options themselves."""
+_told: dict[str, Any] = {}
+
+
+def is_one(key: str) -> bool:
+    return key.split(".")[0] == NAME
+
+
+def judge(word: Word) -> Iterable[str]:
+    """One sentence per mistake in a word of out_options, without its value."""
+    said = f"{word.key}={secrets.MASK} ({word.source})"
+    if word.sweep:
+        yield f"{said}: several values are a sweep, and this is said once. Quote it: \"{word.key}='<value>'\"."
+    elif word.key == NAME and not isinstance(word.value, Mapping):
+        yield f"{said}: options have names. Type {NAME}.<name>=<value>."
+
+
+def tell(words: Sequence[Word], url: str | None) -> list[str]:
+    """Tell the storage of `url` the out_options among the words. One sentence per mistake; the values are in none."""
+    mine = [word for word in words if is_one(word.key)]
+    problems = [problem for word in mine for problem in judge(word)]
+    if not mine or problems:
+        return problems
+    if url is None or store.is_local(url):
+        return [f"{mine[0].key} ({mine[0].source}): a folder of this machine takes no options. Type out=<a URL>, such as s3://bucket/run."]
+    options, problems = _values(mine)
+    problems += _unknown(options, url)
+    if not problems:
+        _told[url] = options
+        store.use(url, options)
+    return problems
+
+
+def hand_over() -> str:
+    """Everything that was told, and the secrets that the plan leaves out, as text for the standard input of a child: neither arguments nor environment are private."""
+    return json.dumps({"storage": _told, "secrets": secrets.hand_over(), "web": clients.hand_over()})
+
+
+def take_over(text: str) -> None:
+    """Tell this process what `hand_over` of the parent held."""
+    told = json.loads(text)
+    secrets.take_over(told["secrets"])
+    clients.take_over(told["web"])
+    for url, options in told["storage"].items():
+        _told[url] = options
+        store.use(url, options)
+
+
+def _values(words: Sequence[Word]) -> tuple[dict[str, Any], list[str]]:
+    """The options as one tree, `${oc.env:...}` looked up, and what is wrong with them."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    options = OmegaConf.create()
+    try:
+        for word in words:
+            for key, value in word.value.items() if word.key == NAME else [(word.key.removeprefix(f"{NAME}."), word.value)]:
+                OmegaConf.update(options, key, value)
+        found: Any = OmegaConf.to_container(options, resolve=True)
+    except OmegaConfBaseException as error:
+        return {}, [f"{NAME}: {first_line(error)}"]
+    return dict(found), []
+
+
+def _unknown(options: Mapping[str, Any], url: str) -> Iterable[str]:
+    """One sentence per option that the client of `url` does not have: most take any name, and say nothing."""
+    scheme = url.split("://")[0]
+    if scheme not in PASSED_ON:
+        return
+    import inspect
+
+    import fsspec
+
+    try:
+        client = fsspec.get_filesystem_class(scheme)
+    except ImportError:  # the storage says what to install
+        return
+    names = {"use_listings_cache", "listings_expiry_time", "max_paths", *PASSED_ON[scheme]}
+    for base in client.__mro__:
+        names |= set(inspect.signature(base.__init__).parameters) - {"self", "args", "kwargs", "storage_options", "storage_args"}
+    for name in options.keys() - names:
+        yield f"{NAME}.{name}: the client of {scheme}:// has no such option.{nearest(name, names)}"

@@ -1,0 +1,400 @@
+"""Bytes at URLs: any fsspec scheme, patience with what passes, one line for what does not, and one way to publish a file whole or not at all."""
+
+import contextlib
+import itertools
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from random import SystemRandom
+from threading import Thread
+from typing import Any, TypeVar
+
+from dtrain.errors import StoreError
+from dtrain.storage.clients import anchored, client, connect, is_local, is_object_store, local_path, use
+from dtrain.storage.disk import Buffer, Disk, a_file, create, makedirs, place, with_room
+from dtrain.storage.disk import remove as remove_local
+from dtrain.storage.errors import explain
+
+__all__ = [
+    "anchored", "beginning", "children", "client", "connect", "disk", "download", "ending", "exists", "find", "fingerprint", "folders", "fsync", "is_local",
+    "join", "local_path", "patience", "probe", "publish", "put", "read", "remove", "scratch", "size", "sizes", "small", "sync_folder", "tree", "upload",
+    "use", "write",
+]  # fmt: skip
+
+T = TypeVar("T")
+
+PATIENCE = float(os.environ.get("DTRAIN_PATIENCE", "60"))
+"""Seconds for which an operation that may succeed later is tried again."""
+FIRST_WAIT, LONGEST_WAIT = 0.2, 8.0
+"""Seconds: a wait is anything between zero and a bound that doubles, so that ranks that failed together do not come back together."""
+ABSENT = (FileNotFoundError, NotADirectoryError)
+ANSWER_SECONDS = 15.0
+"""For a small file, with all tries, where a person waits."""
+BLOCK, STREAMS = 1 << 20, 16
+"""Elsewhere, at a time: bytes of a file, folders to list."""
+
+disk = Disk()
+"""Everything that changes a local disk goes through it: `dtrain.testing.faults` puts another one here."""
+
+
+def join(url: str, *parts: str) -> str:
+    return "/".join([url.rstrip("/"), *parts])
+
+
+@contextlib.contextmanager
+def patience(seconds: float) -> Iterator[None]:
+    """How long the whole process tries again inside the context: short where a person waits for the answer."""
+    global PATIENCE
+    before, PATIENCE = PATIENCE, seconds
+    try:
+        yield
+    finally:
+        PATIENCE = before
+
+
+def read(url: str) -> bytes:
+    """The whole file. Raises StoreError."""
+    if is_local(url):
+        return _local("read", url, lambda path: a_file(path).read_bytes())
+    return _remote("read", url, lambda fs, path: bytes(fs.cat_file(path)))
+
+
+def beginning(url: str, count: int, heard: Callable[[int], object] = int) -> bytes:
+    """The first `count` bytes of a file, which may be larger than memory, or all of it where it has less. `heard` is told of each part. Raises StoreError."""
+
+    def head(file: Any) -> bytes:
+        parts = list[bytes]()
+        with file:
+            while (missing := count - sum(map(len, parts))) and (part := file.read(min(missing, BLOCK))):  # the web gives what has come so far
+                parts.append(part)
+                heard(len(part))
+        return b"".join(parts)
+
+    if is_local(url):
+        return _local("read", url, lambda path: head(a_file(path).open("rb")))
+    block = 0 if url.startswith(("http://", "https://")) else BLOCK  # many servers give no part of a file
+
+    def opened(fs: Any, path: str) -> bytes:
+        try:
+            return head(fs.open(path, "rb", block_size=block))
+        except FileNotFoundError as error:  # of the web, also what hides why there was no answer
+            hidden = error.__cause__ if getattr(error.__cause__, "status", 0) != 404 else None
+            raise hidden or error from None
+
+    return _remote("read", url, opened)
+
+
+def ending(url: str, count: int) -> bytes:
+    """The last `count` bytes of a file, or all of it where it has less. Raises StoreError."""
+
+    def tail(path: Path) -> bytes:
+        with a_file(path).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - count))
+            return file.read(count)
+
+    if is_local(url):
+        return _local("read", url, tail)
+    return _remote("read", url, lambda fs, path: bytes(fs.tail(path, count)))
+
+
+def small(url: str, most: int, *, seconds: float | None = None, pace: float = math.inf) -> bytes:
+    """A file that should be small, read as `beginning` does; from elsewhere beside this thread, which waits for it ANSWER_SECONDS or less, because a
+    server may be silent, or send in drops, and one more for every `pace` bytes while they come. Raises StoreError."""
+    seconds = ANSWER_SECONDS if seconds is None else seconds
+    if is_local(url):
+        return beginning(url, most)
+    answer, come, began = Future[bytes](), list[tuple[float, int]](), time.monotonic()
+
+    def ask() -> None:
+        try:
+            answer.set_result(beginning(url, most, lambda count: come.append((time.monotonic(), count))))
+        except BaseException as error:
+            answer.set_exception(error)
+
+    Thread(target=ask, daemon=True).start()
+    while (left := min(began + sum(count for _, count in come) / pace, max(come, default=(began, 0))[0]) + seconds - time.monotonic()) > 0:
+        with contextlib.suppress(TimeoutError):
+            return answer.result(left)
+    raise StoreError.during("read", url, f"no answer within {time.monotonic() - began:.3g} s", kind="busy")
+
+
+def exists(url: str) -> bool:
+    return _remote("look at", url, lambda fs, path: _info(fs, path) is not None)
+
+
+def find(url: str) -> list[str]:
+    """Files that match a URL or glob, sorted by name; a folder means every file below it."""
+
+    def look(fs: Any, path: str) -> list[str]:
+        web = url.startswith(("http://", "https://"))
+        if any(mark in path for mark in ("*[" if web else "*?[")):  # there a ? begins the query
+            found = [name for name in fs.glob(path) if fs.isfile(name)]
+        elif web:  # a page has no folders: isdir would download and parse it, and exists hides why not
+            try:
+                fs.info(path)
+            except FileNotFoundError as error:
+                raise error.__cause__ or error from None
+            found = [path]
+        else:
+            found = fs.find(path) if fs.isdir(path) else [path] if fs.exists(path) else []
+        return sorted(fs.unstrip_protocol(name).removeprefix("file://") for name in found)
+
+    return _remote("list", url, look)
+
+
+def size(url: str) -> int:
+    """Bytes of a file; -1 when it is not there."""
+
+    def look(fs: Any, path: str) -> int:
+        found = _info(fs, path)
+        return -1 if found is None else int(found["size"])
+
+    return _remote("look at", url, look)
+
+
+def sizes(url: str) -> dict[str, int]:
+    """Bytes of each file directly in a folder, by name, in one listing; none when there is no such folder."""
+
+    def look(fs: Any, path: str) -> dict[str, int]:
+        return {_name(entry["name"]): int(entry["size"] or 0) for entry in _ls(fs, path) if entry["type"] == "file"}
+
+    return _remote("list", url, look)
+
+
+def tree(url: str, *, depth: int) -> dict[str, int]:
+    """Bytes of every file up to `depth` levels below a folder, by its path from there, and -1 for every folder where the storage has folders; empty
+    when there is no such folder. One listing on object stores, whatever lies there. Raises StoreError."""
+
+    def flat(fs: Any, path: str) -> dict[str, int]:
+        found = fs.find(path, detail=True)
+        return {name.removeprefix(f"{path}/"): int(entry["size"] or 0) for name, entry in found.items() if name.startswith(f"{path}/")}
+
+    def level(fs: Any, path: str) -> dict[str, int]:
+        return {_name(entry["name"]): -1 if entry["type"] == "directory" else int(entry["size"] or 0) for entry in _ls(fs, path)}
+
+    def leveled(fs: Any, path: str, depth: int) -> dict[str, int]:
+        found = level(fs, path)
+        folders = [name for name, size in found.items() if size < 0 and depth > 1]
+        with ThreadPoolExecutor(STREAMS) as pool:
+            for name, below in zip(folders, pool.map(lambda name: leveled(fs, f"{path}/{name}", depth - 1), folders), strict=True):
+                found |= {f"{name}/{rest}": size for rest, size in below.items()}
+        return found
+
+    if is_local(url):
+        return _local("list", url, lambda path: dict(_walk(path, depth)))
+    if is_object_store(url):
+        return {path: size for path, size in _remote("list", url, flat).items() if path.count("/") < depth}
+    return _remote("list", url, lambda fs, path: leveled(fs, path.rstrip("/"), depth))
+
+
+def children(url: str) -> list[str]:
+    """Names directly below a folder; none when there is no such folder."""
+    return _remote("list", url, lambda fs, path: sorted({_name(entry["name"]) for entry in _ls(fs, path)}))
+
+
+def folders(url: str) -> list[str]:
+    """Names of the folders directly below a folder; none when there is no such folder."""
+    return _remote("list", url, lambda fs, path: sorted({_name(entry["name"]) for entry in _ls(fs, path) if entry["type"] == "directory"}))
+
+
+def fingerprint(url: str) -> str:
+    """Changes when the file at `url` does, as far as its storage tells: size and time, or an ETag."""
+    if is_local(url):
+        return _local("look at", url, lambda path: f"{path.stat().st_size}-{path.stat().st_mtime_ns}")
+    return _remote("look at", url, lambda fs, path: str(fs.ukey(path)))
+
+
+def write(url: str, data: bytes) -> None:
+    """Put a whole file, replacing what was there; on a local disk a reader sees the old bytes or the new ones."""
+    if is_local(url):
+        _local("write", url, lambda path: with_room(path, lambda: place(disk, path, data, disk.replace)))
+    else:
+        _remote("write", url, lambda fs, path: _pipe(fs, path, data))
+
+
+def put(url: str, parts: Sequence[Buffer]) -> None:
+    """Create a new file from buffers, in one go. On a local disk its bytes are durable, its name after `sync_folder`; elsewhere both are, and counted.
+    Names are the caller's to keep unique. Raises StoreError; nothing is left of what failed on a local disk."""
+
+    def new(path: Path) -> None:
+        makedirs(disk, path.parent)
+        create(disk, path, parts)
+
+    if is_local(url):
+        _local("create", url, new)
+    else:
+        data = b"".join(parts)
+        _remote("create", url, lambda fs, path: _pipe(fs, path, data))
+
+
+def publish(url: str, data: bytes, *, parents: bool = True) -> None:
+    """Create a file in one piece, durably, and only if it is not there yet. Raises StoreError of kind `exists` when other bytes are; without `parents`
+    also when the folder of a local file is not there.
+
+    When the same bytes are there, a try whose answer was lost had made it: so let the bytes say who wrote them.
+    """
+
+    def create_only(fs: Any, path: str) -> None:
+        if _info(fs, path):  # some servers that speak S3 pass over the condition that makes a put create-only
+            raise FileExistsError("it exists")
+        fs.pipe_file(path, data, mode="create")
+
+    try:
+        if is_local(url):
+            _local("create", url, lambda path: place(disk, path, data, disk.link, parents=parents))
+            return
+        _remote("create", url, create_only)
+        there = read(url)
+    except StoreError as error:
+        if error.kind != "exists":
+            raise
+        there = _there(url, error)
+    if there != data:
+        raise StoreError.during("create", url, "other bytes are there", kind="exists")
+
+
+def _there(url: str, exists: StoreError) -> bytes:
+    try:
+        return read(url)
+    except StoreError as error:
+        raise exists if error.kind == "missing" else error from None  # it was there, and is gone again
+
+
+def sync_folder(url: str) -> None:
+    """Make the names of what was put into a folder durable. Raises StoreError. Only a local disk needs it."""
+    if is_local(url):
+        _local("sync", url, disk.sync)
+
+
+def upload(source: Path, url: str) -> None:
+    """Copy a local file to a URL."""
+    if not is_local(url):
+        _remote("write", url, lambda fs, path: fs.put_file(str(source), path))
+    elif local_path(url) != source:
+        write(url, source.read_bytes())
+
+
+def download(url: str, target: Path) -> None:
+    """Copy a URL to a local file."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _remote("read", url, lambda fs, path: fs.get_file(path, str(target)))
+
+
+def remove(url: str) -> None:
+    """Remove a file or a folder with all below it, and on a local disk durably; what is not there is fine."""
+
+    def drop(path: Path) -> None:
+        if path.exists() or path.is_symlink():
+            remove_local(disk, path)
+            disk.sync(path.parent)
+
+    def drop_remote(fs: Any, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if _info(fs, path):
+                fs.rm(path, recursive=True)
+
+    if is_local(url):
+        _local("remove", url, drop)
+    else:
+        _remote("remove", url, drop_remote)
+
+
+def probe(url: str) -> None:
+    """Write, read back and remove a few bytes below `url`. Raises StoreError when that fails."""
+    name = join(url, f".probe-{os.getpid()}")
+    write(name, b"dtrain")
+    if read(name) != b"dtrain":
+        raise StoreError.during("read back what was written to", name, "other bytes came back")
+    remove(name)
+
+
+def scratch(prefix: str, *, inside: str | None = None) -> Path:
+    """A new private folder on the local disk; `inside` a folder that somebody removes should this process be killed."""
+    return Path(tempfile.mkdtemp(prefix=f"dtrain-{prefix}-", dir=inside))
+
+
+def fsync(path: Path) -> None:
+    """Make a local file or folder survive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _walk(folder: Path, depth: int, above: str = "") -> Iterator[tuple[str, int]]:
+    """As `tree`; what is removed meanwhile is not there."""
+    try:
+        entries = list(os.scandir(folder))
+    except ABSENT:
+        return
+    for entry in entries:
+        if entry.is_dir():
+            yield above + entry.name, -1
+            if depth > 1:
+                yield from _walk(folder / entry.name, depth - 1, f"{above}{entry.name}/")
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                yield above + entry.name, entry.stat().st_size
+
+
+def _name(path: str) -> str:
+    return path.rstrip("/").rsplit("/", 1)[-1]
+
+
+def _info(fs: Any, path: str) -> dict[str, Any] | None:
+    """fsspec's own `exists` takes every error for an absence."""
+    try:
+        found: dict[str, Any] = fs.info(path)
+    except ABSENT:
+        return None
+    return found
+
+
+def _ls(fs: Any, path: str) -> list[dict[str, Any]]:
+    try:
+        return list(fs.ls(path, detail=True, refresh=True))
+    except ABSENT:
+        return []
+    except TypeError:  # a filesystem whose ls has no refresh
+        return list(fs.ls(path, detail=True))
+
+
+def _pipe(fs: Any, path: str, data: bytes) -> None:
+    """One put, and a look at what landed: a stream that broke may have left the beginning of a file."""
+    fs.pipe_file(path, data)
+    landed = int(fs.info(path)["size"])
+    if landed != len(data):
+        raise ConnectionError(f"{landed} of {len(data)} bytes landed")
+
+
+def _local(operation: str, url: str, act: Callable[[Path], T]) -> T:
+    return _patiently(operation, url, lambda: act(local_path(url)))
+
+
+def _remote(operation: str, url: str, act: Callable[[Any, str], T]) -> T:
+    def attempt() -> T:
+        fs = client(url)
+        return act(fs, fs._strip_protocol(str(local_path(url)) if is_local(url) else url))
+
+    return _patiently(operation, url, attempt)
+
+
+def _patiently(operation: str, url: str, act: Callable[[], T]) -> T:
+    begin = time.monotonic()
+    for tries in itertools.count(1):
+        try:
+            return act()
+        except Exception as error:  # every filesystem raises errors of its own; the user gets one line
+            cause = explain(error, url)
+        wait = SystemRandom().uniform(0, min(LONGEST_WAIT, FIRST_WAIT * 2**tries))
+        passed = time.monotonic() - begin
+        if cause.kind != "busy" or passed + wait > PATIENCE:
+            break
+        time.sleep(wait)
+    tried = f" (tried {tries} times in {passed:.0f} s)" if tries > 1 else ""
+    raise StoreError.during(operation, url, cause.sentence + tried, cause.hint, cause.kind)

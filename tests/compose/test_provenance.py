@@ -1,0 +1,181 @@
+"""Who set each value, and what it overrode; and how a secret is kept out of a config and asked for again."""
+
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from dtrain import recipe, secrets
+from dtrain.build import build
+from dtrain.cluster import Cluster
+from dtrain.compose import compose, provenance
+from dtrain.errors import PreflightError, WordsError
+from dtrain.launcher import preflight
+from dtrain.plan import Plan
+from dtrain.resolve import resolve
+from dtrain.verb import plan as plan_verb
+
+PARTS = ["data=synthetic", "objective=regression", "model=mlp", "logger=[]", "logger.mine._target_=builtins.dict", "trust=[builtins]"]
+KEY = "0123456789abcdefABCDEF"
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secrets, "_kept", {})
+    monkeypatch.setattr(secrets, "_known", {})
+
+
+def rows(*words: str) -> dict[str, provenance.Row]:
+    config = compose(words)
+    return {row.key: row for row in provenance.rows(config, resolve(config, Cluster(gpus=0, cpus=4)))}
+
+
+def line_of(path: str, begin: str) -> str:
+    lines = (recipe.folder("conf") / path).read_text().splitlines()
+    return f"conf/{path}:{next(number for number, line in enumerate(lines, 1) if line.strip().startswith(begin))}"
+
+
+def plan_of(*words: str) -> Plan:
+    return resolve(compose(words), Cluster(gpus=0, cpus=4))
+
+
+# who set it
+
+
+def test_a_default_has_its_line() -> None:
+    found = rows()
+    assert found["seed"].source == f"default {line_of('config.yaml', 'seed:')}"
+    assert found["optim.lr"].source == f"default {line_of('optim/adamw.yaml', 'lr:')}"
+    assert found["optim"] == provenance.Row("optim", "adamw", f"default {line_of('config.yaml', '- optim:')}")
+
+
+def test_the_newest_word_stands_and_all_before_it_are_told(tmp_path: Path) -> None:
+    for name, lr in (("a", 0.5), ("b", 0.25)):
+        (tmp_path / f"{name}.yaml").write_text(f"optim: {{lr: {lr}}}\n")
+    row = rows(f"recipe=[{tmp_path}/a.yaml,{tmp_path}/b.yaml]", "optim.lr=0.125")["optim.lr"]
+    assert (row.value, row.source) == (0.125, "command line")
+    assert [value for value, _ in row.overrode] == ["0.25", "0.5", "0.001"]
+    assert row.overrode[0][1].startswith(f"{tmp_path}/b.yaml") and row.overrode[2][1] == line_of("optim/adamw.yaml", "lr:")
+
+
+def test_what_fell_with_another_choice_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("defaults: [{override /optim: sgd}]\noptim: {momentum: 0.5}\n")
+    found = rows(f"recipe={tmp_path}/a.yaml", "optim=adamw")
+    assert found["optim"].overrode[0][0] == "sgd" and "optim.momentum" not in found
+
+
+def test_what_a_rule_decided_has_its_reason() -> None:
+    found = rows("strategy=fsdp", "devices=2")
+    assert found["backend"].source == "auto: no GPU here" and found["backend"].overrode[0][0] == "auto"
+    assert (found["mesh.dp_shard"].value, found["mesh.dp_shard"].source) == (2, "resolve: the axes share out the ranks")
+    assert found["microbatch"].value == 4 and found["strategy"].source == "command line"
+    assert found["strategy.reshard"].source == f"default {line_of('strategy/fsdp.yaml', 'reshard:')}"
+
+
+def test_a_target_or_a_word_of_your_own_is_told_with_who_said_it(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("steps: 3\nmodel: {_target_: torch.nn.Linear, in_features: 64, out_features: 10}\n")
+    found = rows(f"recipe={tmp_path}/own.yaml", "data=synthetic")["model"]
+    assert (found.value, found.source) == ("torch.nn.Linear", f"{tmp_path}/own.yaml:2")
+    assert found.overrode == (("gpt", line_of("config.yaml", "- model:")),)
+    (tmp_path / "optim").mkdir()
+    (tmp_path / "optim/mine.yaml").write_text("_target_: dtrain.optim.sgd.build\nlr: 0.3\nmomentum: 0.0\nnesterov: false\nweight_decay: 0.0\n")
+    mine = rows("optim=mine", "optim.momentum=0.5", f"hydra.searchpath=[{tmp_path}]")
+    assert (mine["optim"].value, mine["optim"].source) == ("mine", "command line")
+    assert mine["optim.lr"].source == "default of optim=mine" and mine["optim.momentum"].source == "command line"
+
+
+def test_every_value_of_a_run_has_a_row() -> None:
+    words = ["strategy=fsdp", "devices=2", "optim.lr=0.5"]
+    plan, found = plan_of(*words).to_dict(), rows(*words)
+    for name in ("nodes", "devices", "steps", "seed", "clip", "out", "threads"):
+        assert found[name].value == plan[name]
+    for group in ("model", "data", "optim", "checkpoint", "strategy"):
+        assert {key for key in plan[group] if key[0] != "_"} == {key.split(".")[1] for key in found if key.startswith(f"{group}.")}
+
+
+def test_the_command_shows_all_or_what_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    plan_verb.run(["why", "optim", "mesh.tp", "optim.lr=0.5"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["key", "value", "set", "by", "overrode"]
+    assert {line.split()[0].split(".")[0] for line in lines[1:]} == {"optim", "mesh"}
+    assert next(line for line in lines if line.startswith("optim.lr")).split(maxsplit=4)[1:4] == ["0.5", "command", "line"]
+    plan_verb.run(["--why", "seed=1"])
+    assert len(capsys.readouterr().out.splitlines()) > 80
+    with pytest.raises(WordsError, match=r"optimm .*Did you mean optim"):
+        plan_verb.run(["why", "optimm"])
+
+
+# secrets
+
+
+def test_a_secret_is_in_no_config_and_reaches_its_part() -> None:
+    config = compose([*PARTS, f"logger.mine.api_key={KEY}", "logger.mine.name=x"])
+    plan = resolve(config, Cluster(gpus=0, cpus=4))
+    assert KEY not in repr(config) + recipe.write(config) + repr(plan) + plan_verb.show(plan)
+    assert plan.loggers["mine"]["api_key"] == "${secret:logger.mine.api_key}"
+    assert build(plan.loggers["mine"]) == {"api_key": KEY, "name": "x"}
+
+
+def test_another_secret_is_the_same_run() -> None:
+    first, second = (plan_of(*PARTS, "model.width=64", f"logger.mine.api_key={key}") for key in (KEY, KEY[::-1]))
+    assert first.digest == second.digest and first.out == second.out
+
+
+def test_what_a_secret_was_put_into_is_none_the_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", KEY)
+    plan = plan_of(
+        *PARTS,
+        "logger.mine.api_key='${oc.env:MY_KEY}'",
+        "logger.mine.line='user=me key=${logger.mine.api_key}'",
+        "logger.mine.seen='${oc.env:MY_KEY}'",
+    )
+    assert KEY not in repr(plan)
+    assert build(plan.loggers["mine"]) == {"api_key": KEY, "line": f"user=me key={KEY}", "seen": KEY}
+
+
+def test_the_environment_is_written_down_as_it_was_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MY_KEY", KEY)
+    monkeypatch.setenv("WIDTHS", "here")
+    config = compose([*PARTS, "logger.mine.api_key='${oc.env:MY_KEY}'", "logger.mine.place='${oc.env:WIDTHS}'"])
+    assert config.logger["mine"]["place"] == "here"
+    (tmp_path / "config.yaml").write_text(recipe.write(config))
+    assert KEY not in (tmp_path / "config.yaml").read_text() and "${oc.env:MY_KEY}" in (tmp_path / "config.yaml").read_text()
+    monkeypatch.setenv("MY_KEY", KEY[::-1])
+    again = plan_of(f"recipe={tmp_path}/config.yaml", "trust=[builtins]")
+    assert build(again.loggers["mine"]) == {"api_key": KEY[::-1], "place": "here"}, "looked up anew"
+
+
+def test_a_run_that_is_run_again_asks_for_its_secrets(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(recipe.write(compose([*PARTS, f"logger.mine.api_key={KEY}", f"logger.mine.auth=[{{token:{KEY}}}]"])))
+    with pytest.raises(WordsError) as caught:
+        compose([f"recipe={tmp_path}/config.yaml", "trust=[builtins]"])
+    assert len(caught.value.problems) == 2
+    assert "Type logger.mine.api_key=<value>, or logger.mine.api_key='${oc.env:<NAME>}' to take it from the environment." in caught.value.problems[0]
+    assert "Type logger.mine.auth=<value>" in caught.value.problems[1]
+    again = plan_of(f"recipe={tmp_path}/config.yaml", "trust=[builtins]", f"logger.mine.api_key={KEY}", f"logger.mine.auth=[{{token:{KEY}}}]")
+    assert build(again.loggers["mine"]) == {"api_key": KEY, "auth": [{"token": KEY}]}
+    assert compose([], run=str(tmp_path)).model["width"] == 128, "who only looks at the model needs no logger's secret"
+
+
+def test_no_recipe_gets_the_secret_of_another_key(tmp_path: Path) -> None:
+    (tmp_path / "thief.yaml").write_text("data: {path: 'https://elsewhere/${secret:logger.mine.api_key}', cache: '${secret:logger.mine.api_key}'}\n")
+    with pytest.raises(WordsError) as caught:
+        compose([f"recipe={tmp_path}/thief.yaml", "logger.mine._target_=builtins.dict", "trust=[builtins]", f"logger.mine.api_key={KEY}"])
+    assert all("is the secret of logger.mine.api_key and of no other key" in problem for problem in caught.value.problems)
+    assert len(caught.value.problems) == 2
+
+
+def test_a_part_that_was_not_told_says_so() -> None:
+    with pytest.raises(WordsError, match=r"logger.mine.api_key: this process was not told the secret"):
+        build({"_target_": "builtins.dict", "api_key": "${secret:logger.mine.api_key}"})
+
+
+def test_a_signed_url_is_looked_at_and_not_shown() -> None:
+    fsspec.filesystem("memory").pipe_file("/signed/a.txt?sig=Zx81kfpQ", b"text")
+    words = ["model=gpt", "data=text", "out=memory://signed/run"]
+    plan = plan_of(*words, "data.path=memory://signed/a.txt?sig=Zx81kfpQ")
+    assert plan.data["path"] == "${secret:data.path}" and "Zx81kfpQ" not in plan_verb.show(plan)
+    preflight.check(plan)
+    with pytest.raises(PreflightError, match=r"data.path=\*\*\*: no file is there") as caught:
+        preflight.check(plan_of(*words, "data.path=memory://signed/b.txt?sig=Zx81kfpQ"))
+    assert "Zx81kfpQ" not in str(caught.value)

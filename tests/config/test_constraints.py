@@ -1,0 +1,52 @@
+"""What an argument may be, and what is told to whoever missed it."""
+
+import math
+from typing import Any
+
+import pytest
+
+from dtrain.config import constraints
+
+
+@pytest.mark.parametrize(
+    ("allowed", "good", "bad"),
+    [
+        ("whole from 1 steps", (1, 10**9), (0, 1.0, "1", True, None, math.nan, 10**400)),
+        ("above 0 or null", (0.1, 5, None), (0, -1, math.inf, "x")),
+        ("from 0 below 1", (0, 0.99), (1, -0.1)),
+        ("from 0 to 1", (0, 1), (1.01,)),
+        ("list of 2 from 0 below 1", ([0.9, 0.95],), ([0.9], [1, 1], 0.9, "ab")),
+        (["forward", "never"], ("forward",), ("Forward", 1, None)),
+        ("text", ("", "a", 7), (True, None, [])),
+        ("between", ("1:2", "3:3"), ("2:1", "0:1", 1)),
+        ("above 0 seconds or clock", (5, "1:00:00", "2-00:00:00"), ("1h", 0)),
+        ("part or null", ({"_target_": "a.b"}, None), ({"a": 1}, "a")),
+        ("blocks or cost or list of whole from 1", ("cost", [2, 1]), ("heavy", [0])),
+    ],
+)
+def test_what_is_allowed(allowed: Any, good: tuple[Any, ...], bad: tuple[Any, ...]) -> None:
+    assert [value for value in good if not constraints.fits(value, allowed)] == []
+    assert [value for value in bad if constraints.fits(value, allowed)] == []
+
+
+@pytest.mark.parametrize(
+    ("value", "allowed", "default", "instead"),
+    [
+        ("8k", "whole from 1 samples", 8, 8000),
+        ("10m", "whole from 0 steps", 200, 10),
+        ("1h", "above 0 seconds", None, 3600),
+        ("1e-3s", "from 0", 0.1, 0.001),
+        (-5, "from 0 to 1", 0.5, 0),
+        (math.nan, "from 0", 0.1, 0.1),
+        ("nevr", ["forward", "never"], "forward", "never"),
+        ("a", "list of text", None, ["a"]),
+        ("???", "text", None, constraints.UNSAID),
+    ],
+)
+def test_what_was_meant(value: Any, allowed: Any, default: Any, instead: Any) -> None:
+    assert constraints.instead(value, allowed, default) == instead
+
+
+def test_it_is_said_in_words() -> None:
+    assert constraints.say("whole from 1 steps or null") == "a whole number from 1, in steps or null"
+    assert constraints.say(["a", "b", "c"]) == "a, b or c"

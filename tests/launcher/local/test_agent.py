@@ -1,0 +1,88 @@
+"""A node of another host: it joins, it is lost, it comes back; and its ranks do not outlive its link to the server."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from killing import below, over, served
+from launching import free_port, plan_of, steps_of, wait_for_step
+
+from dtrain.launcher import process
+from dtrain.launcher.local.agent import join
+
+WORDS = ("model._target_=launching.Slow", "model.rank=0", "model.seconds=0.02", "batch=8", "checkpoint.every=5", "launcher=local")
+
+
+def joined(address: str, wait: float = 120) -> int:
+    """The agent of another host, forked from this process."""
+    return process.fork(lambda: join(address, wait), "dtrain-agent-far")
+
+
+def starts(out: Path) -> list[dict[str, int]]:
+    path = out / "events.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines() if '"started"' in line] if path.exists() else []
+
+
+def wait_for_ranks(out: Path, number: int, rounds: int) -> None:
+    deadline = time.monotonic() + 300
+    while len(starts(out)) < rounds or starts(out)[-1]["ranks"] != number:
+        assert time.monotonic() < deadline, starts(out)
+        time.sleep(0.02)
+
+
+def losses(out: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_nodes_come_and_go_and_the_losses_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dtrain.launcher.local.rounds.LAST_CALL_SECONDS", 0.3)
+    address, out = f"127.0.0.1:{free_port()}", tmp_path / "run"
+    plan = plan_of(out, *WORDS, "nodes=1:2", "steps=400")
+    assert (plan.allowed, plan.on(1).batch.size, plan.on(1).batch.microbatch) == ([1, 2], 8, 4)
+    with served(plan, tmp_path, address=address, here=1) as server:
+        agent = joined(address)
+        wait_for_ranks(out, 2, 1)
+        wait_for_step(out, 10)
+        process.kill(agent)
+        wait_for_ranks(out, 1, 2)
+        wait_for_step(out, len(steps_of(out)) + 1)
+        agent = joined(address)
+        wait_for_ranks(out, 2, 3)
+        grown = starts(out)[-1]["step"]
+        assert over(server, tmp_path)["error"] is None
+        assert os.waitpid(agent, 0)[1] == 0
+    assert grown == starts(out)[-1]["step"] > starts(out)[-2]["step"]
+    assert steps_of(out) == list(range(1, 401))
+    alone = tmp_path / "alone"
+    (alone / "scratch").mkdir(parents=True)
+    with served(plan_of(alone / "run", *WORDS, "steps=400", "model.seconds=0.0"), alone / "scratch") as server:
+        over(server, alone / "scratch")
+    assert losses(out) == pytest.approx(losses(alone / "run"), abs=2e-6)
+
+
+def test_a_node_too_many_is_turned_away(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    with served(plan_of(tmp_path / "run", *WORDS, "nodes=2", "steps=1000"), tmp_path, address=address, here=2) as server:
+        while not below(server)["rank"]:
+            time.sleep(0.02)
+        with pytest.raises(TimeoutError, match="all 2 nodes of the run are there"):
+            join(address, 0.1)
+
+
+def test_a_silent_server_ends_the_ranks(tmp_path: Path) -> None:
+    """As when the cable is cut: the link stays open, and nothing comes through it. The server gives the node up only after that."""
+    address, out = f"127.0.0.1:{free_port()}", tmp_path / "run"
+    with served(plan_of(out, *WORDS, "nodes=2", "steps=20000"), tmp_path, address=address, here=1, silence=6.0) as server:
+        agent = joined(address)
+        wait_for_step(out, 3)
+        ranks = [int(pid) for pid in Path(f"/proc/{agent}/task/{agent}/children").read_text().split()]
+        assert ranks
+        os.kill(server, signal.SIGSTOP)
+        deadline = time.monotonic() + 120
+        while Path(f"/proc/{ranks[0]}").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.kill(agent)

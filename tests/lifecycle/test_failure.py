@@ -1,0 +1,155 @@
+"""What a failure leaves: files of ranks, one paragraph, failure.json, and the error that ends the command."""
+
+import json
+import os
+import signal
+import tempfile
+from pathlib import Path
+
+import mounts
+import pytest
+from pool import ranks
+
+from dtrain.errors import LeaseError, PreflightError, RankError, StoreError, WordsError
+from dtrain.lifecycle import failure
+from dtrain.lifecycle.signals import Asked
+from dtrain.result import Result
+
+
+def test_what_the_gpus_of_the_others_were_in_is_told(tmp_path: Path) -> None:
+    call = {"call": "all_reduce", "number": 7, "state": "scheduled", "between_two": False, "library": "nccl", "sizes": [[3]]}
+    for rank, calls in enumerate([[], [call]]):
+        failure.began(tmp_path, rank)
+        failure.tell(tmp_path, rank, "hung", "no progress for 60 s", where="mypkg/loop.py:3 in step", calls={"the world": calls})
+    assert failure.explain(tmp_path).paragraph.endswith("rank 1 at mypkg/loop.py:3 in step, its GPU in all_reduce, collective 7 of the world.")
+
+
+def left(folder: Path, rank: int, error: BaseException) -> None:
+    """As a rank leaves it: with a traceback."""
+    try:
+        raise error
+    except BaseException as raised:
+        failure.forget()
+        failure.know(step=5, samples=[32, 39], groups={"the world": 7 + rank})
+        failure.leave(folder, rank, raised)
+        failure.leave(folder, rank, raised)  # whoever else catches it says nothing new
+        failure.forget()
+
+
+def test_the_paragraph_says_who_where_when_and_what_the_others_did(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        failure.began(tmp_path, rank)
+    left(tmp_path, 1, ValueError("loss is\nnot a number"))
+    left(tmp_path, 0, RuntimeError("Connection closed by peer [127.0.0.1]:1"))
+    assert len(list(tmp_path.glob("failure-*.json"))) == 2
+    told = failure.explain(tmp_path)
+    assert told.line.startswith("rank 1 failed in step 5 (samples 32 to 39): ValueError: loss is, at test_failure.py:")
+    assert f"pid {os.getpid()}]" in told.line
+    assert "Meanwhile: rank 0 at test_failure.py:" in told.paragraph
+    assert "(collective 7 of the world)" in told.paragraph
+    assert told.paragraph.count("Traceback (most recent call last)") == 1
+    assert "\n" not in told.facts["message"]
+    assert (told.facts["rank"], told.facts["kind"], told.facts["step"], told.facts["samples"]) == (1, "error", 5, [32, 39])
+    assert json.loads(json.dumps(told.facts)) == told.facts
+
+
+@pytest.mark.parametrize(
+    ("error", "ends", "code"),
+    [
+        (ValueError("a"), RankError, 1),
+        (WordsError("batch=7 does not split"), WordsError, 2),
+        (StoreError("cannot save s3://b: denied"), PreflightError, 3),
+        (LeaseError("another run took over"), PreflightError, 3),
+    ],
+)
+def test_the_command_ends_with_the_error_of_the_cause(error: Exception, ends: type[Exception], code: int, tmp_path: Path) -> None:
+    left(tmp_path, 0, error)
+    with pytest.raises(ends) as raised:
+        failure.outcome(tmp_path, 1)
+    assert raised.value.exit_code == code  # type: ignore[attr-defined]
+    assert raised.value.facts["rank"] == 0  # type: ignore[attr-defined]
+    assert str(error) in str(raised.value)
+
+
+def test_a_lost_node_is_told_by_the_sentence_of_who_missed_it(tmp_path: Path) -> None:
+    left(tmp_path, 0, RuntimeError("Connection closed by peer"))
+    failure.tell(tmp_path, None, "lost", "node 1 (there) was not heard of for 10 s")
+    assert failure.explain(tmp_path).line == "node 1 (there) was not heard of for 10 s"
+
+
+def test_what_starting_again_cannot_help_is_told_apart(tmp_path: Path) -> None:
+    kinds = [
+        failure.facts_of(error, 0)["kind"] for error in (WordsError("a"), LeaseError("b"), StoreError("c"), ValueError("d"), Asked(signal.SIGTERM))
+    ]
+    assert kinds == ["words", "words", "error", "error", "stopped"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_rank_that_was_asked_before_its_first_step_is_no_failure(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    left(tmp_path, 1, Asked(number))
+    left(tmp_path, 0, RuntimeError("Connection closed by peer"))
+    with pytest.raises(Asked) as raised:
+        failure.outcome(tmp_path, 1)
+    assert raised.value.exit_code == code
+
+
+def test_a_result_is_the_outcome(tmp_path: Path) -> None:
+    result = Result("finished", 5, 0.5, 1.0)
+    (tmp_path / "result.json").write_text(json.dumps(result.to_dict()))
+    left(tmp_path, 1, ValueError("of an earlier round"))
+    assert failure.outcome(tmp_path, 0) == result
+
+
+def test_a_process_that_does_not_answer_is_looked_at(tmp_path: Path) -> None:
+    failure.look(tmp_path, 1, os.getpid())
+    assert json.loads((tmp_path / "ended-1.json").read_text())["state"] == "R"
+    failure.look(tmp_path, 1, 2**22 + 1)
+    assert json.loads((tmp_path / "ended-1.json").read_text())["state"] == ""
+
+
+def test_alone_a_process_tells_its_own_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with pytest.raises(RankError, match=r"rank 0 failed: ValueError: a, at test_failure\.py"), failure.alone(str(tmp_path / "out"), 0):
+        assert not failure.is_watched()
+        raise ValueError("a")
+    assert json.loads((tmp_path / "out" / "failure.json").read_text())["error"] == "ValueError: a"
+    assert failure.is_watched()
+    assert "DTRAIN_REPORTS" not in os.environ
+
+
+def test_alone_an_error_of_dtrain_stays_what_it_is(tmp_path: Path) -> None:
+    error = WordsError("one", "two")
+    with pytest.raises(WordsError) as raised, failure.alone(str(tmp_path), 0):
+        raise error
+    assert raised.value is error
+    assert error.facts["exit_code"] == 2
+
+
+def test_a_victim_does_not_replace_what_the_cause_said(tmp_path: Path) -> None:
+    failure.save(str(tmp_path), {"rank": 3, "error": "the cause"})
+    failure.save(str(tmp_path), {"rank": 0, "error": "lost it", "victim": True})
+    assert json.loads((tmp_path / "failure.json").read_text())["rank"] == 3
+
+
+def failing(place: Path) -> tuple[str, str]:
+    """The error of a run that fails while the folder for temporary files is full, and what its `out` says of it."""
+    mounts.alone()
+    mounts.small(place)
+    tempfile.tempdir = str(place)
+    out = place.with_name("out")
+    try:
+        with failure.alone(str(out), 0):
+            mounts.fill(place)
+            raise ValueError("my own error")
+    except RankError as error:
+        return str(error), json.loads((out / "failure.json").read_text())["error"]
+    return "", ""
+
+
+def test_a_full_folder_for_temporary_files_hides_no_error(tmp_path: Path) -> None:
+    if not mounts.are_allowed():
+        pytest.skip("this user may make no mount namespace")
+    (tmp_path / "tmp").mkdir()
+    ((paragraph, saved),) = ranks(1, failing, tmp_path / "tmp")
+    assert saved == "ValueError: my own error"
+    assert "rank 0 failed" in paragraph and saved in paragraph

@@ -1,0 +1,202 @@
+"""Ranks whose samples take different ways through a model, and buffers that a forward changes: one rule for every strategy."""
+
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pool import ranks
+from reaching import parts, token_parts
+from small import STRATEGIES, few_steps, joined, on_mesh, plan
+from strategy.test_units import SHARDED
+
+from dtrain.checkpoint import commit as commits
+from dtrain.checkpoint.load import Reading
+from dtrain.evaluation.evaluate import evaluate
+from dtrain.loop.agreement import Agreement
+from dtrain.mesh import Mesh
+from dtrain.plan import MeshShape, PipelineShape, Plan
+from dtrain.train import train
+
+STEPS = 30
+ALL = SHARDED | {"ddp": STRATEGIES["ddp"]}
+MODELS: dict[str, dict[str, Any]] = {
+    "ways": parts("Ways"),
+    "piped": parts("Piped"),
+    "repeated": parts("Repeated"),
+    "scales": parts("Scales"),
+    "tokens": token_parts(),
+    "experts": token_parts(model={"_target_": "reaching.Tokens", "experts": True}),
+}
+FAST = [
+    ("ways", "ddp", {"dp_replicate": 2}, 2),
+    ("ways", "ddp", {"tp": 2}, 8),
+    ("ways", "ddp", {"pp": 2}, 4),
+    ("ways", "fsdp", {"dp_shard": 2}, 1),
+    ("repeated", "fsdp", {"dp_shard": 2}, 2),
+    ("scales", "fsdp", {"dp_shard": 2}, 1),
+    ("scales", "zero2", {"dp_shard": 2}, 2),
+    ("ways", "zero1", {"dp_shard": 2}, 2),
+    ("ways", "zero2", {"dp_shard": 2}, 1),
+    ("ways", "ddp", {"dp_replicate": 2, "tp": 2}, 1),
+    ("piped", "ddp", {"dp_replicate": 2}, 1),
+    ("tokens", "fsdp", {"cp": 2}, 2),
+    ("experts", "fsdp", {"dp_shard": 2, "ep": 2}, 2),
+]
+DATA = {"ddp": {"dp_replicate": 2}, **{strategy: {"dp_shard": 2} for strategy in SHARDED}}
+AXES = [("ways", {}), ("ways", {"tp": 2}), ("ways", {"pp": 2}), ("tokens", {"cp": 2}), ("experts", {"ep": 2})]
+MORE = [
+    *((model, strategy, data | axis, 1) for strategy, data in DATA.items() for model, axis in AXES),
+    *(("repeated", strategy, data, 2) for strategy, data in DATA.items()),
+    ("ways", "ddp", {"dp_replicate": 4}, 1),
+    ("ways", "fsdp", {"dp_replicate": 2, "dp_shard": 2}, 1),
+    ("piped", "fsdp", {"dp_shard": 2, "pp": 2}, 1),
+    ("scales", "fsdp", {"dp_replicate": 2, "dp_shard": 2}, 1),
+    ("scales", "zero1", {"dp_shard": 2}, 1),
+    ("scales", "ddp", {"dp_replicate": 2, "tp": 2}, 1),
+    ("tokens", "ddp", {"cp": 2}, 1),
+    ("experts", "ddp", {"dp_replicate": 2, "ep": 2}, 2),
+]
+
+
+@cache
+def reference(model: str) -> dict[str, Any]:
+    return ranks(1, lambda: few_steps(MODELS[model], {}, microbatch=8, steps=STEPS))[0]
+
+
+def hold(model: str, strategy: str, degrees: dict[str, int], microbatch: int) -> None:
+    shape = MeshShape(**degrees)
+    pipeline = PipelineShape() if shape.pp > 1 else None
+    run = partial(few_steps, MODELS[model] | {"strategy": ALL[strategy]}, degrees, microbatch=microbatch, steps=STEPS, pipeline=pipeline)
+    runs, expected = ranks(shape.ranks, run), reference(model)
+    got = joined(runs[:: shape.ranks // shape.pp]) if shape.pp > 1 else runs[0]
+    assert max(abs(here - there) for here, there in zip(got["losses"], expected["losses"], strict=True)) < 2e-6
+    for name, values in expected["weights"].items():
+        assert torch.allclose(torch.tensor(got["weights"][name]), torch.tensor(values), atol=1e-5), name
+    assert got["gradients"].keys() == expected["gradients"].keys(), "what no sample reached has no gradient"
+
+
+@pytest.mark.parametrize(("model", "strategy", "degrees", "microbatch"), FAST)
+def test_samples_that_take_different_ways_are_one_process(model: str, strategy: str, degrees: dict[str, int], microbatch: int) -> None:
+    """Nothing decays what no rank has reached; moments of what another rank reached go on here too."""
+    hold(model, strategy, degrees, microbatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "strategy", "degrees", "microbatch"), MORE)
+def test_they_are_on_every_layout(model: str, strategy: str, degrees: dict[str, int], microbatch: int) -> None:
+    hold(model, strategy, degrees, microbatch)
+
+
+def asked(model: str, out: Path, words: str) -> Plan:
+    fixed = "data=synthetic data.inputs=[4] data.outputs=3 data.samples=256 objective=classification batch=16 evaluate.every=4 logger=[] hook=[] resume=auto"
+    return plan(f"model._target_=reaching.{model}", "trust=[reaching]", *fixed.split(), f"out={out}", *words.split())
+
+
+def saved(out: Path) -> dict[str, torch.Tensor]:
+    url, commit = commits.find(str(out))
+    tensors = {name: torch.empty(facts["shape"], dtype=getattr(torch, facts["dtype"][6:])) for name, facts in commit["tensors"].items()}
+    Reading(url, commit, tensors).verify()
+    Reading(url, commit, tensors).fill()
+    return tensors
+
+
+def resumed(model: str, folder: Path, first: str, then: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """What is saved after 8 steps in one go, and of a run that stopped after 3 and went on by other words."""
+    whole, begun, ended = (asked(model, folder / name, f"steps=8 {words}") for name, words in (("whole", first), ("parted", first), ("parted", then)))
+    ranks(whole.world, train, whole)
+    ranks(begun.world, train, replace(begun, stop_after=3))
+    ranks(ended.world, train, ended)
+    return saved(folder / "whole"), saved(folder / "parted")
+
+
+def test_a_run_of_different_ways_goes_on_exactly_and_on_another_mesh(tmp_path: Path) -> None:
+    sharded = "strategy=fsdp devices=2 microbatch=1"
+    for number, (then, allowed) in enumerate(((sharded, 0.0), ("devices=1", 2e-6))):
+        here, there = resumed("Ways", tmp_path / str(number), sharded, then)
+        assert here.keys() == there.keys()
+        assert not any("spare" in name and name.startswith("optim.") for name in here)
+        for name, value in here.items():
+            assert torch.allclose(value.float(), there[name].float(), rtol=0, atol=allowed), name
+
+
+# buffers
+
+LAYOUTS = [
+    "strategy=fsdp devices=2",
+    "strategy=zero2 devices=2 accumulate=2",
+    "strategy=ddp devices=2",
+    "strategy=ddp devices=4 mesh.tp=2",
+    "strategy=hsdp devices=4",
+]
+
+
+@pytest.mark.parametrize("words", LAYOUTS)
+def test_a_run_reports_what_its_checkpoint_gives(words: str, tmp_path: Path) -> None:
+    """BatchNorm's statistics and a codebook, which every rank updates by its own samples."""
+    run = asked("Statistics", tmp_path, f"{words} steps=8")
+    told = ranks(run.world, train, run)[0].metrics
+    assert ranks(run.world, evaluate, run)[0].metrics == pytest.approx(told, rel=1e-5)
+    alone = asked("Statistics", tmp_path, "devices=1 steps=8")
+    assert ranks(1, evaluate, alone)[0].metrics == pytest.approx(told, rel=1e-5)
+
+
+def test_buffers_go_on_exactly(tmp_path: Path) -> None:
+    here, there = resumed("Statistics", tmp_path, "strategy=fsdp devices=2", "strategy=fsdp devices=2")
+    assert here.keys() == there.keys()
+    for name, value in here.items():
+        assert torch.equal(value, there[name]), name
+
+
+class Kept(torch.nn.Module):
+    """A buffer of each kind that a forward may change, and in every way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(2)
+        self.register_buffer("assigned", torch.zeros(2))
+        self.register_buffer("small", torch.zeros(2, dtype=torch.bfloat16))
+        self.register_buffer("flags", torch.zeros(2, dtype=torch.bool))
+        self.register_buffer("constant", torch.zeros(2))
+        self.register_buffer("scratch", torch.zeros(2), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.assigned = x.detach().mean(0)
+        self.small += 1 + x[0, 0].item()
+        self.flags |= x[0] > 0
+        self.scratch += x[0].detach()
+        out: torch.Tensor = self.norm(x)
+        return out
+
+
+def made_alike(mesh: Mesh) -> dict[str, Any]:
+    model = Kept()
+    agreement = Agreement(model, mesh)
+    for _ in range(2):
+        agreement.begin()
+        model(torch.tensor([[1.0, -1.0], [3.0, -3.0]]) * (1 - 2 * mesh.rank)).sum().backward()
+        agreement.settle([()])
+    return {name: buffer.float().tolist() for name, buffer in model.named_buffers()}
+
+
+def test_fractions_are_averaged_and_the_rest_is_that_of_the_first_rank() -> None:
+    one, two = on_mesh(made_alike, dp_replicate=2)
+    assert one.pop("scratch") == [2.0, -2.0], "what is not saved is each rank's own"
+    assert two.pop("scratch") == [-2.0, 2.0]
+    assert one == two
+    assert one["norm.running_mean"] == [0.0, 0.0]
+    assert (one["assigned"], one["small"], one["flags"], one["constant"]) == ([0.0, 0.0], [2.0, 2.0], [1.0, 0.0], [0.0, 0.0])
+    assert one["norm.num_batches_tracked"] == 2
+
+
+@pytest.mark.parametrize("remat", ["full", "selective"])
+def test_a_block_that_is_computed_again_updates_its_buffers_once(remat: str) -> None:
+    """And is computed from what they were, not from what they are by then."""
+
+    def run(**extra: Any) -> dict[str, Any]:
+        return few_steps(parts("Layered", **extra), {})
+
+    (plain,), (again,) = ranks(1, run), ranks(1, lambda: run(remat={"_target_": f"dtrain.remat.{remat}.build"}))
+    assert plain == again

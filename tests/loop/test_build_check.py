@@ -1,0 +1,64 @@
+"""What a rank finds is held against the plan, and what does not fit is said with its figures."""
+
+from typing import Any
+
+import pytest
+import torch
+from small import plan
+
+from dtrain.errors import DtrainError
+from dtrain.loop.build_check import check
+from dtrain.precision import Precision
+
+FP32 = Precision()
+
+
+def found(**changed: Any) -> dict[str, Any]:
+    facts = {
+        "rank": 0,
+        "holds": "shards",
+        "parameters": 100,
+        "held": 50,
+        "dimless": 0,
+        "split": {"dp_shard": 100},
+        "types": ["float32"],
+        "stages": [],
+    }
+    return {**facts, "schedule": None, "wrapper": "GPT", **changed}
+
+
+def test_what_fits_is_told() -> None:
+    told = check(plan("data=synthetic", "strategy=fsdp", "devices=2"), [found(), found(rank=1)], FP32)
+    assert told["compute"] == "float32" and [rank["rank"] for rank in told["ranks"]] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("words", "facts", "said"),
+    [
+        (("strategy=fsdp", "devices=2"), {"split": {"dp_shard": 60}}, "of 100 parameters 60 are sharded over dp_shard x cp = 2"),
+        (("strategy=fsdp", "devices=2", "mesh.cp=2"), {"split": {}}, "0 are sharded over dp_shard x cp = 2"),
+        (("strategy=ddp", "devices=2", "mesh.tp=2"), {"holds": "copies", "split": {}}, "no parameter is split over tp=2"),
+        (
+            ("model=moe", "strategy=ddp", "devices=2", "mesh.ep=2"),
+            {"holds": "copies", "split": {"experts": 40}},
+            "of 40 parameters of experts 0 are split over ep=2",
+        ),
+        (("strategy=pipeline", "devices=2"), {"holds": "copies", "split": {}, "schedule": "1f1b", "stages": [1]}, "it holds the stages [1]"),
+        (
+            ("strategy=pipeline", "devices=2", "pipeline.schedule=gpipe"),
+            {"holds": "copies", "split": {}, "schedule": "1f1b", "stages": [0]},
+            "of 1f1b, not [0] of gpipe",
+        ),
+    ],
+)
+def test_what_does_not_fit_ends_the_run(words: tuple[str, ...], facts: dict[str, Any], said: str) -> None:
+    with pytest.raises(DtrainError) as caught:
+        check(plan("data=synthetic", *words), [found(**facts)], FP32)
+    assert "rank 0" in str(caught.value) and said in str(caught.value)
+
+
+def test_types_are_held_against_the_precision_that_sets_them() -> None:
+    lowered = Precision(param=torch.bfloat16, compute=torch.bfloat16)
+    with pytest.raises(DtrainError, match="weights are float32, not bfloat16"):
+        check(plan("data=synthetic"), [found(holds="copies", split={})], lowered)
+    check(plan("data=synthetic"), [found(holds="copies", split={}, types=["float64"])], FP32)

@@ -1,0 +1,177 @@
+"""What a run tells: a row per step whatever the period, sums over all ranks, loggers that cannot stop it."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small import on_mesh, plan
+
+from dtrain.lifecycle.slowdown import Slowdown
+from dtrain.loop.metrics import Log
+from dtrain.mesh import Mesh
+from dtrain.objective.next_token import NextToken
+from dtrain.plan import Plan
+from dtrain.predict.time import at_peak
+from dtrain.result import Result
+
+TOLD: list[tuple[Any, ...]] = []
+
+
+class Remembering:
+    """A logger that keeps what it is told."""
+
+    def __init__(self, *, out: str, steps: int) -> None:
+        TOLD.append(("built", out, steps))
+
+    def log(self, step: int, scalars: Any) -> None:
+        TOLD.append((step, dict(scalars)))
+
+    def note(self, text: str) -> None:
+        TOLD.append(("note", text))
+
+    def close(self) -> None:
+        TOLD.append(("closed",))
+
+
+class Failing(Remembering):
+    """A logger that raises in one of its calls."""
+
+    fails_in = ""
+
+    def __init__(self, *, out: str, steps: int) -> None:
+        self._fail("init")
+
+    def _fail(self, where: str) -> None:
+        if self.fails_in == where:
+            raise ConnectionError("no network")
+
+    def log(self, step: int, scalars: Any) -> None:
+        self._fail("log")
+
+    def note(self, text: str) -> None:
+        self._fail("note")
+
+    def close(self) -> None:
+        self._fail("close")
+
+
+def with_loggers(out: Path, every: int, *names: str) -> Plan:
+    made = plan("batch=8", "devices=2", f"out={out}", f"log.every={every}", "steps=6")
+    return replace(made, loggers={name: {"_target_": f"{__name__}.{name}"} for name in names})
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> None:
+    TOLD.clear()
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def run(mesh: Mesh, made: Plan, *, steps: int = 6, start: int = 0) -> list[tuple[Any, ...]]:
+    """Steps whose loss sum is 10 x step on rank 0 and step on rank 1, over a count of 11."""
+    with Log(made, mesh) as log:
+        log.started(start, parameters=1, damaged=[], passed_over=(), caveats=[])
+        log.begin(NextToken(), Slowdown(lambda: 0.0))
+        for step in range(start + 1, start + steps + 1):
+            sums = {"loss": torch.tensor(float(step * (10 if mesh.rank == 0 else 1))), "accuracy": torch.tensor(float(mesh.rank))}
+            log.record(step, 8 * step, sums, 11, torch.tensor(0.5 * step), {"lr": 0.1, "lr_head": 0.2})
+        log.note("a sample")
+        log.evaluated(step, {"eval_loss": 2.0})
+        log.flush()
+        log.finish(Result("finished", step, log.last.get("loss"), 1.0))
+    return TOLD
+
+
+@pytest.mark.parametrize("every", [1, 4, 100])
+def test_every_step_has_a_row_of_sums_over_all_ranks(tmp_path: Path, every: int) -> None:
+    on_mesh(lambda mesh: run(mesh, with_loggers(tmp_path, every)), dp_replicate=2)
+    found = rows(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in found] == [1, 2, 3, 4, 5, 6]
+    for row in found:
+        assert row["loss"] == pytest.approx(row["step"])
+        assert row["accuracy"] == pytest.approx(1 / 11)
+        assert (row["seen"], row["norm"], row["lr"], row["lr_head"]) == (8 * row["step"], 0.5 * row["step"], 0.1, 0.2)
+        assert row["peak_bytes"] > 1 << 20
+        assert row["samples_per_second"] == pytest.approx(8 / row["step_seconds"])
+        assert row["tokens_per_second"] == pytest.approx(11 / row["step_seconds"])
+
+
+def test_what_happened_is_told_in_order(tmp_path: Path) -> None:
+    on_mesh(lambda mesh: run(mesh, with_loggers(tmp_path, 2)), dp_replicate=2)
+    assert [row["event"] for row in rows(tmp_path / "events.jsonl")] == ["started", "evaluated", "finished"]
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["status"], result["step"]) == ("finished", 6)
+    assert result["loss"] == pytest.approx(6)
+
+
+def test_steps_that_are_done_again_have_one_row(tmp_path: Path) -> None:
+    made = with_loggers(tmp_path, 2)
+    on_mesh(lambda mesh: (run(mesh, made), run(mesh, made, start=3)), dp_replicate=2)
+    assert [row["step"] for row in rows(tmp_path / "metrics.jsonl")] == list(range(1, 10))
+
+
+def test_rows_that_somebody_took_away_are_missed(tmp_path: Path) -> None:
+    made = with_loggers(tmp_path, 2)
+    on_mesh(lambda mesh: run(mesh, made), dp_replicate=2)
+    rest = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "metrics.jsonl").write_text("".join(rest[:1] + rest[3:]))
+    on_mesh(lambda mesh: run(mesh, made, start=6), dp_replicate=2)
+    assert [row["text"] for row in rows(tmp_path / "events.jsonl") if row["event"] == "caveat"] == [
+        "metrics.jsonl lacks the rows of 2 of the 6 steps that are done"
+    ]
+
+
+def test_loggers_live_on_rank_0_and_hear_once_per_flush(tmp_path: Path) -> None:
+    zero, one = on_mesh(lambda mesh: run(mesh, with_loggers(tmp_path, 3, "Remembering")), dp_replicate=2)
+    assert one == []
+    assert zero[0] == ("built", str(tmp_path), 6)
+    assert [told[0] for told in zero[1:]] == ["note", 3, 6, "note", 6, "closed"]
+    assert zero[2][1]["loss"] == pytest.approx(3)
+    assert "step" not in zero[2][1]
+    assert zero[5] == (6, {"eval_loss": 2.0})
+
+
+@pytest.mark.parametrize("where", ["init", "log", "note", "close"])
+def test_a_logger_that_fails_is_named_once_and_left_out(tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Failing, "fails_in", where)
+    zero, _ = on_mesh(lambda mesh: run(mesh, with_loggers(tmp_path, 1, "Failing", "Remembering")), dp_replicate=2)
+    assert [told[0] for told in zero if isinstance(told[0], int)] == [1, 2, 3, 4, 5, 6, 6], "the other goes on"
+    failed = [row for row in rows(tmp_path / "events.jsonl") if row["event"] == "logger_failed"]
+    assert [(row["logger"], row["error"]) for row in failed] == [("Failing", "ConnectionError: no network")]
+    assert len(rows(tmp_path / "metrics.jsonl")) == 6
+
+
+def test_a_run_that_fails_says_so(tmp_path: Path) -> None:
+    def work(mesh: Mesh) -> None:
+        with pytest.raises(ZeroDivisionError), Log(with_loggers(tmp_path, 1), mesh):
+            raise ZeroDivisionError("no such luck")
+
+    on_mesh(work, dp_shard=1)
+    (event,) = rows(tmp_path / "events.jsonl")
+    assert (event["event"], event["error"]) == ("failed", "ZeroDivisionError: no such luck")
+
+
+def test_a_loss_that_is_no_number_is_a_row_too(tmp_path: Path) -> None:
+    def work(mesh: Mesh) -> float:
+        with Log(with_loggers(tmp_path, 1), mesh) as log:
+            log.begin(NextToken(), Slowdown(lambda: 0.0))
+            log.record(1, 8, {"loss": torch.tensor(math.nan)}, 8, torch.tensor(math.inf), {"lr": 0.1})
+            log.finish(Result("finished", 1, log.last["loss"], 1.0))
+            return log.last["loss"]
+
+    on_mesh(work, dp_shard=1)
+    assert rows(tmp_path / "metrics.jsonl")[0] | {"loss": None, "norm": None} == rows(tmp_path / "metrics.jsonl")[0]
+    assert json.loads((tmp_path / "result.json").read_text())["loss"] is None
+
+
+def test_rows_have_the_mfu_where_gpus_and_model_are_known(tmp_path: Path) -> None:
+    gpus = plan("cluster=h100x8", "data=synthetic", "nodes=1", "devices=8", "batch=8")
+    on_mesh(lambda mesh: run(mesh, replace(gpus, out=str(tmp_path), loggers={})), dp_shard=1)
+    for row in rows(tmp_path / "metrics.jsonl"):
+        assert row["mfu"] == pytest.approx(at_peak(gpus) / row["step_seconds"])

@@ -1,0 +1,49 @@
+"""Text from a model, token by token."""
+
+import torch
+
+from dtrain.model.sampling import complete
+
+
+def successor(tokens: torch.Tensor) -> torch.Tensor:
+    """A model sure that 1 comes after 0, 2 after 1, ..., 0 after 4."""
+    return 100.0 * torch.nn.functional.one_hot((tokens + 1) % 5, 5).float()
+
+
+def uncertain(tokens: torch.Tensor) -> torch.Tensor:
+    return torch.log(torch.tensor([0.7, 0.2, 0.1])).expand(*tokens.shape, 3)
+
+
+def sample(model: object, *, tokens: int = 6, temperature: float = 1.0, seed: int = 0, context: int = 8) -> list[int]:
+    return complete(model, [3, 4], tokens=tokens, context=context, temperature=temperature, seed=seed)  # type: ignore[arg-type]
+
+
+def test_the_prompt_comes_first_and_the_model_goes_on() -> None:
+    assert sample(successor) == sample(successor, temperature=0) == [3, 4, 0, 1, 2, 3, 4, 0]
+
+
+def test_draws_depend_on_the_seed_alone() -> None:
+    torch.rand(5)
+    first = sample(uncertain, tokens=50)
+    torch.rand(5)
+    assert sample(uncertain, tokens=50) == first
+    assert sample(uncertain, tokens=50, seed=1) != first
+
+
+def test_temperature_sharpens_and_flattens() -> None:
+    counts = {temperature: sample(uncertain, tokens=2000, temperature=temperature)[2:].count(0) / 2000 for temperature in (0.0, 0.5, 1.0, 100.0)}
+    assert counts[0.0] == 1.0
+    assert abs(counts[0.5] - 0.49 / 0.54) < 0.03
+    assert abs(counts[1.0] - 0.7) < 0.04
+    assert abs(counts[100.0] - 1 / 3) < 0.04
+
+
+def test_the_model_sees_no_more_than_its_context() -> None:
+    seen = []
+
+    def watching(tokens: torch.Tensor) -> torch.Tensor:
+        seen.append(tokens.tolist()[0])
+        return successor(tokens)
+
+    sample(watching, tokens=4, context=3)
+    assert seen == [[3, 4], [3, 4, 0], [4, 0, 1], [0, 1, 2]]

@@ -1,0 +1,49 @@
+"""Whoever reads the output may go; the run goes on, and says nothing of it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("ranks", ["", "strategy=ddp devices=2"])
+def test_a_run_outlives_who_reads_it(tmp_path: Path, ranks: str) -> None:
+    words = f"{sys.executable} -m dtrain model=mlp data=synthetic steps=20 batch=4 out={tmp_path} {ranks}".split()
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as run:
+        assert run.stdout and run.stderr
+        assert run.stdout.readline()
+        run.stdout.close()
+        assert run.stderr.read() == ""
+        assert run.wait(timeout=300) == 0
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["status"], result["step"]) == ("finished", 20)
+    assert "logger_failed" not in (tmp_path / "events.jsonl").read_text()
+
+
+def test_a_plan_that_nobody_reads_on_ends_in_silence(tmp_path: Path) -> None:
+    words = f"{sys.executable} -m dtrain plan why".split()
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as run:
+        assert run.stdout and run.stderr
+        run.stdout.close()
+        assert (run.stderr.read(), run.wait(timeout=300)) == ("", 0)
+
+
+@pytest.mark.parametrize("words", ["plan", "model=mlp data=synthetic steps=4 out=run"])
+def test_a_command_whose_descriptors_are_closed_does_its_work(words: str, tmp_path: Path) -> None:
+    done = subprocess.run(["sh", "-c", f"{sys.executable} -m dtrain {words} <&- >&- 2>&-"], cwd=tmp_path, timeout=300, check=False)
+    assert done.returncode == 0
+    assert words == "plan" or json.loads((tmp_path / "run/result.json").read_text())["status"] == "finished"
+
+
+def test_a_folder_that_is_gone_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    script = f"cd gone && rmdir ../gone && {sys.executable} -m dtrain plan"
+    done = subprocess.run(
+        ["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1) and "was started in is gone" in done.stderr

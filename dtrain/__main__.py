@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         screen.complain(f"{why(error) if isinstance(error, OSError) else error}. The system has no room for this run.")
         return PreflightError.exit_code
-    except signals.Asked as asked:
+    except signals.StopRequested as asked:
         screen.complain(str(asked))
         return asked.exit_code
     except KeyboardInterrupt:

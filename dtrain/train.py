@@ -18,7 +18,7 @@ from dtrain.lifecycle.stop import StopSignal
 from dtrain.lifecycle.watchdog import Watchdog
 from dtrain.loop import build_check
 from dtrain.loop.metrics import Log
-from dtrain.loop.spike import Guard
+from dtrain.loop.spike import SpikeDetector
 from dtrain.loop.step import gradients_of, make_step, zero
 from dtrain.mesh import Mesh
 from dtrain.model import balance, balanced, caveats, construct
@@ -69,7 +69,7 @@ def train(plan: Plan) -> Result:
 
         # state
         state = TrainState(model, optimizer, stream, precision.scale, ema, began=began)
-        guard = state.guard = Guard(plan.on_spike, **plan.spike, mesh=mesh, state=state, wrapped=wrapped)
+        guard = state.guard = SpikeDetector(plan.on_spike, **plan.spike, mesh=mesh, state=state, wrapped=wrapped)
         restored = checkpoint.restore(state)
         if restored:
             state.began -= restored["facts"].get("seconds", 0.0)

@@ -10,7 +10,7 @@ from small import composed
 
 from dtrain import cluster
 from dtrain.build import build
-from dtrain.cluster import Cluster, Machine, look
+from dtrain.cluster import Cluster, Machine, detect
 from dtrain.cluster.allocation import adopt
 from dtrain.errors import PreflightError, WordsError
 from dtrain.launcher import preflight
@@ -75,7 +75,7 @@ def test_gpus_are_those_that_cuda_lets_this_process_use(
     for file in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (tmp_path / file).touch()
     monkeypatch.setattr(cluster, "FILES", tmp_path)
-    seen = look({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+    seen = detect({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
     assert (seen.gpus, seen.gpu) == (len(memories), name)
     if memories:
         assert seen.memory == min(memories)
@@ -92,7 +92,7 @@ def test_the_oldest_gpu_says_what_all_can(knows: bool, capability: float, monkey
         return SimpleNamespace(stdout="".join(", ".join(row if "compute_cap" in command[1] else row[:4]) + "\n" for row in rows))
 
     monkeypatch.setattr(cluster.subprocess, "run", smi)
-    seen = look({"CUDA_VISIBLE_DEVICES": "0,1"})
+    seen = detect({"CUDA_VISIBLE_DEVICES": "0,1"})
     assert (seen.gpus, seen.memory, seen.capability) == (2, 32 << 30, capability)
 
 
@@ -156,7 +156,7 @@ def test_gpus_as_launchers_containers_and_windows_show_them(
     monkeypatch.setattr(cluster, "FILES", tmp_path)
     environ = dict(environ)
     adopt(environ)
-    seen = look(environ)
+    seen = detect(environ)
     assert (seen.gpus, seen.memory >> 30 if seen.gpus else 0) == (gpus, gib)
 
 
@@ -169,11 +169,11 @@ def test_the_program_of_windows_driver_is_found_outside_of_the_path(tmp_path: Pa
     monkeypatch.setattr(cluster, "FILES", tmp_path)
     monkeypatch.setattr(cluster, "OF_WINDOWS", program)
     monkeypatch.setattr(cluster.shutil, "which", lambda name: None)
-    assert look({}).gpu == "NVIDIA GeForce RTX 4090"
+    assert detect({}).gpu == "NVIDIA GeForce RTX 4090"
 
 
 def test_there_is_at_least_one_core() -> None:
-    assert look({}).cpus >= 1
+    assert detect({}).cpus >= 1
 
 
 @pytest.mark.parametrize("word", WORDS)

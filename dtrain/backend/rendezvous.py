@@ -149,13 +149,13 @@ class StoreWatch:
             looked = now
             if self._gone:
                 self._end(f"the rendezvous store at {self._where} is gone ({self._gone}): the process that held it has ended")
-            elif silent > self._seconds or (signals.wish() and silent > BUSY_SECONDS):
+            elif silent > self._seconds or (signals.stop_request() and silent > BUSY_SECONDS):
                 self._end(f"the store process at {self._where} does not answer for {silent:.0f} s: it was stopped, or its host hangs")
 
     def _end(self, sentence: str) -> None:
         folder = os.environ.get("DTRAIN_REPORTS")
-        wish = signals.wish()
+        wish = signals.stop_request()
         if not self._over.is_set():
             failure.give_up(
-                Path(folder) if folder else None, self._rank, sentence, kind="lost", exit_code=signals.Asked(wish).exit_code if wish else 1
+                Path(folder) if folder else None, self._rank, sentence, kind="lost", exit_code=signals.StopRequested(wish).exit_code if wish else 1
             )

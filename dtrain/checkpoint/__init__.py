@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from dtrain.checkpoint.state import TrainState
-from dtrain.checkpoint.writer import Landed
+from dtrain.checkpoint.writer import SaveResult
 
 
 class Checkpoint(AbstractContextManager[Any], Protocol):
@@ -25,7 +25,7 @@ class Checkpoint(AbstractContextManager[Any], Protocol):
         """
         ...
 
-    def landed(self) -> list[Landed]:
+    def landed(self) -> list[SaveResult]:
         """What became of saves since it was asked last; waits for nothing. A save that failed ends nothing."""
         ...
 

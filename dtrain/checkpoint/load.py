@@ -30,7 +30,7 @@ class Reading:
         for piece in commit["pieces"]:
             pieces.setdefault(piece["name"], []).append(piece)
         self._url, self._commit, self._dtypes = url, commit, {name: facts["dtype"] for name, facts in commit["tensors"].items()}
-        self._held = {name: shards.Held(tensor, pieces.get(name, [])) for name, tensor in wanted.items()}
+        self._held = {name: shards.ShardOverlap(tensor, pieces.get(name, [])) for name, tensor in wanted.items()}
         needed = {piece["file"] for held in self._held.values() for piece, *_ in held.overlaps}
         self._files = [file for file in commit["files"] if file["name"] in needed]
         self._kept: dict[str, bytes] = {}
@@ -50,7 +50,7 @@ class Reading:
 
     def fill(self) -> None:
         """Copy what was verified into the tensors."""
-        users: dict[str, list[tuple[shards.Held, int, str]]] = {}
+        users: dict[str, list[tuple[shards.ShardOverlap, int, str]]] = {}
         for held in self._held.values():
             for number, (piece, *_) in enumerate(held.overlaps):
                 users.setdefault(piece["file"], []).append((held, number, piece["key"]))

@@ -121,7 +121,7 @@ class Memory:
         pieces: dict[str, list[Mapping[str, Any]]] = {}
         for piece in copy.commit["pieces"]:
             pieces.setdefault(piece["name"], []).append(piece)
-        held = [shards.Held(tensor, pieces.get(name, [])) for name, tensor in wanted.items()]
+        held = [shards.ShardOverlap(tensor, pieces.get(name, [])) for name, tensor in wanted.items()]
         for stem in copy.parts:
             data = self._everywhere(stem, copy)
             for one in held:

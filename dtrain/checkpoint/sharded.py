@@ -24,7 +24,7 @@ from dtrain.checkpoint.restore import Restore
 from dtrain.checkpoint.retention import Best, Policy, Retention
 from dtrain.checkpoint.snapshot import Snapshot
 from dtrain.checkpoint.state import TrainState
-from dtrain.checkpoint.writer import Drain, Landed, told
+from dtrain.checkpoint.writer import CheckpointWriter, SaveResult, told
 from dtrain.errors import LeaseError, PreflightError, StoreError, WordsError, nearest
 from dtrain.mesh import Mesh
 from dtrain.storage import attempts, store
@@ -67,12 +67,12 @@ class Sharded:
         self._snapshot: Snapshot | None = None
         self._every_copy, self._restored = memory, False
         self._memory: Memory | None = None
-        self._drain: Drain | None = None
-        self._drained: Drain | None = None
+        self._drain: CheckpointWriter | None = None
+        self._drained: CheckpointWriter | None = None
         self._step, self._stall = -1, 0.0
         self._run, self._count = "", 0
         self._last: tuple[int, str] | None = None
-        self._landed: list[Landed] = []
+        self._landed: list[SaveResult] = []
         self._untidy: list[str] = []
         self._error = ""
         self._urls: dict[int, str] = {}
@@ -115,7 +115,7 @@ class Sharded:
         url = store.join(attempts.folder(self._out, state.step), self._attempt())
         self._retention.begin(url, state.step)
         held = {piece.name for file in files for piece in file.pieces}
-        self._drain = Drain(
+        self._drain = CheckpointWriter(
             self._mesh,
             out=self._out,
             url=url,
@@ -148,7 +148,7 @@ class Sharded:
             self._stall = time.monotonic() - begin
         return url
 
-    def landed(self) -> list[Landed]:
+    def landed(self) -> list[SaveResult]:
         """What became of saves since it was asked last; waits for nothing. Raises LeaseError when another run has taken over."""
         if self._drain and self._drain.done:
             self._settle()
@@ -236,7 +236,7 @@ class Sharded:
             self._nodes().take(state.step, state.tensors(), state.facts())
         except StoreError as error:
             self._every_copy = 0
-            self._landed.append(Landed("failed", state.step, os.environ[MEMORY], str(error), 0.0, 0.0))
+            self._landed.append(SaveResult("failed", state.step, os.environ[MEMORY], str(error), 0.0, 0.0))
 
     def _nodes(self) -> Memory:
         if self._memory is None:
@@ -278,7 +278,7 @@ class Sharded:
         if not drain.error:
             self._last = (self._step, drain.url)
         kind: Literal["committed", "failed"] = "failed" if drain.error else "committed"
-        self._landed.append(Landed(kind, self._step, drain.url, drain.error or self._left() or None, self._stall, drain.seconds))
+        self._landed.append(SaveResult(kind, self._step, drain.url, drain.error or self._left() or None, self._stall, drain.seconds))
         if drain.fatal:
             raise LeaseError(drain.error)
 
@@ -306,7 +306,7 @@ class Sharded:
         faults, self._untidy = self._untidy, []
         return "; ".join(faults[:3])
 
-    def _note(self, drain: Drain | None) -> None:
+    def _note(self, drain: CheckpointWriter | None) -> None:
         if drain:
             drain.join()
         with self._noting:

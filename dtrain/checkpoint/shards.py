@@ -33,7 +33,7 @@ def mine(tensors: Mapping[str, Tensor], at: Mapping[str, int]) -> Iterator[tuple
             yield name, tensor, (0,) * tensor.ndim
 
 
-class Held:
+class ShardOverlap:
     """What this rank holds of a tensor, and the saved pieces that overlap it: (piece, where in the piece, where in what is held)."""
 
     def __init__(self, tensor: Tensor, pieces: Sequence[Mapping[str, Any]]) -> None:

@@ -31,7 +31,7 @@ NICENESS = 10
 
 
 @dataclass(frozen=True)
-class Landed:
+class SaveResult:
     """How a save ended. `stall_seconds`: how long the loop stood still for it; `seconds`: from its beginning to its end.
 
     `error` of a committed one says what of the old could not be removed until then.
@@ -45,7 +45,7 @@ class Landed:
     seconds: float
 
 
-class Drain:
+class CheckpointWriter:
     """Begins at once. `arrived` waits until the bytes of the `files` are there. `commit` is what rank 0 will write; `manifest` what this rank adds to the tensors and facts in it; `before_commit` makes
     durable what the commit must not be older than, and `after_commit`, which nobody waits for, may remove what is older: both run on rank 0.
     `before` is the save before."""
@@ -62,7 +62,7 @@ class Drain:
         manifest: Mapping[str, Any],
         before_commit: Callable[[], None] | None,
         after_commit: Callable[[str, Mapping[str, Any]], None],
-        before: "Drain | None" = None,
+        before: "CheckpointWriter | None" = None,
     ) -> None:
         self.url, self.error, self.fatal = url, "", False
         self.seconds = 0.0
@@ -117,7 +117,7 @@ class Drain:
         if self._mesh.world == 1:
             self._decide([mine])
             return
-        self._mesh.post(self._letter(self._mesh.rank), json.dumps(mine))
+        self._mesh.kv_set(self._letter(self._mesh.rank), json.dumps(mine))
         if self._mesh.rank == 0:
             self._decide_for_all()
         else:
@@ -128,11 +128,11 @@ class Drain:
         everyone = range(self._mesh.world)
         try:
             manifests = [json.loads(letter) for letter in self._await(everyone, "manifest")]
-            self._mesh.withdraw(*map(self._letter, everyone), *self._read_by_all)
+            self._mesh.kv_delete(*map(self._letter, everyone), *self._read_by_all)
             self._decide(manifests)
         except Exception as error:  # as above
             self.error, self.fatal = told(error), isinstance(error, LeaseError)
-        self._mesh.post(self._letter("verdict"), json.dumps({"error": self.error, "fatal": self.fatal}))
+        self._mesh.kv_set(self._letter("verdict"), json.dumps({"error": self.error, "fatal": self.fatal}))
 
     def _decide(self, manifests: Sequence[Mapping[str, Any]]) -> None:
         """Commit, when every rank has written. On rank 0."""
@@ -225,7 +225,7 @@ class Drain:
         """Say that this rank is there, as long as its save is under way, whatever its storage makes it wait for."""
         with contextlib.suppress(RuntimeError):  # without the store nobody listens
             for beat in itertools.count():
-                self._mesh.post(f"checkpoint/alive/{self._mesh.rank}", f"{self._key} {beat}")
+                self._mesh.kv_set(f"checkpoint/alive/{self._mesh.rank}", f"{self._key} {beat}")
                 if self._over.wait(BEAT_SECONDS):
                     return
 
@@ -234,7 +234,7 @@ class Drain:
         keys = [self._letter(rank if what == "manifest" else what) for rank in ranks]
         signs: dict[int, tuple[object, float]] = {}
         pause, looked = 0.002, time.monotonic()
-        while (letters := self._mesh.posted(keys)) is None:
+        while (letters := self._mesh.kv_get(keys)) is None:
             time.sleep(pause)
             pause = min(pause * 1.5, 0.1)
             if time.monotonic() - looked > BEAT_SECONDS:
@@ -245,9 +245,9 @@ class Drain:
     def _look_for(self, ranks: Sequence[int], keys: Sequence[str], signs: dict[int, tuple[object, float]]) -> None:
         now = time.monotonic()
         for rank, key in zip(ranks, keys, strict=True):
-            if rank == self._mesh.rank or self._mesh.posted([key]):
+            if rank == self._mesh.rank or self._mesh.kv_get([key]):
                 continue
-            sign = self._mesh.posted([f"checkpoint/alive/{rank}"])
+            sign = self._mesh.kv_get([f"checkpoint/alive/{rank}"])
             if rank not in signs or signs[rank][0] != sign:
                 signs[rank] = (sign, now)
             elif now - signs[rank][1] > self._mesh.timeout:

@@ -70,7 +70,7 @@ class Machine:
         return "this host has a GPU" if not self.gpus and here.gpus else ""
 
 
-def look(environ: Mapping[str, str] = os.environ) -> Cluster:
+def detect(environ: Mapping[str, str] = os.environ) -> Cluster:
     """The cluster as seen from here. Raises PreflightError where the variables of ranks make no sense."""
     gpus = visible_gpus(environ)
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from dtrain import recipe, secrets
-from dtrain.cluster import look
+from dtrain.cluster import detect
 from dtrain.compose import here, provenance
 from dtrain.compose.check import judge, shown
 from dtrain.compose.tree import config_of, vocabulary_of
@@ -66,7 +66,7 @@ def compose(words: Sequence[str], *, run: str | None = None) -> Config:
             if judged.get(group):
                 setattr(config, group, UNKNOWN)
                 config.choices[group] = UNKNOWN
-        raise WordsError(*dict.fromkeys([*problems, *further(config, look())]))
+        raise WordsError(*dict.fromkeys([*problems, *further(config, detect())]))
     return config
 
 
@@ -81,7 +81,7 @@ def said_again(words: Sequence[str]) -> Iterable[str]:
             values[value] = None
     for key, values in said.items():
         if len(values) > 1:
-            *before, last = (cut(secrets.shown(f"{key}={value}")) for value in values)
+            *before, last = (cut(secrets.redact_arg(f"{key}={value}")) for value in values)
             yield f"{', '.join(before[:3])} (command line): said again, {last} counts."
 
 

@@ -113,7 +113,7 @@ def judge(word: Word, known: Vocabulary) -> Iterable[str]:
     top, *rest = word.key.split(".")
     if is_one(word.key):
         return  # judged before, when the storage was told
-    if top not in GROUPS and secrets.shown(str(word)) != str(word):
+    if top not in GROUPS and secrets.redact_arg(str(word)) != str(word):
         yield f"{said}: {secrets.REFUSED}"
     elif top not in TOPS and top not in GROUPS:
         yield f"{said}: there is no word {cut(word.key)}.{known.near(word.key)}"
@@ -156,7 +156,7 @@ def _several(word: Word) -> list[Any]:
 
 def shown(word: Word) -> str:
     """The word and its source, on one line and without secrets."""
-    return f"{cut(secrets.shown(f'{word.key}={word.text}'))} ({word.source})"
+    return f"{cut(secrets.redact_arg(f'{word.key}={word.text}'))} ({word.source})"
 
 
 @cache

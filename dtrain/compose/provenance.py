@@ -159,7 +159,7 @@ def table(found: Sequence[Row]) -> str:
 def shown(key: str, value: Any) -> str:
     """A value as a person reads it, in one line, cut, without a secret."""
     said = value if isinstance(value, str) else text(value)
-    said = secrets.HERE.sub(secrets.MASK, secrets.shown(f"{key}={said}").partition("=")[2]).replace("\n", " ")
+    said = secrets.HERE.sub(secrets.MASK, secrets.redact_arg(f"{key}={said}").partition("=")[2]).replace("\n", " ")
     return said if len(said) <= LONGEST else f"{said[: LONGEST - 3]}..."
 
 

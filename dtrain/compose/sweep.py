@@ -28,7 +28,7 @@ def multirun(words: Sequence[str], job: Callable[[Sequence[str]], float | None],
     swept = [word for word in ours if word.sweep]
     if not swept and not problems and not for_hydra:
         problems.append("-m: no word has several values. Type optim.lr=1e-3,3e-3 for example, or leave -m out.")
-    private = [word.key for word in ours if options.is_one(word.key) or secrets.shown(str(word)) != str(word)]
+    private = [word.key for word in ours if options.is_one(word.key) or secrets.redact_arg(str(word)) != str(word)]
     if private and any(word.key.startswith("hydra/launcher") for word in for_hydra):
         problems.append(f"{private[0]}: a launcher of Hydra's writes the words of its jobs to files. Put the credentials into the environment.")
     problems += [f"{shown(word)}: the folder of a job is named after what is swept, and a secret cannot be." for word in swept if word.key in private]
@@ -41,7 +41,7 @@ def multirun(words: Sequence[str], job: Callable[[Sequence[str]], float | None],
         raise WordsError(*problems)
     plain = [word for word in ours if not word.sweep and word.key not in ("out", "sweep.out")]
     named = [str(word.value) for key in ("sweep.out", "out") for word in ours if word.key == key]
-    root = named[0].rstrip("/") if named else f"outputs/sweep-{slug(secrets.shown(str(word)).replace('=', '-', 1) for word in ours)}"
+    root = named[0].rstrip("/") if named else f"outputs/sweep-{slug(secrets.redact_arg(str(word)).replace('=', '-', 1) for word in ours)}"
 
     def task(values: Sequence[str]) -> float | None:
         out = f"{root}/{slug(value.replace('=', '-') for value in values)}"

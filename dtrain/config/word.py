@@ -54,7 +54,7 @@ def said(value: Any) -> str:
 
 def cut(text: str, most: int = 120) -> str:
     """`text` on one line of a message."""
-    text = secrets.unlucky(text)
+    text = secrets.redact_suspect(text)
     plain = text.encode("unicode_escape").decode() if not text.isprintable() else text
     return plain if len(plain) <= most else f"{plain[: most - 20]}... ({len(text)} characters)"
 

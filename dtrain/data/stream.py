@@ -27,7 +27,7 @@ BLOCK_BYTES, BLOCK_STEPS = 4 << 20, 64
 
 
 @dataclass(frozen=True)
-class Share:
+class StepBatch:
     """One rank's share of one step: its microbatches, and the targets that count in the whole batch of the world, whose samples begin at `first`."""
 
     microbatches: list[Batch]
@@ -60,9 +60,9 @@ class Stream:
         self._thread = ThreadPoolExecutor(1, "dtrain-data", _use, (mesh.device,)) if source.loading == "thread" else None
         self._next: Future[Batch] | None = None
         self._dense: int | None = None
-        self._ready: Iterator[Share] = iter(())
+        self._ready: Iterator[StepBatch] = iter(())
 
-    def __next__(self) -> Share:
+    def __next__(self) -> StepBatch:
         """The next step's share, on the device."""
         share = next(self._ready, None)
         if share is None:
@@ -93,10 +93,10 @@ class Stream:
                     f"resume: the checkpoint was trained on other data ({key} {state[key]!r}, here {mine[key]!r}). "
                     "Type out=<another place>, or init=<this run> to start from its weights."
                 )
-        self.pass_over(state.get("passed_over", ()), seen=state["seen"])
+        self.skip(state.get("passed_over", ()), seen=state["seen"])
         self._before = state["passed"] - self._gone_by()
 
-    def pass_over(self, batches: Iterable[int], *, seen: int) -> None:
+    def skip(self, batches: Iterable[int], *, seen: int) -> None:
         """Go on after `seen` samples, and leave out the batches that begin at these places when they come."""
         self.seen = self.first = seen
         self._passed.update(batches)
@@ -120,7 +120,7 @@ class Stream:
         if self._thread:
             self._thread.shutdown(wait=True, cancel_futures=True)
 
-    def _block(self) -> list[Share]:
+    def _block(self) -> list[StepBatch]:
         """The next block's steps, on the device, with their counts over the world."""
         firsts, began = self._firsts(self.seen), time.perf_counter()
         if self._thread:
@@ -132,7 +132,7 @@ class Stream:
         parts = _split(batch, self._batch.microbatch)
         steps = [parts[i : i + self._batch.accumulate] for i in range(0, len(parts), self._batch.accumulate)]
         found = zip(steps, self._counts(steps), firsts, strict=True)
-        return [Share([to_device(part, self._mesh.device) for part in parts], count, first) for parts, count, first in found]
+        return [StepBatch([to_device(part, self._mesh.device) for part in parts], count, first) for parts, count, first in found]
 
     def _firsts(self, seen: int) -> list[int]:
         """Where the next block's steps begin, when the world has seen `seen` samples."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Literal
 
-from dtrain.secrets import shown
+from dtrain.secrets import redact_arg
 
 Kind = Literal["carried", "unneeded", "refused"]
 CHOICES = {
@@ -85,7 +85,7 @@ class Ledger:
         if other is not None:
             self.refuse(key, f"another key of this file says {other}={target[other]}. Take one of them out.")
             return
-        secret = next((word for word, value in words.items() if shown(f"{word}={value}") != f"{word}={value}"), None)
+        secret = next((word for word, value in words.items() if redact_arg(f"{word}={value}") != f"{word}={value}"), None)
         if secret is not None:
             self.refuse(key, f"a secret is not written anywhere. Type {secret}=<it> where it is needed.")
             return

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from dtrain.cluster import look, nvidia_smi, visible_gpus
+from dtrain.cluster import detect, nvidia_smi, visible_gpus
 from dtrain.doctor import Case, Finding
 
 GIB = 1 << 30
@@ -70,7 +70,7 @@ def judged(gpu: Mapping[str, str], users: Sequence[Mapping[str, str]]) -> Findin
 
 def cores(case: Case) -> Iterable[Finding]:
     """Cores that this process may use, against the threads of the ranks of the plan."""
-    allowed = float(look({}).cpus)
+    allowed = float(detect({}).cpus)
     quota = _quota()
     yield threads(
         case.plan.devices,

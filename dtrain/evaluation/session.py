@@ -25,7 +25,7 @@ from dtrain.precision import Precision
 
 
 @dataclass(frozen=True)
-class Seen:
+class LoadedModel:
     """The model as it is called, with the commit its weights came from."""
 
     model: nn.Module
@@ -38,7 +38,7 @@ class Seen:
 
 
 @contextmanager
-def look_at(plan: Plan) -> Iterator[Seen]:
+def look_at(plan: Plan) -> Iterator[LoadedModel]:
     """The weights of `plan.init`, or of the newest checkpoint under `plan.out`, on the plan's mesh. Raises StoreError."""
     with build(plan.backend).open():
         mesh = Mesh(plan.mesh, device=plan.device)
@@ -50,7 +50,7 @@ def look_at(plan: Plan) -> Iterator[Seen]:
         )
         checkpoint = build(plan.checkpoint, out=plan.out, mesh=mesh, resume="auto")
         commit = checkpoint.load_weights(plan.init or plan.out, TrainState(model))
-        yield Seen(wrapped, source, build(plan.objective, Objective), mesh, precision, context_of(mesh, plan.context["attention"]), commit)
+        yield LoadedModel(wrapped, source, build(plan.objective, Objective), mesh, precision, context_of(mesh, plan.context["attention"]), commit)
 
 
 def whole_steps(forward: Callable[[Any], Any], step: int) -> Callable[[Any], Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dtrain import secrets
 from dtrain.build import build
-from dtrain.cluster import look, network
+from dtrain.cluster import detect, network
 from dtrain.config.word import cut
 from dtrain.errors import PreflightError, StoreError, why
 from dtrain.plan import Plan
@@ -52,7 +52,7 @@ def missing(plan: Plan) -> list[str]:
 def _machine(plan: Plan) -> Iterable[str]:
     """A plan for another machine is looked at, not run."""
     if plan.cluster and "cluster" not in plan.why:
-        lacking = build(plan.cluster).missing(look())
+        lacking = build(plan.cluster).missing(detect())
         if lacking:
             yield f"cluster: {lacking}. Type dtrain plan to see what it would be there, or leave cluster out to train here."
 
@@ -62,7 +62,7 @@ def _gpus(plan: Plan) -> Iterable[str]:
     nodes = (plan.launcher["here"] or plan.nodes) if "here" in plan.launcher else 1
     if plan.device == "cpu" or nodes == 1:
         return
-    there = look().gpus
+    there = detect().gpus
     if nodes * plan.devices > there:
         fewer = f"devices={there // nodes}, " if there >= nodes else ""
         yield (

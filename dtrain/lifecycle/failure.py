@@ -31,7 +31,7 @@ from dtrain.errors import DtrainError, LeaseError, MovedError, PreflightError, R
 from dtrain.lifecycle import kernel_log
 from dtrain.lifecycle.gpu_faults import fault_of
 from dtrain.lifecycle.root_cause import Evidence, find, is_aborted, is_victim, kind_of
-from dtrain.lifecycle.signals import Asked, asked, by_signal
+from dtrain.lifecycle.signals import StopRequested, asked, by_signal
 from dtrain.lifecycle.stacks import collective, lines, microbatch, own, sent
 from dtrain.result import Result
 from dtrain.secrets import screen
@@ -83,12 +83,12 @@ def facts_of(error: BaseException, rank: int) -> dict[str, Any]:
     message, code = "".join(traceback.format_exception(error)), 1
     if isinstance(error, DtrainError):
         kind, message, code = KIND_OF.get(type(error), "error"), str(error), error.exit_code
-    elif isinstance(error, Asked):
+    elif isinstance(error, StopRequested):
         kind, message, code = "stopped", str(error), error.exit_code
     else:
         kind = kind_of(error, message)
     frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    said = str(error) if isinstance(error, (DtrainError, Asked)) else f"{type(error).__name__}: {error}".rstrip(": ")
+    said = str(error) if isinstance(error, (DtrainError, StopRequested)) else f"{type(error).__name__}: {error}".rstrip(": ")
     said = said.splitlines()[0] if said else ""
     if kind in ("error", "gpu") and not isinstance(error, DtrainError) and (fault := fault_of(message)):
         said = f"{f'GPU {_gpu()}: ' * fault.broken}{said} ({fault.said})"
@@ -261,7 +261,7 @@ def outcome(folder: Path, code: int) -> Result:
         return Result(**json.loads((folder / "result.json").read_text()))
     failure = explain(folder)
     if failure.facts["kind"] == "stopped":
-        raise Asked(signal.SIGINT if failure.facts["exit_code"] == Asked(signal.SIGINT).exit_code else signal.SIGTERM)
+        raise StopRequested(signal.SIGINT if failure.facts["exit_code"] == StopRequested(signal.SIGINT).exit_code else signal.SIGTERM)
     raise error_of(failure)
 
 
@@ -337,7 +337,7 @@ def _who(rank: int | None) -> dict[str, Any]:
 
 
 def _write(folder: Path, name: str, facts: Mapping[str, Any]) -> None:
-    store.write(str(folder / name), json.dumps(secrets.hidden(facts)).encode())
+    store.write(str(folder / name), json.dumps(secrets.redact_tree(facts)).encode())
 
 
 def _read(folder: Path, what: str) -> dict[int, dict[str, Any]]:

@@ -25,7 +25,7 @@ SAME_WISH_SECONDS = 1.0
 """SIGTERM and SIGUSR1 within this time are one wish: a scheduler signals every process, and the launcher hands its own on. Nobody presses Ctrl-C twice by mistake; of a terminal that closes, the shell and the kernel both tell."""
 
 
-class Asked(KeyboardInterrupt):
+class StopRequested(KeyboardInterrupt):
     """Asked to stop while there is nothing to save. No Exception, so that nobody takes it for a failure of what it interrupts."""
 
     def __init__(self, number: int) -> None:
@@ -34,7 +34,7 @@ class Asked(KeyboardInterrupt):
 
 
 _heard: list[tuple[int, float]] = []
-_ended: list[Asked] = []
+_ended: list[StopRequested] = []
 _seen_to: list[object] = []
 _importing: list[bool] = []
 _rank: list[int] = []
@@ -42,12 +42,12 @@ _rank: list[int] = []
 _repeats_end = [True]
 
 
-def wish() -> int:
+def stop_request() -> int:
     """The signal that asked this process to stop, or 0."""
     return _heard[0][0] if _heard else 0
 
 
-def asked() -> Asked | None:
+def asked() -> StopRequested | None:
     """What ended this process while there was nothing to save."""
     return _ended[0] if _ended else None
 
@@ -77,13 +77,13 @@ def listen(*, handed_on: bool = False) -> None:
 
 @contextmanager
 def ending() -> Iterator[None]:
-    """Inside, until `listen`, a signal ends what is done with `Asked`; afterwards signals mean what they meant before.
+    """Inside, until `listen`, a signal ends what is done with `StopRequested`; afterwards signals mean what they meant before.
 
-    It may be raised anywhere, also where a library tidies up and raises something else in its place, or where nobody can raise: that is `Asked` all the same.
+    It may be raised anywhere, also where a library tidies up and raises something else in its place, or where nobody can raise: that is `StopRequested` all the same.
     """
     before, told = {number: signal.getsignal(number) for number in WISHES}, sys.unraisablehook
     _install(dict.fromkeys(WISHES, _end))
-    sys.unraisablehook = lambda lost: None if isinstance(lost.exc_value, Asked) else told(lost)
+    sys.unraisablehook = lambda lost: None if isinstance(lost.exc_value, StopRequested) else told(lost)
     try:
         yield
     except Exception:
@@ -113,7 +113,7 @@ def training() -> Iterator[None]:
         _rank[:] = [os.getpid()]
         try:
             if _heard:
-                _end(wish(), None)
+                _end(stop_request(), None)
             yield
         finally:
             _rank.clear()
@@ -127,7 +127,7 @@ def _note(number: int, _: FrameType | None) -> None:
 
 def _end(number: int, _: FrameType | None) -> None:
     heard(number)
-    _ended[:] = [Asked(number)]
+    _ended[:] = [StopRequested(number)]
     if _importing:
         _end_now()
     if not _seen_to:
@@ -159,7 +159,7 @@ def _on_its_way() -> bool:
     """Whether the main thread is tidying up because of it."""
     handled: Any = sys._current_exceptions().get(threading.main_thread().ident or 0)
     error = handled[1] if isinstance(handled, tuple) else handled  # a tuple before Python 3.12
-    while error is not None and not isinstance(error, Asked):
+    while error is not None and not isinstance(error, StopRequested):
         error = error.__context__
     return error is not None
 

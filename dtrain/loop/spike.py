@@ -47,7 +47,7 @@ class Spike:
 
 
 @dataclass(frozen=True)
-class Held:
+class PendingStep:
     """A step of which the host does not know yet: `values` are norm, sum of losses, 1 when it was left out; there once `copied`."""
 
     step: int
@@ -65,7 +65,7 @@ def limit(past: Sequence[float], sigma: float) -> float:
     return mean + max(sigma * deviation, REACH * (max(past) - mean), FLOOR * abs(mean))
 
 
-class Guard:
+class SpikeDetector:
     """`answer` is stop, skip or rewind; a spike is `sigma` standard deviations above the mean of the last `window` steps (None: only nan and inf)."""
 
     def __init__(self, answer: str, *, sigma: float | None, window: int, mesh: Mesh, state: TrainState, wrapped: nn.Module) -> None:
@@ -74,7 +74,7 @@ class Guard:
         held = window + (LAG if self._gates else 0)
         self._norms, self._losses = deque[float](maxlen=held), deque[float](maxlen=held)
         self._row, self._rewinds, self._norm = 0, Counter[int](), math.nan
-        self._held, self._found = deque[Held](), deque[Spike]()
+        self._held, self._found = deque[PendingStep](), deque[Spike]()
         self._halted = torch.zeros((), dtype=torch.bool, device=mesh.device)
         self.gate: Tensor | None = None
         """On the device: 1 when the newest update is taken, 0 when not; None when the host has decided."""
@@ -113,7 +113,7 @@ class Guard:
         self._arm(bad.float())
         copy = torch.empty(3, pin_memory=self._mesh.device.type != "cpu")
         copy.copy_(torch.stack([norm, norm if total is None else total, bad.float()]), non_blocking=True)
-        self._held.append(Held(step, first, loss, limits, copy, _mark(self._mesh.device)))
+        self._held.append(PendingStep(step, first, loss, limits, copy, _mark(self._mesh.device)))
         self._catch_up(0 if now else LAG)
         return self._found.popleft() if self._found else None
 
@@ -178,9 +178,9 @@ class Guard:
             return None
         limits = self._limits()
         within = norm <= limits[0] and -LARGEST <= total <= limits[1] * count
-        return self._hear(Held(step, self._stream.first, loss, limits, torch.empty(0), None), norm, total, bad=not within)
+        return self._hear(PendingStep(step, self._stream.first, loss, limits, torch.empty(0), None), norm, total, bad=not within)
 
-    def _hear(self, held: Held, norm: float, total: float, *, bad: bool) -> Spike | None:
+    def _hear(self, held: PendingStep, norm: float, total: float, *, bad: bool) -> Spike | None:
         """Take a step's numbers into the window, or say that they are a spike."""
         count = max(1, held.loss.count)
         if not bad:
@@ -219,7 +219,7 @@ class Guard:
     def _back(self, spike: Spike) -> None:
         """The step was not taken: the state is the one before it."""
         self._state.step = spike.step - 1
-        self._stream.pass_over((), seen=spike.first)
+        self._stream.skip((), seen=spike.first)
         self._held.clear()
         self._found.clear()
         self._halted.zero_()
@@ -243,7 +243,7 @@ class Guard:
                 module.reshard()  # what it gathered before would be used again
         if checkpoint.restore(self._state) is None:
             raise StoreError("on_spike=rewind: no checkpoint can be read. Type on_spike=skip and the same words again.")
-        self._stream.pass_over([spike.first], seen=self._stream.seen)
+        self._stream.skip([spike.first], seen=self._stream.seen)
         self._fresh = True
         log.back(self._state.step)
 

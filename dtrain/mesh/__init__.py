@@ -118,17 +118,17 @@ class Mesh:
 
     # letters: what threads tell each other while the ranks compute, because collectives are the loop's
 
-    def post(self, key: str, value: str) -> None:
+    def kv_set(self, key: str, value: str) -> None:
         """Leave a letter for the other ranks. Raises torch's DistError, a RuntimeError, when the rendezvous store is gone."""
         self._letters.set(key, value)
 
-    def posted(self, keys: Sequence[str]) -> list[str] | None:
-        """The letters with these keys, or None as long as one is not there; waits for nobody. Raises as `post`."""
+    def kv_get(self, keys: Sequence[str]) -> list[str] | None:
+        """The letters with these keys, or None as long as one is not there; waits for nobody. Raises as `kv_set`."""
         if not self._letters.check(list(keys)):
             return None
         return [value.decode() for value in self._letters.multi_get(list(keys))]
 
-    def withdraw(self, *keys: str) -> None:
+    def kv_delete(self, *keys: str) -> None:
         """Take letters away that all have read."""
         for key in keys:
             self._letters.delete_key(key)

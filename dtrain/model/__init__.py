@@ -91,7 +91,7 @@ def evaluating(model: nn.Module) -> Iterator[Callable[[], None]]:
         put_back()
 
 
-class Absent(nn.Module):
+class PassThrough(nn.Module):
     """In the place of a module that another stage holds: gives back its first input."""
 
     def forward(self, x: Any, *_: Any, **__: Any) -> Any:

@@ -39,14 +39,14 @@ def elementwise(kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]],
     # torch 2.13's fused SGD on the CPU leaves bfloat16 and float16 weights as they are, without a word
     right = all(p.is_floating_point() and (p.device.type != "cpu" or p.dtype in (torch.float32, torch.float64)) for p in parameters)
     options |= {"fused": True} if right else {"foreach": True}
-    return OnPieces(kind, groups, **options) if any(isinstance(p, DTensor) for p in parameters) else kind(groups, **options)
+    return LocalShardOptimizer(kind, groups, **options) if any(isinstance(p, DTensor) for p in parameters) else kind(groups, **options)
 
 
 def inner(optimizer: Optimizer) -> list[torch.optim.Optimizer]:
     """The torch optimizers it is made of."""
-    if isinstance(optimizer, Together):
+    if isinstance(optimizer, OptimizerGroup):
         return [part for each in optimizer.parts for part in inner(each)]
-    return [optimizer.inner if isinstance(optimizer, OnPieces) else cast(torch.optim.Optimizer, optimizer)]
+    return [optimizer.inner if isinstance(optimizer, LocalShardOptimizer) else cast(torch.optim.Optimizer, optimizer)]
 
 
 def forget(optimizer: Optimizer) -> None:
@@ -55,7 +55,7 @@ def forget(optimizer: Optimizer) -> None:
         part.state.clear()
 
 
-class OnPieces:
+class LocalShardOptimizer:
     """`kind` over the local pieces of `groups`: DTensors of several meshes in one kernel, and without DTensor's dispatch for each."""
 
     def __init__(self, kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], **options: Any) -> None:
@@ -91,7 +91,7 @@ class OnPieces:
         return self.inner.register_step_post_hook(hook)
 
 
-class Together:
+class OptimizerGroup:
     """Several optimizers over different parameters, used as one."""
 
     def __init__(self, *optimizers: Optimizer) -> None:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from dtrain.errors import WordsError
 from dtrain.mesh.sharding import local, piece, whole
-from dtrain.model import Absent
-from dtrain.optim import Optimizer, Together, elementwise, groups
+from dtrain.model import PassThrough
+from dtrain.optim import Optimizer, OptimizerGroup, elementwise, groups
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic whose iteration pushes singular values towards 1 (the post above)."""
@@ -32,10 +32,10 @@ def build(
     betas: Sequence[float],
     eps: float,
     products: str = "fp32",
-) -> Together:
+) -> OptimizerGroup:
     """`products`: the type in which the iteration multiplies, fp32 or bf16. Raises WordsError when the model has no hidden matrix; a stage of a pipeline may have none."""
     matrices = hidden_matrices(model)
-    if not matrices and not any(isinstance(module, Absent) for module in model.modules()):
+    if not matrices and not any(isinstance(module, PassThrough) for module in model.modules()):
         raise WordsError("optim=muon: the model has no hidden matrix. Type optim=adamw.")
     chosen = set(map(id, matrices))
     rest = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
@@ -45,13 +45,13 @@ def build(
         parts.append(
             elementwise(torch.optim.AdamW, others, lr=lr if adamw_lr is None else adamw_lr, betas=(float(betas[0]), float(betas[1])), eps=eps)
         )
-    return Together(*parts)
+    return OptimizerGroup(*parts)
 
 
 def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
     """Weights of two dims that are neither an embedding nor the last linear layer, which may stand on another stage of a pipeline."""
     modules = list(model.modules())
-    last = next((module for module in reversed(modules) if isinstance(module, nn.Linear | Absent)), None)
+    last = next((module for module in reversed(modules) if isinstance(module, nn.Linear | PassThrough)), None)
     ends = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)} | {id(getattr(last, "weight", None))}
     real = (parameter for parameter in model.parameters() if parameter.is_floating_point() and parameter.requires_grad)
     return [parameter for parameter in real if parameter.ndim == 2 and id(parameter) not in ends]

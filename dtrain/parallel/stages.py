@@ -12,7 +12,7 @@ from copy import copy
 from torch import nn
 
 from dtrain.errors import WordsError
-from dtrain.model import Absent, tables, unwrapped
+from dtrain.model import PassThrough, tables, unwrapped
 from dtrain.parallel.huggingface import untied
 from dtrain.plan import PipelineShape
 
@@ -44,7 +44,7 @@ def keep(model: nn.Module, names: Sequence[str], table: Sequence[str]) -> None:
     for name in set(table) - set(names):
         parent, _, child = name.rpartition(".")
         owner = model.get_submodule(parent)
-        setattr(owner, child, Absent())
+        setattr(owner, child, PassThrough())
 
 
 def view(model: nn.Module, table: Sequence[str], path: str = "") -> nn.Module:

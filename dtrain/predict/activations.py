@@ -45,7 +45,7 @@ class Step:
     passed: bool = False
 
 
-class Tape:
+class ActivationModel:
     """Of one block. `fused`: norms are one operator, as on a GPU."""
 
     def __init__(self, name: str, types: Types, *, fused: bool) -> None:

@@ -40,7 +40,7 @@ def padded(shape: tuple[int, ...], ranks: int) -> int:
     return math.prod((-(-shape[0] // ranks) * ranks, *shape[1:]))
 
 
-def traffic(plan: Plan, shapes: Shapes, rank: int = 0) -> tuple[Call, ...]:
+def collectives(plan: Plan, shapes: Shapes, rank: int = 0) -> tuple[Call, ...]:
     """Of one rank of the pipeline's stage(s) number `rank` (0 where there is no pipeline)."""
     view = View(plan, shapes, rank)
     parts = (_data, _tensor, _loss, _context, _experts, _pipeline, _optimizer, _loop)
@@ -55,7 +55,7 @@ def traffic(plan: Plan, shapes: Shapes, rank: int = 0) -> tuple[Call, ...]:
 
 def busiest(plan: Plan, shapes: Shapes) -> tuple[int, tuple[Call, ...]]:
     """(the rank of the pipeline that moves most bytes, its collectives)."""
-    each = [traffic(plan, shapes, rank) for rank in range(plan.mesh.pp)]
+    each = [collectives(plan, shapes, rank) for rank in range(plan.mesh.pp)]
     most = max(range(plan.mesh.pp), key=lambda rank: sum(call.bytes for call in each[rank]))
     return most, each[most]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dtrain.plan import Part
-from dtrain.predict.activations import Tape, Value
+from dtrain.predict.activations import ActivationModel, Value
 from dtrain.predict.shapes import Attention, Block, Decided, Experts, Kept, Shapes, Split, Types, Weight, runs, types_of, word_of
 from dtrain.predict.state_bytes import flowing
 
@@ -28,8 +28,8 @@ class Run:
     cast: bool
     objective: str
 
-    def tape(self, name: str) -> Tape:
-        return Tape(name, self.types, fused=self.fused)
+    def tape(self, name: str) -> ActivationModel:
+        return ActivationModel(name, self.types, fused=self.fused)
 
 
 def shapes(plan: Decided) -> Shapes | None:
@@ -70,7 +70,7 @@ def moe(part: Mapping[str, Any], run: Run) -> Shapes:
     )
 
 
-def _transformer(part: Mapping[str, Any], run: Run, feed_forward: Callable[[Tape, Value], Value], *, sequence: bool) -> Shapes:
+def _transformer(part: Mapping[str, Any], run: Run, feed_forward: Callable[[ActivationModel, Value], Value], *, sequence: bool) -> Shapes:
     """`sequence`: its norms may hold a part of the sequence each."""
     C, V, T, H, rest = part["width"], part["vocab"], run.tokens, part["heads"], run.types.param
     style = NEXT if sequence else ""
@@ -98,7 +98,7 @@ def _transformer(part: Mapping[str, Any], run: Run, feed_forward: Callable[[Tape
     return Shapes(tuple(blocks), 0, 0, 2 * 4 * T * (C // H), 16 * T, T, 8 * T, Kept(logits=logits.size))
 
 
-def _attention(tape: Tape, x: Value, part: Mapping[str, Any], run: Run) -> Value:
+def _attention(tape: ActivationModel, x: Value, part: Mapping[str, Any], run: Run) -> Value:
     C, T, H = part["width"], run.tokens, part["heads"]
     K, D = part["kv_heads"] or H, C // H
     q, k, v = (tape.linear(x, f"attention.{name}", C, heads * D, rows=T, style="colwise") for name, heads in (("q", H), ("k", K), ("v", K)))
@@ -107,12 +107,12 @@ def _attention(tape: Tape, x: Value, part: Mapping[str, Any], run: Run) -> Value
     return tape.linear(out, "attention.out", C, C, rows=T, style="rowwise")
 
 
-def _feed_forward(tape: Tape, x: Value, name: str, width: int, hidden: int, run: Run) -> Value:
+def _feed_forward(tape: ActivationModel, x: Value, name: str, width: int, hidden: int, run: Run) -> Value:
     gate, up = (tape.linear(x, f"{name}.{side}", width, hidden, rows=run.tokens, style="colwise") for side in ("gate", "up"))
     return tape.linear(tape.times(tape.pointwise(gate), up), f"{name}.down", hidden, width, rows=run.tokens, style="rowwise")
 
 
-def _mixture(tape: Tape, x: Value, C: int, F: int, E: int, K: int, shared: int, run: Run) -> Value:
+def _mixture(tape: ActivationModel, x: Value, C: int, F: int, E: int, K: int, shared: int, run: Run) -> Value:
     T, low = run.tokens, run.types.compute
     R, name = T * K, f"{tape.name}.feed_forward"
     tape.weights.append(Weight(f"{name}.router.weight", (E, C), product=run.types.param != 4, hidden=True))
@@ -181,13 +181,13 @@ def cnn(part: Mapping[str, Any], run: Run) -> Shapes:
     return Shapes(runs(blocks), 0, 0, 0, size + _target(part["outputs"], run), 1, size, Kept(out.size))
 
 
-def _conv(tape: Tape, x: Value, name: str, inputs: int, outputs: int, size: int, area: int) -> Value:
+def _conv(tape: ActivationModel, x: Value, name: str, inputs: int, outputs: int, size: int, area: int) -> Value:
     whole = f"{tape.name}.{name}" if name else tape.name
     tape.weights.append(Weight(f"{whole}.weight", (outputs, inputs, size, size), product=True))
     return tape.product(x, Value(outputs * area, tape.types.compute, "whole"), inputs * outputs * size**2 * area)
 
 
-def _normed(tape: Tape, x: Value, name: str, channels: int) -> Value:
+def _normed(tape: ActivationModel, x: Value, name: str, channels: int) -> Value:
     """relu(group norm)."""
     tape.weights += [Weight(f"{tape.name}.{name}.{kind}", (channels,)) for kind in ("weight", "bias")]
     high = tape.cast(x, 4) if tape.fused else x  # the autocast of a GPU takes it for one that needs fp32
@@ -195,7 +195,7 @@ def _normed(tape: Tape, x: Value, name: str, channels: int) -> Value:
     return tape.pointwise(y, keeps="output")
 
 
-def _loss(tape: Tape, out: Value, run: Run) -> Value:
+def _loss(tape: ActivationModel, out: Value, run: Run) -> Value:
     if run.objective == "classification":
         return tape.cross_entropy(out)
     high = tape.cast(out, 4)

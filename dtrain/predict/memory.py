@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from dtrain.predict.peak_memory import Moment, moments, pipelined, sizes_of
 from dtrain.predict.shapes import Block, Decided, Shapes, stages_of, types_of, word_of
-from dtrain.predict.state_bytes import Held, held, holding_of, piece
+from dtrain.predict.state_bytes import StateBytes, count_state, holding_of, piece
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def _of_rank(plan: Decided, shapes: Shapes, every: Sequence[Sequence[Block]], ra
     owners = plan.pipeline.owners(plan.mesh.pp) if plan.mesh.pp > 1 else [rank]
     stages = [stage for stage, owner in zip(every, owners, strict=True) if owner == rank]
     blocks = [block for stage in stages for block in stage]
-    rests, away = held(plan, blocks), holding_of(plan).cpu and plan.device != "cpu"
+    rests, away = count_state(plan, blocks), holding_of(plan).cpu and plan.device != "cpu"
     sizes = [[sizes_of(plan, shapes, block) for block in stage] for stage in stages]
     buffers = shapes.buffers / plan.mesh.pp + shapes.tables / plan.mesh.cp + shapes.sample * plan.batch.local / plan.mesh.cp
     base: Moment = {"buffers": buffers, "average": rests.average}
@@ -67,7 +67,7 @@ def _of_rank(plan: Decided, shapes: Shapes, every: Sequence[Sequence[Block]], ra
     )  # fmt: skip
 
 
-def _update(plan: Decided, blocks: Sequence[Block], rests: Held) -> float:
+def _update(plan: Decided, blocks: Sequence[Block], rests: StateBytes) -> float:
     """What an update needs for itself. A fused one needs nothing, one operator after the other a copy of the weights, twice.
 
     Muon puts the hidden matrices of one shape together, whole: the stack, its two iterates, and two of their squares; or the stack, what it is divided

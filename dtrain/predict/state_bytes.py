@@ -108,7 +108,7 @@ def state_bytes(plan: Decided, weight: Weight, shape: Shape) -> int:
 
 
 @dataclass(frozen=True)
-class Held:
+class StateBytes:
     """Bytes on one rank."""
 
     parameters: int
@@ -121,7 +121,7 @@ class Held:
         return self.parameters + self.gradients + self.optimizer + self.average
 
 
-def held(plan: Decided, blocks: Iterable[Block]) -> Held:
+def count_state(plan: Decided, blocks: Iterable[Block]) -> StateBytes:
     """Of these blocks, when a step ends: what the optimizer reads and leaves."""
     types, sums = types_of(plan), [0, 0, 0, 0]
     for block in blocks:
@@ -135,7 +135,7 @@ def held(plan: Decided, blocks: Iterable[Block]) -> Held:
                 4 * count * weight.trained * (plan.ema is not None),
             )
             sums = [total + block.count * part for total, part in zip(sums, each, strict=True)]
-    return Held(*sums)
+    return StateBytes(*sums)
 
 
 def saved(plan: Decided, shapes: Shapes) -> int:

@@ -21,7 +21,7 @@ from dtrain.build import build
 from dtrain.cluster import Machine
 from dtrain.plan import Plan
 from dtrain.predict import formulas
-from dtrain.predict.collectives import Call, traffic
+from dtrain.predict.collectives import Call, collectives
 from dtrain.predict.memory import Memory
 from dtrain.predict.schedule import timeline
 from dtrain.predict.shapes import Block, Shapes, stages_of, word_of
@@ -68,7 +68,7 @@ def time(plan: Plan, shapes: Shapes, memory: Memory, machine: Machine) -> Time |
     peak, bandwidth = _peak(plan, machine), _bandwidth(plan, machine)
     stages = [_computing(plan, shapes, blocks, machine) for blocks in stages_of(plan, shapes)]
     owners = plan.pipeline.owners(plan.mesh.pp) if plan.mesh.pp > 1 else [0]
-    calls = [traffic(plan, shapes, rank) for rank in range(plan.mesh.pp)]
+    calls = [collectives(plan, shapes, rank) for rank in range(plan.mesh.pp)]
     sent = [_on_the_way(plan, machine, each) for each in calls]
     starting = [_starting(plan, blocks) for blocks in stages_of(plan, shapes)]
     busy = [max(sum(stages[index]), starting[index]) + sum(sent[owner].values()) / owners.count(owner) for index, owner in enumerate(owners)]

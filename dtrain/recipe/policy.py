@@ -14,7 +14,7 @@ from dtrain.config.word import Word
 from dtrain.recipe.document import HIDDEN, KEY
 from dtrain.recipe.fetch import named_hosts, refusal, resolves_inside, servers
 from dtrain.recipe.locate import Place
-from dtrain.secrets import HERE, masked, screen, shown
+from dtrain.secrets import HERE, masked, redact_arg, screen
 from dtrain.secrets.patterns import is_secret
 from dtrain.storage import clients
 
@@ -57,7 +57,7 @@ def _from_elsewhere(word: Word, place: Place, said: str, top: str) -> Iterable[s
             instead = f"{screen.typed(f'{key}={value}')} {screen.typed(f'trust=[{package}]')}"
             yield f"{said}: a recipe from elsewhere cannot bring code to {top}. Type {instead} if you mean it."
         told = f"{key}={HERE.sub('', value)}" if isinstance(value, str) else ""
-        if shown(told) != told:
+        if redact_arg(told) != told:
             yield f"{masked(said)}: a recipe from elsewhere cannot bring credentials. Put yours into the environment."
         leaf = key.rsplit(".", 1)[-1]
         if leaf in FOREIGN_CODE and FOREIGN_CODE[leaf](value):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
-from dtrain.secrets.patterns import BESIDE, DIGEST, HINT, HOLDERS, LOT, SHAPES, drawn, is_secret, plain, random, shapes, strength, unquoted
+from dtrain.secrets.patterns import BESIDE, DIGEST, HINT, HOLDERS, LOT, SHAPES, is_high_entropy, is_secret, plain, random, shapes, strength, unquoted
 
 MASK = "***"
 HERE = re.compile(r"\$\{secret:([^}]*)\}")
@@ -72,7 +72,7 @@ def masked(text: str) -> str:
     return "".join(_said(text))
 
 
-def hidden(value: Any) -> Any:
+def redact_tree(value: Any) -> Any:
     """A tree of plain values, with every text in it masked, and what has the name of a secret."""
     if isinstance(value, str):
         return masked(value)
@@ -83,21 +83,21 @@ def hidden(value: Any) -> Any:
             if isinstance(item, float)  # most of what is logged
             else MASK
             if isinstance(item, str) and is_secret(str(name), item)
-            else hidden(item)
+            else redact_tree(item)
             for name, item in value.items()
         }
-    return [hidden(item) for item in value] if isinstance(value, list | tuple) else value
+    return [redact_tree(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def shown(word: str) -> str:
+def redact_arg(word: str) -> str:
     """`key=value` as it may be shown."""
     key, equals, value = word.partition("=")
     return f"{key}={MASK}" if equals and is_secret(key.lstrip("+-~"), unquoted(value)) else masked(word)
 
 
-def unlucky(text: str) -> str:
+def redact_suspect(text: str) -> str:
     """`text` of a word that is wrong, without what may be a secret whose name is misspelt. A digest such as git's stays."""
-    return LOT.sub(lambda found: MASK if drawn(found[0]) and not DIGEST.fullmatch(found[0]) else found[0], text)
+    return LOT.sub(lambda found: MASK if is_high_entropy(found[0]) and not DIGEST.fullmatch(found[0]) else found[0], text)
 
 
 def hear(words: Sequence[str]) -> None:
@@ -231,9 +231,9 @@ def _hides(named: "re.Match[str]", value: "re.Match[str]", sure: int) -> str | N
     name, between = named.groups()
     quoted = re.fullmatch(r"(\\*[\"'])(.*?)(\\*[\"'])", value[0], re.S)
     inner = quoted[2] if quoted else value[0].rstrip(".")
-    sure = sure or int(drawn(inner))
+    sure = sure or int(is_high_entropy(inner))
     apart = not re.search(r"[:=%]", between)
-    if apart and not (value.string[named.start() - 1 : named.start()] == "-" or quoted or (sure == 2 and drawn(inner))):
+    if apart and not (value.string[named.start() - 1 : named.start()] == "-" or quoted or (sure == 2 and is_high_entropy(inner))):
         return None
     if not sure or plain(inner) or (not quoted and _is_code(value, name)):
         return None

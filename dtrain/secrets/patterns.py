@@ -99,7 +99,7 @@ def is_secret(name: str, value: Any) -> bool:
         return strength(name) == 2 or (value > 99 and bool(OF_DIGITS.search(leaf)))
     if strength(name) > 0 or (leaf == "key" and name.startswith(OBSERVERS)):
         return not plain(value)
-    return leaf == "key" and (drawn(value) or bool(MIXED.fullmatch(value)))
+    return leaf == "key" and (is_high_entropy(value) or bool(MIXED.fullmatch(value)))
 
 
 def secret_variable(text: str) -> bool:
@@ -117,7 +117,7 @@ def plain(value: str) -> bool:
     )
 
 
-def drawn(value: str) -> bool:
+def is_high_entropy(value: str) -> bool:
     """Whether it looks like letters and digits drawn by lot, and like nothing that a person named."""
     return bool(re.fullmatch(r"[A-Za-z0-9+=]{20,}", value)) and not value.isdigit() and len(re.findall(r"\d+", value)) > 2
 

@@ -265,7 +265,7 @@ class Journal:
 
 def clean(value: Any) -> Any:
     """As JSON can say it, and without secrets."""
-    return _finite(secrets.hidden(value))
+    return _finite(secrets.redact_tree(value))
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -19,14 +19,14 @@ from typing import Any
 import yaml
 
 from dtrain import recipe
-from dtrain.cluster import look
+from dtrain.cluster import detect
 from dtrain.compose import compose, connect, provenance
 from dtrain.config.structure import TEXT, Each, fault
 from dtrain.errors import StoreError, WordsError
 from dtrain.plan import SHAPE as PLAN
 from dtrain.resolve import resolve
 from dtrain.result import OF_THE_MACHINE, SHAPE, note_code, versions
-from dtrain.secrets import masked, screen, shown
+from dtrain.secrets import masked, redact_arg, screen
 from dtrain.storage import store
 
 BESIDE = ("out_options", "trust", "hydra")
@@ -81,8 +81,8 @@ def _named(text: str, beside: Sequence[str]) -> Side:
     try:
         return _side(text, beside)
     except WordsError as error:
-        hint = "" if "=" in text else f' More words stand with it in quotes: "recipe={shown(text)} <key>=<value>".'
-        raise WordsError(*(f"{shown(text)}: {problem}{hint}" for problem in error.problems)) from error
+        hint = "" if "=" in text else f' More words stand with it in quotes: "recipe={redact_arg(text)} <key>=<value>".'
+        raise WordsError(*(f"{redact_arg(text)}: {problem}{hint}" for problem in error.problems)) from error
 
 
 def _side(text: str, beside: Sequence[str]) -> Side:
@@ -103,9 +103,9 @@ def _side(text: str, beside: Sequence[str]) -> Side:
 def _asked(words: Sequence[str], beside: Sequence[str]) -> Side:
     """Words that nobody has run yet, on this machine."""
     config = compose([*words, *beside])
-    plan = json.loads(json.dumps(resolve(config, look()).to_dict()))
+    plan = json.loads(json.dumps(resolve(config, detect()).to_dict()))
     note_code()
-    return Side(" ".join(map(shown, words)), _said(recipe.write(config)), provenance.decided(plan), versions())
+    return Side(" ".join(map(redact_arg, words)), _said(recipe.write(config)), provenance.decided(plan), versions())
 
 
 def _left(url: str) -> Side:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 
-from dtrain.cluster import look
+from dtrain.cluster import detect
 from dtrain.compose import compose
 from dtrain.doctor import Case, Check, Finding, devices, found, host, limits, loading, ranks, storage
 from dtrain.errors import DtrainError, PreflightError, WordsError
@@ -59,7 +59,7 @@ def run(words: Sequence[str]) -> int:
 
 def _findings(words: Sequence[str]) -> Iterator[Finding]:
     """Raises WordsError, before anything is looked at."""
-    cluster = look()
+    cluster = detect()
     if cluster.external is not None:
         raise WordsError("doctor starts its own ranks, and is one of someone else's here. Start it without torchrun, or unset RANK and WORLD_SIZE.")
     try:

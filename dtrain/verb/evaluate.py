@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 from dtrain.build import build
-from dtrain.cluster import look
+from dtrain.cluster import detect
 from dtrain.compose import compose, connect, value_of
 from dtrain.errors import StoreError, WordsError
 from dtrain.plan import Plan
@@ -36,7 +36,7 @@ def look_back(words: Sequence[str], *, loop: str) -> tuple[Plan, Result | None]:
         raise StoreError.during("find a checkpoint at", source, "nothing is there")
     root = source.split("/checkpoints/")[0]
     run = root if store.exists(store.join(root, "config.yaml")) else None
-    plan = resolve(compose([f"out={root}", *words] if not value_of(words, "out") else words, run=run), look()).with_loop(loop)
+    plan = resolve(compose([f"out={root}", *words] if not value_of(words, "out") else words, run=run), detect()).with_loop(loop)
     result: Result = build(plan.launcher).launch(plan)
-    cluster = look()
+    cluster = detect()
     return plan, result if cluster.external is None or cluster.external.rank == 0 else None

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 
 from dtrain.build import build
-from dtrain.cluster import look
+from dtrain.cluster import detect
 from dtrain.compose import compose
 from dtrain.plan import AXES, Plan
 from dtrain.predict import formulas, report
@@ -28,7 +28,7 @@ def run(words: Sequence[str]) -> int:
     if words[:1] == ["why"] or "--why" in words:
         return why.run([word for word in words if word not in ("why", "--why")])
     machine_reads, words = list(words[:1]) == ["json"], words[1:] if list(words[:1]) == ["json"] else words
-    config, cluster = compose(words), look()
+    config, cluster = compose(words), detect()
 
     def attempt(more: Sequence[str] = ()) -> tuple[Plan, Prediction]:
         plan = resolve(compose([*words, *more]) if more else config, cluster)
@@ -99,7 +99,7 @@ def show(plan: Plan) -> str:
 
 def _launch(plan: Plan) -> str:
     """The command; of a machine that is not here there is none."""
-    missing = build(plan.cluster).missing(look()) if plan.cluster and "cluster" not in plan.why else ""
+    missing = build(plan.cluster).missing(detect()) if plan.cluster and "cluster" not in plan.why else ""
     return f"not from here: {missing}" if missing else build(plan.launcher).command(plan)
 
 

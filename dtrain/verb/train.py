@@ -14,7 +14,7 @@ import yaml
 
 from dtrain import recipe
 from dtrain.build import build
-from dtrain.cluster import look
+from dtrain.cluster import detect
 from dtrain.compose import compose
 from dtrain.compose.sweep import multirun
 from dtrain.config.schema import Config
@@ -28,7 +28,7 @@ from dtrain.plan import Plan
 from dtrain.recipe import requires
 from dtrain.resolve import resolve
 from dtrain.result import SHAPE, Result, note_code
-from dtrain.secrets import screen, shown
+from dtrain.secrets import redact_arg, screen
 from dtrain.storage import lease, store
 from dtrain.verb import runs
 from dtrain.verb.plan import before, show
@@ -57,7 +57,7 @@ def sweep(words: Sequence[str]) -> int:
             config = compose(words)
             result = one(config)
         except DtrainError as error:
-            screen.complain(f"{' '.join(cut(shown(word)) for word in words)}: {error}")
+            screen.complain(f"{' '.join(cut(redact_arg(word)) for word in words)}: {error}")
             failed.append(error.exit_code)
             return None
         if result.exit_code:  # asked to stop: that means the sweep, not one job
@@ -66,7 +66,7 @@ def sweep(words: Sequence[str]) -> int:
         measured.append(name)
         return value
 
-    root = multirun(words, job, check=lambda words: resolve(compose(words), look()))
+    root = multirun(words, job, check=lambda words: resolve(compose(words), detect()))
     if measured:
         screen.say(f"the figure of a job, which a sweeper of Hydra's is told: {', '.join(dict.fromkeys(measured))}")
     runs.show(root)
@@ -83,7 +83,7 @@ def figure(config: Config, result: Result) -> tuple[str, float | None]:
 
 def one(config: Config) -> Result:
     """Decide, check, save what was decided, launch."""
-    cluster = look()
+    cluster = detect()
     plan = resolve(config, cluster)
     checked = [key for key, source in config.sources.items() if source == "command line" and key.split(".")[0] in ("verify", "expect")]
     if checked:

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from dtrain.build import build
-from dtrain.cluster import look
+from dtrain.cluster import detect
 from dtrain.compose import compose
 from dtrain.config.schema import Config
 from dtrain.errors import DtrainError, WordsError
@@ -28,7 +28,7 @@ from dtrain.plan import BatchShape, MeshShape, PipelineShape, Plan
 from dtrain.recipe import expect, requires
 from dtrain.resolve import resolve
 from dtrain.result import versions
-from dtrain.secrets import screen, shown
+from dtrain.secrets import redact_arg, screen
 from dtrain.storage import store
 from dtrain.storage.jsonl import clean
 
@@ -50,7 +50,7 @@ MEMORY = re.compile(r"out of memory|can.t allocate memory|MemoryError|SIGKILL", 
 
 
 def run(words: Sequence[str]) -> int:
-    config, cluster = compose(words), look()
+    config, cluster = compose(words), detect()
     if cluster.external is not None:
         raise WordsError("verify starts its own ranks, and is one of someone else's here. Start it without torchrun.")
     plan = replace(resolve(config, cluster), others=())
@@ -58,7 +58,7 @@ def run(words: Sequence[str]) -> int:
     requires.check(config, cluster)
     preflight.check(plan)
     store.remove(store.join(plan.out, "verify"))
-    report: dict[str, Any] = {"words": list(map(shown, words)), "plan": plan.digest, "versions": versions()}
+    report: dict[str, Any] = {"words": list(map(redact_arg, words)), "plan": plan.digest, "versions": versions()}
     report |= _expected(words, config, plan) if figures else {}
     report |= _parity(plan, config) if plan.world > 1 or not figures else {}
     written = store.join(plan.out, "verify.json")
@@ -71,11 +71,11 @@ def run(words: Sequence[str]) -> int:
 
 def _expected(words: Sequence[str], config: Config, plan: Plan) -> dict[str, Any]:
     """The run made small, and its figures against those that its recipe expects."""
-    small = resolve(compose([*config.expect.small, *words]), look())
+    small = resolve(compose([*config.expect.small, *words]), detect())
     last = min(config.expect.step or small.steps, small.steps, small.stop_after or small.steps)
     small = replace(_quiet(small, store.join(plan.out, "verify", "small")), stop_after=last, others=(), evaluate_samples=small.evaluate_samples)
     small = replace(small, evaluate_every=last if any(name in expect.HELD_OUT for name in expect.asked(config.expect)) else 0)
-    here = expect.machine(look())
+    here = expect.machine(detect())
     screen.say(f"expect     {last} steps on {small.world} rank(s), {here}")
     try:
         _launch(small)

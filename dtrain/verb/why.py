@@ -5,7 +5,7 @@ dtrain plan why optim mesh strategy=fsdp devices=2
 
 from collections.abc import Sequence
 
-from dtrain.cluster import look
+from dtrain.cluster import detect
 from dtrain.compose import compose, provenance
 from dtrain.errors import WordsError, nearest
 from dtrain.resolve import resolve
@@ -16,7 +16,7 @@ def run(words: Sequence[str]) -> int:
     """What has no `=` is the key, or the beginning of keys, that is asked for; without any it is all of them."""
     keys = [word for word in words if "=" not in word and not word.startswith("-")]
     config = compose([word for word in words if word not in keys])
-    found = provenance.rows(config, resolve(config, look()))
+    found = provenance.rows(config, resolve(config, detect()))
     known = {".".join(row.key.split(".")[:end]) for row in found for end in range(1, row.key.count(".") + 2)}
     problems = [f"{key} (command line): this run has no such value.{nearest(key, known)}" for key in keys if key not in known]
     if problems:

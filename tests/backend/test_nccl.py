@@ -14,7 +14,7 @@ from small import composed, plan
 from dtrain.backend import nccl, process_group
 from dtrain.backend.nccl import Nccl, add_in_one_order, cores_near, expand_segments, gpu_of, run_on
 from dtrain.build import build
-from dtrain.cluster import Cluster, look
+from dtrain.cluster import Cluster, detect
 from dtrain.compose import provenance
 from dtrain.errors import PreflightError, WordsError
 from dtrain.lifecycle import failure
@@ -218,7 +218,7 @@ def test_two_ranks_on_one_gpu_are_told_before_they_connect() -> None:
 
 def test_ranks_that_each_see_one_gpu_have_as_many_as_their_launcher_started() -> None:
     place = {"RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
-    plan = resolve(composed("batch=16", "requires.gpus=4"), look(place | {"CUDA_VISIBLE_DEVICES": "0"}))
+    plan = resolve(composed("batch=16", "requires.gpus=4"), detect(place | {"CUDA_VISIBLE_DEVICES": "0"}))
     assert (plan.device, plan.nodes, plan.devices) == ("cuda", 2, 4)
 
 

@@ -32,7 +32,7 @@ from ranks import TASKS, WORLD, Task
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dtrain.backend.gloo import Gloo
-from dtrain.cluster import look
+from dtrain.cluster import detect
 from dtrain.compose import compose
 from dtrain.loop import agreement
 from dtrain.plan import Plan
@@ -77,7 +77,7 @@ def measure(kind: str, task: Task, rounds: int) -> None:
             *task.words, "data=dataset", "trust=[ranks]", "strategy=ddp", f"devices={WORLD}", f"batch={task.batch * WORLD}", f"out={out}",
             f"steps={2 * (rounds + 1) * task.turn + 1}", "evaluate.every=0", "checkpoint.every=0", "logger=[]", "hook=[]",
         ]  # fmt: skip
-        answers = forked(WORLD, race, resolve(compose(words), look()), seconds=1800)
+        answers = forked(WORLD, race, resolve(compose(words), detect()), seconds=1800)
     parts = [slice(index * task.turn, (index + 1) * task.turn) for index in range(1, rounds + 1)]
     rows = {name: [_figures([found[name][part] for found, _ in answers]) for part in parts] for name in WAYS}
     cells = [f"{statistics.median(row[which] for row in rows[name]) * 1e6:7.0f}" for which in (1, 2) for name in WAYS]

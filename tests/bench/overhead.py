@@ -98,7 +98,7 @@ def fast(steps: int) -> float:
 
 
 def dtrain(steps: int) -> float:
-    from dtrain.cluster import look
+    from dtrain.cluster import detect
     from dtrain.compose import compose
     from dtrain.resolve import resolve
     from dtrain.train import train
@@ -109,7 +109,7 @@ def dtrain(steps: int) -> float:
             f"batch={BATCH}", f"steps={steps}", f"out={out}", "optim.betas=[0.9,0.999]", "optim.weight_decay=0.01",
         ]  # fmt: skip
         with contextlib.redirect_stdout(io.StringIO()):
-            return train(resolve(compose(words), look())).loss or 0.0
+            return train(resolve(compose(words), detect())).loss or 0.0
 
 
 SYSTEMS: dict[str, Callable[[int], float]] = {"raw": raw, "fast": fast, "dtrain": dtrain}

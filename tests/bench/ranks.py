@@ -50,7 +50,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from dtrain.backend.gloo import Gloo
-from dtrain.cluster import look
+from dtrain.cluster import detect
 from dtrain.compose import compose
 from dtrain.data.dataset import Dataset
 from dtrain.data.order import samples
@@ -228,7 +228,7 @@ def measure(strategy: str, task: Task, rounds: int, profiled: str | None) -> Non
             f"steps={(rounds + 1) * task.turn + 1}", f"out={out}", f"optim.lr={LR}", "optim.betas=[0.9,0.999]", "optim.weight_decay=0.01",
             "schedule=constant", "schedule.warmup=0",
         ]  # fmt: skip
-        answers = ranks(WORLD, race, resolve(compose(words), look()), task, strategy, profiled, seconds=3600)
+        answers = ranks(WORLD, race, resolve(compose(words), detect()), task, strategy, profiled, seconds=3600)
         rows = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
     losses = {**answers[0]["losses"], "dtrain": statistics.fmean(row["loss"] for row in rows[-task.turn :])}
     figures = {

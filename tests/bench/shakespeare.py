@@ -124,14 +124,14 @@ def by_dtrain(text: Path, steps: int, optim: str) -> None:
         return answer
 
     torch.optim.AdamW.step = timed
-    from dtrain.cluster import look
+    from dtrain.cluster import detect
     from dtrain.compose import compose
     from dtrain.launcher import run_rank
     from dtrain.resolve import resolve
 
     words = ["recipe=shakespeare", f"data.path={text}", f"steps={steps}", f"out={tempfile.mkdtemp()}"]
     words += [] if optim == "muon" else ["optim=adamw", "optim.lr=1e-3"]
-    plan = resolve(compose(words), look())
+    plan = resolve(compose(words), detect())
     result = run_rank(plan)
     events = [json.loads(line) for line in (Path(plan.out) / "events.jsonl").read_text().splitlines()]
     clock.report(result.metrics["eval_loss"], next(e["parameters"] for e in events if e["event"] == "started"))

@@ -29,7 +29,7 @@ def cut(tensor: torch.Tensor, *sizes: int) -> tuple[list[dict[str, Any]], dict[s
 
 def fill(target: torch.Tensor, pieces: list[dict[str, Any]], values: dict[str, torch.Tensor]) -> set[str]:
     """Into `target` from the pieces that it needs; the files of these."""
-    held = shards.Held(target, pieces)
+    held = shards.ShardOverlap(target, pieces)
     for number, (piece, *_) in enumerate(held.overlaps):
         held.fill(number, values[piece["file"]])
     return {piece["file"] for piece, *_ in held.overlaps}

@@ -16,7 +16,7 @@ from dtrain.checkpoint import writer
 from dtrain.checkpoint.commit import find
 from dtrain.checkpoint.retention import Retention
 from dtrain.checkpoint.sharded import Sharded
-from dtrain.checkpoint.writer import Landed
+from dtrain.checkpoint.writer import SaveResult
 from dtrain.errors import LeaseError, StoreError, WordsError
 from dtrain.mesh import Mesh
 from dtrain.storage import lease, store
@@ -41,7 +41,7 @@ def full(*_: Any) -> None:
     raise StoreError("the disk is full")
 
 
-def last(checkpoint: Sharded) -> Landed:
+def last(checkpoint: Sharded) -> SaveResult:
     (one,) = checkpoint.landed()
     return one
 
@@ -174,13 +174,13 @@ def test_a_rank_that_gives_no_sign_is_not_waited_for(tmp_path: Path, monkeypatch
         assert mesh.timeout == 60
         mesh._letters.set_timeout(timedelta(seconds=1))
         if mesh.rank == 1:  # it lives, and never saves
-            while mesh.posted(["over"]) is None:
+            while mesh.kv_get(["over"]) is None:
                 time.sleep(0.01)
             return ""
         checkpoint.save(state)
         with pytest.raises(StoreError) as caught:
             checkpoint.wait()
-        mesh.post("over", "")
+        mesh.kv_set("over", "")
         return str(caught.value)
 
     assert "rank 1 has given no sign for 1 s" in on_mesh(work, dp_shard=2)[0]
@@ -239,8 +239,8 @@ def test_removals_that_fail_hold_up_neither_the_next_save_nor_the_end_and_one_at
 
     monkeypatch.setattr(Retention, "_remove", counted)
 
-    def work(mesh: Mesh) -> tuple[list[Landed], float]:
-        state, checkpoint, landed = state_on(mesh), sharded(mesh, out, keep=1), list[Landed]()
+    def work(mesh: Mesh) -> tuple[list[SaveResult], float]:
+        state, checkpoint, landed = state_on(mesh), sharded(mesh, out, keep=1), list[SaveResult]()
         began = time.monotonic()
         for _ in range(4):
             checkpoint.save(state)

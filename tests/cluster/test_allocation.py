@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.cluster import look
+from dtrain.cluster import detect
 from dtrain.cluster.allocation import External, adopt
 from dtrain.errors import PreflightError
 
@@ -23,16 +23,16 @@ MPICH = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRA
 
 
 def test_ranks_that_already_run_are_seen() -> None:
-    assert look({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", **MEET}).external == External(rank=3, world=8, local_world=4)
+    assert detect({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", **MEET}).external == External(rank=3, world=8, local_world=4)
 
 
 def test_without_a_local_world_size_all_ranks_are_of_one_node() -> None:
-    assert look({"RANK": "0", "WORLD_SIZE": "2", **MEET}).external == External(rank=0, world=2, local_world=2)
+    assert detect({"RANK": "0", "WORLD_SIZE": "2", **MEET}).external == External(rank=0, world=2, local_world=2)
 
 
 @pytest.mark.parametrize("environ", [{}, {"RANK": "0"}, {"WORLD_SIZE": "1"}])
 def test_what_may_be_left_over_means_nothing(environ: dict[str, str]) -> None:
-    assert look(environ).external is None
+    assert detect(environ).external is None
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_what_can_be_no_ranks_is_one_sentence(environ: dict[str, str], said: str
     environ = dict(environ)
     adopt(environ)
     with pytest.raises(PreflightError) as refused:
-        look(environ)
+        detect(environ)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -86,7 +86,7 @@ def test_what_can_be_no_ranks_is_one_sentence(environ: dict[str, str], said: str
 def test_ranks_of_srun_and_mpirun_are_ranks(environ: dict[str, str], place: External, host: str) -> None:
     environ = dict(environ)
     adopt(environ)
-    assert look(environ).external == place
+    assert detect(environ).external == place
     assert (environ["LOCAL_RANK"], environ["MASTER_ADDR"]) == ("1", host)
 
 
@@ -94,7 +94,7 @@ def test_ranks_on_several_hosts_must_be_told_where_to_meet() -> None:
     environ = {**MPICH, "MPI_LOCALNRANKS": "2"}
     adopt(environ)
     with pytest.raises(PreflightError, match="mpirun -x MASTER_ADDR=<host>"):
-        look(environ)
+        detect(environ)
 
 
 def test_jobs_of_one_host_meet_at_ports_of_their_own() -> None:

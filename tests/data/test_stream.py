@@ -110,7 +110,7 @@ def test_batches_to_pass_over_are_left_out_when_they_come(steps: int, loading: s
     made = stream(Numbers(50, loading=loading), SHAPES[0])
     for _ in range(steps):
         next(made)
-    made.pass_over([12 * (steps + 1), 12 * (steps + 2), 12 * (steps + 4)], seen=12 * steps)
+    made.skip([12 * (steps + 1), 12 * (steps + 2), 12 * (steps + 4)], seen=12 * steps)
     assert [int(value) for value in next(made).microbatches[0]["inputs"]] == expected[0]
     assert (made.first, made.seen, made.samples(made.first)) == (12 * steps, 12 * (steps + 1), expected[0])
     after = stream(Numbers(50, loading=loading), SHAPES[0])

@@ -10,7 +10,7 @@ import pytest
 from launching import plan_of
 
 from dtrain.launcher import process
-from dtrain.launcher.local.restarts import Book
+from dtrain.launcher.local.restarts import RestartLog
 from dtrain.launcher.local.rounds import Rounds
 from dtrain.lifecycle import failure, kernel_log
 
@@ -26,7 +26,7 @@ def last_round(place: Path, *words: str, restarts: int = 0) -> Path:
         place / "out", "backend._target_=nccl_like.NcclLike", "trust=[launching,nccl_like]", "strategy=ddp", "launcher=local", "steps=6", *words
     )
     told: dict[str, Any] = {"restarts": restarts, "silence": 15, "wait": 60, "address": None, "here": plan.nodes}
-    pid, deadline = process.fork(lambda: Rounds(plan, scratch, Book.read(scratch), **told).run()), time.monotonic() + DEADLINE
+    pid, deadline = process.fork(lambda: Rounds(plan, scratch, RestartLog.read(scratch), **told).run()), time.monotonic() + DEADLINE
     try:
         while not (scratch / "over.json").exists():
             assert time.monotonic() < deadline, f"the run was not over within {DEADLINE:.0f} s"

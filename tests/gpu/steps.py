@@ -125,7 +125,7 @@ def _synchronising(place: Place) -> Counter[str]:
     import torch
     from small import config
 
-    from dtrain.cluster import look
+    from dtrain.cluster import detect
     from dtrain.lifecycle.watchdog import Watchdog
     from dtrain.resolve import resolve
     from dtrain.train import train
@@ -145,7 +145,7 @@ def _synchronising(place: Place) -> Counter[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.showwarning = note
-        train(resolve(config(*words), look()))
+        train(resolve(config(*words), detect()))
     return found
 
 
@@ -154,7 +154,7 @@ def graphs(place: Place) -> Verdict:
     from small import config
     from torch._dynamo.utils import counters
 
-    from dtrain.cluster import look
+    from dtrain.cluster import detect
     from dtrain.resolve import resolve
     from dtrain.train import train
 
@@ -162,7 +162,7 @@ def graphs(place: Place) -> Verdict:
     counters.clear()
     train(
         resolve(
-            config(*words, "compile=blocks", "steps=4", "model.layers=4", "evaluate.every=0", "devices=1", f"out={place.folder / 'graphs'}"), look()
+            config(*words, "compile=blocks", "steps=4", "model.layers=4", "evaluate.every=0", "devices=1", f"out={place.folder / 'graphs'}"), detect()
         )
     )
     found, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())

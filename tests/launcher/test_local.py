@@ -122,7 +122,7 @@ def heard_by_a_thread(out: str) -> int:
     made = plan_of(Path(out), "devices=2", "launcher=local")
     try:
         build(made.launcher).launch(made)
-    except signals.Asked as asked:
+    except signals.StopRequested as asked:
         return asked.exit_code
     return 0
 

@@ -12,7 +12,7 @@ from pool import ranks
 
 from dtrain.errors import LeaseError, PreflightError, RankError, StoreError, WordsError
 from dtrain.lifecycle import failure
-from dtrain.lifecycle.signals import Asked
+from dtrain.lifecycle.signals import StopRequested
 from dtrain.result import Result
 
 
@@ -79,16 +79,16 @@ def test_a_lost_node_is_told_by_the_sentence_of_who_missed_it(tmp_path: Path) ->
 
 def test_what_starting_again_cannot_help_is_told_apart(tmp_path: Path) -> None:
     kinds = [
-        failure.facts_of(error, 0)["kind"] for error in (WordsError("a"), LeaseError("b"), StoreError("c"), ValueError("d"), Asked(signal.SIGTERM))
+        failure.facts_of(error, 0)["kind"] for error in (WordsError("a"), LeaseError("b"), StoreError("c"), ValueError("d"), StopRequested(signal.SIGTERM))
     ]
     assert kinds == ["words", "words", "error", "error", "stopped"]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_rank_that_was_asked_before_its_first_step_is_no_failure(number: signal.Signals, code: int, tmp_path: Path) -> None:
-    left(tmp_path, 1, Asked(number))
+    left(tmp_path, 1, StopRequested(number))
     left(tmp_path, 0, RuntimeError("Connection closed by peer"))
-    with pytest.raises(Asked) as raised:
+    with pytest.raises(StopRequested) as raised:
         failure.outcome(tmp_path, 1)
     assert raised.value.exit_code == code
 

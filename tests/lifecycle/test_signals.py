@@ -21,7 +21,7 @@ def ended(number: int) -> int:
         with signals.ending():
             os.kill(os.getpid(), number)
             time.sleep(5)
-    except signals.Asked as asked:
+    except signals.StopRequested as asked:
         return asked.exit_code
     return 0
 
@@ -39,7 +39,7 @@ def swallowed() -> int:
                 time.sleep(5)
             finally:
                 raise AttributeError("while tidying up")
-    except signals.Asked as asked:
+    except signals.StopRequested as asked:
         return asked.exit_code
 
 
@@ -73,7 +73,7 @@ def lost(lose: Callable[[], None]) -> str:
         with signals.ending():
             lose()
             time.sleep(60)
-    except signals.Asked:
+    except signals.StopRequested:
         return "asked"
     return "slept"
 
@@ -124,7 +124,7 @@ def noted(*numbers: int, apart: float, handed_on: bool = False) -> int | str:
             now += apart
     except KeyboardInterrupt:
         return "at once"
-    return signals.wish()
+    return signals.stop_request()
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def from_before() -> int:
     try:
         with signals.training():
             return 0
-    except signals.Asked as asked:
+    except signals.StopRequested as asked:
         return asked.exit_code
 
 

@@ -11,7 +11,7 @@ from pool import ranks
 from small import mesh_of
 
 from dtrain.lifecycle import signals, stop
-from dtrain.lifecycle.signals import Asked
+from dtrain.lifecycle.signals import StopRequested
 from dtrain.lifecycle.stop import StopSignal
 
 
@@ -65,7 +65,7 @@ def before_the_first_step(number: int) -> int:
                 asked.requested(7, mesh)
                 os.kill(os.getpid(), number)
                 time.sleep(5)
-        except Asked as ended:
+        except StopRequested as ended:
             return ended.exit_code
     return 0
 

@@ -15,7 +15,7 @@ from dtrain.cluster import Cluster
 from dtrain.errors import WordsError
 from dtrain.model.cnn import CNN
 from dtrain.model.mlp import MLP
-from dtrain.optim import Together
+from dtrain.optim import OptimizerGroup
 from dtrain.optim.muon import build, hidden_matrices, orthogonalize
 from dtrain.parallel.stages import keep
 
@@ -103,7 +103,7 @@ def test_a_model_without_hidden_matrices_is_refused_with_what_to_type() -> None:
 def test_several_optimizers_are_used_as_one() -> None:
     model = MLP(inputs=4, outputs=3, width=5, layers=1)
     made, steps = build(model=model, **ARGUMENTS), []
-    assert isinstance(made, Together)
+    assert isinstance(made, OptimizerGroup)
     made.register_step_post_hook(lambda *_: steps.append(1))
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)

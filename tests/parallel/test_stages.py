@@ -10,7 +10,7 @@ from small import small_gpt, tokens
 from torch import Tensor, nn
 
 from dtrain.errors import WordsError
-from dtrain.model import Absent
+from dtrain.model import PassThrough
 from dtrain.model.cnn import CNN
 from dtrain.model.mlp import MLP
 from dtrain.parallel.stages import cut, keep, table_of, view
@@ -139,7 +139,7 @@ def test_what_is_kept_stays_and_the_rest_passes_its_first_input_on() -> None:
     table, _ = table_of(model)
     keep(model, ["blocks.0"], table)
     assert [name for name, _ in model.named_parameters() if not name.startswith("blocks.0.")] == []
-    assert isinstance(model.head, Absent)
+    assert isinstance(model.head, PassThrough)
     x = torch.ones(2)
     assert model.head(x, 3, mask=4) is x
 

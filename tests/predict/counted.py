@@ -9,7 +9,7 @@ from predict import foreign
 from small import plan
 
 from dtrain.plan import Plan
-from dtrain.predict.collectives import traffic
+from dtrain.predict.collectives import collectives
 from dtrain.predict.view import groups
 from dtrain.tracing import shapes_of
 
@@ -35,7 +35,7 @@ def hold(model: str, words: str) -> tuple[list[Totals], list[Totals]]:
 def predicted(asked: Plan, stage: int, when: tuple[str, ...]) -> Totals:
     found: dict[Any, list[float]] = defaultdict(lambda: [0, 0])
     first, among = stage * asked.mesh.batch * asked.mesh.tp, groups(asked)
-    for call in traffic(asked, shapes_of(asked), stage):
+    for call in collectives(asked, shapes_of(asked), stage):
         if call.when in when:
             group = among[call.axis]
             begin = 0 if call.axis in ("world", "pp") else first

@@ -12,7 +12,7 @@ from predict.counted import COMMON, FLUSH, MODELS, hold, predicted, seen
 from predict.foreign import LAYOUTS
 from small import mesh_of, plan
 
-from dtrain.predict.collectives import traffic
+from dtrain.predict.collectives import collectives
 from dtrain.tracing import shapes_of
 
 QUICK = (
@@ -107,9 +107,9 @@ def test_a_flush_of_the_log_is_told_apart() -> None:
 def test_it_costs_the_same_for_any_number_of_ranks() -> None:
     """Of one rank: twice the nodes of ddp change what a group is, not how much its rank gives."""
     few, many = (plan("model=gpt", "data=synthetic", "strategy=ddp", f"nodes={nodes}", "devices=8", f"batch={nodes * 8}") for nodes in (2, 256))
-    assert traffic(few, shapes_of(few)) == traffic(many, shapes_of(many))
+    assert collectives(few, shapes_of(few)) == collectives(many, shapes_of(many))
 
 
 def test_one_rank_talks_to_nobody() -> None:
     alone = plan("model=gpt", "data=synthetic")
-    assert traffic(alone, shapes_of(alone)) == ()
+    assert collectives(alone, shapes_of(alone)) == ()

@@ -44,8 +44,8 @@ def test_no_text_shows_one(shape: Shape, frame: str) -> None:
 @pytest.mark.parametrize("text", INNOCENT)
 def test_what_is_none_stays_readable(text: str) -> None:
     assert secrets.masked(text) == text
-    assert secrets.hidden({"text": [text]}) == {"text": [text]}
-    assert text[0] == " " or secrets.shown(text) == text
+    assert secrets.redact_tree({"text": [text]}) == {"text": [text]}
+    assert text[0] == " " or secrets.redact_arg(text) == text
 
 
 def test_the_readme_stays_readable() -> None:
@@ -62,8 +62,8 @@ def test_the_readme_stays_readable() -> None:
 )  # fmt: skip
 def test_a_name_of_a_secret(name: str) -> None:
     assert patterns.is_secret(f"logger.mine.{name}", "Xk29fjw0")
-    assert secrets.hidden({"a": [{name: "Xk29fjw0"}]}) == {"a": [{name: "***"}]}
-    assert secrets.shown(f"logger.mine.{name}=Xk29fjw0") == f"logger.mine.{name}=***"
+    assert secrets.redact_tree({"a": [{name: "Xk29fjw0"}]}) == {"a": [{name: "***"}]}
+    assert secrets.redact_arg(f"logger.mine.{name}=Xk29fjw0") == f"logger.mine.{name}=***"
 
 
 @pytest.mark.parametrize(
@@ -226,13 +226,13 @@ def test_all_that_lies_below_the_name_of_a_secret_is_sealed() -> None:
 
 def test_an_error_about_a_misspelt_name_shows_no_secret() -> None:
     value = "9Xs7xbHrYFd7hk11az1JR7Veuvejyi"
-    assert secrets.unlucky(f"model.api_kye={value} (command line)") == "model.api_kye=*** (command line)"
+    assert secrets.redact_suspect(f"model.api_kye={value} (command line)") == "model.api_kye=*** (command line)"
     for text in (
         "model.revison=9fceb02d0ae598e95dc970b74767f19372d61af8",
         "model._taget_=mypkg.AutoModelForCausalLMfrom2024",
         "out=/data/9Xs7xbHrYFd7hk11az1JR7",
     ):
-        assert secrets.unlucky(text) == text
+        assert secrets.redact_suspect(text) == text
 
 
 def test_a_secret_beside_its_name_as_two_words_is_known() -> None:

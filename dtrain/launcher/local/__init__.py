@@ -28,7 +28,7 @@ from typing import Any
 from dtrain.cluster import network
 from dtrain.errors import PreflightError, RankError, why
 from dtrain.launcher import process
-from dtrain.launcher.local.restarts import Book
+from dtrain.launcher.local.restarts import RestartLog
 from dtrain.launcher.warm import BY_NVML
 from dtrain.lifecycle import failure, signals
 from dtrain.plan import Plan
@@ -74,7 +74,7 @@ class Local:
             if wishes.again:
                 raise KeyboardInterrupt
             if wishes.first and not _begun(scratch):
-                raise signals.Asked(wishes.first)
+                raise signals.StopRequested(wishes.first)
             return _outcome(scratch, code)
         finally:
             _sweep(scratch)
@@ -114,7 +114,7 @@ class _Wishes:
 
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
-        self.first, self.again = signals.wish(), False
+        self.first, self.again = signals.stop_request(), False
         self.server: subprocess.Popen[bytes] | None = None
 
     @property
@@ -204,7 +204,7 @@ def _begun(scratch: Path) -> bool:
 
 def _counted(scratch: Path) -> int:
     """A server that was killed counts like a failed round; the next one reads it in the book."""
-    book = Book.read(scratch)
+    book = RestartLog.read(scratch)
     book.failed(scratch, "the launcher's server was killed")
     book.write(scratch)
     return book.restarts
@@ -214,10 +214,10 @@ def _outcome(scratch: Path, code: int) -> Result:
     """What the server found, or the error of the rank that failed first."""
     path = scratch / "over.json"
     if not path.exists():
-        raise RankError(f"{Book.read(scratch).reason or 'the launcher ended'} (exit code {code})")
+        raise RankError(f"{RestartLog.read(scratch).reason or 'the launcher ended'} (exit code {code})")
     over = json.loads(path.read_text())
     if over["asked"]:
-        raise signals.Asked(over["asked"])
+        raise signals.StopRequested(over["asked"])
     folder = scratch / f"round-{over['round']}"
     if over.get("exit_code") == PreflightError.exit_code:
         raise PreflightError(over["error"])

@@ -10,7 +10,7 @@ from dtrain.storage import store
 
 
 @dataclass
-class Book:
+class RestartLog:
     """`restarts` in a row: a failure in a later step than any before is the first again. `furthest`: the last step that ranks were in."""
 
     round: int = -1
@@ -19,7 +19,7 @@ class Book:
     reason: str = ""
 
     @classmethod
-    def read(cls, scratch: Path) -> "Book":
+    def read(cls, scratch: Path) -> "RestartLog":
         path = scratch / "book.json"
         return cls(**json.loads(path.read_text())) if path.exists() else cls()
 

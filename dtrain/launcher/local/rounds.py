@@ -25,7 +25,7 @@ from dtrain.launcher import process
 from dtrain.launcher.local import agent
 from dtrain.launcher.local.door import Door
 from dtrain.launcher.local.link import Link, drain, ready
-from dtrain.launcher.local.restarts import Book
+from dtrain.launcher.local.restarts import RestartLog
 from dtrain.lifecycle import failure, signals
 from dtrain.plan import Plan
 from dtrain.result import Status
@@ -67,7 +67,7 @@ class Rounds:
 
     plan: Plan
     scratch: Path
-    book: Book
+    book: RestartLog
     restarts: int
     silence: float
     wait: float

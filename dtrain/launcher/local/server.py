@@ -11,7 +11,7 @@ from pathlib import Path
 from dtrain import secrets
 from dtrain.errors import PreflightError, StoreError, why
 from dtrain.launcher import process
-from dtrain.launcher.local.restarts import Book
+from dtrain.launcher.local.restarts import RestartLog
 from dtrain.launcher.local.rounds import Rounds, write_over
 from dtrain.launcher.warm import COLD, UnforkableError, warm
 from dtrain.plan import Plan
@@ -32,7 +32,7 @@ def main(parent: int, scratch: Path) -> None:
         plan = Plan.from_dict(told.pop("plan"))
         warm(plan, cold)
         with store.anchored():
-            Rounds(plan, scratch, Book.read(scratch), **told).run()
+            Rounds(plan, scratch, RestartLog.read(scratch), **told).run()
     except UnforkableError as found:
         found.begin_again(["dtrain.launcher.local.server", *sys.argv[1:]], given, cold=cold)
     except (OSError, StoreError) as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.launcher.local.restarts import Book
+from dtrain.launcher.local.restarts import RestartLog
 
 
 def round_of(scratch: Path, number: int, step: int, *, kept: bool = False) -> None:
@@ -20,7 +20,7 @@ def round_of(scratch: Path, number: int, step: int, *, kept: bool = False) -> No
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_step_that_no_round_had_reached_begins_the_count_anew(kept: bool, tmp_path: Path) -> None:
-    book, counts = Book(), []
+    book, counts = RestartLog(), []
     for number, step in enumerate([5, 5, 4, 9, 9]):
         round_of(tmp_path, number, step, kept=kept)
         book.round = number
@@ -31,11 +31,11 @@ def test_a_step_that_no_round_had_reached_begins_the_count_anew(kept: bool, tmp_
 def test_a_failure_in_the_first_step_is_no_progress(tmp_path: Path) -> None:
     round_of(tmp_path, 0, 1)
     (tmp_path / "round-0" / "failure-1-5.json").write_text(json.dumps({"step": None}))
-    book = Book(round=0)
+    book = RestartLog(round=0)
     assert not book.failed(tmp_path, "an error while building")
 
 
 def test_the_next_server_reads_it(tmp_path: Path) -> None:
-    assert Book.read(tmp_path) == Book()
-    Book(3, 2, 7, "rank 1 was killed").write(tmp_path)
-    assert Book.read(tmp_path) == Book(3, 2, 7, "rank 1 was killed")
+    assert RestartLog.read(tmp_path) == RestartLog()
+    RestartLog(3, 2, 7, "rank 1 was killed").write(tmp_path)
+    assert RestartLog.read(tmp_path) == RestartLog(3, 2, 7, "rank 1 was killed")

@@ -14,7 +14,7 @@ from launching import plan_of, steps_of, wait_for_step
 from dtrain.cluster import network
 from dtrain.errors import RankError
 from dtrain.launcher import process
-from dtrain.launcher.local.restarts import Book
+from dtrain.launcher.local.restarts import RestartLog
 from dtrain.lifecycle import failure
 
 SLOW = (
@@ -67,15 +67,15 @@ def test_a_run_goes_on_whatever_is_killed(target: str, untouched: Path, tmp_path
 
 @pytest.mark.parametrize("noted", [False, True])
 def test_a_server_killed_as_it_begins_a_round_is_followed_by_the_next(noted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, plan = Book.write, plan_of(tmp_path / "run", *SLOW, "steps=4", "nodes=1", "launcher=local")
+    write, plan = RestartLog.write, plan_of(tmp_path / "run", *SLOW, "steps=4", "nodes=1", "launcher=local")
 
-    def dies(book: Book, scratch: Path) -> None:
+    def dies(book: RestartLog, scratch: Path) -> None:
         if noted:
             write(book, scratch)
         os.kill(os.getpid(), signal.SIGKILL)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Book, "write", dies)
+        patch.setattr(RestartLog, "write", dies)
         with served(plan, tmp_path) as server:
             while process.ended(server) is None:
                 time.sleep(0.02)

@@ -31,7 +31,7 @@ from dtrain.plan import Plan
 from dtrain.result import OF_THE_MACHINE
 from dtrain.storage import store
 
-TARGETS = {"rank": 12, "agent": 4, "keeper": 4, "server": 1, "command": 1, "group": 1}
+TARGETS = {"rank": 12, "agent": 4, "store": 4, "server": 1, "command": 1, "group": 1}
 """What is killed, and how often beside the others."""
 
 
@@ -50,8 +50,8 @@ def below(server: int) -> dict[str, list[int]]:
 def _below(servers: list[int], parents: Mapping[int, list[tuple[int, str]]]) -> dict[str, list[int]]:
     below = [child for server in servers for child in parents.get(server, [])]
     agents = [pid for pid, name in below if name.startswith("dtrain-agent")]
-    keepers = [pid for pid, name in below if name == "dtrain-keeper"]
-    return {"agent": agents, "keeper": keepers, "rank": [pid for agent in agents for pid, _ in parents.get(agent, [])]}
+    stores = [pid for pid, name in below if name == "dtrain-store"]
+    return {"agent": agents, "store": stores, "rank": [pid for agent in agents for pid, _ in parents.get(agent, [])]}
 
 
 def _children() -> dict[int, list[tuple[int, str]]]:

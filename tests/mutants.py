@@ -26,7 +26,7 @@ VALID: tuple[tuple[str, ...], ...] = (
     ("plan", "optim=muon", "optim.betas=[0.9,0.99]", "launcher=local", "launcher.restarts=1", "generate.prompt='a, b'"),
     ("plan", "recipe=shakespeare", "steps=10", "model.tied=false"),
     ("train", "model=mlp", "data=synthetic", "steps=2", "batch=4"),
-    ("verify", "strategy=zero2", "devices=2", "verify.steps=3", "strategy.rests=device"),
+    ("verify", "strategy=zero2", "devices=2", "verify.steps=3", "strategy.offload=none"),
     ("-m", "optim.lr=1e-3,3e-3", "seed=0,1", "sweep.out=runs/s"),
     ("evaluate", "out=runs/b", "batch=4"),
     ("generate", "out=runs/b", "generate.tokens=5"),

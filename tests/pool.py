@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d
 
-from dtrain.launcher.process import fork, fork_keeper
+from dtrain.launcher.process import fork, fork_store
 
 
 class RankFailed(AssertionError):
@@ -24,7 +24,7 @@ class RankFailed(AssertionError):
 
 def ranks(world: int, work: Callable[..., Any], *arguments: Any, seconds: float = 300) -> list[Any]:
     """Run `work(*arguments)` on `world` ranks. What it returns must pickle. Raises RankFailed with the first traceback."""
-    keeper, port = fork_keeper()
+    store_pid, port = fork_store()
     pipes, pids = {}, []
     try:
         for rank in range(world):
@@ -34,7 +34,7 @@ def ranks(world: int, work: Callable[..., Any], *arguments: Any, seconds: float 
             pipes[reading] = rank
         return _collect(pipes, world, seconds)
     finally:
-        for pid in (*pids, keeper):
+        for pid in (*pids, store_pid):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         for pipe in pipes:

@@ -38,7 +38,7 @@ STRATEGIES = (
     "strategy=ddp devices=2", "strategy=ddp devices=2 accumulate=2", "strategy=zero1 devices=2", "strategy=zero1 devices=2 accumulate=2",
     "strategy=zero2 devices=2", "strategy=zero2 devices=2 accumulate=2", "strategy=zero3 devices=2", "strategy=fsdp devices=2",
     "strategy=fsdp devices=2 accumulate=2", "strategy=fsdp devices=2 strategy.reshard=never", "strategy=fsdp devices=2 strategy.reduce=every accumulate=2",
-    "strategy=fsdp devices=2 strategy.rests=cpu", "strategy=hsdp devices=4",
+    "strategy=fsdp devices=2 strategy.offload=cpu", "strategy=hsdp devices=4",
 )  # fmt: skip
 AXES = (
     "strategy=ddp devices=2 mesh.tp=2", "strategy=ddp devices=2 mesh.tp=2 tensor.sequence=split", "strategy=ddp devices=2 mesh.tp=2 tensor.loss=split",

@@ -185,9 +185,9 @@ def test_the_figures_of_a_machine_are_of_the_right_size(word: str) -> None:
         assert 100 < there.flops["bf16"] / there.bandwidth < 500, "operations for each byte that memory moves"
         assert there.flops["bf16"] > 3 * there.flops["fp32"], "products in fp32 are not those of the tensor cores"
         assert there.flops.get("fp8", 2 * there.flops["bf16"]) == pytest.approx(2 * there.flops["bf16"], rel=0.02)
-    assert there.inside > there.between
-    assert there.inside_latency < there.between_latency
-    assert 0.3 <= there.reach < 1
+    assert there.intra_node > there.inter_node
+    assert there.intra_node_latency < there.inter_node_latency
+    assert 0.3 <= there.efficiency < 1
 
 
 @pytest.mark.parametrize("word", [word for word in WORDS if word != "laptop"])

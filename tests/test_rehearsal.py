@@ -35,7 +35,7 @@ WAITING = {
     (*GPT, "optim=muon"): {JUDGE: 1}, (*GPT, "optim=adafactor"): {JUDGE: 1}, (*GPT, "precision=fp16"): {JUDGE: 1},
     (*GPT, "optim=muon", "spike.sigma=6", "on_spike=skip"): {JUDGE: 2},
     MOE: {JUDGE: 1, "model/moe.py by_expert": 2}, (*MOE, "precision=bf16"): {JUDGE: 1},
-    (*GPT, TWO, "strategy=zero3", "strategy.rests=cpu"): {"_fsdp_param_group.py finalize_backward": 21},
+    (*GPT, TWO, "strategy=zero3", "strategy.offload=cpu"): {"_fsdp_param_group.py finalize_backward": 21},
     (*MOE, TWO, "mesh.ep=2"): {JUDGE: 1, "model/moe.py by_expert": 2, "parallel/expert.py __call__": 2},
 }  # fmt: skip
 """Words -> where the host waits in each step, and how often; the table of README ("When a step waits for the GPU") says why."""
@@ -111,7 +111,7 @@ FAULTS: list[tuple[str, Fault, tuple[str, ...]]] = [
     ("a balance on the host", Fault("model", "module.balance(part.view_as(module.load))", "module.balance(torch.tensor(part.tolist()))"), MOE),
     ("muon's iteration looks at its norm", Fault("optim.muon", "x = matrices.mT if tall else matrices\n", "x = matrices.mT if tall else matrices\n    assert matrices.isfinite().all()\n"), (*GPT, "optim=muon")),
     ("positions of a part on the cpu", Fault("parallel.context", "self.cut(torch.arange(T, device=self.device)[None])", "self.cut(torch.arange(T)[None])"), (*GPT, TWO, "mesh.cp=2")),
-    ("buffers rest on the cpu", Fault("parallel.order", "    place_buffers(model, mesh.device)\n", ""), (*MOE, TWO, "strategy=zero3", "strategy.rests=cpu")),
+    ("buffers rest on the cpu", Fault("parallel.order", "    place_buffers(model, mesh.device)\n", ""), (*MOE, TWO, "strategy=zero3", "strategy.offload=cpu")),
 ]  # fmt: skip
 """Name, what is changed, and the words of a run that it breaks or slows."""
 

@@ -40,8 +40,8 @@ class Machine:
     """One node of a cluster, of which the predictions know: `gpus` of the kind `gpu`, or none and `cpus` cores.
 
     Bytes, bytes per second one way, seconds. `memory`, `flops` (operations per second by type, without sparsity) and `bandwidth` of memory are of
-    one GPU; where there is none `memory` and `bandwidth` are of the host, `flops` of one core. `reach`: the share of `flops` that products of
-    training reach. `inside` and `between`: what one rank sends to others of its node and to other nodes.
+    one GPU; where there is none `memory` and `bandwidth` are of the host, `flops` of one core. `efficiency`: the share of `flops` that products of
+    training attains. `intra_node` and `inter_node`: what one rank sends to others of its node and to other nodes.
     """
 
     gpu: str
@@ -49,12 +49,12 @@ class Machine:
     cpus: int
     memory: int
     flops: Mapping[str, float]
-    reach: float
+    efficiency: float
     bandwidth: float
-    inside: float
-    inside_latency: float
-    between: float
-    between_latency: float
+    intra_node: float
+    intra_node_latency: float
+    inter_node: float
+    inter_node_latency: float
     start: float
     host: int
     offload: float

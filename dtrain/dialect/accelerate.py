@@ -168,15 +168,15 @@ def _deepspeed(ledger: Ledger) -> None:
     note = "shards of weights and optimizer both rest there"
     for part in ("optimizer", "param"):
         for key in ledger.under(f"{section}.offload_{part}_device"):
-            rests = (
-                says({"strategy.rests": "cpu"}, note)
+            offload = (
+                says({"strategy.offload": "cpu"}, note)
                 if stage != 0
-                else refused("nothing is sharded in stage 0. Type strategy=zero2 strategy.rests=cpu.")
+                else refused("nothing is sharded in stage 0. Type strategy=zero2 strategy.offload=cpu.")
             )
-            chosen({"none": unneeded("off, as here"), "cpu": rests}, refused(DISK))(ledger, key, ledger.leaves[key])
+            chosen({"none": unneeded("off, as here"), "cpu": offload}, refused(DISK))(ledger, key, ledger.leaves[key])
 
 
-DISK = "there is no offload to disks. Type strategy.rests=cpu for the host's memory, or take more ranks."
+DISK = "there is no offload to disks. Type strategy.offload=cpu for the host's memory, or take more ranks."
 
 
 def _megatron(ledger: Ledger) -> None:
@@ -235,7 +235,7 @@ def _dynamo(ledger: Ledger) -> None:
 
 FSDP: dict[str, Rule] = {
     "version": unneeded("FSDP2 is the one that is used"),
-    "offload_params": switched(says({"strategy.rests": "cpu"}), unneeded("off, as here")),
+    "offload_params": switched(says({"strategy.offload": "cpu"}), unneeded("off, as here")),
     "activation_checkpointing": switched(says({"remat": "full"}), unneeded("off, as here")),
     "activation_checkpointing_offload": lacking("activations stay on the device. Type remat=full."),
     **every("auto_wrap_policy transformer_layer_cls_to_wrap min_num_params", unneeded("the elements of a model's ModuleLists and Sequentials are what is sharded")),
@@ -262,7 +262,7 @@ MEGATRON: dict[str, Rule] = {
     ),
     "use_distributed_optimizer": switched(says({"strategy": "zero1"}), says({"strategy": "ddp"})),
     "gradient_clipping": to("clip"),
-    "optimizer_cpu_offload": switched(says({"strategy.rests": "cpu"}), unneeded("off, as here")),
+    "optimizer_cpu_offload": switched(says({"strategy.offload": "cpu"}), unneeded("off, as here")),
 }
 
 RULES: dict[str, Rule] = {

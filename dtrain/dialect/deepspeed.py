@@ -89,7 +89,7 @@ def _triple(ledger: Ledger, batch: int, micro: int, accumulate: int) -> None:
 
 
 def _zero(ledger: Ledger) -> None:
-    """The stage is a strategy; what is offloaded rests on the CPU."""
+    """The stage is a strategy; what is offloaded lives on the CPU."""
     top = "zero_optimization"
     key = f"{top}.stage"
     if isinstance(ledger.leaves.get(top), bool):  # the oldest files
@@ -112,18 +112,18 @@ def _zero(ledger: Ledger) -> None:
 
 def _rests(stage: Any, part: str) -> Rule:
     if not isinstance(stage, int) or stage not in (1, 2, 3):
-        return refused("nothing is sharded in stage 0, so nothing rests. Type strategy=zero2 strategy.rests=cpu.")
+        return refused("nothing is sharded in stage 0, so nothing can be offloaded. Type strategy=zero2 strategy.offload=cpu.")
     return says(
-        {"strategy.rests": "cpu"}, "" if part == "param" else "shards of weights and optimizer both rest there; theirs of the optimizer alone"
+        {"strategy.offload": "cpu"}, "" if part == "param" else "shards of weights and optimizer both rest there; theirs of the optimizer alone"
     )
 
 
-def _offload(ledger: Ledger, section: str, rests: Rule) -> None:
-    disk = refused("there is no offload to disks. Type strategy.rests=cpu for the host's memory, or take more ranks.")
+def _offload(ledger: Ledger, section: str, offload: Rule) -> None:
+    disk = refused("there is no offload to disks. Type strategy.offload=cpu for the host's memory, or take more ranks.")
     device = ledger.leaves.get(f"{section}.device")
     for key in ledger.under(section):
         if key == f"{section}.device":
-            chosen({"cpu": rests, "none": unneeded("off, as here")}, disk)(ledger, key, device)
+            chosen({"cpu": offload, "none": unneeded("off, as here")}, disk)(ledger, key, device)
         elif device == "nvme" and ledger.leaves[key] is not False:
             disk(ledger, key, device)
         elif key == f"{section}.ratio":
@@ -300,7 +300,7 @@ SECTIONS = {
     "comet": "metrics.jsonl has every row; for Comet write a logger: logger.comet._target_=<yours> trust=[<its package>].",
     "compile": "there is no DeepCompile. Type compile=blocks.",
     "expert_parallel": "experts are those of model=moe. Type model=moe mesh.ep=2.",
-    "zero_optimization.zenflow": "no update is late. Type strategy.rests=cpu.",
+    "zero_optimization.zenflow": "no update is late. Type strategy.offload=cpu.",
 }
 """section -> why, and what instead, where it is on."""
 

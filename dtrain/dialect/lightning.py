@@ -51,10 +51,10 @@ STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     "ddp": {"strategy": "ddp"},
     **{f"ddp_{way}": {"strategy": "ddp"} for way in ("find_unused_parameters_true", "find_unused_parameters_false", "spawn", "fork", "notebook")},
     "fsdp": SHARDING["full_shard"],
-    "fsdp_cpu_offload": {**SHARDING["full_shard"], "strategy.rests": "cpu"},
+    "fsdp_cpu_offload": {**SHARDING["full_shard"], "strategy.offload": "cpu"},
     "deepspeed": {"strategy": "zero2"},
     **{f"deepspeed_stage_{stage}": {"strategy": STAGES[stage]} for stage in (1, 2, 3)},
-    **{f"deepspeed_stage_{stage}_offload": {"strategy": STAGES[stage], "strategy.rests": "cpu"} for stage in (2, 3)},
+    **{f"deepspeed_stage_{stage}_offload": {"strategy": STAGES[stage], "strategy.offload": "cpu"} for stage in (2, 3)},
     "single_device": {"strategy": "single"},
 }
 NO_STRATEGY = refused("there are ddp, zero1, zero2, fsdp, hsdp and single. Type strategy=fsdp.")
@@ -255,7 +255,7 @@ ARGUMENTS: Mapping[str, Mapping[str, Rule]] = {
     },
     "FSDPStrategy": {
         "sharding_strategy": chosen({name: says(words) for name, words in SHARDING.items()}, NO_STRATEGY),
-        "cpu_offload": switched(says({"strategy.rests": "cpu"}), OFF),
+        "cpu_offload": switched(says({"strategy.offload": "cpu"}), OFF),
         **every("activation_checkpointing_policy activation_checkpointing", lambda ledger, key, value: says({"remat": "full"}, "of every block")(ledger, key, value) if value else OFF(ledger, key, value)),
         "state_dict_type": SHARDS,
         **every("auto_wrap_policy mixed_precision use_orig_params limit_all_gathers forward_prefetch backward_prefetch sync_module_states process_group_backend timeout", unneeded("blocks are found by themselves, types follow from precision")),
@@ -263,9 +263,9 @@ ARGUMENTS: Mapping[str, Mapping[str, Rule]] = {
     },
     "DeepSpeedStrategy": {
         "stage": chosen({stage: says({"strategy": word}) for stage, word in STAGES.items()}, NO_STRATEGY),
-        "offload_optimizer": switched(says({"strategy.rests": "cpu"}, "shards of weights and optimizer both rest there"), OFF),
-        "offload_parameters": switched(says({"strategy.rests": "cpu"}), OFF),
-        **every("remote_device offload_params_device offload_optimizer_device", chosen({"cpu": OFF, "none": OFF}, refused("there is no offload to disks. Type strategy.rests=cpu."))),
+        "offload_optimizer": switched(says({"strategy.offload": "cpu"}, "shards of weights and optimizer both rest there"), OFF),
+        "offload_parameters": switched(says({"strategy.offload": "cpu"}), OFF),
+        **every("remote_device offload_params_device offload_optimizer_device", chosen({"cpu": OFF, "none": OFF}, refused("there is no offload to disks. Type strategy.offload=cpu."))),
         **every("allgather_bucket_size reduce_bucket_size overlap_communication contiguous_gradients reduce_scatter allgather_partitions sub_group_size pin_memory zero_optimization zero_allow_untested_optimizer logging_batch_size_per_gpu logging_level load_full_weights", unneeded("collectives go block by block, beside the computation")),
     },
     "ModelParallelStrategy": {

@@ -282,7 +282,7 @@ RULES: dict[str, Rule] = {
     **every("training.local_batch_size training.global_batch_size", refused("a whole number of samples. Type microbatch=<number> batch=<number>.")),
     "training.max_norm": to("clip", number),
     "training.steps": to("steps", count),
-    "training.enable_cpu_offload": switched(says({"strategy.rests": "cpu"}), OFF),
+    "training.enable_cpu_offload": switched(says({"strategy.offload": "cpu"}), OFF),
     "training.mixed_precision_reduce": chosen({"float32": unneeded("gradients are reduced in fp32")}, refused("gradients are reduced in the type of the weights. Leave it out.")),
     **every("training.gc_freq training.gc_debug training.disable_cuda_graphs", unneeded("the loop keeps the collector out of its steps")),
     "training.seed": to("seed", whole),

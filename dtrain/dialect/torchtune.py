@@ -26,7 +26,7 @@ LOSSES = names(
     "torch.nn.CrossEntropyLoss torchtune.modules.loss.CEWithChunkedOutputLoss torchtune.modules.loss.LinearCrossEntropyLoss "
     "torchtune.modules.loss.SFTLoss torchtune.modules.loss.cross_entropy_loss.LinearCrossEntropyLoss"
 )
-TINY = "optim=adamw has its state in the type of the weights. Type optim=adamw, and precision=bf16_true or strategy.rests=cpu to save memory."
+TINY = "optim=adamw has its state in the type of the weights. Type optim=adamw, and precision=bf16_true or strategy.offload=cpu to save memory."
 
 
 def translate(ledger: Ledger) -> None:
@@ -214,7 +214,7 @@ RULES: dict[str, Rule] = {
     "ac_mode": chosen({"full": says({"remat": "full"}), "selective": says({"remat": "selective"})}, refused("type remat=full or remat=selective.")),
     "ac_option": refused("which blocks are computed again: type remat=budget remat.share=0.5."),
     "custom_sharded_layers": unneeded("what is in no block is sharded by itself"),
-    "fsdp_cpu_offload": switched(says({"strategy.rests": "cpu"}), unneeded("off, as here")),
+    "fsdp_cpu_offload": switched(says({"strategy.offload": "cpu"}), unneeded("off, as here")),
     "fsdp_reshard_after_forward": switched(says({"strategy.reshard": "forward"}), says({"strategy.reshard": "never"})),
     "memory_efficient_fsdp_wrap": unneeded("what is in no block is sharded by itself"),
     "dtype": chosen(

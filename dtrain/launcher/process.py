@@ -101,7 +101,7 @@ def _stat(pid: int, field: int) -> str:
         return ""
 
 
-def fork_keeper(address: str = "127.0.0.1") -> tuple[int, int]:
+def fork_store(address: str = "127.0.0.1") -> tuple[int, int]:
     """A process that holds a rendezvous store: its pid, and the port of `address`, and of no other, that it listens on.
 
     Raises ConnectionError when it died at once.
@@ -120,13 +120,13 @@ def fork_keeper(address: str = "127.0.0.1") -> tuple[int, int]:
         while True:
             time.sleep(3600)
 
-    pid = fork(keep, "dtrain-keeper")
+    pid = fork(keep, "dtrain-store")
     os.close(writing)
     with os.fdopen(reading) as pipe:
         port = pipe.read() if select.select([pipe], [], [], KEEPER_SECONDS)[0] else ""
     if not port:
         kill(pid)
-        raise ConnectionError("the keeper of the rendezvous store ended before it listened")
+        raise ConnectionError("the store process ended before it listened")
     return pid, int(port)
 
 

@@ -63,7 +63,7 @@ def parallelize(
     roots = pipelined.roots() if pipelined else [model]
     for root in roots:
         strategy.shard(root, mesh, precision)
-    device = torch.device("cpu") if strategy.rests == "cpu" else mesh.device
+    device = torch.device("cpu") if strategy.offload == "cpu" else mesh.device
     if meta:
         materialize(model, device)
         if not brought:

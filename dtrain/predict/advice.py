@@ -106,7 +106,7 @@ def _ladders(plan: Plan) -> list[list[tuple[str, ...]]]:
         degrees["cp"],
         [(f"mesh.pp={mesh.pp * times}",) for times in (2, 4) if mesh.pp > 1 and mesh.pp * times <= plan.world],
         [(f"mesh.pp={mesh.pp // 2}",)] if mesh.pp > 1 else [],
-        [("strategy.rests=cpu",)] if not holding.cpu and cuda else [],
+        [("strategy.offload=cpu",)] if not holding.cpu and cuda else [],
         [(f"devices={size}",) for size in (2, 4, 8) if plan.devices < size <= gpus],
         [(f"nodes={plan.nodes * times}",) for times in (2, 4, 8)] if cuda else [],
     ]  # fmt: skip

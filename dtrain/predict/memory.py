@@ -17,7 +17,7 @@ from dtrain.predict.state_bytes import StateBytes, count_state, holding_of, piec
 class Memory:
     """Bytes on the rank that holds most. `parameters` and `optimizer` at rest, `gradients` when the optimizer reads them, `activations` that wait for
     a backward, at their most, `buffers`: those of the model, tables, and a step's samples. `peak` is the most at one time: `when`, on which `stage`, and
-    `moment` of what: its values add up to `peak`. `host`: bytes in the host's memory, of a checkpoint on its way and of what rests there; `copies`:
+    `moment` of what: its values add up to `peak`. `host`: bytes in the host's memory, of a checkpoint on its way and of offloaded state; `copies`:
     those kept there between checkpoints. `known` is False where activations are not in it."""
 
     parameters: int
@@ -49,25 +49,25 @@ def _of_rank(plan: Decided, shapes: Shapes, every: Sequence[Sequence[Block]], ra
     owners = plan.pipeline.owners(plan.mesh.pp) if plan.mesh.pp > 1 else [rank]
     stages = [stage for stage, owner in zip(every, owners, strict=True) if owner == rank]
     blocks = [block for stage in stages for block in stage]
-    rests, away = count_state(plan, blocks), holding_of(plan).cpu and plan.device != "cpu"
+    state, away = count_state(plan, blocks), holding_of(plan).cpu and plan.device != "cpu"
     sizes = [[sizes_of(plan, shapes, block) for block in stage] for stage in stages]
     buffers = shapes.buffers / plan.mesh.pp + shapes.tables / plan.mesh.cp + shapes.sample * plan.batch.local / plan.mesh.cp
-    base: Moment = {"buffers": buffers, "average": rests.average}
-    base |= {} if away else {"parameters": rests.parameters, "optimizer": rests.optimizer}
+    base: Moment = {"buffers": buffers, "average": state.average}
+    base |= {} if away else {"parameters": state.parameters, "optimizer": state.optimizer}
     handed = [sizes_of(plan, shapes, stage[-1]).passes for stage in every]
     found = [*(moments(plan, sizes[0]) if plan.mesh.pp == 1 else pipelined(plan, shapes, sizes, handed, rank))]
-    found.append(("optimizer step", {} if away else {"gradients": rests.gradients, "optimizer's own": _update(plan, blocks, rests)}))
+    found.append(("optimizer step", {} if away else {"gradients": state.gradients, "optimizer's own": _update(plan, blocks, state)}))
     when, moment = max(((when, base | moment) for when, moment in found), key=lambda each: sum(each[1].values()))
     kept = max(moment.get("activations", 0.0) for _, moment in found)
-    local = rests.parameters + rests.optimizer + rests.average
+    local = state.parameters + state.optimizer + state.average
     return Memory(
-        rests.parameters, rests.gradients, rests.optimizer, round(kept), round(buffers), round(sum(moment.values())), when,
+        state.parameters, state.gradients, state.optimizer, round(kept), round(buffers), round(sum(moment.values())), when,
         f"pp rank {rank}" if plan.mesh.pp > 1 else "", {name: round(size) for name, size in moment.items() if size >= 1},
-        local + away * (rests.all - rests.average), 2 * local * bool(plan.checkpoint.get("memory")), not shapes.unknown,
+        local + away * (state.all - state.average), 2 * local * bool(plan.checkpoint.get("memory")), not shapes.unknown,
     )  # fmt: skip
 
 
-def _update(plan: Decided, blocks: Sequence[Block], rests: StateBytes) -> float:
+def _update(plan: Decided, blocks: Sequence[Block], state: StateBytes) -> float:
     """What an update needs for itself. A fused one needs nothing, one operator after the other a copy of the weights, twice.
 
     Muon puts the hidden matrices of one shape together, whole: the stack, its two iterates, and two of their squares; or the stack, what it is divided
@@ -75,9 +75,9 @@ def _update(plan: Decided, blocks: Sequence[Block], rests: StateBytes) -> float:
     """
     word, types = word_of(plan.optim), types_of(plan)
     if word == "adafactor":
-        return 3.0 * rests.parameters
+        return 3.0 * state.parameters
     if word != "muon":
-        return 0.0 if plan.device == "cuda" or types.param == 4 else 2.0 * rests.parameters
+        return 0.0 if plan.device == "cuda" or types.param == 4 else 2.0 * state.parameters
     weights = [(block.count, weight) for block in blocks for weight in block.weights if weight.hidden]
     iterates, squares = (6, 4) if plan.optim.get("products") == "bf16" else (8, 8)
     stacks: dict[tuple[int, ...], float] = {}

@@ -25,7 +25,7 @@ def rows(plan: Plan, found: Prediction, *, width: int = 110) -> Iterator[Row]:
         yield from _named("pipeline", _pipeline(plan, found, width))
     else:
         yield "memory", f"not known, nor work, nor time: {found.shapes.unknown}"
-    yield from _named("ranks on", picture.mesh(plan, width))
+    yield from _named("placement", picture.mesh(plan, width))
 
 
 def short(plan: Plan, found: Prediction) -> Iterator[Row]:
@@ -50,7 +50,7 @@ def advice(changes: Iterable[Change], plan: Plan) -> Iterator[Row]:
         time = change.prediction.time
         seconds = f", {duration(time.seconds)} a step" if time else ""
         more = f" on {change.plan.world} ranks" if change.plan.world != plan.world else ""
-        yield "type", f"{' '.join(change.words):<{wide}} {size(change.prediction.memory.peak)}{seconds}{more}"
+        yield "try", f"{' '.join(change.words):<{wide}} {size(change.prediction.memory.peak)}{seconds}{more}"
 
 
 def _memory(plan: Plan, found: Prediction) -> Iterator[Row]:
@@ -79,7 +79,7 @@ def _wire(plan: Plan, found: Prediction) -> Iterator[Row]:
     """A row for each axis and kind; what is small goes together."""
     among = groups(plan)
     who = f"of pp rank {found.rank}" if plan.mesh.pp > 1 else ""
-    title = "wire"
+    title = "collectives"
     little: list[Call] = []
     for axis in among:
         mine = [call for call in found.calls if call.axis == axis and call.when in ("step", "data") and call.kind != "recv"]

@@ -30,7 +30,7 @@ class Holding:
 def holding_of(plan: Decided) -> Holding:
     """Of dtrain's strategies; one of the user's own is taken for copies on every rank."""
     word, part, pipelined = word_of(plan.strategy), plan.strategy, plan.mesh.pp > 1
-    cpu = part.get("rests") == "cpu"
+    cpu = part.get("offload") == "cpu"
     if word in ("fsdp", "hsdp"):
         return Holding(True, part["reshard"] == "forward" and not pipelined, part.get("reduce") == "every", cpu=cpu)
     if word in ("zero1", "zero2", "zero3"):

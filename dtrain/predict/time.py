@@ -2,7 +2,7 @@
 
     step       = pipeline + data axes not hidden + optimizer + gradient norm
     pipeline   = every stage's microbatches in the order of the schedule (dtrain.predict.schedule); without one, accumulate x a microbatch
-    microbatch = products / (peak x reach) + activations moved / memory bandwidth + what tp, ep and cp send; on a GPU no less than starting it takes
+    microbatch = products / (peak x efficiency) + activations moved / memory bandwidth + what tp, ep and cp send; on a GPU no less than starting it takes
     a call     = start + hops x latency + bytes that cross / (bandwidth x LINK)       (alpha-beta, per axis, over its slowest link)
 
 A ring carries (n - 1) / n of what n ranks gather or scatter, twice that of what they reduce for all
@@ -99,18 +99,18 @@ def call_seconds(call: Call, group: Group, machine: Machine, devices: int) -> fl
     """Of all `call.calls` together, on nodes of `devices` ranks."""
     here = min(group.size, max(1, devices // group.stride))
     nodes = -(-group.size // here)
-    size, way = group.size, machine.inside if nodes == 1 else min(machine.inside, here * machine.between)
+    size, way = group.size, machine.intra_node if nodes == 1 else min(machine.intra_node, here * machine.inter_node)
     share, hops = (size - 1) / size, size - 1
     if call.kind == "all_reduce":
         share, hops = 2 * share, 2 * hops
     elif call.kind in ("send", "recv"):
-        share, hops, way = float(call.kind == "send"), 1, machine.inside if nodes == 1 else machine.between
+        share, hops, way = float(call.kind == "send"), 1, machine.intra_node if nodes == 1 else machine.inter_node
     elif call.kind == "all_to_all" and nodes > 1:
-        share, way = (size - here) / size, machine.between
+        share, way = (size - here) / size, machine.inter_node
     between = (2 if call.kind == "all_reduce" else 1) * (nodes - 1)
-    hop = (hops - between) * machine.inside_latency + between * machine.between_latency
+    hop = (hops - between) * machine.intra_node_latency + between * machine.inter_node_latency
     if call.kind == "all_reduce":  # small ones go up and down a tree
-        hop = min(hop, 2 * ((here - 1) * machine.inside_latency + math.ceil(math.log2(nodes)) * machine.between_latency))
+        hop = min(hop, 2 * ((here - 1) * machine.intra_node_latency + math.ceil(math.log2(nodes)) * machine.inter_node_latency))
     if call.kind == "recv":
         return 0.0
     return call.calls * (machine.start + max(0.0, hop)) + call.bytes * share / (way * LINK)
@@ -138,7 +138,7 @@ def _computing(plan: Plan, shapes: Shapes, blocks: tuple[Block, ...], machine: M
         each = 2 * (forward + block.back) + 7 * looks + (2 * (forward + looks) * again if block.listed else 0.0)
         operations += block.count * each * samples / split
         moved += block.count * block.kept["all"].of(plan) * samples * (MOVED + again * block.listed)
-    return operations / (_peak(plan, machine) * machine.reach), moved / _bandwidth(plan, machine)
+    return operations / (_peak(plan, machine) * machine.efficiency), moved / _bandwidth(plan, machine)
 
 
 def _starting(plan: Plan, blocks: tuple[Block, ...]) -> float:

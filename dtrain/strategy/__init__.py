@@ -18,7 +18,7 @@ class Strategy(Protocol):
         ...
 
     @property
-    def rests(self) -> Literal["device", "cpu"]:
+    def offload(self) -> Literal["none", "cpu"]:
         """Where parameters and optimizer state lie between two uses."""
         ...
 

@@ -32,7 +32,7 @@ class DDP:
 
     bucket_mb: float
     holds: ClassVar[Literal["copies"]] = "copies"
-    rests: ClassVar[Literal["device"]] = "device"
+    offload: ClassVar[Literal["none"]] = "none"
     _afterwards: list[tuple[list[nn.Parameter], dist.ProcessGroup, int]] = field(default_factory=list, init=False, repr=False, compare=False)
     """(parameters, the ranks that hold the same, by what their sum is divided)."""
     _orders: list[Order] = field(default_factory=list, init=False, repr=False, compare=False)

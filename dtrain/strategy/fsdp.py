@@ -25,27 +25,27 @@ from dtrain.strategy.units import Order, gather_first, take_part
 warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view tensor")
 
 RESHARD = ("forward", "never")
-RESTS = ("device", "cpu")
+OFFLOAD = ("none", "cpu")
 REDUCE = ("last", "every")
 
 
 @dataclass(frozen=True)
 class FSDP:
     """`reshard`: `forward` frees gathered parameters after the forward, `never` keeps them for the backward, as every pipeline
-    does: a schedule that splits the backward in two would lose gradients. `rests`: between two uses
+    does: a schedule that splits the backward in two would lose gradients. `offload`: between two uses
     parameters, gradients and optimizer state lie on the device or, for the price of copies, in the memory of the CPU. `reduce`: gradients
     cross ranks in the last microbatch of a step or in every one, after which a rank keeps its shard alone.
     """
 
     reshard: str
-    rests: Literal["device", "cpu"]
+    offload: Literal["none", "cpu"]
     reduce: Literal["last", "every"] = "last"
     holds: ClassVar[Literal["shards"]] = "shards"
     _reached: dict[nn.Parameter, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
     _orders: list[Order] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name, value, allowed in (("reshard", self.reshard, RESHARD), ("rests", self.rests, RESTS), ("reduce", self.reduce, REDUCE)):
+        for name, value, allowed in (("reshard", self.reshard, RESHARD), ("offload", self.offload, OFFLOAD), ("reduce", self.reduce, REDUCE)):
             if value not in allowed:
                 raise WordsError(f"strategy.{name}={value}: allowed are {' and '.join(allowed)}.")
 
@@ -56,7 +56,7 @@ class FSDP:
     def shard(self, model: nn.Module, mesh: Mesh, precision: Precision) -> None:
         self._whole.extend(parameter for parameter in model.parameters() if parameter.ndim == 0 and parameter.requires_grad)
         self._ranks[:] = [mesh.group("batch")]
-        shard_blocks(model, mesh, precision, again=self.reshard == "forward" and mesh.shape.pp == 1, rests=self.rests)
+        shard_blocks(model, mesh, precision, again=self.reshard == "forward" and mesh.shape.pp == 1, offload=self.offload)
         take_part(model, self._reached)
         if mesh.shape.pp > 1:
             gather_first(model)
@@ -86,7 +86,7 @@ class FSDP:
             missing += [parameter for parameter in self._whole if parameter.grad is None]
 
 
-def shard_blocks(model: nn.Module, mesh: Mesh, precision: Precision, *, again: bool, rests: str) -> None:
+def shard_blocks(model: nn.Module, mesh: Mesh, precision: Precision, *, again: bool, offload: str) -> None:
     """Experts, then every block, then the head, then what is left with the root. `again`: gather for the backward once more.
 
     The gradients of the head are the first in the backward: by itself it is reduced and freed while the blocks go on, with the root it would wait
@@ -94,9 +94,9 @@ def shard_blocks(model: nn.Module, mesh: Mesh, precision: Precision, *, again: b
     Parameters without dims stay whole. Raises WordsError for one of complex numbers, or of another type than those it would be gathered with.
     """
     for name, parameter in model.named_parameters():
-        if parameter.ndim == 0 and rests == "cpu" and mesh.device.type != "cpu":
+        if parameter.ndim == 0 and offload == "cpu" and mesh.device.type != "cpu":
             raise WordsError(
-                f"strategy.rests=cpu: {name} has no dims, and stays on the device. Give it the shape [1], or type strategy.rests=device."
+                f"strategy.offload=cpu: {name} has no dims, and stays on the device. Give it the shape [1], or type strategy.offload=none."
             )
         if parameter.is_complex():
             raise WordsError(f"strategy=fsdp: {name} holds complex numbers, which cannot be sharded. Type strategy=ddp.")
@@ -104,10 +104,10 @@ def shard_blocks(model: nn.Module, mesh: Mesh, precision: Precision, *, again: b
             parameter.data = parameter.data.contiguous()
     compute = None if precision.compute == precision.param else precision.compute
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=precision.reduce, cast_forward_inputs=False)
-    offload = CPUOffloadPolicy(pin_memory=mesh.device.type != "cpu") if rests == "cpu" else OffloadPolicy()
+    offloading = CPUOffloadPolicy(pin_memory=mesh.device.type != "cpu") if offload == "cpu" else OffloadPolicy()
     data = mesh.axis("dp_replicate", "dp_shard") if mesh.shape.dp_replicate > 1 else mesh.axis("dp_shard")
     for experts in _experts(model) if mesh.shape.ep > 1 else ():
-        fully_shard(experts, mesh=mesh.axis("expert_shard", view="experts"), mp_policy=policy, reshard_after_forward=again, offload_policy=offload)
+        fully_shard(experts, mesh=mesh.axis("expert_shard", view="experts"), mp_policy=policy, reshard_after_forward=again, offload_policy=offloading)
         assert isinstance(experts, FSDPModule)
         # tokens of all ranks came to the expert: its gradient is a sum over them already
         experts.set_gradient_divide_factor(float(mesh.batch_ranks))
@@ -121,7 +121,7 @@ def shard_blocks(model: nn.Module, mesh: Mesh, precision: Precision, *, again: b
     for module in units:
         free = again and module in listed[:-1]  # the last block, the head and the root are wanted again at once
         module.register_forward_hook(show)
-        fully_shard(module, mesh=data, mp_policy=policy, reshard_after_forward=free, offload_policy=offload, ignored_params=apart)
+        fully_shard(module, mesh=data, mp_policy=policy, reshard_after_forward=free, offload_policy=offloading, ignored_params=apart)
         module.register_forward_hook(restore)
 
 

@@ -11,7 +11,7 @@ from dtrain.precision import Precision
 
 class Single:
     holds: ClassVar[Literal["copies"]] = "copies"
-    rests: ClassVar[Literal["device"]] = "device"
+    offload: ClassVar[Literal["none"]] = "none"
 
     def shard(self, model: nn.Module, mesh: Mesh, precision: Precision) -> None:
         return

@@ -7,6 +7,6 @@ from typing import Literal
 from dtrain.strategy.fsdp import FSDP
 
 
-def build(*, rests: Literal["device", "cpu"]) -> FSDP:
-    """`rests` as in FSDP."""
-    return FSDP(reshard="never", reduce="every", rests=rests)
+def build(*, offload: Literal["none", "cpu"]) -> FSDP:
+    """`offload` as in FSDP."""
+    return FSDP(reshard="never", reduce="every", offload=offload)

@@ -41,7 +41,7 @@ def test_a_lost_connection_to_the_store_is_tried_again() -> None:
 
 def ended(folder: Path, then: Callable[[int], None], *, timeout: float, wish: bool = False) -> tuple[int, str]:
     """The exit code of a rank that computes for ever, and what it said, when `then(pid of its store)` happens to it."""
-    keeper, port = process.fork_keeper()
+    store_pid, port = process.fork_store()
     reading, writing = os.pipe()
 
     def rank() -> None:
@@ -57,7 +57,7 @@ def ended(folder: Path, then: Callable[[int], None], *, timeout: float, wish: bo
     os.close(writing)
     try:
         assert os.read(reading, 1), "it did not come to the store"
-        then(keeper)
+        then(store_pid)
         if wish:
             os.kill(pid, signal.SIGTERM)
         deadline = time.monotonic() + 120
@@ -65,7 +65,7 @@ def ended(folder: Path, then: Callable[[int], None], *, timeout: float, wish: bo
             assert time.monotonic() < deadline, "it still runs"
             time.sleep(0.02)
     finally:
-        process.kill(pid, keeper)
+        process.kill(pid, store_pid)
         os.close(reading)
     said = [json.loads(path.read_text()) for path in folder.glob("lost-*.json")]
     assert len(said) == 1
@@ -80,22 +80,22 @@ def test_a_dead_store_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_a_stopped_store_ends_the_run_within_its_bound(tmp_path: Path) -> None:
-    code, said = ended(tmp_path, lambda keeper: os.kill(keeper, signal.SIGSTOP), timeout=6)
+    code, said = ended(tmp_path, lambda store_pid: os.kill(store_pid, signal.SIGSTOP), timeout=6)
     assert code == 1
     assert "the store process at 127.0.0.1:" in said
     assert "does not answer for" in said
 
 
 def test_a_wish_to_stop_does_not_wait_for_a_stopped_store(tmp_path: Path) -> None:
-    code, said = ended(tmp_path, lambda keeper: os.kill(keeper, signal.SIGSTOP), timeout=600, wish=True)
+    code, said = ended(tmp_path, lambda store_pid: os.kill(store_pid, signal.SIGSTOP), timeout=600, wish=True)
     assert code == 75
     assert "does not answer" in said
 
 
 def test_a_stopped_store_is_named_by_who_wants_to_meet_there() -> None:
     """And a signal gets through meanwhile."""
-    keeper, port = process.fork_keeper()
-    os.kill(keeper, signal.SIGSTOP)
+    store_pid, port = process.fork_store()
+    os.kill(store_pid, signal.SIGSTOP)
     try:
         assert f"the store process at 127.0.0.1:{port} (MASTER_ADDR, MASTER_PORT) does not answer" in ranks(1, refusal, "127.0.0.1", port, False)[0]
 
@@ -111,11 +111,11 @@ def test_a_stopped_store_is_named_by_who_wants_to_meet_there() -> None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
     finally:
-        process.kill(keeper)
+        process.kill(store_pid)
 
 
 def test_a_wish_to_stop_ends_a_rank_that_waits_for_ranks_that_do_not_come() -> None:
-    keeper, port = process.fork_keeper()
+    store_pid, port = process.fork_store()
     reading, writing = os.pipe()
 
     def alone() -> None:
@@ -140,7 +140,7 @@ def test_a_wish_to_stop_ends_a_rank_that_waits_for_ranks_that_do_not_come() -> N
             assert time.monotonic() < deadline, "it still waits"
             time.sleep(0.01)
     finally:
-        process.kill(pid, keeper)
+        process.kill(pid, store_pid)
     os.close(reading)
     os.close(writing)
 

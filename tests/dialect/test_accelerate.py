@@ -21,7 +21,7 @@ def test_the_first_fsdp() -> None:
         "devices": 8,
         "strategy": "fsdp",
         "strategy.reshard": "never",
-        "strategy.rests": "cpu",
+        "strategy.offload": "cpu",
         "remat": "full",
         "precision": "bf16",
         "batch": 8,
@@ -48,7 +48,7 @@ def test_deepspeed_by_fields() -> None:
         "nodes": 1,
         "devices": 4,
         "strategy": "zero3",
-        "strategy.rests": "cpu",
+        "strategy.offload": "cpu",
         "accumulate": 4,
         "clip": 0.5,
         "precision": "bf16",
@@ -110,7 +110,7 @@ def test_sharding_strategies(said: Any, words: dict[str, str], tmp_path: Path) -
 
 def test_what_is_not_sharded_cannot_be_offloaded(tmp_path: Path) -> None:
     read = config(tmp_path, distributed_type="FSDP", num_processes=2, fsdp_config={"fsdp_offload_params": True, "fsdp_sharding_strategy": "NO_SHARD"})
-    assert "strategy=fsdp strategy.rests=cpu" in read.told("refused")["fsdp_config.fsdp_offload_params"]
+    assert "strategy=fsdp strategy.offload=cpu" in read.told("refused")["fsdp_config.fsdp_offload_params"]
     read.plan(tmp_path)
 
 

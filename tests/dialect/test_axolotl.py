@@ -43,7 +43,7 @@ def test_deepspeed_by_a_file_that_axolotl_fills_in() -> None:
 def test_qlora_is_refused_and_what_is_left_is_typed() -> None:
     read = example("axolotl_qlora_fsdp.yaml")
     assert not [word for word in read.words if word.startswith(("model", "optim", "schedule", "data"))]
-    assert read.words["strategy.rests"] == "cpu"
+    assert read.words["strategy.offload"] == "cpu"
     assert read.command["optim.lr"] == "<0.0002 with paged_adamw_8bit>"
     assert read.command["optim"] == "<adamw, sgd, muon or adafactor>"
     assert "no LoRA" in read.told("refused")["lora_r"]

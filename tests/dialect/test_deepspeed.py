@@ -17,7 +17,7 @@ def config(folder: Path, **keys: Any) -> Imported:
 def test_a_finetuning_file() -> None:
     read = example("ds_zero2_offload.json")
     assert read.words == {
-        "batch": 256, "microbatch": 8, "strategy": "zero2", "strategy.rests": "cpu", "precision": "fp16", "precision.scale": 4096.0, "precision.growth": 500,
+        "batch": 256, "microbatch": 8, "strategy": "zero2", "strategy.offload": "cpu", "precision": "fp16", "precision.scale": 4096.0, "precision.growth": 500,
         "optim": "adamw", "optim.lr": 3e-5, "optim.betas": [0.9, 0.98], "optim.eps": 1e-6, "optim.weight_decay": 0.05,
         "schedule": "wsd", "schedule.warmup": 1000, "schedule.decay": 19000, "schedule.floor": 0.0, "steps": 20000, "clip": 1.0, "log.every": 100,
     }  # fmt: skip
@@ -32,7 +32,7 @@ def test_numbers_that_stand_there_as_texts(tmp_path: Path) -> None:
         '{"train_batch_size": "64", "gradient_clipping": "1.0", "zero_optimization": {"stage": "3", "offload_optimizer": {"device": "cpu"}}}'
     )
     read = imported(path)
-    assert read.words == {"batch": 64, "accumulate": 1, "clip": 1.0, "strategy": "zero3", "strategy.rests": "cpu", "precision": "fp32"}
+    assert read.words == {"batch": 64, "accumulate": 1, "clip": 1.0, "strategy": "zero3", "strategy.offload": "cpu", "precision": "fp32"}
     assert read.told("refused") == {}
 
 
@@ -120,7 +120,7 @@ def test_no_other_stages(stage: Any, tmp_path: Path) -> None:
 def test_nothing_rests_where_nothing_is_sharded(tmp_path: Path) -> None:
     read = config(tmp_path, zero_optimization={"stage": 0, "offload_optimizer": {"device": "cpu"}})
     assert "nothing is sharded" in read.told("refused")["zero_optimization.offload_optimizer.device"]
-    assert "strategy.rests" not in read.words
+    assert "strategy.offload" not in read.words
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def test_an_object_of_a_strategy() -> None:
     words = {
         "strategy": "fsdp",
         "strategy.reshard": "never",
-        "strategy.rests": "cpu",
+        "strategy.offload": "cpu",
         "remat": "full",
         "precision": "fp16",
         "time_limit": 12600,
@@ -48,7 +48,7 @@ def test_an_object_of_a_strategy() -> None:
 def test_the_yaml_of_the_cli() -> None:
     read = example("lightning_cli.yaml")
     assert read.words == {
-        "seed": 42, "devices": 2, "nodes": 1, "strategy": "zero2", "strategy.rests": "cpu", "precision": "bf16_true", "steps": 2000, "accumulate": 1, "microbatch": 1,
+        "seed": 42, "devices": 2, "nodes": 1, "strategy": "zero2", "strategy.offload": "cpu", "precision": "bf16_true", "steps": 2000, "accumulate": 1, "microbatch": 1,
         "checkpoint.keep": None, "checkpoint.every": 200, "logger": ["console"], "optim": "adamw", "optim.lr": 1e-3, "optim.betas": [0.9, 0.999], "optim.eps": 1e-8,
         "optim.weight_decay": 0.0, "schedule": "cosine", "schedule.warmup": 0, "schedule.floor": 0.0, "clip": None,
     }  # fmt: skip
@@ -58,7 +58,7 @@ def test_the_yaml_of_the_cli() -> None:
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
-        ("strategy='deepspeed_stage_3_offload'", {"strategy": "zero3", "strategy.rests": "cpu"}),
+        ("strategy='deepspeed_stage_3_offload'", {"strategy": "zero3", "strategy.offload": "cpu"}),
         ("strategy='fsdp'", {"strategy": "fsdp", "strategy.reshard": "forward"}),
         ("strategy='auto', devices='auto'", {}),
         ("precision='16-mixed'", {"precision": "fp16"}),

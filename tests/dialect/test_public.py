@@ -56,7 +56,7 @@ def facts(plan: Plan) -> dict[str, Any]:
     return {
         **{name: chosen(part) for name, part in groups.items()}, **arguments, **mesh, "batch": plan.batch.size, "batch.micro": plan.batch.microbatch,
         "batch.accumulate": plan.batch.accumulate, "steps": plan.steps, "clip": plan.clip, "seed": plan.seed, "nodes": plan.nodes, "devices": plan.devices,
-        "rests": plan.strategy.get("rests"), "reshard": plan.strategy.get("reshard"), "scale": [plan.precision.get("scale"), plan.precision.get("growth")],
+        "offload": plan.strategy.get("offload"), "reshard": plan.strategy.get("reshard"), "scale": [plan.precision.get("scale"), plan.precision.get("growth")],
         "compile": chosen(plan.compile), "log.every": plan.log_every, "evaluate.every": plan.evaluate_every, "restarts": plan.launcher.get("restarts"),
     }  # fmt: skip
 

@@ -11,7 +11,7 @@ def test_full_finetuning() -> None:
         "model._target_": "torchtune.models.llama3_1.llama3_1_8b", "objective": "next_token", "steps": 1500, "microbatch": 2, "accumulate": 8, "seed": 7,
         "optim": "adamw", "optim.lr": 2e-5, "optim.weight_decay": 0.1, "optim.betas": [0.9, 0.999], "optim.eps": 1e-8,
         "schedule": "cosine", "schedule.warmup": 100, "schedule.floor": 0.0, "clip": 1.0, "compile": "blocks", "precision": "bf16_true", "remat": "full",
-        "strategy": "fsdp", "strategy.rests": "cpu", "log.every": 5,
+        "strategy": "fsdp", "strategy.offload": "cpu", "log.every": 5,
     }  # fmt: skip
     assert read.command == {"trust": "[torchtune]", "out": "/data/runs/llama3_1_8B"}
     assert read.ledger.leaves["metric_logger.log_dir"] == "/data/runs/llama3_1_8B/logs", "a key that stands for another one"

@@ -12,7 +12,7 @@ from launching import started, steps_of, wait_for_step
 
 WORDS = ["model._target_=launching.Slow", "model.rank=0", "devices=2", "batch=8", "steps=120", "checkpoint.every=5", "launcher=local"]
 FROZEN = {
-    "keeper": "the store process (pid {pid}) was stopped (SIGSTOP) for 8 s",
+    "store": "the store process (pid {pid}) was stopped (SIGSTOP) for 8 s",
     "agent": "node 0 (this host) was lost: no sign of life for 8 s",
     "server": "the launcher's server (pid {pid}) was stopped (SIGSTOP) for 8 s",
     "rank": "was stopped in step",
@@ -42,7 +42,7 @@ def test_a_frozen_process_is_named_and_replaced(target: str, tmp_path: Path) -> 
     assert nothing_left(out)
 
 
-@pytest.mark.parametrize("target", ["keeper", "rank"])
+@pytest.mark.parametrize("target", ["store", "rank"])
 def test_sigterm_gets_through_to_a_run_of_which_a_process_is_frozen(target: str, tmp_path: Path) -> None:
     """With a rank that does, the other is in a collective with it."""
     out = tmp_path / "out"

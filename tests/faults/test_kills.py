@@ -1,6 +1,6 @@
 """Killed at random moments, again and again, a run ends as if nobody had touched it: weights, optimizer, data order and rows, bit for bit.
 
-What is killed is a rank, an agent, the keeper of the rendezvous, the server, the command, or all of them; after the last two the same
+What is killed is a rank, an agent, the store process, the server, the command, or all of them; after the last two the same
 words are typed again. The moments are random: while ranks meet, load, train, save and write rows. The storage is a local disk, S3, or one that at random
 moments fills, is covered by another, is unmounted under a run, and comes back: what was committed stays, whatever comes to an end. `slow`: a thousand kills.
 """

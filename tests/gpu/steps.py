@@ -172,7 +172,7 @@ def graphs(place: Place) -> Verdict:
 def offload(place: Place) -> Verdict:
     one, other = place.folder / "offload-none", place.folder / "offload"
     dtrain(place, *SMALL, "strategy=zero3", *place.words(), f"out={one}", "resume=never")
-    dtrain(place, *SMALL, "strategy=zero3", "strategy.rests=cpu", *place.words(), f"out={other}", "resume=never")
+    dtrain(place, *SMALL, "strategy=zero3", "strategy.offload=cpu", *place.words(), f"out={other}", "resume=never")
     difference = apart(losses(other), losses(one))
     return judged(difference <= TOLERANCE[place.on], f"losses differ by {difference:.1e}")
 
@@ -359,7 +359,7 @@ STEPS = [
     Step("waits", "no wait for the device in a step in which nothing is due", waits),
     Step("graphs", "blocks are compiled once, without a break", graphs),
     Step("spike", "a gradient that is no number is left out and told, once", spike),
-    Step("offload", "strategy.rests=cpu has the losses of a run without it", offload, ranks=2),
+    Step("offload", "strategy.offload=cpu has the losses of a run without it", offload, ranks=2),
     Step("kill-resume", "after SIGKILL the same words end with the same losses", kill_and_resume, ranks=2),
     Step("axes", "every axis has the losses of one rank", axes, ranks=2, seconds=1200),
     Step("named", "an error, a kill and a hang are told, with the rank, in time", named_in_time, ranks=2),

@@ -106,7 +106,7 @@ MADE = {
         "checkpoint/snapshot.py:Snapshot.__init__", "checkpoint/snapshot.py:Snapshot._lay_out", "checkpoint/snapshot.py:_memory",
     ),
     "numbers that the host has and reads": (
-        "loop/spike.py:Guard._judge_now", "loop/spike.py:Guard.judge", "objective/figures.py:figures", "optim/adafactor.py:_begin", "evaluation/parity.py:_put",
+        "loop/spike.py:SpikeDetector._judge_now", "loop/spike.py:SpikeDetector.judge", "objective/figures.py:figures", "optim/adafactor.py:_begin", "evaluation/parity.py:_put",
     ),
     "torch's schedules cut it by microbatch; the loss takes the number of one from it": ("parallel/pipeline.py:Pipeline.step",),
     "tokens of a prompt, which the forward that it is given to moves": ("model/sampling.py:complete",),
@@ -120,8 +120,8 @@ WAITS_FOR = {
         "lifecycle/stop.py:StopSignal._agreed", "strategy/units.py:Order._pass", "storage/tokenfile.py:outside", "model/seeds.py:_states",
     ),
     "numbers of steps that are over, every so many steps": ("loop/metrics.py:Log.flush",),
-    "without gates, or by a copy that was begun steps ago": ("loop/spike.py:Guard.judge", "loop/spike.py:Guard._catch_up"),
-    "once a spike was seen": ("loop/spike.py:Guard._hear",),
+    "without gates, or by a copy that was begun steps ago": ("loop/spike.py:SpikeDetector.judge", "loop/spike.py:SpikeDetector._catch_up"),
+    "once a spike was seen": ("loop/spike.py:SpikeDetector._hear",),
     "in the first step, or once": ("loop/agreement.py:Agreement._changed", "loop/agreement.py:_differ", "parallel/pipeline.py:Pipeline._check_flow"),
     "a checkpoint, after which the next step may change what was copied": (
         "checkpoint/snapshot.py:Snapshot.wait", "checkpoint/snapshot.py:Snapshot._lay_out",

@@ -23,7 +23,7 @@ FAST = {
         "strategy=ddp devices=2",
         "strategy=zero1 devices=2 accumulate=2",
         "strategy=zero2 devices=2 accumulate=2",
-        "strategy=fsdp devices=2 strategy.rests=cpu",
+        "strategy=fsdp devices=2 strategy.offload=cpu",
         "strategy=hsdp devices=4",
         "devices=2 strategy=ddp mesh.tp=2 tensor.sequence=split tensor.loss=split remat=full",
         "devices=2 strategy=pipeline",

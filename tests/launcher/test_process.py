@@ -97,4 +97,4 @@ def test_a_folder_that_names_another_scratch_folder_takes_none_with_it(tmp_path:
 def test_a_keeper_that_dies_at_once_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "fork", lambda work, name="": os.fork() or os._exit(1))
     with pytest.raises(ConnectionError):
-        process.fork_keeper()
+        process.fork_store()

@@ -79,7 +79,8 @@ def test_a_lost_node_is_told_by_the_sentence_of_who_missed_it(tmp_path: Path) ->
 
 def test_what_starting_again_cannot_help_is_told_apart(tmp_path: Path) -> None:
     kinds = [
-        failure.facts_of(error, 0)["kind"] for error in (WordsError("a"), LeaseError("b"), StoreError("c"), ValueError("d"), StopRequested(signal.SIGTERM))
+        failure.facts_of(error, 0)["kind"]
+        for error in (WordsError("a"), LeaseError("b"), StoreError("c"), ValueError("d"), StopRequested(signal.SIGTERM))
     ]
     assert kinds == ["words", "words", "error", "error", "stopped"]
 

@@ -249,7 +249,7 @@ def test_beside_other_axes_the_model_of_the_house_goes_through(degrees: dict[str
             model = small_gpt(heads=4, width=16, kv_heads=2)
             if broken:
                 model.blocks[1].feed_forward.register_forward_hook(lambda module, args, out: out + out.roll(1, 1))
-            strategy = FSDP(reshard="forward", rests="device") if "dp_shard" in degrees else DDP(bucket_mb=25)
+            strategy = FSDP(reshard="forward", offload="none") if "dp_shard" in degrees else DDP(bucket_mb=25)
             shape = PipelineShape("gpipe") if "pp" in degrees else None
             tensors = {"sequence": "whole", "loss": "split"}
             found.append(said(mesh, parallelize(model, mesh, strategy, precision=fp32.build(), seed=0, pipeline=shape, tensors=tensors), rows=2))

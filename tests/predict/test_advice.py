@@ -30,7 +30,7 @@ def test_changes_are_words_with_which_it_fits_the_cheapest_first() -> None:
     assert len(changes) == MOST
     assert all(change.prediction.fits and change.plan != plan for change in changes)
     assert [change.cost for change in changes] == sorted(change.cost for change in changes)
-    rows = [text for name, text in advice(changes, plan) if name == "type"]
+    rows = [text for name, text in advice(changes, plan) if name == "try"]
     assert all(row.startswith(" ".join(change.words)) for row, change in zip(rows, changes, strict=True))
 
 

@@ -31,7 +31,7 @@ def test_figures_have_three_digits_and_a_unit(told: str, wanted: str) -> None:
 def test_pictures_only_where_there_is_something_to_see() -> None:
     assert {name for name, _ in rows(*said())} == {"memory", "", "at rest", "work", "time"}
     many = dict(rows(*said("devices=4", "strategy=fsdp", "mesh.pp=2", "batch=8")))
-    assert {"pipeline", "ranks on", "wire"} <= many.keys()
+    assert {"pipeline", "placement", "collectives"} <= many.keys()
 
 
 def test_every_axis_that_is_used_has_its_row() -> None:

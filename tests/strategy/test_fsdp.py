@@ -50,7 +50,7 @@ def test_every_model_of_the_house_is_the_same_on_shards(model: dict[str, Any]) -
 
 
 def sharded(mesh: Mesh, *, tied: bool = True, **changed: Any) -> tuple[torch.nn.Module, FSDP]:
-    strategy = FSDP(**{"reshard": "forward", "rests": "device"} | changed)
+    strategy = FSDP(**{"reshard": "forward", "offload": "device"} | changed)
     model = construct(PARTS["model"] | {"vocab": 16, "tied": tied}, facts={}, seed=0)
     return parallelize(model, mesh, strategy, precision=build(PARTS["precision"]), seed=0), strategy
 
@@ -160,8 +160,8 @@ def test_layers_that_come_twice_and_containers_are_no_trouble() -> None:
 
 def test_a_word_that_is_none_is_refused() -> None:
     with pytest.raises(WordsError, match=r"strategy\.reshard=always: allowed are forward and never"):
-        FSDP(reshard="always", rests="device")
-    with pytest.raises(WordsError, match=r"strategy\.rests=disk: allowed are device and cpu"):
-        FSDP(reshard="forward", rests="disk")  # type: ignore[arg-type]
+        FSDP(reshard="always", offload="none")
+    with pytest.raises(WordsError, match=r"strategy\.offload=disk: allowed are none and cpu"):
+        FSDP(reshard="forward", offload="disk")  # type: ignore[arg-type]
     with pytest.raises(WordsError, match=r"strategy\.reduce=never: allowed are last and every"):
-        FSDP(reshard="forward", rests="device", reduce="never")  # type: ignore[arg-type]
+        FSDP(reshard="forward", offload="none", reduce="never")  # type: ignore[arg-type]

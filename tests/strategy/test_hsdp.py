@@ -23,7 +23,7 @@ def test_four_ranks_are_one_process() -> None:
 
 def placed(mesh: Mesh) -> tuple[bool, list[float]]:
     model = construct(PARTS["model"], facts={"vocab": 16}, seed=0)
-    parallelize(model, mesh, HSDP(reshard="forward", rests="device"), precision=build(PARTS["precision"]), seed=0)
+    parallelize(model, mesh, HSDP(reshard="forward", offload="none"), precision=build(PARTS["precision"]), seed=0)
     embed = model.embed.weight
     right = all(tuple(type(place) for place in p.placements) == (Replicate, Shard) for p in model.parameters())
     return right, embed.to_local().flatten().tolist()

@@ -14,8 +14,8 @@ from dtrain.parallel.order import parallelize
 
 SHARDED = {
     "fsdp": STRATEGIES["fsdp"],
-    "cpu": STRATEGIES["fsdp"] | {"rests": "cpu"},
-    **{word: {"_target_": f"dtrain.strategy.{word}.build", "rests": "device"} for word in ("zero1", "zero2")},
+    "cpu": STRATEGIES["fsdp"] | {"offload": "cpu"},
+    **{word: {"_target_": f"dtrain.strategy.{word}.build", "offload": "device"} for word in ("zero1", "zero2")},
 }
 BORROWING = {"weights": {"_target_": "reaching.Borrowing"}, "penalty": {"_target_": "reaching.Borrowing", "penalty": 0.01}}
 

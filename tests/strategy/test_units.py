@@ -17,8 +17,8 @@ from dtrain.strategy.units import METHODS, units
 
 SHARDED = {
     "fsdp": STRATEGIES["fsdp"],
-    "cpu": STRATEGIES["fsdp"] | {"rests": "cpu"},
-    **{word: {"_target_": f"dtrain.strategy.{word}.build", "rests": "device"} for word in ("zero1", "zero2", "zero3")},
+    "cpu": STRATEGIES["fsdp"] | {"offload": "cpu"},
+    **{word: {"_target_": f"dtrain.strategy.{word}.build", "offload": "device"} for word in ("zero1", "zero2", "zero3")},
 }
 
 
@@ -54,7 +54,7 @@ def test_ranks_that_do_not_all_call_experts_are_stopped_by_their_names(unused: b
 
 def private_parts(mesh: Mesh) -> list[str]:
     model = parallelize(
-        nn.Sequential(nn.Linear(4, 4)), mesh, FSDP(reshard="forward", rests="device"), precision=build(parts("Ways")["precision"]), seed=0
+        nn.Sequential(nn.Linear(4, 4)), mesh, FSDP(reshard="forward", offload="none"), precision=build(parts("Ways")["precision"]), seed=0
     )
     model(torch.ones(1, 4)).sum().backward()
     ((name, group),) = [(name, group) for name, group in units(model) if group.fsdp_params]

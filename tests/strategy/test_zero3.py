@@ -11,7 +11,7 @@ from dtrain.mesh import Mesh
 from dtrain.model import construct
 from dtrain.parallel.order import parallelize
 
-ZERO3 = {"_target_": "dtrain.strategy.zero3.build", "rests": "device"}
+ZERO3 = {"_target_": "dtrain.strategy.zero3.build", "offload": "device"}
 EVERY = STRATEGIES["fsdp"] | {"reduce": "every"}
 
 
@@ -21,12 +21,12 @@ def test_it_is_fsdp(microbatch: int) -> None:
     reference, *_ = ranks(2, lambda: few_steps(PARTS | {"strategy": EVERY}, {"dp_shard": 2}, microbatch=microbatch))
     run, *_ = ranks(2, lambda: few_steps(PARTS | {"strategy": ZERO3}, {"dp_shard": 2}, microbatch=microbatch))
     assert run == reference
-    resting, *_ = ranks(2, lambda: few_steps(PARTS | {"strategy": ZERO3 | {"rests": "cpu"}}, {"dp_shard": 2}, microbatch=microbatch))
+    resting, *_ = ranks(2, lambda: few_steps(PARTS | {"strategy": ZERO3 | {"offload": "cpu"}}, {"dp_shard": 2}, microbatch=microbatch))
     agree(resting, reference, tolerance=1e-6)
 
 
 def gathers(mesh: Mesh, word: str) -> list[int]:
-    strategy: Any = build({"_target_": f"dtrain.strategy.{word}.build", "rests": "device"})
+    strategy: Any = build({"_target_": f"dtrain.strategy.{word}.build", "offload": "device"})
     model = construct(PARTS["model"], facts={"vocab": 16}, seed=0)
     wrapped = parallelize(model, mesh, strategy, precision=build(PARTS["precision"]), seed=0)
     counts = []

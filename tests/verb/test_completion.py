@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
         (("pl",), {"plan"}, {"train"}),
         (("plan", "str"), {"strategy="}, {"plan"}),
         (("strategy=f",), {"strategy=fsdp"}, {"strategy=ddp"}),
-        (("strategy=fsdp", "strategy."), {"strategy.reshard=", "strategy.rests="}, {"strategy.bucket_mb="}),
+        (("strategy=fsdp", "strategy."), {"strategy.reshard=", "strategy.offload="}, {"strategy.bucket_mb="}),
         (("strategy=fsdp", "strategy.reshard="), {"strategy.reshard=forward", "strategy.reshard=never"}, set()),
         (("recipe=",), {"recipe=shakespeare"}, set()),
         (("resume=",), {"resume=auto", "resume=must"}, set()),

@@ -32,7 +32,7 @@ BIG = [
 def test_a_plan_for_a_cluster_says_what_it_needs_and_how_long_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *BIG, "nodes=128", "batch=2048", "microbatch=1"]) == 0
     told = capsys.readouterr().out
-    for name in ("memory", "work", "wire", "time", "pipeline", "ranks on"):
+    for name in ("memory", "work", "collectives", "time", "pipeline", "placement"):
         assert f"\n{name} " in told, name
     assert "70.6B parameters" in told
     assert max(len(line) for line in told.splitlines() if line.startswith(" ")) < 200

@@ -1,11 +1,11 @@
 """Every node is an agent on this host (or on others, that join), and its ranks are forked from a process that already holds torch.
 
-    the command (no torch) ── server (holds torch) ─┬─ keeper: the rendezvous store of one round
+    the command (no torch) ── server (holds torch) ─┬─ store process: the rendezvous store of one round
                                                     ├─ agent of node 0 ── ranks
                                                     └─ agent of node 1 ── ranks
 
 Each process dies with the one that forked it, so nothing is left behind whatever is killed. Whatever but the command is killed, the
-ranks start again from the last state: the server replaces agents and keeper, the command replaces the server. Ranks leave what they
+ranks start again from the last state: the server replaces agents and the store process, the command replaces the server. Ranks leave what they
 have to say (the result, or the traceback) as files in a folder of their round; the command shows the first traceback, which is the
 cause, and not those of the ranks that lost their peer.
 """

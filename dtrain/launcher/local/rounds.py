@@ -1,7 +1,7 @@
 """Who decides about rounds: which nodes are in, when their ranks start, and after a failure whether and why they start again.
 
     gathering ── enough nodes are there ──> running ── all ranks are done ──> over
-        ^                                     │ a rank, a node or the keeper failed
+        ^                                     │ a rank, a node or the store process failed
         └──── worth another try ──── ending <─┘ every node ends its ranks and says so ──> over
 
 A round has a store of its own, so that no key of a dead one is met again. A node is in a round only with a living link to this
@@ -82,11 +82,11 @@ class Rounds:
     def __post_init__(self) -> None:
         self._phase: Callable[[], None] = self._gather
         self._began = self._since = time.monotonic()
-        self._keeper, self._done, self._growing, self._ticked = 0, set[int](), False, time.monotonic()
+        self._store_pid, self._done, self._growing, self._ticked = 0, set[int](), False, time.monotonic()
         self._refused = 0
         """How often no store could be opened."""
         self._stopped: float | None = None
-        """When the keeper was first seen to be stopped."""
+        """When the store process was first seen to be stopped."""
         self._fewest = min(self.plan.allowed)
         self._selector = selectors.DefaultSelector()
         self._door: Door | None = None
@@ -109,7 +109,7 @@ class Rounds:
         for node in self.nodes.values():
             with contextlib.suppress(ConnectionError):
                 node.link.send(do="bye")
-        process.kill(*[pid for pid in (self._keeper, *(node.pid for node in self.nodes.values())) if pid])
+        process.kill(*[pid for pid in (self._store_pid, *(node.pid for node in self.nodes.values())) if pid])
 
     def _note(self, number: int, frame: object) -> None:
         self.wish = self.wish or number
@@ -216,14 +216,14 @@ class Rounds:
 
     def _reap(self) -> None:
         """Children that ended. An agent's end is told by its link, which its ranks hold too."""
-        if self._keeper and process.ended(self._keeper) is not None:
-            self._keeper = 0
-            self._lost("the keeper of the rendezvous store ended")
-        self._stopped = (self._stopped or time.monotonic()) if self._keeper and process.is_stopped(self._keeper) else None
+        if self._store_pid and process.ended(self._store_pid) is not None:
+            self._store_pid = 0
+            self._lost("the store process ended")
+        self._stopped = (self._stopped or time.monotonic()) if self._store_pid and process.is_stopped(self._store_pid) else None
         if self._stopped and time.monotonic() - self._stopped > self.silence:
-            self._lost(f"the store process (pid {self._keeper}) was stopped (SIGSTOP) for {self.silence:g} s")
-            process.kill(self._keeper)
-            self._keeper = 0
+            self._lost(f"the store process (pid {self._store_pid}) was stopped (SIGSTOP) for {self.silence:g} s")
+            process.kill(self._store_pid)
+            self._store_pid = 0
         for node in self.nodes.values():
             if node.pid and process.ended(node.pid) is not None:
                 node.pid = None
@@ -266,7 +266,7 @@ class Rounds:
     def _begin(self, members: list[int]) -> None:
         """A round: a store of its own, and ranks on every member."""
         try:
-            self._keeper, port = process.fork_keeper(self._here)
+            self._store_pid, port = process.fork_store(self._here)
         except ConnectionError as error:  # again in a moment
             self._refused += 1
             if self._refused > self.restarts:
@@ -343,8 +343,8 @@ class Rounds:
 
     def _settle(self) -> None:
         """No rank of the round lives any more."""
-        process.kill(*[self._keeper] if self._keeper else [])
-        self._keeper, self.members = 0, []
+        process.kill(*[self._store_pid] if self._store_pid else [])
+        self._store_pid, self.members = 0, []
         self._phase, self._since = self._gather, time.monotonic()
 
     def _finished(self) -> None:

@@ -276,8 +276,8 @@ def test_a_named_address_is_the_only_one_that_is_listened_at(secret: None, tmp_p
     with served(plan_of(tmp_path / "run", *SLOW, "nodes=1", "steps=2000"), tmp_path, address=address) as server:
         wait_for_step(tmp_path / "run", 3)
         inherited = ends([os.getpid()])  # sockets of tests before this one, which a fork has too
-        assert {end.rpartition(":")[0] for end in ends([server, *below(server)["keeper"]]) - inherited} == {"127.0.0.2"}
-        (store,) = ends(below(server)["keeper"]) - {address} - inherited
+        assert {end.rpartition(":")[0] for end in ends([server, *below(server)["store"]]) - inherited} == {"127.0.0.2"}
+        (store,) = ends(below(server)["store"]) - {address} - inherited
         names = ranks(1, _names, int(store.rpartition(":")[2]))[0]
     assert names
     assert not [name for name in names if not re.match(r"[0-9a-f]{32}attempt-0-0/", name)], "nobody can guess them"

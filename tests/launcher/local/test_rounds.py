@@ -46,7 +46,7 @@ def lives(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("target", ["rank", "agent", "keeper"])
+@pytest.mark.parametrize("target", ["rank", "agent", "store"])
 def test_a_run_goes_on_whatever_is_killed(target: str, untouched: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with served(plan_of(out, *SLOW), tmp_path) as server:

@@ -34,7 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _do(list(sys.argv[1:] if argv is None else argv))
     except DtrainError as error:
         if isinstance(error, WordsError) and os.environ.get("RANK", "0") != "0":
-            time.sleep(5)  # wrong words are wrong on every rank: rank 0 says so, and must not be killed before by the end of this one
+            time.sleep(
+                5
+            )  # wrong words are wrong on every rank: rank 0 says so, and must not be killed before by the end of this one
         else:
             for line in [*map(screen.on_one_line, getattr(error, "problems", ()))] or [str(error)]:
                 screen.complain(line)
@@ -64,7 +66,9 @@ def _in_a_folder() -> None:
     try:
         Path.cwd()
     except OSError as error:
-        raise PreflightError(f"the folder this command was started in is gone ({why(error)}). Change to one that is there.") from error
+        raise PreflightError(
+            f"the folder this command was started in is gone ({why(error)}). Change to one that is there."
+        ) from error
 
 
 def _refused(error: OSError | RuntimeError) -> bool:
@@ -83,7 +87,11 @@ def _do(words: list[str]) -> int:
         screen.say(f"dtrain {__version__}")
         return 0
     verb = words.pop(0) if words and words[0] in VERBS else "train"
-    if verb not in ("diff", "runs", "completion"):  # which take words that belong to different runs, or are not complete
+    if verb not in (
+        "diff",
+        "runs",
+        "completion",
+    ):  # which take words that belong to different runs, or are not complete
         from dtrain.compose import said_again
 
         for sentence in said_again(words) if os.environ.get("RANK", "0") == "0" else ():

@@ -36,7 +36,11 @@ def build(part: Part, kind: Any = None, /, **given: Any) -> Any:
     """
     target, misfit = locate(str(part["_target_"])), None
     called = (part.get("_about_") or {}).get("calls", ())
-    arguments = {name: _function(value) if name in called else _nested(value) for name, value in part.items() if name not in ("_target_", "_about_")}
+    arguments = {
+        name: _function(value) if name in called else _nested(value)
+        for name, value in part.items()
+        if name not in ("_target_", "_about_")
+    }
     arguments |= given
     try:
         inspect.signature(target).bind(**arguments)
@@ -78,16 +82,26 @@ def locate(name: str) -> Any:
     """
     package, path, *rest = name.split(".")[0], *name.split(".")
     if _trusted is not None and package not in ("dtrain", "torch") and not _is_trusted(name):
-        raise WordsError(f"{name}: {package} is not trusted to run code. Type trust=[{package}] if you know what it does.")
+        raise WordsError(
+            f"{name}: {package} is not trusted to run code. Type trust=[{package}] if you know what it does."
+        )
     try:
         found: Any = importlib.import_module(path)
         for attribute in rest:
             path = f"{path}.{attribute}"
-            found = importlib.import_module(path) if inspect.ismodule(found) and not hasattr(found, attribute) else getattr(found, attribute)
+            found = (
+                importlib.import_module(path)
+                if inspect.ismodule(found) and not hasattr(found, attribute)
+                else getattr(found, attribute)
+            )
     except (ImportError, AttributeError) as error:
-        if isinstance(error, AttributeError) or (isinstance(error, ModuleNotFoundError) and error.name == path != package):
+        if isinstance(error, AttributeError) or (
+            isinstance(error, ModuleNotFoundError) and error.name == path != package
+        ):
             raise WordsError(f"{name}: {path.rpartition('.')[0]} has no {path.rpartition('.')[2]}.") from error
-        raise WordsError(f"{name}: cannot be imported: {error}. Is the package installed, or in this folder?") from error
+        raise WordsError(
+            f"{name}: cannot be imported: {error}. Is the package installed, or in this folder?"
+        ) from error
     if not callable(found):
         raise WordsError(f"{name}: is a {type(found).__name__}, not a class or a function.")
     whole = found
@@ -95,9 +109,13 @@ def locate(name: str) -> Any:
         whole = whole.func
     home = str(getattr(whole, "__module__", None) or type(whole).__module__)
     if not (f"{home}.".startswith(f"{package}.") or _is_trusted(f"{home}.")):
-        raise WordsError(f"{name}: leads out of {package}, to {home}. Type trust=[{home.split('.')[0]}] if you know what it does.")
+        raise WordsError(
+            f"{name}: leads out of {package}, to {home}. Type trust=[{home.split('.')[0]}] if you know what it does."
+        )
     if package == "torch" and not _is_trusted(name) and not _is_shown_by_torch(found):
-        raise WordsError(f"{name}: of torch, only the classes of torch.nn and torch.optim may run. Type trust=[torch] if you know what it does.")
+        raise WordsError(
+            f"{name}: of torch, only the classes of torch.nn and torch.optim may run. Type trust=[torch] if you know what it does."
+        )
     return found
 
 
@@ -109,8 +127,14 @@ def _is_shown_by_torch(found: Any) -> bool:
     """Whether it is, as an object, one of the modules, optimizers and schedules that torch.nn and torch.optim show."""
     import torch
 
-    kinds = {torch.nn: torch.nn.Module, torch.optim: torch.optim.Optimizer, torch.optim.lr_scheduler: torch.optim.lr_scheduler.LRScheduler}
-    return inspect.isclass(found) and any(issubclass(found, kind) and getattr(space, found.__name__, None) is found for space, kind in kinds.items())
+    kinds = {
+        torch.nn: torch.nn.Module,
+        torch.optim: torch.optim.Optimizer,
+        torch.optim.lr_scheduler: torch.optim.lr_scheduler.LRScheduler,
+    }
+    return inspect.isclass(found) and any(
+        issubclass(found, kind) and getattr(space, found.__name__, None) is found for space, kind in kinds.items()
+    )
 
 
 def _function(value: Any) -> Any:
@@ -130,4 +154,6 @@ def _nested(value: Any) -> Any:
     try:
         return secrets.opened(value)
     except KeyError as error:
-        raise WordsError(f"{error.args[0]}: this process was not told the secret. A node that joins needs the DTRAIN_SECRET of the run.") from None
+        raise WordsError(
+            f"{error.args[0]}: this process was not told the secret. A node that joins needs the DTRAIN_SECRET of the run."
+        ) from None

@@ -187,9 +187,15 @@ class Plan:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Plan":
         known = {field.name: data[field.name] for field in fields(cls)}
-        known |= {"mesh": MeshShape(**data["mesh"]), "batch": BatchShape(**data["batch"]), "trust": tuple(data["trust"])}
+        known |= {
+            "mesh": MeshShape(**data["mesh"]),
+            "batch": BatchShape(**data["batch"]),
+            "trust": tuple(data["trust"]),
+        }
         split = data["pipeline"]["split"]
-        known["pipeline"] = PipelineShape(**{**data["pipeline"], "split": split if isinstance(split, str) else tuple(split)})
+        known["pipeline"] = PipelineShape(
+            **{**data["pipeline"], "split": split if isinstance(split, str) else tuple(split)}
+        )
         return cls(**{**known, "others": tuple(map(cls.from_dict, data["others"]))})
 
     @property

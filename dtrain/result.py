@@ -47,7 +47,10 @@ class Result:
 
 def versions() -> dict[str, str]:
     """Of what decides the numbers."""
-    from importlib.metadata import PackageNotFoundError, version  # not at the top: `dtrain plan` answers in half a second
+    from importlib.metadata import (
+        PackageNotFoundError,
+        version,
+    )  # not at the top: `dtrain plan` answers in half a second
 
     found = {"python": platform.python_version()}
     for package in ("dtrain", "torch", "numpy", "hydra-core"):
@@ -67,7 +70,11 @@ def note_code() -> None:
     os.environ.pop(CODE, None)
     try:
         said = subprocess.run(
-            ["git", *quiet, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"], capture_output=True, text=True, timeout=2, check=True
+            ["git", *quiet, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=2,
+            check=True,
         )
         os.environ[CODE] = said.stdout.strip()
     except (OSError, subprocess.SubprocessError):

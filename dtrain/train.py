@@ -42,7 +42,9 @@ def train(plan: Plan) -> Result:
         stop_asked = stack.enter_context(StopSignal(after=plan.stop_after, seconds=plan.stop_seconds))
         stack.enter_context(build(plan.backend).open())
         mesh = Mesh(plan.mesh, device=plan.device)
-        watchdog = stack.enter_context(Watchdog(mesh, os.environ.get("DTRAIN_REPORTS"), timeout=plan.backend["timeout"], batch=plan.batch.size))
+        watchdog = stack.enter_context(
+            Watchdog(mesh, os.environ.get("DTRAIN_REPORTS"), timeout=plan.backend["timeout"], batch=plan.batch.size)
+        )
         log = stack.enter_context(Log(plan, mesh))
 
         # parts
@@ -51,13 +53,18 @@ def train(plan: Plan) -> Result:
         objective: Objective = build(plan.objective, Objective)
         source = as_source(build(plan.data))
         model = construct(plan.model, facts=source.facts, seed=derive(plan.seed, "model"))
-        checkpoint = stack.enter_context(build(plan.checkpoint, out=plan.out, mesh=mesh, resume=plan.resume, before_commit=log.durable))
+        checkpoint = stack.enter_context(
+            build(plan.checkpoint, out=plan.out, mesh=mesh, resume=plan.resume, before_commit=log.durable)
+        )
         size = sum(parameter.numel() for parameter in model.parameters())
         wrapped = parallelize(
             model, mesh, strategy, precision=precision, seed=plan.seed, pipeline=plan.pipeline, tensors=plan.tensor,
             remat=build(plan.remat), compile=build(plan.compile), brought=checkpoint.brings() or bool(plan.init),
         )  # fmt: skip
-        log.event("built", **build_check.check(plan, mesh.gather(build_check.inspect(model, wrapped, mesh, strategy)), precision))
+        log.event(
+            "built",
+            **build_check.check(plan, mesh.gather(build_check.inspect(model, wrapped, mesh, strategy)), precision),
+        )
         parameters, moving = gradients_of(model), balanced(model)
         ema = EMA(model, plan.ema) if plan.ema is not None else None
         optimizer = build(plan.optim, Optimizer, model=model)
@@ -76,7 +83,13 @@ def train(plan: Plan) -> Result:
         elif plan.init:
             checkpoint.load_weights(plan.init, state)
         guard.begin(checkpoint, restored=bool(restored))
-        log.started(state.step, parameters=size, damaged=checkpoint.damaged, passed_over=checkpoint.passed_over, caveats=caveats(model))
+        log.started(
+            state.step,
+            parameters=size,
+            damaged=checkpoint.damaged,
+            passed_over=checkpoint.passed_over,
+            caveats=caveats(model),
+        )
         observers = Observers(
             plan, model, wrapped, source, objective, mesh,
             precision=precision, context=context, ema=ema, log=log, scored=checkpoint.scored, enough=partial(stop_asked.meanwhile, mesh),
@@ -92,7 +105,9 @@ def train(plan: Plan) -> Result:
             watchdog.beat(state.step, stream.seen)
             loss = step(stream, state.step)
             total = guard.listen(loss)
-            norm = clip(parameters, plan.clip, scale=precision.scaled_by(mesh.batch_ranks), stages=mesh.shape.pp, beside=total)
+            norm = clip(
+                parameters, plan.clip, scale=precision.scaled_by(mesh.batch_ranks), stages=mesh.shape.pp, beside=total
+            )
             last, due = state.step + 1 == plan.steps, checkpoint.due(state.step + 1)
             spike = guard.judge(state.step, loss, norm, total, now=last or due)
             watchdog.rest()
@@ -126,6 +141,15 @@ def train(plan: Plan) -> Result:
         log.saves(checkpoint.landed())
         status = "finished" if state.step >= plan.steps else "spiked" if guard.reason else stop_asked.status
         seconds, reason = time.perf_counter() - state.began, guard.reason or stop_asked.cause
-        result = Result(status, state.step, log.last.get("loss"), seconds, observers.metrics, versions(), reason, peak_bytes(plan.device))
+        result = Result(
+            status,
+            state.step,
+            log.last.get("loss"),
+            seconds,
+            observers.metrics,
+            versions(),
+            reason,
+            peak_bytes(plan.device),
+        )
         log.finish(result)
         return result

@@ -34,7 +34,9 @@ def workload_exc() -> NoReturn:
 
 def async_exc() -> None:
     main = threading.get_ident()
-    threading.Thread(target=lambda: ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(ValueError))).start()
+    threading.Thread(
+        target=lambda: ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(ValueError))
+    ).start()
     for _ in range(100):
         time.sleep(0.05)
 
@@ -53,7 +55,10 @@ def os_abort() -> NoReturn:
 
 
 def lock_gil() -> None:
-    lock, library = ctypes.create_string_buffer(64), ctypes.PyDLL(None)  # PyDLL, unlike CDLL, does not let go of the interpreter
+    lock, library = (
+        ctypes.create_string_buffer(64),
+        ctypes.PyDLL(None),
+    )  # PyDLL, unlike CDLL, does not let go of the interpreter
     for _ in range(2):  # the second time waits for the first, and no signal ends the waiting
         library.pthread_mutex_lock(lock)
 

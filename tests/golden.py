@@ -73,7 +73,10 @@ def far(made: Made, reference: Reference, case: Case, mesh: Mesh | None = None) 
     whole = {name: p.full_tensor() if isinstance(p, DTensor) else p for name, p in model.named_parameters()}
     moved = {name: not torch.equal(p.detach(), _draw(name, 0, shapes[name])) for name, p in whole.items()}
     assert all(moved[name] for name in shapes if name != "silent"), "every weight moves"
-    return {name: ((p.detach().double() - exact[name]).abs().max() / exact[name].abs().max()).item() for name, p in whole.items()}
+    return {
+        name: ((p.detach().double() - exact[name]).abs().max() / exact[name].abs().max()).item()
+        for name, p in whole.items()
+    }
 
 
 def agree(made: Made, reference: Reference, cases: Iterable[Case], **degrees: int) -> None:
@@ -100,8 +103,14 @@ def shard(model: nn.Module, mesh: Mesh) -> None:
     """As tensor parallelism and FSDP would: over tp by rows and by columns in turn (evenly, if FSDP comes after), over dp_shard by rows."""
     for index, (name, parameter) in enumerate(list(model.named_parameters())):
         dim = index % 2 if parameter.ndim > 1 else 0
-        if mesh.shape.tp > 1 and parameter.ndim and (mesh.shape.dp_shard == 1 or parameter.shape[dim] % mesh.shape.tp == 0):
-            model.register_parameter(name, nn.Parameter(distribute_tensor(parameter.detach(), mesh.axis("tp"), [Shard(dim)])))
+        if (
+            mesh.shape.tp > 1
+            and parameter.ndim
+            and (mesh.shape.dp_shard == 1 or parameter.shape[dim] % mesh.shape.tp == 0)
+        ):
+            model.register_parameter(
+                name, nn.Parameter(distribute_tensor(parameter.detach(), mesh.axis("tp"), [Shard(dim)]))
+            )
     if mesh.shape.dp_shard > 1:
         fully_shard(model, mesh=mesh.axis("dp_shard"))
 

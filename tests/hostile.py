@@ -90,8 +90,10 @@ YAML = {
     "binary": "steps: !!binary aGk=",
     "set": "model: !!set {a, b}",
     "omap": "model: !!omap [a: 1]",
-    "billion laughs": "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)),
-    "billion laughs in mappings": "m0: &a0 {k: x}\n" + "".join(f"m{n}: &a{n} {{p: *a{n - 1}, q: *a{n - 1}}}\n" for n in range(1, 60)),
+    "billion laughs": "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n"
+    + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)),
+    "billion laughs in mappings": "m0: &a0 {k: x}\n"
+    + "".join(f"m{n}: &a{n} {{p: *a{n - 1}, q: *a{n - 1}}}\n" for n in range(1, 60)),
     "billion laughs by merging": f"m: &a {{{', '.join(f'k{n}: 1' for n in range(900))}}}\nmodel: {{<<: [{', '.join(['*a'] * 900)}]}}\n",
     "an endless circle": "model: &a {b: *a}",
     "an endless list": "model: &a [*a, *a]",

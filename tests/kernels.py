@@ -35,7 +35,9 @@ def able() -> list[str]:
 def report(variables: str = "") -> list[str]:
     """The names that OpenBLAS and ATen give their kernels under these variables, and digests of what numpy and torch compute with them."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", **dict(pair.split("=") for pair in variables.split())}
-    done = subprocess.run([sys.executable, "-c", REPORT], env=env, capture_output=True, text=True, check=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", REPORT], env=env, capture_output=True, text=True, check=True, timeout=300
+    )
     return list(json.loads(done.stdout))
 
 

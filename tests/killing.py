@@ -141,7 +141,9 @@ def served(plan: Plan, scratch: Path, **options: Any) -> Iterator[int]:
     """The launcher's server, forked from this process, which holds torch already: a second less for each test. Its pid."""
     told = {"restarts": 3, "silence": 15, "wait": 30, "address": None, "here": plan.nodes} | options
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals.WISHES)
-    pid = process.fork(lambda: (process.claim(scratch), Rounds(plan, scratch, RestartLog.read(scratch), **told).run()), "dtrain-server")
+    pid = process.fork(
+        lambda: (process.claim(scratch), Rounds(plan, scratch, RestartLog.read(scratch), **told).run()), "dtrain-server"
+    )
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
         yield pid

@@ -22,7 +22,15 @@ from dtrain.plan import Plan
 from dtrain.resolve import resolve
 from dtrain.result import Result
 
-WORDS = ["data=synthetic", "data.samples=512", "objective=regression", "steps=12", "log.every=1", "trust=[launching]", "logger=[]"]
+WORDS = [
+    "data=synthetic",
+    "data.samples=512",
+    "objective=regression",
+    "steps=12",
+    "log.every=1",
+    "trust=[launching]",
+    "logger=[]",
+]
 
 
 class Raises(nn.Module):
@@ -81,7 +89,9 @@ def meets(plan: Plan) -> Result:
     with build(plan.backend).open():
         ours = _held() - inherited
         rows = [row.split() for row in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
-        ends = {row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in ours}  # 0A: it listens
+        ends = {
+            row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in ours
+        }  # 0A: it listens
         place = Path(plan.out).with_name(f"listens-{os.environ['RANK']}")
         place.write_text(" ".join(socket.inet_ntoa(int(end, 16).to_bytes(4, sys.byteorder)) for end in ends))
         dist.barrier()
@@ -117,7 +127,13 @@ def started(out: Path, *words: str, by: Sequence[str] = ()) -> subprocess.Popen[
     scratch = out.with_name(f"{out.name}-scratch")  # in the command line of every process of this run, and of no other
     scratch.mkdir(exist_ok=True)
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "TMPDIR": str(scratch)}
-    return subprocess.Popen([*(by or command()), *WORDS, f"out={out}", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+    return subprocess.Popen(
+        [*(by or command()), *WORDS, f"out={out}", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=env,
+    )
 
 
 def wait_for_step(out: Path, step: int, seconds: float = 300) -> None:

@@ -38,7 +38,11 @@ class Leak:
         thread = threading.Thread(target=self.fail)
         thread.start()
         thread.join()
-        return {"text": "\n".join(texts()), "deep": {"list": [texts()], "password": texts()[0]}, **{text[:60]: 1 for text in texts()}}
+        return {
+            "text": "\n".join(texts()),
+            "deep": {"list": [texts()], "password": texts()[0]},
+            **{text[:60]: 1 for text in texts()},
+        }
 
     def fail(self) -> None:
         raise KeyError(*texts())

@@ -84,10 +84,19 @@ class Held:
 class Meter(TorchDispatchMode):
     """Looks after every operator at what is alive. `peak` holds the largest sizes seen, in bytes."""
 
-    def __init__(self, model: nn.Module, optimizer: Any, buckets: list[Any], standing: list[Any], between: Callable[[], list[Any]]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        buckets: list[Any],
+        standing: list[Any],
+        between: Callable[[], list[Any]],
+    ) -> None:
         super().__init__()
         self.optimizer, self.parameters, self.gathering = optimizer, list(model.parameters()), _fsdp_parameters(model)
-        self.resting = [storage(p) for p in self.parameters] + [p._sharded_param_data.untyped_storage() for p in self.gathering]
+        self.resting = [storage(p) for p in self.parameters] + [
+            p._sharded_param_data.untyped_storage() for p in self.gathering
+        ]
         self.state = self._state()
         self.samples: set[int] = set()
         self.peak = dict.fromkeys(("peak", "gradients", "kept", "hooks", "alive", "flight", "total"), 0)
@@ -100,15 +109,30 @@ class Meter(TorchDispatchMode):
         return [t.untyped_storage() for p in self.gathering for t in p.all_gather_outputs]
 
     def gradients(self) -> list[Any]:
-        whole = [gradient for p in self.gathering for gradient in (p.sharded_param.grad, p.unsharded_accumulated_grad, _whole(p))]
+        whole = [
+            gradient
+            for p in self.gathering
+            for gradient in (p.sharded_param.grad, p.unsharded_accumulated_grad, _whole(p))
+        ]
         return [storage(gradient) for gradient in (*(p.grad for p in self.parameters), *whole) if gradient is not None]
 
     def _state(self) -> list[Any]:
-        return [storage(value) for entries in self.optimizer.state.values() for value in entries.values() if isinstance(value, Tensor)]
+        return [
+            storage(value)
+            for entries in self.optimizer.state.values()
+            for value in entries.values()
+            if isinstance(value, Tensor)
+        ]
 
     def rest(self) -> list[Any]:
         """What is alive and none of the others: activations, and what is short-lived."""
-        named = (*self.resting, *self.gathered(), *self.gradients(), *self.state, *_living(self._buckets + self._gathers + self._reduces))
+        named = (
+            *self.resting,
+            *self.gathered(),
+            *self.gradients(),
+            *self.state,
+            *_living(self._buckets + self._gathers + self._reduces),
+        )
         others = {each._cdata for each in named} | self.samples
         self._alive = {key: reference for key, reference in self._alive.items() if reference() is not None}
         return [each for each in _living(self._alive.values()) if each._cdata not in others]
@@ -118,12 +142,24 @@ class Meter(TorchDispatchMode):
         self._note("peak", size([*self.resting, *gathered]))
         self._note("gradients", size(gradients))
         arrived = {each._cdata for each in (*gathered, *gradients)}
-        self._note("flight", size([each for each in _living(self._gathers + self._reduces) if each._cdata not in arrived]))
+        self._note(
+            "flight", size([each for each in _living(self._gathers + self._reduces) if each._cdata not in arrived])
+        )
         rest = self.rest()
         self._note("alive", size(rest))
         self._note(
             "total",
-            size([*_living(self.standing), *self.resting, *gathered, *gradients, *self.state, *rest, *_living(self._gathers + self._reduces)]),
+            size(
+                [
+                    *_living(self.standing),
+                    *self.resting,
+                    *gathered,
+                    *gradients,
+                    *self.state,
+                    *rest,
+                    *_living(self._gathers + self._reduces),
+                ]
+            ),
         )
         others = {each._cdata for each in (*self.resting, *gathered)} | self.samples
         self._note("hooks", sum(nbytes for key, (nbytes, _) in self._held.items() if key not in others))
@@ -141,7 +177,9 @@ class Meter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        made = {each._cdata: each for each in (storage(tensor) for tensor in tree_leaves(out) if isinstance(tensor, Tensor))}
+        made = {
+            each._cdata: each for each in (storage(tensor) for tensor in tree_leaves(out) if isinstance(tensor, Tensor))
+        }
         self._alive |= {key: weakref.ref(each) for key, each in made.items()}
         if func.namespace == "c10d" and "allgather_base" in func.__name__:
             self._gathers.append(weakref.ref(storage(args[0])))
@@ -179,7 +217,9 @@ def _whole(parameter: Any) -> Tensor | None:
 
 def _fsdp_parameters(model: nn.Module) -> list[Any]:
     """What FSDP2 keeps for each parameter: private, there is no public way to see what is gathered."""
-    groups = [module._get_fsdp_state()._fsdp_param_group for module in model.modules() if isinstance(module, FSDPModule)]
+    groups = [
+        module._get_fsdp_state()._fsdp_param_group for module in model.modules() if isinstance(module, FSDPModule)
+    ]
     return [parameter for group in groups if group for parameter in group.fsdp_params]
 
 
@@ -210,7 +250,12 @@ def count(plan: Plan) -> dict[str, int]:
         strategy, objective, precision = build(plan.strategy), build(plan.objective), build(plan.precision)
         source = Recorded(as_source(build(plan.data)))
         model = construct(plan.model, facts=source.facts, seed=0)
-        extra = {"remat": build(plan.remat), "compile": build(plan.compile), "pipeline": plan.pipeline, "tensors": plan.tensor}
+        extra = {
+            "remat": build(plan.remat),
+            "compile": build(plan.compile),
+            "pipeline": plan.pipeline,
+            "tensors": plan.tensor,
+        }
         wrapped = parallelize(model, mesh, strategy, precision=precision, seed=0, **extra)
         ema = EMA(model, plan.ema) if plan.ema is not None else None
         optimizer, parameters = build(plan.optim, model=model), gradients_of(model)
@@ -232,7 +277,13 @@ def count(plan: Plan) -> dict[str, int]:
             zero(parameters)
         gc.collect()
         standing = [each for each in storages() if each._cdata not in before | source.taken]
-        meter = Meter(wrapped if isinstance(wrapped, Pipeline) else model, optimizer, buckets, standing, partial(_between, wrapped))
+        meter = Meter(
+            wrapped if isinstance(wrapped, Pipeline) else model,
+            optimizer,
+            buckets,
+            standing,
+            partial(_between, wrapped),
+        )
         del standing
         found = _watched(step, update, stream, meter)
         zero(parameters)
@@ -245,7 +296,9 @@ def _watched(step: Any, update: Any, stream: Stream, meter: Meter) -> dict[str, 
     share = next(stream)
     samples = [tensor for batch in share.microbatches for tensor in batch.values()]
     meter.samples = {storage(each)._cdata for each in samples}
-    alone = torch.empty(sum(each.nbytes for each in samples), dtype=torch.uint8).untyped_storage()  # they are views of more, read ahead
+    alone = torch.empty(
+        sum(each.nbytes for each in samples), dtype=torch.uint8
+    ).untyped_storage()  # they are views of more, read ahead
     meter.standing.append(weakref.ref(alone))
     run = torch.autograd._engine_run_backward
 
@@ -253,10 +306,19 @@ def _watched(step: Any, update: Any, stream: Stream, meter: Meter) -> dict[str, 
         meter.backward_begins()
         return run(*arguments, **keywords)
 
-    with patch("torch.autograd._engine_run_backward", begin), meter, saved_tensors_hooks(meter.pack, lambda held: held.tensor):
+    with (
+        patch("torch.autograd._engine_run_backward", begin),
+        meter,
+        saved_tensors_hooks(meter.pack, lambda held: held.tensor),
+    ):
         step(iter([share]), 2)
     meter.look()
-    found = {"rest": size(meter.resting), "end": size(meter.gradients()), "state": size(meter.state), "computing": meter.peak["total"]}
+    found = {
+        "rest": size(meter.resting),
+        "end": size(meter.gradients()),
+        "state": size(meter.state),
+        "computing": meter.peak["total"],
+    }
     with meter:
         update()
     return meter.peak | found
@@ -266,20 +328,32 @@ def _between(wrapped: nn.Module) -> list[Any]:
     """What a pipeline's schedule keeps to receive into, or was handed by a stage of the same rank."""
     runner = getattr(wrapped, "_runner", None)
     stages = getattr(runner, "_stages", None) or [runner._stage] if runner else []
-    entries = [entry for stage in stages for table in (stage.args_recv_info, stage.grad_recv_info) for entries in table.values() for entry in entries]
+    entries = [
+        entry
+        for stage in stages
+        for table in (stage.args_recv_info, stage.grad_recv_info)
+        for entries in table.values()
+        for entry in entries
+    ]
     return [storage(entry.buffer) for entry in entries if getattr(entry, "buffer", None) is not None]
 
 
 def storages() -> list[Any]:
     """Of every tensor that lives."""
-    return [storage(each) for each in gc.get_objects() if issubclass(type(each), Tensor) and not each.is_meta and each.layout == torch.strided]
+    return [
+        storage(each)
+        for each in gc.get_objects()
+        if issubclass(type(each), Tensor) and not each.is_meta and each.layout == torch.strided
+    ]
 
 
 def peak_on_gpu(plan: Plan) -> int:
     """Of one rank on a CUDA device: the most bytes its allocator gave out in the third step."""
     with build(plan.backend).open():
         mesh = Mesh(plan.mesh, device=plan.device)
-        strategy, objective, precision, source = (build(part) for part in (plan.strategy, plan.objective, plan.precision, plan.data))
+        strategy, objective, precision, source = (
+            build(part) for part in (plan.strategy, plan.objective, plan.precision, plan.data)
+        )
         model = construct(plan.model, facts=source.facts, seed=0)
         wrapped = parallelize(model, mesh, strategy, precision=precision, seed=0, remat=build(plan.remat))
         optimizer, parameters = build(plan.optim, model=model), gradients_of(model)

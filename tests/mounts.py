@@ -17,7 +17,10 @@ NAMESPACE = 0x00020000
 @cache
 def are_allowed() -> bool:
     """Whether this user may make a mount namespace, and mount there."""
-    return subprocess.run(["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True).returncode == 0
+    return (
+        subprocess.run(["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True).returncode
+        == 0
+    )
 
 
 def alone() -> None:
@@ -93,7 +96,12 @@ class Unsteady:
         if self.trouble in ("", "full"):
             attempts = list(survey.attempts(out)) if listed(out) else []
             wrong = [attempt.fault for attempt in attempts if attempt.status == "damaged"]
-            wrong += [fault for attempt in attempts if attempt.commit is not None for fault in survey.faults(attempt.url, attempt.commit)]
+            wrong += [
+                fault
+                for attempt in attempts
+                if attempt.commit is not None
+                for fault in survey.faults(attempt.url, attempt.commit)
+            ]
             assert not wrong, wrong
             newest = max((attempt.step for attempt in attempts if attempt.commit is not None), default=0)
             assert newest >= self._committed, f"step {self._committed} was committed, now there is {newest}"

@@ -164,7 +164,9 @@ def _as_recipe(words: list[str]) -> str:
         for part in path:
             holder = holder.setdefault(part, {})
         holder[name] = yaml.safe_load(value)
-    return "# @package _global_\n" + yaml.safe_dump({"defaults": groups, **document} if groups else document, sort_keys=False)
+    return "# @package _global_\n" + yaml.safe_dump(
+        {"defaults": groups, **document} if groups else document, sort_keys=False
+    )
 
 
 def _line(text: str, draw: random.Random, change: Callable[[str], str]) -> str:
@@ -179,7 +181,9 @@ SLIPS: Sequence[Callable[[str, random.Random], str]] = (
     lambda text, draw: _line(text, draw, lambda line: draw.choice((" ", "   ", "\t", "- ")) + line),
     lambda text, draw: _line(text, draw, lambda line: line.lstrip()),
     lambda text, draw: _line(
-        text, draw, lambda line: line.replace(": ", draw.choice((":", "=", " : ", ": !!python/name:os.system ", ": &a ", ": *a ")))
+        text,
+        draw,
+        lambda line: line.replace(": ", draw.choice((":", "=", " : ", ": !!python/name:os.system ", ": &a ", ": *a "))),
     ),
     lambda text, draw: _line(
         text,

@@ -157,7 +157,9 @@ for _name in (
     setattr(Group, _name, _passed_on(_name))
 
 
-dist.Backend.register_backend("nccl_like", lambda store, rank, world, timeout: Group(store, rank, world), devices=["cpu"])
+dist.Backend.register_backend(
+    "nccl_like", lambda store, rank, world, timeout: Group(store, rank, world), devices=["cpu"]
+)
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,9 @@ class NcclLike:
         if reports := os.environ.get("DTRAIN_REPORTS"):
             failure.has_gpu(Path(reports), int(os.environ["RANK"]), f"0000:{int(os.environ['RANK']):02x}:00.0")
         recorder = sys.modules["torch._C._distributed_c10d"]
-        recorder._dump_nccl_trace_json = lambda: json.dumps({"entries": [entry for group in _alive for entry in group.dumped()]})  # type: ignore[attr-defined]
+        recorder._dump_nccl_trace_json = lambda: json.dumps(
+            {"entries": [entry for group in _alive for entry in group.dumped()]}
+        )  # type: ignore[attr-defined]
         with process_group("nccl_like", timeout=self.timeout):
             yield
 
@@ -227,18 +231,24 @@ def broken_memory(group: Group) -> NoReturn:
 
 
 def off_the_bus(group: Group) -> NoReturn:
-    raise RuntimeError("CUDA error: unknown error\nNVRM: Xid (PCI:0000:3b:00): 79, pid=4711, GPU has fallen off the bus." + KERNELS)
+    raise RuntimeError(
+        "CUDA error: unknown error\nNVRM: Xid (PCI:0000:3b:00): 79, pid=4711, GPU has fallen off the bus." + KERNELS
+    )
 
 
 def driver_reports(group: Group) -> NoReturn:
     """The error itself says nothing of what its driver wrote to the kernel's log."""
     with kernel_log.KMSG.open("a") as file:
-        file.write(f"4,1,2,-;NVRM: Xid (PCI:0000:{group.rank():02x}:00): 119, pid={os.getpid()}, Timeout waiting for RPC from GSP!\n")
+        file.write(
+            f"4,1,2,-;NVRM: Xid (PCI:0000:{group.rank():02x}:00): 119, pid={os.getpid()}, Timeout waiting for RPC from GSP!\n"
+        )
     raise dist.DistBackendError(CUDA)
 
 
 def out_of_memory(group: Group) -> NoReturn:
-    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 79.11 GiB of which 1.20 GiB is free.")
+    raise torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 79.11 GiB of which 1.20 GiB is free."
+    )
 
 
 def device_assert(group: Group) -> NoReturn:

@@ -63,7 +63,9 @@ def _collect(pipes: dict[int, int], world: int, seconds: float) -> list[Any]:
     parts: dict[int, bytes] = dict.fromkeys(pipes, b"")
     deadline = time.monotonic() + seconds
     while len(answers) < world:
-        ready, _, _ = select.select([pipe for pipe, rank in pipes.items() if rank not in answers], [], [], max(0, deadline - time.monotonic()))
+        ready, _, _ = select.select(
+            [pipe for pipe, rank in pipes.items() if rank not in answers], [], [], max(0, deadline - time.monotonic())
+        )
         if not ready:
             raise RankFailed(f"ranks {sorted(set(pipes.values()) - set(answers))} said nothing for {seconds} s")
         for pipe in ready:

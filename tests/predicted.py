@@ -126,7 +126,9 @@ class Compared:
 def planned(words: str) -> Plan:
     said = dict(word.split("=", 1) for word in words.split())
     if said.get("model") in MODELS:
-        return plan_of(*MODELS[said.pop("model")].split(), "batch=8", *(f"{key}={value}" for key, value in said.items()))
+        return plan_of(
+            *MODELS[said.pop("model")].split(), "batch=8", *(f"{key}={value}" for key, value in said.items())
+        )
     base = OTHER if said.get("model") in ("mlp", "cnn") else GPT
     return plan_of(*(f"{key}={value}" for key, value in ({**base, **said}).items()))
 
@@ -135,7 +137,9 @@ def compare(plan: Plan) -> Compared:
     shapes = shapes_of(plan)
     found = ranks(plan.world, count, plan, seconds=300)
     size = plan.world // plan.mesh.pp
-    rows = [_row(memory, found[stage * size : (stage + 1) * size]) for stage, memory in enumerate(classes(plan, shapes))]
+    rows = [
+        _row(memory, found[stage * size : (stage + 1) * size]) for stage, memory in enumerate(classes(plan, shapes))
+    ]
     both = (work(plan, shapes).total, sum(rank["flops"] for rank in found))
     return Compared(rows, (saved(plan, shapes), sum(rank["saved"] for rank in found)), both)
 

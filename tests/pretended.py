@@ -128,7 +128,19 @@ class _Module(backend_registration._DummyBackendModule):  # type: ignore[misc]
         torch.set_rng_state(state)
 
 
-PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "conv1d", "conv2d", "conv3d", "einsum", "scaled_dot_product_attention")
+PRODUCTS = (
+    "mm",
+    "addmm",
+    "bmm",
+    "baddbmm",
+    "matmul",
+    "linear",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "einsum",
+    "scaled_dot_product_attention",
+)
 WIDE = (
     "cross_entropy_loss",
     "nll_loss",
@@ -187,7 +199,11 @@ def rehearsed() -> Iterator["Device"]:
         DEVICES.append(device)
         stack.callback(DEVICES.remove, device)
         stack.enter_context(
-            patch.object(torch.accelerator, "set_device_index", lambda _: device.chosen_in.add(threading.current_thread().name.partition("_")[0]))
+            patch.object(
+                torch.accelerator,
+                "set_device_index",
+                lambda _: device.chosen_in.add(threading.current_thread().name.partition("_")[0]),
+            )
         )
         stack.enter_context(_Homes(device))
         yield device
@@ -202,7 +218,9 @@ class _Homes(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         caller = sys._getframe(1).f_code
-        ours = caller.co_filename.startswith(PACKAGE) and caller.co_name != "__torch_function__"  # which hands on what others call
+        ours = (
+            caller.co_filename.startswith(PACKAGE) and caller.co_name != "__torch_function__"
+        )  # which hands on what others call
         if ours and func in _device_constructors() and (kwargs or {}).get("device") is None:
             self._device.note("homeless", func.__name__)
         return func(*args, **kwargs or {})
@@ -219,7 +237,10 @@ def _move(parameters: Sequence[Tensor], buffers: Sequence[Tensor], device: torch
     for tensor in (*parameters, *buffers):
         if tensor.device not in (device, torch.device("meta")):
             moved = tensor.detach().to(device)
-            torch.utils.swap_tensors(tensor, torch.nn.Parameter(moved, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else moved)
+            torch.utils.swap_tensors(
+                tensor,
+                torch.nn.Parameter(moved, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else moved,
+            )
 
 
 def _pin(tensor: Tensor) -> Tensor:
@@ -241,13 +262,20 @@ class Pretended(Tensor):
     @staticmethod
     def __new__(cls, held: Tensor) -> "Pretended":
         made: Pretended = torch.Tensor._make_wrapper_subclass(
-            cls, held.shape, strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype, device=registered()
+            cls,
+            held.shape,
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            device=registered(),
         )  # type: ignore[attr-defined]
         made.held = held
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
         return run(func, args, kwargs or {}, Device())
 
     def tolist(self) -> Any:
@@ -287,7 +315,10 @@ def run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], on: Device) -
     """An operator, as the device does it."""
     kwargs, packet = dict(kwargs), func.overloadpacket
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-    here, others = [x for x in tensors if isinstance(x, Pretended)], [x for x in tensors if not isinstance(x, Pretended)]
+    here, others = (
+        [x for x in tensors if isinstance(x, Pretended)],
+        [x for x in tensors if not isinstance(x, Pretended)],
+    )
     to = kwargs.get("device")
     if kwargs.pop("pin_memory", None) and not here:
         made = func(*args, **kwargs)
@@ -334,7 +365,9 @@ def _waits(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 def _inside(tree: Any) -> Any:
-    return tree_map(lambda x: x.held if isinstance(x, Pretended) else x, list(tree) if isinstance(tree, tuple) else tree)
+    return tree_map(
+        lambda x: x.held if isinstance(x, Pretended) else x, list(tree) if isinstance(tree, tuple) else tree
+    )
 
 
 def _back(func: Any, tensors: Sequence[Tensor], out: Any) -> Any:
@@ -356,10 +389,14 @@ def _copy(func: Any, args: Sequence[Any], kwargs: dict[str, Any], to: torch.devi
     else:
         targets, sources = (args[0], args[1]) if isinstance(args[0], list) else ([args[0]], [args[1]])
     crossing = [
-        (target, source) for target, source in zip(targets, sources, strict=True) if isinstance(target, Pretended) != isinstance(source, Pretended)
+        (target, source)
+        for target, source in zip(targets, sources, strict=True)
+        if isinstance(target, Pretended) != isinstance(source, Pretended)
     ]
     host = [target if isinstance(source, Pretended) else source for target, source in crossing]
-    if crossing and not (early and ((new and not wrapped) or all(x.untyped_storage().data_ptr() in PINNED for x in host))):
+    if crossing and not (
+        early and ((new and not wrapped) or all(x.untyped_storage().data_ptr() in PINNED for x in host))
+    ):
         on.note("waits", func)
         on.wait()
     elif crossing and isinstance(crossing[0][1], Pretended):

@@ -242,7 +242,15 @@ class Knotted(nn.Module):
 
 def token_parts(**changed: Any) -> dict[str, Any]:
     """Of Tokens."""
-    return PARTS | {"model": {"_target_": "reaching.Tokens"}, "optim": parts("Ways")["optim"], "data": PARTS["data"] | {"sequence": 8}} | changed
+    return (
+        PARTS
+        | {
+            "model": {"_target_": "reaching.Tokens"},
+            "optim": parts("Ways")["optim"],
+            "data": PARTS["data"] | {"sequence": 8},
+        }
+        | changed
+    )
 
 
 class Borrowing(nn.Module):
@@ -261,4 +269,8 @@ class Borrowing(nn.Module):
             x = layer(x)
         x = self.layers[0][0](x) + self.layers[3][0].weight.sum(0) * x.mean(1, keepdim=True)
         out: Tensor = self.head(x)
-        return out + self.penalty * x.mean(1, keepdim=True) * sum(p.square().sum() for p in self.parameters()) if self.penalty else out
+        return (
+            out + self.penalty * x.mean(1, keepdim=True) * sum(p.square().sum() for p in self.parameters())
+            if self.penalty
+            else out
+        )

@@ -156,7 +156,11 @@ def _take_over(old: Any, new: Any) -> None:
         if isinstance(value, FunctionType) and isinstance(mine, FunctionType):
             mine = inspect.unwrap(mine)
             mine.__code__ = inspect.unwrap(value).__code__
-        elif isinstance(value, type) and value.__module__ == new.__dict__.get("__name__", getattr(new, "__module__", "")) and isinstance(mine, type):
+        elif (
+            isinstance(value, type)
+            and value.__module__ == new.__dict__.get("__name__", getattr(new, "__module__", ""))
+            and isinstance(mine, type)
+        ):
             _take_over(mine, value)
 
 

@@ -45,19 +45,27 @@ class Tied(nn.Module):
         self.embed, self.out = nn.Embedding(vocab, 32), nn.Linear(32, vocab, bias=False)
         self.out.weight = self.embed.weight
         self.layer = nn.TransformerEncoderLayer(32, 4, 48, dropout=0.0, batch_first=True, norm_first=True)
-        self.register_buffer("places", torch.sin(torch.arange(8)[:, None] / 10 ** torch.linspace(0, 2, 32)), persistent=False)
+        self.register_buffer(
+            "places", torch.sin(torch.arange(8)[:, None] / 10 ** torch.linspace(0, 2, 32)), persistent=False
+        )
         if frozen:
             self.layer.self_attn.requires_grad_(False)
 
     def forward(self, tokens: Tensor) -> Any:
-        x = self.layer(self.embed(tokens) + self.places, src_mask=nn.Transformer.generate_square_subsequent_mask(8), is_causal=True)
+        x = self.layer(
+            self.embed(tokens) + self.places, src_mask=nn.Transformer.generate_square_subsequent_mask(8), is_causal=True
+        )
         return {"logits": self.out(x), "hidden": x}
 
 
 class Recurrent(nn.Module):
     def __init__(self, kind: str, vocab: int = 256) -> None:
         super().__init__()
-        self.embed, self.cells, self.out = nn.Embedding(vocab, 24), getattr(nn, kind)(24, 32, num_layers=2, batch_first=True), nn.Linear(32, vocab)
+        self.embed, self.cells, self.out = (
+            nn.Embedding(vocab, 24),
+            getattr(nn, kind)(24, 32, num_layers=2, batch_first=True),
+            nn.Linear(32, vocab),
+        )
 
     def forward(self, tokens: Tensor) -> Tensor:
         out: Tensor = self.out(self.cells(self.embed(tokens))[0])
@@ -67,7 +75,10 @@ class Recurrent(nn.Module):
 class Weighted(Net):
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = nn.utils.parametrizations.weight_norm(self.up), nn.utils.parametrizations.orthogonal(self.down)
+        self.up, self.down = (
+            nn.utils.parametrizations.weight_norm(self.up),
+            nn.utils.parametrizations.orthogonal(self.down),
+        )
 
 
 class LayerScaled(Net):
@@ -145,7 +156,11 @@ def hf(kind: str, **options: Any) -> nn.Module:
     }  # fmt: skip
     name, config = sizes[kind]
     model: type[Any] = getattr(transformers, name)
-    tokens = {} if kind in ("ViT", "ConvNext") else {"vocab_size": 256, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
+    tokens = (
+        {}
+        if kind in ("ViT", "ConvNext")
+        else {"vocab_size": 256, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
+    )
     built: nn.Module = model(model.config_class(**tokens | config | options))
     return built
 
@@ -228,7 +243,9 @@ class F1(Classification):
     def loss(self, outputs: Any, batch: Any) -> Loss:
         loss, classes = super().loss(outputs, batch), outputs.shape[1]
         pairs = batch["targets"] * classes + outputs.argmax(1)
-        return Loss(loss.sum, {**loss.metrics, "confusion": torch.bincount(pairs, minlength=classes**2).view(classes, classes)})
+        return Loss(
+            loss.sum, {**loss.metrics, "confusion": torch.bincount(pairs, minlength=classes**2).view(classes, classes)}
+        )
 
     def figures(self, sums: Any, count: float) -> dict[str, float]:
         confusion: Tensor = sums["confusion"]

@@ -27,7 +27,11 @@ def shapes(seed: int = 0) -> list[Shape]:
 
     def some(count: int, letters: str = WORD) -> str:
         """So many letters, a digit, a small one and a capital among them where there are such."""
-        first = [next(letter for letter in letters if kind(letter)) for kind in (str.isdigit, str.islower, str.isupper) if any(map(kind, letters))]
+        first = [
+            next(letter for letter in letters if kind(letter))
+            for kind in (str.isdigit, str.islower, str.isupper)
+            if any(map(kind, letters))
+        ]
         return "".join(rng.sample(first, len(first)) + rng.choices(letters, k=count - len(first)))
 
     capital, small = string.ascii_uppercase + "234567", "0123456789abcdef"

@@ -70,21 +70,30 @@ class Server:
     @contextmanager
     def failing(self, *, share: float, kinds: Sequence[str] = KINDS, seed: int = 0) -> Iterator[int]:
         """The port of a proxy before it, where a `share` of the requests fails in one of the ways of `kinds`."""
-        with running([sys.executable, __file__, "proxy", "{port}", str(self.port), str(share), ",".join(kinds), str(seed)]) as port:
+        with running(
+            [sys.executable, __file__, "proxy", "{port}", str(self.port), str(share), ",".join(kinds), str(seed)]
+        ) as port:
             yield port
 
 
 @contextmanager
 def moto() -> Iterator[Server]:
     pytest.importorskip("moto")
-    with running([sys.executable, "-m", "moto.server", "-p", "{port}"]) as port, Server("s3://bucket", port).found() as server:
+    with (
+        running([sys.executable, "-m", "moto.server", "-p", "{port}"]) as port,
+        Server("s3://bucket", port).found() as server,
+    ):
         urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}/bucket", method="PUT")).close()
         yield server
 
 
 @contextmanager
 def azurite() -> Iterator[Server]:
-    command = os.environ.get("AZURITE_BIN") or shutil.which("azurite-blob") or shutil.which("azurite-blob", path=CACHE / "node_modules/.bin")
+    command = (
+        os.environ.get("AZURITE_BIN")
+        or shutil.which("azurite-blob")
+        or shutil.which("azurite-blob", path=CACHE / "node_modules/.bin")
+    )
     if not command:
         pytest.skip(f"azurite-blob is not here. Type: npm install --prefix {CACHE} azurite")
     blob = pytest.importorskip("azure.storage.blob", exc_type=ImportError)
@@ -122,7 +131,9 @@ def free_port() -> int:
 def running(command: Sequence[str], seconds: float = 300) -> Iterator[int]:
     """A process that listens on the port it yields, which `{port}` in the command becomes. Ends with the context."""
     port = free_port()
-    process = subprocess.Popen([word.replace("{port}", str(port)) for word in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [word.replace("{port}", str(port)) for word in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     deadline = time.monotonic() + seconds
     try:
         while True:
@@ -153,12 +164,18 @@ class Proxy(BaseHTTPRequestHandler):
         with self.lock:
             fault = self.chance.choice(self.kinds) if self.chance.random() < self.share else ""
         if fault in ANSWERS:
-            words = f"<?xml version='1.0'?><Error><Code>{ANSWERS[fault]}</Code><Message>{ANSWERS[fault]}</Message></Error>"
+            words = (
+                f"<?xml version='1.0'?><Error><Code>{ANSWERS[fault]}</Code><Message>{ANSWERS[fault]}</Message></Error>"
+            )
             self.answer(int(fault), [("Content-Type", "application/xml")], words.encode())
             return
         if fault != "cut":
             client = http.client.HTTPConnection("127.0.0.1", self.backend)
-            headers = {name: value for name, value in self.headers.items() if name.lower() not in ("transfer-encoding", "expect", "connection")}
+            headers = {
+                name: value
+                for name, value in self.headers.items()
+                if name.lower() not in ("transfer-encoding", "expect", "connection")
+            }
             headers["Content-Length"] = str(len(body))
             client.request(self.command, self.path, body, headers)
             response = client.getresponse()
@@ -201,7 +218,12 @@ class Proxy(BaseHTTPRequestHandler):
 
 
 def serve_proxy(port: str, backend: str, share: str, kinds: str, seed: str) -> None:
-    Proxy.backend, Proxy.share, Proxy.kinds, Proxy.chance = int(backend), float(share), kinds.split(","), random.Random(int(seed))
+    Proxy.backend, Proxy.share, Proxy.kinds, Proxy.chance = (
+        int(backend),
+        float(share),
+        kinds.split(","),
+        random.Random(int(seed)),
+    )
     ThreadingHTTPServer(("127.0.0.1", int(port)), Proxy).serve_forever()
 
 
@@ -223,11 +245,17 @@ def serve_gcs(port: str) -> None:
 
     def exact(handler: Any, query: Any) -> Any:
         kind, _, edge = str(handler.headers.get("Content-Type")).partition("; boundary=")
-        if kind != "multipart/related":  # how gcsfs uploads; the emulator's parser drops a carriage return at the end of the bytes
+        if (
+            kind != "multipart/related"
+        ):  # how gcsfs uploads; the emulator's parser drops a carriage return at the end of the bytes
             return read(handler, query)
         end = b"\n--" + edge.strip('"').encode()
         meta, rest = server._read_raw_data(handler).split(b"\n\n", 1)[1].split(end, 1)
-        return {"meta": json.loads(meta), "content": rest.split(b"\n\n", 1)[1].rpartition(end)[0], "content-type": "application/octet-stream"}
+        return {
+            "meta": json.loads(meta),
+            "content": rest.split(b"\n\n", 1)[1].rpartition(end)[0],
+            "content-type": "application/octet-stream",
+        }
 
     objects._multipart_upload, server._read_data = conditional, exact
     main(["start", "--host", "127.0.0.1", "--port", port, "--in-memory", "--default-bucket", "bucket"])

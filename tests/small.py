@@ -53,7 +53,12 @@ STRATEGIES: dict[str, Any] = {
 CPUS = Cluster(gpus=0, cpus=8)
 composed = cache(lambda *words: compose(words))
 
-UNEVEN: dict[str, Any] = {"_target_": "dtrain.data.dataset.Dataset", "dataset": {"_target_": "small.Uneven"}, "holdout": 0.0, "outputs": 13}
+UNEVEN: dict[str, Any] = {
+    "_target_": "dtrain.data.dataset.Dataset",
+    "dataset": {"_target_": "small.Uneven"},
+    "holdout": 0.0,
+    "outputs": 13,
+}
 
 
 class Uneven:
@@ -165,7 +170,9 @@ def steps_on(
     source = as_source(build(parts["data"]))
     model = construct(parts["model"], facts=source.facts, seed=seed)
     extra = {name: build(parts[name]) for name in ("remat", "compile") if name in parts}
-    wrapped = parallelize(model, mesh, strategy, precision=precision, seed=seed, pipeline=pipeline, tensors=tensors, **extra)
+    wrapped = parallelize(
+        model, mesh, strategy, precision=precision, seed=seed, pipeline=pipeline, tensors=tensors, **extra
+    )
     optimizer = build(parts["optim"], model=model)
     shape = BatchShape(size, microbatch, mesh.data_ranks, size // mesh.data_ranks // microbatch)
     stream = Stream(source, batch=shape, mesh=mesh, seed=seed, count=objective.count)
@@ -203,7 +210,9 @@ def whole_of(tensor: Tensor) -> list[Any]:
 def joined(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """One run out of those of the ranks of a pipeline: what they say alike, and the weights and gradients of all stages."""
     assert all(run["losses"] == runs[0]["losses"] and run["norms"] == runs[0]["norms"] for run in runs)
-    parts = {name: {key: value for run in runs for key, value in run[name].items()} for name in ("weights", "gradients")}
+    parts = {
+        name: {key: value for run in runs for key, value in run[name].items()} for name in ("weights", "gradients")
+    }
     assert len(parts["weights"]) == sum(len(run["weights"]) for run in runs), "every parameter is on one stage"
     return runs[0] | parts
 
@@ -228,7 +237,13 @@ def one_backward(remat: Callable[[list[torch.nn.Module]], None] | None, *, layer
     with Operators() as backward:
         loss.backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    return {"loss": loss.detach(), "gradients": gradients, "saved": saved, "visits": visits, "backward": backward.counts}
+    return {
+        "loss": loss.detach(),
+        "gradients": gradients,
+        "saved": saved,
+        "visits": visits,
+        "backward": backward.counts,
+    }
 
 
 def same_bits(run: dict[str, Any], reference: dict[str, Any]) -> None:
@@ -255,4 +270,10 @@ def agree(run: dict[str, Any], reference: dict[str, Any], *, tolerance: float = 
     assert run["weights"].keys() == reference["weights"].keys()
     for name, values in reference["weights"].items():
         here, there = torch.tensor(run["weights"][name]), torch.tensor(values)
-        torch.testing.assert_close(here, there, rtol=0, atol=tolerance * there.abs().max().item(), msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            here,
+            there,
+            rtol=0,
+            atol=tolerance * there.abs().max().item(),
+            msg=lambda text, name=name: f"{name}: {text}",
+        )

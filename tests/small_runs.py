@@ -39,7 +39,10 @@ OWN = {
 SYNTHETIC: Options = (
     ("data.samples", ("50", "1", "3", "17", "200"), 0.6), ("data.holdout_part", ("0", "0.1", "1", "0.01"), 0.4), ("data.seed", ("1", "9"), 0.1),
 )  # fmt: skip
-TOKENS: Options = (("data.sequence", ("8", "16", "4", "7", "1", "2", "12"), 1), ("data.holdout", ("0", "0.1", "0.5", "0.001", "0.99"), 0.3))
+TOKENS: Options = (
+    ("data.sequence", ("8", "16", "4", "7", "1", "2", "12"), 1),
+    ("data.holdout", ("0", "0.1", "0.5", "0.001", "0.99"), 0.3),
+)
 DATA: dict[str, dict[str, Options]] = {
     "tokens": {
         "synthetic": (*SYNTHETIC, ("data.sequence", ("8", "16", "4", "7", "1", "2"), 1), ("data.vocab", ("29", "2", "13", "256"), 0.7)),
@@ -82,7 +85,11 @@ STRATEGIES: dict[str, Options] = {
     "zero1": (("strategy.offload", ("cpu",), 0.2),),
     "zero2": (("strategy.offload", ("cpu",), 0.2),),
     "zero3": (("strategy.offload", ("cpu",), 0.2),),
-    "fsdp": (("strategy.offload", ("cpu",), 0.2), ("strategy.reshard", ("never",), 0.3), ("strategy.reduce", ("every",), 0.3)),
+    "fsdp": (
+        ("strategy.offload", ("cpu",), 0.2),
+        ("strategy.reshard", ("never",), 0.3),
+        ("strategy.reduce", ("every",), 0.3),
+    ),
     "hsdp": (("strategy.reshard", ("never",), 0.3),),
     "pipeline": (),
     "single": (),
@@ -98,7 +105,9 @@ CONTEXT: Options = (("context.attention", ("ulysses",), 0.4),)
 def drawn(seed: int) -> tuple[str, ...]:
     """The words of a run of two steps on four ranks at most. The same seed, the same words."""
     draw = random.Random(seed)
-    model = draw.choice(("gpt", "gpt", "gpt", "moe", "moe", "mlp", "mlp", "cnn", "cnn", "llama", "plain", "sequential", "odd"))
+    model = draw.choice(
+        ("gpt", "gpt", "gpt", "moe", "moe", "mlp", "mlp", "cnn", "cnn", "llama", "plain", "sequential", "odd")
+    )
     takes, options = MODELS[model]
     words = [f"model._target_={OWN[model]}" if model in OWN else f"model={model}", *_some(options, draw)]
     kind = takes.removeprefix("own ")
@@ -106,7 +115,11 @@ def drawn(seed: int) -> tuple[str, ...]:
     fixed = ("data.inputs", "data.outputs") if takes == "own features" else ()  # which these models have in their code
     words += [
         f"data={data}",
-        *(word for word in _some(DATA[kind][data], draw) if not (fixed and (word.startswith(fixed) or "Digits" in word))),
+        *(
+            word
+            for word in _some(DATA[kind][data], draw)
+            if not (fixed and (word.startswith(fixed) or "Digits" in word))
+        ),
         *(_some(EVERY_DATASET, draw) if data == "dataset" else ()),
     ]
     if draw.random() < 0.3 or model in OWN:
@@ -119,16 +132,31 @@ def drawn(seed: int) -> tuple[str, ...]:
     optimizer = draw.choice(("adamw", "adamw", "sgd", "muon", "adafactor"))
     words += [f"optim={optimizer}", *_some(OPTIMIZERS[optimizer], draw), *_layout(model, draw)]
     said = _some(EVERYTHING, draw)
-    return (*words, *(word for word in said if "wsd" not in word or "schedule.floor" not in " ".join(said)), *STEPS, "trust=[strange,invariance]")
+    return (
+        *words,
+        *(word for word in said if "wsd" not in word or "schedule.floor" not in " ".join(said)),
+        *STEPS,
+        "trust=[strange,invariance]",
+    )
 
 
 def _layout(model: str, draw: random.Random) -> list[str]:
     """A strategy and degrees whose product often is the number of ranks."""
-    strategy = draw.choice(("auto", "ddp", "ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp", "hsdp", "pipeline", "single"))
-    axes = [axis for axis, chance in (("tp", 0.25), ("pp", 0.2), ("cp", 0.2), ("ep", 0.5 if model == "moe" else 0.02)) if draw.random() < chance]
+    strategy = draw.choice(
+        ("auto", "ddp", "ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp", "hsdp", "pipeline", "single")
+    )
+    axes = [
+        axis
+        for axis, chance in (("tp", 0.25), ("pp", 0.2), ("cp", 0.2), ("ep", 0.5 if model == "moe" else 0.02))
+        if draw.random() < chance
+    ]
     degrees = {axis: draw.choice((2, 2, 2, 2, 4, 3)) for axis in axes}
     ranks = draw.choice((1, 2, 2, 2, 3, 4)) if not axes else draw.choice((2, 4, 4))
-    words = [f"strategy={strategy}", *_some(STRATEGIES[strategy], draw), f"devices={1 if strategy == 'single' else ranks}"]
+    words = [
+        f"strategy={strategy}",
+        *_some(STRATEGIES[strategy], draw),
+        f"devices={1 if strategy == 'single' else ranks}",
+    ]
     words += [f"mesh.{axis}={degree}" for axis, degree in degrees.items()]
     if "pp" in axes or strategy == "pipeline":
         words += _some(PIPELINE, draw)

@@ -123,7 +123,9 @@ class Pictures:
         return 40
 
     def __getitem__(self, index: int) -> Any:
-        return torch.randint(256, (1, 8, 8), generator=torch.Generator().manual_seed(index), dtype=torch.uint8), index % 10
+        return torch.randint(
+            256, (1, 8, 8), generator=torch.Generator().manual_seed(index), dtype=torch.uint8
+        ), index % 10
 
 
 class Complex(nn.Module):
@@ -153,7 +155,11 @@ class Empty(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.out(x @ self.turned * self.expanded * self.listed[0] * self.named["a"]) + self.nothing.sum() + self.whole.sum()
+        return (
+            self.out(x @ self.turned * self.expanded * self.listed[0] * self.named["a"])
+            + self.nothing.sum()
+            + self.whole.sum()
+        )
 
 
 class Double(nn.Module):

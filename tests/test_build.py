@@ -20,7 +20,13 @@ from dtrain.train import train
 def test_nested_parts_are_built_first() -> None:
     built = build({"_target_": "torch.nn.Sequential", "_about_": {"takes": "features"}})
     assert len(built) == 0
-    loader = build({"_target_": "builtins.dict", "inner": [{"_target_": "torch.nn.Linear", "in_features": 2, "out_features": 3}], "plain": {"a": 1}})
+    loader = build(
+        {
+            "_target_": "builtins.dict",
+            "inner": [{"_target_": "torch.nn.Linear", "in_features": 2, "out_features": 3}],
+            "plain": {"a": 1},
+        }
+    )
     assert loader["inner"][0].out_features == 3
     assert loader["plain"] == {"a": 1}
 
@@ -56,7 +62,13 @@ def test_what_cannot_be_imported_is_named(name: str, why: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["dtrain.build.importlib.import_module", "dtrain.launcher.local.os.system", "torch.os.system", "dtrain.launcher.local.subprocess.Popen"]
+    "name",
+    [
+        "dtrain.build.importlib.import_module",
+        "dtrain.launcher.local.os.system",
+        "torch.os.system",
+        "dtrain.launcher.local.subprocess.Popen",
+    ],
 )
 def test_a_name_cannot_lead_out_of_its_package(name: str) -> None:
     with pytest.raises(WordsError, match="leads out of"):
@@ -69,7 +81,15 @@ def test_a_module_is_not_a_part() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["torch.load", "torch.hub.load", "torch.nn.functional.relu", "torch.nn.utils.clip_grad_norm_", "torch.nn.Linear.forward", "torch.Tensor"]
+    "name",
+    [
+        "torch.load",
+        "torch.hub.load",
+        "torch.nn.functional.relu",
+        "torch.nn.utils.clip_grad_norm_",
+        "torch.nn.Linear.forward",
+        "torch.Tensor",
+    ],
 )
 def test_of_torch_only_modules_optimizers_and_schedules_run(name: str) -> None:
     with pytest.raises(WordsError, match="only the classes of"):
@@ -130,7 +150,10 @@ def test_a_function_that_is_called_later_is_left_as_it_is() -> None:
     """Of arguments that the word says it calls."""
     part = {"_target_": f"{__name__}.Calls", "_about_": {"calls": ["function"]}}
     assert build(part | {"function": {"_target_": f"{__name__}.takes_more"}}).function is takes_more
-    assert build(part | {"function": {"_target_": f"{__name__}.takes_more", "width": 3}}).function(height=2) == {"width": 3, "height": 2}
+    assert build(part | {"function": {"_target_": f"{__name__}.takes_more", "width": 3}}).function(height=2) == {
+        "width": 3,
+        "height": 2,
+    }
     assert isinstance(build(part | {"function": {"_target_": "torch.nn.ReLU"}}).function, torch.nn.ReLU)
 
 
@@ -154,8 +177,14 @@ def test_a_function_that_is_called_later_is_left_as_it_is() -> None:
             "wrong_parts.factors gives a function without factor. A part of schedule has factor. Type dtrain schedule --help.",
         ),
         ("optim._target_=wrong_parts.weights", "wrong_parts.weights gives a list without"),
-        ("logger.mine._target_=wrong_parts.Mute", "gives a Mute without note, close. A part of logger has log, note, close"),
-        ("hook.mine._target_=wrong_parts.Timeless", "gives a Timeless without every. A part of hook has every, __call__"),
+        (
+            "logger.mine._target_=wrong_parts.Mute",
+            "gives a Mute without note, close. A part of logger has log, note, close",
+        ),
+        (
+            "hook.mine._target_=wrong_parts.Timeless",
+            "gives a Timeless without every. A part of hook has every, __call__",
+        ),
     ],
 )
 def test_a_part_of_ones_own_that_lacks_what_a_run_asks_of_it_is_named(words: str, why: str, tmp_path: Path) -> None:

@@ -64,7 +64,12 @@ GIB80, GIB24, UNKNOWN = 81559 << 20, 24564 << 20, 16 << 30
     ],
 )
 def test_gpus_are_those_that_cuda_lets_this_process_use(
-    visible: str | None, told: str | None, memories: list[int], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    visible: str | None,
+    told: str | None,
+    memories: list[int],
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def smi(command: list[str], **_: object) -> SimpleNamespace:
         if told is None:
@@ -89,7 +94,9 @@ def test_the_oldest_gpu_says_what_all_can(knows: bool, capability: float, monkey
         if "compute_cap" in command[1] and not knows:
             raise subprocess.CalledProcessError(2, command)
         rows = (("0", A, "32768", "Tesla V100-SXM2-32GB", "[N/A]", "7.0"), ("1", B, "81559", H100, "Disabled", "9.0"))
-        return SimpleNamespace(stdout="".join(", ".join(row if "compute_cap" in command[1] else row[:4]) + "\n" for row in rows))
+        return SimpleNamespace(
+            stdout="".join(", ".join(row if "compute_cap" in command[1] else row[:4]) + "\n" for row in rows)
+        )
 
     monkeypatch.setattr(cluster.subprocess, "run", smi)
     seen = detect({"CUDA_VISIBLE_DEVICES": "0,1"})
@@ -141,7 +148,13 @@ RAY = {**PLACE, "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4", "RAY_JOB_ID": "01000
     ],
 )  # fmt: skip
 def test_gpus_as_launchers_containers_and_windows_show_them(
-    environ: dict[str, str], files: list[str], told: str | None, gpus: int, gib: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    environ: dict[str, str],
+    files: list[str],
+    told: str | None,
+    gpus: int,
+    gib: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """`gpus` on this host, for all ranks that were started here, `gib` each."""
 
@@ -160,7 +173,9 @@ def test_gpus_as_launchers_containers_and_windows_show_them(
     assert (seen.gpus, seen.memory >> 30 if seen.gpus else 0) == (gpus, gib)
 
 
-def test_the_program_of_windows_driver_is_found_outside_of_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_of_windows_driver_is_found_outside_of_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = tmp_path / "wsl" / "nvidia-smi"
     program.parent.mkdir()
     program.write_text(f"#!/bin/sh\necho '0, {A}, 24564, NVIDIA GeForce RTX 4090, [N/A], 8.9'\n")
@@ -206,14 +221,24 @@ def test_a_plan_for_another_machine_is_not_run() -> None:
     ("words", "gpus", "told"),
     [
         (["nodes=2", "devices=4"], 8, ""),
-        (["nodes=2", "devices=8"], 8, "2 nodes are on this host, which has 8 GPU(s). Type devices=4, nodes=1, launcher.here=1"),
+        (
+            ["nodes=2", "devices=8"],
+            8,
+            "2 nodes are on this host, which has 8 GPU(s). Type devices=4, nodes=1, launcher.here=1",
+        ),
         (["nodes=2", "devices=1"], 1, "2 nodes are on this host, which has 1 GPU(s). Type nodes=1, launcher.here=1"),
-        (["nodes=4", "devices=8", "launcher.here=2"], 8, "2 nodes are on this host, which has 8 GPU(s). Type devices=4"),
+        (
+            ["nodes=4", "devices=8", "launcher.here=2"],
+            8,
+            "2 nodes are on this host, which has 8 GPU(s). Type devices=4",
+        ),
         (["nodes=2", "devices=8", "launcher.here=1"], 8, ""),
         (["nodes=2", "devices=8", "backend=gloo"], 8, ""),
     ],
 )
-def test_nodes_on_one_host_need_gpus_for_all_of_them(words: list[str], gpus: int, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_on_one_host_need_gpus_for_all_of_them(
+    words: list[str], gpus: int, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here = Cluster(gpus=gpus, cpus=64, gpu=H100)
     plan = resolve(composed("batch=64", "strategy=ddp", "launcher=local", *words), here)
     monkeypatch.setattr(preflight, "look", lambda: here)
@@ -264,5 +289,8 @@ def test_wrong_figures_of_a_machine_are_told(words: list[str], told: str) -> Non
 
 
 def test_nodes_of_a_named_machine_share_no_cores() -> None:
-    threads = [resolve(composed("cluster=h100x8", f"nodes={nodes}", "batch=128", "strategy=fsdp"), HERE).threads for nodes in (1, 16)]
+    threads = [
+        resolve(composed("cluster=h100x8", f"nodes={nodes}", "batch=128", "strategy=fsdp"), HERE).threads
+        for nodes in (1, 16)
+    ]
     assert threads == [14, 14]

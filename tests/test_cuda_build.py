@@ -53,9 +53,15 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         subprocess.run([sys.executable, "-m", "venv", home], check=True)
         version = torch.__version__.partition("+")[0]
         # three signs of equality: no local version, as those for the CPU have, fits
-        subprocess.run([made, "-m", "pip", "install", "-q", "--no-compile", "--no-cache-dir", f"torch==={version}"], check=True, timeout=3000)
+        subprocess.run(
+            [made, "-m", "pip", "install", "-q", "--no-compile", "--no-cache-dir", f"torch==={version}"],
+            check=True,
+            timeout=3000,
+        )
         theirs = Path(sysconfig.get_path("purelib", vars={"base": str(home), "platbase": str(home)}))
-        (theirs / "beside.pth").write_text(f"{sysconfig.get_path('purelib')}\n{Path(dtrain.__file__).parents[1]}\n")  # behind its own
+        (theirs / "beside.pth").write_text(
+            f"{sysconfig.get_path('purelib')}\n{Path(dtrain.__file__).parents[1]}\n"
+        )  # behind its own
         yield made
     finally:
         shutil.rmtree(home)
@@ -63,7 +69,9 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def asked(python: str, *modules: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Imports modules one after the other, and ends at the first after which a fork could not use CUDA."""
-    return subprocess.run([python, "-c", ASK, *modules], cwd=cwd, capture_output=True, text=True, timeout=600, check=False)
+    return subprocess.run(
+        [python, "-c", ASK, *modules], cwd=cwd, capture_output=True, text=True, timeout=600, check=False
+    )
 
 
 def test_no_part_of_ours_initialises_cuda_while_it_is_imported(python: str, tmp_path: Path) -> None:

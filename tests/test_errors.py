@@ -7,7 +7,14 @@ from dtrain.errors import DtrainError, LeaseError, PreflightError, RankError, St
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(DtrainError("x"), 1), (RankError("x"), 1), (WordsError("x"), 2), (PreflightError("x"), 3), (StoreError("x"), 3), (LeaseError("x"), 3)],
+    [
+        (DtrainError("x"), 1),
+        (RankError("x"), 1),
+        (WordsError("x"), 2),
+        (PreflightError("x"), 3),
+        (StoreError("x"), 3),
+        (LeaseError("x"), 3),
+    ],
 )
 def test_each_error_has_its_exit_code(error: DtrainError, code: int) -> None:
     assert error.exit_code == code

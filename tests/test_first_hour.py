@@ -33,7 +33,14 @@ json.dump({"result": "passed", "figure": "1 | 2", "said": ""}, open(f"{folder}/{
 
 
 def step(name: str, *, ranks: int = 1, cuda: str = "") -> hour.Step:
-    return hour.Step(name, "something", lambda place: hour.Verdict("passed"), ranks=ranks, cuda=cuda, seconds=5.0 if name == "hangs" else 60.0)
+    return hour.Step(
+        name,
+        "something",
+        lambda place: hour.Verdict("passed"),
+        ranks=ranks,
+        cuda=cuda,
+        seconds=5.0 if name == "hangs" else 60.0,
+    )
 
 
 def test_each_step_has_its_verdict_and_the_rest_goes_on(tmp_path: Path) -> None:
@@ -45,7 +52,9 @@ def test_each_step_has_its_verdict_and_the_rest_goes_on(tmp_path: Path) -> None:
     ]
     (tmp_path / "hour").mkdir()
     (tmp_path / "hour" / "silent.json").write_text('{"result": "passed"}')  # of an earlier hour
-    found = hour.run(steps, place, [sys.executable, str(tmp_path / "script.py"), str(place.folder)], tell=lambda text: None)
+    found = hour.run(
+        steps, place, [sys.executable, str(tmp_path / "script.py"), str(place.folder)], tell=lambda text: None
+    )
     said = {each.name: (verdict.result, verdict.figure + verdict.said) for each, verdict in found}
     assert {name: result for name, (result, _) in said.items()} == {
         "hangs": "failed", "crashes": "failed", "raises": "failed", "silent": "failed", "passes": "passed", "wide": "not run", "fast": "not run",
@@ -73,7 +82,9 @@ def test_a_page_keeps_what_is_not_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("devices", [1, 4, 8])
-def test_what_is_asked_of_some_gpus_of_a_host_is_a_plan_for_those(devices: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_asked_of_some_gpus_of_a_host_is_a_plan_for_those(
+    devices: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
     from tests.gpu import steps
 
@@ -106,8 +117,21 @@ def test_the_command_does_a_step_on_the_cpu(tmp_path: Path) -> None:
     """The whole list takes minutes: `python -m tests.gpu.first_hour on=cpu`."""
     root = Path(__file__).parents[1]
     command = [sys.executable, "-m", "tests.gpu.first_hour", "on=cpu", "only=one-each,memory", f"out={tmp_path}"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300, check=False)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=root,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "| one-each | each rank has a GPU of its own | passed | 2 ranks, 12 steps |" in (tmp_path / "first-hour.md").read_text()
-    wrong = subprocess.run([*command[:3], "on=gpu0", "loud=yes"], capture_output=True, text=True, cwd=root, timeout=120, check=False)
+    assert (
+        "| one-each | each rank has a GPU of its own | passed | 2 ranks, 12 steps |"
+        in (tmp_path / "first-hour.md").read_text()
+    )
+    wrong = subprocess.run(
+        [*command[:3], "on=gpu0", "loud=yes"], capture_output=True, text=True, cwd=root, timeout=120, check=False
+    )
     assert wrong.returncode == 1 and "loud: not known" in wrong.stderr

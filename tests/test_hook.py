@@ -15,7 +15,16 @@ from dtrain.testing.faults import AtStep
 
 
 def test_numbers_are_figures_and_the_rest_is_not() -> None:
-    said = plain({"f1": torch.tensor(0.5), "eval_auc": 1, "right": True, "text": "seen", "ghp_a0AZia6zaaU8PLlLmsQlD5Mb4XhpOYNhj0cm": 1.0}, "Mine")
+    said = plain(
+        {
+            "f1": torch.tensor(0.5),
+            "eval_auc": 1,
+            "right": True,
+            "text": "seen",
+            "ghp_a0AZia6zaaU8PLlLmsQlD5Mb4XhpOYNhj0cm": 1.0,
+        },
+        "Mine",
+    )
     assert numbers(said) == {"eval_f1": 0.5, "eval_auc": 1.0}
 
 
@@ -27,7 +36,9 @@ def test_what_is_no_mapping_of_names_is_refused(said: Any) -> None:
 
 @pytest.mark.parametrize("value", [torch.ones(2), object(), {"deep": {1, 2}}])
 def test_what_no_event_can_hold_is_named(value: Any) -> None:
-    with pytest.raises(WordsError, match=r"^hook Mine returned margins as a (Tensor|object|dict), of which no event can be made"):
+    with pytest.raises(
+        WordsError, match=r"^hook Mine returned margins as a (Tensor|object|dict), of which no event can be made"
+    ):
         plain({"margins": value}, "Mine")
 
 
@@ -54,4 +65,9 @@ def test_a_hook_states_that_it_gives_no_figure() -> None:
     class Quiet(Own):
         about = {"figures": {}}  # noqa: RUF012
 
-    assert not gives_none(Own()) and gives_none(Quiet()) and gives_none(AtStep("kill", 1)) and gives_none(Sample(1, "a", 1, 0.0))
+    assert (
+        not gives_none(Own())
+        and gives_none(Quiet())
+        and gives_none(AtStep("kill", 1))
+        and gives_none(Sample(1, "a", 1, 0.0))
+    )

@@ -40,13 +40,17 @@ def trap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trap]:
         (folder / name).mkdir()
     marker, secret = folder / "marker", folder / "secret.yaml"
     secret.write_text("steps: 3\n")
-    (folder / "foreign" / "evilpkg.py").write_text(f"import os\nopen({str(marker)!r}, 'w')\ndef loop(plan): pass\nclass Evil: pass\n")
+    (folder / "foreign" / "evilpkg.py").write_text(
+        f"import os\nopen({str(marker)!r}, 'w')\ndef loop(plan): pass\nclass Evil: pass\n"
+    )
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder / "recipes"))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder / "foreign"))
         patch.chdir(folder / "here")
-        assert main(["plan", "model=mlp", "data=synthetic", "objective=regression"]) == 0, "what every command imports is there"
+        assert main(["plan", "model=mlp", "data=synthetic", "objective=regression"]) == 0, (
+            "what every command imports is there"
+        )
         yield Trap(folder / "recipes", secret, marker, folder / "here", f"http://127.0.0.1:{server.server_port}")
     server.shutdown()
     server.server_close()
@@ -69,11 +73,17 @@ def planted(trap: Trap, recipe: Hostile, number: int) -> str:
 def survives(trap: Trap, recipe: Hostile, number: int) -> None:
     word = planted(trap, recipe, number)
     for verb in ("plan", "train"):
-        done = watched([verb, word], environ={"CANARY": SECRET}, foreign=("evilpkg", "pty", "timeit", "cProfile", str(trap.secret), "/etc/passwd"))
+        done = watched(
+            [verb, word],
+            environ={"CANARY": SECRET},
+            foreign=("evilpkg", "pty", "timeit", "cProfile", str(trap.secret), "/etc/passwd"),
+        )
         assert done.deeds == []
         assert done.code in (2, 3), done.text
         assert 1 <= len(done.text.splitlines()) <= 5, done.text
-        assert all(line.startswith("dtrain: ") and len(line) < 800 and line.isprintable() for line in done.text.splitlines()), done.text
+        assert all(
+            line.startswith("dtrain: ") and len(line) < 800 and line.isprintable() for line in done.text.splitlines()
+        ), done.text
         assert SECRET not in done.text and "Traceback" not in done.text
     assert not trap.marker.exists()
     assert not list(trap.here.iterdir())
@@ -90,7 +100,9 @@ def test_a_hostile_recipe_does_nothing(trap: Trap, number: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [number for number in range(len(ALL)) if number % 5], ids=lambda number: ALL[number].id[:60])
+@pytest.mark.parametrize(
+    "number", [number for number in range(len(ALL)) if number % 5], ids=lambda number: ALL[number].id[:60]
+)
 def test_no_hostile_recipe_does_anything(trap: Trap, number: int) -> None:
     survives(trap, ALL[number], number)
 
@@ -99,7 +111,14 @@ def test_the_watch_sees_deeds(trap: Trap) -> None:
     """Its own control: a recipe that is trusted imports and writes."""
     (trap.folder / "trusted.yaml").write_text("model: {_target_: evilpkg.Evil}\ndata: {path: '@'}\nsteps: 1\n")
     done = watched(
-        ["train", f"recipe={trap.folder}/trusted.yaml", f"out={trap.folder}/out", "trust=[evilpkg]", "hook=[]", f"data.path={trap.secret}"],
+        [
+            "train",
+            f"recipe={trap.folder}/trusted.yaml",
+            f"out={trap.folder}/out",
+            "trust=[evilpkg]",
+            "hook=[]",
+            f"data.path={trap.secret}",
+        ],
         environ={},
         foreign=("evilpkg",),
     )

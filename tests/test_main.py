@@ -9,7 +9,9 @@ import pytest
 
 
 def dtrain(*words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-m", "dtrain", *words], capture_output=True, text=True, timeout=300, cwd=cwd, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "dtrain", *words], capture_output=True, text=True, timeout=300, cwd=cwd, check=False
+    )
 
 
 WRONG = {
@@ -66,7 +68,9 @@ def test_a_broken_recipe_names_its_line(tmp_path: Path) -> None:
 
 def test_plan_does_not_import_torch(tmp_path: Path) -> None:
     code = "import sys; from dtrain.__main__ import main; code = main(['plan', 'strategy=fsdp', 'nodes=2', 'devices=2']); sys.exit(code or 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=tmp_path, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=tmp_path, check=False
+    )
     assert done.returncode == 0, done.stderr
     for said in (
         "2 node(s) x 2 device(s) = 4 rank(s)",
@@ -81,16 +85,33 @@ def test_plan_does_not_import_torch(tmp_path: Path) -> None:
 def test_help_lists_verbs_words_and_recipes(tmp_path: Path) -> None:
     done = dtrain("--help", cwd=tmp_path)
     assert done.returncode == 0
-    for said in ("evaluate", "generate", "auto, ddp, fsdp, hsdp, pipeline, single, zero1, zero2, zero3", "verify", "shakespeare"):
+    for said in (
+        "evaluate",
+        "generate",
+        "auto, ddp, fsdp, hsdp, pipeline, single, zero1, zero2, zero3",
+        "verify",
+        "shakespeare",
+    ):
         assert said in done.stdout
 
 
 def test_a_finished_run_says_so_and_another_one_is_refused(corpus: Path, tmp_path: Path) -> None:
-    words = ["steps=2", "model.layers=1", "model.width=32", "hook=[]", "data.sequence=16", f"data.path={corpus}", "out=run"]
+    words = [
+        "steps=2",
+        "model.layers=1",
+        "model.width=32",
+        "hook=[]",
+        "data.sequence=16",
+        f"data.path={corpus}",
+        "out=run",
+    ]
     first = dtrain(*words, cwd=tmp_path)
     assert first.returncode == 0
     result = json.loads((tmp_path / "run/result.json").read_text())
-    assert f"last step's loss {result['loss']:.4f}, held-out loss {result['metrics']['eval_loss']:.4f}, held-out perplexity" in first.stdout
+    assert (
+        f"last step's loss {result['loss']:.4f}, held-out loss {result['metrics']['eval_loss']:.4f}, held-out perplexity"
+        in first.stdout
+    )
     again = dtrain(*words, cwd=tmp_path)
     assert again.returncode == 0
     assert "already finished" in again.stdout
@@ -103,7 +124,15 @@ def test_a_finished_run_says_so_and_another_one_is_refused(corpus: Path, tmp_pat
 
 
 def test_a_run_in_memory_leaves_no_folder(corpus: Path, tmp_path: Path) -> None:
-    words = ["steps=2", "model.layers=1", "model.width=32", "hook=[]", "data.sequence=16", f"data.path={corpus}", "out=memory://run"]
+    words = [
+        "steps=2",
+        "model.layers=1",
+        "model.width=32",
+        "hook=[]",
+        "data.sequence=16",
+        f"data.path={corpus}",
+        "out=memory://run",
+    ]
     done = dtrain(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert {path.name for path in tmp_path.iterdir()} == {"corpus"}

@@ -38,7 +38,10 @@ def test_odd_parameters_train_as_in_one_process(model: str, words: str, strategy
     whole = trained(f"{words} devices=1", tmp_path / "whole")
     split = f"{words} strategy={strategy} devices=2 ema=0.9"
     if strategy == "fsdp" and model in ("Complex", "Mixed"):
-        with pytest.raises(RankFailed, match=r"strategy=fsdp: spectrum holds complex numbers|inner.*are gathered together and differ in type"):
+        with pytest.raises(
+            RankFailed,
+            match=r"strategy=fsdp: spectrum holds complex numbers|inner.*are gathered together and differ in type",
+        ):
             trained(split, tmp_path / "split")
         return
     assert trained(split, tmp_path / "split") == pytest.approx(whole, rel=2e-6)
@@ -71,12 +74,18 @@ def test_what_cannot_be_trained_is_refused_by_name(model: str, words: str, why: 
 @pytest.mark.parametrize(
     ("part", "facts", "why"),
     [
-        ({"inputs": [3, 4, 4]}, {"inputs": [1, 8, 8]}, r"model\.inputs=\[3, 4, 4\]: a sample of the data has the shape \[1, 8, 8\]"),
+        (
+            {"inputs": [3, 4, 4]},
+            {"inputs": [1, 8, 8]},
+            r"model\.inputs=\[3, 4, 4\]: a sample of the data has the shape \[1, 8, 8\]",
+        ),
         ({"outputs": 3}, {"outputs": 10}, r"model\.outputs=3: the data has 10. Type model\.outputs=auto"),
         ({}, {"kind": "uint8"}, "the inputs are uint8, and the model takes fractions"),
     ],
 )
-def test_a_model_that_does_not_fit_its_data_is_refused(part: dict[str, object], facts: dict[str, object], why: str) -> None:
+def test_a_model_that_does_not_fit_its_data_is_refused(
+    part: dict[str, object], facts: dict[str, object], why: str
+) -> None:
     cnn = {
         "_target_": "dtrain.model.cnn.CNN",
         "_about_": {"takes": "image"},

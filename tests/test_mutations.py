@@ -64,7 +64,9 @@ def limit(seconds: float) -> Iterator[None]:
         raise TimeoutError
 
     before = {number: signal.signal(number, late) for number in (signal.SIGALRM, signal.SIGPROF)}
-    signal.setitimer(signal.ITIMER_PROF, seconds)  # of computing, which a busy machine does not stretch; and many more of waiting
+    signal.setitimer(
+        signal.ITIMER_PROF, seconds
+    )  # of computing, which a busy machine does not stretch; and many more of waiting
     signal.setitimer(signal.ITIMER_REAL, 20 * seconds)
     try:
         yield
@@ -107,7 +109,9 @@ def judge(one: Mutant, folder: Path) -> str | None:
 
 
 def run(seeds: Sequence[int], folder: Path) -> None:
-    wrong = [f"{seed}: {mutant(seed)}\n   {problem[:600]}" for seed in seeds if (problem := judge(mutant(seed), folder))]
+    wrong = [
+        f"{seed}: {mutant(seed)}\n   {problem[:600]}" for seed in seeds if (problem := judge(mutant(seed), folder))
+    ]
     assert not wrong, f"{len(wrong)} of {len(seeds)}\n" + "\n".join(wrong[:20])
 
 
@@ -161,7 +165,9 @@ def train_some(count: int, seeds: range, folder: Path, corpus: Path) -> None:
         trained += 1
         try:
             results = ranks(plan.world, train, plan)
-            if any((result.status, result.step) != ("finished", 2) and result.status != "spiked" for result in results):  # optim.lr=3e33
+            if any(
+                (result.status, result.step) != ("finished", 2) and result.status != "spiked" for result in results
+            ):  # optim.lr=3e33
                 wrong.append(f"{mutant(seed)}: {results[0]}")
         except Exception as error:
             wrong.append(f"{mutant(seed)}: {str(error)[-600:]}")

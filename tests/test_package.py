@@ -40,7 +40,9 @@ def test_the_wheel_holds_every_word_recipe_and_module(unpacked: Path) -> None:
 
 def test_wheel_editable_and_checkout_behave_the_same(unpacked: Path, tmp_path: Path) -> None:
     def output(cwd: Path, **variables: str) -> str:
-        done = subprocess.run(COMMAND, capture_output=True, text=True, timeout=300, cwd=cwd, env={**os.environ, **variables}, check=False)
+        done = subprocess.run(
+            COMMAND, capture_output=True, text=True, timeout=300, cwd=cwd, env={**os.environ, **variables}, check=False
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -52,7 +54,12 @@ def test_wheel_editable_and_checkout_behave_the_same(unpacked: Path, tmp_path: P
 def test_the_wheel_is_the_one_that_ran(unpacked: Path, tmp_path: Path) -> None:
     code = "import dtrain.recipe as r; print(r.folder('conf'))"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(unpacked)}, check=True
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(unpacked)},
+        check=True,
     )
     assert done.stdout.strip() == str(unpacked / "dtrain" / "conf")
 
@@ -68,12 +75,33 @@ def test_the_console_script_sees_the_packages_of_the_working_folder(tmp_path: Pa
     script.parent.mkdir()
     script.write_text("import sys\nfrom dtrain.__main__ import main\nsys.exit(main())\n")
     (tmp_path / "mypkg.py").write_text("class Net:\n    def __init__(self, width=3): ...\n")
-    words = ["plan", "model._target_=mypkg.Net", "model.widt=3", "data=synthetic", "objective=regression", "trust=[mypkg]"]
+    words = [
+        "plan",
+        "model._target_=mypkg.Net",
+        "model.widt=3",
+        "data=synthetic",
+        "objective=regression",
+        "trust=[mypkg]",
+    ]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     for start in ([str(script)], ["-m", "dtrain"]):
-        done = subprocess.run([sys.executable, *start, *words], capture_output=True, text=True, timeout=300, cwd=tmp_path, env=env, check=False)
+        done = subprocess.run(
+            [sys.executable, *start, *words],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            cwd=tmp_path,
+            env=env,
+            check=False,
+        )
         assert "mypkg.Net takes no widt. Did you mean model.width?" in done.stderr, start
     safe = subprocess.run(
-        [sys.executable, "-P", str(script), *words], capture_output=True, text=True, timeout=300, cwd=tmp_path, env=env, check=False
+        [sys.executable, "-P", str(script), *words],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp_path,
+        env=env,
+        check=False,
     )
     assert "takes no widt" not in safe.stderr, "who starts Python with -P means that"

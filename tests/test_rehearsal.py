@@ -66,22 +66,42 @@ def unexpected(found: list[Rehearsed], waits: dict[str, float]) -> list[str]:
 
 
 @pytest.mark.parametrize(("words", "waits"), [*((words, {}) for words in FREE), *WAITING.items()], ids=name)
-def test_a_run_on_a_gpu_waits_where_it_is_said_to_wait_and_nowhere_else(words: tuple[str, ...], waits: dict[str, float]) -> None:
+def test_a_run_on_a_gpu_waits_where_it_is_said_to_wait_and_nowhere_else(
+    words: tuple[str, ...], waits: dict[str, float]
+) -> None:
     found = rehearse(*words)
     assert unexpected(found, waits) == []
     (there,) = {each.loss for each in found} - {None}
-    assert there == pytest.approx(on_the_cpu(words), rel=2e-5 if not any("precision" in word for word in words) else 2e-2)
+    assert there == pytest.approx(
+        on_the_cpu(words), rel=2e-5 if not any("precision" in word for word in words) else 2e-2
+    )
 
 
 def test_the_page_lists_every_word_for_which_a_step_waits() -> None:
-    page = (Path(__file__).parents[1] / "README.md").read_text().split("**When a step waits for the GPU.**")[1].split("\n\n**")[0]
-    said = {word for words in WAITING for word in words if word not in (*GPT, TWO, "precision=bf16", "strategy=zero3", "on_spike=skip")}
+    page = (
+        (Path(__file__).parents[1] / "README.md")
+        .read_text()
+        .split("**When a step waits for the GPU.**")[1]
+        .split("\n\n**")[0]
+    )
+    said = {
+        word
+        for words in WAITING
+        for word in words
+        if word not in (*GPT, TWO, "precision=bf16", "strategy=zero3", "on_spike=skip")
+    }
     assert {word for word in said if f"`{word.replace('=2', '').replace('=6', '')}" not in page} == set()
 
 
 def on_the_cpu(words: tuple[str, ...]) -> float:
     """The loss of the same words, on one process of this machine in fp32, whatever the mesh."""
-    return _alone(tuple(word for word in words if not word.startswith((TWO, "mesh.", "strategy", "precision", "remat", "microbatch", "ema"))))
+    return _alone(
+        tuple(
+            word
+            for word in words
+            if not word.startswith((TWO, "mesh.", "strategy", "precision", "remat", "microbatch", "ema"))
+        )
+    )
 
 
 @cache

@@ -10,7 +10,9 @@ from dtrain import result
 
 
 def git(*words: str) -> str:
-    done = subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], capture_output=True, text=True, check=True
+    )
     return done.stdout.strip()
 
 

@@ -34,7 +34,9 @@ SENTENCE = "dtrain.errors.WordsError: "
 
 def decided(words: tuple[str, ...], folder: Path, corpus: Path) -> Plan | None:
     """The plan of a run; None when the words or a look at the machine are enough to refuse it."""
-    places = [f"data.path={corpus}/*.py"] * ("data=text" in words) + [f"data.path={folder}/tokens.npy"] * ("data=tokens" in words)
+    places = [f"data.path={corpus}/*.py"] * ("data=text" in words) + [f"data.path={folder}/tokens.npy"] * (
+        "data=tokens" in words
+    )
     try:
         plan = resolve(compose([*words, *places, f"out={folder}/run"]), HERE)
     except WordsError as refused:
@@ -72,7 +74,9 @@ def sentence(error: str) -> bool:
 def own(words: tuple[str, ...]) -> bool:
     """Whether the words name a model or a dataset that is not dtrain's."""
     return any(
-        word.startswith(key) and not word.startswith(f"{key}dtrain.") for word in words for key in ("model._target_=", "data.dataset._target_=")
+        word.startswith(key) and not word.startswith(f"{key}dtrain.")
+        for word in words
+        for key in ("model._target_=", "data.dataset._target_=")
     )
 
 
@@ -93,7 +97,9 @@ def failures(seeds: Iterable[int], folder: Path, corpus: Path, *, most: int) -> 
         counts["refused by plan" if said else "accepted"] += 1
         counts["trained" if not error else "refused by the ranks"] += not said
         if not (before and sentence(said) if said else before or not error):
-            wrong.append(f"{seed}: {' '.join(words)}\n    plan: {said[-800:] or 'accepted'}\n    ranks: {error[-800:] or 'trained'}")
+            wrong.append(
+                f"{seed}: {' '.join(words)}\n    plan: {said[-800:] or 'accepted'}\n    ranks: {error[-800:] or 'trained'}"
+            )
         counts["stepped"] += mark.exists()
         mark.unlink(missing_ok=True)
         shutil.rmtree(folder / "run", ignore_errors=True)

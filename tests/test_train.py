@@ -19,7 +19,17 @@ from dtrain.plan import Plan
 from dtrain.resolve import resolve
 from dtrain.train import train
 
-TINY = ["steps=12", "batch=8", "model.layers=2", "model.width=32", "model.heads=2", "data.sequence=16", "hook=[]", "logger=[]", "evaluate.samples=10"]
+TINY = [
+    "steps=12",
+    "batch=8",
+    "model.layers=2",
+    "model.width=32",
+    "model.heads=2",
+    "data.sequence=16",
+    "hook=[]",
+    "logger=[]",
+    "evaluate.samples=10",
+]
 
 
 def plan(out: Path, corpus: Path, *words: str) -> Plan:
@@ -40,7 +50,9 @@ def rows(out: Path) -> dict[int, dict[str, Any]]:
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
     url, commit = find(str(out))
-    found = {name: torch.zeros(facts["shape"]) for name, facts in commit["tensors"].items() if name.startswith("model.")}
+    found = {
+        name: torch.zeros(facts["shape"]) for name, facts in commit["tensors"].items() if name.startswith("model.")
+    }
     Reading(url, commit, found).fill()
     return found
 
@@ -88,15 +100,22 @@ def test_every_mesh_gives_the_losses_of_one_process(layout: str, reference: tupl
 
 
 @pytest.mark.parametrize("optim", ["sgd", "muon", "adafactor"])
-def test_every_optimizer_gives_the_same_losses_on_shards(optim: str, reference: tuple[Path, Path], tmp_path: Path) -> None:
+def test_every_optimizer_gives_the_same_losses_on_shards(
+    optim: str, reference: tuple[Path, Path], tmp_path: Path
+) -> None:
     words = [f"optim={optim}", "schedule.warmup=2"]
     run(plan(tmp_path / "one", reference[1], *words))
     run(plan(tmp_path / "two", reference[1], *words, "strategy=fsdp", "devices=2"))
     assert_same(tmp_path / "one", tmp_path / "two")
 
 
-@pytest.mark.parametrize(("first", "second"), [([], []), ([], ["strategy=fsdp", "devices=2"]), (["strategy=fsdp", "devices=2"], ["microbatch=2"])])
-def test_a_stopped_run_goes_on_as_if_it_had_not(first: list[str], second: list[str], reference: tuple[Path, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [([], []), ([], ["strategy=fsdp", "devices=2"]), (["strategy=fsdp", "devices=2"], ["microbatch=2"])],
+)
+def test_a_stopped_run_goes_on_as_if_it_had_not(
+    first: list[str], second: list[str], reference: tuple[Path, Path], tmp_path: Path
+) -> None:
     stopped = run(plan(tmp_path, reference[1], "stop_after=5", *first))
     assert (stopped.status, stopped.step, stopped.exit_code) == ("stopped", 5, 0)
     assert run(plan(tmp_path, reference[1], *second)).status == "finished"
@@ -141,13 +160,22 @@ class Unlabelled:
 
 
 def with_model(out: Path, *words: str) -> Plan:
-    return resolve(compose(["steps=6", f"out={out}", f"trust=[{__name__.partition('.')[0]}]", "logger=[]", *words]), Cluster(gpus=0, cpus=1))
+    return resolve(
+        compose(["steps=6", f"out={out}", f"trust=[{__name__.partition('.')[0]}]", "logger=[]", *words]),
+        Cluster(gpus=0, cpus=1),
+    )
 
 
 def test_a_failing_evaluation_loses_no_step(tmp_path: Path) -> None:
     cover = tmp_path / "cover"
     cover.touch()
-    words = [f"model._target_={__name__}.Blindfolded", f"model.cover={cover}", "data=synthetic", "objective=regression", "data.samples=256"]
+    words = [
+        f"model._target_={__name__}.Blindfolded",
+        f"model.cover={cover}",
+        "data=synthetic",
+        "objective=regression",
+        "data.samples=256",
+    ]
     with pytest.raises(RuntimeError, match="nothing to be seen"):
         train(with_model(tmp_path / "out", *words))
     assert find(str(tmp_path / "out"))[1]["step"] == 6
@@ -158,7 +186,13 @@ def test_a_failing_evaluation_loses_no_step(tmp_path: Path) -> None:
 
 
 def test_a_batch_in_which_nothing_counts_is_a_step_without_a_loss(tmp_path: Path) -> None:
-    words = ["model._target_=torch.nn.Linear", "model.in_features=64", "model.out_features=3", "batch=1", "objective=classification"]
+    words = [
+        "model._target_=torch.nn.Linear",
+        "model.in_features=64",
+        "model.out_features=3",
+        "batch=1",
+        "objective=classification",
+    ]
     train(with_model(tmp_path, *words, "data=dataset", f"data.dataset._target_={__name__}.Unlabelled"))
     losses = [row["loss"] for row in rows(tmp_path).values()]
     assert None in losses
@@ -167,7 +201,14 @@ def test_a_batch_in_which_nothing_counts_is_a_step_without_a_loss(tmp_path: Path
 
 def test_dropout_draws_the_same_after_a_restart(tmp_path: Path) -> None:
     def words(out: Path, *more: str) -> Plan:
-        target = ["model._target_=dropping.Net", "trust=[dropping]", "data=synthetic", "objective=regression", "data.samples=256", "logger=[]"]
+        target = [
+            "model._target_=dropping.Net",
+            "trust=[dropping]",
+            "data=synthetic",
+            "objective=regression",
+            "data.samples=256",
+            "logger=[]",
+        ]
         return resolve(compose([*target, "steps=6", "batch=8", f"out={out}", *more]), Cluster(gpus=0, cpus=1))
 
     run(words(tmp_path / "whole"))
@@ -195,7 +236,9 @@ def test_weights_are_drawn_by_a_run_that_begins_and_by_no_other(
 def test_an_average_begins_as_the_weights_of_init(reference: tuple[Path, Path], tmp_path: Path) -> None:
     run(plan(tmp_path, reference[1], f"init={reference[0]}", "steps=1", "optim.lr=1e-9", "ema=0.5"))
     url, commit = find(str(tmp_path))
-    averages = {name: torch.zeros(facts["shape"]) for name, facts in commit["tensors"].items() if name.startswith("ema.")}
+    averages = {
+        name: torch.zeros(facts["shape"]) for name, facts in commit["tensors"].items() if name.startswith("ema.")
+    }
     Reading(url, commit, averages).fill()
     assert averages
     for name, average in averages.items():
@@ -212,8 +255,14 @@ def test_init_takes_the_weights_and_starts_anew(reference: tuple[Path, Path], tm
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("bf16", 3e-2), ("fp16", 3e-2)])
-def test_lower_precision_stays_near_on_every_mesh(precision: str, tolerance: float, reference: tuple[Path, Path], tmp_path: Path) -> None:
-    for name, words in {"one": [], "ddp": ["strategy=ddp", "devices=2"], "fsdp": ["strategy=fsdp", "devices=2"]}.items():
+def test_lower_precision_stays_near_on_every_mesh(
+    precision: str, tolerance: float, reference: tuple[Path, Path], tmp_path: Path
+) -> None:
+    for name, words in {
+        "one": [],
+        "ddp": ["strategy=ddp", "devices=2"],
+        "fsdp": ["strategy=fsdp", "devices=2"],
+    }.items():
         run(plan(tmp_path / name, reference[1], f"precision={precision}", *words))
         for step, row in rows(tmp_path / name).items():
             assert row["loss"] == pytest.approx(rows(reference[0])[step]["loss"], rel=tolerance), (name, step)
@@ -227,7 +276,9 @@ def test_other_data_is_refused_by_name(reference: tuple[Path, Path], tmp_path: P
         run(plan(tmp_path, other))
 
 
-def test_weights_that_were_not_drawn_are_not_trained(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_were_not_drawn_are_not_trained(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Storage may go away between two looks at it: the values of a model that its checkpoint should have brought are whatever the memory held."""
     run(plan(tmp_path, corpus, "stop_after=3"))
     monkeypatch.setattr(commits, "candidates", lambda out: [])

@@ -94,7 +94,9 @@ def test_no_recipe_below_one_from_elsewhere_is_read_inside(near: Site, far: Site
 
 def test_a_public_server_sends_a_person_nowhere_inside(near: Site, far: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     near.pages = {"/mine.yaml": f"{far.url}/base.yaml".encode()}
-    assert [word.value for word in recipe.read(f"{near.url}/mine.yaml")] == [3], "inside, servers send a person where they like"
+    assert [word.value for word in recipe.read(f"{near.url}/mine.yaml")] == [3], (
+        "inside, servers send a person where they like"
+    )
     far.asked.clear()
     monkeypatch.setattr(web, "is_public", lambda address: str(address) == "127.0.0.1")
     web._named.clear()
@@ -104,7 +106,9 @@ def test_a_public_server_sends_a_person_nowhere_inside(near: Site, far: Site, mo
     assert [word.value for word in recipe.read(f"{far.url}/base.yaml")] == [3], "a person may name a server inside"
 
 
-def test_data_of_a_recipe_is_not_read_inside_but_a_person_may(near: Site, far: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_of_a_recipe_is_not_read_inside_but_a_person_may(
+    near: Site, far: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     near.pages["/text.txt"] = f"{far.url}/text.txt".encode()
     near.pages["/mine.yaml"] = f"defaults: [{{override /data: text}}]\ndata: {{path: '{near.url}/text.txt'}}\n".encode()
     assert main([f"recipe={near.url}/mine.yaml", f"out={tmp_path / 'run'}", "steps=1"]) == 3
@@ -127,7 +131,8 @@ def test_a_name_that_resolves_anew_is_judged_again(far: Site, monkeypatch: pytes
 
     monkeypatch.setattr(socket, "getaddrinfo", answer)
     store.write(
-        "memory://wary/mine.yaml", f"defaults: [{{override /data: text}}]\ndata: {{path: 'http://rebinds.example.org:{port}/text.txt'}}\n".encode()
+        "memory://wary/mine.yaml",
+        f"defaults: [{{override /data: text}}]\ndata: {{path: 'http://rebinds.example.org:{port}/text.txt'}}\n".encode(),
     )
     config = compose(["recipe=memory://wary/mine.yaml"])
     assert not answers
@@ -142,7 +147,15 @@ def test_ranks_are_as_wary(near: Site, far: Site, tmp_path: Path) -> None:
         "/mine.yaml": f"defaults: [{{override /data: text}}]\ndata: {{path: '{near.url}/text.txt', sequence: 8}}\n".encode(),
         "/text.txt": TEXT,
     }
-    words = [*command(), "model=gpt", "model.width=16", "steps=1", "launcher=local", "devices=2", f"recipe={near.url}/mine.yaml"]
+    words = [
+        *command(),
+        "model=gpt",
+        "model.width=16",
+        "steps=1",
+        "launcher=local",
+        "devices=2",
+        f"recipe={near.url}/mine.yaml",
+    ]
     done = subprocess.run([*words, f"out={tmp_path / 'a'}"], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     child = "import sys; from dtrain import options, store; options.take_over(sys.argv[1]); print(store.read(sys.argv[2])[:5])"
@@ -151,7 +164,13 @@ def test_ranks_are_as_wary(near: Site, far: Site, tmp_path: Path) -> None:
     assert json.loads(told)["web"]["wary"] == [near.url.removeprefix("http://")]
 
     def reads() -> str:
-        done = subprocess.run([sys.executable, "-c", child, told, f"{near.url}/text.txt"], capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", child, told, f"{near.url}/text.txt"],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
         return done.stdout + done.stderr
 
     assert "to be" in reads()

@@ -15,7 +15,14 @@ from dtrain.plan import Plan
 from dtrain.storage import store
 from dtrain.verb import verify
 
-WORDS = ("batch=8", "verify.steps=4", "schedule.warmup=0", "optim.lr=3e-3", "trust=[wrong_models,right_models,invariance,planted]", "clip=10")
+WORDS = (
+    "batch=8",
+    "verify.steps=4",
+    "schedule.warmup=0",
+    "optim.lr=3e-3",
+    "trust=[wrong_models,right_models,invariance,planted]",
+    "clip=10",
+)
 
 
 def verified(out: Path, words: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:

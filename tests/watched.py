@@ -78,7 +78,9 @@ def _note(event: str, arguments: tuple[Any, ...], foreign: tuple[str, ...], deed
     deed = ""
     if event == "open":
         path, mode, flags = arguments
-        if not isinstance(path, int) and (flags & WRITING or set(mode or "") & set("wax+") or str(path) in foreign):  # a number is open already
+        if not isinstance(path, int) and (
+            flags & WRITING or set(mode or "") & set("wax+") or str(path) in foreign
+        ):  # a number is open already
             deed = f"open {path} {mode} {flags}"
     elif event == "import":  # by a statement; of importlib's own the code is seen below
         deed = f"import {arguments[0]}" if str(arguments[0]).split(".")[0] in foreign else ""

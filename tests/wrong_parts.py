@@ -56,7 +56,9 @@ class OnOneRank(Classification):
 
     def loss(self, outputs: Any, batch: Any) -> Loss:
         loss = super().loss(outputs, batch)
-        return loss if int(os.environ.get("RANK", "0")) else Loss(loss.sum, {**loss.metrics, "seldom": loss.sum.detach()})
+        return (
+            loss if int(os.environ.get("RANK", "0")) else Loss(loss.sum, {**loss.metrics, "seldom": loss.sum.detach()})
+        )
 
 
 class InSomeBatches(Classification):

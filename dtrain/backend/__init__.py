@@ -63,7 +63,18 @@ def process_group(backend: str, *, timeout: float, device: torch.device | None =
                 f"ranks {other} and {rank} have the same GPU ({gpu}). Start one rank for each GPU, or show each rank its own in CUDA_VISIBLE_DEVICES."
             )
         _kept.pop(os.getpid(), None)
-        within(None, partial(dist.init_process_group, backend, store=store, rank=rank, world_size=world, timeout=wait, device_id=device))
+        within(
+            None,
+            partial(
+                dist.init_process_group,
+                backend,
+                store=store,
+                rank=rank,
+                world_size=world,
+                timeout=wait,
+                device_id=device,
+            ),
+        )
         _kept[os.getpid()] = dist.group.WORLD
         try:
             yield

@@ -38,14 +38,23 @@ class Nccl:
             expand_segments(os.environ)
         gpu: Any = torch.cuda.get_device_properties(device)
         if reports := os.environ.get("DTRAIN_REPORTS"):
-            failure.has_gpu(Path(reports), int(os.environ.get("RANK", 0)), f"{gpu.pci_domain_id:x}:{gpu.pci_bus_id:x}:{gpu.pci_device_id:x}")
+            failure.has_gpu(
+                Path(reports),
+                int(os.environ.get("RANK", 0)),
+                f"{gpu.pci_domain_id:x}:{gpu.pci_bus_id:x}:{gpu.pci_device_id:x}",
+            )
         if self.kernels == "deterministic":
             add_in_one_order(os.environ)
         if self.cores == "near":
             run_on(cores_near(f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"))
         recorder.record(os.environ)
         torch.cuda.set_device(device)
-        return process_group("cpu:gloo,cuda:nccl", timeout=self.timeout, device=device if self.connect == "start" else None, gpu=str(gpu.uuid))
+        return process_group(
+            "cpu:gloo,cuda:nccl",
+            timeout=self.timeout,
+            device=device if self.connect == "start" else None,
+            gpu=str(gpu.uuid),
+        )
 
 
 def gpu_of(local_rank: int, seen: int) -> int:
@@ -63,7 +72,9 @@ def gpu_of(local_rank: int, seen: int) -> int:
 def expand_segments(environ: Mapping[str, str]) -> None:
     """Memory of the GPU that this process allocates from now on grows in place, unless the environment says how to allocate; and pinned memory of the
     host, as of snapshots, is as large as was asked for, where torch would round it up to a power of two."""
-    tell = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # the variables are read once, by a process that forks ranks perhaps
+    tell = getattr(
+        torch._C, "_accelerator_setAllocatorSettings", None
+    )  # the variables are read once, by a process that forks ranks perhaps
     if tell and not any(name in environ for name in ALLOCATOR) and not WSL.exists():
         try:
             tell(f"expandable_segments:True,{UNROUNDED}")

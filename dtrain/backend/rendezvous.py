@@ -43,7 +43,13 @@ def connect(host: str, port: int, world: int, *, is_master: bool, shared: bool, 
     where = f"{host}:{port} (MASTER_ADDR, MASTER_PORT)"
     while True:
         wait = datetime.timedelta(seconds=seconds if is_master else min(TRY_SECONDS, patience))
-        opening = partial(_open if is_master else partial(TCPStore, is_master=False, wait_for_workers=False), host, port, world, timeout=wait)
+        opening = partial(
+            _open if is_master else partial(TCPStore, is_master=False, wait_for_workers=False),
+            host,
+            port,
+            world,
+            timeout=wait,
+        )
         waited = time.monotonic() - began
         try:
             if not is_master:
@@ -53,15 +59,21 @@ def connect(host: str, port: int, world: int, *, is_master: bool, shared: bool, 
             return store
         except socket.gaierror as error:
             if waited > min(NAME_SECONDS, patience):
-                raise PreflightError(f"MASTER_ADDR={host}: {error.strerror}. Set it to the name or address of rank 0's host.") from error
+                raise PreflightError(
+                    f"MASTER_ADDR={host}: {error.strerror}. Set it to the name or address of rank 0's host."
+                ) from error
         except queue.Empty as error:
             if waited > patience:
-                raise PreflightError(f"the store process at {where} does not answer: it was stopped, or its host hangs.") from error
+                raise PreflightError(
+                    f"the store process at {where} does not answer: it was stopped, or its host hangs."
+                ) from error
         except (OSError, RuntimeError) as error:  # torch's DistNetworkError and DistStoreError are a RuntimeError
             if is_master:
                 raise PreflightError(_cannot_listen(host, port, error)) from error
             if waited > patience:
-                raise PreflightError(f"there is no store at {where} after {patience:.0f} s: {first_line(error)}.") from error
+                raise PreflightError(
+                    f"there is no store at {where} after {patience:.0f} s: {first_line(error)}."
+                ) from error
         time.sleep(0.2)
 
 
@@ -77,7 +89,9 @@ def _open(host: str, port: int, world: int, *, timeout: datetime.timedelta) -> T
         if error.errno != errno.EADDRNOTAVAIL:
             raise
         end = socket.create_server(("", port))
-    return TCPStore(host, port, world, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=end.detach())
+    return TCPStore(
+        host, port, world, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=end.detach()
+    )
 
 
 def _cannot_listen(host: str, port: int, error: Exception) -> str:
@@ -148,14 +162,22 @@ class StoreWatch:
             silent = 0.0 if self._asked is None else silent + min(now - looked, 2 * pause)
             looked = now
             if self._gone:
-                self._end(f"the rendezvous store at {self._where} is gone ({self._gone}): the process that held it has ended")
+                self._end(
+                    f"the rendezvous store at {self._where} is gone ({self._gone}): the process that held it has ended"
+                )
             elif silent > self._seconds or (signals.stop_request() and silent > BUSY_SECONDS):
-                self._end(f"the store process at {self._where} does not answer for {silent:.0f} s: it was stopped, or its host hangs")
+                self._end(
+                    f"the store process at {self._where} does not answer for {silent:.0f} s: it was stopped, or its host hangs"
+                )
 
     def _end(self, sentence: str) -> None:
         folder = os.environ.get("DTRAIN_REPORTS")
         wish = signals.stop_request()
         if not self._over.is_set():
             failure.give_up(
-                Path(folder) if folder else None, self._rank, sentence, kind="lost", exit_code=signals.StopRequested(wish).exit_code if wish else 1
+                Path(folder) if folder else None,
+                self._rank,
+                sentence,
+                kind="lost",
+                exit_code=signals.StopRequested(wish).exit_code if wish else 1,
             )

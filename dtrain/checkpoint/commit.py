@@ -132,7 +132,9 @@ def agree(newest: Attempt, commit: Mapping[str, Any], attempts: Sequence[Attempt
     for rival in rivals(newest, attempts, commit.get("passed_over", ())):
         with contextlib.suppress(DamagedError):
             read(rival.url, rival.files)
-            raise StoreError.during("choose a checkpoint under", newest.url.split("/checkpoints/")[0], dispute(newest, rival))
+            raise StoreError.during(
+                "choose a checkpoint under", newest.url.split("/checkpoints/")[0], dispute(newest, rival)
+            )
 
 
 def newest(out: str) -> tuple[tuple[str, dict[str, Any]] | None, list[str]]:
@@ -153,7 +155,9 @@ def find(source: str) -> tuple[str, dict[str, Any]]:
     return chosen
 
 
-def _first(candidates: Iterable[tuple[str, dict[str, Any] | None, str]]) -> tuple[tuple[str, dict[str, Any]] | None, list[str]]:
+def _first(
+    candidates: Iterable[tuple[str, dict[str, Any] | None, str]],
+) -> tuple[tuple[str, dict[str, Any]] | None, list[str]]:
     damaged = list[str]()
     for url, commit, wrong in candidates:
         if commit is not None:
@@ -206,13 +210,19 @@ def _check_position(step: int, stream: Mapping[str, Any]) -> None:
 
 def _covered(shape: tuple[int, ...], pieces: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
     """Whether (offset, shape) of the pieces cut a tensor of `shape`: all inside, none over another, together as large."""
-    boxes = [(low, tuple(map(sum, zip(low, size, strict=True)))) for low, size in pieces if len(low) == len(size) == len(shape)]
+    boxes = [
+        (low, tuple(map(sum, zip(low, size, strict=True))))
+        for low, size in pieces
+        if len(low) == len(size) == len(shape)
+    ]
     inside = all(end <= whole for _, high in boxes for end, whole in zip(high, shape, strict=True))
     if len(boxes) != len(pieces) or not inside or sum(prod(size) for _, size in pieces) != prod(shape):
         return False
     open_: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     for low, high in sorted(box for box in boxes if all(a < b for a, b in zip(*box, strict=True))):
-        open_ = [box for box in open_ if box[1][:1] > low[:1]]  # in order of the first dim: what ended before cannot meet what comes
+        open_ = [
+            box for box in open_ if box[1][:1] > low[:1]
+        ]  # in order of the first dim: what ended before cannot meet what comes
         if any(all(max(a, c) < min(b, d) for a, b, c, d in zip(low, high, *box, strict=True)) for box in open_):
             return False
         open_.append((low, high))

@@ -37,7 +37,9 @@ def export(url: str, commit: Mapping[str, Any], to: str, *, weights: str, dtype:
     _check_sizes(url, commit)
     for name in (WEIGHTS, CONFIG):
         if store.exists(store.join(to, name)):
-            raise StoreError.during("write", store.join(to, name), "it is there already", " Type to=<another place>, or remove it.")
+            raise StoreError.during(
+                "write", store.join(to, name), "it is there already", " Type to=<another place>, or remove it."
+            )
     kinds = {name: _kind(url, commit["tensors"][source]["dtype"], dtype) for name, source in chosen.items()}
     shapes = {name: tuple(commit["tensors"][source]["shape"]) for name, source in chosen.items()}
     folder = store.scratch("export")
@@ -46,7 +48,9 @@ def export(url: str, commit: Mapping[str, Any], to: str, *, weights: str, dtype:
             _fill(url, commit, {source: targets[name] for name, source in chosen.items()})
         return [*_config(commit, to, dtype), _publish(folder / WEIGHTS, store.join(to, WEIGHTS))]
     except OSError as error:
-        raise StoreError.during("write", str(folder), error.strerror or error, " Set TMPDIR to a place with more room.") from error
+        raise StoreError.during(
+            "write", str(folder), error.strerror or error, " Set TMPDIR to a place with more room."
+        ) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -66,7 +70,9 @@ def _check_sizes(url: str, commit: Mapping[str, Any]) -> None:
     """Raises DamagedError when a file is to hold more than it has bytes: a lie about shapes would fill the disk."""
     held = dict.fromkeys((file["name"] for file in commit["files"]), 0)
     for piece in commit["pieces"]:
-        held[piece["file"]] += math.prod(piece["shape"]) * _kind(url, commit["tensors"][piece["name"]]["dtype"], None).itemsize
+        held[piece["file"]] += (
+            math.prod(piece["shape"]) * _kind(url, commit["tensors"][piece["name"]]["dtype"], None).itemsize
+        )
     for file in commit["files"]:
         if held[file["name"]] > file["size"]:
             raise DamagedError.during("load", store.join(url, file["name"]), "it is to hold more than it has bytes")
@@ -79,23 +85,35 @@ def _kind(url: str, saved: str, asked: str | None) -> torch.dtype:
 
 
 @contextmanager
-def _laid_out(path: Path, kinds: Mapping[str, torch.dtype], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[dict[str, Tensor]]:
+def _laid_out(
+    path: Path, kinds: Mapping[str, torch.dtype], shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[dict[str, Tensor]]:
     """Tensors that lie in the file `path`, which is complete when they are filled."""
     entries, begin = dict[str, Entry](), 0
-    for name in sorted(kinds, key=lambda name: (-kinds[name].itemsize, name)):  # so that each lies at a multiple of its size
+    for name in sorted(
+        kinds, key=lambda name: (-kinds[name].itemsize, name)
+    ):  # so that each lies at a multiple of its size
         entries[name] = Entry(kinds[name], shapes[name], begin)
         begin = entries[name].end
-    told = {name: {"dtype": NAMES[one.dtype], "shape": list(one.shape), "data_offsets": [one.begin, one.end]} for name, one in entries.items()}
+    told = {
+        name: {"dtype": NAMES[one.dtype], "shape": list(one.shape), "data_offsets": [one.begin, one.end]}
+        for name, one in entries.items()
+    }
     header = json.dumps({"__metadata__": {"format": "pt"}, **told}, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     start = 8 + len(header)
     with path.open("w+b") as file:
-        os.posix_fallocate(file.fileno(), 0, start + begin)  # a full disk would kill the process when the mapping is written to
+        os.posix_fallocate(
+            file.fileno(), 0, start + begin
+        )  # a full disk would kill the process when the mapping is written to
         file.write(len(header).to_bytes(8, "little") + header)
         file.flush()
         memory = mmap.mmap(file.fileno(), start + begin)
         whole = torch.frombuffer(memory, dtype=torch.uint8)
-        yield {name: whole[start + one.begin : start + one.end].view(one.dtype).view(one.shape) for name, one in entries.items()}
+        yield {
+            name: whole[start + one.begin : start + one.end].view(one.dtype).view(one.shape)
+            for name, one in entries.items()
+        }
         memory.flush()
 
 
@@ -113,9 +131,15 @@ def _fill(url: str, commit: Mapping[str, Any], targets: Mapping[str, Tensor]) ->
         entries = parse_file(where, data, commit)
         for piece in pieces[file["name"]]:
             entry = entries.get(piece["key"])
-            if entry is None or list(entry.shape) != piece["shape"] or str(entry.dtype) != commit["tensors"][piece["name"]]["dtype"]:
+            if (
+                entry is None
+                or list(entry.shape) != piece["shape"]
+                or str(entry.dtype) != commit["tensors"][piece["name"]]["dtype"]
+            ):
                 raise DamagedError.during("load", where, f"its {piece['key'][:80]!r} is not what the commit says")
-            place = tuple(slice(begin, begin + size) for begin, size in zip(piece["offset"], piece["shape"], strict=True))
+            place = tuple(
+                slice(begin, begin + size) for begin, size in zip(piece["offset"], piece["shape"], strict=True)
+            )
             targets[piece["name"]][place].copy_(tensor_of(data, entry))
 
 

@@ -39,7 +39,10 @@ def header(entries: Mapping[str, Entry], mark: Mapping[str, str] | None = None) 
     """What stands before the numbers of a file; filled up so that they begin at a multiple of 8 bytes. `mark` is its metadata."""
     text = json.dumps(
         ({"__metadata__": dict(mark)} if mark else {})
-        | {name: {"dtype": NAMES[one.dtype], "shape": list(one.shape), "data_offsets": [one.begin, one.end]} for name, one in entries.items()},
+        | {
+            name: {"dtype": NAMES[one.dtype], "shape": list(one.shape), "data_offsets": [one.begin, one.end]}
+            for name, one in entries.items()
+        },
         separators=(",", ":"),
     ).encode()
     text += b" " * (-len(text) % 8)

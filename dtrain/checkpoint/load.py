@@ -29,7 +29,11 @@ class Reading:
         pieces: dict[str, list[Mapping[str, Any]]] = {}
         for piece in commit["pieces"]:
             pieces.setdefault(piece["name"], []).append(piece)
-        self._url, self._commit, self._dtypes = url, commit, {name: facts["dtype"] for name, facts in commit["tensors"].items()}
+        self._url, self._commit, self._dtypes = (
+            url,
+            commit,
+            {name: facts["dtype"] for name, facts in commit["tensors"].items()},
+        )
         self._held = {name: shards.ShardOverlap(tensor, pieces.get(name, [])) for name, tensor in wanted.items()}
         needed = {piece["file"] for held in self._held.values() for piece, *_ in held.overlaps}
         self._files = [file for file in commit["files"] if file["name"] in needed]
@@ -70,7 +74,9 @@ class Reading:
         for piece in pieces:
             entry = entries.get(piece["key"])
             if entry is None or list(entry.shape) != piece["shape"] or str(entry.dtype) != self._dtypes[piece["name"]]:
-                raise DamagedError.during("load", store.join(self._url, name), f"its {piece['key'][:80]!r} is not what the commit says")
+                raise DamagedError.during(
+                    "load", store.join(self._url, name), f"its {piece['key'][:80]!r} is not what the commit says"
+                )
 
 
 def read_file(where: str, file: Mapping[str, Any]) -> bytes:
@@ -94,7 +100,9 @@ def parse_file(where: str, data: bytes, commit: Mapping[str, Any]) -> dict[str, 
         raise DamagedError.during("load", where, f"it is no safetensors file ({error})") from error
     for name, value in mark.items():
         if name in commit and value != str(commit[name]):
-            raise DamagedError.during("load", where, f"its tensors are of {name} {value[:80]}, the commit says {str(commit[name])[:80]}")
+            raise DamagedError.during(
+                "load", where, f"its tensors are of {name} {value[:80]}, the commit says {str(commit[name])[:80]}"
+            )
     return entries
 
 
@@ -109,7 +117,9 @@ def tensor_of(data: bytes, entry: Entry) -> Tensor:
     return aligned.view(entry.dtype).view(entry.shape)
 
 
-def mismatches(commit: Mapping[str, Any], wanted: Mapping[str, Tensor], everywhere: Iterable[str], strict: tuple[str, ...]) -> list[str]:
+def mismatches(
+    commit: Mapping[str, Any], wanted: Mapping[str, Tensor], everywhere: Iterable[str], strict: tuple[str, ...]
+) -> list[str]:
     """What keeps a commit from filling `wanted`: names that are missing, of another shape or another kind of number, and names beginning with
     one of `strict` that no rank wants (all wanted names are `everywhere`)."""
     saved = commit["tensors"]
@@ -125,7 +135,12 @@ def mismatches(commit: Mapping[str, Any], wanted: Mapping[str, Tensor], everywhe
         for name, tensor in wanted.items()
         if name in saved and ("float" in saved[name]["dtype"]) != tensor.dtype.is_floating_point
     ]
-    return [f"missing: {', '.join(missing[:3])}"] * bool(missing) + [f"left over: {', '.join(extra[:3])}"] * bool(extra) + wrong[:3] + kinds[:3]
+    return (
+        [f"missing: {', '.join(missing[:3])}"] * bool(missing)
+        + [f"left over: {', '.join(extra[:3])}"] * bool(extra)
+        + wrong[:3]
+        + kinds[:3]
+    )
 
 
 def _ahead(files: Iterable[Mapping[str, Any]], read: Any) -> Iterator[tuple[Mapping[str, Any], bytes]]:

@@ -45,7 +45,12 @@ class Copy:
         first = min(self.parts.values(), key=lambda part: part["rank"])
         return {
             "step": self.step,
-            "facts": {**first["facts"], "optim": {name: value for part in self.parts.values() for name, value in part["facts"]["optim"].items()}},
+            "facts": {
+                **first["facts"],
+                "optim": {
+                    name: value for part in self.parts.values() for name, value in part["facts"]["optim"].items()
+                },
+            },
             "tensors": {name: facts for part in self.parts.values() for name, facts in part["tensors"].items()},
             "pieces": [{**piece, "file": stem} for stem, part in self.parts.items() for piece in part["pieces"]],
         }
@@ -82,7 +87,11 @@ class Memory:
                 pieces.append(described)
                 begin += piece.bytes
         held = {piece["name"] for piece in pieces}
-        shapes = {name: {"shape": list(t.shape), "dtype": str(t.dtype)} for name, t in tensors.items() if name in held or not t.numel()}
+        shapes = {
+            name: {"shape": list(t.shape), "dtype": str(t.dtype)}
+            for name, t in tensors.items()
+            if name in held or not t.numel()
+        }
         about = {
             "step": step,
             "rank": self._mesh.rank,
@@ -109,7 +118,9 @@ class Memory:
                 parts[stem] = about
                 holders.setdefault(stem, []).append(rank)
         whole = [
-            at for at, (parts, _) in steps.items() if {part["rank"] for part in parts.values()} >= set(range(next(iter(parts.values()))["world"]))
+            at
+            for at, (parts, _) in steps.items()
+            if {part["rank"] for part in parts.values()} >= set(range(next(iter(parts.values()))["world"]))
         ]
         if not whole:
             return None
@@ -128,7 +139,9 @@ class Memory:
                 for number, (piece, *_) in enumerate(one.overlaps):
                     if piece["file"] == stem:
                         dtype, size = DTYPES[piece["dtype"]], torch.Size(piece["shape"]).numel()
-                        one.fill(number, data[piece["begin"] :][: size * dtype.itemsize].view(dtype).view(piece["shape"]))
+                        one.fill(
+                            number, data[piece["begin"] :][: size * dtype.itemsize].view(dtype).view(piece["shape"])
+                        )
 
     def forget(self, but: Callable[[str], bool]) -> None:
         """Remove the copies on this node, but those with these names."""
@@ -157,7 +170,9 @@ class Memory:
         self._exchange(torch.frombuffer(bytearray(text), dtype=torch.uint8), list(texts.values()))
         for rank in from_:
             self._path(rank, slot, "json").unlink(missing_ok=True)
-        rooms = self._on_all(lambda: [self._room(self._path(rank, slot, "bytes"), int(sizes[rank][1])) for rank in from_])
+        rooms = self._on_all(
+            lambda: [self._room(self._path(rank, slot, "bytes"), int(sizes[rank][1])) for rank in from_]
+        )
         self._exchange(memory, rooms)
         for rank in from_:
             _appear(self._path(rank, slot, "json"), bytes(texts[rank].numpy()))
@@ -176,7 +191,9 @@ class Memory:
     def _exchange(self, send: Tensor, receive: list[Tensor]) -> None:
         """`send` to the next node, `receive` from the ranks of the node before that send here."""
         works = [dist.isend(send, self._next)] if send.numel() else []
-        works += [dist.irecv(tensor, rank) for tensor, rank in zip(receive, self._sources, strict=True) if tensor.numel()]
+        works += [
+            dist.irecv(tensor, rank) for tensor, rank in zip(receive, self._sources, strict=True) if tensor.numel()
+        ]
         for work in works:
             if work:
                 work.wait()
@@ -203,7 +220,11 @@ def _neighbours(mesh: Mesh) -> tuple[int | None, list[int]]:
     if len(nodes) < 2:
         return None, []
     after = dict(zip(nodes, [*list(nodes)[1:], next(iter(nodes))], strict=True))
-    to = {rank: nodes[after[node]][index % len(nodes[after[node]])] for node, ranks in nodes.items() for index, rank in enumerate(ranks)}
+    to = {
+        rank: nodes[after[node]][index % len(nodes[after[node]])]
+        for node, ranks in nodes.items()
+        for index, rank in enumerate(ranks)
+    }
     return to[mesh.rank], [rank for rank, target in to.items() if target == mesh.rank]
 
 
@@ -231,7 +252,9 @@ def _mapped(path: Path, size: int) -> Tensor:
                 return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=torch.uint8)
     except OSError as error:
         path.unlink(missing_ok=True)
-        raise StoreError.during("keep a copy in memory at", str(path), error.strerror or error, "Type checkpoint.memory=0 for none") from error
+        raise StoreError.during(
+            "keep a copy in memory at", str(path), error.strerror or error, "Type checkpoint.memory=0 for none"
+        ) from error
     return torch.empty(0, dtype=torch.uint8)
 
 
@@ -239,4 +262,8 @@ def _read(path: Path) -> Tensor:
     """The bytes of a copy, without another copy of them."""
     with path.open("r+b") as file:
         size = path.stat().st_size
-        return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
+        return (
+            torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=torch.uint8)
+            if size
+            else torch.empty(0, dtype=torch.uint8)
+        )

@@ -56,7 +56,12 @@ class Restore:
 
     def load_weights(self, url: str, commit: Commit, state: TrainState) -> bool:
         """As `load`, the weights alone, from which an average of them begins."""
-        loaded = self._fill(url, commit, {name: tensor for name, tensor in state.tensors().items() if name.startswith("model.")}, ("model.",))
+        loaded = self._fill(
+            url,
+            commit,
+            {name: tensor for name, tensor in state.tensors().items() if name.startswith("model.")},
+            ("model.",),
+        )
         if loaded and state.ema:
             state.ema.begin()
         return loaded
@@ -114,4 +119,6 @@ class Restore:
         try:
             state.load_facts(commit["facts"])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise StoreError.during("load", url, f"its facts are not those of a run ({type(error).__name__}: {error})") from error
+            raise StoreError.during(
+                "load", url, f"its facts are not those of a run ({type(error).__name__}: {error})"
+            ) from error

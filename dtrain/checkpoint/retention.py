@@ -48,7 +48,9 @@ class Policy:
         newest = {*steps[:1], *lasting[: max(1, self.keep or 0)]}
         scored = {step: scores[step] for step in lasting if math.isfinite(scores.get(step, math.nan))}
         sign = 1 if self.best_is == "lowest" else -1
-        return newest | ({min(scored, key=lambda step: (sign * scored[step], -step))} if scored and self.best else set())
+        return newest | (
+            {min(scored, key=lambda step: (sign * scored[step], -step))} if scored and self.best else set()
+        )
 
 
 @dataclass
@@ -133,7 +135,9 @@ class Retention:
         oldest = min((one.step for one in stay), default=step)
         faults = list[str]()
         for one in reversed(attempts):
-            kept = one.step > step or one.url == self._living or one in stay  # what has done more steps is never removed
+            kept = (
+                one.step > step or one.url == self._living or one in stay
+            )  # what has done more steps is never removed
             if not kept and (self._may_be_valid(one) or one.step < oldest or self._is_left_over(one)):
                 lease.verify(self.out)  # it may be long since the commit
                 faults += self._remove(one)
@@ -160,7 +164,9 @@ class Retention:
                     first.setdefault(one.step, one)
             scores = {at: self._score(one) for at, one in first.items()} if self.policy.best else {}
             stay = [first[at] for at in self.policy.staying(list(first), scores)]
-            wrong = [first[at] for at in self.policy.relied_on(list(first), scores) if not self._is_valid(first[at].url)]
+            wrong = [
+                first[at] for at in self.policy.relied_on(list(first), scores) if not self._is_valid(first[at].url)
+            ]
             if not wrong:
                 return stay
             doubtful = [one for one in doubtful if one not in wrong]
@@ -209,4 +215,6 @@ class Retention:
 
 def _ours(url: str) -> bool:
     """Whether a folder may go: not what a link leads to."""
-    return not store.is_local(url) or not any(path.is_symlink() for path in (store.local_path(url), store.local_path(url).parent))
+    return not store.is_local(url) or not any(
+        path.is_symlink() for path in (store.local_path(url), store.local_path(url).parent)
+    )

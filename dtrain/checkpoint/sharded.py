@@ -169,16 +169,22 @@ class Sharded:
     def scored(self, step: int, metrics: Mapping[str, float], *, complete: bool = True) -> None:
         """What was measured of the checkpoint of `step`, if there is one, for `best`; waits for nothing. Raises WordsError when `best` is not among figures that are `complete`."""
         if complete and self._policy.best and self._policy.best not in metrics:
-            raise WordsError(f"checkpoint.best={self._policy.best}: the evaluation has no such figure.{nearest(self._policy.best, metrics)}")
+            raise WordsError(
+                f"checkpoint.best={self._policy.best}: the evaluation has no such figure.{nearest(self._policy.best, metrics)}"
+            )
         if self._policy.best in metrics and self._mesh.rank == 0:
             self._scores[step] = {**self._scores.get(step, {}), **metrics}
             self._notes = [note for note in self._notes if note.is_alive()]
-            self._notes.append(threading.Thread(target=self._note, args=(self._drain,), name="dtrain-score", daemon=True))
+            self._notes.append(
+                threading.Thread(target=self._note, args=(self._drain,), name="dtrain-score", daemon=True)
+            )
             self._notes[-1].start()
 
     def brings(self) -> bool:
         """Whether something is committed; a copy in memory alone may yet bring the state."""
-        self._promised = self._mesh.on_rank_0("look for checkpoints", lambda: any(attempt.is_committed for attempt in attempts.listed(self._out)))
+        self._promised = self._mesh.on_rank_0(
+            "look for checkpoints", lambda: any(attempt.is_committed for attempt in attempts.listed(self._out))
+        )
         return bool(self._promised)
 
     def restore(self, state: TrainState) -> dict[str, Any] | None:
@@ -193,7 +199,9 @@ class Sharded:
         for url, commit in restore.candidates(lambda: commits.candidates(self._out)):
             self.passed_over |= {*commit.get("passed_over", ()), *restore.passed_over}
             if resume == "never":
-                raise PreflightError(f"resume=never: {self._out} holds a run already. Type out=<another place>, or resume=auto to go on with it.")
+                raise PreflightError(
+                    f"resume=never: {self._out} holds a run already. Type out=<another place>, or resume=auto to go on with it."
+                )
             if copy and copy.step > commit["step"]:
                 break
             if restore.load(url, commit, state):
@@ -210,7 +218,9 @@ class Sharded:
                 f"Type out=<another place>, or remove {store.join(self._out, 'checkpoints')} to start from the beginning."
             )
         if resume == "must":
-            raise PreflightError(f"resume=must: there is no checkpoint under {self._out}. Type resume=auto to start from the beginning.")
+            raise PreflightError(
+                f"resume=must: there is no checkpoint under {self._out}. Type resume=auto to start from the beginning."
+            )
         if self._promised:  # and no weights were drawn
             raise StoreError(
                 f"the checkpoints under {self._out} were there a moment ago, and are gone. Type the same words again when their storage is back."
@@ -223,7 +233,9 @@ class Sharded:
         for url, commit in restore.candidates(lambda: commits.found_at(source)):
             if restore.load_weights(url, commit, state):
                 return {**commit, "url": url}
-        raise StoreError.during("find a checkpoint at", source, "; ".join(restore.damaged) or "there is no committed one")
+        raise StoreError.during(
+            "find a checkpoint at", source, "; ".join(restore.damaged) or "there is no committed one"
+        )
 
     # copies in memory
 
@@ -278,7 +290,9 @@ class Sharded:
         if not drain.error:
             self._last = (self._step, drain.url)
         kind: Literal["committed", "failed"] = "failed" if drain.error else "committed"
-        self._landed.append(SaveResult(kind, self._step, drain.url, drain.error or self._left() or None, self._stall, drain.seconds))
+        self._landed.append(
+            SaveResult(kind, self._step, drain.url, drain.error or self._left() or None, self._stall, drain.seconds)
+        )
         if drain.fatal:
             raise LeaseError(drain.error)
 
@@ -296,8 +310,12 @@ class Sharded:
     def _await_tidiness(self) -> None:
         """The newest save, if it was not told of yet, says what is still there."""
         deadline = time.monotonic() + TIDY_SECONDS
-        if self._drained and not (self._drained.ended(TIDY_SECONDS) and self._retention.settled(deadline - time.monotonic())):
-            self._untidy.append(f"after {TIDY_SECONDS:g} s old checkpoints are still there; the next save here removes them")
+        if self._drained and not (
+            self._drained.ended(TIDY_SECONDS) and self._retention.settled(deadline - time.monotonic())
+        ):
+            self._untidy.append(
+                f"after {TIDY_SECONDS:g} s old checkpoints are still there; the next save here removes them"
+            )
         if self._landed and not self._landed[-1].error:
             self._landed[-1] = replace(self._landed[-1], error=self._left() or None)
 

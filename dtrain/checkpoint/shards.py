@@ -21,7 +21,11 @@ def mine(tensors: Mapping[str, Tensor], at: Mapping[str, int]) -> Iterator[tuple
     for name, tensor in tensors.items():
         if isinstance(tensor, DTensor):
             coordinate: Sequence[int] = tensor.device_mesh.get_coordinate() or ()
-            copies = [place for place, placement in zip(coordinate, tensor.placements, strict=True) if placement.is_replicate()]
+            copies = [
+                place
+                for place, placement in zip(coordinate, tensor.placements, strict=True)
+                if placement.is_replicate()
+            ]
             names = tensor.device_mesh.mesh_dim_names or ()
             if "tp" not in names:
                 copies.append(at["tp"])
@@ -45,7 +49,9 @@ class ShardOverlap:
             high = [min(a + n, b + m) for a, n, b, m in zip(begin, shape, piece["offset"], piece["shape"], strict=True)]
             if all(a < b for a, b in zip(low, high, strict=True)):
                 source = tuple(slice(a - o, b - o) for a, b, o in zip(low, high, piece["offset"], strict=True))
-                self.overlaps.append((piece, source, tuple(slice(a - o, b - o) for a, b, o in zip(low, high, begin, strict=True))))
+                self.overlaps.append(
+                    (piece, source, tuple(slice(a - o, b - o) for a, b, o in zip(low, high, begin, strict=True)))
+                )
 
     def fill(self, number: int, value: Tensor) -> None:
         """Copy the overlap of this number out of the whole piece `value`; another type is converted."""

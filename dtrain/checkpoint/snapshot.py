@@ -60,7 +60,13 @@ class File:
 
     def manifest(self) -> list[dict[str, Any]]:
         return [
-            {"name": piece.name, "key": piece.key, "file": self.name, "shape": list(piece.shape), "offset": list(piece.offset)}
+            {
+                "name": piece.name,
+                "key": piece.key,
+                "file": self.name,
+                "shape": list(piece.shape),
+                "offset": list(piece.offset),
+            }
             for piece in self.pieces
         ]
 
@@ -81,11 +87,15 @@ class Snapshot:
 
         A GPU copies in its turn, before what the loop asks of it next, so that the loop need not wait.
         """
-        signature = [(name, tensor.shape, tensor.dtype, getattr(tensor, "placements", None)) for name, tensor in tensors.items()]
+        signature = [
+            (name, tensor.shape, tensor.dtype, getattr(tensor, "placements", None)) for name, tensor in tensors.items()
+        ]
         if signature != self._signature:
             self._lay_out(tensors)
             self._signature = signature
-        held = {name: local(tensors[name]) for name in {piece.name: None for file in self._files for piece in file.pieces}}
+        held = {
+            name: local(tensors[name]) for name in {piece.name: None for file in self._files for piece in file.pieces}
+        }
         sources = [piece.of(held[piece.name]) for file in self._files for piece in file.pieces]
         if sources:
             with torch.no_grad():
@@ -160,7 +170,9 @@ def _memory(size: int, *, pinned: bool) -> Tensor:
     longer than the copy."""
     if pinned:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    memory = mmap.mmap(-1, size, **({"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}))
+    memory = mmap.mmap(
+        -1, size, **({"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {})
+    )
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)

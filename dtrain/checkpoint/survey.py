@@ -57,7 +57,10 @@ def dispute(attempts: Sequence[Attempt]) -> str:
     valid = [attempt for attempt in attempts if attempt.commit is not None]
     if not valid or valid[0].commit is None:
         return ""
-    rival = next(iter(listing.rivals(valid[0].listed, [one.listed for one in valid], valid[0].commit.get("passed_over", ()))), None)
+    rival = next(
+        iter(listing.rivals(valid[0].listed, [one.listed for one in valid], valid[0].commit.get("passed_over", ()))),
+        None,
+    )
     return listing.dispute(valid[0].listed, rival) if rival else ""
 
 
@@ -75,8 +78,14 @@ def faults(url: str, commit: Mapping[str, Any]) -> Iterator[str]:
             return str(error)
         for piece in pieces[file["name"]]:
             entry = entries.get(piece["key"])
-            if entry is None or list(entry.shape) != piece["shape"] or str(entry.dtype) != commit["tensors"][piece["name"]]["dtype"]:
-                return str(commits.DamagedError.during("load", where, f"its {piece['key'][:80]!r} is not what the commit says"))
+            if (
+                entry is None
+                or list(entry.shape) != piece["shape"]
+                or str(entry.dtype) != commit["tensors"][piece["name"]]["dtype"]
+            ):
+                return str(
+                    commits.DamagedError.during("load", where, f"its {piece['key'][:80]!r} is not what the commit says")
+                )
         return ""
 
     with ThreadPoolExecutor(STREAMS) as pool:

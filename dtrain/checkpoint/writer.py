@@ -111,7 +111,11 @@ class CheckpointWriter:
         mine: dict[str, Any] = {"error": ""}
         try:
             self._arrived()
-            mine |= {**self._manifest, "files": self._write(), "pieces": [piece for file in self._files for piece in file.manifest()]}
+            mine |= {
+                **self._manifest,
+                "files": self._write(),
+                "pieces": [piece for file in self._files for piece in file.manifest()],
+            }
         except Exception as error:  # the others must hear of it, whatever it is
             mine["error"] = told(error)
         if self._mesh.world == 1:
@@ -193,7 +197,9 @@ class CheckpointWriter:
                     errors.append(error)
 
         count = min(len(self._files), LOCAL_STREAMS if store.is_local(self.url) else REMOTE_STREAMS)
-        threads = [threading.Thread(target=stream, name=f"dtrain-stream-{number}", daemon=True) for number in range(count)]
+        threads = [
+            threading.Thread(target=stream, name=f"dtrain-stream-{number}", daemon=True) for number in range(count)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -251,7 +257,9 @@ class CheckpointWriter:
             if rank not in signs or signs[rank][0] != sign:
                 signs[rank] = (sign, now)
             elif now - signs[rank][1] > self._mesh.timeout:
-                raise StoreError(f"cannot save to {self.url}: rank {rank} has given no sign for {self._mesh.timeout:.0f} s")
+                raise StoreError(
+                    f"cannot save to {self.url}: rank {rank} has given no sign for {self._mesh.timeout:.0f} s"
+                )
 
 
 def told(error: Exception) -> str:

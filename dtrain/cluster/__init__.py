@@ -77,8 +77,12 @@ def detect(environ: Mapping[str, str] = os.environ) -> Cluster:
     ranks = external(environ)
     if not gpus:
         return Cluster(0, cpus, ranks, _memory())
-    count = ranks.local_world if ranks and len(gpus) == 1 else len(gpus)  # each rank sees its own alone, as under srun --gpus-per-task=1
-    return Cluster(count, cpus, ranks, min(gpu.memory for gpu in gpus), gpus[0].name, min(gpu.capability for gpu in gpus))
+    count = (
+        ranks.local_world if ranks and len(gpus) == 1 else len(gpus)
+    )  # each rank sees its own alone, as under srun --gpus-per-task=1
+    return Cluster(
+        count, cpus, ranks, min(gpu.memory for gpu in gpus), gpus[0].name, min(gpu.capability for gpu in gpus)
+    )
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,9 @@ def visible(environ: Mapping[str, str]) -> list[str] | None:
     if said is None:
         return None
     names = [name.strip() for name in said.split(",")]
-    wrong = next((number for number, name in enumerate(names) if not re.fullmatch(r"\d+|(GPU|MIG)-[\w/-]+", name)), len(names))
+    wrong = next(
+        (number for number, name in enumerate(names) if not re.fullmatch(r"\d+|(GPU|MIG)-[\w/-]+", name)), len(names)
+    )
     names = names[:wrong]
     if len(set(names)) < len(names):
         return []
@@ -147,7 +153,8 @@ def _told() -> list[GPU] | None:
     rows = _query(f"{fields},mig.mode.current,compute_cap") or _query(fields)  # which drivers before 2021 do not know
     try:
         found = [
-            GPU(index, uuid, int(memory) << 20, name, float(rest[-1] if rest else 0), "Enabled" in rest) for index, uuid, memory, name, *rest in rows
+            GPU(index, uuid, int(memory) << 20, name, float(rest[-1] if rest else 0), "Enabled" in rest)
+            for index, uuid, memory, name, *rest in rows
         ]
         return found or None
     except ValueError:  # memory that the host shares has no number
@@ -172,7 +179,9 @@ def _part(uuid: str) -> GPU | None:
 def _smi(*asked: str) -> list[str]:
     """The lines of nvidia-smi; none where it fails."""
     try:
-        return subprocess.run([nvidia_smi(), *asked], capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
+        return subprocess.run(
+            [nvidia_smi(), *asked], capture_output=True, text=True, timeout=10, check=True
+        ).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return []
 

@@ -45,9 +45,22 @@ class Starter:
 
 
 STARTERS = (
-    Starter("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE"),
+    Starter(
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "PMIX_NAMESPACE",
+    ),
     Starter("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH and Intel MPI
-    Starter("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_JOB_ID", "SLURM_STEP_NODELIST"),
+    Starter(
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_LOCALID",
+        "SLURM_STEP_TASKS_PER_NODE",
+        "SLURM_JOB_ID",
+        "SLURM_STEP_NODELIST",
+    ),
 )
 """In this order: within an allocation of Slurm mpirun starts its own helpers by srun. A batch script itself is no step, and no rank."""
 
@@ -62,8 +75,15 @@ def adopt(environ: MutableMapping[str, str]) -> None:
     counts = re.findall(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", environ[starter.local_world])
     each = [count for count, times in counts for _ in range(int(times or 1))]
     node = environ.get("SLURM_NODEID", "0") if starter.hosts else "0"
-    mine = each[int(node)] if NUMBER.fullmatch(node) and int(node) < len(each) else environ[starter.local_world]  # `external` says what is wrong
-    environ.update(RANK=environ[starter.rank], WORLD_SIZE=environ[starter.world], LOCAL_RANK=environ[starter.local_rank], LOCAL_WORLD_SIZE=mine)
+    mine = (
+        each[int(node)] if NUMBER.fullmatch(node) and int(node) < len(each) else environ[starter.local_world]
+    )  # `external` says what is wrong
+    environ.update(
+        RANK=environ[starter.rank],
+        WORLD_SIZE=environ[starter.world],
+        LOCAL_RANK=environ[starter.local_rank],
+        LOCAL_WORLD_SIZE=mine,
+    )
     host = "127.0.0.1" if mine == environ["WORLD_SIZE"] else _first(environ.get(starter.hosts, ""))
     if host:
         environ.setdefault("MASTER_ADDR", host)
@@ -72,7 +92,9 @@ def adopt(environ: MutableMapping[str, str]) -> None:
 
 def _never_alone(environ: Mapping[str, str]) -> None:
     """Raises PreflightError for one of several processes that their launcher has not told all: each would train a run of its own."""
-    half = next((one for one in STARTERS if environ.get(one.rank) and environ.get(one.world, "") not in ("", "1")), None)
+    half = next(
+        (one for one in STARTERS if environ.get(one.rank) and environ.get(one.world, "") not in ("", "1")), None
+    )
     if half and all(one.missing(environ) for one in STARTERS):
         lacking = " nor ".join(half.missing(environ))
         raise PreflightError(
@@ -92,20 +114,46 @@ def external(environ: Mapping[str, str]) -> External | None:
         _never_alone(environ)
         return None
     local = environ.get("LOCAL_WORLD_SIZE", world)
-    said = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": local} | {name: environ[name] for name in OF_THE_HOST if name in environ}
+    said = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": local} | {
+        name: environ[name] for name in OF_THE_HOST if name in environ
+    }
     numbers = {name: int(value) for name, value in said.items() if value and NUMBER.fullmatch(value)}
-    problem = next((f"{name}={value} is no number" if value else f"{name} is not set" for name, value in said.items() if name not in numbers), "")
+    problem = next(
+        (
+            f"{name}={value} is no number" if value else f"{name} is not set"
+            for name, value in said.items()
+            if name not in numbers
+        ),
+        "",
+    )
     if not problem and not 0 <= numbers["RANK"] < numbers["WORLD_SIZE"]:
         problem = f"RANK={rank} is none of WORLD_SIZE={world} ranks, which count from 0"
     if not problem and (not numbers["LOCAL_WORLD_SIZE"] or numbers["WORLD_SIZE"] % numbers["LOCAL_WORLD_SIZE"]):
         problem = f"WORLD_SIZE={world} ranks are not the same number, LOCAL_WORLD_SIZE={local}, on each node"
     if not problem and numbers.get("LOCAL_RANK", 0) >= numbers["LOCAL_WORLD_SIZE"]:
-        problem = f"LOCAL_RANK={said['LOCAL_RANK']} is none of LOCAL_WORLD_SIZE={local} ranks of a node, which count from 0"
+        problem = (
+            f"LOCAL_RANK={said['LOCAL_RANK']} is none of LOCAL_WORLD_SIZE={local} ranks of a node, which count from 0"
+        )
     port = environ.get("MASTER_PORT", "")
-    if not problem and numbers["WORLD_SIZE"] > 1 and not (environ.get("MASTER_ADDR") and NUMBER.fullmatch(port) and 0 < int(port) < 1 << 16):
-        where = "MASTER_ADDR is not set" if not environ.get("MASTER_ADDR") else f"MASTER_PORT={port} is no port" if port else "MASTER_PORT is not set"
+    if (
+        not problem
+        and numbers["WORLD_SIZE"] > 1
+        and not (environ.get("MASTER_ADDR") and NUMBER.fullmatch(port) and 0 < int(port) < 1 << 16)
+    ):
+        where = (
+            "MASTER_ADDR is not set"
+            if not environ.get("MASTER_ADDR")
+            else f"MASTER_PORT={port} is no port"
+            if port
+            else "MASTER_PORT is not set"
+        )
         problem = f"{where}, so the {world} ranks cannot meet. Set both to the host of rank 0 and a free port there (mpirun -x MASTER_ADDR=<host>)"
     if problem:
         unset = "" if "Set both" in problem else f". {INSTEAD}"
         raise PreflightError(f"the environment has RANK or WORLD_SIZE, but {problem}{unset}.")
-    return External(numbers["RANK"], numbers["WORLD_SIZE"], numbers["LOCAL_WORLD_SIZE"], environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True")
+    return External(
+        numbers["RANK"],
+        numbers["WORLD_SIZE"],
+        numbers["LOCAL_WORLD_SIZE"],
+        environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )

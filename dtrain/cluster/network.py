@@ -86,7 +86,11 @@ def sockets(address: str) -> dict[str, str]:
     """The variables by which gloo, and on loopback NCCL too, listen where this address of this host is, and on no other interface. None
     where no interface has it: then they take the one that the host's name happens to resolve to."""
     alone = ipaddress.ip_address(address).is_loopback
-    here = (name for name, its in interfaces().items() if its == address or (alone and ipaddress.ip_address(its).is_loopback))
+    here = (
+        name
+        for name, its in interfaces().items()
+        if its == address or (alone and ipaddress.ip_address(its).is_loopback)
+    )
     name = next(here, None)
     if name is None:
         return {}

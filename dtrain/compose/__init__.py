@@ -47,14 +47,20 @@ def compose(words: Sequence[str], *, run: str | None = None) -> Config:
         if word.key.startswith("hydra") and word.key != "hydra.searchpath"
     ]
     asked = [word for word in asked if not word.key.startswith("hydra") or word.key == "hydra.searchpath"]
-    problems += options.tell(asked, next((str(word.value) for word in reversed(asked) if word.key == "out" and word.value), None))
+    problems += options.tell(
+        asked, next((str(word.value) for word in reversed(asked) if word.key == "out" and word.value), None)
+    )
     written = recipe.of_run(run, said={word.key for word in asked}) if run else []
     written = [word for word in written if word.key.split(".")[0] not in OF_THE_MESH and not _not_needed(word)]
     said = [*written, *_with_recipes(asked, problems)]
     settled = _settle(said)
     vocabulary = vocabulary_of(_searchpath(asked, problems), settled)
     judged = {
-        word.key: [*provenance.untold([word]), *judge(word, vocabulary), *_from_elsewhere(word, settled, said, foreign=vocabulary.foreign)]
+        word.key: [
+            *provenance.untold([word]),
+            *judge(word, vocabulary),
+            *_from_elsewhere(word, settled, said, foreign=vocabulary.foreign),
+        ]
         for word in settled
     }
     problems += [problem for found in judged.values() for problem in found]
@@ -102,7 +108,12 @@ def _with_recipes(asked: list[Word], problems: list[str]) -> list[Word]:
     """The words of the recipes, in the order they were named, then everything else."""
     written: list[Word] = []
     said = {word.key for word in asked}
-    for name in [name for word in asked if word.key == "recipe" for name in (word.value if isinstance(word.value, list) else [word.value])]:
+    for name in [
+        name
+        for word in asked
+        if word.key == "recipe"
+        for name in (word.value if isinstance(word.value, list) else [word.value])
+    ]:
         try:
             written += recipe.read(str(name), said=said)
         except DtrainError as error:
@@ -124,9 +135,17 @@ def _settle(words: list[Word]) -> list[Word]:
         group = word.key.removesuffix("._target_")
         replaces = word.key in GROUPS or word.key.endswith("._target_")
         again = any(old.key == word.key and old.value == word.value for old in final)
-        lost = [old for old in final if replaces and not again and _place(old) != _place(word) and old.key.startswith(f"{group}.")]
-        lost = [old for old in lost if old.value != "???" or word.key not in GROUPS]  # what a recipe leaves open stays open
-        final = [old for old in final if old.key != word.key and old not in lost and (old.key != group or old.value != "???")] + [word]
+        lost = [
+            old
+            for old in final
+            if replaces and not again and _place(old) != _place(word) and old.key.startswith(f"{group}.")
+        ]
+        lost = [
+            old for old in lost if old.value != "???" or word.key not in GROUPS
+        ]  # what a recipe leaves open stays open
+        final = [
+            old for old in final if old.key != word.key and old not in lost and (old.key != group or old.value != "???")
+        ] + [word]
     return [word for word in final if word.key != "hydra.searchpath"]
 
 
@@ -146,7 +165,9 @@ def _searchpath(asked: Sequence[Word], problems: list[str]) -> list[str]:
                 instead = screen.typed(f"{word.key}=[{cut(word.text) or '<folder>'}]")
                 problems.append(f"{shown(word)}: a list of folders. Type {instead}.")
     absent = [path for path in found if is_local(path) and not local_path(path).is_dir()]
-    problems += [f"hydra.searchpath=[{cut(path)}]: there is no such folder." for path in absent if not path.startswith("pkg://")]
+    problems += [
+        f"hydra.searchpath=[{cut(path)}]: there is no such folder." for path in absent if not path.startswith("pkg://")
+    ]
     return [path for path in found if path not in absent]
 
 

@@ -17,7 +17,11 @@ from dtrain.errors import WordsError, nearest
 from dtrain.secrets import screen
 from dtrain.storage.options import is_one
 
-HOLDERS = {key.split(".")[0]: [name for name in ALLOWED if name.startswith(f"{key.split('.')[0]}.")] for key in ALLOWED if "." in key}
+HOLDERS = {
+    key.split(".")[0]: [name for name in ALLOWED if name.startswith(f"{key.split('.')[0]}.")]
+    for key in ALLOWED
+    if "." in key
+}
 """mesh, pipeline, ...: words that only hold others."""
 TOPS = (*(key for key in ALLOWED if "." not in key), *HOLDERS)
 ELSEWHERE = {
@@ -94,7 +98,13 @@ class Vocabulary:
         ours = OURS.get(key.split(".")[-1].lower().replace("-", "_"))
         if ours:
             return f" Did you mean {ours}?"
-        arguments = [f"{group}.{name}" for group in GROUPS if group not in LISTS for name in self.node(group, self.choices[group]) if name[0] != "_"]
+        arguments = [
+            f"{group}.{name}"
+            for group in GROUPS
+            if group not in LISTS
+            for name in self.node(group, self.choices[group])
+            if name[0] != "_"
+        ]
         by_leaf = [name for name in (*arguments, *ALLOWED) if name.split(".")[-1] == key]
         if by_leaf:
             return f" Did you mean {by_leaf[0]}?"
@@ -135,10 +145,16 @@ def judge(word: Word, known: Vocabulary) -> Iterable[str]:
 def _one(word: Word, allowed: Any) -> str:
     """What to type for one value instead of several."""
     items, called = _several(word), CALL.fullmatch(word.text.strip()) is not None
-    is_text = not called if allowed is None else any(kind in ("text", "some text", "any") for kind in constraints.kinds(allowed))
+    is_text = (
+        not called
+        if allowed is None
+        else any(kind in ("text", "some text", "any") for kind in constraints.kinds(allowed))
+    )
     if is_text and word.key not in GROUPS:
         return screen.typed(f"{word.key}='{cut(word.text)}'")
-    listed = any(isinstance(kind, constraints.Many) and kind.holds(items) for kind in constraints.kinds(allowed or "any"))
+    listed = any(
+        isinstance(kind, constraints.Many) and kind.holds(items) for kind in constraints.kinds(allowed or "any")
+    )
     return screen.typed(f"{word.key}={said(items) if listed else cut(str(items[0]))}")
 
 
@@ -223,7 +239,11 @@ def _other(group: str, name: Any, known: Vocabulary) -> str:
         return f" Type {group}=[]."
     if CLASS.fullmatch(str(name)):
         return f" A class or function of your own is typed {group}{'.mine' * (group in LISTS)}._target_={name}."
-    own = f" One of your own is typed {group}.{cut(str(name))}._target_=<package.Class>." if group in LISTS and str(name).isidentifier() else ""
+    own = (
+        f" One of your own is typed {group}.{cut(str(name))}._target_=<package.Class>."
+        if group in LISTS and str(name).isidentifier()
+        else ""
+    )
     return nearest(str(name), known.options[group]) + own
 
 
@@ -233,14 +253,20 @@ def _judge_argument(word: Word, said: str, known: Vocabulary, group: str, rest: 
         yield f"{said}: a {group} has a name. Type {screen.typed(f'{group}.mine._target_={cut(word.text)}')}."
         return
     choice: Any = known.choices[group]
-    names = [name for name in (choice if isinstance(choice, list) else [choice]) if f"{group}.{name}" not in known.targets]
+    names = [
+        name for name in (choice if isinstance(choice, list) else [choice]) if f"{group}.{name}" not in known.targets
+    ]
     if known.free(word.key) or any(name not in known.options[group] for name in names):
         return  # not ours to judge, or the choice itself is the mistake
     if group in LISTS:
         choice, *rest = rest
         if choice not in names and not (names == ["auto"] and choice in known.options[group]):
             both = ",".join([*(name for name in names if name != "auto"), choice])
-            hint = f" Type {group}=[{both}] as well." if choice in known.options[group] else nearest(choice, known.options[group])
+            hint = (
+                f" Type {group}=[{both}] as well."
+                if choice in known.options[group]
+                else nearest(choice, known.options[group])
+            )
             yield f"{said}: {group} {cut(choice)} is not part of this run.{hint}"
             return
     path = group if group not in LISTS else f"{group}.{choice}"
@@ -252,12 +278,20 @@ def _judge_argument(word: Word, said: str, known: Vocabulary, group: str, rest: 
         return  # whoever names the target of a word again means it
     elif rest[0] not in names:
         yield f"{said}: {group}={choice} has no {cut(rest[0])}.{_instead(known, group, names, path, rest[0])}"
-    elif len(rest) > 1 and not isinstance(part[rest[0]], dict) and not any(kind in OPEN for kind in constraints.kinds(allowed_of(part, rest[0]))):
+    elif (
+        len(rest) > 1
+        and not isinstance(part[rest[0]], dict)
+        and not any(kind in OPEN for kind in constraints.kinds(allowed_of(part, rest[0])))
+    ):
         yield f"{said}: {path}.{rest[0]} holds no other words, it is {constraints.say(allowed_of(part, rest[0]))}. Type {path}.{rest[0]}=<value>."
 
 
 def _instead(known: Vocabulary, group: str, arguments: Sequence[str], path: str, name: str) -> str:
     """The near argument, or else the word of the group that has one of this name."""
-    near = nearest(f"{path}.{name}", [f"{path}.{argument}" for argument in arguments]) if arguments else " It takes nothing."
+    near = (
+        nearest(f"{path}.{name}", [f"{path}.{argument}" for argument in arguments])
+        if arguments
+        else " It takes nothing."
+    )
     others = [other for other in known.options[group] if name in known.node(group, other)]
     return f" {group}={others[0]} has it." if others and group not in LISTS and name[0] != "_" else near

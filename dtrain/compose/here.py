@@ -35,7 +35,9 @@ def look() -> Here:
     words, problems, told = list[Word](), list[str](), list[str]()
     if FILE.is_file():
         if FILE.stat().st_uid not in (os.getuid(), 0) or FILE.stat().st_mode & 0o002:
-            told.append(f"{FILE} is not read: another user wrote it, or may write it. chown or chmod it, or type what it says")
+            told.append(
+                f"{FILE} is not read: another user wrote it, or may write it. chown or chmod it, or type what it says"
+            )
         else:
             for word, problem in _read():
                 words += [word] if word else []
@@ -58,9 +60,15 @@ def _read() -> Iterator[tuple[Word | None, str]]:
     for key, node in document.items() if isinstance(document, dict) else ():
         value = node.plain()
         if key not in SAYS:
-            yield None, f"{FILE}:{node.line}: {cut(key)}: only trust and searchpath stand here. Words of a run are a recipe: type recipe=<file>."
+            yield (
+                None,
+                f"{FILE}:{node.line}: {cut(key)}: only trust and searchpath stand here. Words of a run are a recipe: type recipe=<file>.",
+            )
         elif not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
-            yield None, f"{FILE}:{node.line}: {key}: it is a list of names. Write {key}: [{'mypkg' if key == 'trust' else 'my/words'}]."
+            yield (
+                None,
+                f"{FILE}:{node.line}: {key}: it is a list of names. Write {key}: [{'mypkg' if key == 'trust' else 'my/words'}].",
+            )
         else:
             yield Word(SAYS[key], value, text(value), f"{FILE}:{node.line}"), ""
 
@@ -72,5 +80,10 @@ def own_words(folder: Path) -> list[str]:
 
 def folders(words: Sequence[Word]) -> list[Path]:
     """Those of this machine on the searchpath of some words."""
-    named = [path for word in words if word.key == "hydra.searchpath" and isinstance(word.value, list) for path in map(str, word.value)]
+    named = [
+        path
+        for word in words
+        if word.key == "hydra.searchpath" and isinstance(word.value, list)
+        for path in map(str, word.value)
+    ]
     return [local_path(path) for path in named if is_local(path) and "://" not in path]

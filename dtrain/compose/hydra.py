@@ -94,7 +94,11 @@ def resolved(tree: Mapping[str, Any], words: Sequence[Word], allowed: Callable[[
             value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
             if isinstance(value, str) and not fits(value, allowed(word.key) or "any"):  # the environment has only text
                 value = typed(value)
-            if isinstance(value, int | float) and not isinstance(value, bool) and wants_text(value, allowed(word.key) or "any"):
+            if (
+                isinstance(value, int | float)
+                and not isinstance(value, bool)
+                and wants_text(value, allowed(word.key) or "any")
+            ):
                 value = str(value)
         except (OmegaConfBaseException, RecursionError, TypeError, KeyError, ValueError) as error:
             problems.append(f"{word} ({word.source}): {first_line(error)}.")
@@ -122,9 +126,13 @@ def _put(tree: Any, key: str, value: Any) -> None:
 def jobs(swept: Sequence[Word]) -> list[Sequence[str]]:
     """The words of every combination of the swept ones. Raises WordsError for a sweep that Hydra's own sweeper does not know."""
     try:
-        batches = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides([str(word) for word in swept]), None)
+        batches = BasicSweeper.split_arguments(
+            OverridesParser.create().parse_overrides([str(word) for word in swept]), None
+        )
     except HydraException as error:
-        raise WordsError(f"{' '.join(map(str, swept))} (command line): {cut(first_line(error))}. Type the values: seed=0,1,2.") from error
+        raise WordsError(
+            f"{' '.join(map(str, swept))} (command line): {cut(first_line(error))}. Type the values: seed=0,1,2."
+        ) from error
     return [words for batch in batches for words in batch]
 
 

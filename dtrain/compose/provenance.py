@@ -56,7 +56,9 @@ def noted(config: Config, said: Sequence[Word], settled: Sequence[Word]) -> Conf
     for word in said:
         if stands.get(word.key) != word and not word.key.startswith("hydra"):
             config.history.setdefault(word.key, []).append((shown(word.key, word.value), word.source))
-    raw = config.unresolved | {key: value for word in settled for key, value in leaves(word.value, word.key) if "${oc.env" in str(value)}
+    raw = config.unresolved | {
+        key: value for word in settled for key, value in leaves(word.value, word.key) if "${oc.env" in str(value)
+    }
     config.unresolved = {key: value for key, value in raw.items() if secrets.masked(str(value)) == value}
     read = [key for key, value in raw.items() if patterns.secret_variable(str(value))]
     for _ in range(2):  # one may be made of another
@@ -103,7 +105,11 @@ def decided(plan: Mapping[str, Any]) -> dict[str, Any]:
             found[name.replace("_", ".")] = value
         elif name not in ("batch", "why", "others"):
             found |= leaves(value, name)
-    return found | {"batch": batch.get("size"), "microbatch": batch.get("microbatch"), "accumulate": batch.get("accumulate")}
+    return found | {
+        "batch": batch.get("size"),
+        "microbatch": batch.get("microbatch"),
+        "accumulate": batch.get("accumulate"),
+    }
 
 
 def rows(config: Config, plan: Plan) -> list[Row]:
@@ -111,7 +117,10 @@ def rows(config: Config, plan: Plan) -> list[Row]:
     before, after = asked(config), decided(plan.to_dict())
     found = []
     order = [field.name for field in fields(Schema)]
-    keys = sorted(dict.fromkeys([*before, *after]), key=lambda key: order.index(top) if (top := key.split(".")[0]) in order else len(order))
+    keys = sorted(
+        dict.fromkeys([*before, *after]),
+        key=lambda key: order.index(top) if (top := key.split(".")[0]) in order else len(order),
+    )
     for key in keys:
         if str(after.get(key)).startswith("dtrain.") and key.endswith("._target_"):
             continue  # the word says it
@@ -123,13 +132,25 @@ def rows(config: Config, plan: Plan) -> list[Row]:
         overrode = [*reversed(config.history.get(key, []))]
         if (key in config.sources or own) and default is not None:
             overrode.append((shown(key, default[0]), default[1]))
-        if key in before and key in after and _plain(before[key]) != _plain(value) and not (key in LISTS and before[key] != "auto"):
+        if (
+            key in before
+            and key in after
+            and _plain(before[key]) != _plain(value)
+            and not (key in LISTS and before[key] != "auto")
+        ):
             overrode.insert(0, (shown(key, before[key]), source.removeprefix("default ")))
             source = _reason(plan, key)
         elif key not in before and (default is None or key in plan.why):
             overrode += [(shown(key, default[0]), default[1])] if default else []
             source = _reason(plan, key)
-        found.append(Row(key, value, source, tuple(dict.fromkeys(one for one in overrode if one[0] != shown(key, value) or len(overrode) > 1))))
+        found.append(
+            Row(
+                key,
+                value,
+                source,
+                tuple(dict.fromkeys(one for one in overrode if one[0] != shown(key, value) or len(overrode) > 1)),
+            )
+        )
     return found
 
 
@@ -141,7 +162,13 @@ def origin(config: Config, key: str, default: tuple[Any, str] | None) -> str:
         if above in config.sources and (end == len(parts) or above not in GROUPS):
             return secrets.masked(config.sources[above])
     choice = config.choices.get(parts[0])
-    return f"default {default[1]}" if default else f"default of {parts[0]}={choice}" if isinstance(choice, str) and len(parts) > 1 else "default"
+    return (
+        f"default {default[1]}"
+        if default
+        else f"default of {parts[0]}={choice}"
+        if isinstance(choice, str) and len(parts) > 1
+        else "default"
+    )
 
 
 def table(found: Sequence[Row]) -> str:
@@ -150,10 +177,18 @@ def table(found: Sequence[Row]) -> str:
     for row in found:
         before = "; ".join(f"{value} ({source})" for value, source in row.overrode)
         cells.append(
-            (screen.on_one_line(row.key), screen.on_one_line(shown(row.key, row.value)), screen.on_one_line(row.source), screen.on_one_line(before))
+            (
+                screen.on_one_line(row.key),
+                screen.on_one_line(shown(row.key, row.value)),
+                screen.on_one_line(row.source),
+                screen.on_one_line(before),
+            )
         )
     widths = [max(len(line[column]) for line in cells) for column in range(3)]
-    return "\n".join("  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[3]]).rstrip() for line in cells)
+    return "\n".join(
+        "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[3]]).rstrip()
+        for line in cells
+    )
 
 
 def shown(key: str, value: Any) -> str:

@@ -13,7 +13,9 @@ from dtrain.errors import WordsError
 from dtrain.storage import options
 
 
-def multirun(words: Sequence[str], job: Callable[[Sequence[str]], float | None], *, check: Callable[[Sequence[str]], object]) -> str:
+def multirun(
+    words: Sequence[str], job: Callable[[Sequence[str]], float | None], *, check: Callable[[Sequence[str]], object]
+) -> str:
     """Run `job` with the words of every combination of the swept ones, through Hydra's sweeper and launcher. Returns where they landed.
 
     Each job gets a folder of its own below `sweep.out` (or `out`), named after its values. `check` sees the words of every job of
@@ -23,15 +25,23 @@ def multirun(words: Sequence[str], job: Callable[[Sequence[str]], float | None],
     for_hydra = [word for word in asked if re.match(r"hydra[/.](launcher|sweeper)\b", word.key)]
     ours = [word for word in asked if word not in for_hydra]
     problems += [
-        f"{word} ({word.source}): with -m Hydra takes hydra/launcher, hydra/sweeper and what they hold." for word in ours if word.key[:5] == "hydra"
+        f"{word} ({word.source}): with -m Hydra takes hydra/launcher, hydra/sweeper and what they hold."
+        for word in ours
+        if word.key[:5] == "hydra"
     ]
     swept = [word for word in ours if word.sweep]
     if not swept and not problems and not for_hydra:
         problems.append("-m: no word has several values. Type optim.lr=1e-3,3e-3 for example, or leave -m out.")
     private = [word.key for word in ours if options.is_one(word.key) or secrets.redact_arg(str(word)) != str(word)]
     if private and any(word.key.startswith("hydra/launcher") for word in for_hydra):
-        problems.append(f"{private[0]}: a launcher of Hydra's writes the words of its jobs to files. Put the credentials into the environment.")
-    problems += [f"{shown(word)}: the folder of a job is named after what is swept, and a secret cannot be." for word in swept if word.key in private]
+        problems.append(
+            f"{private[0]}: a launcher of Hydra's writes the words of its jobs to files. Put the credentials into the environment."
+        )
+    problems += [
+        f"{shown(word)}: the folder of a job is named after what is swept, and a secret cannot be."
+        for word in swept
+        if word.key in private
+    ]
     problems += [
         f"{shown(word)}: a folder or URL. Type {word.key}=<text>."
         for word in ours
@@ -41,7 +51,11 @@ def multirun(words: Sequence[str], job: Callable[[Sequence[str]], float | None],
         raise WordsError(*problems)
     plain = [word for word in ours if not word.sweep and word.key not in ("out", "sweep.out")]
     named = [str(word.value) for key in ("sweep.out", "out") for word in ours if word.key == key]
-    root = named[0].rstrip("/") if named else f"outputs/sweep-{slug(secrets.redact_arg(str(word)).replace('=', '-', 1) for word in ours)}"
+    root = (
+        named[0].rstrip("/")
+        if named
+        else f"outputs/sweep-{slug(secrets.redact_arg(str(word)).replace('=', '-', 1) for word in ours)}"
+    )
 
     def task(values: Sequence[str]) -> float | None:
         out = f"{root}/{slug(value.replace('=', '-') for value in values)}"

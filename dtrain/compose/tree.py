@@ -31,13 +31,17 @@ def vocabulary_of(searchpath: Sequence[str], words: Sequence[Word]) -> Vocabular
     targets = tuple(
         word.key.removesuffix("._target_")
         for word in words
-        if word.key.endswith("._target_") and word.key not in NAMELESS and word.value != _own_target(word.key, choices, options, node)
+        if word.key.endswith("._target_")
+        and word.key not in NAMELESS
+        and word.value != _own_target(word.key, choices, options, node)
     )
     afar = not all(path.startswith("pkg://") or is_local(path) for path in searchpath)
     return Vocabulary(options, choices, targets, node, bool(searchpath), afar)
 
 
-def _own_target(key: str, choices: Mapping[str, Any], options: Mapping[str, Sequence[str]], node: Callable[[str, str], files.Node]) -> Any:
+def _own_target(
+    key: str, choices: Mapping[str, Any], options: Mapping[str, Sequence[str]], node: Callable[[str, str], files.Node]
+) -> Any:
     """What stands in conf/ where `key` says it."""
     group, *rest = key.split(".")
     if group not in GROUPS or (group in LISTS and len(rest) < 2):
@@ -78,7 +82,9 @@ def config_of(words: Sequence[Word], vocabulary: Vocabulary, problems: list[str]
     config.sources = sources
     config.unresolved = {word.key: word.value for word in filed if "${oc.env" in word.text}
     config.options = {
-        group: {name: vocabulary.node(group, name) for name in vocabulary.options[group]} for group in GROUPS if vocabulary.choices[group] == "auto"
+        group: {name: vocabulary.node(group, name) for name in vocabulary.options[group]}
+        for group in GROUPS
+        if vocabulary.choices[group] == "auto"
     }
     return config
 
@@ -86,7 +92,12 @@ def config_of(words: Sequence[Word], vocabulary: Vocabulary, problems: list[str]
 def _as_meant(word: Word, vocabulary: Vocabulary) -> Word:
     """A number that was typed where text is meant is that text."""
     allowed, value = vocabulary.allowed(word.key), word.value
-    if allowed is None or isinstance(value, bool) or not isinstance(value, int | float) or not wants_text(value, allowed):
+    if (
+        allowed is None
+        or isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not wants_text(value, allowed)
+    ):
         return word
     return replace(word, value=word.text, text=quote(word.text))
 
@@ -96,7 +107,11 @@ def _composed(words: Sequence[Word], replaced: Sequence[str], vocabulary: Vocabu
     tree = files.top()
     for group in GROUPS:
         choice = vocabulary.choices[group]
-        names = [name for name in (choice if isinstance(choice, list) else [choice]) if name != "auto" and name in vocabulary.options[group]]
+        names = [
+            name
+            for name in (choice if isinstance(choice, list) else [choice])
+            if name != "auto" and name in vocabulary.options[group]
+        ]
         nodes = {name: vocabulary.node(group, name) for name in names} if group not in replaced else {}
         tree[group] = nodes if group in LISTS else next(iter(nodes.values()), {})
     for word in words:
@@ -117,7 +132,12 @@ def _filed(tree: Mapping[str, Any], words: Sequence[Word], vocabulary: Vocabular
     for group in GROUPS:
         for key, value in leaves(tree.get(group), group):
             if "${" in str(value) and not any(key == word or key.startswith(f"{word}.") for word in named - {group}):
-                yield Word(key, value, quote(value) if isinstance(value, str) else text(value), f"{group}={vocabulary.choices[group]}")
+                yield Word(
+                    key,
+                    value,
+                    quote(value) if isinstance(value, str) else text(value),
+                    f"{group}={vocabulary.choices[group]}",
+                )
 
 
 def _of_files(word: Word, vocabulary: Vocabulary) -> Word:
@@ -140,7 +160,10 @@ def _converted(key: str, value: Any) -> Any:
     kind = _types().get(key)
     if is_dataclass(kind) and isinstance(value, dict):
         fields = get_type_hints(kind)
-        return {name: float(item) if _is_fraction(fields.get(name)) and type(item) is int else item for name, item in value.items()}
+        return {
+            name: float(item) if _is_fraction(fields.get(name)) and type(item) is int else item
+            for name, item in value.items()
+        }
     if kind == list[str] and isinstance(value, list):
         return [item if isinstance(item, dict | list) else str(item) for item in value]
     return float(value) if _is_fraction(kind) and type(value) is int and abs(value) < 2**63 else value

@@ -23,7 +23,13 @@ def typed(words: Sequence[str]) -> tuple[list[Word], list[str]]:
         if at in values:
             continue
         following = words[at + 1] if at + 1 < len(words) else None
-        if re.match(r"--?[a-zA-Z]", text) and "=" not in text and following and "=" not in following and not following.startswith("--"):
+        if (
+            re.match(r"--?[a-zA-Z]", text)
+            and "=" not in text
+            and following
+            and "=" not in following
+            and not following.startswith("--")
+        ):
             values.add(at + 1)  # `--flag value`
         try:
             read.append(_parse(text, following if at + 1 in values else None))

@@ -21,7 +21,15 @@ BETWEEN = re.compile(r"(\d{1,7}):(\d{1,7})")
 CLOCK = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d\d(?:\.\d+)?)")
 """Minutes and seconds, with hours, with days, as Slurm writes them."""
 SCALES = {"%": 0.01, "k": 1_000, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000, "B": 1_000_000_000}
-BYTES = SCALES | {f"{letter}{end}": base**power for power, letter in enumerate("KMGT", 1) for end, base in (("B", 1000), ("iB", 1024))} | {"B": 1}
+BYTES = (
+    SCALES
+    | {
+        f"{letter}{end}": base**power
+        for power, letter in enumerate("KMGT", 1)
+        for end, base in (("B", 1000), ("iB", 1024))
+    }
+    | {"B": 1}
+)
 GIB = {"GB": 1, "GiB": 1, "G": 1, "MB": 1 / 1024, "MiB": 1 / 1024, "TB": 1024, "TiB": 1024}
 SECONDS = {"ms": 0.001, "min": 60, "m": 60, "h": 3600, "d": 86400}
 SCALED = re.compile(r"([+-]?[\d_.]+(?:e[+-]?\d+)?)\s*([a-zA-Z%µ/]*)(?:\s.*)?", re.IGNORECASE | re.DOTALL)
@@ -39,7 +47,11 @@ def is_number(value: Any) -> bool:
 
 
 def _is_band(value: Any) -> bool:
-    if not isinstance(value, list | tuple) or len(value) != 2 or not all(end is None or is_number(end) for end in value):
+    if (
+        not isinstance(value, list | tuple)
+        or len(value) != 2
+        or not all(end is None or is_number(end) for end in value)
+    ):
         return False
     return None in value or value[0] <= value[1]
 
@@ -56,7 +68,10 @@ KINDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "null": ("null", lambda value: value is None),
     "part": ("a part with a _target_", lambda value: isinstance(value, Mapping) and "_target_" in value),
     "mapping": ("names with values", lambda value: isinstance(value, Mapping)),
-    "clock": ("hours:minutes:seconds", lambda value: isinstance(value, str) and re.fullmatch(rf"{CLOCK.pattern}|\d+(\.\d+)?", value) is not None),
+    "clock": (
+        "hours:minutes:seconds",
+        lambda value: isinstance(value, str) and re.fullmatch(rf"{CLOCK.pattern}|\d+(\.\d+)?", value) is not None,
+    ),
     "between": ("from how many to how many, such as 1:2", lambda value: isinstance(value, str) and _between(value)),
     "band": ("[lowest, highest], null for an open end", _is_band),
     "any": ("a value", lambda value: True),
@@ -75,7 +90,12 @@ class Range:
     unit: str
 
     def holds(self, value: Any) -> bool:
-        return is_number(value) and not (self.whole and not isinstance(value, int)) and self.low <= value <= self.high and not self._at_an_end(value)
+        return (
+            is_number(value)
+            and not (self.whole and not isinstance(value, int))
+            and self.low <= value <= self.high
+            and not self._at_an_end(value)
+        )
 
     def _at_an_end(self, value: float) -> bool:
         return (self.above and value == self.low) or (self.below and value == self.high)
@@ -110,7 +130,11 @@ class Many:
     item: "Range | str"
 
     def holds(self, value: Any) -> bool:
-        return isinstance(value, list | tuple) and len(value) == (self.count or len(value)) and all(_holds(self.item, one) for one in value)
+        return (
+            isinstance(value, list | tuple)
+            and len(value) == (self.count or len(value))
+            and all(_holds(self.item, one) for one in value)
+        )
 
     def say(self) -> str:
         return f"a list of {f'{self.count} times ' if self.count else ''}{_say(self.item)}"
@@ -137,7 +161,14 @@ def _alternative(text: str) -> Kind:
     found = RANGE.fullmatch(text)
     if found and (found["over"] or found["under"] or found["kind"]):
         low, high = float(found["low"] or -math.inf), float(found["high"] or math.inf)
-        return Range((found["kind"] or "").startswith("whole"), low, high, found["over"] == "above", found["under"] == "below", found["unit"])
+        return Range(
+            (found["kind"] or "").startswith("whole"),
+            low,
+            high,
+            found["over"] == "above",
+            found["under"] == "below",
+            found["unit"],
+        )
     return text
 
 
@@ -153,7 +184,9 @@ def fits(value: Any, allowed: Any) -> bool:
 def wants_text(number: float, allowed: Any) -> bool:
     """Whether a number that was typed is meant as text."""
     texts = ("text", "some text")
-    return any(kind in texts for kind in kinds(allowed)) and not any(kind not in texts and _holds(kind, number) for kind in kinds(allowed))
+    return any(kind in texts for kind in kinds(allowed)) and not any(
+        kind not in texts and _holds(kind, number) for kind in kinds(allowed)
+    )
 
 
 def say(allowed: Any) -> str:
@@ -166,7 +199,9 @@ def instead(value: Any, allowed: Any, default: Any = None) -> Any:
     """The allowed value that is nearest to what was typed; else the default, or the first choice; UNSAID when nothing can be told."""
     choices = choices_of(allowed)
     near = get_close_matches(str(value).lower(), choices, n=1, cutoff=0.6)
-    numbers = [found for kind in kinds(allowed) if isinstance(kind, Range) and (found := kind.nearest(value)) is not None]
+    numbers = [
+        found for kind in kinds(allowed) if isinstance(kind, Range) and (found := kind.nearest(value)) is not None
+    ]
     ends = BETWEEN.fullmatch(str(value)) if "between" in kinds(allowed) else None
     if ends:
         return ":".join(sorted(ends.groups(), key=int))
@@ -209,5 +244,15 @@ def of_type(value: Any) -> str:
     """What may stand in the place of a default of which nothing else is known."""
     if isinstance(value, Mapping):
         return "mapping"
-    table: Sequence[tuple[type, str]] = ((bool, "bool"), (int, "whole"), (float, "number"), (str, "text"), (list, "list of any"))
-    return "any" if value in (None, "auto", "???") or "${" in str(value) else next((kind for known, kind in table if isinstance(value, known)), "any")
+    table: Sequence[tuple[type, str]] = (
+        (bool, "bool"),
+        (int, "whole"),
+        (float, "number"),
+        (str, "text"),
+        (list, "list of any"),
+    )
+    return (
+        "any"
+        if value in (None, "auto", "???") or "${" in str(value)
+        else next((kind for known, kind in table if isinstance(value, known)), "any")
+    )

@@ -68,7 +68,10 @@ def path(group: str, word: str) -> Path:
 def groups() -> Mapping[str, list[str]]:
     """group -> its words."""
     ours = [path.name for path in folder("conf").iterdir() if path.is_dir()]
-    found = {name: sorted({file.stem for place in (folder("conf"), *_beside) for file in (place / name).glob("*.yaml")}) for name in ours}
+    found = {
+        name: sorted({file.stem for place in (folder("conf"), *_beside) for file in (place / name).glob("*.yaml")})
+        for name in ours
+    }
     return {group: words for group, words in found.items() if words and not group.startswith("_")}
 
 
@@ -103,7 +106,9 @@ def _read(path: Path) -> Node:
 
 def defaults() -> dict[str, Any]:
     """group -> the word, or the words, of a run that says none."""
-    return {group: word for entry in copied(_top()["defaults"]) if isinstance(entry, dict) for group, word in entry.items()}
+    return {
+        group: word for entry in copied(_top()["defaults"]) if isinstance(entry, dict) for group, word in entry.items()
+    }
 
 
 def top() -> Node:

@@ -43,7 +43,9 @@ def overview() -> str:
     lines += [f"  {verb:<12} {sentence}" for verb, sentence in VERBS.items()]
     lines += ["", "groups"]
     defaults = files.defaults()
-    lines += [f"  {group:<12} {', '.join(files.groups()[group])}  (default {said(defaults[group])})" for group in GROUPS]
+    lines += [
+        f"  {group:<12} {', '.join(files.groups()[group])}  (default {said(defaults[group])})" for group in GROUPS
+    ]
     lines += ["", "recipes"]
     lines += [f"  {name:<12} {files.sentences(path).get('', '')[:WIDTH]}" for name, path in files.recipes().items()]
     lines += ["", "keys", *_wrapped(ALLOWED), "", "examples", *(f"  {line}" for line in EXAMPLES.splitlines())]
@@ -54,10 +56,21 @@ def about(topics: Sequence[str]) -> str:
     """Pages of the groups, words (`optim=sgd`), keys, arguments, verbs and recipes among `topics`; the overview when there are none. Raises WordsError."""
     pages = {topic: [*_page(*topic.partition("=")[::2])] for topic in topics}
     own = {word for topic in topics if topic in VERBS for word in re.findall(r"[\w-]+", _verb(topic))}
-    unknown = [topic for topic, found in pages.items() if not found and "=" not in topic and topic[0] != "-" and topic not in own]
+    unknown = [
+        topic
+        for topic, found in pages.items()
+        if not found and "=" not in topic and topic[0] != "-" and topic not in own
+    ]
     if unknown:
         words = dict.fromkeys(word for words in files.groups().values() for word in words)
-        known = (*GROUPS, *ALLOWED, *VERBS, *files.recipes(), *words, *(f"{group}.{name}" for group in GROUPS for name in _arguments(group)))
+        known = (
+            *GROUPS,
+            *ALLOWED,
+            *VERBS,
+            *files.recipes(),
+            *words,
+            *(f"{group}.{name}" for group in GROUPS for name in _arguments(group)),
+        )
         near = {topic: nearest(topic, known) for topic in unknown}
         raise WordsError(
             *(

@@ -50,8 +50,18 @@ ALLOWED: dict[str, Any] = {
     "grace": "from 0 seconds",
     "trust": "list of text",
     "loop": "text",
-    **dict.fromkeys(("mesh.pp", "mesh.dp_replicate", "mesh.dp_shard", "mesh.cp", "mesh.tp", "mesh.ep"), "whole from 1 or null"),
-    "pipeline.schedule": ["gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev"],
+    **dict.fromkeys(
+        ("mesh.pp", "mesh.dp_replicate", "mesh.dp_shard", "mesh.cp", "mesh.tp", "mesh.ep"), "whole from 1 or null"
+    ),
+    "pipeline.schedule": [
+        "gpipe",
+        "1f1b",
+        "interleaved_1f1b",
+        "looped_bfs",
+        "interleaved_zero_bubble",
+        "zbv",
+        "dualpipev",
+    ],
     "pipeline.stages": "whole from 1 or null",
     "pipeline.split": "blocks or cost or list of whole from 1",
     "tensor.sequence": ["whole", "split"],
@@ -70,8 +80,12 @@ ALLOWED: dict[str, Any] = {
     "requires.gpus": "whole from 0 or null",
     "requires.memory": "above 0 GiB or null",
     "expect.step": "whole from 1 steps or null",
-    **dict.fromkeys((f"expect.{figure}" for figure in ("loss", "accuracy", "eval_loss", "eval_accuracy")), "band or null"),
-    **dict.fromkeys((f"expect.{figure}" for figure in ("memory", "samples_per_second", "tokens_per_second")), "band or null"),
+    **dict.fromkeys(
+        (f"expect.{figure}" for figure in ("loss", "accuracy", "eval_loss", "eval_accuracy")), "band or null"
+    ),
+    **dict.fromkeys(
+        (f"expect.{figure}" for figure in ("memory", "samples_per_second", "tokens_per_second")), "band or null"
+    ),
     "expect.hardware": "text or null",
     "expect.small": "list of text",
     "sweep.out": "text or null",

@@ -36,7 +36,10 @@ class Optional:
 
 COUNT = Kind("a whole number from 0", lambda value: type(value) is int and 0 <= value < LARGEST)
 NUMBER = Kind("a number", lambda value: type(value) in (int, float) and abs(value) < LARGEST and math.isfinite(value))
-FINITE = Kind("a finite number", lambda value: (type(value) is float and math.isfinite(value)) or (type(value) is int and abs(value) < LARGEST))
+FINITE = Kind(
+    "a finite number",
+    lambda value: (type(value) is float and math.isfinite(value)) or (type(value) is int and abs(value) < LARGEST),
+)
 TEXT = Kind("text", lambda value: isinstance(value, str))
 MAPPING = Kind("a mapping", lambda value: isinstance(value, dict))
 

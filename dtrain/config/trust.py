@@ -26,7 +26,9 @@ MADE_OF = ("model", "data", "objective", "optim", "schedule")
 def own() -> Mapping[str, frozenset[str]]:
     """Group -> what its words name, read off conf/."""
     found = {
-        group.name: re.findall(r"^_target_: (\S+)", "\n".join(path.read_text() for path in group.glob("*.yaml")), re.MULTILINE)
+        group.name: re.findall(
+            r"^_target_: (\S+)", "\n".join(path.read_text() for path in group.glob("*.yaml")), re.MULTILINE
+        )
         for group in folder("conf").iterdir()
         if group.is_dir()
     }
@@ -37,7 +39,11 @@ def allowed(name: str, group: str, trusted: Collection[str]) -> bool:
     """Whether the dotted `name` may be called for `group` ('model', ..., or 'loop')."""
     if not NAME.fullmatch(name) or "__" in name.replace("___", "__"):
         return False
-    return name in own().get(group, ()) or bool(TORCH.fullmatch(name)) or any(name.startswith(f"{package}.") for package in trusted)
+    return (
+        name in own().get(group, ())
+        or bool(TORCH.fullmatch(name))
+        or any(name.startswith(f"{package}.") for package in trusted)
+    )
 
 
 def from_elsewhere(name: str, group: str) -> bool:

@@ -51,7 +51,9 @@ def tree(change: Callable[..., Any], first: Any, *others: Any) -> Any:
     return change(first, *others)
 
 
-def stack(samples: Sequence[tuple[Any, Any]], *, pad: float | None, length: int | None, masked: bool = False) -> tuple[Any, Any]:
+def stack(
+    samples: Sequence[tuple[Any, Any]], *, pad: float | None, length: int | None, masked: bool = False
+) -> tuple[Any, Any]:
     """(inputs, targets) of a batch: those of its samples, one below the other; with `pad` filled up to `length`, or to the longest row.
 
     `masked`: the inputs are to have an attention_mask, made here where a sample has none. Raises WordsError where shapes differ and nothing may be filled up.
@@ -61,7 +63,10 @@ def stack(samples: Sequence[tuple[Any, Any]], *, pad: float | None, length: int 
         return tree(_stacked, *inputs), tree(_stacked, *targets)
     rows = [_rows(each) for each in inputs]
     if masked:
-        inputs = [each if MASK in each else {**each, MASK: torch.ones(row, dtype=torch.int64)} for each, row in zip(inputs, rows, strict=True)]
+        inputs = [
+            each if MASK in each else {**each, MASK: torch.ones(row, dtype=torch.int64)}
+            for each, row in zip(inputs, rows, strict=True)
+        ]
     return _padded(inputs, rows, length, pad), _padded(targets, rows, length, IGNORE)
 
 
@@ -73,9 +78,14 @@ def joined(parts: Sequence[Any], fill: float | None, name: str = "") -> Any:
     longest = max(part.shape[1:2] for part in parts)
     if any(part.shape[1:2] != longest for part in parts):
         if fill is None:
-            raise WordsError("data.collate: the processes of data.workers make rows of several lengths. Type data.pad=<the padding token> as well.")
+            raise WordsError(
+                "data.collate: the processes of data.workers make rows of several lengths. Type data.pad=<the padding token> as well."
+            )
         value = 0 if name in ZERO else fill
-        parts = [np.pad(part, [(0, 0), (0, longest[0] - part.shape[1]), *[(0, 0)] * (part.ndim - 2)], constant_values=value) for part in parts]
+        parts = [
+            np.pad(part, [(0, 0), (0, longest[0] - part.shape[1]), *[(0, 0)] * (part.ndim - 2)], constant_values=value)
+            for part in parts
+        ]
     return np.concatenate(parts)
 
 
@@ -117,13 +127,19 @@ def _rows(inputs: Any) -> int:
 def _padded(column: Sequence[Any], rows: Sequence[int], length: int | None, fill: float) -> Any:
     """What the samples have of one part, filled up where it is a row: as long as the sample's first input, or of several lengths."""
     if isinstance(column[0], Mapping):
-        return {key: _padded([each[key] for each in column], rows, length, 0 if key in ZERO else fill) for key in column[0]}
+        return {
+            key: _padded([each[key] for each in column], rows, length, 0 if key in ZERO else fill) for key in column[0]
+        }
     sizes = [len(each) if each.ndim else 0 for each in column]
     if not column[0].ndim or (sizes != list(rows) and len(set(sizes)) == 1):
         return _stacked(*column)
     longest = max(sizes) if length is None else length
     if longest < max(sizes):
-        raise WordsError(f"data.length={length}: a row has {max(sizes)} entries. Type data.length={max(sizes)}, or cut the rows.")
+        raise WordsError(
+            f"data.length={length}: a row has {max(sizes)} entries. Type data.length={max(sizes)}, or cut the rows."
+        )
     if fill == IGNORE and column[0].is_floating_point() and min(sizes) < longest:
-        raise WordsError("data.pad: the targets are fractions, of which none says that it does not count. Return rows of one length.")
+        raise WordsError(
+            "data.pad: the targets are fractions, of which none says that it does not count. Return rows of one length."
+        )
     return _stacked(*(F.pad(each, [*[0, 0] * (each.ndim - 1), 0, longest - len(each)], value=fill) for each in column))

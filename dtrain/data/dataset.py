@@ -62,7 +62,9 @@ class Samples:
         if self.collate:
             inputs, targets = _pick(self.collate(samples), self.keys)
             return tree(tensor, inputs), tree(tensor, targets)
-        return stack(samples, pad=self.pad, length=self.length, masked=self.pad is not None and MASK in _names(self.keys[0]))
+        return stack(
+            samples, pad=self.pad, length=self.length, masked=self.pad is not None and MASK in _names(self.keys[0])
+        )
 
 
 _samples: Samples | None = None
@@ -96,7 +98,9 @@ class Dataset:
         stop: int | None = None,
     ) -> None:
         if isinstance(dataset, IterableDataset | str) or not (hasattr(dataset, "__len__") and _gives_one(dataset)):
-            raise WordsError(f"data.dataset: {type(dataset).__name__} is not map-style: __len__ and __getitem__ are needed. {_instead(dataset)}")
+            raise WordsError(
+                f"data.dataset: {type(dataset).__name__} is not map-style: __len__ and __getitem__ are needed. {_instead(dataset)}"
+            )
         if len(dataset) < 1:
             raise WordsError(f"data.dataset: {type(dataset).__name__} has no samples.")
         about = getattr(type(dataset), "about", None)
@@ -111,7 +115,9 @@ class Dataset:
             raise WordsError(
                 f"data.collate: a {type(collate).__name__} cannot be called with a list of samples. Name a function, or a class with __call__."
             )
-        self._samples = Samples(dataset, (0 if inputs is None else inputs, 1 if targets is None else targets), pad, length, collate)
+        self._samples = Samples(
+            dataset, (0 if inputs is None else inputs, 1 if targets is None else targets), pad, length, collate
+        )
         self._kept, self._outputs, self._workers = holdout_dataset, outputs, workers
         self._whole, self._shift = len(dataset), shift
         held = min(max(1, round(self._whole * holdout)), self._whole - 1) if holdout and holdout_dataset is None else 0
@@ -128,7 +134,9 @@ class Dataset:
             facts = {"inputs": list(inputs.shape[1:]), "kind": str(inputs.dtype).removeprefix("torch.")}
         classes, targets = _classes(self._samples.dataset), batch["targets"]
         if self._outputs and classes and 1 < self._outputs < classes:
-            raise WordsError(f"data.outputs={self._outputs}: the dataset has {classes} classes. Type data.outputs={classes}, or leave it out.")
+            raise WordsError(
+                f"data.outputs={self._outputs}: the dataset has {classes} classes. Type data.outputs={classes}, or leave it out."
+            )
         outputs = self._outputs or classes
         if outputs is None and isinstance(targets, Tensor) and targets.is_floating_point():
             outputs = targets[0].numel()
@@ -152,7 +160,8 @@ class Dataset:
         elif self._workers:
             columns = zip(*(part for part in self._read_by_workers(index, epoch) if part is not None), strict=True)
             inputs, targets = (
-                tree(torch.from_numpy, joined(column, fill)) for column, fill in zip(columns, (self._samples.pad, IGNORE), strict=True)
+                tree(torch.from_numpy, joined(column, fill))
+                for column, fill in zip(columns, (self._samples.pad, IGNORE), strict=True)
             )
         else:
             inputs, targets = self._samples.batch(index, epoch)
@@ -168,7 +177,11 @@ class Dataset:
         if self._kept is None and self._stop == self._whole:
             return None
         of, (inputs, targets) = self._samples, self._samples.keys
-        dataset, part = (of.dataset, {"start": self._stop, "stop": self._whole}) if self._kept is None else (self._kept, {"stop": len(self._kept)})
+        dataset, part = (
+            (of.dataset, {"start": self._stop, "stop": self._whole})
+            if self._kept is None
+            else (self._kept, {"stop": len(self._kept)})
+        )
         return Dataset(
             dataset, holdout=0, inputs=inputs, targets=targets, shift=self._shift, outputs=self._outputs, pad=of.pad, length=of.length, collate=of.collate,
             workers=self._workers, **part,
@@ -196,7 +209,9 @@ class Dataset:
     def _pool(self) -> ProcessPoolExecutor:
         # a fresh interpreter each: this process has threads, and a fork would copy their locks
         context = multiprocessing.get_context("spawn")
-        return ProcessPoolExecutor(self._workers, context, initializer=_adopt, initargs=(self._samples, self._reading, context.Value("i", 0)))
+        return ProcessPoolExecutor(
+            self._workers, context, initializer=_adopt, initargs=(self._samples, self._reading, context.Value("i", 0))
+        )
 
 
 def _dead(processes: Sequence[Any]) -> dict[int, int]:
@@ -204,7 +219,9 @@ def _dead(processes: Sequence[Any]) -> dict[int, int]:
     deadline = time.monotonic() + 1.0
     while True:
         # the pool ends the others; it also waits for them, in a thread of its own, and knows an exit code a moment before this one does
-        dead = {process.pid: process.exitcode for process in processes if process.exitcode not in (None, 0, -signal.SIGTERM)}
+        dead = {
+            process.pid: process.exitcode for process in processes if process.exitcode not in (None, 0, -signal.SIGTERM)
+        }
         if dead or time.monotonic() > deadline:
             return dead
         time.sleep(0.01)
@@ -257,7 +274,11 @@ def _names(inputs: Inputs) -> Sequence[str]:
 def _pick(sample: Any, keys: Keys, *, optional: str | None = None) -> tuple[Any, Any]:
     """(input, target) of a sample, or of a batch of them. Raises WordsError when a key is not there, unless it is `optional`."""
     inputs, target = keys
-    named = sample._asdict() if isinstance(sample, tuple) and hasattr(sample, "_asdict") and not isinstance(target, int) else sample
+    named = (
+        sample._asdict()
+        if isinstance(sample, tuple) and hasattr(sample, "_asdict") and not isinstance(target, int)
+        else sample
+    )
     try:
         if isinstance(inputs, int | str):
             return named[inputs], named[target]
@@ -270,7 +291,9 @@ def _pick(sample: Any, keys: Keys, *, optional: str | None = None) -> tuple[Any,
             if isinstance(sample, Sequence)
             else type(sample).__name__
         )
-        raise WordsError(f"data.inputs={keys[0]} data.targets={keys[1]}: a sample has {has}. Name the two keys.") from None
+        raise WordsError(
+            f"data.inputs={keys[0]} data.targets={keys[1]}: a sample has {has}. Name the two keys."
+        ) from None
 
 
 def _seed(index: int, epoch: int) -> None:
@@ -282,14 +305,19 @@ def _seed(index: int, epoch: int) -> None:
 
 def _gives_one(dataset: Any) -> bool:
     """Whether it has a `__getitem__`, and not only that of torch's base class, which refuses."""
-    return getattr(type(dataset), "__getitem__", torch.utils.data.Dataset.__getitem__) is not torch.utils.data.Dataset.__getitem__
+    return (
+        getattr(type(dataset), "__getitem__", torch.utils.data.Dataset.__getitem__)
+        is not torch.utils.data.Dataset.__getitem__
+    )
 
 
 def _instead(dataset: Any) -> str:
     if hasattr(dataset, "__getitems__"):
         return "Samples are read one by one: add def __getitem__(self, i): return self.__getitems__([i])[0]."
     if isinstance(dataset, DataLoader):
-        return "Give the dataset it reads from: batches, order and processes are the words batch, seed and data.workers."
+        return (
+            "Give the dataset it reads from: batches, order and processes are the words batch, seed and data.workers."
+        )
     return "A stream cannot be gone on with from its middle on another mesh: give its items an index, or write them to files for data=text or data=tokens."
 
 

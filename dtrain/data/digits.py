@@ -21,4 +21,6 @@ class Digits(TensorDataset):
         except ImportError:
             raise PreflightError("the digits come with scikit-learn. Type: pip install 'dtrain[digits]'") from None
         found = load_digits()
-        super().__init__(torch.from_numpy(found.images.astype(np.float32))[:, None] / 16, torch.from_numpy(found.target))
+        super().__init__(
+            torch.from_numpy(found.images.astype(np.float32))[:, None] / 16, torch.from_numpy(found.target)
+        )

@@ -16,20 +16,26 @@ ENOUGH = 8
 def copies(batch: Batch) -> bool:
     """Whether all targets that count are the inputs of their own place, and not also those of the next one, as where one token is repeated."""
     targets = batch["targets"]
-    return any(_agree(targets, tokens) and not _agree(targets[:, :-1], tokens[:, 1:], least=0) for tokens in _tokens(batch))
+    return any(
+        _agree(targets, tokens) and not _agree(targets[:, :-1], tokens[:, 1:], least=0) for tokens in _tokens(batch)
+    )
 
 
 def leads(batch: Batch) -> bool:
     """Whether all targets that count are the inputs of the next place, and not also those of their own."""
     targets = batch["targets"]
-    return any(_agree(targets[:, :-1], tokens[:, 1:]) and not _agree(targets, tokens, least=0) for tokens in _tokens(batch))
+    return any(
+        _agree(targets[:, :-1], tokens[:, 1:]) and not _agree(targets, tokens, least=0) for tokens in _tokens(batch)
+    )
 
 
 def next_targets(batch: Batch) -> Tensor:
     """Targets moved one place to the left; the last of each sample does not count. Raises WordsError for what is no row of tokens, or was moved before."""
     targets = batch["targets"]
     if not isinstance(targets, Tensor) or targets.ndim != 2 or targets.is_floating_point():
-        raise WordsError("data.shift=true: a target is not a row of tokens, of which each could be the next one's. Leave it out.")
+        raise WordsError(
+            "data.shift=true: a target is not a row of tokens, of which each could be the next one's. Leave it out."
+        )
     if leads(batch):
         raise WordsError("data.shift=true: the targets of these samples are the next tokens already. Leave it out.")
     return F.pad(targets[:, 1:], (0, 1), value=IGNORE)

@@ -43,7 +43,9 @@ def as_source(built: Any) -> Source:
 class Stream:
     """Iterate to get a Share per step, for ever. `count(batch)` is the objective's: how many targets of a batch on the CPU count."""
 
-    def __init__(self, source: Source, *, batch: BatchShape, mesh: Mesh, seed: int, count: Callable[[Batch], int]) -> None:
+    def __init__(
+        self, source: Source, *, batch: BatchShape, mesh: Mesh, seed: int, count: Callable[[Batch], int]
+    ) -> None:
         self.seen = self.first = 0
         """Samples the world has seen or passed over, and where in the global order the newest step began."""
         self.waited = 0.0
@@ -57,7 +59,9 @@ class Stream:
         one = source.take(np.array([0]), np.array([0]))
         share = batch.local * max(1, sum(part.nbytes for part in leaves(one)))
         self._steps = 1 if source.loading == "step" else max(1, min(BLOCK_STEPS, BLOCK_BYTES // share))
-        self._thread = ThreadPoolExecutor(1, "dtrain-data", _use, (mesh.device,)) if source.loading == "thread" else None
+        self._thread = (
+            ThreadPoolExecutor(1, "dtrain-data", _use, (mesh.device,)) if source.loading == "thread" else None
+        )
         self._next: Future[Batch] | None = None
         self._dense: int | None = None
         self._ready: Iterator[StepBatch] = iter(())
@@ -75,7 +79,12 @@ class Stream:
         return self
 
     def state_dict(self) -> dict[str, Any]:
-        source = {"samples": len(self._source), "seed": self._seed, "order": VERSION, "fingerprint": self._source.fingerprint}
+        source = {
+            "samples": len(self._source),
+            "seed": self._seed,
+            "order": VERSION,
+            "fingerprint": self._source.fingerprint,
+        }
         position = {"seen": self.seen, "batch": self._batch.size, "passed": self._before + self._gone_by()}
         return {**position, "passed_over": sorted(first for first in self._passed if first >= self.seen), **source}
 
@@ -132,7 +141,10 @@ class Stream:
         parts = _split(batch, self._batch.microbatch)
         steps = [parts[i : i + self._batch.accumulate] for i in range(0, len(parts), self._batch.accumulate)]
         found = zip(steps, self._counts(steps), firsts, strict=True)
-        return [StepBatch([to_device(part, self._mesh.device) for part in parts], count, first) for parts, count, first in found]
+        return [
+            StepBatch([to_device(part, self._mesh.device) for part in parts], count, first)
+            for parts, count, first in found
+        ]
 
     def _firsts(self, seen: int) -> list[int]:
         """Where the next block's steps begin, when the world has seen `seen` samples."""
@@ -147,7 +159,9 @@ class Stream:
         """Targets that count in each step's whole batch; of dense data known once and for all, of other data told by every rank."""
         if not self._source.dense:
             counts = self._mesh.sum(torch.tensor([sum(map(self._count, parts)) for parts in steps]))
-            return (counts // (self._mesh.batch_ranks // self._mesh.data_ranks)).tolist()  # ranks of cp count the same samples
+            return (
+                counts // (self._mesh.batch_ranks // self._mesh.data_ranks)
+            ).tolist()  # ranks of cp count the same samples
         if self._dense is None:
             self._dense = sum(map(self._count, steps[0])) * self._batch.data
         return [self._dense] * len(steps)
@@ -166,7 +180,9 @@ class Stream:
         return samples(positions, n=len(self._source), seed=self._seed)
 
     def _named(self, index: Indices) -> list[int]:
-        return [int(sample) for sample in (self._source.original(index) if isinstance(self._source, Dataset) else index)]
+        return [
+            int(sample) for sample in (self._source.original(index) if isinstance(self._source, Dataset) else index)
+        ]
 
 
 def _use(device: torch.device) -> None:
@@ -189,11 +205,15 @@ def _map(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """A tensor, or a mapping of tensors, on `device`; the host waits for nothing, which takes pinned memory."""
-    return batch if device.type == "cpu" else _map(batch, lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
+    return (
+        batch if device.type == "cpu" else _map(batch, lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
+    )
 
 
 def _split(batch: Any, size: int) -> list[Batch]:
     """Views of `size` samples each."""
     names = list(batch)
-    columns = [batch[name].split(size) if isinstance(batch[name], Tensor) else _split(batch[name], size) for name in names]
+    columns = [
+        batch[name].split(size) if isinstance(batch[name], Tensor) else _split(batch[name], size) for name in names
+    ]
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]

@@ -36,7 +36,11 @@ class Synthetic:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        return {"vocab": self.vocab} if self.task == "next_token" else {"inputs": list(self.inputs), "outputs": self.outputs}
+        return (
+            {"vocab": self.vocab}
+            if self.task == "next_token"
+            else {"inputs": list(self.inputs), "outputs": self.outputs}
+        )
 
     @property
     def fingerprint(self) -> str:
@@ -50,7 +54,10 @@ class Synthetic:
         if self.task == "next_token":
             phrase = (self._random(index, PERIOD) * self.vocab).astype(np.int64)
             tokens = phrase[:, np.arange(self.sequence + 1) % PERIOD]
-            return {"inputs": torch.from_numpy(tokens[:, :-1].copy()), "targets": torch.from_numpy(tokens[:, 1:].copy())}
+            return {
+                "inputs": torch.from_numpy(tokens[:, :-1].copy()),
+                "targets": torch.from_numpy(tokens[:, 1:].copy()),
+            }
         x = (self._random(index, math.prod(self.inputs)) * 2 - 1).astype(np.float32)
         y = self._mapped(x)
         targets = torch.from_numpy(y.argmax(1) if self.task == "classification" else y)
@@ -80,6 +87,8 @@ class Synthetic:
     def _weights(self) -> tuple[np.ndarray[Any, np.dtype[np.float64]], float]:
         """Normal numbers as whole ones, and the factor that gives the map a standard deviation of size**-0.5."""
         size = math.prod(self.inputs)
-        bits = 29 - size.bit_length()  # products are below 2**(INPUT_BITS + 3 + bits) up to 8 standard deviations; size of them below 2**53
+        bits = (
+            29 - size.bit_length()
+        )  # products are below 2**(INPUT_BITS + 3 + bits) up to 8 standard deviations; size of them below 2**53
         normal = np.random.default_rng(self.seed).normal(size=(size, self.outputs))
         return np.rint(normal * 2.0**bits), 2.0 ** -(INPUT_BITS + bits) / math.sqrt(size)

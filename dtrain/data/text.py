@@ -58,11 +58,15 @@ class Vocabulary:
         try:
             from tokenizers import Tokenizer as Loaded
         except ImportError:
-            raise PreflightError(f"data.tokenizer={url} needs the tokenizers package. Type: pip install 'dtrain[text]'") from None
+            raise PreflightError(
+                f"data.tokenizer={url} needs the tokenizers package. Type: pip install 'dtrain[text]'"
+            ) from None
         try:
             written = store.small(url, LARGEST_TOKENIZER, pace=SLOWEST)
         except StoreError as error:
-            raise PreflightError(f"data.tokenizer={url}: {error}. Give bytes, or the path or URL of a tokenizer.json.") from error
+            raise PreflightError(
+                f"data.tokenizer={url}: {error}. Give bytes, or the path or URL of a tokenizer.json."
+            ) from error
         try:
             self._inner = Loaded.from_buffer(written)
         except Exception as error:  # the package raises bare Exception
@@ -128,7 +132,9 @@ def encoded(path: str, tokenizer: Tokenizer, cache: Path) -> tuple[np.memmap[Any
     documents = list(_documents(path))
     if not documents:
         raise StoreError.during("find", path, "no file is there")
-    key = hashlib.sha256(json.dumps([tokenizer.name, [(name, state) for name, _, state in documents]]).encode()).hexdigest()[:32]
+    key = hashlib.sha256(
+        json.dumps([tokenizer.name, [(name, state) for name, _, state in documents]]).encode()
+    ).hexdigest()[:32]
     kind = np.uint8 if tokenizer.vocab <= 256 else np.uint16 if tokenizer.vocab <= 65536 else np.uint32
     tokens, facts = cache / f"{key}.bin", cache / f"{key}.json"
     try:
@@ -136,7 +142,10 @@ def encoded(path: str, tokenizer: Tokenizer, cache: Path) -> tuple[np.memmap[Any
         with _lock(cache / f"{key}.lock"):
             if not facts.exists():
                 digest = _encode((url for _, url, _ in documents), tokenizer, tokens, kind)
-                store.write(str(facts), json.dumps({"path": secrets.masked(path), "documents": len(documents), "sha256": digest}).encode())
+                store.write(
+                    str(facts),
+                    json.dumps({"path": secrets.masked(path), "documents": len(documents), "sha256": digest}).encode(),
+                )
             known = json.loads(facts.read_text())
             if tokens.stat().st_size == 0:
                 raise PreflightError(f"data.path={path}: there is no text in {len(documents)} file(s).")
@@ -168,7 +177,16 @@ def _documents(path: str) -> Iterator[tuple[str, str, str]]:
     """(name below the common folder, URL, fingerprint of size and time), ordered by a digest of the name."""
     if path == "stdlib":
         root = sysconfig.get_paths()["stdlib"]
-        skip = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "pydoc_data"}  # the last two: tables
+        skip = {
+            "site-packages",
+            "dist-packages",
+            "test",
+            "tests",
+            "idle_test",
+            "__pycache__",
+            "encodings",
+            "pydoc_data",
+        }  # the last two: tables
         urls = [str(file) for file in Path(root).rglob("*.py") if not skip & set(file.relative_to(root).parts)]
     else:
         urls = store.find(path)

@@ -22,7 +22,17 @@ class Tokens:
     dense = True
     loading: Loading = "thread"
 
-    def __init__(self, *, path: str, holdout_path: str | None, holdout: float, vocab: int, sequence: int, dtype: str, cache: str | None) -> None:
+    def __init__(
+        self,
+        *,
+        path: str,
+        holdout_path: str | None,
+        holdout: float,
+        vocab: int,
+        sequence: int,
+        dtype: str,
+        cache: str | None,
+    ) -> None:
         if dtype not in tokenfile.KINDS:
             raise WordsError(f"data.dtype={dtype}: a .bin file holds {', '.join(tokenfile.KINDS)}.")
         self._path, self._holdout_path, self._part = path, holdout_path, holdout
@@ -54,7 +64,10 @@ class Tokens:
     def holdout(self) -> Windows | None:
         kept = self._windows.holdout()
         if kept:
-            self._check(f"data.holdout_path={self._holdout_path}" if self._holdout_path else f"data.path={self._path}", kept.arrays)
+            self._check(
+                f"data.holdout_path={self._holdout_path}" if self._holdout_path else f"data.path={self._path}",
+                kept.arrays,
+            )
         return kept
 
     def _check(self, place: str, tokens: Sequence[NDArray[Any]]) -> None:
@@ -70,7 +83,10 @@ class Tokens:
     def _map(self, url: str) -> NDArray[Any]:
         file = store.local_path(url)
         if not store.is_local(url):
-            file = self._cache / f"{hashlib.sha256((url + store.fingerprint(url)).encode()).hexdigest()[:32]}-{file.name.split('?')[0]}"
+            file = (
+                self._cache
+                / f"{hashlib.sha256((url + store.fingerprint(url)).encode()).hexdigest()[:32]}-{file.name.split('?')[0]}"
+            )
             if not file.exists():
                 store.download(url, file.with_suffix(".part"))
                 file.with_suffix(".part").replace(file)

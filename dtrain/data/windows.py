@@ -33,7 +33,9 @@ class Windows:
     def __post_init__(self) -> None:
         if len(self) < 1:
             tokens = sum(len(array) for array in self.arrays)
-            raise PreflightError(f"data: {tokens} tokens are less than one sample of data.sequence={self.sequence}. Type a smaller data.sequence.")
+            raise PreflightError(
+                f"data: {tokens} tokens are less than one sample of data.sequence={self.sequence}. Type a smaller data.sequence."
+            )
 
     @property
     def facts(self) -> Mapping[str, Any]:

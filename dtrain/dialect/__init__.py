@@ -46,7 +46,9 @@ def recognise(tree: Mapping[str, Any], place: str) -> str:
     most = max(marks.values())
     fitting = [dialect for dialect, found in marks.items() if found == most]
     if most == 0:
-        raise WordsError(f"{place}: no key of a tool that is known here ({', '.join(list(tree)[:4])} ...). Type as=<one of {', '.join(DIALECTS)}>.")
+        raise WordsError(
+            f"{place}: no key of a tool that is known here ({', '.join(list(tree)[:4])} ...). Type as=<one of {', '.join(DIALECTS)}>."
+        )
     if "scaling_config" in tree and "trainer" in tree:
         return "ray"  # which starts the other's Trainer on its workers
     if len(fitting) > 1:
@@ -135,10 +137,14 @@ def nested(ledger: Ledger, key: str, name: str, *, auto: str = "") -> None:
     file = str(ledger.leaves[key])
     local = store.is_local(ledger.place)
     if not local and ("://" in file or file.startswith("/") or ".." in file.split("/")):
-        ledger.refuse(key, f"a file from elsewhere may only name one beside it. Type dtrain import {screen.typed(str(file))}.")
+        ledger.refuse(
+            key, f"a file from elsewhere may only name one beside it. Type dtrain import {screen.typed(str(file))}."
+        )
         return
     beside = store.join(ledger.place.rpartition("/")[0] or ".", file)
-    for place in dict.fromkeys([file, beside] if local and file.startswith("/") else [beside, file] if local else [beside]):
+    for place in dict.fromkeys(
+        [file, beside] if local and file.startswith("/") else [beside, file] if local else [beside]
+    ):
         try:
             tree = read(place)
         except StoreError:

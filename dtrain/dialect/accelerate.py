@@ -10,7 +10,24 @@ from typing import Any
 
 from dtrain.dialect import nested
 from dtrain.dialect.deepspeed import SHARDS, STAGES
-from dtrain.dialect.ledger import ODD, Ledger, Rule, chosen, count, every, lacking, names, refused, says, switch, switched, text, to, unneeded, unread
+from dtrain.dialect.ledger import (
+    ODD,
+    Ledger,
+    Rule,
+    chosen,
+    count,
+    every,
+    lacking,
+    names,
+    refused,
+    says,
+    switch,
+    switched,
+    text,
+    to,
+    unneeded,
+    unread,
+)
 
 TITLE = "Accelerate"
 MARKS = names(
@@ -36,7 +53,10 @@ NUMBERS = {"1": "full_shard", "2": "shard_grad_op", "3": "no_shard", "4": "hybri
 def translate(ledger: Ledger) -> None:
     if ledger.get("compute_environment", "LOCAL_MACHINE") not in ("LOCAL_MACHINE", "local_machine"):
         for key in ledger.open():
-            ledger.refuse(key, "a run of SageMaker is not started here. Start dtrain inside of its container, with the words of the run.")
+            ledger.refuse(
+                key,
+                "a run of SageMaker is not started here. Start dtrain inside of its container, with the words of the run.",
+            )
         return
     for tell in (_world, _kind, _sharding, _deepspeed, _megatron, _axes, _dynamo):
         tell(ledger)
@@ -46,13 +66,20 @@ def translate(ledger: Ledger) -> None:
 def _world(ledger: Ledger) -> None:
     """num_processes are those of all machines; dtrain counts them per node."""
     machines, processes = ledger.leaves.get("num_machines", 1), ledger.leaves.get("num_processes")
-    wrong = [key for key in ("num_machines", "num_processes") if key in ledger.leaves and not _counted(ledger.leaves[key])]
+    wrong = [
+        key for key in ("num_machines", "num_processes") if key in ledger.leaves and not _counted(ledger.leaves[key])
+    ]
     for key in wrong:
         if ledger.leaves[key] in (None, -1):
             ledger.skip(key, "as many as there are: devices=auto")
         else:
-            ledger.refuse(key, f"Accelerate takes a whole number from 1 here, not {ledger.leaves[key]!r}. Type nodes=1 devices=2.")
-            ledger.ask("nodes" if key == "num_machines" else "devices", "number" if key == "num_machines" else "processes per node")
+            ledger.refuse(
+                key, f"Accelerate takes a whole number from 1 here, not {ledger.leaves[key]!r}. Type nodes=1 devices=2."
+            )
+            ledger.ask(
+                "nodes" if key == "num_machines" else "devices",
+                "number" if key == "num_machines" else "processes per node",
+            )
     if not wrong and processes is not None and processes % machines:
         for key in ("num_machines", "num_processes"):
             ledger.refuse(
@@ -64,14 +91,21 @@ def _world(ledger: Ledger) -> None:
     if "num_machines" in ledger.open():
         ledger.carry("num_machines", {"nodes": machines})
     if processes is not None and "num_processes" in ledger.open():
-        ledger.carry("num_processes", {"devices": processes // machines}, f"{processes} on {machines} machines" if machines > 1 else "")
+        ledger.carry(
+            "num_processes",
+            {"devices": processes // machines},
+            f"{processes} on {machines} machines" if machines > 1 else "",
+        )
     _meeting(ledger, machines)
 
 
 def _seen(ledger: Ledger, key: str, value: Any) -> None:
     """gpu_ids: numbers with commas between them."""
     numbers = str(value) if re.fullmatch(r"[0-9][0-9, ]*", str(value)) else "<numbers>"
-    ledger.refuse(key, f"which GPUs are seen is said before the command: CUDA_VISIBLE_DEVICES={numbers.replace(' ', '')} dtrain ...")
+    ledger.refuse(
+        key,
+        f"which GPUs are seen is said before the command: CUDA_VISIBLE_DEVICES={numbers.replace(' ', '')} dtrain ...",
+    )
 
 
 def _counted(value: Any) -> bool:
@@ -96,7 +130,10 @@ def _meeting(ledger: Ledger, machines: int) -> None:
                 command=True,
             )
         else:
-            ledger.refuse(key, "nodes meet at a host and a port. Type launcher=local launcher.here=1 launcher.address=<host>:<port>.")
+            ledger.refuse(
+                key,
+                "nodes meet at a host and a port. Type launcher=local launcher.here=1 launcher.address=<host>:<port>.",
+            )
 
 
 def _kind(ledger: Ledger) -> None:
@@ -107,13 +144,20 @@ def _kind(ledger: Ledger) -> None:
     if key not in ledger.leaves:
         return
     if name not in TYPES:
-        ledger.refuse(key, f"{ledger.leaves[key]} is not run here: there are GPUs with nccl, and CPUs with gloo. Type strategy=ddp.")
+        ledger.refuse(
+            key,
+            f"{ledger.leaves[key]} is not run here: there are GPUs with nccl, and CPUs with gloo. Type strategy=ddp.",
+        )
     elif name == "deepspeed":
         ledger.skip(key, "told with deepspeed_config")
     elif name == "no" and ranks > 1:
         ledger.refuse(key, f"one process, but there are {ranks}. Type strategy=ddp, or devices=1.")
-    elif name == "fsdp" or (name == "megatron_lm" and switched_on(ledger, "megatron_lm_config.megatron_lm_use_distributed_optimizer")):
-        ledger.skip(key, "told with fsdp_config" if name == "fsdp" else "told with megatron_lm_use_distributed_optimizer")
+    elif name == "fsdp" or (
+        name == "megatron_lm" and switched_on(ledger, "megatron_lm_config.megatron_lm_use_distributed_optimizer")
+    ):
+        ledger.skip(
+            key, "told with fsdp_config" if name == "fsdp" else "told with megatron_lm_use_distributed_optimizer"
+        )
         ledger.imply(SHARDING["full_shard"] if name == "fsdp" else {"strategy": "zero1"}, f"default of {name}")
     else:
         ledger.carry(key, TYPES[name])
@@ -134,13 +178,18 @@ def _sharding(ledger: Ledger) -> None:
         value = ledger.leaves[key]
         if not fsdp:
             ledger.skip(key, f"of FSDP, and distributed_type is {ledger.get('distributed_type')}")
-        elif name in ("sharding_strategy", "reshard_after_forward") and not unread(ledger, key, value, "strategy.reshard"):
+        elif name in ("sharding_strategy", "reshard_after_forward") and not unread(
+            ledger, key, value, "strategy.reshard"
+        ):
             plain = NUMBERS.get(str(value), str(value).lower())
             reshard = {"true": "full_shard", "false": "shard_grad_op"}.get(plain, plain)
             if reshard in SHARDING:
                 ledger.carry(key, SHARDING[reshard])
             else:
-                ledger.refuse(key, f"there is no sharding like {value}. Type strategy=fsdp, or strategy=hsdp with nodes and devices.")
+                ledger.refuse(
+                    key,
+                    f"there is no sharding like {value}. Type strategy=fsdp, or strategy=hsdp with nodes and devices.",
+                )
         elif name in FSDP:
             FSDP[name](ledger, key, value)
 
@@ -197,7 +246,13 @@ def _megatron(ledger: Ledger) -> None:
 def _axes(ledger: Ledger) -> None:
     """parallelism_config: degrees of the mesh. sp is Ulysses, cp a ring; both are mesh.cp here."""
     section = "parallelism_config"
-    degrees = {"dp_replicate_size": "dp_replicate", "dp_shard_size": "dp_shard", "tp_size": "tp", "cp_size": "cp", "sp_size": "cp"}
+    degrees = {
+        "dp_replicate_size": "dp_replicate",
+        "dp_shard_size": "dp_shard",
+        "tp_size": "tp",
+        "cp_size": "cp",
+        "sp_size": "cp",
+    }
     for key in ledger.under(section):
         name = key.removeprefix(f"{section}.").removeprefix("parallelism_config_")
         value = ledger.leaves[key]
@@ -230,7 +285,9 @@ def _dynamo(ledger: Ledger) -> None:
         table = {"no": says({"compile": "none"}), "inductor": says({"compile": "blocks"})}
         chosen(table, refused("blocks are compiled by inductor. Type compile=blocks."))(ledger, key, ledger.leaves[key])
     for key in ledger.under("dynamo_config.dynamo_mode"):
-        (to("compile.mode", text) if ledger.words.get("compile") == "blocks" else unneeded("nothing is compiled"))(ledger, key, ledger.leaves[key])
+        (to("compile.mode", text) if ledger.words.get("compile") == "blocks" else unneeded("nothing is compiled"))(
+            ledger, key, ledger.leaves[key]
+        )
 
 
 FSDP: dict[str, Rule] = {
@@ -258,7 +315,8 @@ MEGATRON: dict[str, Rule] = {
     )(ledger, key, value),
     "recompute_activations": switched(says({"remat": "selective"}), unneeded("off, as here")),
     "recompute_granularity": chosen(
-        {"full": says({"remat": "full"}), "selective": says({"remat": "selective"})}, refused("type remat=full or remat=selective.")
+        {"full": says({"remat": "full"}), "selective": says({"remat": "selective"})},
+        refused("type remat=full or remat=selective."),
     ),
     "use_distributed_optimizer": switched(says({"strategy": "zero1"}), says({"strategy": "ddp"})),
     "gradient_clipping": to("clip"),

@@ -40,13 +40,15 @@ MARKS = names(
 )
 SILENT = ("data",)
 MODEL = "transformers.AutoModelForCausalLM.from_pretrained"
-ADAPTERS = "all weights are trained: there is no LoRA. Type model._target_=" + MODEL + " model.pretrained_model_name_or_path={} trust=[transformers]."
+ADAPTERS = (
+    "all weights are trained: there is no LoRA. Type model._target_="
+    + MODEL
+    + " model.pretrained_model_name_or_path={} trust=[transformers]."
+)
 ADAMW = names("adamw_torch adamw_torch_fused adamw_hf adamw")
 LOGGERS = "metrics.jsonl and TensorBoard have every row; for others write a logger: logger.mine._target_=<yours> trust=[<its package>]."
 TOKENS = "of a tokenizer. Encode with it when you make the token files of data=tokens."
-REWARDS = (
-    "there is no preference training and no reinforcement. Write it as an objective of your own: objective._target_=<yours> trust=[<its package>]."
-)
+REWARDS = "there is no preference training and no reinforcement. Write it as an objective of your own: objective._target_=<yours> trust=[<its package>]."
 
 
 def translate(ledger: Ledger) -> None:
@@ -77,17 +79,28 @@ def _steps(ledger: Ledger) -> None:
 
 
 def _shared(ledger: Ledger) -> bool:
-    return bool(ledger.get("deepspeed") or ledger.get("fsdp") or any(key.startswith("fsdp_config") for key in ledger.leaves))
+    return bool(
+        ledger.get("deepspeed") or ledger.get("fsdp") or any(key.startswith("fsdp_config") for key in ledger.leaves)
+    )
 
 
 def _precision(ledger: Ledger) -> None:
     """bf16 loads the weights in bf16 too, unless FSDP or DeepSpeed keep them in fp32."""
-    names = {"bf16": "bf16" if _shared(ledger) else "bf16_true", "bfloat16": "bf16_true", "fp16": "fp16", "float32": "fp32"}
+    names = {
+        "bf16": "bf16" if _shared(ledger) else "bf16_true",
+        "bfloat16": "bf16_true",
+        "fp16": "fp16",
+        "float32": "fp32",
+    }
     for key, word in names.items():
         value = ledger.leaves.get(key)
         if key in ledger.leaves and value in (True, "true", "auto", "full"):
             note = "weights are loaded in bf16 there too" if word == "bf16_true" else ""
-            ledger.carry(key, {"precision": word}, note if value != "auto" else f"auto: on a GPU that has it{'; ' * bool(note)}{note}")
+            ledger.carry(
+                key,
+                {"precision": word},
+                note if value != "auto" else f"auto: on a GPU that has it{'; ' * bool(note)}{note}",
+            )
         elif key in ledger.leaves:
             lacking("type precision=bf16 or precision=fp16.", asked="precision")(ledger, key, value)
 
@@ -98,11 +111,17 @@ def _model(ledger: Ledger) -> None:
     if "base_model" not in ledger.open():
         return
     if not isinstance(kind, str) or not kind.isidentifier() or "For" not in kind:
-        ledger.refuse("base_model", f"a {kind} is not known. Type model._target_=transformers.<class>.from_pretrained trust=[transformers].")
+        ledger.refuse(
+            "base_model",
+            f"a {kind} is not known. Type model._target_=transformers.<class>.from_pretrained trust=[transformers].",
+        )
         ledger.ask("model")
         return
     dtype = "bfloat16" if ledger.words.get("precision") == "bf16_true" else "float32"
-    words = {"model._target_": f"transformers.{kind}.from_pretrained", "model.pretrained_model_name_or_path": str(ledger.leaves["base_model"])}
+    words = {
+        "model._target_": f"transformers.{kind}.from_pretrained",
+        "model.pretrained_model_name_or_path": str(ledger.leaves["base_model"]),
+    }
     ledger.carry("base_model", words, "needs pip install transformers and trust=[transformers]")
     ledger.imply({"model.dtype": dtype}, "the type of the weights, as precision says")
     ledger.command["trust"] = "[transformers]"
@@ -111,9 +130,10 @@ def _model(ledger: Ledger) -> None:
     for key in ledger.under("model_revision", "revision_of_model"):
         to("model.revision", text)(ledger, key, ledger.leaves[key])
     for key in ledger.under("attn_implementation"):
-        chosen({"eager": to("model.attn_implementation", text)}, unneeded("torch's attention takes the fastest kernel there is"))(
-            ledger, key, ledger.leaves[key]
-        )
+        chosen(
+            {"eager": to("model.attn_implementation", text)},
+            unneeded("torch's attention takes the fastest kernel there is"),
+        )(ledger, key, ledger.leaves[key])
 
 
 def _optimizer(ledger: Ledger) -> None:
@@ -144,10 +164,16 @@ def _schedule(ledger: Ledger) -> None:
     """transformers' schedules end with the run; warm-up is counted in steps, or as a part of them."""
     name, steps = str(ledger.get("lr_scheduler", "cosine")), ledger.words.get("steps")
     warmup, floor = _warmup(ledger, steps), ledger.get("cosine_min_lr_ratio", 0.0)
-    shape = {"cosine": "cosine", "linear": "linear", "constant": "constant", "constant_with_warmup": "constant"}.get(name)
+    shape = {"cosine": "cosine", "linear": "linear", "constant": "constant", "constant_with_warmup": "constant"}.get(
+        name
+    )
     if shape is None or (shape == "linear" and (steps is None or warmup < 1 < warmup * 2)):
         why = f"there is no schedule like {name}. Type schedule=cosine, constant or wsd."
-        why = "a linear decay needs its steps. Type schedule=wsd schedule.decay=<steps without warm-up> schedule.floor=0." if shape else why
+        why = (
+            "a linear decay needs its steps. Type schedule=wsd schedule.decay=<steps without warm-up> schedule.floor=0."
+            if shape
+            else why
+        )
         if "lr_scheduler" in ledger.leaves:
             ledger.refuse("lr_scheduler", why)
         ledger.ask("schedule")
@@ -157,7 +183,9 @@ def _schedule(ledger: Ledger) -> None:
             ledger.carry("lr_scheduler", {"schedule": words["schedule"]})
         for key in ledger.under("cosine_min_lr_ratio"):
             (to("schedule.floor") if shape == "cosine" else unneeded("of the cosine"))(ledger, key, ledger.leaves[key])
-        ledger.imply(words, "default of axolotl" if "lr_scheduler" not in ledger.leaves else f"of {name} in transformers")
+        ledger.imply(
+            words, "default of axolotl" if "lr_scheduler" not in ledger.leaves else f"of {name} in transformers"
+        )
     for key in ledger.under("warmup_steps", "warmup_ratio"):
         if name == "constant":
             ledger.skip(key, "transformers' constant has no warm-up")
@@ -207,7 +235,10 @@ def _shards(ledger: Ledger) -> None:
             ledger.skip(key, "how offloading moves bytes")
         elif name in FSDP:
             FSDP[name](ledger, key, value)
-    ledger.imply({"strategy": "fsdp"} if on else {"strategy": "ddp"}, "fsdp is configured" if on else "one process per GPU, each with everything")
+    ledger.imply(
+        {"strategy": "fsdp"} if on else {"strategy": "ddp"},
+        "fsdp is configured" if on else "one process per GPU, each with everything",
+    )
 
 
 def per_epoch(word: str) -> Rule:
@@ -221,7 +252,10 @@ def per_epoch(word: str) -> Rule:
             ledger.carry(key, {word: 0}, "the last step alone")
             return
         ledger.ask(word, f"samples / batch / {value}")
-        ledger.refuse(key, f"dtrain counts steps, and how many samples an epoch has is not in this file. Type {word}=<samples / batch / {value}>.")
+        ledger.refuse(
+            key,
+            f"dtrain counts steps, and how many samples an epoch has is not in this file. Type {word}=<samples / batch / {value}>.",
+        )
 
     return rule
 
@@ -233,7 +267,9 @@ def _part(word: str) -> Rule:
         if isinstance(value, int | float) and 0 <= value < 1:
             ledger.carry(key, {word: str(value)}, command=True)
         else:
-            ledger.refuse(key, f"a part of all samples is held out, not a number of them. Type {word}=<{value} / samples>.")
+            ledger.refuse(
+                key, f"a part of all samples is held out, not a number of them. Type {word}=<{value} / samples>."
+            )
 
     return rule
 

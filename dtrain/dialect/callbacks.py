@@ -23,7 +23,12 @@ def callbacks(ledger: Ledger, t: str) -> None:
                 ledger.skip(other, OBSERVERS[name])
         else:
             for other in keys:
-                ledger.refuse(other, INSTEAD.get(name, f"there is no {name}. Write a hook: hook.mine._target_=<yours> trust=[<its package>]."))
+                ledger.refuse(
+                    other,
+                    INSTEAD.get(
+                        name, f"there is no {name}. Write a hook: hook.mine._target_=<yours> trust=[<its package>]."
+                    ),
+                )
 
 
 def _checkpoint(ledger: Ledger, section: str) -> None:
@@ -35,10 +40,18 @@ def _checkpoint(ledger: Ledger, section: str) -> None:
         if name == "save_top_k" and top == -1:
             ledger.carry(key, {"checkpoint.keep": None}, "all of them")
         elif name == "save_top_k" and monitor and top != 1:
-            ledger.refuse(key, "the one best stays, and the newest ones. Type checkpoint.best=eval_loss checkpoint.keep=2.")
+            ledger.refuse(
+                key, "the one best stays, and the newest ones. Type checkpoint.best=eval_loss checkpoint.keep=2."
+            )
         elif name == "save_top_k" and not monitor:
             to("checkpoint.keep", count)(ledger, key, value)
-        elif name == "monitor" and str(monitor) in ("val_loss", "valid_loss", "validation_loss", "val/loss", "eval_loss"):
+        elif name == "monitor" and str(monitor) in (
+            "val_loss",
+            "valid_loss",
+            "validation_loss",
+            "val/loss",
+            "eval_loss",
+        ):
             ledger.carry(key, {"checkpoint.best": "eval_loss"}, "the held-out loss")
         elif name == "monitor" and value is not None:
             ledger.refuse(

@@ -81,11 +81,19 @@ def _batch(ledger: Ledger) -> None:
 def _triple(ledger: Ledger, batch: int, micro: int, accumulate: int) -> None:
     if batch % (micro * accumulate):
         for key in OURS:
-            ledger.refuse(key, f"{batch} is not {micro} x {accumulate} x a number of ranks. Type batch=<samples per step> microbatch={micro}.")
+            ledger.refuse(
+                key,
+                f"{batch} is not {micro} x {accumulate} x a number of ranks. Type batch=<samples per step> microbatch={micro}.",
+            )
         return
     ledger.carry(BATCH, {"batch": batch})
-    ledger.carry(MICRO, {"microbatch": micro}, f"the three numbers mean {batch // micro // accumulate} data-parallel rank(s)")
-    ledger.skip(ACCUMULATE, "follows from batch, microbatch and the ranks; on other ranks it is solved again, and the numbers stay")
+    ledger.carry(
+        MICRO, {"microbatch": micro}, f"the three numbers mean {batch // micro // accumulate} data-parallel rank(s)"
+    )
+    ledger.skip(
+        ACCUMULATE,
+        "follows from batch, microbatch and the ranks; on other ranks it is solved again, and the numbers stay",
+    )
 
 
 def _zero(ledger: Ledger) -> None:
@@ -112,9 +120,12 @@ def _zero(ledger: Ledger) -> None:
 
 def _rests(stage: Any, part: str) -> Rule:
     if not isinstance(stage, int) or stage not in (1, 2, 3):
-        return refused("nothing is sharded in stage 0, so nothing can be offloaded. Type strategy=zero2 strategy.offload=cpu.")
+        return refused(
+            "nothing is sharded in stage 0, so nothing can be offloaded. Type strategy=zero2 strategy.offload=cpu."
+        )
     return says(
-        {"strategy.offload": "cpu"}, "" if part == "param" else "shards of weights and optimizer both rest there; theirs of the optimizer alone"
+        {"strategy.offload": "cpu"},
+        "" if part == "param" else "shards of weights and optimizer both rest there; theirs of the optimizer alone",
     )
 
 
@@ -127,7 +138,9 @@ def _offload(ledger: Ledger, section: str, offload: Rule) -> None:
         elif device == "nvme" and ledger.leaves[key] is not False:
             disk(ledger, key, device)
         elif key == f"{section}.ratio":
-            chosen({1: MOVES}, refused("all shards rest on the CPU, or none. Leave it out."))(ledger, key, ledger.leaves[key])
+            chosen({1: MOVES}, refused("all shards rest on the CPU, or none. Leave it out."))(
+                ledger, key, ledger.leaves[key]
+            )
 
 
 def _precision(ledger: Ledger) -> None:
@@ -170,14 +183,21 @@ def _optimizer(ledger: Ledger) -> None:
     for key in ledger.under(*(f"{params}.{own}" for own in ("torch_adam", "adam_w_mode", "fp32_optimizer_states"))):
         ledger.skip(key, "which kernel runs; what it computes is told with optimizer.type")
     for key in ledger.under(f"{params}.bias_correction"):
-        chosen({True: unneeded("Adam's bias is corrected, as here")}, refused("Adam's bias is corrected here. Leave it out."))(
-            ledger, key, ledger.leaves[key]
-        )
+        chosen(
+            {True: unneeded("Adam's bias is corrected, as here")},
+            refused("Adam's bias is corrected here. Leave it out."),
+        )(ledger, key, ledger.leaves[key])
     for key in ledger.under(f"{params}.lr"):
         if "optim.lr" in ledger.words:
             ledger.skip(key, "the scheduler's warmup_max_lr takes its place, as in DeepSpeed")
     own = adam and ledger.get(f"{params}.torch_adam", False) is not True
-    optimizer(ledger, "optimizer.type", params, ("AdamW" if decoupled else "Adam") if adam else name, {"weight_decay": 0.0} if own else None)
+    optimizer(
+        ledger,
+        "optimizer.type",
+        params,
+        ("AdamW" if decoupled else "Adam") if adam else name,
+        {"weight_decay": 0.0} if own else None,
+    )
 
 
 def _schedule(ledger: Ledger) -> None:
@@ -197,11 +217,17 @@ def _schedule(ledger: Ledger) -> None:
     if ledger.leaves.get(f"{p}.warmup_min_lr") == "auto":
         ledger.skip(f"{p}.warmup_min_lr", "0 is filled in, as here")
     if ledger.leaves.get(f"{p}.total_num_steps") == "auto" and name == "WarmupDecayLR" and not ledger.auto:
-        ledger.carry("scheduler.type", {"schedule": "wsd", "schedule.floor": 0.0}, "down in a line, from the end of the warm-up to the end")
+        ledger.carry(
+            "scheduler.type",
+            {"schedule": "wsd", "schedule.floor": 0.0},
+            "down in a line, from the end of the warm-up to the end",
+        )
         ledger.ask("schedule.decay", "steps - schedule.warmup")
         ledger.ask("schedule.warmup")
         return
-    values = {key.removeprefix(f"{p}."): ledger.leaves[key] for key in ledger.under(p) if ledger.leaves[key] is not None}
+    values = {
+        key.removeprefix(f"{p}."): ledger.leaves[key] for key in ledger.under(p) if ledger.leaves[key] is not None
+    }
     steps = [values.get(key, 0) for key in ("warmup_num_steps", "total_num_steps")]
     wrong = next((value for value in steps if isinstance(value, bool) or not isinstance(value, int)), None)
     shape = SHAPES.get(name)
@@ -223,12 +249,23 @@ def _schedule(ledger: Ledger) -> None:
 def _warmup(ledger: Ledger, name: str, shape: str, values: dict[str, Any]) -> None:
     """The keys of a schedule that has a counterpart; `values` those that are in the file."""
     p = "scheduler.params"
-    log, warm, total = values.get("warmup_type", "log") != "linear", values.get("warmup_num_steps", 1000), values.get("total_num_steps")
+    log, warm, total = (
+        values.get("warmup_type", "log") != "linear",
+        values.get("warmup_num_steps", 1000),
+        values.get("total_num_steps"),
+    )
     words = decaying(shape, warm, total, values.get("cos_min_ratio", 1e-4) if shape == "cosine" else 0.0)
-    silent = log and warm > 1 and not {"warmup_type", "warmup_num_steps"} & set(values) and not ledger.asks("schedule.warmup")
+    silent = (
+        log
+        and warm > 1
+        and not {"warmup_type", "warmup_num_steps"} & set(values)
+        and not ledger.asks("schedule.warmup")
+    )
     if log and warm > 1:
         ledger.ask("schedule.warmup", f"{warm} for a line of as many steps, or 0")
-    ledger.carry("scheduler.type", {"schedule": words["schedule"]}, f"without its warm-up: {LOG.format(warm)}" if silent else "")
+    ledger.carry(
+        "scheduler.type", {"schedule": words["schedule"]}, f"without its warm-up: {LOG.format(warm)}" if silent else ""
+    )
     lr = values.get("warmup_max_lr", 1e-3 if name == "WarmupDecayLR" else None)
     if lr is not None and "warmup_max_lr" not in values:
         ledger.imply({"optim.lr": lr}, "default of WarmupDecayLR, whatever the optimizer says")
@@ -237,9 +274,13 @@ def _warmup(ledger: Ledger, name: str, shape: str, values: dict[str, Any]) -> No
             linear = says({"schedule.warmup": warm}, BEHIND if warm else "")
             (refused(LOG.format(warm)) if log and warm > 1 else linear)(ledger, f"{p}.{part}", value)
         elif part == "warmup_type":
-            (refused(LOG.format(warm)) if log and warm > 1 else unneeded("a line, as here"))(ledger, f"{p}.{part}", value)
+            (refused(LOG.format(warm)) if log and warm > 1 else unneeded("a line, as here"))(
+                ledger, f"{p}.{part}", value
+            )
         elif part == "total_num_steps":
-            ledger.carry(f"{p}.{part}", {"steps": total} | {word: words[word] for word in ("schedule.decay",) if word in words})
+            ledger.carry(
+                f"{p}.{part}", {"steps": total} | {word: words[word] for word in ("schedule.decay",) if word in words}
+            )
         elif part == "cos_min_ratio" and shape == "cosine":
             to("schedule.floor")(ledger, f"{p}.{part}", value)
         elif part == "warmup_max_lr" and shape != "cosine":
@@ -262,7 +303,11 @@ def _parallel(ledger: Ledger) -> None:
         elif isinstance(value, int) and value < 2:
             ledger.skip(key, "one, as here")
         elif isinstance(value, int):
-            ledger.carry(key, {word: extra or value for word, extra in words.items()}, "needs as many ranks, and a model that can be split so")
+            ledger.carry(
+                key,
+                {word: extra or value for word, extra in words.items()},
+                "needs as many ranks, and a model that can be split so",
+            )
 
 
 def _section(name: str, why: str) -> Rule:

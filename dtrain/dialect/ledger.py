@@ -81,18 +81,29 @@ class Ledger:
     def carry(self, key: str, words: Mapping[str, Any], note: str = "", *, command: bool = False) -> None:
         """The key becomes these words of the recipe (or of the command line); where another key said them otherwise, it is refused."""
         target: dict[str, Any] = self.command if command else self.words
-        other = next((word for word, value in words.items() if word in target and word not in self.implied and target[word] != value), None)
+        other = next(
+            (
+                word
+                for word, value in words.items()
+                if word in target and word not in self.implied and target[word] != value
+            ),
+            None,
+        )
         if other is not None:
             self.refuse(key, f"another key of this file says {other}={target[other]}. Take one of them out.")
             return
-        secret = next((word for word, value in words.items() if redact_arg(f"{word}={value}") != f"{word}={value}"), None)
+        secret = next(
+            (word for word, value in words.items() if redact_arg(f"{word}={value}") != f"{word}={value}"), None
+        )
         if secret is not None:
             self.refuse(key, f"a secret is not written anywhere. Type {secret}=<it> where it is needed.")
             return
         for word in words:
             self.implied.pop(word, None)
         target.update(words)
-        said = " ".join(f"{word}={show(value)}" for word, value in words.items()) + (" on the command line" if command else "")
+        said = " ".join(f"{word}={show(value)}" for word, value in words.items()) + (
+            " on the command line" if command else ""
+        )
         self._tell(key, "carried", said + (f" ({note})" if note else ""), frozenset(words))
 
     def skip(self, key: str, why: str) -> None:
@@ -157,7 +168,9 @@ class Ledger:
         """A word that does not go with the others after all: the keys that alone say it are refused."""
         self.words.pop(word, None)
         self.implied.pop(word, None)
-        self.entries = [Entry(entry.key, entry.value, "refused", why) if entry.words == {word} else entry for entry in self.entries]
+        self.entries = [
+            Entry(entry.key, entry.value, "refused", why) if entry.words == {word} else entry for entry in self.entries
+        ]
 
     def _tell(self, key: str, kind: Kind, why: str, words: frozenset[str] = frozenset()) -> None:
         assert key in self.leaves and key not in self._told, key
@@ -169,11 +182,15 @@ class Ledger:
         return any(pattern.startswith(f"{key}.") for pattern in rules)
 
     def _near(self, rules: "Mapping[str, Rule]", key: str) -> str:
-        known = [pattern for pattern in (*rules, *(key for key in self.leaves if key in self._told)) if "*" not in pattern]
+        known = [
+            pattern for pattern in (*rules, *(key for key in self.leaves if key in self._told)) if "*" not in pattern
+        ]
         section, _, leaf = key.rpartition(".")
         beside = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == section and name != key}
         elsewhere = [name for name in known if name.rpartition(".")[2] == leaf and name != key]
-        near = [beside[name] for name in get_close_matches(leaf, beside, n=1, cutoff=0.75)] or get_close_matches(key, elsewhere, n=1, cutoff=0.4)
+        near = [beside[name] for name in get_close_matches(leaf, beside, n=1, cutoff=0.75)] or get_close_matches(
+            key, elsewhere, n=1, cutoff=0.4
+        )
         return f" Did you mean {near[0]}?" if near else " Take it out, or look up what it is called now."
 
 
@@ -183,7 +200,9 @@ Rule = Callable[[Ledger, str, Any], None]
 
 def find(rules: Mapping[str, Rule], key: str) -> Rule | None:
     """The rule of a key: by its name, else by the first pattern, in which `*` is one part of the name and a last `**` all that follow."""
-    return rules.get(key) or next((rule for pattern, rule in rules.items() if "*" in pattern and _fits(pattern.split("."), key.split("."))), None)
+    return rules.get(key) or next(
+        (rule for pattern, rule in rules.items() if "*" in pattern and _fits(pattern.split("."), key.split("."))), None
+    )
 
 
 def _fits(pattern: list[str], parts: list[str]) -> bool:
@@ -213,7 +232,13 @@ def _numbered(value: Any) -> Any:
     """A number that is given as a text, "1e-5", as that number."""
     if isinstance(value, list):
         return [_numbered(one) for one in value]
-    if isinstance(value, Code) or not isinstance(value, str) or not any(map(str.isdigit, value)) or not NUMBER.fullmatch(value) or len(value) > 20:
+    if (
+        isinstance(value, Code)
+        or not isinstance(value, str)
+        or not any(map(str.isdigit, value))
+        or not NUMBER.fullmatch(value)
+        or len(value) > 20
+    ):
         return value
     return int(value) if value.lstrip("+-").isdecimal() else float(value)
 

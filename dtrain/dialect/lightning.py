@@ -41,15 +41,16 @@ MARKS = names(
 )
 SILENT = ("model", "data", "optim", "schedule", "steps", "batch")
 YOURS = "a LightningModule holds its own loop. Type model._target_=<the torch.nn.Module in it> trust=[<its package>], with objective and optim."
-DATA = (
-    "a DataModule holds its own loaders. Type data=dataset data.dataset._target_=<the dataset in it> trust=[<its package>] batch=<samples per step>."
-)
+DATA = "a DataModule holds its own loaders. Type data=dataset data.dataset._target_=<the dataset in it> trust=[<its package>] batch=<samples per step>."
 CLOCK = re.compile(r"(\d+):(\d\d:\d\d:\d\d)")
 """DD:HH:MM:SS."""
 PARTS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
 STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     "ddp": {"strategy": "ddp"},
-    **{f"ddp_{way}": {"strategy": "ddp"} for way in ("find_unused_parameters_true", "find_unused_parameters_false", "spawn", "fork", "notebook")},
+    **{
+        f"ddp_{way}": {"strategy": "ddp"}
+        for way in ("find_unused_parameters_true", "find_unused_parameters_false", "spawn", "fork", "notebook")
+    },
     "fsdp": SHARDING["full_shard"],
     "fsdp_cpu_offload": {**SHARDING["full_shard"], "strategy.offload": "cpu"},
     "deepspeed": {"strategy": "zero2"},
@@ -61,7 +62,9 @@ NO_STRATEGY = refused("there are ddp, zero1, zero2, fsdp, hsdp and single. Type 
 
 
 def translate(ledger: Ledger) -> None:
-    section = next((prefix for prefix in ("fit.trainer.", "trainer.") if any(key.startswith(prefix) for key in ledger.leaves)), "")
+    section = next(
+        (prefix for prefix in ("fit.trainer.", "trainer.") if any(key.startswith(prefix) for key in ledger.leaves)), ""
+    )
     outer = "fit." if section == "fit.trainer." else ""
     for tell in (_devices, _strategy, _steps, _clip, _evaluation, _logger, callbacks):
         tell(ledger, section)
@@ -69,7 +72,10 @@ def translate(ledger: Ledger) -> None:
     unseen = ledger.under(*(key for key in ledger.leaves if key.startswith(f"{section}**")))
     for key in unseen:
         ledger.refuse(key, "arguments that are not in this file. Type the words for what they say.")
-    ledger.apply({f"{section}{name}": rule for name, rule in TRAINER.items()} | {f"{outer}{name}": rule for name, rule in COMMANDS.items()})
+    ledger.apply(
+        {f"{section}{name}": rule for name, rule in TRAINER.items()}
+        | {f"{outer}{name}": rule for name, rule in COMMANDS.items()}
+    )
     if unseen:
         for word in ("precision", "clip", "steps"):
             if word not in ledger.words:
@@ -88,7 +94,9 @@ def _devices(ledger: Ledger, t: str) -> None:
     if value in ("auto", -1, None):
         ledger.skip(key, "all that are there: devices=auto")
     elif isinstance(value, list) and all(isinstance(one, int) for one in value) and value:
-        ledger.carry(key, {"devices": len(value)}, f"these: CUDA_VISIBLE_DEVICES={','.join(map(str, value))} before the command")
+        ledger.carry(
+            key, {"devices": len(value)}, f"these: CUDA_VISIBLE_DEVICES={','.join(map(str, value))} before the command"
+        )
     else:
         to("devices", count)(ledger, key, value)
 
@@ -131,9 +139,9 @@ def _strategy(ledger: Ledger, t: str) -> None:
         ):
             nested(ledger, other, "deepspeed", auto="Lightning, from the arguments of its Trainer")
         else:
-            ARGUMENTS.get(name, {}).get(argument, refused(f"an argument of {name} that is not known here. Leave it out."))(
-                ledger, other, ledger.leaves[other]
-            )
+            ARGUMENTS.get(name, {}).get(
+                argument, refused(f"an argument of {name} that is not known here. Leave it out.")
+            )(ledger, other, ledger.leaves[other])
 
 
 def unread_strategy(ledger: Ledger, key: str) -> bool:
@@ -158,7 +166,9 @@ def _steps(ledger: Ledger, t: str) -> None:
     _batches(ledger, t)
     found = CLOCK.fullmatch(str(ledger.get(key, "")))
     if found:
-        ledger.carry(key, {"time_limit": f"{int(found[1])}-{found[2]}"}, "of the whole command, the last save within it")
+        ledger.carry(
+            key, {"time_limit": f"{int(found[1])}-{found[2]}"}, "of the whole command, the last save within it"
+        )
     parts = ledger.under(key)
     amounts = {part.rpartition(".")[2]: ledger.leaves[part] for part in parts if part.rpartition(".")[2] in PARTS}
     if amounts and all(isinstance(amount, int | float) for amount in amounts.values()):
@@ -177,11 +187,15 @@ def _batches(ledger: Ledger, t: str) -> None:
     """A number of batches of each epoch makes the steps; 1 is one batch, and 1.0 all of them."""
     key, most = f"{t}limit_train_batches", ledger.leaves.get(f"{t}max_steps", -1)
     batches, passes, parts = (ledger.get(f"{t}{name}", default) for name, default in BATCHES.items())
-    if most not in (-1, None) or not all(isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in (batches, passes, parts)):
+    if most not in (-1, None) or not all(
+        isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in (batches, passes, parts)
+    ):
         return
     steps = passes * math.ceil(batches / parts)
     ledger.carry(
-        key, {"steps": steps}, f"{passes} x {batches} batches{f', {parts} in a step' if parts > 1 else ''}; fewer there when the data has not as many"
+        key,
+        {"steps": steps},
+        f"{passes} x {batches} batches{f', {parts} in a step' if parts > 1 else ''}; fewer there when the data has not as many",
     )
     ledger.skip(f"{t}max_epochs", "told with limit_train_batches")
 
@@ -200,9 +214,13 @@ def _evaluation(ledger: Ledger, t: str) -> None:
     value = ledger.leaves.get(key)
     if isinstance(value, int) and not isinstance(value, bool) and isinstance(parts, int) and parts > 0:
         if value % parts:
-            ledger.refuse(key, f"{value} batches are no whole number of steps of {parts} each. Type evaluate.every=<steps>.")
+            ledger.refuse(
+                key, f"{value} batches are no whole number of steps of {parts} each. Type evaluate.every=<steps>."
+            )
         else:
-            ledger.carry(key, {"evaluate.every": value // parts}, f"{value} batches, {parts} in a step" if parts > 1 else "")
+            ledger.carry(
+                key, {"evaluate.every": value // parts}, f"{value} batches, {parts} in a step" if parts > 1 else ""
+            )
     elif isinstance(value, float) and value:
         epochs("evaluate.every")(ledger, key, value)
 
@@ -235,8 +253,16 @@ def _optimizer(ledger: Ledger, outer: str) -> None:
         unknown_optimizer(ledger, name, ledger.get(f"{section}.init_args.lr"))
     section = f"{outer}lr_scheduler"
     kind = class_of(ledger, section)
-    most, steps = ledger.get(f"{section}.init_args.T_max"), ledger.words.get("steps", ledger.leaves.get(f"{outer}trainer.max_steps"))
-    if kind == "CosineAnnealingLR" and most is not None and most == steps and not ledger.get(f"{section}.init_args.eta_min"):
+    most, steps = (
+        ledger.get(f"{section}.init_args.T_max"),
+        ledger.words.get("steps", ledger.leaves.get(f"{outer}trainer.max_steps")),
+    )
+    if (
+        kind == "CosineAnnealingLR"
+        and most is not None
+        and most == steps
+        and not ledger.get(f"{section}.init_args.eta_min")
+    ):
         ledger.carry(f"{section}.class_path", decaying("cosine", 0, None))
         for key in ledger.under(f"{section}.init_args"):
             ledger.skip(key, "the cosine ends with the run, as T_max says")
@@ -280,7 +306,9 @@ ARGUMENTS: Mapping[str, Mapping[str, Rule]] = {
 
 def part(whole: Rule, other: Rule) -> Rule:
     """1.0 is all of them, as is nothing; 1 is one batch."""
-    return lambda ledger, key, value: (whole if value is None or (isinstance(value, float) and value == 1) else other)(ledger, key, value)
+    return lambda ledger, key, value: (whole if value is None or (isinstance(value, float) and value == 1) else other)(
+        ledger, key, value
+    )
 
 
 FP8 = "there are fp32, bf16, bf16_true, fp16, and fp8 by torchao. Type precision=bf16."

@@ -34,7 +34,13 @@ COMPOSER = {
     "global_train_batch_size": "batch", "device_train_microbatch_size": "microbatch", "seed": "seed", "save_folder": "out",
     "algorithms.gradient_clipping.clipping_threshold": "clip", "save_num_checkpoints_to_keep": "checkpoint.keep",
 }  # fmt: skip
-OPTIMIZER = {"lr": "optim.lr", "betas": "optim.betas", "eps": "optim.eps", "weight_decay": "optim.weight_decay", "momentum": "optim.momentum"}
+OPTIMIZER = {
+    "lr": "optim.lr",
+    "betas": "optim.betas",
+    "eps": "optim.eps",
+    "weight_decay": "optim.weight_decay",
+    "momentum": "optim.momentum",
+}
 PRECISIONS = {
     "bf16-true": "bf16_true", "bf16-mixed": "bf16", "16-mixed": "fp16", "32-true": "fp32", "amp_bf16": "bf16", "amp_fp16": "fp16", "fp32": "fp32",
 }  # fmt: skip
@@ -45,7 +51,12 @@ TOOLS = (
         ("train.lr_warmup_steps", "train.micro_batch_size"),
         "train.epochs",
     ),
-    ("Composer", {**COMPOSER, **{f"optimizer.{name}": word for name, word in OPTIMIZER.items()}}, ("max_duration",), "max_duration"),
+    (
+        "Composer",
+        {**COMPOSER, **{f"optimizer.{name}": word for name, word in OPTIMIZER.items()}},
+        ("max_duration",),
+        "max_duration",
+    ),
 )
 """Its name, its keys -> our words where the value means the same, keys of which one tells it, and the key of how long a run is."""
 
@@ -60,12 +71,18 @@ def _of_tools(tree: Mapping[str, Any], place: str) -> None:
     for tool, words, marks, length in TOOLS:
         if not any(mark in leaves for mark in marks):
             continue
-        said = [f"{word}={show(leaves[key])}" for key, word in words.items() if leaves.get(key) not in (None, "", "auto")]
-        said += [f"precision={PRECISIONS[precision]}" for precision in (leaves.get("precision"),) if precision in PRECISIONS]
+        said = [
+            f"{word}={show(leaves[key])}" for key, word in words.items() if leaves.get(key) not in (None, "", "auto")
+        ]
+        said += [
+            f"precision={PRECISIONS[precision]}" for precision in (leaves.get("precision"),) if precision in PRECISIONS
+        ]
         batches = str(leaves.get(length)).removesuffix("ba")
         if not any(word.startswith("steps=") for word in said):
             said.append(
-                f"steps={batches}" if batches.isdecimal() and batches != str(leaves.get(length)) else f"steps=<{show(leaves.get(length))} in steps>"
+                f"steps={batches}"
+                if batches.isdecimal() and batches != str(leaves.get(length))
+                else f"steps=<{show(leaves.get(length))} in steps>"
             )
         raise WordsError(
             f"{place}: a config of {tool}, which is not read. Type {' '.join(said)}, the optimizer and the schedule as they are there, the data, and the model."
@@ -78,7 +95,11 @@ def refuse(tree: Mapping[str, Any], place: str) -> None:
     if not MARKS & set(tree) or "base_model" in tree:  # axolotl has some of the names
         return
     whose = "LLaMA-Factory" if "finetuning_type" in tree else "Hugging Face's Trainer"
-    said = [f"{word}={show(tree[key])}" for key, word in WORDS.items() if key in tree and not isinstance(tree[key], Code | dict | None)]
+    said = [
+        f"{word}={show(tree[key])}"
+        for key, word in WORDS.items()
+        if key in tree and not isinstance(tree[key], Code | dict | None)
+    ]
     said += [words for (key, value), words in SAID.items() if tree.get(key) == value]
     if tree.get("fsdp"):
         said.append("strategy=fsdp")

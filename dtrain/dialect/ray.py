@@ -8,7 +8,24 @@ In a Python file, or the same as YAML or JSON. They say how many workers there a
 from typing import Any
 
 from dtrain.dialect import translate as translate_as
-from dtrain.dialect.ledger import ODD, Code, Ledger, Rule, chosen, count, every, lacking, names, refused, show, switch, to, unneeded, unread, whole
+from dtrain.dialect.ledger import (
+    ODD,
+    Code,
+    Ledger,
+    Rule,
+    chosen,
+    count,
+    every,
+    lacking,
+    names,
+    refused,
+    show,
+    switch,
+    to,
+    unneeded,
+    unread,
+    whole,
+)
 
 TITLE = "Ray Train"
 MARKS = names(
@@ -24,7 +41,9 @@ SECTIONS = {
     "failure_config": names(
         "max_failures fail_fast controller_failure_limit max_preemption_failures relax_collectives_on_preemption preemption_grace_s args"
     ),
-    "checkpoint_config": names("num_to_keep checkpoint_score_attribute checkpoint_score_order checkpoint_frequency checkpoint_at_end args"),
+    "checkpoint_config": names(
+        "num_to_keep checkpoint_score_attribute checkpoint_score_order checkpoint_frequency checkpoint_at_end args"
+    ),
     "run_config": names(
         "name storage_path storage_filesystem failure_config checkpoint_config sync_config verbose progress_reporter log_to_file local_dir logging_config stop "
         "callbacks worker_runtime_env args"
@@ -36,9 +55,15 @@ SECTIONS = {
 def translate(ledger: Ledger) -> None:
     for tell in (_workers, _place, _kept, _inner):
         tell(ledger)
-    of = {section: {name: rule for name, rule in RULES.items() if name.split(".")[0] in taken} for section, taken in SECTIONS.items()}
+    of = {
+        section: {name: rule for name, rule in RULES.items() if name.split(".")[0] in taken}
+        for section, taken in SECTIONS.items()
+    }
     inner = {f"run_config.{section}": of[section] for section in ("failure_config", "checkpoint_config")}
-    ledger.apply(RULES | {f"{section}.{name}": rule for section, rules in {**of, **inner}.items() for name, rule in rules.items()})
+    ledger.apply(
+        RULES
+        | {f"{section}.{name}": rule for section, rules in {**of, **inner}.items() for name, rule in rules.items()}
+    )
 
 
 def _inner(ledger: Ledger) -> None:
@@ -60,7 +85,9 @@ def _workers(ledger: Ledger) -> None:
         value: Any = ledger.leaves[key]
         if isinstance(value, list) and len(value) == 2 and all(isinstance(one, int) and one > 0 for one in value):
             ledger.carry(
-                key, {"nodes": f"{min(value)}:{max(value)}", "devices": 1}, "elastic: nodes of one rank each; type nodes and devices as they are"
+                key,
+                {"nodes": f"{min(value)}:{max(value)}", "devices": 1},
+                "elastic: nodes of one rank each; type nodes and devices as they are",
             )
         elif value == 0:
             ledger.carry(key, {"devices": 1}, "0 means this process")
@@ -111,17 +138,25 @@ def _kept(ledger: Ledger) -> None:
         if ledger.leaves[keep] is None:
             ledger.carry(keep, {"checkpoint.keep": None}, "all of them")
         elif scored and ledger.leaves[keep] != 1:
-            ledger.refuse(keep, "the one best stays, and the newest ones. Type checkpoint.best=eval_loss checkpoint.keep=2.")
+            ledger.refuse(
+                keep, "the one best stays, and the newest ones. Type checkpoint.best=eval_loss checkpoint.keep=2."
+            )
         else:
             to("checkpoint.keep", count)(ledger, keep, ledger.leaves[keep])
 
 
 def _restarts(ledger: Ledger, key: str, value: Any) -> None:
     if value == -1:
-        ledger.refuse(key, "restarts without a step between them end at a number. Type launcher=local launcher.restarts=100.")
+        ledger.refuse(
+            key, "restarts without a step between them end at a number. Type launcher=local launcher.restarts=100."
+        )
     else:
         try:
-            ledger.carry(key, {"launcher": "local", "launcher.restarts": whole(value)}, "in a row, without a new step between them")
+            ledger.carry(
+                key,
+                {"launcher": "local", "launcher.restarts": whole(value)},
+                "in a row, without a new step between them",
+            )
         except (ValueError, TypeError):
             to("launcher.restarts", whole)(ledger, key, value)
 
@@ -140,7 +175,10 @@ LOOP = {
 def _of_loop(ledger: Ledger, key: str, value: Any) -> None:
     name = key.rpartition(".")[2]
     word = LOOP.get(name)
-    ledger.refuse(key, f"it goes to your own function, which is not read. Type {word or 'the word'}=<value> for what it means there.")
+    ledger.refuse(
+        key,
+        f"it goes to your own function, which is not read. Type {word or 'the word'}=<value> for what it means there.",
+    )
     if word:
         ledger.ask(word, f"{name} {show(value)} of your loop")
 

@@ -54,7 +54,9 @@ class Loader(yaml.SafeLoader):
 
 
 Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(?:\d[\d_]*)(?:\.[\d_]*)?[eE][-+]?\d+|[-+]?\.\d+[eE][-+]?\d+"), list("-+.0123456789")
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(?:\d[\d_]*)(?:\.[\d_]*)?[eE][-+]?\d+|[-+]?\.\d+[eE][-+]?\d+"),
+    list("-+.0123456789"),
 )
 
 
@@ -66,13 +68,19 @@ def read(place: str) -> dict[str, Any]:
 def parse(written: bytes, place: str) -> dict[str, Any]:
     """The tree. Raises WordsError in one line."""
     if len(written) > LONGEST:
-        raise WordsError(f"{place}: more than {LONGEST >> 20} MiB is no config. Give the file that the other tool is started with.")
+        raise WordsError(
+            f"{place}: more than {LONGEST >> 20} MiB is no config. Give the file that the other tool is started with."
+        )
     try:
         text = written.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise WordsError(f"{place}: not a text: byte {error.start} is no UTF-8. A config is JSON, YAML, TOML or Python.") from error
+        raise WordsError(
+            f"{place}: not a text: byte {error.start} is no UTF-8. A config is JSON, YAML, TOML or Python."
+        ) from error
     if re.match(r"\s*<(!doctype|html)", text, re.IGNORECASE):
-        raise WordsError(f"{place}: a web page. Give the address of the file itself, such as https://raw.githubusercontent.com/...")
+        raise WordsError(
+            f"{place}: a web page. Give the address of the file itself, such as https://raw.githubusercontent.com/..."
+        )
     kind = place.split("?")[0].rsplit(".", 1)[-1].lower()
     try:
         tree = {"json": _json, "toml": _toml, "py": _python}.get(kind, _any)(text, place)
@@ -82,7 +90,14 @@ def parse(written: bytes, place: str) -> dict[str, Any]:
             )
         if _depth(tree) > DEEPEST:
             raise WordsError(f"{place}: nested more than {DEEPEST} deep. Is it a config?")
-        odd = next((f"{key}={value}" for key, value in flatten(tree) if isinstance(value, int | float) and not abs(value) < LARGEST), None)
+        odd = next(
+            (
+                f"{key}={value}"
+                for key, value in flatten(tree)
+                if isinstance(value, int | float) and not abs(value) < LARGEST
+            ),
+            None,
+        )
         if odd:
             raise WordsError(f"{place}: {odd[:80]}: no number that a config may mean.")
     except RecursionError as error:
@@ -159,11 +174,17 @@ def _python(text: str, place: str) -> Any:
         module = ast.parse(text)
     except (SyntaxError, ValueError, MemoryError) as error:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        raise WordsError(f"{place}{line}: not Python: {getattr(error, 'msg', str(error)) or 'nested too deep'}.") from error
+        raise WordsError(
+            f"{place}{line}: not Python: {getattr(error, 'msg', str(error)) or 'nested too deep'}."
+        ) from error
     script = _Script(module)
     tree: dict[str, Any] = {}
     made = [node for node in ast.walk(module) if isinstance(node, ast.Call)]
-    others.refuse_python(module, {_last(call.func): script.arguments(call) for call in made if _last(call.func) in others.ARGUMENTS}, place)
+    others.refuse_python(
+        module,
+        {_last(call.func): script.arguments(call) for call in made if _last(call.func) in others.ARGUMENTS},
+        place,
+    )
     calls = [call for call in made if _last(call.func) in CALLS]
     read = [(call, script.arguments(call)) for call in calls]
     for call, arguments in read:
@@ -173,7 +194,14 @@ def _python(text: str, place: str) -> Any:
     if not tree:
         raise WordsError(f"{place}: calls none of {', '.join(CALLS)}. Give the file in which the run is made.")
     outer = tree.pop("ray_trainer", {})
-    tree = {**tree, **({"train_loop_per_worker" if name == "args.0" else name: value for name, value in outer.items()} if outer else {})}
+    tree = {
+        **tree,
+        **(
+            {"train_loop_per_worker" if name == "args.0" else name: value for name, value in outer.items()}
+            if outer
+            else {}
+        ),
+    }
     return _of_cli(tree, place) if "cli" in tree else tree
 
 
@@ -191,9 +219,15 @@ def _of_cli(tree: dict[str, Any], place: str) -> dict[str, Any]:
     cli = tree.pop("cli")
     trainer, seed = cli.get("trainer_defaults"), cli.get("seed_everything_default")
     if not isinstance(trainer, dict) and not tree:
-        raise WordsError(f"{place}: LightningCLI takes its trainer from a YAML here. Import that: the file after --config.")
+        raise WordsError(
+            f"{place}: LightningCLI takes its trainer from a YAML here. Import that: the file after --config."
+        )
     said = {"seed_everything": seed} if isinstance(seed, int) else {}
-    model = {"model": {"class_path": str(cli.get("args.0", cli.get("model_class")))}} if "args.0" in cli or "model_class" in cli else {}
+    model = (
+        {"model": {"class_path": str(cli.get("args.0", cli.get("model_class")))}}
+        if "args.0" in cli or "model_class" in cli
+        else {}
+    )
     return {**said, **model, **tree, **({"trainer": trainer} if isinstance(trainer, dict) else {})}
 
 
@@ -207,7 +241,9 @@ class _Script:
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
                 given[node.targets[0].id] = node.value
         times = Counter(name for node in ast.walk(module) for name in _changes(node, given))
-        self._names = {name: value for name, value in given.items() if times[name] == 1}  # else which value is meant is not known
+        self._names = {
+            name: value for name, value in given.items() if times[name] == 1
+        }  # else which value is meant is not known
 
     def arguments(self, call: ast.Call, deep: int = 0) -> dict[str, Any]:
         """By name; what **mapping holds too, where the file says it."""
@@ -217,7 +253,11 @@ class _Script:
             if word.arg is not None:
                 found[word.arg] = value
             else:
-                found |= value if isinstance(value, dict) and "class_path" not in value else {f"**{ast.unparse(word.value)}": Code(value)}
+                found |= (
+                    value
+                    if isinstance(value, dict) and "class_path" not in value
+                    else {f"**{ast.unparse(word.value)}": Code(value)}
+                )
         return found
 
     def value(self, node: ast.expr, deep: int = 0) -> Any:
@@ -248,7 +288,11 @@ class _Script:
             if isinstance(key, ast.Constant):
                 found[str(key.value)] = value
             else:
-                found |= value if isinstance(value, dict) and "class_path" not in value else {f"**{ast.unparse(item)}": Code(value)}
+                found |= (
+                    value
+                    if isinstance(value, dict) and "class_path" not in value
+                    else {f"**{ast.unparse(item)}": Code(value)}
+                )
         return found
 
 
@@ -263,7 +307,9 @@ def _changes(node: ast.AST, given: Mapping[str, ast.expr]) -> Iterator[str]:
         while isinstance(root, ast.Subscript | ast.Attribute):
             root = root.value
         held = given.get(root.id) if isinstance(root, ast.Name) else None
-        if isinstance(held, ast.List | ast.Dict) or (isinstance(held, ast.Call) and _last(held.func) in ("dict", "list")):
+        if isinstance(held, ast.List | ast.Dict) or (
+            isinstance(held, ast.Call) and _last(held.func) in ("dict", "list")
+        ):
             yield ast.unparse(root)
 
 

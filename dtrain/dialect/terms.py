@@ -82,7 +82,12 @@ def _pair(value: Any) -> list[float]:
 def decaying(shape: str, warmup: float, steps: int | None, floor: float = 0.0) -> dict[str, Any]:
     """Words of a schedule: `shape` is constant, cosine or linear, from the end of `warmup` to the end of the run; linear needs its `steps`."""
     if shape == "linear" and steps is not None:
-        return {"schedule": "wsd", "schedule.warmup": warmup, "schedule.decay": max(0, steps - warmup), "schedule.floor": floor}
+        return {
+            "schedule": "wsd",
+            "schedule.warmup": warmup,
+            "schedule.decay": max(0, steps - warmup),
+            "schedule.floor": floor,
+        }
     ends = {"schedule.floor": floor} if shape == "cosine" else {}
     return {"schedule": shape, "schedule.warmup": warmup, **ends}
 
@@ -101,7 +106,8 @@ def epochs(word: str = "steps") -> Rule:
         else:
             ledger.ask(word, f"{value} x samples / batch")
             ledger.refuse(
-                key, f"dtrain counts steps, and how many samples an epoch has is not in this file. Type {word}=<{value} x samples / batch>."
+                key,
+                f"dtrain counts steps, and how many samples an epoch has is not in this file. Type {word}=<{value} x samples / batch>.",
             )
 
     return rule

@@ -9,7 +9,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from dtrain.dialect.deepspeed import SHARDS
-from dtrain.dialect.ledger import ODD, Ledger, Rule, chosen, count, every, lacking, names, number, refused, says, show, switched, to, unneeded, whole
+from dtrain.dialect.ledger import (
+    ODD,
+    Ledger,
+    Rule,
+    chosen,
+    count,
+    every,
+    lacking,
+    names,
+    number,
+    refused,
+    says,
+    show,
+    switched,
+    to,
+    unneeded,
+    whole,
+)
 from dtrain.dialect.terms import NO_DATA, optimizer, output
 
 TITLE = "torchtitan"
@@ -50,7 +67,10 @@ def _mesh(ledger: Ledger) -> None:
             to(f"mesh.{axis}", count)(ledger, key, value)
         asked[axis] = value if isinstance(value, int) else 1 if name != "data_parallel_shard_degree" else -1
     shards, copies = asked["dp_shard"] != 1, asked["dp_replicate"] > 1
-    ledger.imply({"strategy": "hsdp" if shards and copies else "fsdp" if shards or not copies else "ddp"}, "what the degrees mean in torchtitan")
+    ledger.imply(
+        {"strategy": "hsdp" if shards and copies else "fsdp" if shards or not copies else "ddp"},
+        "what the degrees mean in torchtitan",
+    )
     if shards and copies and asked["dp_shard"] == -1:
         ledger.words["strategy"] = "fsdp"  # whose rest goes to dp_shard, beside mesh.dp_replicate
     for key in ledger.under("parallelism.pipeline_parallel_schedule"):
@@ -66,17 +86,25 @@ def _mesh(ledger: Ledger) -> None:
 def _batch(ledger: Ledger) -> None:
     """Samples: a local one is a microbatch, or in a pipeline what is cut into microbatches. Later configs count tokens."""
     t, pp = "training", ledger.words.get("mesh.pp", 1) > 1
-    local, whole_, size = (ledger.leaves.get(f"{t}.{name}") for name in ("local_batch_size", "global_batch_size", "seq_len"))
+    local, whole_, size = (
+        ledger.leaves.get(f"{t}.{name}") for name in ("local_batch_size", "global_batch_size", "seq_len")
+    )
     if isinstance(local, int) and not pp:
         ledger.carry(f"{t}.local_batch_size", {"microbatch": local})
     elif isinstance(local, int):
         part = ledger.leaves.get("parallelism.pipeline_parallel_microbatch_size", 1)
         if isinstance(whole_, int) and whole_ > 0 and isinstance(part, int) and part > 0 and local % part == 0:
-            ledger.carry(f"{t}.local_batch_size", {"microbatch": part}, "as many of them in a step as global_batch_size needs")
+            ledger.carry(
+                f"{t}.local_batch_size", {"microbatch": part}, "as many of them in a step as global_batch_size needs"
+            )
         elif isinstance(part, int) and part > 0 and local // part < ledger.words["mesh.pp"]:
             _too_few(ledger, local, part, ledger.words["mesh.pp"])
         elif isinstance(part, int) and part > 0 and local % part == 0:
-            ledger.carry(f"{t}.local_batch_size", {"microbatch": part, "accumulate": local // part}, f"{local} samples in microbatches of {part}")
+            ledger.carry(
+                f"{t}.local_batch_size",
+                {"microbatch": part, "accumulate": local // part},
+                f"{local} samples in microbatches of {part}",
+            )
     for key in ledger.under("parallelism.pipeline_parallel_microbatch_size"):
         ledger.skip(key, "told with local_batch_size" if pp else "there is no pipeline")
     if whole_ == -1:
@@ -87,7 +115,9 @@ def _batch(ledger: Ledger) -> None:
         ledger.imply({"accumulate": 1}, "the global batch is the local one of all ranks")
     _tokens(ledger, t, ledger.leaves.get(f"{t}.max_context_length", size))
     for key in ledger.under(f"{t}.seq_len", f"{t}.max_context_length"):
-        to("data.sequence", count, "beside data=..., which is typed there too", command=True)(ledger, key, ledger.leaves[key])
+        to("data.sequence", count, "beside data=..., which is typed there too", command=True)(
+            ledger, key, ledger.leaves[key]
+        )
 
 
 def _too_few(ledger: Ledger, local: int, part: int, stages: int) -> None:
@@ -109,11 +139,16 @@ def _tokens(ledger: Ledger, t: str, sequence: Any) -> None:
             continue
         if value == -1:
             ledger.skip(key, "microbatches of all ranks")
-            ledger.imply({"accumulate": ledger.get("parallelism.num_pp_microbatches", 1)}, "one forward, or as many as the pipeline has, in a step")
+            ledger.imply(
+                {"accumulate": ledger.get("parallelism.num_pp_microbatches", 1)},
+                "one forward, or as many as the pipeline has, in a step",
+            )
         elif isinstance(value, int) and isinstance(sequence, int) and sequence > 0 and value % sequence == 0:
             ledger.carry(key, {word: value // sequence}, f"samples of {sequence} tokens")
         else:
-            ledger.refuse(key, f"{show(value)} tokens are no whole number of samples of {show(sequence)}. Type {word}=<samples>.")
+            ledger.refuse(
+                key, f"{show(value)} tokens are no whole number of samples of {show(sequence)}. Type {word}=<samples>."
+            )
 
 
 def _model(ledger: Ledger) -> None:
@@ -129,16 +164,29 @@ def _model(ledger: Ledger) -> None:
         near = f" Of the same size, but with norms of queries and keys: model=gpt {sizes}."
     for key in ledger.under("model.name", "model.flavor", "model_spec"):
         what = f"{name} {flavor}".strip() or "a model"
-        ledger.refuse(key, f"{what} is built by torchtitan alone. Type model._target_=<a torch.nn.Module> trust=[<its package>].{near}")
+        ledger.refuse(
+            key,
+            f"{what} is built by torchtitan alone. Type model._target_=<a torch.nn.Module> trust=[<its package>].{near}",
+        )
         ledger.ask("model")
     for key in ledger.under("model.converters"):
         value = ledger.leaves[key]
-        if isinstance(value, list) and value and all(str(one).startswith(("float8", "quantize.linear.float8")) for one in value):
+        if (
+            isinstance(value, list)
+            and value
+            and all(str(one).startswith(("float8", "quantize.linear.float8")) for one in value)
+        ):
             recipe = next(
-                (ledger.get(f"{section}.recipe_name") for section in ("quantize.linear.float8", "float8") if ledger.get(f"{section}.recipe_name")),
+                (
+                    ledger.get(f"{section}.recipe_name")
+                    for section in ("quantize.linear.float8", "float8")
+                    if ledger.get(f"{section}.recipe_name")
+                ),
                 "tensorwise",
             )
-            ledger.carry(key, {"precision": "fp8", "precision.recipe": recipe}, "needs torchao and a GPU that has the type")
+            ledger.carry(
+                key, {"precision": "fp8", "precision.recipe": recipe}, "needs torchao and a GPU that has the type"
+            )
         else:
             lacking("there is only float8. Type precision=fp8.")(ledger, key, value)
 
@@ -157,9 +205,17 @@ def _optimizer(ledger: Ledger) -> None:
     groups = "optimizer.param_groups"
     if ledger.leaves.get(f"{groups}.0.pattern") == ".*" and f"{groups}.0.optimizer_name" in ledger.leaves:
         ledger.skip(f"{groups}.0.pattern", "all weights")
-        optimizer(ledger, f"{groups}.0.optimizer_name", f"{groups}.0.optimizer_kwargs", str(ledger.get(f"{groups}.0.optimizer_name", "AdamW")))
+        optimizer(
+            ledger,
+            f"{groups}.0.optimizer_name",
+            f"{groups}.0.optimizer_kwargs",
+            str(ledger.get(f"{groups}.0.optimizer_name", "AdamW")),
+        )
     for key in ledger.under(groups):
-        ledger.refuse(key, "optimizers by patterns of names are optim=muon, or one of your own: optim._target_=<yours> trust=[<its package>].")
+        ledger.refuse(
+            key,
+            "optimizers by patterns of names are optim=muon, or one of your own: optim._target_=<yours> trust=[<its package>].",
+        )
         if "optim" not in ledger.words:
             ledger.ask("optim")
             ledger.ask("optim.lr")
@@ -175,10 +231,17 @@ def _schedule(ledger: Ledger) -> None:
     if not all(isinstance(one, int | float) and not isinstance(one, bool) for one in numbers):
         return  # the table refuses what is odd
     if total != steps and "training.steps" in ledger.leaves:
-        ledger.carry("training.steps", {"steps": total, "stop_after": steps}, "the schedule aims further than the run goes")
+        ledger.carry(
+            "training.steps", {"steps": total, "stop_after": steps}, "the schedule aims further than the run goes"
+        )
     warmup = min(values["warmup_steps"], total)
     decay = total - warmup if ratio is None else min(round(total * ratio), total - warmup)
-    words = {"schedule": "wsd", "schedule.warmup": warmup, "schedule.decay": decay, "schedule.floor": values["min_lr_factor"]}
+    words = {
+        "schedule": "wsd",
+        "schedule.warmup": warmup,
+        "schedule.decay": decay,
+        "schedule.floor": values["min_lr_factor"],
+    }
     if values["decay_type"] == "cosine" and decay == total - warmup:
         del words["schedule.decay"]
         words["schedule"] = "cosine"
@@ -203,7 +266,13 @@ def _schedule(ledger: Ledger) -> None:
     ledger.imply(words, "default of torchtitan")
 
 
-SCHEDULER: Mapping[str, Any] = {"warmup_steps": 200, "total_steps": None, "decay_ratio": None, "decay_type": "linear", "min_lr_factor": 0.0}
+SCHEDULER: Mapping[str, Any] = {
+    "warmup_steps": 200,
+    "total_steps": None,
+    "decay_ratio": None,
+    "decay_type": "linear",
+    "min_lr_factor": 0.0,
+}
 
 
 def _remat(ledger: Ledger) -> None:
@@ -222,7 +291,9 @@ def _remat(ledger: Ledger) -> None:
         else:
             ledger.refuse(key, "torch's budget is of memory, ours of blocks. Type remat=budget remat.share=0.5.")
     for key in ledger.under(f"{p}.selective_ac_option", f"{p}.memory_budget"):
-        ledger.skip(key, f"told with mode={mode}" if key.endswith("option") or mode != "memory_budget" else "told with mode")
+        ledger.skip(
+            key, f"told with mode={mode}" if key.endswith("option") or mode != "memory_budget" else "told with mode"
+        )
 
 
 def _checkpoint(ledger: Ledger) -> None:
@@ -235,7 +306,9 @@ def _checkpoint(ledger: Ledger) -> None:
 def _precision(ledger: Ledger) -> None:
     """Weights in fp32 and products in bf16 by default, as FSDP does it."""
     dtype, products = ledger.get("training.dtype", "float32"), ledger.get("training.mixed_precision_param", "bfloat16")
-    word = {("float32", "float32"): "fp32", ("float32", "bfloat16"): "bf16", ("bfloat16", "bfloat16"): "bf16_true"}.get((str(dtype), str(products)))
+    word = {("float32", "float32"): "fp32", ("float32", "bfloat16"): "bf16", ("bfloat16", "bfloat16"): "bf16_true"}.get(
+        (str(dtype), str(products))
+    )
     for key in ledger.under("training.dtype", "training.mixed_precision_param"):
         if ledger.words.get("precision") == "fp8" and word == "bf16":
             ledger.skip(key, "told with model.converters: what is not in fp8 is in bf16")
@@ -250,7 +323,9 @@ def _precision(ledger: Ledger) -> None:
 
 def of_tp(rule: Rule) -> Rule:
     """Of the tensor axis, where there is one."""
-    return lambda ledger, key, value: (rule if "mesh.tp" in ledger.words else unneeded("there is no tensor axis"))(ledger, key, value)
+    return lambda ledger, key, value: (rule if "mesh.tp" in ledger.words else unneeded("there is no tensor axis"))(
+        ledger, key, value
+    )
 
 
 OFF = unneeded("off, as here")

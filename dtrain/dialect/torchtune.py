@@ -10,7 +10,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from dtrain.dialect.deepspeed import SHARDS
-from dtrain.dialect.ledger import ODD, Ledger, Rule, chosen, count, every, lacking, names, number, refused, says, switched, text, to, unneeded, whole
+from dtrain.dialect.ledger import (
+    ODD,
+    Ledger,
+    Rule,
+    chosen,
+    count,
+    every,
+    lacking,
+    names,
+    number,
+    refused,
+    says,
+    switched,
+    text,
+    to,
+    unneeded,
+    whole,
+)
 from dtrain.dialect.terms import BEHIND, NO_DATA, decaying, epochs, optimizer, output, unknown_optimizer
 from dtrain.secrets import screen
 
@@ -57,7 +74,9 @@ def _steps(ledger: Ledger) -> None:
             steps = count(passes) * count(most)
         except (ValueError, TypeError):
             return
-        ledger.carry("max_steps_per_epoch", {"steps": steps}, f"{passes} x {most}; fewer there when the data has not as many")
+        ledger.carry(
+            "max_steps_per_epoch", {"steps": steps}, f"{passes} x {most}; fewer there when the data has not as many"
+        )
         ledger.skip("epochs", "told with max_steps_per_epoch")
 
 
@@ -67,15 +86,23 @@ def _model(ledger: Ledger) -> None:
     name = str(ledger.get(key, ""))
     if not name:
         return
-    if "lora" in name or "dora" in name or any(ledger.get(f"model.{other}") for other in ("lora_rank", "quantize_base")):
+    if (
+        "lora" in name
+        or "dora" in name
+        or any(ledger.get(f"model.{other}") for other in ("lora_rank", "quantize_base"))
+    ):
         for other in ledger.under("model"):
-            ledger.refuse(other, "dtrain trains all weights: there is no LoRA. Type model._target_=<the builder without lora_> trust=[torchtune].")
+            ledger.refuse(
+                other,
+                "dtrain trains all weights: there is no LoRA. Type model._target_=<the builder without lora_> trust=[torchtune].",
+            )
         ledger.ask("model")
         return
     if not re.fullmatch(r"torchtune(\.\w+)+", name):  # whose code runs is the user's to say, never the file's
         for other in ledger.under("model"):
             ledger.refuse(
-                other, f"{name} is not of torchtune. If you trust its package, type {screen.typed(f'model._target_={name}')} trust=[<the package>]."
+                other,
+                f"{name} is not of torchtune. If you trust its package, type {screen.typed(f'model._target_={name}')} trust=[<the package>].",
             )
         ledger.ask("model")
         return
@@ -136,7 +163,12 @@ def _optimizer(ledger: Ledger) -> None:
         return
     for other in ledger.under("optimizer"):
         lr = other == "optimizer.lr"
-        ledger.refuse(other, f"Type optim.lr={ledger.leaves[other]} with the optimizer that you choose." if lr else f"there is no {name}: {TINY}")
+        ledger.refuse(
+            other,
+            f"Type optim.lr={ledger.leaves[other]} with the optimizer that you choose."
+            if lr
+            else f"there is no {name}: {TINY}",
+        )
     if name:
         unknown_optimizer(ledger, name, ledger.get("optimizer.lr"))
 
@@ -153,7 +185,9 @@ def _schedule(ledger: Ledger) -> None:
             ledger.refuse(other, f"there is no schedule like {name}. Type schedule=cosine, constant or wsd.")
             ledger.ask("schedule")
         elif other == key:
-            ledger.carry(key, {word: value for word, value in decaying("cosine", 0, None).items() if word != "schedule.warmup"})
+            ledger.carry(
+                key, {word: value for word, value in decaying("cosine", 0, None).items() if word != "schedule.warmup"}
+            )
             ledger.imply({"schedule.warmup": 0}, "no warm-up is said")
         elif other == f"{p}.num_warmup_steps":
             to("schedule.warmup", whole, BEHIND)(ledger, other, ledger.leaves[other])
@@ -165,7 +199,12 @@ def _mesh(ledger: Ledger) -> None:
     """Keys that only recipes for several devices read say that the model is sharded."""
     if any(
         ledger.leaves.get(key) is not None
-        for key in ("custom_sharded_layers", "fsdp_cpu_offload", "fsdp_reshard_after_forward", "data_parallel_shard_dim")
+        for key in (
+            "custom_sharded_layers",
+            "fsdp_cpu_offload",
+            "fsdp_reshard_after_forward",
+            "data_parallel_shard_dim",
+        )
     ):
         ledger.imply({"strategy": "fsdp"}, "what torchtune's distributed recipes do")
     for key, axis in (

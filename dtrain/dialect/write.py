@@ -24,7 +24,11 @@ def recipe(ledger: Ledger, silent: Iterable[str], name: str) -> str:
         f"# plan       dtrain plan {_typed('recipe', name)}{_needed(ledger)}",
         f"# run        {command(ledger, name)}",
     ]
-    missing = [word for word in silent if word not in ledger.command and not any(said.split(".")[0] == word for said in ledger.words)]
+    missing = [
+        word
+        for word in silent
+        if word not in ledger.command and not any(said.split(".")[0] == word for said in ledger.words)
+    ]
     if missing:
         lines.append(f"# not said   {', '.join(missing)}: type them, or get dtrain's defaults")
     lines += [f"# {line}".rstrip() for line in lists(ledger)]
@@ -87,7 +91,9 @@ def _theirs(entry: Entry) -> str:
 
 def _needed(ledger: Ledger) -> str:
     """Without these a plan is refused."""
-    return "".join(f" {_typed(word, value)}" for word, value in ledger.command.items() if word == "trust" or ledger.asks(word))
+    return "".join(
+        f" {_typed(word, value)}" for word, value in ledger.command.items() if word == "trust" or ledger.asks(word)
+    )
 
 
 def _words(ledger: Ledger) -> Iterable[str]:

@@ -44,5 +44,7 @@ def found(check: Check, case: Case) -> list[Finding]:
     try:
         findings.extend(check(case))
     except Exception as error:
-        findings.append(Finding(check.__name__, "note", f"this could not be looked at: {type(error).__name__}: {first_line(error)}"))
+        findings.append(
+            Finding(check.__name__, "note", f"this could not be looked at: {type(error).__name__}: {first_line(error)}")
+        )
     return [replace(finding, text=masked(finding.text)) for finding in findings]

@@ -55,7 +55,14 @@ def groups(mesh: Mesh) -> Iterator[tuple[str, Any]]:
     """The world, and the axes that are longer than one, each with this rank's group; all ranks make them in this order. An axis that is the world is one row."""
     yield "world", dist.group.WORLD
     shape = mesh.shape
-    for axis, view in {"pp": "stored", "dp_replicate": "stored", "dp_shard": "stored", "cp": "computed", "tp": "stored", "ep": "experts"}.items():
+    for axis, view in {
+        "pp": "stored",
+        "dp_replicate": "stored",
+        "dp_shard": "stored",
+        "cp": "computed",
+        "tp": "stored",
+        "ep": "experts",
+    }.items():
         if 1 < getattr(shape, axis) < mesh.world:
             yield axis, mesh.axis(axis, view=view).get_group()
 
@@ -100,7 +107,9 @@ def _call(operation: str, numbers: int, count: int, group: Any, device: torch.de
     after, before = (dist.get_global_rank(group, (here + step) % count) for step in (1, -1))
 
     def exchange() -> None:
-        for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, whole, after, group), dist.P2POp(dist.irecv, arrived, before, group)]):
+        for work in dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, whole, after, group), dist.P2POp(dist.irecv, arrived, before, group)]
+        ):
             work.wait()
 
     return Call(exchange, whole, arrived, 1)
@@ -114,7 +123,9 @@ def _measured(mesh: Mesh, call: Call, device: str) -> tuple[float, bool]:
     call.given.zero_()  # sums of ones would grow
     quick = min(_timed(call.act, device) for _ in range(2))
     repetitions = max(FEWEST, min(MOST, int(MEASURE_SECONDS / float(mesh.max(torch.tensor(quick))))))
-    slowest, any_wrong = mesh.max(torch.tensor([median(_timed(call.act, device) for _ in range(repetitions)), wrong])).tolist()
+    slowest, any_wrong = mesh.max(
+        torch.tensor([median(_timed(call.act, device) for _ in range(repetitions)), wrong])
+    ).tolist()
     return slowest, not any_wrong
 
 

@@ -10,7 +10,16 @@ from dtrain.cluster import detect, nvidia_smi, visible_gpus
 from dtrain.doctor import Case, Finding
 
 GIB = 1 << 30
-SMI = ("index", "uuid", "name", "memory.total", "memory.used", "mig.mode.current", "ecc.errors.uncorrected.volatile.total", "driver_version")
+SMI = (
+    "index",
+    "uuid",
+    "name",
+    "memory.total",
+    "memory.used",
+    "mig.mode.current",
+    "ecc.errors.uncorrected.volatile.total",
+    "driver_version",
+)
 BUSY_BYTES = 2 * GIB
 """More of a GPU than a driver and its contexts take."""
 RANK_BYTES = GIB // 2
@@ -25,7 +34,10 @@ def gpus(case: Case) -> Iterable[Finding]:
     rows, error = _smi("gpu", SMI)
     if error and seen:
         yield Finding(
-            "gpu", "stop", f"{len(seen)} are there, but nvidia-smi says: {error}", "have the driver installed or loaded: nvidia-smi must work"
+            "gpu",
+            "stop",
+            f"{len(seen)} are there, but nvidia-smi says: {error}",
+            "have the driver installed or loaded: nvidia-smi must work",
         )
         return
     if not rows:
@@ -41,7 +53,10 @@ def gpus(case: Case) -> Iterable[Finding]:
         why, advice = (
             ("no /dev/nvidia* is", "docker run --gpus all, or what gives a container its GPUs elsewhere")
             if said is None
-            else (f"CUDA_VISIBLE_DEVICES={said} names none of them", "unset CUDA_VISIBLE_DEVICES, unless the CPU is meant")
+            else (
+                f"CUDA_VISIBLE_DEVICES={said} names none of them",
+                "unset CUDA_VISIBLE_DEVICES, unless the CPU is meant",
+            )
         )
         yield Finding("gpu", "note", f"{len(rows)} are there, and {why}: ranks compute on the CPU", advice)
 
@@ -59,11 +74,22 @@ def judged(gpu: Mapping[str, str], users: Sequence[Mapping[str, str]]) -> Findin
             "have it reset (nvidia-smi -r) or replaced, or leave it out of CUDA_VISIBLE_DEVICES",
         )
     if gpu["mig.mode.current"] == "Enabled":
-        return Finding("gpu", "note", f"{text}: it is divided (MIG), and NCCL does not connect its parts", "devices=1, or nvidia-smi -mig 0")
-    if used > BUSY_BYTES:
-        who = ", ".join(f"pid {user['pid']} ({Path(user['process_name']).name})" for user in users) or "processes that cannot be seen from here"
         return Finding(
-            "gpu", "note", f"{text}: {used / GIB:.1f} GiB are taken by {who}", "wait for it, end it, or name other GPUs in CUDA_VISIBLE_DEVICES"
+            "gpu",
+            "note",
+            f"{text}: it is divided (MIG), and NCCL does not connect its parts",
+            "devices=1, or nvidia-smi -mig 0",
+        )
+    if used > BUSY_BYTES:
+        who = (
+            ", ".join(f"pid {user['pid']} ({Path(user['process_name']).name})" for user in users)
+            or "processes that cannot be seen from here"
+        )
+        return Finding(
+            "gpu",
+            "note",
+            f"{text}: {used / GIB:.1f} GiB are taken by {who}",
+            "wait for it, end it, or name other GPUs in CUDA_VISIBLE_DEVICES",
         )
     return Finding("gpu", "ok", f"{text}, free")
 
@@ -97,8 +123,14 @@ def threads(ranks: int, said: str, planned: int, *, cores: float, load: float, l
 
 def memory(case: Case) -> Iterable[Finding]:
     """What is free on the host, and of the limit of the control group."""
-    free = {name: int(line.split()[0]) << 10 for name, _, line in (each.partition(":") for each in Path("/proc/meminfo").read_text().splitlines())}
-    limit, used = _cgroup("memory.max", "memory/memory.limit_in_bytes"), _cgroup("memory.current", "memory/memory.usage_in_bytes")
+    free = {
+        name: int(line.split()[0]) << 10
+        for name, _, line in (each.partition(":") for each in Path("/proc/meminfo").read_text().splitlines())
+    }
+    limit, used = (
+        _cgroup("memory.max", "memory/memory.limit_in_bytes"),
+        _cgroup("memory.current", "memory/memory.usage_in_bytes"),
+    )
     room = int(limit) - int(used) if limit.isdigit() and used.isdigit() else free["MemAvailable"]
     yield room_for(case.plan.devices, min(room, free["MemAvailable"]), free["MemTotal"])
 
@@ -117,7 +149,9 @@ def shared(case: Case) -> Iterable[Finding]:
     try:
         place = os.statvfs("/dev/shm")
     except FileNotFoundError:
-        yield Finding("shm", "note", "there is no /dev/shm", "docker run --shm-size=8g, or data.workers=0 and checkpoint.memory=0")
+        yield Finding(
+            "shm", "note", "there is no /dev/shm", "docker run --shm-size=8g, or data.workers=0 and checkpoint.memory=0"
+        )
         return
     yield shared_room(place.f_frsize * place.f_blocks, place.f_frsize * place.f_bavail)
 
@@ -146,7 +180,9 @@ def _smi(query: str, fields: Sequence[str]) -> tuple[list[dict[str, str]], str]:
         return [], "nothing for 20 s"
     if asked.returncode:
         return [], (asked.stdout + asked.stderr).strip().splitlines()[-1]
-    return [dict(zip(fields, row, strict=True)) for row in csv.reader(asked.stdout.splitlines(), skipinitialspace=True)], ""
+    return [
+        dict(zip(fields, row, strict=True)) for row in csv.reader(asked.stdout.splitlines(), skipinitialspace=True)
+    ], ""
 
 
 def _number(text: str) -> int:

@@ -32,7 +32,10 @@ def loopback(case: Case) -> Iterable[Finding]:
             yield Finding("ports", "ok", "a port of 127.0.0.1 can be opened and reached")
     except OSError as error:
         yield Finding(
-            "ports", "stop", f"no port of 127.0.0.1 can be opened and reached: {error}", "ip link set lo up, or allow it in the sandbox or firewall"
+            "ports",
+            "stop",
+            f"no port of 127.0.0.1 can be opened and reached: {error}",
+            "ip link set lo up, or allow it in the sandbox or firewall",
         )
 
 
@@ -54,15 +57,31 @@ def door(case: Case) -> Iterable[Finding]:
         )
         return
     if weakness := network.weakness(host, case.environ):
-        yield Finding("secret", "stop", weakness, f"export {network.SECRET}=$(python -c 'import secrets; print(secrets.token_hex(16))')")
+        yield Finding(
+            "secret",
+            "stop",
+            weakness,
+            f"export {network.SECRET}=$(python -c 'import secrets; print(secrets.token_hex(16))')",
+        )
 
 
 def name(case: Case) -> Iterable[Finding]:
     """This host's name, and the interface that leads to others: gloo takes the one its name resolves to, unless it is told."""
     here = {address: each for each, address in network.interfaces().items()}
     host, outward = socket.gethostname(), _outward()
-    leads = f"others are reached by {here.get(outward, 'an unknown interface')} ({outward})" if outward else "no interface leads to other hosts"
-    yield named(host, _resolved(host), leads, alone=not case.plan.launcher.get("address"), known=set(here), told="GLOO_SOCKET_IFNAME" in case.environ)
+    leads = (
+        f"others are reached by {here.get(outward, 'an unknown interface')} ({outward})"
+        if outward
+        else "no interface leads to other hosts"
+    )
+    yield named(
+        host,
+        _resolved(host),
+        leads,
+        alone=not case.plan.launcher.get("address"),
+        known=set(here),
+        told="GLOO_SOCKET_IFNAME" in case.environ,
+    )
 
 
 def named(host: str, address: str, leads: str, *, alone: bool, known: set[str], told: bool) -> Finding:
@@ -88,7 +107,10 @@ def kept(state: int | None, error_us: int, now: float) -> Finding:
     if now < BUILT:
         said = time.strftime("%Y-%m-%d", time.gmtime(now))
         return Finding(
-            "clock", "stop", f"it says {said}: certificates and signatures of a storage will be refused", "set it: timedatectl set-ntp true"
+            "clock",
+            "stop",
+            f"it says {said}: certificates and signatures of a storage will be refused",
+            "set it: timedatectl set-ntp true",
         )
     if state == UNSYNCHRONISED:
         return Finding(
@@ -98,7 +120,11 @@ def kept(state: int | None, error_us: int, now: float) -> Finding:
             "timedatectl set-ntp true",
         )
     return Finding(
-        "clock", "ok", "the system does not tell how it is held" if state is None else f"held to a time server's within {error_us / 1e3:.0f} ms"
+        "clock",
+        "ok",
+        "the system does not tell how it is held"
+        if state is None
+        else f"held to a time server's within {error_us / 1e3:.0f} ms",
     )
 
 
@@ -114,19 +140,34 @@ def room(folder: str, free: int, names: int | None) -> Finding:
     text = f"{free / (1 << 30):.1f} GiB free in {folder}"
     if free < FREE_BYTES >> 4 or names == 0:
         return Finding(
-            "scratch", "stop", text + ", and no name for a new file" * (names == 0), "free some, or TMPDIR=<another folder> before the command"
+            "scratch",
+            "stop",
+            text + ", and no name for a new file" * (names == 0),
+            "free some, or TMPDIR=<another folder> before the command",
         )
-    return Finding("scratch", "note" if free < FREE_BYTES else "ok", text, "TMPDIR=<another folder> before the command" if free < FREE_BYTES else "")
+    return Finding(
+        "scratch",
+        "note" if free < FREE_BYTES else "ok",
+        text,
+        "TMPDIR=<another folder> before the command" if free < FREE_BYTES else "",
+    )
 
 
 def left(case: Case) -> Iterable[Finding]:
     """Runs of this user that are going on here, and what is left of those that were killed."""
     servers = {pid: int(told[1]) for pid in _mine() if (told := SERVER.search(_read(f"/proc/{pid}/cmdline")))}
     parents = {pid: _parent(pid) for pid in servers}
-    first = [pid for pid in servers if parents[pid] not in servers]  # agents and ranks are forked from it, under its name
+    first = [
+        pid for pid in servers if parents[pid] not in servers
+    ]  # agents and ranks are forked from it, under its name
     orphans = [pid for pid in first if parents[pid] != servers[pid]]
     if orphans:
-        yield Finding("left", "note", f"processes whose command is gone: {', '.join(map(str, orphans))}", f"kill {' '.join(map(str, orphans))}")
+        yield Finding(
+            "left",
+            "note",
+            f"processes whose command is gone: {', '.join(map(str, orphans))}",
+            f"kill {' '.join(map(str, orphans))}",
+        )
     others = len(first) - len(orphans)
     stale = process.abandoned()
     if stale:
@@ -138,7 +179,11 @@ def left(case: Case) -> Iterable[Finding]:
             f"any next run frees it, or rm -r {' '.join(screen.typed(str(folder)) for folder in stale)}",
         )
     if not orphans and not stale:
-        yield Finding("left", "ok", f"{others} other run(s) of this user are going on here" if others else "nothing of earlier runs")
+        yield Finding(
+            "left",
+            "ok",
+            f"{others} other run(s) of this user are going on here" if others else "nothing of earlier runs",
+        )
 
 
 def _outward() -> str:
@@ -168,7 +213,11 @@ def _adjusted() -> tuple[int | None, int]:
 
 def _mine() -> list[int]:
     """Processes of this user."""
-    return [int(path.name) for path in Path("/proc").glob("[0-9]*") if _owner(path) == os.getuid() and int(path.name) != os.getpid()]
+    return [
+        int(path.name)
+        for path in Path("/proc").glob("[0-9]*")
+        if _owner(path) == os.getuid() and int(path.name) != os.getpid()
+    ]
 
 
 def _owner(path: Path) -> int:

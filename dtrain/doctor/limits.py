@@ -57,7 +57,12 @@ def enough_files(soft: int, hard: int, world: int) -> Finding:
         if hard == resource.RLIM_INFINITY or hard >= need
         else "raise nofile in /etc/security/limits.conf, or docker run --ulimit nofile=65536"
     )
-    return Finding("nofile", "stop" if soft < fewest_files(world) else "note", f"{soft} open files, where a rank of {world} may need {need}", advice)
+    return Finding(
+        "nofile",
+        "stop" if soft < fewest_files(world) else "note",
+        f"{soft} open files, where a rank of {world} may need {need}",
+        advice,
+    )
 
 
 def tasks(case: Case) -> Iterable[Finding]:
@@ -65,14 +70,22 @@ def tasks(case: Case) -> Iterable[Finding]:
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     path = Path("/sys/fs/cgroup/pids.max")
     group = path.read_text().strip() if path.is_file() else "max"
-    limits = [int(each) for each, holds in ((group, group.isdigit()), (soft, soft != resource.RLIM_INFINITY and os.getuid() != 0)) if holds]
+    limits = [
+        int(each)
+        for each, holds in ((group, group.isdigit()), (soft, soft != resource.RLIM_INFINITY and os.getuid() != 0))
+        if holds
+    ]
     yield enough_tasks(min(limits, default=-1), case.plan.devices * (case.plan.threads + 16))
 
 
 def enough_tasks(limit: int, need: int) -> Finding:
     """The verdict on a limit of processes and threads, -1 for none, of which the ranks here take about `need`."""
     if limit == -1 or limit >= max(ENOUGH_TASKS, 2 * need):
-        return Finding("nproc", "ok", f"{'as many' if limit == -1 else limit} processes and threads" + " as there is memory for" * (limit == -1))
+        return Finding(
+            "nproc",
+            "ok",
+            f"{'as many' if limit == -1 else limit} processes and threads" + " as there is memory for" * (limit == -1),
+        )
     text = f"{limit} processes and threads of this user, of which the ranks take about {need}"
     return Finding("nproc", "stop" if limit < need else "note", text, "ulimit -u 65536, or docker run --pids-limit=-1")
 
@@ -87,7 +100,10 @@ def enough_locked(soft: int, *, fast_network: bool) -> Finding:
     text = f"{_limit(soft if soft == resource.RLIM_INFINITY else soft >> 20)}{' MiB' * (soft != resource.RLIM_INFINITY)} of locked memory"
     if fast_network and soft != resource.RLIM_INFINITY:
         return Finding(
-            "memlock", "note", f"{text}, and there is InfiniBand, whose buffers are locked", "ulimit -l unlimited, or docker run --ulimit memlock=-1"
+            "memlock",
+            "note",
+            f"{text}, and there is InfiniBand, whose buffers are locked",
+            "ulimit -l unlimited, or docker run --ulimit memlock=-1",
         )
     return Finding("memlock", "ok", text)
 
@@ -99,14 +115,25 @@ def dumps(case: Case) -> Iterable[Finding]:
 
 def size_of_dumps(soft: int) -> Finding:
     if soft == resource.RLIM_INFINITY or soft > LARGE_DUMP:
-        return Finding("core", "note", "each rank that crashes may write all its memory to a file", "ulimit -c 0: the stack is told all the same")
-    return Finding("core", "ok", f"files of {soft >> 20} MiB at most from ranks that crash" if soft else "no files from ranks that crash")
+        return Finding(
+            "core",
+            "note",
+            "each rank that crashes may write all its memory to a file",
+            "ulimit -c 0: the stack is told all the same",
+        )
+    return Finding(
+        "core",
+        "ok",
+        f"files of {soft >> 20} MiB at most from ranks that crash" if soft else "no files from ranks that crash",
+    )
 
 
 def variables(case: Case) -> Iterable[Finding]:
     """The variables that change what a run does."""
     for name in sorted(case.environ):
-        row = next((row for row in VARIABLES if fnmatch(name, row[0]) and fnmatch(case.environ[name].upper(), row[1])), None)
+        row = next(
+            (row for row in VARIABLES if fnmatch(name, row[0]) and fnmatch(case.environ[name].upper(), row[1])), None
+        )
         if row:
             yield Finding("variable", row[2], f"{name}={case.environ[name]}: {row[3]}", row[4])
         if name in INTERFACES:
@@ -118,7 +145,12 @@ def _interface(name: str, value: str) -> Iterable[Finding]:
     there = [path.name for path in Path("/sys/class/net").glob("*")]
     wanted = [each.split(":")[0] for each in value.lstrip("=").split(",")]
     if there and not value.startswith("^") and not any(one.startswith(each) for one in there for each in wanted):
-        yield Finding("variable", "stop", f"{name}={value}: there is no such interface", f"{name}=<one of {', '.join(sorted(there))}>")
+        yield Finding(
+            "variable",
+            "stop",
+            f"{name}={value}: there is no such interface",
+            f"{name}=<one of {', '.join(sorted(there))}>",
+        )
 
 
 def proxies(case: Case) -> Iterable[Finding]:
@@ -127,7 +159,11 @@ def proxies(case: Case) -> Iterable[Finding]:
 
 
 def proxied(environ: Mapping[str, str]) -> Iterable[Finding]:
-    said = {name.lower(): value for name, value in environ.items() if re.fullmatch(r"(https?|all|no)_proxy", name, re.IGNORECASE) and value}
+    said = {
+        name.lower(): value
+        for name, value in environ.items()
+        if re.fullmatch(r"(https?|all|no)_proxy", name, re.IGNORECASE) and value
+    }
     proxy = next((name for name in ("https_proxy", "http_proxy", "all_proxy") if name in said), None)
     if proxy and not {"localhost", "127.0.0.1", "*"} & set(re.split(r"[,\s]+", said.get("no_proxy", ""))):
         text = f"{proxy}={said[proxy]} is also asked for storage on this machine"

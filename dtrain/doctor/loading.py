@@ -71,7 +71,9 @@ def packages(case: Case) -> Iterable[Finding]:
     """The versions, all good ones in one line."""
     good = [f"python {platform.python_version()}", f"dtrain {_version('dtrain') or 'from a checkout'}"]
     if sys.version_info < PYTHON:
-        yield Finding("python", "stop", f"{platform.python_version()}: dtrain needs {'.'.join(map(str, PYTHON))} or newer")
+        yield Finding(
+            "python", "stop", f"{platform.python_version()}: dtrain needs {'.'.join(map(str, PYTHON))} or newer"
+        )
     for name, (least, below) in NEEDS.items():
         there = _version(name)
         wrong = judged(name, there, least, below)
@@ -104,9 +106,16 @@ def client(case: Case) -> Iterable[Finding]:
         fsspec.get_filesystem_class(scheme)
     except ImportError as error:
         extra = FAMILY.get(scheme)
-        yield Finding("client", "stop", f"{scheme}:// cannot be used: {error}", f"pip install 'dtrain[{extra}]'" if extra else "")
+        yield Finding(
+            "client", "stop", f"{scheme}:// cannot be used: {error}", f"pip install 'dtrain[{extra}]'" if extra else ""
+        )
     except ValueError as error:
-        yield Finding("client", "stop", f"{scheme}:// cannot be used: {error}", "out=<a URL that fsspec knows>, such as s3://bucket/run")
+        yield Finding(
+            "client",
+            "stop",
+            f"{scheme}:// cannot be used: {error}",
+            "out=<a URL that fsspec knows>, such as s3://bucket/run",
+        )
     else:
         yield Finding("client", "ok", f"{scheme}:// by {package} {_version(package) or ''}".rstrip())
 
@@ -129,9 +138,21 @@ def torch(case: Case) -> Iterable[Finding]:
             said,
         )
     elif not said["gloo"]:
-        yield Finding("torch", "stop", f"{text}: built without gloo, over which ranks agree", "pip install --force-reinstall torch", said)
+        yield Finding(
+            "torch",
+            "stop",
+            f"{text}: built without gloo, over which ranks agree",
+            "pip install --force-reinstall torch",
+            said,
+        )
     elif said["seconds"] > SLOW_SECONDS:
-        yield Finding("torch", "note", f"{text}: that is slow", "install it on a local disk: a network disk is read file by file", said)
+        yield Finding(
+            "torch",
+            "note",
+            f"{text}: that is slow",
+            "install it on a local disk: a network disk is read file by file",
+            said,
+        )
     else:
         yield Finding("torch", "ok", text, facts=said)
 
@@ -142,7 +163,12 @@ def plugins(case: Case | None = None) -> Iterable[Finding]:
         return
     said = begin(PLUGINS)()
     for name, error in said.items():
-        yield Finding("plugins", "note", f"{name} cannot be loaded, and Hydra loads all it finds: {error}", f"pip uninstall {_distribution(name)}")
+        yield Finding(
+            "plugins",
+            "note",
+            f"{name} cannot be loaded, and Hydra loads all it finds: {error}",
+            f"pip uninstall {_distribution(name)}",
+        )
     if not said:
         yield Finding("plugins", "ok", "those of Hydra that are installed can be loaded")
 

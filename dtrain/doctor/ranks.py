@@ -44,7 +44,9 @@ def exchange(case: Case) -> Iterable[Finding]:
 def measuring(plan: Plan) -> Plan:
     """The same ranks, which measure, and wait for each other no longer than a person would."""
     launcher = {**plan.launcher, "restarts": 0, **({"wait": WAIT_SECONDS} if "wait" in plan.launcher else {})}
-    return replace(plan.with_loop(LOOP), launcher=launcher, backend={**plan.backend, "timeout": TIMEOUT_SECONDS}, others=())
+    return replace(
+        plan.with_loop(LOOP), launcher=launcher, backend={**plan.backend, "timeout": TIMEOUT_SECONDS}, others=()
+    )
 
 
 def alike(ranks: Sequence[Row]) -> Finding:
@@ -64,18 +66,27 @@ def alike(ranks: Sequence[Row]) -> Finding:
     clocks = [rank["clock"] for rank in ranks]
     apart = max(clocks) - min(clocks)
     if len(hosts) > 1 and apart > APART_SECONDS:
-        return Finding("ranks", "note", f"{text}: their clocks are {apart:.0f} s apart", "timedatectl set-ntp true, on all")
+        return Finding(
+            "ranks", "note", f"{text}: their clocks are {apart:.0f} s apart", "timedatectl set-ntp true, on all"
+        )
     return Finding("ranks", "ok", text, facts={"clocks_apart_seconds": apart, "ranks": list(ranks)})
 
 
 def judged(links: Sequence[Row]) -> Finding:
     """The verdict on figures of `dtrain.doctor.bandwidth`, and a table of them."""
-    facts, text = {"links": list(links)}, f"bus bandwidth in GB/s, of the slowest group; of small messages the time\n{table(links)}"
+    facts, text = (
+        {"links": list(links)},
+        f"bus bandwidth in GB/s, of the slowest group; of small messages the time\n{table(links)}",
+    )
     wrong = next((row for row in links if not row["right"]), None)
     if wrong:
         said = f"{wrong['operation']} over {wrong['axis']} by {wrong['backend']} gives wrong numbers"
         return Finding(
-            "bandwidth", "stop", f"{said}\n{table(links)}", "dtrain doctor with fewer devices or nodes finds the one that is broken", facts
+            "bandwidth",
+            "stop",
+            f"{said}\n{table(links)}",
+            "dtrain doctor with fewer devices or nodes finds the one that is broken",
+            facts,
         )
     largest = {row["backend"]: row for row in links if row["operation"] == "all_reduce" and row["axis"] == "world"}
     slow = [backend for backend, row in largest.items() if row["busbw"] < SLOW[backend]]
@@ -101,7 +112,10 @@ def table(links: Sequence[Row]) -> str:
         sizes = sorted({row["bytes"] for row in mine})
         for size in sizes:
             of = {row["operation"]: row for row in mine if row["bytes"] == size}
-            cells = [f"{of[name]['seconds'] * 1e6:.0f} us" if size == sizes[0] else f"{of[name]['busbw'] / 1e9:.2f}" for name in operations]
+            cells = [
+                f"{of[name]['seconds'] * 1e6:.0f} us" if size == sizes[0] else f"{of[name]['busbw'] / 1e9:.2f}"
+                for name in operations
+            ]
             lines.append((axis, str(count), backend, _bytes(size), *cells))
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)

@@ -66,9 +66,13 @@ def created(place: str) -> Iterable[Finding]:
     store.publish(url, b"mine")
     if not _refused(url, b"theirs"):
         text = "a file that is there can be created again: of two runs that start in the same instant both may believe that `out` is theirs"
-        yield Finding("create-only", "note", text, "start one run at a time there, or use a storage with conditional puts")
+        yield Finding(
+            "create-only", "note", text, "start one run at a time there, or use a storage with conditional puts"
+        )
     elif store.read(url) != b"mine":
-        yield Finding("create-only", "stop", "a create that was refused changed the file all the same", "use another storage")
+        yield Finding(
+            "create-only", "stop", "a create that was refused changed the file all the same", "use another storage"
+        )
     else:
         yield Finding("create-only", "ok", "a file that is there is refused to whoever creates it")
 
@@ -108,7 +112,12 @@ def off(seconds: float) -> Finding:
     text = f"the storage's clock and this one are {seconds:.1f} s apart"
     if seconds > REFUSED_SECONDS:
         return Finding("its clock", "stop", f"{text}: signed requests are refused", "timedatectl set-ntp true")
-    return Finding("its clock", "note" if seconds > SKEW_SECONDS else "ok", text, "timedatectl set-ntp true" if seconds > SKEW_SECONDS else "")
+    return Finding(
+        "its clock",
+        "note" if seconds > SKEW_SECONDS else "ok",
+        text,
+        "timedatectl set-ntp true" if seconds > SKEW_SECONDS else "",
+    )
 
 
 def fast(place: str) -> Iterable[Finding]:
@@ -125,7 +134,9 @@ def speed(small: float, write: float, read: float) -> Finding:
     text = f"{1 / small:.0f} small files/s, one after the other; {write / 1e6:.0f} MB/s written, {read / 1e6:.0f} MB/s read, in one stream"
     facts = {"small_files_per_second": 1 / small, "write_bytes_per_second": write, "read_bytes_per_second": read}
     if small > SLOW_SECONDS or min(write, read) < SLOW_BYTES:
-        return Finding("speed", "note", f"{text}: slow", "checkpoint.every=<more steps>, or a storage that is nearer", facts)
+        return Finding(
+            "speed", "note", f"{text}: slow", "checkpoint.every=<more steps>, or a storage that is nearer", facts
+        )
     return Finding("speed", "ok", text, facts=facts)
 
 
@@ -142,7 +153,11 @@ def standing(plan: Plan) -> int:
     word, steps = plan.checkpoint, plan.steps
     every, keep = word.get("every") or steps, word.get("keep")
     saves = -(-steps // every) + 1
-    apart = (steps // word["keep_every"] if word.get("keep_every") else 0) + bool(word.get("best")) + bool(word.get("ephemeral"))
+    apart = (
+        (steps // word["keep_every"] if word.get("keep_every") else 0)
+        + bool(word.get("best"))
+        + bool(word.get("ephemeral"))
+    )
     return saves + bool(word.get("ephemeral")) if keep is None else min(saves, keep + 1) + apart
 
 
@@ -158,11 +173,25 @@ def room(out: str, free: int, each: int | None, count: int) -> Finding:
         return Finding("space", "note" if few else "ok", text, advice if few else "")
     facts = {"free_bytes": free, "checkpoint_bytes": each, "checkpoints": count}
     if free < each:
-        return Finding("space", "stop", f"{text}, and a checkpoint takes {size(each)}", "free some, or type out=<another place>", facts)
+        return Finding(
+            "space",
+            "stop",
+            f"{text}, and a checkpoint takes {size(each)}",
+            "free some, or type out=<another place>",
+            facts,
+        )
     if free < each * count:
         advice = "free some, type checkpoint.keep=1 or out=<another place>"
-        return Finding("space", "note", f"{text}, and up to {count} checkpoints of {size(each)} stand there at a time", advice, facts)
-    return Finding("space", "ok", f"{text}; a checkpoint takes {size(each)}, up to {count} stand there at a time", facts=facts)
+        return Finding(
+            "space",
+            "note",
+            f"{text}, and up to {count} checkpoints of {size(each)} stand there at a time",
+            advice,
+            facts,
+        )
+    return Finding(
+        "space", "ok", f"{text}; a checkpoint takes {size(each)}, up to {count} stand there at a time", facts=facts
+    )
 
 
 def held(case: Case) -> Iterable[Finding]:
@@ -170,12 +199,24 @@ def held(case: Case) -> Iterable[Finding]:
     with store.patience(LOOK_SECONDS):
         state, who = lease.holder(case.plan.out)
     if state == "held":
-        yield Finding("lease", "stop", f"{case.plan.out} is being written by another run: {who}", "wait for it, stop it, or out=<another place>")
+        yield Finding(
+            "lease",
+            "stop",
+            f"{case.plan.out} is being written by another run: {who}",
+            "wait for it, stop it, or out=<another place>",
+        )
     elif state == "left":
-        yield Finding("lease", "ok", f"{case.plan.out} was held by {who}, which is gone: the next run takes over at once")
+        yield Finding(
+            "lease", "ok", f"{case.plan.out} was held by {who}, which is gone: the next run takes over at once"
+        )
     elif state == "unknown":
         text = f"{case.plan.out} is held by {who}, of which nothing can be seen from here"
-        yield Finding("lease", "note", text, f"if it is gone, the next run takes over after {lease.STALE_SECONDS:.0f} s; else out=<another place>")
+        yield Finding(
+            "lease",
+            "note",
+            text,
+            f"if it is gone, the next run takes over after {lease.STALE_SECONDS:.0f} s; else out=<another place>",
+        )
     else:
         yield Finding("lease", "ok", f"nobody writes under {case.plan.out}")
 

@@ -28,4 +28,6 @@ def evaluate(plan: Plan) -> Result:
             context=seen.context,
             tell=lambda text: screen.say(text) if seen.mesh.rank == 0 else None,
         )
-    return Result("finished", seen.commit["step"], metrics["eval_loss"], time.perf_counter() - began, metrics, versions())
+    return Result(
+        "finished", seen.commit["step"], metrics["eval_loss"], time.perf_counter() - began, metrics, versions()
+    )

@@ -69,7 +69,9 @@ def evaluate(
         for start in range(0, len(indices), microbatch * mesh.data_ranks):
             if enough():
                 return {}
-            mine = indices[start + mesh.data_rank * microbatch :][:microbatch][: max(0, len(indices) - start - mesh.data_rank * microbatch)]
+            mine = indices[start + mesh.data_rank * microbatch :][:microbatch][
+                : max(0, len(indices) - start - mesh.data_rank * microbatch)
+            ]
             idle = len(mine) == 0
             batch = source.take(indices[:1] if idle else mine, np.zeros(1 if idle else len(mine), dtype=np.int64))
             if context:

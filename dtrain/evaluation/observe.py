@@ -45,7 +45,14 @@ class Observers:
         enough: Callable[[], bool],
         watchdog: Watchdog,
     ) -> None:
-        self._plan, self._source, self._log, self._scored, self._asked, self._watchdog = plan, source, log, scored, enough, watchdog
+        self._plan, self._source, self._log, self._scored, self._asked, self._watchdog = (
+            plan,
+            source,
+            log,
+            scored,
+            enough,
+            watchdog,
+        )
         self._heldout = source.holdout()
         self._measure = partial(
             measure, wrapped, objective=objective, mesh=mesh,
@@ -110,7 +117,9 @@ class Observers:
         """Whether a hook may give this figure: those of the evaluation are not for it to say."""
         taken = name == "eval_loss" or name in self._measured
         if taken:
-            self._tell(f"a hook returns {name}, which the evaluation measures: that of the hook is left out. Call it something else.")
+            self._tell(
+                f"a hook returns {name}, which the evaluation measures: that of the hook is left out. Call it something else."
+            )
         return not taken
 
     def _enough(self) -> bool:

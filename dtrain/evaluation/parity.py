@@ -75,7 +75,14 @@ def compare(asked: str, one: str, compute: str, *, parts: str | None = None, wei
     mine, reference = _rows(asked), _rows(one)
     steps = sorted(mine.keys() | reference.keys())
     rows = [
-        _worst(name, allowed[name], ((f"step {step}", _relative(mine.get(step, {}).get(name), reference.get(step, {}).get(name))) for step in steps))
+        _worst(
+            name,
+            allowed[name],
+            (
+                (f"step {step}", _relative(mine.get(step, {}).get(name), reference.get(step, {}).get(name)))
+                for step in steps
+            ),
+        )
         for name in ("loss", "norm")
     ]
     here, there, beside = first(asked), first(one), first(parts) if parts else None
@@ -85,13 +92,23 @@ def compare(asked: str, one: str, compute: str, *, parts: str | None = None, wei
     if not weights:
         return rows
     ours, theirs, others = _weights(asked), _weights(one), _weights(parts) if parts else {}
-    moments, averages = ({name: tensor for name, tensor in each.items() if name.endswith(MOMENTS)} for each in (others, theirs))
+    moments, averages = (
+        {name: tensor for name, tensor in each.items() if name.endswith(MOMENTS)} for each in (others, theirs)
+    )
     if averages:
-        later = {name.removeprefix("optim.").rpartition(".")[0] for name in _rounded(moments, averages, GROWN * ROUNDING[compute])}
+        later = {
+            name.removeprefix("optim.").rpartition(".")[0]
+            for name in _rounded(moments, averages, GROWN * ROUNDING[compute])
+        }
         quiet = later if quiet is None else quiet & later
     model = {name: tensor for name, tensor in theirs.items() if name.startswith("model.")}
-    ours, theirs, others = ({name.removeprefix("model."): each[name] for name in model if name in each} for each in (ours, theirs, others))
-    return [*rows, _tensors("weights", allowed["weights"], ours, theirs, others, quiet or set(), SMALL * _rms(model.values()))]
+    ours, theirs, others = (
+        {name.removeprefix("model."): each[name] for name in model if name in each} for each in (ours, theirs, others)
+    )
+    return [
+        *rows,
+        _tensors("weights", allowed["weights"], ours, theirs, others, quiet or set(), SMALL * _rms(model.values())),
+    ]
 
 
 def first_difference(rows: Sequence[Row]) -> str | None:
@@ -124,8 +141,12 @@ def first(out: str) -> First | None:
         {name.removeprefix(f"{kind}."): each for name, each in tensors.items() if name.startswith(f"{kind}.")}
         for kind in ("gradient", "update", "weight")
     )
-    read = {(rank, place): (sample, digest) for rank, note in enumerate(notes) for place, sample, digest in note["samples"]}
-    return First(notes[0]["step"], sorted({name for note in notes for name in note["drawn"]}), gradients, updates, weights, read)
+    read = {
+        (rank, place): (sample, digest) for rank, note in enumerate(notes) for place, sample, digest in note["samples"]
+    }
+    return First(
+        notes[0]["step"], sorted({name for note in notes for name in note["drawn"]}), gradients, updates, weights, read
+    )
 
 
 def other_sample(asked: str, one: str) -> tuple[int, int] | None:
@@ -144,10 +165,14 @@ def random_data(out: str) -> bool:
     return str(stream.get("fingerprint", "")).endswith("-random")
 
 
-def _first_rows(here: First, there: First, beside: First | None, quiet: set[str], allowed: Mapping[str, float]) -> Iterator[Row]:
+def _first_rows(
+    here: First, there: First, beside: First | None, quiet: set[str], allowed: Mapping[str, float]
+) -> Iterator[Row]:
     floor = 1e-6 * _rms(there.gradients.values())
     others = beside.gradients if beside else {}
-    yield _tensors("gradients", allowed["gradients"], here.gradients, there.gradients, others, quiet, floor, step=there.step)
+    yield _tensors(
+        "gradients", allowed["gradients"], here.gradients, there.gradients, others, quiet, floor, step=there.step
+    )
     if "updates" in allowed:
         ours, theirs, more = (_clear(each, there) if each else {} for each in (here, there, beside))
         lost = {name: _rms([weight]) * torch.finfo(torch.float32).eps for name, weight in there.weights.items()}
@@ -195,12 +220,20 @@ def _rounded(beside: Mapping[str, Tensor], there: Mapping[str, Tensor], most: fl
     """Gradients (or averages of them) that one process moves by rounding alone when it takes the batch in parts."""
     bound = most * _rms(there.values())
     return {
-        name for name, tensor in there.items() if name in beside and float((beside[name] - tensor).norm()) <= bound * max(1, tensor.numel()) ** 0.5
+        name
+        for name, tensor in there.items()
+        if name in beside and float((beside[name] - tensor).norm()) <= bound * max(1, tensor.numel()) ** 0.5
     }
 
 
 def _worst(
-    quantity: str, allowed: float, differences: Iterator[tuple[str, float]], *, step: int | None = None, compared: int = 0, rounded: int = 0
+    quantity: str,
+    allowed: float,
+    differences: Iterator[tuple[str, float]],
+    *,
+    step: int | None = None,
+    compared: int = 0,
+    rounded: int = 0,
 ) -> Row:
     listed = list(differences) or [("nothing", 0.0)]
     where, worst = max(listed, key=lambda pair: pair[1] if pair[1] == pair[1] else float("inf"))
@@ -227,8 +260,12 @@ def _weights(out: str) -> dict[str, Tensor]:
 
 def _put(whole: dict[str, Tensor], name: str, shape: Sequence[int], piece: Mapping[str, Any], part: Tensor) -> None:
     """A piece in its place; where none comes it stays nan."""
-    tensor = whole.setdefault(name, torch.full(tuple(shape), torch.nan, dtype=torch.complex128 if part.is_complex() else torch.float64))
-    tensor[tuple(slice(begin, begin + size) for begin, size in zip(piece["offset"], piece["shape"], strict=True))] = part.to(tensor.dtype)
+    tensor = whole.setdefault(
+        name, torch.full(tuple(shape), torch.nan, dtype=torch.complex128 if part.is_complex() else torch.float64)
+    )
+    tensor[tuple(slice(begin, begin + size) for begin, size in zip(piece["offset"], piece["shape"], strict=True))] = (
+        part.to(tensor.dtype)
+    )
 
 
 def _rms(tensors: Any) -> float:
@@ -247,4 +284,8 @@ def _apart(here: Tensor | None, there: Tensor | None, floor: float) -> float:
     """Relative to `there`, or to numbers of size `floor` where it is all but zero."""
     if here is None or there is None or here.shape != there.shape:
         return float("inf")
-    return float((here - there).norm() / there.norm().clamp(min=max(floor * there.numel() ** 0.5, 1e-30))) if there.numel() else 0.0
+    return (
+        float((here - there).norm() / there.norm().clamp(min=max(floor * there.numel() ** 0.5, 1e-30)))
+        if there.numel()
+        else 0.0
+    )

@@ -49,14 +49,25 @@ def _watch(state: TrainState, mesh: Mesh, seed: int, folder: str) -> None:
     def first() -> None:
         vars(optimizer).pop("step")
         generators = drawn(seed, state.step, mesh.batch_rank)
-        before = {name: _real(parameter).clone() for name, parameter in state.model.named_parameters() if parameter.grad is not None}
-        tensors = {f"gradient.{name}": _summed(parameter) for name, parameter in state.model.named_parameters() if parameter.grad is not None}
+        before = {
+            name: _real(parameter).clone()
+            for name, parameter in state.model.named_parameters()
+            if parameter.grad is not None
+        }
+        tensors = {
+            f"gradient.{name}": _summed(parameter)
+            for name, parameter in state.model.named_parameters()
+            if parameter.grad is not None
+        }
         step()
         for name, parameter in state.model.named_parameters():
             if name in before:
                 tensors[f"weight.{name}"], tensors[f"update.{name}"] = before[name], _real(parameter) - before[name]
         pieces = list(_pieces(tensors, mesh))
-        store.write(store.join(folder, f"rank-{mesh.rank:05d}.safetensors"), save({piece["name"]: piece.pop("tensor") for piece in pieces}))
+        store.write(
+            store.join(folder, f"rank-{mesh.rank:05d}.safetensors"),
+            save({piece["name"]: piece.pop("tensor") for piece in pieces}),
+        )
         shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
         notes = {"step": state.step + 1, "drawn": generators, "samples": read, "pieces": pieces, "shapes": shapes}
         store.write(store.join(folder, f"rank-{mesh.rank:05d}.json"), json.dumps(notes).encode())

@@ -46,11 +46,26 @@ def look_at(plan: Plan) -> Iterator[LoadedModel]:
         source = as_source(build(plan.data))
         model = construct(plan.model, facts=source.facts, seed=derive(plan.seed, "model"))
         wrapped = parallelize(
-            model, mesh, build(plan.strategy), precision=precision, seed=plan.seed, pipeline=plan.pipeline, tensors=plan.tensor, brought=True
+            model,
+            mesh,
+            build(plan.strategy),
+            precision=precision,
+            seed=plan.seed,
+            pipeline=plan.pipeline,
+            tensors=plan.tensor,
+            brought=True,
         )
         checkpoint = build(plan.checkpoint, out=plan.out, mesh=mesh, resume="auto")
         commit = checkpoint.load_weights(plan.init or plan.out, TrainState(model))
-        yield LoadedModel(wrapped, source, build(plan.objective, Objective), mesh, precision, context_of(mesh, plan.context["attention"]), commit)
+        yield LoadedModel(
+            wrapped,
+            source,
+            build(plan.objective, Objective),
+            mesh,
+            precision,
+            context_of(mesh, plan.context["attention"]),
+            commit,
+        )
 
 
 def whole_steps(forward: Callable[[Any], Any], step: int) -> Callable[[Any], Any]:

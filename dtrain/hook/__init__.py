@@ -70,7 +70,9 @@ def gives_none(hook: Hook) -> bool:
 def numbers(said: Mapping[str, Any]) -> dict[str, float]:
     """`eval_<name>` of each number among it, but of those whose name holds a secret."""
     named = {name: value for name, value in said.items() if masked(name) == name}
-    found = {name: value for name, value in named.items() if isinstance(value, int | float) and not isinstance(value, bool)}
+    found = {
+        name: value for name, value in named.items() if isinstance(value, int | float) and not isinstance(value, bool)
+    }
     return {f"eval_{name.removeprefix('eval_')}": float(value) for name, value in found.items()}
 
 

@@ -25,7 +25,9 @@ class External:
 
     def launch(self, plan: Plan) -> Result:
         os.environ.setdefault("LOCAL_RANK", str(int(os.environ["RANK"]) % plan.devices))
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch prints the stack of whatever lost its peer, beside the error it raises
+        os.environ.setdefault(
+            "TORCH_CPP_LOG_LEVEL", "ERROR"
+        )  # torch prints the stack of whatever lost its peer, beside the error it raises
         launcher = launcher_of(os.getppid(), os.environ)
         if launcher:
             threading.Thread(target=_die_with, args=(launcher,), name="dtrain-launcher", daemon=True).start()

@@ -12,6 +12,14 @@ class Inline:
         return "this process"
 
     def launch(self, plan: Plan) -> Result:
-        for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        for variable in (
+            "RANK",
+            "WORLD_SIZE",
+            "LOCAL_RANK",
+            "LOCAL_WORLD_SIZE",
+            "GROUP_RANK",
+            "MASTER_ADDR",
+            "MASTER_PORT",
+        ):
             os.environ.pop(variable, None)
         return run_here(plan)

@@ -150,7 +150,9 @@ def _tokens(plan: Plan, files: Sequence[str]) -> str:
     from dtrain.storage import tokenfile  # numpy, which the parent needs for these alone
 
     return tokenfile.outside(
-        [tokenfile.mapped(store.local_path(file), file, plan.data["dtype"]) for file in files], plan.data["vocab"], most=LOOKED_AT
+        [tokenfile.mapped(store.local_path(file), file, plan.data["dtype"]) for file in files],
+        plan.data["vocab"],
+        most=LOOKED_AT,
     )
 
 

@@ -218,7 +218,9 @@ def _abandoned(folder: Path) -> Iterator[Path]:
     """The scratch folder that this one in memory belongs to; inside nobody can claim it. Raises OSError where somebody has, or it is not ours."""
     with contextlib.ExitStack() as stack:
         locks = [folder / name for name in CLAIMS if (folder / name).exists()]
-        if not locks or any(path.lstat().st_uid != os.getuid() for path in (folder, *locks)):  # anybody may make folders there
+        if not locks or any(
+            path.lstat().st_uid != os.getuid() for path in (folder, *locks)
+        ):  # anybody may make folders there
             raise FileNotFoundError(folder)
         files = [stack.enter_context(path.open("r+")) for path in locks]
         for file in files:

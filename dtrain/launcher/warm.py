@@ -29,7 +29,10 @@ class UnforkableError(Exception):
 
     def begin_again(self, arguments: Sequence[str], told: str = "", *, cold: str) -> NoReturn:
         """This process anew, with `told` as its standard input, without the module and those of `cold`."""
-        screen.say(f"{self}: each rank imports it for itself, and starts later. Move that into a function that ranks call.", error=True)
+        screen.say(
+            f"{self}: each rank imports it for itself, and starts later. Move that into a function that ranks call.",
+            error=True,
+        )
         stdin = os.memfd_create("told")
         os.write(stdin, told.encode())
         os.lseek(stdin, 0, os.SEEK_SET)
@@ -48,7 +51,16 @@ def warm(plan: Plan, cold: str) -> None:
 
         if plan.trust:
             hub.watch()
-        for part in (plan.strategy, plan.optim, plan.model, plan.data, plan.objective, plan.schedule, plan.checkpoint, plan.backend):
+        for part in (
+            plan.strategy,
+            plan.optim,
+            plan.model,
+            plan.data,
+            plan.objective,
+            plan.schedule,
+            plan.checkpoint,
+            plan.backend,
+        ):
             _import(str(part["_target_"]).rsplit(".", 1)[0], cold.split(","))
     torch.set_num_threads(1)
     gc.freeze()  # or the collector of each rank copies these pages when it first looks at them

@@ -88,7 +88,11 @@ def facts_of(error: BaseException, rank: int) -> dict[str, Any]:
     else:
         kind = kind_of(error, message)
     frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    said = str(error) if isinstance(error, (DtrainError, StopRequested)) else f"{type(error).__name__}: {error}".rstrip(": ")
+    said = (
+        str(error)
+        if isinstance(error, (DtrainError, StopRequested))
+        else f"{type(error).__name__}: {error}".rstrip(": ")
+    )
     said = said.splitlines()[0] if said else ""
     if kind in ("error", "gpu") and not isinstance(error, DtrainError) and (fault := fault_of(message)):
         said = f"{f'GPU {_gpu()}: ' * fault.broken}{said} ({fault.said})"
@@ -123,7 +127,16 @@ def tell(folder: Path, rank: int | None, kind: str, message: str, **facts: Any) 
     _write(
         folder,
         f"{name}-{time.monotonic_ns()}.json",
-        {**_who(rank), "step": 0, "kind": kind, "error": message, "message": message, "exit_code": 1, **_known, **facts},
+        {
+            **_who(rank),
+            "step": 0,
+            "kind": kind,
+            "error": message,
+            "message": message,
+            "exit_code": 1,
+            **_known,
+            **facts,
+        },
     )
 
 
@@ -132,7 +145,9 @@ def is_watched() -> bool:
     return not _alone
 
 
-def give_up(folder: Path | None, rank: int, message: str, *, kind: str = "hung", exit_code: int = 1, **facts: Any) -> NoReturn:
+def give_up(
+    folder: Path | None, rank: int, message: str, *, kind: str = "hung", exit_code: int = 1, **facts: Any
+) -> NoReturn:
     """End a process that cannot go on, from any of its threads: what it would have said is left, and where no launcher reads it, told here by one rank
     of the host; a lease that it holds is given back. `kind` lost: something that is no rank is the cause."""
     with suppress(Exception), store.patience(GIVE_UP_SECONDS):  # it ends, whatever fails here
@@ -190,7 +205,9 @@ def ended_by_others(folder: Path, rank: int, code: int) -> bool:
 
 def ended(folder: Path, rank: int, code: int) -> None:
     """A rank ended by itself, with this exit code, or by the signal -code."""
-    _write(folder, f"ended-{rank}.json", {"rank": rank, "host": socket.gethostname(), "time": time.time(), "code": code})
+    _write(
+        folder, f"ended-{rank}.json", {"rank": rank, "host": socket.gethostname(), "time": time.time(), "code": code}
+    )
 
 
 def heard(folder: Path, rank: int, log: kernel_log.KernelLog) -> None:
@@ -204,7 +221,11 @@ def look(folder: Path, rank: int, pid: int) -> None:
     state = ""
     if Path(f"/proc/{pid}/stat").exists():
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    _write(folder, f"ended-{rank}.json", {"rank": rank, "host": socket.gethostname(), "time": time.time(), "code": None, "state": state})
+    _write(
+        folder,
+        f"ended-{rank}.json",
+        {"rank": rank, "host": socket.gethostname(), "time": time.time(), "code": None, "state": state},
+    )
 
 
 # in a process that no launcher of ours watches
@@ -218,9 +239,14 @@ def alone(out: str, rank: int, launcher: int | None = None) -> Iterator[None]:
     for stale in place.glob(f"{name}-*-*"):
         if not Path(f"/proc/{stale.name.split('-')[2]}").exists():  # of ranks that were killed
             shutil.rmtree(stale, ignore_errors=True)
-    folder = place / f"{name}-{siblings}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}-{os.environ.get('MASTER_PORT', '')}"
+    folder = (
+        place
+        / f"{name}-{siblings}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}-{os.environ.get('MASTER_PORT', '')}"
+    )
     folder.mkdir(mode=0o700, exist_ok=True)
-    for old in (path for kind in KINDS for path in (*folder.glob(f"{kind}-{rank}"), *folder.glob(f"{kind}-{rank}[.-]*"))):
+    for old in (
+        path for kind in KINDS for path in (*folder.glob(f"{kind}-{rank}"), *folder.glob(f"{kind}-{rank}[.-]*"))
+    ):
         old.unlink()  # of an earlier start by the same shell
     os.environ["DTRAIN_REPORTS"] = str(folder)
     _alone[:] = [out]
@@ -261,7 +287,9 @@ def outcome(folder: Path, code: int) -> Result:
         return Result(**json.loads((folder / "result.json").read_text()))
     failure = explain(folder)
     if failure.facts["kind"] == "stopped":
-        raise StopRequested(signal.SIGINT if failure.facts["exit_code"] == StopRequested(signal.SIGINT).exit_code else signal.SIGTERM)
+        raise StopRequested(
+            signal.SIGINT if failure.facts["exit_code"] == StopRequested(signal.SIGINT).exit_code else signal.SIGTERM
+        )
     raise error_of(failure)
 
 
@@ -301,7 +329,13 @@ def told(cause: dict[str, Any], ranks: list[dict[str, Any]]) -> Failure:
         part = "" if cause.get("microbatch") is None else f", microbatch {cause['microbatch']}"
         step += f" (samples {samples[0]} to {samples[1]}{part})"
     who = (
-        "" if rank is None else f" [{cause['host']}, pid {cause['pid']}]" if cause.get("pid") else f" [{cause['host']}]" if cause.get("host") else ""
+        ""
+        if rank is None
+        else f" [{cause['host']}, pid {cause['pid']}]"
+        if cause.get("pid")
+        else f" [{cause['host']}]"
+        if cause.get("host")
+        else ""
     )
     verb = cause.get("verb", "failed")
     line = f"rank {rank} {verb}{step}: {cause['error']}" if rank is not None else cause["error"]
@@ -317,19 +351,28 @@ def told(cause: dict[str, Any], ranks: list[dict[str, Any]]) -> Failure:
         if rank is not None and cause["kind"] in ("error", "gpu", "lost", "timeout") and cause["exit_code"] == 1
         else "\n".join(cause.get("stack") or [])
     )
-    facts = {**cause, "message": paragraph if cause["exit_code"] == 1 else cause["message"], "traceback": stack, "ranks": ranks}
+    facts = {
+        **cause,
+        "message": paragraph if cause["exit_code"] == 1 else cause["message"],
+        "traceback": stack,
+        "ranks": ranks,
+    }
     return Failure(line, f"{paragraph}\n{stack}".rstrip(), facts)
 
 
 def _doing(rank: Mapping[str, Any]) -> str:
     """What a rank did last, as far as it is known."""
-    numbers = ", ".join(f"collective {number} of {name}" for name, number in (rank.get("groups") or {}).items() if number)
+    numbers = ", ".join(
+        f"collective {number} of {name}" for name, number in (rank.get("groups") or {}).items() if number
+    )
     calls = f"in {rank['collective']}" if rank.get("collective") else f"at {rank['where']}" if rank.get("where") else ""
     device = next(
         (f"its GPU in {call['call']}, collective {call['number']} of {name}" for name, told in (rank.get("calls") or {}).items() for call in told
          if call["library"] == "nccl" and call["state"] != "completed"), "",
     )  # fmt: skip
-    return ", ".join(filter(None, [" ".join(filter(None, [calls, f"({numbers})" if numbers else ""])), device])) or SILENT
+    return (
+        ", ".join(filter(None, [" ".join(filter(None, [calls, f"({numbers})" if numbers else ""])), device])) or SILENT
+    )
 
 
 def _who(rank: int | None) -> dict[str, Any]:
@@ -341,12 +384,18 @@ def _write(folder: Path, name: str, facts: Mapping[str, Any]) -> None:
 
 
 def _read(folder: Path, what: str) -> dict[int, dict[str, Any]]:
-    return {int(path.stem.split("-")[1]): _json(path) for path in folder.glob(f"{what}-*") if path.stem.split("-")[1].isdigit()}
+    return {
+        int(path.stem.split("-")[1]): _json(path)
+        for path in folder.glob(f"{what}-*")
+        if path.stem.split("-")[1].isdigit()
+    }
 
 
 def _failures(folder: Path, rank: str = "*") -> list[dict[str, Any]]:
     """What ranks left, first things first."""
-    return sorted((_json(path) for path in folder.glob(f"failure-{rank}-*.json")), key=lambda failure: float(failure["time"]))
+    return sorted(
+        (_json(path) for path in folder.glob(f"failure-{rank}-*.json")), key=lambda failure: float(failure["time"])
+    )
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -52,27 +52,35 @@ class Fault(NamedTuple):
     broken: bool = False
 
 
-FULL = (
-    r"(CUDA|HIP) out of memory|OutOfMemoryError|(CUDA error: |Cuda failure (\d+ )?')out of memory|CUDA ran out of memory|CUBLAS_STATUS_ALLOC_FAILED"
-)
+FULL = r"(CUDA|HIP) out of memory|OutOfMemoryError|(CUDA error: |Cuda failure (\d+ )?')out of memory|CUDA ran out of memory|CUBLAS_STATUS_ALLOC_FAILED"
 """Of torch's allocator; of CUDA, of NCCL and of cuBLAS, which take memory beside it."""
 FAULTS = (
     Fault(re.compile(r"uncorrectable ECC|double bit ECC", re.IGNORECASE), "its memory is broken (ECC)", broken=True),
     Fault(re.compile(r"fallen off the bus|GPU is lost", re.IGNORECASE), "the host no longer reaches it", broken=True),
-    Fault(re.compile(r"over nvlink or a hardware error|uncorrectable nvlink", re.IGNORECASE), "its links are broken (NVLink)", broken=True),
+    Fault(
+        re.compile(r"over nvlink or a hardware error|uncorrectable nvlink", re.IGNORECASE),
+        "its links are broken (NVLink)",
+        broken=True,
+    ),
     Fault(
         re.compile(rf"Xid \([^)]*\): ({'|'.join(str(number) for number, xid in XIDS.items() if xid.broken)})\b"),
         "its driver reports a broken GPU (Xid)",
         broken=True,
     ),
-    Fault(re.compile(r"system not yet initialized"), "its host has not set up its links: nvidia-fabricmanager must run", broken=True),
+    Fault(
+        re.compile(r"system not yet initialized"),
+        "its host has not set up its links: nvidia-fabricmanager must run",
+        broken=True,
+    ),
     Fault(re.compile(FULL), "the GPU's memory is full: a smaller microbatch= or remat=full needs less"),
     Fault(
         re.compile(r"shared memory segment|/dev/shm/nccl"),
         "/dev/shm has no room for NCCL: docker run --shm-size=1g, an emptyDir of Kubernetes there, or NCCL_SHM_DISABLE=1, which is slower",
     ),
     Fault(
-        re.compile(r"device-side assert triggered|illegal memory access|misaligned address|invalid program counter|illegal instruction"),
+        re.compile(
+            r"device-side assert triggered|illegal memory access|misaligned address|invalid program counter|illegal instruction"
+        ),
         "a kernel was given wrong values, as an index out of range, maybe at an earlier line: CUDA_LAUNCH_BLOCKING=1 shows which",
     ),
     Fault(re.compile(r"CUDA error: |unhandled cuda error", re.IGNORECASE), "CUDA failed on this rank itself"),

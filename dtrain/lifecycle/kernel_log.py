@@ -29,7 +29,11 @@ class KernelLog:
         """The errors since then, or since the last call, first things first: `bus` is the address of the GPU."""
         lines = self._read().decode(errors="replace").splitlines()
         found = (XID.search(line) for line in lines)
-        return [{"xid": int(one[2]), "bus": bus(one[1]), "text": screen.on_one_line(one[3])[:LETTERS]} for one in found if one]
+        return [
+            {"xid": int(one[2]), "bus": bus(one[1]), "text": screen.on_one_line(one[3])[:LETTERS]}
+            for one in found
+            if one
+        ]
 
     def _read(self) -> bytes:
         said = bytearray()

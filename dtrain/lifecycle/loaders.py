@@ -44,7 +44,9 @@ def loader_stacks(folder: Path) -> dict[int, list[str]]:
             os.kill(pid, REPORT)
     now = changed = time.monotonic()
     deadline = now + ANSWER_SECONDS
-    while files and now < deadline and (now - changed < QUIET_SECONDS or any(said[pid] == before[pid] for pid in files)):
+    while (
+        files and now < deadline and (now - changed < QUIET_SECONDS or any(said[pid] == before[pid] for pid in files))
+    ):
         time.sleep(0.02)
         now, sizes = time.monotonic(), _sizes(files)
         said, changed = sizes, now if sizes != said else changed
@@ -58,9 +60,16 @@ def _sizes(files: Mapping[int, Path]) -> dict[int, int]:
 def busy(folder: Path) -> tuple[str, list[str]] | None:
     """Where a loading process is that has not come back with its sample, in words, and its stack."""
     for pid, stack in loader_stacks(folder).items():
-        where, sample = stacks.dumped("Current thread 0x\n" + "\n".join(stack[::-1])), f"sample {reading()[pid]} of data.dataset"
+        where, sample = (
+            stacks.dumped("Current thread 0x\n" + "\n".join(stack[::-1])),
+            f"sample {reading()[pid]} of data.dataset",
+        )
         if where or not stack:
-            doing = f"{where} (loading process {pid}, {sample})" if where else f"loading process {pid}, which does not answer ({sample})"
+            doing = (
+                f"{where} (loading process {pid}, {sample})"
+                if where
+                else f"loading process {pid}, which does not answer ({sample})"
+            )
             return doing, [f"loading process {pid}:", *stack]
     return None
 

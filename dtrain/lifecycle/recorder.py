@@ -30,7 +30,10 @@ def record(environ: MutableMapping[str, str]) -> None:
 def calls(names: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
     """Those of this rank in each process group that `names` calls otherwise than torch does; nothing where torch records none."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for ask in (getattr(_distributed_c10d, "_dump_fr_trace_json", None), getattr(_distributed_c10d, "_dump_nccl_trace_json", None)):
+    for ask in (
+        getattr(_distributed_c10d, "_dump_fr_trace_json", None),
+        getattr(_distributed_c10d, "_dump_nccl_trace_json", None),
+    ):
         with suppress(Exception):  # private, and of another format one day
             for name, entries in read(json.loads(ask()), names).items() if ask else ():
                 found[name] = [*found.get(name, []), *entries]

@@ -77,7 +77,11 @@ def _with_driver(evidence: Evidence, cause: Facts, known: list[Facts]) -> Facts:
     if cause["kind"] in ("words", "stopped") or (cause["kind"] == "error" and not fault_of(cause["message"])):
         return cause
     ranks = {(gpu["host"], gpu["bus"]): rank for rank, gpu in evidence.gpus.items()}
-    said = [(ranks[one["host"], one["bus"]], one) for one in evidence.xids if (one["host"], one["bus"]) in ranks and one["xid"] in XIDS]
+    said = [
+        (ranks[one["host"], one["bus"]], one)
+        for one in evidence.xids
+        if (one["host"], one["bus"]) in ranks and one["xid"] in XIDS
+    ]
     waited = cause["kind"] == "hung" or cause.get("victim")
     wanted: tuple[Callable[[int, str], bool], ...] = (
         lambda rank, whose: whose == "GPU",
@@ -92,7 +96,14 @@ def _with_driver(evidence: Evidence, cause: Facts, known: list[Facts]) -> Facts:
     if rank == cause["rank"]:
         return {**cause, "kind": kind or cause["kind"], "error": f"{cause['error']} ({text})"}
     facts = next((facts for facts in known if facts["rank"] == rank), {"rank": rank})
-    own = next((f"{failure['error']} ({text})" for failure in evidence.failures if failure["rank"] == rank and not is_victim(failure)), text)
+    own = next(
+        (
+            f"{failure['error']} ({text})"
+            for failure in evidence.failures
+            if failure["rank"] == rank and not is_victim(failure)
+        ),
+        text,
+    )
     return {**facts, "kind": kind or "error", "error": own, "message": "", "exit_code": 1}
 
 
@@ -122,7 +133,11 @@ def _aborted(evidence: Evidence, rank: int) -> bool:
 
 def _by_itself(evidence: Evidence, known: list[Facts]) -> Facts | None:
     """The earliest error, signal, exit or lost node that nobody else is the cause of; a broken GPU before what others say of it."""
-    found = [(failure["time"], failure) for failure in evidence.failures if failure["kind"] != "hung" and not is_victim(failure)]
+    found = [
+        (failure["time"], failure)
+        for failure in evidence.failures
+        if failure["kind"] != "hung" and not is_victim(failure)
+    ]
     found += [(lost["time"], lost) for lost in evidence.lost]
     spoke = {failure["rank"] for failure in evidence.failures}
     for facts in known:
@@ -130,7 +145,9 @@ def _by_itself(evidence: Evidence, known: list[Facts]) -> Facts | None:
         if code is not None and facts["rank"] not in spoke and not _aborted(evidence, facts["rank"]):
             late = SEEN_LATE_SECONDS if code in (-signal.SIGKILL, -signal.SIGSEGV) else 0.0
             ending = _ending(code, evidence.stacks.get(facts["rank"], ""))
-            found.append((evidence.ended[facts["rank"]]["time"] - late, {**facts, "exit_code": 1, "message": "", **ending}))
+            found.append(
+                (evidence.ended[facts["rank"]]["time"] - late, {**facts, "exit_code": 1, "message": "", **ending})
+            )
     return min(found, key=lambda entry: (entry[1]["kind"] != "gpu", float(entry[0])))[1] if found else None
 
 
@@ -140,7 +157,11 @@ def _ending(code: int, stack: str) -> Facts:
     if code in (EXIT_CODES["preempted"], EXIT_CODES["interrupted"]):
         return {"kind": "stopped", "verb": "ended", "error": "it was asked to", "exit_code": code}
     if code == 0:
-        return {"kind": "exited", "verb": "left", "error": "with exit code 0 before the run was done, by os._exit(0) or the exit of native code"}
+        return {
+            "kind": "exited",
+            "verb": "left",
+            "error": "with exit code 0 before the run was done, by os._exit(0) or the exit of native code",
+        }
     if code > 0:
         return {"kind": "exited", "verb": "ended", "error": f"with exit code {code} and without a word"}
     verb, error = KILLED.get(signal.Signals(-code), ("was killed", signal.Signals(-code).name))
@@ -170,18 +191,27 @@ def _hung(evidence: Evidence, known: list[Facts]) -> Facts | None:
     if late:
         return {**late[0], **hung, "error": late[0]["error"] + _all_in(known)}
     first = min(aborted, key=lambda rank: float(evidence.ended[rank]["time"]))
-    return {**next(facts for facts in known if facts["rank"] == first), **_ending(-signal.SIGABRT, ""), "exit_code": 1, "message": ""}
+    return {
+        **next(facts for facts in known if facts["rank"] == first),
+        **_ending(-signal.SIGABRT, ""),
+        "exit_code": 1,
+        "message": "",
+    }
 
 
 def _behind(known: list[Facts]) -> tuple[Facts, str] | None:
     """A rank that never reached a collective others of the same group are in, and the sentence that says so."""
-    names = {name for facts in known for name in facts.get("groups") or {} if not name.startswith("pp")}  # stages send each other unequally much
+    names = {
+        name for facts in known for name in facts.get("groups") or {} if not name.startswith("pp")
+    }  # stages send each other unequally much
     for name in sorted(names, key=lambda name: (name != "the world", name)):
         numbers = [(facts["groups"][name], facts) for facts in known if name in (facts.get("groups") or {})]
         reached, first = max(numbers, key=lambda entry: int(entry[0]))
         late, facts = min(numbers, key=lambda entry: int(entry[0]))
         if late < reached:
-            waits = first.get("collective") or next((call["call"] for call in _calls(first, name) if call["state"] != "completed"), None)
+            waits = first.get("collective") or next(
+                (call["call"] for call in _calls(first, name) if call["state"] != "completed"), None
+            )
             what = f", where rank {first['rank']} waits in {waits}" if waits else f", as rank {first['rank']} did"
             return facts, f"it never reached collective {late + 1} of {name}{what}"
     return None
@@ -200,7 +230,10 @@ def _by_number(known: list[Facts]) -> Iterator[tuple[str, list[tuple[Facts, Fact
         for facts in known:
             for call in _calls(facts, name):
                 by_number.setdefault((call["library"], call["number"]), []).append((facts, call))
-        yield from ((f"collective {number} of {name}", told) for (_, number), told in sorted(by_number.items(), key=lambda entry: entry[0]))
+        yield from (
+            (f"collective {number} of {name}", told)
+            for (_, number), told in sorted(by_number.items(), key=lambda entry: entry[0])
+        )
 
 
 def _unlike(known: list[Facts]) -> tuple[Facts, str] | None:
@@ -212,29 +245,41 @@ def _unlike(known: list[Facts]) -> tuple[Facts, str] | None:
             odd = next(((facts, call) for facts, call in reversed(told) if str(call[key]) != most), None)
             usual = next((facts, call) for facts, call in told if str(call[key]) == most)
             if odd and key == "call":
-                return odd[0], f"it calls {odd[1]['call']} as {which}, where rank {usual[0]['rank']} calls {usual[1]['call']}"
+                return odd[
+                    0
+                ], f"it calls {odd[1]['call']} as {which}, where rank {usual[0]['rank']} calls {usual[1]['call']}"
             if odd and most and odd[1]["call"] in OF_ONE_SIZE:
-                return odd[0], f"it gives {odd[1]['call']}, {which}, the shapes {odd[1]['sizes']}, where rank {usual[0]['rank']} gives {most}"
+                return (
+                    odd[0],
+                    f"it gives {odd[1]['call']}, {which}, the shapes {odd[1]['sizes']}, where rank {usual[0]['rank']} gives {most}",
+                )
     return None
 
 
 def _unfinished(known: list[Facts]) -> tuple[Facts, str] | None:
     """A rank whose device has not begun, or not ended, a collective that has begun or ended on others, and the sentence that says so."""
     for which, told in _by_number(known):
-        told = [(facts, call) for facts, call in told if call["library"] == "nccl"]  # of gloo, one that failed is over too
+        told = [
+            (facts, call) for facts, call in told if call["library"] == "nccl"
+        ]  # of gloo, one that failed is over too
         for state, verb in (("scheduled", "begun"), ("started", "ended")):
             here = [(facts, call) for facts, call in told if call["state"] == state]
             others = [facts for facts, call in told if STATES.index(call["state"]) > STATES.index(state)]
             if here and others:
                 facts, call = here[0]
-                return facts, f"its device has not {verb} {call['call']}, {which}, which has {verb} on that of rank {others[0]['rank']}"
+                return (
+                    facts,
+                    f"its device has not {verb} {call['call']}, {which}, which has {verb} on that of rank {others[0]['rank']}",
+                )
     return None
 
 
 def _all_in(known: list[Facts]) -> str:
     """What to say where the devices of all ranks are in one collective, as far as is known."""
     for which, told in _by_number(known):
-        if len(told) == len(known) > 1 and all((call["library"], call["state"]) == ("nccl", "scheduled") for _, call in told):
+        if len(told) == len(known) > 1 and all(
+            (call["library"], call["state"]) == ("nccl", "scheduled") for _, call in told
+        ):
             return f": no device has ended {told[0][1]['call']}, {which}; with TORCH_NCCL_ENABLE_TIMING=1 it is known which one has not begun it"
     return ""
 
@@ -249,7 +294,13 @@ def _unseen(evidence: Evidence, known: list[Facts]) -> Facts | None:
 def _first(evidence: Evidence, known: list[Facts]) -> Facts:
     if evidence.failures:
         return {**evidence.failures[0], "victim": True}
-    return {"rank": None, "kind": "lost", "exit_code": 1, "error": "the ranks ended before one of them could say anything", "message": ""}
+    return {
+        "rank": None,
+        "kind": "lost",
+        "exit_code": 1,
+        "error": "the ranks ended before one of them could say anything",
+        "message": "",
+    }
 
 
 def _known(evidence: Evidence, rank: int) -> Facts:
@@ -264,5 +315,9 @@ def _known(evidence: Evidence, rank: int) -> Facts:
         facts["collective"] = waited(evidence.stacks[rank])
     said = [failure for failure in evidence.failures if failure["rank"] == rank]
     for told in (*said[:1], evidence.reports.get(rank, {})):
-        facts |= {key: value for key, value in told.items() if key not in ("kind", "error", "message", "exit_code") and value is not None}
+        facts |= {
+            key: value
+            for key, value in told.items()
+            if key not in ("kind", "error", "message", "exit_code") and value is not None
+        }
     return {**facts, "rank": rank}

@@ -17,7 +17,11 @@ from typing import Any
 
 from dtrain.result import EXIT_CODES
 
-WISHES = (signal.SIGTERM, signal.SIGUSR1, *(number for number in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN))
+WISHES = (
+    signal.SIGTERM,
+    signal.SIGUSR1,
+    *(number for number in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN),
+)
 REPORT = signal.SIGUSR2
 ENDING_SECONDS, LOOK_SECONDS = 3.0, 0.05
 """What ends while it has nothing to save may take so long to tidy up; and so often it is looked whether it does."""
@@ -30,7 +34,9 @@ class StopRequested(KeyboardInterrupt):
 
     def __init__(self, number: int) -> None:
         self.exit_code = EXIT_CODES["interrupted" if number == signal.SIGINT else "preempted"]
-        super().__init__(f"stopped by {signal.Signals(number).name} before there was anything new to save: the same words begin it again")
+        super().__init__(
+            f"stopped by {signal.Signals(number).name} before there was anything new to save: the same words begin it again"
+        )
 
 
 _heard: list[tuple[int, float]] = []
@@ -57,13 +63,19 @@ def by_signal(error: BaseException) -> bool:
     trace = error.__traceback__
     while trace and trace.tb_next:
         trace = trace.tb_next
-    return isinstance(error, KeyboardInterrupt) and (trace is None or trace.tb_frame.f_code in (_note.__code__, _end.__code__))
+    return isinstance(error, KeyboardInterrupt) and (
+        trace is None or trace.tb_frame.f_code in (_note.__code__, _end.__code__)
+    )
 
 
 def heard(number: int) -> bool:
     """Note a signal. Whether it repeats the wish, and so means: at once."""
     now = time.monotonic()
-    again = bool(_heard) and number != signal.SIGHUP and (number == _heard[0][0] == signal.SIGINT or now - _heard[0][1] > SAME_WISH_SECONDS)
+    again = (
+        bool(_heard)
+        and number != signal.SIGHUP
+        and (number == _heard[0][0] == signal.SIGINT or now - _heard[0][1] > SAME_WISH_SECONDS)
+    )
     _heard.append((number, now))
     return again
 
@@ -132,7 +144,9 @@ def _end(number: int, _: FrameType | None) -> None:
         _end_now()
     if not _seen_to:
         _seen_to[:] = [object()]
-        _thread.start_new_thread(_see_to_it, (_seen_to[0], number))  # a Thread takes locks, which may be held where this has interrupted
+        _thread.start_new_thread(
+            _see_to_it, (_seen_to[0], number)
+        )  # a Thread takes locks, which may be held where this has interrupted
     raise _ended[0]
 
 
@@ -165,7 +179,9 @@ def _on_its_way() -> bool:
 
 
 def _install(handlers: Mapping[signal.Signals, Any]) -> None:
-    if threading.current_thread() is threading.main_thread():  # elsewhere Python refuses; then whoever has the main thread handles them
+    if (
+        threading.current_thread() is threading.main_thread()
+    ):  # elsewhere Python refuses; then whoever has the main thread handles them
         for number, handler in handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 

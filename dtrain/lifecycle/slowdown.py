@@ -63,7 +63,10 @@ class Slowdown:
             f"memory is short, {pages / now:.0f} pages a second are read back from the disk": pages / now / PAGES,
         }
         seen = [text for text, weight in causes.items() if weight >= TAKEN]
-        return " and ".join(seen) or "this host shows no cause; where there are several, look at the others and at what connects them"
+        return (
+            " and ".join(seen)
+            or "this host shows no cause; where there are several, look at the others and at what connects them"
+        )
 
     def _now(self) -> tuple[float, float, float, float]:
         """Seconds: now, waited for samples, held back by the control group; pages read back."""
@@ -72,7 +75,10 @@ class Slowdown:
 
 def _held() -> float:
     """Seconds in which the control group of this process had used up its quota."""
-    for path, name, unit in (("/sys/fs/cgroup/cpu.stat", "throttled_usec", 1e-6), ("/sys/fs/cgroup/cpu/cpu.stat", "throttled_time", 1e-9)):
+    for path, name, unit in (
+        ("/sys/fs/cgroup/cpu.stat", "throttled_usec", 1e-6),
+        ("/sys/fs/cgroup/cpu/cpu.stat", "throttled_time", 1e-9),
+    ):
         try:
             told = dict(line.split() for line in Path(path).read_text().splitlines())
             return int(told[name]) * unit

@@ -33,12 +33,21 @@ def of_thread(identity: int | None) -> Frames:
 
 def own(frames: Frames) -> str | None:
     """The innermost line of code that is not a library's, as `mypkg/model.py:12 in forward`."""
-    return next((place(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in reversed(frames) if _is_own(frame)), None)
+    return next(
+        (
+            place(frame.f_code.co_filename, line, frame.f_code.co_name)
+            for frame, line in reversed(frames)
+            if _is_own(frame)
+        ),
+        None,
+    )
 
 
 def collective(frames: Frames) -> str | None:
     """The collective a stack is in, as `all_reduce (dtrain/mesh.py:92 in max)`, or None."""
-    return _collective([(frame.f_code.co_filename, str(line), frame.f_code.co_name) for frame, line in reversed(frames)])
+    return _collective(
+        [(frame.f_code.co_filename, str(line), frame.f_code.co_name) for frame, line in reversed(frames)]
+    )
 
 
 def microbatch(frames: Frames) -> int | None:
@@ -57,9 +66,15 @@ def lines(frames: Frames) -> list[str]:
 
 def current(text: str) -> list[str]:
     """The stack of the thread in which faulthandler wrote last, or else of the main one, outermost line first, without what started the rank."""
-    block = text.rpartition("Current thread " if "Current thread " in text else "Thread 0x")[2].split("\n\n")[0].splitlines()
+    block = (
+        text.rpartition("Current thread " if "Current thread " in text else "Thread 0x")[2]
+        .split("\n\n")[0]
+        .splitlines()
+    )
     found = [line for line in block if DUMPED.match(line)]
-    return found[: next((index for index, line in enumerate(found) if line.endswith(f" in {STARTED}")), len(found))][::-1]
+    return found[: next((index for index, line in enumerate(found) if line.endswith(f" in {STARTED}")), len(found))][
+        ::-1
+    ]
 
 
 def dumped(text: str) -> str | None:
@@ -96,7 +111,11 @@ def others(main: int | None, leave_out: Iterable[int | None]) -> dict[str, str]:
     """Where each other thread is that runs somebody's code, by its name."""
     import threading
 
-    found = {thread.name: own(of_thread(thread.ident)) for thread in threading.enumerate() if thread.ident not in (main, *leave_out)}
+    found = {
+        thread.name: own(of_thread(thread.ident))
+        for thread in threading.enumerate()
+        if thread.ident not in (main, *leave_out)
+    }
     return {name: where for name, where in found.items() if where}
 
 
@@ -123,4 +142,8 @@ def _is_own(frame: FrameType) -> bool:
 
 
 def _is_own_file(file: str) -> bool:
-    return not file.startswith("<") and not LIBRARIES.search(file) and not (file.startswith(STANDARD) and "-packages" not in file)
+    return (
+        not file.startswith("<")
+        and not LIBRARIES.search(file)
+        and not (file.startswith(STANDARD) and "-packages" not in file)
+    )

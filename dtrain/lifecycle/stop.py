@@ -61,7 +61,9 @@ class StopSignal:
         return self._agreed(self._within, mesh)
 
     def _agreed(self, pace: "Pace", mesh: Mesh) -> bool:
-        mine = signals.stop_request() or (TIME_IS_UP if self._until is not None and time.monotonic() > self._until else 0)
+        mine = signals.stop_request() or (
+            TIME_IS_UP if self._until is not None and time.monotonic() > self._until else 0
+        )
         code = mine * mesh.world + mesh.rank
         if mesh.world > 1:
             if not pace.due():

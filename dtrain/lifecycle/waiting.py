@@ -33,7 +33,11 @@ class Meter:
     def others(self) -> float:
         """Cores of those this process may use that were taken, on average, by others than it and its fellow ranks on this host, of which each takes as
         much as it. 0 where the system does not tell, or not yet."""
-        now, own, idle = (here - before for here, before in zip(_clocks(), self._since, strict=True)) if self._since else (0.0, 0.0, 0.0)
+        now, own, idle = (
+            (here - before for here, before in zip(_clocks(), self._since, strict=True))
+            if self._since
+            else (0.0, 0.0, 0.0)
+        )
         return max(0.0, cores() - (idle + ranks() * own) / now) if now >= SHORTEST else 0.0
 
     def crowds(self, threads: int) -> bool:

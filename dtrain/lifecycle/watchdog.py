@@ -143,7 +143,9 @@ class Watchdog:
             patience = self._timeout * (FIRST_STEP if first or not self._in_step else 1)
             late = self._timeout * ((FIRST_STEP if first else 1) + 2 / LOOKS)  # gloo raises before, NCCL never
             if now - since > patience or now - entered > late:
-                failure.give_up(self._folder, self._mesh.rank, f"no progress for {now - min(since, entered):.0f} s", **self._now())
+                failure.give_up(
+                    self._folder, self._mesh.rank, f"no progress for {now - min(since, entered):.0f} s", **self._now()
+                )
             if self._beats > looked or not self._resting:
                 self._arm(2 * patience)
             elif self._beats:
@@ -208,7 +210,11 @@ def _named() -> dict[str, dist.ProcessGroup]:
     found: dict[str, dist.ProcessGroup] = {}
     for group, ranks in list(groups._world.pg_group_ranks.items()):
         if len(ranks) > 1 and group in groups._world.pg_names:
-            name = "the world" if group is dist.group.WORLD else f"{group.group_desc.removeprefix('mesh_')} of ranks {_some(sorted(ranks))}"
+            name = (
+                "the world"
+                if group is dist.group.WORLD
+                else f"{group.group_desc.removeprefix('mesh_')} of ranks {_some(sorted(ranks))}"
+            )
             found[name if name not in found else f"{name}, number {len(found)}"] = group
     return found
 

@@ -23,7 +23,12 @@ class Console:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
             self._bar = Progress(
-                BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TextColumn("left"), TimeRemainingColumn(), refresh_per_second=4
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.description}"),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                refresh_per_second=4,
             )
             self._task = self._bar.add_task("", total=steps)
             self._bar.start()
@@ -82,7 +87,15 @@ def curve(points: Sequence[tuple[int, float]]) -> str:
         half = (high - low) / (HEIGHT - 1) / 2 or 1.0
         marks = "".join(" " if mean is None else "•" if abs(mean - level) <= half else " " for mean in means)
         rows.append(f"{level:8.3f} │{marks.rstrip()}")
-    return "\n".join(["", "    loss", *rows, f"         └{'─' * WIDTH}", f"          step {first}{str(last).rjust(WIDTH - 5 - len(str(first)))}"])
+    return "\n".join(
+        [
+            "",
+            "    loss",
+            *rows,
+            f"         └{'─' * WIDTH}",
+            f"          step {first}{str(last).rjust(WIDTH - 5 - len(str(first)))}",
+        ]
+    )
 
 
 def _words(scalars: Mapping[str, float]) -> str:

@@ -50,7 +50,11 @@ class Agreement:
 
     @torch.no_grad()
     def _settle(self, missing: Sequence[Collection[nn.Parameter]]) -> None:
-        mine = frozenset.intersection(*(frozenset(self._index[id(p)] for p in some) for some in missing)) if missing else frozenset[int]()
+        mine = (
+            frozenset.intersection(*(frozenset(self._index[id(p)] for p in some) for some in missing))
+            if missing
+            else frozenset[int]()
+        )
         changed = self._changed()
         news = torch.tensor(float(mine != self._mine or not changed <= self._moving))
         dist.all_reduce(news)
@@ -114,7 +118,9 @@ class Unsaved:
         self._counts: list[dict[str, float]] = []
         self._modules = [(path, module) for path, module in model.named_modules() if not isinstance(module, Balanced)]
         self._owners = {
-            f"{path}.{name}".removeprefix("."): (module, name) for path, module in self._modules for name in module._non_persistent_buffers_set
+            f"{path}.{name}".removeprefix("."): (module, name)
+            for path, module in self._modules
+            for name in module._non_persistent_buffers_set
         }
         self._last = self._found()
         self._values: dict[str, Tensor] | None = None
@@ -136,10 +142,18 @@ class Unsaved:
         """Called after every step; after the third one the names of attributes that are numbers, and that both steps since the first have changed."""
         if len(self._counts) < 3:
             found = ((path, name, value) for path, module in self._modules for name, value in vars(module).items())
-            self._counts.append({f"{path}.{name}".removeprefix("."): value for path, name, value in found if type(value) in (int, float)})
+            self._counts.append(
+                {
+                    f"{path}.{name}".removeprefix("."): value
+                    for path, name, value in found
+                    if type(value) in (int, float)
+                }
+            )
             if len(self._counts) == 3:
                 first, second, third = self._counts
-                return sorted(name for name, value in third.items() if first.get(name, value) != second.get(name, value) != value)
+                return sorted(
+                    name for name, value in third.items() if first.get(name, value) != second.get(name, value) != value
+                )
         return []
 
     def _found(self) -> dict[str, tuple[Tensor, int]]:

@@ -25,7 +25,9 @@ def inspect(model: nn.Module, wrapped: nn.Module, mesh: Mesh, strategy: Strategy
     """Of this rank, as JSON: numbers of parameters, in all, without dims and by the axis they are split over, types, stages."""
     split: dict[str, int] = {}
     whole = held = 0
-    experts = {id(parameter) for module in model.modules() if isinstance(module, Experts) for parameter in module.parameters()}
+    experts = {
+        id(parameter) for module in model.modules() if isinstance(module, Experts) for parameter in module.parameters()
+    }
     for parameter in model.parameters():
         axes = _axes(parameter)
         if id(parameter) in experts:
@@ -41,7 +43,9 @@ def inspect(model: nn.Module, wrapped: nn.Module, mesh: Mesh, strategy: Strategy
         "held": held,
         "split": split,
         "dimless": sum(parameter.ndim == 0 for parameter in model.parameters()),
-        "types": sorted({type_name(parameter.dtype) for parameter in model.parameters() if parameter.is_floating_point()}),
+        "types": sorted(
+            {type_name(parameter.dtype) for parameter in model.parameters() if parameter.is_floating_point()}
+        ),
         "stages": sorted(int(index) for index in wrapped.stages) if isinstance(wrapped, Pipeline) else [],
         "schedule": wrapped.schedule if isinstance(wrapped, Pipeline) else None,
         "wrapper": type(wrapped).__name__,
@@ -76,9 +80,19 @@ def _problems(plan: Plan, found: Mapping[str, Any], param: str) -> list[str]:
         problems.append(f"of {experts} parameters of experts {split.get('ep', 0)} are split over ep={mesh.ep}")
     if param != "float32" and found["types"] not in ([param], []):
         problems.append(f"weights are {', '.join(found['types'])}, not {param}")
-    stages = [stage for stage, owner in enumerate(plan.pipeline.owners(mesh.pp)) if owner == _stage_rank(plan, found["rank"])] if mesh.pp > 1 else []
+    stages = (
+        [
+            stage
+            for stage, owner in enumerate(plan.pipeline.owners(mesh.pp))
+            if owner == _stage_rank(plan, found["rank"])
+        ]
+        if mesh.pp > 1
+        else []
+    )
     if found["stages"] != stages or (mesh.pp > 1 and found["schedule"] != plan.pipeline.schedule):
-        problems.append(f"it holds the stages {found['stages']} of {found['schedule']}, not {stages} of {plan.pipeline.schedule}")
+        problems.append(
+            f"it holds the stages {found['stages']} of {found['schedule']}, not {stages} of {plan.pipeline.schedule}"
+        )
     return problems
 
 

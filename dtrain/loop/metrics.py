@@ -30,7 +30,21 @@ from dtrain.secrets import screen
 from dtrain.storage import attempts, store
 from dtrain.storage.jsonl import Journal, clean
 
-DECIDES = ("model", "data", "objective", "optim", "schedule", "precision", "strategy", "batch", "mesh", "steps", "seed", "clip", "ema")
+DECIDES = (
+    "model",
+    "data",
+    "objective",
+    "optim",
+    "schedule",
+    "precision",
+    "strategy",
+    "batch",
+    "mesh",
+    "steps",
+    "seed",
+    "clip",
+    "ema",
+)
 """Fields of the plan that a logger is told."""
 
 
@@ -42,7 +56,9 @@ class Log:
         self._pending: list[tuple[int, int, Mapping[str, Tensor], int, Tensor, Mapping[str, float], float]] = []
         self._reached: int | None = None
         self._passed_over: Collection[str] = ()
-        self._rows = Journal(store.join(plan.out, "metrics.jsonl"), by_step=True, check=self._check) if mesh.rank == 0 else None
+        self._rows = (
+            Journal(store.join(plan.out, "metrics.jsonl"), by_step=True, check=self._check) if mesh.rank == 0 else None
+        )
         self._events = Journal(store.join(plan.out, "events.jsonl"), check=self._check) if mesh.rank == 0 else None
         self._journals = [journal for journal in (self._rows, self._events) if journal is not None]
         self._loggers: dict[str, Logger] = {}
@@ -93,7 +109,15 @@ class Log:
         self.event("caveat", text=text)
         self.note(text)
 
-    def started(self, step: int, *, parameters: int, damaged: Iterable[str], passed_over: Collection[str], caveats: Iterable[str]) -> None:
+    def started(
+        self,
+        step: int,
+        *,
+        parameters: int,
+        damaged: Iterable[str],
+        passed_over: Collection[str],
+        caveats: Iterable[str],
+    ) -> None:
         """After `step` steps of an earlier start, or none; rows after it will be written again. `damaged`: what is wrong with the checkpoints passed over
         in this start; `passed_over`: the places of these and earlier ones. Raises MovedError when the storage is not the one that was restored from."""
         self._reached, self._passed_over = step, passed_over
@@ -105,8 +129,18 @@ class Log:
         for sentence in damaged:
             self.event("damaged", error=sentence)
             self.note(f"passed over a damaged checkpoint: {sentence}")
-        self.event("started", step=step, ranks=self._mesh.world, parameters=parameters, plan=self._plan.digest, versions=versions())
-        self.note(f"{short(parameters)} parameters on {self._mesh.world} rank(s)" + (f", going on after step {step}" if step else ""))
+        self.event(
+            "started",
+            step=step,
+            ranks=self._mesh.world,
+            parameters=parameters,
+            plan=self._plan.digest,
+            versions=versions(),
+        )
+        self.note(
+            f"{short(parameters)} parameters on {self._mesh.world} rank(s)"
+            + (f", going on after step {step}" if step else "")
+        )
         for sentence in caveats:
             self.caveat(sentence)
 
@@ -121,7 +155,15 @@ class Log:
         self._clock = self._flushed = time.perf_counter()
 
     def record(
-        self, step: int, seen: int, sums: Mapping[str, Tensor], count: int, norm: Tensor, rates: Mapping[str, float], *, now: bool = False
+        self,
+        step: int,
+        seen: int,
+        sums: Mapping[str, Tensor],
+        count: int,
+        norm: Tensor,
+        rates: Mapping[str, float],
+        *,
+        now: bool = False,
     ) -> None:
         """One step, after which the world has seen `seen` samples: sums over this rank and the count they are divided by, the global gradient norm.
 
@@ -143,8 +185,12 @@ class Log:
         width = len(sums) // len(pending)
         if self._rows is None:
             return
-        values = sums.tolist() + torch.stack([norm for *_, norm, _, _ in pending]).tolist()  # the norm of state that rests on the CPU is there
-        if self._mesh.device.type != "cpu":  # steps were queued, not done: only now is it known how long they took together
+        values = (
+            sums.tolist() + torch.stack([norm for *_, norm, _, _ in pending]).tolist()
+        )  # the norm of state that rests on the CPU is there
+        if (
+            self._mesh.device.type != "cpu"
+        ):  # steps were queued, not done: only now is it known how long they took together
             each = (time.perf_counter() - self._flushed) / len(pending)
             pending = [(*entry[:-1], each) for entry in pending]
         rows, peak = [], peak_bytes(self._mesh.device.type)
@@ -196,7 +242,11 @@ class Log:
     def back(self, step: int) -> int:
         """Steps after `step` will be done again, and have their rows then. Returns how many rows stay, on rank 0."""
         self._pending = [entry for entry in self._pending if entry[0] <= step]
-        kept = self._rows.keep(lambda row: type(row.get("step")) is int and row["step"] <= step) if self._rows is not None else []
+        kept = (
+            self._rows.keep(lambda row: type(row.get("step")) is int and row["step"] <= step)
+            if self._rows is not None
+            else []
+        )
         self.last = kept[-1] if kept else {}
         self.start()
         return len(kept)
@@ -219,7 +269,9 @@ class Log:
     def finish(self, result: Result) -> None:
         """result.json, and the last event."""
         if self._mesh.rank == 0:
-            store.write(store.join(self._plan.out, "result.json"), json.dumps(clean(result.to_dict()), indent=1).encode())
+            store.write(
+                store.join(self._plan.out, "result.json"), json.dumps(clean(result.to_dict()), indent=1).encode()
+            )
         reason = {"reason": result.reason} if result.reason else {}
         self.event(result.status, step=result.step, loss=result.loss, wall_seconds=result.wall_seconds, **reason)
 
@@ -227,7 +279,11 @@ class Log:
         """Raises MovedError when a checkpoint under `out` has done more steps than this start of the run; StoreError."""
         if self._reached is None:
             return
-        steps = [one.step for one in attempts.listed(self._plan.out) if one.is_committed and attempts.place(one.url) not in self._passed_over]
+        steps = [
+            one.step
+            for one in attempts.listed(self._plan.out)
+            if one.is_committed and attempts.place(one.url) not in self._passed_over
+        ]
         if max(steps, default=0) > self._reached:
             raise MovedError(
                 f"other storage has come to the place of out={self._plan.out}: a checkpoint of step {max(steps)} is there, and this start of the run, which "
@@ -251,7 +307,11 @@ class Log:
 
     def _left_out(self, name: str, error: Exception) -> None:
         self.event("logger_failed", logger=name, error=f"{type(error).__name__}: {error}")
-        screen.say(screen.on_one_line(secrets.masked(f"dtrain: logger {name} failed and is left out: {type(error).__name__}: {error}")))
+        screen.say(
+            screen.on_one_line(
+                secrets.masked(f"dtrain: logger {name} failed and is left out: {type(error).__name__}: {error}")
+            )
+        )
 
 
 def facts(plan: Plan) -> dict[str, Any]:

@@ -68,8 +68,17 @@ def limit(past: Sequence[float], sigma: float) -> float:
 class SpikeDetector:
     """`answer` is stop, skip or rewind; a spike is `sigma` standard deviations above the mean of the last `window` steps (None: only nan and inf)."""
 
-    def __init__(self, answer: str, *, sigma: float | None, window: int, mesh: Mesh, state: TrainState, wrapped: nn.Module) -> None:
-        self._answer, self._sigma, self._window, self._mesh, self._state, self._wrapped = answer, sigma, window, mesh, state, wrapped
+    def __init__(
+        self, answer: str, *, sigma: float | None, window: int, mesh: Mesh, state: TrainState, wrapped: nn.Module
+    ) -> None:
+        self._answer, self._sigma, self._window, self._mesh, self._state, self._wrapped = (
+            answer,
+            sigma,
+            window,
+            mesh,
+            state,
+            wrapped,
+        )
         self._gates, self._fresh = gates(state, mesh), True
         held = window + (LAG if self._gates else 0)
         self._norms, self._losses = deque[float](maxlen=held), deque[float](maxlen=held)
@@ -162,7 +171,9 @@ class SpikeDetector:
 
     def _limits(self) -> tuple[float, float]:
         """Of the norm and of the loss; nothing but nan and inf is above them while the window is not full."""
-        late = LAG - len(self._held) if self._gates else 0  # on a GPU always the same steps count, whether the host has heard of more or not
+        late = (
+            LAG - len(self._held) if self._gates else 0
+        )  # on a GPU always the same steps count, whether the host has heard of more or not
         count = len(self._norms) - late
         if self._sigma is None or count < self._window:
             return LARGEST, LARGEST
@@ -171,14 +182,18 @@ class SpikeDetector:
 
     def _judge_now(self, step: int, loss: StepLoss, norm: float, total: float) -> Spike | None:
         count = max(1, loss.count)
-        if self._norms and norm <= max(self._norms) and -LARGEST <= total / count <= max(self._losses):  # below any limit: no need to know it
+        if (
+            self._norms and norm <= max(self._norms) and -LARGEST <= total / count <= max(self._losses)
+        ):  # below any limit: no need to know it
             self._row = 0
             self._norms.append(norm)
             self._losses.append(total / count)
             return None
         limits = self._limits()
         within = norm <= limits[0] and -LARGEST <= total <= limits[1] * count
-        return self._hear(PendingStep(step, self._stream.first, loss, limits, torch.empty(0), None), norm, total, bad=not within)
+        return self._hear(
+            PendingStep(step, self._stream.first, loss, limits, torch.empty(0), None), norm, total, bad=not within
+        )
 
     def _hear(self, held: PendingStep, norm: float, total: float, *, bad: bool) -> Spike | None:
         """Take a step's numbers into the window, or say that they are a spike."""
@@ -255,7 +270,11 @@ def gates(state: TrainState, mesh: Mesh) -> list[torch.optim.Optimizer]:
     ):  # reading a norm there costs nothing
         return []
     parts = inner(state.optimizer) if state.optimizer else []
-    can = state.scale is None and not balanced(state.model) and all(getattr(part, "_step_supports_amp_scaling", False) for part in parts)
+    can = (
+        state.scale is None
+        and not balanced(state.model)
+        and all(getattr(part, "_step_supports_amp_scaling", False) for part in parts)
+    )
     return parts if mesh.max(torch.tensor(0.0 if can else 1.0)).item() == 0 else []
 
 
@@ -281,6 +300,8 @@ def _sentence(spike: Spike, samples: Sequence[int], answer: str) -> str:
     last = spike.first + len(samples) - 1
     numbers = f"loss {spike.loss:.4g}, gradient norm {spike.norm:.4g}"
     where = f"positions {spike.first} to {last} of the order, samples {', '.join(map(str, samples[:8]))}{', ...' if len(samples) > 8 else ''}"
-    other = {"stop": "on_spike=skip to leave such steps out, or on_spike=rewind to go back to the newest checkpoint and pass over these samples"}
+    other = {
+        "stop": "on_spike=skip to leave such steps out, or on_spike=rewind to go back to the newest checkpoint and pass over these samples"
+    }
     advice = other.get(answer, f"a smaller optim.lr: {MOST} times in a row on_spike={answer} did not help")
     return f"step {spike.step}: {spike.why} ({numbers}; {where}). The state before it is saved. Type {advice}."

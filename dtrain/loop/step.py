@@ -41,7 +41,14 @@ def call(model: Callable[..., Any], inputs: Any) -> Any:
 
 
 def make_step(
-    model: nn.Module, objective: Objective, strategy: Strategy, mesh: Mesh, *, precision: Precision, seed: int, context: Context | None = None
+    model: nn.Module,
+    objective: Objective,
+    strategy: Strategy,
+    mesh: Mesh,
+    *,
+    precision: Precision,
+    seed: int,
+    context: Context | None = None,
 ) -> Step:
     """(stream, step number) -> StepLoss, leaving gradients of the mean over the whole batch (times the loss scale) in the model."""
     first: Shapes = {}
@@ -92,7 +99,9 @@ def make_step(
     return step
 
 
-def check(model: nn.Module, objective: Objective, batch: Batch, context: Context, mesh: Mesh, precision: Precision) -> None:
+def check(
+    model: nn.Module, objective: Objective, batch: Batch, context: Context, mesh: Mesh, precision: Precision
+) -> None:
     """Before a sequence is split for the first time. Raises WordsError for a model that gives something else for its parts."""
 
     def forward(batch: Batch, context: Context | None) -> Any:

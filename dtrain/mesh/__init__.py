@@ -31,14 +31,21 @@ class Mesh:
         self.shape = shape
         self.rank = dist.get_rank()
         self.world = dist.get_world_size()
-        self.device = torch.device("cpu") if device == "cpu" else torch.device(device, torch.accelerator.current_device_index())
+        self.device = (
+            torch.device("cpu") if device == "cpu" else torch.device(device, torch.accelerator.current_device_index())
+        )
         self.coordinate = _coordinate(self.rank, {axis: getattr(shape, axis) for axis in AXES})
         """axis -> where on it this rank is"""
         self.data_ranks, self.batch_ranks, self.stage_ranks = shape.data, shape.batch, shape.batch * shape.tp
         self.batch_rank = self.rank // shape.tp % shape.batch
         self.data_rank = self.coordinate["dp_replicate"] * shape.dp_shard + self.coordinate["dp_shard"]
         self._views = {
-            "stored": {"pp": shape.pp, "dp_replicate": shape.dp_replicate, "dp_shard": shape.dp_shard * shape.cp, "tp": shape.tp},
+            "stored": {
+                "pp": shape.pp,
+                "dp_replicate": shape.dp_replicate,
+                "dp_shard": shape.dp_shard * shape.cp,
+                "tp": shape.tp,
+            },
             "experts": {"pp": shape.pp, "expert_shard": shape.batch // shape.ep, "ep": shape.ep, "tp": shape.tp},
             "computed": {"pp": shape.pp, "data": shape.data, "cp": shape.cp, "tp": shape.tp},
             "batch": {"pp": shape.pp, "batch": shape.batch, "tp": shape.tp},
@@ -54,7 +61,9 @@ class Mesh:
         """The DeviceMesh of one axis of a view, or of several, outer first."""
         if view not in self._made:
             degrees = self._views[view]
-            self._made[view] = init_device_mesh(self.device.type, tuple(degrees.values()), mesh_dim_names=tuple(degrees))
+            self._made[view] = init_device_mesh(
+                self.device.type, tuple(degrees.values()), mesh_dim_names=tuple(degrees)
+            )
         return self._made[view][names if len(names) > 1 else names[0]]
 
     def group(self, axis: str) -> dist.ProcessGroup:
@@ -148,4 +157,6 @@ class Mesh:
 def _coordinate(rank: int, degrees: dict[str, int]) -> dict[str, int]:
     """Row-major: the last axis counts fastest."""
     sizes = list(degrees.values())
-    return {axis: rank // math.prod(sizes[index + 1 :]) % degree for index, (axis, degree) in enumerate(degrees.items())}
+    return {
+        axis: rank // math.prod(sizes[index + 1 :]) % degree for index, (axis, degree) in enumerate(degrees.items())
+    }

@@ -33,7 +33,9 @@ def whole(tensor: Tensor, like: Tensor) -> Tensor:
     """All of a tensor of which this rank has the piece `tensor`, sharded like `like`; every rank of the shard calls it."""
     if not isinstance(like, DTensor):
         return tensor
-    return DTensor.from_local(tensor, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()).full_tensor()
+    return DTensor.from_local(
+        tensor, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
+    ).full_tensor()
 
 
 def piece(whole: Tensor, like: Tensor) -> Tensor:
@@ -77,9 +79,12 @@ def axes_of(tensor: Tensor, dim: int | None) -> list[int]:
     if not isinstance(tensor, DTensor):
         return []
     dims = [
-        getattr(placement, "dim", None) if size > 1 else None for size, placement in zip(tensor.device_mesh.shape, tensor.placements, strict=True)
+        getattr(placement, "dim", None) if size > 1 else None
+        for size, placement in zip(tensor.device_mesh.shape, tensor.placements, strict=True)
     ]
-    return [axis for axis, split in enumerate(dims) if split is not None and (dim is None or split == dim % tensor.ndim)]
+    return [
+        axis for axis, split in enumerate(dims) if split is not None and (dim is None or split == dim % tensor.ndim)
+    ]
 
 
 def like(piece: Tensor, tensor: Tensor, reduced: int | None = None) -> Tensor:

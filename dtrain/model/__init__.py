@@ -75,7 +75,10 @@ def evaluating(model: nn.Module) -> Iterator[Callable[[], None]]:
 
     Yields a function that makes these buffers what they were: between two forwards, of which the second is not to depend on the first.
     """
-    training, kept = model.training, [(module, name, buffer, buffer.detach().clone()) for module, name, buffer in saved_buffers(model)]
+    training, kept = (
+        model.training,
+        [(module, name, buffer, buffer.detach().clone()) for module, name, buffer in saved_buffers(model)],
+    )
 
     @torch.no_grad()
     def put_back() -> None:
@@ -132,7 +135,9 @@ def configuration(model: nn.Module) -> dict[str, Any] | None:
     """config.json of a model of transformers, with which others load its weights; None: it is none."""
     if "transformers" not in sys.modules or not isinstance(model, sys.modules["transformers"].PreTrainedModel):
         return None
-    kind = next(base for base in type(model).__mro__ if not issubclass(base, FSDPModule))  # FSDP2 makes a class of its own of it
+    kind = next(
+        base for base in type(model).__mro__ if not issubclass(base, FSDPModule)
+    )  # FSDP2 makes a class of its own of it
     config: dict[str, Any] = json.loads(json.dumps(model.config.to_dict(), default=str))
     return {key: value for key, value in config.items() if not key.startswith("_")} | {"architectures": [kind.__name__]}
 
@@ -143,8 +148,17 @@ def caveats(model: nn.Module) -> list[str]:
     norms = sorted({type(module).__name__ for module in modules if isinstance(module, nn.modules.batchnorm._BatchNorm)})
     drops = any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in modules)
     return [
-        *(f"{name} sees one microbatch of one rank: its losses depend on the mesh. GroupNorm or LayerNorm do not." for name in norms),
-        *(["dropout draws other masks on another mesh: losses differ there; a restart on the same mesh draws the same."] if drops else []),
+        *(
+            f"{name} sees one microbatch of one rank: its losses depend on the mesh. GroupNorm or LayerNorm do not."
+            for name in norms
+        ),
+        *(
+            [
+                "dropout draws other masks on another mesh: losses differ there; a restart on the same mesh draws the same."
+            ]
+            if drops
+            else []
+        ),
         *(
             f"{name} is a generator of the model's own: no checkpoint holds its state, so a resumed run draws other numbers."
             for name in _generators(model)
@@ -171,7 +185,11 @@ def _generators(model: nn.Module) -> list[str]:
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside of what holds nothing else, as an adapter of peft does: whose class a table is for."""
-    while len(inside := list(model.children())) == 1 and not type(inside[0]).__module__.startswith("torch.") and not model._parameters:
+    while (
+        len(inside := list(model.children())) == 1
+        and not type(inside[0]).__module__.startswith("torch.")
+        and not model._parameters
+    ):
         (model,) = inside
     return model
 
@@ -208,7 +226,9 @@ def head_of(model: nn.Module) -> nn.Linear | None:
     last = next((module for name, module in reversed(list(model.named_modules())) if name in named), None)
     listed = {parameter for block in blocks(model) for parameter in block.parameters()}
     owners = Counter(parameter for module in model.modules() for parameter in module.parameters(recurse=False))
-    if not isinstance(last, nn.Linear) or any(owners[parameter] > 1 or parameter in listed for parameter in last.parameters()):
+    if not isinstance(last, nn.Linear) or any(
+        owners[parameter] > 1 or parameter in listed for parameter in last.parameters()
+    ):
         return None
     return last if set(owners) - listed - set(last.parameters()) else None
 
@@ -218,7 +238,9 @@ def _module(model: Any) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise WordsError(f"model: {type(model).__name__} is not a torch.nn.Module.")
     parameters = dict(model.named_parameters())
-    lazy = next((name for name, parameter in parameters.items() if isinstance(parameter, nn.UninitializedParameter)), None)
+    lazy = next(
+        (name for name, parameter in parameters.items() if isinstance(parameter, nn.UninitializedParameter)), None
+    )
     if lazy:
         raise WordsError(
             f"model: {lazy} of {type(model).__name__} has no shape yet, it belongs to a lazy module. "
@@ -240,14 +262,22 @@ def _check_sizes(part: Part, facts: Mapping[str, Any]) -> None:
     """What a word's arguments say against what the data is. Raises WordsError."""
     takes, kind = (part.get("_about_") or {}).get("takes"), facts.get("kind", "")
     if takes in ("image", "features") and kind and not kind.startswith("float"):
-        raise WordsError(f"data.dataset: the inputs are {kind}, and the model takes fractions. Return float32, such as image / 255 of bytes.")
+        raise WordsError(
+            f"data.dataset: the inputs are {kind}, and the model takes fractions. Return float32, such as image / 255 of bytes."
+        )
     if takes == "tokens" and kind and not kind.startswith(("int", "uint")):
         raise WordsError(f"data.dataset: the inputs are {kind}, and the model takes tokens. Return whole numbers.")
     inputs, have = part.get("inputs"), facts.get("inputs")
     if takes in ("image", "features") and have is not None and inputs is not None:
-        fits = list(inputs) == have if takes == "image" else math.prod(inputs if isinstance(inputs, list | tuple) else [inputs]) == math.prod(have)
+        fits = (
+            list(inputs) == have
+            if takes == "image"
+            else math.prod(inputs if isinstance(inputs, list | tuple) else [inputs]) == math.prod(have)
+        )
         if not fits:
-            raise WordsError(f"model.inputs={inputs}: a sample of the data has the shape {have}. Type model.inputs=auto.")
+            raise WordsError(
+                f"model.inputs={inputs}: a sample of the data has the shape {have}. Type model.inputs=auto."
+            )
     for name in ("outputs", "vocab"):
         if takes and isinstance(part.get(name), int) and part[name] < facts.get(name, 0):
             raise WordsError(f"model.{name}={part[name]}: the data has {facts[name]}. Type model.{name}=auto.")

@@ -43,7 +43,9 @@ class Rotary:
 
     def __call__(self, tokens: int, device: torch.device, position_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Two tensors [T, 1, D] in fp32 (or [B, T, 1, D] for `position_ids` [B, T]), for `rotate`."""
-        if torch.compiler.is_compiling():  # nothing may change inside a graph that is computed twice, and there it costs next to nothing
+        if (
+            torch.compiler.is_compiling()
+        ):  # nothing may change inside a graph that is computed twice, and there it costs next to nothing
             return self._angles(torch.arange(tokens, device=device) if position_ids is None else position_ids)
         if position_ids is not None:
             if self._asked is None or self._asked[0] is not position_ids:
@@ -55,7 +57,9 @@ class Rotary:
         return cos[:tokens], sin[:tokens]
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        frequencies = self.base ** (-torch.arange(0, self.width, 2, device=positions.device, dtype=torch.float32) / self.width)
+        frequencies = self.base ** (
+            -torch.arange(0, self.width, 2, device=positions.device, dtype=torch.float32) / self.width
+        )
         angles = (positions.float()[..., None] * frequencies)[..., None, :]
         return torch.cat((angles.cos(), angles.cos()), -1), torch.cat((-angles.sin(), angles.sin()), -1)
 
@@ -152,7 +156,9 @@ class GPT(nn.Module):
     ) -> None:
         super().__init__()
         if min(vocab, layers, heads, width) < 1:
-            raise ValueError(f"model.vocab={vocab} model.layers={layers} model.heads={heads} model.width={width} must be at least 1")
+            raise ValueError(
+                f"model.vocab={vocab} model.layers={layers} model.heads={heads} model.width={width} must be at least 1"
+            )
         kv_heads = kv_heads or heads
         if width % heads or (width // heads) % 2:
             raise ValueError(f"model.width={width} must be an even multiple of model.heads={heads}")
@@ -161,7 +167,9 @@ class GPT(nn.Module):
         hidden = hidden or 64 * math.ceil(width * 8 / 3 / 64)
         rotary = Rotary(width // heads, rope_base)
         self.embed = Embedding(vocab, width)
-        self.blocks = nn.ModuleList(Block(width, Attention(width, heads, kv_heads, rotary), FeedForward(width, hidden)) for _ in range(layers))
+        self.blocks = nn.ModuleList(
+            Block(width, Attention(width, heads, kv_heads, rotary), FeedForward(width, hidden)) for _ in range(layers)
+        )
         self.norm = RMSNorm(width)
         self.head = nn.Linear(width, vocab, bias=False)
         if tied:

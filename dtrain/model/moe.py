@@ -77,7 +77,9 @@ def one_by_one(x_RC: Tensor, load_E: Tensor, weight_EFC: Tensor) -> Tensor:
 def one_by_one_backward(gradient_RF: Tensor, x_RC: Tensor, load_E: Tensor) -> Tensor:
     """The gradient of the weights."""
     sizes = load_E.tolist()
-    return torch.stack([gradient.T @ rows for gradient, rows in zip(gradient_RF.split(sizes), x_RC.split(sizes), strict=True)])
+    return torch.stack(
+        [gradient.T @ rows for gradient, rows in zip(gradient_RF.split(sizes), x_RC.split(sizes), strict=True)]
+    )
 
 
 def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
@@ -87,7 +89,11 @@ def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> No
 def _gradients(ctx: Any, gradient_RF: Tensor) -> tuple[Tensor, None, Tensor]:
     x_RC, load_E, weight_EFC = ctx.saved_tensors
     gradient_RF = gradient_RF.contiguous()
-    return one_by_one(gradient_RF, load_E, weight_EFC.transpose(1, 2)), None, one_by_one_backward(gradient_RF, x_RC, load_E)
+    return (
+        one_by_one(gradient_RF, load_E, weight_EFC.transpose(1, 2)),
+        None,
+        one_by_one_backward(gradient_RF, x_RC, load_E),
+    )
 
 
 one_by_one.register_fake(lambda x, load, weight: x.new_empty(len(x), weight.shape[1]))
@@ -207,14 +213,24 @@ class MoE(nn.Module):
     ) -> None:
         super().__init__()
         kv_heads = kv_heads or heads
-        _check(vocab=vocab, layers=layers, heads=heads, kv_heads=kv_heads, width=width, experts=experts, active=active, shared=shared)
+        _check(
+            vocab=vocab,
+            layers=layers,
+            heads=heads,
+            kv_heads=kv_heads,
+            width=width,
+            experts=experts,
+            active=active,
+            shared=shared,
+        )
         hidden = hidden or 64 * math.ceil(width * 8 / 3 / (active + shared) / 64)
         rotary = Rotary(width // heads, rope_base)
         mixture = {"experts": experts, "active": active, "shared": shared}
         self.shared = shared
         self.embed = Embedding(vocab, width)
         self.blocks = nn.ModuleList(
-            Block(width, Attention(width, heads, kv_heads, rotary), Mixture(width, hidden, **mixture, rate=balance)) for _ in range(layers)
+            Block(width, Attention(width, heads, kv_heads, rotary), Mixture(width, hidden, **mixture, rate=balance))
+            for _ in range(layers)
         )
         self.norm = RMSNorm(width)
         self.head = nn.Linear(width, vocab, bias=False)
@@ -225,7 +241,9 @@ class MoE(nn.Module):
     def tp_plan(self) -> Mapping[str, str]:
         """That of GPT, whose feed-forward is the shared experts here. Nothing is split along the sequence: routers see whole ones."""
         theirs, mine = "blocks.*.feed_forward.", "blocks.*.feed_forward.shared."
-        plan = {name.replace(theirs, mine): style for name, style in GPT.tp_plan.items() if style != "sequence_parallel"}
+        plan = {
+            name.replace(theirs, mine): style for name, style in GPT.tp_plan.items() if style != "sequence_parallel"
+        }
         return plan if self.shared else {name: style for name, style in plan.items() if not name.startswith(mine)}
 
     def forward(self, tokens_BT: Tensor, position_ids: Tensor | None = None) -> Tensor:

@@ -8,7 +8,15 @@ from torch import Tensor
 from dtrain.model.seeds import generator
 
 
-def complete(forward: Callable[[Tensor], Tensor], prompt: Sequence[int], *, tokens: int, context: int, temperature: float, seed: int) -> list[int]:
+def complete(
+    forward: Callable[[Tensor], Tensor],
+    prompt: Sequence[int],
+    *,
+    tokens: int,
+    context: int,
+    temperature: float,
+    seed: int,
+) -> list[int]:
     """`prompt` and `tokens` more. `forward` maps tokens [1, T] to logits [1, T, V]; it sees the last `context` tokens.
 
     Temperature 0 takes the likeliest token. The draws depend on the seed alone, so all ranks of a mesh agree.

@@ -72,7 +72,9 @@ def loss_of(objective: Objective, outputs: Any, batch: Batch, first: Shapes | No
                 f"objective {type(objective).__name__}: its metric {name!r} is {what}. Let it be a tensor of real numbers, called by a text."
             )
         check_name(objective, name, "metric")
-    shapes: Shapes = {"loss": list(found.sum.shape)} | {name: list(value.shape) for name, value in found.metrics.items()}
+    shapes: Shapes = {"loss": list(found.sum.shape)} | {
+        name: list(value.shape) for name, value in found.metrics.items()
+    }
     if first is not None and not first:
         first.update(shapes)
     elif first is not None and first != shapes:
@@ -99,7 +101,9 @@ def agreed(objective: Objective, mine: Shapes, mesh: Mesh) -> Shapes:
 
 def _differ(objective: Objective, where: str, first: Shapes, other: Shapes) -> str:
     odd = [
-        f"{name} {first.get(name, 'missing')} and {other.get(name, 'missing')}" for name in {**first, **other} if first.get(name) != other.get(name)
+        f"{name} {first.get(name, 'missing')} and {other.get(name, 'missing')}"
+        for name in {**first, **other}
+        if first.get(name) != other.get(name)
     ]
     return (
         f"objective {type(objective).__name__}: names or shapes of its sums are not the same {where}: {', '.join(odd) or 'they come in another order'}. "
@@ -120,7 +124,9 @@ def logits_of(outputs: Any, losses: Collection[str] = ()) -> Tensor:
     """
     logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
     if not isinstance(logits, Tensor):
-        raise WordsError(f"model: it returns a {type(outputs).__name__}. A tensor is needed, or an object or a mapping with `logits`.")
+        raise WordsError(
+            f"model: it returns a {type(outputs).__name__}. A tensor is needed, or an object or a mapping with `logits`."
+        )
     if torch.is_grad_enabled():
         for name in losses_of(outputs):
             if name not in losses:
@@ -132,11 +138,18 @@ def losses_of(outputs: Any) -> dict[str, Tensor]:
     """The losses that a model returned by name, beside its logits: `loss`, and all that ends in `_loss` and has a gradient."""
     if isinstance(outputs, Tensor):
         return {}
-    fields = outputs if isinstance(outputs, Mapping) else getattr(outputs, "_asdict", lambda: getattr(outputs, "__dict__", {}))()
+    fields = (
+        outputs
+        if isinstance(outputs, Mapping)
+        else getattr(outputs, "_asdict", lambda: getattr(outputs, "__dict__", {}))()
+    )
     return {
         name: value
         for name, value in fields.items()
-        if isinstance(name, str) and (name == "loss" or name.endswith("_loss")) and isinstance(value, Tensor) and value.requires_grad
+        if isinstance(name, str)
+        and (name == "loss" or name.endswith("_loss"))
+        and isinstance(value, Tensor)
+        and value.requires_grad
     }
 
 

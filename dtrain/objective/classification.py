@@ -24,12 +24,15 @@ class Classification:
 
     def loss(self, outputs: Any, batch: Batch) -> Loss:
         if batch["targets"].is_floating_point():
-            raise WordsError("objective=classification needs whole numbers as targets, the data has fractions. Type objective=regression.")
+            raise WordsError(
+                "objective=classification needs whole numbers as targets, the data has fractions. Type objective=regression."
+            )
         logits, targets = logits_of(outputs, self._losses), batch["targets"].long()
         if logits.ndim < 2 or logits.shape[:1] + logits.shape[2:] != targets.shape:
             raise WordsError(
                 f"objective=classification: the model gives {list(logits.shape)}, the targets are {list(targets.shape)}. "
-                "Needed are [B, classes, ...] and [B, ...]." + (" Type objective=next_token." if logits.shape[:-1] == targets.shape else "")
+                "Needed are [B, classes, ...] and [B, ...]."
+                + (" Type objective=next_token." if logits.shape[:-1] == targets.shape else "")
             )
         loss = Loss(
             nats(logits, targets),

@@ -10,7 +10,9 @@ from dtrain.errors import WordsError
 from dtrain.objective import Objective, check_name
 
 
-def figures(objective: Objective, shapes: Mapping[str, Sequence[int]], totals: Sequence[float], count: float) -> dict[str, float]:
+def figures(
+    objective: Objective, shapes: Mapping[str, Sequence[int]], totals: Sequence[float], count: float
+) -> dict[str, float]:
     """Means, and what the objective makes of its sums; nan where nothing counts. `totals` are the numbers of all sums, one after the other, of these shapes.
 
     Raises WordsError for a sum with dims of an objective without `figures`, and for what they return that is no number with a name.
@@ -40,7 +42,12 @@ def _figure(objective: Objective, name: Any, value: Any) -> tuple[str, float]:
         if isinstance(name, str):
             check_name(objective, name.removeprefix("eval_"), "figure")
             return name.removeprefix("eval_"), float(value)
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:  # RuntimeError of a tensor with several elements
+    except (
+        TypeError,
+        ValueError,
+        RuntimeError,
+        OverflowError,
+    ) as error:  # RuntimeError of a tensor with several elements
         if isinstance(error, WordsError):
             raise
     raise WordsError(

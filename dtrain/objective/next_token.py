@@ -53,5 +53,7 @@ class NextToken:
 
     def figures(self, sums: Mapping[str, Any], count: float) -> dict[str, float]:
         """e to the cross entropy, further losses aside."""
-        nats = sums["loss"] - sum(weight * sums.get("model_loss" if name == "loss" else name, 0.0) for name, weight in self._losses.items())
+        nats = sums["loss"] - sum(
+            weight * sums.get("model_loss" if name == "loss" else name, 0.0) for name, weight in self._losses.items()
+        )
         return {"perplexity": math.exp(min(nats / count, LARGEST_EXPONENT))}

@@ -22,7 +22,12 @@ class Own:
     router's loss, depends on which samples are seen together: `together` of them, which fixes the microbatch.
     """
 
-    def __init__(self, labels: str = "labels", over: Literal["targets", "next_tokens", "samples"] = "targets", together: int | None = None) -> None:
+    def __init__(
+        self,
+        labels: str = "labels",
+        over: Literal["targets", "next_tokens", "samples"] = "targets",
+        together: int | None = None,
+    ) -> None:
         self._labels, self._over, self._checked = labels, over, False
         self.unit = "tokens" if over == "next_tokens" else "samples"
 
@@ -47,12 +52,16 @@ class Own:
                 f"{self._labels}. Type objective.labels=<what its forward calls them>, or another objective."
             )
         if self._over == "targets" and "CausalLM" in type(outputs).__name__:
-            raise WordsError("objective=own: causal models of Hugging Face shift their labels. Type objective.over=next_tokens.")
+            raise WordsError(
+                "objective=own: causal models of Hugging Face shift their labels. Type objective.over=next_tokens."
+            )
         return Loss(loss.float().reshape(()) * self._counted(batch["targets"]))
 
     def _counted(self, targets: Any) -> int | Tensor:
         if not isinstance(targets, Tensor):
-            raise WordsError("objective=own: the targets have several parts. Give one of them in data.targets, and the others in data.inputs.")
+            raise WordsError(
+                "objective=own: the targets have several parts. Give one of them in data.targets, and the others in data.inputs."
+            )
         if self._over == "samples" or targets.is_floating_point():
             return len(targets)
         return (targets[:, 1:] if self._over == "next_tokens" else targets).ne(IGNORE).sum()

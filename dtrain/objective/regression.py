@@ -31,7 +31,9 @@ class Regression:
         predicted, targets = logits_of(outputs, self._losses), batch["targets"]
         if predicted.shape != targets.shape:
             if [size for size in predicted.shape if size > 1] != [size for size in targets.shape if size > 1]:
-                raise WordsError(f"objective=regression: the model gives {list(predicted.shape)}, the targets are {list(targets.shape)}.")
+                raise WordsError(
+                    f"objective=regression: the model gives {list(predicted.shape)}, the targets are {list(targets.shape)}."
+                )
             predicted = predicted.view_as(targets)
         loss = Loss(F.mse_loss(predicted.float(), targets.float(), reduction="sum"))
         return add_losses(loss, outputs, self._losses, targets.numel())

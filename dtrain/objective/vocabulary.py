@@ -27,7 +27,9 @@ def cross_entropy(logits: Tensor, targets: Tensor, *, ignore: int) -> Tensor:
     first, whole = offset(logits)[-1], logits.shape[-1]
     group = logits.device_mesh.get_group() if isinstance(logits, DTensor) else None
     try:
-        total: Tensor = _CrossEntropy.apply(local(logits).flatten(0, -2), targets.flatten(), first, whole, ignore, group)  # type: ignore[no-untyped-call]
+        total: Tensor = _CrossEntropy.apply(
+            local(logits).flatten(0, -2), targets.flatten(), first, whole, ignore, group
+        )  # type: ignore[no-untyped-call]
     except RuntimeError:
         check_targets(targets, whole)
         raise
@@ -36,16 +38,30 @@ def cross_entropy(logits: Tensor, targets: Tensor, *, ignore: int) -> Tensor:
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, first: int, whole: int, ignore: int, group: dist.ProcessGroup | None) -> Tensor:
+    def forward(
+        ctx: Any,
+        logits_NV: Tensor,
+        targets_N: Tensor,
+        first: int,
+        whole: int,
+        ignore: int,
+        group: dist.ProcessGroup | None,
+    ) -> Tensor:
         width = logits_NV.shape[1]
-        largest_N = logits_NV.amax(1).float() if width else logits_NV.new_full((len(logits_NV),), -torch.inf).float()  # few words on many ranks
+        largest_N = (
+            logits_NV.amax(1).float() if width else logits_NV.new_full((len(logits_NV),), -torch.inf).float()
+        )  # few words on many ranks
         if group is not None:
             dist.all_reduce(largest_N, op=dist.ReduceOp.MAX, group=group)
         index_N = targets_N - first
         here_N = (index_N >= 0) & (index_N < width)
-        outside_N = (targets_N != ignore) & ((targets_N < 0) | (targets_N >= whole))  # gather refuses these, on a GPU without waiting for it
+        outside_N = (targets_N != ignore) & (
+            (targets_N < 0) | (targets_N >= whole)
+        )  # gather refuses these, on a GPU without waiting for it
         index_N = index_N.where(here_N | outside_N, 0)
-        chosen_N = (logits_NV.gather(1, index_N[:, None])[:, 0] - largest_N) * here_N if width else torch.zeros_like(largest_N)
+        chosen_N = (
+            (logits_NV.gather(1, index_N[:, None])[:, 0] - largest_N) * here_N if width else torch.zeros_like(largest_N)
+        )
         sums_2N = torch.stack((torch.empty_like(largest_N), chosen_N))
         for rows in _chunks(logits_NV):
             sums_2N[0, rows] = (logits_NV[rows] - largest_N[rows, None]).exp_().sum(1)
@@ -60,9 +76,13 @@ class _CrossEntropy(torch.autograd.Function):
         logits_NV, largest_N, sum_N, index_N, here_N, counts_N = ctx.saved_tensors
         out_NV = torch.empty_like(logits_NV)
         for rows in _chunks(logits_NV):
-            softmax = (logits_NV[rows] - largest_N[rows, None]).exp_().div_(sum_N[rows, None]).mul_(counts_N[rows, None])
+            softmax = (
+                (logits_NV[rows] - largest_N[rows, None]).exp_().div_(sum_N[rows, None]).mul_(counts_N[rows, None])
+            )
             if softmax.shape[1]:
-                softmax[torch.arange(len(softmax), device=softmax.device), index_N[rows]] -= here_N[rows].to(softmax.dtype)
+                softmax[torch.arange(len(softmax), device=softmax.device), index_N[rows]] -= here_N[rows].to(
+                    softmax.dtype
+                )
             out_NV[rows] = softmax.mul_(gradient)
         return out_NV, None, None, None, None, None
 

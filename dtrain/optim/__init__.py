@@ -37,9 +37,16 @@ def elementwise(kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]],
     """A torch optimizer that treats every number alone, by the fastest update there is: one fused kernel over the pieces this rank holds."""
     parameters = [parameter for group in groups for parameter in group["params"]]
     # torch 2.13's fused SGD on the CPU leaves bfloat16 and float16 weights as they are, without a word
-    right = all(p.is_floating_point() and (p.device.type != "cpu" or p.dtype in (torch.float32, torch.float64)) for p in parameters)
+    right = all(
+        p.is_floating_point() and (p.device.type != "cpu" or p.dtype in (torch.float32, torch.float64))
+        for p in parameters
+    )
     options |= {"fused": True} if right else {"foreach": True}
-    return LocalShardOptimizer(kind, groups, **options) if any(isinstance(p, DTensor) for p in parameters) else kind(groups, **options)
+    return (
+        LocalShardOptimizer(kind, groups, **options)
+        if any(isinstance(p, DTensor) for p in parameters)
+        else kind(groups, **options)
+    )
 
 
 def inner(optimizer: Optimizer) -> list[torch.optim.Optimizer]:
@@ -61,7 +68,9 @@ class LocalShardOptimizer:
     def __init__(self, kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], **options: Any) -> None:
         pieces = [{**group, "params": [nn.Parameter(local(p.detach())) for p in group["params"]]} for group in groups]
         self.inner = kind(pieces, **options)
-        self.param_groups = [{**inner, "params": group["params"]} for inner, group in zip(self.inner.param_groups, groups, strict=True)]
+        self.param_groups = [
+            {**inner, "params": group["params"]} for inner, group in zip(self.inner.param_groups, groups, strict=True)
+        ]
         inside = [piece for group in self.inner.param_groups for piece in group["params"]]
         self._pairs = list(zip((parameter for group in groups for parameter in group["params"]), inside, strict=True))
 
@@ -70,7 +79,8 @@ class LocalShardOptimizer:
         """Of each parameter, sharded as it is; the memory is the optimizer's own."""
         return {
             parameter: {
-                name: like(value, parameter) if isinstance(value, Tensor) and value.ndim else value for name, value in self.inner.state[piece].items()
+                name: like(value, parameter) if isinstance(value, Tensor) and value.ndim else value
+                for name, value in self.inner.state[piece].items()
             }
             for parameter, piece in self._pairs
             if piece in self.inner.state

@@ -20,9 +20,14 @@ LEAST_RMS = 1e-3
 
 def build(*, model: nn.Module, lr: float, beta2_decay: float, d: float, weight_decay: float) -> torch.optim.Optimizer:
     """`lr` is relative to the root mean square of each weight; `d` clips the root mean square of an update. Raises WordsError for complex weights."""
-    odd = next((name for name, parameter in model.named_parameters() if parameter.is_complex() and parameter.requires_grad), None)
+    odd = next(
+        (name for name, parameter in model.named_parameters() if parameter.is_complex() and parameter.requires_grad),
+        None,
+    )
     if odd:
-        raise WordsError(f"optim=adafactor: {odd} holds complex numbers, which have no row and column means. Type optim=adamw.")
+        raise WordsError(
+            f"optim=adafactor: {odd} holds complex numbers, which have no row and column means. Type optim=adamw."
+        )
     return Adafactor(groups(model.parameters(), weight_decay=weight_decay), lr=lr, beta2_decay=beta2_decay, d=d)
 
 
@@ -44,7 +49,9 @@ class Adafactor(torch.optim.Optimizer):
             state["step"] += 1
         weights, totals = self._averages(parameters, group["beta2_decay"])
         updates = [_direction(*each) for each in zip(parameters, states, totals, strict=True)]
-        lengths = sum_pieces((_square(update), parameter, None) for update, parameter in zip(updates, parameters, strict=True))
+        lengths = sum_pieces(
+            (_square(update), parameter, None) for update, parameter in zip(updates, parameters, strict=True)
+        )
         for parameter, state, update, weight, length in zip(parameters, states, updates, weights, lengths, strict=True):
             pace = min(group["lr"], float(state["step"]) ** -0.5)
             alpha = (weight / parameter.numel()).sqrt().clamp(min=LEAST_RMS) * pace
@@ -67,7 +74,10 @@ class Adafactor(torch.optim.Optimizer):
             for name, dim in (("row_var", -1), ("col_var", -2)):
                 mean = local(state[name])
                 mean.lerp_((next(means) / parameter.shape[dim]).to(mean.dtype), forget)
-        rows = sum_pieces((local(self.state[matrix]["row_var"]).to(_wide(matrix)).sum(-2, keepdim=True), matrix, -2) for matrix in matrices)
+        rows = sum_pieces(
+            (local(self.state[matrix]["row_var"]).to(_wide(matrix)).sum(-2, keepdim=True), matrix, -2)
+            for matrix in matrices
+        )
         totals = iter(rows)
         return sums[: len(own)], [next(totals) if parameter.ndim > 1 else None for parameter in parameters]
 

@@ -10,7 +10,14 @@ from dtrain.errors import WordsError
 from dtrain.mesh.sharding import local, shards
 
 
-def clip(parameters: Sequence[nn.Parameter], bound: float | None, *, scale: float = 1.0, stages: int = 1, beside: Tensor | None = None) -> Tensor:
+def clip(
+    parameters: Sequence[nn.Parameter],
+    bound: float | None,
+    *,
+    scale: float = 1.0,
+    stages: int = 1,
+    beside: Tensor | None = None,
+) -> Tensor:
     """Divide gradients by `scale`, bound their global L2 norm by `bound` (None: do not), return the norm before: 0-dim, fp32.
 
     Works on local pieces. The square of a piece that n ranks hold alike counts 1/n on each, so one all-reduce of one number over all
@@ -22,7 +29,9 @@ def clip(parameters: Sequence[nn.Parameter], bound: float | None, *, scale: floa
         if parameter.grad is not None:
             piece = local(parameter.grad)
             piece = torch.view_as_real(piece) if piece.is_complex() else piece
-            pieces.setdefault((shards(parameter.grad), torch.promote_types(piece.dtype, torch.float32)), []).append(piece)
+            pieces.setdefault((shards(parameter.grad), torch.promote_types(piece.dtype, torch.float32)), []).append(
+                piece
+            )
     norms: dict[int, Tensor] = {}
     for (cut, wide), group in pieces.items():
         norm = torch.linalg.vector_norm(torch.stack(_norms(group, wide))).float()
@@ -33,8 +42,12 @@ def clip(parameters: Sequence[nn.Parameter], bound: float | None, *, scale: floa
             dist.all_reduce(beside)
     else:
         ranks = dist.get_world_size() // stages
-        square = sum((norm**2 * (cut / ranks) for cut, norm in norms.items()), torch.zeros((), device=_device(parameters)))
-        both = square[None] if beside is None else torch.stack([square, beside.to(square.device)])  # state may rest on the CPU
+        square = sum(
+            (norm**2 * (cut / ranks) for cut, norm in norms.items()), torch.zeros((), device=_device(parameters))
+        )
+        both = (
+            square[None] if beside is None else torch.stack([square, beside.to(square.device)])
+        )  # state may rest on the CPU
         dist.all_reduce(both)
         norm = both[0].sqrt()
         if beside is not None:

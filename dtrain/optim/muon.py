@@ -39,11 +39,21 @@ def build(
         raise WordsError("optim=muon: the model has no hidden matrix. Type optim=adamw.")
     chosen = set(map(id, matrices))
     rest = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
-    parts: list[Optimizer] = [Muon(matrices, lr=lr, momentum=momentum, weight_decay=weight_decay, products=PRODUCTS[products])] if matrices else []
+    parts: list[Optimizer] = (
+        [Muon(matrices, lr=lr, momentum=momentum, weight_decay=weight_decay, products=PRODUCTS[products])]
+        if matrices
+        else []
+    )
     others = groups(rest, weight_decay=weight_decay)
     if others:
         parts.append(
-            elementwise(torch.optim.AdamW, others, lr=lr if adamw_lr is None else adamw_lr, betas=(float(betas[0]), float(betas[1])), eps=eps)
+            elementwise(
+                torch.optim.AdamW,
+                others,
+                lr=lr if adamw_lr is None else adamw_lr,
+                betas=(float(betas[0]), float(betas[1])),
+                eps=eps,
+            )
         )
     return OptimizerGroup(*parts)
 
@@ -52,7 +62,9 @@ def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
     """Weights of two dims that are neither an embedding nor the last linear layer, which may stand on another stage of a pipeline."""
     modules = list(model.modules())
     last = next((module for module in reversed(modules) if isinstance(module, nn.Linear | PassThrough)), None)
-    ends = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)} | {id(getattr(last, "weight", None))}
+    ends = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)} | {
+        id(getattr(last, "weight", None))
+    }
     real = (parameter for parameter in model.parameters() if parameter.is_floating_point() and parameter.requires_grad)
     return [parameter for parameter in real if parameter.ndim == 2 and id(parameter) not in ends]
 
@@ -61,7 +73,13 @@ class Muon(torch.optim.Optimizer):
     """Nesterov momentum, orthogonalised: weight -= lr x sqrt(max(1, rows / columns)) x U V^T, where U S V^T is the momentum."""
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], *, lr: float, momentum: float, weight_decay: float, products: torch.dtype = torch.float32
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        momentum: float,
+        weight_decay: float,
+        products: torch.dtype = torch.float32,
     ) -> None:
         self._products = products
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})

@@ -53,7 +53,9 @@ class Context:
     `device` is where `position_ids` are made.
     """
 
-    def __init__(self, group: dist.ProcessGroup, rank: int, size: int, method: Method, device: torch.device = CPU) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, rank: int, size: int, method: Method, device: torch.device = CPU
+    ) -> None:
         self.group, self.rank, self.size, self.method, self.device = group, rank, size, method, device
         self.checked = False
         """Whether a model was held against itself on whole sequences (split_check.py)."""
@@ -63,7 +65,9 @@ class Context:
     @property
     def chunks(self) -> tuple[int, int]:
         """Which two of the 2 x size chunks of a sequence this rank holds, in their order."""
-        return (self.rank, 2 * self.size - 1 - self.rank) if self.method == "ring" else (2 * self.rank, 2 * self.rank + 1)
+        return (
+            (self.rank, 2 * self.size - 1 - self.rank) if self.method == "ring" else (2 * self.rank, 2 * self.rank + 1)
+        )
 
     def split(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """This rank's part of a batch: every tensor [B, T, ...] is cut in its dim 1, where T is that of the first of the inputs; others stay.
@@ -130,7 +134,9 @@ class Context:
         _listen()
         before, replaced, fast = self._calls, F.scaled_dot_product_attention, torch.backends.mha.get_fastpath_enabled()
         F.scaled_dot_product_attention = self._instead
-        torch.backends.mha.set_fastpath_enabled(False)  # with which nn.MultiheadAttention calls a kernel of its own in evaluation
+        torch.backends.mha.set_fastpath_enabled(
+            False
+        )  # with which nn.MultiheadAttention calls a kernel of its own in evaluation
         _open.append(self)
         try:
             yield
@@ -158,24 +164,36 @@ class Context:
     def _by_heads(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
         H, K = q.shape[1], k.shape[1]
         if H % self.size:
-            raise WordsError(f"mesh.cp={self.size}: ulysses splits the heads of attention, and {H} heads do not divide so. Use the ring.")
+            raise WordsError(
+                f"mesh.cp={self.size}: ulysses splits the heads of attention, and {H} heads do not divide so. Use the ring."
+            )
         copies = math.lcm(K, self.size) // K
         k, v = (x.repeat_interleave(copies, 1) if copies > 1 else x for x in (k, v))
         q, k, v = (_Exchange.apply(x, 1, 2, self) for x in (q, k, v))  # type: ignore[no-untyped-call]
-        out = SDPA.decompose(q, k, v, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])  # torch's own, whatever is open
+        out = SDPA.decompose(
+            q, k, v, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        )  # torch's own, whatever is open
         return _Exchange.apply(out, 2, 1, self)  # type: ignore[no-any-return, no-untyped-call]
 
     def _check_length(self, T: int) -> None:
         whole = 2 * self.size
         if T % whole:
-            fits = " or ".join(f"data.sequence={length}" for length in (T // whole * whole, (T // whole + 1) * whole) if length)
-            raise WordsError(f"mesh.cp={self.size}: a sequence of {T} tokens does not split into {whole} chunks. Type {fits}.")
+            fits = " or ".join(
+                f"data.sequence={length}" for length in (T // whole * whole, (T // whole + 1) * whole) if length
+            )
+            raise WordsError(
+                f"mesh.cp={self.size}: a sequence of {T} tokens does not split into {whole} chunks. Type {fits}."
+            )
 
     def _check_meaning(self, part: Any, name: str) -> None:
         if name == "attention_mask" and not (part == 1).all():
-            raise WordsError(f"mesh.cp={self.size}: attention_mask of the data hides tokens, which a part cannot. Pad no sample, or type mesh.cp=1.")
+            raise WordsError(
+                f"mesh.cp={self.size}: attention_mask of the data hides tokens, which a part cannot. Pad no sample, or type mesh.cp=1."
+            )
         if name == "position_ids" and not (part == torch.arange(part.shape[-1], device=part.device)).all():
-            raise WordsError(f"mesh.cp={self.size}: position_ids of the data tell of packed sequences, which cannot be split. Type mesh.cp=1.")
+            raise WordsError(
+                f"mesh.cp={self.size}: position_ids of the data tell of packed sequences, which cannot be split. Type mesh.cp=1."
+            )
 
     def _check_call(self, q: Tensor, k: Tensor, mask: Tensor | None, dropout: float, grouped: bool) -> None:
         H, K = q.shape[1], k.shape[1]
@@ -191,7 +209,9 @@ class Context:
             problem = f"{q.shape[2]} tokens, which are not two chunks of one length. Split the batch with Context.split"
         else:
             return
-        raise WordsError(f"mesh.cp={self.size}: the model calls F.scaled_dot_product_attention with {problem}, or type mesh.cp=1.")
+        raise WordsError(
+            f"mesh.cp={self.size}: the model calls F.scaled_dot_product_attention with {problem}, or type mesh.cp=1."
+        )
 
 
 def length_of(inputs: Any, size: int) -> int:
@@ -203,7 +223,9 @@ def length_of(inputs: Any, size: int) -> int:
             raise WordsError(
                 f"mesh.cp={size}: the inputs {list(part.shape)} are images or the like, which have no sequence to split. Type mesh.cp=1."
             )
-    raise WordsError(f"mesh.cp={size}: the inputs have no dim of tokens to split, [B, T] of whole numbers is needed. Type mesh.cp=1.")
+    raise WordsError(
+        f"mesh.cp={size}: the inputs have no dim of tokens to split, [B, T] of whole numbers is needed. Type mesh.cp=1."
+    )
 
 
 @cache
@@ -212,7 +234,9 @@ def _listen() -> library.Library:
 
     def called(*args: Any, **kwargs: Any) -> Any:
         if _open and torch.compiler.is_compiling():  # what is traced here would communicate while it is traced
-            raise WordsError("model: to be split and compiled it has to call F.scaled_dot_product_attention by that name. Type compile=none.")
+            raise WordsError(
+                "model: to be split and compiled it has to call F.scaled_dot_product_attention by that name. Type compile=none."
+            )
         return _open[-1].attention(*args, **kwargs) if _open else SDPA.decompose(*args, **kwargs)
 
     operators = library.Library("aten", "IMPL")
@@ -245,7 +269,11 @@ def innermost() -> Context | None:
 
 def context_of(mesh: Mesh, method: Method) -> Context | None:
     """The context of a mesh; None where every rank has whole sequences."""
-    return Context(mesh.group("cp"), mesh.coordinate["cp"], mesh.shape.cp, method, mesh.device) if mesh.shape.cp > 1 else None
+    return (
+        Context(mesh.group("cp"), mesh.coordinate["cp"], mesh.shape.cp, method, mesh.device)
+        if mesh.shape.cp > 1
+        else None
+    )
 
 
 def check(model: nn.Module) -> None:

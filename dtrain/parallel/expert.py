@@ -43,7 +43,9 @@ def check(model: nn.Module, ep: int) -> None:
 
 def _split(experts: Experts, mesh: DeviceMesh) -> None:
     if len(experts.gate) % mesh.size():
-        raise WordsError(f"model.experts={len(experts.gate)} does not split over mesh.ep={mesh.size()} ranks. Type a multiple of {mesh.size()}.")
+        raise WordsError(
+            f"model.experts={len(experts.gate)} does not split over mesh.ep={mesh.size()} ranks. Type a multiple of {mesh.size()}."
+        )
     for name, weight in list(experts.named_parameters(recurse=False)):
         shard = distribute_tensor(weight.detach(), mesh, [Shard(0)], src_data_rank=None)
         setattr(experts, name, nn.Parameter(shard, weight.requires_grad))

@@ -22,7 +22,11 @@ def adapt(model: nn.Module) -> None:
     module: Any
     for module in model.modules():
         transformers = sys.modules.get("transformers")
-        if transformers and isinstance(module, transformers.PreTrainedModel) and module.config._attn_implementation == "sdpa":
+        if (
+            transformers
+            and isinstance(module, transformers.PreTrainedModel)
+            and module.config._attn_implementation == "sdpa"
+        ):
             # https://huggingface.co/docs/transformers/attention_interface
             transformers.AttentionInterface.register("sdpa_context", transformers.AttentionInterface()["sdpa"])
             transformers.AttentionMaskInterface.register("sdpa_context", _mask)
@@ -30,7 +34,9 @@ def adapt(model: nn.Module) -> None:
             module.register_forward_pre_hook(_with_ones, with_kwargs=True)
 
 
-def _with_ones(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+def _with_ones(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     given = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments if innermost() else {}
     tokens = given.get("input_ids", given.get("inputs_embeds"))
     if tokens is None or given.get("attention_mask") is not None:
@@ -45,8 +51,14 @@ def _mask(**asked: Any) -> Any:
         return sys.modules["transformers"].AttentionMaskInterface()["sdpa"](**asked)
     given, window = asked.get("attention_mask"), asked.get("local_size")
     plain = asked.get("allow_is_causal_skip") or asked.get("allow_is_bidirectional_skip")
-    if not plain or (window is not None and window < asked["q_length"] * context.size) or (given is not None and not given.all()):
-        raise WordsError(f"mesh.cp={context.size}: the model hides tokens by more than causality (a window, padding, a prefix). Type mesh.cp=1.")
+    if (
+        not plain
+        or (window is not None and window < asked["q_length"] * context.size)
+        or (given is not None and not given.all())
+    ):
+        raise WordsError(
+            f"mesh.cp={context.size}: the model hides tokens by more than causality (a window, padding, a prefix). Type mesh.cp=1."
+        )
     return None
 
 
@@ -67,7 +79,11 @@ def check_heads(model: nn.Module, split: Sequence[str], degree: int) -> None:
     for name, module in model.named_modules():
         config = getattr(module, "config", None)
         queries, keys = (any(each.startswith(f"{name}.{part}") for each in split) for part in ("q_", "k_"))
-        sizes = {each: getattr(config, each, None) for each, wanted in (("num_attention_heads", queries), ("num_key_value_heads", keys)) if wanted}
+        sizes = {
+            each: getattr(config, each, None)
+            for each, wanted in (("num_attention_heads", queries), ("num_key_value_heads", keys))
+            if wanted
+        }
         counted = {each: size for each, size in sizes.items() if isinstance(size, int)}
         wrong = next((each for each, size in counted.items() if size % degree), None)
         if wrong:

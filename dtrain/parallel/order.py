@@ -93,7 +93,9 @@ def lower(model: nn.Module, dtype: torch.dtype) -> None:
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
 
-    def cast(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def cast(
+        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return tree_map_only(torch.Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, (args, kwargs))  # type: ignore[no-any-return]
 
     model.register_forward_pre_hook(cast, with_kwargs=True)

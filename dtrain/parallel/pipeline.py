@@ -77,7 +77,12 @@ class Pipeline(nn.Module):
         self.stages = nn.ModuleDict({str(index): Stage(view(model, table), autocast) for index in mine})
         for index in mine:
             keep(self._stage(index).model, names[index], table)
-        self.schedule, self._group, self._device, self._autocast = shape.schedule, mesh.group("pp"), mesh.device, autocast
+        self.schedule, self._group, self._device, self._autocast = (
+            shape.schedule,
+            mesh.group("pp"),
+            mesh.device,
+            autocast,
+        )
         self._runner: Any = None
         self._checked = False
         self._loss: Callable[[Tensor, int], Tensor] = lambda output, index: output.sum()
@@ -152,7 +157,11 @@ class Pipeline(nn.Module):
         keyword = None if first else next(iter(others))
         for index in self.stages:
             self._stage(int(index)).keyword = keyword
-        return (first[0], others) if keyword is None else (others[keyword], {name: value for name, value in others.items() if name != keyword})
+        return (
+            (first[0], others)
+            if keyword is None
+            else (others[keyword], {name: value for name, value in others.items() if name != keyword})
+        )
 
     def _prepare(self, first: tuple[Tensor, ...], others: dict[str, Tensor], *, microbatches: int) -> Any:
         """The schedule. The shapes that cross stages are seen by one forward of the first microbatch."""
@@ -170,7 +179,9 @@ class Pipeline(nn.Module):
         kind = SCHEDULES[self.schedule]
         single = issubclass(kind, schedules.PipelineScheduleSingle)
         # the loss is a sum already divided by what counts in the whole batch, so gradients must not be divided again
-        return kind(stages[0] if single else stages, n_microbatches=microbatches, loss_fn=self._loss_of, scale_grads=False)
+        return kind(
+            stages[0] if single else stages, n_microbatches=microbatches, loss_fn=self._loss_of, scale_grads=False
+        )
 
     def _loss_of(self, logits: Tensor, index: Tensor) -> Tensor:
         with self._autocast():
@@ -184,10 +195,16 @@ class Pipeline(nn.Module):
     def _hand_round(self, x: Tensor, owner: int) -> Tensor:
         """`x` of the rank `owner` of the pipeline, on all its ranks."""
         source = dist.get_global_rank(self._group, owner)
-        header = torch.tensor([TYPES.index(x.dtype), x.ndim, *x.shape, *[0] * (MOST_DIMS - x.ndim)], device=self._device)
+        header = torch.tensor(
+            [TYPES.index(x.dtype), x.ndim, *x.shape, *[0] * (MOST_DIMS - x.ndim)], device=self._device
+        )
         dist.broadcast(header, src=source, group=self._group)
         dtype, ndim, *shape = header.tolist()
-        x = x.contiguous() if dist.get_rank() == source else torch.empty(shape[:ndim], dtype=TYPES[dtype], device=self._device)
+        x = (
+            x.contiguous()
+            if dist.get_rank() == source
+            else torch.empty(shape[:ndim], dtype=TYPES[dtype], device=self._device)
+        )
         dist.broadcast(x, src=source, group=self._group)
         return x
 

@@ -17,7 +17,10 @@ from torch.autograd.function import once_differentiable
 ROWS = 1024
 """Queries whose scores exist at one time: memory grows with ROWS x T, not with T x T."""
 FLASH = {
-    "cuda": (torch.ops.aten._scaled_dot_product_flash_attention.default, torch.ops.aten._scaled_dot_product_flash_attention_backward.default),
+    "cuda": (
+        torch.ops.aten._scaled_dot_product_flash_attention.default,
+        torch.ops.aten._scaled_dot_product_flash_attention_backward.default,
+    ),
     "cpu": (
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
@@ -43,7 +46,12 @@ def attention(q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, causal: bool, scal
 
 def takes_flash(query: Tensor) -> bool:
     """Whether blocks of such queries are computed by the flash kernel. The CPU's products in fp32 are what meshes are compared by."""
-    return query.device.type == "cuda" and query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] % 8 == 0 and query.shape[-1] <= WIDEST
+    return (
+        query.device.type == "cuda"
+        and query.dtype in (torch.bfloat16, torch.float16)
+        and query.shape[-1] % 8 == 0
+        and query.shape[-1] <= WIDEST
+    )
 
 
 class _Ring(torch.autograd.Function):
@@ -53,7 +61,9 @@ class _Ring(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, causal: bool, scale: float, ring: Ring) -> Tensor:
+    def forward(
+        ctx: Any, q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, causal: bool, scale: float, ring: Ring
+    ) -> Tensor:
         ctx.causal, ctx.scale, ctx.ring = causal, scale, ring
         q_BKGTD = q_BHTD.unflatten(1, (k_BKTD.shape[1], -1))
         with torch.autocast(q_BHTD.device.type, enabled=False):
@@ -86,7 +96,11 @@ class _Ring(torch.autograd.Function):
                 causal = ctx.causal and source == ring.rank
                 part, *parts = block_gradients(*mine, k[..., columns, :], v[..., columns, :], causal, ctx.scale)
                 dq[..., rows, :] += part
-                sums = moving.wait() if moving else [torch.zeros(x.shape, dtype=lse.dtype, device=x.device) for x in (k, v)]
+                sums = (
+                    moving.wait()
+                    if moving
+                    else [torch.zeros(x.shape, dtype=lse.dtype, device=x.device) for x in (k, v)]
+                )
                 for whole, add in zip(sums, parts, strict=True):
                     whole[..., columns, :] += add
                 moving = _Transfer(ring, sums)
@@ -130,7 +144,9 @@ def _pass_round(ring: Ring, tensors: list[Tensor]) -> Iterator[tuple[int, list[T
             tensors = transfer.wait()
 
 
-def product_attention(q_BKGTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+def product_attention(
+    q_BKGTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
     """(attention [B, K, G, T, D], logarithm of the sum of exponentials of its scores [B, K, G, T]) of one block, in fp32 or more."""
     q, k, v = _raised(q_BKGTD, k_BKSD, v_BKSD)
     outs, sums = [], []
@@ -142,7 +158,9 @@ def product_attention(q_BKGTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, causal: b
     return torch.cat(outs, 3), torch.cat(sums, 3)
 
 
-def product_gradients(q: Tensor, gradient: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> list[Tensor]:
+def product_gradients(
+    q: Tensor, gradient: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
+) -> list[Tensor]:
     """Gradients of q, k and v from one block, given the whole output, its gradient, and the lse over all blocks.
 
     The equations are those of FlashAttention-2, arXiv 2307.08691.
@@ -160,19 +178,31 @@ def product_gradients(q: Tensor, gradient: Tensor, out: Tensor, lse: Tensor, k: 
     return [torch.cat(parts, 3), dk, dv]
 
 
-def flash_attention(q_BKGTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+def flash_attention(
+    q_BKGTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
     """As `product_attention`, by one kernel that multiplies in the type of its inputs and adds up in fp32."""
     forward, groups = FLASH[q_BKGTD.device.type][0], q_BKGTD.shape[1:3]
-    out, lse = forward(q_BKGTD.flatten(1, 2), _each_head(k_BKSD, groups), _each_head(v_BKSD, groups), 0.0, causal, scale=scale)[:2]
+    out, lse = forward(
+        q_BKGTD.flatten(1, 2), _each_head(k_BKSD, groups), _each_head(v_BKSD, groups), 0.0, causal, scale=scale
+    )[:2]
     return out.unflatten(1, groups).float(), lse.unflatten(1, groups)
 
 
-def flash_gradients(q: Tensor, gradient: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> list[Tensor]:
+def flash_gradients(
+    q: Tensor, gradient: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
+) -> list[Tensor]:
     """As `product_gradients`, by the kernel's own backward."""
-    backward, groups, inputs = FLASH[q.device.type][1], q.shape[1:3], (_each_head(k, q.shape[1:3]), _each_head(v, q.shape[1:3]))
+    backward, groups, inputs = (
+        FLASH[q.device.type][1],
+        q.shape[1:3],
+        (_each_head(k, q.shape[1:3]), _each_head(v, q.shape[1:3])),
+    )
     queries = [x.flatten(1, 2).contiguous() for x in (gradient, q)]
     results = [x.flatten(1, 2).contiguous() for x in (out, lse)]
-    if q.device.type == "cuda":  # no sequences are packed, and nothing is dropped for which it would want the state of a generator
+    if (
+        q.device.type == "cuda"
+    ):  # no sequences are packed, and nothing is dropped for which it would want the state of a generator
         unused = torch.empty(0, dtype=torch.int64, device=q.device)
         extra: tuple[Any, ...] = (None, None, q.shape[3], k.shape[2], 0.0, causal, unused, unused)
     else:
@@ -200,7 +230,9 @@ def _scores(q_BKGTD: Tensor, k_BKSD: Tensor, scale: float, first: int | None) ->
     """[B, K, G, T, S]; `first` is the row of the first query when later keys are hidden."""
     scores = torch.einsum("bkgtd,bksd->bkgts", q_BKGTD, k_BKSD).mul_(scale)
     if first is not None:
-        scores.masked_fill_(torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu_(first + 1), -math.inf)
+        scores.masked_fill_(
+            torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu_(first + 1), -math.inf
+        )
     return scores
 
 

@@ -40,7 +40,9 @@ Verdict = Literal["same", "differs", "suspect", "unknown"]
 """`suspect`: it differs, but does not follow the sequence, so that it may not matter."""
 
 
-def check_split(model: nn.Module, batch: Any, context: Context, forward: Forward, *, mesh: Mesh, precision: Precision) -> None:
+def check_split(
+    model: nn.Module, batch: Any, context: Context, forward: Forward, *, mesh: Mesh, precision: Precision
+) -> None:
     """Once for each context, on all ranks of the mesh. Raises WordsError with the name of the module that does not fit."""
     if context.checked:
         return
@@ -108,7 +110,11 @@ class _Whole:
     def unlike(self, other: "_Whole", tolerance: float) -> frozenset[Key]:
         """The calls that gave something else in another forward of the same."""
         pairs = ((key, zip(values, other.outputs.get(key, ()), strict=False)) for key, values in self.outputs.items())
-        return frozenset(key for key, both in pairs if any(a is not None and b is not None and _far(a, b, a) > tolerance for a, b in both))
+        return frozenset(
+            key
+            for key, both in pairs
+            if any(a is not None and b is not None and _far(a, b, a) > tolerance for a, b in both)
+        )
 
 
 @dataclass(frozen=True)
@@ -122,7 +128,11 @@ class Comparison:
     def __call__(self, whole: Tensor, part: Tensor) -> tuple[Verdict, Tensor]:
         """And what stands in the place of `part` in the whole, where that can be told; else `part`."""
         here, size = local(part), self.context.size
-        dims = [dim for dim in range(here.ndim) if whole.shape[dim] != here.shape[dim]] if whole.ndim == here.ndim else [0, 0]
+        dims = (
+            [dim for dim in range(here.ndim) if whole.shape[dim] != here.shape[dim]]
+            if whole.ndim == here.ndim
+            else [0, 0]
+        )
         if whole.dtype != here.dtype or len(dims) > 1:
             return "unknown", part
         if not dims:
@@ -165,7 +175,10 @@ class _Part:
 
     def differs(self, run: Callable[[], Any]) -> str | None:
         """The first module whose own work differs."""
-        names = {id(module): f"{name or 'the model'} ({type(module).__name__.removeprefix('FSDP')})" for name, module in _modules(self.model)}
+        names = {
+            id(module): f"{name or 'the model'} ({type(module).__name__.removeprefix('FSDP')})"
+            for name, module in _modules(self.model)
+        }
         counts: Counter[int] = Counter()
 
         def before(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -188,7 +201,11 @@ class _Part:
 
     def _agrees(self, key: Key, args: Any, kwargs: Any) -> bool:
         had, given = self.whole.inputs.get(key, []), tree_leaves((args, kwargs))
-        pairs = [(a, b) for a, b in zip(had, given, strict=False) if a is not None and isinstance(b, Tensor)] if len(had) == len(given) else []
+        pairs = (
+            [(a, b) for a, b in zip(had, given, strict=False) if a is not None and isinstance(b, Tensor)]
+            if len(had) == len(given)
+            else []
+        )
         numbers = [pair for pair in pairs if pair[0].is_floating_point()] or pairs
         return all(self.compare(a, b)[0] in ("same", "unknown") for a, b in numbers)
 
@@ -197,7 +214,10 @@ class _Part:
         leaves, spec = tree_flatten(output)
         had = self.whole.outputs.get(frame.key, [])
         had = had if len(had) == len(leaves) else [None] * len(leaves)
-        found = [self.compare(a, b) if a is not None and isinstance(b, Tensor) else ("unknown", b) for a, b in zip(had, leaves, strict=True)]
+        found = [
+            self.compare(a, b) if a is not None and isinstance(b, Tensor) else ("unknown", b)
+            for a, b in zip(had, leaves, strict=True)
+        ]
         verdicts = {verdict for verdict, _ in found} if frame.key not in self.random else {"same"}
         outer = self._frames[-1]
         if "differs" in verdicts and frame.agreed:
@@ -233,7 +253,12 @@ def _quiet(model: nn.Module) -> Iterator[None]:
     """Evaluation without gradients and compilers that leaves modes, buffers and generators of the model as they are."""
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    generators = [(value, value.get_state()) for module, _ in modes for value in vars(module).values() if isinstance(value, torch.Generator)]
+    generators = [
+        (value, value.get_state())
+        for module, _ in modes
+        for value in vars(module).values()
+        if isinstance(value, torch.Generator)
+    ]
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         if "torch._dynamo" in sys.modules:
@@ -251,7 +276,9 @@ def _quiet(model: nn.Module) -> Iterator[None]:
 
 
 def _kept(tree: Any) -> list[Tensor | None]:
-    return [local(leaf).detach().to("cpu", copy=True) if isinstance(leaf, Tensor) else None for leaf in tree_leaves(tree)]
+    return [
+        local(leaf).detach().to("cpu", copy=True) if isinstance(leaf, Tensor) else None for leaf in tree_leaves(tree)
+    ]
 
 
 def _far(a: Tensor, b: Tensor, reference: Tensor) -> float:
@@ -271,7 +298,9 @@ def _like(value: Tensor, part: Tensor) -> Tensor:
     value = value.to(local(part).device)
     if not isinstance(part, DTensor):
         return value
-    return DTensor.from_local(value, part.device_mesh, part.placements, run_check=False, shape=part.shape, stride=part.stride())
+    return DTensor.from_local(
+        value, part.device_mesh, part.placements, run_check=False, shape=part.shape, stride=part.stride()
+    )
 
 
 def _tolerance(precision: Precision, device: torch.device) -> float:

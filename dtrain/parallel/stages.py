@@ -30,13 +30,17 @@ def cut(model: nn.Module, stages: int, split: str | Sequence[int]) -> list[list[
         )
     _check(model, names)
     if len(inside) < stages:
-        raise WordsError(f"mesh.pp: {type(model).__name__} has {len(inside)} blocks, fewer than the {stages} stages of the pipeline.")
+        raise WordsError(
+            f"mesh.pp: {type(model).__name__} has {len(inside)} blocks, fewer than the {stages} stages of the pipeline."
+        )
     first, last = names.index(inside[0]), names.index(inside[-1]) + 1
     groups = [[name] for name in names[first:last]]
     groups[0], groups[-1] = names[:first] + groups[0], groups[-1] + names[last:]
     sizes = _sizes([_cost(model, group) for group in groups], split, stages)
     ends = [sum(sizes[: index + 1]) for index in range(stages)]
-    return [[name for group in groups[end - size : end] for name in group] for end, size in zip(ends, sizes, strict=True)]
+    return [
+        [name for group in groups[end - size : end] for name in group] for end, size in zip(ends, sizes, strict=True)
+    ]
 
 
 def keep(model: nn.Module, names: Sequence[str], table: Sequence[str]) -> None:
@@ -51,7 +55,9 @@ def view(model: nn.Module, table: Sequence[str], path: str = "") -> nn.Module:
     """A second tree of modules above those of `table`, which are shared: it can be cut without cutting the first."""
     again = copy(model)
     again._modules = {
-        name: view(child, table, f"{path}{name}.") if child is not None and any(entry.startswith(f"{path}{name}.") for entry in table) else child
+        name: view(child, table, f"{path}{name}.")
+        if child is not None and any(entry.startswith(f"{path}{name}.") for entry in table)
+        else child
         for name, child in model._modules.items()
     }
     return again
@@ -68,7 +74,9 @@ def emptied(model: nn.Module) -> nn.Module:
 def table_of(model: nn.Module) -> tuple[list[str], list[str]]:
     """(every module that can stand on another stage in the order they run, those of them that are blocks)."""
     prefix, table = next(tables(model, "pipeline", "_pp_plan"), ("", ()))
-    inside = [name.removeprefix(prefix) for name, _ in model.named_modules() if name.startswith(prefix)]  # they are registered in the order they run
+    inside = [
+        name.removeprefix(prefix) for name, _ in model.named_modules() if name.startswith(prefix)
+    ]  # they are registered in the order they run
     listed = [f"{prefix}{name}" for name in (inside if isinstance(table, Mapping) else table) if name in table]
     if not listed and isinstance(model, nn.Sequential):
         names = [name for name, _ in model.named_children()]
@@ -81,7 +89,11 @@ def table_of(model: nn.Module) -> tuple[list[str], list[str]]:
     names, blocks = [], []
     for name in listed:
         module = model.get_submodule(name)
-        inner = [f"{name}.{child}" for child, _ in module.named_children()] if isinstance(module, nn.ModuleList | nn.Sequential) else []
+        inner = (
+            [f"{name}.{child}" for child, _ in module.named_children()]
+            if isinstance(module, nn.ModuleList | nn.Sequential)
+            else []
+        )
         names += inner or [name]
         blocks += inner
     return names, blocks
@@ -93,7 +105,9 @@ def _check(model: nn.Module, names: Sequence[str]) -> None:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         owner = next((module for module in names if name.startswith(f"{module}.")), None)
         if owner is None:
-            raise WordsError(f"mesh.pp: {name} is in no module of the table `pipeline` of {type(model).__name__}, so it has no stage.")
+            raise WordsError(
+                f"mesh.pp: {name} is in no module of the table `pipeline` of {type(model).__name__}, so it has no stage."
+            )
         owners.setdefault(id(parameter), []).append(name)
     tied = next((both for both in owners.values() if len(both) > 1), None)
     if tied:
@@ -104,12 +118,16 @@ def _check(model: nn.Module, names: Sequence[str]) -> None:
 
 def _cost(model: nn.Module, names: Sequence[str]) -> int:
     """Multiplications per token or so: the weights, but those of embeddings, which are only looked up."""
-    modules = [inner for name in names for inner in model.get_submodule(name).modules() if not isinstance(inner, nn.Embedding)]
+    modules = [
+        inner for name in names for inner in model.get_submodule(name).modules() if not isinstance(inner, nn.Embedding)
+    ]
     return sum(parameter.numel() for module in modules for parameter in module.parameters(recurse=False))
 
 
 def _sizes(costs: Sequence[int], split: str | Sequence[int], stages: int) -> list[int]:
     if not isinstance(split, str) and (len(split) != stages or sum(split) != len(costs) or min(split) < 1):
         even = PipelineShape().sizes(costs, stages)
-        raise WordsError(f"pipeline.split={list(split)}: {stages} numbers are needed whose sum is {len(costs)} blocks. Type pipeline.split={even}.")
+        raise WordsError(
+            f"pipeline.split={list(split)}: {stages} numbers are needed whose sum is {len(costs)} blocks. Type pipeline.split={even}."
+        )
     return PipelineShape(split=split if isinstance(split, str) else tuple(split)).sizes(costs, stages)

@@ -13,7 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
@@ -47,7 +53,11 @@ class Outside(TorchFunctionMode):
     def __init__(self, model: nn.Module, loss: str) -> None:
         super().__init__()
         self._loss = loss
-        self._model, self._kind, self._open = model, type(unwrapped(model)).__name__, False  # FSDP2 makes a class of its own of it
+        self._model, self._kind, self._open = (
+            model,
+            type(unwrapped(model)).__name__,
+            False,
+        )  # FSDP2 makes a class of its own of it
 
     def watch(self) -> None:
         def begin(*_: Any) -> None:
@@ -71,7 +81,11 @@ class Outside(TorchFunctionMode):
             if "mixed torch.Tensor and DTensor" not in str(error):
                 raise
             given = {id(each) for each in tree_leaves((args, kwargs))}
-            split = ((name, parameter) for name, parameter in self._model.named_parameters() if isinstance(parameter, DTensor))
+            split = (
+                (name, parameter)
+                for name, parameter in self._model.named_parameters()
+                if isinstance(parameter, DTensor)
+            )
             named = next((name for name, parameter in split if id(parameter) in given), None)
             if named is None and self._loss == "split":
                 raise WordsError(
@@ -96,18 +110,31 @@ def styles(model: nn.Module, degree: int, *, sequence: str, loss: str) -> dict[s
             f"tensor.sequence=split: the tp_plan of {type(model).__name__} does not say which modules are sequence_parallel. Leave it out."
         )
     built = _styles(sequence == "split", loss == "split", huggingface.rotated(model))
-    heads = {pattern for pattern, style in table.items() if style in GATHERED and "*" not in pattern}  # blocks take apart what they gather
+    heads = {
+        pattern for pattern, style in table.items() if style in GATHERED and "*" not in pattern
+    }  # blocks take apart what they gather
     chosen: dict[str, ParallelStyle] = {}
     for name, module in model.named_modules():
-        style = next(("colwise_logits" if pattern in heads else style for pattern, style in table.items() if matches(name, pattern)), None)
+        style = next(
+            (
+                "colwise_logits" if pattern in heads else style
+                for pattern, style in table.items()
+                if matches(name, pattern)
+            ),
+            None,
+        )
         for inner, part in _parts(name, module, style).items() if style else ():
             if part not in built:
-                raise WordsError(f"mesh.tp={degree}: {inner} asks for the style {part}. Built are {', '.join(sorted(built))}. Leave mesh.tp out.")
+                raise WordsError(
+                    f"mesh.tp={degree}: {inner} asks for the style {part}. Built are {', '.join(sorted(built))}. Leave mesh.tp out."
+                )
             make = built[part]
             if make is not None:
                 chosen[inner] = make()
     if not chosen:
-        raise WordsError(f"mesh.tp={degree}: no module of {type(model).__name__} is named by its tp_plan ({', '.join(table)}).")
+        raise WordsError(
+            f"mesh.tp={degree}: no module of {type(model).__name__} is named by its tp_plan ({', '.join(table)})."
+        )
     huggingface.check_heads(model, [name for name, style in chosen.items() if type(style) is ColwiseParallel], degree)
     return chosen
 
@@ -119,9 +146,15 @@ def _parts(name: str, module: nn.Module, style: str) -> dict[str, str]:
     """
     if hasattr(module, "base_layer"):
         if not hasattr(module, "lora_A") or len(getattr(module, "lora_magnitude_vector", ())):
-            raise WordsError(f"mesh.tp: {name} is adapted by {type(module).__name__}, of which only LoRA is split, without DoRA. Leave mesh.tp out.")
+            raise WordsError(
+                f"mesh.tp: {name} is adapted by {type(module).__name__}, of which only LoRA is split, without DoRA. Leave mesh.tp out."
+            )
         inner = {"lora_A": style} if style == "rowwise" else {"lora_B": style} if style.startswith("colwise") else {}
-        parts = {f"{name}.{each}.{key}": part for each, part in inner.items() for key, _ in getattr(module, each).named_children()}
+        parts = {
+            f"{name}.{each}.{key}": part
+            for each, part in inner.items()
+            for key, _ in getattr(module, each).named_children()
+        }
         return {f"{name}.base_layer": style, **parts}
     saved = getattr(module, "modules_to_save", None)
     if isinstance(saved, nn.ModuleDict) and hasattr(module, "original_module"):
@@ -151,7 +184,9 @@ def _styles(sequence: bool, loss: bool, rotated: int) -> dict[str, Callable[[], 
     between = Shard(1) if sequence else Replicate()
     return {
         **dict.fromkeys(GATHERED, lambda: ColwiseParallel(output_layouts=Replicate())),
-        "colwise_logits": lambda: ColwiseParallel(output_layouts=Shard(-1) if loss else Replicate(), use_local_output=not loss),
+        "colwise_logits": lambda: ColwiseParallel(
+            output_layouts=Shard(-1) if loss else Replicate(), use_local_output=not loss
+        ),
         "colwise": ColwiseParallel,
         "rowwise": lambda: RowwiseParallel(output_layouts=between),
         "rowwise_split_input": lambda: RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
@@ -187,7 +222,15 @@ class SharedKey(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def summed(module: nn.Module, args: Any, out: Tensor) -> Tensor:
             before, key = out.split([out.shape[-1] - self._rotated, self._rotated], -1)
-            return torch.cat([before, DTensor.from_local(key, device_mesh, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])], -1)
+            return torch.cat(
+                [
+                    before,
+                    DTensor.from_local(key, device_mesh, [Replicate()], run_check=False).to_local(
+                        grad_placements=[Partial()]
+                    ),
+                ],
+                -1,
+            )
 
         module.register_forward_hook(summed)
         return module

@@ -16,14 +16,18 @@ def build(*, recipe: str) -> Precision:
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     except ImportError as error:
-        raise PreflightError(f"precision=fp8 needs torchao: {error}. Type: pip install torchao, or precision=bf16.") from error
+        raise PreflightError(
+            f"precision=fp8 needs torchao: {error}. Type: pip install torchao, or precision=bf16."
+        ) from error
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9):
         raise PreflightError("precision=fp8 needs a GPU of compute capability 8.9 or newer. Type precision=bf16.")
 
     def convert(model: nn.Module) -> None:
         inside = {id(module) for block in blocks(model) for module in block.modules()}
         config = Float8LinearConfig.from_recipe_name(recipe)
-        convert_to_float8_training(model, config=config, module_filter_fn=lambda module, name: id(module) in inside and _fits(module))
+        convert_to_float8_training(
+            model, config=config, module_filter_fn=lambda module, name: id(module) in inside and _fits(module)
+        )
 
     return Precision(compute=torch.bfloat16, convert=convert)
 

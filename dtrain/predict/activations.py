@@ -15,7 +15,14 @@ HELD = {
     "colwise_rep": "logits", "sequence_parallel": "whole",
 }  # fmt: skip
 """Style of a model's `tp_plan` -> how what comes out is held."""
-DIM = {"colwise": 0, "rowwise": 1, "rowwise_split_input": 1, "embedding_rowwise": 0, "colwise_gather_output": 0, "colwise_rep": 0}
+DIM = {
+    "colwise": 0,
+    "rowwise": 1,
+    "rowwise_split_input": 1,
+    "embedding_rowwise": 0,
+    "colwise_gather_output": 0,
+    "colwise_rep": 0,
+}
 """Style -> the dim of the weight that is split."""
 
 
@@ -83,7 +90,9 @@ class ActivationModel:
 
     # operators
 
-    def op(self, inputs: Sequence[Value], out: Value, *saved: Value, passed: bool = False, turned: bool = False) -> Value:
+    def op(
+        self, inputs: Sequence[Value], out: Value, *saved: Value, passed: bool = False, turned: bool = False
+    ) -> Value:
         """`turned`: with a weight, whose gradient waits for that of `out`."""
         out.trained = any(value.trained for value in inputs) or out.trained
         self._turned += [out] * turned
@@ -94,7 +103,18 @@ class ActivationModel:
     def cast(self, x: Value, size: int) -> Value:
         return x if x.bytes == size else self.op([x], Value(x.numbers, size, x.held))
 
-    def linear(self, x: Value, name: str, inputs: int, outputs: int, *, rows: int, style: str = "", bias: bool = False, hidden: bool = True) -> Value:
+    def linear(
+        self,
+        x: Value,
+        name: str,
+        inputs: int,
+        outputs: int,
+        *,
+        rows: int,
+        style: str = "",
+        bias: bool = False,
+        hidden: bool = True,
+    ) -> Value:
         """`rows` of `inputs` numbers times a matrix [outputs, inputs]."""
         whole = f"{self.name}.{name}" if name else self.name
         dim = DIM.get(style)
@@ -103,7 +123,9 @@ class ActivationModel:
             self.weights.append(Weight(f"{whole}.bias", (outputs,), 0 if dim == 0 else None, product=True))
         if style:
             self.splits.append(Split(whole, style, rows * inputs, rows * outputs, outputs, takes=x.trained))
-        return self.product(x, Value(rows * outputs, self.types.compute, HELD.get(style, x.held)), rows * inputs * outputs)
+        return self.product(
+            x, Value(rows * outputs, self.types.compute, HELD.get(style, x.held)), rows * inputs * outputs
+        )
 
     def product(self, x: Value, out: Value, work: int) -> Value:
         """A matrix product with a weight: the input is kept in the type it is multiplied in."""
@@ -119,9 +141,19 @@ class ActivationModel:
         """Root mean square over `groups` of `width` numbers, times a weight where it has a name; `out` says how the result is held."""
         statistics = Value(groups, 4, x.held)
         if name:
-            self.weights.append(Weight(f"{self.name}.{name}.weight" if name != self.name else f"{name}.weight", (width,)))
+            self.weights.append(
+                Weight(f"{self.name}.{name}.weight" if name != self.name else f"{name}.weight", (width,))
+            )
             if style:
-                self.splits.append(Split(f"{self.name}.{name}" if name != self.name else name, style, groups * width, groups * width, width))
+                self.splits.append(
+                    Split(
+                        f"{self.name}.{name}" if name != self.name else name,
+                        style,
+                        groups * width,
+                        groups * width,
+                        width,
+                    )
+                )
         result = Value(x.numbers, x.bytes, out or x.held)
         if self.fused:
             return self.op([x], result, x, statistics, turned=bool(name))
@@ -167,7 +199,10 @@ class ActivationModel:
 
     def _ends(self, out: Value) -> Iterator[Value]:
         """Saved behind the last product; and products whose gradient is that of `out`, without a copy."""
-        turned, users = {id(value) for value in self._turned}, Counter(id(value) for step in self._steps for value in step.inputs)
+        turned, users = (
+            {id(value) for value in self._turned},
+            Counter(id(value) for step in self._steps for value in step.inputs),
+        )
         last = max((index for index, step in enumerate(self._steps) if id(step.out) in turned), default=-1)
         before = {id(value) for step in self._steps[: last + 1] for value in step.saved}
         yield from (value for step in self._steps[last + 1 :] for value in step.saved if id(value) not in before)
@@ -179,7 +214,9 @@ class ActivationModel:
 
     def _busy(self, out: Value) -> Kept:
         """The most alive at one time, from the last step to the first: what is still kept, and gradients on their way."""
-        holders = Counter(id(value) for step in self._steps for value in {id(value): value for value in step.saved}.values())
+        holders = Counter(
+            id(value) for step in self._steps for value in {id(value): value for value in step.saved}.values()
+        )
         alive = {id(value): value for step in self._steps for value in step.saved}
         flowing = {id(out): out}
         most, best = 0.0, Kept()

@@ -58,7 +58,10 @@ def advise(plan: Plan, attempt: Try) -> list[Change]:
             if change:
                 found[indices] = change
     best = sorted(found.items(), key=lambda item: item[1].cost)[:MOST]
-    return sorted((_milder([ladders[index] for index in indices], change, attempt) for indices, change in best), key=lambda change: change.cost)
+    return sorted(
+        (_milder([ladders[index] for index in indices], change, attempt) for indices, change in best),
+        key=lambda change: change.cost,
+    )
 
 
 def _fitting(words: tuple[str, ...], attempt: Try) -> Change | None:
@@ -89,13 +92,17 @@ def _ladders(plan: Plan) -> list[list[tuple[str, ...]]]:
     micro, holding, cuda, mesh = plan.batch.microbatch, holding_of(plan), plan.device == "cuda", plan.mesh
     remats, word = ["selective", "full"], word_of(plan.remat)
     strategies = [] if holding.frees else ["fsdp"] if holding.shards else ["zero1", "zero2", "fsdp"]
-    precisions = {"fp32": ["bf16", "bf16_true"], "tf32": ["bf16", "bf16_true"], "bf16": ["bf16_true"], "fp16": ["bf16_true"]}.get(
-        word_of(plan.precision), []
-    )
+    precisions = {
+        "fp32": ["bf16", "bf16_true"],
+        "tf32": ["bf16", "bf16_true"],
+        "bf16": ["bf16_true"],
+        "fp16": ["bf16_true"],
+    }.get(word_of(plan.precision), [])
     gpus = int(plan.cluster.get("gpus", 0)) if cuda else 0
     split = ("tensor.sequence=split", "tensor.loss=split") if plan.tensor["sequence"] == "whole" else ()
     degrees: dict[str, list[tuple[str, ...]]] = {
-        axis: [(f"mesh.{axis}={size}",) for size in (2, 4, 8) if getattr(mesh, axis) < size <= plan.devices] for axis in ("tp", "cp")
+        axis: [(f"mesh.{axis}={size}",) for size in (2, 4, 8) if getattr(mesh, axis) < size <= plan.devices]
+        for axis in ("tp", "cp")
     }
     return [
         [(f"microbatch={size}",) for size in (micro // 2, micro // 4, 1) if 1 <= size < micro],

@@ -92,7 +92,11 @@ def _sharded(view: View, stage: tuple[Block, ...]) -> Iterator[Call]:
         yield from _unit(view, dense, block.count - one, _gathers(view, block))
         yield from _unit(view, dense, one, _gathers(view, block, stays=True))
         yield from _unit(
-            view, [weight for weight in block.weights if weight.experts and apart], block.count, _gathers(view, block), axis="expert_shard"
+            view,
+            [weight for weight in block.weights if weight.experts and apart],
+            block.count,
+            _gathers(view, block),
+            axis="expert_shard",
         )
     yield from _unit(view, root, 1, once)
     yield from _in_vain(view, [stage[index] for index in listed], root, several=several)
@@ -195,7 +199,9 @@ def _module(view: View, split: Split, forwards: int, repeated: int) -> Iterator[
         yield call("all_gather", split.outputs // split.width * whole * product)
     if kind.startswith("rowwise") or kind == "embedding_rowwise":
         each = split.outputs * (view.stream if kind == "embedding_rowwise" else product)
-        summed = not sequence or (kind == "embedding_rowwise" and view.own)  # our embedding multiplies what it looked up, which needs all of it
+        summed = not sequence or (
+            kind == "embedding_rowwise" and view.own
+        )  # our embedding multiplies what it looked up, which needs all of it
         yield _flow(view, forwards + repeated, "all_reduce" if summed else "reduce_scatter", each)
         if sequence and split.gives:
             yield call("all_gather", each)
@@ -215,7 +221,9 @@ def _flow(view: View, times: int, kind: str, each: float) -> Call:
 def _whole_weights(view: View, block: Block) -> Iterator[Call]:
     """Gradients of norms that see a part of the sequence, or of the heads, are parts of a sum."""
     styles = (
-        ("sequence_parallel", "replicated_with_grad_allreduce") if view.plan.tensor["sequence"] == "split" else ("replicated_with_grad_allreduce",)
+        ("sequence_parallel", "replicated_with_grad_allreduce")
+        if view.plan.tensor["sequence"] == "split"
+        else ("replicated_with_grad_allreduce",)
     )
     for split in block.splits:
         if split.style in styles:
@@ -260,7 +268,13 @@ def _experts(view: View) -> Iterator[Call]:
             if mesh.ep > 1:
                 forwards, rows = times * (block.count + again), view.rows * one.rows * one.width * one.bytes
                 backwards = times * block.count
-                yield Call("ep", "all_to_all", "rows", 3 * forwards + 2 * backwards, forwards * (8 * one.count + 2 * rows) + backwards * 2 * rows)
+                yield Call(
+                    "ep",
+                    "all_to_all",
+                    "rows",
+                    3 * forwards + 2 * backwards,
+                    forwards * (8 * one.count + 2 * rows) + backwards * 2 * rows,
+                )
     counted = sum(block.count * one.count for block, _ in view.blocks for one in block.experts)
     if counted:
         yield Call("batch", "all_reduce", "balance of experts", 1, 8 * counted)
@@ -289,7 +303,11 @@ def _optimizer(view: View) -> Iterator[Call]:
                 yield from _muon(view, weight, size)
     if word == "adafactor":
         for matrix, moved in itertools.product((True, False), repeat=2):
-            same = [w for w in view.weights if (len(w.shape) > 1) == matrix and (w.experts and view.plan.mesh.ep > 1) == moved]
+            same = [
+                w
+                for w in view.weights
+                if (len(w.shape) > 1) == matrix and (w.experts and view.plan.mesh.ep > 1) == moved
+            ]
             yield from _adafactor(view, same, ("expert_shard", "ep") if moved else ("dp_shard",))
 
 
@@ -298,7 +316,9 @@ def _adafactor(view: View, weights: Sequence[Weight], data: Sequence[str]) -> It
     for axis in (*data, "tp"):
         count = numbers = means = 0
         for weight in weights:
-            splits = {name: 0 for name in data if name == "ep" or view.holding.shards} | ({} if weight.tp is None else {"tp": weight.tp})
+            splits = {name: 0 for name in data if name == "ep" or view.holding.shards} | (
+                {} if weight.tp is None else {"tp": weight.tp}
+            )
             if axis not in splits or view.groups[axis].size == 1 or not weight.shape:
                 continue
             local = list(weight.shape)

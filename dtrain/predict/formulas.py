@@ -11,7 +11,20 @@ from typing import Any
 
 from dtrain.plan import Part
 from dtrain.predict.activations import ActivationModel, Value
-from dtrain.predict.shapes import Attention, Block, Decided, Experts, Kept, Shapes, Split, Types, Weight, runs, types_of, word_of
+from dtrain.predict.shapes import (
+    Attention,
+    Block,
+    Decided,
+    Experts,
+    Kept,
+    Shapes,
+    Split,
+    Types,
+    Weight,
+    runs,
+    types_of,
+    word_of,
+)
 from dtrain.predict.state_bytes import flowing
 
 NEXT = "sequence_parallel"
@@ -57,7 +70,9 @@ def facts_of(data: Part) -> Mapping[str, Any]:
 def gpt(part: Mapping[str, Any], run: Run) -> Shapes:
     C = part["width"]
     hidden = part["hidden"] or 64 * math.ceil(C * 8 / 3 / 64)
-    return _transformer(part, run, lambda tape, x: _feed_forward(tape, x, "feed_forward", C, hidden, run), sequence=True)
+    return _transformer(
+        part, run, lambda tape, x: _feed_forward(tape, x, "feed_forward", C, hidden, run), sequence=True
+    )
 
 
 def moe(part: Mapping[str, Any], run: Run) -> Shapes:
@@ -66,11 +81,20 @@ def moe(part: Mapping[str, Any], run: Run) -> Shapes:
     found = _transformer(part, run, lambda tape, x: _mixture(tape, x, C, hidden, E, K, shared, run), sequence=False)
     bias = 4 * E * part["layers"]
     return Shapes(
-        found.blocks, found.buffers + bias + 8 * E * part["layers"], bias, found.tables, found.sample, found.tokens, found.inputs, found.returns
+        found.blocks,
+        found.buffers + bias + 8 * E * part["layers"],
+        bias,
+        found.tables,
+        found.sample,
+        found.tokens,
+        found.inputs,
+        found.returns,
     )
 
 
-def _transformer(part: Mapping[str, Any], run: Run, feed_forward: Callable[[ActivationModel, Value], Value], *, sequence: bool) -> Shapes:
+def _transformer(
+    part: Mapping[str, Any], run: Run, feed_forward: Callable[[ActivationModel, Value], Value], *, sequence: bool
+) -> Shapes:
     """`sequence`: its norms may hold a part of the sequence each."""
     C, V, T, H, rest = part["width"], part["vocab"], run.tokens, part["heads"], run.types.param
     style = NEXT if sequence else ""
@@ -101,15 +125,22 @@ def _transformer(part: Mapping[str, Any], run: Run, feed_forward: Callable[[Acti
 def _attention(tape: ActivationModel, x: Value, part: Mapping[str, Any], run: Run) -> Value:
     C, T, H = part["width"], run.tokens, part["heads"]
     K, D = part["kv_heads"] or H, C // H
-    q, k, v = (tape.linear(x, f"attention.{name}", C, heads * D, rows=T, style="colwise") for name, heads in (("q", H), ("k", K), ("v", K)))
+    q, k, v = (
+        tape.linear(x, f"attention.{name}", C, heads * D, rows=T, style="colwise")
+        for name, heads in (("q", H), ("k", K), ("v", K))
+    )
     q, k = (tape.rotate(tape.norm(x, "", D, groups=heads * T)) for x, heads in ((q, H), (k, K)))
     out = tape.attention(q, k, v, Attention(H, K, D, D, T, run.types.compute), copied=run.apart)
     return tape.linear(out, "attention.out", C, C, rows=T, style="rowwise")
 
 
 def _feed_forward(tape: ActivationModel, x: Value, name: str, width: int, hidden: int, run: Run) -> Value:
-    gate, up = (tape.linear(x, f"{name}.{side}", width, hidden, rows=run.tokens, style="colwise") for side in ("gate", "up"))
-    return tape.linear(tape.times(tape.pointwise(gate), up), f"{name}.down", hidden, width, rows=run.tokens, style="rowwise")
+    gate, up = (
+        tape.linear(x, f"{name}.{side}", width, hidden, rows=run.tokens, style="colwise") for side in ("gate", "up")
+    )
+    return tape.linear(
+        tape.times(tape.pointwise(gate), up), f"{name}.down", hidden, width, rows=run.tokens, style="rowwise"
+    )
 
 
 def _mixture(tape: ActivationModel, x: Value, C: int, F: int, E: int, K: int, shared: int, run: Run) -> Value:
@@ -125,7 +156,9 @@ def _mixture(tape: ActivationModel, x: Value, C: int, F: int, E: int, K: int, sh
     weight = tape.op([scores], Value(R, 4, "whole"), chosen, sums, indices)
     rows = tape.op([x], Value(R * C, x.bytes, "whole"))
     rows = tape.cast(rows, low)
-    tape.weights += [Weight(f"{name}.experts.{side}", (E, *shape), experts=True, product=True) for side, shape in _sides(F, C)]
+    tape.weights += [
+        Weight(f"{name}.experts.{side}", (E, *shape), experts=True, product=True) for side, shape in _sides(F, C)
+    ]
     tape.mixtures.append(Experts(E, K, C, F, R, low))
     gate, up = (tape.product(rows, Value(R * F, low, "whole"), R * F * C) for _ in range(2))
     said = tape.product(tape.times(tape.pointwise(gate), up), Value(R * C, low, "whole"), R * F * C)
@@ -163,13 +196,17 @@ def cnn(part: Mapping[str, Any], run: Run) -> Shapes:
     x, blocks = _conv(stem, x, "", channels, part["width"], 3, height * width), list[Block]()
     blocks.append(stem.block(x, listed=False))
     channels = part["width"]
-    for number, (stage, first) in enumerate((stage, not block) for stage in range(part["stages"]) for block in range(part["blocks"])):
+    for number, (stage, first) in enumerate(
+        (stage, not block) for stage in range(part["stages"]) for block in range(part["blocks"])
+    ):
         wider, stride = part["width"] * 2**stage, 2 if stage and first else 1
         height, width = -(-height // stride), -(-width // stride)
         tape = run.tape(f"blocks.{number}")
         x = tape.takes(Value(x.numbers, x.bytes, "whole"))
         y = _conv(tape, _normed(tape, x, "norm1", channels), "conv1", channels, wider, 3, height * width)
-        short = x if channels == wider and stride == 1 else _conv(tape, x, "shortcut", channels, wider, 1, height * width)
+        short = (
+            x if channels == wider and stride == 1 else _conv(tape, x, "shortcut", channels, wider, 1, height * width)
+        )
         y = _conv(tape, _normed(tape, y, "norm2", wider), "conv2", wider, wider, 3, height * width)
         blocks.append(tape.block(tape.add(short, y)))
         x, channels = Value(y.numbers, y.bytes, "whole"), wider
@@ -191,7 +228,9 @@ def _normed(tape: ActivationModel, x: Value, name: str, channels: int) -> Value:
     """relu(group norm)."""
     tape.weights += [Weight(f"{tape.name}.{name}.{kind}", (channels,)) for kind in ("weight", "bias")]
     high = tape.cast(x, 4) if tape.fused else x  # the autocast of a GPU takes it for one that needs fp32
-    y = tape.op([high], Value(x.numbers, high.bytes, "whole"), high, Value(2 * math.gcd(channels, 8), 4, "whole"), turned=True)
+    y = tape.op(
+        [high], Value(x.numbers, high.bytes, "whole"), high, Value(2 * math.gcd(channels, 8), 4, "whole"), turned=True
+    )
     return tape.pointwise(y, keeps="output")
 
 

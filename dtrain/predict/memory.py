@@ -51,12 +51,19 @@ def _of_rank(plan: Decided, shapes: Shapes, every: Sequence[Sequence[Block]], ra
     blocks = [block for stage in stages for block in stage]
     state, away = count_state(plan, blocks), holding_of(plan).cpu and plan.device != "cpu"
     sizes = [[sizes_of(plan, shapes, block) for block in stage] for stage in stages]
-    buffers = shapes.buffers / plan.mesh.pp + shapes.tables / plan.mesh.cp + shapes.sample * plan.batch.local / plan.mesh.cp
+    buffers = (
+        shapes.buffers / plan.mesh.pp + shapes.tables / plan.mesh.cp + shapes.sample * plan.batch.local / plan.mesh.cp
+    )
     base: Moment = {"buffers": buffers, "average": state.average}
     base |= {} if away else {"parameters": state.parameters, "optimizer": state.optimizer}
     handed = [sizes_of(plan, shapes, stage[-1]).passes for stage in every]
     found = [*(moments(plan, sizes[0]) if plan.mesh.pp == 1 else pipelined(plan, shapes, sizes, handed, rank))]
-    found.append(("optimizer step", {} if away else {"gradients": state.gradients, "optimizer's own": _update(plan, blocks, state)}))
+    found.append(
+        (
+            "optimizer step",
+            {} if away else {"gradients": state.gradients, "optimizer's own": _update(plan, blocks, state)},
+        )
+    )
     when, moment = max(((when, base | moment) for when, moment in found), key=lambda each: sum(each[1].values()))
     kept = max(moment.get("activations", 0.0) for _, moment in found)
     local = state.parameters + state.optimizer + state.average
@@ -83,6 +90,8 @@ def _update(plan: Decided, blocks: Sequence[Block], state: StateBytes) -> float:
     stacks: dict[tuple[int, ...], float] = {}
     for count, weight in weights:
         least = min(weight.shape)
-        stacks[weight.shape] = stacks.get(weight.shape, 0.0) + count * (types.param * weight.count + iterates * weight.count + squares * least**2)
+        stacks[weight.shape] = stacks.get(weight.shape, 0.0) + count * (
+            types.param * weight.count + iterates * weight.count + squares * least**2
+        )
     directions = sum(count * math.prod(piece(plan, weight)) * types.param for count, weight in weights)
     return directions + max(stacks.values(), default=0.0)

@@ -93,7 +93,11 @@ def places(blocks: Sequence[Sizes]) -> Iterator[Place]:
     for index, run in enumerate(blocks):
         one = replace(run, count=1)
         for done in {0, run.count - 1}:
-            yield Place((*blocks[:index], replace(run, count=done)), one, (replace(run, count=run.count - 1 - done), *blocks[index + 1 :]))
+            yield Place(
+                (*blocks[:index], replace(run, count=done)),
+                one,
+                (replace(run, count=run.count - 1 - done), *blocks[index + 1 :]),
+            )
 
 
 def total(blocks: Sequence[Sizes], name: str, *, unit: bool | None = None) -> float:
@@ -129,7 +133,10 @@ def moments(plan: Decided, blocks: Sequence[Sizes]) -> Iterator[tuple[str, Momen
 def _copies(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: bool) -> Moment:
     """One more of the gradients is there for a moment before it is added to what is there; before its last microbatch ddp sums them up beside its buckets."""
     if several or state.buckets:
-        return {"gradients": total(blocks, "made") * (several + state.buckets), "gradients on their way": place.block.largest}
+        return {
+            "gradients": total(blocks, "made") * (several + state.buckets),
+            "gradients on their way": place.block.largest,
+        }
     return {"gradients": total(place.behind, "made") + place.block.made}
 
 
@@ -170,7 +177,10 @@ def _reduced(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: 
     if several and state.every:
         gradients = total(blocks, "end")
     elif several:
-        gradients, root = total(place.before, "summed", unit=True) + total(place.behind, "end", unit=True), total(blocks, "summed", unit=False)
+        gradients, root = (
+            total(place.before, "summed", unit=True) + total(place.behind, "end", unit=True),
+            total(blocks, "summed", unit=False),
+        )
     else:
         gradients = total(place.behind, "end", unit=True)
     way = (place.block.made if state.every or not several else place.block.summed) + place.block.sent + place.block.end
@@ -180,20 +190,33 @@ def _reduced(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: 
     }  # fmt: skip
 
 
-def pipelined(plan: Decided, shapes: Shapes, stages: Sequence[Sequence[Sizes]], handed: Sequence[float], rank: int) -> Iterator[tuple[str, Moment]]:
+def pipelined(
+    plan: Decided, shapes: Shapes, stages: Sequence[Sequence[Sizes]], handed: Sequence[float], rank: int
+) -> Iterator[tuple[str, Moment]]:
     """Of a rank that holds these stages: gradients are summed whole over the microbatches, and FSDP2 keeps all blocks gathered.
 
     `handed`: bytes of one microbatch that each stage of the pipeline gives to the next."""
     state, blocks = holding_of(plan), [size for stage in stages for size in stage]
     mine = dict(zip(_owned(plan, rank), stages, strict=True))
-    flights = {stage: _flight(plan, some, stage, handed, shapes.returns.of(plan) * plan.batch.microbatch) for stage, some in mine.items()}
+    flights = {
+        stage: _flight(plan, some, stage, handed, shapes.returns.of(plan) * plan.batch.microbatch)
+        for stage, some in mine.items()
+    }
     both = {"gradients": total(blocks, "summed"), "gathered blocks": total(blocks, "whole") if state.shards else 0.0}
-    between = {"between stages": _between(plan, handed, rank) + shapes.inputs * plan.batch.local / plan.mesh.cp}  # of all microbatches, put together
+    between = {
+        "between stages": _between(plan, handed, rank) + shapes.inputs * plan.batch.local / plan.mesh.cp
+    }  # of all microbatches, put together
     largest = max(size.made if state.shards else size.largest for size in blocks)
     for most, own in _in_flight(plan, flights, rank):
-        yield "backward", {"activations": most, "inside a block": own, **both, **between, "gradients on their way": largest}
+        yield (
+            "backward",
+            {"activations": most, "inside a block": own, **both, **between, "gradients on their way": largest},
+        )
     if state.shards:
-        yield "reduction", {**both, **between, "gradients on their way": max(size.sent for size in blocks) + total(blocks, "end")}
+        yield (
+            "reduction",
+            {**both, **between, "gradients on their way": max(size.sent for size in blocks) + total(blocks, "end")},
+        )
 
 
 @dataclass(frozen=True)
@@ -234,7 +257,10 @@ def _in_flight(plan: Decided, flights: Mapping[int, Flight], rank: int) -> Itera
     """
     count, shape = plan.batch.accumulate, plan.pipeline
     if shape.schedule in FORWARDS_FIRST:
-        yield count * sum(each.kept + each.sent for each in flights.values()), max(each.inside for each in flights.values())
+        yield (
+            count * sum(each.kept + each.sent for each in flights.values()),
+            max(each.inside for each in flights.values()),
+        )
         return
     few = min(count, 4 * plan.mesh.pp * shape.stages)  # by then it has come to a steady state
     few = few if count == few else few - few % max(1, count // max(1, count // plan.mesh.pp))
@@ -258,7 +284,8 @@ def _in_flight(plan: Decided, flights: Mapping[int, Flight], rank: int) -> Itera
 def _between(plan: Decided, handed: Sequence[float], rank: int) -> float:
     """Torch's schedules keep room for what comes from each side, of every microbatch."""
     return plan.batch.accumulate * sum(
-        (handed[stage - 1] if stage else 0.0) + handed[stage] * (stage < len(handed) - 1) for stage in _owned(plan, rank)
+        (handed[stage - 1] if stage else 0.0) + handed[stage] * (stage < len(handed) - 1)
+        for stage in _owned(plan, rank)
     )
 
 

@@ -18,7 +18,14 @@ def mesh(plan: Plan, width: int = 100) -> list[str]:
     if plan.world == 1:
         return []
     among = groups(plan)
-    inner = next((group.size for axis, group in among.items() if axis in ("tp", "cp", "dp_shard", "dp_replicate", "pp") and group.size > 1), 1)
+    inner = next(
+        (
+            group.size
+            for axis, group in among.items()
+            if axis in ("tp", "cp", "dp_shard", "dp_replicate", "pp") and group.size > 1
+        ),
+        1,
+    )
     drawn = min(plan.nodes, MOST_NODES if plan.world <= MOST_NODES * 8 else 1)
     lines = [_node(plan, node, inner, width) for node in range(drawn)]
     if drawn < plan.nodes:
@@ -31,7 +38,9 @@ def mesh(plan: Plan, width: int = 100) -> list[str]:
                 group.stride * group.size > plan.devices and plan.devices % (group.stride * group.size)
             )
             where = "across nodes" if far and plan.nodes > 1 else "inside a node"
-            lines.append(f"{name}={group.size}: {plan.world // group.size} group(s) such as {_ranks(group.size, group.stride)}, {where}")
+            lines.append(
+                f"{name}={group.size}: {plan.world // group.size} group(s) such as {_ranks(group.size, group.stride)}, {where}"
+            )
     return lines
 
 
@@ -45,7 +54,11 @@ def pipeline(plan: Plan, width: int = 100) -> list[str]:
     lines = [f"{rank:>{len(str(plan.mesh.pp))}} {''.join(_row(found, rank, room))}" for rank in shown]
     if len(shown) < plan.mesh.pp:
         lines.append(f"and {plan.mesh.pp - len(shown)} more")
-    fewer = f"; drawn with {count} microbatches, the step has {plan.batch.accumulate}" if count < plan.batch.accumulate else ""
+    fewer = (
+        f"; drawn with {count} microbatches, the step has {plan.batch.accumulate}"
+        if count < plan.batch.accumulate
+        else ""
+    )
     narrow = "; there is no room for every one" if found.length > room else ""
     return [*lines, LEGEND + fewer + narrow]
 
@@ -65,7 +78,9 @@ def _node(plan: Plan, node: int, inner: int, width: int) -> str:
     first = node * plan.devices
     ranks = [str(rank) for rank in range(first, first + plan.devices)]
     cut = math.gcd(inner, plan.devices) if plan.devices % inner else inner
-    line = f"node {node}  " + " ".join(f"[{' '.join(ranks[begin : begin + cut])}]" for begin in range(0, plan.devices, cut))
+    line = f"node {node}  " + " ".join(
+        f"[{' '.join(ranks[begin : begin + cut])}]" for begin in range(0, plan.devices, cut)
+    )
     return line if len(line) <= width else f"node {node}  ranks {first} to {first + plan.devices - 1}"
 
 

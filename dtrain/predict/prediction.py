@@ -45,11 +45,24 @@ class Prediction:
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
         shapes = {"parameters": self.shapes.parameters, "unknown": self.shapes.unknown}
-        parts: Mapping[str, Any] = {name: getattr(self, name) for name in ("room", "checkpoint", "rank", "bubble", "in_flight", "fits")}
+        parts: Mapping[str, Any] = {
+            name: getattr(self, name) for name in ("room", "checkpoint", "rank", "bubble", "in_flight", "fits")
+        }
         calls = [asdict(call) for call in self.calls]
-        whole = {name: asdict(part) if part else None for name, part in (("work", self.work), ("time", self.time), ("machine", self.machine))}
+        whole = {
+            name: asdict(part) if part else None
+            for name, part in (("work", self.work), ("time", self.time), ("machine", self.machine))
+        }
         room = None if self.room == float("inf") else self.room
-        return {**shapes, "memory": asdict(self.memory), **whole, **parts, "room": room, "in_flight": list(self.in_flight), "calls": calls}
+        return {
+            **shapes,
+            "memory": asdict(self.memory),
+            **whole,
+            **parts,
+            "room": room,
+            "in_flight": list(self.in_flight),
+            "calls": calls,
+        }
 
 
 def predict(plan: Plan, shapes: Shapes) -> Prediction:

@@ -71,7 +71,11 @@ def _memory(plan: Plan, found: Prediction) -> Iterator[Row]:
 
 def _work(found: Prediction) -> str:
     work, again = found.work, f" + {operations(found.work.recomputed)} computed again" if found.work.recomputed else ""
-    said = f"{operations(work.forward)} forward + {operations(work.backward)} backward{again} a step" if work.total else "operations not known"
+    said = (
+        f"{operations(work.forward)} forward + {operations(work.backward)} backward{again} a step"
+        if work.total
+        else "operations not known"
+    )
     return f"{count(found.shapes.parameters)} parameters, {said}, checkpoint {size(found.checkpoint)}"
 
 
@@ -82,7 +86,9 @@ def _wire(plan: Plan, found: Prediction) -> Iterator[Row]:
     title = "collectives"
     little: list[Call] = []
     for axis in among:
-        mine = [call for call in found.calls if call.axis == axis and call.when in ("step", "data") and call.kind != "recv"]
+        mine = [
+            call for call in found.calls if call.axis == axis and call.when in ("step", "data") and call.kind != "recv"
+        ]
         if sum(call.bytes for call in mine) < SMALL:
             little += mine
             continue
@@ -98,15 +104,25 @@ def _wire(plan: Plan, found: Prediction) -> Iterator[Row]:
     if found.calls:
         yield "", " ".join(filter(None, ("calls and bytes a step on one rank", who)))
     if found.shapes.unknown and plan.world > 1:
-        yield title, f"a guess: every block is taken to run once, and what forwards send is left out: {found.shapes.unknown}"
+        yield (
+            title,
+            f"a guess: every block is taken to run once, and what forwards send is left out: {found.shapes.unknown}",
+        )
 
 
 def _time(plan: Plan, found: Prediction) -> Iterator[Row]:
     time = found.time
     if time is None:
         return
-    tokens = f"{count(time.tokens_per_second)} tokens/s" if found.shapes.tokens > 1 else f"{count(time.samples_per_second)} samples/s"
-    yield "time", f"about {duration(time.seconds)} a step, {tokens}, MFU {time.mfu:.0%}; {plan.steps} steps in {duration(time.seconds * plan.steps)}"
+    tokens = (
+        f"{count(time.tokens_per_second)} tokens/s"
+        if found.shapes.tokens > 1
+        else f"{count(time.samples_per_second)} samples/s"
+    )
+    yield (
+        "time",
+        f"about {duration(time.seconds)} a step, {tokens}, MFU {time.mfu:.0%}; {plan.steps} steps in {duration(time.seconds * plan.steps)}",
+    )
     wire: Mapping[str, float] = time.wire
     parts = {
         "products": time.products,
@@ -116,14 +132,21 @@ def _time(plan: Plan, found: Prediction) -> Iterator[Row]:
     }
     parts |= {"waiting in the pipeline": time.waits, "optimizer": time.optimizer}
     hidden = f"; {duration(time.hidden)} of calls are hidden behind them" if time.hidden >= time.seconds / 100 else ""
-    yield "", " + ".join(f"{name} {duration(spent)}" for name, spent in parts.items() if spent >= time.seconds / 100) + hidden
+    yield (
+        "",
+        " + ".join(f"{name} {duration(spent)}" for name, spent in parts.items() if spent >= time.seconds / 100)
+        + hidden,
+    )
 
 
 def _pipeline(plan: Plan, found: Prediction, width: int) -> list[str]:
     if plan.mesh.pp == 1:
         return []
     stages = ", ".join(map(str, found.in_flight))
-    return [f"a rank waits {found.bubble:.0%} of its time; microbatches in flight on each stage: {stages}", *picture.pipeline(plan, width - 11)]
+    return [
+        f"a rank waits {found.bubble:.0%} of its time; microbatches in flight on each stage: {stages}",
+        *picture.pipeline(plan, width - 11),
+    ]
 
 
 def _named(name: str, lines: list[str]) -> Iterator[Row]:

@@ -49,7 +49,12 @@ def actions(shape: PipelineShape, pp: int, microbatches: int, rank: int) -> tupl
 
 @lru_cache(maxsize=64)
 def timeline(
-    shape: PipelineShape, pp: int, microbatches: int, forward: tuple[float, ...] | None = None, hop: float = 0.0, again: float = 0.0
+    shape: PipelineShape,
+    pp: int,
+    microbatches: int,
+    forward: tuple[float, ...] | None = None,
+    hop: float = 0.0,
+    again: float = 0.0,
 ) -> Timeline:
     """Every action as early as what it needs is there, a rank doing one at a time.
 
@@ -77,7 +82,9 @@ def timeline(
                 position[rank] += 1
                 left -= 1
         if left == before:
-            raise ValueError(f"pipeline.schedule={shape.schedule}: with {pp} ranks and {microbatches} microbatches its ranks wait for each other")
+            raise ValueError(
+                f"pipeline.schedule={shape.schedule}: with {pp} ranks and {microbatches} microbatches its ranks wait for each other"
+            )
     return Timeline(tuple(map(tuple, rows)), max(clock))
 
 
@@ -98,7 +105,11 @@ def _ready(action: Action, owners: Sequence[int], done: Mapping[Action, float], 
     if kind == "W" or (kind == "F" and stage == 0) or (kind != "F" and stage == len(owners) - 1):
         return 0.0
     other = stage - 1 if kind == "F" else stage + 1
-    ends = [done[source] for source in (Action(name, other, microbatch) for name in ("F" if kind == "F" else "BI")) if source in done]
+    ends = [
+        done[source]
+        for source in (Action(name, other, microbatch) for name in ("F" if kind == "F" else "BI"))
+        if source in done
+    ]
     return ends[0] + hop * (owners[other] != owners[stage]) if ends else None
 
 
@@ -126,7 +137,9 @@ def _looped_bfs(pp: int, stages: int, count: int, rank: int) -> Iterator[Action]
     yield from (Action("B", stage, microbatch) for stage in reversed(mine) for microbatch in reversed(range(count)))
 
 
-def _rounds(pp: int, stages: int, count: int, rank: int, *, ahead: int) -> tuple[int, Callable[[int], Action], Callable[[int, str], Action]]:
+def _rounds(
+    pp: int, stages: int, count: int, rank: int, *, ahead: int
+) -> tuple[int, Callable[[int], Action], Callable[[int, str], Action]]:
     """(forwards before the first backward, the n-th forward, the n-th backward) of schedules that go through their stages in rounds."""
     size = count // max(1, count // pp)
 

@@ -125,7 +125,9 @@ class Kept:
     logits: float = 0
 
     def __add__(self, other: "Kept") -> "Kept":
-        return Kept(self.whole + other.whole, self.stream + other.stream, self.inside + other.inside, self.logits + other.logits)
+        return Kept(
+            self.whole + other.whole, self.stream + other.stream, self.inside + other.inside, self.logits + other.logits
+        )
 
     def of(self, plan: Decided) -> float:
         """Bytes of one sample on one rank."""
@@ -256,7 +258,9 @@ def stages_of(plan: Decided, shapes: Shapes) -> list[tuple[Block, ...]]:
     first, last = inside[0], inside[-1] + 1
     groups = [[block] for block in single[first:last]]
     groups[0], groups[-1] = single[:first] + groups[0], groups[-1] + single[last:]
-    costs = [sum(weight.count for block in group for weight in block.weights if not weight.embedding) for group in groups]
+    costs = [
+        sum(weight.count for block in group for weight in block.weights if not weight.embedding) for group in groups
+    ]
     ends = [0]
     for size in plan.pipeline.sizes(costs, count):
         ends.append(ends[-1] + size)

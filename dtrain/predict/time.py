@@ -71,8 +71,13 @@ def time(plan: Plan, shapes: Shapes, memory: Memory, machine: Machine) -> Time |
     calls = [collectives(plan, shapes, rank) for rank in range(plan.mesh.pp)]
     sent = [_on_the_way(plan, machine, each) for each in calls]
     starting = [_starting(plan, blocks) for blocks in stages_of(plan, shapes)]
-    busy = [max(sum(stages[index]), starting[index]) + sum(sent[owner].values()) / owners.count(owner) for index, owner in enumerate(owners)]
-    slowest = max(range(plan.mesh.pp), key=lambda rank: sum(busy[index] for index, owner in enumerate(owners) if owner == rank))
+    busy = [
+        max(sum(stages[index]), starting[index]) + sum(sent[owner].values()) / owners.count(owner)
+        for index, owner in enumerate(owners)
+    ]
+    slowest = max(
+        range(plan.mesh.pp), key=lambda rank: sum(busy[index] for index, owner in enumerate(owners) if owner == rank)
+    )
     mine = [index for index, owner in enumerate(owners) if owner == slowest]
     pipeline = _pipeline(plan, shapes, busy, _hop(plan, machine, calls[0]))
     products, moved = (sum(stages[index][part] for index in mine) for part in (0, 1))
@@ -92,7 +97,11 @@ def time(plan: Plan, shapes: Shapes, memory: Memory, machine: Machine) -> Time |
 def at_peak(plan: Plan) -> float | None:
     """Seconds of a step of nothing but products at the peak of the ranks' GPUs: over the seconds of a step, its MFU. None where GPUs or model are not known."""
     shapes = formulas.shapes(plan) if plan.cluster.get("gpus") else None
-    return 3 * work(plan, shapes).forward / (plan.world * _peak(plan, build(plan.cluster))) if shapes and not shapes.unknown else None
+    return (
+        3 * work(plan, shapes).forward / (plan.world * _peak(plan, build(plan.cluster)))
+        if shapes and not shapes.unknown
+        else None
+    )
 
 
 def call_seconds(call: Call, group: Group, machine: Machine, devices: int) -> float:
@@ -110,7 +119,10 @@ def call_seconds(call: Call, group: Group, machine: Machine, devices: int) -> fl
     between = (2 if call.kind == "all_reduce" else 1) * (nodes - 1)
     hop = (hops - between) * machine.intra_node_latency + between * machine.inter_node_latency
     if call.kind == "all_reduce":  # small ones go up and down a tree
-        hop = min(hop, 2 * ((here - 1) * machine.intra_node_latency + math.ceil(math.log2(nodes)) * machine.inter_node_latency))
+        hop = min(
+            hop,
+            2 * ((here - 1) * machine.intra_node_latency + math.ceil(math.log2(nodes)) * machine.inter_node_latency),
+        )
     if call.kind == "recv":
         return 0.0
     return call.calls * (machine.start + max(0.0, hop)) + call.bytes * share / (way * LINK)
@@ -158,7 +170,9 @@ def _on_the_way(plan: Plan, machine: Machine, calls: tuple[Call, ...]) -> dict[s
 def _hop(plan: Plan, machine: Machine, calls: tuple[Call, ...]) -> float:
     """Seconds from the end of an action on one rank of the pipeline until its neighbour may begin."""
     sent = [call for call in calls if call.axis == "pp" and call.kind == "send" and call.when == "step"]
-    return max((call_seconds(call, groups(plan)["pp"], machine, plan.devices) / call.calls for call in sent), default=0.0)
+    return max(
+        (call_seconds(call, groups(plan)["pp"], machine, plan.devices) / call.calls for call in sent), default=0.0
+    )
 
 
 def _pipeline(plan: Plan, shapes: Shapes, busy: list[float], hop: float) -> float:
@@ -174,7 +188,9 @@ def _pipeline(plan: Plan, shapes: Shapes, busy: list[float], hop: float) -> floa
     return timeline(plan.pipeline, pp, few, unit, hop, again).length + (count - few) * rank
 
 
-def _data_axes(plan: Plan, machine: Machine, calls: tuple[Call, ...], computing: float) -> tuple[dict[str, float], float]:
+def _data_axes(
+    plan: Plan, machine: Machine, calls: tuple[Call, ...], computing: float
+) -> tuple[dict[str, float], float]:
     """(axis -> seconds that are waited for, seconds that are hidden behind the computing)."""
     among, spent, first = groups(plan), dict[str, float](), dict[str, float]()
     waited: dict[str, float] = {}
@@ -203,4 +219,6 @@ def _optimizer(plan: Plan, memory: Memory, bandwidth: float) -> float:
     moved = 4 * memory.gradients + 2 * (memory.parameters + memory.optimizer)
     if not holding_of(plan).cpu or plan.device == "cpu":
         return moved / bandwidth
-    return moved * plan.devices / HOST_BANDWIDTH + (memory.gradients + memory.parameters) / float(plan.cluster["offload"])
+    return moved * plan.devices / HOST_BANDWIDTH + (memory.gradients + memory.parameters) / float(
+        plan.cluster["offload"]
+    )

@@ -84,7 +84,9 @@ class View:
     @cached_property
     def weights(self) -> list[Weight]:
         """Trained ones, in the order of the model; equal ones as often as they are."""
-        return [weight for block, _ in self.blocks for _ in range(block.count) for weight in block.weights if weight.trained]
+        return [
+            weight for block, _ in self.blocks for _ in range(block.count) for weight in block.weights if weight.trained
+        ]
 
     @property
     def stream(self) -> int:

@@ -32,15 +32,24 @@ def work(plan: Decided, shapes: Shapes) -> Work:
     samples, cp = plan.batch.size, plan.mesh.cp
     seen = (cp + 1) / (2 * cp) if plan.context.get("attention") == "ring" else 1.0
     forward = samples * sum(2 * (block.work + seen * block.looks) * block.count for block in shapes.blocks)
-    backward = samples * sum((2 * block.back + 5 * seen * block.looks * block.gives) * block.count for block in shapes.blocks)
-    again = samples * sum(2 * (block.again - (1 - seen) * block.looks) * block.count for block in shapes.blocks if block.listed and block.gives)
+    backward = samples * sum(
+        (2 * block.back + 5 * seen * block.looks * block.gives) * block.count for block in shapes.blocks
+    )
+    again = samples * sum(
+        2 * (block.again - (1 - seen) * block.looks) * block.count
+        for block in shapes.blocks
+        if block.listed and block.gives
+    )
     alone = samples * (plan.mesh.tp - 1) * sum(block.count * _experts(block) for block in shapes.blocks)
     return Work(round(forward) + 2 * alone, round(backward) + 4 * alone, round(again * recomputed(plan, shapes.listed)))
 
 
 def _experts(block: Block) -> int:
     """Multiply-adds of one sample in experts and their routers, which every rank of tp computes whole."""
-    return sum(3 * each.rows * each.width * each.hidden + each.rows // each.active * each.width * each.count for each in block.experts)
+    return sum(
+        3 * each.rows * each.width * each.hidden + each.rows // each.active * each.width * each.count
+        for each in block.experts
+    )
 
 
 def recomputed(plan: Decided, blocks: int) -> float:

@@ -75,7 +75,9 @@ def _read(place: Place, chain: Sequence[Place], seen: list[Place], problems: lis
     check(place, chain)
     seen.append(place)
     if len(chain) >= DEEPEST or len(seen) > MOST:
-        raise WordsError(f"{chain[-1]}: more than {DEEPEST} recipes build on each other, or {MOST} in all. Write their words into one.")
+        raise WordsError(
+            f"{chain[-1]}: more than {DEEPEST} recipes build on each other, or {MOST} in all. Write their words into one."
+        )
     left = until - time.monotonic()
     if place.trust == "remote" and left <= 0:
         raise WordsError(f"recipe={place}: was not asked for: those before it took {store.ANSWER_SECONDS:g} s already.")
@@ -95,7 +97,9 @@ def _read(place: Place, chain: Sequence[Place], seen: list[Place], problems: lis
         try:
             below += _read(find(name, place), [*chain, place], seen, problems, until)
         except WordsError as error:
-            problems += [problem if str(place) in problem else f"{problem} ({place} builds on it)" for problem in error.problems]
+            problems += [
+                problem if str(place) in problem else f"{problem} ({place} builds on it)" for problem in error.problems
+            ]
     return below + [replace(word, place=place) for word in _words(document, place, problems)]
 
 
@@ -112,7 +116,9 @@ def _names(node: Node | None, place: Place, problems: list[str]) -> Iterable[str
         if isinstance(name, str) and name:
             yield name
         else:
-            problems.append(f"{place}:{node.line if node else 1}: recipe names other recipes. Write recipe: base.yaml, or recipe: [a.yaml, b.yaml].")
+            problems.append(
+                f"{place}:{node.line if node else 1}: recipe names other recipes. Write recipe: base.yaml, or recipe: [a.yaml, b.yaml]."
+            )
 
 
 def _words(document: Mapping[str, Node], place: Place, problems: list[str]) -> Iterable[Word]:
@@ -148,7 +154,9 @@ def _defaults(node: Node | None, place: Place, problems: list[str]) -> Iterable[
             choice = pairs[0][1].plain()
             yield Word(found[1], choice, _choice(choice), f"{place}:{entry.line}")
         elif entry.value != "_self_":
-            problems.append(f"{place}:{entry.line}: defaults: {str(entry.plain())[:60]!r} is not understood. Write `- override /model: gpt`.")
+            problems.append(
+                f"{place}:{entry.line}: defaults: {str(entry.plain())[:60]!r} is not understood. Write `- override /model: gpt`."
+            )
 
 
 def _leaves(key: str, node: Node, place: Place, problems: list[str]) -> Iterable[Word]:
@@ -157,7 +165,10 @@ def _leaves(key: str, node: Node, place: Place, problems: list[str]) -> Iterable
         for name, inner in node.value.items():
             yield from _leaves(f"{key}.{name}", inner, place, problems)
         return
-    problems += [f"{place}:{node.line}: {key}: {name} is no argument. A part has _target_ and its arguments." for name in _private(key, node)]
+    problems += [
+        f"{place}:{node.line}: {key}: {name} is no argument. A part has _target_ and its arguments."
+        for name in _private(key, node)
+    ]
     if not KEY.fullmatch(key):
         problems.append(f"{place}:{node.line}: {key!r:.60} belongs into a defaults list.")
         return
@@ -168,7 +179,13 @@ def _leaves(key: str, node: Node, place: Place, problems: list[str]) -> Iterable
 def _private(key: str, node: Node) -> Iterable[str]:
     """Names that belong to Hydra or to Python, in a key and below it."""
     yield from (name for name in key.split(".") if name.startswith("_") and name != "_target_")
-    below = node.value.items() if isinstance(node.value, dict) else [("", item) for item in node.value] if isinstance(node.value, list) else []
+    below = (
+        node.value.items()
+        if isinstance(node.value, dict)
+        else [("", item) for item in node.value]
+        if isinstance(node.value, list)
+        else []
+    )
     for name, inner in below:
         yield from _private(name, inner)
 
@@ -186,7 +203,11 @@ def write(config: Config) -> str:
     if told:
         lines.append(f"# needs {' '.join(f'{key}=<not written>' for key in told)}")
     lines.append("defaults:")
-    lines += [f"  - override /{group}: {_flow(word)}{_source(config, group)}" for group, word in config.choices.items() if word is not None]
+    lines += [
+        f"  - override /{group}: {_flow(word)}{_source(config, group)}"
+        for group, word in config.choices.items()
+        if word is not None
+    ]
     for field in fields(Schema):
         if field.name not in NOT_WRITTEN:
             value = getattr(config, field.name)
@@ -209,7 +230,9 @@ def _text(dumper: _Dumper, value: str) -> yaml.ScalarNode:
         plain = None
     if not isinstance(value, _Said) and not HERE.fullmatch(value):
         value = value.replace("${", "\\${")  # it was looked up, and is no interpolation any more
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else '"' if "\n" in value else "'")
+    return dumper.represent_scalar(
+        "tag:yaml.org,2002:str", value, style=None if plain else '"' if "\n" in value else "'"
+    )
 
 
 _Dumper.add_representer(str, _text)
@@ -218,7 +241,11 @@ _Dumper.add_representer(_Said, _text)
 
 def _flow(value: Any) -> str:
     def dumped(*, unicode: bool) -> str:
-        return yaml.dump(value, Dumper=_Dumper, default_flow_style=True, allow_unicode=unicode, width=10**9).removesuffix("\n").removesuffix("\n...")
+        return (
+            yaml.dump(value, Dumper=_Dumper, default_flow_style=True, allow_unicode=unicode, width=10**9)
+            .removesuffix("\n")
+            .removesuffix("\n...")
+        )
 
     readable = dumped(unicode=True)
     return dumped(unicode=False) if HIDDEN.search(readable) else readable
@@ -227,7 +254,10 @@ def _flow(value: Any) -> str:
 def _yaml_lines(name: str, value: Any, config: Config, indent: str, key: str) -> Iterable[str]:
     if isinstance(value, dict):
         inner = [
-            line for part, item in value.items() if part != "_about_" for line in _yaml_lines(str(part), item, config, indent + "  ", f"{key}.{part}")
+            line
+            for part, item in value.items()
+            if part != "_about_"
+            for line in _yaml_lines(str(part), item, config, indent + "  ", f"{key}.{part}")
         ]
         if inner:
             yield f"{indent}{name}:"
@@ -241,4 +271,10 @@ def _source(config: Config, key: str) -> str:
 
 
 def _said(value: Any) -> Any:
-    return [_said(item) for item in value] if isinstance(value, list) else _Said(value) if isinstance(value, str) else value
+    return (
+        [_said(item) for item in value]
+        if isinstance(value, list)
+        else _Said(value)
+        if isinstance(value, str)
+        else value
+    )

@@ -79,7 +79,9 @@ def parse(data: bytes) -> Node:
         here = text.splitlines()[line - 1] if line <= len(text.splitlines()) else ""
         if "\t" in here[: column + 1]:
             raise Slip("a tab: YAML is indented with blanks.", line, column) from error
-        raise Slip(f"not YAML: {error.problem or 'broken'}. Look at the indentation, colons and brackets there.", line, column) from error
+        raise Slip(
+            f"not YAML: {error.problem or 'broken'}. Look at the indentation, colons and brackets there.", line, column
+        ) from error
     except yaml.YAMLError as error:
         raise Slip(f"not YAML: {error}.", 1) from error
 
@@ -94,7 +96,9 @@ def scalar(raw: str) -> Any:
     if len(raw) > LONGEST_NUMBER:
         raise ValueError(f"a number of {len(raw)} characters. Write it shorter, or in quotes when it is a name.")
     if number is TWO_WAYS:
-        raise ValueError(f"{raw} is another number in YAML 1.1 than in 1.2. Write {raw.replace('_', '').lstrip('+-0') or 0}, or '{raw}' for a name.")
+        raise ValueError(
+            f"{raw} is another number in YAML 1.1 than in 1.2. Write {raw.replace('_', '').lstrip('+-0') or 0}, or '{raw}' for a name."
+        )
     if number is ENDLESS:
         return float(raw.replace(".", "").lower())
     return float(raw) if number is FLOAT else int(raw, 0 if number is OTHER_BASE else 10)
@@ -165,7 +169,10 @@ def _check(event: yaml.Event, line: int) -> None:
     """Raises Slip."""
     tag = getattr(event, "tag", None)
     if tag:
-        raise Slip(f"the tag {tag!r:.60}: a recipe holds plain values. Leave it out, and write a text that looks like a number in quotes.", line)
+        raise Slip(
+            f"the tag {tag!r:.60}: a recipe holds plain values. Leave it out, and write a text that looks like a number in quotes.",
+            line,
+        )
     if not isinstance(event, yaml.ScalarEvent):
         return
     if len(event.value) > LONGEST:

@@ -65,7 +65,12 @@ def band(limits: Any) -> str:
 def machine(cluster: Cluster) -> str:
     """This machine as `expect.hardware` names one: GPUs by their model, or CPU cores by theirs."""
     if cluster.gpus:
-        models = [found[1] for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")) for found in [_line("Model", path)] if found]
+        models = [
+            found[1]
+            for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+            for found in [_line("Model", path)]
+            if found
+        ]
         return f"{cluster.gpus} x {models[0] if models else 'GPU'}"
     found = _line("model name", Path("/proc/cpuinfo"))
     return f"{cluster.cpus} x {found[1] if found else 'CPU'}"
@@ -76,23 +81,35 @@ def judge(expect: Expect, out: str, *, here: str) -> list[Finding]:
     rows = [json.loads(line) for line in store.read(store.join(out, "metrics.jsonl")).decode().splitlines()]
     result = json.loads(store.read(store.join(out, "result.json")))
     figures = figures_of(rows, result)
-    return [_judged(name, getattr(expect, name), figures.get(name), expect.hardware in (None, here)) for name in asked(expect)]
+    return [
+        _judged(name, getattr(expect, name), figures.get(name), expect.hardware in (None, here))
+        for name in asked(expect)
+    ]
 
 
 def figures_of(rows: list[Mapping[str, Any]], result: Mapping[str, Any]) -> dict[str, float]:
     """Every figure that can be expected, of the rows of metrics.jsonl and of result.json: those of the last row, the last held-out ones, medians of speeds."""
     warm = rows[WARM:] or rows
-    speeds = {name: statistics.median(row[name] for row in warm) for name in OF_THE_MACHINE if rows and name in rows[-1]}
+    speeds = {
+        name: statistics.median(row[name] for row in warm) for name in OF_THE_MACHINE if rows and name in rows[-1]
+    }
     last = {name: rows[-1][name] for name in OF_A_STEP if rows and rows[-1].get(name) is not None}
     memory = {"memory": result["peak_bytes"] / GIB} if result.get("peak_bytes") else {}
-    return {**last, **{name: value for name, value in result["metrics"].items() if value is not None}, **speeds, **memory}
+    return {
+        **last,
+        **{name: value for name, value in result["metrics"].items() if value is not None},
+        **speeds,
+        **memory,
+    }
 
 
 def table(findings: Iterable[Finding], hardware: str | None) -> str:
     lines = [f"{'figure':<20} {'expected':<22} {'found':<12}"]
     for one in findings:
         found = "none" if one.found is None else f"{one.found:.5g}"
-        verdict = {"absent": "the run has no such figure", "elsewhere": f"not judged: expected on {hardware}"}.get(one.verdict, one.verdict)
+        verdict = {"absent": "the run has no such figure", "elsewhere": f"not judged: expected on {hardware}"}.get(
+            one.verdict, one.verdict
+        )
         lines.append(f"{one.figure:<20} {band([one.low, one.high]):<22} {found:<12} {verdict}")
     return "\n".join(lines)
 

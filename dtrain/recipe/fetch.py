@@ -58,7 +58,11 @@ def refusal(key: str, value: str, beside: str) -> str | None:
         return f"cannot reach {value.strip()}, which is of this machine or its network"
     if HERE.match(value):
         return "cannot open a file of this machine"
-    if "://" not in value and (OPENS.search(last) or NAMES.search(last)) and _is_file_here(value, BARE_NAME if OPENS.search(last) else HUB_NAME):
+    if (
+        "://" not in value
+        and (OPENS.search(last) or NAMES.search(last))
+        and _is_file_here(value, BARE_NAME if OPENS.search(last) else HUB_NAME)
+    ):
         return "cannot open a file of this machine"
     return None
 

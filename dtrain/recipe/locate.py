@@ -52,7 +52,9 @@ def find(name: str, beside: Place | None = None) -> Place:
     if plain in known:
         found = Place(str(known[plain]), "own")
     elif not re.search(r"[/.]", plain) and (beside or len(plain) > 255 or not Path(plain).is_dir()):
-        raise WordsError(f"recipe={cut(masked(plain))}: there is no such recipe.{nearest(plain, known)} Or give a path or URL.")
+        raise WordsError(
+            f"recipe={cut(masked(plain))}: there is no such recipe.{nearest(plain, known)} Or give a path or URL."
+        )
     elif beside is None:
         found = Place(plain, "local" if store.is_local(plain) else "remote")
     else:
@@ -79,7 +81,9 @@ def fetch(place: Place, *, seconds: float | None = None) -> bytes:
 def check(place: Place, chain: Sequence[Place]) -> None:
     """Whether what the last recipe of `chain` builds on may be read. Raises WordsError."""
     if place.url in [other.url for other in chain]:
-        raise WordsError(f"{chain[-1]}: recipes build on each other in a circle: {' -> '.join(map(str, [*chain, place]))}.")
+        raise WordsError(
+            f"{chain[-1]}: recipes build on each other in a circle: {' -> '.join(map(str, [*chain, place]))}."
+        )
     if place.trust == "remote" and not place.digest and any(other.digest for other in chain):
         try:
             written = f" Write {place}@sha256:{hashlib.sha256(fetch(place)).hexdigest()}."

@@ -80,8 +80,17 @@ def borrowed(word: Word, settled: Sequence[Word], said: Sequence[Word], *, forei
     """
     if word.place is None or word.place.trust != "remote":
         return
-    for name in dict.fromkeys(name for _, value in _inside(word.key, word.value) if isinstance(value, str) for name in REFERENCE.findall(value)):
-        meant = [other for other in settled if f"{other.key}.".startswith(f"{name}.") or f"{name}.".startswith(f"{other.key}.")]
+    for name in dict.fromkeys(
+        name
+        for _, value in _inside(word.key, word.value)
+        if isinstance(value, str)
+        for name in REFERENCE.findall(value)
+    ):
+        meant = [
+            other
+            for other in settled
+            if f"{other.key}.".startswith(f"{name}.") or f"{name}.".startswith(f"{other.key}.")
+        ]
         private = [other for other in meant if _is_of_here(other) and not _is_number_of(other, said)]
         if private or (foreign and not meant):
             yield (

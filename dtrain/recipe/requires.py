@@ -26,11 +26,16 @@ def unmet(config: Config, cluster: Cluster) -> list[str]:
     required = config.requires
     problems = [(f"versions={each}", sentence) for each in required.versions if (sentence := _version(str(each)))]
     if required.gpus is not None and cluster.gpus < required.gpus:
-        problems.append((f"gpus={required.gpus}", f"this host has {cluster.gpus}. Type requires.gpus=0 to try without."))
+        problems.append(
+            (f"gpus={required.gpus}", f"this host has {cluster.gpus}. Type requires.gpus=0 to try without.")
+        )
     if required.memory is not None and cluster.memory < required.memory * GIB:
         where = "a GPU here" if cluster.gpus else "this host"
         problems.append(
-            (f"memory={required.memory:g}", f"{where} has {cluster.memory / GIB:.0f} GiB. Type requires.memory=null to try all the same.")
+            (
+                f"memory={required.memory:g}",
+                f"{where} has {cluster.memory / GIB:.0f} GiB. Type requires.memory=null to try all the same.",
+            )
         )
     return [f"requires.{word} ({_source(config, word)}): {sentence}" for word, sentence in problems]
 

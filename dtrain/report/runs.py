@@ -63,7 +63,11 @@ def below(url: str) -> list[Run]:
         others = [place for place, config in zip(level, read, strict=True) if config is None]
         if depth == 0 and others and store.is_local(url) and not store.exists(url):
             raise StoreError.during("look for runs in", url, "there is no such folder", kind="missing")
-        level = [store.join(place, name) for place, names in zip(others, _each(_folders, others, url), strict=True) for name in names][: MOST * 4]
+        level = [
+            store.join(place, name)
+            for place, names in zip(others, _each(_folders, others, url), strict=True)
+            for name in names
+        ][: MOST * 4]
     runs = _each(lambda pair: _run(*pair, above=url), found[:MOST], url)
     return sorted(runs, key=lambda run: (run.began or math.inf, run.name))
 
@@ -104,7 +108,11 @@ def _run(url: str, config: bytes, *, above: str) -> Run:
     except StoreError:
         first = tail = b""
     began = BEGAN.match(first)
-    events = [*_rows(tail, (b'"event": "evaluated"', b'"event": "started"', *(f'"event": "{word}"'.encode() for word in ENDED)))]
+    events = [
+        *_rows(
+            tail, (b'"event": "evaluated"', b'"event": "started"', *(f'"event": "{word}"'.encode() for word in ENDED))
+        )
+    ]
     result = _result(url)
     last = events[-1] if events else {}
     status = next((str(event["event"]) for event in reversed(events) if event["event"] != "evaluated"), "")
@@ -118,7 +126,11 @@ def _run(url: str, config: bytes, *, above: str) -> Run:
         float(began[1]) if began else None,
         *said(config.decode(errors="replace")),
         step if type(step) is int and step >= 0 else 0,
-        {key: float(value) for key, value in figures.items() if key.startswith("eval_") and type(value) in (int, float) and math.isfinite(value)},
+        {
+            key: float(value)
+            for key, value in figures.items()
+            if key.startswith("eval_") and type(value) in (int, float) and math.isfinite(value)
+        },
         status if ended else _unended(url, status),
     )
 
@@ -159,7 +171,9 @@ def _unended(url: str, status: str) -> str:
         held, _ = lease.holder(url)
     except StoreError:
         return "unknown"
-    return {"held": "running", "unknown": "elsewhere"}.get(held, status if status == "failed" else "died" if status else "never began")
+    return {"held": "running", "unknown": "elsewhere"}.get(
+        held, status if status == "failed" else "died" if status else "never began"
+    )
 
 
 # what was changed
@@ -245,7 +259,11 @@ def _stated(url: str) -> dict[str, str]:
     try:
         plan = yaml.load(_bytes(store.join(url, "plan.yaml")) or b"{}", getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         kept, parts = plan.get("checkpoint") or {}, [*(plan.get("hooks") or {}).values(), plan.get("objective") or {}]
-        stated = {figure: which for part in parts for figure, which in ((part.get("_about_") or {}).get("figures") or {}).items()}
+        stated = {
+            figure: which
+            for part in parts
+            for figure, which in ((part.get("_about_") or {}).get("figures") or {}).items()
+        }
         stated = {**({kept["best"]: kept["best_is"]} if kept.get("best") else {}), **stated}
         return {str(figure): which for figure, which in stated.items() if which in ("lowest", "highest")}
     except (yaml.YAMLError, ValueError, RecursionError, AttributeError, KeyError, TypeError):

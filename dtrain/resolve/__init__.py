@@ -96,7 +96,11 @@ def _all(config: Config, cluster: Cluster) -> Plan:
     plans = []
     for nodes in fewer:
         try:
-            plans.append(replace(_fewer(nodes, first, config, cluster), out=first.out, launcher=first.launcher, threads=first.threads))
+            plans.append(
+                replace(
+                    _fewer(nodes, first, config, cluster), out=first.out, launcher=first.launcher, threads=first.threads
+                )
+            )
         except WordsError as error:  # the rest would fail alike: a range of nodes is one mistake
             raise WordsError(*(f"with nodes={nodes}: {problem}" for problem in error.problems)) from error
     return replace(first, others=tuple(plans))
@@ -160,5 +164,11 @@ def _value(config: Config, key: str) -> Any:
         return config.choices[key]
     found: Any = config
     for name in key.split("."):
-        found = found.get(name, UNKNOWN) if isinstance(found, dict) else getattr(found, name, UNKNOWN) if found is not UNKNOWN else UNKNOWN
+        found = (
+            found.get(name, UNKNOWN)
+            if isinstance(found, dict)
+            else getattr(found, name, UNKNOWN)
+            if found is not UNKNOWN
+            else UNKNOWN
+        )
     return found

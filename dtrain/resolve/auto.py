@@ -84,18 +84,34 @@ def strategy(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[st
         return {"strategy": choose(config, "strategy", "", draft["why"], "")}
     seeds = [] if ranks == 1 else _seeds(config, cluster, draft)
     if not seeds:
-        word, reason = ("single", "one rank") if ranks == 1 else ("ddp", f"{ranks} ranks, and the model's size is not known before it is built")
+        word, reason = (
+            ("single", "one rank")
+            if ranks == 1
+            else ("ddp", f"{ranks} ranks, and the model's size is not known before it is built")
+        )
         return {"strategy": choose(config, "strategy", word, draft["why"], reason)}
-    room = cluster.memory * ROOM / (1 if draft["device"] == "cuda" else ranks // max(1, draft["nodes"] if cluster.external else 1))
+    room = (
+        cluster.memory
+        * ROOM
+        / (1 if draft["device"] == "cuda" else ranks // max(1, draft["nodes"] if cluster.external else 1))
+    )
     layouts = sorted(_layouts(config, cluster, draft, seeds), key=lambda layout: layout.seconds)
-    simple = [layout for layout in layouts if layout.mesh.tp == (config.mesh.tp or 1) and layout.mesh.pp == (config.mesh.pp or 1)]
+    simple = [
+        layout
+        for layout in layouts
+        if layout.mesh.tp == (config.mesh.tp or 1) and layout.mesh.pp == (config.mesh.pp or 1)
+    ]
     if not simple:  # something else is wrong with the words, and the rules behind this one say what
         return {"strategy": choose(config, "strategy", "ddp", draft["why"], f"{ranks} ranks")}
     fitting = next((layout for some in (simple, layouts) for layout in some if layout.held <= room), None)
     best = fitting or min(layouts, key=lambda layout: layout.held)
     draft["layout"] = {axis: getattr(best.mesh, axis) for axis in ("tp", "pp") if getattr(best.mesh, axis) > 1}
     draft["microbatch"] = best.batch.microbatch
-    return {"strategy": choose(config, "strategy", best.mode, draft["why"], _reason(best, layouts, room, fits=fitting is not None))}
+    return {
+        "strategy": choose(
+            config, "strategy", best.mode, draft["why"], _reason(best, layouts, room, fits=fitting is not None)
+        )
+    }
 
 
 def _seeds(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> list[Layout]:
@@ -128,7 +144,12 @@ def _layouts(config: Config, cluster: Cluster, draft: Mapping[str, Any], seeds: 
                 continue
             for mode in MODES if ranks > taken else MODES[:1]:
                 for micro in _microbatches(config, ranks // taken, pp):
-                    trial = {**draft, "strategy": config.options["strategy"][mode], "layout": {"tp": tp, "pp": pp}, "microbatch": micro}
+                    trial = {
+                        **draft,
+                        "strategy": config.options["strategy"][mode],
+                        "layout": {"tp": tp, "pp": pp},
+                        "microbatch": micro,
+                    }
                     decided = _decided(config, cluster, trial)
                     if decided:
                         layout = replace(seeds[mode != "ddp"], mode=mode, **decided)
@@ -170,8 +191,12 @@ def _seconds(layout: Layout, draft: Mapping[str, Any]) -> float:
     wire = numbers * part * (1 - 1 / shape.batch) * (1 + 2 * batches if layout.mode == "fsdp" else 2) / slow
     split = 8 * numbers * blocks * width * (1 - 1 / shape.tp) / near
     handed = 2 * numbers * width * (shape.pp > 1) / slow
-    calls = {"ddp": 1 + numbers * part / 25e6, "zero1": 2 * blocks, "zero2": 2 * blocks, "fsdp": 3 * blocks}[layout.mode]
-    calls = calls * several * (batches if layout.mode in ("zero2", "fsdp") else 1) + batches * (4 * blocks * (shape.tp > 1) + 2 * (shape.pp > 1))
+    calls = {"ddp": 1 + numbers * part / 25e6, "zero1": 2 * blocks, "zero2": 2 * blocks, "fsdp": 3 * blocks}[
+        layout.mode
+    ]
+    calls = calls * several * (batches if layout.mode in ("zero2", "fsdp") else 1) + batches * (
+        4 * blocks * (shape.tp > 1) + 2 * (shape.pp > 1)
+    )
     return compute * (1 + (shape.pp - 1) / batches) + max(0.0, wire - compute * 2 / 3) + split + handed + wait * calls
 
 
@@ -185,7 +210,9 @@ def _reason(best: Layout, layouts: list[Layout], room: float, *, fits: bool) -> 
     if layouts[0].seconds < best.seconds:
         return f"{best.words}, {said}; {layouts[0].words} would be faster and need {_bytes(layouts[0].held)}"
     other = next((layout for layout in layouts if layout.kind != best.kind and layout.held <= room), None)
-    return f"{best.words}, {said}" + (f"; next is {other.words}, {other.seconds / best.seconds:.2f}x the time" if other else "")
+    return f"{best.words}, {said}" + (
+        f"; next is {other.words}, {other.seconds / best.seconds:.2f}x the time" if other else ""
+    )
 
 
 def _bytes(count: float) -> str:

@@ -34,7 +34,9 @@ def _shape(config: Config, micro: int | None, draft: Mapping[str, Any]) -> Batch
                 f"batch={batch} is not microbatch={micro} x {data} data-parallel ranks x accumulate={accumulate} = {product}. Leave one of the three out."
             )
         if product > MOST:
-            raise WordsError(f"microbatch={micro} x {data} data-parallel ranks x accumulate={accumulate} = {product} samples: {MOST} is the most.")
+            raise WordsError(
+                f"microbatch={micro} x {data} data-parallel ranks x accumulate={accumulate} = {product} samples: {MOST} is the most."
+            )
         return BatchShape(product, micro, data, accumulate)
     step = data * (micro or accumulate or 1)
     if batch % step:

@@ -17,7 +17,9 @@ from dtrain.resolve.unknown import UNKNOWN
 
 def sizes(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of one word against each other."""
-    problems = [problem for group in GROUPS if group not in LISTS for problem in _divided(group, getattr(config, group))]
+    problems = [
+        problem for group in GROUPS if group not in LISTS for problem in _divided(group, getattr(config, group))
+    ]
     if problems:
         raise WordsError(*problems)
     return {}
@@ -26,7 +28,13 @@ def sizes(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
 def data(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
     """The model against the data."""
     part, given = config.model, draft["data"]
-    vocab = 256 if given.get("tokenizer") == "bytes" else given.get("vocab") if about(part).get("takes") == "tokens" else None
+    vocab = (
+        256
+        if given.get("tokenizer") == "bytes"
+        else given.get("vocab")
+        if about(part).get("takes") == "tokens"
+        else None
+    )
     problems = []
     if isinstance(part.get("vocab"), int) and isinstance(vocab, int) and part["vocab"] < vocab:
         problems.append(f"model.vocab={part['vocab']}: the data has tokens up to {vocab - 1}. Type model.vocab=auto.")
@@ -53,11 +61,15 @@ def contradictions(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -
             f"resume=must goes on with the weights of this run, init={config.init} starts from others. Type resume=auto, or leave init out."
         )
     if config.stop_after is not None and config.stop_after > draft["steps"] and "stop_after" in typed:
-        problems.append(f"stop_after={config.stop_after} is never reached: steps={draft['steps']}. Type stop_after={draft['steps']}, or more steps.")
+        problems.append(
+            f"stop_after={config.stop_after} is never reached: steps={draft['steps']}. Type stop_after={draft['steps']}, or more steps."
+        )
     for name in ("warmup", "decay"):
         length: Any = config.schedule.get(name)
         if f"schedule.{name}" in typed and isinstance(length, int | float) and length > draft["steps"]:
-            problems.append(f"schedule.{name}={length} is longer than steps={draft['steps']}. Type schedule.{name}=0.1 for a tenth of the run.")
+            problems.append(
+                f"schedule.{name}={length} is longer than steps={draft['steps']}. Type schedule.{name}=0.1 for a tenth of the run."
+            )
     problems += _unread(config, typed)
     if problems:
         raise WordsError(*problems)
@@ -72,7 +84,9 @@ def _divided(group: str, part: Any) -> Iterable[str]:
         whole = math.prod(size for size in sizes.values() if isinstance(size, int))
         size = part.get(name)
         if isinstance(size, int) and whole and size % whole:
-            said = " x ".join(f"{group}.{factor}={size}" if not factor.isdecimal() else factor for factor, size in sizes.items())
+            said = " x ".join(
+                f"{group}.{factor}={size}" if not factor.isdecimal() else factor for factor, size in sizes.items()
+            )
             yield f"{group}.{name}={size} is no multiple of {said}. Type {group}.{name}={max(1, round(size / whole)) * whole}."
     for name, most in about(part).get("at_most", {}).items():
         size, limit = part.get(name), part.get(most)
@@ -90,7 +104,11 @@ def _shapes(part: Mapping[str, Any], given: Mapping[str, Any]) -> Iterable[str]:
         if math.prod(have) != numbers:
             yield f"model.inputs={wanted}: a sample of the data has the shape {have}. Type model.inputs=auto."
     outputs, classes = part.get("outputs"), given.get("outputs")
-    few = isinstance(outputs, int) and isinstance(classes, int) and (outputs < classes or (given["task"] == "regression" and outputs != classes))
+    few = (
+        isinstance(outputs, int)
+        and isinstance(classes, int)
+        and (outputs < classes or (given["task"] == "regression" and outputs != classes))
+    )
     if few:
         yield f"model.outputs={outputs}: the data has {classes}. Type model.outputs=auto."
 
@@ -106,7 +124,14 @@ def _stated(config: Config, stated: Mapping[str, Any], *, alike: bool) -> Iterab
         if takes and isinstance(part.get(name), int) and part[name] < (asked or classes):
             yield f"model.{name}={part[name]}: the data has {asked or classes}. Type model.{name}=auto."
     gives = part["outputs"] if isinstance(part.get("outputs"), int) else asked or classes
-    if alike and takes and gives and "targets" in stated and config.data.get("targets") in (None, 1) and gives != math.prod(stated["targets"]):
+    if (
+        alike
+        and takes
+        and gives
+        and "targets" in stated
+        and config.data.get("targets") in (None, 1)
+        and gives != math.prod(stated["targets"])
+    ):
         count = math.prod(stated["targets"])
         yield (
             f"objective={config.choices['objective']}: the model gives {gives} numbers, a target of the data is {count}. "
@@ -127,7 +152,11 @@ def _reduced(part: Mapping[str, Any], shape: list[int]) -> Iterable[str]:
             yield (
                 f"model.stages={part['stages']} model.width={part['width']}: of an image {shape} stage {stage + 1} leaves {math.prod(sides)} x 1 number(s) "
                 "to each group of channels, which its norm makes zero. Type "
-                + (f"model.stages={stage}, or model.width={8 * part['width']}." if stage else f"model.width={16 * part['width']}, or larger images.")
+                + (
+                    f"model.stages={stage}, or model.width={8 * part['width']}."
+                    if stage
+                    else f"model.width={16 * part['width']}, or larger images."
+                )
             )
             return
 

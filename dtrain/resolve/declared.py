@@ -40,8 +40,16 @@ def dataset(part: Any) -> Mapping[str, Any]:
     target = part["_target_"] if isinstance(part, Mapping) and isinstance(part.get("_target_"), str) else ""
     of = [found for _, found in lineage(target)]
     classes, about = _inherited(of, "classes"), _inherited(of, "about")
-    count, stated = len(classes) if isinstance(classes, list | tuple) else classes, about if isinstance(about, dict) else {}
-    stores = [node for found in of for node in ast.walk(found) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)]
+    count, stated = (
+        len(classes) if isinstance(classes, list | tuple) else classes,
+        about if isinstance(about, dict) else {},
+    )
+    stores = [
+        node
+        for found in of
+        for node in ast.walk(found)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    ]
     changed = any(node.attr == "classes" for node in stores)
     facts: dict[str, Any] = {"outputs": count} if type(count) is int and count > 0 and not changed else {}
     shapes = {name: stated[name] for name in ("inputs", "targets") if isinstance(stated.get(name), list | tuple)}
@@ -73,13 +81,22 @@ def _own_target(part: Mapping[str, Any]) -> str:
 
 def _directions(stated: Any) -> dict[str, str]:
     named = stated.get("figures") if isinstance(stated, Mapping) else None
-    return {name: which for name, which in named.items() if which in ("lowest", "highest")} if isinstance(named, Mapping) else {}
+    return (
+        {name: which for name, which in named.items() if which in ("lowest", "highest")}
+        if isinstance(named, Mapping)
+        else {}
+    )
 
 
 def _own(mesh: MeshShape, target: str) -> Iterable[str]:
     """A class that stands on nn.Module alone, and makes no module but those of torch and of its own file, has the tables of that file."""
     file, found = class_of(target) or (None, None)
-    if file is None or found is None or found.keywords or [ast.unparse(base) for base in found.bases] not in ([name] for name in MODULES):
+    if (
+        file is None
+        or found is None
+        or found.keywords
+        or [ast.unparse(base) for base in found.bases] not in ([name] for name in MODULES)
+    ):
         return
     text = file.read_text()
     if mesh.tp > 1 and "tp_plan" not in text and _knows_its_modules(text):
@@ -87,12 +104,18 @@ def _own(mesh: MeshShape, target: str) -> Iterable[str]:
             f"mesh.tp={mesh.tp}: {target} has no tensor-parallel plan. "
             "Give the class a table such as tp_plan = {'blocks.*.up': 'colwise', 'blocks.*.down': 'rowwise'}, or leave mesh.tp out."
         )
-    if mesh.pp > 1 and not any(word in text for word in ("pipeline", "_pp_plan", "nn.Sequential)")) and _knows_its_modules(text):
+    if (
+        mesh.pp > 1
+        and not any(word in text for word in ("pipeline", "_pp_plan", "nn.Sequential)"))
+        and _knows_its_modules(text)
+    ):
         yield (
             f"mesh.pp={mesh.pp}: {target} does not say where it may be cut. "
             "Give the class a table such as pipeline = ('embed', 'blocks', 'norm', 'head'): its modules in the order they run."
         )
-    forward = next((entry.args for entry in found.body if isinstance(entry, ast.FunctionDef) and entry.name == "forward"), None)
+    forward = next(
+        (entry.args for entry in found.body if isinstance(entry, ast.FunctionDef) and entry.name == "forward"), None
+    )
     takes = {each.arg for each in (*forward.posonlyargs, *forward.args, *forward.kwonlyargs)} if forward else set()
     if mesh.cp > 1 and forward and not forward.kwarg and "position_ids" not in takes:
         yield (
@@ -125,7 +148,11 @@ def _hugging_face(mesh: MeshShape, part: Any) -> Iterable[str]:
     plan = _literal(found[1], "base_model_tp_plan") if found else None
     if not isinstance(plan, dict):
         return
-    split = {HEADS[last] for name, style in plan.items() if (last := str(name).split(".")[-1]) in HEADS and style == "colwise"}
+    split = {
+        HEADS[last]
+        for name, style in plan.items()
+        if (last := str(name).split(".")[-1]) in HEADS and style == "colwise"
+    }
     sizes = {name: part[name] for name in sorted(split) if isinstance(part.get(name), int) and part[name] > 0}
     for name, size in sizes.items():
         if size % mesh.tp:
@@ -135,7 +162,11 @@ def _hugging_face(mesh: MeshShape, part: Any) -> Iterable[str]:
 
 def _inherited(of: Iterable[ast.ClassDef], name: str) -> Any:
     """The value of an attribute of the first of these classes that has it, where that is written out."""
-    having = (found for found in of if name in {said for entry in found.body for said in (getattr(entry, "name", ""), *_assigned(entry))})
+    having = (
+        found
+        for found in of
+        if name in {said for entry in found.body for said in (getattr(entry, "name", ""), *_assigned(entry))}
+    )
     return next((_literal(found, name) for found in having), None)
 
 
@@ -149,5 +180,7 @@ def _literal(found: ast.ClassDef, name: str) -> Any:
 
 
 def _assigned(entry: ast.stmt) -> list[str]:
-    targets = entry.targets if isinstance(entry, ast.Assign) else [entry.target] if isinstance(entry, ast.AnnAssign) else []
+    targets = (
+        entry.targets if isinstance(entry, ast.Assign) else [entry.target] if isinstance(entry, ast.AnnAssign) else []
+    )
     return [ast.unparse(target) for target in targets]

@@ -20,10 +20,14 @@ def steps(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, 
     if config.epochs is None or typed == ["steps"]:
         return {"steps": config.steps}
     if len(typed) == 2:
-        raise WordsError(f"epochs={config.epochs:g} and steps={config.steps} both say how long the run is. Leave one of them out.")
+        raise WordsError(
+            f"epochs={config.epochs:g} and steps={config.steps} both say how long the run is. Leave one of them out."
+        )
     length, batch = _length(config.data), draft["batch"].size
     if length is None:
-        own = ", or give the class of the dataset about = {'samples': <its length>}" if config.data.get("dataset") else ""
+        own = (
+            ", or give the class of the dataset about = {'samples': <its length>}" if config.data.get("dataset") else ""
+        )
         raise WordsError(
             f"epochs={config.epochs:g}: data={config.choices['data']} does not say before launch how many samples it has. "
             f"Type steps=<{config.epochs:g} x its training samples / {batch}>{own}."

@@ -25,10 +25,14 @@ def objective(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[s
         word = "next_token" if takes == "tokens" else "classification"
     else:
         word = NATURAL.get(takes or "features", "regression")
-    part = choose(config, "objective", word, draft["why"], f"the data gives {gives}, the model takes {takes or 'anything'}")
+    part = choose(
+        config, "objective", word, draft["why"], f"the data gives {gives}, the model takes {takes or 'anything'}"
+    )
     needs, model, data = about(part).get("needs"), config.choices["model"], config.choices["data"]
     if gives == "tokens" and takes not in (None, "tokens"):
-        raise WordsError(f"model={model} takes {takes}, data={data} gives tokens. Type model=gpt, or data=synthetic or data=dataset.")
+        raise WordsError(
+            f"model={model} takes {takes}, data={data} gives tokens. Type model=gpt, or data=synthetic or data=dataset."
+        )
     if gives == "any" and takes == "tokens" and needs != "tokens":
         raise WordsError(
             f"model={model} gives one answer per token, objective={config.choices['objective']} wants one per sample. Type objective=next_token."
@@ -39,10 +43,19 @@ def objective(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[s
                 f"objective.over=next_tokens: the model shifts its labels, and data={data} gives the next token. Type objective=next_token."
             )
     elif gives == "tokens" and needs != "tokens" and config.choices["objective"] is not None:
-        raise WordsError(f"objective={config.choices['objective']} wants one answer per sample, data={data} gives tokens. Type objective=next_token.")
+        raise WordsError(
+            f"objective={config.choices['objective']} wants one answer per sample, data={data} gives tokens. Type objective=next_token."
+        )
     if needs == "tokens" and takes not in (None, "tokens"):
-        raise WordsError(f"objective=next_token needs a model of tokens, model={model} takes {takes}. Type model=gpt, or objective=classification.")
-    if config.data.get("shift") is True and "figures" in about(part) and needs != "tokens" and not about(part).get("whole"):
+        raise WordsError(
+            f"objective=next_token needs a model of tokens, model={model} takes {takes}. Type model=gpt, or objective=classification."
+        )
+    if (
+        config.data.get("shift") is True
+        and "figures" in about(part)
+        and needs != "tokens"
+        and not about(part).get("whole")
+    ):
         raise WordsError(
             f"data.shift=true makes the next token the target, objective={config.choices['objective']} asks for none. Type objective=next_token."
         )
@@ -55,25 +68,38 @@ def together(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict
     weights = [f"objective.losses.{name}={weight}" for name, weight in (part.get("losses") or {}).items() if weight]
     if not about(part).get("whole") and not weights:
         if part.get("together") is not None:
-            raise WordsError(f"objective.together={part['together']}: nothing in this run reads it. Leave it out, or type microbatch.")
+            raise WordsError(
+                f"objective.together={part['together']}: nothing in this run reads it. Leave it out, or type microbatch."
+            )
         return {}
-    said, size = weights[0] if weights else f"objective={config.choices['objective']}", part.get("together") or batch.size
+    said, size = (
+        weights[0] if weights else f"objective={config.choices['objective']}",
+        part.get("together") or batch.size,
+    )
     problems = [
         f"{said}: the model computes it from whole samples, and mesh.{axis}={degree} splits them. Leave mesh.{axis} out."
         for axis, degree in (("pp", mesh.pp), ("cp", mesh.cp))
         if degree > 1
     ]
     if not weights and config.tensor.loss == "split":
-        problems.append(f"{said}: tensor.loss=split leaves no rank the logits that the model's own loss needs. Leave it out.")
+        problems.append(
+            f"{said}: tensor.loss=split leaves no rank the logits that the model's own loss needs. Leave it out."
+        )
     if batch.microbatch != size:
         seen = (
-            f"{batch.microbatch} of {size} samples together" if part.get("together") is None else f"{batch.microbatch} samples together, not {size}"
+            f"{batch.microbatch} of {size} samples together"
+            if part.get("together") is None
+            else f"{batch.microbatch} samples together, not {size}"
         )
         problems.append(
             f"{said}: such a loss may depend on which samples a forward sees together, and here it sees {seen}. Type objective.together={batch.microbatch}: "
             "the same numbers on every mesh with that microbatch."
         )
-    elif config.data.get("pad") is not None and config.data.get("length") is None and (size < batch.size or config.data.get("workers")):
+    elif (
+        config.data.get("pad") is not None
+        and config.data.get("length") is None
+        and (size < batch.size or config.data.get("workers"))
+    ):
         problems.append(
             f"data.pad={config.data['pad']}: rows are filled up to the longest of those that a rank reads at once, which differs from mesh to mesh, and "
             f"{said} may depend on it. Type data.length=<the longest row>."
@@ -89,7 +115,11 @@ def synthetic(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dic
     if about(data).get("gives") == "any":
         needs = _word(draft["objective"])
         if data.get("task") == "auto":
-            data["task"] = needs if needs in NATURAL.values() else NATURAL.get(about(config.model).get("takes") or "features", "regression")
+            data["task"] = (
+                needs
+                if needs in NATURAL.values()
+                else NATURAL.get(about(config.model).get("takes") or "features", "regression")
+            )
         if data.get("inputs") == "auto":
             data["inputs"] = [1, 8, 8] if about(config.model).get("takes") == "image" else [64]
         if needs in NATURAL.values() and data["task"] != needs:
@@ -136,12 +166,18 @@ def checkpoint(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> di
     known = {**{name: which for hook in hooks for name, which in figures(hook).items()}, **measured, **averaged}
     silent = not all(states_figures(part) for part in (config.objective, *config.hook.values()))
     if best is None and said is not None:
-        raise WordsError(f"checkpoint.best_is={said}: nothing in this run reads it. Type checkpoint.best=<a figure> too, or leave it out.")
+        raise WordsError(
+            f"checkpoint.best_is={said}: nothing in this run reads it. Type checkpoint.best=<a figure> too, or leave it out."
+        )
     if best is not None and best not in known and not silent:
-        raise WordsError(f"checkpoint.best={best}: the evaluation of this run has no such figure.{nearest(best, known)}")
+        raise WordsError(
+            f"checkpoint.best={best}: the evaluation of this run has no such figure.{nearest(best, known)}"
+        )
     kept = {name: value for name, value in config.data.items() if name.startswith("holdout")}
     if best in {**measured, **averaged} and kept and not any(kept.values()):
-        raise WordsError(f"checkpoint.best={best}: nothing is held out to measure it on. Type data.{next(iter(kept))}=0.1.")
+        raise WordsError(
+            f"checkpoint.best={best}: nothing is held out to measure it on. Type data.{next(iter(kept))}=0.1."
+        )
     if best is not None and said is None and best not in known:
         raise WordsError(
             f"checkpoint.best={best}: neither the objective nor a hook says which is the best, and the others go. Type checkpoint.best_is=lowest or highest."
@@ -165,4 +201,6 @@ def optim(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
 
 def parts(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
     """The parts that no rule bends."""
-    return {group: dict(getattr(config, group)) for group in PARTS} | {"loggers": {name: dict(part) for name, part in config.logger.items()}}
+    return {group: dict(getattr(config, group)) for group in PARTS} | {
+        "loggers": {name: dict(part) for name, part in config.logger.items()}
+    }

@@ -30,11 +30,17 @@ def machine(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
     words = {word: part for word, part in config.options["cluster"].items() if part}
     found = next((word for word, part in words.items() if part["gpu"] and part["gpu"] in cluster.gpu), None)
     if cluster.gpus and found is None:
-        draft["why"]["cluster"] = f"not known (auto: {cluster.gpu or 'a GPU without a name'} is no word of this group); no times are predicted"
+        draft["why"]["cluster"] = (
+            f"not known (auto: {cluster.gpu or 'a GPU without a name'} is no word of this group); no times are predicted"
+        )
         return {"cluster": {}}
     word = found or "laptop"
     here = {"gpus": cluster.gpus, "cpus": cluster.cpus, "memory": cluster.memory}
-    draft["why"]["cluster"] = f"{word} (auto: {cluster.gpus} x {cluster.gpu})" if found else f"{word} (auto: {cluster.cpus} cores and no GPU here)"
+    draft["why"]["cluster"] = (
+        f"{word} (auto: {cluster.gpus} x {cluster.gpu})"
+        if found
+        else f"{word} (auto: {cluster.cpus} cores and no GPU here)"
+    )
     return {"cluster": {**words[word], **here}}
 
 

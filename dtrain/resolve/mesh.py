@@ -21,11 +21,15 @@ def degrees(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
     ep = 1 if config.mesh.ep is None else config.mesh.ep
     fill, inside = facts.get("fill"), facts.get("inside")
     if "fill" in facts and fill is None and ranks > 1:
-        raise WordsError(f"strategy={name} is one rank, but nodes x devices = {nodes} x {devices} = {ranks}. Type strategy=ddp or strategy=fsdp.")
+        raise WordsError(
+            f"strategy={name} is one rank, but nodes x devices = {nodes} x {devices} = {ranks}. Type strategy=ddp or strategy=fsdp."
+        )
     spread = {axis: degree for axis, degree in asked.items() if axis not in (fill, inside)}
     if inside and inside not in asked and fill not in asked:
         left = ranks // math.prod(spread.values())
-        asked[inside] = devices // math.prod(spread.get(axis, 1) for axis in ("cp", "tp")) if nodes > 1 else max(1, left // 2)
+        asked[inside] = (
+            devices // math.prod(spread.get(axis, 1) for axis in ("cp", "tp")) if nodes > 1 else max(1, left // 2)
+        )
     taken = math.prod(asked.values())
     said = " x ".join(f"{axis}={degree}" for axis, degree in asked.items())
     spare = next((axis for axis in (fill, inside) if axis and axis not in asked), None)
@@ -83,6 +87,10 @@ def _instead(asked: Mapping[str, int], ranks: int, open_ended: bool, *, shards: 
         if axis == "dp_shard" and not shards:
             continue
         others = math.prod(asked.values()) // max(1, degree)
-        fits = [d for d in divisors(ranks) if d != degree and (ranks % (d * others) == 0 if open_ended else d * others == ranks)]
+        fits = [
+            d
+            for d in divisors(ranks)
+            if d != degree and (ranks % (d * others) == 0 if open_ended else d * others == ranks)
+        ]
         found += [f"mesh.{axis}={d}" for d in sorted(fits, key=lambda d: abs(math.log(d / max(1, degree))))[:2]]
     return found[:3]

@@ -15,7 +15,11 @@ from dtrain.resolve.mesh import nearest_divisors
 from dtrain.resolve.pipeline import SCHEDULES
 from dtrain.resolve.ranks import about
 
-OPTIONS = {"tensor.sequence": ("whole", "split"), "tensor.loss": ("whole", "split"), "context.attention": ("ring", "ulysses")}
+OPTIONS = {
+    "tensor.sequence": ("whole", "split"),
+    "tensor.loss": ("whole", "split"),
+    "context.attention": ("ring", "ulysses"),
+}
 """How an axis is used: key -> what is allowed."""
 
 
@@ -25,7 +29,10 @@ def model(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
     facts = about(part) if word else None
     problems = [*_optimizer(config, part), *_remat(config, mesh, draft["pipeline"].schedule)]
     if facts is not None:
-        problems += [*_tensor(config, mesh, part, facts), *_pipeline(config, mesh, draft["pipeline"].stages, part, facts)]
+        problems += [
+            *_tensor(config, mesh, part, facts),
+            *_pipeline(config, mesh, draft["pipeline"].stages, part, facts),
+        ]
         problems += [*_experts(mesh, part, facts, str(word)), *_context(config, mesh, part, facts)]
     elif about(config.data).get("gives") == "tokens" or config.choices["objective"] == "next_token":
         problems += _sequence(config, mesh)
@@ -57,13 +64,22 @@ def rows(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str
         return {}
     pad, length = data["pad"], data["length"]
     split = config.tensor.sequence == "split" and mesh.tp > 1
-    needs = {f"mesh.pp={mesh.pp}": mesh.pp > 1, f"mesh.cp={mesh.cp}": mesh.cp > 1, "tensor.sequence=split": split, "model.balance": "balance" in part}
+    needs = {
+        f"mesh.pp={mesh.pp}": mesh.pp > 1,
+        f"mesh.cp={mesh.cp}": mesh.cp > 1,
+        "tensor.sequence=split": split,
+        "model.balance": "balance" in part,
+    }
     problems = []
     if length is not None and pad is None:
-        problems.append("data.length: rows are not padded. Type data.pad=<the padding token> as well, or leave data.length out.")
+        problems.append(
+            "data.length: rows are not padded. Type data.pad=<the padding token> as well, or leave data.length out."
+        )
     elif pad is not None and length is None and any(needs.values()):
         why = next(name for name, needed in needs.items() if needed)
-        problems.append(f"data.pad={pad}: {why} needs rows of one length in every batch. Type data.length=<the longest row>.")
+        problems.append(
+            f"data.pad={pad}: {why} needs rows of one length in every batch. Type data.length=<the longest row>."
+        )
     whole = math.lcm(2 * mesh.cp if mesh.cp > 1 else 1, mesh.cp * mesh.tp if split else 1)
     if isinstance(length, int) and length % whole:
         problems.append(
@@ -91,7 +107,10 @@ def _tensor(config: Config, mesh: MeshShape, part: Mapping[str, Any], facts: Map
         if size % mesh.tp:
             fits = nearest_divisors("mesh.tp", mesh.tp, math.gcd(*sizes.values(), mesh.ranks))
             yield f"mesh.tp={mesh.tp} does not divide model.{name}={size}. {fits}"
-    shared = part.get("shared"), part.get("hidden")  # experts that see every token are one feed-forward of their widths together
+    shared = (
+        part.get("shared"),
+        part.get("hidden"),
+    )  # experts that see every token are one feed-forward of their widths together
     if all(isinstance(size, int) for size in shared) and math.prod(shared) % mesh.tp:  # type: ignore[arg-type]
         yield f"mesh.tp={mesh.tp} does not divide model.shared={shared[0]} x model.hidden={shared[1]}. Type model.hidden={_up(shared[1], mesh.tp)}."  # type: ignore[arg-type]
     if config.tensor.sequence == "split":
@@ -102,7 +121,9 @@ def _tensor(config: Config, mesh: MeshShape, part: Mapping[str, Any], facts: Map
             yield f"tensor.sequence=split: data.sequence={sequence} does not divide by cp x tp = {whole}. Type data.sequence={_up(sequence, whole)}."
 
 
-def _pipeline(config: Config, mesh: MeshShape, stages: int, part: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterable[str]:
+def _pipeline(
+    config: Config, mesh: MeshShape, stages: int, part: Mapping[str, Any], facts: Mapping[str, Any]
+) -> Iterable[str]:
     if mesh.pp == 1:
         return
     if part.get("tied") is True:

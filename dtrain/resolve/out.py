@@ -38,7 +38,12 @@ VOLATILE = (
 def where(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
     out = config.out
     if out is None:
-        words = {field.name: value for field in fields(Schema) if field.name not in VOLATILE for value in [getattr(config, field.name)]}
+        words = {
+            field.name: value
+            for field in fields(Schema)
+            if field.name not in VOLATILE
+            for value in [getattr(config, field.name)]
+        }
         digest = hashlib.sha256(json.dumps(words, sort_keys=True, default=vars).encode()).hexdigest()[:8]
         out = f"outputs/{_name(config, 'model')}-{_name(config, 'data')}-{digest}"
     if not out.strip("/ "):

@@ -36,13 +36,25 @@ def shape(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
     """Decided also where there is one stage, so that a recipe's wishes are judged on every mesh."""
     asked, pp = config.pipeline, draft["mesh"].pp
     word = str(asked.schedule)
-    schedule, stages, split = SCHEDULES[word], SCHEDULES[word].stages if asked.stages is None else asked.stages, asked.split
+    schedule, stages, split = (
+        SCHEDULES[word],
+        SCHEDULES[word].stages if asked.stages is None else asked.stages,
+        asked.split,
+    )
     problems = []
     if asked.stages is not None and stages != schedule.stages and not schedule.more:
-        problems.append(f"pipeline.stages={asked.stages}: {word} has {schedule.stages} stage(s) on each rank. Leave it out.")
+        problems.append(
+            f"pipeline.stages={asked.stages}: {word} has {schedule.stages} stage(s) on each rank. Leave it out."
+        )
     if not isinstance(split, str) and len(split) != pp * stages:
-        problems.append(f"pipeline.split={list(split)}: {pp} rank(s) x {stages} stage(s) = {pp * stages} numbers are needed.")
-    said = [f"pipeline.{key}" for key in ("schedule", "stages", "split") if config.sources.get(f"pipeline.{key}") == "command line"]
+        problems.append(
+            f"pipeline.split={list(split)}: {pp} rank(s) x {stages} stage(s) = {pp * stages} numbers are needed."
+        )
+    said = [
+        f"pipeline.{key}"
+        for key in ("schedule", "stages", "split")
+        if config.sources.get(f"pipeline.{key}") == "command line"
+    ]
     if pp == 1 and said:
         problems.append(f"{said[0]}: the mesh has one stage, mesh.pp=1. Type mesh.pp=2, or leave {said[0]} out.")
     if problems:

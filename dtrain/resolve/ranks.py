@@ -50,7 +50,11 @@ def devices(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
     asked, nodes, external = config.devices, config.nodes, cluster.external
     if external and _outside(config, cluster):
         here = (external.world // external.local_world, external.local_world)
-        said = {key: value for key, value in (("nodes", nodes), ("devices", asked)) if key in config.sources and value != "auto"}
+        said = {
+            key: value
+            for key, value in (("nodes", nodes), ("devices", asked))
+            if key in config.sources and value != "auto"
+        }
         wrong = [f"{key}={value}" for key, value in said.items() if value != here[0 if key == "nodes" else 1]]
         if wrong:
             raise WordsError(
@@ -80,7 +84,9 @@ def world(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
             "Type TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun ..."
         )
     if config.choices["launcher"] == "inline" and draft["nodes"] * draft["devices"] > 1:
-        raise WordsError(f"launcher=inline is one rank, but nodes x devices = {draft['nodes'] * draft['devices']}. Type launcher=local.")
+        raise WordsError(
+            f"launcher=inline is one rank, but nodes x devices = {draft['nodes'] * draft['devices']}. Type launcher=local."
+        )
     return {}
 
 
@@ -97,13 +103,19 @@ def backend(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
     part = choose(config, "backend", "nccl" if cluster.gpus else "gloo", draft["why"], reason)
     device = about(part).get("device", "cpu")
     if device == "cuda" and not fits:
-        raise WordsError(f"backend={config.choices['backend']} needs {draft['devices']} GPU(s), this host has {cluster.gpus}. Type backend=gloo.")
+        raise WordsError(
+            f"backend={config.choices['backend']} needs {draft['devices']} GPU(s), this host has {cluster.gpus}. Type backend=gloo."
+        )
     return {"backend": _decided(part, draft["nodes"] * draft["devices"], draft["why"]), "device": device}
 
 
 def _decided(part: Part, ranks: int, why: dict[str, str]) -> Part:
     """What a backend of GPUs leaves to `auto`, each with its reason."""
-    together = ("start", "what keeps GPUs apart is told before the first step") if ranks > 1 else ("use", "one GPU connects to none")
+    together = (
+        ("start", "what keeps GPUs apart is told before the first step")
+        if ranks > 1
+        else ("use", "one GPU connects to none")
+    )
     reasons = {
         "connect": together,
         "segments": ("expandable", "less memory is lost to fragments"),
@@ -127,11 +139,15 @@ def precision(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[s
     word, reason = "fp32", "on the CPU"
     if draft["device"] == "cuda":
         fast = flops.get("bf16", 0.0) > flops.get("fp32", 0.0) and not 0 < cluster.capability < TENSOR_CORES
-        word, reason = ("bf16", "on a GPU") if fast else ("fp32", "this GPU multiplies bf16 no faster; precision=fp16 may be")
+        word, reason = (
+            ("bf16", "on a GPU") if fast else ("fp32", "this GPU multiplies bf16 no faster; precision=fp16 may be")
+        )
     part = choose(config, "precision", word, draft["why"], reason)
     needs = about(part).get("device", draft["device"])
     if needs != draft["device"]:
-        raise WordsError(f"precision={config.choices['precision']} needs {needs}, this run is on {draft['device']}. Type precision=bf16.")
+        raise WordsError(
+            f"precision={config.choices['precision']} needs {needs}, this run is on {draft['device']}. Type precision=bf16."
+        )
     return {"precision": part}
 
 
@@ -146,6 +162,8 @@ def launcher(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[st
 
 def threads(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
     """CPU cores divided by the processes that share them; OMP_NUM_THREADS, when set, is obeyed by torch itself."""
-    elsewhere = cluster.external or (cluster.gpus and config.choices["cluster"] != "auto")  # the nodes are machines of their own
+    elsewhere = cluster.external or (
+        cluster.gpus and config.choices["cluster"] != "auto"
+    )  # the nodes are machines of their own
     here = draft["devices"] * (1 if elsewhere else draft["nodes"])
     return {"threads": max(1, cluster.cpus // here)}

@@ -120,10 +120,21 @@ def _class_of(parts: Sequence[str], paths: tuple[str, ...], depth: int) -> tuple
 
 def _class_in_folders(module: _Module, name: str, paths: tuple[str, ...]) -> tuple[Path, ast.ClassDef] | None:
     package = _file(module.name, paths)
-    folders = [path for path in (package.parent / "models").iterdir() if name.lower().startswith(path.name.replace("_", ""))] if package else []
+    folders = (
+        [path for path in (package.parent / "models").iterdir() if name.lower().startswith(path.name.replace("_", ""))]
+        if package
+        else []
+    )
     for folder in sorted(folders, key=lambda path: -len(path.name)):
         for path in sorted(folder.glob("configuration_*.py")):
-            found = next((entry for entry in ast.parse(path.read_text()).body if isinstance(entry, ast.ClassDef) and entry.name == name), None)
+            found = next(
+                (
+                    entry
+                    for entry in ast.parse(path.read_text()).body
+                    if isinstance(entry, ast.ClassDef) and entry.name == name
+                ),
+                None,
+            )
             if found:
                 return path, found
     return None
@@ -169,17 +180,26 @@ def _of_statement(module: _Module, found: ast.stmt, paths: tuple[str, ...], dept
     return None
 
 
-def _of_value(module: _Module, value: ast.expr | None, rest: Sequence[str], paths: tuple[str, ...], depth: int) -> Signature | Absent | None:
+def _of_value(
+    module: _Module, value: ast.expr | None, rest: Sequence[str], paths: tuple[str, ...], depth: int
+) -> Signature | Absent | None:
     """Another name of something, or a partial of it."""
     if isinstance(value, ast.Name | ast.Attribute) and _dotted(value):
         found = _attribute(module, [*_dotted(value).split("."), *rest], paths, depth + 1)
         return found if isinstance(found, Signature) else None
-    if isinstance(value, ast.Call) and _dotted(value.func) in ("partial", "functools.partial") and len(value.args) == 1 and not rest:
+    if (
+        isinstance(value, ast.Call)
+        and _dotted(value.func) in ("partial", "functools.partial")
+        and len(value.args) == 1
+        and not rest
+    ):
         given = [keyword.arg for keyword in value.keywords]
         found = _attribute(module, _dotted(value.args[0]).split("."), paths, depth + 1)
         if isinstance(found, Signature) and None not in given:
             late = tuple(name for name in found.required if name in given)
-            return Signature(tuple(name for name in found.required if name not in given), (*late, *found.optional), found.open)
+            return Signature(
+                tuple(name for name in found.required if name not in given), (*late, *found.optional), found.open
+            )
     return None
 
 
@@ -191,9 +211,17 @@ def _of_method(module: _Module, found: ast.stmt, rest: Sequence[str]) -> Signatu
     method = methods.get(rest[0])
     if method is None:
         names = {name.id for entry in found.body for name in ast.walk(entry) if isinstance(name, ast.Name)}
-        return Absent(f"{module.name}.{found.name}", rest[0], tuple(methods)) if not found.bases and rest[0] not in names else None
+        return (
+            Absent(f"{module.name}.{found.name}", rest[0], tuple(methods))
+            if not found.bases and rest[0] not in names
+            else None
+        )
     kinds = [_dotted(decorator) for decorator in method.decorator_list]
-    return _of_function(method, skip=int(kinds == ["classmethod"])) if kinds in (["classmethod"], ["staticmethod"]) else None
+    return (
+        _of_function(method, skip=int(kinds == ["classmethod"]))
+        if kinds in (["classmethod"], ["staticmethod"])
+        else None
+    )
 
 
 def _of_class(module: _Module, found: ast.ClassDef, paths: tuple[str, ...], depth: int) -> Signature | None:
@@ -204,7 +232,11 @@ def _of_class(module: _Module, found: ast.ClassDef, paths: tuple[str, ...], dept
         return None
     if "__init__" in body:
         return _of_function(body["__init__"], skip=1) if _plain(body["__init__"].decorator_list) else None
-    bases = [_dotted(base) for base in found.bases if _dotted(base) not in ("object", "Generic", "Protocol", "typing.Generic")]
+    bases = [
+        _dotted(base)
+        for base in found.bases
+        if _dotted(base) not in ("object", "Generic", "Protocol", "typing.Generic")
+    ]
     above = _above(module, bases, paths, depth)
     if any(_dotted(decorator).endswith("dataclass") for decorator in found.decorator_list):
         return _of_dataclass(found, above) if not bases or above else None
@@ -308,17 +340,29 @@ def _module(name: str, paths: tuple[str, ...]) -> _Module | None:
             defined[entry.name] = entry
         elif isinstance(entry, ast.Assign | ast.AnnAssign):
             targets = entry.targets if isinstance(entry, ast.Assign) else [entry.target]
-            defined |= {name.id: entry for target in targets for name in getattr(target, "elts", [target]) if isinstance(name, ast.Name)}
+            defined |= {
+                name.id: entry
+                for target in targets
+                for name in getattr(target, "elts", [target])
+                if isinstance(name, ast.Name)
+            }
         elif isinstance(entry, ast.Import):
             imported |= {
-                alias.asname or alias.name.split(".")[0]: (alias.name if alias.asname else alias.name.split(".")[0], None) for alias in entry.names
+                alias.asname or alias.name.split(".")[0]: (
+                    alias.name if alias.asname else alias.name.split(".")[0],
+                    None,
+                )
+                for alias in entry.names
             }
         elif isinstance(entry, ast.ImportFrom):
             origin = _absolute(entry, name, package=package)
             stars += [origin for alias in entry.names if alias.name == "*"]
             imported |= {alias.asname or alias.name: (origin, alias.name) for alias in entry.names if alias.name != "*"}
     dynamic = (
-        "__getattr__" in defined or b"sys.modules[" in source or b"globals()" in source or not all(isinstance(entry, QUIET) for entry in tree.body)
+        "__getattr__" in defined
+        or b"sys.modules[" in source
+        or b"globals()" in source
+        or not all(isinstance(entry, QUIET) for entry in tree.body)
     )
     return _Module(name, package, defined, imported, tuple(stars), dynamic)
 

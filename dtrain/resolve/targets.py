@@ -31,7 +31,9 @@ def arguments(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dic
         parts = getattr(config, group)
         if parts is UNKNOWN:
             continue  # another mistake, which hides none here
-        for path, part in [(f"{group}.{word}", part) for word, part in parts.items()] if group in LISTS else [(group, parts)]:
+        for path, part in (
+            [(f"{group}.{word}", part) for word, part in parts.items()] if group in LISTS else [(group, parts)]
+        ):
             given = GIVEN.get(group, frozenset()) if part.get("_target_") else frozenset()
             own = config.choices[group] is not None and str(part.get("_target_", "")).startswith("dtrain.")
             called = {f"{path}.{name}" for name in about(part).get("calls", ())}
@@ -63,7 +65,9 @@ def _judge(part: Mapping[str, Any], path: str, given: frozenset[str], *, called:
     if isinstance(found, Absent):
         yield f"{path}._target_={target}: {found.module} has no {found.name}.{nearest(found.name, found.others) if found.others else ''}"
     elif found is not None:
-        hidden = sorted(name for name in part if name.startswith("_") and name not in ("_target_", "_about_", *found.names))
+        hidden = sorted(
+            name for name in part if name.startswith("_") and name not in ("_target_", "_about_", *found.names)
+        )
         said = {name for name in part if name not in ("_target_", "_about_", *hidden)}
         for name in hidden:
             yield f"{path}.{name}={part[name]}: of Hydra's own, a part has _target_ alone. Name a function of yours that makes what you mean."
@@ -72,7 +76,11 @@ def _judge(part: Mapping[str, Any], path: str, given: frozenset[str], *, called:
             yield f"{path}._target_={target} takes no {', '.join(unasked)}, which the run gives it. Name a function of yours that does, or a word: {path}=<word>."
         takes = [name for name in found.names if name not in given]
         for name in () if found.open else sorted(said - set(found.names)):
-            near = nearest(name, takes).replace("Did you mean ", f"Did you mean {path}.") if takes else " It takes nothing."
+            near = (
+                nearest(name, takes).replace("Did you mean ", f"Did you mean {path}.")
+                if takes
+                else " It takes nothing."
+            )
             yield f"{path}.{name}={part[name]}: {target} takes no {name}.{near}"
         for name in sorted(said & given):
             yield f"{path}.{name}={part[name]}: the run itself gives {target} its {name}. Leave it out."

@@ -15,7 +15,10 @@ def targets(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[
     """Refuses every target outside the allow-list, wherever it stands, by its dotted name; `dtrain.build` looks at the object behind it once more."""
     problems = [
         refusal(key, name)
-        for key, name in [*_targets({field.name: getattr(config, field.name) for field in fields(Schema)}), ("loop", config.loop)]
+        for key, name in [
+            *_targets({field.name: getattr(config, field.name) for field in fields(Schema)}),
+            ("loop", config.loop),
+        ]
         if name is not UNKNOWN and not allowed(name, key.split(".")[0], config.trust)
     ]
     if problems:
@@ -25,7 +28,9 @@ def targets(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[
 
 def _targets(node: Any, key: str = "") -> Iterable[tuple[str, str]]:
     inside = vars(node) if is_dataclass(node) else node
-    items = inside.items() if isinstance(inside, Mapping) else enumerate(inside) if isinstance(inside, list | tuple) else ()
+    items = (
+        inside.items() if isinstance(inside, Mapping) else enumerate(inside) if isinstance(inside, list | tuple) else ()
+    )
     for name, value in items:
         if name == "_target_":
             yield f"{key}._target_".removeprefix("."), str(value)

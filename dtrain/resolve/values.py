@@ -40,7 +40,11 @@ def plain(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
     sigma = config.spike.sigma
     if sigma == "auto":
         sigma = None if config.on_spike == "stop" else SIGMA
-        counts = "nan and inf" if sigma is None else f"nan, inf, and what is {sigma:g} standard deviations above the last {config.spike.window} steps"
+        counts = (
+            "nan and inf"
+            if sigma is None
+            else f"nan, inf, and what is {sigma:g} standard deviations above the last {config.spike.window} steps"
+        )
         draft["why"]["spike"] = f"{config.on_spike} at {counts}"
     return {
         "loop": config.loop, "steps": config.steps, "stop_after": config.stop_after, "seed": config.seed, "clip": config.clip, "ema": config.ema,

@@ -15,16 +15,30 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
-from dtrain.secrets.patterns import BESIDE, DIGEST, HINT, HOLDERS, LOT, SHAPES, is_high_entropy, is_secret, plain, random, shapes, strength, unquoted
+from dtrain.secrets.patterns import (
+    BESIDE,
+    DIGEST,
+    HINT,
+    HOLDERS,
+    LOT,
+    SHAPES,
+    is_high_entropy,
+    is_secret,
+    plain,
+    random,
+    shapes,
+    strength,
+    unquoted,
+)
 
 MASK = "***"
 HERE = re.compile(r"\$\{secret:([^}]*)\}")
 """Stands where a secret was, with the key of the value it stands for."""
 ASK = "a secret, which is written nowhere. Type {key}=<value>, or {key}='${{oc.env:<NAME>}}' to take it from the environment."
-REFUSED = (
-    "it holds a secret and is written down. Only arguments of parts may, such as logger.<name>.<argument>; storage is told by out_options.<name>."
+REFUSED = "it holds a secret and is written down. Only arguments of parts may, such as logger.<name>.<argument>; storage is told by out_options.<name>."
+PASSWORD = re.compile(
+    r"(\w://)(?!\*\*\*@)(?:[^/\s:@'\"]*:(?!\$\{)[^/\s'\"]+|(?=[^/\s@]*\d)(?=[^/\s@]*[A-Za-z])[A-Za-z0-9_-]{16,})(?=@)"
 )
-PASSWORD = re.compile(r"(\w://)(?!\*\*\*@)(?:[^/\s:@'\"]*:(?!\$\{)[^/\s'\"]+|(?=[^/\s@]*\d)(?=[^/\s@]*[A-Za-z])[A-Za-z0-9_-]{16,})(?=@)")
 IN_PATH = re.compile(
     r"(?<=[\w-]/)((?:webhooks?|webhookb2|hooks?|secrets?|api_?keys?|auth)/)(?!\*\*\*|\$\{)(?:[\w@.-]{1,100}/){0,3}?"
     r"(?=[A-Za-z_-]{0,100}\d)(?=[\d_-]{0,100}[A-Za-z])[\w@-]{16,}(?![\w.-])(?:/[\w@-]+){0,3}",
@@ -97,7 +111,9 @@ def redact_arg(word: str) -> str:
 
 def redact_suspect(text: str) -> str:
     """`text` of a word that is wrong, without what may be a secret whose name is misspelt. A digest such as git's stays."""
-    return LOT.sub(lambda found: MASK if is_high_entropy(found[0]) and not DIGEST.fullmatch(found[0]) else found[0], text)
+    return LOT.sub(
+        lambda found: MASK if is_high_entropy(found[0]) and not DIGEST.fullmatch(found[0]) else found[0], text
+    )
 
 
 def hear(words: Sequence[str]) -> None:
@@ -107,7 +123,9 @@ def hear(words: Sequence[str]) -> None:
         key, equals, value = word.partition("=")
         if equals and is_secret(key.lstrip("+-~"), unquoted(value)):
             know(unquoted(value), sure=strength(key.lstrip("+-~")) > 1)
-        elif not equals and strength(before.strip("-{[,:=\"'")) > (not before.startswith("--") and not before.endswith(":")):
+        elif not equals and strength(before.strip("-{[,:=\"'")) > (
+            not before.startswith("--") and not before.endswith(":")
+        ):
             know(word.strip("{}[],\"'"))
         before = (value if value.endswith(":") else "") if equals else word
 
@@ -120,9 +138,20 @@ def know(value: Any, *, sure: bool = True) -> None:
     from base64 import b64encode
     from urllib.parse import quote, quote_plus
 
-    forms = [text, quote(text), quote(text, safe=""), quote_plus(text), repr(text)[1:-1], json.dumps(text)[1:-1], text.replace("'", "\\'")]
+    forms = [
+        text,
+        quote(text),
+        quote(text, safe=""),
+        quote_plus(text),
+        repr(text)[1:-1],
+        json.dumps(text)[1:-1],
+        text.replace("'", "\\'"),
+    ]
     if len(text) >= 8:
-        forms += [b64encode(text.encode()).decode(), *(line.strip() for line in text.splitlines() if len(line.strip()) >= 16 and "-----" not in line)]
+        forms += [
+            b64encode(text.encode()).decode(),
+            *(line.strip() for line in text.splitlines() if len(line.strip()) >= 16 and "-----" not in line),
+        ]
     _known.update(dict.fromkeys(forms))
 
 
@@ -134,11 +163,18 @@ def guard(visible: Callable[[str], str] = str) -> None:
     import warnings
 
     def show(kind: Any, error: Any, trace: Any) -> None:
-        print(visible(masked("".join(traceback.format_exception(kind, error, trace)))), end="", file=sys.stderr, flush=True)
+        print(
+            visible(masked("".join(traceback.format_exception(kind, error, trace)))),
+            end="",
+            file=sys.stderr,
+            flush=True,
+        )
 
     before = warnings.formatwarning
     sys.excepthook = show
-    threading.excepthook = lambda told: None if told.exc_type is SystemExit else show(told.exc_type, told.exc_value, told.exc_traceback)
+    threading.excepthook = lambda told: (
+        None if told.exc_type is SystemExit else show(told.exc_type, told.exc_value, told.exc_traceback)
+    )
     warnings.formatwarning = lambda *told, **more: visible(masked(before(*told, **more)))
 
 
@@ -154,7 +190,9 @@ def know_options(options: Mapping[str, Any]) -> None:
 def seal(part: Any, key: str, *, read: Iterable[str] = ()) -> Any:
     """A group's arguments without secrets, which are kept here. `read`: keys whose value came from a variable with a secret's name."""
     sealed = _seal(part, key, frozenset(read), held=False, near=False)
-    return _seal(sealed, key, frozenset(), held=False, near=False) if _kept else sealed  # one that another value was made of
+    return (
+        _seal(sealed, key, frozenset(), held=False, near=False) if _kept else sealed
+    )  # one that another value was made of
 
 
 def opened(value: Any) -> Any:
@@ -167,7 +205,9 @@ def places(value: Any, key: str) -> Iterator[tuple[str, str]]:
     """(key, key that stands there) for each `${secret:...}` in a value: what a run that was written down must be told again."""
     if isinstance(value, str):
         yield from ((key, found) for found in HERE.findall(value))
-    for name, item in value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ():
+    for name, item in (
+        value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+    ):
         yield from places(item, f"{key}.{name}")
 
 
@@ -186,16 +226,25 @@ def _seal(value: Any, key: str, read: frozenset[str], *, held: bool, near: bool)
     """`held`: below a name that holds secrets; `near`: beside an AWS access key id."""
     if isinstance(value, Mapping | list | tuple):
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
-        inside = held or (key.count(".") > 0 and (bool(HOLDERS.search(key.rsplit(".", 1)[-1].lower())) or strength(key) == 2))
+        inside = held or (
+            key.count(".") > 0 and (bool(HOLDERS.search(key.rsplit(".", 1)[-1].lower())) or strength(key) == 2)
+        )
         if isinstance(value, Mapping) and key.rsplit(".", 1)[-1].lower().endswith(("headers", "cookies")):
             inside = False
         beside = any(isinstance(item, str) and re.search(SHAPES["AWS access key id"], item) for _, item in items)
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
         sealed = {
-            name: item if name in ("_target_", "_about_") else _seal(item, f"{key}.{name}", read, held=inside, near=beside) for name, item in items
+            name: item
+            if name in ("_target_", "_about_")
+            else _seal(item, f"{key}.{name}", read, held=inside, near=beside)
+            for name, item in items
         }
         return sealed if isinstance(value, Mapping) else list(sealed.values())
-    if not isinstance(value, str | int) or isinstance(value, bool) or (isinstance(value, str) and HERE.fullmatch(value)):
+    if (
+        not isinstance(value, str | int)
+        or isinstance(value, bool)
+        or (isinstance(value, str) and HERE.fullmatch(value))
+    ):
         return value
     if not _sealed_here(value, key, key in read, held=held, near=near):
         return value
@@ -209,7 +258,11 @@ def _sealed_here(value: Any, key: str, read: bool, *, held: bool, near: bool) ->
         return True
     if isinstance(value, int):
         return False
-    return masked(value) != value or (near and bool(BESIDE.search(value))) or (held and not plain(value) and "://" not in value)
+    return (
+        masked(value) != value
+        or (near and bool(BESIDE.search(value)))
+        or (held and not plain(value) and "://" not in value)
+    )
 
 
 def _said(text: str) -> Iterator[str]:
@@ -233,11 +286,15 @@ def _hides(named: "re.Match[str]", value: "re.Match[str]", sure: int) -> str | N
     inner = quoted[2] if quoted else value[0].rstrip(".")
     sure = sure or int(is_high_entropy(inner))
     apart = not re.search(r"[:=%]", between)
-    if apart and not (value.string[named.start() - 1 : named.start()] == "-" or quoted or (sure == 2 and is_high_entropy(inner))):
+    if apart and not (
+        value.string[named.start() - 1 : named.start()] == "-" or quoted or (sure == 2 and is_high_entropy(inner))
+    ):
         return None
     if not sure or plain(inner) or (not quoted and _is_code(value, name)):
         return None
-    prose = ":" in between and not quoted and re.compile(r"\s+\w").match(value.string, value.end())  # the password: it is asked for
+    prose = (
+        ":" in between and not quoted and re.compile(r"\s+\w").match(value.string, value.end())
+    )  # the password: it is asked for
     if (apart or prose or (sure == 1 and not quoted)) and not random(inner):
         return None
     return f"{quoted[1]}{MASK}{quoted[3]}" if quoted else MASK
@@ -246,7 +303,9 @@ def _hides(named: "re.Match[str]", value: "re.Match[str]", sure: int) -> str | N
 def _is_code(value: "re.Match[str]", name: str) -> bool:
     """A line of a program: `token=self.token`, `password = getpass(`, `key: str`."""
     said, follows = value[0].rstrip("."), value.string[value.end() : value.end() + 1]
-    return re.fullmatch(r"[A-Za-z_][\w.]*", said) is not None and (follows in ("(", "[") or strength(said) > 0 or said.endswith(name))
+    return re.fullmatch(r"[A-Za-z_][\w.]*", said) is not None and (
+        follows in ("(", "[") or strength(said) > 0 or said.endswith(name)
+    )
 
 
 @cache
@@ -254,7 +313,11 @@ def _environment_of(names: frozenset[tuple[str, str]]) -> tuple[str, ...]:
     return tuple(
         value
         for name, value in names
-        if name not in ("PWD", "OLDPWD") and strength(name) and len(value) > 7 and (strength(name) > 1 or random(value)) and not plain(value)
+        if name not in ("PWD", "OLDPWD")
+        and strength(name)
+        and len(value) > 7
+        and (strength(name) > 1 or random(value))
+        and not plain(value)
     )
 
 
@@ -262,7 +325,10 @@ def _environment() -> tuple[str, ...]:
     """Values of the environment that have the name of a secret, looked at anew now and then: it takes as long as ten texts."""
     now = time.monotonic()
     if now > _scan[0]:
-        _scan[:] = [now + SCAN_SECONDS, _environment_of(frozenset((name, value) for name, value in os.environ.items() if HINT.search(name)))]
+        _scan[:] = [
+            now + SCAN_SECONDS,
+            _environment_of(frozenset((name, value) for name, value in os.environ.items() if HINT.search(name))),
+        ]
     found: tuple[str, ...] = _scan[1]
     return found
 

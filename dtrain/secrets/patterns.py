@@ -14,7 +14,9 @@ STRONG = re.compile(
     r"|(?:^|_)(?:access|account|admin|anthropic|api|app|auth|aws|azure|client|comet|consumer|deploy|encryption|function|gcp|github|gitlab|google|hf|hmac|host"
     r"|license|master|mlflow|neptune|openai|private|root|s3|secret|service|shared|signing|slack|ssh|storage|stripe|subscription|team|wandb|webhook)_?keys?(?:_id)?$"
 )
-WEAK = re.compile(r"^pass$|(?:^|_)(?:auth|bearer|cookies?|csrf|dsn|mfa|otp|pat|pin|pw|sas|session|session_?id|sid|sig|signature|totp|xsrf)$|tokens?$")
+WEAK = re.compile(
+    r"^pass$|(?:^|_)(?:auth|bearer|cookies?|csrf|dsn|mfa|otp|pat|pin|pw|sas|session|session_?id|sid|sig|signature|totp|xsrf)$|tokens?$"
+)
 """Names that are as often something else: in a running text only a value that looks like a secret is taken for one."""
 OF_DIGITS = re.compile(r"^pass$|(?:^|_)(?:pin|pw|otp|totp|mfa)$")
 """Of the weak ones those whose secrets may be whole numbers."""
@@ -66,7 +68,9 @@ SHAPES = {
     "Alibaba, age, Planetscale": r"LTAI[A-Za-z0-9]{12,}|AGE-SECRET-KEY-1[0-9A-Z]{58}|pscale_(?:tkn|pw|oauth)_[\w.-]{32,}",
 }
 """Whose -> how what they hand out begins: https://docs.github.com/en/code-security/secret-scanning, https://github.com/gitleaks/gitleaks, and theirs."""
-KEY_BLOCK = r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----(?:(?!-----)[\s\S])*(?:-----END [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----)?"
+KEY_BLOCK = (
+    r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----(?:(?!-----)[\s\S])*(?:-----END [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----)?"
+)
 BESIDE = re.compile(r"(?<![A-Za-z0-9/+=])(?=[A-Za-z0-9/+]*[G-Zg-z/+])[A-Za-z0-9/+]{40}(?![A-Za-z0-9+=]|/[A-Za-z0-9+])")
 """An AWS secret key has no mark of its own: forty such letters are one where an access key id is near."""
 HINT = re.compile(
@@ -110,16 +114,23 @@ def secret_variable(text: str) -> bool:
 def plain(value: str) -> bool:
     """Whether a value says openly that it is none: a mode, a token such as <pad>, a file that holds one, something that stands for another value."""
     bare = value.strip()
-    if bare.startswith(("/", "./", "../", "~/")) and (OF_FILES.search(bare) or os.path.exists(os.path.expanduser(bare))):  # noqa: PTH110, PTH111 - a text
+    if bare.startswith(("/", "./", "../", "~/")) and (
+        OF_FILES.search(bare) or os.path.exists(os.path.expanduser(bare))
+    ):  # noqa: PTH110, PTH111 - a text
         return True
     return (
-        bare.lower() in MODES or not bare.strip("*.-_ ") or bare.startswith(("${", "***")) or (bare[0] + bare[-1] in ("<>", "[]") and len(bare) < 40)
+        bare.lower() in MODES
+        or not bare.strip("*.-_ ")
+        or bare.startswith(("${", "***"))
+        or (bare[0] + bare[-1] in ("<>", "[]") and len(bare) < 40)
     )
 
 
 def is_high_entropy(value: str) -> bool:
     """Whether it looks like letters and digits drawn by lot, and like nothing that a person named."""
-    return bool(re.fullmatch(r"[A-Za-z0-9+=]{20,}", value)) and not value.isdigit() and len(re.findall(r"\d+", value)) > 2
+    return (
+        bool(re.fullmatch(r"[A-Za-z0-9+=]{20,}", value)) and not value.isdigit() and len(re.findall(r"\d+", value)) > 2
+    )
 
 
 def random(value: str) -> bool:

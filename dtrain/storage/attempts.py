@@ -51,7 +51,9 @@ def listed(out: str) -> list[Attempt]:
         step, attempt, name = (*path.split("/"), "", "")[:3]
         if STEP.fullmatch(step) and attempt and (name or size < 0):
             files.setdefault((step, attempt), {}).update({name: size} if name else {})
-    return in_order(_attempt(step, attempt, store.join(root, step, attempt), inside) for (step, attempt), inside in files.items())
+    return in_order(
+        _attempt(step, attempt, store.join(root, step, attempt), inside) for (step, attempt), inside in files.items()
+    )
 
 
 def listed_in(folder: str) -> list[Attempt]:

@@ -61,7 +61,9 @@ def local_path(url: str) -> Path:
         return Path(*_here[-1:], Path(url).expanduser())
     path = unquote(url[scheme.end() :])
     if not path.startswith(("/", "~", ".")):
-        raise ValueError(f"{path.split('/')[0]} is another host, whose files are not here. Type file:///<path> for a file of this machine")
+        raise ValueError(
+            f"{path.split('/')[0]} is another host, whose files are not here. Type file:///<path> for a file of this machine"
+        )
     return Path(path).expanduser()
 
 
@@ -151,7 +153,9 @@ def connect(url: str, told: Mapping[str, Any]) -> Any:
     if scheme == "flaky":  # also where dtrain is not installed
         fsspec.register_implementation("flaky", "dtrain.testing.flaky.FlakyFileSystem", clobber=True)
     if scheme == "gs" and (options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")):
-        os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # else its first call asks Google, for a minute
+        os.environ.setdefault(
+            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false"
+        )  # else its first call asks Google, for a minute
     fs = fsspec.core.url_to_fs(str(local_path(url)) if is_local(url) else url, skip_instance_cache=True, **options)[0]
     _calm(scheme, fs)
     return fs

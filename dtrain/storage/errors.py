@@ -21,9 +21,16 @@ ERRNO = {
     errno.EEXIST: "exists",
     errno.EISDIR: "odd",
 }
-STATUS = {401: "denied", 403: "denied", 404: "missing", 408: "busy", 409: "busy", 412: "exists", 429: "busy", 507: "full"} | dict.fromkeys(
-    (500, 502, 503, 504), "busy"
-)
+STATUS = {
+    401: "denied",
+    403: "denied",
+    404: "missing",
+    408: "busy",
+    409: "busy",
+    412: "exists",
+    429: "busy",
+    507: "full",
+} | dict.fromkeys((500, 502, 503, 504), "busy")
 """Of HTTP. S3 answers 409 when two create the same key at once: the next try tells who won."""
 NAMES = {
     "ImportError": "package",
@@ -59,7 +66,9 @@ TLS = {
     "WRONG_VERSION_NUMBER": "No TLS is spoken there: type http://",
 }
 """What the client of TLS says -> what to do."""
-CONTAINER = re.compile(r"(specified|the) (bucket|container) (does not|doesn't) exist|NoSuchBucket|ContainerNotFound", re.IGNORECASE)
+CONTAINER = re.compile(
+    r"(specified|the) (bucket|container) (does not|doesn't) exist|NoSuchBucket|ContainerNotFound", re.IGNORECASE
+)
 LONGEST = 300
 """Characters of a server's own words that are shown."""
 
@@ -76,7 +85,9 @@ def explain(error: BaseException, url: str) -> Cause:
     family = FAMILY.get(url.split("://")[0], "") if "://" in url else "disk"
     kind = next((kind for one in _chain(error) if (kind := _kind(one))), "other")
     text = _words(error)
-    told = family != "http" or any(404 in _statuses(one) for one in _chain(error))  # of the web, what is missing may be the answer
+    told = family != "http" or any(
+        404 in _statuses(one) for one in _chain(error)
+    )  # of the web, what is missing may be the answer
     if kind == "missing" and told and not isinstance(error, NotADirectoryError):
         return (
             Cause(kind, "there is no such bucket", "Create it, or check the URL")
@@ -127,7 +138,10 @@ def _statuses(error: BaseException) -> Iterator[int]:
 
 def _words(error: BaseException) -> str:
     """The first line that says something, of the error or of what it came from."""
-    said = (one.strerror or one if type(one).__module__ == "builtins" and isinstance(one, OSError) else one for one in _chain(error))
+    said = (
+        one.strerror or one if type(one).__module__ == "builtins" and isinstance(one, OSError) else one
+        for one in _chain(error)
+    )
     lines = (line.strip() for one in said for line in str(one).splitlines())
     text = masked(next((line for line in lines if line), type(error).__name__))
     return (text if len(text) <= LONGEST else f"{text[:LONGEST]}...").rstrip(" .:")

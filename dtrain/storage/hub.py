@@ -31,7 +31,9 @@ SECONDS = 4.0
 class _Asking(MetaPathFinder):
     """Finds the client of the hub, which asks before it is executed."""
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         found = PathFinder.find_spec(fullname, path, target) if fullname == CLIENT else None
         if found is None or found.loader is None:
             return None
@@ -113,7 +115,9 @@ def silence(url: str) -> str:
 
     def ask_all() -> None:
         try:
-            addresses = {(str(found[4][0]), port) for found in socket.getaddrinfo(asked.hostname, port, type=socket.SOCK_STREAM)}
+            addresses = {
+                (str(found[4][0]), port) for found in socket.getaddrinfo(asked.hostname, port, type=socket.SOCK_STREAM)
+            }
         except (OSError, UnicodeError) as error:
             addresses = set()
             said.append(getattr(error, "strerror", None) or str(error))
@@ -124,7 +128,9 @@ def silence(url: str) -> str:
             thread.join()
         over.set()
 
-    Thread(target=ask_all, daemon=True).start()  # resolvers have a patience of their own, and an address that is silent is not always the only one
+    Thread(
+        target=ask_all, daemon=True
+    ).start()  # resolvers have a patience of their own, and an address that is silent is not always the only one
     over.wait(SECONDS)
     return "" if "" in said else (*said, "timed out")[0]
 

@@ -39,7 +39,9 @@ class Journal:
         self.url, self.name, self._by_step, self._check = url, url.rsplit("/", 1)[-1], by_step, check
         self.warnings: list[str] = []
         """A sentence for each change for the worse or the better; whoever tells them takes them away."""
-        self._scratch = None if store.is_local(url) else store.scratch("journal", inside=os.environ.get("DTRAIN_REPORTS"))
+        self._scratch = (
+            None if store.is_local(url) else store.scratch("journal", inside=os.environ.get("DTRAIN_REPORTS"))
+        )
         self._path = store.local_path(url) if self._scratch is None else self._scratch / "rows.jsonl"
         self._put, self._dirty = time.monotonic(), False
         self._writing, self._putting = threading.Lock(), threading.Lock()
@@ -75,7 +77,10 @@ class Journal:
                     row = json.loads(line)
                     if not isinstance(row, dict):
                         break
-                except (ValueError, RecursionError):  # a power cut left it: what must not be lost was made durable and stands before it
+                except (
+                    ValueError,
+                    RecursionError,
+                ):  # a power cut left it: what must not be lost was made durable and stands before it
                     break
                 if wanted(row):
                     rows.append((line, row))
@@ -113,7 +118,11 @@ class Journal:
                 if isinstance(error, LeaseError):
                     raise
                 self._failed(error)
-                raise error if isinstance(error, StoreError) else StoreError.during("sync", self.url, error.strerror or error) from error
+                raise (
+                    error
+                    if isinstance(error, StoreError)
+                    else StoreError.during("sync", self.url, error.strerror or error)
+                ) from error
             self._recovered()
 
     def close(self) -> None:
@@ -156,7 +165,10 @@ class Journal:
         """Whether the file at the path is the open one, and as long as it was."""
         try:
             return (
-                self._file >= 0 and _identity(self._path.stat()) == self._identity and os.fstat(self._file).st_size >= self._size and not self._stale
+                self._file >= 0
+                and _identity(self._path.stat()) == self._identity
+                and os.fstat(self._file).st_size >= self._size
+                and not self._stale
             )
         except OSError:
             return False
@@ -203,13 +215,17 @@ class Journal:
             lines = self._merged(self._read())
             if size < self._size and not self._stale:
                 since = f", from step {_step(lines[0])} on" if lines and _step(lines[0]) < math.inf else ""
-                self.warnings.append(f"{self.name} was removed or cut: it is made again from the {len(lines)} rows in memory{since}")
+                self.warnings.append(
+                    f"{self.name} was removed or cut: it is made again from the {len(lines)} rows in memory{since}"
+                )
             self._replace(lines)
 
     def _merged(self, there: list[bytes]) -> list[bytes]:
         """The rows of the file at the path that stay, and those in memory."""
         if self._by_step:
-            rows = {_step(line): line for line in there if self._wanted(_row(line))} | {_step(line): line for line in self._lines}
+            rows = {_step(line): line for line in there if self._wanted(_row(line))} | {
+                _step(line): line for line in self._lines
+            }
             return [rows[step] for step in sorted(rows)]
         known = set(self._lines)
         return [*(line for line in there if line not in known), *self._lines]

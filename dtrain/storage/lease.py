@@ -103,7 +103,9 @@ def holder(out: str) -> tuple[Literal["free", "held", "left", "unknown"], str]:
     token, there = _newest(out)
     if not token or there.get("state") == "released":
         return "free", ""
-    state: Literal["held", "left", "unknown"] = "left" if _gone(there) else "held" if there.get("place") == _place() != "" else "unknown"
+    state: Literal["held", "left", "unknown"] = (
+        "left" if _gone(there) else "held" if there.get("place") == _place() != "" else "unknown"
+    )
     return state, _who(there)
 
 
@@ -133,7 +135,9 @@ class _Keeper:
                 warned = False
             except StoreError as error:
                 if not warned:
-                    screen.complain(f"the lease cannot be renewed, and is tried again every {RENEW_SECONDS:.0f} s: {error}")
+                    screen.complain(
+                        f"the lease cannot be renewed, and is tried again every {RENEW_SECONDS:.0f} s: {error}"
+                    )
                 warned = True
 
     def _end(self, sentence: str) -> None:
@@ -171,7 +175,9 @@ def _claim(out: str) -> tuple[int, Record]:
                 f"Wait for it, stop it ({_how_to_stop(there)}), or type out=<another place>."
             )
         elif token != seen[0]:
-            screen.complain(f"{out} is held by {_who(there)}; watching for {STALE_SECONDS:.0f} s whether it is renewed.")
+            screen.complain(
+                f"{out} is held by {_who(there)}; watching for {STALE_SECONDS:.0f} s whether it is renewed."
+            )
             since, seen = time.monotonic(), (token, there)
         else:
             time.sleep(LOOK_SECONDS)
@@ -188,7 +194,9 @@ def _create(out: str, token: int, record: Record) -> bool:
     newest, there = _newest(out)
     if newest > token:
         store.remove(_url(out, token))
-    return newest == token and there.get("id") == record["id"]  # storage whose create is not exclusive let two in: the last one stays
+    return (
+        newest == token and there.get("id") == record["id"]
+    )  # storage whose create is not exclusive let two in: the last one stays
 
 
 def _newest(out: str) -> tuple[int, Record]:
@@ -232,7 +240,14 @@ def _record() -> Record:
     except (KeyError, OSError):  # a container may run under a number that has no name
         user = str(os.getuid())
     now, pid = time.time(), os.getpid()
-    said = {"owner": f"{user}@{socket.gethostname()}", "pid": pid, "place": _place(), "started": _started(pid), "begun": now, "renewed": now}
+    said = {
+        "owner": f"{user}@{socket.gethostname()}",
+        "pid": pid,
+        "place": _place(),
+        "started": _started(pid),
+        "begun": now,
+        "renewed": now,
+    }
     return {"id": uuid.uuid4().hex, **said, "state": "held"}
 
 
@@ -298,4 +313,8 @@ def _lost(out: str, newest: int, there: Record, token: int) -> str:
 
 
 def _clock(seconds: float | None) -> str:
-    return "an unknown time" if seconds is None else datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+    return (
+        "an unknown time"
+        if seconds is None
+        else datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+    )

@@ -13,7 +13,16 @@ from dtrain.errors import first_line, nearest
 from dtrain.storage import clients, store
 
 NAME = "out_options"
-PASSED_ON = {"s3": ("profile",), "s3a": ("profile",), "gs": (), "gcs": (), "az": (), "abfs": (), "abfss": (), "memory": ()}
+PASSED_ON = {
+    "s3": ("profile",),
+    "s3a": ("profile",),
+    "gs": (),
+    "gcs": (),
+    "az": (),
+    "abfs": (),
+    "abfss": (),
+    "memory": (),
+}
 """Clients whose options are known by their signatures, and what they take beside those. Others judge their options themselves."""
 _told: dict[str, Any] = {}
 
@@ -38,7 +47,9 @@ def tell(words: Sequence[Word], url: str | None) -> list[str]:
     if not mine or problems:
         return problems
     if url is None or store.is_local(url):
-        return [f"{mine[0].key} ({mine[0].source}): a folder of this machine takes no options. Type out=<a URL>, such as s3://bucket/run."]
+        return [
+            f"{mine[0].key} ({mine[0].source}): a folder of this machine takes no options. Type out=<a URL>, such as s3://bucket/run."
+        ]
     options, problems = _values(mine)
     problems += _unknown(options, url)
     if not problems:
@@ -70,7 +81,9 @@ def _values(words: Sequence[Word]) -> tuple[dict[str, Any], list[str]]:
     options = OmegaConf.create()
     try:
         for word in words:
-            for key, value in word.value.items() if word.key == NAME else [(word.key.removeprefix(f"{NAME}."), word.value)]:
+            for key, value in (
+                word.value.items() if word.key == NAME else [(word.key.removeprefix(f"{NAME}."), word.value)]
+            ):
                 OmegaConf.update(options, key, value)
         found: Any = OmegaConf.to_container(options, resolve=True)
     except OmegaConfBaseException as error:
@@ -93,6 +106,12 @@ def _unknown(options: Mapping[str, Any], url: str) -> Iterable[str]:
         return
     names = {"use_listings_cache", "listings_expiry_time", "max_paths", *PASSED_ON[scheme]}
     for base in client.__mro__:
-        names |= set(inspect.signature(base.__init__).parameters) - {"self", "args", "kwargs", "storage_options", "storage_args"}
+        names |= set(inspect.signature(base.__init__).parameters) - {
+            "self",
+            "args",
+            "kwargs",
+            "storage_options",
+            "storage_args",
+        }
     for name in options.keys() - names:
         yield f"{NAME}.{name}: the client of {scheme}:// has no such option.{nearest(name, names)}"

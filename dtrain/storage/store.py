@@ -69,7 +69,9 @@ def beginning(url: str, count: int, heard: Callable[[int], object] = int) -> byt
     def head(file: Any) -> bytes:
         parts = list[bytes]()
         with file:
-            while (missing := count - sum(map(len, parts))) and (part := file.read(min(missing, BLOCK))):  # the web gives what has come so far
+            while (missing := count - sum(map(len, parts))) and (
+                part := file.read(min(missing, BLOCK))
+            ):  # the web gives what has come so far
                 parts.append(part)
                 heard(len(part))
         return b"".join(parts)
@@ -116,7 +118,11 @@ def small(url: str, most: int, *, seconds: float | None = None, pace: float = ma
             answer.set_exception(error)
 
     Thread(target=ask, daemon=True).start()
-    while (left := min(began + sum(count for _, count in come) / pace, max(come, default=(began, 0))[0]) + seconds - time.monotonic()) > 0:
+    while (
+        left := min(began + sum(count for _, count in come) / pace, max(come, default=(began, 0))[0])
+        + seconds
+        - time.monotonic()
+    ) > 0:
         with contextlib.suppress(TimeoutError):
             return answer.result(left)
     raise StoreError.during("read", url, f"no answer within {time.monotonic() - began:.3g} s", kind="busy")
@@ -171,16 +177,25 @@ def tree(url: str, *, depth: int) -> dict[str, int]:
 
     def flat(fs: Any, path: str) -> dict[str, int]:
         found = fs.find(path, detail=True)
-        return {name.removeprefix(f"{path}/"): int(entry["size"] or 0) for name, entry in found.items() if name.startswith(f"{path}/")}
+        return {
+            name.removeprefix(f"{path}/"): int(entry["size"] or 0)
+            for name, entry in found.items()
+            if name.startswith(f"{path}/")
+        }
 
     def level(fs: Any, path: str) -> dict[str, int]:
-        return {_name(entry["name"]): -1 if entry["type"] == "directory" else int(entry["size"] or 0) for entry in _ls(fs, path)}
+        return {
+            _name(entry["name"]): -1 if entry["type"] == "directory" else int(entry["size"] or 0)
+            for entry in _ls(fs, path)
+        }
 
     def leveled(fs: Any, path: str, depth: int) -> dict[str, int]:
         found = level(fs, path)
         folders = [name for name, size in found.items() if size < 0 and depth > 1]
         with ThreadPoolExecutor(STREAMS) as pool:
-            for name, below in zip(folders, pool.map(lambda name: leveled(fs, f"{path}/{name}", depth - 1), folders), strict=True):
+            for name, below in zip(
+                folders, pool.map(lambda name: leveled(fs, f"{path}/{name}", depth - 1), folders), strict=True
+            ):
                 found |= {f"{name}/{rest}": size for rest, size in below.items()}
         return found
 
@@ -198,7 +213,11 @@ def children(url: str) -> list[str]:
 
 def folders(url: str) -> list[str]:
     """Names of the folders directly below a folder; none when there is no such folder."""
-    return _remote("list", url, lambda fs, path: sorted({_name(entry["name"]) for entry in _ls(fs, path) if entry["type"] == "directory"}))
+    return _remote(
+        "list",
+        url,
+        lambda fs, path: sorted({_name(entry["name"]) for entry in _ls(fs, path) if entry["type"] == "directory"}),
+    )
 
 
 def fingerprint(url: str) -> str:

@@ -19,11 +19,17 @@ def mapped(file: Path, url: str, dtype: str) -> NDArray[Any]:
     """The tokens of `url`, which lie in `file`; `dtype` is that of a .bin. Raises StoreError where it holds none."""
     try:
         disk.a_file(file)
-        array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False) if file.suffix == ".npy" else np.memmap(file, dtype=dtype, mode="r")
+        array: NDArray[Any] = (
+            np.load(file, mmap_mode="r", allow_pickle=False)
+            if file.suffix == ".npy"
+            else np.memmap(file, dtype=dtype, mode="r")
+        )
     except (ValueError, OSError) as error:
         raise StoreError.during("read tokens of", url, getattr(error, "strerror", None) or error) from error
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-        raise StoreError.during("read tokens of", url, f"one row of integers is expected, not {array.ndim} dims of {array.dtype}")
+        raise StoreError.during(
+            "read tokens of", url, f"one row of integers is expected, not {array.ndim} dims of {array.dtype}"
+        )
     return array
 
 
@@ -36,7 +42,13 @@ def outside(arrays: Sequence[NDArray[Any]], vocab: int, *, most: int | None = No
     stride = 1 if most is None else max(1, -(-total // most))
     size = max(1, CHUNK // stride)
     parts = [array[start : start + size] for array in arrays for start in range(0, len(array), size * stride)]
-    least, largest = (min(int(part.min()) for part in parts), max(int(part.max()) for part in parts)) if total else (0, 0)
+    least, largest = (
+        (min(int(part.min()) for part in parts), max(int(part.max()) for part in parts)) if total else (0, 0)
+    )
     if least < 0:
         return f"token {least} is negative."
-    return f"token {largest} is outside data.vocab={vocab}. Type data.vocab={largest + 1} or more." if largest >= vocab else ""
+    return (
+        f"token {largest} is outside data.vocab={vocab}. Type data.vocab={largest + 1} or more."
+        if largest >= vocab
+        else ""
+    )

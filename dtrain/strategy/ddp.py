@@ -33,7 +33,9 @@ class DDP:
     bucket_mb: float
     holds: ClassVar[Literal["copies"]] = "copies"
     offload: ClassVar[Literal["none"]] = "none"
-    _afterwards: list[tuple[list[nn.Parameter], dist.ProcessGroup, int]] = field(default_factory=list, init=False, repr=False, compare=False)
+    _afterwards: list[tuple[list[nn.Parameter], dist.ProcessGroup, int]] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
     """(parameters, the ranks that hold the same, by what their sum is divided)."""
     _orders: list[Order] = field(default_factory=list, init=False, repr=False, compare=False)
     _trained: list[nn.Parameter] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -47,10 +49,14 @@ class DDP:
             return model
         if mesh.shape.pp * mesh.shape.tp * mesh.shape.ep > 1:
             experts = (
-                {id(p) for module in model.modules() if isinstance(module, Experts) for p in module.parameters()} if mesh.shape.ep > 1 else set()
+                {id(p) for module in model.modules() if isinstance(module, Experts) for p in module.parameters()}
+                if mesh.shape.ep > 1
+                else set()
             )
             alike = mesh.axis("expert_shard", view="experts").get_group() if experts else mesh.group("batch")
-            self._afterwards.append(([p for p in trained if id(p) not in experts], mesh.group("batch"), mesh.batch_ranks))
+            self._afterwards.append(
+                ([p for p in trained if id(p) not in experts], mesh.group("batch"), mesh.batch_ranks)
+            )
             self._afterwards.append(([p for p in trained if id(p) in experts], alike, mesh.batch_ranks))
             if experts and mesh.shape.pp == 1:
                 self._orders.append(order := Order(model, mesh.group("batch"), EXPERTS))
@@ -60,7 +66,9 @@ class DDP:
             return model
         self._trained.extend(trained)
         wrapped = DistributedDataParallel(model, bucket_cap_mb=self.bucket_mb, gradient_as_bucket_view=True)
-        wrapped.broadcast_buffers = False  # under every strategy they are made alike after the step (dtrain/loop/agreement.py)
+        wrapped.broadcast_buffers = (
+            False  # under every strategy they are made alike after the step (dtrain/loop/agreement.py)
+        )
         return wrapped
 
     def sync(self, model: nn.Module, last: bool) -> AbstractContextManager[list[nn.Parameter] | None]:
@@ -82,17 +90,25 @@ class DDP:
     @contextmanager
     def _complete(self) -> Iterator[list[nn.Parameter]]:
         """Every bucket is sent, also those with parameters that this rank's samples did not reach: zeros stand in for their gradients."""
-        before = [(parameter.grad, -1 if parameter.grad is None else parameter.grad._version) for parameter in self._trained]
+        before = [
+            (parameter.grad, -1 if parameter.grad is None else parameter.grad._version) for parameter in self._trained
+        ]
         missing: list[nn.Parameter] = []
         yield missing
         missing += [parameter for parameter in self._trained if parameter.grad is None]
-        silent = [p for p, (was, version) in zip(self._trained, before, strict=True) if p.grad is was and (was is None or was._version == version)]
+        silent = [
+            p
+            for p, (was, version) in zip(self._trained, before, strict=True)
+            if p.grad is was and (was is None or was._version == version)
+        ]
         if silent:
             torch.autograd.backward(silent, [torch.zeros_like(parameter) for parameter in silent])
 
 
 @torch.no_grad()
-def average(parameters: list[nn.Parameter], group: dist.ProcessGroup, divisor: int, *, bucket: int) -> list[nn.Parameter]:
+def average(
+    parameters: list[nn.Parameter], group: dist.ProcessGroup, divisor: int, *, bucket: int
+) -> list[nn.Parameter]:
     """Sum gradients over `group` and divide them, in place, in all-reduces of about `bucket` bytes, two at a time; one that is missing counts as zero, and is returned.
 
     Gradients of what tensor parallelism left whole may be parts of a sum over tp: they are added up first.
@@ -102,7 +118,11 @@ def average(parameters: list[nn.Parameter], group: dist.ProcessGroup, divisor: i
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        if isinstance(parameter.grad, DTensor) and isinstance(parameter, DTensor) and parameter.grad.placements != parameter.placements:
+        if (
+            isinstance(parameter.grad, DTensor)
+            and isinstance(parameter, DTensor)
+            and parameter.grad.placements != parameter.placements
+        ):
             parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
         pieces.setdefault(parameter.grad.dtype, []).append(local(parameter.grad))
     if group.size() == 1:

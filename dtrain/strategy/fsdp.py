@@ -45,7 +45,11 @@ class FSDP:
     _orders: list[Order] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name, value, allowed in (("reshard", self.reshard, RESHARD), ("offload", self.offload, OFFLOAD), ("reduce", self.reduce, REDUCE)):
+        for name, value, allowed in (
+            ("reshard", self.reshard, RESHARD),
+            ("offload", self.offload, OFFLOAD),
+            ("reduce", self.reduce, REDUCE),
+        ):
             if value not in allowed:
                 raise WordsError(f"strategy.{name}={value}: allowed are {' and '.join(allowed)}.")
 
@@ -54,9 +58,13 @@ class FSDP:
     _ranks: list[dist.ProcessGroup] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def shard(self, model: nn.Module, mesh: Mesh, precision: Precision) -> None:
-        self._whole.extend(parameter for parameter in model.parameters() if parameter.ndim == 0 and parameter.requires_grad)
+        self._whole.extend(
+            parameter for parameter in model.parameters() if parameter.ndim == 0 and parameter.requires_grad
+        )
         self._ranks[:] = [mesh.group("batch")]
-        shard_blocks(model, mesh, precision, again=self.reshard == "forward" and mesh.shape.pp == 1, offload=self.offload)
+        shard_blocks(
+            model, mesh, precision, again=self.reshard == "forward" and mesh.shape.pp == 1, offload=self.offload
+        )
         take_part(model, self._reached)
         if mesh.shape.pp > 1:
             gather_first(model)
@@ -99,7 +107,9 @@ def shard_blocks(model: nn.Module, mesh: Mesh, precision: Precision, *, again: b
                 f"strategy.offload=cpu: {name} has no dims, and stays on the device. Give it the shape [1], or type strategy.offload=none."
             )
         if parameter.is_complex():
-            raise WordsError(f"strategy=fsdp: {name} holds complex numbers, which cannot be sharded. Type strategy=ddp.")
+            raise WordsError(
+                f"strategy=fsdp: {name} holds complex numbers, which cannot be sharded. Type strategy=ddp."
+            )
         if not parameter.is_contiguous():
             parameter.data = parameter.data.contiguous()
     compute = None if precision.compute == precision.param else precision.compute
@@ -107,21 +117,38 @@ def shard_blocks(model: nn.Module, mesh: Mesh, precision: Precision, *, again: b
     offloading = CPUOffloadPolicy(pin_memory=mesh.device.type != "cpu") if offload == "cpu" else OffloadPolicy()
     data = mesh.axis("dp_replicate", "dp_shard") if mesh.shape.dp_replicate > 1 else mesh.axis("dp_shard")
     for experts in _experts(model) if mesh.shape.ep > 1 else ():
-        fully_shard(experts, mesh=mesh.axis("expert_shard", view="experts"), mp_policy=policy, reshard_after_forward=again, offload_policy=offloading)
+        fully_shard(
+            experts,
+            mesh=mesh.axis("expert_shard", view="experts"),
+            mp_policy=policy,
+            reshard_after_forward=again,
+            offload_policy=offloading,
+        )
         assert isinstance(experts, FSDPModule)
         # tokens of all ranks came to the expert: its gradient is a sum over them already
         experts.set_gradient_divide_factor(float(mesh.batch_ranks))
         if mesh.device.type == "cpu" and mesh.batch_ranks > mesh.shape.ep:
-            experts.set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM; alone, an expert's gradient is divided without it
+            experts.set_force_sum_reduction_for_comms(
+                True
+            )  # gloo has no PREMUL_SUM; alone, an expert's gradient is divided without it
     listed = _apart(dict.fromkeys(blocks(model)))
     head = head_of(model)
-    apart = {parameter for parameter in model.parameters() if not parameter.numel() or not parameter.ndim}  # nothing to shard
+    apart = {
+        parameter for parameter in model.parameters() if not parameter.numel() or not parameter.ndim
+    }  # nothing to shard
     units = [*listed, *([head] if head else []), model]
     _check_types(units)
     for module in units:
         free = again and module in listed[:-1]  # the last block, the head and the root are wanted again at once
         module.register_forward_hook(show)
-        fully_shard(module, mesh=data, mp_policy=policy, reshard_after_forward=free, offload_policy=offloading, ignored_params=apart)
+        fully_shard(
+            module,
+            mesh=data,
+            mp_policy=policy,
+            reshard_after_forward=free,
+            offload_policy=offloading,
+            ignored_params=apart,
+        )
         module.register_forward_hook(restore)
 
 

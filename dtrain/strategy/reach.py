@@ -41,9 +41,18 @@ class Reach(TorchFunctionMode):
             if name and isinstance(module, FSDPModule):
                 state: Any = module._get_fsdp_state()
                 groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-                self._owners |= {id(each.sharded_param): (name, state, group, each) for group in groups if group for each in group.fsdp_params}
+                self._owners |= {
+                    id(each.sharded_param): (name, state, group, each)
+                    for group in groups
+                    if group
+                    for each in group.fsdp_params
+                }
         if self._owners:
-            self._compiled = {module: module._compiled_call_impl for module in self._root.modules() if module._compiled_call_impl is not None}
+            self._compiled = {
+                module: module._compiled_call_impl
+                for module in self._root.modules()
+                if module._compiled_call_impl is not None
+            }
             for module, call in self._compiled.items():
                 module._compiled_call_impl = self._aside(call)
             self.__enter__()  # type: ignore[no-untyped-call]
@@ -71,7 +80,9 @@ class Reach(TorchFunctionMode):
             self.units.append(name)
             root: Any = self._root._get_fsdp_state()  # type: ignore[operator]
             if not hasattr(state, "_fsdp_param_groups"):
-                raise WordsError(f"strategy: weights of {name} are used outside of its forward, where they are sharded. Type strategy=ddp.")
+                raise WordsError(
+                    f"strategy: weights of {name} are used outside of its forward, where they are sharded. Type strategy=ddp."
+                )
             state._fsdp_param_groups.remove(group)
             root._fsdp_param_groups.append(group)
             group.post_forward_mesh_info = None

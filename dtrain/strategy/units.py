@@ -34,7 +34,9 @@ def units(root: nn.Module) -> list[tuple[str, Any]]:
         if isinstance(module, FSDPModule):
             state: Any = module._get_fsdp_state()
             groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-            kind = next(base for base in type(module).__mro__ if not issubclass(base, FSDPModule))  # FSDP2 makes a class of its own of it
+            kind = next(
+                base for base in type(module).__mro__ if not issubclass(base, FSDPModule)
+            )  # FSDP2 makes a class of its own of it
             found += [(name or kind.__name__, group) for group in groups if group is not None]
     return found
 
@@ -103,7 +105,9 @@ class Part:
         self._proceed(*arguments)
         group.reduce_grads = crossing
         if self._early:
-            group._training_state = type(group._training_state).IDLE  # so torch comes back at the end, if no other call does
+            group._training_state = type(
+                group._training_state
+            ).IDLE  # so torch comes back at the end, if no other call does
 
     def _fill(self, trained: list[Any]) -> None:
         """Zeros where this rank has no gradient."""
@@ -113,7 +117,9 @@ class Part:
             self._reached[each.sharded_param] = here or self._reached.get(each.sharded_param, False)
             if not here:
                 each._unsharded_param.grad = torch.zeros_like(each._unsharded_param)
-        if any(each.unsharded_accumulated_grad is not None for each in trained):  # all in the type of the sums, or torch refuses the mixture
+        if any(
+            each.unsharded_accumulated_grad is not None for each in trained
+        ):  # all in the type of the sums, or torch refuses the mixture
             for each in trained:
                 each.to_accumulated_grad_if_needed()
 
@@ -190,7 +196,9 @@ class Order:
             self.end()
 
     def _watched(self, unit: Any, event: int, proceed: Callable[..., Any], *arguments: Any) -> Any:
-        if self._open and (event % KINDS != 1 or unit._training_state.name != "PRE_BACKWARD"):  # else another output of the unit has said so
+        if self._open and (
+            event % KINDS != 1 or unit._training_state.name != "PRE_BACKWARD"
+        ):  # else another output of the unit has said so
             self._pass(event)
         return proceed(*arguments)
 
@@ -205,10 +213,14 @@ class Order:
             other = next((rank for rank, theirs in enumerate(ranks.tolist()) if theirs != ranks[0]), None)
             if other is not None:
                 here, there = dist.get_global_rank(self._group, 0), dist.get_global_rank(self._group, other)
-                raise self._refusal(f"rank {here} {self._names[int(ranks[0])]} where rank {there} {self._names[int(ranks[other])]}")
+                raise self._refusal(
+                    f"rank {here} {self._names[int(ranks[0])]} where rank {there} {self._names[int(ranks[other])]}"
+                )
         elif self._expected[number] != event:
             first = "step" if self._key[1] else "evaluation"
-            raise self._refusal(f"rank {dist.get_rank()} {self._names[event]} where the first {first} {self._names[self._expected[number]]}")
+            raise self._refusal(
+                f"rank {dist.get_rank()} {self._names[event]} where the first {first} {self._names[self._expected[number]]}"
+            )
 
     def _refusal(self, difference: str) -> WordsError:
         return WordsError(f"strategy: {difference}, {self._rule}")

@@ -297,7 +297,9 @@ def _over(url: str, data: bytes) -> None:
 
 
 def _scan(root: Path) -> _Folder:
-    names: dict[str, _File | _Folder] = {path.name: _scan(path) if path.is_dir() else _past(path) for path in root.iterdir()}
+    names: dict[str, _File | _Folder] = {
+        path.name: _scan(path) if path.is_dir() else _past(path) for path in root.iterdir()
+    }
     return _Folder(names, dict(names))
 
 

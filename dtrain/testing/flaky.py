@@ -34,7 +34,10 @@ ERRORS: dict[str, Callable[[], Exception]] = {
     "timeout": lambda: TimeoutError("the server did not answer in time"),
     "cut": lambda: ConnectionResetError(errno.ECONNRESET, "the connection was cut"),
     **{str(status): lambda status=status: AnswerError(status) for status in (401, 403, 404, 429, 500, 502, 503, 504)},  # type: ignore[misc]
-    **{name: lambda name=name: OSError(getattr(errno, name), os.strerror(getattr(errno, name))) for name in ("EIO", "ENOSPC", "EDQUOT", "EROFS")},  # type: ignore[misc]
+    **{
+        name: lambda name=name: OSError(getattr(errno, name), os.strerror(getattr(errno, name)))
+        for name in ("EIO", "ENOSPC", "EDQUOT", "EROFS")
+    },  # type: ignore[misc]
 }
 """Told instead of doing it."""
 KINDS = (*ERRORS, "unanswered", "delay", "hang", "kill", "crash", "partial", "torn", "short", "flip", "unsynced")
@@ -60,10 +63,20 @@ class FlakyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has n
 
     def __init__(self, options: Mapping[str, Any] | None = None, **given: Any) -> None:
         super().__init__(use_listings_cache=False)
-        told = {**_environment(), **{name: value for name, value in given.items() if name in ("share", "kinds", "at", "on", "seed", "delay")}}
-        self.share, self.delay, self.seed = float(told.get("share", 0)), float(told.get("delay", 1)), int(told.get("seed", 0))
+        told = {
+            **_environment(),
+            **{name: value for name, value in given.items() if name in ("share", "kinds", "at", "on", "seed", "delay")},
+        }
+        self.share, self.delay, self.seed = (
+            float(told.get("share", 0)),
+            float(told.get("delay", 1)),
+            int(told.get("seed", 0)),
+        )
         self.at = None if told.get("at") is None else int(told["at"])
-        self.kinds, self.on = _words(told.get("kinds", ("503", "timeout", "cut")), KINDS), _words(told.get("on", OPERATIONS), OPERATIONS)
+        self.kinds, self.on = (
+            _words(told.get("kinds", ("503", "timeout", "cut")), KINDS),
+            _words(told.get("on", OPERATIONS), OPERATIONS),
+        )
         self.operations = list[str]()
         """What was asked for so far, as `put file//run/a`, of those in `on`."""
         self._options = dict(options or {})
@@ -91,7 +104,11 @@ class FlakyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has n
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
         fault, fs, below = self._begin("get", path)
-        data = self._unsynced[path][start:end] if path in self._unsynced else bytes(fs.cat_file(below, start=start, end=end))
+        data = (
+            self._unsynced[path][start:end]
+            if path in self._unsynced
+            else bytes(fs.cat_file(below, start=start, end=end))
+        )
         self._end(fault)
         return self._flipped(data) if fault == "flip" and data else data
 
@@ -117,7 +134,9 @@ class FlakyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has n
         fault, fs, below = self._begin("look", path)
         found = dict[str, dict[str, Any]]()
         with contextlib.suppress(FileNotFoundError):
-            found = {entry["name"]: entry for entry in (self._outer(path, entry) for entry in fs.ls(below, detail=True))}
+            found = {
+                entry["name"]: entry for entry in (self._outer(path, entry) for entry in fs.ls(below, detail=True))
+            }
         for name, data in self._unsynced.items():
             if name.startswith(f"{path}/"):
                 first, below_it, _rest = name.removeprefix(f"{path}/").partition("/")
@@ -153,7 +172,9 @@ class FlakyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has n
     def isfile(self, path: str) -> bool:
         return self._type(path) == "file"
 
-    def find(self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **_: Any) -> Any:
+    def find(
+        self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **_: Any
+    ) -> Any:
         """As fsspec's, which passes over the folders that it could not list."""
         path = self._strip_protocol(path)
         if self.isfile(path):

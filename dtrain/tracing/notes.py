@@ -82,7 +82,11 @@ class Watch(TorchDispatchMode):
         """Bytes that several parts keep, and no gradient flows to: rotations, masks."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = _confusion(*args, **(kwargs or {})) if func is BINCOUNT and isinstance(args[0], FakeTensor) else func(*args, **(kwargs or {}))
+        out = (
+            _confusion(*args, **(kwargs or {}))
+            if func is BINCOUNT and isinstance(args[0], FakeTensor)
+            else func(*args, **(kwargs or {}))
+        )
         taken = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
         made = [each for each in tree_leaves(out) if isinstance(each, Tensor)]
         for each in made:
@@ -91,7 +95,12 @@ class Watch(TorchDispatchMode):
             for each in made:
                 self._products[storage(each)] = self.part
                 self._add("products", each)
-        if not self.backward and made and storage(made[0]) not in self._trained and any(storage(each) in self._trained for each in taken):
+        if (
+            not self.backward
+            and made
+            and storage(made[0]) not in self._trained
+            and any(storage(each) in self._trained for each in taken)
+        ):
             self._turn(made[0])
         self._count(func, args, kwargs or {}, out)
         return out
@@ -138,7 +147,9 @@ class Watch(TorchDispatchMode):
         part.uses += 1
         self.parts.append(part)
         handed = [each for each in tree_leaves(inputs) if isinstance(each, Tensor)]
-        for each in [each for each in handed if each.requires_grad] or handed[:1]:  # the first that learns is handed what did not
+        for each in [each for each in handed if each.requires_grad] or handed[
+            :1
+        ]:  # the first that learns is handed what did not
             if storage(each) not in self._known:
                 self._passed.add(storage(each))
                 self._taken.add(storage(each))
@@ -147,10 +158,15 @@ class Watch(TorchDispatchMode):
 
     def leave(self, part: Part, out: Any) -> None:
         made = [each for each in tree_leaves(out) if isinstance(each, Tensor)]
-        part.passes, part.gives = sum(each.numel() for each in made), part.gives or any(each.requires_grad for each in made)
+        part.passes, part.gives = (
+            sum(each.numel() for each in made),
+            part.gives or any(each.requires_grad for each in made),
+        )
         if not part.gives:  # nobody asks what a second forward would need
             part.kept |= {way: dict(NOTHING) for way in WAYS if way != "all"}
-        if made and self._last[:2] == (made[0].numel(), nbytes(made[0])) and not any(part.kept["ends"].values()):  # its gradient is that of `out`
+        if (
+            made and self._last[:2] == (made[0].numel(), nbytes(made[0])) and not any(part.kept["ends"].values())
+        ):  # its gradient is that of `out`
             part.kept["ends"][self._last[2]] += self._last[1]
         for each in made:
             if self._noted.get(storage(each)) is part:
@@ -205,7 +221,9 @@ class Watch(TorchDispatchMode):
             self._trained |= {key} if storage(taken[0]) in self._trained else set()
             return
         found = [self._how(each) for each in taken if storage(each) not in self._known]
-        self._held[key] = next((held for held in ("logits", "inside", "stream") if held in found), "whole" if found else "stream")
+        self._held[key] = next(
+            (held for held in ("logits", "inside", "stream") if held in found), "whole" if found else "stream"
+        )
         size = nbytes(tensor)
         self.alive += size
         weakref.finalize(tensor.untyped_storage(), self._gone, key, size)
@@ -242,7 +260,10 @@ class Listener(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention:
-            self._watch.attend(*args[:3], **{name: value for name, value in (kwargs or {}).items() if name in ("query", "key", "value")})
+            self._watch.attend(
+                *args[:3],
+                **{name: value for name, value in (kwargs or {}).items() if name in ("query", "key", "value")},
+            )
         return func(*args, **(kwargs or {}))
 
 

@@ -85,7 +85,12 @@ def trace(plan: Plan, *, real: bool = False) -> tuple[Shapes, nn.Module | None]:
         before = [(module, buffer, buffer._version) for module, _, buffer in saved_buffers(model)]
         if not unknown:
             try:
-                with _listening(model, listed, watch), watch, Listener(watch), saved_tensors_hooks(watch.pack, watch.unpack):
+                with (
+                    _listening(model, listed, watch),
+                    watch,
+                    Listener(watch),
+                    saved_tensors_hooks(watch.pack, watch.unpack),
+                ):
                     with precision.autocast(torch.device("cpu")):
                         out = call(model, objective.inputs(batch))
                         watch.returns = Kept(logits=nbytes(logits_of(out)))
@@ -98,7 +103,10 @@ def trace(plan: Plan, *, real: bool = False) -> tuple[Shapes, nn.Module | None]:
                     raise
                 unknown, watch = f"the forward takes no batch of one sample: {first_line(error)}", Watch(model, samples)
             except LOOKS as error:
-                unknown, watch = f"the forward looks into numbers, which are not there yet, at {own(_frames(error))}", Watch(model, samples)
+                unknown, watch = (
+                    f"the forward looks into numbers, which are not there yet, at {own(_frames(error))}",
+                    Watch(model, samples),
+                )
             except Exception as error:  # whatever else the user's forward does
                 unknown, watch = f"the forward fails on tensors without memory: {_why(error)}", Watch(model, samples)
     moving = _moving(before)
@@ -121,7 +129,9 @@ def _built(plan: Plan, facts: Mapping[str, Any], fake: FakeTensorMode | None) ->
             raise
     with unset_fake_temporarily():
         model = construct(plan.model, facts=facts, seed=0)
-    light: dict[Tensor, Any] = {each: fake.from_tensor(each) for each in (*model.parameters(), *model.buffers())}  # each once: modules may share it
+    light: dict[Tensor, Any] = {
+        each: fake.from_tensor(each) for each in (*model.parameters(), *model.buffers())
+    }  # each once: modules may share it
     for module in model.modules():
         for held in (module._parameters, module._buffers):
             held.update({name: light[each] for name, each in held.items() if each is not None})
@@ -155,16 +165,24 @@ def _why(error: Exception) -> str:
     if os.environ.get("DTRAIN_DEBUG"):
         raise error
     place = own(_frames(error))
-    return secrets.masked(f"{type(error).__name__}: {first_line(error)}") + (f", at {place}" if place and "dtrain" not in place.split("/")[0] else "")
+    return secrets.masked(f"{type(error).__name__}: {first_line(error)}") + (
+        f", at {place}" if place and "dtrain" not in place.split("/")[0] else ""
+    )
 
 
 def _frames(error: Exception) -> list[tuple[FrameType, int]]:
-    return [(frame, line) for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename not in (__file__, notes.__file__)]
+    return [
+        (frame, line)
+        for frame, line in walk_tb(error.__traceback__)
+        if frame.f_code.co_filename not in (__file__, notes.__file__)
+    ]
 
 
 def _tokens(targets: Any) -> int:
     """Of one sample, of which each has a class of its own."""
-    return targets.shape[1] if isinstance(targets, Tensor) and targets.ndim == 2 and not targets.is_floating_point() else 1
+    return (
+        targets.shape[1] if isinstance(targets, Tensor) and targets.ndim == 2 and not targets.is_floating_point() else 1
+    )
 
 
 @contextmanager
@@ -173,7 +191,11 @@ def _listening(model: nn.Module, listed: list[nn.Module], watch: Watch) -> Itera
     names, hooks = {id(module): name for name, module in model.named_modules()}, list[Any]()
     for module in listed:
         part = Part(names[id(module)], True)
-        hooks.append(module.register_forward_pre_hook(lambda _, args, kwargs, part=part: watch.enter(part, (args, kwargs)), with_kwargs=True))
+        hooks.append(
+            module.register_forward_pre_hook(
+                lambda _, args, kwargs, part=part: watch.enter(part, (args, kwargs)), with_kwargs=True
+            )
+        )
         hooks.append(module.register_forward_hook(lambda _, args, out, part=part: watch.leave(part, out)))
     for module in model.modules():
         style = _style(model, names[id(module)])
@@ -229,10 +251,17 @@ def _blocks(model: nn.Module, listed: list[nn.Module], watch: Watch, *, known: b
     behind = [weight for weight in root if weight not in before and weight not in head]
     ends = [_block(end, "behind", behind)]
     if head:  # all activations with it, which comes first in the backward
-        ends = [_block(Part("behind", False, splits=end.splits), "behind", behind), replace(_block(end, "head", head), splits=(), head=True)]
+        ends = [
+            _block(Part("behind", False, splits=end.splits), "behind", behind),
+            replace(_block(end, "head", head), splits=(), head=True),
+        ]
     made = [_block(parts.get(name, Part(name, True, gives=True)), name, mine[name]) for name in order]
     last = names[id(listed[-1])] if listed else ""
-    return [_block(start, "before", before), *(replace(block, stays=block.name == last != order[-1]) for block in made), *ends]
+    return [
+        _block(start, "before", before),
+        *(replace(block, stays=block.name == last != order[-1]) for block in made),
+        *ends,
+    ]
 
 
 def _join(end: Part, part: Part) -> None:
@@ -278,7 +307,9 @@ def _weights(model: nn.Module, module: nn.Module, prefix: str) -> list[Weight]:
     for name, parameter in module.named_parameters():
         whole = f"{prefix}.{name}" if prefix else name
         kinds = [isinstance(each, nn.Embedding) for each in owners[id(parameter)]]
-        multiplied = parameter.ndim > 1 or any(isinstance(each, nn.Linear | nn.modules.conv._ConvNd) for each in owners[id(parameter)])
+        multiplied = parameter.ndim > 1 or any(
+            isinstance(each, nn.Linear | nn.modules.conv._ConvNd) for each in owners[id(parameter)]
+        )
         dim = DIM.get(_style(model, whole.rpartition(".")[0]))
         split = dim if parameter.ndim > 1 else (0 if dim == 0 else None)
         found.append(
@@ -302,4 +333,6 @@ def _moving(before: list[tuple[nn.Module, Tensor, int]]) -> tuple[tuple[bool, in
 def _persistent(model: nn.Module) -> int:
     """Bytes of the buffers that a checkpoint holds."""
     weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    return sum(value.nbytes for name, value in model.state_dict().items() if name not in weights and isinstance(value, Tensor))
+    return sum(
+        value.nbytes for name, value in model.state_dict().items() if name not in weights and isinstance(value, Tensor)
+    )

@@ -30,7 +30,9 @@ CHOICES = {"weights": ("model", "ema"), "dtype": ("fp32", "bf16", "fp16")}
 def run(words: Sequence[str]) -> int:
     act = words[0] if words else ""
     if act not in TAKES:
-        raise WordsError(f"checkpoint {cut(act) or '<what>'}:{nearest(act, TAKES)} Type dtrain checkpoint ls out=<a run>.")
+        raise WordsError(
+            f"checkpoint {cut(act) or '<what>'}:{nearest(act, TAKES)} Type dtrain checkpoint ls out=<a run>."
+        )
     said = _read(act, words[1:])
     source = said["out"].rstrip("/")
     connect(words[1:], source)
@@ -38,7 +40,9 @@ def run(words: Sequence[str]) -> int:
 
     found = [attempt for attempt in survey.attempts(source) if "step" not in said or attempt.step == int(said["step"])]
     if not found:
-        raise StoreError.during("find a checkpoint at", source, f"there is none{' of step ' + said['step'] if 'step' in said else ''}")
+        raise StoreError.during(
+            "find a checkpoint at", source, f"there is none{' of step ' + said['step'] if 'step' in said else ''}"
+        )
     if act == "ls":
         screen.say(_table(found, _policy(source)))
         return 0
@@ -56,11 +60,23 @@ def _read(act: str, words: Sequence[str]) -> dict[str, str]:
         if name not in TAKES[act] and name.split(".")[0] != "out_options"
     ]
     said = {name: value for name in TAKES[act] if (value := value_of(words, name)) is not None}
-    problems += [f"checkpoint {act} needs {name}. Type {name}=<URL>." for name in ("out", "to") if name in TAKES[act] and name not in said]
-    problems += [f"{name}={said[name]}:{nearest(said[name], CHOICES[name])}" for name in CHOICES if name in said and said[name] not in CHOICES[name]]
+    problems += [
+        f"checkpoint {act} needs {name}. Type {name}=<URL>."
+        for name in ("out", "to")
+        if name in TAKES[act] and name not in said
+    ]
+    problems += [
+        f"{name}={said[name]}:{nearest(said[name], CHOICES[name])}"
+        for name in CHOICES
+        if name in said and said[name] not in CHOICES[name]
+    ]
     if not said.get("step", "0").isdecimal():
         problems.append(f"step={said['step']}: a step is a number. Type step=100.")
-    problems += [f"{name}=: it is empty. Type {name}=<a folder or URL>." for name in ("out", "to") if name in said and not said[name]]
+    problems += [
+        f"{name}=: it is empty. Type {name}=<a folder or URL>."
+        for name in ("out", "to")
+        if name in said and not said[name]
+    ]
     source, target = (said.get(name, "").rstrip("/") for name in ("out", "to"))
     if target and (target == source or f"{target}/".startswith(f"{source}/checkpoints/")):
         problems.append(f"to={said['to']}: the run itself writes there. Type to=<another place>.")
@@ -93,8 +109,12 @@ def _export(found: Sequence["Attempt"], source: str, said: Mapping[str, str]) ->
 
     attempt = next((attempt for attempt in found if attempt.commit is not None), None)
     if attempt is None or attempt.commit is None:
-        raise StoreError.during("export", source, next((one.fault for one in found if one.fault), "no checkpoint was committed"))
-    written = export(attempt.url, attempt.commit, said["to"], weights=said.get("weights", "model"), dtype=said.get("dtype"))
+        raise StoreError.during(
+            "export", source, next((one.fault for one in found if one.fault), "no checkpoint was committed")
+        )
+    written = export(
+        attempt.url, attempt.commit, said["to"], weights=said.get("weights", "model"), dtype=said.get("dtype")
+    )
     screen.say(*map(screen.on_one_line, [f"step {attempt.step} of {attempt.url}", *(f"  {url}" for url in written)]))
     if not any(url.endswith(CONFIG) for url in written):
         screen.say("  (no config.json: the model is none of transformers')")
@@ -144,7 +164,8 @@ def _kept(attempt: "Attempt", valid: Sequence["Attempt"], policy: Mapping[str, o
     reasons = {
         "newest": attempt is valid[0],
         f"every {every}": isinstance(every, int) and every > 0 and attempt.step % every == 0,
-        f"best {best}": bool(scored) and attempt.scores.get(best) == (max if policy.get("best_is") == "highest" else min)(scored),
+        f"best {best}": bool(scored)
+        and attempt.scores.get(best) == (max if policy.get("best_is") == "highest" else min)(scored),
     }
     return ", ".join(name for name, holds in reasons.items() if holds)
 

@@ -64,7 +64,11 @@ BEHIND = {
 def run(words: Sequence[str]) -> int:
     shell = words[0] if words else ""
     if shell == "words":
-        with files.beside(here.folders([*here.look().words, *typed([word for word in words if word.startswith("hydra.searchpath=")])[0]])):
+        with files.beside(
+            here.folders(
+                [*here.look().words, *typed([word for word in words if word.startswith("hydra.searchpath=")])[0]]
+            )
+        ):
             for each in found(words[1:]):
                 screen.say(each)
         return 0
@@ -81,7 +85,9 @@ def found(said: Sequence[str]) -> list[str]:
     candidates = _values(key, before) if sign else _keys(before)
     items = value.removeprefix("[").split(",") if value.startswith("[") else [""]
     head = f"{key}={'[' * value.startswith('[')}{''.join(f'{item},' for item in items[:-1])}" if sign else ""
-    offered = {word for one in candidates if one not in items[:-1] for word in [f"{head}{one}"] if word.startswith(current)}
+    offered = {
+        word for one in candidates if one not in items[:-1] for word in [f"{head}{one}"] if word.startswith(current)
+    }
     return sorted(offered) or [f"{key}{sign}{path}" if sign else path for path in _files(value if sign else current)]
 
 
@@ -90,7 +96,9 @@ def _files(begin: str) -> Iterable[str]:
     if "://" not in begin and re.search(r"[/.~]", begin):
         above, slash, name = begin.rpartition("/")
         folder = Path(above or slash or ".").expanduser()
-        for path in sorted(path for path in folder.iterdir() if path.name.startswith(name))[:MOST] if folder.is_dir() else ():
+        for path in (
+            sorted(path for path in folder.iterdir() if path.name.startswith(name))[:MOST] if folder.is_dir() else ()
+        ):
             if HARMLESS.fullmatch(path.name):
                 yield f"{above}{slash}{path.name}" + "/" * path.is_dir()
 
@@ -118,7 +126,13 @@ def _values(key: str, before: Sequence[str]) -> Iterable[str]:
         return constraints.choices_of(ALLOWED[key])
     group, _, _ = key.partition(".")
     parts = _parts(group, before) if group in GROUPS else []
-    return [choice for path, part in parts for name in part if f"{path}.{name}" == key for choice in constraints.choices_of(allowed_of(part, name))]
+    return [
+        choice
+        for path, part in parts
+        for name in part
+        if f"{path}.{name}" == key
+        for choice in constraints.choices_of(allowed_of(part, name))
+    ]
 
 
 def _parts(group: str, before: Sequence[str]) -> list[tuple[str, files.Node]]:

@@ -66,9 +66,14 @@ def run(words: Sequence[str]) -> int:
     beside = [word for word in words if word.split("=")[0].split(".")[0] in BESIDE and "=" in word]
     named = [word for word in words if word not in beside]
     if len(named) < 2:
-        raise WordsError(f'diff takes two or more, not {len(named)}. Type dtrain diff runs/a runs/b, or dtrain diff digits "recipe=digits seed=1".')
+        raise WordsError(
+            f'diff takes two or more, not {len(named)}. Type dtrain diff runs/a runs/b, or dtrain diff digits "recipe=digits seed=1".'
+        )
     sides = [_named(text, beside) for text in named]
-    found = {name: [*differences(sides)] for name, differences in (("words", _words), ("plan", _plan), ("code", _code), ("results", _results))}
+    found = {
+        name: [*differences(sides)]
+        for name, differences in (("words", _words), ("plan", _plan), ("code", _code), ("results", _results))
+    }
     screen.say(_table(sides, {**found, "measured": [*_measured(sides)]}))
     return 1 if any(found.values()) else 0
 
@@ -122,7 +127,10 @@ def _left(url: str) -> Side:
 def _said(document: str) -> dict[str, tuple[Any, str]]:
     """A config.yaml: each value with who said it, as its comment tells."""
     lines = document.splitlines()
-    return {key: (value, lines[line - 1].partition("  # ")[2] or "default") for key, (value, line) in provenance.marked(document).items()}
+    return {
+        key: (value, lines[line - 1].partition("  # ")[2] or "default")
+        for key, (value, line) in provenance.marked(document).items()
+    }
 
 
 def _yaml(url: str) -> dict[str, Any]:
@@ -225,7 +233,11 @@ def _results(sides: Sequence[Side]) -> Iterator[Line]:
 
 def _end(side: Side) -> dict[str, Any]:
     """How a run ended, and what it had learnt by then."""
-    return {"status": side.result.get("status", "unfinished"), "steps": max(side.rows, default=0), **(side.result.get("metrics") or {})}
+    return {
+        "status": side.result.get("status", "unfinished"),
+        "steps": max(side.rows, default=0),
+        **(side.result.get("metrics") or {}),
+    }
 
 
 def _columns(of: Iterable[Rows]) -> list[str]:
@@ -236,7 +248,8 @@ def _columns(of: Iterable[Rows]) -> list[str]:
 def _measured(sides: Sequence[Side]) -> Iterator[Line]:
     """Figures of the machine that are clearly apart: the median step, the whole, the memory."""
     found: dict[str, list[Any]] = {
-        name: [_median(side.rows, name) for side in sides] for name in ("step_seconds", "samples_per_second", "tokens_per_second")
+        name: [_median(side.rows, name) for side in sides]
+        for name in ("step_seconds", "samples_per_second", "tokens_per_second")
     }
     found |= {name: [side.result.get(name) for side in sides] for name in ("wall_seconds", "peak_bytes")}
     for name, values in found.items():
@@ -263,7 +276,15 @@ def _apart(values: Sequence[Any]) -> str:
 
 
 def _figure(value: Any) -> str:
-    return "-" if value is None else f"{value:.9g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+    return (
+        "-"
+        if value is None
+        else f"{value:.9g}"
+        if isinstance(value, float)
+        else f"{value:,}"
+        if isinstance(value, int)
+        else str(value)
+    )
 
 
 def _table(sides: Sequence[Side], found: Mapping[str, Sequence[Line]]) -> str:
@@ -275,6 +296,9 @@ def _table(sides: Sequence[Side], found: Mapping[str, Sequence[Line]]) -> str:
             cells += [[name, *empty, ""], *([f"  {line.key}", *line.said, line.note] for line in lines)]
     cells = [[*map(screen.on_one_line, cell)] for cell in cells]
     widths = [max(len(cell[column]) for cell in cells) for column in range(len(sides) + 1)]
-    text = ["  ".join([*(part.ljust(width) for part, width in zip(cell, widths, strict=False)), cell[-1]]).rstrip() for cell in cells]
+    text = [
+        "  ".join([*(part.ljust(width) for part, width in zip(cell, widths, strict=False)), cell[-1]]).rstrip()
+        for cell in cells
+    ]
     equal = not any(lines for name, lines in found.items() if name != "measured")
     return "\n".join([*(text if len(text) > 1 else []), *["no difference"] * equal])

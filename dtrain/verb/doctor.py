@@ -52,7 +52,9 @@ def run(words: Sequence[str]) -> int:
             screen.say(line(finding))
     code = PreflightError.exit_code if any(finding.verdict == "stop" for finding in findings) else 0
     screen.say(
-        json.dumps(clean({"exit_code": code, "findings": [asdict(finding) for finding in findings]}), indent=1) if for_tools else _last(findings)
+        json.dumps(clean({"exit_code": code, "findings": [asdict(finding) for finding in findings]}), indent=1)
+        if for_tools
+        else _last(findings)
     )
     return code
 
@@ -61,7 +63,9 @@ def _findings(words: Sequence[str]) -> Iterator[Finding]:
     """Raises WordsError, before anything is looked at."""
     cluster = detect()
     if cluster.external is not None:
-        raise WordsError("doctor starts its own ranks, and is one of someone else's here. Start it without torchrun, or unset RANK and WORLD_SIZE.")
+        raise WordsError(
+            "doctor starts its own ranks, and is one of someone else's here. Start it without torchrun, or unset RANK and WORLD_SIZE."
+        )
     try:
         plan = resolve(compose(words), cluster)
     except DtrainError:
@@ -80,9 +84,14 @@ def _findings(words: Sequence[str]) -> Iterator[Finding]:
 def line(finding: Finding) -> str:
     """A finding as a person reads it."""
     head = f"{finding.verdict.upper() if finding.verdict == 'stop' else finding.verdict:<5} {finding.check:<12} "
-    return ("\n" + " " * len(head)).join([*(head + finding.text).splitlines(), *([f"-> {finding.advice}"] if finding.advice else [])])
+    return ("\n" + " " * len(head)).join(
+        [*(head + finding.text).splitlines(), *([f"-> {finding.advice}"] if finding.advice else [])]
+    )
 
 
 def _last(findings: Sequence[Finding]) -> str:
     stops, notes = (sum(finding.verdict == verdict for finding in findings) for verdict in ("stop", "note"))
-    return f"{len(findings)} findings: {f'{stops} would stop a run' if stops else 'nothing would stop a run'}" + f", {notes} to know" * bool(notes)
+    return (
+        f"{len(findings)} findings: {f'{stops} would stop a run' if stops else 'nothing would stop a run'}"
+        + f", {notes} to know" * bool(notes)
+    )

@@ -36,7 +36,9 @@ def look_back(words: Sequence[str], *, loop: str) -> tuple[Plan, Result | None]:
         raise StoreError.during("find a checkpoint at", source, "nothing is there")
     root = source.split("/checkpoints/")[0]
     run = root if store.exists(store.join(root, "config.yaml")) else None
-    plan = resolve(compose([f"out={root}", *words] if not value_of(words, "out") else words, run=run), detect()).with_loop(loop)
+    plan = resolve(
+        compose([f"out={root}", *words] if not value_of(words, "out") else words, run=run), detect()
+    ).with_loop(loop)
     result: Result = build(plan.launcher).launch(plan)
     cluster = detect()
     return plan, result if cluster.external is None or cluster.external.rank == 0 else None

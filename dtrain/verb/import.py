@@ -33,7 +33,9 @@ def run(words: Sequence[str]) -> int:
     to = said["to"]
     _write(to, recipe(ledger, silent, to))
     screen.say(
-        screen.on_one_line(f"{place} is read by {ledger.tool}; {to} says it in words of dtrain"), *lists(ledger), f"next  {command(ledger, to)}"
+        screen.on_one_line(f"{place} is read by {ledger.tool}; {to} says it in words of dtrain"),
+        *lists(ledger),
+        f"next  {command(ledger, to)}",
     )
     return 0
 
@@ -43,8 +45,14 @@ def _read(words: Sequence[str]) -> tuple[str, dict[str, str]]:
     pairs = [word.split("=", 1) for word in words if word.split("=", 1)[0] in TAKES and "=" in word]
     others = [word for word in words if word.split("=", 1)[0] not in TAKES or "=" not in word]
     files = [word for word in others if not word.startswith("-") and ("=" not in word or "/" in word.split("=")[0])]
-    problems = [f"{word}: import does not take it.{nearest(word.lstrip('-').split('=')[0], TAKES)}" for word in others if word not in files]
-    problems += [f"{key}= is empty. Type {key}=<{'dialect' if key == 'as' else 'file'}>." for key, value in pairs if not value]
+    problems = [
+        f"{word}: import does not take it.{nearest(word.lstrip('-').split('=')[0], TAKES)}"
+        for word in others
+        if word not in files
+    ]
+    problems += [
+        f"{key}= is empty. Type {key}=<{'dialect' if key == 'as' else 'file'}>." for key, value in pairs if not value
+    ]
     if len(files) != 1:
         problems.append(f"import takes one file or URL, not {len(files) or 'none'}. Type dtrain import ds_config.json.")
     said: dict[str, str] = {}

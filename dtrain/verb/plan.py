@@ -35,7 +35,8 @@ def run(words: Sequence[str]) -> int:
         if not more and plan.trust and formulas.shapes(plan) is None:
             packages = ", ".join(plan.trust)
             screen.complain(
-                f"this plan runs code of {packages}, which trust names: it builds the model and reads a sample of the data.", begin="note: "
+                f"this plan runs code of {packages}, which trust names: it builds the model and reads a sample of the data.",
+                begin="note: ",
             )
         return plan, predict(plan, shapes_of(plan))
 
@@ -48,7 +49,10 @@ def run(words: Sequence[str]) -> int:
     screen.say(show(plan))
     screen.say(
         _table(
-            [*report.rows(plan, found, width=_width()), *(("not here", screen.on_one_line(sentence)) for sentence in requires.unmet(config, cluster))]
+            [
+                *report.rows(plan, found, width=_width()),
+                *(("not here", screen.on_one_line(sentence)) for sentence in requires.unmet(config, cluster)),
+            ]
         )
     )
     if not found.fits:
@@ -78,16 +82,31 @@ def show(plan: Plan) -> str:
     """The plan as a person reads it."""
     shape = plan.mesh
     rows = [
-        ("ranks", f"{plan.nodes} node(s) x {plan.devices} device(s) = {plan.world} rank(s) on {plan.device}, {plan.threads} thread(s) each"),
-        ("mesh", "  ".join(f"{axis}={getattr(shape, axis)}" for axis in AXES) + (f"  ep={shape.ep}" if shape.ep > 1 else "")),
+        (
+            "ranks",
+            f"{plan.nodes} node(s) x {plan.devices} device(s) = {plan.world} rank(s) on {plan.device}, {plan.threads} thread(s) each",
+        ),
+        (
+            "mesh",
+            "  ".join(f"{axis}={getattr(shape, axis)}" for axis in AXES) + (f"  ep={shape.ep}" if shape.ep > 1 else ""),
+        ),
         *_axes(plan),
         (
             "batch",
             f"{plan.batch.size} samples = {plan.batch.microbatch} per forward x {plan.batch.data} data-parallel rank(s) x {plan.batch.accumulate} accumulated",
         ),
         *_fewer(plan),
-        ("cluster", plan.why.get("cluster") or f"{plan.cluster['gpus']} x {plan.cluster['gpu']} a node" if plan.cluster else plan.why["cluster"]),
-        ("run", f"{plan.steps} steps, seed {plan.seed}, clip {plan.clip}" + (f", stops after {plan.stop_after}" if plan.stop_after else "")),
+        (
+            "cluster",
+            plan.why.get("cluster") or f"{plan.cluster['gpus']} x {plan.cluster['gpu']} a node"
+            if plan.cluster
+            else plan.why["cluster"],
+        ),
+        (
+            "run",
+            f"{plan.steps} steps, seed {plan.seed}, clip {plan.clip}"
+            + (f", stops after {plan.stop_after}" if plan.stop_after else ""),
+        ),
         ("spike", plan.why.get("spike", f"{plan.on_spike} above {plan.spike['sigma']} deviations")),
         *_parts(plan),
         ("launch", _launch(plan)),
@@ -118,7 +137,10 @@ def _axes(plan: Plan) -> Iterable[tuple[str, str]]:
     if plan.mesh.pp > 1:
         pipeline = plan.pipeline
         split = pipeline.split if isinstance(pipeline.split, str) else list(pipeline.split)
-        yield "pipeline", f"{pipeline.schedule}, {plan.mesh.pp} x {pipeline.stages} stages split by {split}, {plan.batch.accumulate} microbatches"
+        yield (
+            "pipeline",
+            f"{pipeline.schedule}, {plan.mesh.pp} x {pipeline.stages} stages split by {split}, {plan.batch.accumulate} microbatches",
+        )
     for axis, name in (("tp", "tensor"), ("cp", "context")):
         if getattr(plan.mesh, axis) > 1:
             yield name, "  ".join(f"{key}={value}" for key, value in getattr(plan, name).items())
@@ -143,7 +165,9 @@ def _parts(plan: Plan) -> Iterable[tuple[str, str]]:
         target = str(part["_target_"])
         word = target.split(".")[-2] if target.startswith("dtrain.") else target
         arguments = " ".join(
-            screen.on_one_line(f"{name}={value}") for name, value in part.items() if name not in ("_target_", "_about_") and value is not None
+            screen.on_one_line(f"{name}={value}")
+            for name, value in part.items()
+            if name not in ("_target_", "_about_") and value is not None
         )
         yield group, screen.on_one_line(plan.why.get(group, word)) + (f"  {arguments}" if arguments else "")
     for group, parts in (("logger", plan.loggers), ("hook", plan.hooks)):

@@ -24,7 +24,12 @@ MOST = 200
 def run(words: Sequence[str]) -> int:
     wrong = [word for word in words if word.startswith("-") or ("=" in word and "://" not in word)]
     if wrong:
-        raise WordsError(*(f"{word}: recipes takes folders and URLs. Type dtrain recipes, or dtrain recipes s3://bucket/shared." for word in wrong))
+        raise WordsError(
+            *(
+                f"{word}: recipes takes folders and URLs. Type dtrain recipes, or dtrain recipes s3://bucket/shared."
+                for word in wrong
+            )
+        )
     beside = Path(HERE).is_dir() and not Path(HERE).samefile(folder(HERE))
     names = [name for place in words for name in _in(place)] if words else [*recipes(), *(_in(HERE) if beside else [])]
     width = max(map(len, names))
@@ -57,7 +62,10 @@ def _about(name: str) -> Iterable[str]:
         return [f"cannot be read: {error}"]
     said = document if isinstance(document, dict) else {}
     told = [*_required(said.get("requires")), *_expected(said.get("expect"))]
-    return [masked(story(data.decode(errors="replace"))) or "(says nothing about itself)", *([" · ".join(told)] if told else [])]
+    return [
+        masked(story(data.decode(errors="replace"))) or "(says nothing about itself)",
+        *([" · ".join(told)] if told else []),
+    ]
 
 
 def _required(said: Any) -> Iterable[str]:

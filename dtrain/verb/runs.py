@@ -40,7 +40,12 @@ def run(words: Sequence[str]) -> int:
     named = len(places) == 1 and places[0] in words
     found = [one for place in places for one in _below(place, whole=not named)]
     if not found:
-        raise StoreError.during("find runs in", " ".join(places), "there is none. A run has a config.yaml", "Type dtrain runs <folder or URL>")
+        raise StoreError.during(
+            "find runs in",
+            " ".join(places),
+            "there is none. A run has a config.yaml",
+            "Type dtrain runs <folder or URL>",
+        )
     if act == "best":
         found = [_best(found, said)]
     elif "sort" in said:
@@ -58,7 +63,11 @@ def show(place: str) -> None:
 
 def _read(words: Sequence[str], act: str) -> tuple[dict[str, str], list[str]]:
     """What was said by name, and the folders. Raises WordsError with every mistake."""
-    named = [word.partition("=")[::2] for word in words if "=" in word and "://" not in word.partition("=")[0] and not store.exists(word)]
+    named = [
+        word.partition("=")[::2]
+        for word in words
+        if "=" in word and "://" not in word.partition("=")[0] and not store.exists(word)
+    ]
     said = {name: value for name, value in named if not name.startswith("out_options.")}
     places = [word.rstrip("/") or word for word in words if word.partition("=")[::2] not in named]
     takes = {"": TAKES[:1], "best": TAKES[1:], "rm": ()}[act]
@@ -67,7 +76,11 @@ def _read(words: Sequence[str], act: str) -> tuple[dict[str, str], list[str]]:
         for name in said
         if name not in takes
     ]
-    problems += [f"{cut(word)}: words have no dashes. Type dtrain runs <folder or URL> sort=<column>." for word in places if word.startswith("-")]
+    problems += [
+        f"{cut(word)}: words have no dashes. Type dtrain runs <folder or URL> sort=<column>."
+        for word in places
+        if word.startswith("-")
+    ]
     if said.get("best_is", "lowest") not in ("lowest", "highest"):
         problems.append(f"best_is={cut(said['best_is'])}: it is lowest or highest. Type best_is=lowest.")
     if act == "rm" and not places:
@@ -76,7 +89,9 @@ def _read(words: Sequence[str], act: str) -> tuple[dict[str, str], list[str]]:
         raise WordsError(*problems)
     places = places or [name for name in HERE if store.local_path(name).is_dir()]
     if not places:
-        raise WordsError(f"runs: there is neither {' nor '.join(HERE)} in this folder. Type dtrain runs <folder or URL>.")
+        raise WordsError(
+            f"runs: there is neither {' nor '.join(HERE)} in this folder. Type dtrain runs <folder or URL>."
+        )
     options = [word for word in words if word.startswith("out_options.")]
     for place in places:
         if options and not store.is_local(place):
@@ -104,7 +119,9 @@ def _best(found: Sequence[Run], said: Mapping[str, str]) -> Run:
             f"best: no run here has {f'a figure {cut(figure)}' if figure else 'held-out figures yet'}.{nearest(figure, figures) if figures else ''}"
         )
     if not which:
-        raise WordsError(f"best: nothing here says which {cut(figure)} is the best. Type best_is=lowest or best_is=highest.")
+        raise WordsError(
+            f"best: nothing here says which {cut(figure)} is the best. Type best_is=lowest or best_is=highest."
+        )
     return (max if which == "highest" else min)(having, key=lambda one: one.figures[figure])
 
 
@@ -115,7 +132,11 @@ def _sorted(found: Sequence[Run], column: str) -> list[Run]:
     if key not in names:
         raise WordsError(f"sort={cut(column)}: there is no such column.{nearest(key, names)}")
     turned = column.startswith("-") != (runs.directions(found).get(key) == "lowest")
-    ordered = sorted((one for one in found if _rank(one, key) is not None), key=lambda one: _rank(one, key) or (0, 0.0, ""), reverse=turned)
+    ordered = sorted(
+        (one for one in found if _rank(one, key) is not None),
+        key=lambda one: _rank(one, key) or (0, 0.0, ""),
+        reverse=turned,
+    )
     return [one for one in found if _rank(one, key) is None] + ordered
 
 
@@ -150,10 +171,17 @@ def table(found: Sequence[Run]) -> str:
     for one in found:
         values = [f"{one.figures[name]:.5g}" if name in one.figures else "-" for name in figures]
         changed = " ".join(_word(key, text) for key, text in one.said.items() if key in changes and key not in shared)
-        rows.append((cut(masked(one.name)), _when(one.began), f"{one.step:,}", *values, screen.on_one_line(one.status), changed))
+        rows.append(
+            (cut(masked(one.name)), _when(one.began), f"{one.step:,}", *values, screen.on_one_line(one.status), changed)
+        )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip() for row in rows]
-    return "\n".join([*([f"all of them: {' '.join(_word(key, text) for key, text in shared.items())}"] if shared else []), *lines])
+    lines = [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
+        for row in rows
+    ]
+    return "\n".join(
+        [*([f"all of them: {' '.join(_word(key, text) for key, text in shared.items())}"] if shared else []), *lines]
+    )
 
 
 @lru_cache(4096)
@@ -174,7 +202,9 @@ def _remove(places: Sequence[str]) -> int:
     for place in places:
         there = [one for one in runs.below(place) if one.url == place]
         if not there:
-            raise WordsError(f"{cut(masked(place))} is no run: it has no config.yaml. Type dtrain runs rm <a run>, each by its own name.")
+            raise WordsError(
+                f"{cut(masked(place))} is no run: it has no config.yaml. Type dtrain runs rm <a run>, each by its own name."
+            )
         state, who = lease.holder(place)
         if state == "held":
             raise LeaseError(f"{cut(masked(place))} is being written by a run: {cut(who)}. Stop it, or wait for it.")

@@ -85,9 +85,18 @@ def one(config: Config) -> Result:
     """Decide, check, save what was decided, launch."""
     cluster = detect()
     plan = resolve(config, cluster)
-    checked = [key for key, source in config.sources.items() if source == "command line" and key.split(".")[0] in ("verify", "expect")]
+    checked = [
+        key
+        for key, source in config.sources.items()
+        if source == "command line" and key.split(".")[0] in ("verify", "expect")
+    ]
     if checked:
-        raise WordsError(*(f"{key} (command line): only verify looks at it. Type dtrain verify <the words>, or leave {key} out." for key in checked))
+        raise WordsError(
+            *(
+                f"{key} (command line): only verify looks at it. Type dtrain verify <the words>, or leave {key} out."
+                for key in checked
+            )
+        )
     first = cluster.external is None or cluster.external.rank == 0
     finished = _finished(plan, say=first)
     if finished:
@@ -100,7 +109,9 @@ def one(config: Config) -> Result:
         if full := screen.full():
             raise PreflightError(f"standard output: {why(full)}. Send it elsewhere: > <another file>.")
     with store.anchored(), lease.hold(plan.out) if first else nullcontext():
-        finished = _finished(plan, say=first) if first else None  # by whoever held the lease while this run waited for it
+        finished = (
+            _finished(plan, say=first) if first else None
+        )  # by whoever held the lease while this run waited for it
         if finished:
             return finished
         if first:
@@ -161,13 +172,23 @@ def _there(plan: Plan) -> Result | None:
     except (yaml.YAMLError, ValueError, RecursionError):
         there, begun = None, []
     if wrong := fault(there, PLAN):
-        raise StoreError.during("read", store.join(plan.out, "plan.yaml"), f"it is no plan: {wrong}", "Remove it, or type out=<another place>")
+        raise StoreError.during(
+            "read",
+            store.join(plan.out, "plan.yaml"),
+            f"it is no plan: {wrong}",
+            "Remove it, or type out=<another place>",
+        )
     here = json.loads(json.dumps(plan.to_dict()))
     here["batch"], there["batch"] = here["batch"]["size"], there["batch"]["size"]
     other = [key for key in NUMBERS if _differ(there.get(key), here[key])]
     if begun and other:
-        said = ", ".join(f"{key} ({there.get(key, 'none')} there, {here[key]} here)" if not isinstance(here[key], dict) else key for key in other)
-        raise WordsError(f"out={plan.out} holds a run with another {said}. Type out=<another place>, or init={plan.out} to start from its weights.")
+        said = ", ".join(
+            f"{key} ({there.get(key, 'none')} there, {here[key]} here)" if not isinstance(here[key], dict) else key
+            for key in other
+        )
+        raise WordsError(
+            f"out={plan.out} holds a run with another {said}. Type out=<another place>, or init={plan.out} to start from its weights."
+        )
     try:
         found = json.loads(store.read(store.join(plan.out, "result.json")))
         result = None if fault(found, SHAPE) else Result(**found)
@@ -188,5 +209,7 @@ def _differ(there: Any, here: Any) -> bool:
 def _farewell(plan: Plan, result: Result) -> str:
     loss = "" if result.loss is None else f", last step's loss {result.loss:.4f}"
     held = "".join(f", held-out {name.removeprefix('eval_')} {value:.4f}" for name, value in result.metrics.items())
-    line = screen.on_one_line(f"{result.status} after {result.step} steps in {result.wall_seconds:.1f} s{loss}{held} · {plan.out}")
+    line = screen.on_one_line(
+        f"{result.status} after {result.step} steps in {result.wall_seconds:.1f} s{loss}{held} · {plan.out}"
+    )
     return line if result.status == "finished" else f"{line}\ngo on with the same words and out={plan.out}"

@@ -36,7 +36,14 @@ PLAIN: Mapping[str, Any] = {
     "strategy": {"_target_": "dtrain.strategy.single.Single"},
     "remat": {"_target_": "dtrain.remat.none.build"},
     "compile": {"_target_": "dtrain.compile.none.build"},
-    "launcher": {"_target_": "dtrain.launcher.local.Local", "restarts": 0, "silence": 15, "wait": 60, "address": None, "here": None},
+    "launcher": {
+        "_target_": "dtrain.launcher.local.Local",
+        "restarts": 0,
+        "silence": 15,
+        "wait": 60,
+        "address": None,
+        "here": None,
+    },
 }
 """What one process runs with: nothing that splits, recomputes or compiles."""
 
@@ -73,8 +80,15 @@ def _expected(words: Sequence[str], config: Config, plan: Plan) -> dict[str, Any
     """The run made small, and its figures against those that its recipe expects."""
     small = resolve(compose([*config.expect.small, *words]), detect())
     last = min(config.expect.step or small.steps, small.steps, small.stop_after or small.steps)
-    small = replace(_quiet(small, store.join(plan.out, "verify", "small")), stop_after=last, others=(), evaluate_samples=small.evaluate_samples)
-    small = replace(small, evaluate_every=last if any(name in expect.HELD_OUT for name in expect.asked(config.expect)) else 0)
+    small = replace(
+        _quiet(small, store.join(plan.out, "verify", "small")),
+        stop_after=last,
+        others=(),
+        evaluate_samples=small.evaluate_samples,
+    )
+    small = replace(
+        small, evaluate_every=last if any(name in expect.HELD_OUT for name in expect.asked(config.expect)) else 0
+    )
     here = expect.machine(detect())
     screen.say(f"expect     {last} steps on {small.world} rank(s), {here}")
     try:
@@ -101,7 +115,14 @@ def _parity(plan: Plan, config: Config) -> dict[str, Any]:
     try:
         report = {"steps": runs.steps, **_judge(runs)}
     except Failed as failed:
-        report = {"steps": runs.steps, "same": False, "first": f"{failed.name} failed: it", "error": str(failed.cause), "rows": [], "built": []}
+        report = {
+            "steps": runs.steps,
+            "same": False,
+            "first": f"{failed.name} failed: it",
+            "error": str(failed.cause),
+            "rows": [],
+            "built": [],
+        }
     screen.say(_table(report))
     return report
 
@@ -146,7 +167,9 @@ class Runs:
             checkpoint = {**plan.checkpoint, "loop": plan.loop, "others": others}
             try:
                 self.whole = size
-                self._launch(replace(plan, loop="dtrain.launcher.repeat.repeat", checkpoint=checkpoint), "the run on one process")
+                self._launch(
+                    replace(plan, loop="dtrain.launcher.repeat.repeat", checkpoint=checkpoint), "the run on one process"
+                )
                 break
             except Failed as failed:
                 if size == sizes[-1] or not MEMORY.search(str(failed.cause)):
@@ -156,22 +179,35 @@ class Runs:
                     store.remove(self.where(name))
 
     def split(self) -> None:
-        self._launch(self._short(_on_one(self._plan, self.micro), "split"), "the run on one process with the asked microbatch")
+        self._launch(
+            self._short(_on_one(self._plan, self.micro), "split"), "the run on one process with the asked microbatch"
+        )
 
     def differ(self, here: str, there: str, compute: str, *, weights: bool = True) -> bool:
         from dtrain.evaluation import parity
 
-        return parity.first_difference(parity.compare(here, there, compute, parts=self.parts, weights=weights)) is not None
+        return (
+            parity.first_difference(parity.compare(here, there, compute, parts=self.parts, weights=weights)) is not None
+        )
 
     def order(self) -> str:
         """What to type where kernels may add in another order each time."""
         fast = self._plan.backend.get("kernels") == "fast"
-        return " Kernels of a GPU may be neither: type backend=nccl backend.kernels=deterministic, and verify again." if fast else ""
+        return (
+            " Kernels of a GPU may be neither: type backend=nccl backend.kernels=deterministic, and verify again."
+            if fast
+            else ""
+        )
 
     def _short(self, plan: Plan, name: str) -> Plan:
         """The same run, stopped after a few steps; its ranks note the first of them."""
         plan = _quiet(plan, self.where(name))
-        noting = {**plan.checkpoint, "_target_": "dtrain.evaluation.record.recorded", "kind": plan.checkpoint["_target_"], "seed": plan.seed}
+        noting = {
+            **plan.checkpoint,
+            "_target_": "dtrain.evaluation.record.recorded",
+            "kind": plan.checkpoint["_target_"],
+            "seed": plan.seed,
+        }
         return replace(plan, stop_after=self.steps, log_every=1, checkpoint=noting)
 
     def _launch(self, plan: Plan, name: str) -> None:
@@ -191,7 +227,10 @@ def _judge(runs: Runs) -> dict[str, Any]:
 
     asked, one, again = map(runs.where, ("asked", "one", "again"))
     built = _events(asked)
-    rows, noise = parity.compare(asked, one, built["computed"], parts=runs.parts), parity.compare(again, one, built["computed"])
+    rows, noise = (
+        parity.compare(asked, one, built["computed"], parts=runs.parts),
+        parity.compare(again, one, built["computed"]),
+    )
     first, trembles = parity.first_difference(rows), parity.first_difference(noise)
     noted = parity.first(asked)
     drawn = noted.drawn if noted else []
@@ -203,7 +242,9 @@ def _judge(runs: Runs) -> dict[str, Any]:
         "drawn": drawn,
     }
     if trembles:
-        what = "the samples of the dataset are" if parity.random_data(one) else "the model (or its loss, or the data) is"
+        what = (
+            "the samples of the dataset are" if parity.random_data(one) else "the model (or its loss, or the data) is"
+        )
         sentence = f"two runs of one process differ from each other, {trembles}: {what} not deterministic. The mesh is not to blame."
         report["kinds"] = [("deterministic", sentence + runs.order())]
     elif first:
@@ -270,7 +311,9 @@ def _split(runs: Runs, asked: str, drawn: Sequence[str], compute: str) -> tuple[
 def _quiet(plan: Plan, out: str) -> Plan:
     """The same run elsewhere, that shows nothing and leaves its last checkpoint alone."""
     checkpoint = {**plan.checkpoint, "every": 0}
-    return replace(plan, out=out, resume="auto", evaluate_every=0, evaluate_samples=1, checkpoint=checkpoint, loggers={}, hooks={})
+    return replace(
+        plan, out=out, resume="auto", evaluate_every=0, evaluate_samples=1, checkpoint=checkpoint, loggers={}, hooks={}
+    )
 
 
 def _on_one(plan: Plan, micro: int) -> Plan:
@@ -310,15 +353,24 @@ def _table(report: dict[str, Any]) -> str:
         verdict = "ok" if row["first"] is None else f"first at {row['first']}"
         if row["rounded"]:
             verdict += f"; {row['rounded']} of {row['compared']} tensors are moved by rounding alone"
-        lines.append(f"{row['quantity']:<10} {row['difference']:<20.1e} {row['where']:<34.34} {row['allowed']:<9.0e} {verdict}")
+        lines.append(
+            f"{row['quantity']:<10} {row['difference']:<20.1e} {row['where']:<34.34} {row['allowed']:<9.0e} {verdict}"
+        )
     for found in report["built"][:8]:
-        split = ", ".join(f"{count} over {axis}" for axis, count in found["split"].items() if axis != "experts") or "nothing"
+        split = (
+            ", ".join(f"{count} over {axis}" for axis, count in found["split"].items() if axis != "experts")
+            or "nothing"
+        )
         stages = f", stages {found['stages']} of {found['schedule']}" if found["stages"] else ""
-        lines.append(f"rank {found['rank']:<5} {found['wrapper']}: holds {found['held']} of {found['parameters']}, split {split}{stages}")
+        lines.append(
+            f"rank {found['rank']:<5} {found['wrapper']}: holds {found['held']} of {found['parameters']}, split {split}{stages}"
+        )
     lines += [f"note       {sentence}" for sentence in report.get("caveats", ())]
     lines += [f"because    {sentence}" for _, sentence in report.get("kinds", ())]
     if report["same"] and report.get("drawn"):
-        lines.append(f"note       the forward draws random numbers (of {', '.join(report['drawn'])}): other ones on another mesh")
+        lines.append(
+            f"note       the forward draws random numbers (of {', '.join(report['drawn'])}): other ones on another mesh"
+        )
     if "error" in report:
         lines.append(str(report["error"]))
     return "\n".join([*lines, "same" if report["same"] else "NOT the same"])

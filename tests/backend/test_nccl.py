@@ -60,7 +60,10 @@ def test_a_gpu_is_given_to_torch_where_it_is_to_connect_at_once(monkeypatch: pyt
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="a"))
     monkeypatch.setenv("LOCAL_RANK", "3")
     for connect in ("start", "use"):
-        with pytest.raises(ConnectionError), Nccl(timeout=5, connect=connect, segments="fixed", cores="any", kernels="fast").open():
+        with (
+            pytest.raises(ConnectionError),
+            Nccl(timeout=5, connect=connect, segments="fixed", cores="any", kernels="fast").open(),
+        ):
             pass
     with pytest.raises(ConnectionError), process_group("gloo", timeout=5):
         pass
@@ -87,7 +90,9 @@ def of_another_torch(wsl: Path) -> str:
     return ",".join(given)
 
 
-@pytest.mark.skipif(not hasattr(torch._C, "_accelerator_setAllocatorSettings"), reason="torch before 2.10 reads the variable alone")
+@pytest.mark.skipif(
+    not hasattr(torch._C, "_accelerator_setAllocatorSettings"), reason="torch before 2.10 reads the variable alone"
+)
 def test_memory_of_a_gpu_grows_in_place_unless_the_environment_says_how(tmp_path: Path) -> None:
     nowhere = tmp_path / "dxg"
     assert ranks(1, allocating, {}, nowhere) == ["expandable_segments:True,pinned_max_round_threshold_mb:64"]
@@ -120,14 +125,21 @@ def running(cores: set[int], given: set[int]) -> tuple[set[int], int]:
 def test_a_rank_runs_beside_its_gpu_unless_it_was_given_cores() -> None:
     first, second = sorted(os.sched_getaffinity(0))[:2]
     both = {first, second}
-    for cores, given, found in (({first}, both, ({first}, 1)), ({first}, {second}, ({second}, 2)), (both, both, (both, 2)), (set(), both, (both, 2))):
+    for cores, given, found in (
+        ({first}, both, ({first}, 1)),
+        ({first}, {second}, ({second}, 2)),
+        (both, both, (both, 2)),
+        (set(), both, (both, 2)),
+    ):
         assert ranks(1, running, cores, given) == [found]
 
 
 def opened(bus: Path, core: int) -> set[int]:
     """The cores after `open` of a rank whose GPU is at 000a:1b:00."""
     os.cpu_count = lambda: len(os.sched_getaffinity(0))  # type: ignore[assignment]
-    torch.cuda.get_device_properties = lambda device: SimpleNamespace(pci_domain_id=10, pci_bus_id=0x1B, pci_device_id=0, uuid="a")
+    torch.cuda.get_device_properties = lambda device: SimpleNamespace(
+        pci_domain_id=10, pci_bus_id=0x1B, pci_device_id=0, uuid="a"
+    )
     torch.cuda.device_count = lambda: 1
     torch.cuda.set_device = lambda device: None
     nccl.cores_near = lambda address: cores_near(address, bus)
@@ -157,7 +169,13 @@ def test_tensors_of_both_devices_travel() -> None:
 
 @pytest.mark.parametrize(
     ("local_rank", "seen", "gpu"),
-    [(0, 8, 0), (7, 8, 7), (0, 1, 0), (3, 1, 0), (1, 2, 1)],  # the fourth: srun --gpus-per-task=1, --gpu-bind=single:1, a wrapper of mpirun
+    [
+        (0, 8, 0),
+        (7, 8, 7),
+        (0, 1, 0),
+        (3, 1, 0),
+        (1, 2, 1),
+    ],  # the fourth: srun --gpus-per-task=1, --gpu-bind=single:1, a wrapper of mpirun
 )
 def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_that_it_sees(local_rank: int, seen: int, gpu: int) -> None:
     assert gpu_of(local_rank, seen) == gpu
@@ -213,11 +231,20 @@ def test_two_ranks_on_one_gpu_are_told_before_they_connect() -> None:
             return str(error)
 
     assert ranks(2, work, ["GPU-a", "GPU-b"]) == ["connected"] * 2
-    assert any("have the same GPU (GPU-a). Start one rank for each GPU" in told for told in ranks(2, work, ["GPU-a", "GPU-a"]))
+    assert any(
+        "have the same GPU (GPU-a). Start one rank for each GPU" in told for told in ranks(2, work, ["GPU-a", "GPU-a"])
+    )
 
 
 def test_ranks_that_each_see_one_gpu_have_as_many_as_their_launcher_started() -> None:
-    place = {"RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+    place = {
+        "RANK": "1",
+        "WORLD_SIZE": "8",
+        "LOCAL_WORLD_SIZE": "4",
+        "LOCAL_RANK": "1",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "29500",
+    }
     plan = resolve(composed("batch=16", "requires.gpus=4"), detect(place | {"CUDA_VISIBLE_DEVICES": "0"}))
     assert (plan.device, plan.nodes, plan.devices) == ("cuda", 2, 4)
 
@@ -240,7 +267,11 @@ def test_kernels_add_in_one_order_where_it_is_asked_for(monkeypatch: pytest.Monk
         torch.backends.cudnn.benchmark = True
         with pytest.raises(ConnectionError), build({**asked, "cores": "any", "segments": "fixed"}).open():
             pass
-        return torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark, os.environ["CUBLAS_WORKSPACE_CONFIG"]
+        return (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.backends.cudnn.benchmark,
+            os.environ["CUBLAS_WORKSPACE_CONFIG"],
+        )
 
     assert ranks(1, opened) == [(True, False, ":4096:8")]
     environ = {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}

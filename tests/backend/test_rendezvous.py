@@ -45,7 +45,13 @@ def ended(folder: Path, then: Callable[[int], None], *, timeout: float, wish: bo
     reading, writing = os.pipe()
 
     def rank() -> None:
-        os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
+        os.environ.update(
+            RANK="0",
+            WORLD_SIZE="1",
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+            TORCHELASTIC_USE_AGENT_STORE="True",
+        )
         os.environ["DTRAIN_REPORTS"] = str(folder)
         with Gloo(timeout=timeout).open():
             signals.listen()
@@ -97,7 +103,10 @@ def test_a_stopped_store_is_named_by_who_wants_to_meet_there() -> None:
     store_pid, port = process.fork_store()
     os.kill(store_pid, signal.SIGSTOP)
     try:
-        assert f"the store process at 127.0.0.1:{port} (MASTER_ADDR, MASTER_PORT) does not answer" in ranks(1, refusal, "127.0.0.1", port, False)[0]
+        assert (
+            f"the store process at 127.0.0.1:{port} (MASTER_ADDR, MASTER_PORT) does not answer"
+            in ranks(1, refusal, "127.0.0.1", port, False)[0]
+        )
 
         def terminated() -> None:
             with signals.ending():
@@ -119,7 +128,13 @@ def test_a_wish_to_stop_ends_a_rank_that_waits_for_ranks_that_do_not_come() -> N
     reading, writing = os.pipe()
 
     def alone() -> None:
-        os.environ.update(RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
+        os.environ.update(
+            RANK="0",
+            WORLD_SIZE="2",
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+            TORCHELASTIC_USE_AGENT_STORE="True",
+        )
         real = dist.init_process_group
 
         def meet(*arguments: Any, **options: Any) -> None:
@@ -155,9 +170,13 @@ def test_a_port_in_use_and_a_name_nobody_knows_are_refused_in_a_sentence() -> No
     with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as taken:
         port = taken.getsockname()[1]
         said = refusal("127.0.0.1", port, True)
-    assert said == f"rank 0 cannot open the store at 127.0.0.1:{port}: the port is in use. Set MASTER_PORT to a free port."
+    assert (
+        said == f"rank 0 cannot open the store at 127.0.0.1:{port}: the port is in use. Set MASTER_PORT to a free port."
+    )
     assert refusal("no-such-host.invalid", 29500, False).startswith("MASTER_ADDR=no-such-host.invalid: ")
-    assert refusal("127.0.0.1", port, False).startswith(f"there is no store at 127.0.0.1:{port} (MASTER_ADDR, MASTER_PORT) after 1 s: ")
+    assert refusal("127.0.0.1", port, False).startswith(
+        f"there is no store at 127.0.0.1:{port} (MASTER_ADDR, MASTER_PORT) after 1 s: "
+    )
 
 
 def reached(port: int) -> list[str]:
@@ -183,8 +202,12 @@ def test_the_store_of_rank_0_listens_where_it_was_named_and_nowhere_else() -> No
 def test_a_name_that_leads_only_this_host_to_its_loopback_is_opened_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """As Debian has it: 127.0.1.1 in the /etc/hosts of the host itself."""
     real, port = socket.getaddrinfo, free_port()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **more: real("127.0.1.1" if host == "node7" else host, *rest, **more))
-    monkeypatch.setattr(rendezvous, "TCPStore", lambda *_, master_listen_fd, **__: socket.socket(fileno=master_listen_fd))
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, *rest, **more: real("127.0.1.1" if host == "node7" else host, *rest, **more)
+    )
+    monkeypatch.setattr(
+        rendezvous, "TCPStore", lambda *_, master_listen_fd, **__: socket.socket(fileno=master_listen_fd)
+    )
     with rendezvous._open("node7", port, 2, timeout=datetime.timedelta(seconds=30)):  # type: ignore[attr-defined]
         assert reached(port) == ["127.0.0.1", "127.0.0.2", "127.0.1.1"]
 

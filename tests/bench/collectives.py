@@ -12,7 +12,11 @@ from predict.counted import Totals, hold
 from predict.foreign import LAYOUTS
 from predict.test_collectives import MORE, QUICK
 
-ASKED = {"": QUICK, "all": (*QUICK, *MORE), "foreign": tuple((model, words) for model in LAYOUTS for words in LAYOUTS[model])}
+ASKED = {
+    "": QUICK,
+    "all": (*QUICK, *MORE),
+    "foreign": tuple((model, words) for model in LAYOUTS for words in LAYOUTS[model]),
+}
 
 
 def told(totals: Iterable[Totals]) -> str:
@@ -31,7 +35,10 @@ def main() -> None:
     for model, words in ASKED["".join(sys.argv[1:])]:
         here, there = hold(model, words)
         total, equal = total + 1, equal + (here == there)
-        print(f"| {model} | `{words}` | {told(here) if here == there else f'**{told(here)}** predicted, **{told(there)}** seen'} |", flush=True)
+        print(
+            f"| {model} | `{words}` | {told(here) if here == there else f'**{told(here)}** predicted, **{told(there)}** seen'} |",
+            flush=True,
+        )
     print(f"\n{equal} of {total} equal")
 
 

@@ -27,7 +27,9 @@ def told(fault: str) -> tuple[float, float, bool]:
         words = ["devices=4", f"backend.fault={fault}", f"backend.timeout={TIMEOUT}", "backend.at=30"]
         left = last_round(Path(place), *words)
         began, over = float((left / "fault").read_text()), (left.parent / "over.json").stat().st_mtime
-        spoke = min((path.stat().st_mtime for path in (*left.glob("failure-*.json"), *left.glob("ended-*.json"))), default=over)
+        spoke = min(
+            (path.stat().st_mtime for path in (*left.glob("failure-*.json"), *left.glob("ended-*.json"))), default=over
+        )
         facts = failure.explain(left).facts
         return spoke - began, over - began, facts["rank"] == 1 and facts["kind"] == CASES[fault][0]
 
@@ -40,7 +42,10 @@ def main() -> None:
     for fault in CASES:
         spoke, over, right = zip(*(told(fault) for _ in range(rounds)), strict=True)
         late = f"{max(over) - TIMEOUT:.2f} s" if fault in WAITING else "-"
-        print(f"| `{fault}` | {statistics.median(spoke):.2f} s | {statistics.median(over):.2f} s | {late} | {sum(right)} of {rounds} |", flush=True)
+        print(
+            f"| `{fault}` | {statistics.median(spoke):.2f} s | {statistics.median(over):.2f} s | {late} | {sum(right)} of {rounds} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

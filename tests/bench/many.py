@@ -45,7 +45,12 @@ def once(mesh: Mesh, out: str) -> dict[str, float]:
             drains.append(stalls[-1] + seconds(checkpoint.wait))
     with contextlib.redirect_stdout(io.StringIO()):
         table = seconds(lambda: verb.run(["ls", f"out={out}"]))
-    return {"stall": statistics.median(stalls[1:]), "until committed": statistics.median(drains[1:]), "restore": restore, "ls": table}
+    return {
+        "stall": statistics.median(stalls[1:]),
+        "until committed": statistics.median(drains[1:]),
+        "restore": restore,
+        "ls": table,
+    }
 
 
 def main() -> None:

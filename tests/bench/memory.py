@@ -84,7 +84,14 @@ class Case:
 
 def sharded(ranks: int, peak: str, gradients: str, kept: str) -> dict[str, str]:
     n = ranks
-    return {"rest": f"P/{n}", "peak": f"P/{n}+{peak}", "gradients": gradients, "end": f"P/{n}", "state": f"2*P/{n}", "kept": kept}
+    return {
+        "rest": f"P/{n}",
+        "peak": f"P/{n}+{peak}",
+        "gradients": gradients,
+        "end": f"P/{n}",
+        "state": f"2*P/{n}",
+        "kept": kept,
+    }
 
 
 def split(kept: str) -> dict[str, str]:
@@ -152,7 +159,11 @@ def main(only: str) -> None:
     names = [name for name in CASES if only in name]
     print(LEGEND, end="\n\n")
     for moe in (False, True):
-        print(f"{'moe' if moe else 'gpt'}: " + ", ".join(f"{name} {value:,.0f}" for name, value in sizes(moe).items() if value), end="\n\n")
+        print(
+            f"{'moe' if moe else 'gpt'}: "
+            + ", ".join(f"{name} {value:,.0f}" for name, value in sizes(moe).items() if value),
+            end="\n\n",
+        )
     print("| " + " | ".join(["", *COLUMNS.values(), *PLAIN.values(), "why"]) + " |")
     print("|---" * (len(COLUMNS) + len(PLAIN) + 2) + "|")
     counted: dict[tuple[str, int], list[dict[str, int]]] = {}
@@ -161,7 +172,9 @@ def main(only: str) -> None:
         case = CASES[name]
         key = (case.words, case.world)
         if key not in counted:
-            counted[key] = ranks(case.world, count, plan_of(*WORDS, f"devices={case.world}", *case.words.split()), seconds=600)
+            counted[key] = ranks(
+                case.world, count, plan_of(*WORDS, f"devices={case.world}", *case.words.split()), seconds=600
+            )
         print("| " + " | ".join(row(name, case, counted[key], noted)) + " |", flush=True)
     print("", *(f"{letter}: {WHY[letter]}" for letter in sorted(noted & set(WHY))), sep="\n")
 

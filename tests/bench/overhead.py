@@ -145,7 +145,9 @@ def measure(rounds: int, steps: int) -> None:
         for which in (0, 1):
             values = [each[which] for each in found[name][1:]]
             ratios = [each[which] / other[which] for each, other in zip(found[name][1:], base, strict=True)]
-            cells.append(f"{statistics.median(values):7.0f}  {statistics.median(ratios):.3f} ({min(ratios):.3f}..{max(ratios):.3f})")
+            cells.append(
+                f"{statistics.median(values):7.0f}  {statistics.median(ratios):.3f} ({min(ratios):.3f}..{max(ratios):.3f})"
+            )
         print(f"{name:<8} {cells[0]}    {cells[1]}    {losses[name]:.4f}")
 
 
@@ -174,7 +176,9 @@ def startup(rounds: int) -> None:
         for name, code in (("bare torch script", BARE), ("dtrain", FIRST)):
             with tempfile.TemporaryDirectory() as out:
                 began = time.perf_counter()
-                subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, env={**os.environ, "OUT": out})
+                subprocess.run(
+                    [sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, env={**os.environ, "OUT": out}
+                )
                 found[name].append(time.perf_counter() - began)
     ratios = [d / b for d, b in zip(found["dtrain"], found["bare torch script"], strict=True)]
     for name, seconds in found.items():

@@ -47,7 +47,11 @@ def cold(words: list[str]) -> tuple[float, float, float]:
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run([sys.executable, "-m", "dtrain", *words], check=True, stdout=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.perf_counter() - began, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, after.ru_maxrss / 1024
+    return (
+        time.perf_counter() - began,
+        after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+        after.ru_maxrss / 1024,
+    )
 
 
 def main(seconds: float) -> None:

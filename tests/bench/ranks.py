@@ -198,7 +198,9 @@ class Turns:
     def _stop(self) -> None:
         if self._running == self._profiled:
             self.profile.disable()
-        self.found[self._running].append([(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(self._ticks)][SETTLE:])
+        self.found[self._running].append(
+            [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(self._ticks)][SETTLE:]
+        )
 
 
 def race(plan: Plan, task: Task, strategy: str, profiled: str | None) -> dict[str, Any]:
@@ -218,7 +220,11 @@ def race(plan: Plan, task: Task, strategy: str, profiled: str | None) -> dict[st
     told = io.StringIO()
     if profiled:
         pstats.Stats(turns.profile, stream=told).sort_stats("tottime").print_stats(45)
-    return {"found": turns.found, "losses": dict(zip(losses, (means / WORLD).tolist(), strict=True)), "profile": told.getvalue()}
+    return {
+        "found": turns.found,
+        "losses": dict(zip(losses, (means / WORLD).tolist(), strict=True)),
+        "profile": told.getvalue(),
+    }
 
 
 def measure(strategy: str, task: Task, rounds: int, profiled: str | None) -> None:
@@ -248,7 +254,11 @@ def measure(strategy: str, task: Task, rounds: int, profiled: str | None) -> Non
 def _figures(turn: list[list[tuple[float, float]]]) -> tuple[float, float, float]:
     """Of one turn on all ranks: p10 of step time on the slowest, CPU time per step of all together, and of its median step."""
     p10 = max(sorted(seconds for seconds, _ in steps)[len(steps) // 10] for steps in turn)
-    return p10, sum(statistics.fmean(cpu for _, cpu in steps) for steps in turn), sum(statistics.median(cpu for _, cpu in steps) for steps in turn)
+    return (
+        p10,
+        sum(statistics.fmean(cpu for _, cpu in steps) for steps in turn),
+        sum(statistics.median(cpu for _, cpu in steps) for steps in turn),
+    )
 
 
 if __name__ == "__main__":
@@ -259,5 +269,7 @@ if __name__ == "__main__":
     options = parser.parse_args()
     for strategy, (kind, task) in itertools.product(("ddp", "fsdp"), TASKS.items()):
         if options.only in f"{strategy}-{kind}":
-            print(f"{strategy}-{kind}  p10 us   ratio (min..max)      all CPU us   ratio (min..max)   median CPU us   ratio (min..max)    last loss")
+            print(
+                f"{strategy}-{kind}  p10 us   ratio (min..max)      all CPU us   ratio (min..max)   median CPU us   ratio (min..max)    last loss"
+            )
             measure(strategy, task, options.rounds, options.profile)

@@ -36,7 +36,11 @@ WORDS = [
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")] if path.exists() else []
+    return (
+        [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        if path.exists()
+        else []
+    )
 
 
 def starts(out: Path) -> list[dict[str, Any]]:
@@ -66,7 +70,9 @@ if __name__ == "__main__":
             with tempfile.TemporaryDirectory() as folder:
                 out = Path(folder) / "run"
                 words = [*WORDS, f"strategy={strategy}", f"out={out}"]
-                process = subprocess.Popen([sys.executable, "-m", "dtrain", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "dtrain", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                )
                 taken = [seconds(out, process.pid, target) for _ in range(parser.parse_args().kills)]
                 process.send_signal(signal.SIGTERM)
                 process.wait()

@@ -25,7 +25,9 @@ def seconds(every: int) -> float:
         subprocess.run([sys.executable, "-m", "dtrain", *words], check=True, capture_output=True)
         rows = [json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
         events = [json.loads(line) for line in Path(folder, "run", "events.jsonl").read_text().splitlines()]
-    stalls = sum(event["stall_seconds"] for event in events if event["event"] == "committed" and WARM < event["step"] < STEPS)
+    stalls = sum(
+        event["stall_seconds"] for event in events if event["event"] == "committed" and WARM < event["step"] < STEPS
+    )
     return sum(row["step_seconds"] for row in rows[WARM:]) + stalls
 
 

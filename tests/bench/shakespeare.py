@@ -107,7 +107,10 @@ def by_hand(text: Path, steps: int, optim: str) -> None:
     with torch.no_grad():
         rows = kept[: (len(kept) - 1) // BLOCK * BLOCK].view(-1, BLOCK)
         after = kept[1 : rows.numel() + 1].view(-1, BLOCK)
-        losses = [F.cross_entropy(model(a).flatten(0, 1), b.flatten(), reduction="sum") for a, b in zip(rows.split(64), after.split(64), strict=True)]
+        losses = [
+            F.cross_entropy(model(a).flatten(0, 1), b.flatten(), reduction="sum")
+            for a, b in zip(rows.split(64), after.split(64), strict=True)
+        ]
     clock.report(float(sum(losses) / rows.numel()), sum(p.numel() for p in model.parameters()))
 
 
@@ -167,9 +170,21 @@ def main() -> None:
     if options.only:
         (by_hand if options.only == "hand" else by_dtrain)(options.text, options.steps, options.optim)
         return
-    command = [sys.executable, __file__, "--text", str(options.text), "--steps", str(options.steps), "--optim", options.optim, "--only"]
+    command = [
+        sys.executable,
+        __file__,
+        "--text",
+        str(options.text),
+        "--steps",
+        str(options.steps),
+        "--optim",
+        options.optim,
+        "--only",
+    ]
     sides = {
-        name: subprocess.Popen([*command, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        name: subprocess.Popen(
+            [*command, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
         for name in ("hand", "dtrain")
     }
     answers: dict[str, dict] = {}
@@ -183,11 +198,19 @@ def main() -> None:
             if line != "turn\n":
                 answers[name] = json.loads(line)
     for name, answer in answers.items():
-        median, p10 = (statistics.median(pick(turn) for turn in answer["turns"]) * 1e3 for pick in (statistics.median, tenth))
-        print(f"{name}: {answer['parameters']:,} parameters, held-out loss {answer['loss']:.4f}, median {median:.1f} ms, p10 {p10:.1f} ms")
+        median, p10 = (
+            statistics.median(pick(turn) for turn in answer["turns"]) * 1e3 for pick in (statistics.median, tenth)
+        )
+        print(
+            f"{name}: {answer['parameters']:,} parameters, held-out loss {answer['loss']:.4f}, median {median:.1f} ms, p10 {p10:.1f} ms"
+        )
     for label, pick in (("median", statistics.median), ("p10", tenth), ("mean", statistics.fmean)):
-        ratios = sorted(pick(d) / pick(h) for d, h in zip(answers["dtrain"]["turns"], answers["hand"]["turns"], strict=True))
-        print(f"{label}: dtrain / hand = {statistics.median(ratios):.3f} ({tenth(ratios):.3f} .. {ratios[-1 - len(ratios) // 10]:.3f})")
+        ratios = sorted(
+            pick(d) / pick(h) for d, h in zip(answers["dtrain"]["turns"], answers["hand"]["turns"], strict=True)
+        )
+        print(
+            f"{label}: dtrain / hand = {statistics.median(ratios):.3f} ({tenth(ratios):.3f} .. {ratios[-1 - len(ratios) // 10]:.3f})"
+        )
 
 
 def tenth(ordered: list[float]) -> float:

@@ -51,7 +51,14 @@ def measure(mesh: Mesh, state: TrainState, folder: Path, rounds: int) -> None:
     out, theirs = folder / "out", folder / "theirs.pt"
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint = Sharded(out=str(out), mesh=mesh, resume="auto", every=1, keep=1)
-    rows: dict[str, list[float]] = {"torch.save": [], "stall": [], "drain": [], "torch.load": [], "restore": [], "digests": []}
+    rows: dict[str, list[float]] = {
+        "torch.save": [],
+        "stall": [],
+        "drain": [],
+        "torch.load": [],
+        "restore": [],
+        "digests": [],
+    }
 
     def save() -> None:
         state.step += 1
@@ -65,7 +72,9 @@ def measure(mesh: Mesh, state: TrainState, folder: Path, rounds: int) -> None:
         rows["stall"].append(seconds(save))
         rows["drain"].append(rows["stall"][-1] + seconds(checkpoint.wait))
         rows["torch.load"].append(seconds(lambda: torch.load(theirs)))
-        rows["restore"].append(seconds(lambda: Sharded(out=str(out), mesh=mesh, resume="must", every=1, keep=1).restore(state)))
+        rows["restore"].append(
+            seconds(lambda: Sharded(out=str(out), mesh=mesh, resume="must", every=1, keep=1).restore(state))
+        )
         files = [path.read_bytes() for path in out.rglob("*.safetensors")]
         rows["digests"].append(seconds(lambda files=files: [hashlib.sha256(data).digest() for data in files]))
     print(f"{size / 1e6:.0f} MB, {rounds} rounds; the first save stood still for {first:.3f} s")
@@ -79,7 +88,10 @@ def measure(mesh: Mesh, state: TrainState, folder: Path, rounds: int) -> None:
 
 def throughput(mesh: Mesh, state: TrainState, folder: Path, rounds: int) -> None:
     """Time of 40 steps with a save every 10, over that of 40 steps without; one thread computes, so a second core is free when the machine is."""
-    checkpoint, tokens = Sharded(out=str(folder / "run"), mesh=mesh, resume="auto", every=10, keep=1), torch.randint(4096, (2, 128))
+    checkpoint, tokens = (
+        Sharded(out=str(folder / "run"), mesh=mesh, resume="auto", every=10, keep=1),
+        torch.randint(4096, (2, 128)),
+    )
     assert state.optimizer
 
     def steps(every: int) -> None:
@@ -96,7 +108,9 @@ def throughput(mesh: Mesh, state: TrainState, folder: Path, rounds: int) -> None
     checkpoint.wait()
     ratios = [saving / plain for saving, plain in pairs]
     step = statistics.median(plain for _, plain in pairs) / 40
-    print(f"a save every 10 steps of {step:.3f} s: {statistics.median(ratios):.3f} of the time without ({min(ratios):.3f}..{max(ratios):.3f})")
+    print(
+        f"a save every 10 steps of {step:.3f} s: {statistics.median(ratios):.3f} of the time without ({min(ratios):.3f}..{max(ratios):.3f})"
+    )
 
 
 def main() -> None:

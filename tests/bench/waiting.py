@@ -35,17 +35,30 @@ for step in range(int(sys.argv[1])):
 print([after - before for before, after in zip(ends, ends[1:])])
 """
 WORDS = ("evaluate.every=100000", "checkpoint.every=100000", "hook=[]", "logger=[]")
-SYSTEMS = {"hand": {}, "dtrain": {}, "dtrain, spin": {"GOMP_SPINCOUNT": "300000"}, "dtrain, sleep": {"OMP_WAIT_POLICY": "PASSIVE"}}
+SYSTEMS = {
+    "hand": {},
+    "dtrain": {},
+    "dtrain, spin": {"GOMP_SPINCOUNT": "300000"},
+    "dtrain, sleep": {"OMP_WAIT_POLICY": "PASSIVE"},
+}
 
 
 def median_step(system: str, steps: int) -> float:
     """Seconds of the median step of a fresh process, without the first ten."""
-    env = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")} | SYSTEMS[
-        system
-    ]
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    } | SYSTEMS[system]
     with tempfile.TemporaryDirectory() as out:
-        command = ["-c", HAND, str(steps)] if system == "hand" else ["-m", "dtrain", f"out={out}/run", f"steps={steps}", *WORDS]
-        said = subprocess.run([sys.executable, *command], env=env, check=True, capture_output=True, text=True, timeout=600).stdout
+        command = (
+            ["-c", HAND, str(steps)]
+            if system == "hand"
+            else ["-m", "dtrain", f"out={out}/run", f"steps={steps}", *WORDS]
+        )
+        said = subprocess.run(
+            [sys.executable, *command], env=env, check=True, capture_output=True, text=True, timeout=600
+        ).stdout
         rows = [] if system == "hand" else Path(out, "run/metrics.jsonl").read_text().splitlines()
     seconds = [json.loads(row)["step_seconds"] for row in rows] or json.loads(said)
     return statistics.median(seconds[10:])

@@ -43,7 +43,9 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 def test_facts_of_a_run_are_read(tmp_path: Path) -> None:
-    for step, stream in enumerate(({"seen": 32, "batch": 8, "passed": 1, "passed_over": [40]}, {"seen": 32, "batch": 8, "passed": 0}, None), 3):
+    for step, stream in enumerate(
+        ({"seen": 32, "batch": 8, "passed": 1, "passed_over": [40]}, {"seen": 32, "batch": 8, "passed": 0}, None), 3
+    ):
         facts = {"step": step, "optim": {}, "stream": stream, "guard": GUARD, "scale": {"value": 2.0**70, "good": 0}}
         assert commit.read(str(attempt(tmp_path, step, facts=facts)))["facts"] == facts
 
@@ -84,8 +86,14 @@ DAMAGES: dict[str, tuple[Any, str]] = {
     "changed": (changed, "its digest differs"),
     "a list": (lambda folder: (folder / commit.NAME).write_text("[]"), "damaged"),
     "no digest": (without_digest, "damaged"),
-    "no shard": (lambda folder: (folder / "rank-0.safetensors").unlink(), "rank-0.safetensors is missing or has another size"),
-    "half a shard": (lambda folder: (folder / "rank-0.safetensors").write_bytes(b"12"), "rank-0.safetensors is missing or has another size"),
+    "no shard": (
+        lambda folder: (folder / "rank-0.safetensors").unlink(),
+        "rank-0.safetensors is missing or has another size",
+    ),
+    "half a shard": (
+        lambda folder: (folder / "rank-0.safetensors").write_bytes(b"12"),
+        "rank-0.safetensors is missing or has another size",
+    ),
 }
 
 
@@ -111,11 +119,23 @@ def position(**changed: Any) -> dict[str, Any]:
 
 POSITIONS: dict[str, tuple[dict[str, Any], str]] = {
     "samples are negative": ({"seen": -8}, "facts.stream.seen is -8, not a whole number from 0"),
-    "samples are beyond all data": ({"seen": 10**30}, "facts.stream.seen is a number too large, not a whole number from 0"),
+    "samples are beyond all data": (
+        {"seen": 10**30},
+        "facts.stream.seen is a number too large, not a whole number from 0",
+    ),
     "samples are a fraction": ({"seen": 160.5}, "facts.stream.seen is 160.5, not a whole number from 0"),
-    "a batch passed over is null": ({"passed_over": [None]}, r"facts.stream.passed_over\[0\] is None, not a whole number from 0"),
-    "samples are more than the steps": ({"seen": 40}, "it has seen 40 samples, but 3 steps and 1 batches passed over, of 8 samples each, are 32"),
-    "samples are fewer than the steps": ({"batch": 16}, "it has seen 32 samples, but 3 steps and 1 batches passed over, of 16 samples each, are 64"),
+    "a batch passed over is null": (
+        {"passed_over": [None]},
+        r"facts.stream.passed_over\[0\] is None, not a whole number from 0",
+    ),
+    "samples are more than the steps": (
+        {"seen": 40},
+        "it has seen 40 samples, but 3 steps and 1 batches passed over, of 8 samples each, are 32",
+    ),
+    "samples are fewer than the steps": (
+        {"batch": 16},
+        "it has seen 32 samples, but 3 steps and 1 batches passed over, of 16 samples each, are 64",
+    ),
 }
 GUARD: dict[str, Any] = {"norms": [1.0, 1e30], "losses": [2.0, -1.0], "row": 0}
 GUARDS: dict[str, tuple[dict[str, Any], str]] = {
@@ -139,7 +159,10 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "no files": ({"files": None}, "damaged"),
     "facts of another step": ({"facts": {"step": 9, "optim": {}}}, "it is of step 3, its facts of step 9"),
     **{f"a stream whose {name}": ({"facts": position(**said)}, clause) for name, (said, clause) in POSITIONS.items()},
-    **{f"a guard whose {name}": ({"facts": {"step": 3, "optim": {}, "guard": {**GUARD, **said}}}, clause) for name, (said, clause) in GUARDS.items()},
+    **{
+        f"a guard whose {name}": ({"facts": {"step": 3, "optim": {}, "guard": {**GUARD, **said}}}, clause)
+        for name, (said, clause) in GUARDS.items()
+    },
     "a loss scale that is none": (
         {"facts": {"step": 3, "optim": {}, "scale": {"value": None, "good": 1}}},
         "facts.scale.value is None, not a finite number",
@@ -154,8 +177,14 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "an offset below zero": ({"pieces": [piece([-1, 0], [4, 2])]}, "is -1, not a whole number from 0"),
     "a piece of nothing": ({"pieces": [piece([0, 0], [4, 2], name="v")]}, "damaged"),
     "a piece that lies nowhere": ({"pieces": [piece([0, 0], [4, 2], file="rank-1.safetensors")]}, "lies nowhere"),
-    "a shape beyond all memory": ({"tensors": {"w": {"shape": [10**30, 10**30], "dtype": "torch.float32"}}}, "a number too large"),
-    "a shape with a fraction": ({"tensors": {"w": {"shape": [4.0, 2], "dtype": "torch.float32"}}}, "is 4.0, not a whole number from 0"),
+    "a shape beyond all memory": (
+        {"tensors": {"w": {"shape": [10**30, 10**30], "dtype": "torch.float32"}}},
+        "a number too large",
+    ),
+    "a shape with a fraction": (
+        {"tensors": {"w": {"shape": [4.0, 2], "dtype": "torch.float32"}}},
+        "is 4.0, not a whole number from 0",
+    ),
 }
 
 
@@ -205,7 +234,14 @@ def test_a_commit_without_end_is_not_read(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_thousands_of_pieces_are_checked_at_once(tmp_path: Path) -> None:
     pieces = [piece([row, column], [1, 1], key=f"{row}.{column}") for row in range(200) for column in range(20)]
-    assert len(commit.read(str(attempt(tmp_path, 3, tensors={"w": {"shape": [200, 20], "dtype": "torch.float32"}}, pieces=pieces)))["pieces"]) == 4000
+    assert (
+        len(
+            commit.read(
+                str(attempt(tmp_path, 3, tensors={"w": {"shape": [200, 20], "dtype": "torch.float32"}}, pieces=pieces))
+            )["pieces"]
+        )
+        == 4000
+    )
 
 
 def test_a_newer_format_is_refused_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

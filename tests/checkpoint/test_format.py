@@ -51,7 +51,10 @@ HOSTILE: dict[str, bytes] = {
     "more bytes than the shape has": file(entry(data_offsets=[0, 12]), bytes(12)),
     "three offsets": file(entry(data_offsets=[0, 8, 8]), bytes(8)),
     "no offsets": file({"x": {"dtype": "F32", "shape": [2]}}, bytes(8)),
-    "a name twice": file(b'{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}', bytes(8)),
+    "a name twice": file(
+        b'{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
+        bytes(8),
+    ),
 }
 
 

@@ -154,7 +154,9 @@ def test_no_tensor_is_touched_when_all_are_damaged(two: Path) -> None:
         last = max(attempt.glob("*.safetensors"))
         last.write_bytes(last.read_bytes()[:-1] + b"\xff")
     seen, reading = Held(0, 9), checkpoint(two)
-    with pytest.raises(PreflightError, match=r"no checkpoint under .* can be read: .*bytes are not those that were saved"):
+    with pytest.raises(
+        PreflightError, match=r"no checkpoint under .* can be read: .*bytes are not those that were saved"
+    ):
         reading.restore(state(seen))
     assert not seen.touched()
     assert len(reading.damaged) == 2
@@ -202,7 +204,16 @@ def hostile(out: Path, tensors: dict[str, torch.Tensor], **pieces: Any) -> str:
             "facts": {"step": 7, "optim": {}},
             "files": [{"name": "x.safetensors", "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}],
             "tensors": {"model.1": {"shape": shape, "dtype": "torch.float32"}},
-            "pieces": [{"name": "model.1", "key": "model.1", "file": "x.safetensors", "shape": shape, "offset": [0] * len(shape)} | pieces],
+            "pieces": [
+                {
+                    "name": "model.1",
+                    "key": "model.1",
+                    "file": "x.safetensors",
+                    "shape": shape,
+                    "offset": [0] * len(shape),
+                }
+                | pieces
+            ],
         },
     )
     return str(url)
@@ -217,7 +228,9 @@ def hostile(out: Path, tensors: dict[str, torch.Tensor], **pieces: Any) -> str:
         ({"model.1": torch.zeros(6, 1)}, {"key": "../../x"}),
     ],
 )
-def test_a_file_that_is_not_what_the_commit_says_is_refused(tmp_path: Path, tensors: dict[str, torch.Tensor], pieces: dict[str, Any]) -> None:
+def test_a_file_that_is_not_what_the_commit_says_is_refused(
+    tmp_path: Path, tensors: dict[str, torch.Tensor], pieces: dict[str, Any]
+) -> None:
     url, target = hostile(tmp_path, tensors, **pieces), torch.zeros(6, 1)
     with pytest.raises(commits.DamagedError, match="is not what the commit says"):
         Reading(url, find(url)[1], {"model.1": target}).verify()

@@ -40,7 +40,13 @@ def advance(state: TrainState) -> None:
     state.step += 1
 
 
-def train(mesh: Mesh, tmp: Path, per_node: int, upto: int, during: Callable[[int, Sharded], None] = lambda step, checkpoint: None) -> Any:
+def train(
+    mesh: Mesh,
+    tmp: Path,
+    per_node: int,
+    upto: int,
+    during: Callable[[int, Sharded], None] = lambda step, checkpoint: None,
+) -> Any:
     """A commit of step 2, and copies of the steps after it: what the ranks held at the last one."""
     at_node(mesh, tmp / "memory", per_node)
     state, saving = state_on(mesh, FSDP), checkpoint(mesh, tmp / "out")
@@ -64,7 +70,9 @@ def come_back(mesh: Mesh, tmp: Path, per_node: int, strategy: Any) -> tuple[int,
     return state.step, whole(state), "memory" in found["url"]
 
 
-@pytest.mark.parametrize(("degrees", "strategy"), [({"dp_shard": 2}, FSDP), ({"dp_shard": 1}, SINGLE), ({"tp": 2}, STRATEGIES["ddp"])])
+@pytest.mark.parametrize(
+    ("degrees", "strategy"), [({"dp_shard": 2}, FSDP), ({"dp_shard": 1}, SINGLE), ({"tp": 2}, STRATEGIES["ddp"])]
+)
 def test_the_newest_step_comes_back_on_any_mesh(tmp_path: Path, degrees: dict[str, int], strategy: Any) -> None:
     values = on_mesh(lambda mesh: train(mesh, tmp_path, 2, 5), dp_shard=2)[0]
     for step, found, from_memory in on_mesh(lambda mesh: come_back(mesh, tmp_path, 2, strategy), **degrees):
@@ -94,7 +102,9 @@ def test_two_copies_are_kept_and_what_died_before_goes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [(torch, "_foreach_copy_"), (memory, "_appear")], ids=["bytes", "description"])
-def test_a_rank_killed_in_the_middle_of_a_copy_costs_that_copy_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: Any) -> None:
+def test_a_rank_killed_in_the_middle_of_a_copy_costs_that_copy_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: Any
+) -> None:
     """Step 4 is whole; of step 5 there is the copy of the other rank."""
 
     def dies(step: int, saving: Sharded) -> None:

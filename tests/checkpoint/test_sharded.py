@@ -62,7 +62,10 @@ def state_on(
 
 
 def whole(state: TrainState) -> dict[str, list[float]]:
-    return {name: (t.full_tensor() if isinstance(t, DTensor) else t).flatten().tolist() for name, t in state.tensors().items()}
+    return {
+        name: (t.full_tensor() if isinstance(t, DTensor) else t).flatten().tolist()
+        for name, t in state.tensors().items()
+    }
 
 
 def sharded(mesh: Mesh, out: Path | str, *, resume: str = "auto", every: int = 1, keep: int | None = None) -> Sharded:
@@ -101,14 +104,18 @@ def restore_all(mesh: Mesh, outs: dict[str, Path], strategy: Any, optim: Any) ->
     return found
 
 
-@pytest.mark.parametrize(("word", "layouts"), [("adamw", tuple(LAYOUTS)), ("muon", ("single", "fsdp 2"))], ids=["adamw", "muon"])
+@pytest.mark.parametrize(
+    ("word", "layouts"), [("adamw", tuple(LAYOUTS)), ("muon", ("single", "fsdp 2"))], ids=["adamw", "muon"]
+)
 def test_any_mesh_reads_what_any_other_wrote(tmp_path: Path, word: str, layouts: tuple[str, ...]) -> None:
     muon = {**ADAMW, "_target_": "dtrain.optim.muon.build", "momentum": 0.95, "adamw_lr": None}
     optim, outs, saved = {"adamw": ADAMW, "muon": muon}[word], {}, {}
     for name in layouts:
         degrees, strategy = LAYOUTS[name]
         outs[name] = tmp_path / name
-        saved[name] = on_mesh(lambda mesh, out=outs[name], strategy=strategy: save_on(mesh, out, strategy, optim), **degrees)[0]
+        saved[name] = on_mesh(
+            lambda mesh, out=outs[name], strategy=strategy: save_on(mesh, out, strategy, optim), **degrees
+        )[0]
     for name in layouts:
         degrees, strategy = LAYOUTS[name]
         for rank in on_mesh(lambda mesh, strategy=strategy: restore_all(mesh, outs, strategy, optim), **degrees):
@@ -128,7 +135,17 @@ SPLIT: dict[str, tuple[dict[str, int], Any]] = {
     "pp 2 x fsdp 2": ({"pp": 2, "dp_shard": 2}, STRATEGIES["fsdp"]),
     "pp 2 x ddp 2": ({"pp": 2, "dp_replicate": 2}, STRATEGIES["ddp"]),
 }
-MIXTURE = {"_target_": "dtrain.model.moe.MoE", "vocab": 13, "layers": 1, "heads": 2, "width": 8, "hidden": 12, "experts": 4, "active": 2, "shared": 1}
+MIXTURE = {
+    "_target_": "dtrain.model.moe.MoE",
+    "vocab": 13,
+    "layers": 1,
+    "heads": 2,
+    "width": 8,
+    "hidden": 12,
+    "experts": 4,
+    "active": 2,
+    "shared": 1,
+}
 SPREAD: dict[str, tuple[dict[str, int], Any]] = {
     "single": ({"dp_shard": 1}, SINGLE),
     "ddp 4, ep 2": ({"dp_replicate": 4, "ep": 2}, STRATEGIES["ddp"]),
@@ -152,12 +169,16 @@ def read_all(mesh: Mesh, outs: dict[str, Path], strategy: Any, part: Any) -> dic
     return found
 
 
-def written_on(layouts: dict[str, tuple[dict[str, int], Any]], folder: Path, part: Any) -> tuple[dict[str, Path], dict[str, dict[str, list[float]]]]:
+def written_on(
+    layouts: dict[str, tuple[dict[str, int], Any]], folder: Path, part: Any
+) -> tuple[dict[str, Path], dict[str, dict[str, list[float]]]]:
     """A checkpoint of each layout, and the tensors that its ranks held together."""
     outs = {name: folder / name for name in layouts}
     tensors = {}
     for name, (degrees, strategy) in layouts.items():
-        held = on_mesh(lambda mesh, name=name, strategy=strategy: saved_with_average(mesh, outs[name], strategy, part), **degrees)
+        held = on_mesh(
+            lambda mesh, name=name, strategy=strategy: saved_with_average(mesh, outs[name], strategy, part), **degrees
+        )
         tensors[name] = {key: values for rank in held for key, values in rank.items()}
     return outs, tensors
 
@@ -201,7 +222,9 @@ def test_every_element_is_written_once(name: str, request: pytest.FixtureRequest
         assert found["tensors"].keys() == tensors[layout].keys()
         counts = {key: torch.zeros(facts["shape"], dtype=torch.int8) for key, facts in found["tensors"].items()}
         for piece in found["pieces"]:
-            counts[piece["name"]][tuple(slice(a, a + n) for a, n in zip(piece["offset"], piece["shape"], strict=True))] += 1
+            counts[piece["name"]][
+                tuple(slice(a, a + n) for a, n in zip(piece["offset"], piece["shape"], strict=True))
+            ] += 1
         assert [key for key, count in counts.items() if not (count == 1).all()] == [], layout
 
 
@@ -229,7 +252,13 @@ def test_what_was_saved_without_an_average_is_read_with_one_and_back(tmp_path: P
 def test_every_optimizer_goes_on_as_if_it_had_never_stopped(tmp_path: Path, optim: str) -> None:
     parts = {
         "sgd": PARTS["optim"],
-        "adafactor": {"_target_": "dtrain.optim.adafactor.build", "lr": 0.01, "beta2_decay": -0.8, "d": 1.0, "weight_decay": 0.1},
+        "adafactor": {
+            "_target_": "dtrain.optim.adafactor.build",
+            "lr": 0.01,
+            "beta2_decay": -0.8,
+            "d": 1.0,
+            "weight_decay": 0.1,
+        },
     }
 
     def work(mesh: Mesh) -> bool:
@@ -329,7 +358,9 @@ def test_a_damaged_checkpoint_is_named_and_an_older_one_is_used(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("degrees", "strategy"), [LAYOUTS["single"], LAYOUTS["fsdp 2"]], ids=["single", "fsdp 2"])
-def test_bytes_that_changed_are_found_by_one_rank_and_passed_over_by_all(tmp_path: Path, degrees: dict[str, int], strategy: Any) -> None:
+def test_bytes_that_changed_are_found_by_one_rank_and_passed_over_by_all(
+    tmp_path: Path, degrees: dict[str, int], strategy: Any
+) -> None:
     """The older checkpoint is used; without one, no tensor is touched and resume=must says why."""
 
     def two(mesh: Mesh) -> dict[str, list[float]]:
@@ -359,7 +390,12 @@ def test_bytes_that_changed_are_found_by_one_rank_and_passed_over_by_all(tmp_pat
         with pytest.raises(PreflightError) as caught:
             sharded(mesh, tmp_path, resume="must").restore(fresh)
         after = whole(fresh)
-        return checkpoint.damaged, older, str(caught.value), all(after[name] == values for name, values in before.items())
+        return (
+            checkpoint.damaged,
+            older,
+            str(caught.value),
+            all(after[name] == values for name, values in before.items()),
+        )
 
     for damaged, older, said, untouched in on_mesh(work, **degrees):
         assert older
@@ -421,7 +457,9 @@ def test_a_rank_that_cannot_write_stops_all_with_its_reason(tmp_path: Path, monk
         ({"tied": False}, "missing: model.head.weight"),
     ],
 )
-def test_another_model_is_refused_by_the_names_of_its_tensors(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
+def test_another_model_is_refused_by_the_names_of_its_tensors(
+    tmp_path: Path, changed: dict[str, Any], said: str
+) -> None:
     def work(mesh: Mesh) -> str:
         commit(sharded(mesh, tmp_path), state_on(mesh))
         with pytest.raises(StoreError) as caught:
@@ -510,7 +548,9 @@ def test_one_step_is_saved_once(tmp_path: Path) -> None:
 
 def test_checkpoints_come_every_so_many_steps(tmp_path: Path) -> None:
     with_mesh: Any = None
-    assert [step for step in range(1, 10) if Sharded(out="x", mesh=with_mesh, resume="auto", every=3, keep=1).due(step)] == [3, 6, 9]
+    assert [
+        step for step in range(1, 10) if Sharded(out="x", mesh=with_mesh, resume="auto", every=3, keep=1).due(step)
+    ] == [3, 6, 9]
     assert not any(Sharded(out="x", mesh=with_mesh, resume="auto", every=0, keep=1).due(step) for step in range(1, 10))
 
 

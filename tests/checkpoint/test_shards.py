@@ -22,7 +22,15 @@ def cut(tensor: torch.Tensor, *sizes: int) -> tuple[list[dict[str, Any]], dict[s
     pieces, values, start = [], {}, 0
     for number, piece in enumerate(tensor.split(sizes)):
         values[str(number)] = piece
-        pieces.append({"name": "x", "key": "x", "file": str(number), "shape": list(piece.shape), "offset": [start] + [0] * (tensor.ndim - 1)})
+        pieces.append(
+            {
+                "name": "x",
+                "key": "x",
+                "file": str(number),
+                "shape": list(piece.shape),
+                "offset": [start] + [0] * (tensor.ndim - 1),
+            }
+        )
         start += len(piece)
     return pieces, values
 
@@ -43,7 +51,9 @@ def test_a_whole_tensor_is_put_together(sizes: tuple[int, ...]) -> None:
     assert torch.equal(target, whole(7, 3))
 
 
-def placed(mesh: Mesh, pieces: list[dict[str, Any]], values: dict[str, torch.Tensor], shape: tuple[int, ...]) -> tuple[bool, int]:
+def placed(
+    mesh: Mesh, pieces: list[dict[str, Any]], values: dict[str, torch.Tensor], shape: tuple[int, ...]
+) -> tuple[bool, int]:
     target = distribute_tensor(torch.zeros(shape), mesh.axis("dp_shard"), [Shard(0)])
     needed = fill(target, pieces, values)
     return torch.equal(target.full_tensor(), whole(*shape)), len(needed)
@@ -87,7 +97,9 @@ def written(mesh: Mesh, shape: tuple[int, ...]) -> list[list[float]]:
 @pytest.mark.parametrize("rows", [1, 5, 6])
 def test_every_element_is_written_once(rows: int) -> None:
     """Also when a shard is smaller than the others, or empty."""
-    pieces = [piece for rank in on_mesh(lambda mesh: written(mesh, (rows, 2)), dp_replicate=2, dp_shard=2) for piece in rank]
+    pieces = [
+        piece for rank in on_mesh(lambda mesh: written(mesh, (rows, 2)), dp_replicate=2, dp_shard=2) for piece in rank
+    ]
     for name in ("hybrid", "copies", "plain"):
         elements = sorted(value for piece in pieces if piece[0] == name for value in piece[1:-2])
         assert elements == whole(rows, 2).flatten().tolist(), name

@@ -37,7 +37,9 @@ def read(files: list[snapshot.File]) -> dict[str, torch.Tensor]:
 
 
 def same(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> bool:
-    return found.keys() == expected.keys() and all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    return found.keys() == expected.keys() and all(
+        torch.equal(found[name], tensor) for name, tensor in expected.items()
+    )
 
 
 @pytest.mark.parametrize("limit", [1, 60, 200, 1 << 20])

@@ -44,7 +44,13 @@ def test_buffers_are_kept_unless_the_model_says_otherwise() -> None:
     model = torch.nn.BatchNorm1d(3)
     model.register_buffer("scratch", torch.zeros(2), persistent=False)
     names = set(TrainState(model).tensors())
-    assert names == {"model.weight", "model.bias", "model.running_mean", "model.running_var", "model.num_batches_tracked"}
+    assert names == {
+        "model.weight",
+        "model.bias",
+        "model.running_mean",
+        "model.running_var",
+        "model.num_batches_tracked",
+    }
 
 
 @pytest.mark.parametrize("word", OPTIMIZERS)
@@ -55,7 +61,9 @@ def test_making_room_changes_no_weight_and_makes_every_entry(word: str) -> None:
     fresh.make_room([*used.tensors(), *used.facts()["optim"]])
     after = fresh.tensors()
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
-    assert {name: tensor.shape for name, tensor in after.items()} == {name: tensor.shape for name, tensor in used.tensors().items()}
+    assert {name: tensor.shape for name, tensor in after.items()} == {
+        name: tensor.shape for name, tensor in used.tensors().items()
+    }
     assert all(parameter.grad is None for parameter in fresh.model.parameters())
     assert [group["lr"] for group in fresh.optimizer.param_groups] == rates  # type: ignore[union-attr]
 

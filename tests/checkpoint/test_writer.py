@@ -46,7 +46,9 @@ def last(checkpoint: Sharded) -> SaveResult:
     return one
 
 
-def test_the_loop_goes_on_while_bytes_travel_and_what_is_saved_is_what_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loop_goes_on_while_bytes_travel_and_what_is_saved_is_what_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def work(mesh: Mesh) -> None:
         go = held_up(monkeypatch)
         state, checkpoint = state_on(mesh, FSDP), sharded(mesh, tmp_path)
@@ -76,7 +78,9 @@ def test_a_save_waits_for_the_one_before_it(tmp_path: Path, monkeypatch: pytest.
         threading.Timer(0.2, go.set).start()
         state.step += 1
         checkpoint.save(state)
-        assert 2 in [commits.read(url)["step"] for url in [one.url for one in listed(str(tmp_path)) if one.is_committed]]
+        assert 2 in [
+            commits.read(url)["step"] for url in [one.url for one in listed(str(tmp_path)) if one.is_committed]
+        ]
         assert [one.step for one in checkpoint.landed()][:1] == [2]
         checkpoint.wait()
         return kept(tmp_path)
@@ -96,7 +100,9 @@ def test_blocking_returns_when_it_is_committed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_a_rank_that_cannot_write_costs_this_save_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
+def test_a_rank_that_cannot_write_costs_this_save_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
     """All ranks know, nothing of it is left, and the next save tries again."""
 
     def work(mesh: Mesh) -> None:
@@ -186,7 +192,9 @@ def test_a_rank_that_gives_no_sign_is_not_waited_for(tmp_path: Path, monkeypatch
     assert "rank 1 has given no sign for 1 s" in on_mesh(work, dp_shard=2)[0]
 
 
-def test_whoever_lost_the_lease_commits_nothing_and_ends_on_every_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_lost_the_lease_commits_nothing_and_ends_on_every_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def work(mesh: Mesh) -> None:
         def lost(_: str) -> None:
             raise LeaseError("another run has taken over")
@@ -258,7 +266,9 @@ def test_removals_that_fail_hold_up_neither_the_next_save_nor_the_end_and_one_at
     assert kept(tmp_path) == [2, 3, 4, 5]
 
 
-def test_what_waits_while_another_removal_is_under_way_is_removed_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_waits_while_another_removal_is_under_way_is_removed_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def work(mesh: Mesh) -> list[int]:
         go, remove = threading.Event(), store.remove
 
@@ -348,7 +358,9 @@ def test_what_could_not_be_read_is_not_committed(tmp_path: Path) -> None:
             piece = next(iter(lost))
             kept_back = {piece: lost.pop(piece)}
         url = checkpoint.save(state)
-        with pytest.raises(StoreError, match=r"cannot save to .*: optim\.[\w.]+ does not lie in its pieces once and whole"):
+        with pytest.raises(
+            StoreError, match=r"cannot save to .*: optim\.[\w.]+ does not lie in its pieces once and whole"
+        ):
             checkpoint.wait()
         assert last(checkpoint).kind == "failed"
         assert not store.exists(store.join(url, commits.NAME))

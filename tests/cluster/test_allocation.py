@@ -23,7 +23,9 @@ MPICH = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRA
 
 
 def test_ranks_that_already_run_are_seen() -> None:
-    assert detect({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", **MEET}).external == External(rank=3, world=8, local_world=4)
+    assert detect({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", **MEET}).external == External(
+        rank=3, world=8, local_world=4
+    )
 
 
 def test_without_a_local_world_size_all_ranks_are_of_one_node() -> None:
@@ -43,7 +45,10 @@ def test_what_may_be_left_over_means_nothing(environ: dict[str, str]) -> None:
         ({"RANK": "0", "WORLD_SIZE": "two", **MEET}, "WORLD_SIZE=two is no number"),
         ({"RANK": "-1", "WORLD_SIZE": "2", **MEET}, "RANK=-1 is no number"),
         ({"RANK": "2", "WORLD_SIZE": "2", **MEET}, "RANK=2 is none of WORLD_SIZE=2 ranks"),
-        ({"RANK": "0", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2", **MEET}, "not the same number, LOCAL_WORLD_SIZE=2, on each node"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2", **MEET},
+            "not the same number, LOCAL_WORLD_SIZE=2, on each node",
+        ),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR is not set"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "MASTER_PORT is not set"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "http"}, "MASTER_PORT=http is no port"),
@@ -59,7 +64,10 @@ def test_what_may_be_left_over_means_nothing(environ: dict[str, str]) -> None:
             {"PMI_RANK": "1", "PMI_SIZE": "4"},
             "PMI_SIZE=4 says that this is one of several ranks, but its launcher set no MPI_LOCALRANKID nor MPI_LOCALNRANKS",
         ),
-        ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": ""}, "one of several ranks, but its launcher set no OMPI_COMM_WORLD_LOCAL_SIZE"),
+        (
+            {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": ""},
+            "one of several ranks, but its launcher set no OMPI_COMM_WORLD_LOCAL_SIZE",
+        ),
     ],
 )
 def test_what_can_be_no_ranks_is_one_sentence(environ: dict[str, str], said: str) -> None:
@@ -76,7 +84,11 @@ def test_what_can_be_no_ranks_is_one_sentence(environ: dict[str, str], said: str
     [
         (SLURM, External(rank=5, world=8, local_world=4), "gpu03-ib"),
         ({**SLURM, "SLURM_STEP_NODELIST": "login,gpu[1-2]"}, External(rank=5, world=8, local_world=4), "login"),
-        ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "8"} | {"SLURM_NODEID": "0"}, External(rank=5, world=8, local_world=8), "127.0.0.1"),
+        (
+            {**SLURM, "SLURM_STEP_TASKS_PER_NODE": "8"} | {"SLURM_NODEID": "0"},
+            External(rank=5, world=8, local_world=8),
+            "127.0.0.1",
+        ),
         ({**SLURM, **OPEN_MPI}, External(rank=1, world=2, local_world=2), "127.0.0.1"),
         (OPEN_MPI, External(rank=1, world=2, local_world=2), "127.0.0.1"),
         (MPICH, External(rank=1, world=4, local_world=4), "127.0.0.1"),
@@ -121,8 +133,19 @@ def test_a_single_task_a_batch_script_and_torchrun_stay_what_they_are(left: dict
 
 def test_two_ranks_of_mpirun_train_one_run(tmp_path: Path) -> None:
     """Not two runs of one rank each, which would be silent."""
-    words = ["model=mlp", "data=synthetic", "objective=regression", "strategy=ddp", "steps=2", "batch=8", "logger=[]", f"out={tmp_path / 'run'}"]
-    mine = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")} | {"PMIX_NAMESPACE": str(tmp_path)}
+    words = [
+        "model=mlp",
+        "data=synthetic",
+        "objective=regression",
+        "strategy=ddp",
+        "steps=2",
+        "batch=8",
+        "logger=[]",
+        f"out={tmp_path / 'run'}",
+    ]
+    mine = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")} | {
+        "PMIX_NAMESPACE": str(tmp_path)
+    }
     ranks = [
         subprocess.Popen(
             [sys.executable, "-m", "dtrain", *words], env={**mine, **OPEN_MPI, "OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_RANK": str(rank)},

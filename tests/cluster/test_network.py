@@ -8,7 +8,9 @@ import pytest
 from dtrain.cluster import network
 
 
-@pytest.mark.parametrize("address", ["", "host", "host:", ":1", "host:x", "host:70000", "host:-1", "0.0.0.0:1", "[::]:1", "host:\u0661"])
+@pytest.mark.parametrize(
+    "address", ["", "host", "host:", ":1", "host:x", "host:70000", "host:-1", "0.0.0.0:1", "[::]:1", "host:\u0661"]
+)
 def test_what_is_no_address_of_one_host(address: str) -> None:
     with pytest.raises(ValueError, match=r"host|interface"):
         network.endpoint(address)

@@ -31,7 +31,16 @@ MESHES: dict[str, tuple[Any, dict[str, int]]] = {
 
 
 REMAT = {"none": {}, "full": {}, "selective": {}, "budget": {"share": 0.5}}
-MOE = {"_target_": "dtrain.model.moe.MoE", "vocab": "auto", "layers": 2, "heads": 2, "width": 16, "hidden": 16, "experts": 4, "active": 2}
+MOE = {
+    "_target_": "dtrain.model.moe.MoE",
+    "vocab": "auto",
+    "layers": 2,
+    "heads": 2,
+    "width": 16,
+    "hidden": 16,
+    "experts": 4,
+    "active": 2,
+}
 MODELS = {"gpt": PARTS["model"], "moe": MOE}
 
 
@@ -63,10 +72,16 @@ def test_every_block_is_compiled_and_its_names_stay(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mesh", "remat"), [*((mesh, None) for mesh in MESHES), ("fsdp", "full"), ("single", "selective")])
+@pytest.mark.parametrize(
+    ("mesh", "remat"), [*((mesh, None) for mesh in MESHES), ("fsdp", "full"), ("single", "selective")]
+)
 def test_the_losses_are_those_of_what_is_written(mesh: str, remat: str | None) -> None:
     strategy, degrees = MESHES[mesh]
-    parts = PARTS | {"strategy": strategy, "compile": COMPILED} | ({"remat": {"_target_": f"dtrain.remat.{remat}.build"}} if remat else {})
+    parts = (
+        PARTS
+        | {"strategy": strategy, "compile": COMPILED}
+        | ({"remat": {"_target_": f"dtrain.remat.{remat}.build"}} if remat else {})
+    )
     (reference,) = ranks(1, few_steps, PARTS, {})
     for run in ranks(max([1, *degrees.values()]), lambda: few_steps(parts, degrees), seconds=300):
         agree(run, reference)
@@ -89,11 +104,15 @@ def test_what_is_recomputed_is_compiled_too(remat: str) -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("model", list(MODELS))
 @pytest.mark.parametrize("mesh", ["single", *(pytest.param(each, marks=pytest.mark.slow) for each in ("ddp", "fsdp"))])
-def test_blocks_are_one_graph_for_each_way_in_which_they_run(mesh: str, model: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_are_one_graph_for_each_way_in_which_they_run(
+    mesh: str, model: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """torch leaves a block as it is written, and says nothing, where a graph that is computed twice sets an attribute, or is broken."""
     strategy, degrees = MESHES[mesh]
     compile = nn.Module.compile
-    monkeypatch.setattr(nn.Module, "compile", lambda module, mode: compile(module, backend="aot_eager"))  # graphs are the same, kernels take a minute
+    monkeypatch.setattr(
+        nn.Module, "compile", lambda module, mode: compile(module, backend="aot_eager")
+    )  # graphs are the same, kernels take a minute
     parts = PARTS | {
         "strategy": strategy,
         "model": MODELS[model],

@@ -90,7 +90,9 @@ def test_what_is_advised_is_what_was_meant_and_is_taken(wrong: str, right: str) 
     around = ["trust=[mine]", "data=dataset", "data.dataset._target_=mine.Faces"] if "mine" in wrong else []
     around = [word for word in around if word.split("=")[0] not in (wrong.split("=")[0], right.split("=")[0])]
     problems = further(*around, *wrong.split())
-    assert any(re.search(rf"(Type|type|typed|mean) \"?{re.escape(right)}[\".?]", problem) for problem in problems), problems
+    assert any(re.search(rf"(Type|type|typed|mean) \"?{re.escape(right)}[\".?]", problem) for problem in problems), (
+        problems
+    )
     if "=" in right:
         assert further(*around, right) == ()
 
@@ -122,7 +124,18 @@ def test_a_part_of_your_own_may_stand_in_the_list_of_its_group() -> None:
 
 
 @pytest.mark.parametrize(
-    "word", ["nodes=two", "steps=1.5", "seed=true", "clip=abc", "steps=null", "trust=a", "model.layers=a", "model.heads=null", "optim.betas=3"]
+    "word",
+    [
+        "nodes=two",
+        "steps=1.5",
+        "seed=true",
+        "clip=abc",
+        "steps=null",
+        "trust=a",
+        "model.layers=a",
+        "model.heads=null",
+        "optim.betas=3",
+    ],
 )
 def test_a_value_of_another_kind_is_refused_with_its_key(word: str) -> None:
     assert word.split("=")[0] in refused(word)
@@ -138,7 +151,10 @@ def test_a_value_of_another_kind_is_refused_with_its_key(word: str) -> None:
         ("model.kv_heads=2", lambda config: config.model["kv_heads"] == 2),
         ("logger=[]", lambda config: config.logger == {}),
         ("logger=console", lambda config: list(config.logger) == ["console"]),
-        ("schedule.warmup=0.1", lambda config: config.schedule["warmup"] == 0.1),  # the sentence of the key: below 1, that part of the run
+        (
+            "schedule.warmup=0.1",
+            lambda config: config.schedule["warmup"] == 0.1,
+        ),  # the sentence of the key: below 1, that part of the run
     ],
 )
 def test_a_value_that_makes_sense_is_taken(word: str, read: Callable[[Config], bool]) -> None:
@@ -146,8 +162,20 @@ def test_a_value_that_makes_sense_is_taken(word: str, read: Callable[[Config], b
 
 
 def test_a_dataset_of_mappings_names_its_keys() -> None:
-    config = compose(["data=dataset", "data.dataset._target_=mine.Faces", "data.dataset.root=/faces", "data.inputs=image", "data.targets=label"])
-    assert (config.data["inputs"], config.data["targets"], config.data["dataset"]["root"]) == ("image", "label", "/faces")
+    config = compose(
+        [
+            "data=dataset",
+            "data.dataset._target_=mine.Faces",
+            "data.dataset.root=/faces",
+            "data.inputs=image",
+            "data.targets=label",
+        ]
+    )
+    assert (config.data["inputs"], config.data["targets"], config.data["dataset"]["root"]) == (
+        "image",
+        "label",
+        "/faces",
+    )
 
 
 @pytest.mark.parametrize("text", ["it's", "é #1: {", "a\nb", "[1", " a=b(c):"])
@@ -165,7 +193,10 @@ def test_a_name_made_of_digits_stays_as_typed(text: str) -> None:
 
 def test_anything_of_your_own_can_take_the_place_of_a_word() -> None:
     config = compose(["model._target_=mine.Net", "model.depth=3"])
-    assert {key: value for key, value in config.model.items() if key != "_about_"} == {"_target_": "mine.Net", "depth": 3}
+    assert {key: value for key, value in config.model.items() if key != "_about_"} == {
+        "_target_": "mine.Net",
+        "depth": 3,
+    }
     assert config.choices["model"] is None
 
 
@@ -189,7 +220,12 @@ def swept(*words: str) -> list[Config]:
 
 def test_a_sweep_runs_every_combination_in_a_folder_of_its_own(here: Path) -> None:
     jobs = swept("seed=0,1", "optim.lr=1e-3,3e-3", "steps=5", "sweep.out=there")
-    assert [(job.seed, job.optim["lr"], job.steps) for job in jobs] == [(0, 1e-3, 5), (0, 3e-3, 5), (1, 1e-3, 5), (1, 3e-3, 5)]
+    assert [(job.seed, job.optim["lr"], job.steps) for job in jobs] == [
+        (0, 1e-3, 5),
+        (0, 3e-3, 5),
+        (1, 1e-3, 5),
+        (1, 3e-3, 5),
+    ]
     assert len({job.out for job in jobs}) == 4
     assert all(str(job.out).startswith("there/") for job in jobs)
     assert list(here.iterdir()) == [], "a sweep writes below its own folder alone"
@@ -213,7 +249,9 @@ def test_text_with_a_comma_or_a_blank_is_swept_as_it_is(here: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["seed=0,1", "stepz=3"], ["optim.lr=1e-3,fast"], ["model=gpt,mpl"]])
-def test_a_mistake_in_a_sweep_stops_it_before_the_first_job(words: list[str], here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_in_a_sweep_stops_it_before_the_first_job(
+    words: list[str], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun: list[Any] = []
     monkeypatch.setattr(train, "one", lambda config: begun.append(config) or Result("finished", 1, 1.0, 1.0))
     assert main(["-m", *words]) == WordsError.exit_code

@@ -76,7 +76,9 @@ def test_a_file_that_another_user_may_write_is_not_read(folder: Path) -> None:
 
 
 def test_a_file_of_words_trusts_nobody(folder: Path) -> None:
-    (folder / "conf/optim/sly.yaml").write_text("# @package _global_\ntrust: [os]\noptim: {_target_: os.system, model: x}\n")
+    (folder / "conf/optim/sly.yaml").write_text(
+        "# @package _global_\ntrust: [os]\noptim: {_target_: os.system, model: x}\n"
+    )
     (folder / "dtrain.yaml").unlink()
     assert compose(["optim=sly"]).trust == []
 
@@ -93,13 +95,25 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, monkeypatch: p
 def test_help_and_completion_know_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["optim=mine", "--help"]) == 0
     said = capsys.readouterr().out
-    assert "optim=mine  mine, with a head" in said and "optim.lr=0.5" in said and "of the body" in said and "optim.head_lr=" in said
+    assert (
+        "optim=mine  mine, with a head" in said
+        and "optim.lr=0.5" in said
+        and "of the body" in said
+        and "optim.head_lr=" in said
+    )
     assert main(["--help"]) == 0 and "adamw, mine, muon" in capsys.readouterr().out
-    assert main(["completion", "words", "optim=m"]) == 0 and capsys.readouterr().out.split() == ["optim=mine", "optim=muon"]
-    assert main(["completion", "words", "optim=mine", "optim.h"]) == 0 and capsys.readouterr().out.split() == ["optim.head_lr="]
+    assert main(["completion", "words", "optim=m"]) == 0 and capsys.readouterr().out.split() == [
+        "optim=mine",
+        "optim=muon",
+    ]
+    assert main(["completion", "words", "optim=mine", "optim.h"]) == 0 and capsys.readouterr().out.split() == [
+        "optim.head_lr="
+    ]
     (folder / "conf").rename(folder / "more")
     assert main(["optim=mine", "hydra.searchpath=[more]", "--help"]) == 0 and "of the body" in capsys.readouterr().out
-    assert main(["completion", "words", "hydra.searchpath=[more]", "optim=mi"]) == 0 and capsys.readouterr().out.split() == ["optim=mine"]
+    assert main(
+        ["completion", "words", "hydra.searchpath=[more]", "optim=mi"]
+    ) == 0 and capsys.readouterr().out.split() == ["optim=mine"]
     assert main(["optim=mine", "--help"]) == WordsError.exit_code, "nothing stays of what was looked at before"
 
 

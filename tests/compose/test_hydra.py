@@ -14,14 +14,38 @@ WORDS: tuple[tuple[str, ...], ...] = (
     (),
     ("steps=7", "clip=1", "clip=null", "ema=0", "generate.temperature=1", "grace=5", "seed=1_000"),
     ("model=mlp", "data=synthetic", "objective=regression", "optim=sgd", "optim.lr=1", "schedule=wsd"),
-    ("model=moe", "model.experts=4", "strategy=fsdp", "strategy.reshard=never", "mesh.tp=2", "devices=4", "pipeline.split=[2,1]"),
+    (
+        "model=moe",
+        "model.experts=4",
+        "strategy=fsdp",
+        "strategy.reshard=never",
+        "mesh.tp=2",
+        "devices=4",
+        "pipeline.split=[2,1]",
+    ),
     ("model._target_=mine.Net", "model.depth=3", "model.inner.a=1", "model.inner.b={c:[1,2]}", "trust=[mine,1]"),
-    ("data=dataset", "data.dataset._target_=mine.Faces", "data.dataset.root=/faces", "data.inputs=image", "data.targets=1"),
-    ("data=dataset", "data.dataset={_target_:mine.Faces,root:/faces}", "data.dataset.extra={a:1}", "data.dataset.extra.b=2"),
+    (
+        "data=dataset",
+        "data.dataset._target_=mine.Faces",
+        "data.dataset.root=/faces",
+        "data.inputs=image",
+        "data.targets=1",
+    ),
+    (
+        "data=dataset",
+        "data.dataset={_target_:mine.Faces,root:/faces}",
+        "data.dataset.extra={a:1}",
+        "data.dataset.extra.b=2",
+    ),
     ("logger=[]", "hook=[sample]", "hook.sample.every=3", "hook.sample.prompt='a, b'"),
     ("hook.sample.every=3", "hook.fault._target_=dtrain.testing.faults.AtStep", "hook.fault.step=2", "logger=console"),
     ("out=2024_01", "data.path=007", "nodes=1:2", "time_limit=1:00:00", "launcher=local", "launcher.address=1.2.3.4:5"),
-    ("hook=[sample,fault]", "hook.fault._target_=dtrain.testing.faults.AtStep", "hook.fault.step=2", "hook.sample.every=3"),
+    (
+        "hook=[sample,fault]",
+        "hook.fault._target_=dtrain.testing.faults.AtStep",
+        "hook.fault.step=2",
+        "hook.sample.every=3",
+    ),
     ("model.width=${model.heads}", "steps=${batch}", "out=a${seed}b"),
 )
 
@@ -46,7 +70,9 @@ def test_words_of_a_folder_of_your_own(tmp_path: Path) -> None:
         compose(["model=broken", f"hydra.searchpath=[{tmp_path}]"])
 
 
-def test_what_a_file_of_your_own_refers_to_is_what_its_part_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_file_of_your_own_refers_to_is_what_its_part_gets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "optim").mkdir()
     (tmp_path / "optim/mine.yaml").write_text(
         "_target_: mine.build\nlr: 0.5\nhead_lr: ${optim.lr}\nbody_lr: ${.lr}\nbetas: ['${optim.lr}', 0.9]\nnamed: run-${seed}\nwhere: ${oc.env:MINE}\n"
@@ -72,7 +98,9 @@ def test_what_a_file_of_your_own_refers_to_is_what_its_part_gets(tmp_path: Path,
 
 def test_a_file_from_elsewhere_reads_nothing_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINE", "hidden")
-    fsspec.filesystem("memory").pipe_file("/own/optim/far.yaml", b"_target_: mine.build\nlr: ${seed}\nb: '${oc.env:MINE}'\n")
+    fsspec.filesystem("memory").pipe_file(
+        "/own/optim/far.yaml", b"_target_: mine.build\nlr: ${seed}\nb: '${oc.env:MINE}'\n"
+    )
     with pytest.raises(WordsError) as caught:
         compose(["optim=far", "seed=2", "hydra.searchpath=[memory://own]"])
     assert "hidden" not in str(caught.value)

@@ -15,7 +15,14 @@ from dtrain.plan import Plan
 from dtrain.resolve import resolve
 from dtrain.verb import plan as plan_verb
 
-PARTS = ["data=synthetic", "objective=regression", "model=mlp", "logger=[]", "logger.mine._target_=builtins.dict", "trust=[builtins]"]
+PARTS = [
+    "data=synthetic",
+    "objective=regression",
+    "model=mlp",
+    "logger=[]",
+    "logger.mine._target_=builtins.dict",
+    "trust=[builtins]",
+]
 KEY = "0123456789abcdefABCDEF"
 
 
@@ -55,7 +62,9 @@ def test_the_newest_word_stands_and_all_before_it_are_told(tmp_path: Path) -> No
     row = rows(f"recipe=[{tmp_path}/a.yaml,{tmp_path}/b.yaml]", "optim.lr=0.125")["optim.lr"]
     assert (row.value, row.source) == (0.125, "command line")
     assert [value for value, _ in row.overrode] == ["0.25", "0.5", "0.001"]
-    assert row.overrode[0][1].startswith(f"{tmp_path}/b.yaml") and row.overrode[2][1] == line_of("optim/adamw.yaml", "lr:")
+    assert row.overrode[0][1].startswith(f"{tmp_path}/b.yaml") and row.overrode[2][1] == line_of(
+        "optim/adamw.yaml", "lr:"
+    )
 
 
 def test_what_fell_with_another_choice_is_told(tmp_path: Path) -> None:
@@ -73,12 +82,16 @@ def test_what_a_rule_decided_has_its_reason() -> None:
 
 
 def test_a_target_or_a_word_of_your_own_is_told_with_who_said_it(tmp_path: Path) -> None:
-    (tmp_path / "own.yaml").write_text("steps: 3\nmodel: {_target_: torch.nn.Linear, in_features: 64, out_features: 10}\n")
+    (tmp_path / "own.yaml").write_text(
+        "steps: 3\nmodel: {_target_: torch.nn.Linear, in_features: 64, out_features: 10}\n"
+    )
     found = rows(f"recipe={tmp_path}/own.yaml", "data=synthetic")["model"]
     assert (found.value, found.source) == ("torch.nn.Linear", f"{tmp_path}/own.yaml:2")
     assert found.overrode == (("gpt", line_of("config.yaml", "- model:")),)
     (tmp_path / "optim").mkdir()
-    (tmp_path / "optim/mine.yaml").write_text("_target_: dtrain.optim.sgd.build\nlr: 0.3\nmomentum: 0.0\nnesterov: false\nweight_decay: 0.0\n")
+    (tmp_path / "optim/mine.yaml").write_text(
+        "_target_: dtrain.optim.sgd.build\nlr: 0.3\nmomentum: 0.0\nnesterov: false\nweight_decay: 0.0\n"
+    )
     mine = rows("optim=mine", "optim.momentum=0.5", f"hydra.searchpath=[{tmp_path}]")
     assert (mine["optim"].value, mine["optim"].source) == ("mine", "command line")
     assert mine["optim.lr"].source == "default of optim=mine" and mine["optim.momentum"].source == "command line"
@@ -90,7 +103,9 @@ def test_every_value_of_a_run_has_a_row() -> None:
     for name in ("nodes", "devices", "steps", "seed", "clip", "out", "threads"):
         assert found[name].value == plan[name]
     for group in ("model", "data", "optim", "checkpoint", "strategy"):
-        assert {key for key in plan[group] if key[0] != "_"} == {key.split(".")[1] for key in found if key.startswith(f"{group}.")}
+        assert {key for key in plan[group] if key[0] != "_"} == {
+            key.split(".")[1] for key in found if key.startswith(f"{group}.")
+        }
 
 
 def test_the_command_shows_all_or_what_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,7 +113,11 @@ def test_the_command_shows_all_or_what_was_asked_for(capsys: pytest.CaptureFixtu
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["key", "value", "set", "by", "overrode"]
     assert {line.split()[0].split(".")[0] for line in lines[1:]} == {"optim", "mesh"}
-    assert next(line for line in lines if line.startswith("optim.lr")).split(maxsplit=4)[1:4] == ["0.5", "command", "line"]
+    assert next(line for line in lines if line.startswith("optim.lr")).split(maxsplit=4)[1:4] == [
+        "0.5",
+        "command",
+        "line",
+    ]
     plan_verb.run(["--why", "seed=1"])
     assert len(capsys.readouterr().out.splitlines()) > 80
     with pytest.raises(WordsError, match=r"optimm .*Did you mean optim"):
@@ -139,29 +158,53 @@ def test_the_environment_is_written_down_as_it_was_said(monkeypatch: pytest.Monk
     config = compose([*PARTS, "logger.mine.api_key='${oc.env:MY_KEY}'", "logger.mine.place='${oc.env:WIDTHS}'"])
     assert config.logger["mine"]["place"] == "here"
     (tmp_path / "config.yaml").write_text(recipe.write(config))
-    assert KEY not in (tmp_path / "config.yaml").read_text() and "${oc.env:MY_KEY}" in (tmp_path / "config.yaml").read_text()
+    assert (
+        KEY not in (tmp_path / "config.yaml").read_text()
+        and "${oc.env:MY_KEY}" in (tmp_path / "config.yaml").read_text()
+    )
     monkeypatch.setenv("MY_KEY", KEY[::-1])
     again = plan_of(f"recipe={tmp_path}/config.yaml", "trust=[builtins]")
     assert build(again.loggers["mine"]) == {"api_key": KEY[::-1], "place": "here"}, "looked up anew"
 
 
 def test_a_run_that_is_run_again_asks_for_its_secrets(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(recipe.write(compose([*PARTS, f"logger.mine.api_key={KEY}", f"logger.mine.auth=[{{token:{KEY}}}]"])))
+    (tmp_path / "config.yaml").write_text(
+        recipe.write(compose([*PARTS, f"logger.mine.api_key={KEY}", f"logger.mine.auth=[{{token:{KEY}}}]"]))
+    )
     with pytest.raises(WordsError) as caught:
         compose([f"recipe={tmp_path}/config.yaml", "trust=[builtins]"])
     assert len(caught.value.problems) == 2
-    assert "Type logger.mine.api_key=<value>, or logger.mine.api_key='${oc.env:<NAME>}' to take it from the environment." in caught.value.problems[0]
+    assert (
+        "Type logger.mine.api_key=<value>, or logger.mine.api_key='${oc.env:<NAME>}' to take it from the environment."
+        in caught.value.problems[0]
+    )
     assert "Type logger.mine.auth=<value>" in caught.value.problems[1]
-    again = plan_of(f"recipe={tmp_path}/config.yaml", "trust=[builtins]", f"logger.mine.api_key={KEY}", f"logger.mine.auth=[{{token:{KEY}}}]")
+    again = plan_of(
+        f"recipe={tmp_path}/config.yaml",
+        "trust=[builtins]",
+        f"logger.mine.api_key={KEY}",
+        f"logger.mine.auth=[{{token:{KEY}}}]",
+    )
     assert build(again.loggers["mine"]) == {"api_key": KEY, "auth": [{"token": KEY}]}
     assert compose([], run=str(tmp_path)).model["width"] == 128, "who only looks at the model needs no logger's secret"
 
 
 def test_no_recipe_gets_the_secret_of_another_key(tmp_path: Path) -> None:
-    (tmp_path / "thief.yaml").write_text("data: {path: 'https://elsewhere/${secret:logger.mine.api_key}', cache: '${secret:logger.mine.api_key}'}\n")
+    (tmp_path / "thief.yaml").write_text(
+        "data: {path: 'https://elsewhere/${secret:logger.mine.api_key}', cache: '${secret:logger.mine.api_key}'}\n"
+    )
     with pytest.raises(WordsError) as caught:
-        compose([f"recipe={tmp_path}/thief.yaml", "logger.mine._target_=builtins.dict", "trust=[builtins]", f"logger.mine.api_key={KEY}"])
-    assert all("is the secret of logger.mine.api_key and of no other key" in problem for problem in caught.value.problems)
+        compose(
+            [
+                f"recipe={tmp_path}/thief.yaml",
+                "logger.mine._target_=builtins.dict",
+                "trust=[builtins]",
+                f"logger.mine.api_key={KEY}",
+            ]
+        )
+    assert all(
+        "is the secret of logger.mine.api_key and of no other key" in problem for problem in caught.value.problems
+    )
     assert len(caught.value.problems) == 2
 
 

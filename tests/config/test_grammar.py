@@ -21,7 +21,9 @@ def same(one: Any, other: Any) -> bool:
         return isinstance(other, list) and len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, dict):
         return isinstance(other, dict) and list(one) == list(other) and all(map(same, one.values(), other.values()))
-    return type(one) is type(other) and (one == other or (isinstance(one, float) and math.isnan(one) and math.isnan(other)))
+    return type(one) is type(other) and (
+        one == other or (isinstance(one, float) and math.isnan(one) and math.isnan(other))
+    )
 
 
 def meant(read: Any, text: str) -> Any:

@@ -66,7 +66,9 @@ def test_what_a_part_of_ones_own_has_is_on_the_page(group: str) -> None:
     assert [name for name in (*names, *GIVEN.get(group, ())) if name not in page] == []
 
 
-@pytest.mark.parametrize(("words", "near"), [(["help", "optm"], "Did you mean optim?"), (["optim=sgdd", "-h"], "Did you mean sgd?")])
+@pytest.mark.parametrize(
+    ("words", "near"), [(["help", "optm"], "Did you mean optim?"), (["optim=sgdd", "-h"], "Did you mean sgd?")]
+)
 def test_what_there_is_no_page_of_is_told(words: list[str], near: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     said = capsys.readouterr().err

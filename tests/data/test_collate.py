@@ -42,7 +42,8 @@ def by_hand(samples: list[Any]) -> Any:
     """A collate function of a user's own."""
     longest = max(len(each["labels"]) for each in samples)
     return {
-        key: torch.tensor([each[key] + [fill] * (longest - len(each[key])) for each in samples]) for key, fill in (("input_ids", 0), ("labels", -100))
+        key: torch.tensor([each[key] + [fill] * (longest - len(each[key])) for each in samples])
+        for key, fill in (("input_ids", 0), ("labels", -100))
     }
 
 
@@ -109,7 +110,9 @@ def test_a_sample_with_names_is_read_by_them() -> None:
     assert take(Dataset([Sample(torch.ones(2), 1)] * 3), 0)["inputs"].shape == (1, 2)
 
 
-@pytest.mark.parametrize(("classes", "outputs"), [(10, 10), (np.int64(7), 7), (("a", "b"), 2), (None, None), (lambda: 3, None)], ids=str)
+@pytest.mark.parametrize(
+    ("classes", "outputs"), [(10, 10), (np.int64(7), 7), (("a", "b"), 2), (None, None), (lambda: 3, None)], ids=str
+)
 def test_classes_may_be_their_number(classes: Any, outputs: int | None) -> None:
     data = type("Labelled", (list,), {"classes": classes})([(torch.ones(2), 1)] * 3)
     assert Dataset(data).facts.get("outputs") == outputs
@@ -147,9 +150,13 @@ def test_rows_are_padded_to_the_longest_of_the_batch() -> None:
 
 
 def test_an_attention_mask_is_made_where_it_is_asked_for() -> None:
-    batch = take(Dataset(Rows(), inputs=["input_ids", "attention_mask"], targets="labels", pad=12, length=10), 0, 1, 2)["inputs"]
+    batch = take(Dataset(Rows(), inputs=["input_ids", "attention_mask"], targets="labels", pad=12, length=10), 0, 1, 2)[
+        "inputs"
+    ]
     assert batch["attention_mask"].shape == (3, 10)
-    assert torch.equal(batch["input_ids"] == 12, batch["attention_mask"] == 0) or bool((batch["attention_mask"].sum(1) <= 8).all())
+    assert torch.equal(batch["input_ids"] == 12, batch["attention_mask"] == 0) or bool(
+        (batch["attention_mask"].sum(1) <= 8).all()
+    )
     assert batch["attention_mask"].dtype == torch.int64
 
 
@@ -159,9 +166,16 @@ def test_a_row_longer_than_the_length_is_refused() -> None:
 
 
 def test_what_is_no_row_is_not_padded() -> None:
-    samples = [({"tokens": torch.arange(n), "image": torch.ones(3, 2, 2), "age": torch.tensor(1.0)}, torch.tensor(n)) for n in (2, 4)]
+    samples = [
+        ({"tokens": torch.arange(n), "image": torch.ones(3, 2, 2), "age": torch.tensor(1.0)}, torch.tensor(n))
+        for n in (2, 4)
+    ]
     inputs, targets = stack(samples, pad=0, length=6)
-    assert {name: list(value.shape) for name, value in inputs.items()} == {"tokens": [2, 6], "image": [2, 3, 2, 2], "age": [2]}
+    assert {name: list(value.shape) for name, value in inputs.items()} == {
+        "tokens": [2, 6],
+        "image": [2, 3, 2, 2],
+        "age": [2],
+    }
     assert targets.tolist() == [2, 4]
 
 
@@ -171,9 +185,18 @@ def test_fractions_that_cannot_say_that_they_do_not_count_are_not_padded() -> No
 
 
 def test_parts_of_several_processes_are_joined() -> None:
-    parts = [{"input_ids": np.ones((2, 3)), "attention_mask": np.ones((2, 3))}, {"input_ids": np.ones((1, 5)), "attention_mask": np.ones((1, 5))}]
+    parts = [
+        {"input_ids": np.ones((2, 3)), "attention_mask": np.ones((2, 3))},
+        {"input_ids": np.ones((1, 5)), "attention_mask": np.ones((1, 5))},
+    ]
     whole = joined(parts, 9)
-    assert whole["input_ids"].tolist() == [[1, 1, 1, 9, 9]] * 2 + [[1] * 5] and whole["attention_mask"][0].tolist() == [1, 1, 1, 0, 0]
+    assert whole["input_ids"].tolist() == [[1, 1, 1, 9, 9]] * 2 + [[1] * 5] and whole["attention_mask"][0].tolist() == [
+        1,
+        1,
+        1,
+        0,
+        0,
+    ]
     with pytest.raises(WordsError, match=r"data\.pad="):
         joined(parts, None)
 
@@ -181,7 +204,10 @@ def test_parts_of_several_processes_are_joined() -> None:
 def test_loading_processes_pad_as_one_process_does() -> None:
     options: dict[str, Any] = {"inputs": "input_ids", "targets": "labels", "holdout": 0}
     here = take(Dataset(Rows(), pad=0, **options), *range(8))
-    for source in (Dataset(Rows(), pad=0, workers=2, **options), Dataset(Rows(), pad=0, collate=by_hand, workers=2, **options)):
+    for source in (
+        Dataset(Rows(), pad=0, workers=2, **options),
+        Dataset(Rows(), pad=0, collate=by_hand, workers=2, **options),
+    ):
         there = take(source, *range(8))
         source._pool.shutdown()
         assert torch.equal(here["inputs"], there["inputs"]) and torch.equal(here["targets"], there["targets"])
@@ -190,7 +216,9 @@ def test_loading_processes_pad_as_one_process_does() -> None:
 # on meshes
 
 MODEL = "model=gpt model.vocab=13 model.layers=2 model.heads=2 model.width=16 data=dataset data.inputs=input_ids data.targets=labels data.outputs=13 objective=next_token "
-COMMON = "data.holdout=0.25 batch=8 steps=3 optim.eps=1e-5 schedule.warmup=0 logger=[] hook=[] trust=[data] model.layers=2"
+COMMON = (
+    "data.holdout=0.25 batch=8 steps=3 optim.eps=1e-5 schedule.warmup=0 logger=[] hook=[] trust=[data] model.layers=2"
+)
 
 
 def losses(words: str, out: Path) -> tuple[float, float]:
@@ -203,7 +231,9 @@ def losses(words: str, out: Path) -> tuple[float, float]:
 
 PADDED = "data.dataset._target_=data.test_collate.Rows data.pad=0"
 OWN = "data.dataset._target_=data.test_collate.Rows data.collate._target_=data.test_collate.by_hand"
-OBJECT = "data.dataset._target_=data.test_collate.Rows data.collate._target_=data.test_collate.ByHand data.collate.fill=-100"
+OBJECT = (
+    "data.dataset._target_=data.test_collate.Rows data.collate._target_=data.test_collate.ByHand data.collate.fill=-100"
+)
 
 
 def test_padding_changes_no_number_on_any_mesh(tmp_path: Path) -> None:

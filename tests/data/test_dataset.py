@@ -62,7 +62,9 @@ def test_training_and_held_out_samples_share_the_dataset_out() -> None:
     assert held is not None
     assert (len(source), len(held)) == (15, 5)
     assert sorted(all_inputs(source) + all_inputs(held)) == list(range(20))
-    assert all_inputs(held) != list(range(15, 20)), "datasets tend to be sorted by class, so the end is not held out as it is"
+    assert all_inputs(held) != list(range(15, 20)), (
+        "datasets tend to be sorted by class, so the end is not held out as it is"
+    )
     assert Dataset(Squares(), holdout=0).holdout() is None
 
 
@@ -156,7 +158,9 @@ def test_float_targets_say_how_many_outputs_there_are() -> None:
 
 def test_other_data_has_another_fingerprint() -> None:
     x = torch.arange(20.0)[:, None]
-    fingerprints = [Dataset(dataset).fingerprint for dataset in (Squares(), Noisy(), TensorDataset(x, x), TensorDataset(x + 1, x))]
+    fingerprints = [
+        Dataset(dataset).fingerprint for dataset in (Squares(), Noisy(), TensorDataset(x, x), TensorDataset(x + 1, x))
+    ]
     assert len(set(fingerprints)) == 4
     assert Dataset(Noisy()).fingerprint == fingerprints[1]
 
@@ -171,7 +175,9 @@ def test_loading_processes_read_the_same_samples() -> None:
     dataset = Subset(TensorDataset(torch.arange(20.0), torch.arange(20)), range(20))
     source = Dataset(dataset, workers=2, holdout=0)
     try:
-        assert torch.equal(take(source, [3, 1, 4, 15, 9])["inputs"], take(Dataset(dataset, holdout=0), [3, 1, 4, 15, 9])["inputs"])
+        assert torch.equal(
+            take(source, [3, 1, 4, 15, 9])["inputs"], take(Dataset(dataset, holdout=0), [3, 1, 4, 15, 9])["inputs"]
+        )
         assert source.loading == "thread"
     finally:
         source._pool.shutdown()
@@ -219,12 +225,17 @@ class Deadly(Squares):
         return super().__getitem__(index)
 
 
-@pytest.mark.parametrize(("sample", "ending"), [(1, "was ended by SIGKILL"), (2, "was ended by SIGSEGV"), (3, "ended by itself with exit code 4")])
+@pytest.mark.parametrize(
+    ("sample", "ending"),
+    [(1, "was ended by SIGKILL"), (2, "was ended by SIGSEGV"), (3, "ended by itself with exit code 4")],
+)
 def test_a_loading_process_that_died_is_told_with_its_sample_and_its_signal(sample: int, ending: str) -> None:
     source = Dataset(Deadly(), workers=2, holdout=0)
     order = source.original(np.arange(20)).tolist()
     try:
-        with pytest.raises(RuntimeError, match=f"a loading process {ending} while it read sample {sample} of data.dataset"):
+        with pytest.raises(
+            RuntimeError, match=f"a loading process {ending} while it read sample {sample} of data.dataset"
+        ):
             take(source, [order.index(7), order.index(8), order.index(9), order.index(sample)])
     finally:
         source._pool.shutdown()
@@ -282,7 +293,8 @@ class Overstated:
 def test_a_sample_that_is_not_there_is_named_with_the_length(workers: int) -> None:
     source = Dataset(Overstated(), holdout=0, workers=workers)
     with pytest.raises(
-        IndexError, match=r"Overstated has no sample 8, and its __len__ says 9, so there are samples 0 to 8 \(list index out of range\)"
+        IndexError,
+        match=r"Overstated has no sample 8, and its __len__ says 9, so there are samples 0 to 8 \(list index out of range\)",
     ):
         source.take(np.arange(9), np.zeros(9, dtype=np.int64))
 

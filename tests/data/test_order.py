@@ -75,7 +75,13 @@ def test_the_order_is_a_file_format() -> None:
     assert VERSION == 1
     assert order(10, seed=0) == [1, 9, 6, 8, 4, 7, 2, 3, 5, 0]
     assert order(10, seed=0, epoch=1) == [9, 0, 4, 7, 6, 1, 3, 2, 5, 8]
-    assert samples(np.arange(5), n=10**12, seed=42)[0].tolist() == [754093004677, 288875468043, 479666856433, 537455326725, 666080932832]
+    assert samples(np.arange(5), n=10**12, seed=42)[0].tolist() == [
+        754093004677,
+        288875468043,
+        479666856433,
+        537455326725,
+        666080932832,
+    ]
 
 
 def test_the_order_of_a_run_can_be_rebuilt_as_its_docstring_says(tmp_path: Path) -> None:

@@ -48,7 +48,9 @@ def test_the_target_becomes_the_next_token_and_the_last_has_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "targets", [torch.tensor([1, 2]), torch.randn(2, 10), torch.cat([ROW[:, 1:], ROW[:, :1]], 1)], ids=["classes", "fractions", "moved"]
+    "targets",
+    [torch.tensor([1, 2]), torch.randn(2, 10), torch.cat([ROW[:, 1:], ROW[:, :1]], 1)],
+    ids=["classes", "fractions", "moved"],
 )
 def test_what_cannot_be_moved_is_refused(targets: torch.Tensor) -> None:
     with pytest.raises(WordsError, match=r"^data\.shift=true: "):

@@ -23,7 +23,12 @@ class OneRank:
     """What a Stream asks of a mesh, for one process of a world that is not there."""
 
     def __init__(self, data_ranks: int = 1, data_rank: int = 0) -> None:
-        self.data_ranks, self.batch_ranks, self.data_rank, self.device = data_ranks, data_ranks, data_rank, torch.device("cpu")
+        self.data_ranks, self.batch_ranks, self.data_rank, self.device = (
+            data_ranks,
+            data_ranks,
+            data_rank,
+            torch.device("cpu"),
+        )
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         return values
@@ -56,7 +61,13 @@ def walk(made: Stream, steps: int) -> list[list[int]]:
     return found
 
 
-SHAPES = [BatchShape(12, 12, 1, 1), BatchShape(12, 4, 1, 3), BatchShape(12, 6, 2, 1), BatchShape(12, 3, 2, 2), BatchShape(12, 1, 4, 3)]
+SHAPES = [
+    BatchShape(12, 12, 1, 1),
+    BatchShape(12, 4, 1, 3),
+    BatchShape(12, 6, 2, 1),
+    BatchShape(12, 3, 2, 2),
+    BatchShape(12, 1, 4, 3),
+]
 
 
 @pytest.mark.parametrize("loading", ["thread", "block", "step"])
@@ -120,7 +131,9 @@ def test_batches_to_pass_over_are_left_out_when_they_come(steps: int, loading: s
     again = stream(Numbers(50), SHAPES[0])
     again.load_state_dict(after.state_dict())
     again.close()
-    assert [one.state_dict()["passed"] for one in (made, after, again)] == [3, 3, 3], "seen: 3 steps more, and 3 batches"
+    assert [one.state_dict()["passed"] for one in (made, after, again)] == [3, 3, 3], (
+        "seen: 3 steps more, and 3 batches"
+    )
 
 
 @pytest.mark.parametrize(
@@ -176,6 +189,12 @@ def test_targets_that_count_are_counted_over_the_whole_world() -> None:
 
 
 def test_a_source_that_counts_all_targets_is_counted_without_asking_the_others() -> None:
-    made = Stream(Numbers(50), batch=BatchShape(12, 3, 2, 2), mesh=OneRank(2, 1), seed=1, count=lambda batch: len(batch["targets"]))  # type: ignore[arg-type]
+    made = Stream(
+        Numbers(50),
+        batch=BatchShape(12, 3, 2, 2),
+        mesh=OneRank(2, 1),
+        seed=1,
+        count=lambda batch: len(batch["targets"]),
+    )  # type: ignore[arg-type]
     assert next(made).count == 12
     made.close()

@@ -13,7 +13,18 @@ TASKS = ("next_token", "classification", "regression")
 
 
 def synthetic(task: str, **changed: Any) -> Synthetic:
-    return Synthetic(**{"task": task, "inputs": [3, 4], "outputs": 5, "vocab": 50, "sequence": 20, "samples": 400, "holdout_part": 0.1} | changed)
+    return Synthetic(
+        **{
+            "task": task,
+            "inputs": [3, 4],
+            "outputs": 5,
+            "vocab": 50,
+            "sequence": 20,
+            "samples": 400,
+            "holdout_part": 0.1,
+        }
+        | changed
+    )
 
 
 def take(source: Synthetic, index: np.ndarray) -> dict[str, Any]:
@@ -40,7 +51,10 @@ def test_targets_do_not_depend_on_the_block_they_are_computed_in(inputs: list[in
 
 
 def test_samples_are_the_same_on_every_cpu() -> None:
-    digests = [hashlib.sha256(take(synthetic(task, inputs=[64]), np.arange(64))["targets"].numpy().tobytes()).hexdigest()[:16] for task in TASKS]
+    digests = [
+        hashlib.sha256(take(synthetic(task, inputs=[64]), np.arange(64))["targets"].numpy().tobytes()).hexdigest()[:16]
+        for task in TASKS
+    ]
     assert digests == ["a38172c585626d39", "fc79a9600919db07", "2a632ee908ca824c"]
 
 

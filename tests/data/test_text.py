@@ -16,7 +16,16 @@ from dtrain.errors import PreflightError, StoreError, WordsError
 @pytest.fixture
 def text(tmp_path: Path) -> Any:
     def make(path: Path | str, **changed: Any) -> Text:
-        return Text(**{"path": str(path), "sequence": 16, "tokenizer": "bytes", "holdout": 0.0, "cache": str(tmp_path / "cache")} | changed)
+        return Text(
+            **{
+                "path": str(path),
+                "sequence": 16,
+                "tokenizer": "bytes",
+                "holdout": 0.0,
+                "cache": str(tmp_path / "cache"),
+            }
+            | changed
+        )
 
     return make
 
@@ -59,7 +68,9 @@ def test_the_order_of_documents_does_not_follow_their_folder(tmp_path: Path, tex
             (tmp_path / root / name).mkdir(parents=True)
             (tmp_path / root / name / "x.txt").write_text(name * 50)
     assert text(tmp_path / "one").fingerprint == text(tmp_path / "two/deeper").fingerprint
-    assert everything(text(tmp_path / "one")) != b"".join(name.encode() * 50 + b"\0" for name in "abcdef")[: 16 * 18], "not in the order of names"
+    assert everything(text(tmp_path / "one")) != b"".join(name.encode() * 50 + b"\0" for name in "abcdef")[: 16 * 18], (
+        "not in the order of names"
+    )
 
 
 def test_the_corpus_is_encoded_once_and_again_when_a_file_changes(tmp_path: Path, text: Any) -> None:

@@ -54,7 +54,12 @@ def test_several_files_are_one_corpus_without_windows_across(tmp_path: Path, tok
 def test_held_out_tokens_come_from_their_own_file_or_the_end(tmp_path: Path, tokens: Any) -> None:
     np.save(tmp_path / "train.npy", np.arange(100, dtype=np.uint16))
     np.save(tmp_path / "val.npy", np.arange(500, 550, dtype=np.uint16))
-    assert first(tokens(tmp_path / "train.npy", holdout_path=str(tmp_path / "val.npy")).holdout()) == [500, 501, 502, 503]
+    assert first(tokens(tmp_path / "train.npy", holdout_path=str(tmp_path / "val.npy")).holdout()) == [
+        500,
+        501,
+        502,
+        503,
+    ]
     assert first(tokens(tmp_path / "train.npy", holdout=0.2).holdout()) == [80, 81, 82, 83]
     assert tokens(tmp_path / "train.npy").holdout() is None
 

@@ -60,7 +60,12 @@ def test_deepspeed_by_fields() -> None:
 
 def test_deepspeed_by_a_file() -> None:
     read = example("accelerate_deepspeed_file.yaml")
-    assert (read.words["devices"], read.words["batch"], read.words["strategy"], read.words["schedule.decay"]) == (8, 256, "zero2", 19000)
+    assert (read.words["devices"], read.words["batch"], read.words["strategy"], read.words["schedule.decay"]) == (
+        8,
+        256,
+        "zero2",
+        19000,
+    )
     assert "ds_zero2_offload.json: zero_optimization.stage" in read.told("carried")
 
 
@@ -85,7 +90,14 @@ def test_megatron(tmp_path: Path) -> None:
 
 def test_cpus_and_what_is_misspelt() -> None:
     read = example("accelerate_cpu.yaml")
-    assert read.words == {"nodes": 1, "devices": 3, "strategy": "ddp", "backend": "gloo", "precision": "fp32", "batch": 3}
+    assert read.words == {
+        "nodes": 1,
+        "devices": 3,
+        "strategy": "ddp",
+        "backend": "gloo",
+        "precision": "fp32",
+        "batch": 3,
+    }
     refused = read.told("refused")
     assert "Did you mean num_processes?" in refused["num_proceses"]
     assert "CUDA_VISIBLE_DEVICES" in refused["gpu_ids"]
@@ -109,7 +121,12 @@ def test_sharding_strategies(said: Any, words: dict[str, str], tmp_path: Path) -
 
 
 def test_what_is_not_sharded_cannot_be_offloaded(tmp_path: Path) -> None:
-    read = config(tmp_path, distributed_type="FSDP", num_processes=2, fsdp_config={"fsdp_offload_params": True, "fsdp_sharding_strategy": "NO_SHARD"})
+    read = config(
+        tmp_path,
+        distributed_type="FSDP",
+        num_processes=2,
+        fsdp_config={"fsdp_offload_params": True, "fsdp_sharding_strategy": "NO_SHARD"},
+    )
     assert "strategy=fsdp strategy.offload=cpu" in read.told("refused")["fsdp_config.fsdp_offload_params"]
     read.plan(tmp_path)
 

@@ -26,7 +26,13 @@ def test_full_finetuning() -> None:
     assert read.command["data.holdout"] == "0.02"
     assert read.command["evaluate.every"] == "<samples / batch / 4>"
     refused = read.told("refused")
-    assert {"sample_packing", "num_epochs", "evals_per_epoch", "datasets.1.field_messages", "special_tokens.pad_token"} <= set(refused)
+    assert {
+        "sample_packing",
+        "num_epochs",
+        "evals_per_epoch",
+        "datasets.1.field_messages",
+        "special_tokens.pad_token",
+    } <= set(refused)
 
 
 def test_deepspeed_by_a_file_that_axolotl_fills_in() -> None:

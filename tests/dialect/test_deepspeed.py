@@ -32,7 +32,14 @@ def test_numbers_that_stand_there_as_texts(tmp_path: Path) -> None:
         '{"train_batch_size": "64", "gradient_clipping": "1.0", "zero_optimization": {"stage": "3", "offload_optimizer": {"device": "cpu"}}}'
     )
     read = imported(path)
-    assert read.words == {"batch": 64, "accumulate": 1, "clip": 1.0, "strategy": "zero3", "strategy.offload": "cpu", "precision": "fp32"}
+    assert read.words == {
+        "batch": 64,
+        "accumulate": 1,
+        "clip": 1.0,
+        "strategy": "zero3",
+        "strategy.offload": "cpu",
+        "precision": "fp32",
+    }
     assert read.told("refused") == {}
 
 
@@ -99,7 +106,11 @@ def test_a_foreign_optimizer() -> None:
 def test_two_of_three_make_a_batch(said: tuple[int | None, ...], words: dict[str, int], tmp_path: Path) -> None:
     keys = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     path = tmp_path / "ds.json"
-    path.write_text(json.dumps({"steps_per_print": 1} | {key: value for key, value in zip(keys, said, strict=True) if value is not None}))
+    path.write_text(
+        json.dumps(
+            {"steps_per_print": 1} | {key: value for key, value in zip(keys, said, strict=True) if value is not None}
+        )
+    )
     read = imported(path)
     assert {word: value for word, value in read.words.items() if word in ("batch", "microbatch", "accumulate")} == words
     assert ("train_batch_size" in read.told("refused")) == (said == (30, 4, 8))
@@ -126,7 +137,11 @@ def test_nothing_rests_where_nothing_is_sharded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "params", "words"),
     [
-        ("Adam", {"lr": 1e-3, "weight_decay": 0.1}, {"optim": "adamw", "optim.weight_decay": 0.1}),  # AdamW, unless told otherwise
+        (
+            "Adam",
+            {"lr": 1e-3, "weight_decay": 0.1},
+            {"optim": "adamw", "optim.weight_decay": 0.1},
+        ),  # AdamW, unless told otherwise
         ("Adam", {"lr": 1e-3, "weight_decay": 0.1, "adam_w_mode": False}, {}),
         ("Adam", {"lr": 1e-3, "adam_w_mode": False}, {"optim": "adamw", "optim.weight_decay": 0.0}),
         ("AdamW", {"lr": 1e-3}, {"optim": "adamw", "optim.weight_decay": 0.0}),  # of its own kernel
@@ -144,7 +159,9 @@ def test_optimizers(kind: str, params: dict[str, Any], words: dict[str, Any], tm
 def test_a_logarithmic_warmup_is_not_taken_for_a_line(tmp_path: Path) -> None:
     read = config(tmp_path, scheduler={"type": "WarmupLR", "params": {"warmup_num_steps": 300, "warmup_max_lr": 1e-3}})
     assert read.words["schedule"] == "constant"
-    assert "schedule.warmup" not in read.words and read.asked == {"schedule.warmup"}, "without a warm-up it is another training"
+    assert "schedule.warmup" not in read.words and read.asked == {"schedule.warmup"}, (
+        "without a warm-up it is another training"
+    )
     assert "schedule.warmup=300" in read.told("refused")["scheduler.params.warmup_num_steps"]
 
 
@@ -162,12 +179,18 @@ def test_the_scheduler_sets_the_learning_rate_whatever_the_optimizer_says(tmp_pa
 
 
 def test_a_scale_without_fp16_is_not_carried(tmp_path: Path) -> None:
-    read = config(tmp_path, fp16={"enabled": "auto", "loss_scale_window": 500, "initial_scale_power": 16}, bf16={"enabled": "auto"})
+    read = config(
+        tmp_path,
+        fp16={"enabled": "auto", "loss_scale_window": 500, "initial_scale_power": 16},
+        bf16={"enabled": "auto"},
+    )
     assert not any(word.startswith("precision.") for word in read.words) and "precision" in read.asked
     assert read.plan(tmp_path, "precision=bf16").precision["_target_"] == "dtrain.precision.bf16.build"
 
 
-@pytest.mark.parametrize(("dtype", "told"), [("fp32", "unneeded"), ("fp16", "refused"), ("bf16", "refused"), (None, "unneeded")])
+@pytest.mark.parametrize(
+    ("dtype", "told"), [("fp32", "unneeded"), ("fp16", "refused"), ("bf16", "refused"), (None, "unneeded")]
+)
 def test_the_type_that_gradients_travel_in(dtype: str | None, told: str, tmp_path: Path) -> None:
     assert "communication_data_type" in config(tmp_path, communication_data_type=dtype).told(told)
 
@@ -185,13 +208,23 @@ def test_a_static_loss_scale_is_refused(tmp_path: Path) -> None:
 
 
 def test_weights_in_bf16(tmp_path: Path) -> None:
-    assert config(tmp_path, bf16={"enabled": True, "bf16_master_weights_and_grads": True}).words["precision"] == "bf16_true"
+    assert (
+        config(tmp_path, bf16={"enabled": True, "bf16_master_weights_and_grads": True}).words["precision"]
+        == "bf16_true"
+    )
 
 
 def test_numbers_that_are_texts_are_the_numbers(tmp_path: Path) -> None:
     params = {"lr": "3e-4", "betas": ["0.9", ".95"], "eps": "1e-8"}
-    read = config(tmp_path, train_batch_size="32", gradient_clipping="1.0", optimizer={"type": "AdamW", "params": params})
-    assert (read.words["batch"], read.words["clip"], read.words["optim.lr"], read.words["optim.betas"]) == (32, 1.0, 3e-4, [0.9, 0.95])
+    read = config(
+        tmp_path, train_batch_size="32", gradient_clipping="1.0", optimizer={"type": "AdamW", "params": params}
+    )
+    assert (read.words["batch"], read.words["clip"], read.words["optim.lr"], read.words["optim.betas"]) == (
+        32,
+        1.0,
+        3e-4,
+        [0.9, 0.95],
+    )
     assert not read.told("refused")
 
 

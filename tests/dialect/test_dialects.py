@@ -49,7 +49,11 @@ def test_every_key_is_in_one_list(name: str) -> None:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_key_stands_in_the_recipe_with_a_reason(name: str) -> None:
     read: Imported = example(name)
-    heads = [line for line in read.recipe.splitlines() if line.startswith("# ") and line.endswith(")") and line[2] in "cnr" and line[3] != " "]
+    heads = [
+        line
+        for line in read.recipe.splitlines()
+        if line.startswith("# ") and line.endswith(")") and line[2] in "cnr" and line[3] != " "
+    ]
     counts = [len(read.told(kind)) for kind in ("carried", "unneeded", "refused")]
     assert [f"({count})" in line for count, line in zip(counts, heads[-3:], strict=True)] == [True] * 3
     for entry in read.ledger.entries:
@@ -95,7 +99,13 @@ def test_an_unknown_key_is_refused_with_a_near_name(dialect: str, tmp_path: Path
         "lightning": ("trainer.accumulate_grad_batch", "trainer.accumulate_grad_batches"), "ray": ("num_worker", "num_workers"),
         "torchtitan": ("training.max_nrom", "training.max_norm"), "torchtune": ("log_every_n_step", "log_every_n_steps"),
     }[dialect]  # fmt: skip
-    tree = {"trainer": {key.partition(".")[2]: 1}} if dialect == "lightning" else {"training": {key.partition(".")[2]: 1}} if "." in key else {key: 1}
+    tree = (
+        {"trainer": {key.partition(".")[2]: 1}}
+        if dialect == "lightning"
+        else {"training": {key.partition(".")[2]: 1}}
+        if "." in key
+        else {key: 1}
+    )
     (entry,) = translate(tree, dialect, "file").entries
     assert (entry.key, entry.kind) == (key, "refused")
     assert f"Did you mean {meant}?" in entry.why
@@ -104,12 +114,20 @@ def test_an_unknown_key_is_refused_with_a_near_name(dialect: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("dialect", "tree", "near"),
     [
-        ("deepspeed", {"zero_optimization": {"offload_optimiser": {"device": "cpu"}}}, "Did you mean zero_optimization.offload_optimizer.device?"),
+        (
+            "deepspeed",
+            {"zero_optimization": {"offload_optimiser": {"device": "cpu"}}},
+            "Did you mean zero_optimization.offload_optimizer.device?",
+        ),
         ("lightning", {"trainer": {"gpuz": 2}}, "Did you mean trainer.gpus?"),
         ("lightning", {"trainer": {"grus": 2}}, "Did you mean trainer.gpus?"),
         ("lightning", {"trainer": {"loggin": 2}}, "Take it out"),
         ("ray", {"run_config": {"num_workes": 2}}, "Take it out"),
-        ("ray", {"run_config": {"checkpoint_config": {"num_to_kep": 2}}}, "Did you mean run_config.checkpoint_config.num_to_keep?"),
+        (
+            "ray",
+            {"run_config": {"checkpoint_config": {"num_to_kep": 2}}},
+            "Did you mean run_config.checkpoint_config.num_to_keep?",
+        ),
         ("torchtitan", {"training": {"warmup_steps": 9}}, "Did you mean lr_scheduler.warmup_steps?"),
     ],
 )
@@ -129,19 +147,37 @@ OTHERS = {"to", "as", "default", "save_top_k", "out_options.key", "model.pretrai
         ("axolotl", {"base_model": "x", "bf16": "sometimes"}, {"precision"}),
         ("deepspeed", {"train_batch_size": 8, "amp": {"enabled": True, "opt_level": "O1"}}, {"precision"}),
         ("deepspeed", {"train_batch_size": 8, "gradient_clipping": True}, {"clip"}),
-        ("deepspeed", {"train_batch_size": 8, "scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 1e-4}}}, {"schedule"}),
+        (
+            "deepspeed",
+            {"train_batch_size": 8, "scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 1e-4}}},
+            {"schedule"},
+        ),
         ("accelerate", {"distributed_type": "NO", "mixed_precision": "int8"}, {"precision"}),
         ("lightning", {"trainer": {"max_steps": 3, "precision": "64-true"}}, {"precision"}),
-        ("lightning", {"trainer": {"max_steps": 3}, "optimizer": {"class_path": "lion.Lion", "init_args": {"lr": 1}}}, {"optim", "optim.lr"}),
-        ("lightning", {"trainer": {"max_steps": 3}, "lr_scheduler": {"class_path": "torch.optim.lr_scheduler.StepLR"}}, {"schedule"}),
+        (
+            "lightning",
+            {"trainer": {"max_steps": 3}, "optimizer": {"class_path": "lion.Lion", "init_args": {"lr": 1}}},
+            {"optim", "optim.lr"},
+        ),
+        (
+            "lightning",
+            {"trainer": {"max_steps": 3}, "lr_scheduler": {"class_path": "torch.optim.lr_scheduler.StepLR"}},
+            {"schedule"},
+        ),
         ("torchtitan", {"training": {"dtype": "float16", "local_batch_size": 1}}, {"precision"}),
-        ("torchtitan", {"training": {"local_batch_size": 1}, "optimizer": {"name": "Adafactor"}}, {"optim", "optim.lr"}),
+        (
+            "torchtitan",
+            {"training": {"local_batch_size": 1}, "optimizer": {"name": "Adafactor"}},
+            {"optim", "optim.lr"},
+        ),
         ("torchtune", {"batch_size": 2, "dtype": "fp16"}, {"precision"}),
         ("torchtune", {"batch_size": 2, "clip_grad_norm": "some"}, {"clip"}),
         ("torchtune", {"batch_size": 2, "model": {"_component_": "mine.build"}}, {"model"}),
     ],
 )
-def test_what_every_run_needs_is_asked_for_where_it_is_refused(dialect: str, tree: dict[str, Any], asked: set[str]) -> None:
+def test_what_every_run_needs_is_asked_for_where_it_is_refused(
+    dialect: str, tree: dict[str, Any], asked: set[str]
+) -> None:
     ledger = translate(tree, dialect, "file")
     complete(ledger)
     assert {word for word in ledger.command if ledger.asks(word)} == asked
@@ -191,7 +227,11 @@ def _parsed(name: str) -> Any:
 
 def _paths(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     below = (
-        node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) and any(isinstance(one, dict) for one in node) else ()
+        node.items()
+        if isinstance(node, dict)
+        else enumerate(node)
+        if isinstance(node, list) and any(isinstance(one, dict) for one in node)
+        else ()
     )
     if not below:
         yield path
@@ -229,7 +269,15 @@ def test_a_dialect_is_said_with_a_near_name() -> None:
 def test_patterns_of_a_table() -> None:
     rules = {"a": "plain", "a.*": "one", "b.**": "all", "c.*.d": "middle"}
     found = {key: find(rules, key) for key in ("a", "a.x", "a.x.y", "b.x.y", "b", "c.0.d", "c.0.e")}  # type: ignore[arg-type]
-    assert found == {"a": "plain", "a.x": "one", "a.x.y": None, "b.x.y": "all", "b": None, "c.0.d": "middle", "c.0.e": None}
+    assert found == {
+        "a": "plain",
+        "a.x": "one",
+        "a.x.y": None,
+        "b.x.y": "all",
+        "b": None,
+        "c.0.d": "middle",
+        "c.0.e": None,
+    }
 
 
 def test_a_secret_is_shown_nowhere(tmp_path: Path) -> None:
@@ -242,13 +290,26 @@ HOSTILE = "a\nsteps: 7\rsteps: 7\x85steps: 7\u2028steps: 7 $(touch ran) `touch r
 
 
 @pytest.mark.parametrize(
-    "tree", [{"output_dir": HOSTILE}, {HOSTILE: 1}, {"output_dir": "x", "seed": HOSTILE}, {"epochs": HOSTILE}, {"optimizer": {HOSTILE: HOSTILE}}]
+    "tree",
+    [
+        {"output_dir": HOSTILE},
+        {HOSTILE: 1},
+        {"output_dir": "x", "seed": HOSTILE},
+        {"epochs": HOSTILE},
+        {"optimizer": {HOSTILE: HOSTILE}},
+    ],
 )
 def test_no_text_of_theirs_becomes_a_word_or_a_command(tree: dict[str, Any], tmp_path: Path) -> None:
     ledger = translate({"batch_size": 2, **tree}, "torchtune", "tune.yaml")
     written = recipe(ledger, (), "mine.yaml")
     assert set(yaml.safe_load(written)) == {"microbatch", "clip"}
-    subprocess.run(["bash", "-c", f"dtrain() {{ :; }}; {command(ledger, 'mine.yaml')}"], cwd=tmp_path, timeout=300, check=False, capture_output=True)
+    subprocess.run(
+        ["bash", "-c", f"dtrain() {{ :; }}; {command(ledger, 'mine.yaml')}"],
+        cwd=tmp_path,
+        timeout=300,
+        check=False,
+        capture_output=True,
+    )
     assert not (tmp_path / "ran").exists()
 
 
@@ -276,7 +337,9 @@ def test_epochs_do_not_become_a_thousand_steps(name: str, tmp_path: Path) -> Non
     assert read.command["steps"].startswith("<") and "steps=<" in read.recipe.splitlines()[2]
     path = tmp_path / "recipe.yaml"
     path.write_text(read.recipe)
-    with pytest.raises(WordsError, match=r"recipe\.yaml:\d+ leaves steps to you\. Type steps=<a whole number from 1") as told:
+    with pytest.raises(
+        WordsError, match=r"recipe\.yaml:\d+ leaves steps to you\. Type steps=<a whole number from 1"
+    ) as told:
         resolve(compose([f"recipe={path}", "model=gpt", "optim=adamw", "optim.lr=1e-3"]), Cluster(gpus=0, cpus=2))
     assert len(told.value.problems) == 1
 

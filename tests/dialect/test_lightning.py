@@ -8,7 +8,9 @@ from imported import Imported, example, imported
 
 def script(folder: Path, arguments: str) -> Imported:
     path = folder / "train.py"
-    path.write_text(f"from lightning import Trainer\nraise SystemExit('this file is read, not run')\ntrainer = Trainer({arguments})\n")
+    path.write_text(
+        f"from lightning import Trainer\nraise SystemExit('this file is read, not run')\ntrainer = Trainer({arguments})\n"
+    )
     return imported(path)
 
 
@@ -72,7 +74,14 @@ def test_arguments(argument: str, words: dict[str, object], tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "argument", ["precision='64-true'", "strategy='dp'", "accelerator='tpu'", "overfit_batches=10", "gradient_clip_algorithm='value'"]
+    "argument",
+    [
+        "precision='64-true'",
+        "strategy='dp'",
+        "accelerator='tpu'",
+        "overfit_batches=10",
+        "gradient_clip_algorithm='value'",
+    ],
 )
 def test_what_is_not_here(argument: str, tmp_path: Path) -> None:
     read = script(tmp_path, f"max_steps=5, {argument}")
@@ -84,7 +93,10 @@ def test_what_is_not_here(argument: str, tmp_path: Path) -> None:
     ("argument", "words"),
     [
         ("max_epochs=2, limit_train_batches=1", {"steps": 2}),
-        ("max_epochs=2, limit_train_batches=5, accumulate_grad_batches=2", {"steps": 6, "accumulate": 2, "microbatch": 1}),
+        (
+            "max_epochs=2, limit_train_batches=5, accumulate_grad_batches=2",
+            {"steps": 6, "accumulate": 2, "microbatch": 1},
+        ),
         ("max_steps=9, limit_train_batches=1.0", {"steps": 9}),
         ("limit_train_batches=1", {}),
         ("limit_train_batches=0.1", {}),
@@ -114,7 +126,10 @@ def test_several_trainers_say_what_is_alike_in_all_of_them(tmp_path: Path) -> No
     read = imported(path)
     assert read.words == {"steps": 10, "clip": 1.0}
     assert read.asked == {"precision"}
-    assert "bf16-mixed or 32" in read.recipe and "several calls in this file say different values" in read.told("refused")["trainer.precision"]
+    assert (
+        "bf16-mixed or 32" in read.recipe
+        and "several calls in this file say different values" in read.told("refused")["trainer.precision"]
+    )
 
 
 def test_batches_that_are_no_whole_steps(tmp_path: Path) -> None:
@@ -123,7 +138,9 @@ def test_batches_that_are_no_whole_steps(tmp_path: Path) -> None:
 
 
 def test_epochs_beside_steps_are_not_forgotten(tmp_path: Path) -> None:
-    assert "whichever comes first" in script(tmp_path, "max_steps=100, max_epochs=3").told("refused")["trainer.max_epochs"]
+    assert (
+        "whichever comes first" in script(tmp_path, "max_steps=100, max_epochs=3").told("refused")["trainer.max_epochs"]
+    )
 
 
 def test_arguments_in_a_mapping_are_read(tmp_path: Path) -> None:
@@ -135,7 +152,14 @@ def test_arguments_in_a_mapping_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["", "more = load()\n", "more = {**load()}\n", "more = {}\nmore['precision'] = 16\n", "more = {}\nmore.update(load())\n"]
+    "source",
+    [
+        "",
+        "more = load()\n",
+        "more = {**load()}\n",
+        "more = {}\nmore['precision'] = 16\n",
+        "more = {}\nmore.update(load())\n",
+    ],
 )
 def test_arguments_that_the_file_does_not_hold_leave_no_default_of_theirs(source: str, tmp_path: Path) -> None:
     path = tmp_path / "train.py"

@@ -50,7 +50,11 @@ COMPOSER = {
 @pytest.mark.parametrize(
     ("tree", "tool", "words"),
     [
-        (LITGPT, "litgpt", "batch=64 microbatch=4 schedule.warmup=25 checkpoint.every=200 precision=bf16_true optim.lr=0.0002 steps=<1"),
+        (
+            LITGPT,
+            "litgpt",
+            "batch=64 microbatch=4 schedule.warmup=25 checkpoint.every=200 precision=bf16_true optim.lr=0.0002 steps=<1",
+        ),
         (LORA, "litgpt", "batch=64 devices=1 optim.betas=[0.9,0.95]"),
         (COMPOSER, "Composer", "batch=4096 microbatch=128 seed=17 precision=bf16 optim.lr=0.0005 steps=<286720000sp"),
         ({**COMPOSER, "max_duration": "4800ba"}, "Composer", "steps=4800"),
@@ -90,7 +94,9 @@ def test_training_arguments_of_another_tool_are_told_in_words() -> None:
 @pytest.mark.parametrize(("package", "tool"), [("transformers", "Hugging Face's Trainer"), ("composer", "Composer")])
 def test_the_trainer_of_another_tool_is_not_taken_for_lightnings(package: str, tool: str) -> None:
     with pytest.raises(WordsError, match=f"a script of {tool}, whose arguments are not in it"):
-        parse(f"from {package} import Trainer\ntrainer = Trainer(model=model, args=parser.parse())\n".encode(), "train.py")
+        parse(
+            f"from {package} import Trainer\ntrainer = Trainer(model=model, args=parser.parse())\n".encode(), "train.py"
+        )
 
 
 def test_a_config_of_torchtitan_in_python_is_to_be_written_as_json() -> None:
@@ -99,7 +105,13 @@ def test_a_config_of_torchtitan_in_python_is_to_be_written_as_json() -> None:
         parse(text.encode(), "config_registry.py")
 
 
-@pytest.mark.parametrize("tree", [{"distributed_type": "FSDP", "fsdp_config": {}}, {"base_model": "x", "micro_batch_size": 1, "save_total_limit": 2}])
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"distributed_type": "FSDP", "fsdp_config": {}},
+        {"base_model": "x", "micro_batch_size": 1, "save_total_limit": 2},
+    ],
+)
 def test_those_who_share_names_with_them_are_not_meant(tree: dict[str, object]) -> None:
     others.refuse(tree, "config.yaml")
     others.refuse_python(ast.parse("from lightning import Trainer\nTrainer(max_steps=1)"), {}, "train.py")

@@ -40,17 +40,26 @@ def read(tool: str, row: Row) -> Imported:
 def typed(read: Imported, said: dict[str, Any], place: Path) -> list[str]:
     """The words of the printed command, in which every placeholder has a value."""
     words = dict(word.split("=", 1) for word in shlex.split(command(read.ledger, str(place)))[1:])
-    return [one for word, value in words.items() for one in (f"{word}={said[word]}".split() if value.startswith("<") else [f"{word}={value}"])]
+    return [
+        one
+        for word, value in words.items()
+        for one in (f"{word}={said[word]}".split() if value.startswith("<") else [f"{word}={value}"])
+    ]
 
 
 def chosen(part: Part) -> str:
     """The word of ours that a part is, or the class it is told to be."""
     target = str(part["_target_"])
-    return target.split(".")[2] if target.startswith("dtrain.") else str(part.get("pretrained_model_name_or_path", target))
+    return (
+        target.split(".")[2] if target.startswith("dtrain.") else str(part.get("pretrained_model_name_or_path", target))
+    )
 
 
 def facts(plan: Plan) -> dict[str, Any]:
-    groups = {name: getattr(plan, name) for name in ("strategy", "precision", "optim", "schedule", "model", "objective", "backend", "remat")}
+    groups = {
+        name: getattr(plan, name)
+        for name in ("strategy", "precision", "optim", "schedule", "model", "objective", "backend", "remat")
+    }
     arguments = {f"{name}.{key}": groups[name].get(key) for name in ("optim", "schedule") for key in groups[name]}
     mesh = {f"mesh.{axis}": getattr(plan.mesh, axis) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")}
     return {
@@ -62,7 +71,9 @@ def facts(plan: Plan) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("tool", "row"), EACH)
-def test_the_printed_command_is_the_same_training(tool: str, row: Row, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_printed_command_is_the_same_training(
+    tool: str, row: Row, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DTRAIN_SECRET", "0123456789abcdef0123456789abcdef")
     imported = read(tool, row)
     assert imported.name == tool
@@ -76,8 +87,13 @@ def test_the_printed_command_is_the_same_training(tool: str, row: Row, tmp_path:
     assert {name: found.get(name) for name in row.means} == row.means
 
 
-@pytest.mark.parametrize(("tool", "row"), [each for each in EACH if {"model", "optim", "optim.lr", "precision", "clip"} & set(each.values[1].typed)])  # type: ignore[attr-defined]
-def test_what_a_run_needs_and_a_file_leaves_open_has_no_default_in_its_place(tool: str, row: Row, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("tool", "row"),
+    [each for each in EACH if {"model", "optim", "optim.lr", "precision", "clip"} & set(each.values[1].typed)],
+)  # type: ignore[attr-defined]
+def test_what_a_run_needs_and_a_file_leaves_open_has_no_default_in_its_place(
+    tool: str, row: Row, tmp_path: Path
+) -> None:
     imported = read(tool, row)
     place = tmp_path / "mine.yaml"
     place.write_text(imported.recipe)

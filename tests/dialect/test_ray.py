@@ -7,7 +7,14 @@ from imported import example, imported
 
 def test_a_script(tmp_path: Path) -> None:
     read = example("ray_script.py")
-    words = {"devices": 4, "launcher": "local", "launcher.restarts": 3, "checkpoint.keep": 2, "checkpoint.every": 100, "batch": 4}
+    words = {
+        "devices": 4,
+        "launcher": "local",
+        "launcher.restarts": 3,
+        "checkpoint.keep": 2,
+        "checkpoint.every": 100,
+        "batch": 4,
+    }
     assert read.words == words | {"precision": "fp32"}
     assert read.asked == {"optim.lr", "batch"}, "what a loop of one's own takes is asked for, not left out"
     assert read.command["out"] == "s3://bucket/experiments/mnist"
@@ -17,7 +24,9 @@ def test_a_script(tmp_path: Path) -> None:
 
 def test_what_goes_to_a_function_of_ones_own_is_told(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
-    path.write_text("TorchTrainer(work, train_loop_config={'lr': 0.1, 'batch_size': 64}, scaling_config=ScalingConfig(num_workers=4))\n")
+    path.write_text(
+        "TorchTrainer(work, train_loop_config={'lr': 0.1, 'batch_size': 64}, scaling_config=ScalingConfig(num_workers=4))\n"
+    )
     read = imported(path)
     assert set(read.told("refused")) == {"train_loop_config.lr", "train_loop_config.batch_size"}
     assert read.words["devices"] == 4 and read.asked == {"optim.lr", "microbatch"}
@@ -25,7 +34,14 @@ def test_what_goes_to_a_function_of_ones_own_is_told(tmp_path: Path) -> None:
 
 def test_yaml(tmp_path: Path) -> None:
     read = example("ray_configs.yaml")
-    assert read.words == {"devices": 2, "backend": "gloo", "checkpoint.best": "eval_loss", "checkpoint.keep": 1, "batch": 2, "precision": "fp32"}
+    assert read.words == {
+        "devices": 2,
+        "backend": "gloo",
+        "checkpoint.best": "eval_loss",
+        "checkpoint.keep": 1,
+        "batch": 2,
+        "precision": "fp32",
+    }
     assert read.command["out"] == "outputs/small"
     refused = read.told("refused")
     assert "launcher.restarts=100" in refused["failure_config.max_failures"]
@@ -35,15 +51,27 @@ def test_yaml(tmp_path: Path) -> None:
 
 def test_elastic_workers_are_elastic_nodes(tmp_path: Path) -> None:
     read = example("ray_elastic.json")
-    assert read.words == {"nodes": "2:8", "devices": 1, "launcher": "local", "launcher.restarts": 5, "batch": 840, "precision": "fp32"}
+    assert read.words == {
+        "nodes": "2:8",
+        "devices": 1,
+        "launcher": "local",
+        "launcher.restarts": 5,
+        "batch": 840,
+        "precision": "fp32",
+    }
     assert [other.nodes for other in read.plan(tmp_path).others] == [7, 6, 5, 4, 3, 2]
 
 
 def test_the_best_checkpoint_by_its_highest_figure_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.py"
-    path.write_text("RunConfig(checkpoint_config=CheckpointConfig(num_to_keep=3, checkpoint_score_attribute='accuracy'))\n")
+    path.write_text(
+        "RunConfig(checkpoint_config=CheckpointConfig(num_to_keep=3, checkpoint_score_attribute='accuracy'))\n"
+    )
     read = imported(path)
-    assert set(read.told("refused")) == {"run_config.checkpoint_config.num_to_keep", "run_config.checkpoint_config.checkpoint_score_attribute"}
+    assert set(read.told("refused")) == {
+        "run_config.checkpoint_config.num_to_keep",
+        "run_config.checkpoint_config.checkpoint_score_attribute",
+    }
     assert read.words == {"checkpoint.keep": None, "precision": "fp32"}
 
 

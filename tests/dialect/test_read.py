@@ -12,7 +12,11 @@ from dtrain.dialect.read import parse
 from dtrain.errors import WordsError
 
 BROKEN = {
-    "a comment in JSON": ("a.json", '{\n  "fp16": {} // half\n}', "a.json:2:14: not JSON: a comment, and JSON has none. Take it out."),
+    "a comment in JSON": (
+        "a.json",
+        '{\n  "fp16": {} // half\n}',
+        "a.json:2:14: not JSON: a comment, and JSON has none. Take it out.",
+    ),
     "a comment before JSON": ("a.json", "# half\n{}", "a.json:1:1: not JSON: a comment"),
     "a trailing comma": ("a.json", '{"a": 1,}', "a comma after the last value. Take it out."),
     "a trailing comma in a list": ("a.json", '{"a": [1, 2,]}', "a comma after the last value"),
@@ -28,12 +32,16 @@ BROKEN = {
     "aliases without end": ("a.yaml", "a: &x [1, *x]", "more than 20000 values"),
     "aliases of aliases": (
         "a.yaml",
-        "a: &a [1, 1, 1, 1]\n" + "".join(f"{name}: &{name} [*{of}, *{of}, *{of}, *{of}]\n" for of, name in pairwise("abcdefghijklmnop")),
+        "a: &a [1, 1, 1, 1]\n"
+        + "".join(f"{name}: &{name} [*{of}, *{of}, *{of}, *{of}]\n" for of, name in pairwise("abcdefghijklmnop")),
         "more than 20000 values",
     ),
     "merges of merges": (
         "a.yaml",
-        "a: &a {k: 1}\n" + "".join(f"{two}: &{two} {{<<: [{','.join([f'*{one}'] * 9)}], {two}: 1}}\n" for one, two in pairwise("abcdefghi")),
+        "a: &a {k: 1}\n"
+        + "".join(
+            f"{two}: &{two} {{<<: [{','.join([f'*{one}'] * 9)}], {two}: 1}}\n" for one, two in pairwise("abcdefghi")
+        ),
         "more than 20000 values",
     ),
     "a list as a key": ("a.yaml", "? [a, b]\n: 1", "a key that is no name"),
@@ -44,7 +52,11 @@ BROKEN = {
     "TOML": ("a.toml", "[training]\nsteps = ", "not TOML"),
     "Python": ("a.py", "trainer = Trainer(max_steps=)", "a.py:1: not Python"),
     "Python without a run": ("a.py", "print('hello')", "calls none of Trainer"),
-    "a script whose config is elsewhere": ("a.py", "LightningCLI(Net, Data)", "takes its trainer from a YAML here. Import that"),
+    "a script whose config is elsewhere": (
+        "a.py",
+        "LightningCLI(Net, Data)",
+        "takes its trainer from a YAML here. Import that",
+    ),
     "no text": ("a.yaml", b"\x89PNG\r\n\xff", "not a text"),
     "nothing": ("a.yaml", "", "empty"),
     "a list": ("a.yaml", "- 1\n- 2", "list, where keys and values are expected"),
@@ -76,7 +88,17 @@ def test_a_broken_file_gets_one_line(case: str, tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize(
     ("written", "read"),
-    [("2e-5", 2e-5), ("1e6", 1e6), ("1.5E-3", 1.5e-3), ("-1e3", -1e3), ("no", False), ("'no'", "no"), ("1_000", 1000), ("1.0", 1.0), ("e5", "e5")],
+    [
+        ("2e-5", 2e-5),
+        ("1e6", 1e6),
+        ("1.5E-3", 1.5e-3),
+        ("-1e3", -1e3),
+        ("no", False),
+        ("'no'", "no"),
+        ("1_000", 1000),
+        ("1.0", 1.0),
+        ("e5", "e5"),
+    ],
 )
 def test_numbers_of_yaml_are_those_that_the_tools_read(written: str, read: object) -> None:
     assert parse(f"a: {written}".encode(), "a.yaml") == {"a": read}
@@ -103,10 +125,16 @@ def test_a_file_whose_name_does_not_tell() -> None:
 
 def test_what_an_alias_repeats_and_what_is_merged_is_read() -> None:
     text = b"base: &base\n  lr: 1e-4\n  decay: 0.1\noptimizer:\n  <<: *base\n  lr: 2e-4\nagain: *base\n"
-    assert parse(text, "a.yaml") == {"base": (base := {"lr": 1e-4, "decay": 0.1}), "optimizer": base | {"lr": 2e-4}, "again": base}
+    assert parse(text, "a.yaml") == {
+        "base": (base := {"lr": 1e-4, "decay": 0.1}),
+        "optimizer": base | {"lr": 2e-4},
+        "again": base,
+    }
 
 
-@pytest.mark.parametrize("said", ["{'max_steps': 100, 'precision': '16-mixed'}", "dict(max_steps=100, precision='16-mixed')"])
+@pytest.mark.parametrize(
+    "said", ["{'max_steps': 100, 'precision': '16-mixed'}", "dict(max_steps=100, precision='16-mixed')"]
+)
 def test_arguments_that_a_script_keeps_in_a_dict(said: str) -> None:
     assert parse(f"shared = {said}\nTrainer(**shared, devices=2)\n".encode(), "a.py")["trainer"] == {
         "max_steps": 100,
@@ -134,7 +162,9 @@ trainer = L.Trainer(max_steps=STEPS, devices=again, precision="bf16" if fast els
 
 def test_no_line_of_a_python_file_is_run(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
-    path.write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\nTrainer(max_steps=__import__('antigravity') or 3)\n")
+    path.write_text(
+        f"import pathlib\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\nTrainer(max_steps=__import__('antigravity') or 3)\n"
+    )
     assert "computed in Python" in imported(path).told("refused")["trainer.max_steps"]
     assert not (tmp_path / "ran").exists()
     assert "antigravity" not in sys.modules

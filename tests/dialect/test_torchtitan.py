@@ -40,7 +40,10 @@ def test_a_pipeline_of_tensor_parallel_stages_in_fp8(tmp_path: Path) -> None:
     }  # fmt: skip
     plan = read.plan(tmp_path, gpus=8)
     assert (plan.batch.size, plan.world) == (16, 8)
-    assert "Did you mean parallelism.context_parallel_degree?" in read.told("refused")["parallelsim.context_parallel_degree"]
+    assert (
+        "Did you mean parallelism.context_parallel_degree?"
+        in read.told("refused")["parallelsim.context_parallel_degree"]
+    )
 
 
 def test_a_later_dump_counts_tokens() -> None:
@@ -65,7 +68,9 @@ def theirs(step: int, *, total: int, warmup: int, decay: int, floor: float, kind
 
 @pytest.mark.parametrize(("ratio", "kind"), [(0.2, "linear"), (None, "linear"), (None, "cosine")])
 def test_the_schedule_is_theirs_at_every_step(ratio: float | None, kind: str, tmp_path: Path) -> None:
-    words = config(tmp_path, lr_scheduler={"warmup_steps": 10, "decay_ratio": ratio, "decay_type": kind, "min_lr_factor": 0.1}).words
+    words = config(
+        tmp_path, lr_scheduler={"warmup_steps": 10, "decay_ratio": ratio, "decay_type": kind, "min_lr_factor": 0.1}
+    ).words
     steps, warmup, floor = words["steps"], words["schedule.warmup"], words["schedule.floor"]
     decay = 20 if ratio else 90
     if kind == "linear":
@@ -75,13 +80,17 @@ def test_the_schedule_is_theirs_at_every_step(ratio: float | None, kind: str, tm
         assert words["schedule"] == "cosine"
         ours = Cosine(steps=steps, warmup=warmup, floor=floor)
     for step in range(100):
-        assert ours.factor(step) == pytest.approx(theirs(step, total=100, warmup=10, decay=decay, floor=0.1, kind=kind), abs=1e-12), step
+        assert ours.factor(step) == pytest.approx(
+            theirs(step, total=100, warmup=10, decay=decay, floor=0.1, kind=kind), abs=1e-12
+        ), step
 
 
 @pytest.mark.parametrize(("ratio", "kind"), [(0.2, "sqrt"), (0.2, "cosine")])
 def test_another_decay_is_refused(ratio: float, kind: str, tmp_path: Path) -> None:
     read = config(tmp_path, lr_scheduler={"warmup_steps": 10, "decay_ratio": ratio, "decay_type": kind})
-    assert set(read.told("refused")) == {f"lr_scheduler.{name}" for name in ("warmup_steps", "decay_ratio", "decay_type")}
+    assert set(read.told("refused")) == {
+        f"lr_scheduler.{name}" for name in ("warmup_steps", "decay_ratio", "decay_type")
+    }
 
 
 @pytest.mark.parametrize(
@@ -93,12 +102,16 @@ def test_another_decay_is_refused(ratio: float, kind: str, tmp_path: Path) -> No
     ],
 )
 def test_degrees(replicas: int, shards: int, words: dict[str, Any], tmp_path: Path) -> None:
-    read = config(tmp_path, parallelism={"data_parallel_replicate_degree": replicas, "data_parallel_shard_degree": shards})
+    read = config(
+        tmp_path, parallelism={"data_parallel_replicate_degree": replicas, "data_parallel_shard_degree": shards}
+    )
     assert {word: value for word, value in read.words.items() if word.startswith(("strategy", "mesh"))} == words
     assert read.plan(tmp_path).world == max(1, replicas * abs(shards))
 
 
 def test_a_global_batch_makes_the_microbatches_of_a_pipeline(tmp_path: Path) -> None:
-    read = config(tmp_path, parallelism={"pipeline_parallel_degree": 2}, training={"local_batch_size": 1, "global_batch_size": 64})
+    read = config(
+        tmp_path, parallelism={"pipeline_parallel_degree": 2}, training={"local_batch_size": 1, "global_batch_size": 64}
+    )
     assert "accumulate" not in read.asked | set(read.words)
     assert read.plan(tmp_path).batch.accumulate == 64

@@ -14,7 +14,9 @@ def test_full_finetuning() -> None:
         "strategy": "fsdp", "strategy.offload": "cpu", "log.every": 5,
     }  # fmt: skip
     assert read.command == {"trust": "[torchtune]", "out": "/data/runs/llama3_1_8B"}
-    assert read.ledger.leaves["metric_logger.log_dir"] == "/data/runs/llama3_1_8B/logs", "a key that stands for another one"
+    assert read.ledger.leaves["metric_logger.log_dir"] == "/data/runs/llama3_1_8B/logs", (
+        "a key that stands for another one"
+    )
 
 
 def test_weights_of_others_are_not_loaded_silently() -> None:

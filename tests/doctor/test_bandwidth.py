@@ -14,7 +14,13 @@ from dtrain.mesh import Mesh
 
 @pytest.mark.parametrize(
     ("operation", "ranks", "factor"),
-    [("all_reduce", 2, 1.0), ("all_reduce", 8, 1.75), ("all_gather", 4, 0.75), ("reduce_scatter", 2, 0.5), ("send_recv", 8, 1.0)],
+    [
+        ("all_reduce", 2, 1.0),
+        ("all_reduce", 8, 1.75),
+        ("all_gather", 4, 0.75),
+        ("reduce_scatter", 2, 0.5),
+        ("send_recv", 8, 1.0),
+    ],
 )
 def test_the_bus_carries_what_nccl_tests_counts(operation: str, ranks: int, factor: float) -> None:
     assert bandwidth.FACTORS[operation](ranks) == factor
@@ -39,7 +45,9 @@ def test_axes_that_are_longer_than_one_have_rows(monkeypatch: pytest.MonkeyPatch
         rows = [row for name, group in bandwidth.groups(mesh) for row in bandwidth.rows(mesh, name, group)]
         return list(dict.fromkeys((row["axis"], row["ranks"], row["right"]) for row in rows))
 
-    assert set(map(tuple, on_mesh(work, dp_shard=2, tp=2))) == {(("world", 4, True), ("dp_shard", 2, True), ("tp", 2, True))}
+    assert set(map(tuple, on_mesh(work, dp_shard=2, tp=2))) == {
+        (("world", 4, True), ("dp_shard", 2, True), ("tp", 2, True))
+    }
 
 
 def test_wrong_numbers_are_seen_by_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,10 @@ def test_what_nvidia_smi_prints_of_visible_gpus_is_read(
 def test_gpus_that_are_all_hidden_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(tmp_path, monkeypatch, TWO)
     (found,) = devices.gpus(case(CUDA_VISIBLE_DEVICES="7"))
-    assert (found.verdict, found.text) == ("note", "2 are there, and CUDA_VISIBLE_DEVICES=7 names none of them: ranks compute on the CPU")
+    assert (found.verdict, found.text) == (
+        "note",
+        "2 are there, and CUDA_VISIBLE_DEVICES=7 names none of them: ranks compute on the CPU",
+    )
 
 
 def test_gpus_without_a_driver_stop_a_run_and_no_gpus_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +91,9 @@ def test_gpus_without_a_driver_stop_a_run_and_no_gpus_do_not(tmp_path: Path, mon
         (1, "", 2.0, 9.0, "note", "see them with top"),
     ],
 )
-def test_more_threads_than_cores_are_told(ranks: int, said: str, cores: float, load: float, verdict: str, advice: str) -> None:
+def test_more_threads_than_cores_are_told(
+    ranks: int, said: str, cores: float, load: float, verdict: str, advice: str
+) -> None:
     found = devices.threads(ranks, said, 1, cores=cores, load=load)
     assert (found.verdict, found.advice) == (verdict, advice)
 

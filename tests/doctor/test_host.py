@@ -68,7 +68,8 @@ def test_this_host_has_a_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "now", "verdict"), [(0, time.time(), "ok"), (None, time.time(), "ok"), (5, time.time(), "note"), (0, 86400.0, "stop")]
+    ("state", "now", "verdict"),
+    [(0, time.time(), "ok"), (None, time.time(), "ok"), (5, time.time(), "note"), (0, 86400.0, "stop")],
 )
 def test_a_clock_is_held_or_not(state: int | None, now: float, verdict: str) -> None:
     assert host.kept(state, 1500, now).verdict == verdict
@@ -79,13 +80,16 @@ def test_the_clock_here_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize(
-    ("free", "names", "verdict"), [(9 << 30, 10, "ok"), (9 << 30, None, "ok"), (1 << 29, 10, "note"), (1 << 20, 10, "stop"), (9 << 30, 0, "stop")]
+    ("free", "names", "verdict"),
+    [(9 << 30, 10, "ok"), (9 << 30, None, "ok"), (1 << 29, 10, "note"), (1 << 20, 10, "stop"), (9 << 30, 0, "stop")],
 )
 def test_the_scratch_folder_has_room(free: int, names: int | None, verdict: str) -> None:
     assert host.room("/tmp", free, names).verdict == verdict
 
 
-def test_a_run_that_goes_on_is_no_left_over_and_one_that_was_killed_whole_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_goes_on_is_no_left_over_and_one_that_was_killed_whole_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(process, "_everywhere", lambda: tmp_path)
     folder = process.memory(Path("launch-of-a-run"))
     holder = subprocess.Popen(
@@ -111,7 +115,9 @@ def test_a_run_that_goes_on_is_no_left_over_and_one_that_was_killed_whole_is(tmp
 @pytest.mark.parametrize(("command", "left"), [(os.getpid(), False), (1 << 22, True)])
 def test_a_server_whose_command_is_gone_is_told_and_another_is_not(command: int, left: bool) -> None:
     named = ["-m", "dtrain.launcher.local.server", str(command)]
-    server = subprocess.Popen([sys.executable, "-c", "import os, time; os.fork(); time.sleep(60)", *named], start_new_session=True)
+    server = subprocess.Popen(
+        [sys.executable, "-c", "import os, time; os.fork(); time.sleep(60)", *named], start_new_session=True
+    )
     try:
         while not host._read(f"/proc/{server.pid}/cmdline").endswith(f"{command}\0"):
             time.sleep(0.01)

@@ -46,12 +46,16 @@ def test_a_small_limit_of_open_files_is_seen() -> None:
     assert found.text.startswith("30 open files")
 
 
-@pytest.mark.parametrize(("limit", "need", "verdict"), [(-1, 50, "ok"), (4096, 50, "ok"), (512, 50, "note"), (20, 50, "stop")])
+@pytest.mark.parametrize(
+    ("limit", "need", "verdict"), [(-1, 50, "ok"), (4096, 50, "ok"), (512, 50, "note"), (20, 50, "stop")]
+)
 def test_processes_must_do_for_the_threads_of_the_ranks(limit: int, need: int, verdict: str) -> None:
     assert limits.enough_tasks(limit, need).verdict == verdict
 
 
-@pytest.mark.parametrize(("soft", "fast", "verdict"), [(8 << 20, False, "ok"), (-1, True, "ok"), (8 << 20, True, "note")])
+@pytest.mark.parametrize(
+    ("soft", "fast", "verdict"), [(8 << 20, False, "ok"), (-1, True, "ok"), (8 << 20, True, "note")]
+)
 def test_infiniband_needs_locked_memory(soft: int, fast: bool, verdict: str) -> None:
     assert limits.enough_locked(soft, fast_network=fast).verdict == verdict
 
@@ -79,7 +83,9 @@ def test_variables_that_change_a_run_are_told(name: str, value: str, verdict: st
     assert all(one.text.startswith(f"{name}={value}: ") for one in found)
 
 
-@pytest.mark.parametrize(("value", "bad"), [("lo", False), ("=lo", False), ("^docker", False), ("nosuch0", True), ("nosuch0,lo", False)])
+@pytest.mark.parametrize(
+    ("value", "bad"), [("lo", False), ("=lo", False), ("^docker", False), ("nosuch0", True), ("nosuch0,lo", False)]
+)
 def test_an_interface_that_is_not_there_stops_a_run(value: str, bad: bool) -> None:
     verdicts = [found.verdict for found in limits.variables(case(GLOO_SOCKET_IFNAME=value))]
     assert ("stop" in verdicts) == bad

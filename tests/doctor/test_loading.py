@@ -31,7 +31,13 @@ def test_the_versions_that_are_needed_are_those_of_the_package() -> None:
 
 @pytest.mark.parametrize(
     ("there", "advice"),
-    [("2.11.0", None), ("2.13.0+cpu", None), ("3.0", None), ("2.9.1", "pip install 'torch>=2.11'"), (None, "pip install 'torch>=2.11'")],
+    [
+        ("2.11.0", None),
+        ("2.13.0+cpu", None),
+        ("3.0", None),
+        ("2.9.1", "pip install 'torch>=2.11'"),
+        (None, "pip install 'torch>=2.11'"),
+    ],
 )
 def test_a_version_is_supported_or_told_what_to_install(there: str | None, advice: str | None) -> None:
     found = loading.judged("torch", there, "2.11", "")

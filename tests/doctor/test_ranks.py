@@ -8,8 +8,24 @@ from small import plan
 from dtrain.doctor import Case, ranks
 from dtrain.errors import RankError
 
-ROW = {"axis": "world", "ranks": 2, "backend": "gloo", "operation": "all_reduce", "bytes": 1 << 20, "seconds": 0.001, "busbw": 1e9, "right": True}
-RANK = {"rank": 0, "host": "a", "node": 0, "device": "cpu", "clock": 100.0, "versions": {"dtrain": "1", "torch": "2.13", "numpy": "2.0"}}
+ROW = {
+    "axis": "world",
+    "ranks": 2,
+    "backend": "gloo",
+    "operation": "all_reduce",
+    "bytes": 1 << 20,
+    "seconds": 0.001,
+    "busbw": 1e9,
+    "right": True,
+}
+RANK = {
+    "rank": 0,
+    "host": "a",
+    "node": 0,
+    "device": "cpu",
+    "clock": 100.0,
+    "versions": {"dtrain": "1", "torch": "2.13", "numpy": "2.0"},
+}
 
 
 @pytest.mark.parametrize(
@@ -28,7 +44,11 @@ def test_ranks_must_be_alike(changed: dict[str, Any], verdict: str, said: str) -
 
 @pytest.mark.parametrize(
     ("changed", "verdict", "said"),
-    [({}, "ok", "1.00"), ({"busbw": 1e6}, "note", "gloo is slow"), ({"right": False}, "stop", "all_reduce over world by gloo gives wrong numbers")],
+    [
+        ({}, "ok", "1.00"),
+        ({"busbw": 1e6}, "note", "gloo is slow"),
+        ({"right": False}, "stop", "all_reduce over world by gloo gives wrong numbers"),
+    ],
 )
 def test_bandwidth_is_judged(changed: dict[str, Any], verdict: str, said: str) -> None:
     small = {**ROW, "bytes": 4096, "seconds": 0.00025}

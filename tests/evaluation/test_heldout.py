@@ -31,7 +31,9 @@ def test_samples_are_spread_over_the_whole_source() -> None:
     assert len(set(chosen(source, 37).tolist())) == 37
 
 
-def measured(mesh: Mesh, strategy: dict[str, Any], samples: int | None, microbatch: int) -> tuple[dict[str, float], bool]:
+def measured(
+    mesh: Mesh, strategy: dict[str, Any], samples: int | None, microbatch: int
+) -> tuple[dict[str, float], bool]:
     source, objective, precision = as_source(build(UNEVEN)), build(PARTS["objective"]), build(PARTS["precision"])
     model = construct(PARTS["model"], facts=source.facts, seed=0)
     wrapped = parallelize(model, mesh, build(strategy), precision=precision, seed=0)
@@ -44,7 +46,9 @@ def test_every_mesh_measures_the_same(samples: int | None) -> None:
     """50 samples with 0 to 9 targets that do not count, over two ranks and microbatches that do not divide them."""
     ((expected, _),) = on_mesh(lambda mesh: measured(mesh, PARTS["strategy"], samples, 64), dp_shard=1)
     for strategy, axis, microbatch in (("ddp", "dp_replicate", 3), ("fsdp", "dp_shard", 4)):
-        for found, untouched in on_mesh(lambda mesh, s=strategy, m=microbatch: measured(mesh, STRATEGIES[s], samples, m), **{axis: 2}):
+        for found, untouched in on_mesh(
+            lambda mesh, s=strategy, m=microbatch: measured(mesh, STRATEGIES[s], samples, m), **{axis: 2}
+        ):
             assert found == pytest.approx(expected, rel=1e-6)
             assert untouched, "the model goes on training, without gradients of the evaluation"
 
@@ -75,14 +79,26 @@ def test_where_nothing_counts_there_is_no_loss() -> None:
         model = construct(PARTS["model"], facts={"vocab": 13}, seed=0)
         parallelize(model, mesh, build(PARTS["strategy"]), precision=build(PARTS["precision"]), seed=0)
         source = as_source(Masked())
-        return evaluate(model, source, build(PARTS["objective"]), mesh, precision=build(PARTS["precision"]), samples=None, microbatch=2)["eval_loss"]
+        return evaluate(
+            model,
+            source,
+            build(PARTS["objective"]),
+            mesh,
+            precision=build(PARTS["precision"]),
+            samples=None,
+            microbatch=2,
+        )["eval_loss"]
 
     assert np.isnan(on_mesh(loss, dp_shard=1)).all()
 
 
 def accuracy(mesh: Mesh) -> dict[str, float]:
     data = build(PARTS["data"] | {"task": "classification"})
-    model = construct({"_target_": "dtrain.model.mlp.MLP", "inputs": "auto", "outputs": "auto", "width": 4, "layers": 0}, facts=data.facts, seed=0)
+    model = construct(
+        {"_target_": "dtrain.model.mlp.MLP", "inputs": "auto", "outputs": "auto", "width": 4, "layers": 0},
+        facts=data.facts,
+        seed=0,
+    )
     parallelize(model, mesh, build(PARTS["strategy"]), precision=build(PARTS["precision"]), seed=0)
     with torch.no_grad():
         model.head.weight.copy_(torch.from_numpy(data._mapped(np.eye(4, dtype=np.float32)).T))

@@ -10,17 +10,34 @@ from pool import RankFailed, ranks
 from dtrain.plan import Plan
 from dtrain.train import train
 
-WORDS = ("data=synthetic", "objective=regression", "steps=3", "devices=2", "strategy=ddp", "hook=[]", "trust=[wrong_models]", "evaluate.samples=8")
+WORDS = (
+    "data=synthetic",
+    "objective=regression",
+    "steps=3",
+    "devices=2",
+    "strategy=ddp",
+    "hook=[]",
+    "trust=[wrong_models]",
+    "evaluate.samples=8",
+)
 
 
 def told(plan: Plan) -> list[str]:
     ranks(plan.world, train, plan)
-    return [event["text"] for event in map(json.loads, (Path(plan.out) / "events.jsonl").read_text().splitlines()) if event["event"] == "caveat"]
+    return [
+        event["text"]
+        for event in map(json.loads, (Path(plan.out) / "events.jsonl").read_text().splitlines())
+        if event["event"] == "caveat"
+    ]
 
 
-@pytest.mark.parametrize(("name", "generator"), [("FunctionalDropout", "torch"), ("AttentionDropout", "torch"), ("NumpyNoise", "numpy")])
+@pytest.mark.parametrize(
+    ("name", "generator"), [("FunctionalDropout", "torch"), ("AttentionDropout", "torch"), ("NumpyNoise", "numpy")]
+)
 def test_functional_dropout_is_told_once(name: str, generator: str, tmp_path: Path) -> None:
-    trained, evaluated = told(plan_of(tmp_path / "run", f"model._target_=wrong_models.{name}", *WORDS, "evaluate.every=1"))
+    trained, evaluated = told(
+        plan_of(tmp_path / "run", f"model._target_=wrong_models.{name}", *WORDS, "evaluate.every=1")
+    )
     assert trained.startswith(f"the forward draws random numbers (of {generator})")
     assert evaluated.startswith(f"in evaluation the model still draws random numbers (of {generator})")
 

@@ -18,14 +18,18 @@ def large(seed: int = 0) -> Tensor:
 
 
 def rows(here: First, there: First, parts: First) -> list[Row]:
-    return list(_first_rows(here, there, parts, _rounded(parts.gradients, there.gradients, ROUNDING["float32"]), ALLOWED))
+    return list(
+        _first_rows(here, there, parts, _rounded(parts.gradients, there.gradients, ROUNDING["float32"]), ALLOWED)
+    )
 
 
 def test_a_gradient_that_is_rounding_alone_is_no_difference_and_counted() -> None:
     here, there, parts = (noted(weight=large(), bias=1e-7 * large(seed)) for seed in (1, 2, 3))
     gradients, updates = rows(here, there, parts)
     assert (gradients.first, gradients.compared, gradients.rounded) == (None, 2, 1)
-    assert (updates.first, updates.compared, updates.rounded) == (None, 2, 1), "though each number moves by a full step, here and there"
+    assert (updates.first, updates.compared, updates.rounded) == (None, 2, 1), (
+        "though each number moves by a full step, here and there"
+    )
 
 
 def test_a_small_gradient_is_compared_like_any_other() -> None:

@@ -81,7 +81,11 @@ def a_folder_instead(out: Path) -> None:
 
 
 TROUBLES: dict[str, tuple[Callable[[Path], None], Callable[[Path], None], str]] = {
-    "full": (lambda out: mounts.fill(out.parent), lambda out: (out.parent / "filler").unlink(), "No space left on device"),
+    "full": (
+        lambda out: mounts.fill(out.parent),
+        lambda out: (out.parent / "filler").unlink(),
+        "No space left on device",
+    ),
     "read-only": (mounts.cover, mounts.uncover, "Read-only file system"),
     "away": (away, back, "Not a directory"),
     "locked": (lock, unlock, "Permission denied"),
@@ -129,7 +133,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", TROUBLES)
-def test_training_goes_on_and_nothing_is_missing_at_the_end(name: str, tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+def test_training_goes_on_and_nothing_is_missing_at_the_end(
+    name: str, tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
     if name in ("full", "read-only") and not mounts.are_allowed():
         pytest.skip("this user may make no mount namespace")
     (left,) = ranks(1, run, tmp_path, name)
@@ -138,7 +144,11 @@ def test_training_goes_on_and_nothing_is_missing_at_the_end(name: str, tmp_path:
         assert left[part] == undisturbed[part], part
     sentence = TROUBLES[name][2]
     told = [event["text"] for event in left["events"] if event["event"] == "caveat" and sentence in event["text"]]
-    assert sorted(text.split()[0] for text in told) == ["metrics.jsonl"] if name == "a folder instead" else ["events.jsonl", "metrics.jsonl"]
+    assert (
+        sorted(text.split()[0] for text in told) == ["metrics.jsonl"]
+        if name == "a folder instead"
+        else ["events.jsonl", "metrics.jsonl"]
+    )
     failed = [event["step"] for event in left["events"] if event["event"] == "save_failed"]
     assert failed == ([18, 24, 30] if name in ("full", "read-only", "away", "locked") else [])
     assert all(event["event"] != "failed" for event in left["events"])
@@ -169,7 +179,9 @@ def begun_elsewhere(place: Path) -> tuple[str, dict[str, Any]]:
     return "", {}
 
 
-def test_a_start_that_is_behind_what_comes_to_the_place_ends_and_the_next_goes_on_from_there(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
+def test_a_start_that_is_behind_what_comes_to_the_place_ends_and_the_next_goes_on_from_there(
+    tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
     ((said, left),) = ranks(1, begun_elsewhere, tmp_path)
     assert "a checkpoint of step 30 is there" in said
     for part in ("rows", "step", "facts", "tensors"):
@@ -182,10 +194,20 @@ SMALL = ["unshare", "-m", "bash", "-c", 'mount -t tmpfs -o size=1m none "$TMPDIR
 
 @pytest.mark.skipif(not mounts.are_allowed(), reason="this user may make no mount namespace")
 @pytest.mark.parametrize("always", [False, True])
-def test_a_full_folder_for_temporary_files_hides_no_error_and_keeps_nobody_from_starting_again(always: bool, tmp_path: Path) -> None:
+def test_a_full_folder_for_temporary_files_hides_no_error_and_keeps_nobody_from_starting_again(
+    always: bool, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
-    fills = ["model=mlp", "model._target_=launching.Fills", "model.rank=1", f"model.always={str(always).lower()}", "checkpoint.every=2"]
-    process = started(out, *fills, "devices=2", "batch=8", "launcher=local", "launcher.restarts=1", by=[*SMALL, *command()])
+    fills = [
+        "model=mlp",
+        "model._target_=launching.Fills",
+        "model.rank=1",
+        f"model.always={str(always).lower()}",
+        "checkpoint.every=2",
+    ]
+    process = started(
+        out, *fills, "devices=2", "batch=8", "launcher=local", "launcher.restarts=1", by=[*SMALL, *command()]
+    )
     said = process.communicate(timeout=300)[0]
     assert "ValueError: planned" in said
     assert "ended without a word" not in said

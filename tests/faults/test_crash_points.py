@@ -42,7 +42,9 @@ def state_at(step: int) -> TrainState:
 
 
 def bits(state: TrainState) -> Bits:
-    return {name: tensor.detach().numpy().tobytes() for name, tensor in state.tensors().items()} | {"step": str(state.step).encode()}
+    return {name: tensor.detach().numpy().tobytes() for name, tensor in state.tensors().items()} | {
+        "step": str(state.step).encode()
+    }
 
 
 def save(mesh: Mesh, out: str, state: TrainState, keep: int = 1) -> None:
@@ -84,7 +86,9 @@ class Story:
             which = next((step for step, expected in self.bits.items() if expected == state), 0)
             self.seen.add(which)
             if which not in ((2,) if landed else (1, 2)):
-                self.problems.append(f"{what}: found state {which}, and the save {'had' if landed else 'had not'} landed")
+                self.problems.append(
+                    f"{what}: found state {which}, and the save {'had' if landed else 'had not'} landed"
+                )
             save(self.mesh, out, self.states[3])
             if found(self.mesh, out) != self.bits[3]:
                 self.problems.append(f"{what}: the save after it is not what the next start finds")
@@ -162,7 +166,14 @@ def test_object_storage_at_every_operation(tmp_path: Path, below: str, kind: str
         memory = dict(MemoryFileSystem.store)
         for at in range(1000):
             before(memory)
-            store.use(out, {"at": at, "kinds": kind, "on": "put" if kind in (*flaky.OF_PUTS, "flip") else ",".join(flaky.OPERATIONS)})
+            store.use(
+                out,
+                {
+                    "at": at,
+                    "kinds": kind,
+                    "on": "put" if kind in (*flaky.OF_PUTS, "flip") else ",".join(flaky.OPERATIONS),
+                },
+            )
             client, landed = store.client(out), False
             with contextlib.suppress(faults.Crash, StoreError):
                 save(mesh, out, story.states[2], keep=2 if kind in LYING else 1)

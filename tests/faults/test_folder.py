@@ -9,9 +9,7 @@ import pytest
 
 @pytest.mark.parametrize("words", [[], ["launcher=local", "devices=2", "strategy=ddp"]], ids=["inline", "local"])
 def test_a_relative_out_stays_where_it_was_though_code_changes_the_folder(words: list[str], tmp_path: Path) -> None:
-    code = (
-        "import os\nimport torch\nclass Net(torch.nn.Linear):\n    def forward(self, x):\n        os.chdir('/')\n        return super().forward(x)\n"
-    )
+    code = "import os\nimport torch\nclass Net(torch.nn.Linear):\n    def forward(self, x):\n        os.chdir('/')\n        return super().forward(x)\n"
     (tmp_path / "wanders.py").write_text(code)
     base = [
         "model._target_=wanders.Net",

@@ -81,14 +81,41 @@ def test_an_attempt_that_was_renamed_to_be_newer_is_not_accepted(tmp_path: Path)
     assert alone(work) == 80
 
 
-ODD: tuple[Any, ...] = (None, [], {}, "", "ten", "../../etc/passwd", -1, 0, 10**30, 1e300, float("nan"), True, [[]], {"a": {}}, "\x00", "9" * 5000)
+ODD: tuple[Any, ...] = (
+    None,
+    [],
+    {},
+    "",
+    "ten",
+    "../../etc/passwd",
+    -1,
+    0,
+    10**30,
+    1e300,
+    float("nan"),
+    True,
+    [[]],
+    {"a": {}},
+    "\x00",
+    "9" * 5000,
+)
 
 
-def mutated(data: bytes, chance: random.Random, read: Callable[[str], Any] | None, write: Callable[[Any], str]) -> bytes:
+def mutated(
+    data: bytes, chance: random.Random, read: Callable[[str], Any] | None, write: Callable[[Any], str]
+) -> bytes:
     """Some bytes or one place of a document, changed."""
     if read is None or chance.random() < 0.3:
         at = chance.randrange(len(data))
-        return chance.choice([data[:at], data[:at] + bytes([chance.randrange(256)]) + data[at + 1 :], data[:at] + data[at // 2 :], b"", data * 2])
+        return chance.choice(
+            [
+                data[:at],
+                data[:at] + bytes([chance.randrange(256)]) + data[at + 1 :],
+                data[:at] + data[at // 2 :],
+                b"",
+                data * 2,
+            ]
+        )
     document = read(data.decode())
     if chance.random() < 0.1:
         return write(chance.choice(ODD)).encode()
@@ -150,11 +177,19 @@ def fuzzed(out: Path, count: int) -> list[str]:
         ),
         (
             out / "config.yaml",
-            lambda: (resolve(compose([f"out={out}"], run=str(out)), Cluster(gpus=0, cpus=1)), diff.run([str(out), str(out)])),
+            lambda: (
+                resolve(compose([f"out={out}"], run=str(out)), Cluster(gpus=0, cpus=1)),
+                diff.run([str(out), str(out)]),
+            ),
             yaml.safe_load,
             yaml.safe_dump,
         ),
-        (out / "result.json", lambda: (verb_train._there(plan), diff.run([str(out), str(out)])), json.loads, json.dumps),
+        (
+            out / "result.json",
+            lambda: (verb_train._there(plan), diff.run([str(out), str(out)])),
+            json.loads,
+            json.dumps,
+        ),
         (next((out / "lease").iterdir()), hold, json.loads, json.dumps),
         (attempt / commits.NAME, checkpoints, json.loads, json.dumps),
         (next(attempt.glob("*.safetensors")), checkpoints, None, None),
@@ -174,7 +209,9 @@ def fuzzed(out: Path, count: int) -> list[str]:
                     read()
             except DtrainError as error:
                 sentences = error.problems if isinstance(error, WordsError) else [str(error)]
-                if any(len(sentence.splitlines()) > 1 for sentence in sentences) or "This is a fault of dtrain" in str(error):
+                if any(len(sentence.splitlines()) > 1 for sentence in sentences) or "This is a fault of dtrain" in str(
+                    error
+                ):
                     faults.append(f"{path.name} {number}: {error}")
             except Exception as error:
                 import traceback
@@ -234,7 +271,11 @@ def make_socket(path: Path) -> None:
         made.bind(path.name)
 
 
-NO_FILES: dict[str, Callable[[Path], None]] = {"a named pipe": os.mkfifo, "a socket": make_socket, "a folder": Path.mkdir}
+NO_FILES: dict[str, Callable[[Path], None]] = {
+    "a named pipe": os.mkfifo,
+    "a socket": make_socket,
+    "a folder": Path.mkdir,
+}
 
 
 def said_of(out: Path, make: Callable[[Path], None]) -> dict[str, str]:
@@ -296,5 +337,7 @@ def test_what_is_no_file_is_told_in_one_sentence_and_waited_for_by_nobody(kind: 
     else:
         told |= {"config.yaml", "tokens.bin", "tokens.txt"}
     assert told - named == set(), said
-    assert {name for name, sentence in said.items() if not sentence} == {"plan.yaml", "result.json", SCORES}, "the run does without them"
+    assert {name for name, sentence in said.items() if not sentence} == {"plan.yaml", "result.json", SCORES}, (
+        "the run does without them"
+    )
     assert all(len(sentence.splitlines()) <= 1 for sentence in said.values()), said

@@ -10,7 +10,15 @@ import pytest
 from killing import family, nothing_left
 from launching import started, steps_of, wait_for_step
 
-WORDS = ["model._target_=launching.Slow", "model.rank=0", "devices=2", "batch=8", "steps=120", "checkpoint.every=5", "launcher=local"]
+WORDS = [
+    "model._target_=launching.Slow",
+    "model.rank=0",
+    "devices=2",
+    "batch=8",
+    "steps=120",
+    "checkpoint.every=5",
+    "launcher=local",
+]
 FROZEN = {
     "store": "the store process (pid {pid}) was stopped (SIGSTOP) for 8 s",
     "agent": "node 0 (this host) was lost: no sign of life for 8 s",

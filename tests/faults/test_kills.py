@@ -48,7 +48,16 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, di
     yield Made()
 
 
-def killed(strategy: str, mode: str, storage: str, place: Path, request: pytest.FixtureRequest, *, seed: int, kills: int = KILLS) -> None:
+def killed(
+    strategy: str,
+    mode: str,
+    storage: str,
+    place: Path,
+    request: pytest.FixtureRequest,
+    *,
+    seed: int,
+    kills: int = KILLS,
+) -> None:
     untouched: dict[str, dict[str, object]] = request.getfixturevalue("untouched")
     every = 50 if storage == "s3" else 10  # the server of S3 takes half a second for each
     words = [*WORDS, *STRATEGIES[strategy], f"checkpoint.mode={mode}", f"checkpoint.every={every}"]
@@ -67,9 +76,19 @@ def killed(strategy: str, mode: str, storage: str, place: Path, request: pytest.
     assert nothing_left(place / "run")
 
 
-def in_trouble(words: list[str], place: Path, seed: int, kills: int) -> tuple[dict[str, int], dict[str, int], dict[str, Any]]:
+def in_trouble(
+    words: list[str], place: Path, seed: int, kills: int
+) -> tuple[dict[str, int], dict[str, int], dict[str, Any]]:
     """A process of its own has the mounts: how often what was killed, and which trouble there was, and what is left."""
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
+    for name in (
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCHELASTIC_USE_AGENT_STORE",
+    ):
         del os.environ[name]
     storage, url = mounts.Unsteady(place / "disk"), str(place / "disk/run")
     done = survive(words, place / "run", url=url, kills=kills, seed=seed, seconds=600, longest=0.5, storage=storage)
@@ -77,7 +96,9 @@ def in_trouble(words: list[str], place: Path, seed: int, kills: int) -> tuple[di
 
 
 @pytest.mark.parametrize(("strategy", "mode"), QUICK)
-def test_a_killed_run_equals_the_untouched_one(strategy: str, mode: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_killed_run_equals_the_untouched_one(
+    strategy: str, mode: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     killed(strategy, mode, QUICK[strategy, mode], tmp_path, request, seed=0)
 
 
@@ -86,5 +107,7 @@ def test_a_killed_run_equals_the_untouched_one(strategy: str, mode: str, tmp_pat
 @pytest.mark.parametrize("storage", ["local", "s3", "unsteady"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_thousand_kills(strategy: str, mode: str, storage: str, seed: int, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_thousand_kills(
+    strategy: str, mode: str, storage: str, seed: int, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     killed(strategy, mode, storage, tmp_path, request, seed=seed)

@@ -22,7 +22,9 @@ SECONDS = 300
 """On a busy machine; alone it takes one or two."""
 ROOT = Path(__file__).parents[1]
 NAMESPACES = (
-    os.getuid() == 0 and bool(shutil.which("unshare")) and not subprocess.run(["unshare", "-nm", "true"], check=False, capture_output=True).returncode
+    os.getuid() == 0
+    and bool(shutil.which("unshare"))
+    and not subprocess.run(["unshare", "-nm", "true"], check=False, capture_output=True).returncode
 )
 own_namespace = pytest.mark.skipif(not NAMESPACES, reason="needs root and unshare")
 CAPABILITY = "-all,+dac_read_search"
@@ -40,7 +42,12 @@ LOCAL = ["model=mlp", "steps=2", "launcher=local", "devices=2"]
 
 
 def refused(
-    out: Path, *words: str, base: Sequence[str] = WORDS, by: list[str] | None = None, before: Callable[[], None] | None = None, **environ: str
+    out: Path,
+    *words: str,
+    base: Sequence[str] = WORDS,
+    by: list[str] | None = None,
+    before: Callable[[], None] | None = None,
+    **environ: str,
 ) -> str:
     """The one sentence of a command that cannot start."""
     done = subprocess.run(
@@ -57,9 +64,7 @@ def refused(
 
 def mounted(tmp_path: Path, place: str, options: str) -> list[str]:
     """A command run where `place` is a small disk that is full."""
-    script = (
-        f'mount -t tmpfs -o {options} none {place} && {{ head -c 1M /dev/zero > {place}/rest; touch {place}/last; exec "$@"; }} 2>{tmp_path}/mount'
-    )
+    script = f'mount -t tmpfs -o {options} none {place} && {{ head -c 1M /dev/zero > {place}/rest; touch {place}/last; exec "$@"; }} 2>{tmp_path}/mount'
     return ["unshare", "-m", "bash", "-c", script.replace('exec "$@"', 'exec "$@" 2>&3'), "bash"]
 
 
@@ -71,12 +76,23 @@ def test_an_address_that_is_in_use(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         said = refused(tmp_path, *LOCAL, "nodes=2", "launcher.here=1", f"launcher.address={address}", "batch=8")
-    assert said == f"the launcher cannot start: launcher.address={address}: address already in use. Type one of this host that is free"
+    assert (
+        said
+        == f"the launcher cannot start: launcher.address={address}: address already in use. Type one of this host that is free"
+    )
 
 
 @pytest.mark.parametrize("address", ["no-such-host.invalid:45672", "192.0.2.7:45672"])
 def test_an_address_that_is_not_of_this_host(address: str, tmp_path: Path) -> None:
-    said = refused(tmp_path, *LOCAL, "nodes=2", "launcher.here=1", f"launcher.address={address}", "batch=8", DTRAIN_SECRET="0123456789abcdef")
+    said = refused(
+        tmp_path,
+        *LOCAL,
+        "nodes=2",
+        "launcher.here=1",
+        f"launcher.address={address}",
+        "batch=8",
+        DTRAIN_SECRET="0123456789abcdef",
+    )
     assert said.startswith(f"the launcher cannot start: launcher.address={address}: ")
 
 
@@ -85,8 +101,16 @@ def test_a_rank_whose_store_cannot_be(name: str, value: str, tmp_path: Path) -> 
     with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as taken:
         port = str(taken.getsockname()[1])
         rank = "1" if name == "MASTER_ADDR" else "0"
-        variables = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        said = refused(tmp_path, "model=mlp", "steps=2", **{**variables, **({name: value} if name == "MASTER_ADDR" else {})})
+        variables = {
+            "RANK": rank,
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }
+        said = refused(
+            tmp_path, "model=mlp", "steps=2", **{**variables, **({name: value} if name == "MASTER_ADDR" else {})}
+        )
     assert name in said
 
 
@@ -125,7 +149,9 @@ def test_standard_output_on_a_full_disk(tmp_path: Path) -> None:
 
 def test_a_verb_whose_answer_is_lost_says_so() -> None:
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run([*command(), "plan"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=SECONDS, check=False)
+        done = subprocess.run(
+            [*command(), "plan"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=SECONDS, check=False
+        )
     assert (done.returncode, done.stderr.count("no space left on device")) == (3, 1)
 
 
@@ -165,6 +191,18 @@ def test_a_home_and_a_cache_that_may_not_be_written(words: list[str], tmp_path: 
     home, text = tmp_path / "home", tmp_path / "text.txt"
     home.mkdir(mode=0o755)
     text.write_text("to be or not to be " * 200)
-    base = ["model=gpt", "model.layers=1", "model.width=32", "data=text", f"data.path={text}", "data.sequence=16", "steps=2", "logger=[]", "batch=8"]
-    said = refused(tmp_path / "out", *words, base=base, by=NOBODY, HOME=str(home), XDG_CACHE_HOME="", TMPDIR=str(tmp_path))
+    base = [
+        "model=gpt",
+        "model.layers=1",
+        "model.width=32",
+        "data=text",
+        f"data.path={text}",
+        "data.sequence=16",
+        "steps=2",
+        "logger=[]",
+        "batch=8",
+    ]
+    said = refused(
+        tmp_path / "out", *words, base=base, by=NOBODY, HOME=str(home), XDG_CACHE_HOME="", TMPDIR=str(tmp_path)
+    )
     assert said == f"cannot keep the encoded text in {home}/.cache/dtrain: Permission denied"

@@ -14,16 +14,32 @@ ANYWHERE = ["model._target_=faulty.Faulty", "trust=[launching,faulty]", "backend
 WORDS = [*ANYWHERE, "devices=2", "launcher=local", "launcher.restarts=0"]
 
 FAULTS: dict[str, tuple[str, str, str]] = {
-    "workload_exc": ("error", "rank 1 failed in step 4 (samples 24 to 31, microbatch 0): ValueError: planned", "in workload_exc"),
+    "workload_exc": (
+        "error",
+        "rank 1 failed in step 4 (samples 24 to 31, microbatch 0): ValueError: planned",
+        "in workload_exc",
+    ),
     "async_exc": ("error", "rank 1 failed in step 4 (samples 24 to 31, microbatch 0): ValueError", "in async_exc"),
-    "signal_exc": ("error", "rank 1 failed in step 4 (samples 24 to 31, microbatch 0): ValueError: planned in a handler", "in fail"),
-    "interrupt": ("error", "rank 1 failed in step 4 (samples 24 to 31, microbatch 0): KeyboardInterrupt", "in interrupt"),
+    "signal_exc": (
+        "error",
+        "rank 1 failed in step 4 (samples 24 to 31, microbatch 0): ValueError: planned in a handler",
+        "in fail",
+    ),
+    "interrupt": (
+        "error",
+        "rank 1 failed in step 4 (samples 24 to 31, microbatch 0): KeyboardInterrupt",
+        "in interrupt",
+    ),
     "os_abort": ("killed", "rank 1 aborted in step 4 (samples 24 to 31): SIGABRT", "in os_abort"),
     "segfault": ("killed", "rank 1 crashed in step 4 (samples 24 to 31): SIGSEGV", "in segfault"),
     "sigkill": ("killed", "rank 1 was killed in step 4 (samples 24 to 31): SIGKILL", ""),
     "exit_0": ("exited", "rank 1 left in step 4 (samples 24 to 31): with exit code 0 before the run was done", ""),
     "exit_7": ("exited", "rank 1 ended in step 4 (samples 24 to 31): with exit code 7", ""),
-    "sleep": ("hung", "rank 1 hung in step 4 (samples 24 to 31, microbatch 0): it never reached collective", "in sleep"),
+    "sleep": (
+        "hung",
+        "rank 1 hung in step 4 (samples 24 to 31, microbatch 0): it never reached collective",
+        "in sleep",
+    ),
     "lock_gil": ("hung", "rank 1 hung in step 4 (samples 24 to 31): it did not answer", "in lock_gil"),
     "sigstop": ("hung", "rank 1 was stopped in step 4 (samples 24 to 31): SIGSTOP", ""),
 }
@@ -82,7 +98,9 @@ def test_a_single_process_in_which_code_raises_an_interrupt_says_where(tmp_path:
     """Nobody pressed Ctrl-C: it is no wish to stop."""
     code, output = ran(tmp_path, "model.fault=interrupt", "model.rank=0", words=ANYWHERE)
     assert code == 1
-    assert "dtrain: rank 0 failed in step 4 (samples 24 to 31, microbatch 0): KeyboardInterrupt, at faulty.py:" in output
+    assert (
+        "dtrain: rank 0 failed in step 4 (samples 24 to 31, microbatch 0): KeyboardInterrupt, at faulty.py:" in output
+    )
     assert json.loads((tmp_path / "failure.json").read_text())["kind"] == "error"
 
 
@@ -100,7 +118,9 @@ def test_under_torchrun_the_rank_that_failed_is_named(tmp_path: Path) -> None:
     process = started(tmp_path, *ANYWHERE, "model.fault=workload_exc", by=torchrun)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 1
-    assert output.count("dtrain: rank 1 failed in step 4 (samples 24 to 31, microbatch 0): ValueError: planned") == 1, output
+    assert output.count("dtrain: rank 1 failed in step 4 (samples 24 to 31, microbatch 0): ValueError: planned") == 1, (
+        output
+    )
     facts = json.loads((tmp_path / "failure.json").read_text())
     assert (facts["rank"], facts["error"]) == (1, "ValueError: planned")
 

@@ -23,10 +23,19 @@ def last_round(place: Path, *words: str, restarts: int = 0) -> Path:
     scratch = place / f"{place.name}-scratch"
     scratch.mkdir()
     plan = plan_of(
-        place / "out", "backend._target_=nccl_like.NcclLike", "trust=[launching,nccl_like]", "strategy=ddp", "launcher=local", "steps=6", *words
+        place / "out",
+        "backend._target_=nccl_like.NcclLike",
+        "trust=[launching,nccl_like]",
+        "strategy=ddp",
+        "launcher=local",
+        "steps=6",
+        *words,
     )
     told: dict[str, Any] = {"restarts": restarts, "silence": 15, "wait": 60, "address": None, "here": plan.nodes}
-    pid, deadline = process.fork(lambda: Rounds(plan, scratch, RestartLog.read(scratch), **told).run()), time.monotonic() + DEADLINE
+    pid, deadline = (
+        process.fork(lambda: Rounds(plan, scratch, RestartLog.read(scratch), **told).run()),
+        time.monotonic() + DEADLINE,
+    )
     try:
         while not (scratch / "over.json").exists():
             assert time.monotonic() < deadline, f"the run was not over within {DEADLINE:.0f} s"
@@ -44,7 +53,9 @@ def ran(place: Path, *words: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("devices", [2, 4])
 @pytest.mark.parametrize("fault", ["raises", "raises_and_hangs"])
-def test_an_error_ends_the_run_at_once_though_the_groups_cannot_be_destroyed(fault: str, devices: int, tmp_path: Path) -> None:
+def test_an_error_ends_the_run_at_once_though_the_groups_cannot_be_destroyed(
+    fault: str, devices: int, tmp_path: Path
+) -> None:
     facts = ran(tmp_path, f"devices={devices}", f"backend.fault={fault}", "backend.timeout=600")
     assert (facts["rank"], facts["kind"], facts["error"]) == (1, "error", "ValueError: planned")
 
@@ -56,7 +67,10 @@ CASES: dict[str, tuple[str, str]] = {
     "aborts_who_waits": ("hung", "rank 1 hung"),
     "aborts_all_who_wait": ("hung", "rank 1 hung"),
     "unhandled_cuda_error": ("error", "rank 1 failed"),
-    "broken_memory": ("gpu", "GPU 1: AcceleratorError: CUDA error: uncorrectable ECC error encountered (its memory is broken (ECC))"),
+    "broken_memory": (
+        "gpu",
+        "GPU 1: AcceleratorError: CUDA error: uncorrectable ECC error encountered (its memory is broken (ECC))",
+    ),
     "driver_reports": (
         "gpu",
         "(Xid 119 of the GPU at 0000:01:00: its system processor (GSP) did not answer the driver; the GPU's fault, not the program's)",
@@ -72,7 +86,9 @@ CASES: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("fault", CASES)
-def test_what_goes_wrong_with_nccl_is_blamed_on_the_rank_that_is_the_cause(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_goes_wrong_with_nccl_is_blamed_on_the_rank_that_is_the_cause(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kind, said = CASES[fault]
     monkeypatch.setattr(kernel_log, "KMSG", tmp_path / "kmsg")
     kernel_log.KMSG.touch()
@@ -83,14 +99,28 @@ def test_what_goes_wrong_with_nccl_is_blamed_on_the_rank_that_is_the_cause(fault
 
 @pytest.mark.parametrize("function", ["flush", "save"])
 def test_who_waits_between_two_steps_ends_too(function: str, tmp_path: Path) -> None:
-    words = ["backend.fault=late", "backend.timeout=6", f"backend.inside={function}", "backend.at=2", "checkpoint.every=1"]
+    words = [
+        "backend.fault=late",
+        "backend.timeout=6",
+        f"backend.inside={function}",
+        "backend.at=2",
+        "checkpoint.every=1",
+    ]
     facts = ran(tmp_path, "devices=2", *words)
     assert (facts["rank"], facts["kind"], facts["samples"]) == (1, "hung", None), facts["message"]
     assert facts["error"].startswith("it never reached collective")
 
 
 def test_a_node_with_a_broken_gpu_is_left_out_where_fewer_are_allowed(tmp_path: Path) -> None:
-    left = last_round(tmp_path, "nodes=1:2", "devices=1", "backend.fault=broken_memory", "backend.timeout=60", "backend.at=14", restarts=1)
+    left = last_round(
+        tmp_path,
+        "nodes=1:2",
+        "devices=1",
+        "backend.fault=broken_memory",
+        "backend.timeout=60",
+        "backend.at=14",
+        restarts=1,
+    )
     assert left.name == "round-1"
     assert json.loads((left / "result.json").read_text())["status"] == "finished"
     assert [path.name for path in left.glob("began-*")] == ["began-0.json"]

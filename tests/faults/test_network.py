@@ -13,7 +13,15 @@ from pathlib import Path
 import pytest
 from launching import WORDS, command, steps_of, wait_for_step
 
-SLOW = [*WORDS, "model._target_=launching.Slow", "model.rank=0", "model.seconds=0.05", "batch=8", "checkpoint.every=5", "launcher=local"]
+SLOW = [
+    *WORDS,
+    "model._target_=launching.Slow",
+    "model.rank=0",
+    "model.seconds=0.05",
+    "batch=8",
+    "checkpoint.every=5",
+    "launcher=local",
+]
 
 
 @dataclass
@@ -29,7 +37,12 @@ class Cable:
 
     def start(self, where: str, *words: str, scratch: Path) -> "subprocess.Popen[str]":
         scratch.mkdir(exist_ok=True)
-        env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "TMPDIR": str(scratch), "DTRAIN_SECRET": "0123456789abcdef"}
+        env = {
+            **os.environ,
+            "PYTHONPATH": str(Path(__file__).parents[1]),
+            "TMPDIR": str(scratch),
+            "DTRAIN_SECRET": "0123456789abcdef",
+        }
         inside = ["ip", "netns", "exec", where, *words]
         return subprocess.Popen(inside, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
 
@@ -41,7 +54,10 @@ def cable() -> Iterator[Cable]:
         pytest.skip("network namespaces need root, and a kernel that has them")
     try:
         subprocess.run(["ip", "netns", "add", names[1]], check=True)
-        subprocess.run(["ip", "-n", names[0], "link", "add", "cable", "type", "veth", "peer", "cable", "netns", names[1]], check=True)
+        subprocess.run(
+            ["ip", "-n", names[0], "link", "add", "cable", "type", "veth", "peer", "cable", "netns", names[1]],
+            check=True,
+        )
         for number, name in enumerate(names, start=1):
             subprocess.run(["ip", "-n", name, "address", "add", f"10.77.0.{number}/24", "dev", "cable"], check=True)
             for device in ("lo", "cable"):
@@ -57,7 +73,9 @@ def begun(cable: Cable, out: Path, *words: str) -> Iterator[tuple["subprocess.Po
     """The command on one host and the agent of the other, some steps after their start; killed at the end of the context."""
     run = [*SLOW, *words, f"out={out}", f"launcher.address={cable.address}", "launcher.here=1"]
     near = cable.start(cable.near, *command(*run), scratch=out.with_name("near"))
-    far = cable.start(cable.far, sys.executable, "-m", "dtrain.launcher.local.agent", cable.address, scratch=out.with_name("far"))
+    far = cable.start(
+        cable.far, sys.executable, "-m", "dtrain.launcher.local.agent", cable.address, scratch=out.with_name("far")
+    )
     try:
         wait_for_step(out, 5)
         yield near, far

@@ -100,15 +100,25 @@ def together(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     """What the ranks of a mesh hold and saw together."""
     assert all(rank["losses"] == ranks[0]["losses"] for rank in ranks)
     batches = [sorted({tuple(row) for rank in ranks for row in rank["rows"][step]}) for step in range(STEPS - SAVED)]
-    return {"values": {name: value for rank in ranks for name, value in rank["values"].items()}, "losses": ranks[0]["losses"], "rows": batches}
+    return {
+        "values": {name: value for rank in ranks for name, value in rank["values"].items()},
+        "losses": ranks[0]["losses"],
+        "rows": batches,
+    }
 
 
 def hold_against(source: str, target: str, here: dict[str, Any], there: dict[str, Any]) -> None:
     assert here["values"].keys() == there["values"].keys()
-    assert [name for name in here["values"] if here["values"][name] != there["values"][name]] == [], f"{source} -> {target}"
+    assert [name for name in here["values"] if here["values"][name] != there["values"][name]] == [], (
+        f"{source} -> {target}"
+    )
     assert here["rows"] == there["rows"]
     torch.testing.assert_close(
-        torch.tensor(here["losses"]), torch.tensor(there["losses"]), rtol=2e-6, atol=0, msg=lambda text: f"{source} -> {target}: {text}"
+        torch.tensor(here["losses"]),
+        torch.tensor(there["losses"]),
+        rtol=2e-6,
+        atol=0,
+        msg=lambda text: f"{source} -> {target}: {text}",
     )
 
 
@@ -117,7 +127,9 @@ def pairs(names: tuple[str, ...], folder: Path) -> None:
     saved = {}
     for name in names:
         degrees, strategy = LAYOUTS[name]
-        saved[name] = together(on_mesh(lambda mesh, name=name, strategy=strategy: save_on(mesh, strategy, outs[name]), **degrees))
+        saved[name] = together(
+            on_mesh(lambda mesh, name=name, strategy=strategy: save_on(mesh, strategy, outs[name]), **degrees)
+        )
     for target in names:
         degrees, strategy = LAYOUTS[target]
         ranks = on_mesh(lambda mesh, strategy=strategy: go_on(mesh, strategy, outs), **degrees)

@@ -17,7 +17,14 @@ from storage.test_options import descendants
 TESTS = str(Path(__file__).parent.parent)
 TOLD, FOUND = shapes(0), shapes(1)
 """Those that are typed as words; those that a user's code has from elsewhere."""
-PARTS = ["data=synthetic", "objective=regression", "model._target_=leaky.Net", "trust=[leaky]", "log.every=1", "batch=4"]
+PARTS = [
+    "data=synthetic",
+    "objective=regression",
+    "model._target_=leaky.Net",
+    "trust=[leaky]",
+    "log.every=1",
+    "batch=4",
+]
 
 
 def key_of(number: int, shape: Shape) -> str:
@@ -46,7 +53,11 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.said = folder, dict[str, bytes]()
-        said = [shape.text if shape.key == "note" else f"{shape.key.split('.')[-1]}={shape.text}" for shape in FOUND if "holder" not in shape.name]
+        said = [
+            shape.text if shape.key == "note" else f"{shape.key.split('.')[-1]}={shape.text}"
+            for shape in FOUND
+            if "holder" not in shape.name
+        ]
         (folder / "texts.json").write_text(json.dumps([*(shape.text for shape in TOLD), *said]))
         self.environment = {
             "PYTHONPATH": f"{TESTS}:{Path(TESTS).parent}",
@@ -80,9 +91,18 @@ class Place:
 
     def search(self, written: dict[str, bytes]) -> None:
         """Every byte and every name."""
-        files = {str(path.relative_to(self.folder)): path.read_bytes() for path in (self.folder / "left").rglob("*") if path.is_file()}
+        files = {
+            str(path.relative_to(self.folder)): path.read_bytes()
+            for path in (self.folder / "left").rglob("*")
+            if path.is_file()
+        }
         everything = {**self.said, **files, **written, "names": "\n".join([*files, *written]).encode()}
-        leaks = [(where, core) for where, data in everything.items() for core in (*CORES, "in-the-environment-17") if core.encode() in data]
+        leaks = [
+            (where, core)
+            for where, data in everything.items()
+            for core in (*CORES, "in-the-environment-17")
+            if core.encode() in data
+        ]
         assert leaks == []
 
 
@@ -101,25 +121,58 @@ def test_a_run_that_fails_tells_none(place: Place, where: str, request: pytest.F
     out = str(place.folder / "left/run")
     if where == "s3":
         out = f"{request.getfixturevalue('s3')}/secrets-{os.getpid()}"
-    words = [f"out={out}", "devices=2", "steps=6", "checkpoint.every=2", "logger=[console,tensorboard]", "logger.mine._target_=leaky.Tracker"]
+    words = [
+        f"out={out}",
+        "devices=2",
+        "steps=6",
+        "checkpoint.every=2",
+        "logger=[console,tensorboard]",
+        "logger.mine._target_=leaky.Tracker",
+    ]
     code, said = place.run(*PARTS, *leak(place.folder), *words)
-    assert code == 1 and "rank 1 failed" in said and "logger mine failed" in said and "hook.leak" not in said.split("Traceback")[-1], said
+    assert (
+        code == 1
+        and "rank 1 failed" in said
+        and "logger mine failed" in said
+        and "hook.leak" not in said.split("Traceback")[-1]
+    ), said
     assert (place.folder / "seen").read_text() == digest(nested(ARGUMENTS)), "the part got what was typed"
     fs = (
-        fsspec.filesystem("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"], use_listings_cache=False) if where == "s3" else fsspec.filesystem("file")
+        fsspec.filesystem("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"], use_listings_cache=False)
+        if where == "s3"
+        else fsspec.filesystem("file")
     )
     written = {path: fs.cat_file(path) for path in fs.find(out)}
     names = {path.rsplit("/", 1)[-1] for path in written}
-    assert {"config.yaml", "plan.yaml", "metrics.jsonl", "events.jsonl", "failure.json"} <= names and any("tensorboard" in path for path in written)
-    events = [json.loads(data) for path, data in written.items() if path.endswith("events.jsonl") for data in data.splitlines()]
+    assert {"config.yaml", "plan.yaml", "metrics.jsonl", "events.jsonl", "failure.json"} <= names and any(
+        "tensorboard" in path for path in written
+    )
+    events = [
+        json.loads(data)
+        for path, data in written.items()
+        if path.endswith("events.jsonl")
+        for data in data.splitlines()
+    ]
     assert {"leak", "logger_failed", "restarted"} <= {event["event"] for event in events}
-    assert b"${secret:hook.leak.password}" in next(data for path, data in written.items() if path.endswith("config.yaml"))
+    assert b"${secret:hook.leak.password}" in next(
+        data for path, data in written.items() if path.endswith("config.yaml")
+    )
     place.search(written)
 
 
 def small(folder: Path) -> list[str]:
     """A run of two steps that ends well, with a hook that tells all at the end."""
-    return [*PARTS[:2], "model=mlp", "trust=[leaky]", "batch=4", "steps=2", "logger=[console]", "hook.leak.every=0", *leak(folder)[0::2][:2], *WORDS]
+    return [
+        *PARTS[:2],
+        "model=mlp",
+        "trust=[leaky]",
+        "batch=4",
+        "steps=2",
+        "logger=[console]",
+        "hook.leak.every=0",
+        *leak(folder)[0::2][:2],
+        *WORDS,
+    ]
 
 
 def test_plans_mistakes_and_sweeps_tell_none(place: Place) -> None:
@@ -129,7 +182,13 @@ def test_plans_mistakes_and_sweeps_tell_none(place: Place) -> None:
     code, said = place.run("plan", "why", *words)
     assert code == 0 and "hook.leak.password" in said, said
     code, said = place.run(
-        "plan", *words, "optim.lrr=1", f"hook.leek.password={TOLD[-5].core}", f"--hook.leak.token={TOLD[1].core}", "--secret", TOLD[2].core
+        "plan",
+        *words,
+        "optim.lrr=1",
+        f"hook.leek.password={TOLD[-5].core}",
+        f"--hook.leak.token={TOLD[1].core}",
+        "--secret",
+        TOLD[2].core,
     )
     assert code == 2 and "optim.lrr" in said, said
     code, said = place.run("-m", "seed=0,1", *words)

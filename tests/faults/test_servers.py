@@ -7,7 +7,15 @@ from killing import leavings, survive
 from pool import ranks
 from servers import Server
 
-WORDS = ("model=mlp", "steps=60", "checkpoint.every=20", "strategy=ddp", "devices=2", "launcher=local", "launcher.restarts=100")
+WORDS = (
+    "model=mlp",
+    "steps=60",
+    "checkpoint.every=20",
+    "strategy=ddp",
+    "devices=2",
+    "launcher=local",
+    "launcher.restarts=100",
+)
 
 
 @pytest.fixture(scope="module")

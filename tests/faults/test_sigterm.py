@@ -14,7 +14,14 @@ from dtrain.checkpoint.commit import newest
 
 GRACE_SECONDS = {"busy": 90.0, "idle": 5.0}
 """Before SIGKILL, on a machine that has other things to do, and on one that has not; the whole run takes longer than either."""
-WORDS = ["model._target_=launching.Slow", "model.rank=0", "steps=20000", "batch=8", "checkpoint.every=7", "evaluate.every=5"]
+WORDS = [
+    "model._target_=launching.Slow",
+    "model.rank=0",
+    "steps=20000",
+    "batch=8",
+    "checkpoint.every=7",
+    "evaluate.every=5",
+]
 STRATEGIES = {"single": [], "ddp": ["strategy=ddp", "devices=2"], "fsdp": ["strategy=fsdp", "devices=2"]}
 
 

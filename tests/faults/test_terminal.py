@@ -17,7 +17,9 @@ from launching import WORDS, command, steps_of, wait_for_step
 
 SLOW = ["model._target_=launching.Slow", "model.rank=0", "batch=8", "steps=4000", "logger=[console]"]
 HANG_UP = signal.SIGHUP
-STARTED = "import os, signal, sys; signal.signal(int(sys.argv[1]), signal.SIG_IGN); os.execv(sys.executable, sys.argv[2:])"
+STARTED = (
+    "import os, signal, sys; signal.signal(int(sys.argv[1]), signal.SIG_IGN); os.execv(sys.executable, sys.argv[2:])"
+)
 
 
 def environment(out: Path) -> dict[str, str]:
@@ -57,7 +59,9 @@ def test_a_closed_terminal_stops_the_run_with_a_checkpoint(words: list[str], tmp
 
 @pytest.mark.parametrize("words", [[], ["devices=2"]], ids=["inline", "local"])
 @pytest.mark.parametrize("number", [HANG_UP, signal.SIGINT], ids=["nohup", "in a script"])
-def test_what_the_shell_that_started_it_ignores_is_not_heard(number: signal.Signals, words: list[str], tmp_path: Path) -> None:
+def test_what_the_shell_that_started_it_ignores_is_not_heard(
+    number: signal.Signals, words: list[str], tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     process = subprocess.Popen(
         [sys.executable, "-c", STARTED, str(number.value), *command(), *WORDS, *SLOW, *words, f"out={out}"],

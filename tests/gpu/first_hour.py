@@ -23,7 +23,16 @@ from tests.gpu import hour
 from tests.gpu.steps import STEPS
 
 RESULTS = hour.TESTS / "bench" / "RESULTS.md"
-WORDS = {"on": "cuda", "devices": "", "nodes": "1", "address": "", "only": "", "write": "yes", "out": "outputs/first-hour", "step": ""}
+WORDS = {
+    "on": "cuda",
+    "devices": "",
+    "nodes": "1",
+    "address": "",
+    "only": "",
+    "write": "yes",
+    "out": "outputs/first-hour",
+    "step": "",
+}
 
 
 def main(words: list[str]) -> int:
@@ -31,7 +40,13 @@ def main(words: list[str]) -> int:
     if unknown := set(said) - set(WORDS):
         sys.exit(f"{', '.join(sorted(unknown))}: not known. Words: {' '.join(WORDS)}")
     said = WORDS | said
-    place = hour.Place(said["on"], int(said["devices"] or _devices(said["on"])), int(said["nodes"]), Path(said["out"]).resolve(), said["address"])
+    place = hour.Place(
+        said["on"],
+        int(said["devices"] or _devices(said["on"])),
+        int(said["nodes"]),
+        Path(said["out"]).resolve(),
+        said["address"],
+    )
     if said["step"]:
         hour.do(next(step for step in STEPS if step.name == said["step"]), place)
         return 0

@@ -62,7 +62,9 @@ def judged(holds: bool, figure: str, said: str = "") -> Verdict:
     return Verdict("passed" if holds else "failed", figure, said)
 
 
-def run(steps: Sequence[Step], place: Place, entry: Sequence[str], tell: Callable[[str], None] = print) -> list[tuple[Step, Verdict]]:
+def run(
+    steps: Sequence[Step], place: Place, entry: Sequence[str], tell: Callable[[str], None] = print
+) -> list[tuple[Step, Verdict]]:
     """`entry` is the command that does one step: it takes `step=<name>` and leaves <folder>/<name>.json. Logs lie beside it."""
     place.folder.mkdir(parents=True, exist_ok=True)
     found = []
@@ -85,7 +87,9 @@ def _one(step: Step, place: Place, entry: Sequence[str]) -> Verdict:
     log, left = place.folder / f"{step.name}.log", place.folder / f"{step.name}.json"
     left.unlink(missing_ok=True)
     with log.open("w") as file:
-        process = subprocess.Popen([*entry, f"step={step.name}"], stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            [*entry, f"step={step.name}"], stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
         try:
             code: int | None = process.wait(step.seconds)
         except subprocess.TimeoutExpired:
@@ -139,7 +143,9 @@ def begun(place: Place, *words: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "dtrain", *words]
     env = {**os.environ, "PYTHONPATH": str(TESTS)}
     print("$", " ".join(command), flush=True)
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=place.folder, env=env)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=place.folder, env=env
+    )
 
 
 def rows(out: Path) -> list[dict[str, float]]:

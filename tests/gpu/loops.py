@@ -33,7 +33,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         B, T, C = x.shape
-        q, k, v = self.qkv(self.norm1(x)).split([self.heads * self.size, self.kv_heads * self.size, self.kv_heads * self.size], -1)
+        q, k, v = self.qkv(self.norm1(x)).split(
+            [self.heads * self.size, self.kv_heads * self.size, self.kv_heads * self.size], -1
+        )
         q, k, v = (part.view(B, T, -1, self.size).transpose(1, 2) for part in (q, k, v))
         q, k = (F.rms_norm(part, (self.size,)) for part in (q, k))
         q, k = ((part * cos + part.roll(self.size // 2, -1) * sin).to(v.dtype) for part in (q, k))
@@ -45,7 +47,9 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, vocab: int, layers: int, heads: int, kv_heads: int, width: int, hidden: int, sequence: int) -> None:
+    def __init__(
+        self, vocab: int, layers: int, heads: int, kv_heads: int, width: int, hidden: int, sequence: int
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocab, width)
         self.blocks = nn.ModuleList(Block(width, hidden, heads, kv_heads) for _ in range(layers))

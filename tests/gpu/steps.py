@@ -56,7 +56,17 @@ SIZES: dict[str, dict[str, Any]] = {
         "batch": 4,
         "microbatch": 1,
     },
-    "tiny": {"vocab": 256, "layers": 2, "heads": 4, "kv_heads": 4, "width": 64, "hidden": 128, "sequence": 64, "batch": 4, "microbatch": 4},
+    "tiny": {
+        "vocab": 256,
+        "layers": 2,
+        "heads": 4,
+        "kv_heads": 4,
+        "width": 64,
+        "hidden": 128,
+        "sequence": 64,
+        "batch": 4,
+        "microbatch": 4,
+    },
 }
 """`batch` is of a rank. 8B needs the state of several GPUs, or about 130 GB of one."""
 
@@ -65,13 +75,23 @@ def doctor(place: Place) -> Verdict:
     found = _doctor(place)
     notes = [each["check"] for each in found["findings"] if each["verdict"] != "ok"]
     facts = next(each["facts"] for each in found["findings"] if each["check"] == "torch")
-    return judged(found["exit_code"] == 0, f"torch {facts['version']}, {facts['gpus']} GPUs", f"to be read: {', '.join(notes)}" if notes else "")
+    return judged(
+        found["exit_code"] == 0,
+        f"torch {facts['version']}, {facts['gpus']} GPUs",
+        f"to be read: {', '.join(notes)}" if notes else "",
+    )
 
 
 def bandwidth(place: Place) -> Verdict:
     links = next(each["facts"]["links"] for each in _doctor(place)["findings"] if each["check"] == "bandwidth")
-    best = {link["operation"]: max(each["busbw"] for each in links if each["operation"] == link["operation"]) for link in links}
-    return judged(all(link["right"] for link in links), ", ".join(f"{name} {value / 1e9:.1f} GB/s" for name, value in best.items()))
+    best = {
+        link["operation"]: max(each["busbw"] for each in links if each["operation"] == link["operation"])
+        for link in links
+    }
+    return judged(
+        all(link["right"] for link in links),
+        ", ".join(f"{name} {value / 1e9:.1f} GB/s" for name, value in best.items()),
+    )
 
 
 def _doctor(place: Place) -> Any:
@@ -87,7 +107,11 @@ def _doctor(place: Place) -> Any:
 
 def marked(place: Place) -> Verdict:
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-m", "gpu", "-q", str(TESTS)], capture_output=True, text=True, cwd=TESTS.parent, check=False
+        [sys.executable, "-m", "pytest", "-m", "gpu", "-q", str(TESTS)],
+        capture_output=True,
+        text=True,
+        cwd=TESTS.parent,
+        check=False,
     )
     print(done.stdout)
     passed = re.search(r"(\d+) passed", done.stdout)
@@ -98,7 +122,9 @@ def one_each(place: Place) -> Verdict:
     """Two ranks that take one GPU are refused before they connect, so a run that begins has one for each."""
     out = place.folder / "one-each"
     dtrain(place, *SMALL, "strategy=ddp", *place.words(), f"out={out}", "resume=never")
-    begun_with = next(json.loads(line) for line in (out / "events.jsonl").read_text().splitlines() if '"started"' in line)
+    begun_with = next(
+        json.loads(line) for line in (out / "events.jsonl").read_text().splitlines() if '"started"' in line
+    )
     return judged(begun_with["ranks"] == place.ranks and len(rows(out)) == 12, f"{begun_with['ranks']} ranks, 12 steps")
 
 
@@ -114,7 +140,9 @@ def waits(place: Place) -> Verdict:
         return judged(times == 0, f"{times:g} waits a step", "on the pretended accelerator of tests/pretended.py")
     found_by = _synchronising(place)
     return judged(
-        not found_by, f"{sum(found_by.values())} waits in 8 steps", "; ".join(f"{where} {count}" for where, count in found_by.most_common(5))
+        not found_by,
+        f"{sum(found_by.values())} waits in 8 steps",
+        "; ".join(f"{where} {count}" for where, count in found_by.most_common(5)),
     )
 
 
@@ -140,7 +168,14 @@ def _synchronising(place: Place) -> Counter[str]:
         if "synchronizing" in str(message):
             found[f"{Path(filename).name}:{lineno}"] += 1
 
-    words = (*SMALL, "steps=16", "log.every=1000", "checkpoint.every=1000", "devices=1", f"out={place.folder / 'waits'}")
+    words = (
+        *SMALL,
+        "steps=16",
+        "log.every=1000",
+        "checkpoint.every=1000",
+        "devices=1",
+        f"out={place.folder / 'waits'}",
+    )
     Watchdog.beat = counted  # type: ignore[method-assign]
     with warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -162,7 +197,16 @@ def graphs(place: Place) -> Verdict:
     counters.clear()
     train(
         resolve(
-            config(*words, "compile=blocks", "steps=4", "model.layers=4", "evaluate.every=0", "devices=1", f"out={place.folder / 'graphs'}"), detect()
+            config(
+                *words,
+                "compile=blocks",
+                "steps=4",
+                "model.layers=4",
+                "evaluate.every=0",
+                "devices=1",
+                f"out={place.folder / 'graphs'}",
+            ),
+            detect(),
         )
     )
     found, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
@@ -197,19 +241,39 @@ def spike(place: Place) -> Verdict:
     )
     told = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines() if '"spike"' in line]
     finite = all(loss == loss for loss in losses(out)[-8:])
-    return judged(len(told) == 1 and finite and len(rows(out)) >= 23, f"{len(told)} spike told, of step {told[0]['step'] if told else 'none'}", "")
+    return judged(
+        len(told) == 1 and finite and len(rows(out)) >= 23,
+        f"{len(told)} spike told, of step {told[0]['step'] if told else 'none'}",
+        "",
+    )
 
 
 def kill_and_resume(place: Place) -> Verdict:
-    words = (*SMALL, "steps=40", "checkpoint.every=5", "strategy=ddp", "launcher=local", "launcher.restarts=0", *place.words())
+    words = (
+        *SMALL,
+        "steps=40",
+        "checkpoint.every=5",
+        "strategy=ddp",
+        "launcher=local",
+        "launcher.restarts=0",
+        *place.words(),
+    )
     whole, out = place.folder / "whole", place.folder / "killed"
     dtrain(place, *words, f"out={whole}", "resume=never")
-    first = begun(place, *words, "hook.fault._target_=dtrain.testing.faults.AtStep", "hook.fault.action=kill", "hook.fault.step=23", f"out={out}")
+    first = begun(
+        place,
+        *words,
+        "hook.fault._target_=dtrain.testing.faults.AtStep",
+        "hook.fault.action=kill",
+        "hook.fault.step=23",
+        f"out={out}",
+    )
     first.communicate(timeout=300)
     dtrain(place, *words, f"out={out}")
     difference = apart(losses(out), losses(whole))
     return judged(
-        first.returncode != 0 and difference <= TOLERANCE[place.on], f"killed at step 23, then losses of 40 steps differ by {difference:.1e}"
+        first.returncode != 0 and difference <= TOLERANCE[place.on],
+        f"killed at step 23, then losses of 40 steps differ by {difference:.1e}",
     )
 
 
@@ -222,7 +286,9 @@ def axes(place: Place) -> Verdict:
         out = place.folder / f"axis-{name}"
         dtrain(place, *SMALL, *words, *place.words(), f"out={out}", "resume=never")
         found[name] = apart(losses(out), losses(alone["moe" if name == "ep" else "gpt"]))
-    return judged(max(found.values()) <= TOLERANCE[place.on], ", ".join(f"{name} {value:.0e}" for name, value in found.items()))
+    return judged(
+        max(found.values()) <= TOLERANCE[place.on], ", ".join(f"{name} {value:.0e}" for name, value in found.items())
+    )
 
 
 def named_in_time(place: Place) -> Verdict:
@@ -262,14 +328,19 @@ def memory(place: Place) -> Verdict:
         dtrain(place, *words, f"out={out}", "resume=never", seconds=550)
         found[name] = rows(out)[-1]["peak_bytes"] / planned
     return judged(
-        all(0.95 <= ratio <= 1.05 for ratio in found.values()), ", ".join(f"{name} {ratio:.3f} of the plan" for name, ratio in found.items())
+        all(0.95 <= ratio <= 1.05 for ratio in found.values()),
+        ", ".join(f"{name} {ratio:.3f} of the plan" for name, ratio in found.items()),
     )
 
 
 def speed(place: Place) -> Verdict:
     """dtrain beside the loop of tests/gpu/loops.py, in turns; the ratio of their median steps."""
     place = replace(place, nodes=1, address="")  # where the loop by hand runs too
-    sizes = ["tiny"] if place.small else [name for name in SIZES if name != "tiny" and (name != "Llama 8B" or place.ranks >= 4)]
+    sizes = (
+        ["tiny"]
+        if place.small
+        else [name for name in SIZES if name != "tiny" and (name != "Llama 8B" or place.ranks >= 4)]
+    )
     said, holds = [], True
     for name in sizes:
         shape = SIZES[name] | {"on": place.on, "compile": not place.small}
@@ -292,7 +363,10 @@ def speed(place: Place) -> Verdict:
             mfu = rows(out)[-1].get("mfu")
         ratio = statistics.median(turns)
         holds = holds and ratio <= 1.05
-        said.append(f"{name}: {ratio:.3f} ({min(turns):.3f}..{max(turns):.3f}) of the loop by hand" + (f", MFU {mfu:.1%}" if mfu else ""))
+        said.append(
+            f"{name}: {ratio:.3f} ({min(turns):.3f}..{max(turns):.3f}) of the loop by hand"
+            + (f", MFU {mfu:.1%}" if mfu else "")
+        )
     return Verdict(
         "not run" if place.small else "passed" if holds else "failed",
         "; ".join(said),
@@ -345,7 +419,13 @@ def _by_hand(place: Place, shape: dict[str, Any]) -> float:
 def overlap(place: Place) -> Verdict:
     """How much of the time of NCCL's kernels runs beside other kernels, in a step of Llama 1B under FSDP."""
     out = place.folder / "overlap"
-    words = (*_size("Llama 1B", place), "steps=8", "trust=[gpu]", "hook.profile._target_=gpu.models.Profile", f"hook.profile.to={place.folder}/trace")
+    words = (
+        *_size("Llama 1B", place),
+        "steps=8",
+        "trust=[gpu]",
+        "hook.profile._target_=gpu.models.Profile",
+        f"hook.profile.to={place.folder}/trace",
+    )
     dtrain(place, *words, *place.words(), f"out={out}", "resume=never", seconds=900)
     share = json.loads((place.folder / "trace.json").read_text())["hidden"]
     return judged(share >= 0.5, f"{share:.0%} of communication runs beside computation")
@@ -364,7 +444,13 @@ STEPS = [
     Step("axes", "every axis has the losses of one rank", axes, ranks=2, seconds=1200),
     Step("named", "an error, a kill and a hang are told, with the rank, in time", named_in_time, ranks=2),
     Step("bandwidth", "collectives are right; their bus bandwidth", bandwidth, ranks=2, seconds=300),
-    Step("memory", "the peak is within 5% of the plan", memory, cuda="the peak of a process on a CPU holds Python and torch too", seconds=900),
+    Step(
+        "memory",
+        "the peak is within 5% of the plan",
+        memory,
+        cuda="the peak of a process on a CPU holds Python and torch too",
+        seconds=900,
+    ),
     Step("speed", "at most 1.05 of the best loop by hand", speed, seconds=3600),
     Step("overlap", "half of the communication at least is hidden", overlap, ranks=2, cuda=CPU, seconds=1200),
 ]

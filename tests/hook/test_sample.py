@@ -24,7 +24,16 @@ class Letters:
 
 
 def info(forward: Any, **changed: Any) -> StepInfo:
-    given = {"step": 7, "steps": 10, "seen": 70, "seed": 0, "loss": torch.tensor(1.0), "norm": torch.tensor(1.0), "lr": 0.1, "source": Letters()}
+    given = {
+        "step": 7,
+        "steps": 10,
+        "seen": 70,
+        "seed": 0,
+        "loss": torch.tensor(1.0),
+        "norm": torch.tensor(1.0),
+        "lr": 0.1,
+        "source": Letters(),
+    }
     return StepInfo(**given | changed, forward=forward)  # type: ignore[arg-type]
 
 

@@ -52,10 +52,16 @@ class Finder(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         name = ast.unparse(node.func)
-        if name.startswith("torch.") and name.removeprefix("torch.") in FACTORIES and not any(key.arg in ("device", None) for key in node.keywords):
+        if (
+            name.startswith("torch.")
+            and name.removeprefix("torch.") in FACTORIES
+            and not any(key.arg in ("device", None) for key in node.keywords)
+        ):
             self._find("made")
         waits = isinstance(node.func, ast.Attribute) and node.func.attr in WAITS
-        to_cpu = name.endswith(".to") and bool(node.args) and ast.unparse(node.args[0]) in ("'cpu'", "torch.device('cpu')")
+        to_cpu = (
+            name.endswith(".to") and bool(node.args) and ast.unparse(node.args[0]) in ("'cpu'", "torch.device('cpu')")
+        )
         number = name in ("int", "float", "bool") and any(map(_judges, node.args))
         if waits or to_cpu or number or name in COMPARES:
             self._find("waits")
@@ -82,7 +88,11 @@ def _judges(node: ast.AST) -> bool:
     """Whether it is a call, without arguments, of what tensors have (Python's own take what is judged), or of what makes a tensor of one."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return False
-    return (node.func.attr in TRUTH and not node.args) or ast.unparse(node.func) in ("mesh.max", "self._mesh.max", "torch.stack")
+    return (node.func.attr in TRUTH and not node.args) or ast.unparse(node.func) in (
+        "mesh.max",
+        "self._mesh.max",
+        "torch.stack",
+    )
 
 
 def places(kind: str) -> Iterator[str]:
@@ -161,7 +171,9 @@ REASONS = {"made": MADE, "waits": WAITS_FOR, "cuda": CUDA}
 def test_every_place_has_its_reason(kind: str) -> None:
     listed = [place for places_ in REASONS[kind].values() for place in places_]
     assert len(listed) == len(set(listed))
-    assert sorted(set(places(kind)) - set(listed)) == [], "say device=, leave the wait out, or give the place a reason in this file"
+    assert sorted(set(places(kind)) - set(listed)) == [], (
+        "say device=, leave the wait out, or give the place a reason in this file"
+    )
     assert sorted(set(listed) - set(places(kind))) == [], "nothing is found there any more"
 
 

@@ -38,7 +38,14 @@ WITHOUT_TORCH = (
     "resolve", "result", "secrets", "storage", "tracing", "verb",
 )  # fmt: skip
 """The rooms that the parent uses before any rank exists, and of the others none."""
-IN_RANKS = {"doctor.bandwidth", "lifecycle.recorder", "lifecycle.stop", "lifecycle.watchdog", "tracing.notes", "tracing.tracer"}
+IN_RANKS = {
+    "doctor.bandwidth",
+    "lifecycle.recorder",
+    "lifecycle.stop",
+    "lifecycle.watchdog",
+    "tracing.notes",
+    "tracing.tracer",
+}
 """Their files that are imported where torch is wanted."""
 
 
@@ -47,7 +54,11 @@ def floor(unit: str) -> int:
 
 
 def units() -> set[str]:
-    return {path.stem for path in ROOT.iterdir() if path.stem != "__init__" and (path.suffix == ".py" or (path / "__init__.py").exists())}
+    return {
+        path.stem
+        for path in ROOT.iterdir()
+        if path.stem != "__init__" and (path.suffix == ".py" or (path / "__init__.py").exists())
+    }
 
 
 def imports(unit: str) -> set[str]:
@@ -58,8 +69,14 @@ def imports(unit: str) -> set[str]:
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{path.name}:{node.lineno}: imports are absolute, so that a floor can be read off them"
-                names = [f"{node.module}.{alias.name}" for alias in node.names] if node.module == "dtrain" else [str(node.module)]
+                assert node.level == 0, (
+                    f"{path.name}:{node.lineno}: imports are absolute, so that a floor can be read off them"
+                )
+                names = (
+                    [f"{node.module}.{alias.name}" for alias in node.names]
+                    if node.module == "dtrain"
+                    else [str(node.module)]
+                )
             found |= {name.split(".")[1] for name in names if name.startswith("dtrain.")}
     return found & units() - {unit}
 
@@ -74,7 +91,9 @@ def test_every_unit_has_one_floor() -> None:
 def test_imports_go_down(unit: str) -> None:
     for other in imports(unit):
         beside = floor(other) == floor(unit) and (ROOT / unit).is_dir() and (ROOT / other).is_dir()
-        assert floor(other) < floor(unit) or beside, f"{unit} (floor {floor(unit)}) imports {other} (floor {floor(other)})"
+        assert floor(other) < floor(unit) or beside, (
+            f"{unit} (floor {floor(unit)}) imports {other} (floor {floor(other)})"
+        )
 
 
 def test_folders_of_one_floor_do_not_stand_on_each_other() -> None:
@@ -82,12 +101,18 @@ def test_folders_of_one_floor_do_not_stand_on_each_other() -> None:
 
 
 def without_torch() -> list[str]:
-    files = [path for room in WITHOUT_TORCH for path in ((ROOT / room).rglob("*.py") if (ROOT / room).is_dir() else [ROOT / f"{room}.py"])]
+    files = [
+        path
+        for room in WITHOUT_TORCH
+        for path in ((ROOT / room).rglob("*.py") if (ROOT / room).is_dir() else [ROOT / f"{room}.py"])
+    ]
     names = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in files}
     return sorted(names - IN_RANKS)
 
 
 def test_the_parent_stays_free_of_torch() -> None:
     code = "import sys, importlib\nfor name in sys.argv[1:]: importlib.import_module(f'dtrain.{name}'); assert 'torch' not in sys.modules, name"
-    ran = subprocess.run([sys.executable, "-c", code, *without_torch()], cwd=ROOT.parent, check=False, capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", code, *without_torch()], cwd=ROOT.parent, check=False, capture_output=True, text=True
+    )
     assert ran.returncode == 0, ran.stderr

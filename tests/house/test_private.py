@@ -63,9 +63,17 @@ def used(source: str) -> set[str]:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"torch(\.\w+)+", node.value):
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and re.fullmatch(r"torch(\.\w+)+", node.value)
+        ):
             names = [node.value]
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr") and isinstance(name := node.args[1], ast.Constant):
+        if (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func) in ("getattr", "hasattr")
+            and isinstance(name := node.args[1], ast.Constant)
+        ):
             found |= {str(name.value)} if re.match("_[^_]", str(name.value)) else set()
         found |= {name for name in names if name.startswith("torch") and re.search(r"\._[^_]", name)}
     return found
@@ -87,7 +95,9 @@ def is_there(name: str, owner: str) -> bool:
     if hasattr(there, last):
         return True
     source = getattr(there, "__file__", None)
-    return (name.startswith("torch.") and find_spec(name) is not None) or (bool(source) and last in re.findall(r"\w+", Path(str(source)).read_text()))
+    return (name.startswith("torch.") and find_spec(name) is not None) or (
+        bool(source) and last in re.findall(r"\w+", Path(str(source)).read_text())
+    )
 
 
 def test_every_private_name_of_torch_is_in_the_list() -> None:

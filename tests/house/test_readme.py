@@ -43,7 +43,13 @@ def test_the_tour_runs(line: str, place: Path, corpus: Path) -> None:
         small = [*SMALL, f"data.path={shared}"]
     env = {**os.environ, "XDG_CACHE_HOME": str(place / "cache")}
     done = subprocess.run(
-        [sys.executable, "-m", "dtrain", *words, *small], capture_output=True, text=True, timeout=300, cwd=place, env=env, check=False
+        [sys.executable, "-m", "dtrain", *words, *small],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=place,
+        env=env,
+        check=False,
     )
     assert done.returncode == (1 if words[0] == "diff" else 0), done.stdout + done.stderr
 
@@ -51,7 +57,9 @@ def test_the_tour_runs(line: str, place: Path, corpus: Path) -> None:
 def test_the_example_of_a_mistake_is_real() -> None:
     block = re.search(r"```text\n\$ python -m dtrain (.*?)\n(.*?)```", README, re.DOTALL)
     assert block
-    done = subprocess.run([sys.executable, "-m", "dtrain", *block[1].split()], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "dtrain", *block[1].split()], capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.stderr == block[2]
 
 

@@ -22,9 +22,13 @@ def test_the_loop_file_stays_under_150_lines() -> None:
 def test_no_file_is_over_400_lines_and_no_function_over_60(path: Path) -> None:
     source = path.read_text()
     assert len(source.splitlines()) <= 400
-    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = [
+        node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
     long = {
-        function.name: lines for function in functions if (lines := (function.end_lineno or 0) - function.lineno + 1) > LONGEST.get(function.name, 60)
+        function.name: lines
+        for function in functions
+        if (lines := (function.end_lineno or 0) - function.lineno + 1) > LONGEST.get(function.name, 60)
     }
     assert not long
 
@@ -34,7 +38,12 @@ UNPICKLES = re.compile(r"\b(pickle|marshal|shelve|dill|torch\.load)\b|_object(_l
 
 def test_nothing_that_comes_over_a_network_or_from_a_file_is_unpickled() -> None:
     """`all_gather_object` and its like run what is sent. Loading processes of a dataset are this process's own children."""
-    found = {str(path.relative_to(ROOT)) for path in FILES for line in path.read_text().splitlines() if UNPICKLES.search(line)}
+    found = {
+        str(path.relative_to(ROOT))
+        for path in FILES
+        for line in path.read_text().splitlines()
+        if UNPICKLES.search(line)
+    }
     assert found <= {"data/dataset.py", "checkpoint/sharded.py"}
 
 

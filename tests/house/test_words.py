@@ -64,7 +64,9 @@ def test_a_word_is_a_file_and_a_test(group: str, word: str) -> None:
     if group in FIGURES:
         assert node(group, word)["_target_"] == FIGURES[group]
         return
-    assert node(group, word)["_target_"].startswith(f"dtrain.{group}.{word}."), "the target lives in the file of the word"
+    assert node(group, word)["_target_"].startswith(f"dtrain.{group}.{word}."), (
+        "the target lives in the file of the word"
+    )
     assert (TESTS / group / f"test_{word}.py").exists()
 
 
@@ -89,10 +91,14 @@ def test_the_keys_of_a_word_are_what_its_target_takes(group: str, word: str) -> 
 
 @pytest.mark.parametrize(("group", "word"), WORDS)
 def test_every_key_is_explained(group: str, word: str) -> None:
-    lines = [line for line in (CONF / group / f"{word}.yaml").read_text().splitlines() if not line.startswith("# @package")]
+    lines = [
+        line for line in (CONF / group / f"{word}.yaml").read_text().splitlines() if not line.startswith("# @package")
+    ]
     assert lines[0].startswith("# ") and len(lines[0]) > 12, "the first line says what the word means"
     # a word that only passes on to torch may leave the meaning of an argument to the class its first line names
-    upstream = {name for text in lines[0].split() if text.startswith("torch.") for name in parameters(text.strip(";,:"))}
+    upstream = {
+        name for text in lines[0].split() if text.startswith("torch.") for name in parameters(text.strip(";,:"))
+    }
     bare = {line.split(":")[0] for line in lines if ":" in line and "#" not in line and not line.startswith((" ", "_"))}
     assert not {key for key in bare - upstream if key not in lines[0]}
 
@@ -121,7 +127,11 @@ def test_every_word_composes_with_every_default(group: str, word: str) -> None:
     config = compose([f"{group}={choice}", *WITH.get((group, word), ())])
     plan = resolve(config, Cluster(gpus=gpus, cpus=2, external=external))
     if word != "auto":
-        parts = {"logger": plan.loggers, "hook": plan.hooks}[group] if group in ("logger", "hook") else {word: getattr(plan, group)}
+        parts = (
+            {"logger": plan.loggers, "hook": plan.hooks}[group]
+            if group in ("logger", "hook")
+            else {word: getattr(plan, group)}
+        )
         assert parts[word]["_target_"] == node(group, word)["_target_"]
 
 

@@ -71,7 +71,11 @@ def _masked(index: int, g: torch.Generator) -> dict[str, Tensor]:
 def _sentence(index: int, g: torch.Generator) -> dict[str, Tensor]:
     """Of several lengths, padded."""
     real = torch.arange(LENGTH) < 5 + index % 12
-    return {"input_ids": torch.where(real, _tokens(LENGTH, g), 1), "attention_mask": real.long(), "targets": torch.tensor(index % CLASSES)}
+    return {
+        "input_ids": torch.where(real, _tokens(LENGTH, g), 1),
+        "attention_mask": real.long(),
+        "targets": torch.tensor(index % CLASSES),
+    }
 
 
 def _translation(index: int, g: torch.Generator) -> dict[str, Tensor]:
@@ -81,7 +85,11 @@ def _translation(index: int, g: torch.Generator) -> dict[str, Tensor]:
 
 def _speech(index: int, g: torch.Generator) -> dict[str, Tensor]:
     answer = _tokens(LENGTH + 1, g)
-    return {"input_features": torch.randn(8, 2 * LENGTH, generator=g), "decoder_input_ids": answer[:-1], "targets": answer[1:]}
+    return {
+        "input_features": torch.randn(8, 2 * LENGTH, generator=g),
+        "decoder_input_ids": answer[:-1],
+        "targets": answer[1:],
+    }
 
 
 def _sound(index: int, g: torch.Generator) -> dict[str, Tensor]:
@@ -93,15 +101,23 @@ def _image(index: int, g: torch.Generator) -> dict[str, Tensor]:
 
 
 def _noise(index: int, g: torch.Generator) -> dict[str, Tensor]:
-    return {"sample": torch.randn(4, 16, 16, generator=g), "timestep": torch.tensor(index), "targets": torch.randn(4, 16, 16, generator=g)}
+    return {
+        "sample": torch.randn(4, 16, 16, generator=g),
+        "timestep": torch.tensor(index),
+        "targets": torch.randn(4, 16, 16, generator=g),
+    }
 
 
 _DATASET = "data.targets=targets data.inputs="
 TASKS = {
     "causal": Task(f"{_DATASET}input_ids objective=next_token data.outputs={VOCAB}", _causal),
     "masked": Task(f"{_DATASET}input_ids objective=next_token data.outputs={VOCAB}", _masked),
-    "sentence": Task(f"{_DATASET}[input_ids,attention_mask] objective=classification data.outputs={CLASSES}", _sentence),
-    "translation": Task(f"{_DATASET}[input_ids,decoder_input_ids] objective=next_token data.outputs={VOCAB}", _translation),
+    "sentence": Task(
+        f"{_DATASET}[input_ids,attention_mask] objective=classification data.outputs={CLASSES}", _sentence
+    ),
+    "translation": Task(
+        f"{_DATASET}[input_ids,decoder_input_ids] objective=next_token data.outputs={VOCAB}", _translation
+    ),
     "speech": Task(f"{_DATASET}[input_features,decoder_input_ids] objective=next_token data.outputs={VOCAB}", _speech),
     "sound": Task(f"{_DATASET}input_values objective=classification data.outputs={CLASSES}", _sound),
     "image": Task(f"{_DATASET}pixel_values objective=classification data.outputs={CLASSES}", _image),
@@ -113,7 +129,14 @@ _TEXT = {
     "bos_token_id": None, "eos_token_id": None, "pad_token_id": 1, "max_position_embeddings": 64,
 }  # fmt: skip
 _GROUPED = {**_TEXT, "num_key_value_heads": 2}
-_VISION = {"image_size": 32, "patch_size": 8, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+_VISION = {
+    "image_size": 32,
+    "patch_size": 8,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 
 
 def _hf(kind: str, config: str, **values: Any) -> Callable[[], nn.Module]:
@@ -123,9 +146,14 @@ def _hf(kind: str, config: str, **values: Any) -> Callable[[], nn.Module]:
         import transformers
 
         made = transformers.AutoConfig.for_model(config, **values)
-        for part in (made, *(value for value in vars(made).values() if isinstance(value, transformers.PreTrainedConfig))):
+        for part in (
+            made,
+            *(value for value in vars(made).values() if isinstance(value, transformers.PreTrainedConfig)),
+        ):
             for key, value in vars(part).items():
-                if isinstance(value, float) and ("drop" in key or "mask_time_prob" in key or "mask_feature_prob" in key):
+                if isinstance(value, float) and (
+                    "drop" in key or "mask_time_prob" in key or "mask_feature_prob" in key
+                ):
                     setattr(part, key, 0.0)
         if kind == "ImageClassification" or kind.endswith("SequenceClassification") or kind == "AudioClassification":
             made.num_labels = CLASSES
@@ -194,7 +222,10 @@ def _at(path: str) -> Any:
 
 
 WHOLE = {"tp": "has no tensor-parallel plan", "pp": "does not say where it may be cut"}
-WRAPPED = {"tp": "GPT2LMHeadModel has no tensor-parallel plan", "pp": "GPT2LMHeadModel does not say where it may be cut"}
+WRAPPED = {
+    "tp": "GPT2LMHeadModel has no tensor-parallel plan",
+    "pp": "GPT2LMHeadModel does not say where it may be cut",
+}
 TIED = {"pp": "are one weight, and may stand on two stages"}
 FLOWS = {"pp": "changes what flows outside of the modules of its table"}
 NO_BLOCKS = {"pp": "names no list of blocks"}

@@ -88,7 +88,11 @@ SLOW = {
         "devices=8 strategy=zero2 mesh.pp=2 mesh.cp=2 pipeline.schedule=zbv",
         "nodes=2 devices=4 strategy=hsdp mesh.cp=2",
     ),
-    "uneven": ("strategy=fsdp devices=4 mesh.cp=2 accumulate=2", "strategy=zero2 devices=2 accumulate=2", "strategy=fsdp devices=4 mesh.tp=2"),
+    "uneven": (
+        "strategy=fsdp devices=4 mesh.cp=2 accumulate=2",
+        "strategy=zero2 devices=2 accumulate=2",
+        "strategy=fsdp devices=4 mesh.tp=2",
+    ),
     "tied": ("strategy=fsdp devices=2", "strategy=fsdp devices=4 mesh.tp=2 tensor.sequence=split tensor.loss=split"),
     "moe": (
         "strategy=ddp devices=2",
@@ -104,8 +108,18 @@ SLOW = {
         "strategy=pipeline devices=2",
         "devices=8 strategy=fsdp mesh.pp=2 mesh.tp=2 mesh.ep=2",
     ),
-    "mlp": ("strategy=fsdp devices=2", "strategy=zero2 devices=2 accumulate=2", "strategy=hsdp devices=4", "strategy=fsdp devices=4 mesh.tp=2"),
-    "cnn": ("strategy=ddp devices=2", "strategy=zero1 devices=2", "strategy=hsdp devices=4", "strategy=fsdp devices=4 mesh.pp=2"),
+    "mlp": (
+        "strategy=fsdp devices=2",
+        "strategy=zero2 devices=2 accumulate=2",
+        "strategy=hsdp devices=4",
+        "strategy=fsdp devices=4 mesh.tp=2",
+    ),
+    "cnn": (
+        "strategy=ddp devices=2",
+        "strategy=zero1 devices=2",
+        "strategy=hsdp devices=4",
+        "strategy=fsdp devices=4 mesh.pp=2",
+    ),
     "llama": (
         "strategy=ddp devices=2",
         "strategy=fsdp devices=2 remat=full",
@@ -116,12 +130,26 @@ SLOW = {
         "strategy=ddp devices=2 mesh.cp=2 context.attention=ulysses",
         "strategy=fsdp devices=8 mesh.pp=2 mesh.tp=2",
     ),
-    "plain": ("strategy=zero1 devices=2", "strategy=zero2 devices=2 accumulate=2", "strategy=hsdp devices=4", "strategy=fsdp devices=4 remat=full"),
-    "sequential": ("strategy=fsdp devices=4 mesh.pp=2", "strategy=pipeline devices=2 pipeline.schedule=interleaved_1f1b"),
+    "plain": (
+        "strategy=zero1 devices=2",
+        "strategy=zero2 devices=2 accumulate=2",
+        "strategy=hsdp devices=4",
+        "strategy=fsdp devices=4 remat=full",
+    ),
+    "sequential": (
+        "strategy=fsdp devices=4 mesh.pp=2",
+        "strategy=pipeline devices=2 pipeline.schedule=interleaved_1f1b",
+    ),
 }
 
 BITWISE = {
-    "gpt": ("devices=1 strategy=ddp", "devices=1 strategy=fsdp", "devices=1 remat=full", "devices=1 remat=selective", "devices=1 remat=budget"),
+    "gpt": (
+        "devices=1 strategy=ddp",
+        "devices=1 strategy=fsdp",
+        "devices=1 remat=full",
+        "devices=1 remat=selective",
+        "devices=1 remat=budget",
+    ),
     "cnn": ("devices=1 strategy=zero2", "devices=1 remat=full"),
     "llama": ("devices=1 strategy=fsdp remat=full",),
 }
@@ -140,8 +168,14 @@ PRECISIONS = ("fp32", "bf16", "bf16_true", "fp16")
 RANKS = {"hsdp": 4, "pipeline": 2}
 """Of the strategy alone; 2 for others."""
 
-REFUSED = {("single", axis): (f"strategy=single devices=2 {words}".strip(), "is one rank") for axis, (_, words, _) in AXES.items()} | {
-    ("pipeline", "ep"): ("model=moe strategy=pipeline devices=2 mesh.ep=2", "experts are shared out over the ranks of the batch")
+REFUSED = {
+    ("single", axis): (f"strategy=single devices=2 {words}".strip(), "is one rank")
+    for axis, (_, words, _) in AXES.items()
+} | {
+    ("pipeline", "ep"): (
+        "model=moe strategy=pipeline devices=2 mesh.ep=2",
+        "experts are shared out over the ranks of the batch",
+    )
 }
 """(strategy, axis) -> words that ask for it, what the refusal says."""
 

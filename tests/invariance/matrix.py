@@ -11,7 +11,10 @@ def matrix() -> str:
     for case in combinations():
         proven.setdefault((case.strategy, case.axis), []).append(case.precision)
     lines = [f"| strategy | {' | '.join(HEAD[axis] for axis in AXES)} |", "|---|" + "---|" * len(AXES)]
-    lines += [f"| `{strategy}` | {' | '.join(_cell(strategy, axis, proven) for axis in AXES)} |" for strategy in ("single", *STRATEGIES)]
+    lines += [
+        f"| `{strategy}` | {' | '.join(_cell(strategy, axis, proven) for axis in AXES)} |"
+        for strategy in ("single", *STRATEGIES)
+    ]
     layouts = sum(len(listed) for table in (FAST, SLOW) for listed in table.values())
     lines += [
         "",

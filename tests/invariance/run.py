@@ -49,7 +49,9 @@ def worst(here: dict[str, Any], there: dict[str, Any]) -> dict[str, float]:
     found["norm"] = _relative(here["norms"][0], there["norms"][0])
     for part in ("gradients", "weights"):
         assert here[part].keys() == there[part].keys()
-        found[part] = max(_apart(torch.tensor(here[part][name]), torch.tensor(value)) for name, value in there[part].items())
+        found[part] = max(
+            _apart(torch.tensor(here[part][name]), torch.tensor(value)) for name, value in there[part].items()
+        )
     return found
 
 
@@ -71,7 +73,14 @@ def _steps(plan: Plan, mesh: Mesh, steps: int) -> dict[str, Any]:
     source = as_source(build(plan.data))
     model = construct(plan.model, facts=source.facts, seed=derive(plan.seed, "model"))
     wrapped = parallelize(
-        model, mesh, strategy, precision=precision, seed=plan.seed, pipeline=plan.pipeline, tensors=plan.tensor, remat=build(plan.remat)
+        model,
+        mesh,
+        strategy,
+        precision=precision,
+        seed=plan.seed,
+        pipeline=plan.pipeline,
+        tensors=plan.tensor,
+        remat=build(plan.remat),
     )
     optimizer, schedule = build(plan.optim, model=model), build(plan.schedule, steps=steps)
     stream = Stream(source, batch=plan.batch, mesh=mesh, seed=plan.seed, count=objective.count)
@@ -83,7 +92,9 @@ def _steps(plan: Plan, mesh: Mesh, steps: int) -> dict[str, Any]:
         loss = step(stream, number)
         scale = precision.scale.value / mesh.batch_ranks if precision.scale else 1.0
         told["gradients"] = told["gradients"] or {
-            name: (torch.tensor(whole_of(p.grad)) / scale).tolist() for name, p in model.named_parameters() if p.grad is not None
+            name: (torch.tensor(whole_of(p.grad)) / scale).tolist()
+            for name, p in model.named_parameters()
+            if p.grad is not None
         }
         norm = clip(parameters, plan.clip, scale=scale, stages=mesh.shape.pp)
         assert schedule.factor(number) == 1

@@ -49,7 +49,10 @@ def apart(here: dict[str, Any], there: dict[str, Any]) -> dict[str, float]:
     Some gradients are all but zero, or sums that cancel (biases of keys, which softmax takes out again): they are held against a fiftieth of
     the largest gradient of the model, and weights against the way that AdamW could have gone.
     """
-    floors = {"gradients": 0.02 * max(float(torch.tensor(value).abs().max()) for value in there["gradients"].values()), "weights": LR * STEPS}
+    floors = {
+        "gradients": 0.02 * max(float(torch.tensor(value).abs().max()) for value in there["gradients"].values()),
+        "weights": LR * STEPS,
+    }
     differences = {"losses": max(abs(a - b) / abs(b) for a, b in zip(here["losses"], there["losses"], strict=True))}
     for part, floor in floors.items():
         assert here[part].keys() == there[part].keys()
@@ -95,9 +98,14 @@ def by_hand(name: str, words: str = "devices=1") -> dict[str, Any]:
         read = [TASKS[task].sample(int(i), torch.Generator().manual_seed(int(i))) for i in source.original(index)]
         total = 0.0
         for some in range(0, 8, asked.batch.microbatch):
-            batch = {key: torch.stack([sample[key] for sample in read[some : some + asked.batch.microbatch]]) for key in read[0]}
+            batch = {
+                key: torch.stack([sample[key] for sample in read[some : some + asked.batch.microbatch]])
+                for key in read[0]
+            }
             targets = batch.pop("targets")
-            loss = loss_of(task, model(**batch) if len(batch) > 1 else model(*batch.values()), targets) * (len(targets) / 8)
+            loss = loss_of(task, model(**batch) if len(batch) > 1 else model(*batch.values()), targets) * (
+                len(targets) / 8
+            )
             loss.backward()
             total += loss.item()
         gradients = gradients or {key: p.grad.tolist() for key, p in model.named_parameters() if p.grad is not None}
@@ -105,7 +113,11 @@ def by_hand(name: str, words: str = "devices=1") -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(total)
-    return {"losses": losses, "gradients": gradients, "weights": {key: p.tolist() for key, p in model.named_parameters()}}
+    return {
+        "losses": losses,
+        "gradients": gradients,
+        "weights": {key: p.tolist() for key, p in model.named_parameters()},
+    }
 
 
 def holds(name: str, layout: str) -> None:
@@ -161,4 +173,10 @@ def test_every_layout_of_every_model_is_equal_or_refused(name: str, layout: str)
 
 def test_there_are_forty_models_of_five_libraries() -> None:
     assert len(FOREIGN) >= 40
-    assert {foreign.needs for foreign in FOREIGN.values()} == {"transformers", "diffusers", "peft", "torchvision", "timm"}
+    assert {foreign.needs for foreign in FOREIGN.values()} == {
+        "transformers",
+        "diffusers",
+        "peft",
+        "torchvision",
+        "timm",
+    }

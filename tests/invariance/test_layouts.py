@@ -27,7 +27,12 @@ def holds(model: str, words: str) -> None:
         return
     steps = 3 if "devices=8" in words or "nodes=2" in words else 20
     found = worst(run(MODELS[model], words, steps=steps), reference(MODELS[model], steps))
-    assert found["losses"] <= LOSS and found["gradients"] <= GRADIENT and found["norm"] <= NORM and found["weights"] <= WEIGHT, found
+    assert (
+        found["losses"] <= LOSS
+        and found["gradients"] <= GRADIENT
+        and found["norm"] <= NORM
+        and found["weights"] <= WEIGHT
+    ), found
 
 
 @pytest.mark.parametrize(("model", "words"), cases(FAST))
@@ -68,5 +73,8 @@ def test_what_is_not_proven_is_refused(words: str, said: str) -> None:
 
 def test_there_are_sixty_layouts_of_two_four_and_eight_ranks() -> None:
     listed = {(model, words) for model, words in cases(FAST) + cases(SLOW)}
-    worlds = {math.prod(int(word.split("=")[1]) for word in words.split() if word.startswith(("nodes=", "devices="))) for _, words in listed}
+    worlds = {
+        math.prod(int(word.split("=")[1]) for word in words.split() if word.startswith(("nodes=", "devices=")))
+        for _, words in listed
+    }
     assert len(listed) >= 60 and worlds == {2, 4, 8}

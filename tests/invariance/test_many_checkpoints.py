@@ -50,8 +50,13 @@ def requests_of_saves(mesh: Mesh, out: str, count: int) -> list[dict[str, int]]:
 
 
 def test_requests_of_a_save_do_not_grow_with_the_checkpoints(s3: str) -> None:
-    few, many = (alone(lambda mesh, count=count: requests_of_saves(mesh, f"{s3}/{uuid.uuid4().hex}", count)) for count in (10, 1000))
+    few, many = (
+        alone(lambda mesh, count=count: requests_of_saves(mesh, f"{s3}/{uuid.uuid4().hex}", count))
+        for count in (10, 1000)
+    )
     assert many[1:] == few[1:]
-    assert many[0].pop("list_objects_v2") - few[0].pop("list_objects_v2") == 2, "what is there is listed once: 2,002 names, a thousand in each answer"
+    assert many[0].pop("list_objects_v2") - few[0].pop("list_objects_v2") == 2, (
+        "what is there is listed once: 2,002 names, a thousand in each answer"
+    )
     assert many[0] == few[0]
     assert sum(few[1].values()) < 40

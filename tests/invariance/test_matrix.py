@@ -8,4 +8,6 @@ README = (Path(__file__).parent.parent.parent / "README.md").read_text()
 
 
 def test_the_matrix_of_the_readme_is_made_of_the_tests() -> None:
-    assert matrix() in README, "run: PYTHONPATH=tests python tests/invariance/matrix.py, and put what it prints into the README"
+    assert matrix() in README, (
+        "run: PYTHONPATH=tests python tests/invariance/matrix.py, and put what it prints into the README"
+    )

@@ -79,7 +79,9 @@ def drawn(chance: random.Random) -> list[Segment]:
     for _ in range(5):
         ranks = chance.choice([1, 2, 3, 4, 6])
         local = BATCH // ranks
-        steps = chance.choice([chance.randint(1, 9), BLOCK_STEPS + chance.randint(-2, 2)])  # inside a block, and across its edge
+        steps = chance.choice(
+            [chance.randint(1, 9), BLOCK_STEPS + chance.randint(-2, 2)]
+        )  # inside a block, and across its edge
         segments.append((steps, ranks, chance.choice([size for size in range(1, local + 1) if local % size == 0])))
     return segments
 
@@ -90,7 +92,9 @@ def sources(tmp_path: Path, corpus: Path) -> dict[str, Callable[[], Source]]:
     np.save(file, np.random.default_rng(0).integers(0, 50, 2000).astype(np.uint16))
     return {
         "text": lambda: Text(path=str(corpus), sequence=64, tokenizer="bytes", holdout=0.1, cache=None),
-        "tokens": lambda: Tokens(path=str(file), holdout_path=None, holdout=0.1, vocab=50, sequence=16, dtype="uint16", cache=None),
+        "tokens": lambda: Tokens(
+            path=str(file), holdout_path=None, holdout=0.1, vocab=50, sequence=16, dtype="uint16", cache=None
+        ),
         "synthetic": lambda: Synthetic("classification", [3], 4, 0, 0, 100),
         "synthetic regression": lambda: Synthetic("regression", [64], 10, 0, 0, 100),
         "digits": lambda: Dataset(Digits()),
@@ -114,7 +118,10 @@ def test_a_walk_with_stops_is_the_walk_without(name: str, sources: dict[str, Cal
         segments = drawn(chance)
         whole = walk(sources[name], [(sum(steps for steps, *_ in segments), 1, BATCH)])
         for step, (one, other) in enumerate(zip(whole, walk(sources[name], segments), strict=True)):
-            assert torch.equal(one["inputs"], other["inputs"]) and torch.equal(one["targets"], other["targets"]), (segments, step)
+            assert torch.equal(one["inputs"], other["inputs"]) and torch.equal(one["targets"], other["targets"]), (
+                segments,
+                step,
+            )
 
 
 def test_every_pass_sees_every_sample_once(sources: dict[str, Callable[[], Source]]) -> None:
@@ -122,7 +129,11 @@ def test_every_pass_sees_every_sample_once(sources: dict[str, Callable[[], Sourc
     held = sources["dataset with a held-out part"]().holdout()
     assert held is not None
     kept = {int(value) for value in held.take(np.arange(len(held)), np.zeros(len(held), dtype=int))["inputs"]}
-    seen = [int(value) for step in walk(sources["dataset with a held-out part"], drawn(random.Random(1)) * 3) for value in step["inputs"]]
+    seen = [
+        int(value)
+        for step in walk(sources["dataset with a held-out part"], drawn(random.Random(1)) * 3)
+        for value in step["inputs"]
+    ]
     for begin in range(0, len(seen) - 26, 26):
         assert set(seen[begin : begin + 26]) == set(range(37)) - kept
 
@@ -158,9 +169,19 @@ def test_a_real_run_stopped_in_the_middle_of_a_pass_sees_what_it_would_have_seen
         folder = tmp_path / name
         folder.mkdir()
         env = {**os.environ, "SEEN": str(folder), "PYTHONPATH": str(Path(__file__).parents[1]), "TMPDIR": str(tmp_path)}
-        done = subprocess.run(command(*WORDS, f"out={tmp_path}/out", *words), capture_output=True, text=True, timeout=300, env=env, check=False)
+        done = subprocess.run(
+            command(*WORDS, f"out={tmp_path}/out", *words),
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env=env,
+            check=False,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
-        seen[name] = {file.name: [number for line in file.read_text().splitlines() for number in json.loads(line)] for file in folder.iterdir()}
+        seen[name] = {
+            file.name: [number for line in file.read_text().splitlines() for number in json.loads(line)]
+            for file in folder.iterdir()
+        }
     assert list(seen["first"]) == ["0"] and set(seen["second"]) == {"0", "1"}
     steps = [seen["first"]["0"][i : i + BATCH] for i in range(0, 5 * BATCH, BATCH)]
     steps += [seen["second"]["0"][i : i + 6] + seen["second"]["1"][i : i + 6] for i in range(0, 36, 6)]
@@ -188,7 +209,14 @@ def test_what_a_users_model_and_data_draw_goes_on_bit_for_bit(words: tuple[str, 
 
 
 REMEMBERED = {
-    "the loss scale, the average of the weights, momenta": ("model=mlp", *SYNTHETIC, "precision=fp16", "ema=0.9", "optim=sgd", "optim.momentum=0.9"),
+    "the loss scale, the average of the weights, momenta": (
+        "model=mlp",
+        *SYNTHETIC,
+        "precision=fp16",
+        "ema=0.9",
+        "optim=sgd",
+        "optim.momentum=0.9",
+    ),
     "the balance of experts": (
         "model=moe",
         "model.layers=1",
@@ -207,7 +235,16 @@ REMEMBERED = {
 @pytest.mark.parametrize("name", REMEMBERED)
 def test_everything_that_accumulates_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
     """Rows, and every number of the last checkpoint."""
-    common = ["steps=9", "batch=8", "trust=[invariance]", "logger=[]", "hook=[]", "checkpoint.every=4", "evaluate.every=3", *REMEMBERED[name]]
+    common = [
+        "steps=9",
+        "batch=8",
+        "trust=[invariance]",
+        "logger=[]",
+        "hook=[]",
+        "checkpoint.every=4",
+        "evaluate.every=3",
+        *REMEMBERED[name],
+    ]
 
     def run(out: Path, *words: str) -> tuple[list[Any], list[dict[str, bytes]]]:
         plan = resolve(compose([*common, f"out={out}", *words]), Cluster(gpus=0, cpus=1))
@@ -251,4 +288,9 @@ def test_a_run_that_died_after_its_last_commit_says_the_same_result(tmp_path: Pa
     assert before < finished.wall_seconds < before + stopped.wall_seconds
     again = run(train)
     assert before < committed(6) < again.wall_seconds
-    assert (again.status, again.step, again.loss, again.metrics) == (finished.status, finished.step, finished.loss, finished.metrics)
+    assert (again.status, again.step, again.loss, again.metrics) == (
+        finished.status,
+        finished.step,
+        finished.loss,
+        finished.metrics,
+    )

@@ -34,7 +34,11 @@ def drawn(seed: int) -> tuple[str, str]:
     words.append(f"devices={draw.choice(fits if fits and draw.random() < 0.85 else [2, 3, 4, 6])}")
     pipeline = any(word.startswith(("mesh.pp", "strategy=pipeline")) for word in words)
     options = (
-        ("pipeline.schedule", ["gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev"], pipeline),
+        (
+            "pipeline.schedule",
+            ["gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev"],
+            pipeline,
+        ),
         ("pipeline.split", ["cost", "blocks", "[1,3]"], pipeline),
         ("tensor.sequence", ["split", "whole"], any("mesh.tp" in word for word in words)),
         ("tensor.loss", ["split", "whole"], any("mesh.tp" in word for word in words)),

@@ -37,7 +37,9 @@ class Plain(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(64))
-        self.inner = nn.ModuleList(nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 96), nn.SiLU(), nn.Linear(96, 64)) for _ in range(3))
+        self.inner = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 96), nn.SiLU(), nn.Linear(96, 64)) for _ in range(3)
+        )
         self.out = nn.Linear(64, 10)
 
     def forward(self, x: Tensor) -> Any:

@@ -42,7 +42,9 @@ def test_wrong_words_are_told_once(tmp_path: Path) -> None:
 
 
 def test_without_ranks_it_is_refused() -> None:
-    done = subprocess.run([sys.executable, "-m", "dtrain", "launcher=external"], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "dtrain", "launcher=external"], capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 2
     assert "torchrun" in done.stderr
 
@@ -89,7 +91,12 @@ def test_ranks_do_not_outlive_a_killed_launcher_and_the_lease_is_free(ranks: lis
     assert json.loads((out / "failure.json").read_text())["error"].startswith("the launcher of the ranks")
     assert lease.holder(str(out))[0] in ("free", "left")
     again = subprocess.run(
-        [*command(), *WORDS, *SLOW, f"out={out}", "stop_after=1"], env=environment(), timeout=300, check=False, capture_output=True, text=True
+        [*command(), *WORDS, *SLOW, f"out={out}", "stop_after=1"],
+        env=environment(),
+        timeout=300,
+        check=False,
+        capture_output=True,
+        text=True,
     )
     assert again.returncode == 0, again.stderr
     assert "watching for" not in again.stderr
@@ -109,7 +116,9 @@ def all_gone(out: Path, seconds: float) -> bool:
 
 def test_a_stopped_launcher_that_holds_the_store_is_named(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with training(out, "backend=gloo", "backend.timeout=10", by=["--standalone", "--nproc-per-node=2", *DIRECTLY]) as torchrun:
+    with training(
+        out, "backend=gloo", "backend.timeout=10", by=["--standalone", "--nproc-per-node=2", *DIRECTLY]
+    ) as torchrun:
         torchrun.send_signal(signal.SIGSTOP)
         assert all_gone(out, 120)
         assert "the store process at " in json.loads((out / "failure.json").read_text())["error"]
@@ -125,7 +134,15 @@ def test_a_rank_that_a_shell_left_in_the_background_goes_on() -> None:
 def test_when_the_first_of_two_launchers_is_killed_the_ranks_of_both_end(tmp_path: Path) -> None:
     out = tmp_path / "out"
     nodes = [
-        ["--nnodes=2", f"--node-rank={node}", "--master-addr=127.0.0.1", "--master-port=29731", "--nproc-per-node=1", *DIRECTLY] for node in (0, 1)
+        [
+            "--nnodes=2",
+            f"--node-rank={node}",
+            "--master-addr=127.0.0.1",
+            "--master-port=29731",
+            "--nproc-per-node=1",
+            *DIRECTLY,
+        ]
+        for node in (0, 1)
     ]
     second = started(out, *SLOW, by=[*TORCHRUN, *nodes[1]])
     with training(out, by=nodes[0]) as first:

@@ -40,7 +40,9 @@ def test_two_nodes_of_two_ranks_finish(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_the_first_failing_rank_is_the_one_shown(nodes: int, tmp_path: Path) -> None:
-    code, output = finished(started(tmp_path, "model._target_=launching.Raises", "model.rank=1", "devices=2", f"nodes={nodes}", "batch=8"))
+    code, output = finished(
+        started(tmp_path, "model._target_=launching.Raises", "model.rank=1", "devices=2", f"nodes={nodes}", "batch=8")
+    )
     assert code == 1
     assert output.count("Traceback (most recent call last)") == 1
     assert "dtrain: rank 1 failed" in output
@@ -50,7 +52,14 @@ def test_the_first_failing_rank_is_the_one_shown(nodes: int, tmp_path: Path) -> 
 
 def test_a_killed_rank_is_named(tmp_path: Path) -> None:
     code, output = finished(
-        started(tmp_path, "model._target_=launching.Killed", "model.rank=1", "devices=2", "launcher=local", "launcher.restarts=0")
+        started(
+            tmp_path,
+            "model._target_=launching.Killed",
+            "model.rank=1",
+            "devices=2",
+            "launcher=local",
+            "launcher.restarts=0",
+        )
     )
     assert code == 1
     assert "rank 1 was killed" in output
@@ -60,7 +69,11 @@ def test_a_killed_rank_is_named(tmp_path: Path) -> None:
 
 def test_a_restarted_group_goes_on_from_the_last_commit(tmp_path: Path) -> None:
     words = ["model._target_=launching.Killed", "model.rank=1", "model.at=6", "devices=2"]
-    code, output = finished(started(tmp_path, *words, "launcher=local", "launcher.restarts=1", "checkpoint.every=4", "checkpoint.mode=blocking"))
+    code, output = finished(
+        started(
+            tmp_path, *words, "launcher=local", "launcher.restarts=1", "checkpoint.every=4", "checkpoint.mode=blocking"
+        )
+    )
     assert code == 0, output
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert [event["step"] for event in events if event["event"] == "started"] == [0, 4]
@@ -83,7 +96,9 @@ def test_one_signal_stops_with_a_checkpoint_and_the_words_go_on(number: int, cod
 
 
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
-    process = started(tmp_path, "model._target_=launching.Slow", "model.rank=0", "devices=2", "steps=20000", "launcher=local")
+    process = started(
+        tmp_path, "model._target_=launching.Slow", "model.rank=0", "devices=2", "steps=20000", "launcher=local"
+    )
     wait_for_step(tmp_path, 2)
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGINT)
@@ -94,7 +109,9 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
 
 
 def test_killing_the_command_takes_everything_with_it(tmp_path: Path) -> None:
-    process = started(tmp_path, "model._target_=launching.Slow", "model.rank=0", "devices=2", "nodes=2", "batch=8", "steps=20000")
+    process = started(
+        tmp_path, "model._target_=launching.Slow", "model.rank=0", "devices=2", "nodes=2", "batch=8", "steps=20000"
+    )
     wait_for_step(tmp_path, 2)
     process.kill()
     finished(process)

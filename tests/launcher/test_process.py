@@ -35,7 +35,11 @@ def test_a_child_dies_with_the_process_that_forked_it() -> None:
 
 
 def test_how_a_child_ended_is_told() -> None:
-    pids = [process.fork(lambda: None), process.fork(lambda: os._exit(3)), process.fork(lambda: os.kill(os.getpid(), signal.SIGKILL))]
+    pids = [
+        process.fork(lambda: None),
+        process.fork(lambda: os._exit(3)),
+        process.fork(lambda: os.kill(os.getpid(), signal.SIGKILL)),
+    ]
     codes = []
     for pid in pids:
         while (code := process.ended(pid)) is None:

@@ -55,7 +55,9 @@ WORDS = (
 
 def begun(folder: Path, *words: str) -> "subprocess.Popen[str]":
     env = {**os.environ, "PYTHONPATH": str(folder)}
-    return subprocess.Popen([sys.executable, "-m", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, cwd=folder)
+    return subprocess.Popen(
+        [sys.executable, "-m", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, cwd=folder
+    )
 
 
 @pytest.mark.parametrize(("source", "deed"), [(CUDA, "starts CUDA"), (THREAD, "starts a thread")])
@@ -71,7 +73,17 @@ def test_each_rank_imports_what_no_fork_survives(source: str, deed: str, tmp_pat
 def test_a_node_of_another_host_does_so_too(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(CUDA)
     address = f"127.0.0.1:{free_port()}"
-    run = begun(tmp_path, "dtrain", *WORDS, "nodes=2", "devices=1", "out=run", "launcher=local", f"launcher.address={address}", "launcher.here=1")
+    run = begun(
+        tmp_path,
+        "dtrain",
+        *WORDS,
+        "nodes=2",
+        "devices=1",
+        "out=run",
+        "launcher=local",
+        f"launcher.address={address}",
+        "launcher.here=1",
+    )
     other = begun(tmp_path, "dtrain.launcher.local.agent", address)
     said = [each.communicate(timeout=300)[0] for each in (run, other)]
     assert (run.returncode, other.returncode) == (0, 0), said

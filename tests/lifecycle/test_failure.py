@@ -17,11 +17,22 @@ from dtrain.result import Result
 
 
 def test_what_the_gpus_of_the_others_were_in_is_told(tmp_path: Path) -> None:
-    call = {"call": "all_reduce", "number": 7, "state": "scheduled", "between_two": False, "library": "nccl", "sizes": [[3]]}
+    call = {
+        "call": "all_reduce",
+        "number": 7,
+        "state": "scheduled",
+        "between_two": False,
+        "library": "nccl",
+        "sizes": [[3]],
+    }
     for rank, calls in enumerate([[], [call]]):
         failure.began(tmp_path, rank)
-        failure.tell(tmp_path, rank, "hung", "no progress for 60 s", where="mypkg/loop.py:3 in step", calls={"the world": calls})
-    assert failure.explain(tmp_path).paragraph.endswith("rank 1 at mypkg/loop.py:3 in step, its GPU in all_reduce, collective 7 of the world.")
+        failure.tell(
+            tmp_path, rank, "hung", "no progress for 60 s", where="mypkg/loop.py:3 in step", calls={"the world": calls}
+        )
+    assert failure.explain(tmp_path).paragraph.endswith(
+        "rank 1 at mypkg/loop.py:3 in step, its GPU in all_reduce, collective 7 of the world."
+    )
 
 
 def left(folder: Path, rank: int, error: BaseException) -> None:
@@ -49,7 +60,12 @@ def test_the_paragraph_says_who_where_when_and_what_the_others_did(tmp_path: Pat
     assert "(collective 7 of the world)" in told.paragraph
     assert told.paragraph.count("Traceback (most recent call last)") == 1
     assert "\n" not in told.facts["message"]
-    assert (told.facts["rank"], told.facts["kind"], told.facts["step"], told.facts["samples"]) == (1, "error", 5, [32, 39])
+    assert (told.facts["rank"], told.facts["kind"], told.facts["step"], told.facts["samples"]) == (
+        1,
+        "error",
+        5,
+        [32, 39],
+    )
     assert json.loads(json.dumps(told.facts)) == told.facts
 
 
@@ -62,7 +78,9 @@ def test_the_paragraph_says_who_where_when_and_what_the_others_did(tmp_path: Pat
         (LeaseError("another run took over"), PreflightError, 3),
     ],
 )
-def test_the_command_ends_with_the_error_of_the_cause(error: Exception, ends: type[Exception], code: int, tmp_path: Path) -> None:
+def test_the_command_ends_with_the_error_of_the_cause(
+    error: Exception, ends: type[Exception], code: int, tmp_path: Path
+) -> None:
     left(tmp_path, 0, error)
     with pytest.raises(ends) as raised:
         failure.outcome(tmp_path, 1)
@@ -86,7 +104,9 @@ def test_what_starting_again_cannot_help_is_told_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
-def test_a_rank_that_was_asked_before_its_first_step_is_no_failure(number: signal.Signals, code: int, tmp_path: Path) -> None:
+def test_a_rank_that_was_asked_before_its_first_step_is_no_failure(
+    number: signal.Signals, code: int, tmp_path: Path
+) -> None:
     left(tmp_path, 1, StopRequested(number))
     left(tmp_path, 0, RuntimeError("Connection closed by peer"))
     with pytest.raises(StopRequested) as raised:
@@ -110,7 +130,10 @@ def test_a_process_that_does_not_answer_is_looked_at(tmp_path: Path) -> None:
 
 def test_alone_a_process_tells_its_own_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    with pytest.raises(RankError, match=r"rank 0 failed: ValueError: a, at test_failure\.py"), failure.alone(str(tmp_path / "out"), 0):
+    with (
+        pytest.raises(RankError, match=r"rank 0 failed: ValueError: a, at test_failure\.py"),
+        failure.alone(str(tmp_path / "out"), 0),
+    ):
         assert not failure.is_watched()
         raise ValueError("a")
     assert json.loads((tmp_path / "out" / "failure.json").read_text())["error"] == "ValueError: a"

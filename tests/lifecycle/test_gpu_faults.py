@@ -21,14 +21,48 @@ TIMEOUT = (
 CUBLAS = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
 TOLD: dict[str, tuple[Exception, str, str]] = {
     "ECC": (torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered" + KERNELS), "gpu", "broken (ECC)"),
-    "NVLink": (torch.AcceleratorError("CUDA error: uncorrectable NVLink error detected during the execution" + KERNELS), "gpu", "NVLink"),
-    "a peer": (torch.AcceleratorError("CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error" + KERNELS), "gpu", "NVLink"),
-    "no fabric manager": (torch.AcceleratorError("CUDA error: system not yet initialized" + KERNELS), "gpu", "nvidia-fabricmanager"),
-    "an assertion": (torch.AcceleratorError("CUDA error: device-side assert triggered" + KERNELS), "error", "CUDA_LAUNCH_BLOCKING=1 shows which"),
-    "an address": (torch.AcceleratorError("CUDA error: an illegal memory access was encountered" + KERNELS), "error", "wrong values"),
-    "a program counter": (torch.AcceleratorError("CUDA error: invalid program counter" + KERNELS), "error", "wrong values"),
-    "a launch": (torch.AcceleratorError("CUDA error: unspecified launch failure" + KERNELS), "error", "CUDA failed on this rank itself"),
-    "memory of torch": (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of"), "error", "is full"),
+    "NVLink": (
+        torch.AcceleratorError("CUDA error: uncorrectable NVLink error detected during the execution" + KERNELS),
+        "gpu",
+        "NVLink",
+    ),
+    "a peer": (
+        torch.AcceleratorError(
+            "CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error" + KERNELS
+        ),
+        "gpu",
+        "NVLink",
+    ),
+    "no fabric manager": (
+        torch.AcceleratorError("CUDA error: system not yet initialized" + KERNELS),
+        "gpu",
+        "nvidia-fabricmanager",
+    ),
+    "an assertion": (
+        torch.AcceleratorError("CUDA error: device-side assert triggered" + KERNELS),
+        "error",
+        "CUDA_LAUNCH_BLOCKING=1 shows which",
+    ),
+    "an address": (
+        torch.AcceleratorError("CUDA error: an illegal memory access was encountered" + KERNELS),
+        "error",
+        "wrong values",
+    ),
+    "a program counter": (
+        torch.AcceleratorError("CUDA error: invalid program counter" + KERNELS),
+        "error",
+        "wrong values",
+    ),
+    "a launch": (
+        torch.AcceleratorError("CUDA error: unspecified launch failure" + KERNELS),
+        "error",
+        "CUDA failed on this rank itself",
+    ),
+    "memory of torch": (
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of"),
+        "error",
+        "is full",
+    ),
     "memory of CUDA": (torch.AcceleratorError("CUDA error: out of memory" + KERNELS), "error", "is full"),
     "memory beside the allocator": (RuntimeError(OUTSIDE), "error", "is full"),
     "memory of cuBLAS": (RuntimeError(CUBLAS), "error", "is full"),
@@ -43,7 +77,11 @@ TOLD: dict[str, tuple[Exception, str, str]] = {
     "an abort": (dist.DistBackendError(ABORTED.format(rank=0)), "lost", ""),
     "a late rank": (dist.DistBackendError(TIMEOUT), "timeout", ""),
     "a late rank of nccl2": (dist.DistBackendError("timeout - collective operation timed out"), "timeout", ""),
-    "a late rank, seen by its watchdog": (dist.DistBackendError("timeout - timeout watchdog detected operation timeout"), "timeout", ""),
+    "a late rank, seen by its watchdog": (
+        dist.DistBackendError("timeout - timeout watchdog detected operation timeout"),
+        "timeout",
+        "",
+    ),
     "an abort of nccl2": (dist.DistBackendError("NCCL communicator was aborted after a previous error"), "lost", ""),
     "a late connection": (dist.DistBackendError(f"NCCL timeout in: {SOURCE}/NCCLUtils.cpp:52"), "timeout", ""),
 }
@@ -59,5 +97,10 @@ def test_what_is_said_is_taken_for_what_it_is(case: str) -> None:
 
 def test_every_fault_has_its_text() -> None:
     said = [f"{type(error).__name__}: {error}" for error, *_ in TOLD.values()]
-    rare = ("the host no longer reaches it", "its driver reports a broken GPU (Xid)")  # of nvidia-smi and of the kernel's log
-    assert [fault.said for fault in FAULTS if fault.said not in rare and not any(fault_of(text) is fault for text in said)] == []
+    rare = (
+        "the host no longer reaches it",
+        "its driver reports a broken GPU (Xid)",
+    )  # of nvidia-smi and of the kernel's log
+    assert [
+        fault.said for fault in FAULTS if fault.said not in rare and not any(fault_of(text) is fault for text in said)
+    ] == []

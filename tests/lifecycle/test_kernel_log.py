@@ -13,8 +13,16 @@ LINE = "4,1234,98765432109,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=pyth
 LINES = {
     LINE: (79, "0000:3b:00", "pid=4711, name=python, GPU has fallen off the bus."),
     "[ 4909.922970] NVRM: Xid (0000:01:00): 13, 0005 00000000 0000502d\n": (13, "0000:01:00", "0005 00000000 0000502d"),
-    "NVRM: Xid (PCI:0000:C1:00 GPU-I:05): 94, pid=1, Contained ECC error\n": (94, "0000:c1:00", "pid=1, Contained ECC error"),
-    "NVRM: Xid (PCI:0008:01:00): 119, Timeout waiting for RPC from GSP!\n": (119, "0008:01:00", "Timeout waiting for RPC from GSP!"),
+    "NVRM: Xid (PCI:0000:C1:00 GPU-I:05): 94, pid=1, Contained ECC error\n": (
+        94,
+        "0000:c1:00",
+        "pid=1, Contained ECC error",
+    ),
+    "NVRM: Xid (PCI:0008:01:00): 119, Timeout waiting for RPC from GSP!\n": (
+        119,
+        "0008:01:00",
+        "Timeout waiting for RPC from GSP!",
+    ),
 }
 
 
@@ -39,7 +47,9 @@ def test_lines_since_the_beginning_are_read_once(planted: Path) -> None:
 
 def test_many_lines_are_read_and_what_a_terminal_would_obey_is_written_out(planted: Path) -> None:
     log = KernelLog()
-    planted.write_text(planted.read_text() + LINE * 1000 + "NVRM: Xid (PCI:0000:3b:00): 62, \x1b[2J\u202e\x00" + "x" * 5000 + "\n")
+    planted.write_text(
+        planted.read_text() + LINE * 1000 + "NVRM: Xid (PCI:0000:3b:00): 62, \x1b[2J\u202e\x00" + "x" * 5000 + "\n"
+    )
     *_, last = found = log.xids()
     assert len(found) == 1001
     assert last["text"].startswith("\\x1b[2J\\u202e\\x00xxx")
@@ -59,7 +69,10 @@ def test_an_address_is_alike_whoever_says_it() -> None:
 
 
 def test_a_rank_alone_tells_what_the_driver_said_of_its_gpu(planted: Path, tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="the host no longer reaches it") as raised, failure.alone(str(tmp_path / "out"), 0):
+    with (
+        pytest.raises(Exception, match="the host no longer reaches it") as raised,
+        failure.alone(str(tmp_path / "out"), 0),
+    ):
         failure.has_gpu(Path(os.environ["DTRAIN_REPORTS"]), 0, "0:3b:0")
         with planted.open("a") as file:
             file.write(LINE)

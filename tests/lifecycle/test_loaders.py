@@ -51,7 +51,12 @@ def test_one_that_hangs_in_an_evaluation_is_told_so_too(devices: int, tmp_path: 
     kept = Dataset(Stuck("asleep"), holdout=0.25).holdout()
     assert kept
     sample = int(kept.original(np.arange(len(kept)))[5])
-    held = ["data.holdout=0.25", "evaluate.every=3", f"data.dataset.sample={sample}", "backend.timeout=8"]  # its loading process begins, too
+    held = [
+        "data.holdout=0.25",
+        "evaluate.every=3",
+        f"data.dataset.sample={sample}",
+        "backend.timeout=8",
+    ]  # its loading process begins, too
     words = [*WORDS, f"devices={devices}", "data.dataset.way=asleep", *held, f"out={tmp_path / 'run'}"]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     ended = subprocess.run(command(*words), capture_output=True, text=True, timeout=300, env=env)
@@ -62,7 +67,9 @@ def test_one_that_hangs_in_an_evaluation_is_told_so_too(devices: int, tmp_path: 
 
 
 @pytest.mark.parametrize(("way", "devices"), [("asleep", 2), ("in_native_code", 1), ("stopped", 1)])
-def test_a_loading_process_that_hangs_is_told_at_its_own_line_with_its_sample(way: str, devices: int, tmp_path: Path) -> None:
+def test_a_loading_process_that_hangs_is_told_at_its_own_line_with_its_sample(
+    way: str, devices: int, tmp_path: Path
+) -> None:
     words = [*WORDS, f"devices={devices}", f"data.dataset.way={way}", f"out={tmp_path / 'run'}"]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     ended = subprocess.run(command(*words), capture_output=True, text=True, timeout=300, env=env)

@@ -22,7 +22,14 @@ NAMES = {"0": "the world", "7": "dp_shard of ranks 0,1"}
 
 
 def entry(
-    name: str, number: int, state: str = "completed", *, group: str = "0", p2p: bool = False, sizes: Any = ((3,),), **more: Any
+    name: str,
+    number: int,
+    state: str = "completed",
+    *,
+    group: str = "0",
+    p2p: bool = False,
+    sizes: Any = ((3,),),
+    **more: Any,
 ) -> dict[str, Any]:
     """As FlightRecorder's dump_json writes it, version 2.10."""
     return {
@@ -78,10 +85,17 @@ def test_calls_that_are_one_kernel_are_told_as_one_in_the_state_of_the_kernel() 
 def test_what_is_told_is_bounded() -> None:
     names = {str(group): f"group {group}" for group in range(300)}
     entries = [
-        entry("all_reduce" * 100, number, "scheduled", group=str(group), sizes=[(1,)] * 500) for group in range(300) for number in range(1, 20)
+        entry("all_reduce" * 100, number, "scheduled", group=str(group), sizes=[(1,)] * 500)
+        for group in range(300)
+        for number in range(1, 20)
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recorder._distributed_c10d, "_dump_nccl_trace_json", lambda: json.dumps(dump(*entries)).encode(), raising=False)
+        patch.setattr(
+            recorder._distributed_c10d,
+            "_dump_nccl_trace_json",
+            lambda: json.dumps(dump(*entries)).encode(),
+            raising=False,
+        )
         assert len(json.dumps(recorder.calls(names))) < 40_000
 
 
@@ -119,7 +133,10 @@ def late(folder: Path) -> dict[str, Any]:
             return dict(json.loads(left.read_text()))
 
 
-@pytest.mark.skipif(not hasattr(recorder._distributed_c10d, "_dump_fr_trace_json"), reason="torch before 2.13 may not record what gloo does")
+@pytest.mark.skipif(
+    not hasattr(recorder._distributed_c10d, "_dump_fr_trace_json"),
+    reason="torch before 2.13 may not record what gloo does",
+)
 def test_a_rank_that_times_out_leaves_what_it_called_and_so_does_one_that_is_asked(tmp_path: Path) -> None:
     waited, asked = ranks(2, late, tmp_path)
     numbers = [[(call["call"], call["number"]) for call in left["calls"]["the world"]] for left in (waited, asked)]
@@ -127,14 +144,20 @@ def test_a_rank_that_times_out_leaves_what_it_called_and_so_does_one_that_is_ask
     assert numbers == [[("all_reduce", 3), ("all_reduce", 4)], [("barrier", 2), ("all_reduce", 3)]]
 
 
-def test_calls_are_recorded_where_nccl_is_used_unless_the_environment_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_are_recorded_where_nccl_is_used_unless_the_environment_says_how_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def begin(device: object) -> None:
         raise ConnectionError
 
     monkeypatch.setattr(torch.cuda, "set_device", begin)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="a"))
-    for said, size in (({}, "2000"), ({"TORCH_FR_BUFFER_SIZE": "0"}, "0"), ({"TORCH_NCCL_TRACE_BUFFER_SIZE": "50"}, None)):
+    for said, size in (
+        ({}, "2000"),
+        ({"TORCH_FR_BUFFER_SIZE": "0"}, "0"),
+        ({"TORCH_NCCL_TRACE_BUFFER_SIZE": "50"}, None),
+    ):
         for name in recorder.SIZE:
             monkeypatch.delenv(name, raising=False)
         for name, value in said.items():

@@ -9,7 +9,9 @@ import pytest
 from dtrain.lifecycle.root_cause import Evidence, find, kind_of
 
 GONE = "RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:35996."
-LATE = "RuntimeError: [/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 2000ms for recv operation to complete"
+LATE = (
+    "RuntimeError: [/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 2000ms for recv operation to complete"
+)
 
 
 def error(rank: int, message: str, time: float, *, kind: str = "error", code: int = 1, **facts: Any) -> dict[str, Any]:
@@ -19,7 +21,12 @@ def error(rank: int, message: str, time: float, *, kind: str = "error", code: in
 def evidence(world: int, *failures: dict[str, Any], **left: Any) -> Evidence:
     nothing: dict[str, Any] = {"reports": {}, "ended": {}, "lost": [], "stacks": {}, "steps": {}}
     return Evidence(
-        **{"began": {rank: {"rank": rank, "host": "here", "pid": 100 + rank} for rank in range(world)}, "failures": list(failures), **nothing, **left}
+        **{
+            "began": {rank: {"rank": rank, "host": "here", "pid": 100 + rank} for rank in range(world)},
+            "failures": list(failures),
+            **nothing,
+            **left,
+        }
     )
 
 
@@ -35,7 +42,14 @@ def apart(*calls: list[tuple[Any, ...]], numbers: tuple[int, ...] = ()) -> Evide
     ]  # fmt: skip
     groups = numbers or (9,) * len(calls)
     hung = [
-        error(rank, "no progress for 60 s", 1.0 + rank, kind="hung", groups={"the world": groups[rank]}, calls={"the world": one})
+        error(
+            rank,
+            "no progress for 60 s",
+            1.0 + rank,
+            kind="hung",
+            groups={"the world": groups[rank]},
+            calls={"the world": one},
+        )
         for rank, one in enumerate(told)
     ]
     return evidence(len(calls), *hung)
@@ -170,7 +184,13 @@ def test_the_cause_is_told_not_the_victims(case: str) -> None:
 def test_a_killed_rank_has_its_last_step_and_the_stack_it_crashed_with() -> None:
     dump = 'Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n  File "/home/me/mypkg/model.py", line 12 in forward\n'
     cause, ranks = find(
-        evidence(2, error(0, GONE, 1.0, kind="lost", step=5), ended=ended(1, -signal.SIGSEGV), stacks={1: dump}, steps={1: (5, 32, 8)})
+        evidence(
+            2,
+            error(0, GONE, 1.0, kind="lost", step=5),
+            ended=ended(1, -signal.SIGSEGV),
+            stacks={1: dump},
+            steps={1: (5, 32, 8)},
+        )
     )
     assert (cause["step"], cause["samples"], cause["pid"], cause["signal"]) == (5, [32, 39], 101, "SIGSEGV")
     assert cause["where"] == "home/me/mypkg/model.py:12 in forward"

@@ -106,7 +106,9 @@ def imported() -> None:
 
 
 @pytest.mark.parametrize("work", [ignored, imported])
-def test_who_swallows_it_is_ended_all_the_same(work: Callable[[], None], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_who_swallows_it_is_ended_all_the_same(
+    work: Callable[[], None], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(signals, "ENDING_SECONDS", 0.2)
     _, status = os.waitpid(fork(work), 0)
     assert os.waitstatus_to_exitcode(status) == 75
@@ -132,12 +134,19 @@ def noted(*numbers: int, apart: float, handed_on: bool = False) -> int | str:
     [
         ([signal.SIGTERM], 0, False, signal.SIGTERM),
         ([signal.SIGINT, signal.SIGINT], 0, False, "at once"),
-        ([signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM], 0, False, signal.SIGTERM),  # a scheduler and a launcher say the same
+        (
+            [signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM],
+            0,
+            False,
+            signal.SIGTERM,
+        ),  # a scheduler and a launcher say the same
         ([signal.SIGTERM, signal.SIGTERM], 1.1, False, "at once"),
         ([signal.SIGTERM, signal.SIGTERM], 1.1, True, signal.SIGTERM),  # the launcher ends it itself
     ],
 )
-def test_a_wish_is_noted_and_its_repetition_ends(numbers: list[int], apart: float, handed_on: bool, then: int | str) -> None:
+def test_a_wish_is_noted_and_its_repetition_ends(
+    numbers: list[int], apart: float, handed_on: bool, then: int | str
+) -> None:
     assert ranks(1, lambda: noted(*numbers, apart=apart, handed_on=handed_on)) == [then]
 
 
@@ -150,7 +159,9 @@ def restored(interrupt: Callable[..., None] | signal.Handlers) -> bool:
     return [signal.getsignal(number) for number in signals.WISHES] == before
 
 
-@pytest.mark.parametrize("interrupt", [signal.default_int_handler, signal.SIG_IGN])  # a script's shell starts `... &` with SIGINT ignored
+@pytest.mark.parametrize(
+    "interrupt", [signal.default_int_handler, signal.SIG_IGN]
+)  # a script's shell starts `... &` with SIGINT ignored
 def test_signals_mean_what_they_meant_before(interrupt: Callable[..., None] | signal.Handlers) -> None:
     assert ranks(1, restored, interrupt) == [True]
 
@@ -188,7 +199,10 @@ def helpers(number: int) -> int | None:
         return child.exitcode
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, 0), (signal.SIGINT, 0), (signal.SIGUSR2, 0), (signal.SIGTERM, -signal.SIGTERM)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGUSR1, 0), (signal.SIGINT, 0), (signal.SIGUSR2, 0), (signal.SIGTERM, -signal.SIGTERM)],
+)
 def test_a_forked_helper_is_not_asked_but_can_be_terminated(number: int, code: int) -> None:
     assert ranks(1, helpers, number) == [code]
 

@@ -58,11 +58,16 @@ def test_a_dataset_that_becomes_slow_is_told_once_as_the_cause(tmp_path: Path, m
 
 def told(one: Slowdown, *blocks: float) -> list[str]:
     """What is said within 64 steps of so many seconds each."""
-    return [" ".join(one.look((64 * number + step, seconds) for step in range(1, 65))) for number, seconds in enumerate(blocks)]
+    return [
+        " ".join(one.look((64 * number + step, seconds) for step in range(1, 65)))
+        for number, seconds in enumerate(blocks)
+    ]
 
 
 def test_ten_times_slower_is_told_once_until_it_is_as_fast_again() -> None:
-    *quiet, slow, still, better, fast, once, again = told(Slowdown(lambda: 0.0), 0.02, 0.19, 0.19, 0.22, 0.22, 1.0, 0.07, 0.04, 0.02, 5.0)
+    *quiet, slow, still, better, fast, once, again = told(
+        Slowdown(lambda: 0.0), 0.02, 0.19, 0.19, 0.22, 0.22, 1.0, 0.07, 0.04, 0.02, 5.0
+    )
     assert not any((*quiet, still, better, once))
     assert slow.startswith("up to step 320 a step takes 220 ms, 11 times what it took (20 ms): ")
     assert re.search(r"a step takes 4\d.* ms again$", fast)
@@ -95,8 +100,12 @@ def test_processes_that_take_the_cores_are_the_cause(busy: None) -> None:
     assert f"of its {waiting.cores()} cores" in told(one, 5.0)[0]
 
 
-@pytest.mark.parametrize(("name", "after", "cause"), [("_held", 50.0, "(its CPU quota)"), ("_held", 0.0, "this host shows no cause")])
-def test_a_quota_that_is_used_up_is_the_cause(name: str, after: float, cause: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "after", "cause"), [("_held", 50.0, "(its CPU quota)"), ("_held", 0.0, "this host shows no cause")]
+)
+def test_a_quota_that_is_used_up_is_the_cause(
+    name: str, after: float, cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The file of a control group with a quota, which a test may not set."""
     monkeypatch.setattr(waiting.Meter, "others", lambda self: 0.0)
     one = Slowdown(lambda: 0.0)

@@ -54,7 +54,9 @@ def test_a_first_step_that_is_done_is_not_lost() -> None:
         (signal.SIGTERM, 3, (3, "preempted")),
     ],
 )
-def test_it_stops_after_the_step_in_which_it_was_asked(number: int | None, after: int | None, expected: tuple[int, str]) -> None:
+def test_it_stops_after_the_step_in_which_it_was_asked(
+    number: int | None, after: int | None, expected: tuple[int, str]
+) -> None:
     assert ranks(1, alone, number, after) == [expected]
 
 
@@ -166,7 +168,9 @@ def afterwards(interrupt: Callable[..., None] | signal.Handlers) -> bool:
     return (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == (interrupt, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize("interrupt", [signal.default_int_handler, signal.SIG_IGN])  # a script's shell starts `... &` with SIGINT ignored
+@pytest.mark.parametrize(
+    "interrupt", [signal.default_int_handler, signal.SIG_IGN]
+)  # a script's shell starts `... &` with SIGINT ignored
 def test_signals_mean_what_they_meant_before(interrupt: Callable[..., None] | signal.Handlers) -> None:
     assert ranks(1, afterwards, interrupt) == [True]
 

@@ -31,19 +31,30 @@ with waiting.yielding(waiting.cores(), {{}}):
 
 
 def test_processes_that_take_the_cores_are_seen() -> None:
-    env = {name: value for name, value in os.environ.items() if name not in (*waiting.CHOSEN, "OMP_NUM_THREADS", "LOCAL_WORLD_SIZE")}
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in (*waiting.CHOSEN, "OMP_NUM_THREADS", "LOCAL_WORLD_SIZE")
+    }
     said = subprocess.run([sys.executable, "-c", BESIDE], capture_output=True, text=True, timeout=2 * DEADLINE, env=env)
     assert "dtrain-asleep" in said.stdout, said.stderr
 
 
-@pytest.mark.parametrize(("threads", "environ"), [(1, {}), (2, {"GOMP_SPINCOUNT": "1"}), (2, {"OMP_WAIT_POLICY": "ACTIVE"})])
+@pytest.mark.parametrize(
+    ("threads", "environ"), [(1, {}), (2, {"GOMP_SPINCOUNT": "1"}), (2, {"OMP_WAIT_POLICY": "ACTIVE"})]
+)
 def test_one_thread_waits_for_nobody_and_who_chose_is_left_alone(threads: int, environ: dict[str, str]) -> None:
     with waiting.yielding(threads, environ):
         assert not any(thread.name == "dtrain-waiting" for thread in threading.enumerate())
 
 
-@pytest.mark.parametrize(("taken", "threads", "ranks", "crowds"), [(0.1, 4, 1, False), (0.9, 4, 1, True), (0.9, 2, 1, False), (0.9, 2, 2, True)])
-def test_what_counts_are_cores_that_our_threads_need(taken: float, threads: int, ranks: int, crowds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("taken", "threads", "ranks", "crowds"),
+    [(0.1, 4, 1, False), (0.9, 4, 1, True), (0.9, 2, 1, False), (0.9, 2, 2, True)],
+)
+def test_what_counts_are_cores_that_our_threads_need(
+    taken: float, threads: int, ranks: int, crowds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(waiting, "cores", lambda: 4)
     monkeypatch.setattr(waiting, "ranks", lambda: ranks)
     monkeypatch.setattr(waiting.Meter, "others", lambda self: taken)
@@ -68,7 +79,9 @@ def gradients() -> list[torch.Tensor]:
     return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
 
-def test_while_others_compute_a_thread_sleeps_and_numbers_stay_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_others_compute_a_thread_sleeps_and_numbers_stay_the_same_to_the_bit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     taken = [4.0]
     monkeypatch.setattr(waiting, "PERIOD", 0.01)
     monkeypatch.setattr(waiting, "cores", lambda: 2)

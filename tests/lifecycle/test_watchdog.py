@@ -75,7 +75,9 @@ def test_an_interpreter_held_by_native_code_ends_too_and_leaves_its_stack(tmp_pa
     assert ended(lambda: alone(tmp_path, 1.5, int, int, lambda: holding_the_interpreter(600))) == 1
     failure.ended(tmp_path, 0, 1)
     failed = failure.explain(tmp_path)
-    assert failed.line.startswith("rank 0 hung in step 3 (samples 16 to 23): native code held the interpreter, at test_watchdog.py:")
+    assert failed.line.startswith(
+        "rank 0 hung in step 3 (samples 16 to 23): native code held the interpreter, at test_watchdog.py:"
+    )
     assert "in holding_the_interpreter" in failed.line
 
 
@@ -172,7 +174,11 @@ def test_what_is_private_in_torch_is_where_it_was() -> None:
         with mesh_of(dp_replicate=2):
             group = dist.group.WORLD
             assert group is not None
-            return [group in distributed_c10d._world.pg_names, sorted(distributed_c10d._world.pg_group_ranks[group]), group.group_desc]
+            return [
+                group in distributed_c10d._world.pg_names,
+                sorted(distributed_c10d._world.pg_group_ranks[group]),
+                group.group_desc,
+            ]
 
     assert ranks(2, work) == [[True, [0, 1], "default_pg"]] * 2
 

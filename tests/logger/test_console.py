@@ -41,7 +41,9 @@ def test_fast_steps_do_not_flood_and_the_last_line_is_shown(capsys: pytest.Captu
     assert lines[-1].startswith("step 1000/1000  loss 1 ")
 
 
-def test_notes_and_held_out_losses_come_at_once_and_in_order(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_notes_and_held_out_losses_come_at_once_and_in_order(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     console = Console(out=str(tmp_path), steps=10)
     console.log(1, row(3.0))
     console.log(2, row(2.0))

@@ -58,10 +58,16 @@ def test_what_decides_the_run_is_its_hparams_and_secrets_are_not(tmp_path: Path)
     board.begin(facts(made))
     board.log(1, {"loss": 2.5})
     board.close()
-    (content,) = [value.metadata.plugin_data.content for _, value in values(tmp_path / "tensorboard") if value.tag.startswith("_hparams_")]
+    (content,) = [
+        value.metadata.plugin_data.content
+        for _, value in values(tmp_path / "tensorboard")
+        if value.tag.startswith("_hparams_")
+    ]
     told = HParamsPluginData.FromString(content).session_start_info.hparams
     assert told["optim.lr"].number_value == 0.5 and told["batch.size"].number_value == made.batch.size
-    assert told["optim._target_"].string_value.startswith("dtrain.optim") and not any("checkpoint" in name or "_about_" in name for name in told)
+    assert told["optim._target_"].string_value.startswith("dtrain.optim") and not any(
+        "checkpoint" in name or "_about_" in name for name in told
+    )
 
 
 def test_a_loss_that_is_no_number_is_kept_and_a_missing_one_is_not(tmp_path: Path) -> None:

@@ -69,7 +69,14 @@ def reference(model: str) -> dict[str, Any]:
 def hold(model: str, strategy: str, degrees: dict[str, int], microbatch: int) -> None:
     shape = MeshShape(**degrees)
     pipeline = PipelineShape() if shape.pp > 1 else None
-    run = partial(few_steps, MODELS[model] | {"strategy": ALL[strategy]}, degrees, microbatch=microbatch, steps=STEPS, pipeline=pipeline)
+    run = partial(
+        few_steps,
+        MODELS[model] | {"strategy": ALL[strategy]},
+        degrees,
+        microbatch=microbatch,
+        steps=STEPS,
+        pipeline=pipeline,
+    )
     runs, expected = ranks(shape.ranks, run), reference(model)
     got = joined(runs[:: shape.ranks // shape.pp]) if shape.pp > 1 else runs[0]
     assert max(abs(here - there) for here, there in zip(got["losses"], expected["losses"], strict=True)) < 2e-6
@@ -79,7 +86,9 @@ def hold(model: str, strategy: str, degrees: dict[str, int], microbatch: int) ->
 
 
 @pytest.mark.parametrize(("model", "strategy", "degrees", "microbatch"), FAST)
-def test_samples_that_take_different_ways_are_one_process(model: str, strategy: str, degrees: dict[str, int], microbatch: int) -> None:
+def test_samples_that_take_different_ways_are_one_process(
+    model: str, strategy: str, degrees: dict[str, int], microbatch: int
+) -> None:
     """Nothing decays what no rank has reached; moments of what another rank reached go on here too."""
     hold(model, strategy, degrees, microbatch)
 
@@ -97,7 +106,10 @@ def asked(model: str, out: Path, words: str) -> Plan:
 
 def saved(out: Path) -> dict[str, torch.Tensor]:
     url, commit = commits.find(str(out))
-    tensors = {name: torch.empty(facts["shape"], dtype=getattr(torch, facts["dtype"][6:])) for name, facts in commit["tensors"].items()}
+    tensors = {
+        name: torch.empty(facts["shape"], dtype=getattr(torch, facts["dtype"][6:]))
+        for name, facts in commit["tensors"].items()
+    }
     Reading(url, commit, tensors).verify()
     Reading(url, commit, tensors).fill()
     return tensors
@@ -105,7 +117,10 @@ def saved(out: Path) -> dict[str, torch.Tensor]:
 
 def resumed(model: str, folder: Path, first: str, then: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """What is saved after 8 steps in one go, and of a run that stopped after 3 and went on by other words."""
-    whole, begun, ended = (asked(model, folder / name, f"steps=8 {words}") for name, words in (("whole", first), ("parted", first), ("parted", then)))
+    whole, begun, ended = (
+        asked(model, folder / name, f"steps=8 {words}")
+        for name, words in (("whole", first), ("parted", first), ("parted", then))
+    )
     ranks(whole.world, train, whole)
     ranks(begun.world, train, replace(begun, stop_after=3))
     ranks(ended.world, train, ended)
@@ -187,7 +202,12 @@ def test_fractions_are_averaged_and_the_rest_is_that_of_the_first_rank() -> None
     assert two.pop("scratch") == [-2.0, 2.0]
     assert one == two
     assert one["norm.running_mean"] == [0.0, 0.0]
-    assert (one["assigned"], one["small"], one["flags"], one["constant"]) == ([0.0, 0.0], [2.0, 2.0], [1.0, 0.0], [0.0, 0.0])
+    assert (one["assigned"], one["small"], one["flags"], one["constant"]) == (
+        [0.0, 0.0],
+        [2.0, 2.0],
+        [1.0, 0.0],
+        [0.0, 0.0],
+    )
     assert one["norm.num_batches_tracked"] == 2
 
 

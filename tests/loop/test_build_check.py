@@ -35,15 +35,27 @@ def test_what_fits_is_told() -> None:
 @pytest.mark.parametrize(
     ("words", "facts", "said"),
     [
-        (("strategy=fsdp", "devices=2"), {"split": {"dp_shard": 60}}, "of 100 parameters 60 are sharded over dp_shard x cp = 2"),
+        (
+            ("strategy=fsdp", "devices=2"),
+            {"split": {"dp_shard": 60}},
+            "of 100 parameters 60 are sharded over dp_shard x cp = 2",
+        ),
         (("strategy=fsdp", "devices=2", "mesh.cp=2"), {"split": {}}, "0 are sharded over dp_shard x cp = 2"),
-        (("strategy=ddp", "devices=2", "mesh.tp=2"), {"holds": "copies", "split": {}}, "no parameter is split over tp=2"),
+        (
+            ("strategy=ddp", "devices=2", "mesh.tp=2"),
+            {"holds": "copies", "split": {}},
+            "no parameter is split over tp=2",
+        ),
         (
             ("model=moe", "strategy=ddp", "devices=2", "mesh.ep=2"),
             {"holds": "copies", "split": {"experts": 40}},
             "of 40 parameters of experts 0 are split over ep=2",
         ),
-        (("strategy=pipeline", "devices=2"), {"holds": "copies", "split": {}, "schedule": "1f1b", "stages": [1]}, "it holds the stages [1]"),
+        (
+            ("strategy=pipeline", "devices=2"),
+            {"holds": "copies", "split": {}, "schedule": "1f1b", "stages": [1]},
+            "it holds the stages [1]",
+        ),
         (
             ("strategy=pipeline", "devices=2", "pipeline.schedule=gpipe"),
             {"holds": "copies", "split": {}, "schedule": "1f1b", "stages": [0]},

@@ -79,7 +79,10 @@ def run(mesh: Mesh, made: Plan, *, steps: int = 6, start: int = 0) -> list[tuple
         log.started(start, parameters=1, damaged=[], passed_over=(), caveats=[])
         log.begin(NextToken(), Slowdown(lambda: 0.0))
         for step in range(start + 1, start + steps + 1):
-            sums = {"loss": torch.tensor(float(step * (10 if mesh.rank == 0 else 1))), "accuracy": torch.tensor(float(mesh.rank))}
+            sums = {
+                "loss": torch.tensor(float(step * (10 if mesh.rank == 0 else 1))),
+                "accuracy": torch.tensor(float(mesh.rank)),
+            }
             log.record(step, 8 * step, sums, 11, torch.tensor(0.5 * step), {"lr": 0.1, "lr_head": 0.2})
         log.note("a sample")
         log.evaluated(step, {"eval_loss": 2.0})
@@ -138,7 +141,9 @@ def test_loggers_live_on_rank_0_and_hear_once_per_flush(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["init", "log", "note", "close"])
-def test_a_logger_that_fails_is_named_once_and_left_out(tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_logger_that_fails_is_named_once_and_left_out(
+    tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Failing, "fails_in", where)
     zero, _ = on_mesh(lambda mesh: run(mesh, with_loggers(tmp_path, 1, "Failing", "Remembering")), dp_replicate=2)
     assert [told[0] for told in zero if isinstance(told[0], int)] == [1, 2, 3, 4, 5, 6, 6], "the other goes on"

@@ -61,7 +61,11 @@ def of_step(step: int) -> list[int]:
 def plan(out: Path, *words: str, value: float = math.nan, steps: tuple[int, ...] = (BAD_STEP,)) -> Plan:
     bad = [of_step(step)[5] for step in steps]
     planted = [f"data.dataset.bad={bad}".replace(" ", ""), f"data.dataset.value={value}"]
-    window = ["spike.window=8"] if any(word.startswith(("on_spike=skip", "on_spike=rewind", "spike.sigma")) for word in words) else []
+    window = (
+        ["spike.window=8"]
+        if any(word.startswith(("on_spike=skip", "on_spike=rewind", "spike.sigma")) for word in words)
+        else []
+    )
     return resolve(compose([*WORDS, *window, *planted, f"out={out}", *words]), Cluster(gpus=0, cpus=4))
 
 
@@ -77,7 +81,11 @@ def rows(out: Path) -> list[dict[str, Any]]:
 
 
 def events(out: Path, name: str) -> list[dict[str, Any]]:
-    return [event for line in (out / "events.jsonl").read_text().splitlines() if (event := json.loads(line))["event"] == name]
+    return [
+        event
+        for line in (out / "events.jsonl").read_text().splitlines()
+        if (event := json.loads(line))["event"] == name
+    ]
 
 
 def losses(out: Path) -> list[float]:
@@ -115,16 +123,26 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, float], li
     return made
 
 
-@pytest.mark.parametrize(("mesh", "value"), [*((mesh, math.nan) for mesh in MESHES), ("one", math.inf), ("one", 1e4), ("ddp", 1e4)])
-def test_stop_ends_before_the_bad_step_with_its_state_saved(mesh: str, value: float, clean: list[float], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mesh", "value"), [*((mesh, math.nan) for mesh in MESHES), ("one", math.inf), ("one", 1e4), ("ddp", 1e4)]
+)
+def test_stop_ends_before_the_bad_step_with_its_state_saved(
+    mesh: str, value: float, clean: list[float], tmp_path: Path
+) -> None:
     result = run(tmp_path, "on_spike=stop", "spike.sigma=6", *MESHES[mesh], value=value)
     assert (result.status, result.step, result.exit_code) == ("spiked", BAD_STEP - 1, 1)
-    assert f"step {BAD_STEP}" in result.reason and str(of_step(BAD_STEP)[5]) in result.reason and "on_spike=skip" in result.reason
+    assert (
+        f"step {BAD_STEP}" in result.reason
+        and str(of_step(BAD_STEP)[5]) in result.reason
+        and "on_spike=skip" in result.reason
+    )
     assert losses(tmp_path) == pytest.approx(clean[: BAD_STEP - 1], rel=2e-6)
     assert find(str(tmp_path))[1]["step"] == BAD_STEP - 1
     assert events(tmp_path, "spike")[0]["samples"] == of_step(BAD_STEP)
     if mesh == "one":
-        assert run(tmp_path, "on_spike=stop", "spike.sigma=6", value=value).step == BAD_STEP - 1, "the same words meet the same sample"
+        assert run(tmp_path, "on_spike=stop", "spike.sigma=6", value=value).step == BAD_STEP - 1, (
+            "the same words meet the same sample"
+        )
 
 
 def test_stop_alone_looks_for_no_jump(tmp_path: Path) -> None:
@@ -187,14 +205,18 @@ def test_a_restart_behind_it_gives_the_same_run(answer: str, tmp_path: Path) -> 
         assert left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
-@pytest.mark.parametrize(("mesh", "steps"), [("one", (BAD_STEP, BAD_STEP + 2)), ("fsdp", (BAD_STEP,)), ("one", (STEPS,))])
+@pytest.mark.parametrize(
+    ("mesh", "steps"), [("one", (BAD_STEP, BAD_STEP + 2)), ("fsdp", (BAD_STEP,)), ("one", (STEPS,))]
+)
 @pytest.mark.parametrize("answer", ["stop", "skip", "rewind"])
 def test_a_device_that_tells_later_gives_the_same_run(
     answer: str, mesh: str, steps: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = (f"on_spike={answer}", *MESHES[mesh])
     at_once = run(tmp_path / "at once", *words, steps=steps)
-    monkeypatch.setattr(spike, "gates", lambda state, mesh: inner(state.optimizer))  # what torch's fused optimizers do on a GPU they do here
+    monkeypatch.setattr(
+        spike, "gates", lambda state, mesh: inner(state.optimizer)
+    )  # what torch's fused optimizers do on a GPU they do here
     later = run(tmp_path / "later", *words, steps=steps)
     assert (later.status, later.step, later.reason) == (at_once.status, at_once.step, at_once.reason)
     assert losses(tmp_path / "later") == pytest.approx(losses(tmp_path / "at once"), rel=0, abs=0, nan_ok=True)
@@ -234,7 +256,9 @@ def test_a_limit_knows_the_mean_the_spread_and_the_largest() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words", [["recipe=digits"], ["optim.lr=1e-3"], ["model=moe"], ["model=mlp", "data=synthetic", "batch=2", "steps=3000"]], ids=" ".join
+    "words",
+    [["recipe=digits"], ["optim.lr=1e-3"], ["model=moe"], ["model=mlp", "data=synthetic", "batch=2", "steps=3000"]],
+    ids=" ".join,
 )
 def test_a_healthy_beginning_has_no_spike(words: list[str], tmp_path: Path) -> None:
     quiet = ["on_spike=skip", "stop_after=300", "logger=[]", "hook=[]", "evaluate.every=0", "evaluate.samples=8"]

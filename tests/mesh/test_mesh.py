@@ -20,7 +20,12 @@ def talk(mesh: Mesh) -> dict[str, object]:
 
 def test_ranks_talk() -> None:
     for rank, said in enumerate(on_mesh(talk, dp_replicate=3)):
-        assert said == {"who": (rank, 3, rank, 3, "cpu"), "sum": [3.0, 3.0], "max": [2, 0], "gather": [{"rank": 0}, {"rank": 1}, {"rank": 2}]}
+        assert said == {
+            "who": (rank, 3, rank, 3, "cpu"),
+            "sum": [3.0, 3.0],
+            "max": [2, 0],
+            "gather": [{"rank": 0}, {"rank": 1}, {"rank": 2}],
+        }
 
 
 def test_one_rank_talks_to_itself() -> None:
@@ -46,7 +51,10 @@ def views(mesh: Mesh) -> dict[str, Any]:
     return {
         "coordinate": dict(mesh.coordinate),
         "data": (mesh.data_rank, mesh.data_ranks, mesh.batch_ranks),
-        "groups": {axis: sorted(torch.distributed.get_process_group_ranks(mesh.group(axis))) for axis in ("pp", "cp", "tp", "batch")},
+        "groups": {
+            axis: sorted(torch.distributed.get_process_group_ranks(mesh.group(axis)))
+            for axis in ("pp", "cp", "tp", "batch")
+        },
         "sum": mesh.sum(torch.tensor([2.0**mesh.rank])).item(),
         "stages": mesh.sum_stages(torch.tensor([2.0**mesh.rank])).item(),
     }
@@ -64,21 +72,38 @@ def test_every_axis_is_a_group_of_those_that_differ_in_it_alone() -> None:
         pp, dp, tp = rank >> 2, rank >> 1 & 1, rank & 1
         assert found["coordinate"] == {"pp": pp, "dp_replicate": 0, "dp_shard": dp, "cp": 0, "tp": tp}
         assert found["data"] == (dp, 2, 2)
-        assert found["groups"] == {"pp": alike(rank, 8, 1, 2), "cp": [rank], "tp": alike(rank, 8, 0, 1), "batch": alike(rank, 8, 0, 2)}
-        assert found["sum"] == sum(2.0**other for other in alike(rank, 8, 0, 2)), "over the batch of its stage, once for what tp holds alike"
+        assert found["groups"] == {
+            "pp": alike(rank, 8, 1, 2),
+            "cp": [rank],
+            "tp": alike(rank, 8, 0, 1),
+            "batch": alike(rank, 8, 0, 2),
+        }
+        assert found["sum"] == sum(2.0**other for other in alike(rank, 8, 0, 2)), (
+            "over the batch of its stage, once for what tp holds alike"
+        )
         assert found["stages"] == sum(2.0**other for other in alike(rank, 8, 1, 2))
 
 
 def test_ranks_of_a_sequence_see_the_same_samples_and_share_their_gradients() -> None:
     for rank, found in enumerate(on_mesh(views, dp_replicate=2, cp=2)):
         assert found["data"] == (rank // 2, 2, 4)
-        assert found["groups"] == {"pp": [rank], "cp": [rank // 2 * 2, rank // 2 * 2 + 1], "tp": [rank], "batch": [0, 1, 2, 3]}
+        assert found["groups"] == {
+            "pp": [rank],
+            "cp": [rank // 2 * 2, rank // 2 * 2 + 1],
+            "tp": [rank],
+            "batch": [0, 1, 2, 3],
+        }
         assert (found["sum"], found["stages"]) == (15.0, 2.0**rank)
 
 
 def places(mesh: Mesh) -> dict[str, Any]:
     stored, experts = mesh.axis("dp_shard").mesh.tolist(), mesh.axis("ep", view="experts").mesh.tolist()
-    return {"stored": stored, "experts": experts, "copies": mesh.axis("expert_shard", view="experts").mesh.tolist(), "place": dict(mesh.place)}
+    return {
+        "stored": stored,
+        "experts": experts,
+        "copies": mesh.axis("expert_shard", view="experts").mesh.tolist(),
+        "place": dict(mesh.place),
+    }
 
 
 def test_experts_are_shared_out_over_neighbours_and_cp_holds_shards() -> None:

@@ -16,7 +16,9 @@ def test_a_later_token_never_changes_an_earlier_output(changed: dict[str, object
         other[:, position] = (other[:, position] + 1) % 13
         after = model(other)
         assert torch.allclose(after[:, :position], before[:, :position], atol=1e-6)
-        assert (after[:, position:] - before[:, position:]).abs().amax(-1).min() > 1e-4, "and it does change all later ones"
+        assert (after[:, position:] - before[:, position:]).abs().amax(-1).min() > 1e-4, (
+            "and it does change all later ones"
+        )
 
 
 def test_a_sample_does_not_see_the_others_of_its_batch() -> None:
@@ -26,7 +28,9 @@ def test_a_sample_does_not_see_the_others_of_its_batch() -> None:
 
 def test_the_order_of_tokens_matters() -> None:
     model = small_gpt()
-    assert not torch.allclose(model(torch.tensor([[1, 2, 3]]))[0, -1], model(torch.tensor([[2, 1, 3]]))[0, -1], atol=1e-4)
+    assert not torch.allclose(
+        model(torch.tensor([[1, 2, 3]]))[0, -1], model(torch.tensor([[2, 1, 3]]))[0, -1], atol=1e-4
+    )
 
 
 def test_grouped_heads_are_full_heads_that_share_keys_and_values() -> None:
@@ -41,7 +45,10 @@ def test_grouped_heads_are_full_heads_that_share_keys_and_values() -> None:
 
 def test_rotary_scores_depend_on_the_distance_alone() -> None:
     cos, sin = Rotary(8, 10000.0)(30, torch.device("cpu"))
-    query, key = torch.randn(8, generator=torch.Generator().manual_seed(0)), torch.randn(8, generator=torch.Generator().manual_seed(1))
+    query, key = (
+        torch.randn(8, generator=torch.Generator().manual_seed(0)),
+        torch.randn(8, generator=torch.Generator().manual_seed(1)),
+    )
     q = rotate(query.expand(1, 30, 1, 8), cos, sin)[0, :, 0]
     k = rotate(key.expand(1, 30, 1, 8), cos, sin)[0, :, 0]
     scores = q @ k.T
@@ -81,7 +88,9 @@ def test_the_feed_forward_is_as_wide_as_a_plain_one_of_four_times() -> None:
     assert block.feed_forward.up.out_features == 256
 
 
-@pytest.mark.parametrize("arguments", [{"width": 9, "heads": 2}, {"width": 6, "heads": 2}, {"width": 8, "heads": 4, "kv_heads": 3}])
+@pytest.mark.parametrize(
+    "arguments", [{"width": 9, "heads": 2}, {"width": 6, "heads": 2}, {"width": 8, "heads": 4, "kv_heads": 3}]
+)
 def test_heads_that_do_not_divide_are_refused_by_key(arguments: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"model\.heads"):
         GPT(vocab=5, layers=1, **arguments)

@@ -27,11 +27,23 @@ def filled(module: torch.nn.Module) -> Any:
 
 
 def mixture(**changed: Any) -> Mixture:
-    return filled(Mixture(**{"width": WIDTH, "hidden": 12, "experts": EXPERTS, "active": ACTIVE, "shared": 0, "rate": 0.1} | changed))
+    return filled(
+        Mixture(
+            **{"width": WIDTH, "hidden": 12, "experts": EXPERTS, "active": ACTIVE, "shared": 0, "rate": 0.1} | changed
+        )
+    )
 
 
 def small_moe(**changed: Any) -> MoE:
-    arguments = {"vocab": 13, "layers": 2, "heads": 2, "width": WIDTH, "hidden": 12, "experts": EXPERTS, "active": ACTIVE}
+    arguments = {
+        "vocab": 13,
+        "layers": 2,
+        "heads": 2,
+        "width": WIDTH,
+        "hidden": 12,
+        "experts": EXPERTS,
+        "active": ACTIVE,
+    }
     return filled(MoE(**arguments | changed))
 
 
@@ -46,7 +58,9 @@ def naive(layer: Mixture, x_BTC: Tensor) -> Tensor:
     biased = scores + layer.bias
     chosen = biased >= biased.sort(dim=-1, descending=True).values[..., layer.active - 1 : layer.active]
     weights = scores * chosen / (scores * chosen).sum(-1, keepdim=True)
-    for index, (gate, up, down) in enumerate(zip(layer.experts.gate, layer.experts.up, layer.experts.down, strict=True)):
+    for index, (gate, up, down) in enumerate(
+        zip(layer.experts.gate, layer.experts.up, layer.experts.down, strict=True)
+    ):
         out = out + weights[..., index : index + 1] * ((F.silu(x_BTC @ gate.T) * (x_BTC @ up.T)) @ down.T)
     return out
 
@@ -125,7 +139,9 @@ def test_the_bias_of_busy_experts_goes_down_and_of_idle_ones_up(times: int) -> N
     for _ in range(2):
         balance(layers, sum_over_batch)
     idle = [0] * EXPERTS
-    assert asked == [[times * count for count in (1, 2, 3, 4, 0)] + idle, 2 * idle], "all layers at once, and the count began anew"
+    assert asked == [[times * count for count in (1, 2, 3, 4, 0)] + idle, 2 * idle], (
+        "all layers at once, and the count began anew"
+    )
     torch.testing.assert_close(layers[0].bias, torch.tensor([-0.1, -0.2, -0.2, 0.2, 0.1]))
     torch.testing.assert_close(layers[1].bias, torch.tensor([0.2, 0.2, 0.2, 0.2, -0.2]))
 
@@ -156,7 +172,10 @@ def test_under_autocast_experts_are_multiplied_in_bf16_and_routed_in_fp32() -> N
     assert torch.equal(again, chosen)
     torch.testing.assert_close(got.float(), expected, rtol=0, atol=3e-2 * expected.abs().max().item())
     got.float().square().sum().backward()
-    assert all(weight.grad is not None and weight.grad.dtype == torch.float32 and weight.grad.isfinite().all() for weight in layer.parameters())
+    assert all(
+        weight.grad is not None and weight.grad.dtype == torch.float32 and weight.grad.isfinite().all()
+        for weight in layer.parameters()
+    )
 
 
 @pytest.mark.parametrize("load", [[3, 0, 5], [0, 0, 8], [2, 6, 0]])
@@ -167,7 +186,11 @@ def test_grouped_products_are_the_products_one_by_one(load: list[int]) -> None:
     got = by_expert(x, torch.tensor(load), weight)(x, weight)
     torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-2)
     upstream = torch.randn(8, 24, generator=generator()).bfloat16()
-    for mine, theirs in zip(torch.autograd.grad(got, (x, weight), upstream), torch.autograd.grad(expected, (x, weight), upstream), strict=True):
+    for mine, theirs in zip(
+        torch.autograd.grad(got, (x, weight), upstream),
+        torch.autograd.grad(expected, (x, weight), upstream),
+        strict=True,
+    ):
         torch.testing.assert_close(mine, theirs, rtol=1e-2, atol=5e-2)
 
 
@@ -178,7 +201,11 @@ def test_products_inside_of_a_graph_are_those_outside_bit_for_bit(load: list[int
     x.requires_grad_()
     expected, got = by_expert(x, torch.tensor(load), weight)(x, weight), one_by_one(x, torch.tensor(load), weight)
     assert torch.equal(got, expected)
-    for mine, theirs in zip(torch.autograd.grad(got, (x, weight), upstream), torch.autograd.grad(expected, (x, weight), upstream), strict=True):
+    for mine, theirs in zip(
+        torch.autograd.grad(got, (x, weight), upstream),
+        torch.autograd.grad(expected, (x, weight), upstream),
+        strict=True,
+    ):
         assert torch.equal(mine, theirs)
     torch.library.opcheck(one_by_one, (x, torch.tensor(load), weight))
 
@@ -195,9 +222,22 @@ def test_the_bias_has_values_on_meta_and_is_in_the_checkpoint() -> None:
 @pytest.mark.parametrize("shared", [0, 1, 2])
 def test_the_number_of_weights_follows_the_formula(shared: int, tied: bool) -> None:
     vocab, layers, width, hidden = 101, 3, 32, 48
-    model = MoE(vocab=vocab, layers=layers, heads=4, kv_heads=2, width=width, hidden=hidden, experts=6, active=2, shared=shared, tied=tied)
+    model = MoE(
+        vocab=vocab,
+        layers=layers,
+        heads=4,
+        kv_heads=2,
+        width=width,
+        hidden=hidden,
+        experts=6,
+        active=2,
+        shared=shared,
+        tied=tied,
+    )
     block = 3 * width * width + 3 * width * hidden * (6 + shared) + 6 * width + 2 * width
-    assert sum(parameter.numel() for parameter in model.parameters()) == layers * block + width + vocab * width * (1 if tied else 2)
+    assert sum(parameter.numel() for parameter in model.parameters()) == layers * block + width + vocab * width * (
+        1 if tied else 2
+    )
 
 
 def test_a_token_costs_what_it_costs_in_a_gpt() -> None:

@@ -31,7 +31,10 @@ def test_draws_depend_on_the_seed_alone() -> None:
 
 
 def test_temperature_sharpens_and_flattens() -> None:
-    counts = {temperature: sample(uncertain, tokens=2000, temperature=temperature)[2:].count(0) / 2000 for temperature in (0.0, 0.5, 1.0, 100.0)}
+    counts = {
+        temperature: sample(uncertain, tokens=2000, temperature=temperature)[2:].count(0) / 2000
+        for temperature in (0.0, 0.5, 1.0, 100.0)
+    }
     assert counts[0.0] == 1.0
     assert abs(counts[0.5] - 0.49 / 0.54) < 0.03
     assert abs(counts[1.0] - 0.7) < 0.04

@@ -19,7 +19,11 @@ from dtrain.parallel.order import parallelize
 
 
 def test_seeds_of_other_purposes_differ() -> None:
-    made = {seeds.derive(seed, *purpose) for seed in range(50) for purpose in (("data",), ("model",), ("weight", "a"), ("weight", "b"), ("weighta",))}
+    made = {
+        seeds.derive(seed, *purpose)
+        for seed in range(50)
+        for purpose in (("data",), ("model",), ("weight", "a"), ("weight", "b"), ("weighta",))
+    }
     assert len(made) == 250
     assert all(0 <= value < 2**63 for value in made)
 
@@ -40,7 +44,10 @@ def test_seeds_are_a_file_format() -> None:
 def weights(mesh: Mesh, strategy: dict[str, object], seed: int) -> dict[str, list[float]]:
     model = construct(PARTS["model"], facts={"vocab": 13}, seed=seed)
     parallelize(model, mesh, build(strategy), precision=build(PARTS["precision"]), seed=seed)
-    return {name: (p.full_tensor() if isinstance(p, DTensor) else p).flatten().tolist() for name, p in model.named_parameters()}
+    return {
+        name: (p.full_tensor() if isinstance(p, DTensor) else p).flatten().tolist()
+        for name, p in model.named_parameters()
+    }
 
 
 def on(strategy: str, seed: int, **degrees: int) -> dict[str, list[float]]:
@@ -69,11 +76,16 @@ def test_equal_layers_do_not_begin_equal() -> None:
 
 def test_a_longer_model_begins_like_the_shorter_one() -> None:
     """Weights go by name: a layer more does not shift the others."""
-    short, long = (construct(PARTS["model"] | {"layers": layers}, facts={"vocab": 13}, seed=0).to_empty(device="cpu") for layers in (1, 3))
+    short, long = (
+        construct(PARTS["model"] | {"layers": layers}, facts={"vocab": 13}, seed=0).to_empty(device="cpu")
+        for layers in (1, 3)
+    )
     for model in (short, long):
         seeds.fill(model, 5)
     theirs = dict(long.named_parameters())
-    assert all(torch.equal(parameter, theirs[name]) for name, parameter in short.named_parameters() if name != "head.weight")
+    assert all(
+        torch.equal(parameter, theirs[name]) for name, parameter in short.named_parameters() if name != "head.weight"
+    )
 
 
 def test_weights_are_the_same_bit_for_bit_however_many_threads_fill_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +105,15 @@ def test_weights_are_the_same_bit_for_bit_however_many_threads_fill_them(monkeyp
 @pytest.mark.parametrize("brought", [False, True])
 def test_8b_weights_that_a_checkpoint_brings_are_not_drawn(brought: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted on the meta device: 32 GB in fp32, nearly a minute of one thread."""
-    part = {"_target_": "dtrain.model.gpt.GPT", "vocab": 128256, "layers": 32, "heads": 32, "kv_heads": 8, "width": 4096, "hidden": 14336}
+    part = {
+        "_target_": "dtrain.model.gpt.GPT",
+        "vocab": 128256,
+        "layers": 32,
+        "heads": 32,
+        "kv_heads": 8,
+        "width": 4096,
+        "hidden": 14336,
+    }
     drawn = list[int]()
     monkeypatch.setattr(GPT, "init_weight", lambda model, name, weight, generator: drawn.append(weight.nbytes))
 
@@ -101,13 +121,18 @@ def test_8b_weights_that_a_checkpoint_brings_are_not_drawn(brought: bool, monkey
         with mesh_of() as mesh:
             mesh.device = torch.device("meta")
             model = construct(part, facts={}, seed=0)
-            parallelize(model, mesh, build(PARTS["strategy"]), precision=build(PARTS["precision"]), seed=0, brought=brought)
+            parallelize(
+                model, mesh, build(PARTS["strategy"]), precision=build(PARTS["precision"]), seed=0, brought=brought
+            )
             return sum(drawn)
 
     assert ranks(1, build_it) == [0 if brought else 4 * 8_030_261_248]
 
 
-@pytest.mark.parametrize("draw", [lambda: torch.rand(8).tolist(), lambda: np.random.rand(8).tolist(), lambda: [random.random() for _ in range(8)]])
+@pytest.mark.parametrize(
+    "draw",
+    [lambda: torch.rand(8).tolist(), lambda: np.random.rand(8).tolist(), lambda: [random.random() for _ in range(8)]],
+)
 @pytest.mark.parametrize("other", [(1, 2, 0), (0, 3, 0), (0, 2, 1)])
 def test_a_model_draws_by_seed_step_and_rank(other: tuple[int, int, int], draw: Callable[[], list[float]]) -> None:
     drawn = []

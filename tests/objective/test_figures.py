@@ -55,12 +55,22 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], dict[s
 
 def test_of_one_process_they_are_those_of_all_samples_at_once(alone: Any, tmp_path: Path) -> None:
     steps, heldout = alone
-    assert all(0 < f1 <= 1 for f1 in (*steps, heldout["eval_f1"])) and heldout.keys() == {"eval_loss", "eval_accuracy", "eval_f1"}
+    assert all(0 < f1 <= 1 for f1 in (*steps, heldout["eval_f1"])) and heldout.keys() == {
+        "eval_loss",
+        "eval_accuracy",
+        "eval_f1",
+    }
     assert heldout["eval_f1"] != pytest.approx(heldout["eval_accuracy"])
 
 
 @pytest.mark.parametrize(
-    "words", ["strategy=ddp devices=2", "strategy=fsdp devices=2 microbatch=2", "devices=2 mesh.tp=2", "devices=2 mesh.pp=2 microbatch=2"]
+    "words",
+    [
+        "strategy=ddp devices=2",
+        "strategy=fsdp devices=2 microbatch=2",
+        "devices=2 mesh.tp=2",
+        "devices=2 mesh.pp=2 microbatch=2",
+    ],
 )
 def test_every_mesh_has_the_same(words: str, alone: Any, tmp_path: Path) -> None:
     steps, heldout = run(tmp_path / "run", *words.split())
@@ -76,7 +86,9 @@ def test_the_verb_evaluate_measures_the_same_on_another_mesh(alone: Any, tmp_pat
 
 
 def test_a_sum_with_dims_that_nothing_is_made_of_is_named() -> None:
-    with pytest.raises(WordsError, match=r"its sum confusion has the shape \[2, 2\].* Give the class figures\(sums, count\)"):
+    with pytest.raises(
+        WordsError, match=r"its sum confusion has the shape \[2, 2\].* Give the class figures\(sums, count\)"
+    ):
         figures(Classification(), {"loss": [], "confusion": [2, 2]}, [1.0, 1.0, 2.0, 3.0, 4.0], 10)
 
 
@@ -94,7 +106,9 @@ def test_a_figure_that_is_no_number_is_named(own: dict[Any, Any], said: str) -> 
         def figures(self, sums: Any, count: float) -> Any:
             return own
 
-    with pytest.raises(WordsError, match=f"objective Odd: its figures returned {said}.*Let it return a dict of numbers by name"):
+    with pytest.raises(
+        WordsError, match=f"objective Odd: its figures returned {said}.*Let it return a dict of numbers by name"
+    ):
         figures(Odd(), {"loss": []}, [1.0], 10)
 
 
@@ -116,7 +130,10 @@ class Counting(Classification):
         ({"f1": None}, "'f1' is a NoneType"),
         ({"f1": torch.zeros((), dtype=torch.complex64)}, "'f1' is of torch.complex64"),
         ({1: torch.zeros(())}, "1 is of torch.float32"),
-        *(({name: torch.zeros(())}, f"is called '{name}'") for name in ("loss", "step", "lr", "lr_head", "norm", "step_seconds", "eval_f1", " ")),
+        *(
+            ({name: torch.zeros(())}, f"is called '{name}'")
+            for name in ("loss", "step", "lr", "lr_head", "norm", "step_seconds", "eval_f1", " ")
+        ),
     ],
 )
 def test_what_is_no_metric_or_would_hide_a_column_is_told(metrics: dict[Any, Any], said: str) -> None:
@@ -147,7 +164,10 @@ def test_a_figure_is_held_out_by_its_place_and_not_by_its_name() -> None:
     [
         ("_target_=wrong_parts.OnOneRank strategy=ddp devices=2", "on all ranks: seldom"),
         ("_target_=wrong_parts.InSomeBatches devices=1 microbatch=4", "in all batches: seldom missing and"),
-        ("_target_=wrong_parts.InSomeBatches strategy=ddp devices=2 microbatch=4", "in all batches: seldom missing and"),
+        (
+            "_target_=wrong_parts.InSomeBatches strategy=ddp devices=2 microbatch=4",
+            "in all batches: seldom missing and",
+        ),
     ],
 )
 def test_sums_that_are_not_the_same_everywhere_are_named(words: str, said: str, tmp_path: Path) -> None:
@@ -161,7 +181,9 @@ def test_a_loss_of_the_model_that_is_called_loss_stands_beside_ours() -> None:
     ours, theirs = torch.tensor(8.0), torch.tensor(2.0)
     found = add_losses(Loss(ours), {"loss": theirs}, {"loss": 0.5}, 4)
     assert found.sum == 12.0 and found.metrics == {"model_loss": 8.0}
-    assert figures(NextToken(losses={"loss": 0.5}), {"loss": [], "model_loss": []}, [12.0, 8.0], 4)["perplexity"] == pytest.approx(math.exp(2.0))
+    assert figures(NextToken(losses={"loss": 0.5}), {"loss": [], "model_loss": []}, [12.0, 8.0], 4)[
+        "perplexity"
+    ] == pytest.approx(math.exp(2.0))
 
 
 def test_perplexity_is_of_the_cross_entropy_alone() -> None:
@@ -182,7 +204,11 @@ def test_what_a_hook_returns_is_a_figure_of_rows_best_and_result(tmp_path: Path)
     result = ranks(2, train, plan)[0]
     assert result.metrics["eval_weight"] == 50 and result.metrics["eval_loss"] > 0
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    heard = [(event["step"], sorted(key for key in event if key.startswith("eval_"))) for event in events if event["event"] == "evaluated"]
+    heard = [
+        (event["step"], sorted(key for key in event if key.startswith("eval_")))
+        for event in events
+        if event["event"] == "evaluated"
+    ]
     assert heard == [
         (2, ["eval_weight"]),
         (3, ["eval_accuracy", "eval_loss"]),
@@ -201,5 +227,8 @@ def test_what_a_hook_returns_is_a_figure_of_rows_best_and_result(tmp_path: Path)
 
 def test_the_figures_of_own_classes_are_known_before_launch(tmp_path: Path) -> None:
     assert plan_of(tmp_path, *WORDS, *OWN, "checkpoint.best=eval_f1").checkpoint["best_is"] == "highest"
-    with pytest.raises(WordsError, match=r"checkpoint.best=eval_f2: the evaluation of this run has no such figure\. Did you mean eval_f1\?"):
+    with pytest.raises(
+        WordsError,
+        match=r"checkpoint.best=eval_f2: the evaluation of this run has no such figure\. Did you mean eval_f1\?",
+    ):
         plan_of(tmp_path, *WORDS, *OWN, "checkpoint.best=eval_f2")

@@ -29,7 +29,10 @@ def test_sums_add_up_over_any_split_of_the_batch() -> None:
     logits = torch.randn(6, 3, 7)
     batch = {"inputs": logits, "targets": torch.randint(7, (6, 3))}
     whole = NextToken().loss(logits, batch).sum
-    parts = [NextToken().loss(logits[a:b], {"inputs": logits[a:b], "targets": batch["targets"][a:b]}).sum for a, b in ((0, 1), (1, 6))]
+    parts = [
+        NextToken().loss(logits[a:b], {"inputs": logits[a:b], "targets": batch["targets"][a:b]}).sum
+        for a, b in ((0, 1), (1, 6))
+    ]
     assert torch.allclose(sum(parts), whole)
 
 

@@ -33,7 +33,9 @@ def by_hand(words: str) -> float:
     """What the model's own `loss` is for the first batch of the run, in one forward."""
     decided = plan(*words.split(), "batch=8", "schedule=constant", "logger=[]", "hook=[]")
     source = as_source(build(decided.data))
-    mesh = SimpleNamespace(device=torch.device("cpu"), data_rank=0, data_ranks=1, batch_ranks=1, sum=lambda tensor: tensor)
+    mesh = SimpleNamespace(
+        device=torch.device("cpu"), data_rank=0, data_ranks=1, batch_ranks=1, sum=lambda tensor: tensor
+    )
     stream = Stream(source, batch=BatchShape(8, 8, 1, 1), mesh=mesh, seed=decided.seed, count=lambda batch: 1)  # type: ignore[arg-type]
     (batch,) = next(stream).microbatches
     model = construct(decided.model, facts=source.facts, seed=derive(decided.seed, "model"))
@@ -49,8 +51,12 @@ def _transformers() -> None:
 def test_the_first_loss_is_that_of_the_models_own_trainer() -> None:
     expected = by_hand(f"{MIXTRAL} {OWN}")
     own = run(MIXTRAL, f"{OWN} devices=1", steps=1)["losses"][0]
-    added = run(MIXTRAL, "objective=next_token data.shift=true objective.losses.aux_loss=0.001 devices=1", steps=1)["losses"][0]
-    left = run(MIXTRAL, "objective=next_token data.shift=true objective.losses.aux_loss=0 devices=1", steps=1)["losses"][0]
+    added = run(MIXTRAL, "objective=next_token data.shift=true objective.losses.aux_loss=0.001 devices=1", steps=1)[
+        "losses"
+    ][0]
+    left = run(MIXTRAL, "objective=next_token data.shift=true objective.losses.aux_loss=0 devices=1", steps=1)[
+        "losses"
+    ][0]
     assert abs(own - expected) < 2e-6 and abs(added - expected) < 2e-6, "mixtral's router_aux_loss_coef is 0.001"
     assert added - left > 1e-3, "and it is not nothing"
 
@@ -82,18 +88,25 @@ def test_shifted_targets_give_the_loss_of_hugging_face_on_every_mesh(words: str)
 
 
 def test_targets_that_are_the_inputs_are_refused_with_the_word_that_shifts() -> None:
-    with pytest.raises(RankFailed, match=r"objective=next_token: the targets of the first samples are their inputs.*Type data\.shift=true"):
+    with pytest.raises(
+        RankFailed,
+        match=r"objective=next_token: the targets of the first samples are their inputs.*Type data\.shift=true",
+    ):
         run(LLAMA, "objective=next_token devices=1", steps=1)
 
 
 def test_a_routers_loss_that_nobody_asked_for_is_refused_at_the_first_forward() -> None:
-    with pytest.raises(RankFailed, match=r"it returns `aux_loss`, which would be dropped\. Type objective\.losses\.aux_loss=<weight>"):
+    with pytest.raises(
+        RankFailed, match=r"it returns `aux_loss`, which would be dropped\. Type objective\.losses\.aux_loss=<weight>"
+    ):
         run(MIXTRAL, "objective=next_token data.shift=true devices=1", steps=1)
     run(f"{MIXTRAL} model.router=false", "objective=next_token data.shift=true devices=1", steps=1)
 
 
 def test_a_weight_for_a_loss_that_is_not_there_is_refused() -> None:
-    with pytest.raises(RankFailed, match=r"objective\.losses\.aux_loss=0\.02: the model returns no number called aux_loss"):
+    with pytest.raises(
+        RankFailed, match=r"objective\.losses\.aux_loss=0\.02: the model returns no number called aux_loss"
+    ):
         run(f"{MIXTRAL} model.router=false", f"{ROUTED} devices=1", steps=1)
 
 
@@ -107,7 +120,10 @@ def test_a_model_may_return_its_loss_alone() -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (f"{ROUTED} devices=2", r"objective\.losses\.aux_loss=0\.02: .* sees 4 of 8 samples together\. Type objective\.together=4"),
+        (
+            f"{ROUTED} devices=2",
+            r"objective\.losses\.aux_loss=0\.02: .* sees 4 of 8 samples together\. Type objective\.together=4",
+        ),
         (f"{ROUTED} microbatch=2", r"sees 2 of 8 samples together\. Type objective\.together=2"),
         (f"{ROUTED} objective.together=4 microbatch=2", r"sees 2 samples together, not 4"),
         (f"{ROUTED} mesh.cp=2 devices=2", r"mesh\.cp=2 splits them"),
@@ -128,22 +144,38 @@ def test_what_cannot_be_the_same_on_every_mesh_is_refused_before_launch(words: s
 
 
 @pytest.mark.parametrize(
-    "words", [f"{OWN} data.pad=0 objective.together=2 data.length=16 devices=2", f"{OWN} data.pad=0", "objective=next_token data.pad=0 devices=2"]
+    "words",
+    [
+        f"{OWN} data.pad=0 objective.together=2 data.length=16 devices=2",
+        f"{OWN} data.pad=0",
+        "objective=next_token data.pad=0 devices=2",
+    ],
 )
 def test_rows_that_are_padded_alike_on_every_mesh_are_taken(words: str) -> None:
     resolve(compose([*MIXTRAL.split(), "batch=8", *words.split()]), CPUS)
 
 
 def test_labels_that_would_be_shifted_twice_are_refused() -> None:
-    with pytest.raises(WordsError, match=r"objective\.over=next_tokens: the model shifts its labels, and data=text gives the next token"):
+    with pytest.raises(
+        WordsError,
+        match=r"objective\.over=next_tokens: the model shifts its labels, and data=text gives the next token",
+    ):
         resolve(compose(["model._target_=invariance.zoo.llama", "trust=[invariance]", "data=text", *OWN.split()]), CPUS)
     with pytest.raises(RankFailed, match=r"the targets are the next tokens already\. Leave data\.shift out"):
-        run(LLAMA.replace("zoo.Labels data.inputs=[input_ids] data.targets=labels", "zoo.Uneven data.inputs=[0]"), f"{OWN} devices=1", steps=1)
-    with pytest.raises(RankFailed, match=r"causal models of Hugging Face shift their labels\. Type objective\.over=next_tokens"):
+        run(
+            LLAMA.replace("zoo.Labels data.inputs=[input_ids] data.targets=labels", "zoo.Uneven data.inputs=[0]"),
+            f"{OWN} devices=1",
+            steps=1,
+        )
+    with pytest.raises(
+        RankFailed, match=r"causal models of Hugging Face shift their labels\. Type objective\.over=next_tokens"
+    ):
         run(LLAMA, "objective=own devices=1", steps=1)
 
 
-@pytest.mark.parametrize("outputs", [{"logits": torch.zeros(1), "loss": None}, SimpleNamespace(logits=torch.zeros(1), aux_loss=None)])
+@pytest.mark.parametrize(
+    "outputs", [{"logits": torch.zeros(1), "loss": None}, SimpleNamespace(logits=torch.zeros(1), aux_loss=None)]
+)
 def test_a_loss_that_is_none_is_none(outputs: Mapping[str, Any]) -> None:
     assert logits_of(outputs).shape == (1,)
 

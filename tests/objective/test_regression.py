@@ -16,7 +16,9 @@ def test_the_mean_is_over_all_outputs() -> None:
 
 def test_one_output_fits_targets_without_a_dim() -> None:
     batch = {"inputs": None, "targets": torch.tensor([1.0, 2.0, 3.0])}
-    assert Regression().loss(torch.tensor([[1.0], [2.0], [5.0]]), batch).sum.item() == 4, "and is not spread over a square"
+    assert Regression().loss(torch.tensor([[1.0], [2.0], [5.0]]), batch).sum.item() == 4, (
+        "and is not spread over a square"
+    )
 
 
 def test_shapes_that_differ_are_refused() -> None:

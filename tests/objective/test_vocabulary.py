@@ -67,13 +67,17 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **kwargs or {})
-        self.numbers = max([self.numbers, *(x.numel() for x in tree_leaves(out) if isinstance(x, Tensor) and x.dtype == torch.float32)])
+        self.numbers = max(
+            [self.numbers, *(x.numel() for x in tree_leaves(out) if isinstance(x, Tensor) and x.dtype == torch.float32)]
+        )
         return out
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("ignored", [0, 4, 10])
-def test_of_logits_in_16_bits_a_few_rows_at_a_time_are_in_fp32(dtype: torch.dtype, ignored: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_logits_in_16_bits_a_few_rows_at_a_time_are_in_fp32(
+    dtype: torch.dtype, ignored: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(vocabulary, "CHUNK_BYTES", 3 * 13 * 4)  # of ten
     logits, targets = drawn(13, scale=8.0, dtype=dtype), targets_of(13, ignored)
     loss, gradient = of_torch(logits, targets)
@@ -105,7 +109,9 @@ def refusal(mesh: Mesh, target: int) -> str:
     targets = targets_of(13, 2)
     targets[1, 2] = target
     with pytest.raises(WordsError) as refused:
-        NextToken().loss(distribute_tensor(drawn(13), mesh.axis("tp"), [Shard(2)]), {"inputs": None, "targets": targets})
+        NextToken().loss(
+            distribute_tensor(drawn(13), mesh.axis("tp"), [Shard(2)]), {"inputs": None, "targets": targets}
+        )
     return str(refused.value)
 
 

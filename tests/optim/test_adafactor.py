@@ -55,7 +55,9 @@ CASES = [
 
 def torchs(weights: dict[str, Tensor], *, weight_decay: float, **options: Any) -> torch.optim.Optimizer:
     """As for weights in fp32, whose eps it takes."""
-    return torch.optim.Adafactor(by_decay(weights, weight_decay), eps=(torch.finfo(torch.float32).eps, 1e-3), foreach=False, **options)
+    return torch.optim.Adafactor(
+        by_decay(weights, weight_decay), eps=(torch.finfo(torch.float32).eps, 1e-3), foreach=False, **options
+    )
 
 
 def test_the_update_is_torchs_at_every_size_of_gradients_and_for_every_shape() -> None:

@@ -26,7 +26,9 @@ def test_matrices_decay_and_vectors_do_not() -> None:
 def test_frozen_weights_are_left_out() -> None:
     model = torch.nn.Linear(3, 4)
     model.bias.requires_grad_(False)
-    assert [[p.shape for p in group["params"]] for group in groups(model.parameters(), weight_decay=0.1)] == [[model.weight.shape]]
+    assert [[p.shape for p in group["params"]] for group in groups(model.parameters(), weight_decay=0.1)] == [
+        [model.weight.shape]
+    ]
 
 
 def test_the_update_is_the_published_one() -> None:
@@ -77,8 +79,12 @@ CASES = [
 """Whole numbers as people type them."""
 
 
-def torchs(weights: dict[str, Tensor], *, betas: list[float], weight_decay: float, **options: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(by_decay(weights, weight_decay), betas=(float(betas[0]), float(betas[1])), foreach=False, fused=False, **options)
+def torchs(
+    weights: dict[str, Tensor], *, betas: list[float], weight_decay: float, **options: Any
+) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(
+        by_decay(weights, weight_decay), betas=(float(betas[0]), float(betas[1])), foreach=False, fused=False, **options
+    )
 
 
 def test_the_update_is_torchs_at_every_size_of_gradients_and_for_every_shape() -> None:

@@ -63,7 +63,17 @@ def test_a_gradient_that_is_no_number_shows_in_the_norm(bad: float) -> None:
 
 
 GPT = PARTS["model"] | {"tied": False}
-MIXTURE = {"_target_": "dtrain.model.moe.MoE", "vocab": 13, "layers": 1, "heads": 2, "width": 8, "hidden": 12, "experts": 4, "active": 2, "shared": 1}
+MIXTURE = {
+    "_target_": "dtrain.model.moe.MoE",
+    "vocab": 13,
+    "layers": 1,
+    "heads": 2,
+    "width": 8,
+    "hidden": 12,
+    "experts": 4,
+    "active": 2,
+    "shared": 1,
+}
 
 
 def clipped(mesh: Mesh, model: dict[str, Any], strategy: str, scale: float) -> tuple[float, dict[str, torch.Tensor]]:
@@ -73,7 +83,9 @@ def clipped(mesh: Mesh, model: dict[str, Any], strategy: str, scale: float) -> t
     for parameter in made.parameters():
         parameter.grad = parameter.detach() * 3 * scale
     norm = clip(list(made.parameters()), 1.0, scale=scale, stages=mesh.shape.pp)
-    return norm.item(), {name: p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for name, p in made.named_parameters()}  # type: ignore[union-attr]
+    return norm.item(), {
+        name: p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for name, p in made.named_parameters()
+    }  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +118,9 @@ def test_pieces_have_the_norm_of_the_whole(strategy: str, degrees: dict[str, int
 
 def beside(mesh: Mesh, strategy: str) -> tuple[float, float, list[str]]:
     made = construct(GPT, facts={"vocab": 13}, seed=0)
-    parallelize(made, mesh, build(STRATEGIES[strategy]), precision=build(PARTS["precision"]), seed=0, pipeline=PipelineShape())
+    parallelize(
+        made, mesh, build(STRATEGIES[strategy]), precision=build(PARTS["precision"]), seed=0, pipeline=PipelineShape()
+    )
     for parameter in made.parameters():
         parameter.grad = parameter.detach() * 3
     number = torch.tensor(2.0 + mesh.rank)
@@ -124,12 +138,17 @@ def test_a_number_that_travels_beside_is_summed_over_the_ranks(strategy: str, de
 
 
 def test_gradients_of_every_type_are_bounded_together() -> None:
-    parameters = [torch.nn.Parameter(torch.zeros(3, dtype=dtype)) for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.complex64)]
+    parameters = [
+        torch.nn.Parameter(torch.zeros(3, dtype=dtype))
+        for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.complex64)
+    ]
     for parameter in parameters:
         parameter.grad = torch.full_like(parameter, 3 + 4j if parameter.is_complex() else 5)
     norm = clip(parameters, 1.0)
     assert norm.dtype == torch.float32 and norm.item() == pytest.approx((12 * 25) ** 0.5)
-    total = sum(float(parameter.grad.abs().double().square().sum()) for parameter in parameters if parameter.grad is not None)
+    total = sum(
+        float(parameter.grad.abs().double().square().sum()) for parameter in parameters if parameter.grad is not None
+    )
     assert total == pytest.approx(1, rel=1e-2), "bfloat16 has three digits"
 
 
@@ -148,4 +167,6 @@ def test_the_loss_beside_the_norm_of_gradients_that_rest_on_the_cpu_stays_on_its
             return loss.device.type, float(loss.held), float(norm)
 
     alone = float(clip(list(model_with_gradients().parameters()), None))
-    assert [(device, loss, pytest.approx(norm)) for device, loss, norm in ranks(2, work)] == [("pretended", 6.0, 2**0.5 * alone)] * 2
+    assert [(device, loss, pytest.approx(norm)) for device, loss, norm in ranks(2, work)] == [
+        ("pretended", 6.0, 2**0.5 * alone)
+    ] * 2

@@ -74,7 +74,11 @@ def averaged(mesh: Mesh, strategy: Any) -> dict[str, torch.Tensor]:
 def test_it_is_the_average_of_a_plain_loop(mesh: str) -> None:
     degrees, strategy = MESHES[mesh]
     expected = by_hand()
-    found = {name: value for rank in on_mesh(lambda mesh: averaged(mesh, strategy), **degrees) for name, value in rank.items()}
+    found = {
+        name: value
+        for rank in on_mesh(lambda mesh: averaged(mesh, strategy), **degrees)
+        for name, value in rank.items()
+    }
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-7)
@@ -177,8 +181,21 @@ def test_evaluation_tells_the_loss_of_the_average_too(mesh: str) -> None:
 
 
 def run(out: Path, *words: str) -> Any:
-    said = ["data=synthetic", "model.layers=2", "model.width=32", "model.heads=2", "data.sequence=8", "steps=6", "batch=8", "logger=[]", "ema=0.8"]
-    plan = resolve(compose([*said, "evaluate.samples=8", "optim.lr=0.01", "schedule.warmup=0", f"out={out}", *words]), Cluster(gpus=0, cpus=1))
+    said = [
+        "data=synthetic",
+        "model.layers=2",
+        "model.width=32",
+        "model.heads=2",
+        "data.sequence=8",
+        "steps=6",
+        "batch=8",
+        "logger=[]",
+        "ema=0.8",
+    ]
+    plan = resolve(
+        compose([*said, "evaluate.samples=8", "optim.lr=0.01", "schedule.warmup=0", f"out={out}", *words]),
+        Cluster(gpus=0, cpus=1),
+    )
     return ranks(plan.world, train, plan)[0]
 
 

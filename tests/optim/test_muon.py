@@ -29,7 +29,9 @@ def test_hidden_matrices_are_those_inside_the_blocks(tied: bool) -> None:
     model = small_gpt(tied=tied)
     chosen = set(map(id, hidden_matrices(model)))
     names = {name for name, parameter in model.named_parameters() if id(parameter) in chosen}
-    assert names == {name for name, parameter in model.named_parameters() if name.startswith("blocks.") and parameter.ndim == 2}
+    assert names == {
+        name for name, parameter in model.named_parameters() if name.startswith("blocks.") and parameter.ndim == 2
+    }
 
 
 def test_the_last_layer_and_biases_are_left_to_adamw() -> None:
@@ -47,7 +49,11 @@ def test_every_weight_is_in_exactly_one_group() -> None:
 
 def test_the_rest_may_have_a_learning_rate_of_its_own() -> None:
     model = MLP(inputs=4, outputs=3, width=5, layers=1)
-    assert [group["lr"] for group in build(model=model, **ARGUMENTS | {"adamw_lr": 0.5}).param_groups] == [0.01, 0.5, 0.5]
+    assert [group["lr"] for group in build(model=model, **ARGUMENTS | {"adamw_lr": 0.5}).param_groups] == [
+        0.01,
+        0.5,
+        0.5,
+    ]
     assert [group["lr"] for group in build(model=model, **ARGUMENTS).param_groups] == [0.01, 0.01, 0.01]
 
 
@@ -135,13 +141,24 @@ CASES = [
 class Published:
     """The code of the post (https://kellerjordan.github.io/posts/muon) in the type of the weights, with torch.optim.Muon's mean for a momentum."""
 
-    def __init__(self, weights: dict[str, Tensor], *, lr: float, momentum: float, weight_decay: float, adamw_lr: float | None, **adamw: Any) -> None:
+    def __init__(
+        self,
+        weights: dict[str, Tensor],
+        *,
+        lr: float,
+        momentum: float,
+        weight_decay: float,
+        adamw_lr: float | None,
+        **adamw: Any,
+    ) -> None:
         self.matrices = [weight for weight in weights.values() if weight.ndim == 2]
         self.lr, self.momentum, self.decay = lr, momentum, weight_decay
         self.buffers = [torch.zeros_like(matrix) for matrix in self.matrices]
         rest = {name: weight for name, weight in weights.items() if weight.ndim != 2}
         betas = tuple(map(float, adamw.pop("betas")))
-        self.rest = torch.optim.AdamW(by_decay(rest, weight_decay), lr=adamw_lr or lr, betas=betas, foreach=False, fused=False, **adamw)
+        self.rest = torch.optim.AdamW(
+            by_decay(rest, weight_decay), lr=adamw_lr or lr, betas=betas, foreach=False, fused=False, **adamw
+        )
 
     @torch.no_grad()
     def step(self) -> None:
@@ -157,7 +174,9 @@ class Published:
                 gram = x @ x.T
                 x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
             x = x.T if tall else x
-            matrix.mul_(1 - self.lr * self.decay).sub_(x * (self.lr * max(1.0, matrix.shape[0] / matrix.shape[1]) ** 0.5))
+            matrix.mul_(1 - self.lr * self.decay).sub_(
+                x * (self.lr * max(1.0, matrix.shape[0] / matrix.shape[1]) ** 0.5)
+            )
         self.rest.step()
 
 
@@ -179,4 +198,6 @@ def test_a_stage_of_a_pipeline_may_have_no_hidden_matrix() -> None:
     last = small_gpt()
     keep(last, ["norm", "head"], ["embed", "blocks.0", "blocks.1", "norm", "head"])
     assert not hidden_matrices(last)
-    assert {id(p) for group in build(model=last, **ARGUMENTS).param_groups for p in group["params"]} == set(map(id, last.parameters()))
+    assert {id(p) for group in build(model=last, **ARGUMENTS).param_groups for p in group["params"]} == set(
+        map(id, last.parameters())
+    )

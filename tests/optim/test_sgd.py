@@ -58,11 +58,19 @@ def test_weights_of_eight_bits_move_too() -> None:
 def cases(scales: Sequence[float]) -> Iterator[Case]:
     """A learning rate with which weights move by a tenth of their size, and decay to match: SGD knows no scale of its own."""
     for scale in scales:
-        for momentum, nesterov, decay in ((0.9, True, 1e-3), (0.9, False, 0.1), (0, True, 0.1), (0.0, False, 0), (0.5, True, 0)):
+        for momentum, nesterov, decay in (
+            (0.9, True, 1e-3),
+            (0.9, False, 0.1),
+            (0, True, 0.1),
+            (0.0, False, 0),
+            (0.5, True, 0),
+        ):
             yield scale, {"lr": 0.1 / scale, "momentum": momentum, "nesterov": nesterov, "weight_decay": decay * scale}
 
 
-def torchs(weights: dict[str, Tensor], *, nesterov: bool, momentum: float, weight_decay: float, **options: Any) -> torch.optim.Optimizer:
+def torchs(
+    weights: dict[str, Tensor], *, nesterov: bool, momentum: float, weight_decay: float, **options: Any
+) -> torch.optim.Optimizer:
     options |= {"momentum": momentum, "nesterov": nesterov and momentum > 0, "foreach": False, "fused": False}
     return torch.optim.SGD(by_decay(weights, weight_decay), **options)
 

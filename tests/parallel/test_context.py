@@ -58,7 +58,12 @@ def test_under_a_causal_mask_every_rank_of_a_ring_has_the_same_work() -> None:
 
 
 def test_inputs_by_name_are_split_together() -> None:
-    inputs = {"input_ids": tokens(2, 8), "attention_mask": torch.ones(2, 8), "features": torch.ones(2, 8, 5), "sample": torch.ones(2, 3)}
+    inputs = {
+        "input_ids": tokens(2, 8),
+        "attention_mask": torch.ones(2, 8),
+        "features": torch.ones(2, 8, 5),
+        "sample": torch.ones(2, 3),
+    }
     part = alone().split({"inputs": inputs, "targets": tokens(2, 8)})["inputs"]
     assert {name: list(x.shape) for name, x in part.items()} == {
         "input_ids": [2, 4], "attention_mask": [2, 4], "features": [2, 4, 5], "sample": [2, 3],
@@ -68,10 +73,16 @@ def test_inputs_by_name_are_split_together() -> None:
 @pytest.mark.parametrize(
     ("inputs", "says"),
     [
-        (tokens(2, 10), "mesh.cp=2: a sequence of 10 tokens does not split into 4 chunks. Type data.sequence=8 or data.sequence=12."),
+        (
+            tokens(2, 10),
+            "mesh.cp=2: a sequence of 10 tokens does not split into 4 chunks. Type data.sequence=8 or data.sequence=12.",
+        ),
         (tokens(2, 3), "3 tokens does not split into 4 chunks. Type data.sequence=4."),
         (torch.ones(4), "no dim of tokens"),
-        ({"input_ids": tokens(1, 4), "attention_mask": torch.tensor([[1, 1, 1, 0]])}, "attention_mask of the data hides tokens"),
+        (
+            {"input_ids": tokens(1, 4), "attention_mask": torch.tensor([[1, 1, 1, 0]])},
+            "attention_mask of the data hides tokens",
+        ),
         ({"input_ids": tokens(1, 4), "position_ids": torch.tensor([[0, 1, 0, 1]])}, "packed sequences"),
     ],
 )
@@ -91,7 +102,10 @@ def worst(mesh: Mesh, method: str, cases: list[tuple[bool, int, int, torch.dtype
         B, c, D = 2, 3, 5
         T = 2 * mesh.shape.cp * c
         where = context.position_ids(T)[0]
-        whole = [of_heads(B, heads, T, D, seed=heads + seed, dtype=dtype).requires_grad_() for seed, heads in enumerate((H, K, K))]
+        whole = [
+            of_heads(B, heads, T, D, seed=heads + seed, dtype=dtype).requires_grad_()
+            for seed, heads in enumerate((H, K, K))
+        ]
         weight = of_heads(B, H, T, D, seed=9, dtype=dtype)
         out = F.scaled_dot_product_attention(*whole, is_causal=causal, scale=scale, enable_gqa=H != K)
         (out * weight).sum().backward()
@@ -129,25 +143,40 @@ def test_rows_in_tiles_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_blocks_by_the_flash_kernel_give_the_same(cp: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU that multiplies in 16 bits; here by the kernel that torch has for the CPU."""
     monkeypatch.setattr(ring, "takes_flash", lambda query: True)
-    cases = [(causal, H, K, dtype, None) for causal in (True, False) for H, K in ((4, 4), (4, 2)) for dtype in (torch.float32, torch.bfloat16)]
+    cases = [
+        (causal, H, K, dtype, None)
+        for causal in (True, False)
+        for H, K in ((4, 4), (4, 2))
+        for dtype in (torch.float32, torch.bfloat16)
+    ]
     for found in on_mesh(partial(worst, method="ring", cases=cases), cp=cp):
         for case, distance in found.items():
             assert distance < (2e-2 if "bfloat16" in case else 2e-6), (case, distance)
 
 
 def test_products_of_meshes_that_are_compared_are_never_of_the_flash_kernel() -> None:
-    assert not any(ring.takes_flash(torch.zeros(1, 1, 8, 8, dtype=dtype)) for dtype in (torch.float32, torch.bfloat16, torch.float64))
+    assert not any(
+        ring.takes_flash(torch.zeros(1, 1, 8, 8, dtype=dtype))
+        for dtype in (torch.float32, torch.bfloat16, torch.float64)
+    )
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_flash_kernel_of_a_gpu_gives_what_products_give(causal: bool) -> None:
-    q, gradient = (of_heads(2, 2, 3, 64, 32, seed=seed, dtype=torch.bfloat16).cuda() for seed in (0, 3))  # [B, K, G, T, D]
+    q, gradient = (
+        of_heads(2, 2, 3, 64, 32, seed=seed, dtype=torch.bfloat16).cuda() for seed in (0, 3)
+    )  # [B, K, G, T, D]
     k, v = (of_heads(2, 2, 64, 32, seed=seed, dtype=torch.bfloat16).cuda() for seed in (1, 2))
     assert ring.takes_flash(q)
-    (out, lse), (expected, sums) = (attend(q, k, v, causal, 0.2) for attend in (ring.flash_attention, ring.product_attention))
+    (out, lse), (expected, sums) = (
+        attend(q, k, v, causal, 0.2) for attend in (ring.flash_attention, ring.product_attention)
+    )
     assert far(out, expected) < 2e-2 and far(lse, sums) < 1e-3
-    both = [back(q, gradient, expected.bfloat16(), sums, k, v, causal, 0.2) for back in (ring.flash_gradients, ring.product_gradients)]
+    both = [
+        back(q, gradient, expected.bfloat16(), sums, k, v, causal, 0.2)
+        for back in (ring.flash_gradients, ring.product_gradients)
+    ]
     for fast, slow in zip(*both, strict=True):
         assert far(fast, slow) < 2e-2
 
@@ -157,7 +186,11 @@ def partial_sums(mesh: Mesh, method: str, run: Callable[..., Any]) -> tuple[Tens
     context, model = context_of(mesh, method), small_gpt(heads=4, width=16, kv_heads=2)
     part = context.split({"inputs": tokens(2, 12), "targets": tokens(2, 12, seed=1)})
     with context.active():
-        loss = F.cross_entropy(run(model, part["inputs"], context.position_ids(12)).flatten(0, 1), part["targets"].flatten(), reduction="sum")
+        loss = F.cross_entropy(
+            run(model, part["inputs"], context.position_ids(12)).flatten(0, 1),
+            part["targets"].flatten(),
+            reduction="sum",
+        )
         loss.backward()
     return mesh.sum(loss.detach()), [mesh.sum(p.grad) for p in model.parameters() if p.grad is not None]
 
@@ -170,7 +203,9 @@ def again(model: nn.Module, inputs: Tensor, position_ids: Tensor) -> Any:
     return checkpoint(model, inputs, position_ids, use_reentrant=False)
 
 
-@pytest.mark.parametrize(("method", "run"), [("ring", plainly), ("ring", again), ("ulysses", plainly), ("ulysses", again)])
+@pytest.mark.parametrize(
+    ("method", "run"), [("ring", plainly), ("ring", again), ("ulysses", plainly), ("ulysses", again)]
+)
 def test_the_ranks_of_a_gpt_sum_to_one_process(method: str, run: Any) -> None:
     model = small_gpt(heads=4, width=16, kv_heads=2)
     expected = F.cross_entropy(model(tokens(2, 12)).flatten(0, 1), tokens(2, 12, seed=1).flatten(), reduction="sum")
@@ -233,7 +268,9 @@ class Again(nn.Module):
 BY_NAME = Attends(lambda: named_before)
 
 
-@pytest.mark.parametrize("model", [Attends(lambda: F.scaled_dot_product_attention), BY_NAME, Again(BY_NAME), Composite()])
+@pytest.mark.parametrize(
+    "model", [Attends(lambda: F.scaled_dot_product_attention), BY_NAME, Again(BY_NAME), Composite()]
+)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_way_to_call_the_function_is_seen(method: str, model: nn.Module) -> None:
     def work(mesh: Mesh) -> float:
@@ -249,7 +286,11 @@ def test_every_way_to_call_the_function_is_seen(method: str, model: nn.Module) -
         expected = model(whole)
         expected.square().sum().backward()
         assert whole.grad is not None and part.grad is not None
-        return max(far(found, expected[:, :, where]), far(again, expected[:, :, where]), far(part.grad, whole.grad[:, :, where]))
+        return max(
+            far(found, expected[:, :, where]),
+            far(again, expected[:, :, where]),
+            far(part.grad, whole.grad[:, :, where]),
+        )
 
     assert max(on_mesh(work, cp=2)) < 2e-6
 
@@ -272,7 +313,12 @@ def test_torchs_own_module_sees_the_whole_sequence_in_evaluation_too() -> None:
 
 def test_a_forward_without_the_function_is_an_error_and_a_mistake_inside_stays_its_own() -> None:
     context, before = alone(), F.scaled_dot_product_attention
-    with pytest.raises(WordsError, match=r"never called F.scaled_dot_product_attention, and only there does a rank see beyond"), context.active():
+    with (
+        pytest.raises(
+            WordsError, match=r"never called F.scaled_dot_product_attention, and only there does a rank see beyond"
+        ),
+        context.active(),
+    ):
         nn.Linear(2, 2)(torch.ones(2))
     with pytest.raises(ZeroDivisionError), context.active():
         raise ZeroDivisionError
@@ -352,7 +398,9 @@ def hugging_face(kind: str, **changed: Any) -> nn.Module:
     if kind in ("Llama", "Mistral"):
         sizes |= {"num_key_value_heads": 2}
     head = "MaskedLM" if kind == "Bert" else "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
-    made: nn.Module = getattr(transformers, f"{kind}{'For' if head == 'MaskedLM' else ''}{head}")(getattr(transformers, f"{kind}Config")(**sizes))
+    made: nn.Module = getattr(transformers, f"{kind}{'For' if head == 'MaskedLM' else ''}{head}")(
+        getattr(transformers, f"{kind}Config")(**sizes)
+    )
     return made.eval()
 
 
@@ -369,7 +417,13 @@ def split_logits(mesh: Mesh, model: nn.Module, method: str, **words: Any) -> flo
 
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [("Llama", {"use_cache": False}), ("Llama", {}), ("GPT2", {"use_cache": False}), ("Bert", {}), ("Mistral", {"use_cache": False})],
+    [
+        ("Llama", {"use_cache": False}),
+        ("Llama", {}),
+        ("GPT2", {"use_cache": False}),
+        ("Bert", {}),
+        ("Mistral", {"use_cache": False}),
+    ],
 )
 def test_models_of_hugging_face_see_the_whole_sequence(kind: str, words: dict[str, Any]) -> None:
     model = hugging_face(kind, **({"sliding_window": 12} if kind == "Mistral" else {}))
@@ -392,7 +446,9 @@ def test_a_window_or_padding_of_hugging_face_is_refused_in_a_part_and_kept_in_th
 
 def test_what_has_one_answer_for_a_whole_sequence_is_refused() -> None:
     context = Context(None, 0, 2, "ring")  # type: ignore[arg-type]
-    with pytest.raises(WordsError, match=r"dim 1 of the inputs is taken for 8 tokens, and the targets \[3\] are not one for each"):
+    with pytest.raises(
+        WordsError, match=r"dim 1 of the inputs is taken for 8 tokens, and the targets \[3\] are not one for each"
+    ):
         context.split({"inputs": torch.zeros(3, 8, dtype=torch.int64), "targets": torch.zeros(3, dtype=torch.int64)})
 
 
@@ -402,7 +458,8 @@ def test_a_model_that_cannot_be_told_positions_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "why"), [((2, 3, 8, 8), r"\[2, 3, 8, 8\] are images or the like, which have no sequence"), ((2, 64), "no dim of tokens")]
+    ("shape", "why"),
+    [((2, 3, 8, 8), r"\[2, 3, 8, 8\] are images or the like, which have no sequence"), ((2, 64), "no dim of tokens")],
 )
 def test_channels_and_features_are_no_sequence(shape: tuple[int, ...], why: str) -> None:
     context = Context(GROUP, 0, 2, "ring")

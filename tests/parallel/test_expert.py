@@ -38,7 +38,16 @@ def on_experts(work: Callable[..., Any], *arguments: Any, **degrees: int) -> lis
 
 def model_on(mesh: Mesh, **changed: Any) -> MoE:
     """Built on meta, split, then filled; so that no output is zero."""
-    arguments = {"vocab": 13, "layers": 2, "heads": 2, "width": 8, "hidden": 12, "experts": EXPERTS, "active": 2, "shared": 1}
+    arguments = {
+        "vocab": 13,
+        "layers": 2,
+        "heads": 2,
+        "width": 8,
+        "hidden": 12,
+        "experts": EXPERTS,
+        "active": 2,
+        "shared": 1,
+    }
     with torch.device("meta"):
         model = MoE(**arguments | changed)
     expert.apply(model, mesh)
@@ -83,12 +92,16 @@ def summed(parameter: torch.nn.Parameter, mesh: Mesh) -> Tensor:
 
 def agree(run: list[dict[str, Any]], reference: dict[str, Any], tolerance: float = 2e-6) -> None:
     logits = reference["logits"]
-    torch.testing.assert_close(torch.cat([rank["logits"] for rank in run]), logits, rtol=0, atol=tolerance * logits.abs().max().item())
+    torch.testing.assert_close(
+        torch.cat([rank["logits"] for rank in run]), logits, rtol=0, atol=tolerance * logits.abs().max().item()
+    )
     for rank in run:
         assert torch.equal(rank["bias"], reference["bias"])
         for name, expected in reference["gradients"].items():
             limit = tolerance * max(1.0, expected.abs().max().item())
-            torch.testing.assert_close(rank["gradients"][name], expected, rtol=0, atol=limit, msg=lambda text, name=name: f"{name}: {text}")
+            torch.testing.assert_close(
+                rank["gradients"][name], expected, rtol=0, atol=limit, msg=lambda text, name=name: f"{name}: {text}"
+            )
 
 
 @pytest.mark.parametrize(("world", "ep"), [(2, 2), (4, 4), (4, 2)])
@@ -126,7 +139,9 @@ def recomputed(mesh: Mesh) -> tuple[list[Tensor], list[Tensor]]:
         for block in model.blocks:
             x = checkpoint(block, x, use_reentrant=False) if again else block(x)
         runs.append(torch.autograd.grad(x.square().sum(), list(model.blocks.parameters())))
-    return tuple([gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in run] for run in runs)  # type: ignore[return-value]
+    return tuple(
+        [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in run] for run in runs
+    )  # type: ignore[return-value]
 
 
 def test_rows_travel_again_when_activations_are_recomputed() -> None:
@@ -141,7 +156,11 @@ def part_of_values(mesh: Mesh) -> tuple[Tensor, Tensor, bool]:
     before = experts.up.detach().clone()
     experts.down.requires_grad_(False)
     expert.apply(torch.nn.ModuleList([experts]), mesh)
-    return before.chunk(mesh.shape.ep)[mesh.rank % mesh.shape.ep], experts.up.to_local().detach(), experts.down.requires_grad  # type: ignore[attr-defined]
+    return (
+        before.chunk(mesh.shape.ep)[mesh.rank % mesh.shape.ep],
+        experts.up.to_local().detach(),
+        experts.down.requires_grad,
+    )  # type: ignore[attr-defined]
 
 
 def test_a_model_that_has_values_keeps_its_part_of_them() -> None:

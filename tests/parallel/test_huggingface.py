@@ -12,7 +12,14 @@ SMALL: dict[str, Any] = {
     "vocab_size": 29, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "attention_dropout": 0.0,
 }  # fmt: skip
-ROUTED = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "router_aux_loss_coef": 0.0, "head_dim": 8}
+ROUTED = {
+    "num_local_experts": 4,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "router_aux_loss_coef": 0.0,
+    "head_dim": 8,
+}
 LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "num_key_value_heads": 4, "n_routed_experts": 4,
           "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 24}  # fmt: skip
 
@@ -20,7 +27,12 @@ LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope
 def model(*, kind: str, config: dict[str, Any] | None = None, vocab: int = 29) -> nn.Module:
     import transformers
 
-    settings = SMALL | (ROUTED if "Mixtral" in kind or "Moe" in kind else {}) | (LATENT if "Deepseek" in kind else {}) | (config or {})
+    settings = (
+        SMALL
+        | (ROUTED if "Mixtral" in kind or "Moe" in kind else {})
+        | (LATENT if "Deepseek" in kind else {})
+        | (config or {})
+    )
     return getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**settings))  # type: ignore[no-any-return]
 
 

@@ -52,7 +52,10 @@ class Plain(nn.Module):
 def outputs(mesh: Mesh, target: str, strategy: Any) -> tuple[list[float], dict[str, list[float]]]:
     model = construct({"_target_": f"{__name__}.{target}"}, facts={}, seed=3)
     wrapped = parallelize(model, mesh, build(strategy), precision=build(PARTS["precision"]), seed=3).eval()
-    whole = {name: (t.full_tensor() if isinstance(t, DTensor) else t).flatten().tolist() for name, t in model.state_dict().items()}
+    whole = {
+        name: (t.full_tensor() if isinstance(t, DTensor) else t).flatten().tolist()
+        for name, t in model.state_dict().items()
+    }
     return wrapped(torch.ones(2, 4)).flatten().tolist(), whole
 
 

@@ -39,7 +39,9 @@ def same_gradients(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         here, there = torch.tensor(found[name]), torch.tensor(values)
-        torch.testing.assert_close(here, there, rtol=0, atol=1e-5 * there.abs().max().item(), msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            here, there, rtol=0, atol=1e-5 * there.abs().max().item(), msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 @pytest.mark.parametrize("word", SCHEDULES)
@@ -52,17 +54,27 @@ def test_every_schedule_is_plain_accumulation(word: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "changed", [{"split": (1, 3)}, {"split": "cost"}, {"schedule": "looped_bfs", "stages": 1}, {"schedule": "gpipe", "split": (3, 1)}]
+    "changed",
+    [
+        {"split": (1, 3)},
+        {"split": "cost"},
+        {"schedule": "looped_bfs", "stages": 1},
+        {"schedule": "gpipe", "split": (3, 1)},
+    ],
 )
 def test_wherever_it_is_cut(changed: dict[str, Any]) -> None:
-    run = joined(ranks(2, lambda: few_steps(PIPED, {"pp": 2}, microbatch=2, steps=2, pipeline=PipelineShape(**changed))))
+    run = joined(
+        ranks(2, lambda: few_steps(PIPED, {"pp": 2}, microbatch=2, steps=2, pipeline=PipelineShape(**changed)))
+    )
     same_gradients(run["gradients"], reference(False)["gradients"])
     agree(run, reference(False))
 
 
 def test_beside_shards() -> None:
     parts = PIPED | {"data": UNEVEN, "strategy": STRATEGIES["fsdp"]}
-    runs = ranks(4, lambda: few_steps(parts, {"pp": 2, "dp_shard": 2}, microbatch=2, steps=2, pipeline=shape_of("1f1b")))
+    runs = ranks(
+        4, lambda: few_steps(parts, {"pp": 2, "dp_shard": 2}, microbatch=2, steps=2, pipeline=shape_of("1f1b"))
+    )
     agree(joined([runs[0], runs[2]]), reference(True))
 
 
@@ -70,7 +82,10 @@ def test_beside_shards() -> None:
 def test_beside_split_matrices(split: str) -> None:
     options = {name: "split" if name == split else "whole" for name in ("sequence", "loss")}
     parts = PIPED | {"data": UNEVEN}
-    runs = ranks(4, lambda: few_steps(parts, {"pp": 2, "tp": 2}, microbatch=2, steps=2, pipeline=shape_of("1f1b"), tensors=options))
+    runs = ranks(
+        4,
+        lambda: few_steps(parts, {"pp": 2, "tp": 2}, microbatch=2, steps=2, pipeline=shape_of("1f1b"), tensors=options),
+    )
     agree(joined([runs[0], runs[2]]), reference(True))
 
 
@@ -143,7 +158,11 @@ def answer_of(outputs: Any) -> Tensor:
 
 
 def test_inputs_by_name_and_logits_in_a_mapping() -> None:
-    parts = PIPED | {"model": {"_target_": f"{__name__}.Named"}, "objective": {"_target_": f"{__name__}.Mapped"}, "data": UNEVEN}
+    parts = PIPED | {
+        "model": {"_target_": f"{__name__}.Named"},
+        "objective": {"_target_": f"{__name__}.Mapped"},
+        "data": UNEVEN,
+    }
     (expected,) = ranks(1, lambda: few_steps(parts | {"strategy": PARTS["strategy"]}, {}, microbatch=8, steps=2))
     run = joined(ranks(2, lambda: few_steps(parts, {"pp": 2}, microbatch=2, steps=2, pipeline=shape_of("1f1b"))))
     agree(run, expected)
@@ -169,7 +188,12 @@ def test_every_stage_is_given_the_other_inputs_of_its_microbatch() -> None:
     model = Named()
     ids, scale = tokens(6, 5).chunk(3), torch.linspace(0.5, 2, 30).view(6, 5).chunk(3)
     for index in range(3):
-        (F.cross_entropy(model(ids[index], scale[index])["logits"].flatten(0, 1), ids[index].flatten(), reduction="sum") * (index + 1)).backward()
+        (
+            F.cross_entropy(
+                model(ids[index], scale[index])["logits"].flatten(0, 1), ids[index].flatten(), reduction="sum"
+            )
+            * (index + 1)
+        ).backward()
     expected = {name: parameter.grad for name, parameter in model.named_parameters()}
     (first, nowhere, _), (second, seen, after) = on_mesh(lambda mesh: stepped(mesh, "1f1b"), pp=2)
     assert (nowhere, sorted(seen)) == ([], [0, 1, 2]), "the loss is where the last stage is, once for each microbatch"
@@ -177,14 +201,18 @@ def test_every_stage_is_given_the_other_inputs_of_its_microbatch() -> None:
     found = first | second
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-5, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            found[name], gradient, rtol=1e-5, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def types(mesh: Mesh) -> tuple[str, str]:
     precision = build({"_target_": "dtrain.precision.bf16.build"})
     pipeline = piped(mesh, small_gpt(layers=2), precision=precision)
     seen: list[torch.dtype] = []
-    pipeline.step([tokens(2, 6), tokens(2, 6, seed=1)], lambda logits, index: (seen.append(logits.dtype), logits.float().sum())[1])
+    pipeline.step(
+        [tokens(2, 6), tokens(2, 6, seed=1)], lambda logits, index: (seen.append(logits.dtype), logits.float().sum())[1]
+    )
     gradient = next(p.grad for p in pipeline.parameters() if p.grad is not None)
     return str(gradient.dtype), str(seen[:1])
 

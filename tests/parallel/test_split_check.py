@@ -134,7 +134,9 @@ RIGHT: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def said(mesh: Mesh, model: nn.Module, method: str = "ring", precision: Precision | None = None, T: int = 24, rows: int = 3) -> str:
+def said(
+    mesh: Mesh, model: nn.Module, method: str = "ring", precision: Precision | None = None, T: int = 24, rows: int = 3
+) -> str:
     """The sentence, or nothing."""
     precision = precision or fp32.build()
     if precision.param != torch.float32:
@@ -175,12 +177,18 @@ def test_a_model_of_one_length_is_refused_and_a_mistake_of_its_own_is_not() -> N
     """Of more tokens than the check looks at, the first are a part already."""
 
     def work(mesh: Mesh) -> str:
-        fixed, broken = (Net(lambda size=size: Mixer(lambda m, x: x + m.inner.weight, lambda: nn.Embedding(size, C))) for size in (400, 7))
+        fixed, broken = (
+            Net(lambda size=size: Mixer(lambda m, x: x + m.inner.weight, lambda: nn.Embedding(size, C)))
+            for size in (400, 7)
+        )
         with pytest.raises(RuntimeError, match=r"\(400\) must match the size of tensor b \(7\)"):
             said(mesh, broken, T=400)
         return said(mesh, fixed, T=400)
 
-    assert all("the model fails on a part of a sequence: The size of tensor a (256)" in sentence for sentence in on_mesh(work, cp=2))
+    assert all(
+        "the model fails on a part of a sequence: The size of tensor a (256)" in sentence
+        for sentence in on_mesh(work, cp=2)
+    )
 
 
 @pytest.mark.parametrize("method", ["ring", "ulysses"])
@@ -197,7 +205,10 @@ def test_what_only_attends_goes_through_in_every_precision(method: str) -> None:
 def test_the_low_precisions_see_a_convolution_too() -> None:
     def work(mesh: Mesh) -> list[str]:
         torch.manual_seed(0)
-        return [said(mesh, WRONG["causal convolution"][0](), precision=precision) for precision in (bf16.build(), bf16_true.build())]
+        return [
+            said(mesh, WRONG["causal convolution"][0](), precision=precision)
+            for precision in (bf16.build(), bf16_true.build())
+        ]
 
     for found in on_mesh(work, cp=2):
         assert all("mixer.inner (Conv1d)" in sentence for sentence in found)
@@ -214,7 +225,9 @@ def hugging_face(kind: str, **sizes: Any) -> nn.Module:
         "num_key_value_heads": 2,
         "intermediate_size": 48,
     }
-    model: nn.Module = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**common | sizes))
+    model: nn.Module = getattr(transformers, f"{kind}ForCausalLM")(
+        getattr(transformers, f"{kind}Config")(**common | sizes)
+    )
     adapt(model)
     return model
 
@@ -252,7 +265,13 @@ def test_beside_other_axes_the_model_of_the_house_goes_through(degrees: dict[str
             strategy = FSDP(reshard="forward", offload="none") if "dp_shard" in degrees else DDP(bucket_mb=25)
             shape = PipelineShape("gpipe") if "pp" in degrees else None
             tensors = {"sequence": "whole", "loss": "split"}
-            found.append(said(mesh, parallelize(model, mesh, strategy, precision=fp32.build(), seed=0, pipeline=shape, tensors=tensors), rows=2))
+            found.append(
+                said(
+                    mesh,
+                    parallelize(model, mesh, strategy, precision=fp32.build(), seed=0, pipeline=shape, tensors=tensors),
+                    rows=2,
+                )
+            )
         return found[0], found[1]
 
     answers = on_mesh(work, **degrees)

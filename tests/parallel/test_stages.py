@@ -45,7 +45,9 @@ def test_every_module_is_on_one_stage_in_the_order_it_runs(stages: int, split: s
     assert [name for group in groups for name in group] == ["embed", *(f"layers.{index}" for index in range(7)), "head"]
 
 
-@pytest.mark.parametrize(("layers", "stages", "counts"), [(4, 2, [2, 2]), (5, 2, [3, 2]), (7, 3, [3, 2, 2]), (3, 3, [1, 1, 1])])
+@pytest.mark.parametrize(
+    ("layers", "stages", "counts"), [(4, 2, [2, 2]), (5, 2, [3, 2]), (7, 3, [3, 2, 2]), (3, 3, [1, 1, 1])]
+)
 def test_blocks_are_shared_out_evenly(layers: int, stages: int, counts: list[int]) -> None:
     assert blocks(cut(Sized(*[4] * layers), stages, "blocks")) == counts
 
@@ -74,14 +76,21 @@ def test_by_cost_the_heaviest_stage_is_as_light_as_can_be(widths: tuple[int, ...
 
 
 def test_an_embedding_costs_nothing_but_a_head_does() -> None:
-    assert blocks(cut(Sized(4, 4, 4, 4, vocab=10**6), 2, "cost")) == [2, 2] or blocks(cut(Sized(4, 4, 4, 4), 2, "cost")) == [3, 1]
+    assert blocks(cut(Sized(4, 4, 4, 4, vocab=10**6), 2, "cost")) == [2, 2] or blocks(
+        cut(Sized(4, 4, 4, 4), 2, "cost")
+    ) == [3, 1]
     gpt = small_gpt(layers=4, vocab=400)
-    assert [sum(name.startswith("blocks") for name in group) for group in cut(gpt, 2, "cost")] == [3, 1], "the head of 400 words weighs two blocks"
+    assert [sum(name.startswith("blocks") for name in group) for group in cut(gpt, 2, "cost")] == [3, 1], (
+        "the head of 400 words weighs two blocks"
+    )
     assert [sum(name.startswith("blocks") for name in group) for group in cut(gpt, 2, "blocks")] == [2, 2]
 
 
 def test_the_models_of_the_house_can_be_cut() -> None:
-    mlp, cnn = MLP(inputs=4, outputs=2, width=3, layers=2), CNN(inputs=[1, 8, 8], outputs=2, width=4, stages=2, blocks=2)
+    mlp, cnn = (
+        MLP(inputs=4, outputs=2, width=3, layers=2),
+        CNN(inputs=[1, 8, 8], outputs=2, width=4, stages=2, blocks=2),
+    )
     assert cut(mlp, 2, "blocks") == [["layers.0"], ["layers.1", "head"]]
     assert cut(cnn, 2, "blocks") == [["stem", "blocks.0", "blocks.1"], ["blocks.2", "blocks.3", "head"]]
 
@@ -94,7 +103,12 @@ def test_a_sequential_needs_no_table() -> None:
 class Foreign(nn.Module):
     """In the manner of Hugging Face: the table is a mapping, in any order, and the modules stand one level down."""
 
-    _pp_plan = {"model.norm": (["x"], ["x"]), "model.layers": (["x"], ["x"]), "model.embed": (["ids"], ["x"]), "head": (["x"], ["x"])}  # noqa: RUF012
+    _pp_plan = {
+        "model.norm": (["x"], ["x"]),
+        "model.layers": (["x"], ["x"]),
+        "model.embed": (["ids"], ["x"]),
+        "head": (["x"], ["x"]),
+    }  # noqa: RUF012
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +145,9 @@ def test_stages_run_one_after_the_other_are_the_whole_model(make: Any) -> None:
     assert torch.equal(x, expected)
     assert [name for stage in stages for name, _ in stage.named_parameters()] == names, "names stay whole"
     assert [name for name, _ in parts.named_parameters()] == names, "a view can be cut without cutting the model"
-    assert {id(p) for stage in stages for p in stage.parameters()} == {id(p) for p in parts.parameters()}, "weights are shared, not copied"
+    assert {id(p) for stage in stages for p in stage.parameters()} == {id(p) for p in parts.parameters()}, (
+        "weights are shared, not copied"
+    )
 
 
 def test_what_is_kept_stays_and_the_rest_passes_its_first_input_on() -> None:

@@ -32,13 +32,21 @@ def test_a_tied_weight_is_split_once() -> None:
     """And so are shards of what is split."""
     (reference,) = ranks(1, lambda: few_steps(PARTS, {}, steps=2))
     for strategy in ("ddp", "fsdp"):
-        agree(ranks(2, lambda s=strategy: few_steps(PARTS | {"strategy": STRATEGIES[s]}, {"tp": 2}, steps=2))[0], reference)
+        agree(
+            ranks(2, lambda s=strategy: few_steps(PARTS | {"strategy": STRATEGIES[s]}, {"tp": 2}, steps=2))[0],
+            reference,
+        )
 
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_a_model_whose_table_depends_on_its_size(layers: int) -> None:
-    parts = PARTS | {"model": {"_target_": "dtrain.model.mlp.MLP", "inputs": "auto", "outputs": "auto", "width": 6, "layers": layers}}
-    parts |= {"data": PARTS["data"] | {"task": "regression"}, "objective": {"_target_": "dtrain.objective.regression.Regression"}}
+    parts = PARTS | {
+        "model": {"_target_": "dtrain.model.mlp.MLP", "inputs": "auto", "outputs": "auto", "width": 6, "layers": layers}
+    }
+    parts |= {
+        "data": PARTS["data"] | {"task": "regression"},
+        "objective": {"_target_": "dtrain.objective.regression.Regression"},
+    }
     (reference,) = ranks(1, lambda: few_steps(parts, {}, steps=2))
     agree(ranks(2, lambda: few_steps(parts | {"strategy": STRATEGIES["ddp"]}, {"tp": 2}, steps=2))[0], reference)
 
@@ -49,13 +57,20 @@ def test_a_model_whose_table_depends_on_its_size(layers: int) -> None:
 def placements(mesh: Mesh, options: dict[str, str]) -> dict[str, Any]:
     model = small_gpt(layers=1)
     tensor.apply(model, mesh.axis("tp"), **options)
-    return {name: (list(p.placements), list(p.to_local().shape)) if isinstance(p, DTensor) else None for name, p in model.named_parameters()}
+    return {
+        name: (list(p.placements), list(p.to_local().shape)) if isinstance(p, DTensor) else None
+        for name, p in model.named_parameters()
+    }
 
 
 def test_a_rank_holds_its_part_of_every_matrix() -> None:
     for sequence in ("whole", "split"):
-        for first, second in [on_mesh(lambda mesh, s=sequence: placements(mesh, {"sequence": s, "loss": "whole"}), tp=2)]:
-            assert first["embed.weight"] == ([Shard(0)], [7, 8]) and second["embed.weight"] == ([Shard(0)], [6, 8]), "13 words on two ranks"
+        for first, second in [
+            on_mesh(lambda mesh, s=sequence: placements(mesh, {"sequence": s, "loss": "whole"}), tp=2)
+        ]:
+            assert first["embed.weight"] == ([Shard(0)], [7, 8]) and second["embed.weight"] == ([Shard(0)], [6, 8]), (
+                "13 words on two ranks"
+            )
             for name in ("attention.q", "attention.k", "attention.v", "feed_forward.gate", "feed_forward.up"):
                 assert first[f"blocks.0.{name}.weight"][0] == [Shard(0)], name
             for name in ("attention.out", "feed_forward.down"):
@@ -68,7 +83,9 @@ def between(mesh: Mesh, options: dict[str, str]) -> tuple[list[int], list[int], 
     tensor.apply(model, mesh.axis("tp"), **options)
     seen: list[list[int]] = []
     model.blocks[1].register_forward_pre_hook(
-        lambda module, args: seen.append(list(args[0].to_local().shape if isinstance(args[0], DTensor) else args[0].shape))
+        lambda module, args: seen.append(
+            list(args[0].to_local().shape if isinstance(args[0], DTensor) else args[0].shape)
+        )
     )
     logits = model(tokens(2, 6))
     return seen[0], list(logits.to_local().shape if isinstance(logits, DTensor) else logits.shape), type(logits)
@@ -162,7 +179,11 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(
-            found[name], value, rtol=0, atol=2e-6 * max(1.0, value.abs().max().item()), msg=lambda text, name=name: f"{name}: {text}"
+            found[name],
+            value,
+            rtol=0,
+            atol=2e-6 * max(1.0, value.abs().max().item()),
+            msg=lambda text, name=name: f"{name}: {text}",
         )
 
 
@@ -252,10 +273,22 @@ def refusal(mesh: Mesh, model: nn.Module, options: dict[str, str]) -> str:
 @pytest.mark.parametrize(
     ("model", "options", "said"),
     [
-        (nn.Linear(2, 2), WHOLE, "mesh.tp=2: Linear has no tensor-parallel plan. Give the class a table such as tp_plan ="),
-        (Styled("colwise", "diagonal"), WHOLE, "layers.1 asks for the style diagonal. Built are colwise, colwise_gather_output"),
+        (
+            nn.Linear(2, 2),
+            WHOLE,
+            "mesh.tp=2: Linear has no tensor-parallel plan. Give the class a table such as tp_plan =",
+        ),
+        (
+            Styled("colwise", "diagonal"),
+            WHOLE,
+            "layers.1 asks for the style diagonal. Built are colwise, colwise_gather_output",
+        ),
         (Styled("replicate"), WHOLE, "no module of Styled is named by its tp_plan (layers.0)"),
-        (Styled("colwise"), {"sequence": "split", "loss": "whole"}, "the tp_plan of Styled does not say which modules are sequence_parallel"),
+        (
+            Styled("colwise"),
+            {"sequence": "split", "loss": "whole"},
+            "the tp_plan of Styled does not say which modules are sequence_parallel",
+        ),
         (Twice(), WHOLE, "Linear and Linear are one weight, which tp_plan splits in two ways"),
         (
             GoesOn(),
@@ -286,7 +319,9 @@ class Borrows(nn.Module):
 def borrowed(mesh: Mesh) -> str:
     model = Borrows()
     tensor.apply(model, mesh.axis("tp"), **WHOLE)
-    model.register_forward_hook(lambda *_: None, always_call=True)  # as FSDP2's: torch goes on through these when one has ended the forward
+    model.register_forward_hook(
+        lambda *_: None, always_call=True
+    )  # as FSDP2's: torch goes on through these when one has ended the forward
     with pytest.raises(WordsError) as error:
         model(torch.ones(2, 4))
     return str(error.value)

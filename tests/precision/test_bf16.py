@@ -57,5 +57,7 @@ def test_norms_of_a_model_that_is_not_ours_train_alike_plain_and_sharded(precisi
         "model._target_=invariance.zoo.Plain", "trust=[invariance]", "data=synthetic", "objective=classification", "batch=8", "steps=3", "data.samples=64",
         "devices=2", f"precision={precision}", "optim=sgd", "precision.scale=1024" if precision == "fp16" else "seed=0", "logger=[]", "hook=[]",
     )  # fmt: skip
-    copies, shards = (ranks(2, train, plan(*words, f"strategy={name}", f"out={tmp_path / name}"))[0] for name in ("ddp", "fsdp"))
+    copies, shards = (
+        ranks(2, train, plan(*words, f"strategy={name}", f"out={tmp_path / name}"))[0] for name in ("ddp", "fsdp")
+    )
     assert shards.loss == pytest.approx(copies.loss, rel=2e-3)

@@ -27,12 +27,21 @@ MESHES: dict[str, tuple[Any, dict[str, int]]] = {
 def types(mesh: Mesh, strategy: Any) -> set[str]:
     model = construct(TRUE["model"], facts={"vocab": 13}, seed=0)
     parallelize(model, mesh, build(strategy), precision=build(PRECISION), seed=0, pipeline=PipelineShape())
-    optimizer = build({"_target_": "dtrain.optim.adamw.build", "lr": 0.01, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}, model=model)
+    optimizer = build(
+        {"_target_": "dtrain.optim.adamw.build", "lr": 0.01, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1},
+        model=model,
+    )
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    moments = {str(value.dtype) for state in optimizer.state.values() for name, value in state.items() if name != "step"}
-    return moments | {str(parameter.dtype) for parameter in model.parameters()} | {str(parameter.grad.dtype) for parameter in model.parameters()}
+    moments = {
+        str(value.dtype) for state in optimizer.state.values() for name, value in state.items() if name != "step"
+    }
+    return (
+        moments
+        | {str(parameter.dtype) for parameter in model.parameters()}
+        | {str(parameter.grad.dtype) for parameter in model.parameters()}
+    )
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -46,7 +55,10 @@ def test_weights_gradients_and_optimizer_are_half_as_wide(mesh: str) -> None:
 def test_the_losses_are_near_those_of_fp32(mesh: str) -> None:
     strategy, degrees = MESHES[mesh]
     (full,) = ranks(1, lambda: few_steps(TRUE | {"precision": PARTS["precision"]}, {}, microbatch=2))
-    runs = ranks(max(degrees.values()), lambda: few_steps(TRUE | {"strategy": strategy}, degrees, microbatch=2, pipeline=PipelineShape()))
+    runs = ranks(
+        max(degrees.values()),
+        lambda: few_steps(TRUE | {"strategy": strategy}, degrees, microbatch=2, pipeline=PipelineShape()),
+    )
     run = joined(runs) if mesh == "pp" else runs[0]
     assert run["losses"] == pytest.approx(full["losses"], rel=0.02)
     assert run["losses"] != full["losses"], "bfloat16 was used"
@@ -55,7 +67,11 @@ def test_the_losses_are_near_those_of_fp32(mesh: str) -> None:
 
 def test_fractions_that_go_into_the_model_are_converted() -> None:
     parts = PARTS | {"precision": PRECISION, "data": PARTS["data"] | {"task": "regression"}}
-    parts |= {"model": {"_target_": "dtrain.model.mlp.MLP", "inputs": "auto", "outputs": "auto", "width": 8, "layers": 2}}
+    parts |= {
+        "model": {"_target_": "dtrain.model.mlp.MLP", "inputs": "auto", "outputs": "auto", "width": 8, "layers": 2}
+    }
     parts |= {"objective": {"_target_": "dtrain.objective.regression.Regression"}}
-    (run,), (full,) = (ranks(1, lambda p=p: few_steps(p, {}, steps=2)) for p in (parts, parts | {"precision": PARTS["precision"]}))
+    (run,), (full,) = (
+        ranks(1, lambda p=p: few_steps(p, {}, steps=2)) for p in (parts, parts | {"precision": PARTS["precision"]})
+    )
     assert run["losses"] == pytest.approx(full["losses"], rel=0.05)

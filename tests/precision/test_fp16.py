@@ -11,7 +11,9 @@ from dtrain.mesh import Mesh
 from dtrain.precision import LossScale
 from dtrain.precision.fp16 import build
 
-FP16: dict[str, Any] = PARTS | {"precision": {"_target_": "dtrain.precision.fp16.build", "scale": 1024.0, "growth": 2000}}
+FP16: dict[str, Any] = PARTS | {
+    "precision": {"_target_": "dtrain.precision.fp16.build", "scale": 1024.0, "growth": 2000}
+}
 
 
 def test_an_overflow_skips_the_step_and_halves_the_scale() -> None:
@@ -74,7 +76,9 @@ def test_a_scale_that_is_too_large_halves_on_all_ranks_until_it_fits(strategy: s
         skipped = [not torch.isfinite(torch.tensor(norm)) for norm in run["norms"]]
         assert skipped[0]
         assert run["scale"] == 2.0 ** (30 - sum(skipped))
-        assert all(torch.isfinite(torch.tensor(values)).all() for values in run["weights"].values()), "a skipped step touches no weight"
+        assert all(torch.isfinite(torch.tensor(values)).all() for values in run["weights"].values()), (
+            "a skipped step touches no weight"
+        )
     assert runs[0]["weights"] == runs[1]["weights"]
 
 

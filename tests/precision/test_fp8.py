@@ -64,7 +64,9 @@ def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("found", [None, (8, 0)])
-def test_a_gpu_that_cannot_is_refused(found: tuple[int, int] | None, torchao: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_cannot_is_refused(
+    found: tuple[int, int] | None, torchao: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: found is not None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: found)
     with pytest.raises(PreflightError, match=r"compute capability 8\.9"):
@@ -72,12 +74,20 @@ def test_a_gpu_that_cannot_is_refused(found: tuple[int, int] | None, torchao: No
 
 
 def test_every_layer_in_a_block_is_converted_by_the_recipe_where_products_of_float8_can_be(torchao: None) -> None:
-    precision, model = build(recipe="rowwise"), nn.Sequential(nn.Linear(16, 32), nn.Sequential(nn.Linear(32, 16), nn.Linear(16, 5)))
+    precision, model = (
+        build(recipe="rowwise"),
+        nn.Sequential(nn.Linear(16, 32), nn.Sequential(nn.Linear(32, 16), nn.Linear(16, 5))),
+    )
     outside = nn.ModuleDict({"blocks": model, "head": nn.Linear(16, 16)})
     names = list(outside.state_dict())
     assert precision.convert is not None
     precision.convert(outside)
-    assert [type(module) for module in outside.modules() if isinstance(module, nn.Linear)] == [Float8Linear, Float8Linear, nn.Linear, nn.Linear]
+    assert [type(module) for module in outside.modules() if isinstance(module, nn.Linear)] == [
+        Float8Linear,
+        Float8Linear,
+        nn.Linear,
+        nn.Linear,
+    ]
     assert model[0].config == "rowwise"
     assert list(outside.state_dict()) == names
     assert (precision.param, precision.compute) == (torch.float32, torch.bfloat16)

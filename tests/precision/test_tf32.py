@@ -25,4 +25,9 @@ def test_fp32_is_rounded_where_it_was_asked_for_alone() -> None:
 
 def test_numbers_are_kept_as_they_are_in_fp32() -> None:
     precision = tf32.build()
-    assert (precision.param, precision.compute, precision.reduce, precision.scale) == (torch.float32, torch.float32, torch.float32, None)
+    assert (precision.param, precision.compute, precision.reduce, precision.scale) == (
+        torch.float32,
+        torch.float32,
+        torch.float32,
+        None,
+    )

@@ -36,7 +36,9 @@ class Pictures(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 8, 3, padding=1)
-        self.body = nn.ModuleList(nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)) for _ in range(3))
+        self.body = nn.ModuleList(
+            nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)) for _ in range(3)
+        )
         self.head = nn.Linear(8, 10)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -56,7 +58,9 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.first(x)
-        q, k, v = (each(y).unflatten(-1, (-1, x.shape[-1] // self.heads)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        q, k, v = (
+            each(y).unflatten(-1, (-1, x.shape[-1] // self.heads)).transpose(1, 2) for each in (self.q, self.k, self.v)
+        )
         x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.second(x))))
 
@@ -71,7 +75,16 @@ class Transformer(nn.Module):
         "layers.*.up": "colwise", "layers.*.down": "rowwise", "head": "colwise_gather_output",
     }  # fmt: skip
 
-    def __init__(self, *, vocab: int = 29, width: int = 32, layers: int = 4, heads: int = 4, frozen: bool = False, tied: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        vocab: int = 29,
+        width: int = 32,
+        layers: int = 4,
+        heads: int = 4,
+        frozen: bool = False,
+        tied: bool = False,
+    ) -> None:
         super().__init__()
         self.embed = Place(vocab, width)
         self.layers = nn.ModuleList(Layer(width, heads) for _ in range(layers))
@@ -80,7 +93,9 @@ class Transformer(nn.Module):
             self.head.weight = self.embed.tokens.weight
         if frozen:
             for name, parameter in self.named_parameters():
-                parameter.requires_grad = name.startswith((f"layers.{layers - 1}.", "head.weight")) or name.endswith("norm.weight")
+                parameter.requires_grad = name.startswith((f"layers.{layers - 1}.", "head.weight")) or name.endswith(
+                    "norm.weight"
+                )
 
     def forward(self, tokens: Tensor, position_ids: Tensor | None = None) -> Tensor:
         x = self.embed(tokens, position_ids)
@@ -113,7 +128,9 @@ class Shared(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner = nn.ModuleList(nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 96), nn.SiLU(), nn.Linear(96, 64)) for _ in range(3))
+        self.inner = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 96), nn.SiLU(), nn.Linear(96, 64)) for _ in range(3)
+        )
         self.out = nn.Linear(64, 10)
 
     def forward(self, x: Tensor) -> Any:
@@ -155,7 +172,11 @@ class Adapter(nn.Module):
 class Beside(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.whole, self.down, self.up = nn.Linear(width, width), nn.Linear(width, 4, bias=False), nn.Linear(4, width, bias=False)
+        self.whole, self.down, self.up = (
+            nn.Linear(width, width),
+            nn.Linear(width, 4, bias=False),
+            nn.Linear(4, width, bias=False),
+        )
         self.whole.requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -191,7 +212,11 @@ CONTEXT = (
     "strategy=ddp devices=2 mesh.cp=2", "strategy=fsdp devices=2 mesh.cp=2 precision=bf16", "strategy=ddp devices=2 mesh.cp=2 context.attention=ulysses",
     "strategy=fsdp devices=2 mesh.cp=2 remat=full",
 )  # fmt: skip
-STAGES = ("strategy=pipeline devices=2", "strategy=pipeline devices=2 pipeline.schedule=zbv", "strategy=fsdp devices=4 mesh.pp=2 precision=bf16")
+STAGES = (
+    "strategy=pipeline devices=2",
+    "strategy=pipeline devices=2 pipeline.schedule=zbv",
+    "strategy=fsdp devices=4 mesh.pp=2 precision=bf16",
+)
 LAYOUTS = {
     "llama": (*DATA, *TENSOR, *CONTEXT, *STAGES), "gpt2": (*DATA, *CONTEXT), "pictures": DATA[:-1], "sequential": (*DATA, *STAGES),
     "transformer": (*DATA, *TENSOR, *CONTEXT, *STAGES, "strategy=ddp devices=4 mesh.tp=2 mesh.cp=2", "strategy=ddp devices=4 mesh.tp=2 mesh.pp=2"),

@@ -61,12 +61,16 @@ def test_a_pipeline_that_is_too_long_is_made_shorter() -> None:
         .replace("heads=32", "heads=128")
         .replace("hidden=14336", "hidden=53248")
     )
-    _, _, changes = tried(f"{words} nodes=2048 strategy=fsdp batch=16384 mesh.tp=8 mesh.pp=16 tensor.sequence=split precision=bf16 remat=full")
+    _, _, changes = tried(
+        f"{words} nodes=2048 strategy=fsdp batch=16384 mesh.tp=8 mesh.pp=16 tensor.sequence=split precision=bf16 remat=full"
+    )
     assert any("mesh.pp=8" in change.words for change in changes)
 
 
 def test_where_nothing_helps_it_is_said() -> None:
-    plan, _, changes = tried("cluster=h100x8 data=synthetic data.sequence=64 batch=8 strategy=ddp model.width=131072 model.heads=1024 model.layers=8")
+    plan, _, changes = tried(
+        "cluster=h100x8 data=synthetic data.sequence=64 batch=8 strategy=ddp model.width=131072 model.heads=1024 model.layers=8"
+    )
     assert changes == []
     assert "none of the changes" in next(iter(advice(changes, plan)))[1]
 

@@ -89,7 +89,9 @@ def test_what_is_seen_is_all_and_of_the_right_size() -> None:
             dist.all_gather_into_tensor(torch.zeros(6), torch.zeros(3))
             dist.reduce_scatter_tensor(torch.zeros(3), torch.zeros(6))
             dist.all_to_all_single(torch.zeros(4, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.bfloat16))
-            torch.distributed._functional_collectives.all_gather_tensor(torch.zeros(5), 0, (mesh.axis("dp_shard"), 0)).sum()
+            torch.distributed._functional_collectives.all_gather_tensor(
+                torch.zeros(5), 0, (mesh.axis("dp_shard"), 0)
+            ).sum()
             return {key: value for step in counting.steps for key, value in step.items()}
 
     for told in ranks(2, rank):
@@ -101,12 +103,19 @@ def test_what_is_seen_is_all_and_of_the_right_size() -> None:
 
 def test_a_flush_of_the_log_is_told_apart() -> None:
     asked = plan(*MODELS["cnn"].split(), *COMMON.split(), "devices=2", "strategy=ddp")
-    assert predicted(asked, 0, ("flush",)) == seen(asked, 0, count(asked), FLUSH, ("flush",)) == {("all_reduce", (0, 1)): (1, 24)}
+    assert (
+        predicted(asked, 0, ("flush",))
+        == seen(asked, 0, count(asked), FLUSH, ("flush",))
+        == {("all_reduce", (0, 1)): (1, 24)}
+    )
 
 
 def test_it_costs_the_same_for_any_number_of_ranks() -> None:
     """Of one rank: twice the nodes of ddp change what a group is, not how much its rank gives."""
-    few, many = (plan("model=gpt", "data=synthetic", "strategy=ddp", f"nodes={nodes}", "devices=8", f"batch={nodes * 8}") for nodes in (2, 256))
+    few, many = (
+        plan("model=gpt", "data=synthetic", "strategy=ddp", f"nodes={nodes}", "devices=8", f"batch={nodes * 8}")
+        for nodes in (2, 256)
+    )
     assert collectives(few, shapes_of(few)) == collectives(many, shapes_of(many))
 
 

@@ -9,7 +9,15 @@ from dtrain.predict import formulas
 from dtrain.predict.shapes import Kept, Shapes
 from dtrain.tracing.tracer import trace
 
-GPT = ("data=synthetic", "objective=next_token", "data.vocab=96", "data.sequence=24", "model.layers=3", "model.width=32", "model.hidden=56")
+GPT = (
+    "data=synthetic",
+    "objective=next_token",
+    "data.vocab=96",
+    "data.sequence=24",
+    "model.layers=3",
+    "model.width=32",
+    "model.hidden=56",
+)
 OTHER = ("data=synthetic",)
 CASES = [
     (*GPT,), (*GPT, "precision=bf16"), (*GPT, "precision=bf16_true", "model.kv_heads=2"), (*GPT, "model.tied=true", "precision=bf16"),
@@ -65,9 +73,18 @@ def test_how_tensor_parallelism_holds_them_agrees_too() -> None:
 @pytest.mark.parametrize(
     ("words", "parameters"),
     [
-        (("model.layers=32", "model.width=4096", "model.heads=32", "model.kv_heads=8", "model.hidden=14336"), 8_030_261_248),
-        (("model.layers=80", "model.width=8192", "model.heads=64", "model.kv_heads=8", "model.hidden=28672"), 70_553_706_496),
-        (("model.layers=126", "model.width=16384", "model.heads=128", "model.kv_heads=8", "model.hidden=53248"), 405_853_388_800),
+        (
+            ("model.layers=32", "model.width=4096", "model.heads=32", "model.kv_heads=8", "model.hidden=14336"),
+            8_030_261_248,
+        ),
+        (
+            ("model.layers=80", "model.width=8192", "model.heads=64", "model.kv_heads=8", "model.hidden=28672"),
+            70_553_706_496,
+        ),
+        (
+            ("model.layers=126", "model.width=16384", "model.heads=128", "model.kv_heads=8", "model.hidden=53248"),
+            405_853_388_800,
+        ),
     ],
 )
 def test_parameters_are_those_published(words: tuple[str, ...], parameters: int) -> None:
@@ -76,6 +93,8 @@ def test_parameters_are_those_published(words: tuple[str, ...], parameters: int)
     assert shapes and shapes.parameters == parameters
 
 
-@pytest.mark.parametrize("words", [("model._target_=mine.Model", "trust=[mine]"), ("data=text", "data.tokenizer=somewhere.json"), ()])
+@pytest.mark.parametrize(
+    "words", [("model._target_=mine.Model", "trust=[mine]"), ("data=text", "data.tokenizer=somewhere.json"), ()]
+)
 def test_what_is_not_known_here_has_no_shapes(words: tuple[str, ...]) -> None:
     assert (formulas.shapes(plan(*(words or ("data=synthetic",)))) is None) == bool(words)

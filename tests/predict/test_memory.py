@@ -71,7 +71,12 @@ def test_so_are_those_of_more_of_them(words: str) -> None:
 
 
 def test_the_moment_of_the_peak_adds_up() -> None:
-    for words in ("", "strategy=zero3 devices=2", "strategy=pipeline devices=2 accumulate=4", "optim=muon batch=8 microbatch=1"):
+    for words in (
+        "",
+        "strategy=zero3 devices=2",
+        "strategy=pipeline devices=2 accumulate=4",
+        "optim=muon batch=8 microbatch=1",
+    ):
         found = of(planned(words))
         assert sum(found.moment.values()) == pytest.approx(found.peak, abs=len(found.moment))
         assert found.peak > found.parameters + found.optimizer
@@ -79,7 +84,8 @@ def test_the_moment_of_the_peak_adds_up() -> None:
 
 def test_what_rests_in_the_memory_of_the_host_is_not_on_the_device() -> None:
     there, here = (
-        of(plan(*LARGE, "nodes=8", "devices=8", "batch=64", "strategy=fsdp", f"strategy.offload={where}", on=NODES)) for where in ("cpu", "device")
+        of(plan(*LARGE, "nodes=8", "devices=8", "batch=64", "strategy=fsdp", f"strategy.offload={where}", on=NODES))
+        for where in ("cpu", "device")
     )
     away = here.parameters + here.gradients + here.optimizer
     assert there.host - here.host == away
@@ -92,7 +98,10 @@ def test_copies_in_memory_are_two() -> None:
     assert of(plan("data=synthetic")).copies == 0 and held.copies == 2 * (held.parameters + held.optimizer)
 
 
-@pytest.mark.parametrize("words", [("strategy=fsdp", "mesh.tp=8"), ("strategy=fsdp", "mesh.tp=8", "mesh.pp=4", "accumulate=8"), ("strategy=auto",)])
+@pytest.mark.parametrize(
+    "words",
+    [("strategy=fsdp", "mesh.tp=8"), ("strategy=fsdp", "mesh.tp=8", "mesh.pp=4", "accumulate=8"), ("strategy=auto",)],
+)
 def test_a_large_model_costs_the_same_on_any_number_of_ranks(words: tuple[str, ...]) -> None:
     """Counted in calls, because a clock would tell of the machine."""
     calls = []
@@ -104,22 +113,33 @@ def test_a_large_model_costs_the_same_on_any_number_of_ranks(words: tuple[str, .
 
 
 def test_more_shards_hold_less_and_the_sum_of_all_is_the_model() -> None:
-    one, many = (of(plan(*LARGE, f"nodes={nodes}", "devices=8", f"batch={nodes * 8}", "strategy=fsdp", on=NODES)) for nodes in (8, 16))
-    assert one.parameters == 2 * many.parameters == 4 * 70_553_706_496 // 64, "as many parameters as Llama 3 70B (arXiv 2407.21783), in fp32"
+    one, many = (
+        of(plan(*LARGE, f"nodes={nodes}", "devices=8", f"batch={nodes * 8}", "strategy=fsdp", on=NODES))
+        for nodes in (8, 16)
+    )
+    assert one.parameters == 2 * many.parameters == 4 * 70_553_706_496 // 64, (
+        "as many parameters as Llama 3 70B (arXiv 2407.21783), in fp32"
+    )
     assert one.peak > many.peak
 
 
 def test_a_compiled_block_keeps_no_more_than_one_that_is_not() -> None:
-    compiled, plain = (of(replace(planned(""), compile={"_target_": f"dtrain.compile.{word}.build"})) for word in ("blocks", "none"))
+    compiled, plain = (
+        of(replace(planned(""), compile={"_target_": f"dtrain.compile.{word}.build"})) for word in ("blocks", "none")
+    )
     assert compiled.activations < plain.activations
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("words", ["", "precision=bf16", "precision=bf16 remat=full", "precision=bf16_true remat=selective"])
+@pytest.mark.parametrize(
+    "words", ["", "precision=bf16", "precision=bf16 remat=full", "precision=bf16_true remat=selective"]
+)
 def test_the_peak_is_what_the_allocator_of_a_gpu_saw(words: str) -> None:
     from metering import peak_on_gpu
 
-    decided = planned(f"{words} model.layers=8 model.width=1024 model.hidden=2752 data.sequence=1024 model.heads=16 batch=8 compile=none".strip())
+    decided = planned(
+        f"{words} model.layers=8 model.width=1024 model.hidden=2752 data.sequence=1024 model.heads=16 batch=8 compile=none".strip()
+    )
     assert of(decided).peak == pytest.approx(peak_on_gpu(decided), rel=0.05)
 
 

@@ -25,7 +25,9 @@ def test_backwards_of_weights_alone_are_seen() -> None:
 
 def test_no_line_is_wider_than_asked() -> None:
     for schedule in ("1f1b", "gpipe", "zbv", "interleaved_zero_bubble"):
-        asked = plan(*GPT, "devices=4", "strategy=pipeline", "batch=64", "accumulate=64", f"pipeline.schedule={schedule}")
+        asked = plan(
+            *GPT, "devices=4", "strategy=pipeline", "batch=64", "accumulate=64", f"pipeline.schedule={schedule}"
+        )
         for width in (40, 80, 120):
             rows = picture.pipeline(asked, width)
             assert all(len(row) <= width for row in rows[:4])
@@ -45,7 +47,16 @@ def test_a_mesh_on_two_nodes() -> None:
 
 def test_a_large_world_is_one_node_and_a_number() -> None:
     asked = plan(
-        *GPT, "nodes=128", "strategy=fsdp", "mesh.pp=4", "mesh.tp=8", "model.heads=8", "model.hidden=512", "batch=2048", "microbatch=1", on=GPUS
+        *GPT,
+        "nodes=128",
+        "strategy=fsdp",
+        "mesh.pp=4",
+        "mesh.tp=8",
+        "model.heads=8",
+        "model.hidden=512",
+        "batch=2048",
+        "microbatch=1",
+        on=GPUS,
     )
     assert picture.mesh(asked) == [
         "node 0  [0 1 2 3 4 5 6 7]",

@@ -35,7 +35,12 @@ def test_pictures_only_where_there_is_something_to_see() -> None:
 
 
 def test_every_axis_that_is_used_has_its_row() -> None:
-    table = [text for _, text in rows(*said("devices=8", "strategy=fsdp", "mesh.pp=2", "mesh.tp=2", "model.width=512", "batch=64"))]
+    table = [
+        text
+        for _, text in rows(
+            *said("devices=8", "strategy=fsdp", "mesh.pp=2", "mesh.tp=2", "model.width=512", "batch=64")
+        )
+    ]
     for axis in ("tp=2", "dp_shard=2", "pp=2"):
         assert any(text.startswith(f"{axis}  ") for text in table), axis
 
@@ -44,7 +49,9 @@ def test_the_parts_of_the_time_are_the_time() -> None:
     _, found = said("devices=4", "strategy=fsdp", "mesh.pp=2", "batch=64", "microbatch=2")
     time = found.time
     assert time
-    assert time.products + time.activations + sum(time.wire.values()) + time.waits + time.optimizer == pytest.approx(time.seconds)
+    assert time.products + time.activations + sum(time.wire.values()) + time.waits + time.optimizer == pytest.approx(
+        time.seconds
+    )
 
 
 def test_of_a_machine_that_is_not_known_no_time_is_claimed() -> None:

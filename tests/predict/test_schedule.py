@@ -21,8 +21,18 @@ def of_torch(word: str, pp: int, stages: int, count: int) -> list[list[tuple[str
     """The order torch's own class makes for every rank, its overlapped pairs one after the other."""
     kind = KINDS[word]
     schedule: Any = object.__new__(kind)
-    schedule.__dict__ |= {"_n_microbatches": count, "pp_group_size": pp, "_num_stages": pp * stages, "num_stages": pp * stages}
-    schedule.__dict__ |= {"_has_backward": True, "scale_grads": False, "n_local_stages": stages, "_stages": [SimpleNamespace()] * stages}
+    schedule.__dict__ |= {
+        "_n_microbatches": count,
+        "pp_group_size": pp,
+        "_num_stages": pp * stages,
+        "num_stages": pp * stages,
+    }
+    schedule.__dict__ |= {
+        "_has_backward": True,
+        "scale_grads": False,
+        "n_local_stages": stages,
+        "_stages": [SimpleNamespace()] * stages,
+    }
     schedule.number_of_rounds = max(1, count // pp)
     schedule.microbatches_per_round = count // schedule.number_of_rounds
     if issubclass(kind, schedules.PipelineScheduleSingle):
@@ -59,7 +69,9 @@ def test_the_order_is_torchs(word: str, pp: int, count: int) -> None:
         pytest.skip("refused")
     for stages in (2, 3) if SCHEDULES[word].more else (SCHEDULES[word].stages,):
         shape = shape_of(word, stages)
-        assert [[tuple(action) for action in actions(shape, pp, count, rank)] for rank in range(pp)] == of_torch(word, pp, stages, count)
+        assert [[tuple(action) for action in actions(shape, pp, count, rank)] for rank in range(pp)] == of_torch(
+            word, pp, stages, count
+        )
 
 
 @pytest.mark.parametrize("word", SCHEDULES)
@@ -91,7 +103,13 @@ def test_more_stages_on_a_rank_divide_the_bubble(pp: int, count: int, stages: in
 def test_zero_bubble_schedules_wait_less() -> None:
     pp, count = 4, 16
     found = {word: timeline(shape_of(word), pp, count).bubble for word in SCHEDULES}
-    assert found["zbv"] == found["dualpipev"] == found["interleaved_zero_bubble"] < found["interleaved_1f1b"] < found["1f1b"]
+    assert (
+        found["zbv"]
+        == found["dualpipev"]
+        == found["interleaved_zero_bubble"]
+        < found["interleaved_1f1b"]
+        < found["1f1b"]
+    )
 
 
 def test_what_waits_for_its_backward() -> None:

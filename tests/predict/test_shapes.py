@@ -22,7 +22,15 @@ def both(*words: str) -> tuple[Plan, Shapes]:
     "words",
     [
         ("model.layers=5", "devices=2", "mesh.pp=2", "accumulate=4"),
-        ("model.layers=6", "devices=2", "mesh.pp=2", "accumulate=4", "pipeline.split=cost", "data.vocab=4000", "objective=next_token"),
+        (
+            "model.layers=6",
+            "devices=2",
+            "mesh.pp=2",
+            "accumulate=4",
+            "pipeline.split=cost",
+            "data.vocab=4000",
+            "objective=next_token",
+        ),
         ("model.layers=6", "devices=2", "mesh.pp=2", "accumulate=4", "pipeline.schedule=interleaved_1f1b"),
         ("model.layers=4", "devices=2", "mesh.pp=2", "accumulate=4", "pipeline.split=[1,3]"),
         ("model=cnn", "model.blocks=2", "devices=2", "mesh.pp=2", "accumulate=4"),
@@ -34,7 +42,10 @@ def test_a_stage_holds_the_weights_that_it_is_cut_into(words: tuple[str, ...]) -
     facts = formulas.facts_of(decided.data)
     model = construct(decided.model, facts=facts, seed=0)
     groups = cut(model, decided.mesh.pp * decided.pipeline.stages, decided.pipeline.split)
-    sizes = [sum(parameter.numel() for name in group for parameter in model.get_submodule(name).parameters()) for group in groups]
+    sizes = [
+        sum(parameter.numel() for name in group for parameter in model.get_submodule(name).parameters())
+        for group in groups
+    ]
     assert [sum(block.parameters * block.count for block in stage) for stage in stages_of(decided, shapes)] == sizes
 
 

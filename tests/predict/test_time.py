@@ -22,7 +22,10 @@ PUBLISHED = {
     "8B, 128 H100": (f"{B8} nodes=16 batch=128", 6514),
     "70B, 256 H100": (f"{B70} cluster=h100x8 nodes=32 batch=512 microbatch=16", 829),
     "405B, 512 H100, 1f1b": (f"{B405} cluster=h100x8 nodes=64 batch=256 microbatch=1", 100),
-    "405B, 512 H100, interleaved": (f"{B405} cluster=h100x8 nodes=64 batch=256 microbatch=1 pipeline.schedule=interleaved_1f1b", 128),
+    "405B, 512 H100, interleaved": (
+        f"{B405} cluster=h100x8 nodes=64 batch=256 microbatch=1 pipeline.schedule=interleaved_1f1b",
+        128,
+    ),
 }
 """Words -> tokens per second and GPU, of torchtitan (its folder benchmarks, llama3_h100_202412; arXiv 2410.06511), compiled, without float8. What it does
 not say of a run, batches and what is computed again, is assumed here as it is usual."""
@@ -100,7 +103,10 @@ def test_a_group_uses_the_ways_out_of_all_its_ranks_on_a_node() -> None:
 
 def test_small_calls_take_their_latency() -> None:
     h100 = machine()
-    tiny = [call_seconds(Call("world", "all_reduce", "gradient norm", 1, 4), Group(8 * nodes, 1), h100, 8) for nodes in (1, 128, 2048)]
+    tiny = [
+        call_seconds(Call("world", "all_reduce", "gradient norm", 1, 4), Group(8 * nodes, 1), h100, 8)
+        for nodes in (1, 128, 2048)
+    ]
     assert 5e-6 < tiny[0] < tiny[1] < tiny[2] < 1e-4, "a tree, or the log of the nodes would be their number"
 
 

@@ -23,7 +23,8 @@ def test_it_is_six_times_weights_times_tokens_and_attention() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "share"), [("remat=full", 1.0), ("remat=budget", 0.5), ("remat=selective", 0.0), ("remat=budget remat.share=0.75", 0.25)]
+    ("words", "share"),
+    [("remat=full", 1.0), ("remat=budget", 0.5), ("remat=selective", 0.0), ("remat=budget remat.share=0.75", 0.25)],
 )
 def test_what_is_computed_twice(words: str, share: float) -> None:
     whole, found = of(planned("remat=full")), of(planned(words))

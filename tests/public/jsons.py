@@ -7,7 +7,12 @@ from typing import Any
 
 from public.row import Row
 
-AUTO = {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "gradient_clipping": "auto"}
+AUTO = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+}
 SCALE = {"loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 1000, "hysteresis": 2, "min_loss_scale": 1}
 AXOLOTL = {**SCALE, "auto_cast": False, "initial_scale_power": 32}
 SIZES = {"batch": 32, "microbatch": 4, "clip": 1.0}
@@ -21,7 +26,14 @@ def adam(lr: float, **more: Any) -> dict[str, Any]:
 
 
 CIFAR = {"betas": [0.8, 0.999], "eps": 1e-8, "weight_decay": 3e-7}
-ADAMW = {"optim": "adamw", "optim.betas": [0.8, 0.999], "optim.eps": 1e-8, "optim.weight_decay": 3e-7, "schedule": "constant", "schedule.warmup": 0}
+ADAMW = {
+    "optim": "adamw",
+    "optim.betas": [0.8, 0.999],
+    "optim.eps": 1e-8,
+    "optim.weight_decay": 3e-7,
+    "schedule": "constant",
+    "schedule.warmup": 0,
+}
 
 DEEPSPEED = [
     Row(
@@ -134,7 +146,12 @@ FSDP1 = {
     "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_backward_prefetch": "BACKWARD_PRE", "fsdp_cpu_ram_efficient_loading": True, "fsdp_forward_prefetch": False,
     "fsdp_offload_params": False, "fsdp_sharding_strategy": "FULL_SHARD", "fsdp_state_dict_type": "FULL_STATE_DICT", "fsdp_use_orig_params": True,
 }  # fmt: skip
-FSDP2 = {"fsdp_offload_params": False, "fsdp_reshard_after_forward": True, "fsdp_version": 2, "fsdp_state_dict_type": "SHARDED_STATE_DICT"}
+FSDP2 = {
+    "fsdp_offload_params": False,
+    "fsdp_reshard_after_forward": True,
+    "fsdp_version": 2,
+    "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+}
 LOCAL = {
     "compute_environment": "LOCAL_MACHINE",
     "downcast_bf16": "no",

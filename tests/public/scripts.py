@@ -3,7 +3,10 @@
 from public.row import Row
 
 PL = "Lightning-AI/pytorch-lightning examples/pytorch/"
-BEST = {"class_path": "pytorch_lightning.callbacks.ModelCheckpoint", "init_args": {"monitor": "val_loss", "save_top_k": 3, "save_last": True}}
+BEST = {
+    "class_path": "pytorch_lightning.callbacks.ModelCheckpoint",
+    "init_args": {"monitor": "val_loss", "save_top_k": 3, "save_last": True},
+}
 BOARD = {"class_path": "pytorch_lightning.loggers.TensorBoardLogger", "init_args": {"save_dir": "logs/"}}
 
 
@@ -31,7 +34,15 @@ def climax(**trainer: object) -> dict[str, object]:
 
 
 OURS = {"model": "gpt", "steps": 50}
-VOCOS = {"strategy": "ddp", "devices": 1, "steps": 2000000, "seed": 4444, "precision": "fp32", "clip": None, "log.every": 100}
+VOCOS = {
+    "strategy": "ddp",
+    "devices": 1,
+    "steps": 2000000,
+    "seed": 4444,
+    "precision": "fp32",
+    "clip": None,
+    "log.every": 100,
+}
 LIGHTNING = [
     Row("charactr-platform/vocos configs/vocos.yaml", vocos(16, "ISTFTHead"), {"model": "gpt"}, VOCOS, ["model.class_path", "trainer.limit_val_batches"]),
     Row("charactr-platform/vocos configs/vocos-imdct.yaml", vocos(16, "IMDCTCosHead"), {"model": "gpt"}, VOCOS, ["model.class_path"]),

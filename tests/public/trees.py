@@ -26,7 +26,12 @@ FSDP = {
     "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
     "fsdp_use_orig_params": False,
 }
-FSDP2 = {"fsdp_version": 2, "fsdp_offload_params": False, "fsdp_reshard_after_forward": True, "fsdp_cpu_ram_efficient_loading": False}
+FSDP2 = {
+    "fsdp_version": 2,
+    "fsdp_offload_params": False,
+    "fsdp_reshard_after_forward": True,
+    "fsdp_cpu_ram_efficient_loading": False,
+}
 
 AXOLOTL = [
     Row("axolotl-ai-cloud/axolotl examples/llama-3/fft-8b.yaml",
@@ -107,7 +112,11 @@ TUNED = {
     "batch.accumulate": 1, "precision": "bf16_true", "clip": None, "remat": "full", "objective": "next_token", "optim": "adamw", "optim.betas": [0.9, 0.999],
     "optim.weight_decay": 0.01, "schedule": "constant", "schedule.warmup": 0, "steps": 300,
 }  # fmt: skip
-BITS = {"optimizer": {"_component_": "bitsandbytes.optim.PagedAdamW", "lr": 1e-5}, "optimizer_in_bwd": True, "enable_activation_offloading": True}
+BITS = {
+    "optimizer": {"_component_": "bitsandbytes.optim.PagedAdamW", "lr": 1e-5},
+    "optimizer_in_bwd": True,
+    "enable_activation_offloading": True,
+}
 
 TORCHTUNE = [
     Row("pytorch/torchtune recipes/configs/llama2/7B_full.yaml", torchtune("torchtune.models.llama2.llama2_7b", 2e-5, 2), TRAINER,

@@ -84,7 +84,9 @@ def test_what_aliases_repeat_is_counted_before_it_is_repeated() -> None:
     laughs = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n"
     laughs += "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12))
     assert "more than 10000 values" in str(slip(laughs)), "a thousand million, had they been made"
-    merged = "a0: &a0 {k0: 1}\n" + "".join(f"a{n}: &a{n} {{p: {{<<: *a{n - 1}}}, q: *a{n - 1}}}\n" for n in range(1, 30))
+    merged = "a0: &a0 {k0: 1}\n" + "".join(
+        f"a{n}: &a{n} {{p: {{<<: *a{n - 1}}}, q: *a{n - 1}}}\n" for n in range(1, 30)
+    )
     assert "more than 10000 values" in str(slip(merged))
 
 

@@ -10,7 +10,13 @@ from dtrain.errors import WordsError
 from dtrain.recipe.expect import asked, band, judge
 
 ROWS = [
-    {"step": n, "loss": 10.0 - n, "accuracy": n / 10, "samples_per_second": 1.0 if n < 6 else 100.0 + n, "tokens_per_second": 7.0}
+    {
+        "step": n,
+        "loss": 10.0 - n,
+        "accuracy": n / 10,
+        "samples_per_second": 1.0 if n < 6 else 100.0 + n,
+        "tokens_per_second": 7.0,
+    }
     for n in range(1, 9)
 ]
 RESULT = {"metrics": {"eval_loss": 3.0}, "peak_bytes": 3 << 29}

@@ -34,7 +34,15 @@ def test_no_file_of_this_machine(key: str, value: str) -> None:
 @pytest.mark.parametrize("host", HOSTS)
 @pytest.mark.parametrize(
     "form",
-    ["http://{}/x", "https://{}:8080/x", "http://user@{}/", "HTTP://{}", "http:/{}/x", "https://recipes.example.org/x,http://{}/y", "http:\\\\{}/x"],
+    [
+        "http://{}/x",
+        "https://{}:8080/x",
+        "http://user@{}/",
+        "HTTP://{}",
+        "http:/{}/x",
+        "https://recipes.example.org/x,http://{}/y",
+        "http:\\\\{}/x",
+    ],
 )
 def test_no_address_of_this_machine_or_its_network(host: str, form: str) -> None:
     for key in ("data.path", "logger.mine.anything", "data.storage_options.endpoint_url"):
@@ -61,7 +69,9 @@ def test_what_is_public_is_open(key: str, value: str) -> None:
 
 def test_the_host_of_a_recipe_is_open_to_it() -> None:
     assert refusal("data.path", "http://10.0.0.5:80/x", "http://10.0.0.5:80/mine.yaml") is None
-    assert refusal("data.path", "http://10.0.0.5:81/x", "http://10.0.0.5:80/mine.yaml"), "another port is another server"
+    assert refusal("data.path", "http://10.0.0.5:81/x", "http://10.0.0.5:80/mine.yaml"), (
+        "another port is another server"
+    )
     assert find("base.yaml", Place("http://10.0.0.5/mine.yaml", "remote")).url == "http://10.0.0.5/base.yaml"
     with pytest.raises(WordsError, match="cannot build on"):
         find("http://10.0.0.6/base.yaml", Place("http://10.0.0.5/mine.yaml", "remote"))
@@ -81,7 +91,9 @@ def test_a_name_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find("https://outside.example.org/base.yaml", far).trust == "remote"
     with pytest.raises(WordsError, match="cannot build on"):
         find("https://inside.example.org/base.yaml", far)
-    assert compose([remote("data: {path: 'http://outside.example.org/a'}")]).data["path"] == "http://outside.example.org/a"
+    assert (
+        compose([remote("data: {path: 'http://outside.example.org/a'}")]).data["path"] == "http://outside.example.org/a"
+    )
     with pytest.raises(WordsError, match=r"cannot reach inside\.example\.org"):
         compose([remote("data: {path: 'http://inside.example.org/a'}")])
 
@@ -109,7 +121,9 @@ LOOKUPS = (
 
 
 @pytest.mark.parametrize("lookup", LOOKUPS)
-def test_nothing_of_a_person_is_looked_up(lookup: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_of_a_person_is_looked_up(
+    lookup: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert len(set(LOOKUPS)) == 40
     monkeypatch.setenv("CANARY", SECRET)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: pytest.fail("nobody is asked for a name that was refused"))
@@ -126,11 +140,17 @@ def test_what_recipes_set_is_looked_up() -> None:
         "model: {width: 96, heads: 4, layers: 2}\noptim: {lr: 0.5}\nschedule: {warmup: '${model.width}'}\nseed: '${model.layers}'\nclip: '${log.every}'\n"
     )
     config = compose([word, "model.layers=3"])
-    assert (config.schedule["warmup"], config.seed, config.clip) == (96, 3, config.log.every), "a number may be typed in place of one of the recipe's"
+    assert (config.schedule["warmup"], config.seed, config.clip) == (96, 3, config.log.every), (
+        "a number may be typed in place of one of the recipe's"
+    )
 
 
 def test_what_a_look_up_makes_is_judged_whole() -> None:
-    for first, second in (("", "${model.a}/etc/passwd"), ("file", "${model.a}:///etc/passwd"), ("169.254", "http://${model.a}.169.254/")):
+    for first, second in (
+        ("", "${model.a}/etc/passwd"),
+        ("file", "${model.a}:///etc/passwd"),
+        ("169.254", "http://${model.a}.169.254/"),
+    ):
         with pytest.raises(WordsError, match="a recipe from elsewhere cannot"):
             compose([remote(f"model: {{_target_: torch.nn.Linear, a: '{first}', b: '{second}'}}")])
 
@@ -160,7 +180,9 @@ def test_small_words_look_up_nothing() -> None:
 )
 def test_no_downloaded_code(said: str) -> None:
     with pytest.raises(WordsError, match="cannot have downloaded code run"):
-        compose([remote(f"model: {{_target_: transformers.AutoModel.from_pretrained, {said}}}"), "trust=[transformers]"])
+        compose(
+            [remote(f"model: {{_target_: transformers.AutoModel.from_pretrained, {said}}}"), "trust=[transformers]"]
+        )
 
 
 def test_is_private() -> None:

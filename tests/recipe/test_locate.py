@@ -58,7 +58,9 @@ def test_a_pin_holds_the_bytes(tmp_path: Path) -> None:
     for pin in (digest, digest.upper(), digest[:32]):
         assert fetch(find(f"{tmp_path}/a.yaml@sha256:{pin}")) == b"steps: 3\n"
     (tmp_path / "a.yaml").write_bytes(b"steps: 4\n")
-    with pytest.raises(WordsError, match=f"not what was pinned: it has @sha256:{hashlib.sha256(b'steps: 4' + bytes([10])).hexdigest()}"):
+    with pytest.raises(
+        WordsError, match=f"not what was pinned: it has @sha256:{hashlib.sha256(b'steps: 4' + bytes([10])).hexdigest()}"
+    ):
         fetch(find(f"{tmp_path}/a.yaml@sha256:{digest}"))
 
 
@@ -88,7 +90,10 @@ def test_what_is_not_there_is_told() -> None:
 
 
 def test_the_story_is_the_first_sentence() -> None:
-    assert story("# @package _global_\n#\n# A small thing. And more.\n# hardware x\nsteps: 1 # one\n") == "A small thing. And more."
+    assert (
+        story("# @package _global_\n#\n# A small thing. And more.\n# hardware x\nsteps: 1 # one\n")
+        == "A small thing. And more."
+    )
     assert story("steps: 1 # one") == ""
 
 

@@ -6,7 +6,11 @@ from dtrain.config.word import Word, text
 from dtrain.recipe.locate import Place
 from dtrain.recipe.policy import refused
 
-LOCAL, REMOTE, OWN = Place("mine.yaml", "local"), Place("https://host/mine.yaml", "remote"), Place("recipes/digits.yaml", "own")
+LOCAL, REMOTE, OWN = (
+    Place("mine.yaml", "local"),
+    Place("https://host/mine.yaml", "remote"),
+    Place("recipes/digits.yaml", "own"),
+)
 
 
 def said(key: str, value: object, place: Place) -> list[str]:
@@ -72,7 +76,19 @@ def test_a_recipe_from_elsewhere_says_what_a_model_learns(key: str, value: objec
 
 
 @pytest.mark.parametrize(
-    "small", ["out=/etc", "trust=[os]", "hydra.searchpath=[x]", "recipe=evil.yaml", "++out=x", "-m", "steps", "expect.small=[x]", "a b=1", "~model=x"]
+    "small",
+    [
+        "out=/etc",
+        "trust=[os]",
+        "hydra.searchpath=[x]",
+        "recipe=evil.yaml",
+        "++out=x",
+        "-m",
+        "steps",
+        "expect.small=[x]",
+        "a b=1",
+        "~model=x",
+    ],
 )
 def test_what_makes_a_recipe_small_obeys_the_same(small: str) -> None:
     assert said("expect.small", [small], OWN)

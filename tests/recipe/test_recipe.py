@@ -106,7 +106,17 @@ def test_every_recipe_resolves(path: Path) -> None:
 
 
 def test_config_yaml_runs_the_same_plan_again(tmp_path: Path) -> None:
-    first = compose(["strategy=fsdp", "devices=2", "optim=muon", "optim.lr=0.5", "logger=[console]", "data.holdout=0.2", "out=runs/a"])
+    first = compose(
+        [
+            "strategy=fsdp",
+            "devices=2",
+            "optim=muon",
+            "optim.lr=0.5",
+            "logger=[console]",
+            "data.holdout=0.2",
+            "out=runs/a",
+        ]
+    )
     (tmp_path / "config.yaml").write_text(recipe.write(first))
     again = compose([f"recipe={tmp_path}/config.yaml", "out=runs/a"])
     here = Cluster(gpus=0, cpus=4)
@@ -131,11 +141,37 @@ def test_another_verb_looks_from_any_mesh(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(recipe.write(config))
     looking = compose(["generate.tokens=3"], run=str(tmp_path))
     assert (looking.model["layers"], looking.generate.tokens) == (3, 3)
-    assert (looking.nodes, looking.devices, looking.microbatch, looking.resume, looking.choices["strategy"]) == (1, "auto", None, "auto", "auto")
+    assert (looking.nodes, looking.devices, looking.microbatch, looking.resume, looking.choices["strategy"]) == (
+        1,
+        "auto",
+        None,
+        "auto",
+        "auto",
+    )
 
 
 @pytest.mark.parametrize(
-    "text", ["no", "1e5", "012", "1:30", "~", "${x}", "a #b", "'", "a\nb", "\x1b[1m", "", " x ", "{a: 1}", "a\u202eb", "*a", "null", "=", "<<"]
+    "text",
+    [
+        "no",
+        "1e5",
+        "012",
+        "1:30",
+        "~",
+        "${x}",
+        "a #b",
+        "'",
+        "a\nb",
+        "\x1b[1m",
+        "",
+        " x ",
+        "{a: 1}",
+        "a\u202eb",
+        "*a",
+        "null",
+        "=",
+        "<<",
+    ],
 )
 def test_a_text_survives_config_yaml(text: str, tmp_path: Path) -> None:
     config = compose([])
@@ -154,7 +190,9 @@ def test_a_text_that_was_looked_up_is_not_looked_up_again(tmp_path: Path) -> Non
 
 
 def test_a_finished_run_is_a_recipe_and_gives_the_same_losses(corpus: Path, tmp_path: Path, s3: str) -> None:
-    (tmp_path / "mine.yaml").write_text("model: {layers: 1, width: 16}\nexpect: {loss: [0, 9]}\nrequires: {memory: 0.5}\nhook: []\n")
+    (tmp_path / "mine.yaml").write_text(
+        "model: {layers: 1, width: 16}\nexpect: {loss: [0, 9]}\nrequires: {memory: 0.5}\nhook: []\n"
+    )
     first = [f"recipe={tmp_path}/mine.yaml", "steps=4", "data.sequence=8", f"data.path={corpus}", "optim.lr=3e-3"]
     far = f"{s3}/{tmp_path.name}/config.yaml"
 
@@ -172,7 +210,11 @@ def test_a_finished_run_is_a_recipe_and_gives_the_same_losses(corpus: Path, tmp_
     ((here, again, elsewhere),) = ranks(1, runs)  # a client of S3 starts threads
     assert len(here) == 4 and here == again == elsewhere
     text = (tmp_path / "a" / "config.yaml").read_text()
-    assert "expect" not in text and "memory: 0.5  # " in text and not any(line.startswith(("out", "trust", "sweep")) for line in text.splitlines())
+    assert (
+        "expect" not in text
+        and "memory: 0.5  # " in text
+        and not any(line.startswith(("out", "trust", "sweep")) for line in text.splitlines())
+    )
 
 
 # from elsewhere
@@ -215,7 +257,12 @@ def composed(*words: str) -> dict[str, Any]:
             config = compose(words)
         except WordsError as error:
             return {"refused": str(error)}
-        return {"steps": config.steps, "seed": config.seed, "width": config.model.get("width"), "sources": config.sources}
+        return {
+            "steps": config.steps,
+            "seed": config.seed,
+            "width": config.model.get("width"),
+            "sources": config.sources,
+        }
 
     found: dict[str, Any] = ranks(1, work)[0]
     return found
@@ -223,11 +270,17 @@ def composed(*words: str) -> dict[str, Any]:
 
 def test_a_recipe_from_the_web_builds_on_what_lies_beside_it() -> None:
     with site(
-        a_mine="recipe: [base.yaml, ../digits.yaml]\nsteps: 3\n", a_base="steps: 1\nseed: 5\nmodel: {width: 64}\n", digits="# web\nseed: 6\n"
+        a_mine="recipe: [base.yaml, ../digits.yaml]\nsteps: 3\n",
+        a_base="steps: 1\nseed: 5\nmodel: {width: 64}\n",
+        digits="# web\nseed: 6\n",
     ) as url:
         found = composed(f"recipe={url}/a/mine.yaml?v=1")
         assert (found["steps"], found["seed"], found["width"]) == (3, 6, 64)
-        assert found["sources"] == {"steps": f"{url}/a/mine.yaml?v=1:2", "seed": f"{url}/digits.yaml:2", "model.width": f"{url}/a/base.yaml:3"}
+        assert found["sources"] == {
+            "steps": f"{url}/a/mine.yaml?v=1:2",
+            "seed": f"{url}/digits.yaml:2",
+            "model.width": f"{url}/a/base.yaml:3",
+        }
 
 
 def test_a_pinned_recipe_pins_what_it_builds_on() -> None:
@@ -255,7 +308,11 @@ def test_a_recipe_may_lie_on_the_hub(tmp_path: Path) -> None:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
             listed = "/tree/" in self.path or "/paths-info/" in self.path
             files = [{"type": "file", "path": "mine.yaml", "size": len(body), "oid": "a" * 40}]
-            said = json.dumps(files if listed else {"id": "user/repo", "sha": "b" * 40}).encode() if self.path.startswith("/api/") else body
+            said = (
+                json.dumps(files if listed else {"id": "user/repo", "sha": "b" * 40}).encode()
+                if self.path.startswith("/api/")
+                else body
+            )
             self.send_response(200)
             self.send_header("Content-Length", str(len(said)))
             self.end_headers()
@@ -271,7 +328,9 @@ def test_a_recipe_may_lie_on_the_hub(tmp_path: Path) -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     environ = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path)}
     words = ["plan", "recipe=hf://user/repo/mine.yaml"]
-    done = subprocess.run([sys.executable, "-m", "dtrain", *words], env=environ, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "dtrain", *words], env=environ, capture_output=True, text=True, timeout=300, check=False
+    )
     server.shutdown()
     server.server_close()
     assert done.returncode == 0, done.stderr
@@ -300,12 +359,16 @@ def test_a_recipe_builds_on_others_and_a_new_choice_drops_their_arguments(tmp_pa
 def test_circles_and_towers_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("recipe: b.yaml\n")
     (tmp_path / "b.yaml").write_text("recipe: a.yaml\n")
-    assert f"in a circle: {tmp_path}/a.yaml -> {tmp_path}/b.yaml -> {tmp_path}/a.yaml" in refused(f"recipe={tmp_path}/a.yaml")
+    assert f"in a circle: {tmp_path}/a.yaml -> {tmp_path}/b.yaml -> {tmp_path}/a.yaml" in refused(
+        f"recipe={tmp_path}/a.yaml"
+    )
     for n in range(12):
         (tmp_path / f"t{n}.yaml").write_text(f"recipe: t{n + 1}.yaml\n" if n < 11 else "steps: 1\n")
     assert "more than 8 recipes build on each other" in refused(f"recipe={tmp_path}/t0.yaml")
     for n in range(7):
-        (tmp_path / f"w{n}.yaml").write_text(f"recipe: [w{n + 1}.yaml, w{n + 1}.yaml, w{n + 1}.yaml]\n" if n < 6 else "steps: 1\n")
+        (tmp_path / f"w{n}.yaml").write_text(
+            f"recipe: [w{n + 1}.yaml, w{n + 1}.yaml, w{n + 1}.yaml]\n" if n < 6 else "steps: 1\n"
+        )
     assert "32 in all" in refused(f"recipe={tmp_path}/w0.yaml")
 
 
@@ -357,13 +420,30 @@ def test_a_folder_of_words_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl here")
 def test_a_server_with_a_certificate_of_its_own(tmp_path: Path) -> None:
-    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "key", "-out", "cert", "-days", "2", "-subj", "/CN=localhost"]
+    made = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-keyout",
+        "key",
+        "-out",
+        "cert",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+    ]
     subprocess.run([*made, "-addext", "subjectAltName=DNS:localhost"], cwd=tmp_path, check=True, capture_output=True)
     with site(mine="steps: 7\n", tls=tmp_path) as url:
 
         def plan(**environ: str) -> tuple[int, str]:
             words = [sys.executable, "-m", "dtrain", "plan", f"recipe={url}/mine.yaml"]
-            done = subprocess.run(words, env={**os.environ, **environ}, capture_output=True, text=True, timeout=300, check=False)
+            done = subprocess.run(
+                words, env={**os.environ, **environ}, capture_output=True, text=True, timeout=300, check=False
+            )
             return done.returncode, done.stdout + done.stderr
 
         assert "7 steps" in plan(SSL_CERT_FILE=str(tmp_path / "cert"))[1]

@@ -38,7 +38,10 @@ def test_devices_are_those_of_a_node() -> None:
 
 def test_each_requirement_is_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["requires.gpus=4096", "requires.memory=1000000"]) == 3
-    assert [line.split("=")[0] for line in capsys.readouterr().err.splitlines()] == ["dtrain: requires.gpus", "dtrain: requires.memory"]
+    assert [line.split("=")[0] for line in capsys.readouterr().err.splitlines()] == [
+        "dtrain: requires.gpus",
+        "dtrain: requires.memory",
+    ]
 
 
 def test_a_run_is_refused_and_a_plan_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

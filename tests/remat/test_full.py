@@ -21,7 +21,9 @@ def test_blocks_are_computed_again_instead_of_kept() -> None:
     assert run["visits"] == [2, 2, 2, 2]
     a_block = one_backward(None, layers=4)["saved"] - one_backward(None, layers=3)["saved"]
     assert a_block > 10
-    assert run["saved"] - one_backward(build(), layers=3)["saved"] <= 2, "what goes into a block is kept, and no more of it"
+    assert run["saved"] - one_backward(build(), layers=3)["saved"] <= 2, (
+        "what goes into a block is kept, and no more of it"
+    )
 
 
 def test_a_model_of_transformers_keeps_no_keys_for_words_to_come() -> None:
@@ -43,7 +45,9 @@ class Dropping(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Dropout(0.5)), torch.nn.Linear(16, 3))
+        self.layers = torch.nn.Sequential(
+            torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Dropout(0.5)), torch.nn.Linear(16, 3)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.layers(x)
@@ -70,7 +74,10 @@ def test_it_changes_nothing_on_shards_under_split_matrices_and_in_a_pipeline() -
     ]
     for strategy, degrees, options in meshes:
         parts = untied | {"strategy": strategy}
-        runs = [ranks(2, lambda p=p, d=degrees, o=options: few_steps(p, d, steps=2, microbatch=2, **o)) for p in (parts, parts | {"remat": FULL})]
+        runs = [
+            ranks(2, lambda p=p, d=degrees, o=options: few_steps(p, d, steps=2, microbatch=2, **o))
+            for p in (parts, parts | {"remat": FULL})
+        ]
         if "pp" in degrees:
             assert joined(runs[0]) == joined(runs[1]), degrees
         assert runs[0] == runs[1], degrees

@@ -29,4 +29,8 @@ def test_less_is_kept() -> None:
 
 
 def test_products_of_float8_and_of_experts_are_kept() -> None:
-    assert {torch.ops.aten._scaled_mm.default, torch.ops.aten._grouped_mm.default, torch.ops.dtrain.one_by_one.default} <= set(KEPT)
+    assert {
+        torch.ops.aten._scaled_mm.default,
+        torch.ops.aten._grouped_mm.default,
+        torch.ops.dtrain.one_by_one.default,
+    } <= set(KEPT)

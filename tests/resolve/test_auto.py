@@ -47,7 +47,12 @@ WISHES: dict[str, tuple[str, ...]] = {
 def test_nothing_is_refused_that_another_strategy_takes(wish: str) -> None:
     """`auto` chooses among what all other rules allow."""
     for devices, batch, optim in itertools.product((2, 4, 6), (8, 12), ("adamw", "adafactor")):
-        words = (f"devices={devices}", f"optim={optim}", *WISHES[wish], *((f"batch={batch}",) if wish != "batch of both" else ()))
+        words = (
+            f"devices={devices}",
+            f"optim={optim}",
+            *WISHES[wish],
+            *((f"batch={batch}",) if wish != "batch of both" else ()),
+        )
         if refusal("strategy=ddp", *words) is None or refusal("strategy=fsdp", *words) is None:
             assert refusal(*words) is None, words
 
@@ -82,7 +87,15 @@ def test_what_is_said_of_the_mesh_is_kept() -> None:
     assert plan("data=synthetic", "devices=4", "batch=48", "mesh.dp_shard=4").mesh.dp_shard == 4
 
 
-LARGE = ("data=synthetic", "devices=8", "batch=64", "model.layers=24", "model.width=2048", "model.heads=16", "data.sequence=1024")
+LARGE = (
+    "data=synthetic",
+    "devices=8",
+    "batch=64",
+    "model.layers=24",
+    "model.width=2048",
+    "model.heads=16",
+    "data.sequence=1024",
+)
 
 
 def held(decided: Plan) -> float:

@@ -48,13 +48,17 @@ def test_what_does_not_divide_is_refused_with_the_nearest(words: tuple[str, ...]
 def test_a_range_of_nodes_is_one_mistake_and_the_nearest_fits_all_of_it() -> None:
     with pytest.raises(WordsError) as caught:
         plan("strategy=fsdp", "nodes='2:5'", "batch=20")
-    assert caught.value.problems == ("with nodes=3: batch=20 does not split over 3 data-parallel ranks. Nearest: batch=60. (batch: command line)",)
+    assert caught.value.problems == (
+        "with nodes=3: batch=20 does not split over 3 data-parallel ranks. Nearest: batch=60. (batch: command line)",
+    )
     assert plan("strategy=fsdp", "nodes='2:5'", "batch=60").allowed == [2, 3, 4, 5]
     with pytest.raises(WordsError, match=r"(?s)\Awith nodes=999: batch=1000 [^\n]*Type nodes=1000[^\n]*\Z"):
         plan("strategy=fsdp", "nodes='1:1000'", "batch=1000")
 
 
-@pytest.mark.parametrize("words", [("batch=1000000000", "devices=4"), ("batch=1000000000", "strategy=fsdp", "mesh.pp=2", "devices=4")])
+@pytest.mark.parametrize(
+    "words", [("batch=1000000000", "devices=4"), ("batch=1000000000", "strategy=fsdp", "mesh.pp=2", "devices=4")]
+)
 def test_the_largest_batch_is_divided_as_the_smallest(words: tuple[str, ...]) -> None:
     assert plan(*words).batch.size == 10**9
 
@@ -102,7 +106,9 @@ def test_ranks_of_tp_and_cp_see_the_same_samples(words: tuple[str, ...], shape: 
 )
 def test_a_pipeline_gets_enough_microbatches_to_fill_it_twice(words: tuple[str, ...], microbatches: int) -> None:
     """Twice as many as it has ranks, or as many as the batch allows."""
-    decided = batch(*(word for word in PIPELINE if word.split("=")[0] not in {said.split("=")[0] for said in words}), *words)
+    decided = batch(
+        *(word for word in PIPELINE if word.split("=")[0] not in {said.split("=")[0] for said in words}), *words
+    )
     assert decided.accumulate == microbatches
     assert decided.size == decided.local * decided.data
 
@@ -110,15 +116,26 @@ def test_a_pipeline_gets_enough_microbatches_to_fill_it_twice(words: tuple[str, 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("batch=8", "accumulate=1"), "1f1b over mesh.pp=2 needs at least 2 microbatches per step, here are 1. Type accumulate=2."),
+        (
+            ("batch=8", "accumulate=1"),
+            "1f1b over mesh.pp=2 needs at least 2 microbatches per step, here are 1. Type accumulate=2.",
+        ),
         (("batch=8", "microbatch=8"), "needs at least 2 microbatches per step, here are 1"),
         (("batch=1",), "needs at least 2 microbatches"),
-        (("batch=4", "accumulate=2", "pipeline.schedule=dualpipev"), "dualpipev over mesh.pp=2 needs at least 4 microbatches per step, here are 2"),
-        (("batch=9", "accumulate=9", "pipeline.schedule=interleaved_1f1b"), "runs whole rounds of mesh.pp=2 microbatches, 9 are not"),
+        (
+            ("batch=4", "accumulate=2", "pipeline.schedule=dualpipev"),
+            "dualpipev over mesh.pp=2 needs at least 4 microbatches per step, here are 2",
+        ),
+        (
+            ("batch=9", "accumulate=9", "pipeline.schedule=interleaved_1f1b"),
+            "runs whole rounds of mesh.pp=2 microbatches, 9 are not",
+        ),
         (("batch=5", "devices=4", "strategy=fsdp"), "Nearest: batch=4 or batch=6."),
     ],
 )
 def test_too_few_microbatches_are_refused_by_the_schedule(words: tuple[str, ...], said: str) -> None:
     with pytest.raises(WordsError) as caught:
-        batch(*(word for word in PIPELINE if word.split("=")[0] not in {given.split("=")[0] for given in words}), *words)
+        batch(
+            *(word for word in PIPELINE if word.split("=")[0] not in {given.split("=")[0] for given in words}), *words
+        )
     assert said in str(caught.value)

@@ -10,7 +10,10 @@ from dtrain.errors import WordsError
     ("words", "said"),
     [
         (("model.heads=3",), "model.width=128 is no multiple of 2 x model.heads=3. Type model.width=126."),
-        (("model.heads=4", "model.kv_heads=3"), "model.heads=4 is no multiple of model.kv_heads=3. Type model.heads=3."),
+        (
+            ("model.heads=4", "model.kv_heads=3"),
+            "model.heads=4 is no multiple of model.kv_heads=3. Type model.heads=3.",
+        ),
         (("model=moe", "model.active=9"), "model.active=9 is more than model.experts=8. Type model.active=8."),
         (("model.vocab=100",), "Type model.vocab=auto."),
         (("data=synthetic", "data.vocab=20", "model.vocab=10"), "tokens up to 19"),
@@ -20,8 +23,14 @@ from dtrain.errors import WordsError
         (("resume=must", "init=runs/a"), "leave init out"),
         (("stop_after=2000",), "stop_after=2000 is never reached: steps=1000."),
         (("schedule.warmup=200", "steps=100"), "schedule.warmup=200 is longer than steps=100."),
-        (("data=synthetic", "model=cnn", "model.width=1", "model.stages=5"), "of an image [1, 8, 8] stage 4 leaves 1 x 1"),
-        (("data=synthetic", "model=cnn", "model.width=1", "model.inputs=[2,1,1]", "data.inputs=[2,1,1]"), "Type model.width=16, or larger images."),
+        (
+            ("data=synthetic", "model=cnn", "model.width=1", "model.stages=5"),
+            "of an image [1, 8, 8] stage 4 leaves 1 x 1",
+        ),
+        (
+            ("data=synthetic", "model=cnn", "model.width=1", "model.inputs=[2,1,1]", "data.inputs=[2,1,1]"),
+            "Type model.width=16, or larger images.",
+        ),
         (("sweep.out=x",), "Type -m for a sweep, out=<folder> for a run"),
         (("spike.window=16",), "spike.window: nothing in this run reads it."),
         (("data=synthetic", "generate.tokens=3"), "Type data=text"),

@@ -25,16 +25,19 @@ class Plain(nn.Module):
 class Free(Plain):
     pass
 """
-TABLES = NETS.replace("    def __init__", "    tp_plan = {'out': 'colwise_gather_output'}\n    pipeline = ('out',)\n\n    def __init__").replace(
-    "(self, x)", "(self, x, **others)"
-)
+TABLES = NETS.replace(
+    "    def __init__", "    tp_plan = {'out': 'colwise_gather_output'}\n    pipeline = ('out',)\n\n    def __init__"
+).replace("(self, x)", "(self, x, **others)")
 HOLDS = NETS + "\nfrom transformers import LlamaForCausalLM\n"
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ("devices=2 mesh.tp=2 model.config.num_attention_heads=3", "mesh.tp=2 does not divide model.config.num_attention_heads=3. Type mesh.tp=1."),
+        (
+            "devices=2 mesh.tp=2 model.config.num_attention_heads=3",
+            "mesh.tp=2 does not divide model.config.num_attention_heads=3. Type mesh.tp=1.",
+        ),
         (
             "devices=4 mesh.tp=4 model.config.num_attention_heads=8 model.config.num_key_value_heads=2",
             "model.config.num_key_value_heads=2. Type mesh.tp=2.",
@@ -50,7 +53,16 @@ def test_sizes_of_a_hugging_face_config_are_read(words: str, why: str) -> None:
 
 
 def test_sizes_that_divide_and_configs_without_such_a_plan_are_taken() -> None:
-    assert plan(*LLAMA.split(), "devices=2", "mesh.tp=2", "model.config.num_attention_heads=4", "model.config.num_key_value_heads=2").mesh.tp == 2
+    assert (
+        plan(
+            *LLAMA.split(),
+            "devices=2",
+            "mesh.tp=2",
+            "model.config.num_attention_heads=4",
+            "model.config.num_key_value_heads=2",
+        ).mesh.tp
+        == 2
+    )
     whole = LLAMA.replace("Llama", "DeepseekV3")  # whose attention is not split
     assert plan(*whole.split(), "devices=2", "mesh.tp=2", "model.config.num_attention_heads=3").mesh.tp == 2
 
@@ -65,7 +77,11 @@ def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(
     ("axis", "why"),
-    [("tp", "netpkg.nets.Plain has no tensor-parallel plan"), ("pp", "does not say where it may be cut"), ("cp", "takes no position_ids")],
+    [
+        ("tp", "netpkg.nets.Plain has no tensor-parallel plan"),
+        ("pp", "does not say where it may be cut"),
+        ("cp", "takes no position_ids"),
+    ],
 )
 def test_a_class_without_tables_is_refused(axis: str, why: str, nets: Path) -> None:
     (nets / "nets.py").write_text(NETS)
@@ -102,20 +118,31 @@ class Other:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("Named", "model=mlp", "data.outputs=2"), "data.outputs=2: the dataset has 3 classes. Type data.outputs=3, or leave it out."),
+        (
+            ("Named", "model=mlp", "data.outputs=2"),
+            "data.outputs=2: the dataset has 3 classes. Type data.outputs=3, or leave it out.",
+        ),
         (("Named", "model=mlp", "model.outputs=2"), "model.outputs=2: the data has 3. Type model.outputs=auto."),
-        (("Named", "model=gpt", "data.outputs=9", "model.vocab=8"), "model.vocab=8: the data has 9. Type model.vocab=auto."),
+        (
+            ("Named", "model=gpt", "data.outputs=9", "model.vocab=8"),
+            "model.vocab=8: the data has 9. Type model.vocab=auto.",
+        ),
         (
             ("Shaped", "model=cnn", "model.inputs=[3,4,4]"),
             "model.inputs=[3, 4, 4]: a sample of the data has the shape [1, 8, 8]. Type model.inputs=auto.",
         ),
-        (("Shaped", "model=mlp", "objective=regression"), "the model gives 10 numbers, a target of the data is 1. Type data.outputs=1, or"),
+        (
+            ("Shaped", "model=mlp", "objective=regression"),
+            "the model gives 10 numbers, a target of the data is 1. Type data.outputs=1, or",
+        ),
         (("Shaped", "model=mlp", "model.inputs=63"), "model.inputs=63: a sample of the data has the shape [1, 8, 8]."),
         (("Shaped", "model=cnn", "model.width=1", "model.stages=5"), "of an image [1, 8, 8] stage 4 leaves 1 x 1"),
     ],
     ids=lambda each: " ".join(each) if isinstance(each, tuple) else "",
 )
-def test_what_a_dataset_states_is_held_against_the_model_before_launch(words: tuple[str, ...], why: str, nets: Path) -> None:
+def test_what_a_dataset_states_is_held_against_the_model_before_launch(
+    words: tuple[str, ...], why: str, nets: Path
+) -> None:
     (nets / "sets.py").write_text(DATASETS)
     with pytest.raises(WordsError) as caught:
         plan("data=dataset", f"data.dataset._target_=netpkg.sets.{words[0]}", "trust=[netpkg]", *words[1:])
@@ -139,16 +166,31 @@ def test_a_model_that_fits_what_a_dataset_states_is_taken(words: tuple[str, ...]
     ("source", "steps"),
     [
         ("from netpkg.sets import Faces\nclass Mine(Faces):\n    pass\n", 125),
-        ("from netpkg.sets import *\nclass Mine(Sequence, Faces):\n    def __getitem__(self, i):\n        about = 3\n        return about\n", 125),
-        ("import netpkg.sets as sets\nclass Other(sets.Faces):\n    pass\nclass Mine(Other):\n    about = {'samples': 800}\n", 100),
+        (
+            "from netpkg.sets import *\nclass Mine(Sequence, Faces):\n    def __getitem__(self, i):\n        about = 3\n        return about\n",
+            125,
+        ),
+        (
+            "import netpkg.sets as sets\nclass Other(sets.Faces):\n    pass\nclass Mine(Other):\n    about = {'samples': 800}\n",
+            100,
+        ),
         ("from netpkg.sets import Faces\nclass Mine(Faces):\n    about = made_elsewhere()\n", None),
         ("from netpkg.sets import Faces\nclass Mine(Faces):\n    def about(self):\n        pass\n", None),
     ],
 )
-def test_what_a_class_states_is_stated_by_those_that_are_derived_from_it(source: str, steps: int | None, nets: Path) -> None:
+def test_what_a_class_states_is_stated_by_those_that_are_derived_from_it(
+    source: str, steps: int | None, nets: Path
+) -> None:
     (nets / "sets.py").write_text("class Faces:\n    about = {'samples': 1000}\n")
     (nets / "mine.py").write_text(source)
-    words = ("data=dataset", "data.dataset._target_=netpkg.mine.Mine", "data.holdout=0", "model=mlp", "trust=[netpkg]", "epochs=1")
+    words = (
+        "data=dataset",
+        "data.dataset._target_=netpkg.mine.Mine",
+        "data.holdout=0",
+        "model=mlp",
+        "trust=[netpkg]",
+        "epochs=1",
+    )
     if steps is None:
         with pytest.raises(WordsError, match="does not say before launch"):
             plan(*words)

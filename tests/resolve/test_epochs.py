@@ -13,7 +13,12 @@ OWN = ("model=mlp", "data=dataset", "data.dataset._target_=faces.Faces", "object
 
 @pytest.mark.parametrize(
     ("words", "steps"),
-    [(("epochs=3",), 375), (("epochs=0.5",), 63), (("epochs=3", "batch=7"), 429), (("epochs=1", "microbatch=2", "accumulate=5"), 100)],
+    [
+        (("epochs=3",), 375),
+        (("epochs=0.5",), 63),
+        (("epochs=3", "batch=7"), 429),
+        (("epochs=1", "microbatch=2", "accumulate=5"), 100),
+    ],
 )
 def test_steps_follow_from_the_length_and_the_batch(words: tuple[str, ...], steps: int) -> None:
     assert plan(*WORDS, *words).steps == steps
@@ -23,20 +28,24 @@ def test_steps_follow_from_the_length_and_the_batch(words: tuple[str, ...], step
 def test_a_dataset_that_states_its_length_is_known_without_what_is_held_out(
     words: tuple[str, ...], steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "faces.py").write_text("raise RuntimeError('it ran')\nclass Faces:\n    about = {'inputs': [4], 'samples': 101}\n")
+    (tmp_path / "faces.py").write_text(
+        "raise RuntimeError('it ran')\nclass Faces:\n    about = {'inputs': [4], 'samples': 101}\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     assert plan(*OWN, *words, "epochs=1").steps == steps
 
 
 def test_what_is_not_known_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
-        WordsError, match=r"epochs=3: data=text does not say before launch how many samples it has. Type steps=<3 x its training samples / 8>"
+        WordsError,
+        match=r"epochs=3: data=text does not say before launch how many samples it has. Type steps=<3 x its training samples / 8>",
     ):
         plan("epochs=3")
     (tmp_path / "faces.py").write_text("class Faces:\n    about = {'inputs': [4]}\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(
-        WordsError, match=r"Type steps=<3 x its training samples / 8>, or give the class of the dataset about = \{'samples': <its length>\}\."
+        WordsError,
+        match=r"Type steps=<3 x its training samples / 8>, or give the class of the dataset about = \{'samples': <its length>\}\.",
     ):
         plan(*OWN, "epochs=3")
 

@@ -59,7 +59,13 @@ def test_text_is_sampled_and_other_data_is_not() -> None:
 
 CLASSES = ("data=synthetic", "model=mlp", "objective=classification")
 OWN = ("data=synthetic", "model=mlp", "objective._target_=right_models.Huber", "trust=[right_models]")
-DERIVED = ("data=synthetic", "data.task=classification", "model=mlp", "objective._target_=right_models.F1", "trust=[right_models]")
+DERIVED = (
+    "data=synthetic",
+    "data.task=classification",
+    "model=mlp",
+    "objective._target_=right_models.F1",
+    "trust=[right_models]",
+)
 """Of a word's class, whose figures it has too."""
 
 
@@ -85,11 +91,17 @@ def test_the_best_is_the_lowest_loss_and_the_highest_accuracy(words: tuple[str, 
         (("checkpoint.best=eval_los",), "Did you mean eval_loss?"),
         (("checkpoint.best=eval_accuracy",), "no such figure."),
         ((*CLASSES, "checkpoint.best=eval_ema_accuracy"), "no such figure."),
-        ((*CLASSES, "checkpoint.best=eval_accuracy", "checkpoint.best_is=lowest"), "of eval_accuracy the highest is the best"),
+        (
+            (*CLASSES, "checkpoint.best=eval_accuracy", "checkpoint.best_is=lowest"),
+            "of eval_accuracy the highest is the best",
+        ),
         ((*DERIVED, "checkpoint.best=eval_f2"), "Did you mean eval_f1?"),
         ((*OWN, "checkpoint.best=eval_f1"), "Type checkpoint.best_is=lowest or highest."),
         (("checkpoint.best_is=lowest",), "nothing in this run reads it"),
-        (("checkpoint.best=eval_loss", "data.holdout=0"), "nothing is held out to measure it on. Type data.holdout=0.1."),
+        (
+            ("checkpoint.best=eval_loss", "data.holdout=0"),
+            "nothing is held out to measure it on. Type data.holdout=0.1.",
+        ),
         ((*CLASSES, "checkpoint.best=eval_accuracy", "data.holdout_part=0"), "Type data.holdout_part=0.1."),
     ],
 )

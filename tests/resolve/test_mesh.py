@@ -48,7 +48,10 @@ def test_the_strategy_fills_the_mesh(words: tuple[str, ...], replicate: int, sha
         (("devices=4", "mesh.tp=2"), MeshShape(dp_replicate=2, tp=2)),
         (("strategy=fsdp", "devices=4", "mesh.tp=2"), MeshShape(dp_shard=2, tp=2)),
         (("strategy=fsdp", "devices=8", "mesh.tp=2", "mesh.cp=2"), MeshShape(dp_shard=2, cp=2, tp=2)),
-        (("strategy=fsdp", "devices=8", "mesh.pp=2", "mesh.dp_replicate=2"), MeshShape(pp=2, dp_replicate=2, dp_shard=2)),
+        (
+            ("strategy=fsdp", "devices=8", "mesh.pp=2", "mesh.dp_replicate=2"),
+            MeshShape(pp=2, dp_replicate=2, dp_shard=2),
+        ),
         (("strategy=pipeline", "devices=4"), MeshShape(pp=4)),
         (("strategy=pipeline", "devices=8", "mesh.dp_replicate=2"), MeshShape(pp=4, dp_replicate=2)),
         (("devices=4", "mesh.tp=4"), MeshShape(tp=4)),
@@ -74,15 +77,27 @@ REFUSED = [
     (("mesh.pp=4", "nodes=2", "devices=3"), "pp=4 is 4 ranks, but nodes x devices = 2 x 3 = 6"),
     (("mesh.pp=2", "mesh.tp=4", "devices=4"), "pp=2 x tp=4 is 8 ranks, but nodes x devices = 1 x 4 = 4"),
     (("mesh.pp=3", "mesh.tp=2", "mesh.cp=2", "devices=4"), "pp=3 x cp=2 x tp=2 is 12 ranks"),
-    (("mesh.pp=2", "mesh.dp_replicate=2", "mesh.dp_shard=1", "devices=8"), "pp=2 x dp_replicate=2 x dp_shard=1 is 4 ranks"),
+    (
+        ("mesh.pp=2", "mesh.dp_replicate=2", "mesh.dp_shard=1", "devices=8"),
+        "pp=2 x dp_replicate=2 x dp_shard=1 is 4 ranks",
+    ),
     (("strategy=pipeline", "mesh.pp=1", "devices=2"), "pp=1 is 1 ranks, but nodes x devices = 1 x 2 = 2"),
     (("strategy=hsdp", "devices=2"), "type nodes=2 devices=2"),
     (("strategy=hsdp",), "is not hybrid"),
     (("strategy=hsdp", "devices=4", "mesh.tp=2"), "is not hybrid"),
     (("strategy=ddp", "devices=2", "mesh.dp_shard=2"), "Type strategy=fsdp"),
-    (("strategy=pipeline", "devices=4", "mesh.dp_shard=2"), "mesh.dp_shard=2: strategy=pipeline shards nothing. Type strategy=fsdp"),
-    (("model=moe", "mesh.ep=4", "devices=2"), "dp_replicate=2 x dp_shard=1 x cp=1 = 2, which 4 does not divide. Type mesh.ep=2."),
-    (("model=moe", "mesh.ep=3", "devices=8", "mesh.tp=2"), "= 4, which 3 does not divide. Type mesh.ep=2 or mesh.ep=4."),
+    (
+        ("strategy=pipeline", "devices=4", "mesh.dp_shard=2"),
+        "mesh.dp_shard=2: strategy=pipeline shards nothing. Type strategy=fsdp",
+    ),
+    (
+        ("model=moe", "mesh.ep=4", "devices=2"),
+        "dp_replicate=2 x dp_shard=1 x cp=1 = 2, which 4 does not divide. Type mesh.ep=2.",
+    ),
+    (
+        ("model=moe", "mesh.ep=3", "devices=8", "mesh.tp=2"),
+        "= 4, which 3 does not divide. Type mesh.ep=2 or mesh.ep=4.",
+    ),
 ]
 
 
@@ -103,9 +118,17 @@ def test_what_is_advised_works(words: tuple[str, ...]) -> None:
     alternatives = re.findall(r"(?:[a-z_.]+=\w+ ?)+", advice)
     for alternative in alternatives:
         said = alternative.split()
-        keys = {word.split("=")[0] for word in said} | ({problem.split("=")[0]} if alternative.startswith("mesh.") else set())
+        keys = {word.split("=")[0] for word in said} | (
+            {problem.split("=")[0]} if alternative.startswith("mesh.") else set()
+        )
         layers = () if any(word.startswith("model=") for word in words) else ("model.layers=16",)
-        plan("batch=48", "data=synthetic", *layers, *(word for word in with_strategy(words) if word.split("=")[0] not in keys), *said)
+        plan(
+            "batch=48",
+            "data=synthetic",
+            *layers,
+            *(word for word in with_strategy(words) if word.split("=")[0] not in keys),
+            *said,
+        )
 
 
 def test_divisors_of_small_and_of_large_worlds() -> None:

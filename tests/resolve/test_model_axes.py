@@ -13,30 +13,54 @@ TABLE = [
     (("mesh.tp=3", "devices=12"), "mesh.tp=3 does not divide model.heads=4. Type mesh.tp=2 or mesh.tp=4."),
     (("mesh.tp=4", "devices=4", "model.kv_heads=2"), "mesh.tp=4 does not divide model.kv_heads=2. Type mesh.tp=2."),
     (("mesh.tp=4", "devices=4", "model.hidden=90"), "mesh.tp=4 does not divide model.hidden=90. Type mesh.tp=2."),
-    (("mesh.tp=2", "devices=6", "model=mlp", "model.width=15"), "mesh.tp=2 does not divide model.width=15. Type mesh.tp=1 or mesh.tp=3."),
-    (("mesh.tp=2", "devices=2", "model=cnn"), "model=cnn has no matrices that tensor parallelism could split. Leave mesh.tp out."),
+    (
+        ("mesh.tp=2", "devices=6", "model=mlp", "model.width=15"),
+        "mesh.tp=2 does not divide model.width=15. Type mesh.tp=1 or mesh.tp=3.",
+    ),
+    (
+        ("mesh.tp=2", "devices=2", "model=cnn"),
+        "model=cnn has no matrices that tensor parallelism could split. Leave mesh.tp out.",
+    ),
     (
         ("mesh.tp=2", "devices=2", "tensor.sequence=split", "data.sequence=17"),
         "data.sequence=17 does not divide by cp x tp = 2. Type data.sequence=18.",
     ),
-    (("mesh.tp=2", "devices=2", "tensor.sequence=split", "model=mlp"), "tensor.sequence=split: model=mlp keeps its sequences whole"),
+    (
+        ("mesh.tp=2", "devices=2", "tensor.sequence=split", "model=mlp"),
+        "tensor.sequence=split: model=mlp keeps its sequences whole",
+    ),
     (
         ("mesh.tp=2", "devices=2", "model=moe", "model.shared=1", "model.hidden=5"),
         "does not divide model.shared=1 x model.hidden=5. Type model.hidden=6.",
     ),
     # pp: blocks
-    (("mesh.pp=8", "devices=8"), "mesh.pp=8 x 1 stage(s) on each rank = 8 stages, but model.layers=4 = 4 blocks. Type mesh.pp=4, or model.layers=8."),
+    (
+        ("mesh.pp=8", "devices=8"),
+        "mesh.pp=8 x 1 stage(s) on each rank = 8 stages, but model.layers=4 = 4 blocks. Type mesh.pp=4, or model.layers=8.",
+    ),
     (
         ("mesh.pp=4", "devices=4", "pipeline.schedule=zbv"),
         "mesh.pp=4 x 2 stage(s) on each rank = 8 stages, but model.layers=4 = 4 blocks. Type mesh.pp=2, or model.layers=8.",
     ),
-    (("mesh.pp=4", "devices=4", "model=cnn", "model.stages=1", "model.blocks=3"), "but model.stages=1 x model.blocks=3 = 3 blocks."),
+    (
+        ("mesh.pp=4", "devices=4", "model=cnn", "model.stages=1", "model.blocks=3"),
+        "but model.stages=1 x model.blocks=3 = 3 blocks.",
+    ),
     (("mesh.pp=2", "devices=2", "pipeline.split=[1,2]"), "pipeline.split=[1, 2] is 3 blocks, but model.layers=4 = 4."),
-    (("mesh.pp=2", "devices=2", "model.tied=true"), "model.tied=true is one weight in the first and the last stage. Type model.tied=false"),
-    (("mesh.pp=2", "devices=2", "model=mlp", "model.layers=1"), "but model.layers=1 = 1 blocks. Type mesh.pp=1, or model.layers=2."),
+    (
+        ("mesh.pp=2", "devices=2", "model.tied=true"),
+        "model.tied=true is one weight in the first and the last stage. Type model.tied=false",
+    ),
+    (
+        ("mesh.pp=2", "devices=2", "model=mlp", "model.layers=1"),
+        "but model.layers=1 = 1 blocks. Type mesh.pp=1, or model.layers=2.",
+    ),
     # ep: experts
     (("mesh.ep=2", "devices=2"), "mesh.ep=2: model=gpt has no experts. Type model=moe, or leave mesh.ep out."),
-    (("mesh.ep=3", "devices=12", "model=moe"), "mesh.ep=3 does not divide model.experts=8. Type mesh.ep=2 or mesh.ep=4."),
+    (
+        ("mesh.ep=3", "devices=12", "model=moe"),
+        "mesh.ep=3 does not divide model.experts=8. Type mesh.ep=2 or mesh.ep=4.",
+    ),
     (("mesh.ep=2", "devices=2", "model=moe", "remat=selective"), "Type remat=full."),
     # pp: a backward in halves
     (
@@ -45,7 +69,10 @@ TABLE = [
         "Type remat=none, or pipeline.schedule=interleaved_1f1b.",
     ),
     # cp: the sequence
-    (("mesh.cp=2", "devices=2", "data.sequence=18"), "mesh.cp=2: data.sequence=18 does not divide by 2 x cp = 4. Type data.sequence=20."),
+    (
+        ("mesh.cp=2", "devices=2", "data.sequence=18"),
+        "mesh.cp=2: data.sequence=18 does not divide by 2 x cp = 4. Type data.sequence=20.",
+    ),
     (("mesh.cp=2", "devices=2", "model=mlp"), "mesh.cp=2: model=mlp has no sequence to split. Leave mesh.cp out."),
     (
         ("mesh.cp=2", "devices=4", "mesh.tp=2", "context.attention=ulysses", "model.heads=2"),
@@ -54,9 +81,15 @@ TABLE = [
     # optimizers that need what the model has not
     (("optim=muon", "model=cnn"), "optim=muon: model=cnn has no hidden matrix. Type optim=adamw."),
     # how an axis is used
-    (("mesh.tp=2", "devices=2", "tensor.sequence=half"), "tensor.sequence is whole or split. Type tensor.sequence=whole."),
+    (
+        ("mesh.tp=2", "devices=2", "tensor.sequence=half"),
+        "tensor.sequence is whole or split. Type tensor.sequence=whole.",
+    ),
     (("tensor.loss=split",), "tensor.loss=split: the mesh has mesh.tp=1. Type mesh.tp=2, or leave tensor.loss out."),
-    (("context.attention=ulysses",), "context.attention=ulysses: the mesh has mesh.cp=1. Type mesh.cp=2, or leave context.attention out."),
+    (
+        ("context.attention=ulysses",),
+        "context.attention=ulysses: the mesh has mesh.cp=1. Type mesh.cp=2, or leave context.attention out.",
+    ),
 ]
 
 
@@ -68,7 +101,9 @@ def test_what_does_not_divide_is_refused(words: tuple[str, ...], said: str) -> N
 
 
 FOLLOWED = [
-    words for words, said in TABLE if re.search(r"Type (mesh|data|model\.layers|context|optim|remat)", said) and "devices=" in " ".join(words)
+    words
+    for words, said in TABLE
+    if re.search(r"Type (mesh|data|model\.layers|context|optim|remat)", said) and "devices=" in " ".join(words)
 ]
 
 
@@ -118,13 +153,17 @@ def test_a_model_of_the_users_own_is_judged_by_its_ranks() -> None:
 def test_the_sequence_of_the_data_is_judged_whatever_the_model() -> None:
     own = (*SYNTHETIC, "model._target_=mine.Model", "trust=[mine]", "devices=2", "mesh.cp=2", "data.sequence=18")
     for words in (("objective=next_token",), ("data=text",)):
-        with pytest.raises(WordsError, match=r"mesh.cp=2: data.sequence=18 does not divide by 2 x cp = 4. Type data.sequence=20."):
+        with pytest.raises(
+            WordsError, match=r"mesh.cp=2: data.sequence=18 does not divide by 2 x cp = 4. Type data.sequence=20."
+        ):
             plan(*own, *words)
     plan(*own, "objective=regression")
 
 
 def test_the_axes_are_used_as_they_are_asked_to_be() -> None:
-    decided = plan(*SYNTHETIC, "devices=4", "mesh.tp=2", "mesh.cp=2", "tensor.sequence=split", "context.attention=ulysses")
+    decided = plan(
+        *SYNTHETIC, "devices=4", "mesh.tp=2", "mesh.cp=2", "tensor.sequence=split", "context.attention=ulysses"
+    )
     assert dict(decided.tensor) == {"sequence": "split", "loss": "whole"}
     assert dict(decided.context) == {"attention": "ulysses"}
 
@@ -144,7 +183,10 @@ ROWS = (
     ("words", "why"),
     [
         ("data.length=8", "data.length: rows are not padded. Type data.pad=<the padding token> as well"),
-        ("data.pad=0 mesh.pp=2", "mesh.pp=2 needs rows of one length in every batch. Type data.length=<the longest row>."),
+        (
+            "data.pad=0 mesh.pp=2",
+            "mesh.pp=2 needs rows of one length in every batch. Type data.length=<the longest row>.",
+        ),
         ("data.pad=0 mesh.cp=2", "mesh.cp=2 needs rows of one length"),
         (
             "data.pad=0 mesh.cp=2 data.length=10",
@@ -152,7 +194,10 @@ ROWS = (
         ),
         ("data.pad=0 mesh.tp=2 tensor.sequence=split data.length=9", "Type data.length=10."),
         ("data.pad=0 model=moe", "model.balance needs rows of one length"),
-        ("data.pad=0 data.length=8 mesh.cp=2 data.inputs=[input_ids,attention_mask]", "attention_mask of data.inputs hides tokens"),
+        (
+            "data.pad=0 data.length=8 mesh.cp=2 data.inputs=[input_ids,attention_mask]",
+            "attention_mask of data.inputs hides tokens",
+        ),
     ],
 )
 def test_padded_rows_have_one_length_where_the_mesh_needs_it(words: str, why: str) -> None:

@@ -21,7 +21,17 @@ def test_other_words_are_another_run(word: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "word", ["resume=must", "stop_after=5", "time_limit=60", "grace=5", "log.every=3", "logger=[console]", "generate.tokens=3", "hook=[]"]
+    "word",
+    [
+        "resume=must",
+        "stop_after=5",
+        "time_limit=60",
+        "grace=5",
+        "log.every=3",
+        "logger=[console]",
+        "generate.tokens=3",
+        "hook=[]",
+    ],
 )
 def test_words_that_change_no_number_stay_in_the_run(word: str) -> None:
     assert out(word) == out()
@@ -39,6 +49,8 @@ def test_memory_is_refused_for_several_ranks() -> None:
         out("out=memory://a", "devices=2")
 
 
-@pytest.mark.parametrize(("target", "name"), [("mypkg.nets.Net", "Net"), ("mypkg.Net.small", "Net"), ("mypkg.make", "make")])
+@pytest.mark.parametrize(
+    ("target", "name"), [("mypkg.nets.Net", "Net"), ("mypkg.Net.small", "Net"), ("mypkg.make", "make")]
+)
 def test_a_model_of_your_own_is_named_by_its_class(target: str, name: str) -> None:
     assert out(f"model._target_={target}", "trust=[mypkg]").startswith(f"outputs/{name}-text-")

@@ -17,7 +17,11 @@ def word(part: object) -> str:
 def test_one_process_on_a_laptop() -> None:
     decided = plan()
     assert (decided.world, decided.device, decided.threads) == (1, "cpu", 8)
-    assert [word(part) for part in (decided.launcher, decided.backend, decided.strategy)] == ["inline", "gloo", "single"]
+    assert [word(part) for part in (decided.launcher, decided.backend, decided.strategy)] == [
+        "inline",
+        "gloo",
+        "single",
+    ]
 
 
 def test_one_process_per_gpu() -> None:
@@ -41,12 +45,19 @@ def test_one_process_per_gpu() -> None:
             "fp32 (auto: this GPU multiplies bf16 no faster; precision=fp16 may be)",
         ),
         ((), Cluster(gpus=4, cpus=8, gpu="NVIDIA A10G", capability=8.6), "bf16", "bf16 (auto: on a GPU)"),
-        (("cluster=h100x8", "cluster.flops.bf16=6e+13"), CPUS, "fp32", "fp32 (auto: this GPU multiplies bf16 no faster; precision=fp16 may be)"),
+        (
+            ("cluster=h100x8", "cluster.flops.bf16=6e+13"),
+            CPUS,
+            "fp32",
+            "fp32 (auto: this GPU multiplies bf16 no faster; precision=fp16 may be)",
+        ),
         (("precision=fp32",), GPUS, "fp32", None),
         (("precision=tf32",), GPUS, "tf32", None),
     ],
 )
-def test_products_are_of_bf16_on_gpus_that_have_it(words: tuple[str, ...], on: Cluster, chosen: str, why: str | None) -> None:
+def test_products_are_of_bf16_on_gpus_that_have_it(
+    words: tuple[str, ...], on: Cluster, chosen: str, why: str | None
+) -> None:
     decided = plan(*words, on=on)
     assert word(decided.precision) == chosen
     assert decided.why.get("precision") == why
@@ -80,7 +91,11 @@ def test_ranks_that_already_run_decide_nodes_and_devices() -> None:
         (("nodes='2:1'",), CPUS, "such as 1:2. Type nodes=1:2"),
         (("nodes=two",), CPUS, "such as 1:2. Type nodes=1"),
         (("nodes='1:2'", "mesh.pp=2"), CPUS, "with nodes=1: mesh: pp=2 is 2 ranks"),
-        (("nodes='1:2'",), Cluster(0, 8, External(0, 4, 2, one_store=True)), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun"),
+        (
+            ("nodes='1:2'",),
+            Cluster(0, 8, External(0, 4, 2, one_store=True)),
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_to_type(words: tuple[str, ...], on: Cluster, said: str) -> None:
@@ -106,7 +121,10 @@ def test_every_number_of_nodes_has_its_plan_with_the_same_batch() -> None:
 
 def test_a_batch_made_of_its_parts_stays_that_of_all_nodes() -> None:
     decided = plan("nodes='1:2'", "microbatch=3", "accumulate=2")
-    assert [(shape.size, shape.microbatch, shape.accumulate) for shape in (decided.batch, decided.on(1).batch)] == [(12, 3, 2), (12, 3, 4)]
+    assert [(shape.size, shape.microbatch, shape.accumulate) for shape in (decided.batch, decided.on(1).batch)] == [
+        (12, 3, 2),
+        (12, 3, 4),
+    ]
 
 
 def test_ranks_of_torchrun_take_the_plan_of_the_nodes_that_are_there() -> None:

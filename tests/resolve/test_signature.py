@@ -104,7 +104,9 @@ def test_what_is_not_there_is_told_with_what_is(package: Path) -> None:
     assert isinstance(found, Absent) and "Net" in found.others and "Starred" in found.others
 
 
-def test_a_package_without_an_init_file_is_read_wherever_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_without_an_init_file_is_read_wherever_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for place, name in (("one", "nets"), ("two", "inner/deep")):
         (tmp_path / place / "spacepkg" / name).parent.mkdir(parents=True)
         (tmp_path / place / "spacepkg" / f"{name}.py").write_text("class Net:\n    def __init__(self, width): ...\n")
@@ -112,11 +114,21 @@ def test_a_package_without_an_init_file_is_read_wherever_it_lies(tmp_path: Path,
     for target in ("spacepkg.nets.Net", "spacepkg.inner.deep.Net"):
         assert signature(target) == Signature(("width",))
     assert isinstance(signature("spacepkg.nets.Nett"), Absent)
-    assert signature("spacepkg.nowhere.Net") is None and signature("spacepkg.Net") is None and signature("spacepkg") is None
+    assert (
+        signature("spacepkg.nowhere.Net") is None
+        and signature("spacepkg.Net") is None
+        and signature("spacepkg") is None
+    )
 
 
 def test_torch_is_read_and_what_is_not_installed_is_passed_over() -> None:
     linear = signature("torch.nn.Linear")
-    assert isinstance(linear, Signature) and linear.required == ("in_features", "out_features") and "bias" in linear.optional
+    assert (
+        isinstance(linear, Signature)
+        and linear.required == ("in_features", "out_features")
+        and "bias" in linear.optional
+    )
     assert isinstance(signature("torch.nn.Linnear"), Absent)
-    assert signature("torch.optim.AdamW") and signature("nowhere.to.be.Found") is None and signature("math.sqrt") is None
+    assert (
+        signature("torch.optim.AdamW") and signature("nowhere.to.be.Found") is None and signature("math.sqrt") is None
+    )

@@ -29,10 +29,22 @@ def _mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "data.dataset.crop._target_=torch.nn.Linear needs out_features.",
         ),
         (("model._target_=minepkg.Nett", "trust=[minepkg]"), "minepkg has no Nett. Did you mean Net?"),
-        (("model._target_=torch.nn.Linear", "model.in_feature=1", "model.out_features=1", "data=synthetic"), "Did you mean model.in_features?"),
-        (("optim._target_=torch.optim.SGD", "optim.lr=1"), "torch.optim.SGD takes no model, which the run gives it. Name a function of yours"),
-        ((*MINE, "data.dataset.root=/x", "data.dataset.crop={_target_:torch.nn.Linear,_partial_:true}"), "crop._partial_=True: of Hydra's own"),
-        (("model._target_=minepkg", "trust=[minepkg]"), "model._target_=minepkg: a class or function has a dotted name"),
+        (
+            ("model._target_=torch.nn.Linear", "model.in_feature=1", "model.out_features=1", "data=synthetic"),
+            "Did you mean model.in_features?",
+        ),
+        (
+            ("optim._target_=torch.optim.SGD", "optim.lr=1"),
+            "torch.optim.SGD takes no model, which the run gives it. Name a function of yours",
+        ),
+        (
+            (*MINE, "data.dataset.root=/x", "data.dataset.crop={_target_:torch.nn.Linear,_partial_:true}"),
+            "crop._partial_=True: of Hydra's own",
+        ),
+        (
+            ("model._target_=minepkg", "trust=[minepkg]"),
+            "model._target_=minepkg: a class or function has a dotted name",
+        ),
     ],
 )
 def test_what_a_target_does_not_take_is_told(words: tuple[str, ...], said: str) -> None:
@@ -43,12 +55,30 @@ def test_what_a_target_does_not_take_is_told(words: tuple[str, ...], said: str) 
 
 
 def test_what_it_takes_is_taken() -> None:
-    plan(*MINE, "data.dataset.root=/x", "model._target_=minepkg.Net", "model.width=3", "trust=[minepkg]", "objective=classification")
+    plan(
+        *MINE,
+        "data.dataset.root=/x",
+        "model._target_=minepkg.Net",
+        "model.width=3",
+        "trust=[minepkg]",
+        "objective=classification",
+    )
 
 
 def test_a_function_that_is_called_while_the_run_goes_on_needs_no_argument_now() -> None:
-    assert plan(*MINE, "data.dataset.root=/x", "data.outputs=2", "data.collate._target_=minepkg.together", "model=mlp", "model.inputs=4").data[
-        "collate"
-    ]
+    assert plan(
+        *MINE,
+        "data.dataset.root=/x",
+        "data.outputs=2",
+        "data.collate._target_=minepkg.together",
+        "model=mlp",
+        "model.inputs=4",
+    ).data["collate"]
     with pytest.raises(WordsError, match="takes no rows"):
-        plan(*MINE, "data.dataset.root=/x", "data.outputs=2", "data.collate._target_=minepkg.together", "data.collate.rows=1")
+        plan(
+            *MINE,
+            "data.dataset.root=/x",
+            "data.outputs=2",
+            "data.collate._target_=minepkg.together",
+            "data.collate.rows=1",
+        )

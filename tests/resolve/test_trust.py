@@ -15,7 +15,11 @@ from dtrain.errors import WordsError
         ("model._target_=torch.hub.load",),
         ("model._target_=torch.nn.modules.os.system",),
         ("data=dataset", "data.dataset._target_=subprocess.Popen"),
-        ("data=dataset", "data.dataset.deep.list=[{_target_:subprocess.Popen}]", "data.dataset._target_=torch.nn.ModuleList"),
+        (
+            "data=dataset",
+            "data.dataset.deep.list=[{_target_:subprocess.Popen}]",
+            "data.dataset._target_=torch.nn.ModuleList",
+        ),
         ("data=dataset", "data.dataset._target_=trustme.Dataset", "trust=[trust]"),
     ],
 )

@@ -25,7 +25,17 @@ def test_every_mistake_is_told_and_no_echo_of_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "word", ["evaluate.every=0", "evaluate.samples=null", "clip=null", "ema=null", "ema=0", "stop_after=null", "seed=0", "generate.temperature=0"]
+    "word",
+    [
+        "evaluate.every=0",
+        "evaluate.samples=null",
+        "clip=null",
+        "ema=null",
+        "ema=0",
+        "stop_after=null",
+        "seed=0",
+        "generate.temperature=0",
+    ],
 )
 def test_the_ends_of_a_range_are_allowed(word: str) -> None:
     plan(word)
@@ -34,7 +44,9 @@ def test_the_ends_of_a_range_are_allowed(word: str) -> None:
 def test_what_a_spike_is_follows_from_the_answer_to_it() -> None:
     assert plan().spike == {"sigma": None, "window": 128} and plan().on_spike == "stop"
     assert plan("on_spike=skip").spike["sigma"] == plan("on_spike=rewind").spike["sigma"] == 6.0
-    assert plan("spike.sigma=4").spike["sigma"] == 4.0 and plan("on_spike=skip", "spike.sigma=null").spike["sigma"] is None
+    assert (
+        plan("spike.sigma=4").spike["sigma"] == 4.0 and plan("on_spike=skip", "spike.sigma=null").spike["sigma"] is None
+    )
     assert "6 standard deviations" in plan("on_spike=skip").why["spike"]
     with pytest.raises(WordsError) as caught:
         plan("on_spike=skp", "spike.sigma=-1", "spike.window=2")

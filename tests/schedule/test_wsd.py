@@ -5,7 +5,9 @@ import pytest
 from dtrain.schedule.wsd import WSD
 
 
-@pytest.mark.parametrize(("step", "factor"), [(0, 0.1), (9, 1.0), (50, 1.0), (80, 1.0), (90, 0.6), (99, 0.24), (100, 0.2)])
+@pytest.mark.parametrize(
+    ("step", "factor"), [(0, 0.1), (9, 1.0), (50, 1.0), (80, 1.0), (90, 0.6), (99, 0.24), (100, 0.2)]
+)
 def test_the_curve_at_its_marks(step: int, factor: float) -> None:
     assert WSD(steps=100, warmup=10, decay=20, floor=0.2).factor(step) == pytest.approx(factor)
 

@@ -35,7 +35,9 @@ def test_a_plan_that_nobody_reads_on_ends_in_silence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", ["plan", "model=mlp data=synthetic steps=4 out=run"])
 def test_a_command_whose_descriptors_are_closed_does_its_work(words: str, tmp_path: Path) -> None:
-    done = subprocess.run(["sh", "-c", f"{sys.executable} -m dtrain {words} <&- >&- 2>&-"], cwd=tmp_path, timeout=300, check=False)
+    done = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m dtrain {words} <&- >&- 2>&-"], cwd=tmp_path, timeout=300, check=False
+    )
     assert done.returncode == 0
     assert words == "plan" or json.loads((tmp_path / "run/result.json").read_text())["status"] == "finished"
 
@@ -44,6 +46,12 @@ def test_a_folder_that_is_gone_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     script = f"cd gone && rmdir ../gone && {sys.executable} -m dtrain plan"
     done = subprocess.run(
-        ["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        ["sh", "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert (done.returncode, done.stderr.count("\n")) == (3, 1) and "was started in is gone" in done.stderr

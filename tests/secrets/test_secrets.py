@@ -28,7 +28,9 @@ def test_there_are_fifty() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-@pytest.mark.parametrize("frame", ["{}", "ValueError: cannot log in with {}, sorry.", '{{"why": "{}"}}', "a\n  b = '{}'\nc"])
+@pytest.mark.parametrize(
+    "frame", ["{}", "ValueError: cannot log in with {}, sorry.", '{{"why": "{}"}}', "a\n  b = '{}'\nc"]
+)
 def test_no_text_shows_one(shape: Shape, frame: str) -> None:
     said = shape.text if shape.key == "note" else f"{shape.key.split('.')[-1]}={shape.text}"
     text = frame.format(said)
@@ -78,7 +80,21 @@ def test_a_name_of_none(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["anon", "google_default", "<pad>", "[MASK]", "${oc.env:X}", "/etc/keys/mine.json", "", "none", True, None, 0.5, ["a"]]
+    "value",
+    [
+        "anon",
+        "google_default",
+        "<pad>",
+        "[MASK]",
+        "${oc.env:X}",
+        "/etc/keys/mine.json",
+        "",
+        "none",
+        True,
+        None,
+        0.5,
+        ["a"],
+    ],
 )
 def test_a_value_that_says_how_and_not_what(value: object) -> None:
     assert not patterns.is_secret("logger.mine.token", value)
@@ -99,15 +115,25 @@ def test_user_and_path_of_an_address_where_they_are_secret(url: str, shown: str)
 
 
 @pytest.mark.parametrize(
-    "url", ["https://git@example.org/a", "https://example.org/hooks/readme-2024.md", "https://example.org/webhooks/about", "s3://auth/2024/01/run"]
+    "url",
+    [
+        "https://git@example.org/a",
+        "https://example.org/hooks/readme-2024.md",
+        "https://example.org/webhooks/about",
+        "s3://auth/2024/01/run",
+    ],
 )
 def test_an_address_without_a_secret_stays(url: str) -> None:
     assert secrets.masked(url) == url
 
 
 def test_a_key_of_a_service_is_one_and_that_of_a_column_is_none() -> None:
-    assert patterns.is_secret("logger.mine.key", "Xk29fjw0") and patterns.is_secret("data.dataset.key", "aB3dE6gH9jK2mN5")
-    assert not patterns.is_secret("data.dataset.key", "image_1024") and not patterns.is_secret("hook.mine.key", "${oc.env:X}")
+    assert patterns.is_secret("logger.mine.key", "Xk29fjw0") and patterns.is_secret(
+        "data.dataset.key", "aB3dE6gH9jK2mN5"
+    )
+    assert not patterns.is_secret("data.dataset.key", "image_1024") and not patterns.is_secret(
+        "hook.mine.key", "${oc.env:X}"
+    )
 
 
 def test_a_number_is_a_secret_where_its_name_leaves_no_doubt() -> None:
@@ -123,7 +149,14 @@ def test_a_number_is_a_secret_where_its_name_leaves_no_doubt() -> None:
 def test_what_was_told_is_known_in_every_form() -> None:
     secret = "p/ä's=w0rd+1"
     secrets.hear([f"logger.mine.password={secret}", "--token", "abcdefgh17"])
-    forms = [secret, quote(secret, safe=""), repr(secret), json.dumps({"a": secret}), base64.b64encode(secret.encode()).decode(), "abcdefgh17"]
+    forms = [
+        secret,
+        quote(secret, safe=""),
+        repr(secret),
+        json.dumps({"a": secret}),
+        base64.b64encode(secret.encode()).decode(),
+        "abcdefgh17",
+    ]
     for form in forms:
         assert secrets.masked(f"so it is {form}, says the server").count("***") == 1, form
     assert "rd+1" not in secrets.masked(" ".join(forms)) and "w0rd" not in secrets.masked(" ".join(forms))
@@ -157,7 +190,9 @@ def test_a_part_is_sealed_and_opened() -> None:
     assert {key: value for key, value in sealed.items() if key in ("_target_", "_about_", "rank", "token")} == {
         key: part[key] for key in ("_target_", "_about_", "rank", "token")
     }
-    assert sealed["storage_options"]["endpoint_url"] == "http://here:9000" and sealed["headers"]["Accept"] == "text/html"
+    assert (
+        sealed["storage_options"]["endpoint_url"] == "http://here:9000" and sealed["headers"]["Accept"] == "text/html"
+    )
     assert secrets.opened(sealed["password"]) == 1234 and secrets.opened(sealed["list"][0]["secret"]) == "one"
     assert secrets.seal(sealed, "logger.mine") == sealed
 
@@ -218,7 +253,12 @@ def test_more_of_those_who_hand_out_keys(text: str, frame: str) -> None:
 
 
 def test_all_that_lies_below_the_name_of_a_secret_is_sealed() -> None:
-    part = {"api_keys": ["one1", "two2"], "secret_list": ["three3"], "passwords": {"db": "four4"}, "tokens": ["<s>", "hello"]}
+    part = {
+        "api_keys": ["one1", "two2"],
+        "secret_list": ["three3"],
+        "passwords": {"db": "four4"},
+        "tokens": ["<s>", "hello"],
+    }
     sealed = secrets.seal(part, "logger.mine")
     assert sealed["tokens"] == ["<s>", "hello"]
     assert not {"one1", "two2", "three3", "four4"} & set(str(sealed).replace("'", " ").split()), sealed

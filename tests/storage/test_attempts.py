@@ -52,7 +52,9 @@ def test_a_removed_folder_of_leases_makes_nothing_old_new_again(three_starts: Pa
     assert alone(lambda mesh: start(mesh, three_starts)) == 240
 
 
-def test_checkpoints_of_two_runs_in_one_folder_are_refused_with_both_and_nothing_is_removed(three_starts: Path, tmp_path: Path) -> None:
+def test_checkpoints_of_two_runs_in_one_folder_are_refused_with_both_and_nothing_is_removed(
+    three_starts: Path, tmp_path: Path
+) -> None:
     b = tmp_path / "b"
     alone(lambda mesh: start(mesh, b, 240))
     shutil.copytree(three_starts / "checkpoints", b / "checkpoints", dirs_exist_ok=True)
@@ -63,7 +65,8 @@ def test_checkpoints_of_two_runs_in_one_folder_are_refused_with_both_and_nothing
         lambda: verb.run(["export", f"out={b}", f"to={tmp_path / 'x'}"]),
     ):
         with pytest.raises(
-            (StoreError, AssertionError), match=r"two checkpoints claim to be the newest: step 240 \(.*\) .* step 120 \(.*copy that folder to"
+            (StoreError, AssertionError),
+            match=r"two checkpoints claim to be the newest: step 240 \(.*\) .* step 120 \(.*copy that folder to",
         ):
             act()
     assert steps_of(b) == found == [40, 80, 120, 240]
@@ -76,7 +79,9 @@ def test_checkpoints_of_two_runs_in_one_folder_are_refused_with_both_and_nothing
     assert commits.find(str(b))[0] == str(newest)
 
 
-def test_a_table_of_such_a_folder_says_so(three_starts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_of_such_a_folder_says_so(
+    three_starts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     attempt(three_starts, 240, "00000001-20260101T000000-0000000a-0001")
     assert verb.run(["ls", f"out={three_starts}"]) == 0
     assert "two checkpoints claim to be the newest" in capsys.readouterr().out
@@ -88,7 +93,9 @@ def test_what_was_passed_over_as_damaged_is_no_rival_when_it_is_whole_again(thre
     away = file.rename(three_starts / "away")
     assert alone(lambda mesh: start(mesh, three_starts, 100, keep=None)) == 80
     away.rename(file)
-    assert alone(lambda mesh: [start(mesh, three_starts), start(mesh, three_starts, 110), start(mesh, three_starts, 160)]) == [100, 100, 110]
+    assert alone(
+        lambda mesh: [start(mesh, three_starts), start(mesh, three_starts, 110), start(mesh, three_starts, 160)]
+    ) == [100, 100, 110]
     assert steps_of(three_starts) == [110, 120, 160]
     alone(lambda mesh: start(mesh, three_starts, 200))
     assert steps_of(three_starts) == [160, 200], "it goes when what stays is newer in every way"

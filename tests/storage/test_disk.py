@@ -42,7 +42,9 @@ def test_where_there_are_no_links_a_file_is_created_all_the_same(tmp_path: Path)
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EACCES])
-def test_a_folder_that_cannot_be_synced_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_a_folder_that_cannot_be_synced_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     def refuse(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -94,7 +96,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_disk_that_is_full_is_told_at_once_and_nothing_is_left_of_the_try(small_disk: Path) -> None:
     store.put(f"{small_disk}/run/a", [bytes(500_000)])
     for act in (store.write, store.publish, lambda url, data: store.put(url, [data, data])):
-        with pytest.raises(StoreError, match=r"run/b: No space left on device\. Free space there, or type out=<elsewhere>") as caught:
+        with pytest.raises(
+            StoreError, match=r"run/b: No space left on device\. Free space there, or type out=<elsewhere>"
+        ) as caught:
             act(f"{small_disk}/run/b", bytes(700_000))
         assert caught.value.kind == "full"
         assert [path.name for path in (small_disk / "run").iterdir()] == ["a"]

@@ -16,7 +16,10 @@ from dtrain.storage.errors import explain
 
 
 def boto(code: str, status: int) -> ClientError:
-    return ClientError({"Error": {"Code": code, "Message": f"it is {code}"}, "ResponseMetadata": {"HTTPStatusCode": status}}, "PutObject")
+    return ClientError(
+        {"Error": {"Code": code, "Message": f"it is {code}"}, "ResponseMetadata": {"HTTPStatusCode": status}},
+        "PutObject",
+    )
 
 
 def of(error: BaseException, cause: BaseException) -> BaseException:
@@ -70,7 +73,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "error"), CASES, ids=lambda case: case if isinstance(case, str) else type(case).__name__)
+@pytest.mark.parametrize(
+    ("kind", "error"), CASES, ids=lambda case: case if isinstance(case, str) else type(case).__name__
+)
 def test_a_kind_for_every_error(kind: str, error: BaseException) -> None:
     assert explain(error, "s3://b/a").kind == kind
 
@@ -78,14 +83,25 @@ def test_a_kind_for_every_error(kind: str, error: BaseException) -> None:
 def test_a_status_of_the_web_is_read_where_it_stands() -> None:
     info: Any = SimpleNamespace(real_url="https://x/a")
     assert explain(ClientResponseError(info, (), status=503), "https://x/a").kind == "busy"
-    assert explain(ClientResponseError(info, (), status=404, message="gone"), "https://x/a").sentence == "it does not exist (404)"
+    assert (
+        explain(ClientResponseError(info, (), status=404, message="gone"), "https://x/a").sentence
+        == "it does not exist (404)"
+    )
 
 
 @pytest.mark.parametrize(
     ("url", "error", "said"),
     [
-        ("s3://b/a", PermissionError("Access Denied"), "Check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL or out_options"),
-        ("abfs://b/a", HttpResponseError(403), "Check AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY or out_options"),
+        (
+            "s3://b/a",
+            PermissionError("Access Denied"),
+            "Check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL or out_options",
+        ),
+        (
+            "abfs://b/a",
+            HttpResponseError(403),
+            "Check AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY or out_options",
+        ),
         ("gs://b/a", PermissionError("no"), "Check GOOGLE_APPLICATION_CREDENTIALS or out_options"),
         ("sftp://b/a", PermissionError("no"), "Check the credentials or out_options"),
         ("/a", PermissionError(errno.EACCES, "Permission denied"), ""),
@@ -109,10 +125,20 @@ def test_no_secret_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "from-the-environment")
     root = f"flaky://memory/{os.getpid()}"
     secrets = ["of-the-options", "deep-inside", "from-the-environment", "in-the-url", "of-the-signature"]
-    store.use(root, {"kinds": [f"503 {' '.join(secrets[:3])}"], "key": secrets[0], "client_kwargs": {"aws_session_token": secrets[1]}})
+    store.use(
+        root,
+        {
+            "kinds": [f"503 {' '.join(secrets[:3])}"],
+            "key": secrets[0],
+            "client_kwargs": {"aws_session_token": secrets[1]},
+        },
+    )
     with pytest.raises(StoreError, match=r"there is no 503 \*\*\* \*\*\* \*\*\*") as caught:
         store.read(f"{root}/a?sig={secrets[4]}&se=2026")
     said = "".join(traceback.format_exception(caught.value))
     assert not [secret for secret in (*secrets[:3], secrets[4]) if secret in said]
-    assert str(StoreError.during("read", f"https://me:{secrets[3]}@host/a", "AccountKey=abc;x")) == "cannot read https://***@host/a: AccountKey=***;x"
+    assert (
+        str(StoreError.during("read", f"https://me:{secrets[3]}@host/a", "AccountKey=abc;x"))
+        == "cannot read https://***@host/a: AccountKey=***;x"
+    )
     store.use(root, {})

@@ -82,7 +82,9 @@ def test_what_does_not_answer(closed: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_any_answer_is_one(closed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with taking(answer) as url:
         assert hub.silence(url) == ""
-        assert hub.silence(url.replace("http", "https")) == "", "its client is to say what is wrong with its certificate"
+        assert hub.silence(url.replace("http", "https")) == "", (
+            "its client is to say what is wrong with its certificate"
+        )
         really = socket.getaddrinfo
 
         def both(host: str, port: int, *args: Any, **more: Any) -> list[Any]:
@@ -106,7 +108,14 @@ def test_a_proxy_is_asked_in_its_place(closed: str, monkeypatch: pytest.MonkeyPa
 
 
 def offline(**environ: str) -> bool:
-    done = subprocess.run([sys.executable, "-c", CLIENT], env={**os.environ, **environ}, capture_output=True, text=True, timeout=DEADLINE, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", CLIENT],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=True,
+    )
     assert ("does not answer" in done.stderr) == ("True" in done.stdout and "HF_HUB_OFFLINE" not in environ)
     return "True" in done.stdout
 
@@ -124,7 +133,10 @@ def test_what_the_words_name_is_refused_before_the_launch(tmp_path: Path, monkey
     constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     tokens = {"_target_": "transformers.AutoTokenizer.from_pretrained", "pretrained_model_name_or_path": "org/words"}
-    told = replace(plan("model=gpt"), data={"_target_": "dtrain.data.dataset.build", "dataset": {"_target_": "mypkg.Rows", "parts": [tokens]}})
+    told = replace(
+        plan("model=gpt"),
+        data={"_target_": "dtrain.data.dataset.build", "dataset": {"_target_": "mypkg.Rows", "parts": [tokens]}},
+    )
     key = "data.dataset.parts.0.pretrained_model_name_or_path"
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert [*preflight._hub(told)] == [
@@ -163,7 +175,9 @@ def serving(folder: Path) -> Iterator[str]:
 def test_a_plan_offline_and_with_a_hub(closed: str, tmp_path: Path) -> None:
     """Refused in one sentence without a second try; loaded where it is served; and from the cache when the hub is gone again."""
     transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(vocab_size=300, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    config = transformers.LlamaConfig(
+        vocab_size=300, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "files")
     assert json.loads((tmp_path / "files/config.json").read_text())["vocab_size"] == 300
 
@@ -173,7 +187,13 @@ def test_a_plan_offline_and_with_a_hub(closed: str, tmp_path: Path) -> None:
         words += ["model.pretrained_model_name_or_path=org/tiny", "trust=[transformers]"]
         env = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "home")}
         done = subprocess.run(
-            [sys.executable, "-m", "dtrain", "plan", *words], env=env, capture_output=True, text=True, timeout=DEADLINE, check=False, cwd=tmp_path
+            [sys.executable, "-m", "dtrain", "plan", *words],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+            check=False,
+            cwd=tmp_path,
         )
         return done.returncode, done.stdout + done.stderr
 

@@ -170,7 +170,9 @@ def test_rows_go_to_no_file_of_another_run_that_has_come_to_the_place(tmp_path: 
     assert rows(store.join(out, "rows.jsonl")) == [{"theirs": 1}]
 
 
-def changed(tmp_path: Path, *, by_step: bool, ours: Iterable[int], then: Iterable[int], theirs: Iterable[int]) -> list[int]:
+def changed(
+    tmp_path: Path, *, by_step: bool, ours: Iterable[int], then: Iterable[int], theirs: Iterable[int]
+) -> list[int]:
     """The steps in the file, when another one with rows of `theirs` comes to the place of that with `ours`, and goes on with `then`."""
     (tmp_path / "other").write_text("".join(f'{{"step": {step}, "of": "theirs"}}\n' for step in theirs))
     journal = Journal(str(tmp_path / "rows.jsonl"), by_step=by_step)
@@ -194,7 +196,9 @@ def changed(tmp_path: Path, *, by_step: bool, ours: Iterable[int], then: Iterabl
         ((1, 2, 5), (6,), (1, 2, 3, 4, 5), (1, 2, 3, 4, 5, 6)),
     ],
 )
-def test_a_step_has_one_row_whatever_file_comes_to_the_place(tmp_path: Path, ours: Any, then: Any, theirs: Any, left: Any) -> None:
+def test_a_step_has_one_row_whatever_file_comes_to_the_place(
+    tmp_path: Path, ours: Any, then: Any, theirs: Any, left: Any
+) -> None:
     assert changed(tmp_path, by_step=True, ours=ours, then=then, theirs=theirs) == [*left]
 
 

@@ -90,7 +90,9 @@ def test_a_run_that_failed_gives_the_lease_back(out: str) -> None:
         assert token == 2
 
 
-def test_the_lease_of_a_dead_process_of_this_machine_is_taken_over_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_lease_of_a_dead_process_of_this_machine_is_taken_over_at_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     held_by_the_dead(str(tmp_path))
     with lease.hold(str(tmp_path)) as token:
         assert token == 2
@@ -106,7 +108,9 @@ def test_a_number_that_now_belongs_to_another_process_is_not_the_owner(out: str)
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("there", [b"", b"{", b"[]", json.dumps(ELSEWHERE).encode()], ids=["empty", "torn", "a list", "another machine"])
+@pytest.mark.parametrize(
+    "there", [b"", b"{", b"[]", json.dumps(ELSEWHERE).encode()], ids=["empty", "torn", "a list", "another machine"]
+)
 def test_a_lease_of_another_machine_is_taken_over_when_it_is_not_renewed(out: str, there: bytes) -> None:
     url = plant(out, 5, {})
     store.write(url, there)
@@ -115,7 +119,9 @@ def test_a_lease_of_another_machine_is_taken_over_when_it_is_not_renewed(out: st
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_lease_of_another_machine_that_is_renewed_is_kept_whatever_its_clock_says(out: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_of_another_machine_that_is_renewed_is_kept_whatever_its_clock_says(
+    out: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its times are years ago."""
     monkeypatch.setattr(lease, "STALE_SECONDS", 120.0)  # whoever renews it may be slow
     stop = threading.Event()
@@ -129,7 +135,10 @@ def test_a_lease_of_another_machine_that_is_renewed_is_kept_whatever_its_clock_s
     other = threading.Thread(target=renew)
     other.start()
     try:
-        with pytest.raises(LeaseError, match=r"ben@node8, pid 77, since 2001-.*stop it \(ssh ben@node8 kill 77\)"), lease.hold(out):
+        with (
+            pytest.raises(LeaseError, match=r"ben@node8, pid 77, since 2001-.*stop it \(ssh ben@node8 kill 77\)"),
+            lease.hold(out),
+        ):
             pass
     finally:
         stop.set()
@@ -171,7 +180,9 @@ def test_a_run_that_ignores_the_wish_to_end_is_interrupted(out: str) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_storage_that_fails_for_a_while_is_a_warning(out: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_storage_that_fails_for_a_while_is_a_warning(
+    out: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     broken = threading.Event()
     real, calls = store.write, []
 
@@ -209,7 +220,9 @@ def test_after_the_folder_was_removed_another_owner_of_the_same_number_may_not_b
         store.remove(f"{out}/lease")
 
 
-@pytest.mark.parametrize("name", ["3.json", "00000000000000000000000003.json", "\u0663.json", "1000000000000000000000.json"])
+@pytest.mark.parametrize(
+    "name", ["3.json", "00000000000000000000000003.json", "\u0663.json", "1000000000000000000000.json"]
+)
 def test_a_file_that_is_no_lease_stops_nobody(name: str, tmp_path: Path) -> None:
     store.write(str(tmp_path / "lease" / name), b"{}")
     with lease.hold(str(tmp_path)):
@@ -251,7 +264,10 @@ def test_a_second_command_is_refused_and_after_a_kill_the_next_goes_on(tmp_path:
         wait_for_step(tmp_path, 5)
         second = started(tmp_path, *words)
         said, _ = second.communicate(timeout=300)
-        assert second.returncode == 3 and f"is being written by another run: {lease._record()['owner']}, pid {first.pid}, since" in said
+        assert (
+            second.returncode == 3
+            and f"is being written by another run: {lease._record()['owner']}, pid {first.pid}, since" in said
+        )
         first.kill()
         first.wait()
         assert first.stdout
@@ -322,7 +338,9 @@ def test_of_runs_that_start_together_one_wins(tmp_path: Path, races: int) -> Non
     chance, log = random.Random(1), tmp_path / "log"
     for _ in range(races):
         assert race(str(tmp_path / "run"), log, 4, dies=chance.random() < 0.5) == ["refused"] * 3 + ["won"]
-    assert log.read_text().splitlines() == [f"{token} {what}" for token in range(1, races + 1) for what in ("begins", "ends")]
+    assert log.read_text().splitlines() == [
+        f"{token} {what}" for token in range(1, races + 1) for what in ("begins", "ends")
+    ]
 
 
 def on_a_server(out: str, races: int, told: dict[str, Any] | None) -> list[str]:

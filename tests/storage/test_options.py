@@ -45,7 +45,9 @@ def test_the_storage_is_told_and_the_config_is_not(monkeypatch: pytest.MonkeyPat
         "out_options.anon=false",
     ]
     config = compose(["out=s3://b/run", *words])
-    assert told == {"s3://b/run": {"key": SECRET, "secret": SECRET, "client_kwargs": {"region_name": "us-east-1"}, "anon": False}}
+    assert told == {
+        "s3://b/run": {"key": SECRET, "secret": SECRET, "client_kwargs": {"region_name": "us-east-1"}, "anon": False}
+    }
     written = recipe.write(config)
     assert SECRET not in written and SECRET not in repr(config)
     assert "# needs out_options.key=<not written> out_options.secret=<not written>" in written
@@ -87,7 +89,9 @@ def test_no_recipe_brings_options_or_passwords(tmp_path: Path) -> None:
     assert "init='s3://***@bucket/x'" in told and "it holds a secret and is written down" in told
 
 
-def test_jobs_of_a_sweep_are_told_too_and_a_launcher_that_writes_their_words_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_of_a_sweep_are_told_too_and_a_launcher_that_writes_their_words_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     told = []
     monkeypatch.setattr(store, "use", lambda url, options: told.append((url, dict(options))))
     words = ["seed=0,1", "sweep.out=s3://b/sweep", f"out_options.key={SECRET}"]
@@ -102,7 +106,10 @@ def test_jobs_of_a_sweep_are_told_too_and_a_launcher_that_writes_their_words_is_
 def test_no_folder_is_named_after_a_secret() -> None:
     with pytest.raises(WordsError) as caught:
         multirun(["logger.mine.api_key=abcdef123456,fedcba654321"], lambda words: 0.0, check=lambda words: None)
-    assert str(caught.value) == "logger.mine.api_key=*** (command line): the folder of a job is named after what is swept, and a secret cannot be."
+    assert (
+        str(caught.value)
+        == "logger.mine.api_key=*** (command line): the folder of a job is named after what is swept, and a secret cannot be."
+    )
 
 
 def test_a_verb_that_looks_at_a_run_can_tell_its_storage_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,11 +138,21 @@ def descendants(pid: int) -> set[int]:
 def test_a_run_on_object_storage_writes_its_credentials_nowhere(s3: str, tmp_path: Path) -> None:
     """The command is told by words alone; everything that it leaves, says and starts is searched."""
     endpoint, out = os.environ["AWS_ENDPOINT_URL"], f"{s3}/options-{os.getpid()}"
-    env = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")} | {"MINE": SECRET, "TMPDIR": str(tmp_path)}
+    env = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")} | {
+        "MINE": SECRET,
+        "TMPDIR": str(tmp_path),
+    }
     env["PYTHONPATH"] = str(Path(__file__).parents[1])
-    told = [f"out={out}", f"out_options.endpoint_url={endpoint}", "out_options.key=abc", "out_options.secret='${oc.env:MINE}'"]
+    told = [
+        f"out={out}",
+        f"out_options.endpoint_url={endpoint}",
+        "out_options.key=abc",
+        "out_options.secret='${oc.env:MINE}'",
+    ]
     words = [*told, "devices=2", "logger=[console,tensorboard]", "steps=6", "checkpoint.every=2"]
-    run = subprocess.Popen(command(*WORDS, "model=mlp", *words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+    run = subprocess.Popen(
+        command(*WORDS, "model=mlp", *words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
+    )
     seen = b""
     while run.poll() is None:
         for pid in descendants(run.pid):
@@ -153,5 +170,7 @@ def test_a_run_on_object_storage_writes_its_credentials_nowhere(s3: str, tmp_pat
     assert any("tensorboard" in path for path in written)
     for path, data in {**written, "processes": seen, "said": said.encode()}.items():
         assert SECRET.encode() not in data, path
-    looked = subprocess.run(command("evaluate", *told), capture_output=True, text=True, env=env, check=False, timeout=300)
+    looked = subprocess.run(
+        command("evaluate", *told), capture_output=True, text=True, env=env, check=False, timeout=300
+    )
     assert looked.returncode == 0 and "loss" in looked.stdout, looked.stderr

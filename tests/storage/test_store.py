@@ -115,12 +115,21 @@ def test_a_server_that_fails_now_and_then(server: Server, monkeypatch: pytest.Mo
 def refused(server: Server, options: dict[str, Any], kind: str, said: str) -> None:
     """Every operation tells it in one line, and those that would be told the same again are not tried again."""
     store.use(server.url, options)
-    for act in (store.probe, store.read, store.exists, store.children, lambda url: store.publish(url, b"x"), lambda url: store.put(url, [b"x"])):
+    for act in (
+        store.probe,
+        store.read,
+        store.exists,
+        store.children,
+        lambda url: store.publish(url, b"x"),
+        lambda url: store.put(url, [b"x"]),
+    ):
         with store.patience(0), pytest.raises(StoreError, match=said) as caught:
             act(f"{server.url}/a")
         assert caught.value.kind == kind
         assert "\n" not in str(caught.value)
-        assert caught.value.__cause__ is caught.value.__context__ is None, "what a client raises may hold secrets, and does not pickle"
+        assert caught.value.__cause__ is caught.value.__context__ is None, (
+            "what a client raises may hold secrets, and does not pickle"
+        )
         pickle.dumps(caught.value)
 
 
@@ -178,7 +187,11 @@ def test_a_file_that_goes_between_two_looks_was_there(tmp_path: Path, monkeypatc
 
 def test_what_is_below_a_file_is_not_there(tmp_path: Path) -> None:
     store.write(f"{tmp_path}/a", b"x")
-    assert (store.exists(f"{tmp_path}/a/b"), store.size(f"{tmp_path}/a/b"), store.children(f"{tmp_path}/a/b")) == (False, -1, [])
+    assert (store.exists(f"{tmp_path}/a/b"), store.size(f"{tmp_path}/a/b"), store.children(f"{tmp_path}/a/b")) == (
+        False,
+        -1,
+        [],
+    )
     with pytest.raises(StoreError, match="Not a directory") as caught:
         store.read(f"{tmp_path}/a/b")
     assert caught.value.kind == "missing"
@@ -226,7 +239,10 @@ def test_files_have_the_rights_the_user_wants(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
 
 
-@pytest.mark.parametrize(("url", "said"), [("nowhere://a", "nowhere"), ("/proc/nothing/a", "/proc/nothing/a"), ("/dev/null/a", "Not a directory")])
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [("nowhere://a", "nowhere"), ("/proc/nothing/a", "/proc/nothing/a"), ("/dev/null/a", "Not a directory")],
+)
 def test_a_place_that_cannot_be_is_named(url: str, said: str) -> None:
     with pytest.raises(StoreError, match=said) as caught:
         store.probe(url)

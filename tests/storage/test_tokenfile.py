@@ -36,7 +36,9 @@ def test_a_vocabulary_smaller_than_the_tokens_is_refused_before_the_launch(tmp_p
     ],
     ids=["square", "float", "negative"],
 )
-def test_what_is_no_token_file_is_refused_before_the_launch(tmp_path: Path, name: str, array: np.ndarray, problem: str) -> None:
+def test_what_is_no_token_file_is_refused_before_the_launch(
+    tmp_path: Path, name: str, array: np.ndarray, problem: str
+) -> None:
     np.save(tmp_path / f"{name}.npy", array)
     (sentence,) = told(tmp_path / f"{name}.npy", "data.vocab=300")
     assert sentence.startswith(f"data.path={tmp_path / name}.npy: ") and problem in sentence

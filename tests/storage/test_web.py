@@ -39,7 +39,11 @@ def answering(answer: Callable[[socket.socket], None]) -> Iterator[str]:
 
 
 def head(length: int | None) -> bytes:
-    return b"HTTP/1.1 200 OK\r\nConnection: close\r\n" + (b"" if length is None else f"Content-Length: {length}\r\n".encode()) + b"\r\n"
+    return (
+        b"HTTP/1.1 200 OK\r\nConnection: close\r\n"
+        + (b"" if length is None else f"Content-Length: {length}\r\n".encode())
+        + b"\r\n"
+    )
 
 
 def in_two(connection: socket.socket) -> None:
@@ -66,7 +70,9 @@ def cut(connection: socket.socket) -> None:
 
 
 def cut_in_chunks(connection: socket.socket) -> None:
-    connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n15\r\n" + RECIPE[:21] + b"\r\n")
+    connection.sendall(
+        b"HTTP/1.1 200 OK\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n15\r\n" + RECIPE[:21] + b"\r\n"
+    )
 
 
 def in_drops(connection: socket.socket) -> None:
@@ -89,11 +95,18 @@ def silent(connection: socket.socket) -> None:
 @pytest.mark.parametrize("answer", [in_two, without_length, in_chunks])
 def test_a_recipe_is_read_to_its_end(answer: Callable[[socket.socket], None]) -> None:
     with answering(answer) as url:
-        assert {word.key: word.value for word in recipe.read(url)} == {"model": "mlp", "steps": 20, "batch": 7, "seed": 11}
+        assert {word.key: word.value for word in recipe.read(url)} == {
+            "model": "mlp",
+            "steps": 20,
+            "batch": 7,
+            "seed": 11,
+        }
 
 
 @pytest.mark.parametrize("answer", [cut, cut_in_chunks])
-def test_an_answer_that_breaks_off_is_no_recipe_and_no_data(answer: Callable[[socket.socket], None], tmp_path: Path) -> None:
+def test_an_answer_that_breaks_off_is_no_recipe_and_no_data(
+    answer: Callable[[socket.socket], None], tmp_path: Path
+) -> None:
     with answering(answer) as url, store.patience(0):
         with pytest.raises(WordsError, match=rf"recipe={url}: cannot read {url}: "):
             recipe.read(url)
@@ -133,10 +146,14 @@ def test_what_comes_slowly_but_steadily_is_waited_for(monkeypatch: pytest.Monkey
             store.small(url, 1 << 20, pace=500)
 
 
-def test_the_recipes_below_a_recipe_are_waited_for_as_long_in_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_recipes_below_a_recipe_are_waited_for_as_long_in_all(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(store, "ANSWER_SECONDS", 1.0)
     with answering(silent) as url:
-        (tmp_path / "a.yaml").write_text(f"recipe: [{', '.join(f'{url}?{number}' for number in range(20))}]\nsteps: 3\n")
+        (tmp_path / "a.yaml").write_text(
+            f"recipe: [{', '.join(f'{url}?{number}' for number in range(20))}]\nsteps: 3\n"
+        )
         with pytest.raises(WordsError, match=r"no answer within [\d.]+ s") as refused:
             recipe.read(str(tmp_path / "a.yaml"))
     assert str(refused.value).count("was not asked for: those before it took 1 s already") >= 18
@@ -150,7 +167,9 @@ def test_an_answer_without_end_is_not_read_to_its_end(capsys: pytest.CaptureFixt
     assert "more than 1 MiB is no config" in capsys.readouterr().err
 
 
-def test_a_file_to_import_is_waited_for_as_a_recipe_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_to_import_is_waited_for_as_a_recipe_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(store, "ANSWER_SECONDS", 0.5)
     with answering(in_drops) as url:
         assert main(["import", url]) == 3

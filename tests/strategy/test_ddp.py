@@ -23,7 +23,12 @@ DDP_PARTS = PARTS | {"strategy": STRATEGIES["ddp"]}
 def test_two_ranks_are_one_process(data: dict[str, Any]) -> None:
     (reference,) = ranks(1, lambda: few_steps(PARTS | {"data": data}, {}, microbatch=8))
     for microbatch in (4, 2):
-        for rank in ranks(2, lambda microbatch=microbatch: few_steps(DDP_PARTS | {"data": data}, {"dp_replicate": 2}, microbatch=microbatch)):
+        for rank in ranks(
+            2,
+            lambda microbatch=microbatch: few_steps(
+                DDP_PARTS | {"data": data}, {"dp_replicate": 2}, microbatch=microbatch
+            ),
+        ):
             agree(rank, reference)
 
 
@@ -94,7 +99,12 @@ def test_the_forward_asks_the_others_nothing_and_the_backward_once() -> None:
 def test_copies_of_a_split_model_are_one_process(degrees: dict[str, int]) -> None:
     untied = PARTS | {"data": UNEVEN, "model": PARTS["model"] | {"tied": False}}
     (reference,) = ranks(1, lambda: few_steps(untied, {}, microbatch=8, steps=2))
-    runs = ranks(4, lambda: few_steps(untied | {"strategy": STRATEGIES["ddp"]}, degrees, microbatch=2, steps=2, pipeline=PipelineShape()))
+    runs = ranks(
+        4,
+        lambda: few_steps(
+            untied | {"strategy": STRATEGIES["ddp"]}, degrees, microbatch=2, steps=2, pipeline=PipelineShape()
+        ),
+    )
     agree(joined([runs[0], runs[2]]) if "pp" in degrees else runs[0], reference)
     assert runs[0]["weights"] == runs[1 if "pp" in degrees else 2]["weights"], "copies stay equal"
 

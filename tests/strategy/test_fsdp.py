@@ -23,7 +23,9 @@ def test_two_ranks_are_one_process(data: dict[str, Any]) -> None:
     (reference,) = ranks(1, lambda: few_steps(PARTS | {"data": data}, {}, microbatch=8))
     for reshard, reduce, microbatch in (("forward", "last", 4), ("forward", "every", 1), ("never", "last", 2)):
         parts = FSDP_PARTS | {"data": data, "strategy": STRATEGIES["fsdp"] | {"reshard": reshard, "reduce": reduce}}
-        for rank in ranks(2, lambda parts=parts, microbatch=microbatch: few_steps(parts, {"dp_shard": 2}, microbatch=microbatch)):
+        for rank in ranks(
+            2, lambda parts=parts, microbatch=microbatch: few_steps(parts, {"dp_shard": 2}, microbatch=microbatch)
+        ):
             agree(rank, reference)
 
 
@@ -57,11 +59,16 @@ def sharded(mesh: Mesh, *, tied: bool = True, **changed: Any) -> tuple[torch.nn.
 
 def held_elements(mesh: Mesh) -> tuple[int, int, bool]:
     model, _ = sharded(mesh)
-    optimizer = build({"_target_": "dtrain.optim.adamw.build", "lr": 0.01, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}, model=model)
+    optimizer = build(
+        {"_target_": "dtrain.optim.adamw.build", "lr": 0.01, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1},
+        model=model,
+    )
     model(tokens(2, 8)).square().sum().backward()
     optimizer.step()
     here = sum(p.to_local().numel() for p in model.parameters() if isinstance(p, DTensor))
-    moments = sum(v.to_local().numel() for state in optimizer.state.values() for v in state.values() if isinstance(v, DTensor))
+    moments = sum(
+        v.to_local().numel() for state in optimizer.state.values() for v in state.values() if isinstance(v, DTensor)
+    )
     return here, moments, model.head.weight is model.embed.weight
 
 
@@ -107,7 +114,9 @@ def reduced_early(mesh: Mesh) -> set[str]:
     there: set[str] = set()
 
     def look(*_: Any) -> None:
-        there.update(name for name, weight in model.named_parameters() if isinstance(weight, DTensor) and weight.grad is not None)
+        there.update(
+            name for name, weight in model.named_parameters() if isinstance(weight, DTensor) and weight.grad is not None
+        )
 
     for block in blocks(model):
         block.register_full_backward_pre_hook(look)
@@ -129,7 +138,10 @@ def test_the_head_is_reduced_while_the_blocks_go_on_and_not_with_the_root() -> N
 def test_the_blocks_are_the_elements_of_the_outermost_lists() -> None:
     inner = torch.nn.ModuleList([torch.nn.Linear(1, 1), torch.nn.Identity()])
     model = torch.nn.ModuleDict(
-        {"deep": torch.nn.ModuleDict({"list": inner}), "flat": torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(2, 2)))}
+        {
+            "deep": torch.nn.ModuleDict({"list": inner}),
+            "flat": torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(2, 2))),
+        }
     )
     assert [type(block).__name__ for block in blocks(model)] == ["Linear", "Sequential"]
 
@@ -142,7 +154,9 @@ class Odd(torch.nn.Module):
         self.first = torch.nn.Linear(4, 4)
         self.again = torch.nn.ModuleList([self.first, torch.nn.Linear(4, 4), self.first])
         self.once_more = torch.nn.ModuleList([self.again[1]])
-        self.pairs = torch.nn.ModuleList([torch.nn.ModuleDict({"a": torch.nn.Linear(4, 3)}), torch.nn.ModuleList([torch.nn.Linear(3, 3)])])
+        self.pairs = torch.nn.ModuleList(
+            [torch.nn.ModuleDict({"a": torch.nn.Linear(4, 3)}), torch.nn.ModuleList([torch.nn.Linear(3, 3)])]
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in (*self.again, *self.once_more):

@@ -16,7 +16,12 @@ HYBRID = {"dp_replicate": 2, "dp_shard": 2}
 def test_four_ranks_are_one_process() -> None:
     (reference,) = ranks(1, few_steps, PARTS, {})
     for microbatch in (2, 1):
-        runs = ranks(4, lambda microbatch=microbatch: few_steps(PARTS | {"strategy": STRATEGIES["fsdp"]}, HYBRID, microbatch=microbatch))
+        runs = ranks(
+            4,
+            lambda microbatch=microbatch: few_steps(
+                PARTS | {"strategy": STRATEGIES["fsdp"]}, HYBRID, microbatch=microbatch
+            ),
+        )
         agree(runs[0], reference)
         assert all(run["weights"] == runs[0]["weights"] for run in runs)
 

@@ -60,7 +60,10 @@ WRAPPERS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_numbers_are_those_of_one_process(kind: str, wrapper: str) -> None:
     parts = PARTS | {"model": {"_target_": f"{__name__}.Answering", "kind": kind}}
-    parts |= {"data": PARTS["data"] | {"task": "classification"}, "objective": {"_target_": "dtrain.objective.classification.Classification"}}
+    parts |= {
+        "data": PARTS["data"] | {"task": "classification"},
+        "objective": {"_target_": "dtrain.objective.classification.Classification"},
+    }
     strategy, mesh = WRAPPERS[wrapper]
     (reference,) = ranks(1, few_steps, parts, {})
     agree(ranks(2, few_steps, parts | {"strategy": strategy}, mesh)[0], reference)

@@ -22,7 +22,9 @@ def test_two_stages_are_one_process(data: dict[str, Any]) -> None:
     (reference,) = ranks(1, lambda: few_steps(UNTIED | {"data": data}, {}, microbatch=8))
     parts = UNTIED | {"data": data, "strategy": PIPELINE}
     for microbatch in (4, 2):
-        runs = ranks(2, lambda microbatch=microbatch: few_steps(parts, {"pp": 2}, microbatch=microbatch, pipeline=SHAPE))
+        runs = ranks(
+            2, lambda microbatch=microbatch: few_steps(parts, {"pp": 2}, microbatch=microbatch, pipeline=SHAPE)
+        )
         agree(joined(runs), reference)
 
 

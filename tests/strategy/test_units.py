@@ -18,7 +18,9 @@ from dtrain.strategy.units import METHODS, units
 SHARDED = {
     "fsdp": STRATEGIES["fsdp"],
     "cpu": STRATEGIES["fsdp"] | {"offload": "cpu"},
-    **{word: {"_target_": f"dtrain.strategy.{word}.build", "offload": "device"} for word in ("zero1", "zero2", "zero3")},
+    **{
+        word: {"_target_": f"dtrain.strategy.{word}.build", "offload": "device"} for word in ("zero1", "zero2", "zero3")
+    },
 }
 
 
@@ -38,23 +40,35 @@ def two_steps(model: str, strategy: str) -> Any:
 @pytest.mark.parametrize("model", ["Branches", "Lost", "Late"])
 @pytest.mark.parametrize("strategy", ["fsdp", "zero1"])
 def test_ranks_that_call_different_blocks_are_stopped_by_their_names(model: str, strategy: str) -> None:
-    with pytest.raises(RankFailed, match=r"strategy: rank \d .*(left|right)\.\d.* where (rank \d|the first step) .*(left|right)\.\d") as error:
+    with pytest.raises(
+        RankFailed, match=r"strategy: rank \d .*(left|right)\.\d.* where (rank \d|the first step) .*(left|right)\.\d"
+    ) as error:
         ranks(2, two_steps, model, strategy)
-    assert "Type strategy=ddp" in str(error.value) and "FSDP" not in str(error.value).split("strategy: rank")[1].splitlines()[0]
+    assert (
+        "Type strategy=ddp" in str(error.value)
+        and "FSDP" not in str(error.value).split("strategy: rank")[1].splitlines()[0]
+    )
 
 
 @pytest.mark.parametrize(("unused", "calm"), [(False, 0), (True, 0), (False, 3)])
 def test_ranks_that_do_not_all_call_experts_are_stopped_by_their_names(unused: bool, calm: int) -> None:
     """They would wait for rows of each other for ever."""
     chosen = {"model": {"_target_": "reaching.Skipping", "unused": unused, "calm": calm}, "strategy": STRATEGIES["ddp"]}
-    with pytest.raises(RankFailed, match=r"strategy: rank \d .* where (rank \d|the first step) .*, and the experts that mesh\.ep splits") as error:
+    with pytest.raises(
+        RankFailed,
+        match=r"strategy: rank \d .* where (rank \d|the first step) .*, and the experts that mesh\.ep splits",
+    ) as error:
         ranks(2, lambda: few_steps(parts("Ways") | chosen, {"dp_replicate": 2, "ep": 2}, microbatch=1, steps=8))
     assert "mixtures.1.experts" in str(error.value)
 
 
 def private_parts(mesh: Mesh) -> list[str]:
     model = parallelize(
-        nn.Sequential(nn.Linear(4, 4)), mesh, FSDP(reshard="forward", offload="none"), precision=build(parts("Ways")["precision"]), seed=0
+        nn.Sequential(nn.Linear(4, 4)),
+        mesh,
+        FSDP(reshard="forward", offload="none"),
+        precision=build(parts("Ways")["precision"]),
+        seed=0,
     )
     model(torch.ones(1, 4)).sum().backward()
     ((name, group),) = [(name, group) for name, group in units(model) if group.fsdp_params]

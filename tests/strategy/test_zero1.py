@@ -22,7 +22,9 @@ def test_two_ranks_are_one_process(data: dict[str, Any]) -> None:
     (reference,) = ranks(1, lambda: few_steps(PARTS | {"data": data}, {}, microbatch=8))
     for microbatch in (4, 2):
         parts = PARTS | {"data": data, "strategy": ZERO1}
-        for rank in ranks(2, lambda parts=parts, microbatch=microbatch: few_steps(parts, {"dp_shard": 2}, microbatch=microbatch)):
+        for rank in ranks(
+            2, lambda parts=parts, microbatch=microbatch: few_steps(parts, {"dp_shard": 2}, microbatch=microbatch)
+        ):
             agree(rank, reference)
 
 
@@ -51,7 +53,9 @@ def three_microbatches(mesh: Mesh) -> dict[str, Any]:
         gradients.append(gradients_of(model))
     optimizer = torch.optim.AdamW(model.parameters())
     optimizer.step()
-    moments = sum(v.to_local().numel() for state in optimizer.state.values() for v in state.values() if isinstance(v, DTensor))
+    moments = sum(
+        v.to_local().numel() for state in optimizer.state.values() for v in state.values() if isinstance(v, DTensor)
+    )
     held = sum(parameter.to_local().numel() for parameter in model.parameters() if isinstance(parameter, DTensor))
     return {"gathered": gathered, "reduced": reduced, "gradients": gradients, "moments": moments, "held": held}
 

@@ -20,7 +20,9 @@ def test_two_ranks_are_one_process(data: dict[str, Any]) -> None:
     (reference,) = ranks(1, lambda: few_steps(PARTS | {"data": data}, {}, microbatch=8))
     for microbatch in (4, 1):
         parts = PARTS | {"data": data, "strategy": ZERO2}
-        for rank in ranks(2, lambda parts=parts, microbatch=microbatch: few_steps(parts, {"dp_shard": 2}, microbatch=microbatch)):
+        for rank in ranks(
+            2, lambda parts=parts, microbatch=microbatch: few_steps(parts, {"dp_shard": 2}, microbatch=microbatch)
+        ):
             agree(rank, reference)
 
 
@@ -34,7 +36,9 @@ def three_microbatches(mesh: Mesh) -> dict[str, Any]:
             wrapped(tokens(2, 8, seed=mesh.rank)).square().sum().backward()
         gathered.append(sum("gather" in name for name in seen.names))
         reduced.append(sum("reduce_scatter" in name for name in seen.names))
-        held.append(sum(p.grad.numel() for p in model.parameters() if p.grad is not None and not isinstance(p.grad, DTensor)))
+        held.append(
+            sum(p.grad.numel() for p in model.parameters() if p.grad is not None and not isinstance(p.grad, DTensor))
+        )
     shards = sum(p.grad.to_local().numel() for p in model.parameters() if isinstance(p.grad, DTensor))
     return {"gathered": gathered, "reduced": reduced, "whole": held, "shards": shards}
 

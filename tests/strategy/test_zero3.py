@@ -21,7 +21,9 @@ def test_it_is_fsdp(microbatch: int) -> None:
     reference, *_ = ranks(2, lambda: few_steps(PARTS | {"strategy": EVERY}, {"dp_shard": 2}, microbatch=microbatch))
     run, *_ = ranks(2, lambda: few_steps(PARTS | {"strategy": ZERO3}, {"dp_shard": 2}, microbatch=microbatch))
     assert run == reference
-    resting, *_ = ranks(2, lambda: few_steps(PARTS | {"strategy": ZERO3 | {"offload": "cpu"}}, {"dp_shard": 2}, microbatch=microbatch))
+    resting, *_ = ranks(
+        2, lambda: few_steps(PARTS | {"strategy": ZERO3 | {"offload": "cpu"}}, {"dp_shard": 2}, microbatch=microbatch)
+    )
     agree(resting, reference, tolerance=1e-6)
 
 
@@ -40,5 +42,7 @@ def gathers(mesh: Mesh, word: str) -> list[int]:
 
 
 def test_blocks_are_gathered_again_for_the_backward() -> None:
-    assert on_mesh(lambda mesh: gathers(mesh, "zero3"), dp_shard=2) == [[3, 1]] * 2, "the root and the last block are needed at once"
+    assert on_mesh(lambda mesh: gathers(mesh, "zero3"), dp_shard=2) == [[3, 1]] * 2, (
+        "the root and the last block are needed at once"
+    )
     assert on_mesh(lambda mesh: gathers(mesh, "zero1"), dp_shard=2) == [[3, 0]] * 2

@@ -30,7 +30,9 @@ def status(act: Callable[[], Any]) -> int:
     return os.waitstatus_to_exitcode(code)
 
 
-@pytest.mark.parametrize(("action", "code"), [("kill", -signal.SIGKILL), ("stop", -signal.SIGSTOP), ("sigterm", -signal.SIGTERM)])
+@pytest.mark.parametrize(
+    ("action", "code"), [("kill", -signal.SIGKILL), ("stop", -signal.SIGSTOP), ("sigterm", -signal.SIGTERM)]
+)
 def test_a_process_is_struck(action: str, code: int) -> None:
     def act() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -82,9 +84,19 @@ def test_once_in_all_runs_that_name_the_marker(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_word_of_any_run(tmp_path: Path) -> None:
-    words = ["model=mlp", "data=synthetic", "objective=regression", "steps=4", f"out={tmp_path}/run", "logger=[]", "hook.fault.action=raise"]
+    words = [
+        "model=mlp",
+        "data=synthetic",
+        "objective=regression",
+        "steps=4",
+        f"out={tmp_path}/run",
+        "logger=[]",
+        "hook.fault.action=raise",
+    ]
     words += ["hook.fault._target_=dtrain.testing.faults.AtStep", "hook.fault.step=2"]
-    done = subprocess.run([sys.executable, "-m", "dtrain", *words], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "dtrain", *words], capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 1
     assert "a fault on purpose" in done.stderr + (tmp_path / "run" / "failure.json").read_text()
 

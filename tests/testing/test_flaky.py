@@ -43,7 +43,9 @@ def test_without_a_fault_it_is_the_storage_below(root: str, tmp_path: Path) -> N
     assert not store.exists(f"{root}/deep/b")
 
 
-@pytest.mark.parametrize("kind", [kind for kind in flaky.ERRORS if kind not in ("timeout", "cut", "429", "500", "502", "503", "504", "EIO")])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in flaky.ERRORS if kind not in ("timeout", "cut", "429", "500", "502", "503", "504", "EIO")]
+)
 def test_what_will_not_pass_is_told_at_once(root: str, kind: str) -> None:
     below = told(root, share=1, kinds=[kind])
     with pytest.raises(StoreError):
@@ -51,7 +53,9 @@ def test_what_will_not_pass_is_told_at_once(root: str, kind: str) -> None:
     assert len(below.operations) == 1, "it is not tried again"
 
 
-@pytest.mark.parametrize("kind", ["timeout", "cut", "429", "500", "502", "503", "504", "EIO", "unanswered", "partial", "short", "delay"])
+@pytest.mark.parametrize(
+    "kind", ["timeout", "cut", "429", "500", "502", "503", "504", "EIO", "unanswered", "partial", "short", "delay"]
+)
 def test_what_may_pass_is_tried_again(root: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "LONGEST_WAIT", 0.001)
     told(root, share=0.5, kinds=kind, on="put", delay=0, seed=3)
@@ -100,7 +104,11 @@ def test_what_was_not_synced_is_seen_until_the_power_is_cut(root: str) -> None:
     below = told(root, share=1, kinds="unsynced")
     store.publish(f"{root}/a", b"one")
     store.put(f"{root}/deep/b", [b"two"])
-    assert (store.read(f"{root}/a"), store.children(root), store.sizes(f"{root}/deep")) == (b"one", ["a", "deep"], {"b": 3})
+    assert (store.read(f"{root}/a"), store.children(root), store.sizes(f"{root}/deep")) == (
+        b"one",
+        ["a", "deep"],
+        {"b": 3},
+    )
     below.cut_power()
     assert store.children(root) == []
     assert not store.exists(f"{root}/a")

@@ -14,7 +14,12 @@ from dtrain.tracing.notes import Listener, Part, Watch
 
 def listed(name: str) -> list[Block]:
     """Of each block as many entries as it stands for."""
-    return [block for block in shapes_of(plan(*MODELS[name].split(), "batch=8")).blocks for _ in range(block.count) if block.listed]
+    return [
+        block
+        for block in shapes_of(plan(*MODELS[name].split(), "batch=8")).blocks
+        for _ in range(block.count)
+        if block.listed
+    ]
 
 
 def test_a_block_that_runs_twice_is_noted_twice() -> None:
@@ -35,11 +40,22 @@ def test_a_frozen_block_above_what_learns_has_a_backward() -> None:
 def test_an_attention_is_heard_by_any_name(grouped: bool) -> None:
     """Four heads of 8 over 6 tokens; keys and values of two where they are shared, values of 5."""
     watch, attend = Watch(nn.Identity(), []), F.scaled_dot_product_attention
-    q, k, v = torch.zeros(1, 4, 6, 8, requires_grad=True), torch.zeros(1, 2 if grouped else 4, 6, 8), torch.zeros(1, 2 if grouped else 4, 6, 5)
+    q, k, v = (
+        torch.zeros(1, 4, 6, 8, requires_grad=True),
+        torch.zeros(1, 2 if grouped else 4, 6, 8),
+        torch.zeros(1, 2 if grouped else 4, 6, 5),
+    )
     with Listener(watch):
         attend(q, key=k, value=v, enable_gqa=grouped)
     (heard,) = watch.part.attention
-    assert (heard.heads, heard.kv_heads, heard.head, heard.value, heard.tokens, heard.bytes) == (4, k.shape[1], 8, 5, 6, 4)
+    assert (heard.heads, heard.kv_heads, heard.head, heard.value, heard.tokens, heard.bytes) == (
+        4,
+        k.shape[1],
+        8,
+        5,
+        6,
+        4,
+    )
     assert heard.gives and not heard.split
 
 

@@ -27,7 +27,9 @@ class Tower(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(24, 40)
-        self.tower = nn.ModuleList(nn.Sequential(nn.LayerNorm(40), nn.Linear(40, 80), nn.GELU(), nn.Linear(80, 40)) for _ in range(5))
+        self.tower = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(40), nn.Linear(40, 80), nn.GELU(), nn.Linear(80, 40)) for _ in range(5)
+        )
         self.last = nn.Linear(40, 3)
         self.register_buffer("scale", torch.ones(7))
 
@@ -44,7 +46,12 @@ class Peeking(Tower):
 
 
 @pytest.mark.parametrize(
-    "words", [("strategy=single",), ("strategy=fsdp", "devices=2"), ("strategy=ddp", "devices=2", "precision=bf16", "accumulate=2")]
+    "words",
+    [
+        ("strategy=single",),
+        ("strategy=fsdp", "devices=2"),
+        ("strategy=ddp", "devices=2", "precision=bf16", "accumulate=2"),
+    ],
 )
 def test_a_model_of_ones_own_is_predicted_as_it_is(words: tuple[str, ...]) -> None:
     decided = plan(*WORDS, "model._target_=tracing.test_tracer.Tower", *words)
@@ -60,7 +67,10 @@ def test_a_model_of_ones_own_is_predicted_as_it_is(words: tuple[str, ...]) -> No
 
 def test_equal_blocks_stand_together_and_the_rest_around_them() -> None:
     shapes = shapes_of(plan(*WORDS, "model._target_=tracing.test_tracer.Tower"))
-    assert [[weight.name for weight in block.weights][:1] for block in (shapes.blocks[0], shapes.blocks[-1])] == [["first.weight"], ["last.weight"]]
+    assert [[weight.name for weight in block.weights][:1] for block in (shapes.blocks[0], shapes.blocks[-1])] == [
+        ["first.weight"],
+        ["last.weight"],
+    ]
     assert [block.count for block in shapes.blocks] == [1, 5, 1]
 
 
@@ -70,13 +80,28 @@ def test_a_model_that_looks_into_its_numbers_is_known_by_its_weights_alone() -> 
     assert shapes.unknown and shapes.parameters == sum(parameter.numel() for parameter in Tower().parameters())
     found = memory(decided, shapes)
     assert not found.known and found.activations == 0 and found.parameters == 4 * shapes.parameters
-    assert "looks into numbers" in shapes.unknown and "test_tracer.py" in shapes.unknown and "in forward" in shapes.unknown
+    assert (
+        "looks into numbers" in shapes.unknown and "test_tracer.py" in shapes.unknown and "in forward" in shapes.unknown
+    )
 
 
 def test_an_objective_that_counts_a_confusion_matrix_hides_no_activations() -> None:
-    words = (*WORDS[2:4], "data=synthetic", "data.task=classification", "trust=[tracing,right_models]", "model._target_=tracing.test_tracer.Tower")
-    counted, plain = (shapes_of(plan(*words, objective)) for objective in ("objective._target_=right_models.F1", "objective=classification"))
-    assert not counted.unknown and counted.blocks[:-1] == plain.blocks[:-1] and counted.blocks[-1].work == plain.blocks[-1].work
+    words = (
+        *WORDS[2:4],
+        "data=synthetic",
+        "data.task=classification",
+        "trust=[tracing,right_models]",
+        "model._target_=tracing.test_tracer.Tower",
+    )
+    counted, plain = (
+        shapes_of(plan(*words, objective))
+        for objective in ("objective._target_=right_models.F1", "objective=classification")
+    )
+    assert (
+        not counted.unknown
+        and counted.blocks[:-1] == plain.blocks[:-1]
+        and counted.blocks[-1].work == plain.blocks[-1].work
+    )
 
 
 class Rated(Tower):
@@ -129,9 +154,18 @@ class Squeezing(Tower):
 
 
 def test_a_model_that_squeezes_a_batch_of_one_is_not_refused() -> None:
-    words = ("data=synthetic", "data.inputs=[24]", "data.outputs=3", "trust=[tracing]", "batch=8", "objective=classification")
+    words = (
+        "data=synthetic",
+        "data.inputs=[24]",
+        "data.outputs=3",
+        "trust=[tracing]",
+        "batch=8",
+        "objective=classification",
+    )
     shapes = shapes_of(plan(*words, "model._target_=tracing.test_tracer.Squeezing"))
-    assert "takes no batch of one sample" in shapes.unknown and shapes.parameters == sum(parameter.numel() for parameter in Tower().parameters())
+    assert "takes no batch of one sample" in shapes.unknown and shapes.parameters == sum(
+        parameter.numel() for parameter in Tower().parameters()
+    )
     with pytest.raises(WordsError, match="the model gives"):
         shapes_of(plan(*words, "model._target_=tracing.test_tracer.Flat"))
 
@@ -172,10 +206,16 @@ class Elsewhere:
 
 
 def test_a_model_that_cannot_be_built_here_is_told_in_one_line_without_its_secrets() -> None:
-    decided = plan(*WORDS, "model._target_=tracing.test_tracer.Broken", "model.api_key=hello123", "cluster=h100x8", "devices=2")
+    decided = plan(
+        *WORDS, "model._target_=tracing.test_tracer.Broken", "model.api_key=hello123", "cluster=h100x8", "devices=2"
+    )
     shapes = shapes_of(decided)
     told = [text for _, text in rows(decided, predict(decided, shapes))]
-    assert told[0].startswith("not known") and "RuntimeError: no license for ***, at " in told[0] and "test_tracer.py" in told[0]
+    assert (
+        told[0].startswith("not known")
+        and "RuntimeError: no license for ***, at " in told[0]
+        and "test_tracer.py" in told[0]
+    )
     assert predict(decided, shapes).to_dict()["memory"]["known"] is False
 
 
@@ -202,7 +242,16 @@ def test_a_model_is_traced_once_for_all_that_leaves_its_trace_as_it_is(monkeypat
     monkeypatch.setattr(tracing, "_traced", {})
     shapes_of(plan(*WORDS, "model._target_=tracing.test_tracer.Tower"))
     monkeypatch.setattr(tracer, "trace", lambda plan: pytest.fail("traced again"))
-    shapes_of(plan(*WORDS, "model._target_=tracing.test_tracer.Tower", "microbatch=2", "remat=full", "devices=2", "strategy=ddp"))
+    shapes_of(
+        plan(
+            *WORDS,
+            "model._target_=tracing.test_tracer.Tower",
+            "microbatch=2",
+            "remat=full",
+            "devices=2",
+            "strategy=ddp",
+        )
+    )
     with pytest.raises(pytest.fail.Exception):
         shapes_of(plan(*WORDS, "model._target_=tracing.test_tracer.Tower", "precision=bf16"))
 
@@ -225,6 +274,8 @@ def test_what_code_of_your_own_raises_is_one_sentence_with_its_place(monkeypatch
 
 
 def test_of_a_package_that_is_trusted_all_may_be_traced() -> None:
-    decided = plan(*WORDS[:-2], "trust=[torch]", "model._target_=torch.nn.utils.skip_init", "model.module_cls=x", "batch=8")
+    decided = plan(
+        *WORDS[:-2], "trust=[torch]", "model._target_=torch.nn.utils.skip_init", "model.module_cls=x", "batch=8"
+    )
     with pytest.raises(WordsError, match="the model cannot be built here: "):
         shapes_of(decided)

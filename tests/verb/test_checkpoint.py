@@ -35,8 +35,16 @@ def llama() -> nn.Module:
     """A tiny one whose head is its embedding."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=29, bos_token_id=None, eos_token_id=None, tie_word_embeddings=True, **sizes))
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    return LlamaForCausalLM(
+        LlamaConfig(vocab_size=29, bos_token_id=None, eos_token_id=None, tie_word_embeddings=True, **sizes)
+    )
 
 
 def save(mesh: Mesh, out: str, model: dict[str, Any], steps: int = 2) -> dict[str, Any]:
@@ -54,7 +62,11 @@ def save(mesh: Mesh, out: str, model: dict[str, Any], steps: int = 2) -> dict[st
         state.step += 1
         checkpoint.save(state)
         checkpoint.wait()
-    return {name: (t.full_tensor() if isinstance(t, DTensor) else t).tolist() for name, t in state.tensors().items() if name[:6] != "optim."}
+    return {
+        name: (t.full_tensor() if isinstance(t, DTensor) else t).tolist()
+        for name, t in state.tensors().items()
+        if name[:6] != "optim."
+    }
 
 
 def saved(out: Any, model: dict[str, Any] = PARTS["model"], world: int = 2) -> dict[str, Tensor]:
@@ -100,12 +112,24 @@ def test_ls_tells_valid_damaged_and_uncommitted_ones_apart(out: Path, capsys: py
     states = {line.split()[0]: line.split()[2] for line in lines[1:5]}
     assert states == {"4": "uncommitted", "3": "damaged", "2": "valid", "1": "valid"}
     valid = next(line for line in lines if line.startswith("2 "))
-    assert first.name in valid and "2 rank(s) dp_shard=2" in valid and "eval_loss 1.25" in valid and "newest" in valid and "ago" in valid
+    assert (
+        first.name in valid
+        and "2 rank(s) dp_shard=2" in valid
+        and "eval_loss 1.25" in valid
+        and "newest" in valid
+        and "ago" in valid
+    )
     assert "step 3: cannot read the commit" in told
-    assert dtrain(capsys, "ls", f"out={first.parent}")[1].count("valid") == dtrain(capsys, "ls", f"out={first}")[1].count("valid") == 1
+    assert (
+        dtrain(capsys, "ls", f"out={first.parent}")[1].count("valid")
+        == dtrain(capsys, "ls", f"out={first}")[1].count("valid")
+        == 1
+    )
 
 
-def test_a_stray_commit_or_shard_beside_the_checkpoints_hides_none(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stray_commit_or_shard_beside_the_checkpoints_hides_none(
+    out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     attempt = newest(out)
     for folder in (out, attempt.parent):
         (folder / "COMMIT.json").write_text("{}")
@@ -134,7 +158,11 @@ def test_verify_names_every_damaged_file(out: Path, capsys: pytest.CaptureFixtur
 
 
 def test_nothing_there_is_one_line(tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["ls", f"out={tmp_path}/none"], ["verify", f"out={out}", "step=77"], ["export", f"out={tmp_path}/none", f"to={tmp_path}/to"]):
+    for words in (
+        ["ls", f"out={tmp_path}/none"],
+        ["verify", f"out={out}", "step=77"],
+        ["export", f"out={tmp_path}/none", f"to={tmp_path}/to"],
+    ):
         code, told = dtrain(capsys, *words)
         assert code == 3 and told.count("\n") == 1, told
 
@@ -162,7 +190,9 @@ def test_export_gives_the_numbers_of_the_run(
     assert code == 0 and "no config.json" in told
     found = load_file(tmp_path / "to/model.safetensors")
     assert found.keys() == {name.removeprefix("model.") for name in whole if name.startswith("model.")}
-    assert all(torch.equal(tensor, whole.get(f"{weights}.{name}", whole[f"model.{name}"])) for name, tensor in found.items())
+    assert all(
+        torch.equal(tensor, whole.get(f"{weights}.{name}", whole[f"model.{name}"])) for name, tensor in found.items()
+    )
     with safe_open(tmp_path / "to/model.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt"}
 
@@ -179,14 +209,18 @@ def test_export_changes_the_type_when_asked_and_takes_the_step_that_is_named(
 
 
 @pytest.mark.parametrize("to", ["", "{out}", "{out}/", "{out}/checkpoints", "{out}/checkpoints/step-00000002"])
-def test_export_writes_neither_nowhere_nor_where_the_run_does(to: str, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_writes_neither_nowhere_nor_where_the_run_does(
+    to: str, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = sorted(out.rglob("*"))
     code, said = dtrain(capsys, "export", f"out={out}", f"to={to.format(out=out)}")
     assert code == 2 and "Type to=<" in said
     assert sorted(out.rglob("*")) == before
 
 
-def test_export_overwrites_nothing_and_leaves_nothing_that_looks_complete(out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_overwrites_nothing_and_leaves_nothing_that_looks_complete(
+    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "to").mkdir()
     (tmp_path / "to/model.safetensors").write_text("mine")
     code, told = dtrain(capsys, "export", f"out={out}", f"to={tmp_path}/to")
@@ -211,7 +245,9 @@ def test_a_checkpoint_that_lies_is_one_line(out: Path, tmp_path: Path, capsys: p
 
     def huge(commit: dict[str, Any]) -> None:
         commit["tensors"]["model.huge"] = {"shape": [1 << 50], "dtype": "torch.float32"}
-        commit["pieces"].append({"name": "model.huge", "key": "x", "file": commit["files"][0]["name"], "shape": [1 << 50], "offset": [0]})
+        commit["pieces"].append(
+            {"name": "model.huge", "key": "x", "file": commit["files"][0]["name"], "shape": [1 << 50], "offset": [0]}
+        )
 
     def outside(commit: dict[str, Any]) -> None:
         commit["files"][0]["name"] = "../../../plan.yaml"
@@ -233,7 +269,10 @@ def test_a_model_of_transformers_is_loaded_by_transformers(tmp_path: Path, capsy
     assert dtrain(capsys, "export", f"out={tmp_path}/run", f"to={tmp_path}/hf")[0] == 0
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     mine = llama()
-    missing = mine.load_state_dict({name.removeprefix("model."): tensor for name, tensor in whole.items() if name.startswith("model.")}, strict=False)
+    missing = mine.load_state_dict(
+        {name.removeprefix("model."): tensor for name, tensor in whole.items() if name.startswith("model.")},
+        strict=False,
+    )
     assert missing.missing_keys == ["lm_head.weight"], "tied: written once"
     batch = tokens(2, 9, vocab=29)
     assert loaded(batch, labels=batch).loss.item() == mine(batch, labels=batch).loss.item()

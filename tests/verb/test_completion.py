@@ -70,19 +70,32 @@ def test_a_real_shell_completes(shell: str, command: dict[str, str], tmp_path: P
     said = []
     for typed in ("strategy.resh", "strategy.reshard=n"):
         done = subprocess.run(
-            [shell, "-c", ASKED[shell].format(typed)], capture_output=True, text=True, timeout=300, cwd=tmp_path, env=command, check=False
+            [shell, "-c", ASKED[shell].format(typed)],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            cwd=tmp_path,
+            env=command,
+            check=False,
         )
         said.append(done.stdout.split())
         assert done.stderr == ""
-    whole = "never" if shell == "bash" else "strategy.reshard=never"  # bash takes what stands behind = for a word of its own
+    whole = (
+        "never" if shell == "bash" else "strategy.reshard=never"
+    )  # bash takes what stands behind = for a word of its own
     assert said == [["strategy.reshard="], [whole]]
 
 
 def test_where_nothing_follows_nothing_is_said(command: dict[str, str]) -> None:
-    done = subprocess.run(["dtrain", "completion", "words", "seed=x"], capture_output=True, timeout=300, env=command, check=False)
+    done = subprocess.run(
+        ["dtrain", "completion", "words", "seed=x"], capture_output=True, timeout=300, env=command, check=False
+    )
     assert (done.returncode, done.stdout) == (0, b""), "an empty line would take away what was typed"
 
 
 def test_it_answers_without_torch_and_hydra() -> None:
     code = "import sys; from dtrain.__main__ import main; main(['completion', 'words', 'str']); sys.exit(bool({'torch', 'hydra', 'omegaconf'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=ROOT, timeout=300, check=False).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=ROOT, timeout=300, check=False).returncode
+        == 0
+    )

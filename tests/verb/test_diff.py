@@ -13,7 +13,16 @@ from dtrain import secrets
 from dtrain.errors import StoreError, WordsError
 from dtrain.verb import diff, train
 
-WORDS = ["model=mlp", "data=synthetic", "data.samples=256", "steps=12", "log.every=1", "logger=[]", "launcher=inline", "devices=1"]
+WORDS = [
+    "model=mlp",
+    "data=synthetic",
+    "data.samples=256",
+    "steps=12",
+    "log.every=1",
+    "logger=[]",
+    "launcher=inline",
+    "devices=1",
+]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +57,9 @@ def row(lines: list[str], key: str) -> list[str]:
     return next(line for line in lines if line.startswith(f"  {key} ")).removeprefix(f"  {key} ").split()
 
 
-def test_a_run_that_was_done_again_is_no_difference(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_was_done_again_is_no_difference(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train.run([*WORDS, f"out={tmp_path}/again"]) == 0
     code, lines = shown(capsys, str(run), f"{tmp_path}/again")
     assert (code, lines[-1]) == (0, "no difference")
@@ -61,7 +72,9 @@ def test_a_run_that_was_done_again_is_no_difference(run: Path, tmp_path: Path, c
     }
 
 
-def test_the_first_step_and_the_largest_difference_are_found(run: Path, copied: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_step_and_the_largest_difference_are_found(
+    run: Path, copied: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     def change(text: str) -> str:
         rows = [json.loads(line) for line in text.splitlines()]
         rows[6]["loss"], rows[8]["loss"], rows[8]["norm"] = rows[6]["loss"] * 1.25, rows[8]["loss"] * 2, None
@@ -75,7 +88,9 @@ def test_the_first_step_and_the_largest_difference_are_found(run: Path, copied: 
     assert row(lines, "norm from step 9")[1] == "-" and row(lines, "steps")[:2] == ["12", "11"]
 
 
-def test_more_than_two_stand_beside_each_other(run: Path, copied: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_more_than_two_stand_beside_each_other(
+    run: Path, copied: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def change(text: str) -> str:
         rows = [json.loads(line) for line in text.splitlines()]
         rows[6]["loss"] *= 2
@@ -85,24 +100,44 @@ def test_more_than_two_stand_beside_each_other(run: Path, copied: Callable[..., 
     code, lines = shown(capsys, str(run), other, str(run))
     assert code == 1 and lines[0].split() == [str(run), other, str(run)]
     one, two, three, *note = row(lines, "loss from step 7")
-    assert one == three != two and " ".join(note).startswith("5.0e-01 relative") and note[-5:] == ["differs", "at", "1", "of", "12", "steps"][-5:]
+    assert (
+        one == three != two
+        and " ".join(note).startswith("5.0e-01 relative")
+        and note[-5:] == ["differs", "at", "1", "of", "12", "steps"][-5:]
+    )
     code, lines = shown(capsys, "digits", "recipe=digits", "recipe=digits seed=5")
-    assert code == 1 and row(lines, "seed").count("5") == 1 and [line for line in lines[1:] if line[0] != " "] == ["words"]
+    assert (
+        code == 1 and row(lines, "seed").count("5") == 1 and [line for line in lines[1:] if line[0] != " "] == ["words"]
+    )
     assert shown(capsys, "digits", "recipe=digits", "digits") == (0, ["no difference"])
 
 
-def test_code_and_the_end_are_compared(run: Path, copied: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_and_the_end_are_compared(
+    run: Path, copied: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     def change(text: str) -> str:
         found: dict[str, Any] = json.loads(text)
-        found["versions"]["torch"], found["status"], found["metrics"]["eval_loss"], found["wall_seconds"] = "0.1", "stopped", 2.0, 1e6
+        found["versions"]["torch"], found["status"], found["metrics"]["eval_loss"], found["wall_seconds"] = (
+            "0.1",
+            "stopped",
+            2.0,
+            1e6,
+        )
         return json.dumps(found)
 
     code, lines = shown(capsys, str(run), str(copied("result.json", change)))
-    assert code == 1 and row(lines, "torch")[1] == "0.1" and row(lines, "status") == ["finished", "stopped"] and row(lines, "eval_loss")[1] == "2"
+    assert (
+        code == 1
+        and row(lines, "torch")[1] == "0.1"
+        and row(lines, "status") == ["finished", "stopped"]
+        and row(lines, "eval_loss")[1] == "2"
+    )
     assert lines.index("measured") > lines.index("results") and row(lines, "wall_seconds")[1] == "1000000"
 
 
-def test_only_the_clock_is_no_difference(run: Path, copied: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_the_clock_is_no_difference(
+    run: Path, copied: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     other = copied("result.json", lambda text: json.dumps({**json.loads(text), "wall_seconds": 1e6}))
     code, lines = shown(capsys, str(run), str(other))
     assert (code, lines[-1]) == (0, "no difference") and row(lines, "wall_seconds")[1] == "1000000"
@@ -112,7 +147,9 @@ def test_words_and_recipes_are_compared_with_who_said_them(tmp_path: Path, capsy
     (tmp_path / "mine.yaml").write_text("optim: {lr: 0.5}\nseed: 3\n")
     code, lines = shown(capsys, f"{tmp_path}/mine.yaml", "seed=3 strategy=ddp devices=2")
     assert code == 1
-    assert " ".join(row(lines, "optim.lr")).startswith(f"0.5 ({tmp_path}/mine.yaml") and row(lines, "optim.lr")[-2:] == ["0.001", "(default)"]
+    assert " ".join(row(lines, "optim.lr")).startswith(f"0.5 ({tmp_path}/mine.yaml") and row(lines, "optim.lr")[
+        -2:
+    ] == ["0.001", "(default)"]
     assert not any(line.startswith("  seed ") for line in lines), "it is the same, whoever said it"
     assert row(lines, "mesh.dp_replicate") == ["1", "2"] and lines.index("words") < lines.index("plan")
     assert shown(capsys, "digits", "recipe=digits") == (0, ["no difference"])
@@ -121,7 +158,11 @@ def test_words_and_recipes_are_compared_with_who_said_them(tmp_path: Path, capsy
 def test_a_run_is_compared_with_words_that_nobody_ran(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(capsys, str(run), " ".join(WORDS))[0] == 0
     code, lines = shown(capsys, str(run), " ".join([*WORDS, "optim.lr=0.5"]))
-    assert code == 1 and row(lines, "optim.lr") == ["0.001", "(default)", "0.5", "(command", "line)"] and "results" not in lines
+    assert (
+        code == 1
+        and row(lines, "optim.lr") == ["0.001", "(default)", "0.5", "(command", "line)"]
+        and "results" not in lines
+    )
 
 
 def test_what_lies_elsewhere_is_read_and_not_written(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,6 +211,8 @@ def test_a_choice_is_told_with_who_said_it(tmp_path: Path, capsys: pytest.Captur
 
 def test_what_is_wrong_is_told_with_its_side(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("data: tokens\n")
-    with pytest.raises(WordsError, match=r"a\.yaml: data=tokens needs data\.path\..* \"recipe=.*a\.yaml <key>=<value>\""):
+    with pytest.raises(
+        WordsError, match=r"a\.yaml: data=tokens needs data\.path\..* \"recipe=.*a\.yaml <key>=<value>\""
+    ):
         diff.run([f"{tmp_path}/a.yaml", "seed=1"])
     assert diff.run([f"recipe={tmp_path}/a.yaml data.path=x", f"recipe={tmp_path}/a.yaml data.path=x"]) == 0

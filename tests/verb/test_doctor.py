@@ -30,7 +30,9 @@ def dtrain(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 def test_it_runs_whole_on_two_ranks(tmp_path: Path) -> None:
     """As a user types it; no torch in the command itself, and nothing under `out` afterwards."""
     words = ["model=mlp", "data=synthetic", "objective=regression", "devices=2", "strategy=ddp", f"out={tmp_path}/run"]
-    done = subprocess.run([sys.executable, "-m", "dtrain", "doctor", *words], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "dtrain", "doctor", *words], capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     lines = done.stdout.splitlines()
@@ -50,7 +52,9 @@ def test_json_says_the_same_for_tools(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.usefixtures("quick")
-def test_what_would_stop_a_run_is_exit_code_3_and_says_what_to_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_would_stop_a_run_is_exit_code_3_and_says_what_to_type(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("in the way")
     code, told = dtrain(capsys, f"out={tmp_path}/file/run", "data.path=/no/such/place")
     assert code == 3
@@ -67,7 +71,9 @@ def test_wrong_words_are_refused_before_anything_is_looked_at(capsys: pytest.Cap
     assert told.startswith("dtrain: strategy=fdsp")
 
 
-def test_among_ranks_of_somebody_else_it_does_not_start(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_among_ranks_of_somebody_else_it_does_not_start(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)
     code, told = dtrain(capsys)
@@ -76,7 +82,9 @@ def test_among_ranks_of_somebody_else_it_does_not_start(capsys: pytest.CaptureFi
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_check_that_fails_itself_is_a_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_check_that_fails_itself_is_a_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def shaky(case: Case) -> Iterable[Finding]:
         yield Finding("shaky", "ok", "so far")
         raise RuntimeError("secret at s3://user:hidden@host/b\nand more")
@@ -88,12 +96,18 @@ def test_a_check_that_fails_itself_is_a_line(capsys: pytest.CaptureFixture[str],
     assert "hidden" not in told
 
 
-def test_a_plugin_that_breaks_the_reading_of_words_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_that_breaks_the_reading_of_words_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(words: object) -> None:
         raise AttributeError("no_such_thing")
 
     monkeypatch.setattr(doctor, "compose", broken)
-    monkeypatch.setattr(loading, "plugins", lambda case=None: [Finding("plugins", "note", "hydra_plugins.bad cannot be loaded", "pip uninstall bad")])
+    monkeypatch.setattr(
+        loading,
+        "plugins",
+        lambda case=None: [Finding("plugins", "note", "hydra_plugins.bad cannot be loaded", "pip uninstall bad")],
+    )
     code, told = dtrain(capsys)
     assert code == 3
     assert "STOP  plugins      hydra_plugins.bad" in told

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-SMALL = ["steps=6", "model.layers=1", "model.width=32", "model.heads=2", "data.sequence=16", "hook=[]", "evaluate.samples=21", "generate.tokens=20"]
+SMALL = [
+    "steps=6",
+    "model.layers=1",
+    "model.width=32",
+    "model.heads=2",
+    "data.sequence=16",
+    "hook=[]",
+    "evaluate.samples=21",
+    "generate.tokens=20",
+]
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +29,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def dtrain(*words: str) -> str:
-    done = subprocess.run([sys.executable, "-m", "dtrain", *words], capture_output=True, text=True, timeout=300, env={**os.environ}, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "dtrain", *words],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ},
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -29,7 +45,9 @@ def test_every_mesh_sees_the_loss_that_training_saw(run: Path) -> None:
     trained = json.loads((run / "result.json").read_text())["metrics"]["eval_loss"]
     for words in ([], ["strategy=ddp", "devices=2"], ["strategy=fsdp", "devices=2", "precision=fp32"]):
         dtrain("evaluate", f"out={run}", *words)
-        assert json.loads((run / "evaluate.json").read_text())["metrics"]["eval_loss"] == pytest.approx(trained, rel=1e-5)
+        assert json.loads((run / "evaluate.json").read_text())["metrics"]["eval_loss"] == pytest.approx(
+            trained, rel=1e-5
+        )
 
 
 def test_a_checkpoint_is_found_by_its_url(run: Path) -> None:
@@ -47,14 +65,21 @@ def test_every_mesh_writes_the_same_text(run: Path) -> None:
 
 
 def test_no_run_is_named() -> None:
-    done = subprocess.run([sys.executable, "-m", "dtrain", "evaluate"], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "dtrain", "evaluate"], capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 2
     assert "out=<the run>" in done.stderr
 
 
 def test_no_run_is_there(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "dtrain", "evaluate", "out=gone"], capture_output=True, text=True, timeout=300, cwd=tmp_path, check=False
+        [sys.executable, "-m", "dtrain", "evaluate", "out=gone"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp_path,
+        check=False,
     )
     assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
     assert "gone" in done.stderr

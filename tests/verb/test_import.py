@@ -94,7 +94,9 @@ def test_a_url(capsys: pytest.CaptureFixture[str]) -> None:
 def test_nothing_is_started_for_it() -> None:
     """No torch and no Hydra: an import is over before they would be there."""
     code = "import sys\nfrom dtrain.__main__ import main\nmain(sys.argv[1:])\nsys.exit(bool({'torch', 'hydra', 'transformers'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code, "import", DS], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, "import", DS], capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -39,9 +39,25 @@ def test_a_plan_for_a_cluster_says_what_it_needs_and_how_long_it_takes(capsys: p
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_pictures_are_as_wide_as_the_screen(columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_are_as_wide_as_the_screen(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    assert main(["plan", *BIG, "nodes=128", "batch=2048", "microbatch=1", "mesh.pp=16", "model.layers=96", "pipeline.schedule=1f1b"]) == 0
+    assert (
+        main(
+            [
+                "plan",
+                *BIG,
+                "nodes=128",
+                "batch=2048",
+                "microbatch=1",
+                "mesh.pp=16",
+                "model.layers=96",
+                "pipeline.schedule=1f1b",
+            ]
+        )
+        == 0
+    )
     lines = capsys.readouterr().out.splitlines()
     drawn = [line for line in lines if line[11:13].strip().isdigit() and "·" in line]
     assert len(drawn) == 16
@@ -82,12 +98,21 @@ def test_a_run_that_does_not_fit_is_warned_of_before_it_begins() -> None:
     assert before(tiny).splitlines()[-1].startswith("warning ")
 
 
-def test_a_plan_says_before_it_runs_code_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_says_before_it_runs_code_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "said_first.py").write_text(
         "import sys, torch\nprint('IT RUNS', file=sys.stderr)\nclass Net(torch.nn.Linear):\n    def __init__(self): super().__init__(4, 1)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    own = ["model._target_=said_first.Net", "data=synthetic", "objective=regression", "data.inputs=[4]", "data.outputs=1", "trust=[said_first]"]
+    own = [
+        "model._target_=said_first.Net",
+        "data=synthetic",
+        "objective=regression",
+        "data.inputs=[4]",
+        "data.outputs=1",
+        "trust=[said_first]",
+    ]
     assert main(["plan", *own]) == 0
     said = capsys.readouterr().err
     assert said.index("note: this plan runs code of said_first") < said.index("IT RUNS")

@@ -27,7 +27,9 @@ def test_what_dtrain_brings_is_listed_with_its_story(here: Path, capsys: pytest.
 
 def test_recipes_of_this_folder_come_after_ours(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "recipes").mkdir()
-    (here / "recipes" / "mine.yaml").write_text("# Mine. And more.\nrequires: {gpus: 2, memory: 40}\nexpect: {step: 50, loss: [1, 2]}\nsteps: 5\n")
+    (here / "recipes" / "mine.yaml").write_text(
+        "# Mine. And more.\nrequires: {gpus: 2, memory: 40}\nexpect: {step: 50, loss: [1, 2]}\nsteps: 5\n"
+    )
     (here / "recipes" / "broken.yaml").write_text("steps: 1\nmodel: [\n")
     said = listed(capsys)
     assert "recipes/mine.yaml    Mine. And more." in said

@@ -60,23 +60,38 @@ def names(lines: list[str]) -> list[str]:
     return [line.split()[0] for line in lines[head + 1 :]]
 
 
-def test_a_line_says_what_differs_and_what_is_shared_stands_once(made: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_says_what_differs_and_what_is_shared_stands_once(
+    made: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     made("a", lr=0.5, eval_accuracy=0.25)
     made("sweep/b", lr=0.25)
     lines = shown(capsys, "runs")
-    assert lines[0].startswith("all of them: ") and "model=mlp" in lines[0] and "data.samples=256" in lines[0] and "optim.lr" not in lines[0]
+    assert (
+        lines[0].startswith("all of them: ")
+        and "model=mlp" in lines[0]
+        and "data.samples=256" in lines[0]
+        and "optim.lr" not in lines[0]
+    )
     assert sorted(names(lines)) == ["a", "sweep/b"]
     a = next(line for line in lines if line.startswith("a "))
     assert a.split()[-2:] == ["finished", "optim.lr=0.5"] and " 6 " in a and " 0.25 " in a
     assert "eval_accuracy" in lines[1] and "eval_loss" in lines[1]
-    assert names(shown(capsys)) == ["runs/a", "runs/sweep/b"], "without a folder, those of ./outputs and ./runs, as they can be typed"
+    assert names(shown(capsys)) == ["runs/a", "runs/sweep/b"], (
+        "without a folder, those of ./outputs and ./runs, as they can be typed"
+    )
 
 
-def test_a_default_that_was_said_stands_beside_other_values_of_it(made: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_default_that_was_said_stands_beside_other_values_of_it(
+    made: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     """As in a sweep that has the default among its values."""
     for name, lr in (("a", 0.5), ("b", 0.001), ("c", 0.0001)):
         made(name, lr=lr)
-    assert [line.split()[-1] for line in shown(capsys, "runs")[2:]] == ["optim.lr=0.5", "optim.lr=0.001", "optim.lr=0.0001"]
+    assert [line.split()[-1] for line in shown(capsys, "runs")[2:]] == [
+        "optim.lr=0.5",
+        "optim.lr=0.001",
+        "optim.lr=0.0001",
+    ]
     assert names(shown(capsys, "runs", "sort=optim.lr")) == ["c", "b", "a"]
     shutil.rmtree("runs/a")
     shutil.rmtree("runs/c")
@@ -91,7 +106,16 @@ def test_what_a_rerun_says_again_is_no_change(made: Callable[..., Path], capsys:
     )
     (line,) = shown(capsys, "runs/a")[1:]
     assert sorted(line.split("finished")[1].split()) == sorted(
-        ["model=mlp", "data=synthetic", "data.samples=256", "steps=6", "logger=[]", "launcher=inline", "devices=1", "objective=classification"]
+        [
+            "model=mlp",
+            "data=synthetic",
+            "data.samples=256",
+            "steps=6",
+            "logger=[]",
+            "launcher=inline",
+            "devices=1",
+            "objective=classification",
+        ]
     )
 
 
@@ -106,15 +130,21 @@ def test_the_best_is_told_by_the_direction_of_its_figure(
     assert names(shown(capsys, "runs", f"sort=-{figure}"))[0] == best
 
 
-def test_the_figure_that_checkpoints_were_kept_by_comes_first(made: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_figure_that_checkpoints_were_kept_by_comes_first(
+    made: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     for name, loss, accuracy in (("a", 3.0, 0.9), ("b", 1.0, 0.5)):
         place = made(name, eval_loss=loss, eval_accuracy=accuracy)
         plan = (place / "plan.yaml").read_text()
-        (place / "plan.yaml").write_text(plan.replace("  best: null\n  best_is: lowest\n", "  best: eval_accuracy\n  best_is: highest\n"))
+        (place / "plan.yaml").write_text(
+            plan.replace("  best: null\n  best_is: lowest\n", "  best: eval_accuracy\n  best_is: highest\n")
+        )
     assert names(shown(capsys, "best", "runs")) == ["a"]
 
 
-def test_a_figure_nobody_stated_asks_for_its_direction(made: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_figure_nobody_stated_asks_for_its_direction(
+    made: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     made("a", eval_f1=0.9)
     made("b", eval_f1=0.5)
     with pytest.raises(WordsError, match=r"which eval_f1 is the best. Type best_is=lowest or best_is=highest"):
@@ -133,7 +163,9 @@ def test_columns_and_words_sort_as_numbers(made: Callable[..., Path], capsys: py
         runs.run(["runs", "sort=optim.lrr"])
 
 
-def test_status_is_that_of_the_last_event_and_of_the_lease(made: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_is_that_of_the_last_event_and_of_the_lease(
+    made: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     place = made("a")
     events = (place / "events.jsonl").read_text().splitlines()
     started = next(line for line in events if '"started"' in line)
@@ -161,11 +193,14 @@ def test_elsewhere_they_are_listed_alike(made: Callable[..., Path], capsys: pyte
     assert {path: fs.cat_file(path) for path in fs.find("/listed")} == before
 
 
-def test_what_strangers_wrote_is_shown_and_acts_on_no_terminal(made: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_strangers_wrote_is_shown_and_acts_on_no_terminal(
+    made: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     place = made("evil\x1b[2J\ndtrain: all is well")
     config = (place / "config.yaml").read_text()
     (place / "config.yaml").write_text(
-        config.replace("seed: 0\n", 'seed: "\x1b]0;x\x07"  # command line\n') + 'api_key: "hunter2hunter2hunter2"  # x\n'
+        config.replace("seed: 0\n", 'seed: "\x1b]0;x\x07"  # command line\n')
+        + 'api_key: "hunter2hunter2hunter2"  # x\n'
     )
     events = (place / "events.jsonl").read_text().replace("eval_loss", "eval_\\u001b[31mloss\\nx")
     (place / "events.jsonl").write_text(events)
@@ -176,7 +211,13 @@ def test_what_strangers_wrote_is_shown_and_acts_on_no_terminal(made: Callable[..
 
 @pytest.mark.parametrize("name", ["config.yaml", "events.jsonl", "result.json", "plan.yaml", "metrics.jsonl"])
 @pytest.mark.parametrize(
-    "content", ["", "[" * 9000, "{}\n[]\nnull\n", 'steps: &a [*a]  # x\n"a": {"event": "evaluated", "eval_loss": "x", "step": -1}']
+    "content",
+    [
+        "",
+        "[" * 9000,
+        "{}\n[]\nnull\n",
+        'steps: &a [*a]  # x\n"a": {"event": "evaluated", "eval_loss": "x", "step": -1}',
+    ],
 )
 def test_files_that_are_no_files_of_a_run_break_nothing(
     made: Callable[..., Path], capsys: pytest.CaptureFixture[str], name: str, content: str
@@ -203,7 +244,9 @@ def test_nothing_there_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Monke
         runs.run(["sorts=step"])
 
 
-def test_rm_asks_and_removes_those_alone(made: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rm_asks_and_removes_those_alone(
+    made: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     a, b = made("a"), made("b")
     for answer, there in (("", True), ("no\n", True), ("yes\n", False)):
         monkeypatch.setattr("sys.stdin", io.StringIO(answer))
@@ -225,7 +268,9 @@ def test_rm_refuses_what_is_held_and_what_is_no_run(made: Callable[..., Path], m
     assert (a / "config.yaml").exists() and (b / "config.yaml").exists()
 
 
-def test_a_run_that_begins_while_rm_asks_is_not_removed(made: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_begins_while_rm_asks_is_not_removed(
+    made: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     a = made("a")
 
     class Slow(io.StringIO):
@@ -247,19 +292,27 @@ def test_torch_stays_out(made: Callable[..., Path]) -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=300, check=False).returncode == 0
 
 
-def test_a_run_costs_as_many_reads_however_many_there_are(made: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_costs_as_many_reads_however_many_there_are(
+    made: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in "abcde":
         made(name)
     read: list[str] = []
     real = Path.open
-    monkeypatch.setattr(Path, "open", lambda self, *rest, **more: read.append(self.name * (len(self.parts) == 3)) or real(self, *rest, **more))
+    monkeypatch.setattr(
+        Path,
+        "open",
+        lambda self, *rest, **more: read.append(self.name * (len(self.parts) == 3)) or real(self, *rest, **more),
+    )
     runs.run(["best", "runs"])
     assert read.count("config.yaml") == read.count("events.jsonl") == read.count("result.json") == 5
     assert read.count("plan.yaml") == 1, "the direction of a figure is that of all runs with the same words for it"
     assert "metrics.jsonl" not in read, "of what ended, the step stands in its last event"
 
 
-def test_a_sweep_ends_with_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_ends_with_its_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["-m", *WORDS, "optim.lr=1e-3,3e-3", "sweep.out=there"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -277,5 +330,7 @@ def test_a_sweep_ends_with_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ((), {}, ("loss of training (nothing is held out)", 3.0)),
     ],
 )
-def test_a_job_of_a_sweep_is_judged_by_what_was_held_out(words: tuple[str, ...], metrics: dict[str, float], judged: tuple[str, float]) -> None:
+def test_a_job_of_a_sweep_is_judged_by_what_was_held_out(
+    words: tuple[str, ...], metrics: dict[str, float], judged: tuple[str, float]
+) -> None:
     assert figure(compose(words), Result("finished", 5, 3.0, 1.0, metrics)) == judged

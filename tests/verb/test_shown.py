@@ -39,11 +39,21 @@ def harmless(printed: str, folder: Path, *, commands: bool = True) -> None:
     assert "FORGED" not in [re.sub(r"^(dtrain|note|warning): ", "", line)[:6] for line in printed.splitlines()], printed
     assert not any(re.match(r"(dtrain|note|warning): FORGED", line) for line in printed.splitlines()), printed
     for command in (
-        re.findall(r"(?:(?<![.\w])[Tt]ype (?!=)|\bWrite |^next  )(.*?)(?:\.(?= [A-Z]|$)| if you| to start| for |, or|$)", printed, re.MULTILINE)
+        re.findall(
+            r"(?:(?<![.\w])[Tt]ype (?!=)|\bWrite |^next  )(.*?)(?:\.(?= [A-Z]|$)| if you| to start| for |, or|$)",
+            printed,
+            re.MULTILINE,
+        )
         if commands
         else ()
     ):
-        subprocess.run(["bash", "-c", f"true {re.sub('<[^<>]*>', 'x', command)}"], cwd=folder, capture_output=True, timeout=30, check=False)
+        subprocess.run(
+            ["bash", "-c", f"true {re.sub('<[^<>]*>', 'x', command)}"],
+            cwd=folder,
+            capture_output=True,
+            timeout=30,
+            check=False,
+        )
         assert not (folder / "PWNED").exists(), command
 
 
@@ -70,7 +80,9 @@ def test_what_a_recipe_says(text: str, here: Path, capsys: pytest.CaptureFixture
                  f"logger: {said}", f"hook: [{said}]", f"requires: {{versions: [{said}]}}", f"defaults: [{said}]", f"optim: {{lr: {said}}}"):  # fmt: skip
         (here / "mine.yaml").write_text(f"# {text!r}\n{line}\n")
         harmless(told(["plan", "recipe=mine.yaml"], capsys), here)
-    (here / "mine.yaml").write_text(f"generate: {{prompt: {said}}}\nmodel: {{_target_: torch.nn.Linear, in_features: {said}, out_features: 1}}\n")
+    (here / "mine.yaml").write_text(
+        f"generate: {{prompt: {said}}}\nmodel: {{_target_: torch.nn.Linear, in_features: {said}, out_features: 1}}\n"
+    )
     for verb in rotated(text, "plan", "train", "verify", "doctor", "diff", "evaluate", "generate"):
         harmless(told([verb, "recipe=mine.yaml", "seed=x"], capsys), here)
     harmless(told(["plan", "why", "recipe=mine.yaml"], capsys), here)
@@ -80,9 +92,29 @@ def test_what_a_recipe_says(text: str, here: Path, capsys: pytest.CaptureFixture
 def test_what_is_typed(text: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A person pastes what a stranger wrote."""
     for verb in rotated(
-        text, "plan", "train", "diff", "doctor", "verify", "evaluate", "generate", "recipes", "import", "checkpoint", "completion", "help"
+        text,
+        "plan",
+        "train",
+        "diff",
+        "doctor",
+        "verify",
+        "evaluate",
+        "generate",
+        "recipes",
+        "import",
+        "checkpoint",
+        "completion",
+        "help",
     ):
-        for word in (text, f"seed={text}", f"recipe={text}", f"model={text}", f"{text}=1", f"--seed={text}", f"out={text.replace('/', '')}x/y"):
+        for word in (
+            text,
+            f"seed={text}",
+            f"recipe={text}",
+            f"model={text}",
+            f"{text}=1",
+            f"--seed={text}",
+            f"out={text.replace('/', '')}x/y",
+        ):
             if not (verb in ("train", "doctor", "verify") and word.startswith("out=")):  # which would begin
                 harmless(told([verb, word], capsys), here)
 
@@ -96,9 +128,17 @@ def test_what_names_a_file(text: str, here: Path, capsys: pytest.CaptureFixture[
     (folder / "config.yaml").write_text(f"seed: 1\ngenerate: {{prompt: {json.dumps(text)}}}\n")
     (folder / "result.json").write_text(json.dumps({"status": text, "step": 1, "metrics": {text: 1.0}}))
     (folder / "ds.json").write_text(
-        json.dumps({text: 1, "zero_optimization": {"stage": 2, text: text}, "optimizer": {"type": text, "params": {"lr": text}}})
+        json.dumps(
+            {
+                text: 1,
+                "zero_optimization": {"stage": 2, text: text},
+                "optimizer": {"type": text, "params": {"lr": text}},
+            }
+        )
     )
-    (folder / "axo.yaml").write_text(f"base_model: {json.dumps(text)}\nadapter: lora\nsequence_len: 8\n{json.dumps(text)}: 1\n")
+    (folder / "axo.yaml").write_text(
+        f"base_model: {json.dumps(text)}\nadapter: lora\nsequence_len: 8\n{json.dumps(text)}: 1\n"
+    )
     path = str(folder)
     for words in rotated(text, ["recipes", path], ["plan", f"recipe={path}/{name}.yaml"], ["plan", f"recipe={path}"], ["import", f"{path}/ds.json"], ["import", f"{path}/axo.yaml", "as=axolotl"],
                   ["import", f"{path}/ds.json", f"to={path}/to.yaml"], ["checkpoint", "ls", f"out={path}"], ["checkpoint", "verify", f"out={path}"], ["evaluate", f"out={path}"],
@@ -119,7 +159,13 @@ def test_what_a_killed_run_left(text: str, here: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(process, "_everywhere", lambda: here)
     (finding,) = [found for found in host.left(None) if "in memory" in found.text]  # type: ignore[arg-type]
     harmless(finding.text, here)
-    subprocess.run(["bash", "-c", "true " + finding.advice.split(" or ", 1)[1]], cwd=here, capture_output=True, timeout=30, check=False)
+    subprocess.run(
+        ["bash", "-c", "true " + finding.advice.split(" or ", 1)[1]],
+        cwd=here,
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
     assert not (here / "PWNED").exists()
 
 
@@ -140,7 +186,9 @@ def test_what_another_user_left_is_not_looked_at(here: Path, monkeypatch: pytest
 
 
 def test_a_word_is_quoted_only_where_it_must_be() -> None:
-    assert [screen.typed(word) for word in ("seed=1", "data.path=<URL>", "logger=[a,b]", "a='b, c'", "a b", "$x", "")] == [
+    assert [
+        screen.typed(word) for word in ("seed=1", "data.path=<URL>", "logger=[a,b]", "a='b, c'", "a b", "$x", "")
+    ] == [
         "seed=1",
         "data.path=<URL>",
         "logger=[a,b]",

@@ -18,17 +18,32 @@ TESTS = str(Path(__file__).parent.parent)
 
 def verify(out: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     environ = {"PYTHONPATH": TESTS, "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
-    return subprocess.run(command("verify", *GPT, f"out={out}", *words), capture_output=True, text=True, env=environ, timeout=300, check=False)
+    return subprocess.run(
+        command("verify", *GPT, f"out={out}", *words),
+        capture_output=True,
+        text=True,
+        env=environ,
+        timeout=300,
+        check=False,
+    )
 
 
 def test_what_is_right_passes(tmp_path: Path) -> None:
     done = verify(tmp_path / "run", "strategy=fsdp", "devices=2", "microbatch=2")
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "run" / "verify.json").read_text())
-    assert report["same"] and [row["quantity"] for row in report["rows"]] == ["loss", "norm", "gradients", "updates", "weights"]
+    assert report["same"] and [row["quantity"] for row in report["rows"]] == [
+        "loss",
+        "norm",
+        "gradients",
+        "updates",
+        "weights",
+    ]
     assert all(row["compared"] and not row["rounded"] for row in report["rows"][2:])
     assert report["whole"] == 8, "one process sees all samples of a step at once"
-    resumed = [json.loads(line) for line in (tmp_path / "run" / "verify" / "asked" / "events.jsonl").read_text().splitlines()]
+    resumed = [
+        json.loads(line) for line in (tmp_path / "run" / "verify" / "asked" / "events.jsonl").read_text().splitlines()
+    ]
     assert [event["step"] for event in resumed if event["event"] == "started"] == [0, 1], "stopped and resumed"
     assert all(row["difference"] <= row["allowed"] for row in report["rows"])
     half = report["built"][1]
@@ -76,7 +91,9 @@ def test_a_recipe_is_held_against_what_it_expects(tmp_path: Path) -> None:
     report = json.loads((tmp_path / "run" / "verify.json").read_text())
     (finding,) = report["figures"]
     assert report["expected"] and (finding["figure"], finding["verdict"]) == ("loss", "ok")
-    assert len((tmp_path / "run" / "verify" / "small" / "metrics.jsonl").read_text().splitlines()) == 3, "no more steps than are looked at"
+    assert len((tmp_path / "run" / "verify" / "small" / "metrics.jsonl").read_text().splitlines()) == 3, (
+        "no more steps than are looked at"
+    )
     assert "samples: 64" in (tmp_path / "run" / "verify" / "small" / "plan.yaml").read_text()
     assert "as expected" in done.stdout and "verify  " not in done.stdout, "one rank needs no other beside it"
 
@@ -90,7 +107,9 @@ def test_what_was_not_expected_is_named(tmp_path: Path) -> None:
     assert not report["expected"] and report["same"], "and two ranks are held against one all the same"
 
 
-@pytest.mark.parametrize(("words", "said"), [((), True), (("backend.kernels=deterministic",), False), (("backend=gloo",), False)])
+@pytest.mark.parametrize(
+    ("words", "said"), [((), True), (("backend.kernels=deterministic",), False), (("backend=gloo",), False)]
+)
 def test_where_kernels_of_a_gpu_may_be_the_reason_it_says_what_to_type(words: tuple[str, ...], said: bool) -> None:
     asked = composed(*([] if words == ("backend=gloo",) else ["backend=nccl"]), *words)
     runs = Runs(resolve(asked, Cluster(gpus=1, cpus=4)), asked)

@@ -28,7 +28,9 @@ def caught(name: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def passes(name: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("transformers") if "right_models.hf" in RIGHT[name] or "zoo.mixtral" in RIGHT[name] or "zoo.llama" in RIGHT[name] else None
+    pytest.importorskip("transformers") if "right_models.hf" in RIGHT[name] or "zoo.mixtral" in RIGHT[
+        name
+    ] or "zoo.llama" in RIGHT[name] else None
     report = verified(out, RIGHT[name], monkeypatch)
     assert report["same"], (report["first"], report.get("kinds"), report.get("error"), report["rows"])
 

@@ -64,12 +64,19 @@ class Local:
 
     def launch(self, plan: Plan) -> Result:
         scratch, claim = _scratch(min(ROOMS, (1 + plan.world) * (1 + self.restarts)))
-        told = {"plan": plan.to_dict(), "storage": options.hand_over(), **vars(self), "here": plan.nodes if self.here is None else self.here}
+        told = {
+            "plan": plan.to_dict(),
+            "storage": options.hand_over(),
+            **vars(self),
+            "here": plan.nodes if self.here is None else self.here,
+        }
         try:
             with _Wishes(scratch) as wishes:
                 code = _serve(scratch, told, wishes)
                 while code < 0 and not wishes.ends and _counted(scratch) <= self.restarts:
-                    screen.complain(f"the launcher's server was killed by {signal.Signals(-code).name} and starts again")
+                    screen.complain(
+                        f"the launcher's server was killed by {signal.Signals(-code).name} and starts again"
+                    )
                     code = _serve(scratch, told, wishes)
             if wishes.again:
                 raise KeyboardInterrupt
@@ -182,7 +189,9 @@ def _await(server: "subprocess.Popen[bytes]", silence: float) -> int:
     while not process.is_gone(server.pid, 1.0):
         stopped = (stopped or time.monotonic()) if process.is_stopped(server.pid) else None
         if stopped and time.monotonic() - stopped > silence:
-            screen.complain(f"the launcher's server (pid {server.pid}) was stopped (SIGSTOP) for {silence:g} s, and is ended")
+            screen.complain(
+                f"the launcher's server (pid {server.pid}) was stopped (SIGSTOP) for {silence:g} s, and is ended"
+            )
             server.kill()
     return server.wait()
 

@@ -51,8 +51,17 @@ class Agent:
     `shared`: the folder of reports is the server's own; else what ranks leave there is sent to it.
     """
 
-    def __init__(self, plan: Plan, link: Link, *, folder: Path, memory: Path, lease: float | None, shared: bool) -> None:
-        self._plan, self._link, self._folder, self._memory, self._lease, self._shared = plan, link, folder, memory, lease, shared
+    def __init__(
+        self, plan: Plan, link: Link, *, folder: Path, memory: Path, lease: float | None, shared: bool
+    ) -> None:
+        self._plan, self._link, self._folder, self._memory, self._lease, self._shared = (
+            plan,
+            link,
+            folder,
+            memory,
+            lease,
+            shared,
+        )
         self._ranks: dict[int, int] = {}
         """pid -> rank, of those that run"""
         self._round, self._first, self._reports = -1, 0, folder
@@ -104,7 +113,9 @@ class Agent:
         self._alive = self._beats[number]
         self._beats = {later: at for later, at in self._beats.items() if later > number}
 
-    def on_start(self, *, round: int, first: int, nodes: int, group: int, passed: float, environment: Mapping[str, str]) -> None:
+    def on_start(
+        self, *, round: int, first: int, nodes: int, group: int, passed: float, environment: Mapping[str, str]
+    ) -> None:
         """`passed`: seconds since the command began."""
         self._round, self._first, self._reports, self._asked = round, first, self._folder / f"round-{round}", False
         self._log.close()
@@ -114,7 +125,12 @@ class Agent:
         plan = self._plan.on(nodes)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals.WISHES)  # until the rank is able to note them
         for local in range(plan.devices):
-            own = {"RANK": str(first + local), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(plan.devices), "WORLD_SIZE": str(plan.world)}
+            own = {
+                "RANK": str(first + local),
+                "LOCAL_RANK": str(local),
+                "LOCAL_WORLD_SIZE": str(plan.devices),
+                "WORLD_SIZE": str(plan.world),
+            }
             own |= {
                 "GROUP_RANK": str(group),
                 "GROUP_WORLD_SIZE": str(nodes),
@@ -126,7 +142,13 @@ class Agent:
             try:
                 self._ranks[process.fork(work, f"dtrain-rank-{rank}")] = rank
             except OSError as error:
-                failure.tell(self._reports, rank, "error", f"rank {rank} cannot start: {why(error)}", exit_code=PreflightError.exit_code)
+                failure.tell(
+                    self._reports,
+                    rank,
+                    "error",
+                    f"rank {rank} cannot start: {why(error)}",
+                    exit_code=PreflightError.exit_code,
+                )
                 self._link.send(do="failed", round=round, victim=False)
                 break
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -159,7 +181,9 @@ class Agent:
                 if not failure.is_done(self._reports, rank):
                     with contextlib.suppress(StoreError):  # of a full disk the rank has told
                         failure.ended(self._reports, rank, code)
-                    self._link.send(do="failed", round=self._round, victim=failure.ended_by_others(self._reports, rank, code))
+                    self._link.send(
+                        do="failed", round=self._round, victim=failure.ended_by_others(self._reports, rank, code)
+                    )
                 elif not self._ranks:
                     self._link.send(do="done", round=self._round, files={} if self._shared else _read(self._reports))
 
@@ -308,7 +332,9 @@ def greet(link: Link) -> dict[str, Any]:
     except ConnectionError as error:
         if link.proved:
             raise
-        raise ConnectionError(f"who listens there has not proved that it knows this {network.SECRET} ({error}): set the same one on both") from error
+        raise ConnectionError(
+            f"who listens there has not proved that it knows this {network.SECRET} ({error}): set the same one on both"
+        ) from error
 
 
 if __name__ == "__main__":

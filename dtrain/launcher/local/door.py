@@ -36,7 +36,9 @@ class Door:
             self._socket = network.listen(host, port)
         except (OSError, UnicodeError) as error:
             said = why(error) if isinstance(error, OSError) else "it is no name of a host"
-            raise OSError(getattr(error, "errno", None), f"launcher.address={address}: {said}. Type one of this host that is free") from error
+            raise OSError(
+                getattr(error, "errno", None), f"launcher.address={address}: {said}. Type one of this host that is free"
+            ) from error
         except ValueError as error:
             raise OSError(None, f"launcher.address={address}: {error}") from error
         self._socket.setblocking(False)
@@ -89,7 +91,9 @@ def knock(address: str) -> Link:
     host, port = network.endpoint(address)
     secret = os.environ.get(network.SECRET, "").encode() or _found(port)
     if secret is None:
-        raise ConnectionError(f"no run of this user listens there; where it has a {network.SECRET}, set the same one here")
+        raise ConnectionError(
+            f"no run of this user listens there; where it has a {network.SECRET}, set the same one here"
+        )
     try:
         end = socket.create_connection((host, port), timeout=5)
     except OSError as error:

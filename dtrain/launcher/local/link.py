@@ -120,7 +120,11 @@ class Link:
         except (ValueError, RecursionError) as error:
             raise ConnectionError("the other end sends what is no message") from error
         kinds = self._hears.get(str(message.get("do"))) if isinstance(message, dict) else None
-        if kinds is None or message.keys() != {"do", *kinds} or not all(_is(message[name], kind) for name, kind in kinds.items()):
+        if (
+            kinds is None
+            or message.keys() != {"do", *kinds}
+            or not all(_is(message[name], kind) for name, kind in kinds.items())
+        ):
             raise ConnectionError("the other end sends what is no message")
         return dict(message)
 

@@ -129,7 +129,9 @@ class Rounds:
             agent.take_place(self.plan, self._here, slot, self.here)
             memory = process.memory(self.scratch) / f"node-{slot}"
             with contextlib.suppress(ConnectionError):
-                agent.Agent(self.plan, Link(theirs, "agent"), folder=self.scratch, memory=memory, lease=None, shared=True).run()
+                agent.Agent(
+                    self.plan, Link(theirs, "agent"), folder=self.scratch, memory=memory, lease=None, shared=True
+                ).run()
 
         signal.pthread_sigmask(signal.SIG_BLOCK, signals.WISHES)
         pid = process.fork(work, f"dtrain-agent-{slot}")
@@ -192,7 +194,13 @@ class Rounds:
         try:
             if free:
                 lease = {name: value for name, value in os.environ.items() if name.startswith("DTRAIN_LEASE")}
-                link.send(do="welcome", plan=self.plan.to_dict(), storage=options.hand_over(), silence=self.silence, environment=lease)
+                link.send(
+                    do="welcome",
+                    plan=self.plan.to_dict(),
+                    storage=options.hand_over(),
+                    silence=self.silence,
+                    environment=lease,
+                )
                 self._add(free[0], Node(link, host, None, time.monotonic()))
             else:
                 link.send(do="refused", why=f"all {self.plan.nodes} nodes of the run are there")
@@ -219,7 +227,9 @@ class Rounds:
         if self._store_pid and process.ended(self._store_pid) is not None:
             self._store_pid = 0
             self._lost("the store process ended")
-        self._stopped = (self._stopped or time.monotonic()) if self._store_pid and process.is_stopped(self._store_pid) else None
+        self._stopped = (
+            (self._stopped or time.monotonic()) if self._store_pid and process.is_stopped(self._store_pid) else None
+        )
         if self._stopped and time.monotonic() - self._stopped > self.silence:
             self._lost(f"the store process (pid {self._store_pid}) was stopped (SIGSTOP) for {self.silence:g} s")
             process.kill(self._store_pid)
@@ -274,7 +284,9 @@ class Rounds:
             return
         self.book.round += 1
         self.members, self.failed, self._done, self._growing = members, {}, set(), False
-        self.book.write(self.scratch)  # before the folder: killed between the two, the next server begins a round of another name
+        self.book.write(
+            self.scratch
+        )  # before the folder: killed between the two, the next server begins a round of another name
         self._folder.mkdir()
         host = network.endpoint(self.address)[0] if self.address else self._here
         environment = {"MASTER_ADDR": host, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
@@ -289,7 +301,13 @@ class Rounds:
             first = group * self.plan.devices
             with contextlib.suppress(ConnectionError):  # told by the next look at the link
                 self.nodes[slot].link.send(
-                    do="start", round=self.book.round, first=first, nodes=len(members), group=group, passed=passed, environment=environment
+                    do="start",
+                    round=self.book.round,
+                    first=first,
+                    nodes=len(members),
+                    group=group,
+                    passed=passed,
+                    environment=environment,
                 )
 
     def _run(self) -> None:
@@ -308,7 +326,11 @@ class Rounds:
     def _newcomers(self) -> list[int]:
         """Nodes that have been there long enough to be counted on."""
         now = time.monotonic()
-        return [slot for slot, node in self.nodes.items() if slot not in self.members and not node.broken and now - node.since > LAST_CALL_SECONDS]
+        return [
+            slot
+            for slot, node in self.nodes.items()
+            if slot not in self.members and not node.broken and now - node.since > LAST_CALL_SECONDS
+        ]
 
     def _ask(self, number: int) -> None:
         self.wish = -abs(self.wish)  # passed on
@@ -321,7 +343,9 @@ class Rounds:
         self._phase, self._since = self._ending, time.monotonic()
         for slot in self.members:
             with contextlib.suppress(ConnectionError, KeyError):
-                self.nodes[slot].link.send(do="end", round=self.book.round, known="cause" if "cause" in self.failed else "victim")
+                self.nodes[slot].link.send(
+                    do="end", round=self.book.round, known="cause" if "cause" in self.failed else "victim"
+                )
 
     def _ending(self) -> None:
         if any(node.busy for node in self.nodes.values()):

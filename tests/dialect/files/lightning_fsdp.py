@@ -6,7 +6,10 @@ trainer = Trainer(
     max_epochs=3,
     devices=-1,
     strategy=FSDPStrategy(
-        sharding_strategy="SHARD_GRAD_OP", cpu_offload=True, activation_checkpointing_policy={nn.TransformerEncoderLayer}, state_dict_type="sharded"
+        sharding_strategy="SHARD_GRAD_OP",
+        cpu_offload=True,
+        activation_checkpointing_policy={nn.TransformerEncoderLayer},
+        state_dict_type="sharded",
     ),
     precision=16,
     max_time={"hours": 3, "minutes": 30},

@@ -4,7 +4,9 @@ from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from mine import Faces, Net
 
 GPUS = 4
-checkpoint = ModelCheckpoint(dirpath="checkpoints", monitor="val_loss", mode="min", save_top_k=1, every_n_train_steps=500)
+checkpoint = ModelCheckpoint(
+    dirpath="checkpoints", monitor="val_loss", mode="min", save_top_k=1, every_n_train_steps=500
+)
 
 
 def main(args):

@@ -13,7 +13,9 @@ def loop(config):
 trainer = TorchTrainer(
     loop,
     train_loop_config={"lr": 1e-3},
-    scaling_config=ScalingConfig(num_workers=4, use_gpu=True, resources_per_worker={"GPU": 1, "CPU": 8}, placement_strategy="SPREAD"),
+    scaling_config=ScalingConfig(
+        num_workers=4, use_gpu=True, resources_per_worker={"GPU": 1, "CPU": 8}, placement_strategy="SPREAD"
+    ),
     run_config=RunConfig(
         name="mnist",
         storage_path="s3://bucket/experiments",

@@ -13,7 +13,14 @@ from launching import free_port, plan_of, steps_of, wait_for_step
 from dtrain.launcher import process
 from dtrain.launcher.local.agent import join
 
-WORDS = ("model._target_=launching.Slow", "model.rank=0", "model.seconds=0.02", "batch=8", "checkpoint.every=5", "launcher=local")
+WORDS = (
+    "model._target_=launching.Slow",
+    "model.rank=0",
+    "model.seconds=0.02",
+    "batch=8",
+    "checkpoint.every=5",
+    "launcher=local",
+)
 
 
 def joined(address: str, wait: float = 120) -> int:
@@ -65,7 +72,9 @@ def test_nodes_come_and_go_and_the_losses_stay(tmp_path: Path, monkeypatch: pyte
 
 def test_a_node_too_many_is_turned_away(tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
-    with served(plan_of(tmp_path / "run", *WORDS, "nodes=2", "steps=1000"), tmp_path, address=address, here=2) as server:
+    with served(
+        plan_of(tmp_path / "run", *WORDS, "nodes=2", "steps=1000"), tmp_path, address=address, here=2
+    ) as server:
         while not below(server)["rank"]:
             time.sleep(0.02)
         with pytest.raises(TimeoutError, match="all 2 nodes of the run are there"):
@@ -75,7 +84,9 @@ def test_a_node_too_many_is_turned_away(tmp_path: Path) -> None:
 def test_a_silent_server_ends_the_ranks(tmp_path: Path) -> None:
     """As when the cable is cut: the link stays open, and nothing comes through it. The server gives the node up only after that."""
     address, out = f"127.0.0.1:{free_port()}", tmp_path / "run"
-    with served(plan_of(out, *WORDS, "nodes=2", "steps=20000"), tmp_path, address=address, here=1, silence=6.0) as server:
+    with served(
+        plan_of(out, *WORDS, "nodes=2", "steps=20000"), tmp_path, address=address, here=1, silence=6.0
+    ) as server:
         agent = joined(address)
         wait_for_step(out, 3)
         ranks = [int(pid) for pid in Path(f"/proc/{agent}/task/{agent}/children").read_text().split()]

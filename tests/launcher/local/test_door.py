@@ -32,7 +32,14 @@ from dtrain.launcher.local.link import Link
 SECRET = "0123456789abcdef0123456789abcdef"
 SLOW = ("model._target_=launching.Slow", "model.rank=0", "model.seconds=0.02", "batch=8", "launcher=local")
 CAPABILITY = "-all,+dac_read_search"
-NOBODY = ["setpriv", "--reuid=65534", "--clear-groups", f"--inh-caps={CAPABILITY}", f"--ambient-caps={CAPABILITY}", f"--bounding-set={CAPABILITY}"]
+NOBODY = [
+    "setpriv",
+    "--reuid=65534",
+    "--clear-groups",
+    f"--inh-caps={CAPABILITY}",
+    f"--ambient-caps={CAPABILITY}",
+    f"--bounding-set={CAPABILITY}",
+]
 """A command as a user who is not root, who may read all: also the files of root."""
 
 
@@ -76,7 +83,10 @@ def malformed(chance: random.Random) -> bytes:
 
 def test_two_hundred_malformed_messages_and_the_run_goes_on(secret: None, tmp_path: Path) -> None:
     chance, address, out = random.Random(14), f"127.0.0.1:{free_port()}", tmp_path / "run"
-    with served(plan_of(out, *SLOW, "nodes=2", "steps=40"), tmp_path, address=address, here=1) as server, contextlib.ExitStack() as stack:
+    with (
+        served(plan_of(out, *SLOW, "nodes=2", "steps=40"), tmp_path, address=address, here=1) as server,
+        contextlib.ExitStack() as stack,
+    ):
         for number in range(200):
             stranger = opened(address)
             with contextlib.suppress(OSError):
@@ -94,7 +104,10 @@ def test_two_hundred_malformed_messages_and_the_run_goes_on(secret: None, tmp_pa
 def test_the_silent_are_let_go(secret: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "GREET_SECONDS", 0.5)
     address = f"127.0.0.1:{free_port()}"
-    with served(plan_of(tmp_path / "run", *SLOW, "nodes=2", "steps=4"), tmp_path, address=address, here=1), opened(address) as stranger:
+    with (
+        served(plan_of(tmp_path / "run", *SLOW, "nodes=2", "steps=4"), tmp_path, address=address, here=1),
+        opened(address) as stranger,
+    ):
         stranger.settimeout(120)
         while stranger.recv(4096):
             continue
@@ -115,7 +128,10 @@ def test_only_who_knows_the_secret_is_told_the_plan_and_what_the_storage_is_told
                 assert told["plan"]["nodes"] == 2 and told["storage"]
         else:
             with pytest.raises(
-                TimeoutError, match=r"DTRAIN_SECRET .*set the same one on both" if theirs else r"where it has a DTRAIN_SECRET, set the same one here"
+                TimeoutError,
+                match=r"DTRAIN_SECRET .*set the same one on both"
+                if theirs
+                else r"where it has a DTRAIN_SECRET, set the same one here",
             ):
                 join(address, 0.1)
 
@@ -185,11 +201,22 @@ def evil(tmp_path: Path) -> dict[str, Any]:
     (tmp_path / "evil.py").write_text(f"import os\nos.system('touch {tmp_path}/PWNED')\n")
     plan = plan_of(tmp_path / "run", *SLOW, "nodes=2").to_dict()
     plan |= {"trust": ["evil"], "model": {"_target_": "evil.Net"}}
-    return {"do": "welcome", "plan": plan, "storage": '{"storage": {}, "secrets": {"kept": {}, "known": []}}', "silence": 5, "environment": {}}
+    return {
+        "do": "welcome",
+        "plan": plan,
+        "storage": '{"storage": {}, "secrets": {"kept": {}, "known": []}}',
+        "silence": 5,
+        "environment": {},
+    }
 
 
-@pytest.mark.parametrize("way", ["a welcome", "a greeting and a welcome", "another secret", "its own words", "drops", "deep", "long", "nothing"])
-def test_a_fake_server_is_told_nothing_and_not_obeyed(way: str, secret: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "way",
+    ["a welcome", "a greeting and a welcome", "another secret", "its own words", "drops", "deep", "long", "nothing"],
+)
+def test_a_fake_server_is_told_nothing_and_not_obeyed(
+    way: str, secret: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("dtrain.launcher.local.agent.GREET_SECONDS", 2.0)
     welcome = json.dumps(evil(tmp_path)).encode() + b"\n"
@@ -210,7 +237,10 @@ def test_a_fake_server_is_told_nothing_and_not_obeyed(way: str, secret: None, tm
         "another secret": guessed, "its own words": lambda victim: victim.sendall(heard[-1]), "drops": dropping,
         "deep": lambda victim: victim.sendall(b"[" * 1_000_000 + b"\n"), "long": lambda victim: victim.sendall(b"x" * (16 << 20)), "nothing": lambda victim: None,
     }  # fmt: skip
-    with fake(ways[way]) as (address, heard), pytest.raises(TimeoutError, match=r"has not proved that it knows this DTRAIN_SECRET"):
+    with (
+        fake(ways[way]) as (address, heard),
+        pytest.raises(TimeoutError, match=r"has not proved that it knows this DTRAIN_SECRET"),
+    ):
         join(address, 0.2)
     assert heard
     assert not [said for said in heard for word in (SECRET, json.dumps(socket.gethostname())) if word.encode() in said]
@@ -223,7 +253,15 @@ def test_a_fake_server_is_told_nothing_and_not_obeyed(way: str, secret: None, tm
 @pytest.mark.parametrize("said", ["", "short"])
 def test_without_a_secret_no_other_address_is_served_or_joined(said: str, tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "DTRAIN_SECRET": said}
-    served = [*command(), *WORDS, *SLOW, "nodes=2", "launcher.here=1", "launcher.address=192.0.2.7:29400", f"out={tmp_path / 'run'}"]
+    served = [
+        *command(),
+        *WORDS,
+        *SLOW,
+        "nodes=2",
+        "launcher.here=1",
+        "launcher.address=192.0.2.7:29400",
+        f"out={tmp_path / 'run'}",
+    ]
     for words in (served, [sys.executable, "-m", "dtrain.launcher.local.agent", "192.0.2.7:29400"]):
         done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 3, done.stderr
@@ -232,9 +270,19 @@ def test_without_a_secret_no_other_address_is_served_or_joined(said: str, tmp_pa
         assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("address", ["29400", ":29400", "0.0.0.0:29400", "[::]:29400", "here:port", "here:99999", "here:"])
+@pytest.mark.parametrize(
+    "address", ["29400", ":29400", "0.0.0.0:29400", "[::]:29400", "here:port", "here:99999", "here:"]
+)
 def test_what_is_no_address_of_a_host_is_refused(address: str, tmp_path: Path) -> None:
-    words = [*command(), *WORDS, *SLOW, "nodes=2", "launcher.here=1", f"launcher.address='{address}'", f"out={tmp_path / 'run'}"]
+    words = [
+        *command(),
+        *WORDS,
+        *SLOW,
+        "nodes=2",
+        "launcher.here=1",
+        f"launcher.address='{address}'",
+        f"out={tmp_path / 'run'}",
+    ]
     for line in (words, [sys.executable, "-m", "dtrain.launcher.local.agent", address]):
         env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
         done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=60, check=False)
@@ -249,11 +297,19 @@ NEEDS_SS = pytest.mark.skipif(shutil.which("ss") is None, reason="ss tells who l
 def ends(pids: list[int]) -> set[str]:
     """<address>:<port> at which these processes listen."""
     said = subprocess.run(["ss", "-ltnpH"], capture_output=True, text=True, check=True).stdout
-    return {line.split()[3] for line in said.splitlines() if {int(pid) for pid in re.findall(r"pid=(\d+)", line)} & set(pids)}
+    return {
+        line.split()[3]
+        for line in said.splitlines()
+        if {int(pid) for pid in re.findall(r"pid=(\d+)", line)} & set(pids)
+    }
 
 
 @NEEDS_SS
-@pytest.mark.parametrize("words", [("nodes=2", "devices=2", "strategy=fsdp"), ("nodes=1", "devices=2", "strategy=ddp"), ("nodes=1",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [("nodes=2", "devices=2", "strategy=fsdp"), ("nodes=1", "devices=2", "strategy=ddp"), ("nodes=1",)],
+    ids=" ".join,
+)
 def test_a_local_run_listens_on_loopback_alone(words: tuple[str, ...], tmp_path: Path) -> None:
     out = tmp_path / "run"
     run = started(out, *SLOW[:4], *words, "steps=2000")
@@ -266,7 +322,9 @@ def test_a_local_run_listens_on_loopback_alone(words: tuple[str, ...], tmp_path:
 
 
 def _family(pid: int) -> list[int]:
-    children = [int(each) for task in Path(f"/proc/{pid}/task").iterdir() for each in (task / "children").read_text().split()]
+    children = [
+        int(each) for task in Path(f"/proc/{pid}/task").iterdir() for each in (task / "children").read_text().split()
+    ]
     return [pid, *[each for child in children for each in _family(child)]]
 
 
@@ -291,7 +349,11 @@ def _names(port: int) -> list[str]:
 
 another_user = pytest.mark.skipif(
     os.getuid() != 0
-    or bool(subprocess.run(["bash", "-c", f"{' '.join(NOBODY)} {sys.executable} -c ''"], check=False, capture_output=True).returncode),
+    or bool(
+        subprocess.run(
+            ["bash", "-c", f"{' '.join(NOBODY)} {sys.executable} -c ''"], check=False, capture_output=True
+        ).returncode
+    ),
     reason="needs root and setpriv",
 )
 
@@ -302,7 +364,9 @@ def test_another_user_of_this_host_neither_joins_nor_serves(tmp_path: Path) -> N
     words = [*NOBODY, sys.executable, "-m", "dtrain.launcher.local.agent", address, "0.1"]
     with served(plan_of(tmp_path / "run", *SLOW, "nodes=2", "steps=10"), tmp_path, address=address, here=1):
         opened(address).close()
-        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "TMPDIR": "/tmp"})
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "TMPDIR": "/tmp"}
+        )
     assert done.returncode == 1
     assert "no run of this user listens there" in done.stderr
     with (

@@ -66,7 +66,9 @@ def test_a_run_goes_on_whatever_is_killed(target: str, untouched: Path, tmp_path
 
 
 @pytest.mark.parametrize("noted", [False, True])
-def test_a_server_killed_as_it_begins_a_round_is_followed_by_the_next(noted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_killed_as_it_begins_a_round_is_followed_by_the_next(
+    noted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write, plan = RestartLog.write, plan_of(tmp_path / "run", *SLOW, "steps=4", "nodes=1", "launcher=local")
 
     def dies(book: RestartLog, scratch: Path) -> None:
@@ -84,7 +86,9 @@ def test_a_server_killed_as_it_begins_a_round_is_followed_by_the_next(noted: boo
 
 
 def test_an_error_that_comes_before_any_new_step_is_not_tried_again(tmp_path: Path) -> None:
-    with served(plan_of(tmp_path / "run", "model._target_=launching.Raises", "model.rank=1", "model.at=1", "nodes=2"), tmp_path) as server:
+    with served(
+        plan_of(tmp_path / "run", "model._target_=launching.Raises", "model.rank=1", "model.at=1", "nodes=2"), tmp_path
+    ) as server:
         assert over(server, tmp_path)["round"] == 0
     with pytest.raises(RankError, match=r"rank 1 failed.*ValueError: planned"):
         failure.outcome(tmp_path / "round-0", 0)
@@ -122,7 +126,9 @@ def test_a_node_that_never_comes_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not network.interfaces(), reason="only Linux tells the addresses of its interfaces")
 @pytest.mark.parametrize("address", sorted(network.interfaces().values()))
-def test_ranks_of_the_server_s_own_host_listen_where_the_others_were_told(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_the_server_s_own_host_listen_where_the_others_were_told(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And not where the host's name leads: on many hosts that is 127.0.1.1, which no other reaches."""
     monkeypatch.setenv("DTRAIN_SECRET", "0123456789abcdef")
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -134,7 +140,8 @@ def test_ranks_of_the_server_s_own_host_listen_where_the_others_were_told(addres
 
 
 @pytest.mark.parametrize(
-    ("shown", "nodes", "each"), [(None, 2, ["0,1", "2,3"]), ("4,GPU-5f1c,6,7", 2, ["4,GPU-5f1c", "6,7"]), ("4,5", 1, ["4,5"]), (None, 1, ["all"])]
+    ("shown", "nodes", "each"),
+    [(None, 2, ["0,1", "2,3"]), ("4,GPU-5f1c,6,7", 2, ["4,GPU-5f1c", "6,7"]), ("4,5", 1, ["4,5"]), (None, 1, ["all"])],
 )
 def test_nodes_of_one_host_have_gpus_of_their_own(
     shown: str | None, nodes: int, each: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -143,7 +150,11 @@ def test_nodes_of_one_host_have_gpus_of_their_own(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if shown is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
-    plan = plan_of(tmp_path / "run", f"nodes={nodes}", "devices=2", "batch=8", "launcher=local").with_loop("launching.shows")
+    plan = plan_of(tmp_path / "run", f"nodes={nodes}", "devices=2", "batch=8", "launcher=local").with_loop(
+        "launching.shows"
+    )
     with served(replace(plan, device="cuda"), tmp_path) as server:
         assert over(server, tmp_path)["error"] is None
-    assert [(tmp_path / f"shown-{rank}").read_text() for rank in range(2 * nodes)] == [own for own in each for _ in range(2)]
+    assert [(tmp_path / f"shown-{rank}").read_text() for rank in range(2 * nodes)] == [
+        own for own in each for _ in range(2)
+    ]

@@ -36,7 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, WordsError) and os.environ.get("RANK", "0") != "0":
             time.sleep(
                 5
-            )  # wrong words are wrong on every rank: rank 0 says so, and must not be killed before by the end of this one
+                # wrong words are wrong on every rank: rank 0 says so, and must not be killed before by the end of this
+                # one
+            )
         else:
             for line in [*map(screen.on_one_line, getattr(error, "problems", ()))] or [str(error)]:
                 screen.complain(line)
@@ -52,11 +54,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     finally:
-        gc.freeze()  # the interpreter ends: with torch loaded its last collection takes most of a second, of which a save may be in need
+        # the interpreter ends: with torch loaded its last collection takes most of a second, of which a save may be in
+        # need
+        gc.freeze()
 
 
 def _see_packages() -> None:
-    """Those of the folder it was started in, as `python -m` sees them: the console script begins with the folder of the scripts."""
+    """Those of the folder it was started in, as `python -m` sees them: the console script begins with the folder of the
+    scripts.
+    """
     if not sys.flags.safe_path and Path(sys.argv[0]).stem == "dtrain":
         with suppress(OSError):  # gone, which is told next
             sys.path.insert(0, str(Path.cwd()))
@@ -72,7 +78,9 @@ def _in_a_folder() -> None:
 
 
 def _refused(error: OSError | RuntimeError) -> bool:
-    """Whether the system has no more files, processes, threads or room; the rest is somebody's mistake, and shows where."""
+    """Whether the system has no more files, processes, threads or room; the rest is somebody's mistake, and shows
+    where.
+    """
     return error.errno in HELP if isinstance(error, OSError) else "can't start new thread" in str(error)
 
 

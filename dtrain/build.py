@@ -30,9 +30,11 @@ def trusting(packages: Collection[str]) -> Iterator[None]:
 
 
 def build(part: Part, kind: Any = None, /, **given: Any) -> Any:
-    """Call the part's `_target_` with its arguments and `given`; nested parts are built first, functions that its word `calls` are left to it.
+    """Call the part's `_target_` with its arguments and `given`; nested parts are built first, functions that its word
+    `calls` are left to it.
 
-    Raises WordsError when the target cannot be imported, does not take the arguments, or lacks what the protocol `kind` has.
+    Raises WordsError when the target cannot be imported, does not take the arguments, or lacks what the protocol `kind`
+    has.
     """
     target, misfit = locate(str(part["_target_"])), None
     called = (part.get("_about_") or {}).get("calls", ())
@@ -76,7 +78,8 @@ def _members(kind: Any) -> list[str]:
 
 
 def locate(name: str) -> Any:
-    """The object behind a dotted name, when it lives in the package that the name begins with, or in another one that is trusted.
+    """The object behind a dotted name, when it lives in the package that the name begins with, or in another one that
+    is trusted.
 
     `mypkg.os.system` is not mypkg's, `torch.nn.modules.os` not torch's. Raises WordsError.
     """
@@ -114,7 +117,8 @@ def locate(name: str) -> Any:
         )
     if package == "torch" and not _is_trusted(name) and not _is_shown_by_torch(found):
         raise WordsError(
-            f"{name}: of torch, only the classes of torch.nn and torch.optim may run. Type trust=[torch] if you know what it does."
+            f"{name}: of torch, only the classes of torch.nn and torch.optim may run. Type trust=[torch] if you know "
+            "what it does."
         )
     return found
 
@@ -155,5 +159,6 @@ def _nested(value: Any) -> Any:
         return secrets.opened(value)
     except KeyError as error:
         raise WordsError(
-            f"{error.args[0]}: this process was not told the secret. A node that joins needs the DTRAIN_SECRET of the run."
+            f"{error.args[0]}: this process was not told the secret. A node that joins needs the DTRAIN_SECRET of the "
+            "run."
         ) from None

@@ -65,7 +65,9 @@ class StoreError(PreflightError):
     """A storage operation failed: says in one line the URL, the operation, the cause and what to type."""
 
     kind = "other"
-    """missing, exists, odd (a folder, or no file at all, has its name), denied, full, package, busy (was tried again until patience ended) or other."""
+    """missing, exists, odd (a folder, or no file at all, has its name), denied, full, package, busy (was tried again
+    until patience ended) or other.
+    """
 
     @classmethod
     def during(cls, operation: str, url: str, cause: object, hint: str = "", kind: str = "other") -> Self:
@@ -80,7 +82,9 @@ class LeaseError(StoreError):
 
 
 class MovedError(StoreError):
-    """Other storage has come to the place of `out`, on which this run has done more steps than this start of it: what a later start goes on from."""
+    """Other storage has come to the place of `out`, on which this run has done more steps than this start of it: what a
+    later start goes on from.
+    """
 
 
 class RankError(DtrainError):
@@ -89,7 +93,9 @@ class RankError(DtrainError):
 
 @contextmanager
 def deciding() -> Iterator[None]:
-    """Whatever else goes wrong while words are judged is a fault of ours: one line for the user, the traceback with DTRAIN_DEBUG=1."""
+    """Whatever else goes wrong while words are judged is a fault of ours: one line for the user, the traceback with
+    DTRAIN_DEBUG=1.
+    """
     try:
         yield
     except DtrainError:
@@ -103,7 +109,8 @@ def deciding() -> Iterator[None]:
         place = f"{trace.tb_frame.f_globals.get('__name__')}:{trace.tb_lineno}" if trace else "?"
         said = masked(" ".join(str(error).split()))[:200]
         raise WordsError(
-            f"dtrain could not judge these words: {type(error).__name__} at {place}: {said}. This is a fault of dtrain, not of yours: please report it, "
+            f"dtrain could not judge these words: {type(error).__name__} at {place}: {said}. This is a fault of "
+            "dtrain, not of yours: please report it, "
             "with the words and what DTRAIN_DEBUG=1 shows."
         ) from error
 

@@ -13,8 +13,9 @@ from typing import Any
 from dtrain.config.structure import COUNT, MAPPING, Optional
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
-"""Mesh axes, outer to inner: outer ones cross nodes, inner ones stay inside a node. `ep` is no axis of its own but a second view of
-the ranks that dp_replicate, dp_shard and cp make: its groups are neighbours among them."""
+"""Mesh axes, outer to inner: outer ones cross nodes, inner ones stay inside a node. `ep` is no axis of its own but a
+second view of the ranks that dp_replicate, dp_shard and cp make: its groups are neighbours among them.
+"""
 
 SHAPE = {
     "batch": {"size": COUNT}, "loggers?": MAPPING, "hooks?": MAPPING,
@@ -53,7 +54,9 @@ class MeshShape:
 
 @dataclass(frozen=True)
 class PipelineShape:
-    """`stages` per rank; `layout` says where they are: `loop`, rank r holds r, r + pp, ...; `v`, it holds r and 2 pp - 1 - r."""
+    """`stages` per rank; `layout` says where they are: `loop`, rank r holds r, r + pp, ...; `v`, it holds r and 2 pp -
+    1 - r.
+    """
 
     schedule: str = "1f1b"
     stages: int = 1
@@ -155,7 +158,9 @@ class Plan:
     why: Mapping[str, str]
     """For every choice made by `auto`: what was picked and the reason, printed by `plan`."""
     others: tuple["Plan", ...] = ()
-    """The same run on fewer nodes, one plan for each number that was allowed beside `nodes`: decided before launch like this one."""
+    """The same run on fewer nodes, one plan for each number that was allowed beside `nodes`: decided before launch like
+    this one.
+    """
 
     @property
     def world(self) -> int:
@@ -177,7 +182,9 @@ class Plan:
 
     @property
     def tokens_step(self) -> int:
-        """What is generated from is filled up to a multiple of this many tokens: tp splits sequences evenly, and takes long over each new length."""
+        """What is generated from is filled up to a multiple of this many tokens: tp splits sequences evenly, and takes
+        long over each new length.
+        """
         sequence = self.data.get("sequence")
         return 1 if self.mesh.tp == 1 else sequence if isinstance(sequence, int) else self.mesh.tp
 

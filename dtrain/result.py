@@ -24,7 +24,9 @@ EXIT_CODES: dict[Status, int] = {"finished": 0, "stopped": 0, "interrupted": 130
 
 @dataclass(frozen=True)
 class Result:
-    """`loss` is the mean over the last step's batch; `metrics` holds the last evaluation (held-out data) or a verb's answer."""
+    """`loss` is the mean over the last step's batch; `metrics` holds the last evaluation (held-out data) or a verb's
+    answer.
+    """
 
     status: Status
     step: int
@@ -62,9 +64,11 @@ def versions() -> dict[str, str]:
 
 
 def note_code() -> None:
-    """Keep for `versions`, here and in the ranks, which commit this folder is at: `3f786850e387`, `-dirty` where files were changed since.
+    """Keep for `versions`, here and in the ranks, which commit this folder is at: `3f786850e387`, `-dirty` where files
+    were changed since.
 
-    Nothing is kept where git does not know the folder, or does not answer in time. No hook and no file monitor of the folder's is run.
+    Nothing is kept where git does not know the folder, or does not answer in time. No hook and no file monitor of the
+    folder's is run.
     """
     quiet = ("--no-optional-locks", "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false")
     os.environ.pop(CODE, None)

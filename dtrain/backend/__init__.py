@@ -19,11 +19,15 @@ from dtrain.cluster import network
 from dtrain.errors import PreflightError
 
 _kept: dict[int, object] = {}
-"""pid -> the last group of that process. Whoever drops the last reference to a gloo group joins its threads; when that is DDP's reducer it
-holds the interpreter's lock, for which those threads wait, and the finished process hangs. Python's own reference is dropped last. A forked child keeps
-its parent's group untouched: the threads to be joined do not exist there."""
+"""pid -> the last group of that process. Whoever drops the last reference to a gloo group joins its threads; when that
+is DDP's reducer it holds the interpreter's lock, for which those threads wait, and the finished process hangs. Python's
+own reference is dropped last. A forked child keeps its parent's group untouched: the threads to be joined do not exist
+there.
+"""
 _met = Counter[str]()
-"""How often the ranks have met at the store of an address: it keeps the keys of a group that is gone, as it keeps those of a dead attempt."""
+"""How often the ranks have met at the store of an address: it keeps the keys of a group that is gone, as it keeps those
+of a dead attempt.
+"""
 ABORT_SECONDS = 1.0
 """NCCL's abort may hang as its collectives do."""
 EXIT_SECONDS = 10.0
@@ -38,9 +42,10 @@ class Backend(Protocol):
 
 @contextmanager
 def process_group(backend: str, *, timeout: float, device: torch.device | None = None, gpu: str = "") -> Iterator[None]:
-    """The default group of this process, for as long as the context lasts. `timeout` in seconds. `device`: the GPU that is connected to the others at
-    once; groups of axes are then split off the group of all, in place of being connected anew. `gpu`: what no other GPU is called. Raises PreflightError
-    where two ranks have the same."""
+    """The default group of this process, for as long as the context lasts. `timeout` in seconds. `device`: the GPU that
+    is connected to the others at once; groups of axes are then split off the group of all, in place of being connected
+    anew. `gpu`: what no other GPU is called. Raises PreflightError where two ranks have the same.
+    """
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     wait = datetime.timedelta(seconds=timeout)
     store: Store
@@ -52,7 +57,8 @@ def process_group(backend: str, *, timeout: float, device: torch.device | None =
             host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             store = connect(host, port, world, is_master=not shared and rank == 0, shared=shared, seconds=timeout)
             watch = stack.enter_context(StoreWatch(store, f"{host}:{port}", seconds=timeout, rank=rank))
-            # what is left there of another attempt, or group, is waited for in vain: https://github.com/pytorch/pytorch/issues/147064
+            # what is left there of another attempt, or group, is waited for in vain:
+            # https://github.com/pytorch/pytorch/issues/147064
             attempt, time = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0), _met[f"{host}:{port}"]
             store = PrefixStore(f"{os.environ.get('DTRAIN_STORE', '')}attempt-{attempt}-{time}", store)
             _met[f"{host}:{port}"] += 1
@@ -60,7 +66,8 @@ def process_group(backend: str, *, timeout: float, device: torch.device | None =
             store = HashStore()
         if gpu and (other := store.compare_set(f"gpu-{gpu}", "", str(rank)).decode()) != str(rank):
             raise PreflightError(
-                f"ranks {other} and {rank} have the same GPU ({gpu}). Start one rank for each GPU, or show each rank its own in CUDA_VISIBLE_DEVICES."
+                f"ranks {other} and {rank} have the same GPU ({gpu}). Start one rank for each GPU, or show each rank "
+                "its own in CUDA_VISIBLE_DEVICES."
             )
         _kept.pop(os.getpid(), None)
         within(
@@ -88,7 +95,8 @@ def process_group(backend: str, *, timeout: float, device: torch.device | None =
 
 
 def _abort() -> None:
-    """Leave all groups after an error, without waiting for anybody: to destroy one of NCCL flushes what is queued in it, for which the others never come.
+    """Leave all groups after an error, without waiting for anybody: to destroy one of NCCL flushes what is queued in
+    it, for which the others never come.
 
     Where that does not return either, the end of the process, which waits for the same, is cut short.
     """

@@ -58,20 +58,24 @@ class Nccl:
 
 
 def gpu_of(local_rank: int, seen: int) -> int:
-    """Which of the GPUs that a rank sees is its own: one that sees no other (srun --gpus-per-task=1, a wrapper that sets CUDA_VISIBLE_DEVICES) has that.
+    """Which of the GPUs that a rank sees is its own: one that sees no other (srun --gpus-per-task=1, a wrapper that
+    sets CUDA_VISIBLE_DEVICES) has that.
 
     Raises PreflightError where there is none for it.
     """
     if seen != 1 and local_rank >= seen:
         raise PreflightError(
-            f"LOCAL_RANK={local_rank}, and this rank sees {seen} GPU(s). Start one rank for each GPU of a host, or show each rank its own in CUDA_VISIBLE_DEVICES."
+            f"LOCAL_RANK={local_rank}, and this rank sees {seen} GPU(s). Start one rank for each GPU of a host, or "
+            "show each rank its own in CUDA_VISIBLE_DEVICES."
         )
     return 0 if seen == 1 else local_rank
 
 
 def expand_segments(environ: Mapping[str, str]) -> None:
-    """Memory of the GPU that this process allocates from now on grows in place, unless the environment says how to allocate; and pinned memory of the
-    host, as of snapshots, is as large as was asked for, where torch would round it up to a power of two."""
+    """Memory of the GPU that this process allocates from now on grows in place, unless the environment says how to
+    allocate; and pinned memory of the host, as of snapshots, is as large as was asked for, where torch would round it
+    up to a power of two.
+    """
     tell = getattr(
         torch._C, "_accelerator_setAllocatorSettings", None
     )  # the variables are read once, by a process that forks ranks perhaps
@@ -83,7 +87,9 @@ def expand_segments(environ: Mapping[str, str]) -> None:
 
 
 def add_in_one_order(environ: MutableMapping[str, str]) -> None:
-    """From now on, and before cuBLAS is used: kernels give the same bits for the same inputs each time, and what has no such kernel is refused by torch."""
+    """From now on, and before cuBLAS is used: kernels give the same bits for the same inputs each time, and what has no
+    such kernel is refused by torch.
+    """
     environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
@@ -100,7 +106,9 @@ def cores_near(bus: str, root: Path = Path("/sys/bus/pci/devices")) -> set[int]:
 
 
 def run_on(cores: set[int]) -> None:
-    """All threads of this process run on these of its cores, and are no more than they are. One that was given cores by its launcher stays there."""
+    """All threads of this process run on these of its cores, and are no more than they are. One that was given cores by
+    its launcher stays there.
+    """
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     if len(allowed) < (os.cpu_count() or 1) or not cores & allowed or allowed <= cores:
         return

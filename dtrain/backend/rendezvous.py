@@ -1,4 +1,5 @@
-"""The store at which the ranks of a run meet: reached within a bound, and watched from then on. Without it nothing can be saved, so the run ends and says why.
+"""The store at which the ranks of a run meet: reached within a bound, and watched from then on. Without it nothing can
+be saved, so the run ends and says why.
 
 torch bounds no wait on a store whose process was stopped: a connection is taken, and never answered.
 """
@@ -30,15 +31,21 @@ TRY_SECONDS = 10.0
 NAME_SECONDS = 8.0
 """A name that nobody knows by then is wrong."""
 LAUNCHER_SECONDS = 60.0
-"""The store of a launcher is there before its ranks are, so they do not wait as long for it as for one that another rank opens."""
+"""The store of a launcher is there before its ranks are, so they do not wait as long for it as for one that another
+rank opens.
+"""
 PING_SECONDS = 10.0
 JOIN_SECONDS = 1.0
 BUSY_SECONDS = 5.0
-"""So long may a store that lives be silent on a busy machine. A rank that was asked to stop waits no longer: its save cannot be agreed on."""
+"""So long may a store that lives be silent on a busy machine. A rank that was asked to stop waits no longer: its save
+cannot be agreed on.
+"""
 
 
 def connect(host: str, port: int, world: int, *, is_master: bool, shared: bool, seconds: float) -> TCPStore:
-    """The store of the run; the master opens it unless it is `shared`. Signals get through meanwhile. Raises PreflightError."""
+    """The store of the run; the master opens it unless it is `shared`. Signals get through meanwhile. Raises
+    PreflightError.
+    """
     began, patience = time.monotonic(), min(seconds, LAUNCHER_SECONDS) if shared else seconds
     where = f"{host}:{port} (MASTER_ADDR, MASTER_PORT)"
     while True:
@@ -78,8 +85,10 @@ def connect(host: str, port: int, world: int, *, is_master: bool, shared: bool, 
 
 
 def _open(host: str, port: int, world: int, *, timeout: datetime.timedelta) -> TCPStore:
-    """The store, at this address of the host alone. At all of them where MASTER_ADDR leads others here on a way this host does not see:
-    by an address that it does not have, or by its own name, which its /etc/hosts says is 127.0.1.1. Raises OSError, and RuntimeError."""
+    """The store, at this address of the host alone. At all of them where MASTER_ADDR leads others here on a way this
+    host does not see: by an address that it does not have, or by its own name, which its /etc/hosts says is 127.0.1.1.
+    Raises OSError, and RuntimeError.
+    """
     try:
         end = network.listen(host, port)
         if ipaddress.ip_address(end.getsockname()[0]).is_loopback and not network.is_only_here(host):
@@ -101,7 +110,9 @@ def _cannot_listen(host: str, port: int, error: Exception) -> str:
 
 
 def within(seconds: float | None, act: Callable[[], T]) -> T:
-    """What `act` returns, computed in a thread, because native code hears no signal. Raises queue.Empty when it takes longer, and what it raises."""
+    """What `act` returns, computed in a thread, because native code hears no signal. Raises queue.Empty when it takes
+    longer, and what it raises.
+    """
     box: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
 
     def work() -> None:
@@ -117,7 +128,9 @@ def within(seconds: float | None, act: Callable[[], T]) -> T:
 
 
 class StoreWatch:
-    """A context. Ends this process when the store is gone, or has not answered for `seconds`, five at least: less where the user has asked to stop."""
+    """A context. Ends this process when the store is gone, or has not answered for `seconds`, five at least: less where
+    the user has asked to stop.
+    """
 
     def __init__(self, store: Any, where: str, *, seconds: float, rank: int) -> None:
         self._store, self._where, self._seconds, self._rank = store, where, max(seconds, BUSY_SECONDS), rank
@@ -167,7 +180,8 @@ class StoreWatch:
                 )
             elif silent > self._seconds or (signals.stop_request() and silent > BUSY_SECONDS):
                 self._end(
-                    f"the store process at {self._where} does not answer for {silent:.0f} s: it was stopped, or its host hangs"
+                    f"the store process at {self._where} does not answer for {silent:.0f} s: it was stopped, or its "
+                    "host hangs"
                 )
 
     def _end(self, sentence: str) -> None:

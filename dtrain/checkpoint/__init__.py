@@ -19,9 +19,11 @@ class Checkpoint(AbstractContextManager[Any], Protocol):
         ...
 
     def save(self, state: TrainState, *, last: bool = True) -> str:
-        """Begin to save `state`, which may change when this returns; all ranks call it. The URL of the checkpoint to be.
+        """Begin to save `state`, which may change when this returns; all ranks call it. The URL of the checkpoint to
+        be.
 
-        When it is not the `last`, no more is done than what made this step due, which may be a copy in memory and no checkpoint: no URL then.
+        When it is not the `last`, no more is done than what made this step due, which may be a copy in memory and no
+        checkpoint: no URL then.
         """
         ...
 

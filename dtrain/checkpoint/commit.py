@@ -43,8 +43,9 @@ class DamagedError(StoreError):
 
 
 def write(url: str, commit: Mapping[str, Any]) -> None:
-    """Create the commit of the attempt at `url`, with a digest of itself, where the files of the attempt are: not on storage that has come to the place
-    of theirs meanwhile."""
+    """Create the commit of the attempt at `url`, with a digest of itself, where the files of the attempt are: not on
+    storage that has come to the place of theirs meanwhile.
+    """
     body = {"format": FORMAT, **commit}
     store.publish(store.join(url, NAME), json.dumps({**body, "digest": _digest(body)}).encode(), parents=False)
 
@@ -59,8 +60,10 @@ def fault(commit: Mapping[str, Any]) -> str:
 
 
 def read(url: str, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """The commit of an attempt, in which every tensor is covered once. Raises DamagedError when there is none, when it is not as it was written,
-    or when a file is missing or has another size; StoreError when the storage does not answer. `sizes` of its files, where they were just listed."""
+    """The commit of an attempt, in which every tensor is covered once. Raises DamagedError when there is none, when it
+    is not as it was written, or when a file is missing or has another size; StoreError when the storage does not
+    answer. `sizes` of its files, where they were just listed.
+    """
     sizes = store.sizes(url) if sizes is None else sizes
     if NAME not in sizes:
         raise _damaged(url, "there is none")
@@ -109,8 +112,10 @@ def check_files(url: str, files: Sequence[Mapping[str, Any]], sizes: Mapping[str
 
 
 def candidates(out: str) -> Iterator[tuple[str, dict[str, Any] | None, str]]:
-    """(URL, commit, nothing) of every checkpoint under `out`, newest first; (URL, None, what is wrong) for one that is damaged; what has no commit is
-    passed over in silence. Raises StoreError when it cannot be said which of two is the newest."""
+    """(URL, commit, nothing) of every checkpoint under `out`, newest first; (URL, None, what is wrong) for one that is
+    damaged; what has no commit is passed over in silence. Raises StoreError when it cannot be said which of two is the
+    newest.
+    """
     return read_each(listed(out))
 
 
@@ -128,7 +133,9 @@ def read_each(attempts: Sequence[Attempt]) -> Iterator[tuple[str, dict[str, Any]
 
 
 def agree(newest: Attempt, commit: Mapping[str, Any], attempts: Sequence[Attempt]) -> None:
-    """Raises StoreError when another checkpoint has done more steps than the `newest`, and it was not passed over as damaged before that was written."""
+    """Raises StoreError when another checkpoint has done more steps than the `newest`, and it was not passed over as
+    damaged before that was written.
+    """
     for rival in rivals(newest, attempts, commit.get("passed_over", ())):
         with contextlib.suppress(DamagedError):
             read(rival.url, rival.files)
@@ -138,7 +145,9 @@ def agree(newest: Attempt, commit: Mapping[str, Any], attempts: Sequence[Attempt
 
 
 def newest(out: str) -> tuple[tuple[str, dict[str, Any]] | None, list[str]]:
-    """The newest attempt that verifies, with its commit, and a sentence for every damaged one passed over. Digests of shards are not looked at."""
+    """The newest attempt that verifies, with its commit, and a sentence for every damaged one passed over. Digests of
+    shards are not looked at.
+    """
     return _first(candidates(out))
 
 
@@ -148,7 +157,9 @@ def found_at(source: str) -> Iterator[tuple[str, dict[str, Any] | None, str]]:
 
 
 def find(source: str) -> tuple[str, dict[str, Any]]:
-    """(attempt URL, commit) for a run's `out`, a step's folder or an attempt. Raises StoreError when nothing valid is there."""
+    """(attempt URL, commit) for a run's `out`, a step's folder or an attempt. Raises StoreError when nothing valid is
+    there.
+    """
     chosen, damaged = _first(found_at(source))
     if chosen is None:
         raise StoreError.during("find a checkpoint at", source, "; ".join(damaged) or "there is no committed one")
@@ -204,7 +215,8 @@ def _check_position(step: int, stream: Mapping[str, Any]) -> None:
     batch, passed = stream["batch"], stream["passed"]
     if stream["seen"] != batch * (step + passed):
         raise ValueError(
-            f"it has seen {stream['seen']} samples, but {step} steps and {passed} batches passed over, of {batch} samples each, are {batch * (step + passed)}"
+            f"it has seen {stream['seen']} samples, but {step} steps and {passed} batches passed over, of {batch} "
+            f"samples each, are {batch * (step + passed)}"
         )
 
 

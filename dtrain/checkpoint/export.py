@@ -1,4 +1,5 @@
-"""A checkpoint as one file that others read: Hugging Face's `model.safetensors`, and its `config.json` when the model is one of theirs.
+"""A checkpoint as one file that others read: Hugging Face's `model.safetensors`, and its `config.json` when the model
+is one of theirs.
 
 The file grows on the local disk, one file of the checkpoint at a time in memory, and goes to its place whole, last.
 """
@@ -28,10 +29,12 @@ KINDS = {str(dtype): dtype for dtype in NAMES}
 
 
 def export(url: str, commit: Mapping[str, Any], to: str, *, weights: str, dtype: str | None) -> list[str]:
-    """Write what the commit at `url` says to the folder `to`, and return the URLs of the files. `weights`: model or ema; `dtype` of DTYPES, None: as saved.
+    """Write what the commit at `url` says to the folder `to`, and return the URLs of the files. `weights`: model or
+    ema; `dtype` of DTYPES, None: as saved.
 
-    A tensor that several modules share is written once, under its first name, as transformers does. Raises WordsError when the checkpoint
-    has no average, StoreError when something is there already or the storage fails, DamagedError when bytes are not what was saved.
+    A tensor that several modules share is written once, under its first name, as transformers does. Raises WordsError
+    when the checkpoint has no average, StoreError when something is there already or the storage fails, DamagedError
+    when bytes are not what was saved.
     """
     chosen = _chosen(url, commit, weights)
     _check_sizes(url, commit)

@@ -1,6 +1,7 @@
 """The two formats a checkpoint is made of, JSON and safetensors: written here, and read without trust in what comes.
 
-A safetensors file is 8 bytes with the length of a JSON header, the header, and the numbers: https://github.com/huggingface/safetensors#format
+A safetensors file is 8 bytes with the length of a JSON header, the header, and the numbers:
+https://github.com/huggingface/safetensors#format
 """
 
 import json
@@ -24,7 +25,9 @@ HEADER_BYTES = 100_000_000
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of a file; `begin` counts bytes, from the end of the header when it is written and from the start of the file when it was read."""
+    """One tensor of a file; `begin` counts bytes, from the end of the header when it is written and from the start of
+    the file when it was read.
+    """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -36,7 +39,9 @@ class Entry:
 
 
 def header(entries: Mapping[str, Entry], mark: Mapping[str, str] | None = None) -> bytes:
-    """What stands before the numbers of a file; filled up so that they begin at a multiple of 8 bytes. `mark` is its metadata."""
+    """What stands before the numbers of a file; filled up so that they begin at a multiple of 8 bytes. `mark` is its
+    metadata.
+    """
     text = json.dumps(
         ({"__metadata__": dict(mark)} if mark else {})
         | {

@@ -1,4 +1,6 @@
-"""From the files of a commit into the tensors of this rank: all that a rank needs is verified, on every rank, before a tensor is touched."""
+"""From the files of a commit into the tensors of this rank: all that a rank needs is verified, on every rank, before a
+tensor is touched.
+"""
 
 import hashlib
 import warnings
@@ -93,7 +95,9 @@ def read_file(where: str, file: Mapping[str, Any]) -> bytes:
 
 
 def parse_file(where: str, data: bytes, commit: Mapping[str, Any]) -> dict[str, Entry]:
-    """The tensors of a file. Raises DamagedError when it is none, or when it says itself that it is of another step or attempt than the commit."""
+    """The tensors of a file. Raises DamagedError when it is none, or when it says itself that it is of another step or
+    attempt than the commit.
+    """
     try:
         entries, mark = parse_marked(data)
     except ValueError as error:
@@ -120,8 +124,9 @@ def tensor_of(data: bytes, entry: Entry) -> Tensor:
 def mismatches(
     commit: Mapping[str, Any], wanted: Mapping[str, Tensor], everywhere: Iterable[str], strict: tuple[str, ...]
 ) -> list[str]:
-    """What keeps a commit from filling `wanted`: names that are missing, of another shape or another kind of number, and names beginning with
-    one of `strict` that no rank wants (all wanted names are `everywhere`)."""
+    """What keeps a commit from filling `wanted`: names that are missing, of another shape or another kind of number,
+    and names beginning with one of `strict` that no rank wants (all wanted names are `everywhere`).
+    """
     saved = commit["tensors"]
     missing = [name for name in wanted if name not in saved]
     extra = sorted({name for name in saved if name.startswith(strict)} - set(everywhere))

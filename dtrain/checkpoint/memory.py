@@ -1,9 +1,10 @@
-"""Copies of the state in the memory of the nodes, which outlive the ranks: what the ranks of a node hold lies there, and at the next node too.
+"""Copies of the state in the memory of the nodes, which outlive the ranks: what the ranks of a node hold lies there,
+and at the next node too.
 
     $DTRAIN_MEMORY/<run>-00003-0.bytes, .json     what rank 3 held at one step, and what it is; -1 holds the copy before or after
 
-A copy is there when the description is: it goes before bytes change, and comes, in one piece, after them. A step counts when the copies of all
-ranks that took part are somewhere on the nodes that are left.
+A copy is there when the description is: it goes before bytes change, and comes, in one piece, after them. A step counts
+when the copies of all ranks that took part are somewhere on the nodes that are left.
 """
 
 import json
@@ -33,7 +34,9 @@ STEM = re.compile(r"[0-9A-Za-z-]{1,80}-[0-9]{5,9}-[01]")
 
 @dataclass(frozen=True)
 class Copy:
-    """The state of the world after a step. `parts`: name of the copy of each rank -> its description; `holders`: -> the ranks beside it."""
+    """The state of the world after a step. `parts`: name of the copy of each rank -> its description; `holders`: -> the
+    ranks beside it.
+    """
 
     step: int
     parts: Mapping[str, Mapping[str, Any]]
@@ -67,7 +70,9 @@ class Memory:
         self._next, self._sources = _neighbours(mesh)
 
     def take(self, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Copy what this rank is the one to write, and what the node before holds. All ranks call it. Raises StoreError on all when one has no room."""
+        """Copy what this rank is the one to write, and what the node before holds. All ranks call it. Raises StoreError
+        on all when one has no room.
+        """
         slot, self._count = self._count % 2, self._count + 1
         place = self._path(self._mesh.rank, slot, "json")
         place.unlink(missing_ok=True)
@@ -128,7 +133,9 @@ class Memory:
         return Copy(max(whole)[0], dict(sorted(parts.items())), holders)
 
     def fill(self, copy: Copy, wanted: Mapping[str, Tensor]) -> None:
-        """Copy the parts of `wanted` that this rank holds; what lies on another node comes from there. All ranks call it."""
+        """Copy the parts of `wanted` that this rank holds; what lies on another node comes from there. All ranks call
+        it.
+        """
         pieces: dict[str, list[Mapping[str, Any]]] = {}
         for piece in copy.commit["pieces"]:
             pieces.setdefault(piece["name"], []).append(piece)
@@ -214,7 +221,9 @@ class Memory:
 
 
 def _neighbours(mesh: Mesh) -> tuple[int | None, list[int]]:
-    """To which rank of the next node this one sends its copy (None on a single node), and from which ranks of the node before it gets theirs."""
+    """To which rank of the next node this one sends its copy (None on a single node), and from which ranks of the node
+    before it gets theirs.
+    """
     places = mesh.gather(int(os.environ.get("GROUP_RANK", 0)))
     nodes = {node: [rank for rank, place in enumerate(places) if place == node] for node in sorted(set(places))}
     if len(nodes) < 2:
@@ -244,7 +253,9 @@ def _appear(path: Path, text: bytes) -> None:
 
 
 def _mapped(path: Path, size: int) -> Tensor:
-    """`size` bytes that are the file itself. Raises StoreError when there is no room: a page that is not there would end the process."""
+    """`size` bytes that are the file itself. Raises StoreError when there is no room: a page that is not there would
+    end the process.
+    """
     try:
         with path.open("w+b") as file:
             if size:

@@ -1,4 +1,6 @@
-"""From a commit, or a copy in memory, into the state: all ranks from the same one, and none from one in which any of them found damage."""
+"""From a commit, or a copy in memory, into the state: all ranks from the same one, and none from one in which any of
+them found damage.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -19,7 +21,9 @@ Candidates = Iterator[tuple[str, dict[str, Any] | None, str]]
 
 
 class Restore:
-    """All ranks call all of it, in the same order. What is passed over is noted: a sentence in `damaged`, the place of the attempt in `passed_over`."""
+    """All ranks call all of it, in the same order. What is passed over is noted: a sentence in `damaged`, the place of
+    the attempt in `passed_over`.
+    """
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
@@ -47,7 +51,9 @@ class Restore:
             yield chosen
 
     def load(self, url: str, commit: Commit, state: TrainState) -> bool:
-        """Whether the bytes are as they were saved; then they are in `state`. Raises StoreError when they are of another model or optimizer."""
+        """Whether the bytes are as they were saved; then they are in `state`. Raises StoreError when they are of
+        another model or optimizer.
+        """
         wanted = self._wanted(commit, state)
         if not self._fill(url, commit, wanted, ("model.", "optim.")):
             return False
@@ -75,7 +81,9 @@ class Restore:
         self._finish(url, commit, state, wanted)
 
     def _wanted(self, commit: Commit, state: TrainState) -> dict[str, Tensor]:
-        """The tensors of `state`, with room made for those of the commit; without the average of the weights when the commit has none."""
+        """The tensors of `state`, with room made for those of the commit; without the average of the weights when the
+        commit has none.
+        """
         state.make_room([*commit["tensors"], *commit["facts"]["optim"]])
         averaged = any(name.startswith("ema.") for name in commit["tensors"])
         return {name: tensor for name, tensor in state.tensors().items() if averaged or not name.startswith("ema.")}

@@ -1,4 +1,6 @@
-"""Which checkpoints stay: the newest ones, every n-th, the best by a metric; of what goes the commit goes first, and never before a newer one stands."""
+"""Which checkpoints stay: the newest ones, every n-th, the best by a metric; of what goes the commit goes first, and
+never before a newer one stands.
+"""
 
 import json
 import math
@@ -19,8 +21,10 @@ SCORES = "METRICS.json"
 
 @dataclass(frozen=True)
 class Policy:
-    """`every` steps between checkpoints (0: only when asked) and `ephemeral` between those that go as soon as a newer one stands; the newest
-    `keep` stay (None: all), and every step divisible by `keep_every`, and the one whose metric `best` is the lowest, or the highest."""
+    """`every` steps between checkpoints (0: only when asked) and `ephemeral` between those that go as soon as a newer
+    one stands; the newest `keep` stay (None: all), and every step divisible by `keep_every`, and the one whose metric
+    `best` is the lowest, or the highest.
+    """
 
     every: int
     keep: int | None
@@ -55,9 +59,11 @@ class Policy:
 
 @dataclass
 class Retention:
-    """Of the checkpoints under `out`; rank 0 has it. They are listed once, before the first is removed: what is under `out` after that, this run wrote
-    itself, because it holds the lease. `damaged` has the places of attempts that a restore passed over. What it was told or read is not read again, so
-    a save costs the same however many checkpoints there are."""
+    """Of the checkpoints under `out`; rank 0 has it. They are listed once, before the first is removed: what is under
+    `out` after that, this run wrote itself, because it holds the lease. `damaged` has the places of attempts that a
+    restore passed over. What it was told or read is not read again, so a save costs the same however many checkpoints
+    there are.
+    """
 
     out: str
     policy: Policy
@@ -89,7 +95,8 @@ class Retention:
             store.publish(store.join(url, SCORES), json.dumps(dict(metrics)).encode())
 
     def apply(self, step: int) -> None:
-        """Remove what need not stay now that the checkpoint of `step` stands. Raises StoreError, after all that can be removed is.
+        """Remove what need not stay now that the checkpoint of `step` stands. Raises StoreError, after all that can be
+        removed is.
 
         One thread at a time does: when another is at it, that one goes over it once more, and this returns at once.
         """
@@ -154,8 +161,9 @@ class Retention:
         return in_order({**self._begun, **self._known}.values())
 
     def _staying(self, attempts: Sequence[Attempt]) -> list[Attempt]:
-        """Of the attempts, newest first, those that stay. The newest and the best are read before anything goes for their sake; others are taken for
-        what they seem to be."""
+        """Of the attempts, newest first, those that stay. The newest and the best are read before anything goes for
+        their sake; others are taken for what they seem to be.
+        """
         doubtful = list(attempts)
         while True:
             first = dict[int, Attempt]()

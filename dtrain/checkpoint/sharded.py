@@ -2,8 +2,9 @@
 
     <out>/checkpoints/step-00000100/<attempt>/rank-00000-0000.safetensors ... COMMIT.json
 
-The loop stands still for a copy (snapshot.py); the copy is written and committed beside it (drain.py); what is old goes (retention.py); any mesh
-reads what any other wrote (restore.py, load.py). Between, copies may stay in the memory of the nodes (memory.py). A directory is never written twice; what has no valid COMMIT.json is not a checkpoint.
+The loop stands still for a copy (snapshot.py); the copy is written and committed beside it (drain.py); what is old goes
+(retention.py); any mesh reads what any other wrote (restore.py, load.py). Between, copies may stay in the memory of the
+nodes (memory.py). A directory is never written twice; what has no valid COMMIT.json is not a checkpoint.
 """
 
 import contextlib
@@ -31,14 +32,21 @@ from dtrain.storage import attempts, store
 from dtrain.storage.lease import VARIABLE as LEASE
 
 END_SECONDS = 30.0, 1.0
-"""How long a run that failed waits for what is still being written: alone, and on several ranks, of which one may be gone."""
+"""How long a run that failed waits for what is still being written: alone, and on several ranks, of which one may be
+gone.
+"""
 TIDY_SECONDS = 10.0
-"""How long a run that is done waits for old checkpoints to be removed: the next run under the same `out` goes on with it."""
+"""How long a run that is done waits for old checkpoints to be removed: the next run under the same `out` goes on with
+it.
+"""
 
 
 class Sharded:
-    """A context. `resume` is auto, never or must; `mode` background or blocking; `every`, `keep`, `keep_every`, `best`, `best_is` and `ephemeral` as
-    in retention.py; `memory` steps between copies in the memory of the nodes, where there is a folder for them (0: none). `before_commit` runs on rank 0, in a thread, after all files are written and before the commit is."""
+    """A context. `resume` is auto, never or must; `mode` background or blocking; `every`, `keep`, `keep_every`, `best`,
+    `best_is` and `ephemeral` as in retention.py; `memory` steps between copies in the memory of the nodes, where there
+    is a folder for them (0: none). `before_commit` runs on rank 0, in a thread, after all files are written and before
+    the commit is.
+    """
 
     def __init__(
         self,
@@ -86,7 +94,9 @@ class Sharded:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """After an error the save that is still being written gets a little time, and is given up then; else it was waited for."""
+        """After an error the save that is still being written gets a little time, and is given up then; else it was
+        waited for.
+        """
         if self._drain and kind:
             if issubclass(kind, Exception):  # who interrupts does not want to wait
                 self._drain.join(END_SECONDS[self._mesh.world > 1])
@@ -96,7 +106,8 @@ class Sharded:
         return self._policy.due(step) or self._copies(step)
 
     def save(self, state: TrainState, *, last: bool = True) -> str:
-        """Copy `state` and return the URL of its checkpoint to be; all ranks call it. One that is still being written is waited for.
+        """Copy `state` and return the URL of its checkpoint to be; all ranks call it. One that is still being written
+        is waited for.
 
         When it is not the `last`, and only a copy in memory is due, there is no checkpoint, and no URL.
         """
@@ -149,7 +160,9 @@ class Sharded:
         return url
 
     def landed(self) -> list[SaveResult]:
-        """What became of saves since it was asked last; waits for nothing. Raises LeaseError when another run has taken over."""
+        """What became of saves since it was asked last; waits for nothing. Raises LeaseError when another run has taken
+        over.
+        """
         if self._drain and self._drain.done:
             self._settle()
         if not self._landed:
@@ -167,10 +180,13 @@ class Sharded:
             raise StoreError(self._error)
 
     def scored(self, step: int, metrics: Mapping[str, float], *, complete: bool = True) -> None:
-        """What was measured of the checkpoint of `step`, if there is one, for `best`; waits for nothing. Raises WordsError when `best` is not among figures that are `complete`."""
+        """What was measured of the checkpoint of `step`, if there is one, for `best`; waits for nothing. Raises
+        WordsError when `best` is not among figures that are `complete`.
+        """
         if complete and self._policy.best and self._policy.best not in metrics:
             raise WordsError(
-                f"checkpoint.best={self._policy.best}: the evaluation has no such figure.{nearest(self._policy.best, metrics)}"
+                f"checkpoint.best={self._policy.best}: the evaluation has no such "
+                f"figure.{nearest(self._policy.best, metrics)}"
             )
         if self._policy.best in metrics and self._mesh.rank == 0:
             self._scores[step] = {**self._scores.get(step, {}), **metrics}
@@ -188,10 +204,12 @@ class Sharded:
         return bool(self._promised)
 
     def restore(self, state: TrainState) -> dict[str, Any] | None:
-        """The newest checkpoint of which every rank finds its bytes as they were saved, into `state`; all ranks call it. Its commit, or None.
+        """The newest checkpoint of which every rank finds its bytes as they were saved, into `state`; all ranks call
+        it. Its commit, or None.
 
-        Raises StoreError when it is of another model, PreflightError when `resume` says that it must or must not be there, or when all are damaged. When it is called
-        again, the run goes back: to what is committed, whatever `resume` says.
+        Raises StoreError when it is of another model, PreflightError when `resume` says that it must or must not be
+        there, or when all are damaged. When it is called again, the run goes back: to what is committed, whatever
+        `resume` says.
         """
         copy, resume, self._resume = self._newest_copy(), self._resume, "auto"
         restore = Restore(self._mesh)
@@ -200,7 +218,8 @@ class Sharded:
             self.passed_over |= {*commit.get("passed_over", ()), *restore.passed_over}
             if resume == "never":
                 raise PreflightError(
-                    f"resume=never: {self._out} holds a run already. Type out=<another place>, or resume=auto to go on with it."
+                    f"resume=never: {self._out} holds a run already. Type out=<another place>, or resume=auto to go "
+                    "on with it."
                 )
             if copy and copy.step > commit["step"]:
                 break
@@ -215,7 +234,8 @@ class Sharded:
         if self.damaged:  # to begin again would remove what can perhaps be mended
             raise PreflightError(
                 f"no checkpoint under {self._out} can be read: {'; '.join(self.damaged[:3])}. "
-                f"Type out=<another place>, or remove {store.join(self._out, 'checkpoints')} to start from the beginning."
+                f"Type out=<another place>, or remove {store.join(self._out, 'checkpoints')} to start from the "
+                "beginning."
             )
         if resume == "must":
             raise PreflightError(
@@ -223,7 +243,8 @@ class Sharded:
             )
         if self._promised:  # and no weights were drawn
             raise StoreError(
-                f"the checkpoints under {self._out} were there a moment ago, and are gone. Type the same words again when their storage is back."
+                f"the checkpoints under {self._out} were there a moment ago, and are gone. Type the same words again "
+                "when their storage is back."
             )
         return None
 
@@ -256,7 +277,9 @@ class Sharded:
         return self._memory
 
     def _newest_copy(self) -> Copy | None:
-        """What outlived the ranks that were here before; nothing when these ranks have restored before, because then they went too far."""
+        """What outlived the ranks that were here before; nothing when these ranks have restored before, because then
+        they went too far.
+        """
         if not self._every_copy or MEMORY not in os.environ:
             return None
         copy, self._restored = None if self._restored else self._nodes().newest(), True
@@ -268,7 +291,9 @@ class Sharded:
     # saves under way
 
     def _attempt(self) -> str:
-        """The name of a folder that never was: the number of the lease, when this run began, which run it is, how many it has written."""
+        """The name of a folder that never was: the number of the lease, when this run began, which run it is, how many
+        it has written.
+        """
         self._count += 1
         return f"{self._name()}-{self._count:04d}"
 

@@ -38,7 +38,9 @@ def mine(tensors: Mapping[str, Tensor], at: Mapping[str, int]) -> Iterator[tuple
 
 
 class ShardOverlap:
-    """What this rank holds of a tensor, and the saved pieces that overlap it: (piece, where in the piece, where in what is held)."""
+    """What this rank holds of a tensor, and the saved pieces that overlap it: (piece, where in the piece, where in what
+    is held).
+    """
 
     def __init__(self, tensor: Tensor, pieces: Sequence[Mapping[str, Any]]) -> None:
         self.memory = local(tensor)

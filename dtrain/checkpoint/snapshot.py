@@ -1,4 +1,6 @@
-"""A copy of what this rank writes, in memory that every save uses again, laid out as the files will be: the loop waits for this copy alone."""
+"""A copy of what this rank writes, in memory that every save uses again, laid out as the files will be: the loop waits
+for this copy alone.
+"""
 
 import mmap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +23,9 @@ ALIGN = 4096
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows [first, last) of what a rank holds of a tensor; all of it when it has no rows. `key` is its name in the file."""
+    """Rows [first, last) of what a rank holds of a tensor; all of it when it has no rows. `key` is its name in the
+    file.
+    """
 
     name: str
     key: str
@@ -40,8 +44,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class File:
-    """One file that is to be written: its bytes are `parts`, of which the second lies at `begin` in memory and is overwritten by the next snapshot.
-    `mark` is the metadata in it: of which step and attempt its tensors are."""
+    """One file that is to be written: its bytes are `parts`, of which the second lies at `begin` in memory and is
+    overwritten by the next snapshot. `mark` is the metadata in it: of which step and attempt its tensors are.
+    """
 
     name: str
     begin: int
@@ -83,7 +88,8 @@ class Snapshot:
         self._files: list[File] = []
 
     def take(self, tensors: Mapping[str, Tensor]) -> list[File]:
-        """Copy what this rank is the one to write; `wait` before it is read. Nothing is allocated as long as names, shapes and types stay.
+        """Copy what this rank is the one to write; `wait` before it is read. Nothing is allocated as long as names,
+        shapes and types stay.
 
         A GPU copies in its turn, before what the loop asks of it next, so that the loop need not wait.
         """
@@ -137,7 +143,9 @@ class Snapshot:
 
 
 def pack(held: Iterable[tuple[str, Tensor, Sequence[int]]], limit: int = FILE_BYTES) -> Iterable[list[Piece]]:
-    """What a rank holds, cut into rows where it is larger than a file, in groups that fill a file; wide types first, so that all are aligned."""
+    """What a rank holds, cut into rows where it is larger than a file, in groups that fill a file; wide types first, so
+    that all are aligned.
+    """
     group, size = list[Piece](), 0
     for name, tensor, offset in held:
         for piece in cut(name, tensor, offset, limit):
@@ -166,8 +174,9 @@ def cut(name: str, tensor: Tensor, offset: Sequence[int], limit: int) -> Iterabl
 
 
 def _memory(size: int, *, pinned: bool) -> Tensor:
-    """`size` bytes: pinned for copies from a GPU; else of huge pages where there are any, because touching 4 KiB pages for the first time takes
-    longer than the copy."""
+    """`size` bytes: pinned for copies from a GPU; else of huge pages where there are any, because touching 4 KiB pages
+    for the first time takes longer than the copy.
+    """
     if pinned:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
     memory = mmap.mmap(

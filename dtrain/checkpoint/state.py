@@ -1,4 +1,6 @@
-"""What must survive a restart, and nothing else: weights, optimizer, position in the data, loss scale, average of the weights, guard, step."""
+"""What must survive a restart, and nothing else: weights, optimizer, position in the data, loss scale, average of the
+weights, guard, step.
+"""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -26,7 +28,8 @@ class Stateful(Protocol):
 
 @dataclass
 class TrainState:
-    """`step` counts optimizer steps done. Tensors are named `model.<parameter>`, `optim.<parameter>.<entry>` and `ema.<parameter>`.
+    """`step` counts optimizer steps done. Tensors are named `model.<parameter>`, `optim.<parameter>.<entry>` and
+    `ema.<parameter>`.
 
     The model is the one with the plain names of its parameters, not a wrapper around it.
     """
@@ -46,12 +49,15 @@ class TrainState:
         self._built = frozenset(name for name, _ in self._model_tensors())
 
     def tensors(self) -> dict[str, Tensor]:
-        """By name. Raises WordsError when the model has got or lost some since it was built: nothing would train them, and no run could load them."""
+        """By name. Raises WordsError when the model has got or lost some since it was built: nothing would train them,
+        and no run could load them.
+        """
         averages = {f"ema.{name}": average for name, average in self.ema.averages.items()} if self.ema else {}
         kept = dict(self._model_tensors())
         if other := sorted(name.removeprefix("model.") for name in kept.keys() ^ self._built):
             raise WordsError(
-                f"the model has got or lost parameters or buffers while it trained: {', '.join(other[:5])}. Make them in __init__, or with persistent=False."
+                f"the model has got or lost parameters or buffers while it trained: {', '.join(other[:5])}. Make them "
+                "in __init__, or with persistent=False."
             )
         return kept | {name: value for name, value in self._optimizer_entries() if isinstance(value, Tensor)} | averages
 

@@ -1,4 +1,6 @@
-"""What lies at a URL: every attempt to save, whether it is a checkpoint, and whether its bytes are those that were saved."""
+"""What lies at a URL: every attempt to save, whether it is a checkpoint, and whether its bytes are those that were
+saved.
+"""
 
 import datetime
 import json
@@ -20,7 +22,9 @@ STREAMS = 4
 
 @dataclass(frozen=True)
 class Attempt:
-    """`commit` is there when `status` is valid; `fault` says what is wrong when it is damaged; `begun`: when its run began, by its name."""
+    """`commit` is there when `status` is valid; `fault` says what is wrong when it is damaged; `begun`: when its run
+    began, by its name.
+    """
 
     listed: listing.Attempt
     status: Literal["valid", "damaged", "uncommitted"]
@@ -65,7 +69,9 @@ def dispute(attempts: Sequence[Attempt]) -> str:
 
 
 def faults(url: str, commit: Mapping[str, Any]) -> Iterator[str]:
-    """A sentence for every file of a commit that is not what was saved. Raises StoreError when the storage does not answer."""
+    """A sentence for every file of a commit that is not what was saved. Raises StoreError when the storage does not
+    answer.
+    """
     pieces: dict[str, list[Mapping[str, Any]]] = {file["name"]: [] for file in commit["files"]}
     for piece in commit["pieces"]:
         pieces[piece["file"]].append(piece)

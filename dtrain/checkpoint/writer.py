@@ -1,4 +1,5 @@
-"""One save on its way to the storage, beside the loop: every rank writes its files, then rank 0 commits them, or all know why not.
+"""One save on its way to the storage, beside the loop: every rank writes its files, then rank 0 commits them, or all
+know why not.
 
 Ranks tell each other by letters over the rendezvous store, never by collectives, which belong to the loop.
 """
@@ -32,7 +33,8 @@ NICENESS = 10
 
 @dataclass(frozen=True)
 class SaveResult:
-    """How a save ended. `stall_seconds`: how long the loop stood still for it; `seconds`: from its beginning to its end.
+    """How a save ended. `stall_seconds`: how long the loop stood still for it; `seconds`: from its beginning to its
+    end.
 
     `error` of a committed one says what of the old could not be removed until then.
     """
@@ -46,9 +48,11 @@ class SaveResult:
 
 
 class CheckpointWriter:
-    """Begins at once. `arrived` waits until the bytes of the `files` are there. `commit` is what rank 0 will write; `manifest` what this rank adds to the tensors and facts in it; `before_commit` makes
-    durable what the commit must not be older than, and `after_commit`, which nobody waits for, may remove what is older: both run on rank 0.
-    `before` is the save before."""
+    """Begins at once. `arrived` waits until the bytes of the `files` are there. `commit` is what rank 0 will write;
+    `manifest` what this rank adds to the tensors and facts in it; `before_commit` makes durable what the commit must
+    not be older than, and `after_commit`, which nobody waits for, may remove what is older: both run on rank 0.
+    `before` is the save before.
+    """
 
     def __init__(
         self,
@@ -213,7 +217,9 @@ class CheckpointWriter:
         return [done[file.name] for file in self._files]
 
     def _put(self, file: File) -> dict[str, Any]:
-        """Write one file and read it back: what was turned over on its way must not become the reason to remove an older checkpoint."""
+        """Write one file and read it back: what was turned over on its way must not become the reason to remove an
+        older checkpoint.
+        """
         digest = hashlib.sha256()
         for part in file.parts:
             digest.update(part)
@@ -236,7 +242,9 @@ class CheckpointWriter:
                     return
 
     def _await(self, ranks: Sequence[int], what: str) -> list[str]:
-        """The letters of these ranks, as soon as all are there. Raises StoreError when one has given no sign of life for the mesh's timeout."""
+        """The letters of these ranks, as soon as all are there. Raises StoreError when one has given no sign of life
+        for the mesh's timeout.
+        """
         keys = [self._letter(rank if what == "manifest" else what) for rank in ranks]
         signs: dict[int, tuple[object, float]] = {}
         pause, looked = 0.002, time.monotonic()

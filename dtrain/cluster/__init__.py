@@ -1,6 +1,8 @@
-"""What this machine or allocation has, read without torch: GPUs, CPU cores, and whether someone else already started the ranks.
+"""What this machine or allocation has, read without torch: GPUs, CPU cores, and whether someone else already started
+the ranks.
 
-And what another machine has, in the words of conf/cluster: `python -m dtrain plan cluster=h100x8 nodes=128` plans for that one from here.
+And what another machine has, in the words of conf/cluster: `python -m dtrain plan cluster=h100x8 nodes=128` plans for
+that one from here.
 """
 
 import os
@@ -23,7 +25,9 @@ RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 @dataclass(frozen=True)
 class Cluster:
-    """`gpus` and `cpus` count what this process may use on this host; `memory` in bytes, of one GPU or of the host where there is none."""
+    """`gpus` and `cpus` count what this process may use on this host; `memory` in bytes, of one GPU or of the host
+    where there is none.
+    """
 
     gpus: int
     cpus: int
@@ -39,9 +43,10 @@ class Cluster:
 class Machine:
     """One node of a cluster, of which the predictions know: `gpus` of the kind `gpu`, or none and `cpus` cores.
 
-    Bytes, bytes per second one way, seconds. `memory`, `flops` (operations per second by type, without sparsity) and `bandwidth` of memory are of
-    one GPU; where there is none `memory` and `bandwidth` are of the host, `flops` of one core. `efficiency`: the share of `flops` that products of
-    training attains. `intra_node` and `inter_node`: what one rank sends to others of its node and to other nodes.
+    Bytes, bytes per second one way, seconds. `memory`, `flops` (operations per second by type, without sparsity) and
+    `bandwidth` of memory are of one GPU; where there is none `memory` and `bandwidth` are of the host, `flops` of one
+    core. `efficiency`: the share of `flops` that products of training attains. `intra_node` and `inter_node`: what one
+    rank sends to others of its node and to other nodes.
     """
 
     gpu: str
@@ -66,7 +71,10 @@ class Machine:
     def missing(self, here: Cluster) -> str:
         """What this host lacks to be one; empty when it is."""
         if self.gpus and (here.gpus < self.gpus or self.gpu not in here.gpu):
-            return f"this host has {f'{here.gpus} x {here.gpu}'.rstrip(' x') if here.gpus else 'no GPU'}, not {self.gpus} x {self.gpu}"
+            return (
+                f"this host has {f'{here.gpus} x {here.gpu}'.rstrip(' x') if here.gpus else 'no GPU'}, not "
+                f"{self.gpus} x {self.gpu}"
+            )
         return "this host has a GPU" if not self.gpus and here.gpus else ""
 
 
@@ -124,8 +132,9 @@ def visible_gpus(environ: Mapping[str, str]) -> list[GPU]:
 
 
 def visible(environ: Mapping[str, str]) -> list[str] | None:
-    """What CUDA_VISIBLE_DEVICES names, as CUDA reads it: up to the first entry that is no GPU (Slurm's NoDevFiles, -1), nothing when one is named twice, and
-    one part of a divided GPU (MIG) alone. None where it is not set."""
+    """What CUDA_VISIBLE_DEVICES names, as CUDA reads it: up to the first entry that is no GPU (Slurm's NoDevFiles, -1),
+    nothing when one is named twice, and one part of a divided GPU (MIG) alone. None where it is not set.
+    """
     said = environ.get("CUDA_VISIBLE_DEVICES")
     if said is None:
         return None
@@ -167,7 +176,9 @@ def _query(fields: str) -> list[list[str]]:
 
 
 def _part(uuid: str) -> GPU | None:
-    """A part of a divided GPU, by its own name, or the first of the GPU of this name. Its figures are not those of the whole."""
+    """A part of a divided GPU, by its own name, or the first of the GPU of this name. Its figures are not those of the
+    whole.
+    """
     whole = ""
     for row in _smi("-L"):
         whole = found[1] if (found := re.search(r"^GPU .*UUID: (GPU-[\w-]+)", row)) else whole

@@ -1,4 +1,6 @@
-"""Ranks that somebody else started. What srun and mpirun say of them is told again in torchrun's variables, which torch and all of dtrain read."""
+"""Ranks that somebody else started. What srun and mpirun say of them is told again in torchrun's variables, which torch
+and all of dtrain read.
+"""
 
 import re
 import zlib
@@ -17,7 +19,8 @@ INSTEAD = "Set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun does, o
 
 @dataclass(frozen=True)
 class External:
-    """This process is one of `world` ranks, `local_world` on this host, that torchrun (or any launcher that sets RANK and WORLD_SIZE) started.
+    """This process is one of `world` ranks, `local_world` on this host, that torchrun (or any launcher that sets RANK
+    and WORLD_SIZE) started.
 
     `one_store`: all its attempts share a rendezvous store.
     """
@@ -62,11 +65,15 @@ STARTERS = (
         "SLURM_STEP_NODELIST",
     ),
 )
-"""In this order: within an allocation of Slurm mpirun starts its own helpers by srun. A batch script itself is no step, and no rank."""
+"""In this order: within an allocation of Slurm mpirun starts its own helpers by srun. A batch script itself is no step,
+and no rank.
+"""
 
 
 def adopt(environ: MutableMapping[str, str]) -> None:
-    """Where several processes were started without RANK and WORLD_SIZE, as mpirun and srun do: set these, and where rank 0 is if that is known."""
+    """Where several processes were started without RANK and WORLD_SIZE, as mpirun and srun do: set these, and where
+    rank 0 is if that is known.
+    """
     said = {"RANK", "WORLD_SIZE"} & environ.keys()
     starter = next((one for one in STARTERS if not one.missing(environ)), None)
     if said or starter is None or environ[starter.world] == "1":
@@ -91,14 +98,17 @@ def adopt(environ: MutableMapping[str, str]) -> None:
 
 
 def _never_alone(environ: Mapping[str, str]) -> None:
-    """Raises PreflightError for one of several processes that their launcher has not told all: each would train a run of its own."""
+    """Raises PreflightError for one of several processes that their launcher has not told all: each would train a run
+    of its own.
+    """
     half = next(
         (one for one in STARTERS if environ.get(one.rank) and environ.get(one.world, "") not in ("", "1")), None
     )
     if half and all(one.missing(environ) for one in STARTERS):
         lacking = " nor ".join(half.missing(environ))
         raise PreflightError(
-            f"{half.world}={environ[half.world]} says that this is one of several ranks, but its launcher set no {lacking}. {INSTEAD}."
+            f"{half.world}={environ[half.world]} says that this is one of several ranks, but its launcher set no "
+            f"{lacking}. {INSTEAD}."
         )
 
 
@@ -108,7 +118,9 @@ def _first(hosts: str) -> str:
 
 
 def external(environ: Mapping[str, str]) -> External | None:
-    """The place among other ranks that the environment tells; None for a process of its own. Raises PreflightError for what can be no such place."""
+    """The place among other ranks that the environment tells; None for a process of its own. Raises PreflightError for
+    what can be no such place.
+    """
     rank, world = environ.get("RANK"), environ.get("WORLD_SIZE")
     if (rank is None and world in (None, "1")) or (world is None and rank == "0"):
         _never_alone(environ)
@@ -147,7 +159,10 @@ def external(environ: Mapping[str, str]) -> External | None:
             if port
             else "MASTER_PORT is not set"
         )
-        problem = f"{where}, so the {world} ranks cannot meet. Set both to the host of rank 0 and a free port there (mpirun -x MASTER_ADDR=<host>)"
+        problem = (
+            f"{where}, so the {world} ranks cannot meet. Set both to the host of rank 0 and a free port there "
+            "(mpirun -x MASTER_ADDR=<host>)"
+        )
     if problem:
         unset = "" if "Set both" in problem else f". {INSTEAD}"
         raise PreflightError(f"the environment has RANK or WORLD_SIZE, but {problem}{unset}.")

@@ -11,7 +11,10 @@ from contextlib import contextmanager
 SECRET = "DTRAIN_SECRET"
 """In the environment of the command and of every agent. It never crosses a network."""
 SHORTEST = 16
-HOW = "Make one with python -c 'import secrets; print(secrets.token_hex(16))' and set it in the environment of the command and of every agent."
+HOW = (
+    "Make one with python -c 'import secrets; print(secrets.token_hex(16))' and set it in the environment of the "
+    "command and of every agent."
+)
 
 
 def endpoint(address: str) -> tuple[str, int]:
@@ -50,7 +53,9 @@ def is_only_here(host: str) -> bool:
 
 
 def weakness(host: str, environ: Mapping[str, str]) -> str:
-    """Why a run may neither be served nor joined at `host`: nothing for loopback, and for any other where the secret is set and long enough."""
+    """Why a run may neither be served nor joined at `host`: nothing for loopback, and for any other where the secret is
+    set and long enough.
+    """
     secret = environ.get(SECRET, "")
     if secret and len(secret) < SHORTEST:
         return f"{SECRET} has {len(secret)} characters and can be guessed: {SHORTEST} at least. {HOW}"
@@ -83,8 +88,9 @@ def interfaces() -> dict[str, str]:
 
 
 def sockets(address: str) -> dict[str, str]:
-    """The variables by which gloo, and on loopback NCCL too, listen where this address of this host is, and on no other interface. None
-    where no interface has it: then they take the one that the host's name happens to resolve to."""
+    """The variables by which gloo, and on loopback NCCL too, listen where this address of this host is, and on no other
+    interface. None where no interface has it: then they take the one that the host's name happens to resolve to.
+    """
     alone = ipaddress.ip_address(address).is_loopback
     here = (
         name

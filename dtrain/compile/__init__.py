@@ -1,4 +1,6 @@
-"""Whether blocks are compiled (torch.compile), each alone: equal blocks share one compilation, and wrappers stay outside of it."""
+"""Whether blocks are compiled (torch.compile), each alone: equal blocks share one compilation, and wrappers stay
+outside of it.
+"""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -11,10 +13,12 @@ Compile = Callable[[Sequence[nn.Module]], None]
 
 
 def begin() -> None:
-    """What CUDA graphs returned before may be overwritten from here on: said before every step and every forward without a backward.
+    """What CUDA graphs returned before may be overwritten from here on: said before every step and every forward
+    without a backward.
 
-    Said by nobody, torch guesses: that a microbatch is a new step, while the gradients of the one before it lie in the graphs' memory, and
-    that in an evaluation every block is one. Without CUDA graphs in this process nothing is imported, and nothing done.
+    Said by nobody, torch guesses: that a microbatch is a new step, while the gradients of the one before it lie in the
+    graphs' memory, and that in an evaluation every block is one. Without CUDA graphs in this process nothing is
+    imported, and nothing done.
     """
     if "torch._inductor.cudagraph_trees" in sys.modules:
         torch.compiler.cudagraph_mark_step_begin()

@@ -1,8 +1,9 @@
 """Words -> Config: composed once, in the parent; ranks never import it.
 
-Every word is judged before anything is composed, and what is wrong with the rest of the run is told with it. Recipes are flattened into
-words that come before the user's own; whoever picks another word of a group, or another `_target_`, also drops the arguments a recipe gave
-to the old one. Words of ours are composed here, as Hydra would; with folders of the user's own, Hydra does it (dtrain/compose/hydra.py).
+Every word is judged before anything is composed, and what is wrong with the rest of the run is told with it. Recipes
+are flattened into words that come before the user's own; whoever picks another word of a group, or another `_target_`,
+also drops the arguments a recipe gave to the old one. Words of ours are composed here, as Hydra would; with folders of
+the user's own, Hydra does it (dtrain/compose/hydra.py).
 """
 
 import re
@@ -36,13 +37,15 @@ OF_THE_MESH = (
 def compose(words: Sequence[str], *, run: str | None = None) -> Config:
     """The words, and before them those of the run at URL `run`, as one typed Config.
 
-    Raises WordsError with every mistake found; when there is one, also with those of the rules of resolve over what is left.
+    Raises WordsError with every mistake found; when there is one, also with those of the rules of resolve over what is
+    left.
     """
     asked, problems = typed(words)
     found = here.look()
     asked, problems = [*found.words, *asked], [*found.problems, *problems]
     problems += [
-        f"{shown(word)}: of Hydra's own words only hydra.searchpath is taken here, and with -m hydra/launcher and hydra/sweeper."
+        f"{shown(word)}: of Hydra's own words only hydra.searchpath is taken here, and with -m hydra/launcher and "
+        "hydra/sweeper."
         for word in asked
         if word.key.startswith("hydra") and word.key != "hydra.searchpath"
     ]
@@ -77,7 +80,9 @@ def compose(words: Sequence[str], *, run: str | None = None) -> Config:
 
 
 def said_again(words: Sequence[str]) -> Iterable[str]:
-    """One sentence for each key of which a person says several values. The last counts, as scripts that add words to others need it."""
+    """One sentence for each key of which a person says several values. The last counts, as scripts that add words to
+    others need it.
+    """
     said: dict[str, dict[str, None]] = {}
     for word in words:
         key, equals, value = word.lstrip("+").partition("=")

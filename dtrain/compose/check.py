@@ -1,6 +1,7 @@
 """Judges words before anything is composed: one sentence per mistake, with its source and the words to type instead.
 
-What values may be is judged later, over the whole run (dtrain/resolve/values.py); here it is whether there is such a word at all.
+What values may be is judged later, over the whole run (dtrain/resolve/values.py); here it is whether there is such a
+word at all.
 """
 
 import re
@@ -28,18 +29,29 @@ ELSEWHERE = {
     "epochs": "num_epochs max_epochs train_epochs num_train_epochs n_epochs",
     "steps": "max_steps train_steps total_steps iterations iters max_iters num_steps",
     "batch": "batch_size global_batch_size train_batch_size bs",
-    "microbatch": "micro_batch_size micro_batch micro_batch_size_per_gpu per_device_train_batch_size train_micro_batch_size_per_gpu local_batch_size",
-    "accumulate": "gradient_accumulation_steps accumulate_grad_batches grad_accum gradient_accumulation accumulation_steps",
-    "optim.lr": "learning_rate learningrate", "optim.weight_decay": "wd decay", "schedule.warmup": "warmup_steps warmup_ratio warmup_iters lr_warmup_steps",
-    "clip": "max_grad_norm gradient_clip_val gradient_clipping grad_clip clip_grad_norm max_norm", "schedule": "scheduler lr_scheduler lr_scheduler_type",
+    "microbatch": "micro_batch_size micro_batch micro_batch_size_per_gpu per_device_train_batch_size "
+        "train_micro_batch_size_per_gpu local_batch_size",
+    "accumulate": "gradient_accumulation_steps accumulate_grad_batches grad_accum gradient_accumulation "
+        "accumulation_steps",
+    "optim.lr": "learning_rate learningrate", "optim.weight_decay": "wd decay", "schedule.warmup": "warmup_steps warmup_ratio "
+        "warmup_iters lr_warmup_steps",
+    "clip": "max_grad_norm gradient_clip_val gradient_clipping grad_clip clip_grad_norm max_norm", "schedule": "scheduler lr_scheduler "
+        "lr_scheduler_type",
     "devices": "gpus num_gpus ngpus n_gpus gpus_per_node nproc_per_node nproc num_processes accelerator", "optim": "optimizer",
-    "nodes": "num_nodes nnodes num_machines", "out": "output output_dir save_dir logdir log_dir run_dir", "log.every": "logging_steps log_every_n_steps log_interval",
-    "checkpoint.every": "save_steps save_interval save_every checkpoint_interval", "evaluate.every": "eval_steps eval_interval eval_every val_interval",
-    "data.workers": "num_workers dataloader_num_workers", "data.sequence": "seq_len seq_length sequence_length max_seq_length max_seq_len block_size context_length",
-    "data.path": "train_file data_dir dataset_path data_path", "precision": "bf16 fp16 mixed_precision amp", "remat": "gradient_checkpointing activation_checkpointing",
-    "model.layers": "num_layers n_layers n_layer num_hidden_layers depth", "model.width": "hidden_size d_model n_embd embed_dim dim", "model.heads": "num_heads n_heads n_head",
-    "model.vocab": "vocab_size", "mesh.tp": "tensor_parallel_size tensor_parallel tp_size", "mesh.pp": "pipeline_parallel_size pipeline_parallel pp_size",
-    "mesh.cp": "context_parallel_size context_parallel cp_size", "mesh.ep": "expert_parallel_size expert_parallel ep_size",
+    "nodes": "num_nodes nnodes num_machines", "out": "output output_dir save_dir logdir log_dir run_dir", "log.every": "logging_steps log_every_n_steps "
+        "log_interval",
+    "checkpoint.every": "save_steps save_interval save_every checkpoint_interval", "evaluate.every": "eval_steps eval_interval eval_every "
+        "val_interval",
+    "data.workers": "num_workers dataloader_num_workers", "data.sequence": "seq_len seq_length sequence_length "
+        "max_seq_length max_seq_len block_size context_length",
+    "data.path": "train_file data_dir dataset_path data_path", "precision": "bf16 fp16 mixed_precision amp", "remat": "gradient_checkpointing "
+        "activation_checkpointing",
+    "model.layers": "num_layers n_layers n_layer num_hidden_layers depth", "model.width": "hidden_size d_model n_embd embed_dim "
+        "dim", "model.heads": "num_heads n_heads n_head",
+    "model.vocab": "vocab_size", "mesh.tp": "tensor_parallel_size tensor_parallel tp_size", "mesh.pp": "pipeline_parallel_size "
+        "pipeline_parallel pp_size",
+    "mesh.cp": "context_parallel_size context_parallel cp_size", "mesh.ep": "expert_parallel_size expert_parallel "
+        "ep_size",
     "init": "resume_from_checkpoint load_checkpoint ckpt_path pretrained", "seed": "random_seed manual_seed", "time_limit": "max_time timeout walltime",
     "recipe": "config config_name config_file cfg_path", "hydra.searchpath": "config_dir config_path", "data": "dataset", "trust": "trust_remote_code",
 }  # fmt: skip
@@ -94,7 +106,9 @@ class Vocabulary:
         return allowed_of(part, rest[0]) if len(rest) == 1 and rest[0] in part else None
 
     def near(self, key: str) -> str:
-        """A hint for a key that does not exist: what other tools call so, then the name of an argument, then by likeness."""
+        """A hint for a key that does not exist: what other tools call so, then the name of an argument, then by
+        likeness.
+        """
         ours = OURS.get(key.split(".")[-1].lower().replace("-", "_"))
         if ours:
             return f" Did you mean {ours}?"
@@ -137,7 +151,9 @@ def judge(word: Word, known: Vocabulary) -> Iterable[str]:
     elif top in GROUPS:
         yield from _judge_argument(word, said, known, top, rest)
     elif word.key in HOLDERS:
-        yield f"{said}: {word.key} holds other words. Type {', '.join(f'{name}=<value>' for name in HOLDERS[word.key])}."
+        yield (
+            f"{said}: {word.key} holds other words. Type {', '.join(f'{name}=<value>' for name in HOLDERS[word.key])}."
+        )
     elif word.key not in ALLOWED:
         yield f"{said}: there is no word {cut(word.key)}.{known.near(word.key)}"
 
@@ -226,11 +242,17 @@ def _judge_choice(word: Word, said: str, known: Vocabulary) -> Iterable[str]:
     elif isinstance(word.value, list) and word.key not in LISTS:
         yield f"{said}: {word.key} takes one word."
     elif isinstance(word.value, dict):
-        yield f"{said}: {word.key} is a word, and its arguments are words too. Type {word.key}=<word> {word.key}.<argument>=<value>."
+        yield (
+            f"{said}: {word.key} is a word, and its arguments are words too. Type {word.key}=<word> "
+            f"{word.key}.<argument>=<value>."
+        )
     else:
         for name in word.value if isinstance(word.value, list) else [word.value]:
             if name not in known.options[word.key] and f"{word.key}.{name}" not in known.targets:
-                yield f"{said}: {f'there is no {word.key} {cut(str(name))}' if name != '' else f'{word.key} says nothing'}.{_other(word.key, name, known)}"
+                yield (
+                    f"{said}: "
+                    f"{f'there is no {word.key} {cut(str(name))}' if name != '' else f'{word.key} says nothing'}.{_other(word.key, name, known)}"
+                )
 
 
 def _other(group: str, name: Any, known: Vocabulary) -> str:
@@ -273,7 +295,10 @@ def _judge_argument(word: Word, said: str, known: Vocabulary, group: str, rest: 
     part: Any = known.node(group, choice)
     names = [name for name in part if name[0] != "_"]
     if not rest:
-        yield f"{said}: {path} holds other words. Type {', '.join(f'{path}.{name}=<value>' for name in names) or f'{group}=[{choice}]'}."
+        yield (
+            f"{said}: {path} holds other words. Type "
+            f"{', '.join(f'{path}.{name}=<value>' for name in names) or f'{group}=[{choice}]'}."
+        )
     elif rest[0] == "_target_":
         return  # whoever names the target of a word again means it
     elif rest[0] not in names:
@@ -283,7 +308,10 @@ def _judge_argument(word: Word, said: str, known: Vocabulary, group: str, rest: 
         and not isinstance(part[rest[0]], dict)
         and not any(kind in OPEN for kind in constraints.kinds(allowed_of(part, rest[0])))
     ):
-        yield f"{said}: {path}.{rest[0]} holds no other words, it is {constraints.say(allowed_of(part, rest[0]))}. Type {path}.{rest[0]}=<value>."
+        yield (
+            f"{said}: {path}.{rest[0]} holds no other words, it is {constraints.say(allowed_of(part, rest[0]))}. "
+            f"Type {path}.{rest[0]}=<value>."
+        )
 
 
 def _instead(known: Vocabulary, group: str, arguments: Sequence[str], path: str, name: str) -> str:

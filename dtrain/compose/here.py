@@ -1,4 +1,5 @@
-"""What the working folder brings to every run: its words in ./conf, and in ./dtrain.yaml the packages whose code may run and more folders of words.
+"""What the working folder brings to every run: its words in ./conf, and in ./dtrain.yaml the packages whose code may
+run and more folders of words.
 
     trust: [mypkg]                  # dtrain.yaml
     searchpath: [more/words]
@@ -62,12 +63,14 @@ def _read() -> Iterator[tuple[Word | None, str]]:
         if key not in SAYS:
             yield (
                 None,
-                f"{FILE}:{node.line}: {cut(key)}: only trust and searchpath stand here. Words of a run are a recipe: type recipe=<file>.",
+                f"{FILE}:{node.line}: {cut(key)}: only trust and searchpath stand here. Words of a run are a recipe: "
+                "type recipe=<file>.",
             )
         elif not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
             yield (
                 None,
-                f"{FILE}:{node.line}: {key}: it is a list of names. Write {key}: [{'mypkg' if key == 'trust' else 'my/words'}].",
+                f"{FILE}:{node.line}: {key}: it is a list of names. Write {key}: "
+                f"[{'mypkg' if key == 'trust' else 'my/words'}].",
             )
         else:
             yield Word(SAYS[key], value, text(value), f"{FILE}:{node.line}"), ""

@@ -1,4 +1,6 @@
-"""The one file that touches Hydra: values beyond the plain grammar, folders of words on hydra.searchpath, sweeps. Imported only for these."""
+"""The one file that touches Hydra: values beyond the plain grammar, folders of words on hydra.searchpath, sweeps.
+Imported only for these.
+"""
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -64,14 +66,17 @@ class Shelf:
 
 
 def composed(words: Sequence[Word], replaced: Sequence[str]) -> files.Node:
-    """What Hydra makes of words that were found good, over the folders of the last Shelf; without the groups `replaced` by targets of the user's own."""
+    """What Hydra makes of words that were found good, over the folders of the last Shelf; without the groups `replaced`
+    by targets of the user's own.
+    """
     overrides = [f"~{group}" for group in replaced]
     overrides += [f"{'' if word.key in GROUPS else '++'}{word}" for word in words if word.key not in replaced]
     try:
         return OmegaConf.to_container(hydra_compose("config", overrides=overrides), resolve=False)  # type: ignore[return-value]
     except Exception as error:  # of Hydra, OmegaConf, or what loads YAML
         raise WordsError(
-            f"{' '.join(map(str, words))}: a file on hydra.searchpath cannot be composed: {cut(' '.join(str(error).split()), 300)}"
+            f"{' '.join(map(str, words))}: a file on hydra.searchpath cannot be composed: "
+            f"{cut(' '.join(str(error).split()), 300)}"
         ) from error
 
 
@@ -112,7 +117,10 @@ def _broken(value: Any) -> str:
     try:
         OmegaConf.create({"value": value})
     except (OmegaConfBaseException, RecursionError):
-        return "${ begins what is looked up, which is not to be read. Type ${<another key>}, or \\${ where no other value is meant"
+        return (
+            "${ begins what is looked up, which is not to be read. Type ${<another key>}, or \\${ where no other "
+            "value is meant"
+        )
     return ""
 
 
@@ -124,7 +132,9 @@ def _put(tree: Any, key: str, value: Any) -> None:
 
 
 def jobs(swept: Sequence[Word]) -> list[Sequence[str]]:
-    """The words of every combination of the swept ones. Raises WordsError for a sweep that Hydra's own sweeper does not know."""
+    """The words of every combination of the swept ones. Raises WordsError for a sweep that Hydra's own sweeper does not
+    know.
+    """
     try:
         batches = BasicSweeper.split_arguments(
             OverridesParser.create().parse_overrides([str(word) for word in swept]), None
@@ -137,7 +147,9 @@ def jobs(swept: Sequence[Word]) -> list[Sequence[str]]:
 
 
 def sweep(words: Sequence[str], job: Callable[[Sequence[str]], float | None], searchpath: Sequence[str]) -> None:
-    """Run `job` with the words of every combination through Hydra's sweeper and launcher. What a sweeper returns is its own: some return nothing."""
+    """Run `job` with the words of every combination through Hydra's sweeper and launcher. What a sweeper returns is its
+    own: some return nothing.
+    """
 
     def task(_: Any) -> float | None:
         return job([word.removeprefix("++") for word in HydraConfig.get().overrides.task])

@@ -1,6 +1,8 @@
-"""Who set each value of a run, and what it overrode: the command line, a recipe, a default with its line, or a rule of resolve.
+"""Who set each value of a run, and what it overrode: the command line, a recipe, a default with its line, or a rule of
+resolve.
 
-See it with `dtrain plan why strategy=fsdp devices=2`, or for some keys alone with `dtrain plan why optim mesh strategy=fsdp devices=2`.
+See it with `dtrain plan why strategy=fsdp devices=2`, or for some keys alone with `dtrain plan why optim mesh
+strategy=fsdp devices=2`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,17 +43,24 @@ class Row:
 
 
 def untold(words: Iterable[Word]) -> Iterator[str]:
-    """One sentence for each secret that a run which was written down must be told again, or that stands in another's place."""
+    """One sentence for each secret that a run which was written down must be told again, or that stands in another's
+    place.
+    """
     for word in words:
         for key, found in secrets.places(word.value, word.key):
             if found == key:
                 yield f"{key} ({word.source}): {secrets.ASK.format(key=word.key)}"
             else:
-                yield f"{word.key} ({word.source}): ${{secret:{found}}} is the secret of {found} and of no other key. Type {word.key}=<value>."
+                yield (
+                    f"{word.key} ({word.source}): ${{secret:{found}}} is the secret of {found} and of no other "
+                    f"key. Type {word.key}=<value>."
+                )
 
 
 def noted(config: Config, said: Sequence[Word], settled: Sequence[Word]) -> Config:
-    """`config`, with what its words overrode, with what reads the environment as it was said, and without secrets: those are kept in memory."""
+    """`config`, with what its words overrode, with what reads the environment as it was said, and without secrets:
+    those are kept in memory.
+    """
     stands = {word.key: word for word in settled}
     for word in said:
         if stands.get(word.key) != word and not word.key.startswith("hydra"):
@@ -92,7 +101,9 @@ def asked(config: Config) -> dict[str, Any]:
 
 
 def decided(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """A plan (`Plan.to_dict`, or plan.yaml read) in the keys of a Config, and beside them what only a plan has. Tolerates plans of other versions."""
+    """A plan (`Plan.to_dict`, or plan.yaml read) in the keys of a Config, and beside them what only a plan has.
+    Tolerates plans of other versions.
+    """
     batch, found = plan.get("batch") or {}, {}
     for name, value in plan.items():
         if name in GROUPS:
@@ -155,7 +166,9 @@ def rows(config: Config, plan: Plan) -> list[Row]:
 
 
 def origin(config: Config, key: str, default: tuple[Any, str] | None) -> str:
-    """Who said the value that stands in the config: a word for it or for a mapping around it, or the default with its line."""
+    """Who said the value that stands in the config: a word for it or for a mapping around it, or the default with its
+    line.
+    """
     parts = key.split(".")
     for end in range(len(parts), 0, -1):
         above = ".".join(parts[:end])
@@ -217,7 +230,9 @@ def _plain(value: Any) -> Any:
 
 
 def _default(key: str, choices: Mapping[str, Any]) -> tuple[Any, str] | None:
-    """The value that the words of conf/ give a key, and where it stands; None where no file of ours has it. `choices`: group -> word."""
+    """The value that the words of conf/ give a key, and where it stands; None where no file of ours has it. `choices`:
+    group -> word.
+    """
     group, *rest = key.split(".")
     if group not in GROUPS or not rest:
         return _lines("config").get(key)
@@ -236,7 +251,9 @@ def _lines(name: str) -> dict[str, tuple[Any, str]]:
 
 
 def marked(document: str) -> dict[str, tuple[Any, int]]:
-    """dotted key -> (value, number of its line) of a YAML mapping; the choices of its defaults list under the names of their groups."""
+    """dotted key -> (value, number of its line) of a YAML mapping; the choices of its defaults list under the names of
+    their groups.
+    """
     import yaml
 
     found: dict[str, tuple[Any, int]] = {}

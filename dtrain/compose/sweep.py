@@ -1,4 +1,6 @@
-"""The words of a sweep: which values have several, what each job is asked, and where it lands. `dtrain -m optim.lr=1e-3,3e-3`."""
+"""The words of a sweep: which values have several, what each job is asked, and where it lands. `dtrain -m
+optim.lr=1e-3,3e-3`.
+"""
 
 import re
 from collections.abc import Callable, Sequence
@@ -16,10 +18,11 @@ from dtrain.storage import options
 def multirun(
     words: Sequence[str], job: Callable[[Sequence[str]], float | None], *, check: Callable[[Sequence[str]], object]
 ) -> str:
-    """Run `job` with the words of every combination of the swept ones, through Hydra's sweeper and launcher. Returns where they landed.
+    """Run `job` with the words of every combination of the swept ones, through Hydra's sweeper and launcher. Returns
+    where they landed.
 
-    Each job gets a folder of its own below `sweep.out` (or `out`), named after its values. `check` sees the words of every job of
-    Hydra's own sweeper before the first one runs; the WordsErrors it raises are collected.
+    Each job gets a folder of its own below `sweep.out` (or `out`), named after its values. `check` sees the words of
+    every job of Hydra's own sweeper before the first one runs; the WordsErrors it raises are collected.
     """
     asked, problems = typed(words)
     for_hydra = [word for word in asked if re.match(r"hydra[/.](launcher|sweeper)\b", word.key)]
@@ -35,7 +38,8 @@ def multirun(
     private = [word.key for word in ours if options.is_one(word.key) or secrets.redact_arg(str(word)) != str(word)]
     if private and any(word.key.startswith("hydra/launcher") for word in for_hydra):
         problems.append(
-            f"{private[0]}: a launcher of Hydra's writes the words of its jobs to files. Put the credentials into the environment."
+            f"{private[0]}: a launcher of Hydra's writes the words of its jobs to files. Put the credentials into the "
+            "environment."
         )
     problems += [
         f"{shown(word)}: the folder of a job is named after what is swept, and a secret cannot be."

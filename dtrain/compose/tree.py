@@ -1,4 +1,6 @@
-"""Words that were found good, as one tree: the defaults, the choices in their places, then the values in order, as Hydra composes them."""
+"""Words that were found good, as one tree: the defaults, the choices in their places, then the values in order, as
+Hydra composes them.
+"""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +18,10 @@ from dtrain.storage import options
 from dtrain.storage.store import is_local
 
 RESOLVER = re.compile(r"\$\{\s*[\w.]+\s*:")
-AFAR = "{word.key} ({word.source}): a file from elsewhere reads nothing of this machine, and ${{<name>:...}} does. Type {word.key}=<value>."
+AFAR = (
+    "{word.key} ({word.source}): a file from elsewhere reads nothing of this machine, and ${{<name>:...}} does. "
+    "Type {word.key}=<value>."
+)
 
 
 def vocabulary_of(searchpath: Sequence[str], words: Sequence[Word]) -> Vocabulary:

@@ -53,7 +53,8 @@ def _parse(text: str, following: str | None) -> Word:
     key = key.strip()
     if not KEY.fullmatch(key):
         raise WordsError(
-            f"{cut(text)} (command line): {f'{cut(key)!r} is no key' if key else 'there is no key before the ='}. Words look like key=value."
+            f"{cut(text)} (command line): {f'{cut(key)!r} is no key' if key else 'there is no key before the ='}. "
+            "Words look like key=value."
         )
     try:
         values = _read(raw)

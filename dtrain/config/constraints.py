@@ -1,7 +1,9 @@
-"""What an argument may be, in the few words of a YAML file: `whole from 1 steps`, `from 0 below 1`, `[forward, never]`, `text or null`.
+"""What an argument may be, in the few words of a YAML file: `whole from 1 steps`, `from 0 below 1`, `[forward, never]`,
+`text or null`.
 
-A list is a choice. Else alternatives stand between `or`: a range of numbers (`whole` for integers; `from` and `to` include their end,
-`above` and `below` do not; what follows is the unit), `list of [count] <alternative>`, one of KINDS, or a bare word that stands for itself.
+A list is a choice. Else alternatives stand between `or`: a range of numbers (`whole` for integers; `from` and `to`
+include their end, `above` and `below` do not; what follows is the unit), `list of [count] <alternative>`, one of KINDS,
+or a bare word that stands for itself.
 """
 
 import math
@@ -15,7 +17,8 @@ from typing import Any
 from dtrain.config.grammar import typed
 
 RANGE = re.compile(
-    r"(?P<kind>whole ?|number ?)?(?:(?P<over>above|from) (?P<low>[-\d.e]+) ?)?(?:(?P<under>below|to) (?P<high>[-\d.e]+) ?)?(?P<unit>[\w ]*)"
+    r"(?P<kind>whole ?|number ?)?(?:(?P<over>above|from) (?P<low>[-\d.e]+) ?)?(?:(?P<under>below|to) "
+    r"(?P<high>[-\d.e]+) ?)?(?P<unit>[\w ]*)"
 )
 BETWEEN = re.compile(r"(\d{1,7}):(\d{1,7})")
 CLOCK = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d\d(?:\.\d+)?)")
@@ -196,7 +199,9 @@ def say(allowed: Any) -> str:
 
 
 def instead(value: Any, allowed: Any, default: Any = None) -> Any:
-    """The allowed value that is nearest to what was typed; else the default, or the first choice; UNSAID when nothing can be told."""
+    """The allowed value that is nearest to what was typed; else the default, or the first choice; UNSAID when nothing
+    can be told.
+    """
     choices = choices_of(allowed)
     near = get_close_matches(str(value).lower(), choices, n=1, cutoff=0.6)
     numbers = [

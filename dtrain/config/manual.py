@@ -1,4 +1,5 @@
-"""What `--help` shows: the command, or the words of a group with what each argument may be. Read off files, without torch and OmegaConf.
+"""What `--help` shows: the command, or the words of a group with what each argument may be. Read off files, without
+torch and OmegaConf.
 
 dtrain --help              verbs, groups, recipes, examples
 dtrain optim --help        dtrain help optim optim=sgd: words, arguments, defaults, what is allowed, and what a part of your own is
@@ -26,13 +27,19 @@ dtrain model --help                               the words of a group, and what
 WIDTH = 150
 YOURS = {
     "model": "an nn.Module, or a function that makes one; its arguments are words, too: model.width=64",
-    "data": "samples that load themselves (dtrain/data/__init__.py); rows that you have need none of it: data=dataset data.dataset._target_=mypkg.Faces",
-    "objective": "has inputs(batch), count(batch), loss(outputs, batch) -> Loss(sum, metrics) and unit (dtrain/objective/__init__.py); one derived from a word's class, "
+    "data": "samples that load themselves (dtrain/data/__init__.py); rows that you have need none of it: data=dataset "
+    "data.dataset._target_=mypkg.Faces",
+    "objective": "has inputs(batch), count(batch), loss(outputs, batch) -> Loss(sum, metrics) and unit "
+    "(dtrain/objective/__init__.py); one derived from a word's class, "
     "such as dtrain.objective.classification.Classification, says what differs alone; a batch holds inputs and targets",
-    "optim": "a function of the model that gives a torch optimizer, of groups with other values if you like: def optimizer(model, lr=1e-3)",
-    "schedule": "takes steps, those of the whole run; has factor(step), from step 0: what the lr of each group is multiplied with",
-    "logger": "takes out and steps; has log(step, row), note(text) and close(), and, if it likes, begin(facts), which is told the words first; lives on rank 0",
-    "hook": "has every, in steps, and __call__(info) on all ranks: info.forward(inputs) runs the model, dtrain/hook/__init__.py lists the rest; numbers it returns by "
+    "optim": "a function of the model that gives a torch optimizer, of groups with other values if you like: def "
+    "optimizer(model, lr=1e-3)",
+    "schedule": "takes steps, those of the whole run; has factor(step), from step 0: what the lr of each group is "
+    "multiplied with",
+    "logger": "takes out and steps; has log(step, row), note(text) and close(), and, if it likes, begin(facts), which "
+    "is told the words first; lives on rank 0",
+    "hook": "has every, in steps, and __call__(info) on all ranks: info.forward(inputs) runs the model, "
+    "dtrain/hook/__init__.py lists the rest; numbers it returns by "
     "name are figures",
 }
 """Group -> what a part of one's own is, in a package that `trust` names."""
@@ -53,7 +60,9 @@ def overview() -> str:
 
 
 def about(topics: Sequence[str]) -> str:
-    """Pages of the groups, words (`optim=sgd`), keys, arguments, verbs and recipes among `topics`; the overview when there are none. Raises WordsError."""
+    """Pages of the groups, words (`optim=sgd`), keys, arguments, verbs and recipes among `topics`; the overview when
+    there are none. Raises WordsError.
+    """
     pages = {topic: [*_page(*topic.partition("=")[::2])] for topic in topics}
     own = {word for topic in topics if topic in VERBS for word in re.findall(r"[\w-]+", _verb(topic))}
     unknown = [
@@ -74,7 +83,8 @@ def about(topics: Sequence[str]) -> str:
         near = {topic: nearest(topic, known) for topic in unknown}
         raise WordsError(
             *(
-                f"help {topic}: there is nothing of this name.{hint if 'Did you' in hint else ' dtrain --help lists all.'}"
+                f"help {topic}: there is nothing of this "
+                f"name.{hint if 'Did you' in hint else ' dtrain --help lists all.'}"
                 for topic, hint in near.items()
             )
         )
@@ -122,7 +132,10 @@ def _keys(topic: str) -> Iterable[str]:
 
 def _yours(group: str) -> Iterable[str]:
     if group in YOURS:
-        yield f"{group}{'.<name>' if group in LISTS else ''}._target_=<package.name> trust=[<package>]  yours: {YOURS[group]}\n"
+        yield (
+            f"{group}{'.<name>' if group in LISTS else ''}._target_=<package.name> trust=[<package>]  yours: "
+            f"{YOURS[group]}\n"
+        )
 
 
 def _word(group: str, word: str, only: str = "") -> Iterable[str]:

@@ -90,7 +90,9 @@ ALLOWED: dict[str, Any] = {
     "expect.small": "list of text",
     "sweep.out": "text or null",
 }
-"""What each plain key may be, in the words of dtrain/config/constraints.py; what an argument of a word may be stands in its file."""
+"""What each plain key may be, in the words of dtrain/config/constraints.py; what an argument of a word may be stands in
+its file.
+"""
 
 
 @dataclass

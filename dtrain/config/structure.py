@@ -1,4 +1,5 @@
-"""The shape of data that comes from a file: a table says what each place of it must be, and `fault` names the first place that is something else.
+"""The shape of data that comes from a file: a table says what each place of it must be, and `fault` names the first
+place that is something else.
 
 fault({"step": "ten"}, {"step": COUNT})        # "step is 'ten', not a whole number from 0"
 fault({}, {"step?": COUNT})                    # "": a key with a question mark may be missing; other keys are not looked at

@@ -1,7 +1,8 @@
-"""Which code may run: dtrain's own words, each in its group, the classes of torch.nn and torch.optim, and packages the user names.
+"""Which code may run: dtrain's own words, each in its group, the classes of torch.nn and torch.optim, and packages the
+user names.
 
-Here names are judged, without importing anything; `dtrain.build` looks at the object behind a name once more. See what is refused with
-`dtrain plan model._target_=os.system`.
+Here names are judged, without importing anything; `dtrain.build` looks at the object behind a name once more. See what
+is refused with `dtrain plan model._target_=os.system`.
 """
 
 import re
@@ -19,7 +20,9 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
 }
 """What is ours and no word of conf/. The fault is for the command line: a recipe from elsewhere may not name it."""
 MADE_OF = ("model", "data", "objective", "optim", "schedule")
-"""Groups in which a recipe from elsewhere may name code of a package that the user trusts; what the other groups name acts on the machine."""
+"""Groups in which a recipe from elsewhere may name code of a package that the user trusts; what the other groups name
+acts on the machine.
+"""
 
 
 @cache
@@ -47,7 +50,9 @@ def allowed(name: str, group: str, trusted: Collection[str]) -> bool:
 
 
 def from_elsewhere(name: str, group: str) -> bool:
-    """Whether a recipe that is not of this machine may name it: outside of what a model learns from, only dtrain's own words."""
+    """Whether a recipe that is not of this machine may name it: outside of what a model learns from, only dtrain's own
+    words.
+    """
     return group in MADE_OF or name in own().get(group, frozenset()) - set(BESIDE["hook"])
 
 
@@ -59,7 +64,10 @@ def refusal(key: str, name: str) -> str:
         return f"{key}={name}: a class or function has a dotted name, such as mypkg.nets.Net."
     short = f"torch.{name.split('.')[1]}.{name.split('.')[-1]}"
     if package == "torch" and TORCH.fullmatch(short) and short != name:
-        return f"{said} Of torch, classes are taken from where it shows them: type {key}={short}, or trust=[torch] for all of it."
+        return (
+            f"{said} Of torch, classes are taken from where it shows them: type {key}={short}, or trust=[torch] "
+            "for all of it."
+        )
     if package == "dtrain":
         return f"{said} Of dtrain, {key.split('.')[0]} takes: {', '.join(sorted(own().get(key.split('.')[0], ())))}."
     return f"{said} Type trust=[{package}] if you know what it does."

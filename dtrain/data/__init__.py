@@ -1,4 +1,6 @@
-"""What is learnt from. A Source is addressable by index; a Stream walks it in the global order and remembers one integer."""
+"""What is learnt from. A Source is addressable by index; a Stream walks it in the global order and remembers one
+integer.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
@@ -29,9 +31,10 @@ class Source(Protocol):
 
     @property
     def loading(self) -> Loading:
-        """Where `take` runs. `thread`: beside the training, many steps at once; it must use numpy alone, because a second thread that
-        computes with torch halves the speed of the first (two OpenMP pools share the cores) and shares its random state.
-        `block`: in the training's thread, many steps at once. `step`: there, one step at a time.
+        """Where `take` runs. `thread`: beside the training, many steps at once; it must use numpy alone, because a
+        second thread that computes with torch halves the speed of the first (two OpenMP pools share the cores) and
+        shares its random state. `block`: in the training's thread, many steps at once. `step`: there, one step at a
+        time.
         """
         ...
 

@@ -26,7 +26,8 @@ FRACTIONS = (torch.float64, torch.float16, torch.bfloat16)
 
 
 def tensor(value: Any) -> Tensor:
-    """A number, an array or a list of numbers: fractions become 32-bit floats, whole numbers int64; images of bytes stay as they are.
+    """A number, an array or a list of numbers: fractions become 32-bit floats, whole numbers int64; images of bytes
+    stay as they are.
 
     Raises WordsError for what is not made of numbers.
     """
@@ -54,9 +55,11 @@ def tree(change: Callable[..., Any], first: Any, *others: Any) -> Any:
 def stack(
     samples: Sequence[tuple[Any, Any]], *, pad: float | None, length: int | None, masked: bool = False
 ) -> tuple[Any, Any]:
-    """(inputs, targets) of a batch: those of its samples, one below the other; with `pad` filled up to `length`, or to the longest row.
+    """(inputs, targets) of a batch: those of its samples, one below the other; with `pad` filled up to `length`, or to
+    the longest row.
 
-    `masked`: the inputs are to have an attention_mask, made here where a sample has none. Raises WordsError where shapes differ and nothing may be filled up.
+    `masked`: the inputs are to have an attention_mask, made here where a sample has none. Raises WordsError where
+    shapes differ and nothing may be filled up.
     """
     inputs, targets = ([tree(tensor, each) for each in column] for column in zip(*samples, strict=True))
     if pad is None:
@@ -71,7 +74,9 @@ def stack(
 
 
 def joined(parts: Sequence[Any], fill: float | None, name: str = "") -> Any:
-    """One batch, of numpy arrays, out of the `parts` that several processes made; the rows of one are filled up to the longest of all."""
+    """One batch, of numpy arrays, out of the `parts` that several processes made; the rows of one are filled up to the
+    longest of all.
+    """
     first = parts[0]
     if isinstance(first, Mapping):
         return {key: joined([part[key] for part in parts], fill, key) for key in first}
@@ -79,7 +84,8 @@ def joined(parts: Sequence[Any], fill: float | None, name: str = "") -> Any:
     if any(part.shape[1:2] != longest for part in parts):
         if fill is None:
             raise WordsError(
-                "data.collate: the processes of data.workers make rows of several lengths. Type data.pad=<the padding token> as well."
+                "data.collate: the processes of data.workers make rows of several lengths. Type data.pad=<the padding "
+                "token> as well."
             )
         value = 0 if name in ZERO else fill
         parts = [
@@ -101,7 +107,10 @@ def _described(value: Any) -> str:
     if isinstance(value, str | bytes):
         return f"text ({value[:20]!r}). Return numbers: encode it first."
     if hasattr(value, "getbands"):  # of PIL
-        return f"an image ({kind}). Return an array of it, such as numpy.asarray(image, dtype='float32') / 255, or use ToTensor of torchvision."
+        return (
+            f"an image ({kind}). Return an array of it, such as numpy.asarray(image, dtype='float32') / 255, or "
+            "use ToTensor of torchvision."
+        )
     if value is None:
         return "None. Return a number for each, -100 for a target that does not count."
     return f"a {kind}. Give several parts names: return them as a mapping."
@@ -113,7 +122,8 @@ def _stacked(*rows: Tensor) -> Tensor:
         one, other, *_ = sorted(map(list, shapes))
         raise WordsError(
             f"data.dataset: samples have the shapes {one} and {other}, and a batch has one. "
-            "Type data.pad=<the padding token> for rows of several lengths, or data.collate._target_=<a function of yours>."
+            "Type data.pad=<the padding token> for rows of several lengths, or data.collate._target_=<a function of "
+            "yours>."
         )
     return torch.stack(rows)
 
@@ -125,7 +135,9 @@ def _rows(inputs: Any) -> int:
 
 
 def _padded(column: Sequence[Any], rows: Sequence[int], length: int | None, fill: float) -> Any:
-    """What the samples have of one part, filled up where it is a row: as long as the sample's first input, or of several lengths."""
+    """What the samples have of one part, filled up where it is a row: as long as the sample's first input, or of
+    several lengths.
+    """
     if isinstance(column[0], Mapping):
         return {
             key: _padded([each[key] for each in column], rows, length, 0 if key in ZERO else fill) for key in column[0]

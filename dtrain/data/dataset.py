@@ -1,6 +1,7 @@
 """Any map-style dataset as a Source: `__len__`, `__getitem__`, nothing to inherit.
 
-Augmentation is reproducible: before sample i of pass e is read, Python's, numpy's and torch's generators are seeded from (i, e).
+Augmentation is reproducible: before sample i of pass e is read, Python's, numpy's and torch's generators are seeded
+from (i, e).
 """
 
 import hashlib
@@ -46,13 +47,18 @@ class Samples:
     collate: Callable[[list[Any]], Any] | None = None
 
     def one(self, index: int, epoch: int) -> Any:
-        """As the user's dataset gives it, without what is not asked for; a collate function of the user's own wants all of it."""
+        """As the user's dataset gives it, without what is not asked for; a collate function of the user's own wants all
+        of it.
+        """
         _note(index)
         _seed(index, epoch)
         try:
             sample = self.dataset[index]
         except IndexError as error:
-            said = f"data.dataset: {type(self.dataset).__name__} has no sample {index}, and its __len__ says {len(self.dataset)}"
+            said = (
+                f"data.dataset: {type(self.dataset).__name__} has no sample {index}, and its __len__ says "
+                f"{len(self.dataset)}"
+            )
             raise IndexError(f"{said}, so there are samples 0 to {len(self.dataset) - 1} ({error})") from error
         return sample if self.collate else _pick(sample, self.keys, optional=MASK if self.pad is not None else None)
 
@@ -74,10 +80,12 @@ _note: Callable[[int], None] = lambda index: None  # noqa: E731
 
 
 class Dataset:
-    """`inputs` and `targets` are the keys of a sample, in a tuple or a mapping; several inputs stay a mapping; `workers` processes read samples, 0 means this one.
+    """`inputs` and `targets` are the keys of a sample, in a tuple or a mapping; several inputs stay a mapping;
+    `workers` processes read samples, 0 means this one.
 
-    Rows of several lengths are padded with `pad`, to the longest of a batch or to `length`; or `collate` makes a batch of a list of samples. Of `holdout`,
-    a part of the samples, at least one is held out and one is not. Raises WordsError when the object is not map-style or a sample lacks a key.
+    Rows of several lengths are padded with `pad`, to the longest of a batch or to `length`; or `collate` makes a batch
+    of a list of samples. Of `holdout`, a part of the samples, at least one is held out and one is not. Raises
+    WordsError when the object is not map-style or a sample lacks a key.
     """
 
     def __init__(
@@ -99,7 +107,8 @@ class Dataset:
     ) -> None:
         if isinstance(dataset, IterableDataset | str) or not (hasattr(dataset, "__len__") and _gives_one(dataset)):
             raise WordsError(
-                f"data.dataset: {type(dataset).__name__} is not map-style: __len__ and __getitem__ are needed. {_instead(dataset)}"
+                f"data.dataset: {type(dataset).__name__} is not map-style: __len__ and __getitem__ are needed. "
+                f"{_instead(dataset)}"
             )
         if len(dataset) < 1:
             raise WordsError(f"data.dataset: {type(dataset).__name__} has no samples.")
@@ -107,13 +116,15 @@ class Dataset:
         stated = about.get("samples") if isinstance(about, dict) and stop is None else None
         if stated not in (None, len(dataset)):
             raise WordsError(
-                f"data.dataset: {type(dataset).__name__} states samples = {stated} in its about, and its __len__ says {len(dataset)}. Make them one, or leave samples out there."
+                f"data.dataset: {type(dataset).__name__} states samples = {stated} in its about, and its __len__ says "
+                f"{len(dataset)}. Make them one, or leave samples out there."
             )
         if workers < 0:
             raise WordsError(f"data.workers={workers}: a number of processes, 0 for none. Type data.workers=0.")
         if collate is not None and not callable(collate):
             raise WordsError(
-                f"data.collate: a {type(collate).__name__} cannot be called with a list of samples. Name a function, or a class with __call__."
+                f"data.collate: a {type(collate).__name__} cannot be called with a list of samples. Name a function, "
+                "or a class with __call__."
             )
         self._samples = Samples(
             dataset, (0 if inputs is None else inputs, 1 if targets is None else targets), pad, length, collate
@@ -135,7 +146,8 @@ class Dataset:
         classes, targets = _classes(self._samples.dataset), batch["targets"]
         if self._outputs and classes and 1 < self._outputs < classes:
             raise WordsError(
-                f"data.outputs={self._outputs}: the dataset has {classes} classes. Type data.outputs={classes}, or leave it out."
+                f"data.outputs={self._outputs}: the dataset has {classes} classes. Type data.outputs={classes}, or "
+                "leave it out."
             )
         outputs = self._outputs or classes
         if outputs is None and isinstance(targets, Tensor) and targets.is_floating_point():
@@ -218,7 +230,8 @@ def _dead(processes: Sequence[Any]) -> dict[int, int]:
     """pid -> exit code of those that ended by themselves; empty when none is known to within a second."""
     deadline = time.monotonic() + 1.0
     while True:
-        # the pool ends the others; it also waits for them, in a thread of its own, and knows an exit code a moment before this one does
+        # the pool ends the others; it also waits for them, in a thread of its own, and knows an exit code a moment
+        # before this one does
         dead = {
             process.pid: process.exitcode for process in processes if process.exitcode not in (None, 0, -signal.SIGTERM)
         }
@@ -232,7 +245,9 @@ def _ending(code: int) -> str:
 
 
 def _adopt(samples: Samples, reading: Any, count: Any) -> None:
-    """A loading process begins. Signals are for the rank, which still needs samples until it stops; and it does not outlive the rank."""
+    """A loading process begins. Signals are for the rank, which still needs samples until it stops; and it does not
+    outlive the rank.
+    """
     global _samples, _note
     _note = loaders.answer(reading, count)
     for number in WISHES:
@@ -248,7 +263,9 @@ def _end_with(parent: Any) -> None:
 
 
 def _read(index: Indices, epoch: Indices) -> Any:
-    """The samples as one tree of numpy arrays: what a loading process sends, and what the thread that waits for it may touch."""
+    """The samples as one tree of numpy arrays: what a loading process sends, and what the thread that waits for it may
+    touch.
+    """
     assert _samples
     try:
         return tuple(tree(Tensor.numpy, part) for part in _samples.batch(index, epoch)) if len(index) else None
@@ -272,7 +289,9 @@ def _names(inputs: Inputs) -> Sequence[str]:
 
 
 def _pick(sample: Any, keys: Keys, *, optional: str | None = None) -> tuple[Any, Any]:
-    """(input, target) of a sample, or of a batch of them. Raises WordsError when a key is not there, unless it is `optional`."""
+    """(input, target) of a sample, or of a batch of them. Raises WordsError when a key is not there, unless it is
+    `optional`.
+    """
     inputs, target = keys
     named = (
         sample._asdict()
@@ -318,11 +337,16 @@ def _instead(dataset: Any) -> str:
         return (
             "Give the dataset it reads from: batches, order and processes are the words batch, seed and data.workers."
         )
-    return "A stream cannot be gone on with from its middle on another mesh: give its items an index, or write them to files for data=text or data=tokens."
+    return (
+        "A stream cannot be gone on with from its middle on another mesh: give its items an index, or write them "
+        "to files for data=text or data=tokens."
+    )
 
 
 def _classes(dataset: Any) -> int | None:
-    """The number of classes, where the dataset says: `classes` (their names or how many), `targets`, or a TensorDataset of whole numbers."""
+    """The number of classes, where the dataset says: `classes` (their names or how many), `targets`, or a TensorDataset
+    of whole numbers.
+    """
     classes = getattr(dataset, "classes", None)
     if isinstance(classes, int | np.integer):
         return int(classes)

@@ -1,4 +1,6 @@
-"""Handwritten digits as a map-style dataset: scikit-learn's 1,797 images of 8x8 pixels (UCI optical recognition test set)."""
+"""Handwritten digits as a map-style dataset: scikit-learn's 1,797 images of 8x8 pixels (UCI optical recognition test
+set).
+"""
 
 from typing import ClassVar
 

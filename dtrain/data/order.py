@@ -1,8 +1,9 @@
-"""The global order of samples: a counter-based permutation, so that position p of the world is all there is to remember.
+"""The global order of samples: a counter-based permutation, so that position p of the world is all there is to
+remember.
 
-epoch = p // n, and inside an epoch sample = permutation(p % n; seed, epoch): a Feistel network over the smallest number of bits that
-holds n (halves of unequal width when it is odd), cycle-walked until the value is below n: at most twice on average (Black and
-Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002). No list of indices, O(1) seek.
+epoch = p // n, and inside an epoch sample = permutation(p % n; seed, epoch): a Feistel network over the smallest number
+of bits that holds n (halves of unequal width when it is odd), cycle-walked until the value is below n: at most twice on
+average (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002). No list of indices, O(1) seek.
 The order is a file format: VERSION changes when it does, and checkpoints carry it.
 """
 
@@ -48,7 +49,9 @@ def permute(values: Indices, *, n: int, key: int) -> Indices:
 
 
 def _feistel(values: NDArray[np.uint64], bits: int, keys: list[np.uint64]) -> NDArray[np.uint64]:
-    """Each round changes one half by what the other half and a key mix to; a round undoes itself, so the whole is a bijection."""
+    """Each round changes one half by what the other half and a key mix to; a round undoes itself, so the whole is a
+    bijection.
+    """
     low = bits // 2
     shift, left_mask, right_mask = np.uint64(low), np.uint64((1 << (bits - low)) - 1), np.uint64((1 << low) - 1)
     left, right = values >> shift, values & right_mask

@@ -1,4 +1,6 @@
-"""Inputs and targets of tokens side by side: targets that are the inputs, that are the next ones, and the step from one to the other."""
+"""Inputs and targets of tokens side by side: targets that are the inputs, that are the next ones, and the step from one
+to the other.
+"""
 
 from collections.abc import Iterator, Mapping
 
@@ -10,11 +12,15 @@ from dtrain.data import IGNORE, Batch
 from dtrain.errors import WordsError
 
 ENOUGH = 8
-"""Targets from which on agreement is no coincidence: of the tokens that a masked model is asked for, one in ten stays as it is."""
+"""Targets from which on agreement is no coincidence: of the tokens that a masked model is asked for, one in ten stays
+as it is.
+"""
 
 
 def copies(batch: Batch) -> bool:
-    """Whether all targets that count are the inputs of their own place, and not also those of the next one, as where one token is repeated."""
+    """Whether all targets that count are the inputs of their own place, and not also those of the next one, as where
+    one token is repeated.
+    """
     targets = batch["targets"]
     return any(
         _agree(targets, tokens) and not _agree(targets[:, :-1], tokens[:, 1:], least=0) for tokens in _tokens(batch)
@@ -30,7 +36,9 @@ def leads(batch: Batch) -> bool:
 
 
 def next_targets(batch: Batch) -> Tensor:
-    """Targets moved one place to the left; the last of each sample does not count. Raises WordsError for what is no row of tokens, or was moved before."""
+    """Targets moved one place to the left; the last of each sample does not count. Raises WordsError for what is no row
+    of tokens, or was moved before.
+    """
     targets = batch["targets"]
     if not isinstance(targets, Tensor) or targets.ndim != 2 or targets.is_floating_point():
         raise WordsError(

@@ -1,8 +1,10 @@
-"""The walk through a Source: step s of the run is samples [s*batch, (s+1)*batch) of the global order, whatever the mesh.
+"""The walk through a Source: step s of the run is samples [s*batch, (s+1)*batch) of the global order, whatever the
+mesh.
 
-Positions are read in blocks of several steps, by a thread beside the training where the source allows it, so that a step costs a
-few views. The whole state is one integer, the samples the world has seen, and the batches it shall pass over when it comes to them,
-with the number of those that it has passed over: so a reader can hold the samples against the steps.
+Positions are read in blocks of several steps, by a thread beside the training where the source allows it, so that a
+step costs a few views. The whole state is one integer, the samples the world has seen, and the batches it shall pass
+over when it comes to them, with the number of those that it has passed over: so a reader can hold the samples against
+the steps.
 """
 
 import time
@@ -28,7 +30,9 @@ BLOCK_BYTES, BLOCK_STEPS = 4 << 20, 64
 
 @dataclass(frozen=True)
 class StepBatch:
-    """One rank's share of one step: its microbatches, and the targets that count in the whole batch of the world, whose samples begin at `first`."""
+    """One rank's share of one step: its microbatches, and the targets that count in the whole batch of the world, whose
+    samples begin at `first`.
+    """
 
     microbatches: list[Batch]
     count: int
@@ -41,7 +45,9 @@ def as_source(built: Any) -> Source:
 
 
 class Stream:
-    """Iterate to get a Share per step, for ever. `count(batch)` is the objective's: how many targets of a batch on the CPU count."""
+    """Iterate to get a Share per step, for ever. `count(batch)` is the objective's: how many targets of a batch on the
+    CPU count.
+    """
 
     def __init__(
         self, source: Source, *, batch: BatchShape, mesh: Mesh, seed: int, count: Callable[[Batch], int]
@@ -93,7 +99,8 @@ class Stream:
         mine = self.state_dict()
         if state["seed"] != mine["seed"]:
             raise WordsError(
-                "resume: the newest checkpoint is of a run with another seed. Type seed=<that of this run>, or out=<another place>; where the checkpoints of "
+                "resume: the newest checkpoint is of a run with another seed. Type seed=<that of this run>, or "
+                "out=<another place>; where the checkpoints of "
                 "two runs lie in one folder (dtrain checkpoint ls), remove those of one of them."
             )
         for key in ("samples", "fingerprint", "order", "batch"):
@@ -115,11 +122,15 @@ class Stream:
         return sum(first < self.seen for first in self._passed)
 
     def samples(self, first: int) -> list[int]:
-        """Which samples the step takes that begins at this place of the order: of the user's dataset where there is one, else of the source."""
+        """Which samples the step takes that begins at this place of the order: of the user's dataset where there is
+        one, else of the source.
+        """
         return self._named(self._order(np.arange(first, first + self._batch.size))[0])
 
     def alone(self, first: int) -> Iterator[tuple[int, int, Batch]]:
-        """This rank's samples of that step, each read by itself: its place in the order, what `samples` calls it, what was read."""
+        """This rank's samples of that step, each read by itself: its place in the order, what `samples` calls it, what
+        was read.
+        """
         places = self._mine([first])
         index, epoch = self._order(places)
         for number, sample in enumerate(self._named(index)):
@@ -156,7 +167,9 @@ class Stream:
         return firsts
 
     def _counts(self, steps: list[list[Batch]]) -> list[int]:
-        """Targets that count in each step's whole batch; of dense data known once and for all, of other data told by every rank."""
+        """Targets that count in each step's whole batch; of dense data known once and for all, of other data told by
+        every rank.
+        """
         if not self._source.dense:
             counts = self._mesh.sum(torch.tensor([sum(map(self._count, parts)) for parts in steps]))
             return (

@@ -20,7 +20,9 @@ INPUT_BITS = 21
 
 @dataclass(frozen=True)
 class Synthetic:
-    """A Source. Inputs are uniform in [-1, 1); targets are a fixed linear map of them, or its largest row for classification."""
+    """A Source. Inputs are uniform in [-1, 1); targets are a fixed linear map of them, or its largest row for
+    classification.
+    """
 
     task: str
     inputs: Sequence[int]
@@ -75,7 +77,8 @@ class Synthetic:
         return uniform
 
     def _mapped(self, x: np.ndarray[Any, np.dtype[np.float32]]) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """The linear map of every row, exactly: whole numbers below 2**53 are not rounded, in whatever order a CPU's BLAS adds them up.
+        """The linear map of every row, exactly: whole numbers below 2**53 are not rounded, in whatever order a CPU's
+        BLAS adds them up.
 
         Of rounded products a row would depend on the rows it is computed with, and on the CPU.
         """

@@ -52,7 +52,9 @@ class Bytes:
 
 
 class Vocabulary:
-    """A tokenizer.json of the `tokenizers` package, from any URL. Raises PreflightError when it cannot be read, or is none."""
+    """A tokenizer.json of the `tokenizers` package, from any URL. Raises PreflightError when it cannot be read, or is
+    none.
+    """
 
     def __init__(self, url: str) -> None:
         try:
@@ -84,7 +86,8 @@ class Vocabulary:
 class Text:
     """A Source of windows of text. Nothing is read until samples are asked for.
 
-    `sequence` in tokens, `holdout` a part of the corpus in [0, 1). Raises StoreError and PreflightError for what cannot be read.
+    `sequence` in tokens, `holdout` a part of the corpus in [0, 1). Raises StoreError and PreflightError for what cannot
+    be read.
     """
 
     dense = True

@@ -1,4 +1,6 @@
-"""Token files as they are, memory-mapped: .npy, or .bin of little-endian unsigned integers; remote ones are copied once."""
+"""Token files as they are, memory-mapped: .npy, or .bin of little-endian unsigned integers; remote ones are copied
+once.
+"""
 
 import hashlib
 from collections.abc import Mapping, Sequence

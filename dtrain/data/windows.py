@@ -15,7 +15,8 @@ from dtrain.errors import PreflightError
 
 @dataclass(frozen=True)
 class Windows:
-    """A Source over token arrays of any unsigned type. Every pass over the data cuts at another offset, so windows do not repeat.
+    """A Source over token arrays of any unsigned type. Every pass over the data cuts at another offset, so windows do
+    not repeat.
 
     Raises PreflightError when there is less than one window.
     """
@@ -34,7 +35,8 @@ class Windows:
         if len(self) < 1:
             tokens = sum(len(array) for array in self.arrays)
             raise PreflightError(
-                f"data: {tokens} tokens are less than one sample of data.sequence={self.sequence}. Type a smaller data.sequence."
+                f"data: {tokens} tokens are less than one sample of data.sequence={self.sequence}. Type a smaller "
+                "data.sequence."
             )
 
     @property

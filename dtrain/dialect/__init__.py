@@ -1,7 +1,7 @@
 """Which tool wrote a config, and what it is in our words. One file for each tool.
 
-A dialect is a module with TITLE, MARKS (names that tell its files), SILENT (groups and words that such a file never says) and
-`translate(ledger)`, which says of every key what becomes of it.
+A dialect is a module with TITLE, MARKS (names that tell its files), SILENT (groups and words that such a file never
+says) and `translate(ledger)`, which says of every key what becomes of it.
 """
 
 import importlib
@@ -47,7 +47,8 @@ def recognise(tree: Mapping[str, Any], place: str) -> str:
     fitting = [dialect for dialect, found in marks.items() if found == most]
     if most == 0:
         raise WordsError(
-            f"{place}: no key of a tool that is known here ({', '.join(list(tree)[:4])} ...). Type as=<one of {', '.join(DIALECTS)}>."
+            f"{place}: no key of a tool that is known here ({', '.join(list(tree)[:4])} ...). Type as=<one of "
+            f"{', '.join(DIALECTS)}>."
         )
     if "scaling_config" in tree and "trainer" in tree:
         return "ray"  # which starts the other's Trainer on its workers
@@ -74,7 +75,9 @@ def _ranks(nodes: Any) -> int:
 
 
 def complete(ledger: Ledger) -> None:
-    """What a plan needs and the file leaves to others: ranks for the mesh, samples for the ranks. It is marked as ours, and asked for."""
+    """What a plan needs and the file leaves to others: ranks for the mesh, samples for the ranks. It is marked as ours,
+    and asked for.
+    """
     words = ledger.words
     _drop_foreign(ledger)
     if words:
@@ -86,7 +89,8 @@ def complete(ledger: Ledger) -> None:
     if degree["ep"] > 1 and words.get("remat") in ("selective", "budget"):
         ledger.withdraw(
             "remat",
-            f"where experts are shared out over ranks, a block is computed again as a whole or not at all. Type remat=full, not {words['remat']}.",
+            "where experts are shared out over ranks, a block is computed again as a whole or not at all. Type "
+            f"remat=full, not {words['remat']}.",
         )
         ledger.withdraw("remat.share", "of remat=budget")
     if words.get("strategy") == "single":
@@ -111,7 +115,9 @@ TYPED = ("out", "trust", "data", "launcher", "evaluate", "checkpoint", "log", "t
 
 
 def _leave_open(ledger: Ledger) -> None:
-    """What is asked for stands as ??? in the recipe, so that no default takes its place; what a key says after all is not asked for."""
+    """What is asked for stands as ??? in the recipe, so that no default takes its place; what a key says after all is
+    not asked for.
+    """
     for word in [word for word in ledger.command if ledger.asks(word)]:
         if word in ledger.words and word not in ledger.implied:
             del ledger.command[word]
@@ -133,7 +139,9 @@ def _drop_foreign(ledger: Ledger) -> None:
 
 
 def nested(ledger: Ledger, key: str, name: str, *, auto: str = "") -> None:
-    """The key names another file, which is read with this one: beside it or in this folder; of a file from elsewhere, below its own place alone."""
+    """The key names another file, which is read with this one: beside it or in this folder; of a file from elsewhere,
+    below its own place alone.
+    """
     file = str(ledger.leaves[key])
     local = store.is_local(ledger.place)
     if not local and ("://" in file or file.startswith("/") or ".." in file.split("/")):

@@ -1,4 +1,5 @@
-"""Accelerate's YAML, as `accelerate config` writes it: https://huggingface.co/docs/accelerate/package_reference/cli and the fields of 1.15.
+"""Accelerate's YAML, as `accelerate config` writes it: https://huggingface.co/docs/accelerate/package_reference/cli and
+the fields of 1.15.
 
     dtrain import fsdp.yaml to=mine.yaml
 
@@ -31,8 +32,10 @@ from dtrain.dialect.ledger import (
 
 TITLE = "Accelerate"
 MARKS = names(
-    "compute_environment distributed_type num_processes num_machines machine_rank main_process_ip main_process_port main_training_function rdzv_backend "
-    "same_network use_cpu downcast_bf16 dynamo_config megatron_lm_config deepspeed_config parallelism_config mixed_precision tpu_use_cluster"
+    "compute_environment distributed_type num_processes num_machines machine_rank main_process_ip main_process_port "
+    "main_training_function rdzv_backend "
+    "same_network use_cpu downcast_bf16 dynamo_config megatron_lm_config deepspeed_config parallelism_config "
+    "mixed_precision tpu_use_cluster"
 )
 SILENT = ("model", "data", "objective", "optim", "schedule", "steps", "batch")
 TYPES: dict[str, dict[str, Any]] = {
@@ -55,7 +58,8 @@ def translate(ledger: Ledger) -> None:
         for key in ledger.open():
             ledger.refuse(
                 key,
-                "a run of SageMaker is not started here. Start dtrain inside of its container, with the words of the run.",
+                "a run of SageMaker is not started here. Start dtrain inside of its container, with the words of the "
+                "run.",
             )
         return
     for tell in (_world, _kind, _sharding, _deepspeed, _megatron, _axes, _dynamo):
@@ -84,7 +88,8 @@ def _world(ledger: Ledger) -> None:
         for key in ("num_machines", "num_processes"):
             ledger.refuse(
                 key,
-                f"{processes} processes are not the same number on each of {machines} machines. Type nodes={machines} devices=<processes per node>.",
+                f"{processes} processes are not the same number on each of {machines} machines. Type nodes={machines} "
+                "devices=<processes per node>.",
             )
         return
     machines = machines if "num_machines" not in wrong else 1
@@ -126,7 +131,8 @@ def _meeting(ledger: Ledger, machines: int) -> None:
             ledger.carry(
                 key,
                 words,
-                f"on the first; on the others: python -m dtrain.launcher.local.agent {host}:{port}, with the same DTRAIN_SECRET in the environment of all",
+                f"on the first; on the others: python -m dtrain.launcher.local.agent {host}:{port}, with the same "
+                "DTRAIN_SECRET in the environment of all",
                 command=True,
             )
         else:
@@ -171,7 +177,9 @@ def switched_on(ledger: Ledger, key: str) -> bool:
 
 
 def _sharding(ledger: Ledger) -> None:
-    """fsdp_config of both versions: the first names a sharding strategy, the second says whether weights are gathered twice."""
+    """fsdp_config of both versions: the first names a sharding strategy, the second says whether weights are gathered
+    twice.
+    """
     fsdp = str(ledger.get("distributed_type", "")).lower() == "fsdp"
     for key in ledger.under("fsdp_config"):
         name = key.removeprefix("fsdp_config.").removeprefix("fsdp_")
@@ -295,11 +303,14 @@ FSDP: dict[str, Rule] = {
     "offload_params": switched(says({"strategy.offload": "cpu"}), unneeded("off, as here")),
     "activation_checkpointing": switched(says({"remat": "full"}), unneeded("off, as here")),
     "activation_checkpointing_offload": lacking("activations stay on the device. Type remat=full."),
-    **every("auto_wrap_policy transformer_layer_cls_to_wrap min_num_params", unneeded("the elements of a model's ModuleLists and Sequentials are what is sharded")),
-    **every("backward_prefetch forward_prefetch limit_all_gathers", unneeded("the next block is gathered while one computes")),
+    **every("auto_wrap_policy transformer_layer_cls_to_wrap min_num_params", unneeded("the elements of a model's "
+        "ModuleLists and Sequentials are what is sharded")),
+    **every("backward_prefetch forward_prefetch limit_all_gathers", unneeded("the next block is gathered while one "
+        "computes")),
     **every("state_dict_type", SHARDS),
     **every("use_orig_params", unneeded("FSDP2 always does")),
-    **every("sync_module_states cpu_ram_efficient_loading param_init_fn", unneeded("weights are filled shard by shard, by name, the same on every mesh")),
+    **every("sync_module_states cpu_ram_efficient_loading param_init_fn", unneeded("weights are filled shard by "
+        "shard, by name, the same on every mesh")),
     "ignored_modules": lacking("every module is sharded. Freeze it in the model instead."),
 }  # fmt: skip
 
@@ -336,7 +347,8 @@ RULES: dict[str, Rule] = {
     "use_cpu": switched(says({"backend": "gloo"}), unneeded("GPUs where there are any, as here")),
     "gpu_ids": chosen({"all": unneeded("all that are visible, as here")}, _seen),
     "debug": unneeded("a rank that hangs or fails is always named"),
-    "enable_cpu_affinity": lacking("processes are not bound to cores. Type numactl --cpunodebind=0 dtrain ... if you need it."),
+    "enable_cpu_affinity": lacking("processes are not bound to cores. Type numactl --cpunodebind=0 dtrain ... if you "
+        "need it."),
     "rdzv_backend": unneeded("nodes meet at the launcher's own store, a new one for each round"),
     "rdzv_conf.**": unneeded("nodes meet at the launcher's own store, a new one for each round"),
     "max_restarts": to("launcher.restarts", int),
@@ -351,12 +363,18 @@ RULES: dict[str, Rule] = {
     "deepspeed_config.zero3_init_flag": unneeded("weights are filled shard by shard"),
     "deepspeed_config.zero3_save_16bit_model": SHARDS,
     **every("offload_optimizer_nvme_path offload_param_nvme_path", refused(DISK), "deepspeed_config"),
-    **every("deepspeed_hostfile deepspeed_exclusion_filter deepspeed_inclusion_filter", refused("nodes join by themselves. On each of the others: python -m dtrain.launcher.local.agent <host>:<port>."), "deepspeed_config"),
-    "deepspeed_config.deepspeed_multinode_launcher": unneeded("nodes join by python -m dtrain.launcher.local.agent <host>:<port>"),
-    "deepspeed_config.deepspeed_moe_layer_cls_names": unneeded("the elements of a model's ModuleLists are what is sharded"),
-    "fp8_config.backend": chosen({"ao": says({"precision": "fp8"}), "torchao": says({"precision": "fp8"})}, refused("products in fp8 are torchao's. Type precision=fp8.")),
-    "fp8_config.**": refused("of other kernels than torchao's. Type precision=fp8 precision.recipe=tensorwise or rowwise."),
-    **every("tpu_name tpu_zone tpu_use_cluster tpu_use_sudo tpu_vm tpu_env command_file commands", lacking("nothing is run on TPUs here. Leave it out.")),
+    **every("deepspeed_hostfile deepspeed_exclusion_filter deepspeed_inclusion_filter", refused("nodes join by themselves. On each of "
+        "the others: python -m dtrain.launcher.local.agent <host>:<port>."), "deepspeed_config"),
+    "deepspeed_config.deepspeed_multinode_launcher": unneeded("nodes join by python -m dtrain.launcher.local.agent "
+        "<host>:<port>"),
+    "deepspeed_config.deepspeed_moe_layer_cls_names": unneeded("the elements of a model's ModuleLists are what is "
+        "sharded"),
+    "fp8_config.backend": chosen({"ao": says({"precision": "fp8"}), "torchao": says({"precision": "fp8"})}, refused("products in fp8 are torchao's. Type "
+        "precision=fp8.")),
+    "fp8_config.**": refused("of other kernels than torchao's. Type precision=fp8 precision.recipe=tensorwise or "
+        "rowwise."),
+    **every("tpu_name tpu_zone tpu_use_cluster tpu_use_sudo tpu_vm tpu_env command_file commands", lacking("nothing is run on TPUs here. Leave it "
+        "out.")),
     "mpirun_config.**": refused("ranks of mpirun are taken as they are: mpirun -n 2 python -m dtrain <words>."),
     "ipex_config.**": lacking("there is no ipex. Leave it out."),
     "fsdp_config": unneeded("empty"), "deepspeed_config": unneeded("empty"), "megatron_lm_config": unneeded("empty"), "parallelism_config": unneeded("empty"),

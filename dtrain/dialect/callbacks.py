@@ -1,4 +1,6 @@
-"""What the callbacks of Lightning's Trainer become: checkpoints, observers that are not needed, and hooks to write instead."""
+"""What the callbacks of Lightning's Trainer become: checkpoints, observers that are not needed, and hooks to write
+instead.
+"""
 
 from dtrain.dialect.ledger import Ledger, Rule, count, every, lacking, refused, to, unneeded
 from dtrain.dialect.terms import epochs
@@ -56,12 +58,14 @@ def _checkpoint(ledger: Ledger, section: str) -> None:
         elif name == "monitor" and value is not None:
             ledger.refuse(
                 key,
-                "a figure of the evaluation is meant. Type checkpoint.best=eval_loss, eval_accuracy, or eval_<name> of what your objective or a hook gives.",
+                "a figure of the evaluation is meant. Type checkpoint.best=eval_loss, eval_accuracy, or eval_<name> "
+                "of what your objective or a hook gives.",
             )
         elif name == "mode" and value == "max" and monitor:
             ledger.refuse(
                 key,
-                "who gives a figure says which is the best: the lowest loss, the highest accuracy. Type checkpoint.best_is=highest where nobody does.",
+                "who gives a figure says which is the best: the lowest loss, the highest accuracy. Type "
+                "checkpoint.best_is=highest where nobody does.",
             )
         elif name in CHECKPOINT:
             (unneeded("empty") if value is None else CHECKPOINT[name])(ledger, key, value)
@@ -70,12 +74,15 @@ def _checkpoint(ledger: Ledger, section: str) -> None:
 
 
 OBSERVERS = {
-    "LearningRateMonitor": "metrics.jsonl has the learning rate of every step", "TQDMProgressBar": "logger=console draws a bar on a terminal",
+    "LearningRateMonitor": "metrics.jsonl has the learning rate of every step", "TQDMProgressBar": "logger=console draws a bar on a "
+        "terminal",
     "RichProgressBar": "logger=console draws a bar on a terminal", "ModelSummary": "dtrain plan tells what is built", "RichModelSummary": "dtrain plan tells what is built",
-    "DeviceStatsMonitor": "metrics.jsonl has what is measured", "ThroughputMonitor": "metrics.jsonl has samples_per_second", "Timer": "metrics.jsonl has the seconds of every step",
+    "DeviceStatsMonitor": "metrics.jsonl has what is measured", "ThroughputMonitor": "metrics.jsonl has "
+        "samples_per_second", "Timer": "metrics.jsonl has the seconds of every step",
 }  # fmt: skip
 INSTEAD = {
-    "EarlyStopping": "a run ends at its steps, or where its loss is no number: on_spike=stop. Type checkpoint.best=eval_loss to keep the best.",
+    "EarlyStopping": "a run ends at its steps, or where its loss is no number: on_spike=stop. Type "
+        "checkpoint.best=eval_loss to keep the best.",
     "StochasticWeightAveraging": "another average of the weights is kept beside them: type ema=0.999.",
     "WeightAveraging": "another average of the weights is kept beside them: type ema=0.999.",
     "EMAWeightAveraging": "type ema=<its decay>.",
@@ -88,9 +95,11 @@ CHECKPOINT: dict[str, Rule] = {
     "every_n_epochs": epochs("checkpoint.every"),
     "train_time_interval": refused("saves are counted in steps. Type checkpoint.every=<steps>."),
     "save_last": unneeded("the newest one always stays"),
-    **every("dirpath filename auto_insert_metric_name enable_version_counter verbose save_on_train_epoch_end", unneeded("checkpoints are under <out>/checkpoints, named by step")),
+    **every("dirpath filename auto_insert_metric_name enable_version_counter verbose save_on_train_epoch_end", unneeded("checkpoints are under "
+        "<out>/checkpoints, named by step")),
     **every("mode save_top_k", unneeded("the objective says what is the best, and one of them stays")),
     "save_weights_only": lacking("a checkpoint is whole; dtrain checkpoint export writes weights alone."),
-    "save_on_exception": unneeded("killed ranks go on from their last state: checkpoint.memory=1 keeps one of every step"),
+    "save_on_exception": unneeded("killed ranks go on from their last state: checkpoint.memory=1 keeps one of every "
+        "step"),
     "monitor": unneeded("empty"),
 }  # fmt: skip

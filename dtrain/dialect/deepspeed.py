@@ -27,7 +27,8 @@ from dtrain.dialect.terms import BEHIND, decaying, optimizer
 
 TITLE = "DeepSpeed"
 MARKS = names(
-    "train_batch_size train_micro_batch_size_per_gpu zero_optimization zero_allow_untested_optimizer wall_clock_breakdown steps_per_print fp16 bf16 "
+    "train_batch_size train_micro_batch_size_per_gpu zero_optimization zero_allow_untested_optimizer "
+    "wall_clock_breakdown steps_per_print fp16 bf16 "
     "gradient_clipping zero_force_ds_cpu_optimizer activation_checkpointing prescale_gradients flops_profiler"
 )
 SILENT = ("model", "data", "steps", "batch", "optim", "schedule")
@@ -37,8 +38,14 @@ STAGES = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
 BATCH, MICRO, ACCUMULATE = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 OURS = {BATCH: "batch", MICRO: "microbatch", ACCUMULATE: "accumulate"}
 SHAPES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
-FP16 = "of precision=fp16, should that be typed: its scale then begins at precision.scale and doubles after precision.growth good steps"
-LOG = "their warm-up rises with the logarithm of the step, ours in a line. Type schedule.warmup={} for a line of as many steps, or 0 for none."
+FP16 = (
+    "of precision=fp16, should that be typed: its scale then begins at precision.scale and doubles after "
+    "precision.growth good steps"
+)
+LOG = (
+    "their warm-up rises with the logarithm of the step, ours in a line. Type schedule.warmup={} for a line of as "
+    "many steps, or 0 for none."
+)
 MEASURED = unneeded("metrics.jsonl has the seconds of every step")
 SHARDS = unneeded("a checkpoint is shards that any mesh reads; dtrain checkpoint export writes one file")
 MOVES = unneeded("how offloading moves bytes; here FSDP2 does it")
@@ -53,7 +60,9 @@ def translate(ledger: Ledger) -> None:
 
 
 def _batch(ledger: Ledger) -> None:
-    """batch = microbatch x ranks x accumulate: two of the three make the third; a lone one means that nothing is accumulated."""
+    """batch = microbatch x ranks x accumulate: two of the three make the third; a lone one means that nothing is
+    accumulated.
+    """
     told: dict[str, int] = {}
     said = {key: ledger.leaves[key] for key in OURS if key in ledger.leaves}
     free = 2 - sum(value != "auto" for value in said.values())
@@ -83,7 +92,8 @@ def _triple(ledger: Ledger, batch: int, micro: int, accumulate: int) -> None:
         for key in OURS:
             ledger.refuse(
                 key,
-                f"{batch} is not {micro} x {accumulate} x a number of ranks. Type batch=<samples per step> microbatch={micro}.",
+                f"{batch} is not {micro} x {accumulate} x a number of ranks. Type batch=<samples per step> "
+                f"microbatch={micro}.",
             )
         return
     ledger.carry(BATCH, {"batch": batch})
@@ -236,7 +246,8 @@ def _schedule(ledger: Ledger) -> None:
         if shape is None
         else f"{wrong!r} is no number of steps. Type schedule=cosine schedule.warmup=<steps>."
         if wrong is not None
-        else "a linear decay needs to know where it ends. Type steps=<all> schedule=wsd schedule.warmup=<some> schedule.decay=<the others>."
+        else "a linear decay needs to know where it ends. Type steps=<all> schedule=wsd schedule.warmup=<some> "
+        "schedule.decay=<the others>."
     )
     if shape is None or wrong is not None or (shape == "linear" and "total_num_steps" not in values):
         for key in ledger.under("scheduler.type", p):
@@ -332,7 +343,8 @@ SECTIONS = {
     "data_efficiency": "no curriculum, and no token is dropped. Order the samples in a dataset of your own.",
     "curriculum_learning": "no curriculum. Order the samples in a dataset of your own.",
     "progressive_layer_drop": "no layer is dropped; write the model with it.",
-    "autotuning": "dtrain plan compares layouts by arithmetic, and strategy=auto takes the cheapest that fits. Leave it out.",
+    "autotuning": "dtrain plan compares layouts by arithmetic, and strategy=auto takes the cheapest that fits. Leave "
+    "it out.",
     "elasticity": "the batch is the same on any world. Type nodes=1:4 for one to four nodes.",
     "hybrid_engine": "nothing is generated while training goes on.",
     "quantize_training": "weights are not quantised. Type precision=fp8 for products in that type.",
@@ -341,8 +353,10 @@ SECTIONS = {
     "nebula": "saves are in the background without it. Leave it out.",
     "comms_logger": "there is no log of collectives; failure.json has the last one of every rank. Leave it out.",
     "flops_profiler": "nothing is profiled while training goes on. Leave it out.",
-    "wandb": "metrics.jsonl has every row; for wandb write a logger: logger.wandb._target_=<yours> trust=[<its package>].",
-    "comet": "metrics.jsonl has every row; for Comet write a logger: logger.comet._target_=<yours> trust=[<its package>].",
+    "wandb": "metrics.jsonl has every row; for wandb write a logger: logger.wandb._target_=<yours> trust=[<its "
+    "package>].",
+    "comet": "metrics.jsonl has every row; for Comet write a logger: logger.comet._target_=<yours> trust=[<its "
+    "package>].",
     "compile": "there is no DeepCompile. Type compile=blocks.",
     "expert_parallel": "experts are those of model=moe. Type model=moe mesh.ep=2.",
     "zero_optimization.zenflow": "no update is late. Type strategy.offload=cpu.",
@@ -350,31 +364,44 @@ SECTIONS = {
 """section -> why, and what instead, where it is on."""
 
 ZERO: dict[str, Rule] = {
-    **every("stage3_gather_16bit_weights_on_model_save gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save elastic_checkpoint", SHARDS),
+    **every("stage3_gather_16bit_weights_on_model_save gather_16bit_weights_on_model_save "
+        "stage3_gather_fp16_weights_on_model_save elastic_checkpoint", SHARDS),
     **every(
-        "allgather_partitions allgather_bucket_size overlap_comm reduce_scatter reduce_bucket_size contiguous_gradients round_robin_gradients sub_group_size "
-        "stage3_max_live_parameters stage3_max_reuse_distance stage3_prefetch_bucket_size stage3_param_persistence_threshold "
-        "stage3_model_persistence_threshold stage3_module_granularity_threshold stage3_use_all_reduce_for_fetch_params stage3_allgather_sequential "
-        "prefetch_bucket_size param_persistence_threshold model_persistence_threshold max_live_parameters max_reuse_distance module_granularity_threshold "
-        "use_all_reduce_for_fetch_params allgather_sequential use_multi_rank_bucket_allreduce compute_grad_norm ignore_unused_parameters legacy_stage1 "
-        "parameter_alignment memory_efficient_linear pipeline_loading_checkpoint override_module_apply enable_sanity_checks grad_hooks fast_init "
-        "save_muon_momentum_buffer_in_memory log_trace_cache_warnings leaf_module.classes leaf_module.names leaf_module.name_suffixes",
+        "allgather_partitions allgather_bucket_size overlap_comm reduce_scatter reduce_bucket_size "
+            "contiguous_gradients round_robin_gradients sub_group_size "
+        "stage3_max_live_parameters stage3_max_reuse_distance stage3_prefetch_bucket_size "
+            "stage3_param_persistence_threshold "
+        "stage3_model_persistence_threshold stage3_module_granularity_threshold "
+            "stage3_use_all_reduce_for_fetch_params stage3_allgather_sequential "
+        "prefetch_bucket_size param_persistence_threshold model_persistence_threshold max_live_parameters "
+            "max_reuse_distance module_granularity_threshold "
+        "use_all_reduce_for_fetch_params allgather_sequential use_multi_rank_bucket_allreduce compute_grad_norm "
+            "ignore_unused_parameters legacy_stage1 "
+        "parameter_alignment memory_efficient_linear pipeline_loading_checkpoint override_module_apply "
+            "enable_sanity_checks grad_hooks fast_init "
+        "save_muon_momentum_buffer_in_memory log_trace_cache_warnings leaf_module.classes leaf_module.names "
+            "leaf_module.name_suffixes",
         unneeded("collectives go block by block, beside the computation"),
     ),
-    **every("zero_quantized_weights zero_quantized_gradients zero_quantized_nontrainable_weights", lacking("weights and gradients travel as they are. Leave it out.")),
+    **every("zero_quantized_weights zero_quantized_gradients zero_quantized_nontrainable_weights", lacking("weights and gradients travel as they "
+        "are. Leave it out.")),
     **every("cpu_offload_use_pin_memory", MOVES),
     **every("offload_optimizer.device offload_optimizer.ratio offload_param.device cpu_offload cpu_offload_param", refused(ODD)),
     **{f"offload_{part}.{name}": MOVES for part in ("optimizer", "param") for name in ["pin_memory", "buffer_count", "buffer_size", "max_in_cpu", "fast_init", "nvme_path", "pipeline_read", "pipeline_write", "cpuadam_cores_perc"]},
-    "offload_optimizer.super_offload": lacking("shards rest on the CPU and are brought back for the update. Leave it out."),
+    "offload_optimizer.super_offload": lacking("shards rest on the CPU and are brought back for the update. Leave it "
+        "out."),
     "load_from_fp32_weights": unneeded("weights at rest are fp32"),
-    "zero_hpz_partition_size": chosen({0: unneeded("off, as here"), 1: unneeded("off, as here")}, refused("there are no second shards inside a node. The nearest: strategy=hsdp nodes=2 devices=8.")),
-    "mics_shard_size": chosen({-1: unneeded("off, as here")}, refused("shards inside a group, replicas between groups: type strategy=hsdp mesh.dp_shard=<size of a group>, with nodes and devices.")),
+    "zero_hpz_partition_size": chosen({0: unneeded("off, as here"), 1: unneeded("off, as here")}, refused("there are no second shards inside a "
+        "node. The nearest: strategy=hsdp nodes=2 devices=8.")),
+    "mics_shard_size": chosen({-1: unneeded("off, as here")}, refused("shards inside a group, replicas between "
+        "groups: type strategy=hsdp mesh.dp_shard=<size of a group>, with nodes and devices.")),
     "mics_hierarchical_params_gather": unneeded("how MiCS gathers"),
 }  # fmt: skip
 
 RULES: dict[str, Rule] = {
     **every(" ".join(OURS), refused(ODD)),
-    **every("optimizer.type scheduler.type zero_optimization.stage fp16.enabled bf16.enabled torch_autocast.enabled torch_autocast.dtype", refused(ODD)),
+    **every("optimizer.type scheduler.type zero_optimization.stage fp16.enabled bf16.enabled torch_autocast.enabled "
+        "torch_autocast.dtype", refused(ODD)),
     **every("tensor_parallel.autotp_size sequence_parallel_size pipeline.stages expert_parallel.autoep_size", refused(ODD)),
     **every("total_num_steps warmup_num_steps warmup_type warmup_max_lr cos_min_ratio", refused(ODD), "scheduler.params"),
     **every("lr betas eps weight_decay torch_adam adam_w_mode bias_correction", refused(ODD), "optimizer.params"),
@@ -393,39 +420,50 @@ RULES: dict[str, Rule] = {
     **every("zero_force_ds_cpu_optimizer optimizer.legacy_fusion", unneeded("which kernel runs")),
     **every(
         "communication_data_type seq_parallel_communication_data_type",
-        chosen({"fp32": unneeded("gradients travel in fp32"), "none": unneeded("gradients travel in fp32")}, refused("gradients travel in fp32, or with precision=bf16_true in bf16. Leave it out, or type precision=bf16_true.")),
+        chosen({"fp32": unneeded("gradients travel in fp32"), "none": unneeded("gradients travel in fp32")}, refused("gradients travel in fp32, or with "
+            "precision=bf16_true in bf16. Leave it out, or type precision=bf16_true.")),
     ),
-    **every("prescale_gradients gradient_predivide_factor", unneeded("gradients are divided once, by the count of the whole batch")),
-    "gradient_allreduce_op": chosen({"mean": unneeded("the mean over the whole batch, as here")}, refused("the loss is the mean over the whole batch. Scale optim.lr instead.")),
+    **every("prescale_gradients gradient_predivide_factor", unneeded("gradients are divided once, by the count of the "
+        "whole batch")),
+    "gradient_allreduce_op": chosen({"mean": unneeded("the mean over the whole batch, as here")}, refused("the loss is the mean over the whole "
+        "batch. Scale optim.lr instead.")),
     "sparse_gradients": lacking("gradients are dense. Leave it out."),
     "managed_gradient_accumulation": unneeded("the loop accumulates"),
     "check_overflow": unneeded("every step is looked at; on_spike says what follows"),
-    "data_types.grad_accum_dtype": chosen({"fp32": unneeded("gradients are summed in fp32")}, refused("gradients are summed in the type of the weights. Type precision=bf16_true.")),
+    "data_types.grad_accum_dtype": chosen({"fp32": unneeded("gradients are summed in fp32")}, refused("gradients are summed in the type of "
+        "the weights. Type precision=bf16_true.")),
     "data_types.*": refused("types follow from precision. Type precision=bf16 or precision=bf16_true."),
     "bf16.immediate_grad_update": unneeded("how gradients are copied"),
     "bf16.check_grad_overflow": unneeded("every step is looked at; on_spike says what follows"),
     "bf16.bf16_master_weights_and_grads": unneeded("told with bf16.enabled"),
     "bf16.bf16_optimizer_states": lacking("the state has the type of the weights. Type precision=bf16_true for both."),
     "fp16.auto_cast": unneeded("inputs of products are cast"),
-    "fp16.loss_scale": chosen({0: unneeded("0 means dynamic, as here")}, refused("the loss scale is dynamic. Type precision=bf16, which needs none.")),
+    "fp16.loss_scale": chosen({0: unneeded("0 means dynamic, as here")}, refused("the loss scale is dynamic. Type "
+        "precision=bf16, which needs none.")),
     "fp16.initial_scale_power": to("precision.scale", lambda power: 2.0 ** whole(power)),
     "fp16.loss_scale_window": to("precision.growth", count),
-    "fp16.hysteresis": chosen({1: unneeded("the first overflow halves the scale, as here")}, refused("the first overflow halves the scale; theirs waits for more. Leave it out.")),
+    "fp16.hysteresis": chosen({1: unneeded("the first overflow halves the scale, as here")}, refused("the first overflow halves the scale; "
+        "theirs waits for more. Leave it out.")),
     "fp16.consecutive_hysteresis": lacking("the first overflow halves the scale. Leave it out."),
     "fp16.min_loss_scale": chosen({1: unneeded("1, as here")}, refused("the scale goes down to 1. Leave it out.")),
-    "fp16.fp16_master_weights_and_grads": lacking("weights stay in fp32. Type precision=bf16_true for weights of 16 bits."),
+    "fp16.fp16_master_weights_and_grads": lacking("weights stay in fp32. Type precision=bf16_true for weights of 16 "
+        "bits."),
     "torch_autocast.lower_precision_safe_modules": unneeded("torch.autocast's own list"),
-    "scheduler.params.last_batch_iteration": chosen({-1: unneeded("from the beginning, as here")}, refused("a run goes on from its own checkpoint. Leave it out.")),
+    "scheduler.params.last_batch_iteration": chosen({-1: unneeded("from the beginning, as here")}, refused("a run goes on from its own "
+        "checkpoint. Leave it out.")),
     **every("warmup_min_lr warmup_min_ratio", lacking("warm-up begins at nothing. Leave it out."), "scheduler.params"),
-    "activation_checkpointing.partition_activations": lacking("activations are not shared out. Type remat=full, and with mesh.tp tensor.sequence=split."),
+    "activation_checkpointing.partition_activations": lacking("activations are not shared out. Type remat=full, and "
+        "with mesh.tp tensor.sequence=split."),
     "activation_checkpointing.cpu_checkpointing": lacking("activations stay on the device. Type remat=full."),
-    "activation_checkpointing.number_checkpoints": lacking("type remat=full, remat=selective, or remat=budget remat.share=0.5 to say which blocks are computed again."),
+    "activation_checkpointing.number_checkpoints": lacking("type remat=full, remat=selective, or remat=budget "
+        "remat.share=0.5 to say which blocks are computed again."),
     **every("contiguous_memory_optimization synchronize_checkpoint_boundary profile", unneeded("how activations are laid out and timed"), "activation_checkpointing"),
     "pipeline.partition": chosen(
         {"best": unneeded("blocks are shared out evenly; pipeline.split=cost by their work"), "uniform": says({"pipeline.split": "blocks"}), "parameters": says({"pipeline.split": "cost"}, "by the work of a block")},
         refused("type pipeline.split=[2,1]: how many blocks each stage has."),
     ),
-    "pipeline.activation_checkpoint_interval": chosen({0: unneeded("off, as here"), 1: says({"remat": "full"})}, refused("type remat=full, or remat=budget remat.share=0.5 for a share of the blocks.")),
+    "pipeline.activation_checkpoint_interval": chosen({0: unneeded("off, as here"), 1: says({"remat": "full"})}, refused("type remat=full, or remat=budget "
+        "remat.share=0.5 for a share of the blocks.")),
     "pipeline.seed_layers": unneeded("weights are drawn by name, the same on every mesh"),
     **every("pipe_partitioned grad_partitioned", unneeded("what travels between stages is whole"), "pipeline"),
     "tensor_parallel.**": refused("how a model is split is its own tp_plan: see 'To add a model' in the README."),

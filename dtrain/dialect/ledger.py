@@ -1,6 +1,8 @@
-"""What becomes of each key of another tool's file: carried over, not needed here, or refused; each once, and none is left out.
+"""What becomes of each key of another tool's file: carried over, not needed here, or refused; each once, and none is
+left out.
 
-A dialect first lets functions tell the keys that mean something only together, then hands the rest to a table: key -> Rule.
+A dialect first lets functions tell the keys that mean something only together, then hands the rest to a table: key ->
+Rule.
 """
 
 import re
@@ -79,7 +81,9 @@ class Ledger:
         return [key for key in self.leaves if key not in self._told]
 
     def carry(self, key: str, words: Mapping[str, Any], note: str = "", *, command: bool = False) -> None:
-        """The key becomes these words of the recipe (or of the command line); where another key said them otherwise, it is refused."""
+        """The key becomes these words of the recipe (or of the command line); where another key said them otherwise, it
+        is refused.
+        """
         target: dict[str, Any] = self.command if command else self.words
         other = next(
             (
@@ -123,7 +127,9 @@ class Ledger:
                 self.implied[word] = why
 
     def ask(self, word: str, what: str = "") -> None:
-        """A word that has to be typed, since the file does not say enough; no default of theirs or ours takes its place."""
+        """A word that has to be typed, since the file does not say enough; no default of theirs or ours takes its
+        place.
+        """
         self.command.setdefault(word, f"<{what or CHOICES.get(word, 'value')}>")
         if word in self.implied:
             del self.words[word], self.implied[word]
@@ -199,7 +205,9 @@ Rule = Callable[[Ledger, str, Any], None]
 
 
 def find(rules: Mapping[str, Rule], key: str) -> Rule | None:
-    """The rule of a key: by its name, else by the first pattern, in which `*` is one part of the name and a last `**` all that follow."""
+    """The rule of a key: by its name, else by the first pattern, in which `*` is one part of the name and a last `**`
+    all that follow.
+    """
     return rules.get(key) or next(
         (rule for pattern, rule in rules.items() if "*" in pattern and _fits(pattern.split("."), key.split("."))), None
     )
@@ -342,7 +350,9 @@ def refused(why: str, *asked: str) -> Rule:
 
 
 def lacking(why: str, *off: Any, asked: str = "") -> Rule:
-    """Refused where it is switched on; `off` are values that mean it is not, beside those that are empty, zero or false; `asked` as in refused."""
+    """Refused where it is switched on; `off` are values that mean it is not, beside those that are empty, zero or
+    false; `asked` as in refused.
+    """
 
     def rule(ledger: Ledger, key: str, value: Any) -> None:
         out = value in off or not value or (isinstance(value, str) and value.lower() in ("false", "no", "none", "off"))

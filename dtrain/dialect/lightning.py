@@ -1,4 +1,5 @@
-"""Lightning's Trainer: its arguments in a Python file, or the YAML of LightningCLI: https://lightning.ai/docs/pytorch/stable/common/trainer.html
+"""Lightning's Trainer: its arguments in a Python file, or the YAML of LightningCLI:
+https://lightning.ai/docs/pytorch/stable/common/trainer.html
 
     dtrain import train.py to=mine.yaml
 
@@ -36,12 +37,19 @@ from dtrain.dialect.terms import decaying, epochs, optimizer, output, precision_
 
 TITLE = "Lightning"
 MARKS = names(
-    "trainer fit seed_everything max_epochs accelerator accumulate_grad_batches gradient_clip_val val_check_interval enable_checkpointing "
+    "trainer fit seed_everything max_epochs accelerator accumulate_grad_batches gradient_clip_val val_check_interval "
+    "enable_checkpointing "
     "num_sanity_val_steps limit_val_batches class_path ckpt_path fast_dev_run enable_progress_bar"
 )
 SILENT = ("model", "data", "optim", "schedule", "steps", "batch")
-YOURS = "a LightningModule holds its own loop. Type model._target_=<the torch.nn.Module in it> trust=[<its package>], with objective and optim."
-DATA = "a DataModule holds its own loaders. Type data=dataset data.dataset._target_=<the dataset in it> trust=[<its package>] batch=<samples per step>."
+YOURS = (
+    "a LightningModule holds its own loop. Type model._target_=<the torch.nn.Module in it> trust=[<its "
+    "package>], with objective and optim."
+)
+DATA = (
+    "a DataModule holds its own loaders. Type data=dataset data.dataset._target_=<the dataset in it> trust=[<its "
+    "package>] batch=<samples per step>."
+)
 CLOCK = re.compile(r"(\d+):(\d\d:\d\d:\d\d)")
 """DD:HH:MM:SS."""
 PARTS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
@@ -161,7 +169,8 @@ def _steps(ledger: Ledger, t: str) -> None:
             else:
                 ledger.refuse(
                     other,
-                    f"whichever comes first ends a run there, max_steps={steps} here. Type a smaller steps=<{ledger.leaves[other]} x samples / batch> if epochs are meant.",
+                    f"whichever comes first ends a run there, max_steps={steps} here. Type a smaller "
+                    f"steps=<{ledger.leaves[other]} x samples / batch> if epochs are meant.",
                 )
     _batches(ledger, t)
     found = CLOCK.fullmatch(str(ledger.get(key, "")))
@@ -195,7 +204,8 @@ def _batches(ledger: Ledger, t: str) -> None:
     ledger.carry(
         key,
         {"steps": steps},
-        f"{passes} x {batches} batches{f', {parts} in a step' if parts > 1 else ''}; fewer there when the data has not as many",
+        f"{passes} x {batches} batches{f', {parts} in a step' if parts > 1 else ''}; fewer there when the data has "
+        "not as many",
     )
     ledger.skip(f"{t}max_epochs", "told with limit_train_batches")
 
@@ -235,7 +245,8 @@ def _logger(ledger: Ledger, t: str) -> None:
             if name not in names:
                 ledger.refuse(
                     other,
-                    f"there is no {name}. The rows are in metrics.jsonl; or write a logger: logger.mine._target_=<yours> trust=[<its package>].",
+                    f"there is no {name}. The rows are in metrics.jsonl; or write a logger: "
+                    "logger.mine._target_=<yours> trust=[<its package>].",
                 )
             elif other.endswith("class_path") and names[name]:
                 ledger.carry(other, {"logger": ["console", "tensorboard"]})
@@ -277,22 +288,31 @@ ARGUMENTS: Mapping[str, Mapping[str, Rule]] = {
     "DDPStrategy": {
         "find_unused_parameters": unneeded("parameters that a step does not reach are no trouble"),
         "bucket_cap_mb": to("strategy.bucket_mb", count),
-        **every("static_graph gradient_as_bucket_view start_method process_group_backend timeout timeout.class_path timeout.init_args.seconds timeout.init_args.minutes", unneeded("ranks are started and reduced as is fastest; backend.timeout is 600 s")),
+        **every("static_graph gradient_as_bucket_view start_method process_group_backend timeout timeout.class_path "
+            "timeout.init_args.seconds timeout.init_args.minutes", unneeded("ranks are started and reduced as is "
+                "fastest; backend.timeout is 600 s")),
     },
     "FSDPStrategy": {
         "sharding_strategy": chosen({name: says(words) for name, words in SHARDING.items()}, NO_STRATEGY),
         "cpu_offload": switched(says({"strategy.offload": "cpu"}), OFF),
         **every("activation_checkpointing_policy activation_checkpointing", lambda ledger, key, value: says({"remat": "full"}, "of every block")(ledger, key, value) if value else OFF(ledger, key, value)),
         "state_dict_type": SHARDS,
-        **every("auto_wrap_policy mixed_precision use_orig_params limit_all_gathers forward_prefetch backward_prefetch sync_module_states process_group_backend timeout", unneeded("blocks are found by themselves, types follow from precision")),
+        **every("auto_wrap_policy mixed_precision use_orig_params limit_all_gathers forward_prefetch "
+            "backward_prefetch sync_module_states process_group_backend timeout", unneeded("blocks are found by themselves, types "
+                "follow from precision")),
         "device_mesh": refused("type strategy=hsdp mesh.dp_shard=<inside> mesh.dp_replicate=<between>."),
     },
     "DeepSpeedStrategy": {
         "stage": chosen({stage: says({"strategy": word}) for stage, word in STAGES.items()}, NO_STRATEGY),
-        "offload_optimizer": switched(says({"strategy.offload": "cpu"}, "shards of weights and optimizer both rest there"), OFF),
+        "offload_optimizer": switched(says({"strategy.offload": "cpu"}, "shards of weights and optimizer both rest "
+            "there"), OFF),
         "offload_parameters": switched(says({"strategy.offload": "cpu"}), OFF),
-        **every("remote_device offload_params_device offload_optimizer_device", chosen({"cpu": OFF, "none": OFF}, refused("there is no offload to disks. Type strategy.offload=cpu."))),
-        **every("allgather_bucket_size reduce_bucket_size overlap_communication contiguous_gradients reduce_scatter allgather_partitions sub_group_size pin_memory zero_optimization zero_allow_untested_optimizer logging_batch_size_per_gpu logging_level load_full_weights", unneeded("collectives go block by block, beside the computation")),
+        **every("remote_device offload_params_device offload_optimizer_device", chosen({"cpu": OFF, "none": OFF}, refused("there is no offload to disks. Type "
+            "strategy.offload=cpu."))),
+        **every("allgather_bucket_size reduce_bucket_size overlap_communication contiguous_gradients reduce_scatter "
+            "allgather_partitions sub_group_size pin_memory zero_optimization zero_allow_untested_optimizer "
+            "logging_batch_size_per_gpu logging_level load_full_weights", unneeded("collectives go block by block, "
+                "beside the computation")),
     },
     "ModelParallelStrategy": {
         "data_parallel_size": chosen({"auto": unneeded("the ranks that are left")}, to("mesh.dp_shard", count)),
@@ -334,26 +354,32 @@ TRAINER: dict[str, Rule] = {
     "max_epochs": chosen({-1: unneeded("no limit")}, epochs()),
     "min_epochs": lacking("a run ends at its steps. Leave it out."),
     "min_steps": lacking("a run ends at its steps. Leave it out."),
-    "max_time": refused("hours:minutes:seconds. Type time_limit=3:55:00."), "max_time.**": refused("hours:minutes:seconds. Type time_limit=3:55:00."),
+    "max_time": refused("hours:minutes:seconds. Type time_limit=3:55:00."), "max_time.**": refused("hours:minutes:seconds. Type "
+        "time_limit=3:55:00."),
     "accumulate_grad_batches": to("accumulate", count),
     "accumulate_grad_batches.*": refused("the batch is the same in every step. Type accumulate=<number>.", "accumulate"),
     "gradient_clip_val": chosen({0: says({"clip": None}, "0 means none")}, to("clip", number)),
-    "gradient_clip_algorithm": chosen({"norm": unneeded("by the norm, as here")}, refused("gradients are clipped by their norm. Type clip=1.0.")),
+    "gradient_clip_algorithm": chosen({"norm": unneeded("by the norm, as here")}, refused("gradients are clipped by their norm. "
+        "Type clip=1.0.")),
     "log_every_n_steps": to("log.every", count),
     "val_check_interval": refused("held-out losses are counted in steps. Type evaluate.every=<steps>."),
     "check_val_every_n_epoch": chosen({1: unneeded("evaluate.every counts steps"), None: unneeded("empty")}, epochs("evaluate.every")),
     "num_sanity_val_steps": unneeded("dtrain verify runs a few steps before"),
-    "limit_val_batches": part(unneeded("all of them: evaluate.samples=null, else 256"), refused("held-out samples are counted. Type evaluate.samples=<batches x their size>.")),
+    "limit_val_batches": part(unneeded("all of them: evaluate.samples=null, else 256"), refused("held-out samples are counted. Type "
+        "evaluate.samples=<batches x their size>.")),
     "limit_train_batches": part(OFF, refused("a run ends at its steps. Type steps=<epochs x batches>.", "steps")),
     **every("limit_test_batches limit_predict_batches", unneeded("of other commands of Lightning")),
     "fast_dev_run": lacking("type steps=2, or dtrain verify with the same words."),
     "overfit_batches": lacking("type data.holdout=0 with a dataset of a few samples."),
-    "enable_checkpointing": switched(unneeded("a run is always saved"), refused("the last step is always saved. Type checkpoint.every=0 for that one alone.")),
+    "enable_checkpointing": switched(unneeded("a run is always saved"), refused("the last step is always saved. Type "
+        "checkpoint.every=0 for that one alone.")),
     "enable_progress_bar": switched(unneeded("logger=console draws a bar on a terminal"), refused("type logger=[tensorboard].")),
     "enable_model_summary": unneeded("dtrain plan tells what is built"),
     "logger": switched(unneeded("metrics.jsonl and TensorBoard, as here"), says({"logger": ["console"]})),
-    "callbacks": lambda ledger, key, value: (unneeded("empty") if value in ([], {}) else refused("write a hook: hook.mine._target_=<yours> trust=[<its package>]."))(ledger, key, value),
-    **every("callbacks.** logger.** plugins.**", refused("computed in Python, which is not run. Write a hook: hook.mine._target_=<yours> trust=[<its package>].")),
+    "callbacks": lambda ledger, key, value: (unneeded("empty") if value in ([], {}) else refused("write a hook: "
+        "hook.mine._target_=<yours> trust=[<its package>]."))(ledger, key, value),
+    **every("callbacks.** logger.** plugins.**", refused("computed in Python, which is not run. Write a hook: "
+        "hook.mine._target_=<yours> trust=[<its package>].")),
     "default_root_dir": output, "default_root_dir.**": refused("computed in Python, which is not run. Type out=<URL>."),
     "deterministic": lacking("on GPUs type backend=nccl backend.kernels=deterministic; the CPU's kernels are."),
     "benchmark": lacking("kernels are torch's own. Leave it out."),
@@ -363,9 +389,13 @@ TRAINER: dict[str, Rule] = {
     "use_distributed_sampler": unneeded("samples are shared out by their position"),
     "inference_mode": unneeded("nothing is kept for a backward in evaluation"),
     "resume_from_checkpoint": lacking("a run goes on from its own checkpoint; init=<run of dtrain> takes weights."),
-    **every("auto_lr_find auto_scale_batch_size", lacking("nothing is searched for. Type optim.lr=<value> batch=<samples of a step>.")),
-    **every("replace_sampler_ddp move_metrics_to_cpu progress_bar_refresh_rate weights_summary terminate_on_nan track_grad_norm", unneeded("of older versions: metrics.jsonl has the norm of the gradients, samples are shared out by their position")),
-    "profiler": lacking("nothing is profiled while training goes on. Leave it out."), "profiler.**": refused("nothing is profiled while training goes on. Leave it out."),
+    **every("auto_lr_find auto_scale_batch_size", lacking("nothing is searched for. Type optim.lr=<value> "
+        "batch=<samples of a step>.")),
+    **every("replace_sampler_ddp move_metrics_to_cpu progress_bar_refresh_rate weights_summary terminate_on_nan "
+        "track_grad_norm", unneeded("of older versions: metrics.jsonl has the norm of the gradients, samples are "
+            "shared out by their position")),
+    "profiler": lacking("nothing is profiled while training goes on. Leave it out."), "profiler.**": refused("nothing is profiled while training "
+        "goes on. Leave it out."),
     "plugins": lacking("launchers and precisions are words: launcher=external, precision=bf16."),
     **every("barebones enable_autolog_hparams model_registry", unneeded("of Lightning's own loop")),
     **every("strategy strategy.**", NO_STRATEGY),
@@ -375,7 +405,8 @@ COMMANDS: dict[str, Rule] = {
     "seed_everything": lambda ledger, key, value: (unneeded("runs are seeded: seed=0") if isinstance(value, bool) else to("seed", whole))(ledger, key, value),
     **every("model model.**", refused(YOURS, "model")),
     **every("data data.**", refused(DATA)),
-    **every("optimizer.** lr_scheduler.**", refused("type optim=adamw, sgd, muon or adafactor, and schedule=cosine, constant or wsd, with their arguments.")),
+    **every("optimizer.** lr_scheduler.**", refused("type optim=adamw, sgd, muon or adafactor, and schedule=cosine, "
+        "constant or wsd, with their arguments.")),
     "ckpt_path": lacking("a run goes on from its own checkpoint; init=<run of dtrain> takes weights."),
     **every("verbose return_predictions weights_only", unneeded("of other commands of Lightning")),
 }  # fmt: skip

@@ -1,4 +1,6 @@
-"""Which tools' files are known and not read, and what to type instead: Hugging Face's TrainingArguments, litgpt, Composer, torchtitan's configs in Python."""
+"""Which tools' files are known and not read, and what to type instead: Hugging Face's TrainingArguments, litgpt,
+Composer, torchtitan's configs in Python.
+"""
 
 import ast
 from collections.abc import Mapping
@@ -22,7 +24,10 @@ SAID = {
     ("lr_scheduler_type", "cosine"): "schedule=cosine", ("lr_scheduler_type", "constant_with_warmup"): "schedule=constant",
     ("lr_scheduler_type", "constant"): "schedule=constant schedule.warmup=0", ("optim", "adafactor"): "optim=adafactor",
 }  # fmt: skip
-MODEL = "model._target_=transformers.AutoModelForCausalLM.from_pretrained model.pretrained_model_name_or_path=<name> trust=[transformers]"
+MODEL = (
+    "model._target_=transformers.AutoModelForCausalLM.from_pretrained model.pretrained_model_name_or_path=<name> "
+    "trust=[transformers]"
+)
 
 
 LITGPT = {
@@ -58,7 +63,9 @@ TOOLS = (
         "max_duration",
     ),
 )
-"""Its name, its keys -> our words where the value means the same, keys of which one tells it, and the key of how long a run is."""
+"""Its name, its keys -> our words where the value means the same, keys of which one tells it, and the key of how long a
+run is.
+"""
 
 
 TRAINERS = {"transformers": "Hugging Face's Trainer", "trl": "Hugging Face's Trainer", "composer": "Composer"}
@@ -85,7 +92,8 @@ def _of_tools(tree: Mapping[str, Any], place: str) -> None:
                 else f"steps=<{show(leaves.get(length))} in steps>"
             )
         raise WordsError(
-            f"{place}: a config of {tool}, which is not read. Type {' '.join(said)}, the optimizer and the schedule as they are there, the data, and the model."
+            f"{place}: a config of {tool}, which is not read. Type {' '.join(said)}, the optimizer and the schedule "
+            "as they are there, the data, and the model."
         )
 
 
@@ -106,7 +114,8 @@ def refuse(tree: Mapping[str, Any], place: str) -> None:
     if not any(word.startswith("steps=") for word in said):
         said.append(f"steps=<{show(tree.get('num_train_epochs', 3))} x samples / batch>")
     raise WordsError(
-        f"{place}: TrainingArguments of {whose} are not read. Type {' '.join(said)}, the data, and {MODEL}, which lets any code of transformers run as you."
+        f"{place}: TrainingArguments of {whose} are not read. Type {' '.join(said)}, the data, and {MODEL}, which "
+        "lets any code of transformers run as you."
     )
 
 
@@ -121,11 +130,14 @@ def refuse_python(module: ast.Module, arguments: Mapping[str, Mapping[str, Any]]
         tool = TRAINERS.get((node.module or "").split(".")[0])
         if tool and any(name.name in ("Trainer", "Seq2SeqTrainer", "SFTTrainer") for name in node.names):
             raise WordsError(
-                f"{place}: a script of {tool}, whose arguments are not in it. Type microbatch=<number> optim.lr=<value> steps=<number>, the data, and {MODEL}."
+                f"{place}: a script of {tool}, whose arguments are not in it. Type microbatch=<number> "
+                f"optim.lr=<value> steps=<number>, the data, and {MODEL}."
             )
     if any(name.split(".")[0] == "torchtitan" for name in froms):
         made = next((node.name for node in ast.walk(module) if isinstance(node, ast.FunctionDef)), "<function>")
         raise WordsError(
-            f"{place}: a config of torchtitan in Python, of which no line is run here. Write it as JSON where torchtitan is installed, and import that: "
-            f"python -c 'import dataclasses, json; from <its module> import {made} as f; print(json.dumps(dataclasses.asdict(f()), default=str))' > config.json"
+            f"{place}: a config of torchtitan in Python, of which no line is run here. Write it as JSON where "
+            "torchtitan is installed, and import that: "
+            f"python -c 'import dataclasses, json; from <its module> import {made} as f; "
+            "print(json.dumps(dataclasses.asdict(f()), default=str))' > config.json"
         )

@@ -1,4 +1,5 @@
-"""A file of another tool -> a tree of plain values: JSON, YAML, TOML, or the calls in a Python file, of which no line is run.
+"""A file of another tool -> a tree of plain values: JSON, YAML, TOML, or the calls in a Python file, of which no line
+is run.
 
 What cannot be read is one line: the place, what is wrong there, what to do.
 """
@@ -86,7 +87,8 @@ def parse(written: bytes, place: str) -> dict[str, Any]:
         tree = {"json": _json, "toml": _toml, "py": _python}.get(kind, _any)(text, place)
         if _is_larger(tree, MOST):
             raise WordsError(
-                f"{place}: more than {MOST} values, with those that aliases repeat, are no config. Give the file that the other tool is started with."
+                f"{place}: more than {MOST} values, with those that aliases repeat, are no config. Give the file that "
+                "the other tool is started with."
             )
         if _depth(tree) > DEEPEST:
             raise WordsError(f"{place}: nested more than {DEEPEST} deep. Is it a config?")
@@ -169,7 +171,9 @@ def _toml(text: str, place: str) -> Any:
 
 
 def _python(text: str, place: str) -> Any:
-    """The outermost calls of CALLS, their arguments by name; those of a Trainer of Ray, which holds the others, at the top."""
+    """The outermost calls of CALLS, their arguments by name; those of a Trainer of Ray, which holds the others, at the
+    top.
+    """
     try:
         module = ast.parse(text)
     except (SyntaxError, ValueError, MemoryError) as error:
@@ -232,7 +236,9 @@ def _of_cli(tree: dict[str, Any], place: str) -> dict[str, Any]:
 
 
 class _Script:
-    """The values of a Python file that can be told without running it; `inside` are calls that are arguments of another."""
+    """The values of a Python file that can be told without running it; `inside` are calls that are arguments of
+    another.
+    """
 
     def __init__(self, module: ast.Module) -> None:
         self.inside: set[int] = set()
@@ -281,7 +287,9 @@ class _Script:
             return Code(ast.unparse(node))
 
     def _entries(self, node: ast.Dict, deep: int) -> dict[str, Any]:
-        """Of a mapping that is written out; one that it takes in with ** is said as such where the file does not hold it."""
+        """Of a mapping that is written out; one that it takes in with ** is said as such where the file does not hold
+        it.
+        """
         found: dict[str, Any] = {}
         for key, item in zip(node.keys, node.values, strict=True):
             value = self.value(item, deep)

@@ -1,6 +1,8 @@
-"""What several tools mean by the same names: optimizers of torch, warm-up and decay, types of numbers, places for output.
+"""What several tools mean by the same names: optimizers of torch, warm-up and decay, types of numbers, places for
+output.
 
-Formulas were read in the tools' own documentation; where one of theirs is not exactly ours, the note of the carried key says by how much.
+Formulas were read in the tools' own documentation; where one of theirs is not exactly ours, the note of the carried key
+says by how much.
 """
 
 from collections.abc import Mapping
@@ -11,7 +13,10 @@ from dtrain.dialect.ledger import Ledger, Rule, chosen, lacking, number, refused
 BEHIND = "theirs begins at 0 and stays a step behind, two in DeepSpeed"
 """transformers, torchtune and DeepSpeed warm up by step / warmup, counted from 0; dtrain by (step + 1) / warmup."""
 MATRICES = "here norms, biases and other vectors do not decay"
-NO_DATA = "dtrain has no such data. Type data=tokens data.path=<token files>, data=text data.path=<URL>, or data=dataset data.dataset._target_=<yours> trust=[<its package>]"
+NO_DATA = (
+    "dtrain has no such data. Type data=tokens data.path=<token files>, data=text data.path=<URL>, or "
+    "data=dataset data.dataset._target_=<yours> trust=[<its package>]"
+)
 
 ADAM = {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
 DEFAULTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -23,7 +28,8 @@ DEFAULTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 SPEED = "speed only; here one fused kernel is used where there is one"
 REST: Mapping[str, Rule] = {
     "fused": unneeded(SPEED), "foreach": unneeded(SPEED), "capturable": unneeded(SPEED), "differentiable": unneeded(SPEED),
-    "amsgrad": lacking("there is no amsgrad. Leave it out, or write a schedule and optimizer of your own: optim._target_=<yours> trust=[<its package>]."),
+    "amsgrad": lacking("there is no amsgrad. Leave it out, or write a schedule and optimizer of your own: "
+        "optim._target_=<yours> trust=[<its package>]."),
     "maximize": lacking("losses are minimised. Turn the sign of the loss in an objective of your own."),
     "dampening": lacking("there is no dampening. Leave it out."),
 }  # fmt: skip
@@ -31,7 +37,9 @@ REST: Mapping[str, Rule] = {
 
 
 def optimizer(ledger: Ledger, name_key: str, prefix: str, name: str, defaults: Mapping[str, Any] | None = None) -> None:
-    """An optimizer of torch by the name of its class, its arguments below `prefix`; `defaults` of the tool where they are not torch's."""
+    """An optimizer of torch by the name of its class, its arguments below `prefix`; `defaults` of the tool where they
+    are not torch's.
+    """
     word, own = DEFAULTS.get(name.lower(), ("", {}))
     arguments = ledger.under(prefix) if prefix else []
     arguments = [key for key in arguments if key != name_key]
@@ -39,9 +47,11 @@ def optimizer(ledger: Ledger, name_key: str, prefix: str, name: str, defaults: M
     adds = name.lower() == "adam" and decay != 0 and decay != "auto"
     if not word or adds:
         why = (
-            f"Adam adds the decay to the gradient, optim=adamw takes it off the weights. Type optim=adamw optim.weight_decay={decay} if that is meant."
+            "Adam adds the decay to the gradient, optim=adamw takes it off the weights. Type optim=adamw "
+            f"optim.weight_decay={decay} if that is meant."
             if adds
-            else f"there is no optimizer {name}. Type optim=adamw, sgd, muon or adafactor, or optim._target_=<yours> trust=[<its package>]."
+            else f"there is no optimizer {name}. Type optim=adamw, sgd, muon or adafactor, or optim._target_=<yours> "
+            "trust=[<its package>]."
         )
         for key in [name_key, *arguments]:
             ledger.refuse(key, why)
@@ -80,7 +90,9 @@ def _pair(value: Any) -> list[float]:
 
 
 def decaying(shape: str, warmup: float, steps: int | None, floor: float = 0.0) -> dict[str, Any]:
-    """Words of a schedule: `shape` is constant, cosine or linear, from the end of `warmup` to the end of the run; linear needs its `steps`."""
+    """Words of a schedule: `shape` is constant, cosine or linear, from the end of `warmup` to the end of the run;
+    linear needs its `steps`.
+    """
     if shape == "linear" and steps is not None:
         return {
             "schedule": "wsd",
@@ -107,7 +119,8 @@ def epochs(word: str = "steps") -> Rule:
             ledger.ask(word, f"{value} x samples / batch")
             ledger.refuse(
                 key,
-                f"dtrain counts steps, and how many samples an epoch has is not in this file. Type {word}=<{value} x samples / batch>.",
+                f"dtrain counts steps, and how many samples an epoch has is not in this file. Type {word}=<{value} x "
+                "samples / batch>.",
             )
 
     return rule

@@ -1,4 +1,5 @@
-"""torchtitan's TOML (until 2026-02) and the JSON that its later configs in Python are dumped to: https://github.com/pytorch/torchtitan
+"""torchtitan's TOML (until 2026-02) and the JSON that its later configs in Python are dumped to:
+https://github.com/pytorch/torchtitan
 
     dtrain import llama3_8b.toml to=mine.yaml
 
@@ -31,7 +32,8 @@ from dtrain.dialect.terms import NO_DATA, optimizer, output
 
 TITLE = "torchtitan"
 MARKS = names(
-    "job training parallelism activation_checkpoint lr_scheduler metrics profiling comm validation validator model_spec hf_assets_path dump_folder "
+    "job training parallelism activation_checkpoint lr_scheduler metrics profiling comm validation validator "
+    "model_spec hf_assets_path dump_folder "
     "data_parallel_shard_degree tensor_parallel_degree pipeline_parallel_degree local_batch_size"
 )
 SILENT = ("model", "data")
@@ -45,7 +47,10 @@ SCHEDULES = {
     "1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved_1f1b", "loopedbfs": "looped_bfs", "interleavedzerobubble": "interleaved_zero_bubble",
     "zbvzerobubble": "zbv", "dualpipev": "dualpipev",
 }  # fmt: skip
-DECAY = "the decay is a straight line over the last steps, or a cosine from the end of the warm-up. Type schedule=wsd schedule.decay=<steps>, or schedule=cosine."
+DECAY = (
+    "the decay is a straight line over the last steps, or a cosine from the end of the warm-up. Type "
+    "schedule=wsd schedule.decay=<steps>, or schedule=cosine."
+)
 
 
 def translate(ledger: Ledger) -> None:
@@ -124,7 +129,8 @@ def _too_few(ledger: Ledger, local: int, part: int, stages: int) -> None:
     """Fewer microbatches than stages, with which torchtitan leaves ranks idle."""
     ledger.refuse(
         "training.local_batch_size",
-        f"{local} samples in microbatches of {part} do not fill {stages} stages. Type microbatch={part} accumulate=<{stages} or more>.",
+        f"{local} samples in microbatches of {part} do not fill {stages} stages. Type microbatch={part} "
+        f"accumulate=<{stages} or more>.",
     )
     ledger.imply({"microbatch": part}, "default of torchtitan")
     ledger.ask("accumulate", f"{stages} or more")
@@ -160,7 +166,10 @@ def _model(ledger: Ledger) -> None:
     near = ""
     if name.startswith("llama3") and flavor in LLAMA:
         layers, width, heads, hidden = LLAMA[flavor]
-        sizes = f"model.layers={layers} model.width={width} model.heads={heads} model.kv_heads=8 model.hidden={hidden} model.vocab=128256 model.rope_base=500000"
+        sizes = (
+            f"model.layers={layers} model.width={width} model.heads={heads} model.kv_heads=8 "
+            f"model.hidden={hidden} model.vocab=128256 model.rope_base=500000"
+        )
         near = f" Of the same size, but with norms of queries and keys: model=gpt {sizes}."
     for key in ledger.under("model.name", "model.flavor", "model_spec"):
         what = f"{name} {flavor}".strip() or "a model"
@@ -214,7 +223,8 @@ def _optimizer(ledger: Ledger) -> None:
     for key in ledger.under(groups):
         ledger.refuse(
             key,
-            "optimizers by patterns of names are optim=muon, or one of your own: optim._target_=<yours> trust=[<its package>].",
+            "optimizers by patterns of names are optim=muon, or one of your own: optim._target_=<yours> trust=[<its "
+            "package>].",
         )
         if "optim" not in ledger.words:
             ledger.ask("optim")
@@ -334,19 +344,26 @@ LOADER = unneeded("samples are read ahead in a thread; loading processes are dat
 TIMES = refused("one timeout holds for every collective. Type backend=nccl backend.timeout=600.")
 RULES: dict[str, Rule] = {
     **every(" ".join(DEGREES), refused(ODD), "parallelism"),
-    **every("model.name model.flavor model.converters optimizer.name optimizer.lr optimizer.beta1 optimizer.beta2 optimizer.eps optimizer.weight_decay", refused(ODD)),
-    **every("training.seq_len training.dtype training.mixed_precision_param activation_checkpoint.mode activation_checkpoint.selective_ac_option", refused(ODD)),
+    **every("model.name model.flavor model.converters optimizer.name optimizer.lr optimizer.beta1 optimizer.beta2 "
+        "optimizer.eps optimizer.weight_decay", refused(ODD)),
+    **every("training.seq_len training.dtype training.mixed_precision_param activation_checkpoint.mode "
+        "activation_checkpoint.selective_ac_option", refused(ODD)),
     **every("parallelism.pipeline_parallel_schedule parallelism.pipeline_parallel_microbatch_size", refused(ODD)),
     **every("job.dump_folder dump_folder", output),
-    **every("job.description job.print_config job.save_config_file job.config_file debug.print_config debug.save_config_file", unneeded("config.yaml and plan.yaml are always written")),
-    **every("job.custom_config_module experimental.custom_import experimental.custom_args_module override.**", lacking("no code is imported by a config. Type trust=[<your package>] with a _target_ of it.")),
-    **every("profiling.enable_profiling profiler.enable_profiling profiling.enable_memory_snapshot profiler.enable_memory_snapshot", lacking("nothing is profiled while training goes on. Leave it out.")),
+    **every("job.description job.print_config job.save_config_file job.config_file debug.print_config "
+        "debug.save_config_file", unneeded("config.yaml and plan.yaml are always written")),
+    **every("job.custom_config_module experimental.custom_import experimental.custom_args_module override.**", lacking("no code is imported by a config. Type "
+        "trust=[<your package>] with a _target_ of it.")),
+    **every("profiling.enable_profiling profiler.enable_profiling profiling.enable_memory_snapshot "
+        "profiler.enable_memory_snapshot", lacking("nothing is profiled while training goes on. Leave it out.")),
     **every("profiling.* profiler.*", PROFILE),
     "metrics.log_freq": to("log.every", count),
     "metrics.enable_tensorboard": switched(says({"logger": ["console", "tensorboard"]}), says({"logger": ["console"]})),
-    "metrics.enable_wandb": lacking("metrics.jsonl has every row; for wandb write a logger: logger.wandb._target_=<yours> trust=[<its package>]."),
+    "metrics.enable_wandb": lacking("metrics.jsonl has every row; for wandb write a logger: "
+        "logger.wandb._target_=<yours> trust=[<its package>]."),
     "metrics.*": unneeded("rows of all ranks are gathered in <out>/metrics.jsonl"),
-    **every("model.hf_assets_path model.tokenizer_path hf_assets_path tokenizer.**", refused("token files are encoded already, and data=text takes data.tokenizer=<URL of a tokenizer.json>.")),
+    **every("model.hf_assets_path model.tokenizer_path hf_assets_path tokenizer.**", refused("token files are encoded already, and "
+        "data=text takes data.tokenizer=<URL of a tokenizer.json>.")),
     "model.print_after_conversion": unneeded("dtrain plan tells what is built"),
     "optimizer.early_step_in_backward": lacking("the optimizer steps after the backward. Leave it out."),
     "optimizer.implementation": unneeded("speed only; here one fused kernel is used where there is one"),
@@ -354,52 +371,70 @@ RULES: dict[str, Rule] = {
     "optimizer.**": refused("type optim=adamw with its arguments."),
     **every("warmup_steps total_steps decay_ratio decay_type min_lr_factor", refused(DECAY), "lr_scheduler"),
     **every("training.dataset training.dataset_path training.dataset_path dataloader.**", refused(NO_DATA)),
-    **every("training.local_batch_size training.global_batch_size", refused("a whole number of samples. Type microbatch=<number> batch=<number>.")),
+    **every("training.local_batch_size training.global_batch_size", refused("a whole number of samples. Type "
+        "microbatch=<number> batch=<number>.")),
     "training.max_norm": to("clip", number),
     "training.steps": to("steps", count),
     "training.enable_cpu_offload": switched(says({"strategy.offload": "cpu"}), OFF),
-    "training.mixed_precision_reduce": chosen({"float32": unneeded("gradients are reduced in fp32")}, refused("gradients are reduced in the type of the weights. Leave it out.")),
-    **every("training.gc_freq training.gc_debug training.disable_cuda_graphs", unneeded("the loop keeps the collector out of its steps")),
+    "training.mixed_precision_reduce": chosen({"float32": unneeded("gradients are reduced in fp32")}, refused("gradients are reduced in the type of "
+        "the weights. Leave it out.")),
+    **every("training.gc_freq training.gc_debug training.disable_cuda_graphs", unneeded("the loop keeps the collector "
+        "out of its steps")),
     "training.seed": to("seed", whole),
     "training.dataloader.**": LOADER,
     "training.deterministic": lacking("on GPUs type backend=nccl backend.kernels=deterministic; the CPU's kernels are."),
     "parallelism.fsdp_reshard_after_forward": chosen({"default": says({"strategy.reshard": "forward"}, "never in a pipeline, there"), "always": says({"strategy.reshard": "forward"}), "never": says({"strategy.reshard": "never"})}, refused("type strategy.reshard=forward or never.")),
     "parallelism.disable_loss_parallel": of_tp(switched(says({"tensor.loss": "whole"}), says({"tensor.loss": "split"}))),
     "parallelism.enable_sequence_parallel": of_tp(switched(says({"tensor.sequence": "split"}), says({"tensor.sequence": "whole"}))),
-    **every("parallelism.enable_async_tensor_parallel compile.enable_async_tensor_parallel", lacking("what tp gathers is not cut into pieces. Leave it out.")),
+    **every("parallelism.enable_async_tensor_parallel compile.enable_async_tensor_parallel", lacking("what tp gathers is not cut into "
+        "pieces. Leave it out.")),
     "parallelism.num_pp_microbatches": chosen({1: unneeded("one, as here")}, to("accumulate", count, "microbatches of a step")),
     "parallelism.module_fqns_per_model_part": lacking("type pipeline.split=[2,1]: how many blocks each stage has."),
-    **every("parallelism.pipeline_parallel_first_stage_less_layers parallelism.pipeline_parallel_last_stage_less_layers", unneeded("pipeline.split=cost weighs embedding and head")),
-    "parallelism.pipeline_parallel_layers_per_stage": lacking("type pipeline.split=[2,1]: how many blocks each stage has."),
+    **every("parallelism.pipeline_parallel_first_stage_less_layers parallelism.pipeline_parallel_last_stage_less_layers", unneeded("pipeline.split=cost weighs embedding "
+        "and head")),
+    "parallelism.pipeline_parallel_layers_per_stage": lacking("type pipeline.split=[2,1]: how many blocks each stage "
+        "has."),
     "parallelism.pipeline_parallel_schedule_csv": lacking("schedules are made by name. Type pipeline.schedule=1f1b."),
     "parallelism.pipeline_parallel_expert_parallel_overlap": unneeded("how tokens travel"),
-    **every("parallelism.context_parallel_load_balancer parallelism.context_parallel_rotate_method parallelism.context_parallel_ptrr_mask_key", unneeded("the ring shares causal work evenly")),
-    "parallelism.expert_tensor_parallel_degree": chosen({1: unneeded("one, as here")}, refused("experts are not split by tp. Leave it out.")),
-    "parallelism.expert_parallel_comm_backend": chosen({"standard": unneeded("all-to-all, as here")}, refused("tokens travel by all-to-all. Leave it out.")),
+    **every("parallelism.context_parallel_load_balancer parallelism.context_parallel_rotate_method "
+        "parallelism.context_parallel_ptrr_mask_key", unneeded("the ring shares causal work evenly")),
+    "parallelism.expert_tensor_parallel_degree": chosen({1: unneeded("one, as here")}, refused("experts are not split by tp. Leave it "
+        "out.")),
+    "parallelism.expert_parallel_comm_backend": chosen({"standard": unneeded("all-to-all, as here")}, refused("tokens travel by all-to-all. Leave it "
+        "out.")),
     **every("parallelism.enable_fsdp_symm_mem parallelism.spmd_backend parallelism.enable_compiled_autograd", unneeded("of torchtitan's own FSDP")),
     "checkpoint.enable": unneeded("a run is always saved"),
     "checkpoint.interval": to("checkpoint.every", count),
     "checkpoint.keep_latest_k": chosen({0: says({"checkpoint.keep": None}, "0 means all")}, to("checkpoint.keep", count)),
     "checkpoint.async_mode": chosen({"disabled": says({"checkpoint.mode": "blocking"})}, says({"checkpoint.mode": "background"})),
     "checkpoint.initial_load_path": lacking("weights come from a run of dtrain. Type init=<its out>."),
-    "checkpoint.load_step": chosen({-1: unneeded("the newest, as here")}, refused("the newest valid one is gone on from. Type init=<out>/checkpoints/step-... for weights of an older one.")),
-    **every("checkpoint.last_save_in_hf checkpoint.last_save_model_only checkpoint.export_dtype checkpoint.folder checkpoint.initial_load_model_only checkpoint.initial_load_in_hf checkpoint.initial_load_in_hf_quantized", SHARDS),
-    **every("checkpoint.enable_first_step_checkpoint checkpoint.create_seed_checkpoint checkpoint.load_only checkpoint.enable_ft_dataloader_checkpoints checkpoint.exclude_from_loading", unneeded("a run goes on by itself, weights are drawn by name")),
-    **every("preserve_rng_state determinism_check debug early_stop visualize_memory_budget_pareto force_recompute_mm_shapes_by_fqns per_op_sac_force_recompute_mm_shapes_by_fqns", unneeded("what is computed again draws the same numbers; products are kept"), "activation_checkpoint"),
+    "checkpoint.load_step": chosen({-1: unneeded("the newest, as here")}, refused("the newest valid one is gone on "
+        "from. Type init=<out>/checkpoints/step-... for weights of an older one.")),
+    **every("checkpoint.last_save_in_hf checkpoint.last_save_model_only checkpoint.export_dtype checkpoint.folder "
+        "checkpoint.initial_load_model_only checkpoint.initial_load_in_hf checkpoint.initial_load_in_hf_quantized", SHARDS),
+    **every("checkpoint.enable_first_step_checkpoint checkpoint.create_seed_checkpoint checkpoint.load_only "
+        "checkpoint.enable_ft_dataloader_checkpoints checkpoint.exclude_from_loading", unneeded("a run goes on by itself, weights are "
+            "drawn by name")),
+    **every("preserve_rng_state determinism_check debug early_stop visualize_memory_budget_pareto "
+        "force_recompute_mm_shapes_by_fqns per_op_sac_force_recompute_mm_shapes_by_fqns", unneeded("what is computed again draws the same "
+            "numbers; products are kept"), "activation_checkpoint"),
     "compile.enable": switched(says({"compile": "blocks"}), says({"compile": "none"})),
     "compile.components": unneeded("blocks are what is compiled"),
-    "compile.backend": chosen({"inductor": unneeded("inductor, as here")}, refused("blocks are compiled by inductor. Type compile=blocks.")),
+    "compile.backend": chosen({"inductor": unneeded("inductor, as here")}, refused("blocks are compiled by inductor. "
+        "Type compile=blocks.")),
     **every("quantize.linear.float8.recipe_name float8.recipe_name", unneeded("told with model.converters")),
     **every("quantize.** float8.** mx.**", unneeded("of converters; model.converters says which")),
     **every("comm.init_timeout_seconds comm.train_timeout_seconds", TIMES),
     "comm.mode": chosen({"default": unneeded("a real one")}, refused("type dtrain plan for a look without ranks.")),
     "comm.*": unneeded("failure.json has the last collective of every rank"),
     **every("memory_estimation.**", unneeded("dtrain plan tells the memory of a rank")),
-    "fault_tolerance.enable": lacking("killed ranks start again from their last state by themselves: checkpoint.memory=1 keeps one of every step."),
+    "fault_tolerance.enable": lacking("killed ranks start again from their last state by themselves: "
+        "checkpoint.memory=1 keeps one of every step."),
     "fault_tolerance.*": unneeded("of torchft"),
     **every("validation.enable validator.enable", switched(unneeded("held-out samples are always looked at"), says({"evaluate.every": 0}, "the last step is looked at all the same"))),
     **every("validation.freq validator.freq", lambda ledger, key, value: (to("evaluate.every", count) if ledger.get(f"{key.split('.')[0]}.enable") else OFF)(ledger, key, value)),
-    **every("validation.** validator.**", unneeded("held-out samples are a part of the data: data.holdout, evaluate.samples")),
+    **every("validation.** validator.**", unneeded("held-out samples are a part of the data: data.holdout, "
+        "evaluate.samples")),
     "debug.seed": to("seed", whole),
     "debug.deterministic": lacking("on GPUs type backend=nccl backend.kernels=deterministic; the CPU's kernels are."),
     "debug.*": lacking("kernels are torch's own; the same seed gives the same losses within rounding. Leave it out."),

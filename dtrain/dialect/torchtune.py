@@ -33,17 +33,22 @@ from dtrain.secrets import screen
 
 TITLE = "torchtune"
 MARKS = names(
-    "_component_ enable_activation_checkpointing enable_activation_offloading optimizer_in_bwd max_steps_per_epoch metric_logger clip_grad_norm"
+    "_component_ enable_activation_checkpointing enable_activation_offloading optimizer_in_bwd max_steps_per_epoch "
+    "metric_logger clip_grad_norm"
 )
 SILENT = ("model", "data", "steps")
 COMPONENT = "_component_"
 INNER = re.compile(r"\$\{([\w.]+)\}")
 """${output_dir}: another key of the same file."""
 LOSSES = names(
-    "torch.nn.CrossEntropyLoss torchtune.modules.loss.CEWithChunkedOutputLoss torchtune.modules.loss.LinearCrossEntropyLoss "
+    "torch.nn.CrossEntropyLoss torchtune.modules.loss.CEWithChunkedOutputLoss "
+    "torchtune.modules.loss.LinearCrossEntropyLoss "
     "torchtune.modules.loss.SFTLoss torchtune.modules.loss.cross_entropy_loss.LinearCrossEntropyLoss"
 )
-TINY = "optim=adamw has its state in the type of the weights. Type optim=adamw, and precision=bf16_true or strategy.offload=cpu to save memory."
+TINY = (
+    "optim=adamw has its state in the type of the weights. Type optim=adamw, and precision=bf16_true or "
+    "strategy.offload=cpu to save memory."
+)
 
 
 def translate(ledger: Ledger) -> None:
@@ -94,7 +99,8 @@ def _model(ledger: Ledger) -> None:
         for other in ledger.under("model"):
             ledger.refuse(
                 other,
-                "dtrain trains all weights: there is no LoRA. Type model._target_=<the builder without lora_> trust=[torchtune].",
+                "dtrain trains all weights: there is no LoRA. Type model._target_=<the builder without lora_> "
+                "trust=[torchtune].",
             )
         ledger.ask("model")
         return
@@ -102,7 +108,8 @@ def _model(ledger: Ledger) -> None:
         for other in ledger.under("model"):
             ledger.refuse(
                 other,
-                f"{name} is not of torchtune. If you trust its package, type {screen.typed(f'model._target_={name}')} trust=[<the package>].",
+                f"{name} is not of torchtune. If you trust its package, type {screen.typed(f'model._target_={name}')} "
+                "trust=[<the package>].",
             )
         ledger.ask("model")
         return
@@ -130,8 +137,15 @@ def _parts(ledger: Ledger) -> None:
             ledger.refuse(key, "there is no such loss. Type objective._target_=<yours> trust=[<its package>].")
 
 
-CHECKPOINTS = "weights come from a run of dtrain (init=<out>), or a model that loads its own: model._target_=transformers.AutoModelForCausalLM.from_pretrained model.pretrained_model_name_or_path={} trust=[transformers]."
-LOGGED = "metrics.jsonl and TensorBoard have every row; for others write a logger: logger.mine._target_=<yours> trust=[<its package>]."
+CHECKPOINTS = (
+    "weights come from a run of dtrain (init=<out>), or a model that loads its own: "
+    "model._target_=transformers.AutoModelForCausalLM.from_pretrained model.pretrained_model_name_or_path={} "
+    "trust=[transformers]."
+)
+LOGGED = (
+    "metrics.jsonl and TensorBoard have every row; for others write a logger: logger.mine._target_=<yours> "
+    "trust=[<its package>]."
+)
 SECTIONS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "dataset": (NO_DATA, {}),
     "dataset_val": ("held-out samples are a part of the data: data.holdout, or data.holdout_dataset.", {}),
@@ -229,7 +243,8 @@ RULES: dict[str, Rule] = {
     "checkpointer.**": lambda ledger, key, value: (
         SHARDS if key.endswith("output_dir") else unneeded("empty") if value in (None, "") else refused(CHECKPOINTS.format(screen.typed(str(ledger.get("checkpointer.checkpoint_dir", "<folder>")))))
     )(ledger, key, value),
-    "resume_from_checkpoint": switched(says({"resume": "must"}), unneeded("resume=auto goes on where there is something to go on from")),
+    "resume_from_checkpoint": switched(says({"resume": "must"}), unneeded("resume=auto goes on where there is "
+        "something to go on from")),
     "save_every_n_steps": to("checkpoint.every", count),
     "save_every_n_epochs": epochs("checkpoint.every"),
     **every("save_adapter_weights_only enable_async_checkpointing", SHARDS),
@@ -241,13 +256,15 @@ RULES: dict[str, Rule] = {
     "gradient_accumulation_steps": to("accumulate", count),
     "run_val_every_n_steps": to("evaluate.every", count),
     "seed": to("seed", whole),
-    "shuffle": switched(unneeded("samples come in a seeded random order"), refused("samples come in a seeded random order. Leave it out.")),
+    "shuffle": switched(unneeded("samples come in a seeded random order"), refused("samples come in a seeded random "
+        "order. Leave it out.")),
     "clip_grad_norm": to("clip", number),
     "compile": switched(says({"compile": "blocks"}), says({"compile": "none"})),
     "compile.model": switched(says({"compile": "blocks"}), says({"compile": "none"})),
     "compile.*": unneeded("blocks are what is compiled"),
     "optimizer_in_bwd": lacking("the optimizer steps after the backward. Type strategy=fsdp to shard its state."),
-    "device": chosen({"cuda": unneeded("GPUs where there are any, as here"), "cpu": says({"backend": "gloo"})}, refused("GPUs with nccl, CPUs with gloo. Leave it out.")),
+    "device": chosen({"cuda": unneeded("GPUs where there are any, as here"), "cpu": says({"backend": "gloo"})}, refused("GPUs with nccl, CPUs with gloo. Leave "
+        "it out.")),
     "enable_activation_checkpointing": switched(says({"remat": "full"}), says({"remat": "none"})),
     "enable_activation_offloading": lacking("activations stay on the device. Type remat=full."),
     "ac_mode": chosen({"full": says({"remat": "full"}), "selective": says({"remat": "selective"})}, refused("type remat=full or remat=selective.")),
@@ -268,7 +285,8 @@ RULES: dict[str, Rule] = {
     "profiler.**": lambda ledger, key, value: (
         (refused("nothing is profiled while training goes on. Leave it out.") if ledger.get("profiler.enabled") else unneeded("off, as here"))(ledger, key, value)
     ),
-    "cudnn_deterministic_mode": lacking("on GPUs type backend=nccl backend.kernels=deterministic; the CPU's kernels are."),
+    "cudnn_deterministic_mode": lacking("on GPUs type backend=nccl backend.kernels=deterministic; the CPU's kernels "
+        "are."),
     "low_cpu_ram": unneeded("weights are filled shard by shard"),
     "use_distributed_state_dict": SHARDS,
     **every("kd_ratio", refused("there is no distillation. Write it as an objective of your own.")),

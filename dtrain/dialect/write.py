@@ -1,4 +1,6 @@
-"""What the recipe of an imported file looks like: three lists as comments, then the words, each default of theirs marked as such."""
+"""What the recipe of an imported file looks like: three lists as comments, then the words, each default of theirs
+marked as such.
+"""
 
 import re
 import shlex
@@ -63,7 +65,10 @@ TRUSTED = re.compile(r"trust=\[([\w, ]+|<[\w ]+>)\]")
 def allows(text: str) -> Iterable[str]:
     """What typing each trust=[...] in a text would allow."""
     for package in dict.fromkeys(TRUSTED.findall(text)):
-        yield f"trust=[{package}] lets any code of {package.strip('<>')} run as you, and read what you may read: look at it first, and at who wrote what it loads"
+        yield (
+            f"trust=[{package}] lets any code of {package.strip('<>')} run as you, and read what you may read: "
+            "look at it first, and at who wrote what it loads"
+        )
 
 
 def lists(ledger: Ledger) -> Iterable[str]:

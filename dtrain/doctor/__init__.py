@@ -1,4 +1,5 @@
-"""What a machine, a storage and a set of ranks can do: small checks, each of which says what it found, and what to type where something is wrong.
+"""What a machine, a storage and a set of ranks can do: small checks, each of which says what it found, and what to type
+where something is wrong.
 
 See them with `python -m dtrain doctor`; the table of them is in dtrain/verb/doctor.py.
 """
@@ -28,7 +29,9 @@ class Finding:
 
 @dataclass(frozen=True)
 class Case:
-    """What is looked at: the plan of the user's words, this environment, and what a process of its own said of torch (`dtrain.doctor.loading`)."""
+    """What is looked at: the plan of the user's words, this environment, and what a process of its own said of torch
+    (`dtrain.doctor.loading`).
+    """
 
     plan: Plan
     environ: Mapping[str, str]

@@ -1,7 +1,8 @@
-"""What the ranks of a plan give each other: a loop, `Plan -> Result`, that measures collectives over the axes of the mesh instead of training.
+"""What the ranks of a plan give each other: a loop, `Plan -> Result`, that measures collectives over the axes of the
+mesh instead of training.
 
-Bus bandwidth is that of nccl-tests, so that figures can be held against published ones and against the wire, whatever the number of ranks:
-https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+Bus bandwidth is that of nccl-tests, so that figures can be held against published ones and against the wire, whatever
+the number of ranks: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
 """
 
 import os
@@ -30,7 +31,9 @@ FACTORS: Mapping[str, Callable[[int], float]] = {
     "reduce_scatter": lambda n: (n - 1) / n,
     "send_recv": lambda n: 1.0,
 }
-"""Bus bandwidth = bytes / seconds x this, for n ranks. `bytes`: of the whole tensor, that is of all parts that are gathered or scattered."""
+"""Bus bandwidth = bytes / seconds x this, for n ranks. `bytes`: of the whole tensor, that is of all parts that are
+gathered or scattered.
+"""
 # since torch 2.13 the usual names warn that they are old
 GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -39,7 +42,9 @@ MEASURE_SECONDS, FEWEST, MOST = 0.06, 3, 50
 
 
 def measure(plan: Plan) -> Result:
-    """`metrics`: `links`, a row for each axis, size and operation; `ranks`, what each of them is. The same on every rank."""
+    """`metrics`: `links`, a row for each axis, size and operation; `ranks`, what each of them is. The same on every
+    rank.
+    """
     began = time.perf_counter()
     with build(plan.backend).open():
         mesh = Mesh(plan.mesh, device=plan.device)
@@ -52,7 +57,9 @@ def measure(plan: Plan) -> Result:
 
 
 def groups(mesh: Mesh) -> Iterator[tuple[str, Any]]:
-    """The world, and the axes that are longer than one, each with this rank's group; all ranks make them in this order. An axis that is the world is one row."""
+    """The world, and the axes that are longer than one, each with this rank's group; all ranks make them in this order.
+    An axis that is the world is one row.
+    """
     yield "world", dist.group.WORLD
     shape = mesh.shape
     for axis, view in {
@@ -68,7 +75,9 @@ def groups(mesh: Mesh) -> Iterator[tuple[str, Any]]:
 
 
 def rows(mesh: Mesh, name: str, group: Any) -> list[dict[str, Any]]:
-    """Figures of all groups of an axis at the same time, as in training: the slowest rank's. `right`: whether every rank was given what it should."""
+    """Figures of all groups of an axis at the same time, as in training: the slowest rank's. `right`: whether every
+    rank was given what it should.
+    """
     found = []
     count = dist.get_world_size(group)
     for backend, device in (("nccl", "cuda"), ("gloo", "cpu")):
@@ -116,7 +125,9 @@ def _call(operation: str, numbers: int, count: int, group: Any, device: torch.de
 
 
 def _measured(mesh: Mesh, call: Call, device: str) -> tuple[float, bool]:
-    """The median of one call on the slowest rank, and whether its answer was right everywhere; what the first call sets up is not counted."""
+    """The median of one call on the slowest rank, and whether its answer was right everywhere; what the first call sets
+    up is not counted.
+    """
     call.given.fill_(1)
     call.act()
     wrong = bool((call.taken != call.expected).any())

@@ -1,4 +1,6 @@
-"""What this host computes with: its GPUs and who uses them, the cores and the memory that this process is given, and shared memory."""
+"""What this host computes with: its GPUs and who uses them, the cores and the memory that this process is given, and
+shared memory.
+"""
 
 import csv
 import os
@@ -109,7 +111,9 @@ def cores(case: Case) -> Iterable[Finding]:
 
 
 def threads(ranks: int, said: str, planned: int, *, cores: float, load: float, limit: str = "") -> Finding:
-    """The verdict on `ranks` of as many threads as OMP_NUM_THREADS says, or else as were `planned`, on a host of this load."""
+    """The verdict on `ranks` of as many threads as OMP_NUM_THREADS says, or else as were `planned`, on a host of this
+    load.
+    """
     each = int(said.split(",")[0]) if said.split(",")[0].isdigit() else planned
     text = f"{cores:g} core(s){limit}, load {load:.1f}; {ranks} rank(s) of {each} thread(s)"
     if ranks * each > 2 * cores:

@@ -1,4 +1,6 @@
-"""How this host stands among others, and what earlier runs left on it: ports, its name, its clock, processes, temporary files."""
+"""How this host stands among others, and what earlier runs left on it: ports, its name, its clock, processes, temporary
+files.
+"""
 
 import ctypes
 import os
@@ -53,7 +55,8 @@ def door(case: Case) -> Iterable[Finding]:
             "address",
             "stop",
             f"{address} cannot be opened: {error}",
-            f"launcher.address=<an address of this host>:<a free port>, see ss -ltnp 'sport = :{str(address).rpartition(':')[2]}'",
+            "launcher.address=<an address of this host>:<a free port>, see ss -ltnp 'sport = "
+            f":{str(address).rpartition(':')[2]}'",
         )
         return
     if weakness := network.weakness(host, case.environ):
@@ -66,7 +69,9 @@ def door(case: Case) -> Iterable[Finding]:
 
 
 def name(case: Case) -> Iterable[Finding]:
-    """This host's name, and the interface that leads to others: gloo takes the one its name resolves to, unless it is told."""
+    """This host's name, and the interface that leads to others: gloo takes the one its name resolves to, unless it is
+    told.
+    """
     here = {address: each for each, address in network.interfaces().items()}
     host, outward = socket.gethostname(), _outward()
     leads = (
@@ -103,7 +108,9 @@ def clock(case: Case) -> Iterable[Finding]:
 
 
 def kept(state: int | None, error_us: int, now: float) -> Finding:
-    """The verdict on a clock in this state of adjtimex (None: it does not tell), with this largest error in microseconds."""
+    """The verdict on a clock in this state of adjtimex (None: it does not tell), with this largest error in
+    microseconds.
+    """
     if now < BUILT:
         said = time.strftime("%Y-%m-%d", time.gmtime(now))
         return Finding(

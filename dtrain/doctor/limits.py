@@ -1,4 +1,6 @@
-"""What the system lets a process have, and the variables of the environment that change what torch, NCCL or the storage do."""
+"""What the system lets a process have, and the variables of the environment that change what torch, NCCL or the storage
+do.
+"""
 
 import os
 import re
@@ -20,7 +22,8 @@ VARIABLES: tuple[Told, ...] = (
     ("CUDA_LAUNCH_BLOCKING", "1", "note", "every kernel is waited for: a run is several times slower", "unset CUDA_LAUNCH_BLOCKING"),
     ("TORCH_DISTRIBUTED_DEBUG", "DETAIL", "note", "every collective is checked by another one", "unset TORCH_DISTRIBUTED_DEBUG"),
     ("TORCH_NCCL_BLOCKING_WAIT", "1", "note", "the host waits for every collective", "unset TORCH_NCCL_BLOCKING_WAIT"),
-    ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", "note", "a collective that fails hangs", "unset TORCH_NCCL_ASYNC_ERROR_HANDLING"),
+    ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", "note", "a collective that fails hangs", "unset "
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
     ("TORCHDYNAMO_DISABLE", "1", "note", "compile=blocks compiles nothing", "unset TORCHDYNAMO_DISABLE"),
     ("TORCH_COMPILE_DISABLE", "1", "note", "compile=blocks compiles nothing", "unset TORCH_COMPILE_DISABLE"),
     ("NCCL_P2P_DISABLE", "1", "note", "GPUs of a host exchange through its memory", "unset NCCL_P2P_DISABLE"),
@@ -36,13 +39,16 @@ VARIABLES: tuple[Told, ...] = (
 )  # fmt: skip
 """(name, value, verdict, what it does, advice): the first row that fits speaks.
 
-What they do: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html, https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html
+What they do: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html,
+https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html
 """
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
 def files(case: Case) -> Iterable[Finding]:
-    """Open files, of which a rank has a socket for each other rank of each group, and a server one for each of its nodes."""
+    """Open files, of which a rank has a socket for each other rank of each group, and a server one for each of its
+    nodes.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield enough_files(soft, hard, case.plan.world)
 
@@ -97,7 +103,15 @@ def locked(case: Case) -> Iterable[Finding]:
 
 
 def enough_locked(soft: int, *, fast_network: bool) -> Finding:
-    text = f"{_limit(soft if soft == resource.RLIM_INFINITY else soft >> 20)}{' MiB' * (soft != resource.RLIM_INFINITY)} of locked memory"
+    text = (
+        f"{_limit(soft if soft == resource.RLIM_INFINITY else soft >> 20)}{' MiB' * (soft != resource.RLIM_INFINITY)} "
+        ""
+        ""
+        ""
+        ""
+        ""
+        "of locked memory"
+    )
     if fast_network and soft != resource.RLIM_INFINITY:
         return Finding(
             "memlock",

@@ -1,6 +1,8 @@
-"""What Python loads here: the versions of what dtrain stands on, whether torch starts and sees the GPUs, and plugins of Hydra that break every command.
+"""What Python loads here: the versions of what dtrain stands on, whether torch starts and sees the GPUs, and plugins of
+Hydra that break every command.
 
-torch and plugins are loaded in processes of their own, which begin at once and are asked last: they take seconds, and may crash.
+torch and plugins are loaded in processes of their own, which begin at once and are asked last: they take seconds, and
+may crash.
 """
 
 import importlib.util
@@ -48,7 +50,9 @@ print(json.dumps(broken))
 
 
 def begin(code: str) -> Callable[[], Mapping[str, Any]]:
-    """Run `code` in a process of its own, now. What is returned waits for the JSON it prints last; `error` stands in it when it failed."""
+    """Run `code` in a process of its own, now. What is returned waits for the JSON it prints last; `error` stands in it
+    when it failed.
+    """
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     kept: dict[str, Any] = {}
 

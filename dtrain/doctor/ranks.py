@@ -1,4 +1,6 @@
-"""What real ranks of the user's words find when they meet: whether they do, what they exchange per second, and whether their hosts are alike."""
+"""What real ranks of the user's words find when they meet: whether they do, what they exchange per second, and whether
+their hosts are alike.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,5 @@
-"""Whether the storage of `out` can hold a run: reachable, writable, create-only puts, listings that tell the truth, speed, room, its clock, its lease.
+"""Whether the storage of `out` can hold a run: reachable, writable, create-only puts, listings that tell the truth,
+speed, room, its clock, its lease.
 
 Everything is written below one new folder, which is removed again; of a local `out` that is not there yet, beside it.
 """
@@ -29,7 +30,9 @@ SLOW_BYTES, SLOW_SECONDS = 10e6, 1.0
 FREE_BYTES = 5 << 30
 SKEW_SECONDS = 60.0
 REFUSED_SECONDS = 900.0
-"""S3 refuses what was signed by a clock that is further off: https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html RequestTimeTooSkewed"""
+"""S3 refuses what was signed by a clock that is further off:
+https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html RequestTimeTooSkewed
+"""
 
 
 def storage(case: Case) -> Iterable[Finding]:
@@ -61,11 +64,16 @@ def reached(place: str, out: str) -> Iterable[Finding]:
 
 
 def created(place: str) -> Iterable[Finding]:
-    """Whether a file that is there is refused to whoever creates it: that is how of two runs one gets `out`, and how a checkpoint is committed."""
+    """Whether a file that is there is refused to whoever creates it: that is how of two runs one gets `out`, and how a
+    checkpoint is committed.
+    """
     url = store.join(place, "once")
     store.publish(url, b"mine")
     if not _refused(url, b"theirs"):
-        text = "a file that is there can be created again: of two runs that start in the same instant both may believe that `out` is theirs"
+        text = (
+            "a file that is there can be created again: of two runs that start in the same instant both may "
+            "believe that `out` is theirs"
+        )
         yield Finding(
             "create-only", "note", text, "start one run at a time there, or use a storage with conditional puts"
         )
@@ -131,7 +139,10 @@ def fast(place: str) -> Iterable[Finding]:
 
 def speed(small: float, write: float, read: float) -> Finding:
     """The verdict on seconds for a small file, and bytes per second of a large one."""
-    text = f"{1 / small:.0f} small files/s, one after the other; {write / 1e6:.0f} MB/s written, {read / 1e6:.0f} MB/s read, in one stream"
+    text = (
+        f"{1 / small:.0f} small files/s, one after the other; {write / 1e6:.0f} MB/s written, {read / 1e6:.0f} "
+        "MB/s read, in one stream"
+    )
     facts = {"small_files_per_second": 1 / small, "write_bytes_per_second": write, "read_bytes_per_second": read}
     if small > SLOW_SECONDS or min(write, read) < SLOW_BYTES:
         return Finding(
@@ -162,7 +173,9 @@ def standing(plan: Plan) -> int:
 
 
 def room(out: str, free: int, each: int | None, count: int) -> Finding:
-    """The verdict on so many free bytes for `count` checkpoints of `each` bytes; None where the model is not known without torch."""
+    """The verdict on so many free bytes for `count` checkpoints of `each` bytes; None where the model is not known
+    without torch.
+    """
     text = f"{size(free)} free for {out}"
     if each is None:
         few = free < FREE_BYTES

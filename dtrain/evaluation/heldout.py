@@ -1,6 +1,7 @@
 """The loss on held-out data: the same samples whatever the mesh, shared out among the data-parallel ranks.
 
-Every forward begins with the buffers that training left and with random numbers of its own, so none depends on those that this rank did before.
+Every forward begins with the buffers that training left and with random numbers of its own, so none depends on those
+that this rank did before.
 """
 
 from collections.abc import Callable
@@ -36,7 +37,9 @@ def chosen(source: Source, samples: int | None) -> np.ndarray[Any, np.dtype[np.i
 
 
 def measure(model: nn.Module, source: Source, *arguments: Any, ema: EMA | None, **options: Any) -> dict[str, float]:
-    """As `evaluate`; with an average of the weights its figures too, as `eval_ema_loss` and so on. Nothing where it was broken off."""
+    """As `evaluate`; with an average of the weights its figures too, as `eval_ema_loss` and so on. Nothing where it was
+    broken off.
+    """
     found = evaluate(model, source, *arguments, **options)
     if ema and found:
         with ema.instead(model):
@@ -58,9 +61,11 @@ def evaluate(
     enough: Callable[[], bool] = lambda: False,
     tell: Callable[[str], None] = lambda text: None,
 ) -> dict[str, float]:
-    """`eval_loss` and the objective's metrics over the held-out samples; nan where no target counts. All ranks call it; ranks run equally many forwards.
+    """`eval_loss` and the objective's metrics over the held-out samples; nan where no target counts. All ranks call it;
+    ranks run equally many forwards.
 
-    `enough` is asked before each of them, on all ranks; a yes breaks off, with nothing found. `tell` hears of a model that draws random numbers in them.
+    `enough` is asked before each of them, on all ranks; a yes breaks off, with nothing found. `tell` hears of a model
+    that draws random numbers in them.
     """
     indices, first = chosen(source, samples), Shapes()
     sums: dict[str, torch.Tensor] = {}

@@ -1,4 +1,6 @@
-"""Who looks on while a run trains: the held-out loss and the hooks, each after its own steps. Nothing here changes a number."""
+"""Who looks on while a run trains: the held-out loss and the hooks, each after its own steps. Nothing here changes a
+number.
+"""
 
 from collections.abc import Callable, Collection
 from functools import partial
@@ -26,7 +28,9 @@ from dtrain.precision import Precision
 
 
 class Observers:
-    """All ranks call them alike. `scored` hears of every evaluation; `enough` breaks one off, which then has no figures."""
+    """All ranks call them alike. `scored` hears of every evaluation; `enough` breaks one off, which then has no
+    figures.
+    """
 
     def __init__(
         self,
@@ -79,12 +83,14 @@ class Observers:
                 self._tell(drew)
         for name in self._unsaved.changed():
             self._tell(
-                f"{name} is a buffer with persistent=False that training changes: each rank has its own, and a restart begins with the first value "
+                f"{name} is a buffer with persistent=False that training changes: each rank has its own, and a "
+                "restart begins with the first value "
                 "again. Register it with persistent=True."
             )
         for name in self._unsaved.counted():
             self._tell(
-                f"{name} is a number that every step changes, and no checkpoint holds: a restart begins with the first value again. Make it a buffer."
+                f"{name} is a number that every step changes, and no checkpoint holds: a restart begins with the "
+                "first value again. Make it a buffer."
             )
         plan, last = self._plan, step == self._plan.steps
         if falls(plan.evaluate_every, step, last=last):
@@ -118,7 +124,8 @@ class Observers:
         taken = name == "eval_loss" or name in self._measured
         if taken:
             self._tell(
-                f"a hook returns {name}, which the evaluation measures: that of the hook is left out. Call it something else."
+                f"a hook returns {name}, which the evaluation measures: that of the hook is left out. Call it "
+                "something else."
             )
         return not taken
 
@@ -138,4 +145,7 @@ def _draws(model: nn.Module, seed: int, rank: int, step: int) -> str:
     generators = drawn(seed, step, rank)
     if not generators or any("dropout" in sentence for sentence in caveats(model)):
         return ""
-    return f"the forward draws random numbers (of {', '.join(generators)}), such as functional dropout: losses differ on another mesh."
+    return (
+        f"the forward draws random numbers (of {', '.join(generators)}), such as functional dropout: losses "
+        "differ on another mesh."
+    )

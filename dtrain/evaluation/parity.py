@@ -1,4 +1,6 @@
-"""Two runs held against each other: losses and norms of every step, first gradients and updates, the weights at the end, tensor by tensor."""
+"""Two runs held against each other: losses and norms of every step, first gradients and updates, the weights at the
+end, tensor by tensor.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,30 +19,37 @@ TOLERANCES: Mapping[str, Mapping[str, float]] = {
     "bfloat16": {"loss": 3e-2, "norm": 1e-1, "gradients": 1e-1, "weights": 1e-1},
     "float16": {"loss": 2e-3, "norm": 2e-2, "gradients": 2e-2, "weights": 3e-2},
 }
-"""Largest relative difference, by the type of matrix products: losses and norms to their own size, tensors as the L2 norm of the
-difference to that of the tensor (of single weights whose gradient is all but zero, AdamW makes steps of rounding errors).
+"""Largest relative difference, by the type of matrix products: losses and norms to their own size, tensors as the L2
+norm of the difference to that of the tensor (of single weights whose gradient is all but zero, AdamW makes steps of
+rounding errors).
 
-Measured on gloo over 20 steps with AdamW: fp32 1e-6, 2e-7 and 4e-5; bf16 1e-3 to 1e-2, because a sum in another order rounds to 8 bits:
-there the first updates of AdamW, which are signs, are not compared.
+Measured on gloo over 20 steps with AdamW: fp32 1e-6, 2e-7 and 4e-5; bf16 1e-3 to 1e-2, because a sum in another order
+rounds to 8 bits: there the first updates of AdamW, which are signs, are not compared.
 """
 ROUNDING: Mapping[str, float] = {"float32": 2e-6, "bfloat16": 2e-2, "float16": 2e-3}
 """How far rounding may move a gradient, as a part of the root mean square of all: more than this is no rounding."""
 GROWN = 50
 """So many times as much after a few steps, which carry the rounding of those before."""
 TIMES, ALONE, MUCH = 10, 1e-3, 1000
-"""Where one process that takes the batch in two parts moves a tensor by rounding, another mesh may move it by so many times as much; of a
-tensor that is rounding ALONE, because already this moves it by more than that part of itself, by MUCH."""
+"""Where one process that takes the batch in two parts moves a tensor by rounding, another mesh may move it by so many
+times as much; of a tensor that is rounding ALONE, because already this moves it by more than that part of itself, by
+MUCH.
+"""
 MOMENTS = (".exp_avg", ".momentum_buffer")
 """Entries of optimizers that are averages of gradients."""
 SMALL = 1e-3
-"""Of the gradient of a tensor: smaller numbers are not compared as updates. Of a model's weights: they are compared as if they had this size."""
+"""Of the gradient of a tensor: smaller numbers are not compared as updates. Of a model's weights: they are compared as
+if they had this size.
+"""
 
 
 @dataclass(frozen=True)
 class Row:
-    """The largest difference of one quantity, and where it is; `first`: where it is first more than `allowed`, and `step` when.
+    """The largest difference of one quantity, and where it is; `first`: where it is first more than `allowed`, and
+    `step` when.
 
-    Of `compared` tensors; `rounded` would differ by more, and have little gradient but rounding errors, of which some optimizers make full steps.
+    Of `compared` tensors; `rounded` would differ by more, and have little gradient but rounding errors, of which some
+    optimizers make full steps.
     """
 
     quantity: str
@@ -55,7 +64,9 @@ class Row:
 
 @dataclass(frozen=True)
 class First:
-    """What the ranks of a run noted at step `step`: whole tensors, the generators that were drawn from, and what each rank read at each place of the order."""
+    """What the ranks of a run noted at step `step`: whole tensors, the generators that were drawn from, and what each
+    rank read at each place of the order.
+    """
 
     step: int
     drawn: list[str]
@@ -67,7 +78,8 @@ class First:
 
 
 def compare(asked: str, one: str, compute: str, *, parts: str | None = None, weights: bool = True) -> list[Row]:
-    """The runs under two URLs, and beside them one process that takes the batch in `parts`, which shows what rounding does.
+    """The runs under two URLs, and beside them one process that takes the batch in `parts`, which shows what rounding
+    does.
 
     `compute` is the type of matrix products. Raises StoreError when a run left no rows or no checkpoint.
     """
@@ -112,7 +124,9 @@ def compare(asked: str, one: str, compute: str, *, parts: str | None = None, wei
 
 
 def first_difference(rows: Sequence[Row]) -> str | None:
-    """`loss at step 1`: of what differs by more than it may, the first in time; of one step in the order of the rows. Weights are those of the end."""
+    """`loss at step 1`: of what differs by more than it may, the first in time; of one step in the order of the rows.
+    Weights are those of the end.
+    """
     bad = sorted((row for row in rows if row.first), key=lambda row: float("inf") if row.step is None else row.step)
     if not bad:
         return None
@@ -201,7 +215,9 @@ def _tensors(
     lost: Mapping[str, float] | None = None,
     step: int | None = None,
 ) -> Row:
-    """Tensor by tensor, all of them. What rounding did to a `quiet` one `beside` may be done to it again; `lost` is what an addition rounds away."""
+    """Tensor by tensor, all of them. What rounding did to a `quiet` one `beside` may be done to it again; `lost` is
+    what an addition rounds away.
+    """
     differences, rounded = [], 0
     for name in sorted(here.keys() | there.keys()):
         apart = _apart(here.get(name), there.get(name), floor)

@@ -69,7 +69,9 @@ def look_at(plan: Plan) -> Iterator[LoadedModel]:
 
 
 def whole_steps(forward: Callable[[Any], Any], step: int) -> Callable[[Any], Any]:
-    """`forward` for tokens [B, T] of any T: they are filled up to a multiple of `step`, which a causal model does not see before they come."""
+    """`forward` for tokens [B, T] of any T: they are filled up to a multiple of `step`, which a causal model does not
+    see before they come.
+    """
 
     def padded(tokens: Any) -> Any:
         short = -tokens.shape[1] % step if isinstance(tokens, Tensor) and step > 1 else 0

@@ -16,7 +16,9 @@ EVENT = ("time", "event", "step")
 
 @dataclass(frozen=True)
 class StepInfo:
-    """After step `step` of `steps`. `forward` runs the model without gradients, in evaluation mode; all ranks must call it alike."""
+    """After step `step` of `steps`. `forward` runs the model without gradients, in evaluation mode; all ranks must call
+    it alike.
+    """
 
     step: int
     steps: int
@@ -31,7 +33,9 @@ class StepInfo:
 
 
 class Hook(Protocol):
-    """Its class may state the figures it gives and which value is the best, `about = {"figures": {"eval_f1": "highest"}}`; `{"figures": {}}` gives none."""
+    """Its class may state the figures it gives and which value is the best, `about = {"figures": {"eval_f1":
+    "highest"}}`; `{"figures": {}}` gives none.
+    """
 
     @property
     def every(self) -> int:
@@ -39,15 +43,20 @@ class Hook(Protocol):
         ...
 
     def __call__(self, info: StepInfo) -> dict[str, Any] | None:
-        """All ranks call it. What rank 0 returns becomes an event; the entry `text` is shown to the person, and numbers are figures, as `numbers` names them."""
+        """All ranks call it. What rank 0 returns becomes an event; the entry `text` is shown to the person, and numbers
+        are figures, as `numbers` names them.
+        """
         ...
 
 
 def plain(said: Mapping[str, Any] | None, hook: str) -> dict[str, Any]:
-    """What the hook of this class returned, tensors and arrays without dims as the numbers they hold. Raises WordsError where that is no mapping of names."""
+    """What the hook of this class returned, tensors and arrays without dims as the numbers they hold. Raises WordsError
+    where that is no mapping of names.
+    """
     if said is not None and not (isinstance(said, Mapping) and all(isinstance(name, str) for name in said)):
         raise WordsError(
-            f"hook {hook} returned a {type(said).__name__}, of which no event can be made. Let it return None, or a dict with names as keys."
+            f"hook {hook} returned a {type(said).__name__}, of which no event can be made. Let it return None, or a "
+            "dict with names as keys."
         )
     found = {name: value.item() if getattr(value, "ndim", None) == 0 else value for name, value in (said or {}).items()}
     for name, value in found.items():
@@ -57,7 +66,8 @@ def plain(said: Mapping[str, Any] | None, hook: str) -> dict[str, Any]:
             json.dumps(value)
         except (TypeError, ValueError) as error:
             raise WordsError(
-                f"hook {hook} returned {name} as a {type(value).__name__}, of which no event can be made. Let it be a number, a text, or lists of them (.tolist())."
+                f"hook {hook} returned {name} as a {type(value).__name__}, of which no event can be made. Let it be a "
+                "number, a text, or lists of them (.tolist())."
             ) from error
     return found
 

@@ -24,7 +24,9 @@ class Launcher(Protocol):
 
 
 def run_here(plan: Plan, *, launcher: int | None = None) -> Result:
-    """This process as one rank that nobody watches: it tells its own failure. `launcher` is the process that the ranks of this host have in common."""
+    """This process as one rank that nobody watches: it tells its own failure. `launcher` is the process that the ranks
+    of this host have in common.
+    """
     with failure.alone(plan.out, int(os.environ.get("RANK", 0)), launcher):
         return run_rank(plan)
 
@@ -37,8 +39,9 @@ def run_rank(plan: Plan, *, forked: bool = False) -> Result:
 
 @contextmanager
 def loading_torch() -> Iterator[None]:
-    """Where a process imports torch, the collector does not walk its objects again and again while they come, nor ever after: a sixth of the time to
-    the first step."""
+    """Where a process imports torch, the collector does not walk its objects again and again while they come, nor ever
+    after: a sixth of the time to the first step.
+    """
     if "torch" in sys.modules:
         yield
         return
@@ -60,8 +63,10 @@ def _run(plan: Plan, forked: bool) -> Result:
         loop = locate(plan.loop)
     said = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     threads = int(said) if said.isdigit() else plan.threads
-    # a forked process renews its thread pool here, before two autograd threads try to at once (INTERNAL ASSERT "Invalid thread pool"
-    # of the CUDA builds); where nothing changes it is left out, because it ends MKL's own choice of threads: 6% of a small GPT's step
+    # a forked process renews its thread pool here, before two autograd threads try to at once (INTERNAL ASSERT "Invalid
+    # thread pool"
+    # of the CUDA builds); where nothing changes it is left out, because it ends MKL's own choice of threads: 6% of a
+    # small GPT's step
     if forked or threads != torch.get_num_threads():
         torch.set_num_threads(threads)
     torch.backends.mha.set_fastpath_enabled(False)  # its kernels for evaluation do not know autocast on the CPU

@@ -14,7 +14,9 @@ from dtrain.plan import Plan
 from dtrain.result import Result
 
 SUPERVISED = ("TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_STEP_ID")
-"""Variables by which launchers mark what they start and watch over. A shell that started ranks in the background may end before them."""
+"""Variables by which launchers mark what they start and watch over. A shell that started ranks in the background may
+end before them.
+"""
 
 LOOK_SECONDS = 1.0
 
@@ -35,7 +37,9 @@ class External:
 
 
 def launcher_of(parent: int, environ: Mapping[str, str]) -> int | None:
-    """The process that watches over this rank: its nearest ancestor that was not started as a rank itself, as a shell around this process was."""
+    """The process that watches over this rank: its nearest ancestor that was not started as a rank itself, as a shell
+    around this process was.
+    """
     mark = next((f"{name}=" for name in SUPERVISED if name in environ), None)
     while mark and parent > 1 and _has(parent, mark.encode()):
         parent = process.parent_of(parent)

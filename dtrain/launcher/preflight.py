@@ -54,7 +54,10 @@ def _machine(plan: Plan) -> Iterable[str]:
     if plan.cluster and "cluster" not in plan.why:
         lacking = build(plan.cluster).missing(detect())
         if lacking:
-            yield f"cluster: {lacking}. Type dtrain plan to see what it would be there, or leave cluster out to train here."
+            yield (
+                f"cluster: {lacking}. Type dtrain plan to see what it would be there, or leave cluster out to "
+                "train here."
+            )
 
 
 def _gpus(plan: Plan) -> Iterable[str]:
@@ -66,8 +69,10 @@ def _gpus(plan: Plan) -> Iterable[str]:
     if nodes * plan.devices > there:
         fewer = f"devices={there // nodes}, " if there >= nodes else ""
         yield (
-            f"nodes={plan.nodes} devices={plan.devices}: {nodes} nodes are on this host, which has {there} GPU(s). Type {fewer}nodes=1, "
-            "launcher.here=1 launcher.address=<host>:<port> where the others are hosts of their own, or backend=gloo for CPU processes."
+            f"nodes={plan.nodes} devices={plan.devices}: {nodes} nodes are on this host, which has {there} GPU(s). "
+            f"Type {fewer}nodes=1, "
+            "launcher.here=1 launcher.address=<host>:<port> where the others are hosts of their own, or backend=gloo "
+            "for CPU processes."
         )
 
 
@@ -78,7 +83,10 @@ def limits(plan: Plan) -> Iterable[str]:
         yield f"{files} open files are allowed, and a rank of {plan.world} needs {need} (ulimit -n {2 * need})."
     tasks, need = tasks_left(), plan.devices * (plan.threads + TASKS)
     if tasks is not None and tasks < need:
-        yield f"{max(0, tasks)} more processes and threads are allowed, and the ranks here need about {need} (ulimit -u, or the control group's pids.max)."
+        yield (
+            f"{max(0, tasks)} more processes and threads are allowed, and the ranks here need about {need} (ulimit "
+            "-u, or the control group's pids.max)."
+        )
 
 
 def fewest_files(world: int) -> int:
@@ -87,7 +95,9 @@ def fewest_files(world: int) -> int:
 
 
 def tasks_left() -> int | None:
-    """How many more processes and threads this user may have, by ulimit (root is not held to it) and by control group; None where nobody counts."""
+    """How many more processes and threads this user may have, by ulimit (root is not held to it) and by control group;
+    None where nobody counts.
+    """
     left = []
     with contextlib.suppress(OSError, ValueError):
         group = Path("/sys/fs/cgroup")
@@ -113,7 +123,10 @@ def _loopback(plan: Plan) -> Iterable[str]:
         with socket.create_server(("127.0.0.1", 0)) as server:
             socket.create_connection(server.getsockname(), timeout=2).close()
     except OSError as error:
-        yield f"127.0.0.1 cannot be reached: {why(error)}. A container or network namespace without loopback: type ip link set lo up."
+        yield (
+            f"127.0.0.1 cannot be reached: {why(error)}. A container or network namespace without loopback: type "
+            "ip link set lo up."
+        )
 
 
 def _address(plan: Plan) -> Iterable[str]:
@@ -170,7 +183,10 @@ def _hub(plan: Plan) -> Iterable[str]:
     """What neither the hub nor its cache gives."""
     for key, name in (*hub.named(plan.model, "model"), *hub.named(plan.data, "data")):
         if lacking := hub.absent(name):
-            yield f"{key}={name}: {lacking}. Type {screen.typed(f'{key}=<a folder>')}, or fetch it where there is a network: hf download {name}"
+            yield (
+                f"{key}={name}: {lacking}. Type {screen.typed(f'{key}=<a folder>')}, or fetch it where there is a "
+                f"network: hf download {name}"
+            )
 
 
 def _init(plan: Plan) -> Iterable[str]:
@@ -191,7 +207,9 @@ def _resume(plan: Plan) -> Iterable[str]:
     if plan.resume == "must" and not there:
         yield f"resume=must: there is no checkpoint under {plan.out}. Type resume=auto to start from the beginning."
     if plan.resume == "never" and there:
-        yield f"resume=never: {plan.out} holds a run already. Type out=<another place>, or resume=auto to go on with it."
+        yield (
+            f"resume=never: {plan.out} holds a run already. Type out=<another place>, or resume=auto to go on with it."
+        )
 
 
 def _out(plan: Plan) -> Iterable[str]:

@@ -1,4 +1,6 @@
-"""Processes of one run: each dies with the one that forked it, and all of them are seen to be gone by one lock that they share."""
+"""Processes of one run: each dies with the one that forked it, and all of them are seen to be gone by one lock that
+they share.
+"""
 
 import contextlib
 import ctypes
@@ -25,7 +27,9 @@ KEEPER_SECONDS = 10.0
 
 
 def fork(work: Callable[[], Any], name: str = "") -> int:
-    """A child that does `work` and ends, and that dies when this process does. Its pid. `name`, of 15 letters at most, is what `ps` and `top` show."""
+    """A child that does `work` and ends, and that dies when this process does. Its pid. `name`, of 15 letters at most,
+    is what `ps` and `top` show.
+    """
     parent = os.getpid()
     pid = os.fork()
     if pid:
@@ -131,7 +135,9 @@ def fork_store(address: str = "127.0.0.1") -> tuple[int, int]:
 
 
 def waker() -> socket.socket:
-    """A socket that becomes readable when a child ends or a handled signal arrives, so that a select over it misses none."""
+    """A socket that becomes readable when a child ends or a handled signal arrives, so that a select over it misses
+    none.
+    """
     reading, writing = socket.socketpair()
     reading.setblocking(False)
     writing.setblocking(False)
@@ -175,11 +181,15 @@ def _everywhere() -> Path:
 
 
 CLAIMS = ("lock", "command")
-"""Who needs a run's folders: the processes that work there, and the command, which starts the server again when it was killed."""
+"""Who needs a run's folders: the processes that work there, and the command, which starts the server again when it was
+killed.
+"""
 
 
 def claim(scratch: Path, by: str = "lock") -> int:
-    """Make the run's folder in memory. The descriptor returned locks it for this process and all it forks: it is free when none of them lives."""
+    """Make the run's folder in memory. The descriptor returned locks it for this process and all it forks: it is free
+    when none of them lives.
+    """
     folder = memory(scratch)
     sweep(folder)
     while True:
@@ -194,7 +204,9 @@ def claim(scratch: Path, by: str = "lock") -> int:
 
 
 def sweep(ours: Path) -> None:
-    """Remove what other runs left that were killed whole: their folders in memory, and the scratch folders these belong to."""
+    """Remove what other runs left that were killed whole: their folders in memory, and the scratch folders these belong
+    to.
+    """
     for folder in memories():
         if folder == ours:
             continue
@@ -215,7 +227,9 @@ def abandoned() -> list[Path]:
 
 @contextlib.contextmanager
 def _abandoned(folder: Path) -> Iterator[Path]:
-    """The scratch folder that this one in memory belongs to; inside nobody can claim it. Raises OSError where somebody has, or it is not ours."""
+    """The scratch folder that this one in memory belongs to; inside nobody can claim it. Raises OSError where somebody
+    has, or it is not ours.
+    """
     with contextlib.ExitStack() as stack:
         locks = [folder / name for name in CLAIMS if (folder / name).exists()]
         if not locks or any(

@@ -1,4 +1,6 @@
-"""A loop that runs another one several times on one rank, in forks of this process and then in this one: nothing but model and data can make them differ."""
+"""A loop that runs another one several times on one rank, in forks of this process and then in this one: nothing but
+model and data can make them differ.
+"""
 
 import os
 from dataclasses import replace
@@ -11,7 +13,9 @@ from dtrain.result import Result
 
 
 def repeat(plan: Plan) -> Result:
-    """`plan.checkpoint` says which `loop`, and where the `others` go, each with its microbatch. If one of them fails, this one tells why."""
+    """`plan.checkpoint` says which `loop`, and where the `others` go, each with its microbatch. If one of them fails,
+    this one tells why.
+    """
     part = dict(plan.checkpoint)
     loop, others, size = locate(part.pop("loop")), part.pop("others"), plan.batch.size
     for out, micro in others.items():

@@ -1,4 +1,6 @@
-"""What every rank needs is imported once, before ranks are forked: the fork costs milliseconds, the imports seconds. What does not survive a fork is left to each rank."""
+"""What every rank needs is imported once, before ranks are forked: the fork costs milliseconds, the imports seconds.
+What does not survive a fork is left to each rank.
+"""
 
 import contextlib
 import gc
@@ -17,7 +19,9 @@ COLD = "DTRAIN_COLD"
 """Modules, divided by commas, that this process leaves to its ranks."""
 
 BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""torch then asks NVIDIA's library whether there are GPUs, and starts no CUDA (https://docs.pytorch.org/docs/stable/notes/cuda.html)."""
+"""torch then asks NVIDIA's library whether there are GPUs, and starts no CUDA
+(https://docs.pytorch.org/docs/stable/notes/cuda.html).
+"""
 
 
 class UnforkableError(Exception):

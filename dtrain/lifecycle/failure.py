@@ -57,7 +57,9 @@ _alone: list[str] = []
 
 @dataclass(frozen=True)
 class Failure:
-    """`line` says who, where and what; `paragraph` also what the other ranks were doing, and the stack; `facts` are failure.json."""
+    """`line` says who, where and what; `paragraph` also what the other ranks were doing, and the stack; `facts` are
+    failure.json.
+    """
 
     line: str
     paragraph: str
@@ -108,13 +110,17 @@ def computes_on(gpu: int) -> None:
 
 
 def _gpu() -> str:
-    """The GPU of this rank: as CUDA_VISIBLE_DEVICES calls it, mostly by its number on the host, or its number among those that the rank sees."""
+    """The GPU of this rank: as CUDA_VISIBLE_DEVICES calls it, mostly by its number on the host, or its number among
+    those that the rank sees.
+    """
     names, own = visible(os.environ) or [], _gpus.get(os.getpid(), int(os.environ.get("LOCAL_RANK", 0)))
     return names[own] if own < len(names) else str(own)
 
 
 def leave(folder: Path, rank: int, error: BaseException) -> None:
-    """Say on a rank what went wrong, once, with the time: the earliest is the cause. Raises StoreError when there is no room for it."""
+    """Say on a rank what went wrong, once, with the time: the earliest is the cause. Raises StoreError when there is no
+    room for it.
+    """
     error = asked() or error
     if error not in _left:
         _write(folder, f"failure-{rank}-{time.monotonic_ns()}.json", facts_of(error, rank))
@@ -122,7 +128,9 @@ def leave(folder: Path, rank: int, error: BaseException) -> None:
 
 
 def tell(folder: Path, rank: int | None, kind: str, message: str, **facts: Any) -> None:
-    """What somebody knows who is no exception: a watchdog of its own rank, an agent of a node that is lost (then `rank` is None)."""
+    """What somebody knows who is no exception: a watchdog of its own rank, an agent of a node that is lost (then `rank`
+    is None).
+    """
     name = "lost" if rank is None else f"failure-{rank}"
     _write(
         folder,
@@ -148,8 +156,10 @@ def is_watched() -> bool:
 def give_up(
     folder: Path | None, rank: int, message: str, *, kind: str = "hung", exit_code: int = 1, **facts: Any
 ) -> NoReturn:
-    """End a process that cannot go on, from any of its threads: what it would have said is left, and where no launcher reads it, told here by one rank
-    of the host; a lease that it holds is given back. `kind` lost: something that is no rank is the cause."""
+    """End a process that cannot go on, from any of its threads: what it would have said is left, and where no launcher
+    reads it, told here by one rank of the host; a lease that it holds is given back. `kind` lost: something that is no
+    rank is the cause.
+    """
     with suppress(Exception), store.patience(GIVE_UP_SECONDS):  # it ends, whatever fails here
         if folder:
             tell(folder, None if kind == "lost" else rank, kind, message, **facts)
@@ -233,7 +243,9 @@ def look(folder: Path, rank: int, pid: int) -> None:
 
 @contextmanager
 def alone(out: str, rank: int, launcher: int | None = None) -> Iterator[None]:
-    """Inside, this process tells its own failure, and knows what the other ranks of its host left. What is no DtrainError becomes a RankError."""
+    """Inside, this process tells its own failure, and knows what the other ranks of its host left. What is no
+    DtrainError becomes a RankError.
+    """
     siblings = (launcher or os.getppid()) if "RANK" in os.environ else os.getpid()
     place, name = Path(tempfile.gettempdir()), f"dtrain-{os.getuid()}"
     for stale in place.glob(f"{name}-*-*"):

@@ -52,7 +52,10 @@ class Fault(NamedTuple):
     broken: bool = False
 
 
-FULL = r"(CUDA|HIP) out of memory|OutOfMemoryError|(CUDA error: |Cuda failure (\d+ )?')out of memory|CUDA ran out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+FULL = (
+    r"(CUDA|HIP) out of memory|OutOfMemoryError|(CUDA error: |Cuda failure (\d+ )?')out of memory|CUDA ran out of "
+    r"memory|CUBLAS_STATUS_ALLOC_FAILED"
+)
 """Of torch's allocator; of CUDA, of NCCL and of cuBLAS, which take memory beside it."""
 FAULTS = (
     Fault(re.compile(r"uncorrectable ECC|double bit ECC", re.IGNORECASE), "its memory is broken (ECC)", broken=True),
@@ -75,17 +78,22 @@ FAULTS = (
     Fault(re.compile(FULL), "the GPU's memory is full: a smaller microbatch= or remat=full needs less"),
     Fault(
         re.compile(r"shared memory segment|/dev/shm/nccl"),
-        "/dev/shm has no room for NCCL: docker run --shm-size=1g, an emptyDir of Kubernetes there, or NCCL_SHM_DISABLE=1, which is slower",
+        "/dev/shm has no room for NCCL: docker run --shm-size=1g, an emptyDir of Kubernetes there, or "
+        "NCCL_SHM_DISABLE=1, which is slower",
     ),
     Fault(
         re.compile(
-            r"device-side assert triggered|illegal memory access|misaligned address|invalid program counter|illegal instruction"
+            r"device-side assert triggered|illegal memory access|misaligned address|invalid program counter|illegal "
+            r"instruction"
         ),
-        "a kernel was given wrong values, as an index out of range, maybe at an earlier line: CUDA_LAUNCH_BLOCKING=1 shows which",
+        "a kernel was given wrong values, as an index out of range, maybe at an earlier line: CUDA_LAUNCH_BLOCKING=1 "
+        "shows which",
     ),
     Fault(re.compile(r"CUDA error: |unhandled cuda error", re.IGNORECASE), "CUDA failed on this rank itself"),
 )
-"""The first that is found counts. Texts of c10/cuda and c10d of torch 2.13.0 and 2.14.1, of cudaGetErrorString of CUDA 13 and of NCCL 2.27."""
+"""The first that is found counts. Texts of c10/cuda and c10d of torch 2.13.0 and 2.14.1, of cudaGetErrorString of CUDA
+13 and of NCCL 2.27.
+"""
 
 
 def fault_of(message: str) -> Fault | None:

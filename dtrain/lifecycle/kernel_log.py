@@ -1,4 +1,6 @@
-"""What NVIDIA's driver writes of its GPUs to the kernel's log while a run goes on: Xid errors. A log that may not be read says nothing."""
+"""What NVIDIA's driver writes of its GPUs to the kernel's log while a run goes on: Xid errors. A log that may not be
+read says nothing.
+"""
 
 import contextlib
 import os
@@ -9,7 +11,9 @@ from typing import Any
 from dtrain.secrets import screen
 
 KMSG = Path("/dev/kmsg")
-"""A record for each read, https://www.kernel.org/doc/Documentation/ABI/testing/dev-kmsg; for all users where kernel.dmesg_restrict=0."""
+"""A record for each read, https://www.kernel.org/doc/Documentation/ABI/testing/dev-kmsg; for all users where
+kernel.dmesg_restrict=0.
+"""
 XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-f]+:[0-9a-f]+:[0-9a-f]+)[^)]*\): (\d+)\b[, ]*(.*)", re.IGNORECASE)
 """`NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=python, GPU has fallen off the bus.`"""
 RECORD, MOST, LETTERS = 8192, 1 << 24, 200
@@ -56,6 +60,8 @@ class KernelLog:
 
 
 def bus(address: str) -> str:
-    """The address of a device on the PCI bus as text that is alike, whoever says it: the driver leaves out the function, torch the zeros."""
+    """The address of a device on the PCI bus as text that is alike, whoever says it: the driver leaves out the
+    function, torch the zeros.
+    """
     domain, number, device = (int(part.split(".")[0], 16) for part in address.split(":"))
     return f"{domain:04x}:{number:02x}:{device:02x}"

@@ -1,4 +1,6 @@
-"""What the processes that load samples are doing: which sample each reads, and its stack when its rank asks (SIGUSR2), also where native code holds it."""
+"""What the processes that load samples are doing: which sample each reads, and its stack when its rank asks (SIGUSR2),
+also where native code holds it.
+"""
 
 import faulthandler
 import multiprocessing
@@ -78,7 +80,9 @@ def busy(folder: Path) -> tuple[str, list[str]] | None:
 
 
 def answer(shared: Any, count: Any) -> Callable[[int], None]:
-    """A loading process begins: take a place in the table, and answer the rank from now on. Returns what notes the sample that is read."""
+    """A loading process begins: take a place in the table, and answer the rank from now on. Returns what notes the
+    sample that is read.
+    """
     with count.get_lock():
         slot, count.value = count.value % (len(shared) // 2), count.value + 1
     folder = os.environ.get("DTRAIN_REPORTS")

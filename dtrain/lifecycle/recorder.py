@@ -1,7 +1,9 @@
-"""What torch's flight recorder knows of the collectives of this rank: which were queued, began and ended on its device, in each process group.
+"""What torch's flight recorder knows of the collectives of this rank: which were queued, began and ended on its device,
+in each process group.
 
-The host may be far ahead of a GPU, or wait for it in a line that is no collective: the record says where the GPU is. Format 2.10 of the dump, as read
-in FlightRecorder.hpp and FlightRecorderDetail.hpp of torch 2.13.0 and 2.14.1. NCCL's begin is known only with TORCH_NCCL_ENABLE_TIMING=1.
+The host may be far ahead of a GPU, or wait for it in a line that is no collective: the record says where the GPU is.
+Format 2.10 of the dump, as read in FlightRecorder.hpp and FlightRecorderDetail.hpp of torch 2.13.0 and 2.14.1. NCCL's
+begin is known only with TORCH_NCCL_ENABLE_TIMING=1.
 """
 
 import json
@@ -28,7 +30,9 @@ def record(environ: MutableMapping[str, str]) -> None:
 
 
 def calls(names: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
-    """Those of this rank in each process group that `names` calls otherwise than torch does; nothing where torch records none."""
+    """Those of this rank in each process group that `names` calls otherwise than torch does; nothing where torch
+    records none.
+    """
     found: dict[str, list[dict[str, Any]]] = {}
     for ask in (
         getattr(_distributed_c10d, "_dump_fr_trace_json", None),

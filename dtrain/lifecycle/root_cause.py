@@ -1,4 +1,6 @@
-"""Which rank is the cause, among what all of them left: the first that failed by itself, else the one the others waited for."""
+"""Which rank is the cause, among what all of them left: the first that failed by itself, else the one the others waited
+for.
+"""
 
 import re
 import signal
@@ -14,13 +16,16 @@ from dtrain.result import EXIT_CODES
 Facts = dict[str, Any]
 
 LOST_PEER = re.compile(
-    "connection (closed|reset|refused)|broken pipe|connectFullMesh|unhandled system error|remote process exited|communicator was aborted|got 0 bytes|(send|recv)\\w+ failed",
+    "connection (closed|reset|refused)|broken pipe|connectFullMesh|unhandled system error|remote process "
+    "exited|communicator was aborted|got 0 bytes|(send|recv)\\w+ failed",
     re.IGNORECASE,
 )
 """What torch says on a rank when another one is gone."""
 TIMED_OUT = re.compile(
-    r"timed out waiting \d+ms|application timeout caused pair closure|wait timeout after \d+|caught collective operation timeout"
-    "|NCCL timeout (in:|when waiting)|collective operation timed out|watchdog detected operation timeout|work timed out during",
+    r"timed out waiting \d+ms|application timeout caused pair closure|wait timeout after \d+|caught collective "
+    r"operation timeout"
+    "|NCCL timeout (in:|when waiting)|collective operation timed out|watchdog detected operation timeout|work timed "
+    "out during",
     re.IGNORECASE,
 )
 """What torch says when another rank does not come."""
@@ -70,7 +75,8 @@ def find(evidence: Evidence) -> tuple[Facts, list[Facts]]:
 
 
 def _with_driver(evidence: Evidence, cause: Facts, known: list[Facts]) -> Facts:
-    """The cause, with what the driver said of its GPU; another rank, where its GPU is broken, or where its program was stopped while the cause only waited.
+    """The cause, with what the driver said of its GPU; another rank, where its GPU is broken, or where its program was
+    stopped while the cause only waited.
 
     An error of the program that tells of no GPU stays what it is.
     """
@@ -108,7 +114,9 @@ def _with_driver(evidence: Evidence, cause: Facts, known: list[Facts]) -> Facts:
 
 
 def kind_of(error: BaseException, message: str) -> str:
-    """`lost` or `timeout` where torch says only that another rank is gone or did not come, `gpu` where one is broken, else `error`."""
+    """`lost` or `timeout` where torch says only that another rank is gone or did not come, `gpu` where one is broken,
+    else `error`.
+    """
     if isinstance(error, OSError):  # of the user's own connections
         return "error"
     if fault := fault_of(message):
@@ -122,7 +130,9 @@ def is_victim(failure: Mapping[str, Any]) -> bool:
 
 
 def is_aborted(code: int | None, stack: str) -> bool:
-    """Whether a rank that ended so waited for others: NCCL's own watchdog ends by SIGABRT whoever waits too long, or has lost another."""
+    """Whether a rank that ended so waited for others: NCCL's own watchdog ends by SIGABRT whoever waits too long, or
+    has lost another.
+    """
     return code == -signal.SIGABRT and waited(stack) is not None
 
 
@@ -132,7 +142,9 @@ def _aborted(evidence: Evidence, rank: int) -> bool:
 
 
 def _by_itself(evidence: Evidence, known: list[Facts]) -> Facts | None:
-    """The earliest error, signal, exit or lost node that nobody else is the cause of; a broken GPU before what others say of it."""
+    """The earliest error, signal, exit or lost node that nobody else is the cause of; a broken GPU before what others
+    say of it.
+    """
     found = [
         (failure["time"], failure)
         for failure in evidence.failures
@@ -218,7 +230,9 @@ def _behind(known: list[Facts]) -> tuple[Facts, str] | None:
 
 
 def _calls(facts: Facts, name: str) -> list[Facts]:
-    """What the flight recorder of a rank tells of the collectives of a group, where it does (see `dtrain.lifecycle.recorder`)."""
+    """What the flight recorder of a rank tells of the collectives of a group, where it does (see
+    `dtrain.lifecycle.recorder`).
+    """
     return [call for call in (facts.get("calls") or {}).get(name, []) if not call["between_two"]]
 
 
@@ -251,13 +265,16 @@ def _unlike(known: list[Facts]) -> tuple[Facts, str] | None:
             if odd and most and odd[1]["call"] in OF_ONE_SIZE:
                 return (
                     odd[0],
-                    f"it gives {odd[1]['call']}, {which}, the shapes {odd[1]['sizes']}, where rank {usual[0]['rank']} gives {most}",
+                    f"it gives {odd[1]['call']}, {which}, the shapes {odd[1]['sizes']}, where rank {usual[0]['rank']} "
+                    f"gives {most}",
                 )
     return None
 
 
 def _unfinished(known: list[Facts]) -> tuple[Facts, str] | None:
-    """A rank whose device has not begun, or not ended, a collective that has begun or ended on others, and the sentence that says so."""
+    """A rank whose device has not begun, or not ended, a collective that has begun or ended on others, and the sentence
+    that says so.
+    """
     for which, told in _by_number(known):
         told = [
             (facts, call) for facts, call in told if call["library"] == "nccl"
@@ -269,7 +286,8 @@ def _unfinished(known: list[Facts]) -> tuple[Facts, str] | None:
                 facts, call = here[0]
                 return (
                     facts,
-                    f"its device has not {verb} {call['call']}, {which}, which has {verb} on that of rank {others[0]['rank']}",
+                    f"its device has not {verb} {call['call']}, {which}, which has {verb} on that of rank "
+                    f"{others[0]['rank']}",
                 )
     return None
 
@@ -280,7 +298,10 @@ def _all_in(known: list[Facts]) -> str:
         if len(told) == len(known) > 1 and all(
             (call["library"], call["state"]) == ("nccl", "scheduled") for _, call in told
         ):
-            return f": no device has ended {told[0][1]['call']}, {which}; with TORCH_NCCL_ENABLE_TIMING=1 it is known which one has not begun it"
+            return (
+                f": no device has ended {told[0][1]['call']}, {which}; with TORCH_NCCL_ENABLE_TIMING=1 it is "
+                "known which one has not begun it"
+            )
     return ""
 
 

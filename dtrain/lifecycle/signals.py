@@ -1,6 +1,8 @@
-"""What a signal means to this process: an end while nothing has begun, a wish to stop afterwards, and an end again when it is repeated.
+"""What a signal means to this process: an end while nothing has begun, a wish to stop afterwards, and an end again when
+it is repeated.
 
-SIGTERM, SIGUSR1, SIGINT and SIGHUP (a closed terminal) are wishes, the last two unless the shell ignores them (nohup, `&` in a script); SIGUSR2 asks a rank for a report (`dtrain.lifecycle.watchdog`).
+SIGTERM, SIGUSR1, SIGINT and SIGHUP (a closed terminal) are wishes, the last two unless the shell ignores them (nohup,
+`&` in a script); SIGUSR2 asks a rank for a report (`dtrain.lifecycle.watchdog`).
 """
 
 import _thread
@@ -26,16 +28,21 @@ REPORT = signal.SIGUSR2
 ENDING_SECONDS, LOOK_SECONDS = 3.0, 0.05
 """What ends while it has nothing to save may take so long to tidy up; and so often it is looked whether it does."""
 SAME_WISH_SECONDS = 1.0
-"""SIGTERM and SIGUSR1 within this time are one wish: a scheduler signals every process, and the launcher hands its own on. Nobody presses Ctrl-C twice by mistake; of a terminal that closes, the shell and the kernel both tell."""
+"""SIGTERM and SIGUSR1 within this time are one wish: a scheduler signals every process, and the launcher hands its own
+on. Nobody presses Ctrl-C twice by mistake; of a terminal that closes, the shell and the kernel both tell.
+"""
 
 
 class StopRequested(KeyboardInterrupt):
-    """Asked to stop while there is nothing to save. No Exception, so that nobody takes it for a failure of what it interrupts."""
+    """Asked to stop while there is nothing to save. No Exception, so that nobody takes it for a failure of what it
+    interrupts.
+    """
 
     def __init__(self, number: int) -> None:
         self.exit_code = EXIT_CODES["interrupted" if number == signal.SIGINT else "preempted"]
         super().__init__(
-            f"stopped by {signal.Signals(number).name} before there was anything new to save: the same words begin it again"
+            f"stopped by {signal.Signals(number).name} before there was anything new to save: the same words begin it "
+            "again"
         )
 
 
@@ -81,7 +88,9 @@ def heard(number: int) -> bool:
 
 
 def listen(*, handed_on: bool = False) -> None:
-    """From now on signals are wishes, here and in what is forked. `handed_on`: by a launcher, which itself ends what must end at once."""
+    """From now on signals are wishes, here and in what is forked. `handed_on`: by a launcher, which itself ends what
+    must end at once.
+    """
     if handed_on:
         _repeats_end[0] = False
     _install(dict.fromkeys(WISHES, _note))
@@ -89,9 +98,11 @@ def listen(*, handed_on: bool = False) -> None:
 
 @contextmanager
 def ending() -> Iterator[None]:
-    """Inside, until `listen`, a signal ends what is done with `StopRequested`; afterwards signals mean what they meant before.
+    """Inside, until `listen`, a signal ends what is done with `StopRequested`; afterwards signals mean what they meant
+    before.
 
-    It may be raised anywhere, also where a library tidies up and raises something else in its place, or where nobody can raise: that is `StopRequested` all the same.
+    It may be raised anywhere, also where a library tidies up and raises something else in its place, or where nobody
+    can raise: that is `StopRequested` all the same.
     """
     before, told = {number: signal.getsignal(number) for number in WISHES}, sys.unraisablehook
     _install(dict.fromkeys(WISHES, _end))
@@ -110,7 +121,9 @@ def ending() -> Iterator[None]:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Inside `ending`, around imports: a signal ends the process on the spot, because what is raised there gets lost, or torch aborts at it."""
+    """Inside `ending`, around imports: a signal ends the process on the spot, because what is raised there gets lost,
+    or torch aborts at it.
+    """
     _importing[:] = [True]
     try:
         yield
@@ -157,7 +170,9 @@ def _end_now() -> None:
 
 
 def _see_to_it(mine: object, number: int) -> None:
-    """Beside what ends: what was raised is raised again where it got lost (in a `__del__`, a callback, an `except:`), and ended when that is of no use."""
+    """Beside what ends: what was raised is raised again where it got lost (in a `__del__`, a callback, an `except:`),
+    and ended when that is of no use.
+    """
     deadline = time.monotonic() + ENDING_SECONDS
     while True:
         time.sleep(LOOK_SECONDS)

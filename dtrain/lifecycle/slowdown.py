@@ -1,4 +1,6 @@
-"""Whether the steps of a run became ten times slower than they were, and what this host shows of the cause. Nothing here changes a number."""
+"""Whether the steps of a run became ten times slower than they were, and what this host shows of the cause. Nothing
+here changes a number.
+"""
 
 import resource
 import time
@@ -12,11 +14,14 @@ SLOWER = 10
 AGAIN = 3
 """Times what steps took, below which they are as they were."""
 STEPS, SHORT, LONG = 64, 1.0, 20.0
-"""Steps are judged together, so many (as `data.stream` reads at a time) that take so many seconds, or fewer that take so many; twice in succession, as
-one that hiccups is no slow run."""
+"""Steps are judged together, so many (as `data.stream` reads at a time) that take so many seconds, or fewer that take
+so many; twice in succession, as one that hiccups is no slow run.
+"""
 TWICE = 2
 TAKEN = 0.4
-"""Cores that others take, the part of time without a core, or that goes by waiting for samples: below this it is no cause."""
+"""Cores that others take, the part of time without a core, or that goes by waiting for samples: below this it is no
+cause.
+"""
 PAGES = 100
 """Read back from the disk in a second."""
 
@@ -32,7 +37,9 @@ class Slowdown:
         self._mark()
 
     def look(self, steps: Iterable[tuple[int, float]]) -> Iterator[str]:
-        """The newest steps, and how long they took: sentences where steps have become slow, and where they are as fast again."""
+        """The newest steps, and how long they took: sentences where steps have become slow, and where they are as fast
+        again.
+        """
         for step, seconds in steps:
             self._steps, self._seconds = self._steps + 1, self._seconds + seconds
             if self._seconds >= (SHORT if self._steps >= STEPS else LONG):
@@ -45,7 +52,10 @@ class Slowdown:
         best, was, self._best = self._best, self._slow, min(self._best, one)
         self._slow = was + 1 if one > best * (AGAIN if was >= TWICE else SLOWER) else 0
         if self._slow == TWICE:
-            yield f"up to step {step} a step takes {_of(one)}, {one / best:.0f} times what it took ({_of(best)}): {self._cause()}"
+            yield (
+                f"up to step {step} a step takes {_of(one)}, {one / best:.0f} times what it took ({_of(best)}): "
+                f"{self._cause()}"
+            )
         elif was >= TWICE and not self._slow:
             yield f"up to step {step} a step takes {_of(one)} again"
 

@@ -1,4 +1,6 @@
-"""What a stack says: the line of the user's code or of dtrain's it is at, the collective it waits in, the microbatch it works on."""
+"""What a stack says: the line of the user's code or of dtrain's it is at, the collective it waits in, the microbatch it
+works on.
+"""
 
 import os
 import re
@@ -65,7 +67,9 @@ def lines(frames: Frames) -> list[str]:
 
 
 def current(text: str) -> list[str]:
-    """The stack of the thread in which faulthandler wrote last, or else of the main one, outermost line first, without what started the rank."""
+    """The stack of the thread in which faulthandler wrote last, or else of the main one, outermost line first, without
+    what started the rank.
+    """
     block = (
         text.rpartition("Current thread " if "Current thread " in text else "Thread 0x")[2]
         .split("\n\n")[0]
@@ -88,7 +92,9 @@ def waited(text: str) -> str | None:
 
 
 def sent(error: BaseException) -> str | None:
-    """The innermost line of code that is not a library's, of the traceback that another process sent with its error: as multiprocessing does, in the cause."""
+    """The innermost line of code that is not a library's, of the traceback that another process sent with its error: as
+    multiprocessing does, in the cause.
+    """
     cause = error.__cause__
     while cause is not None and not type(cause).__name__.endswith("RemoteTraceback"):
         cause = cause.__cause__

@@ -1,6 +1,8 @@
-"""The wish to stop: a signal, the time limit or the step the user named, agreed by all ranks before any of them acts on it.
+"""The wish to stop: a signal, the time limit or the step the user named, agreed by all ranks before any of them acts on
+it.
 
-Until a step is done there is nothing to save, and a signal ends the run at once; afterwards it is obeyed after the step, with a checkpoint.
+Until a step is done there is nothing to save, and a signal ends the run at once; afterwards it is obeyed after the
+step, with a checkpoint.
 """
 
 import os
@@ -21,10 +23,11 @@ TIME_IS_UP = 99
 
 
 class StopSignal:
-    """Ask `requested(step)` before every step and say `done()` behind it; afterwards `status` says why the run ended and `cause` who wanted it.
+    """Ask `requested(step)` before every step and say `done()` behind it; afterwards `status` says why the run ended
+    and `cause` who wanted it.
 
-    `after`: the last step the user wants now. `seconds`: how long after DTRAIN_BEGAN, when the command began by the monotonic clock of this host,
-    the last step may end: nobody who sets the time of day moves it.
+    `after`: the last step the user wants now. `seconds`: how long after DTRAIN_BEGAN, when the command began by the
+    monotonic clock of this host, the last step may end: nobody who sets the time of day moves it.
     """
 
     def __init__(self, *, after: int | None, seconds: float | None = None) -> None:
@@ -51,7 +54,9 @@ class StopSignal:
         return self.status != "finished"
 
     def done(self) -> None:
-        """A step is computed: from now on a signal waits for what follows, its save among it; also where somebody's code has taken the signals."""
+        """A step is computed: from now on a signal waits for what follows, its save among it; also where somebody's
+        code has taken the signals.
+        """
         if time.monotonic() >= self._listen:
             signals.listen()
             self._listen = time.monotonic() + AGREE_SECONDS
@@ -93,6 +98,8 @@ class Pace:
         return max(1.0, self._done / max(1e-6, time.perf_counter() - self._since) * seconds)
 
     def wait(self, turns: int) -> None:
-        """The next meeting is `turns` turns away, and at most twice as far as the last was: the first turns may be quicker than the rest."""
+        """The next meeting is `turns` turns away, and at most twice as far as the last was: the first turns may be
+        quicker than the rest.
+        """
         self._far = min(turns, 2 * self._far)
         self._left, self._done, self._since = self._far, 0, time.perf_counter()

@@ -1,8 +1,10 @@
-"""How the threads of a rank wait for each other: spinning where cores are free, for a moment only where other processes compute.
+"""How the threads of a rank wait for each other: spinning where cores are free, for a moment only where other processes
+compute.
 
-A thread that spins keeps the core from the one it waits for: on two cores beside two busy processes a step of a small GPT takes three to forty times
-as long as with threads that sleep, which in turn cost a step twice as much where the cores are free (tests/bench/RESULTS.md). OpenMP reads a choice
-once, when torch is loaded; this one follows what changes. No number depends on it.
+A thread that spins keeps the core from the one it waits for: on two cores beside two busy processes a step of a small
+GPT takes three to forty times as long as with threads that sleep, which in turn cost a step twice as much where the
+cores are free (tests/bench/RESULTS.md). OpenMP reads a choice once, when torch is loaded; this one follows what
+changes. No number depends on it.
 """
 
 import os
@@ -31,8 +33,9 @@ class Meter:
         self._since = _clocks()
 
     def others(self) -> float:
-        """Cores of those this process may use that were taken, on average, by others than it and its fellow ranks on this host, of which each takes as
-        much as it. 0 where the system does not tell, or not yet."""
+        """Cores of those this process may use that were taken, on average, by others than it and its fellow ranks on
+        this host, of which each takes as much as it. 0 where the system does not tell, or not yet.
+        """
         now, own, idle = (
             (here - before for here, before in zip(_clocks(), self._since, strict=True))
             if self._since
@@ -47,10 +50,11 @@ class Meter:
 
 @contextmanager
 def yielding(threads: int, environ: Mapping[str, str] = os.environ) -> Iterator[None]:
-    """While it is open, the `threads` of this rank spin for a moment only whenever others take the cores that they need.
+    """While it is open, the `threads` of this rank spin for a moment only whenever others take the cores that they
+    need.
 
-    libgomp spins for a moment where it has more threads than there are cores (GOMP_SPINCOUNT in its manual), and counts the threads of all that have
-    used it: so a few that used it once and sleep are enough, until they end.
+    libgomp spins for a moment where it has more threads than there are cores (GOMP_SPINCOUNT in its manual), and counts
+    the threads of all that have used it: so a few that used it once and sleep are enough, until they end.
     """
     sleepers = (cores() - threads) // max(1, threads - 1) + 1
     if threads < 2 or sleepers > MOST or any(name in environ for name in CHOSEN):
@@ -109,8 +113,9 @@ def cores() -> int:
 
 
 def _clocks() -> list[float]:
-    """Seconds: now, of this process's own work, and for which its cores had nothing to do, all of them together (proc(5), the fourth and fifth
-    figure of each); nothing where the system does not tell."""
+    """Seconds: now, of this process's own work, and for which its cores had nothing to do, all of them together
+    (proc(5), the fourth and fifth figure of each); nothing where the system does not tell.
+    """
     try:
         mine = {f"cpu{number}" for number in os.sched_getaffinity(0)}
         rows = [line.split() for line in Path("/proc/stat").read_text().splitlines()]

@@ -1,4 +1,5 @@
-"""What a rank says about itself while it runs: where it is, when it is asked (SIGUSR2), and that it hangs, when a step takes too long.
+"""What a rank says about itself while it runs: where it is, when it is asked (SIGUSR2), and that it hangs, when a step
+takes too long.
 
 kill -USR2 <pid>        report-<rank>.json in DTRAIN_REPORTS; where an interpreter is held, stack-<rank>.txt alone
 """
@@ -29,8 +30,9 @@ from dtrain.mesh import Mesh
 from dtrain.storage import store
 
 FIRST_STEP = 3
-"""Times the timeout, for collectives until the first step is done and for that step itself: it compiles, opens connections, fills caches. So may a
-part of an evaluation."""
+"""Times the timeout, for collectives until the first step is done and for that step itself: it compiles, opens
+connections, fills caches. So may a part of an evaluation.
+"""
 LOOKS = 10
 """Within one timeout."""
 DATA = f"dtrain{os.sep}data{os.sep}"
@@ -38,7 +40,8 @@ DATA = f"dtrain{os.sep}data{os.sep}"
 
 
 class Watchdog:
-    """A context. `timeout` in seconds, of a step and of every collective; `batch` samples a step; `folder` takes the reports, None: there is nobody to read them.
+    """A context. `timeout` in seconds, of a step and of every collective; `batch` samples a step; `folder` takes the
+    reports, None: there is nobody to read them.
 
     Between `rest` and the next `beat` or `part` anything may take as long as it likes, but a collective.
     """
@@ -105,7 +108,9 @@ class Watchdog:
     # signals
 
     def _take_signals(self, stack: ExitStack) -> None:
-        """SIGUSR2 wakes the thread, whatever the main thread is doing, and writes the stacks, even if no thread may run. So does a crash."""
+        """SIGUSR2 wakes the thread, whatever the main thread is doing, and writes the stacks, even if no thread may
+        run. So does a crash.
+        """
         stack.callback(signal.signal, REPORT, signal.signal(REPORT, lambda *_: None))
         stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False))
         read = self._folder if failure.is_watched() else None
@@ -158,7 +163,9 @@ class Watchdog:
         return inside and (inside, sequence_numbers())
 
     def _arm(self, seconds: float) -> None:
-        """Should native code hold the interpreter, no thread comes here again: then the process ends with its stacks told."""
+        """Should native code hold the interpreter, no thread comes here again: then the process ends with its stacks
+        told.
+        """
         faulthandler.dump_traceback_later(seconds, exit=True, file=self._file)
 
     def _report(self) -> None:
@@ -182,7 +189,9 @@ class Watchdog:
         return {"step": self._step, "samples": samples, "groups": sequence_numbers()}
 
     def _set_timeouts(self, seconds: float) -> None:
-        """Of every group there is now; torch gives a new one its own default. NCCL's ends the process by SIGABRT, mostly the one that waits: it comes last."""
+        """Of every group there is now; torch gives a new one its own default. NCCL's ends the process by SIGABRT,
+        mostly the one that waits: it comes last.
+        """
         last = 2 * FIRST_STEP * self._timeout
         for group in list(groups._world.pg_names):
             if (group, seconds) not in self._timed:
@@ -193,7 +202,9 @@ class Watchdog:
 
 
 def sequence_numbers() -> dict[str, int]:
-    """How many collectives this rank has entered, in each process group of several ranks; none of a backend that does not count them."""
+    """How many collectives this rank has entered, in each process group of several ranks; none of a backend that does
+    not count them.
+    """
     found: dict[str, int] = {}
     for name, group in _named().items():
         with suppress(RuntimeError):

@@ -1,4 +1,6 @@
-"""TensorBoard event files under <out>/tensorboard; on remote storage they are written beside and put there every few seconds."""
+"""TensorBoard event files under <out>/tensorboard; on remote storage they are written beside and put there every few
+seconds.
+"""
 
 import shutil
 import time
@@ -12,7 +14,9 @@ PUT_SECONDS = 15.0
 
 
 class TensorBoard:
-    """Scalars as `train/`, `eval/` and `speed/`, notes as text, what decides the run as hparams. Without torch.utils.tensorboard, whose import costs as much as torch's own."""
+    """Scalars as `train/`, `eval/` and `speed/`, notes as text, what decides the run as hparams. Without
+    torch.utils.tensorboard, whose import costs as much as torch's own.
+    """
 
     def __init__(self, *, out: str, steps: int) -> None:
         self._url = store.join(out, "tensorboard")

@@ -1,14 +1,15 @@
 """What the ranks of a batch agree on after every backward, so that they go on as one process would.
 
-Parameters. A strategy averages a zero for a parameter that this rank's samples did not reach. Where no rank reached it, its gradient
-is None again: nothing decays it and it gets no moments.
+Parameters. A strategy averages a zero for a parameter that this rank's samples did not reach. Where no rank reached it,
+its gradient is None again: nothing decays it and it gets no moments.
 
-Buffers. Persistent buffers that a training forward changed (BatchNorm's statistics, a codebook) are made alike over the ranks of the
-batch after every step: floating ones are averaged, others are those of the first rank. So what is saved, evaluated and resumed is what
-every rank has. Buffers of modules that balance themselves (`dtrain.model.Balanced`), and buffers that are not saved, are left alone; of the latter `Unsaved` knows those
-that training changes.
+Buffers. Persistent buffers that a training forward changed (BatchNorm's statistics, a codebook) are made alike over the
+ranks of the batch after every step: floating ones are averaged, others are those of the first rank. So what is saved,
+evaluated and resumed is what every rank has. Buffers of modules that balance themselves (`dtrain.model.Balanced`), and
+buffers that are not saved, are left alone; of the latter `Unsaved` knows those that training changes.
 
-Each step costs one sum of one number over the hosts; more crosses ranks only when a rank's own facts changed since the last agreement.
+Each step costs one sum of one number over the hosts; more crosses ranks only when a rank's own facts changed since the
+last agreement.
 """
 
 from collections.abc import Collection, Sequence
@@ -71,8 +72,8 @@ class Agreement:
     def _changed(self) -> frozenset[int]:
         """Numbers of the buffers that this step's forward changed.
 
-        Some kernels write without a trace, BatchNorm's on the CPU among them: so the first step compares values, and later a buffer counts
-        as changed when any of its module was.
+        Some kernels write without a trace, BatchNorm's on the CPU among them: so the first step compares values, and
+        later a buffer counts as changed when any of its module was.
         """
         now = self._buffers()
         touched = {
@@ -111,8 +112,9 @@ class Agreement:
 
 
 class Unsaved:
-    """State that no rank shares and no checkpoint holds: buffers with persistent=False that training goes on changing, and plain numbers that count.
-    A cache is filled once."""
+    """State that no rank shares and no checkpoint holds: buffers with persistent=False that training goes on changing,
+    and plain numbers that count. A cache is filled once.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._counts: list[dict[str, float]] = []
@@ -139,7 +141,9 @@ class Unsaved:
         return sorted(name for name in moved if name in values and _differ(values[name], _read(now[name][0])))
 
     def counted(self) -> list[str]:
-        """Called after every step; after the third one the names of attributes that are numbers, and that both steps since the first have changed."""
+        """Called after every step; after the third one the names of attributes that are numbers, and that both steps
+        since the first have changed.
+        """
         if len(self._counts) < 3:
             found = ((path, name, value) for path, module in self._modules for name, value in vars(module).items())
             self._counts.append(

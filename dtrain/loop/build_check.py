@@ -1,7 +1,8 @@
-"""What was asked is what was built: each rank looks at its model and says what it finds, and the plan is held against that.
+"""What was asked is what was built: each rank looks at its model and says what it finds, and the plan is held against
+that.
 
-A wrapper that quietly does less than it was told (https://github.com/huggingface/accelerate does so with FSDP2 on the CPU) ends the
-run here, before its first step.
+A wrapper that quietly does less than it was told (https://github.com/huggingface/accelerate does so with FSDP2 on the
+CPU) ends the run here, before its first step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,9 @@ from dtrain.strategy import Strategy
 
 
 def inspect(model: nn.Module, wrapped: nn.Module, mesh: Mesh, strategy: Strategy) -> dict[str, Any]:
-    """Of this rank, as JSON: numbers of parameters, in all, without dims and by the axis they are split over, types, stages."""
+    """Of this rank, as JSON: numbers of parameters, in all, without dims and by the axis they are split over, types,
+    stages.
+    """
     split: dict[str, int] = {}
     whole = held = 0
     experts = {

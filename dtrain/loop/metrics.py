@@ -1,7 +1,7 @@
 """What a run tells: a row per step, events, and copies for the loggers.
 
-Values stay tensors on the device until `every` steps are together; then one collective sums them over the ranks, one transfer
-brings them to the host, and rank 0 writes. Between two flushes no step waits for the device.
+Values stay tensors on the device until `every` steps are together; then one collective sums them over the ranks, one
+transfer brings them to the host, and rank 0 writes. Between two flushes no step waits for the device.
 """
 
 import json
@@ -118,8 +118,10 @@ class Log:
         passed_over: Collection[str],
         caveats: Iterable[str],
     ) -> None:
-        """After `step` steps of an earlier start, or none; rows after it will be written again. `damaged`: what is wrong with the checkpoints passed over
-        in this start; `passed_over`: the places of these and earlier ones. Raises MovedError when the storage is not the one that was restored from."""
+        """After `step` steps of an earlier start, or none; rows after it will be written again. `damaged`: what is
+        wrong with the checkpoints passed over in this start; `passed_over`: the places of these and earlier ones.
+        Raises MovedError when the storage is not the one that was restored from.
+        """
         self._reached, self._passed_over = step, passed_over
         missing = step - self.back(step) if self._rows is not None else 0
         if missing:
@@ -165,7 +167,8 @@ class Log:
         *,
         now: bool = False,
     ) -> None:
-        """One step, after which the world has seen `seen` samples: sums over this rank and the count they are divided by, the global gradient norm.
+        """One step, after which the world has seen `seen` samples: sums over this rank and the count they are divided
+        by, the global gradient norm.
 
         Costs no device sync but where its row is due, or wanted `now`.
         """
@@ -221,7 +224,9 @@ class Log:
         self.start()
 
     def saves(self, ended: Iterable[Any]) -> None:
-        """How saves ended (`checkpoint.Landed`), as events: committed or save_failed. One that failed is told to the person as well; training goes on."""
+        """How saves ended (`checkpoint.Landed`), as events: committed or save_failed. One that failed is told to the
+        person as well; training goes on.
+        """
         for one in ended:
             facts = {name: value for name, value in vars(one).items() if value is not None and name != "kind"}
             self.event("save_failed" if one.kind == "failed" else one.kind, **facts)
@@ -230,8 +235,10 @@ class Log:
         self._warn()
 
     def durable(self) -> None:
-        """What was told stays, whatever dies after this. Called beside the loop, before a commit, which a journal that cannot be written does not keep
-        back: its rows stay in memory, and the next commit makes them durable. Raises LeaseError and MovedError."""
+        """What was told stays, whatever dies after this. Called beside the loop, before a commit, which a journal that
+        cannot be written does not keep back: its rows stay in memory, and the next commit makes them durable. Raises
+        LeaseError and MovedError.
+        """
         for journal in self._journals:
             try:
                 journal.durable()
@@ -286,7 +293,8 @@ class Log:
         ]
         if max(steps, default=0) > self._reached:
             raise MovedError(
-                f"other storage has come to the place of out={self._plan.out}: a checkpoint of step {max(steps)} is there, and this start of the run, which "
+                f"other storage has come to the place of out={self._plan.out}: a checkpoint of step {max(steps)} is "
+                "there, and this start of the run, which "
                 f"did not see it, is at step {self._reached}. It ends; the same words go on from step {max(steps)}"
             )
 

@@ -1,8 +1,10 @@
-"""What happens when the gradient norm or the loss is not a number, or jumps: the word `on_spike`, the same on every rank.
+"""What happens when the gradient norm or the loss is not a number, or jumps: the word `on_spike`, the same on every
+rank.
 
-Both numbers are of the whole world, so all ranks judge alike. On the CPU they are read at once. On a GPU nobody waits: the device
-itself leaves the update out (the `found_inf` of torch's fused optimizers), and the host hears of it `LAG` steps later. Where an
-optimizer has no such gate (muon, adafactor), with fp16 and with experts that are balanced, every step waits for the device.
+Both numbers are of the whole world, so all ranks judge alike. On the CPU they are read at once. On a GPU nobody waits:
+the device itself leaves the update out (the `found_inf` of torch's fused optimizers), and the host hears of it `LAG`
+steps later. Where an optimizer has no such gate (muon, adafactor), with fp16 and with experts that are balanced, every
+step waits for the device.
 """
 
 import math
@@ -29,15 +31,21 @@ from dtrain.optim import forget, inner
 LAG = 8
 """Steps after which the host reads what the device found; it never runs further ahead of it."""
 MOST = 10
-"""Spikes one after another that are skipped, and rewinds to one checkpoint, before the run stops: then it is not the data."""
+"""Spikes one after another that are skipped, and rewinds to one checkpoint, before the run stops: then it is not the
+data.
+"""
 FLOOR, REACH = 0.1, 2.0
-"""A spike is further above the mean than this part of it, and than this many times the largest of the window: batches with long tails are no spikes."""
+"""A spike is further above the mean than this part of it, and than this many times the largest of the window: batches
+with long tails are no spikes.
+"""
 LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
 class Spike:
-    """`step` would have been this one, on the samples of the order that begin at `first`; `why` is a sentence's beginning."""
+    """`step` would have been this one, on the samples of the order that begin at `first`; `why` is a sentence's
+    beginning.
+    """
 
     step: int
     first: int
@@ -48,7 +56,9 @@ class Spike:
 
 @dataclass(frozen=True)
 class PendingStep:
-    """A step of which the host does not know yet: `values` are norm, sum of losses, 1 when it was left out; there once `copied`."""
+    """A step of which the host does not know yet: `values` are norm, sum of losses, 1 when it was left out; there once
+    `copied`.
+    """
 
     step: int
     first: int
@@ -66,7 +76,9 @@ def limit(past: Sequence[float], sigma: float) -> float:
 
 
 class SpikeDetector:
-    """`answer` is stop, skip or rewind; a spike is `sigma` standard deviations above the mean of the last `window` steps (None: only nan and inf)."""
+    """`answer` is stop, skip or rewind; a spike is `sigma` standard deviations above the mean of the last `window`
+    steps (None: only nan and inf).
+    """
 
     def __init__(
         self, answer: str, *, sigma: float | None, window: int, mesh: Mesh, state: TrainState, wrapped: nn.Module
@@ -103,7 +115,8 @@ class SpikeDetector:
         return total if self._mesh.world == 1 else total.float() / self._mesh.shape.tp
 
     def judge(self, step: int, loss: StepLoss, norm: Tensor, total: Tensor | None, *, now: bool) -> Spike | None:
-        """A spike that was found, after `step` steps: of this step, or of an earlier one that the device left out. `now`: the host must know all.
+        """A spike that was found, after `step` steps: of this step, or of an earlier one that the device left out.
+        `now`: the host must know all.
 
         All ranks call it, with the same `norm` and `total`.
         """
@@ -133,7 +146,9 @@ class SpikeDetector:
         return self._state.scale is None or self._state.scale.accept(self._norm)
 
     def leaves(self, spike: Spike, checkpoint: Checkpoint, log: Log) -> bool:
-        """Tell of a spike. True when this step must not go on: the run has to stop, or is back at the newest checkpoint."""
+        """Tell of a spike. True when this step must not go on: the run has to stop, or is back at the newest
+        checkpoint.
+        """
         self._tell(spike, log)
         if self._answer == "skip" and self._row < MOST:
             return False
@@ -242,7 +257,9 @@ class SpikeDetector:
             experts.balance(torch.zeros_like(experts.load))  # forget what the step counted, and move nothing
 
     def _rewind(self, spike: Spike, checkpoint: Checkpoint, log: Log) -> None:
-        """Go back to the newest checkpoint, and leave these samples out when they come again. Raises StoreError when there is none."""
+        """Go back to the newest checkpoint, and leave these samples out when they come again. Raises StoreError when
+        there is none.
+        """
         self._rewinds[spike.step] += 1
         try:
             checkpoint.wait()
@@ -264,7 +281,9 @@ class SpikeDetector:
 
 
 def gates(state: TrainState, mesh: Mesh) -> list[torch.optim.Optimizer]:
-    """Torch optimizers that the device can keep from their update; none when one of any rank cannot, or when more than optimizers would move."""
+    """Torch optimizers that the device can keep from their update; none when one of any rank cannot, or when more than
+    optimizers would move.
+    """
     if mesh.device.type == "cpu" or any(
         parameter.device.type == "cpu" for parameter in state.model.parameters()
     ):  # reading a norm there costs nothing
@@ -299,9 +318,13 @@ def _why(norm: float, loss: float, limits: tuple[float, float]) -> str:
 def _sentence(spike: Spike, samples: Sequence[int], answer: str) -> str:
     last = spike.first + len(samples) - 1
     numbers = f"loss {spike.loss:.4g}, gradient norm {spike.norm:.4g}"
-    where = f"positions {spike.first} to {last} of the order, samples {', '.join(map(str, samples[:8]))}{', ...' if len(samples) > 8 else ''}"
+    where = (
+        f"positions {spike.first} to {last} of the order, samples "
+        f"{', '.join(map(str, samples[:8]))}{', ...' if len(samples) > 8 else ''}"
+    )
     other = {
-        "stop": "on_spike=skip to leave such steps out, or on_spike=rewind to go back to the newest checkpoint and pass over these samples"
+        "stop": "on_spike=skip to leave such steps out, or on_spike=rewind to go back to the newest checkpoint and "
+        "pass over these samples"
     }
     advice = other.get(answer, f"a smaller optim.lr: {MOST} times in a row on_spike={answer} did not help")
     return f"step {spike.step}: {spike.why} ({numbers}; {where}). The state before it is saved. Type {advice}."

@@ -50,7 +50,9 @@ def make_step(
     seed: int,
     context: Context | None = None,
 ) -> Step:
-    """(stream, step number) -> StepLoss, leaving gradients of the mean over the whole batch (times the loss scale) in the model."""
+    """(stream, step number) -> StepLoss, leaving gradients of the mean over the whole batch (times the loss scale) in
+    the model.
+    """
     first: Shapes = {}
     shapes: Shapes = {}
     agreement = Agreement(model, mesh)
@@ -61,7 +63,8 @@ def make_step(
         if context:
             check(model, objective, share.microbatches[0], context, mesh, precision)
         seeds.reseed(seed, number, mesh.batch_rank)
-        # strategies average gradients over the ranks of the batch, the loss is a sum over all of them; under fp16 `clip` makes up for
+        # strategies average gradients over the ranks of the batch, the loss is a sum over all of them; under fp16
+        # `clip` makes up for
         # it, or more ranks would overflow earlier
         weight = (precision.scale.value if precision.scale else mesh.batch_ranks) / max(1, share.count)
         batches = [context.split(batch) for batch in share.microbatches] if context else share.microbatches
@@ -102,7 +105,9 @@ def make_step(
 def check(
     model: nn.Module, objective: Objective, batch: Batch, context: Context, mesh: Mesh, precision: Precision
 ) -> None:
-    """Before a sequence is split for the first time. Raises WordsError for a model that gives something else for its parts."""
+    """Before a sequence is split for the first time. Raises WordsError for a model that gives something else for its
+    parts.
+    """
 
     def forward(batch: Batch, context: Context | None) -> Any:
         with precision.autocast(mesh.device), context.active() if context else nullcontext():
@@ -122,7 +127,9 @@ def inputs_of(objective: Objective, batch: Batch, context: Context | None) -> An
 
 
 def gradients_of(model: nn.Module) -> list[nn.Parameter]:
-    """Parameters that are trained, listed once: walking the modules every step costs more than a small model's backward."""
+    """Parameters that are trained, listed once: walking the modules every step costs more than a small model's
+    backward.
+    """
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 

@@ -1,7 +1,7 @@
 """The live mesh of one run: who this rank is, and the process groups of its axes.
 
-The ranks of one pipeline stage are seen in several ways, each a torch DeviceMesh over the same ranks in the same order. A view is
-made when it is first asked for; all ranks ask for the same views in the same order.
+The ranks of one pipeline stage are seen in several ways, each a torch DeviceMesh over the same ranks in the same order.
+A view is made when it is first asked for; all ranks ask for the same views in the same order.
 
     stored     pp, dp_replicate, dp_shard x cp, tp      where parameters lie: cp holds shards like dp_shard
     experts    pp, data x cp / ep, ep, tp               where the parameters of experts lie
@@ -25,7 +25,9 @@ from dtrain.plan import AXES, MeshShape
 
 
 class Mesh:
-    """`data_rank` of `data_ranks` says which slice of every batch is this rank's; `batch_ranks` share the gradients of one copy of the model."""
+    """`data_rank` of `data_ranks` says which slice of every batch is this rank's; `batch_ranks` share the gradients of
+    one copy of the model.
+    """
 
     def __init__(self, shape: MeshShape, *, device: str) -> None:
         self.shape = shape
@@ -54,7 +56,9 @@ class Mesh:
 
     @property
     def place(self) -> Mapping[str, int]:
-        """Which copy this rank holds of what is split over other axes: among the ranks of the batch, of tp, and of those with the same experts."""
+        """Which copy this rank holds of what is split over other axes: among the ranks of the batch, of tp, and of
+        those with the same experts.
+        """
         return {"batch": self.batch_rank, "tp": self.coordinate["tp"], "expert_copy": self.batch_rank // self.shape.ep}
 
     def axis(self, *names: str, view: str = "stored") -> DeviceMesh:
@@ -92,7 +96,9 @@ class Mesh:
         return values
 
     def gather(self, value: Any) -> list[Any]:
-        """One value that JSON has from every rank, on every rank, in rank order. It crosses as text: torch's collectives of objects unpickle what comes."""
+        """One value that JSON has from every rank, on every rank, in rank order. It crosses as text: torch's
+        collectives of objects unpickle what comes.
+        """
         text = bytearray(json.dumps(value).encode())
         if self.world == 1:
             return [json.loads(text)]
@@ -109,7 +115,9 @@ class Mesh:
             dist.barrier()
 
     def on_all(self, what: str, act: Callable[[], Any]) -> list[Any]:
-        """What `act` returned on each rank. An error of any rank is raised on all, so that they stop together; only text crosses. Raises StoreError."""
+        """What `act` returned on each rank. An error of any rank is raised on all, so that they stop together; only
+        text crosses. Raises StoreError.
+        """
         error, answer = None, None
         try:
             answer = act()
@@ -128,7 +136,9 @@ class Mesh:
     # letters: what threads tell each other while the ranks compute, because collectives are the loop's
 
     def kv_set(self, key: str, value: str) -> None:
-        """Leave a letter for the other ranks. Raises torch's DistError, a RuntimeError, when the rendezvous store is gone."""
+        """Leave a letter for the other ranks. Raises torch's DistError, a RuntimeError, when the rendezvous store is
+        gone.
+        """
         self._letters.set(key, value)
 
     def kv_get(self, keys: Sequence[str]) -> list[str] | None:

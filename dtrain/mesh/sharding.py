@@ -1,4 +1,6 @@
-"""What one rank holds of a tensor: the local piece of a DTensor, where it lies, and the piece of a whole tensor that is ours."""
+"""What one rank holds of a tensor: the local piece of a DTensor, where it lies, and the piece of a whole tensor that is
+ours.
+"""
 
 import logging
 import math
@@ -13,7 +15,8 @@ from torch.distributed.tensor import DTensor, Replicate
 # private: there is no public way to ask a DTensor for the offset of its shard; a canary test catches the day it moves
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-# putting the pieces of two axes together takes two gathers, which torch would have us avoid, at every call, on every rank
+# putting the pieces of two axes together takes two gathers, which torch would have us avoid, at every call, on every
+# rank
 logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
 
 
@@ -57,7 +60,8 @@ def shards(tensor: Tensor) -> int:
 
 
 def sum_pieces(parts: Iterable[tuple[Tensor, Tensor, int | None]]) -> list[Tensor]:
-    """Of each (value, tensor, dim): the value summed over the ranks that hold other pieces of the tensor along `dim` (None: along any).
+    """Of each (value, tensor, dim): the value summed over the ranks that hold other pieces of the tensor along `dim`
+    (None: along any).
 
     One all-reduce for each axis of a mesh; every rank of it calls this with parts of the same tensors.
     """
@@ -88,7 +92,9 @@ def axes_of(tensor: Tensor, dim: int | None) -> list[int]:
 
 
 def like(piece: Tensor, tensor: Tensor, reduced: int | None = None) -> Tensor:
-    """`piece` sharded as `tensor` is, so that a checkpoint can tell where it belongs; along the dim `reduced` it has one number, on every rank."""
+    """`piece` sharded as `tensor` is, so that a checkpoint can tell where it belongs; along the dim `reduced` it has
+    one number, on every rank.
+    """
     if not isinstance(tensor, DTensor):
         return piece
     shape, whole = list(tensor.shape), axes_of(tensor, reduced) if reduced is not None else []

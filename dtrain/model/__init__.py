@@ -23,7 +23,8 @@ from dtrain.plan import Part
 
 @runtime_checkable
 class InitByName(Protocol):
-    """A model that can fill any of its parameters knowing only its name; it is built without memory and filled shard by shard.
+    """A model that can fill any of its parameters knowing only its name; it is built without memory and filled shard by
+    shard.
 
     A model that cannot is built whole on every rank from the same seed, which costs the memory of one full copy.
     """
@@ -71,9 +72,11 @@ def saved_buffers(model: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[Callable[[], None]]:
-    """Evaluation mode without gradients. Afterwards the mode is what it was, and so are the buffers that a checkpoint holds.
+    """Evaluation mode without gradients. Afterwards the mode is what it was, and so are the buffers that a checkpoint
+    holds.
 
-    Yields a function that makes these buffers what they were: between two forwards, of which the second is not to depend on the first.
+    Yields a function that makes these buffers what they were: between two forwards, of which the second is not to
+    depend on the first.
     """
     training, kept = (
         model.training,
@@ -109,7 +112,8 @@ def construct(part: Part, *, facts: Mapping[str, Any], seed: int) -> nn.Module:
     unknown = [name for name, value in part.items() if value == "auto" and name not in facts]
     if unknown:
         raise WordsError(
-            f"model.{unknown[0]}=auto: the data does not say. Type model.{unknown[0]}=<value>, or data.outputs=<number> for data=dataset."
+            f"model.{unknown[0]}=auto: the data does not say. Type model.{unknown[0]}=<value>, or "
+            "data.outputs=<number> for data=dataset."
         )
     part = {name: facts[name] if value == "auto" else value for name, value in part.items()}
     _check_sizes(part, facts)
@@ -154,17 +158,20 @@ def caveats(model: nn.Module) -> list[str]:
         ),
         *(
             [
-                "dropout draws other masks on another mesh: losses differ there; a restart on the same mesh draws the same."
+                "dropout draws other masks on another mesh: losses differ there; a restart on the same mesh draws the "
+                "same."
             ]
             if drops
             else []
         ),
         *(
-            f"{name} is a generator of the model's own: no checkpoint holds its state, so a resumed run draws other numbers."
+            f"{name} is a generator of the model's own: no checkpoint holds its state, so a resumed run draws other "
+            "numbers."
             for name in _generators(model)
         ),
         *(
-            f"{path or type(module).__name__} has an extra state (get_extra_state), which no checkpoint holds: a resumed run begins with the first one again. "
+            f"{path or type(module).__name__} has an extra state (get_extra_state), which no checkpoint holds: a "
+            "resumed run begins with the first one again. "
             "Keep it in buffers."
             for path, module in model.named_modules()
             if type(module).get_extra_state is not nn.Module.get_extra_state
@@ -195,7 +202,9 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def tables(model: nn.Module, *names: str) -> Iterator[tuple[str, Any]]:
-    """(prefix, table) of the outermost modules that carry one under one of these names: the model itself, or what it wraps, as an adapter of peft does."""
+    """(prefix, table) of the outermost modules that carry one under one of these names: the model itself, or what it
+    wraps, as an adapter of peft does.
+    """
     owners = list[str]()
     for name, module in model.named_modules():
         # not what getattr finds: wrappers answer for what they wrap, whose table has other names than theirs
@@ -210,7 +219,9 @@ def tables(model: nn.Module, *names: str) -> Iterator[tuple[str, Any]]:
 
 
 def blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The outermost elements of every ModuleList and Sequential that have parameters and can be called: what is sharded, recomputed, compiled."""
+    """The outermost elements of every ModuleList and Sequential that have parameters and can be called: what is
+    sharded, recomputed, compiled.
+    """
     for child in module.children():
         called = not isinstance(child, nn.ModuleList | nn.ModuleDict)
         if isinstance(module, nn.ModuleList | nn.Sequential) and called and any(True for _ in child.parameters()):
@@ -220,7 +231,9 @@ def blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def head_of(model: nn.Module) -> nn.Linear | None:
-    """The linear layer that the model's table names and that runs last, where it shares no weight and is not all that lies outside of the blocks."""
+    """The linear layer that the model's table names and that runs last, where it shares no weight and is not all that
+    lies outside of the blocks.
+    """
     prefix, table = next(tables(model, "pipeline", "_pp_plan"), ("", ()))
     named = {f"{prefix}{name}" for name in table}
     last = next((module for name, module in reversed(list(model.named_modules())) if name in named), None)
@@ -249,11 +262,13 @@ def _module(model: Any) -> nn.Module:
     wide = next((name for name, parameter in parameters.items() if parameter.dtype == torch.complex128), None)
     if wide:
         raise WordsError(
-            f"model: {wide} of {type(model).__name__} is complex128, for which the safetensors of a checkpoint have no name. Use complex64."
+            f"model: {wide} of {type(model).__name__} is complex128, for which the safetensors of a checkpoint have "
+            "no name. Use complex64."
         )
     if not any(parameter.requires_grad for parameter in parameters.values()):
         raise WordsError(
-            f"model: {type(model).__name__} has {'parameters, but none' if parameters else 'no parameter'} that is trained (requires_grad)."
+            f"model: {type(model).__name__} has {'parameters, but none' if parameters else 'no parameter'} that is "
+            "trained (requires_grad)."
         )
     return model
 
@@ -263,7 +278,8 @@ def _check_sizes(part: Part, facts: Mapping[str, Any]) -> None:
     takes, kind = (part.get("_about_") or {}).get("takes"), facts.get("kind", "")
     if takes in ("image", "features") and kind and not kind.startswith("float"):
         raise WordsError(
-            f"data.dataset: the inputs are {kind}, and the model takes fractions. Return float32, such as image / 255 of bytes."
+            f"data.dataset: the inputs are {kind}, and the model takes fractions. Return float32, such as image / 255 "
+            "of bytes."
         )
     if takes == "tokens" and kind and not kind.startswith(("int", "uint")):
         raise WordsError(f"data.dataset: the inputs are {kind}, and the model takes tokens. Return whole numbers.")
@@ -289,6 +305,7 @@ def _check_words(model: nn.Module, facts: Mapping[str, Any]) -> None:
         rows = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
         if "outputs" not in facts and facts.get("vocab", 0) > rows:
             raise WordsError(
-                f"model: the embedding of {type(model).__name__} has {rows} rows, the data has tokens up to {facts['vocab'] - 1}. "
+                f"model: the embedding of {type(model).__name__} has {rows} rows, the data has tokens up to "
+                f"{facts['vocab'] - 1}. "
                 f"Give the model vocab_size={facts['vocab']}, or type data.vocab={rows} if no token of it is above."
             )

@@ -1,9 +1,9 @@
 """A decoder-only transformer as one would write it today.
 
 Shapes: B batch, T tokens, C width, H heads, K key-value heads, D = C / H head width, V vocabulary.
-Pre-norm blocks (RMSNorm, arXiv 1910.07467), rotary positions (arXiv 2104.09864), SwiGLU (arXiv 2002.05202), grouped-query attention
-(arXiv 2305.13245), normalised queries and keys (arXiv 2302.05442), output projections that start at zero (arXiv 2203.03466),
-embeddings times sqrt(C) (arXiv 1706.03762).
+Pre-norm blocks (RMSNorm, arXiv 1910.07467), rotary positions (arXiv 2104.09864), SwiGLU (arXiv 2002.05202),
+grouped-query attention (arXiv 2305.13245), normalised queries and keys (arXiv 2302.05442), output projections that
+start at zero (arXiv 2203.03466), embeddings times sqrt(C) (arXiv 1706.03762).
 """
 
 import math
@@ -34,7 +34,9 @@ class Embedding(nn.Embedding):
 
 
 class Rotary:
-    """cos and sin of every position and frequency, kept for the longest sequence seen, or for the positions asked for last."""
+    """cos and sin of every position and frequency, kept for the longest sequence seen, or for the positions asked for
+    last.
+    """
 
     def __init__(self, width: int, base: float) -> None:
         self.width, self.base = width, base
@@ -65,7 +67,9 @@ class Rotary:
 
 
 def rotate(x_BTHD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (x[..., i], x[..., i + D/2]) by the angle of their position; the sign of the first half is in `sin`."""
+    """Turn the pairs (x[..., i], x[..., i + D/2]) by the angle of their position; the sign of the first half is in
+    `sin`.
+    """
     return (x_BTHD * cos + x_BTHD.roll(x_BTHD.shape[-1] // 2, -1) * sin).to(x_BTHD.dtype)
 
 
@@ -120,10 +124,11 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Tokens [B, T] -> logits [B, T, V].
 
-    `pipeline` lists the modules in the order they run, where it may be cut; `tp_plan` says how tensor parallelism splits them.
+    `pipeline` lists the modules in the order they run, where it may be cut; `tp_plan` says how tensor parallelism
+    splits them.
 
-    `kv_heads=None` means as many as heads; `hidden=None` is 8/3 of the width rounded up to a multiple of 64, as many weights as
-    a plain feed-forward of 4x. Raises ValueError when heads do not divide.
+    `kv_heads=None` means as many as heads; `hidden=None` is 8/3 of the width rounded up to a multiple of 64, as many
+    weights as a plain feed-forward of 4x. Raises ValueError when heads do not divide.
     """
 
     pipeline = ("embed", "blocks", "norm", "head")
@@ -186,8 +191,8 @@ class GPT(nn.Module):
     def init_weight(self, name: str, weight: Tensor, generator: torch.Generator) -> None:
         """Norms one, output projections zero, everything else 1 / sqrt(fan in), embedding and head a quarter of it.
 
-        The residual stream starts at 1/4 of what the norms make of it. At a tenth of that they magnify rounding: the loss of two
-        meshes parts 100x faster.
+        The residual stream starts at 1/4 of what the norms make of it. At a tenth of that they magnify rounding: the
+        loss of two meshes parts 100x faster.
         """
         if name.endswith("norm.weight"):
             weight.fill_(1.0)

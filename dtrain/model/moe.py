@@ -1,8 +1,10 @@
-"""A decoder-only transformer whose feed-forwards are mixtures of experts: which experts a token goes to, and how they are kept busy.
+"""A decoder-only transformer whose feed-forwards are mixtures of experts: which experts a token goes to, and how they
+are kept busy.
 
-Shapes: those of dtrain.model.gpt, and N tokens on this rank, E experts, K experts chosen by a token, R = N x K rows, F hidden width of
-an expert. Experts are chosen and weighted as in DeepSeek-V3 (arXiv 2412.19437) and balanced without a loss (arXiv 2408.15664). No
-token is ever dropped: rows are sorted by expert and multiplied group by group (MegaBlocks, arXiv 2211.15841).
+Shapes: those of dtrain.model.gpt, and N tokens on this rank, E experts, K experts chosen by a token, R = N x K rows, F
+hidden width of an expert. Experts are chosen and weighted as in DeepSeek-V3 (arXiv 2412.19437) and balanced without a
+loss (arXiv 2408.15664). No token is ever dropped: rows are sorted by expert and multiplied group by group (MegaBlocks,
+arXiv 2211.15841).
 """
 
 import math
@@ -29,7 +31,9 @@ class Exchange(Protocol):
 
 
 class Experts(nn.Module):
-    """E feed-forwards (SwiGLU) in three tensors, whose dim 0 is the expert. `exchange` is set where experts lie on several ranks."""
+    """E feed-forwards (SwiGLU) in three tensors, whose dim 0 is the expert. `exchange` is set where experts lie on
+    several ranks.
+    """
 
     def __init__(self, experts: int, width: int, hidden: int) -> None:
         super().__init__()
@@ -39,7 +43,9 @@ class Experts(nn.Module):
         self.exchange: Exchange | None = None
 
     def forward(self, x_RC: Tensor, load_E: Tensor) -> Tensor:
-        """Rows sorted by expert, of which expert e gets `load_E[e]`; the result has the type in which matrices are multiplied."""
+        """Rows sorted by expert, of which expert e gets `load_E[e]`; the result has the type in which matrices are
+        multiplied.
+        """
         device = x_RC.device.type
         x_RC = x_RC.to(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.gate.dtype)
         return self.compute(x_RC, load_E) if self.exchange is None else self.exchange(x_RC, load_E, self.compute)
@@ -69,7 +75,9 @@ def _products(x_RC: Tensor, sizes: list[int], weight_EFC: Tensor) -> Tensor:
 
 @torch.library.custom_op("dtrain::one_by_one", mutates_args=())
 def one_by_one(x_RC: Tensor, load_E: Tensor, weight_EFC: Tensor) -> Tensor:
-    """Products whose sizes a graph need not know: where they became numbers of Python, torch would leave a recomputed block uncompiled."""
+    """Products whose sizes a graph need not know: where they became numbers of Python, torch would leave a recomputed
+    block uncompiled.
+    """
     return _products(x_RC, load_E.tolist(), weight_EFC)
 
 
@@ -132,10 +140,12 @@ def order(key: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Mixture(nn.Module):
-    """[..., C] -> [..., C]: each token goes to the `active` experts of the highest score + bias, `shared` experts see all tokens.
+    """[..., C] -> [..., C]: each token goes to the `active` experts of the highest score + bias, `shared` experts see
+    all tokens.
 
-    Scores are sigmoids in fp32 whatever the autocast; what the chosen experts say is weighted by score / sum of the chosen scores.
-    `bias` [E] is in the checkpoint. It has values even when the model is built on the meta device, where no values are.
+    Scores are sigmoids in fp32 whatever the autocast; what the chosen experts say is weighted by score / sum of the
+    chosen scores. `bias` [E] is in the checkpoint. It has values even when the model is built on the meta device, where
+    no values are.
     """
 
     def __init__(self, width: int, hidden: int, *, experts: int, active: int, shared: int, rate: float) -> None:
@@ -147,9 +157,11 @@ class Mixture(nn.Module):
         self.bias: Tensor
         self.register_buffer("bias", torch.zeros(experts, device="cpu"))
         self.load: Tensor
-        """[E]: rows each expert got on this rank in training forwards since the last `balance`. Every rank counts its own, and no checkpoint holds it.
+        """[E]: rows each expert got on this rank in training forwards since the last `balance`. Every rank counts its
+        own, and no checkpoint holds it.
 
-        Written in place: a graph that is computed twice may set no attribute."""
+        Written in place: a graph that is computed twice may set no attribute.
+        """
         self.register_buffer("load", torch.zeros(experts, dtype=torch.int64, device="cpu"), persistent=False)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
@@ -174,10 +186,11 @@ class Mixture(nn.Module):
 
     @torch.no_grad()
     def balance(self, total: Tensor) -> None:
-        """Once per optimizer step on every rank: bias += rate x sign(mean load - load), and the load begins at zero again.
+        """Once per optimizer step on every rank: bias += rate x sign(mean load - load), and the load begins at zero
+        again.
 
-        `total` is the load over all ranks that saw other tokens. Only ratios matter: counting all tokens twice (because activations
-        are computed twice) changes nothing. In integers, so that no order of adding shows.
+        `total` is the load over all ranks that saw other tokens. Only ratios matter: counting all tokens twice (because
+        activations are computed twice) changes nothing. In integers, so that no order of adding shows.
         """
         self.bias += self.rate * (total.sum() - len(total) * total).sign()
         self.load.zero_()
@@ -186,9 +199,10 @@ class Mixture(nn.Module):
 class MoE(nn.Module):
     """Tokens [B, T] -> logits [B, T, V]: the GPT, with a mixture of experts in every block.
 
-    `hidden` is the width of one expert; None: 8/3 of the width / (active + shared), rounded up to a multiple of 64, so that a token
-    costs as much as in a GPT. `shared` experts in one matrix see every token. `balance` is the rate of `Mixture.balance`; 0: never
-    moved. The rest is as in GPT. Under tensor parallelism the experts to choose from, and their router, stay whole.
+    `hidden` is the width of one expert; None: 8/3 of the width / (active + shared), rounded up to a multiple of 64, so
+    that a token costs as much as in a GPT. `shared` experts in one matrix see every token. `balance` is the rate of
+    `Mixture.balance`; 0: never moved. The rest is as in GPT. Under tensor parallelism the experts to choose from, and
+    their router, stay whole.
 
     Raises ValueError when heads do not divide, or `active` is not between 1 and `experts`.
     """
@@ -239,7 +253,9 @@ class MoE(nn.Module):
 
     @property
     def tp_plan(self) -> Mapping[str, str]:
-        """That of GPT, whose feed-forward is the shared experts here. Nothing is split along the sequence: routers see whole ones."""
+        """That of GPT, whose feed-forward is the shared experts here. Nothing is split along the sequence: routers see
+        whole ones.
+        """
         theirs, mine = "blocks.*.feed_forward.", "blocks.*.feed_forward.shared."
         plan = {
             name.replace(theirs, mine): style for name, style in GPT.tp_plan.items() if style != "sequence_parallel"
@@ -255,7 +271,9 @@ class MoE(nn.Module):
         return logits_BTV
 
     def init_weight(self, name: str, weight: Tensor, generator: torch.Generator) -> None:
-        """Norms one, output projections zero, everything else 1 / sqrt(fan in), embedding and head a quarter of it, as in GPT."""
+        """Norms one, output projections zero, everything else 1 / sqrt(fan in), embedding and head a quarter of it, as
+        in GPT.
+        """
         if name.endswith("norm.weight"):
             weight.fill_(1.0)
         elif name.endswith(("attention.out.weight", "experts.down", "shared.down.weight")):

@@ -1,4 +1,6 @@
-"""One random stream per purpose, each a function of the seed and a name, so that no mesh, order or restart can shift them."""
+"""One random stream per purpose, each a function of the seed and a name, so that no mesh, order or restart can shift
+them.
+"""
 
 import hashlib
 import random
@@ -29,7 +31,9 @@ def generator(seed: int, *purpose: object) -> torch.Generator:
 
 
 def fill(model: nn.Module, seed: int) -> None:
-    """Fill every parameter of a materialised model by its name: each rank draws the whole tensor and keeps its shard. As many at a time as there are threads."""
+    """Fill every parameter of a materialised model by its name: each rank draws the whole tensor and keeps its shard.
+    As many at a time as there are threads.
+    """
     assert isinstance(model, InitByName)
     threads, waiting = torch.get_num_threads(), deque[tuple[int, Future[None]]]()
     with ThreadPoolExecutor(threads) as pool:
@@ -53,8 +57,9 @@ def _fill(model: InitByName, seed: int, name: str, shape: torch.Size, target: Te
 
 
 def reseed(seed: int, step: int, rank: int) -> None:
-    """What a model draws from the generators of torch, numpy and Python is a function of (seed, step, rank of the batch): a resumed run draws what the
-    uninterrupted one did, whatever was drawn in between. Five microseconds. A generator of the model's own cannot be seen from here.
+    """What a model draws from the generators of torch, numpy and Python is a function of (seed, step, rank of the
+    batch): a resumed run draws what the uninterrupted one did, whatever was drawn in between. Five microseconds. A
+    generator of the model's own cannot be seen from here.
     """
     value = (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB) & 0x7FFFFFFFFFFFFFFF
     torch.default_generator.manual_seed(value)
@@ -65,7 +70,9 @@ def reseed(seed: int, step: int, rank: int) -> None:
 
 
 def drawn(seed: int, step: int, rank: int) -> list[str]:
-    """The generators (torch, cuda, numpy, python) from which something was drawn since `reseed` with the same arguments. Changes nothing."""
+    """The generators (torch, cuda, numpy, python) from which something was drawn since `reseed` with the same
+    arguments. Changes nothing.
+    """
     now, kept = _states(), (torch.get_rng_state(), np.random.get_state(), random.getstate())
     device = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
     reseed(seed, step, rank)

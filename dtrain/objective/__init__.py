@@ -1,6 +1,8 @@
-"""What is minimised. An objective returns sums, and the count they are to be divided by: the mean is then right on every mesh.
+"""What is minimised. An objective returns sums, and the count they are to be divided by: the mean is then right on
+every mesh.
 
-Means of means are wrong as soon as two microbatches count differently (https://github.com/huggingface/transformers/issues/34242).
+Means of means are wrong as soon as two microbatches count differently
+(https://github.com/huggingface/transformers/issues/34242).
 """
 
 from collections.abc import Collection, Mapping
@@ -20,9 +22,11 @@ from dtrain.result import OF_THE_MACHINE
 
 @dataclass(frozen=True)
 class Loss:
-    """Sums over one microbatch, on the device, which are added over microbatches, ranks and, of held-out data, all batches.
+    """Sums over one microbatch, on the device, which are added over microbatches, ranks and, of held-out data, all
+    batches.
 
-    They have the same names and shapes in every batch. `sum` and each number of `metrics` is then divided by the count. A tensor with dims, such as a histogram or the counts of a confusion matrix, is for `figures` alone.
+    They have the same names and shapes in every batch. `sum` and each number of `metrics` is then divided by the count.
+    A tensor with dims, such as a histogram or the counts of a confusion matrix, is for `figures` alone.
     """
 
     sum: Tensor
@@ -44,7 +48,8 @@ class Objective(Protocol):
         ...
 
     def loss(self, outputs: Any, batch: Batch) -> Loss:
-        """An objective may also have `figures(sums, count) -> {name: number}`: what is no mean, out of all sums of the whole batch, or of the held-out data.
+        """An objective may also have `figures(sums, count) -> {name: number}`: what is no mean, out of all sums of the
+        whole batch, or of the held-out data.
 
         `sums` holds the loss and the metrics by name: numbers, and fp64 tensors where they have dims.
         """
@@ -58,7 +63,9 @@ Shapes = dict[str, list[int]]
 
 
 def loss_of(objective: Objective, outputs: Any, batch: Batch, first: Shapes | None = None) -> Loss:
-    """What the objective makes of a forward. Raises WordsError where that is no Loss of tensors by name, or has other sums than the `first` batch, which is noted."""
+    """What the objective makes of a forward. Raises WordsError where that is no Loss of tensors by name, or has other
+    sums than the `first` batch, which is noted.
+    """
     found = objective.loss(outputs, batch)
     if not isinstance(found, Loss):
         raise WordsError(
@@ -69,7 +76,8 @@ def loss_of(objective: Objective, outputs: Any, batch: Batch, first: Shapes | No
         if not isinstance(name, str) or not isinstance(value, Tensor) or value.is_complex():
             what = f"of {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
             raise WordsError(
-                f"objective {type(objective).__name__}: its metric {name!r} is {what}. Let it be a tensor of real numbers, called by a text."
+                f"objective {type(objective).__name__}: its metric {name!r} is {what}. Let it be a tensor of real "
+                "numbers, called by a text."
             )
         check_name(objective, name, "metric")
     shapes: Shapes = {"loss": list(found.sum.shape)} | {
@@ -86,12 +94,15 @@ def check_name(objective: Objective, name: str, what: str) -> None:
     """Raises WordsError for a name that rows of a run use otherwise."""
     if name in COLUMNS or name.startswith(("lr_", "eval_")) or not name.strip():
         raise WordsError(
-            f"objective {type(objective).__name__}: its {what} is called {name!r}, which rows of a run use otherwise. Call it something else."
+            f"objective {type(objective).__name__}: its {what} is called {name!r}, which rows of a run use otherwise. "
+            "Call it something else."
         )
 
 
 def agreed(objective: Objective, mine: Shapes, mesh: Mesh) -> Shapes:
-    """The shapes of the sums, which all ranks must have alike; ranks without the last stage of a pipeline know none. All ranks call it. Raises WordsError."""
+    """The shapes of the sums, which all ranks must have alike; ranks without the last stage of a pipeline know none.
+    All ranks call it. Raises WordsError.
+    """
     known = [each for each in mesh.gather(list(mine.items())) if each] if mesh.world > 1 else [list(mine.items())]
     other = next((each for each in known if each != known[0]), None)
     if other:
@@ -106,7 +117,8 @@ def _differ(objective: Objective, where: str, first: Shapes, other: Shapes) -> s
         if first.get(name) != other.get(name)
     ]
     return (
-        f"objective {type(objective).__name__}: names or shapes of its sums are not the same {where}: {', '.join(odd) or 'they come in another order'}. "
+        f"objective {type(objective).__name__}: names or shapes of its sums are not the same {where}: "
+        f"{', '.join(odd) or 'they come in another order'}. "
         "Give all of them always, in the same shapes; of what a batch lacks the sum is zero."
     )
 
@@ -118,14 +130,17 @@ def answer(outputs: Any) -> Tensor:
 
 
 def logits_of(outputs: Any, losses: Collection[str] = ()) -> Tensor:
-    """The tensor a model returned, bare or as `logits` of an object or a mapping; the caller takes `losses` of it as well.
+    """The tensor a model returned, bare or as `logits` of an object or a mapping; the caller takes `losses` of it as
+    well.
 
-    Raises WordsError when there are no logits, or where gradients flow when the model returns another loss, which would be dropped.
+    Raises WordsError when there are no logits, or where gradients flow when the model returns another loss, which would
+    be dropped.
     """
     logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
     if not isinstance(logits, Tensor):
         raise WordsError(
-            f"model: it returns a {type(outputs).__name__}. A tensor is needed, or an object or a mapping with `logits`."
+            f"model: it returns a {type(outputs).__name__}. A tensor is needed, or an object or a mapping with "
+            "`logits`."
         )
     if torch.is_grad_enabled():
         for name in losses_of(outputs):
@@ -135,7 +150,9 @@ def logits_of(outputs: Any, losses: Collection[str] = ()) -> Tensor:
 
 
 def losses_of(outputs: Any) -> dict[str, Tensor]:
-    """The losses that a model returned by name, beside its logits: `loss`, and all that ends in `_loss` and has a gradient."""
+    """The losses that a model returned by name, beside its logits: `loss`, and all that ends in `_loss` and has a
+    gradient.
+    """
     if isinstance(outputs, Tensor):
         return {}
     fields = (
@@ -154,7 +171,9 @@ def losses_of(outputs: Any) -> dict[str, Tensor]:
 
 
 def add_losses(loss: Loss, outputs: Any, weights: Mapping[str, float], count: int | Tensor) -> Loss:
-    """`loss` plus those of the model's own losses that have a weight, each a mean over the `count` targets of this microbatch."""
+    """`loss` plus those of the model's own losses that have a weight, each a mean over the `count` targets of this
+    microbatch.
+    """
     if not weights:
         return loss
     found = outputs if isinstance(outputs, Mapping) else vars(outputs) if hasattr(outputs, "__dict__") else {}
@@ -165,7 +184,8 @@ def add_losses(loss: Loss, outputs: Any, weights: Mapping[str, float], count: in
             if not torch.is_grad_enabled():  # some models compute it in training alone
                 continue
             raise WordsError(
-                f"objective.losses.{name}={weight:g}: the model returns no number called {name}. Leave it out, or have the model return it "
+                f"objective.losses.{name}={weight:g}: the model returns no number called {name}. Leave it out, or "
+                "have the model return it "
                 "(Hugging Face's routers: model.config.output_router_logits=true)."
             )
         if weight:
@@ -177,18 +197,23 @@ def add_losses(loss: Loss, outputs: Any, weights: Mapping[str, float], count: in
 def _dropped(name: str) -> str:
     if name == "loss":
         return (
-            "model: it returns a `loss` of its own beside the logits, and two losses cannot both be meant. Type objective=own to train on the model's, "
+            "model: it returns a `loss` of its own beside the logits, and two losses cannot both be meant. Type "
+            "objective=own to train on the model's, "
             "objective.losses.loss=0 to leave it out, or give the model no labels (data.inputs)."
         )
     return (
-        f"model: it returns `{name}`, which would be dropped. Type objective.losses.{name}=<weight> to add it to the loss "
-        f"(Hugging Face's routers: what the config calls router_aux_loss_coef), objective.losses.{name}=0 to leave it out, "
+        f"model: it returns `{name}`, which would be dropped. Type objective.losses.{name}=<weight> to add it to the "
+        "loss "
+        f"(Hugging Face's routers: what the config calls router_aux_loss_coef), objective.losses.{name}=0 to leave it "
+        "out, "
         "beside the name of the objective, such as objective=next_token."
     )
 
 
 def nats(logits: Tensor, targets: Tensor) -> Tensor:
-    """The sum over `targets` [N, ...] but IGNORE of -log softmax(logits [N, classes, ...])[target]; 0-dim. Raises WordsError for a class that the model lacks."""
+    """The sum over `targets` [N, ...] but IGNORE of -log softmax(logits [N, classes, ...])[target]; 0-dim. Raises
+    WordsError for a class that the model lacks.
+    """
     try:
         return F.cross_entropy(logits.float(), targets, ignore_index=IGNORE, reduction="sum")
     except IndexError:
@@ -202,5 +227,6 @@ def check_targets(targets: Tensor, classes: int) -> None:
     if len(outside):
         raise WordsError(
             f"data: a target is {int(outside[0])}, and the model gives {classes} classes, 0 to {classes - 1}. "
-            "Give the model more outputs (model.outputs, data.outputs, vocab_size), or mark what does not count with -100."
+            "Give the model more outputs (model.outputs, data.outputs, vocab_size), or mark what does not count with "
+            "-100."
         ) from None

@@ -13,9 +13,11 @@ from dtrain.objective import Objective, check_name
 def figures(
     objective: Objective, shapes: Mapping[str, Sequence[int]], totals: Sequence[float], count: float
 ) -> dict[str, float]:
-    """Means, and what the objective makes of its sums; nan where nothing counts. `totals` are the numbers of all sums, one after the other, of these shapes.
+    """Means, and what the objective makes of its sums; nan where nothing counts. `totals` are the numbers of all sums,
+    one after the other, of these shapes.
 
-    Raises WordsError for a sum with dims of an objective without `figures`, and for what they return that is no number with a name.
+    Raises WordsError for a sum with dims of an objective without `figures`, and for what they return that is no number
+    with a name.
     """
     sums, start = dict[str, Any](), 0
     for name, shape in shapes.items():
@@ -27,12 +29,14 @@ def figures(
     if final is None and len(found) < len(sums):
         name = next(name for name in sums if name not in found)
         raise WordsError(
-            f"objective: its sum {name} has the shape {list(shapes[name])}, and no figure is made of it. Give the class figures(sums, count)."
+            f"objective: its sum {name} has the shape {list(shapes[name])}, and no figure is made of it. Give the "
+            "class figures(sums, count)."
         )
     own = final(sums, count) if final and count else {}
     if not isinstance(own, Mapping):
         raise WordsError(
-            f"objective {type(objective).__name__}: its figures returned a {type(own).__name__}. Let it return a dict of numbers by name."
+            f"objective {type(objective).__name__}: its figures returned a {type(own).__name__}. Let it return a dict "
+            "of numbers by name."
         )
     return found | dict(_figure(objective, name, value) for name, value in own.items())
 
@@ -51,6 +55,7 @@ def _figure(objective: Objective, name: Any, value: Any) -> tuple[str, float]:
         if isinstance(error, WordsError):
             raise
     raise WordsError(
-        f"objective {type(objective).__name__}: its figures returned {name!r} as a {type(value).__name__}, {str(value)[:60]!r}. "
+        f"objective {type(objective).__name__}: its figures returned {name!r} as a {type(value).__name__}, "
+        f"{str(value)[:60]!r}. "
         "Let it return a dict of numbers by name."
     )

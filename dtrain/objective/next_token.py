@@ -17,13 +17,15 @@ HALVES = (torch.bfloat16, torch.float16)
 LARGEST_EXPONENT = 709.0
 """Largest whole argument of exp whose value is finite in fp64."""
 COPIES = (
-    "objective=next_token: the targets of the first samples are their inputs (Hugging Face's labels are so), and the model would learn to copy. "
+    "objective=next_token: the targets of the first samples are their inputs (Hugging Face's labels are so), and the "
+    "model would learn to copy. "
     "Type data.shift=true (of data=dataset), which makes the next token the target, or have the data give it."
 )
 
 
 class NextToken:
-    """Outputs [B, T, V], targets [B, T] int64. The loss is in nats per token that counts, beside its perplexity. `losses`: weights of further ones that the model returns.
+    """Outputs [B, T, V], targets [B, T] int64. The loss is in nats per token that counts, beside its perplexity.
+    `losses`: weights of further ones that the model returns.
 
     Raises WordsError when the first targets are the inputs themselves: a model would learn to copy.
     """

@@ -1,4 +1,6 @@
-"""The loss that the model computes itself, from labels it is called with: `loss` of what it returns, or all of that where it is one number."""
+"""The loss that the model computes itself, from labels it is called with: `loss` of what it returns, or all of that
+where it is one number.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -18,8 +20,9 @@ class Own:
     next_tokens  the same without the first of every sample, which causal models of Hugging Face shift away
     samples      the samples of the microbatch
 
-    It is multiplied by their number, so that microbatches that count differently weigh as much as they count. What is no such mean, as a
-    router's loss, depends on which samples are seen together: `together` of them, which fixes the microbatch.
+    It is multiplied by their number, so that microbatches that count differently weigh as much as they count. What is
+    no such mean, as a router's loss, depends on which samples are seen together: `together` of them, which fixes the
+    microbatch.
     """
 
     def __init__(
@@ -36,7 +39,8 @@ class Own:
             self._checked = True
             if self._over == "next_tokens" and leads(batch):
                 raise WordsError(
-                    "objective.over=next_tokens: the model shifts its labels, and the targets are the next tokens already. Leave data.shift out."
+                    "objective.over=next_tokens: the model shifts its labels, and the targets are the next tokens "
+                    "already. Leave data.shift out."
                 )
         return int(self._counted(batch["targets"]))
 
@@ -48,7 +52,8 @@ class Own:
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", outputs)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise WordsError(
-                f"objective=own: the model returns a {type(outputs).__name__} without a `loss` that is one number, though it is called with "
+                f"objective=own: the model returns a {type(outputs).__name__} without a `loss` that is one number, "
+                "though it is called with "
                 f"{self._labels}. Type objective.labels=<what its forward calls them>, or another objective."
             )
         if self._over == "targets" and "CausalLM" in type(outputs).__name__:
@@ -60,7 +65,8 @@ class Own:
     def _counted(self, targets: Any) -> int | Tensor:
         if not isinstance(targets, Tensor):
             raise WordsError(
-                "objective=own: the targets have several parts. Give one of them in data.targets, and the others in data.inputs."
+                "objective=own: the targets have several parts. Give one of them in data.targets, and the others in "
+                "data.inputs."
             )
         if self._over == "samples" or targets.is_floating_point():
             return len(targets)

@@ -11,7 +11,8 @@ from dtrain.objective import Loss, add_losses, logits_of
 
 
 class Regression:
-    """Outputs and targets of one shape, dims of size 1 aside. Raises WordsError when they differ, where broadcasting would hide it.
+    """Outputs and targets of one shape, dims of size 1 aside. Raises WordsError when they differ, where broadcasting
+    would hide it.
 
     `losses`: weights of further ones that the model returns.
     """
@@ -32,7 +33,8 @@ class Regression:
         if predicted.shape != targets.shape:
             if [size for size in predicted.shape if size > 1] != [size for size in targets.shape if size > 1]:
                 raise WordsError(
-                    f"objective=regression: the model gives {list(predicted.shape)}, the targets are {list(targets.shape)}."
+                    f"objective=regression: the model gives {list(predicted.shape)}, the targets are "
+                    f"{list(targets.shape)}."
                 )
             predicted = predicted.view_as(targets)
         loss = Loss(F.mse_loss(predicted.float(), targets.float(), reduction="sum"))

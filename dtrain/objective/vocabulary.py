@@ -1,7 +1,9 @@
-"""Cross entropy that never holds all logits in fp32: of those in 16 bits, and of those that are split over the vocabulary.
+"""Cross entropy that never holds all logits in fp32: of those in 16 bits, and of those that are split over the
+vocabulary.
 
-A few rows at a time are raised to fp32, and again in the backward; in between stay the logits as they came, and two numbers for each row. Where
-they are split, three small all-reduces take the place of gathering [N, V] (arXiv 1909.08053).
+A few rows at a time are raised to fp32, and again in the backward; in between stay the logits as they came, and two
+numbers for each row. Where they are split, three small all-reduces take the place of gathering [N, V] (arXiv
+1909.08053).
 """
 
 from collections.abc import Iterator
@@ -20,9 +22,11 @@ CHUNK_BYTES = 64 << 20
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, *, ignore: int) -> Tensor:
-    """The sum over all targets [...] but `ignore` of -log softmax(logits [..., V])[target]; fp32, 0-dim, the same on all ranks.
+    """The sum over all targets [...] but `ignore` of -log softmax(logits [..., V])[target]; fp32, 0-dim, the same on
+    all ranks.
 
-    `logits` are whole, or split in their last dim over a mesh of one axis. Raises WordsError for a target outside of the vocabulary.
+    `logits` are whole, or split in their last dim over a mesh of one axis. Raises WordsError for a target outside of
+    the vocabulary.
     """
     first, whole = offset(logits)[-1], logits.shape[-1]
     group = logits.device_mesh.get_group() if isinstance(logits, DTensor) else None

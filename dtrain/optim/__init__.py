@@ -34,7 +34,9 @@ def groups(parameters: Iterable[nn.Parameter], *, weight_decay: float) -> list[d
 
 
 def elementwise(kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], **options: Any) -> Optimizer:
-    """A torch optimizer that treats every number alone, by the fastest update there is: one fused kernel over the pieces this rank holds."""
+    """A torch optimizer that treats every number alone, by the fastest update there is: one fused kernel over the
+    pieces this rank holds.
+    """
     parameters = [parameter for group in groups for parameter in group["params"]]
     # torch 2.13's fused SGD on the CPU leaves bfloat16 and float16 weights as they are, without a word
     right = all(
@@ -63,7 +65,9 @@ def forget(optimizer: Optimizer) -> None:
 
 
 class LocalShardOptimizer:
-    """`kind` over the local pieces of `groups`: DTensors of several meshes in one kernel, and without DTensor's dispatch for each."""
+    """`kind` over the local pieces of `groups`: DTensors of several meshes in one kernel, and without DTensor's
+    dispatch for each.
+    """
 
     def __init__(self, kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], **options: Any) -> None:
         pieces = [{**group, "params": [nn.Parameter(local(p.detach())) for p in group["params"]]} for group in groups]

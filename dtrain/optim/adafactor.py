@@ -1,7 +1,8 @@
 """Adafactor (arXiv 1804.04235): the second moment of a matrix is kept as one row and one column.
 
-The update of torch.optim.Adafactor, which fails on sharded parameters; here the few sums that cross shards are three all-reduces a
-step for each axis that splits them, and nothing waits for the device. They are summed in fp32 whatever the weights are in.
+The update of torch.optim.Adafactor, which fails on sharded parameters; here the few sums that cross shards are three
+all-reduces a step for each axis that splits them, and nothing waits for the device. They are summed in fp32 whatever
+the weights are in.
 """
 
 from collections.abc import Iterable
@@ -19,7 +20,9 @@ LEAST_RMS = 1e-3
 
 
 def build(*, model: nn.Module, lr: float, beta2_decay: float, d: float, weight_decay: float) -> torch.optim.Optimizer:
-    """`lr` is relative to the root mean square of each weight; `d` clips the root mean square of an update. Raises WordsError for complex weights."""
+    """`lr` is relative to the root mean square of each weight; `d` clips the root mean square of an update. Raises
+    WordsError for complex weights.
+    """
     odd = next(
         (name for name, parameter in model.named_parameters() if parameter.is_complex() and parameter.requires_grad),
         None,
@@ -59,7 +62,9 @@ class Adafactor(torch.optim.Optimizer):
             local(parameter).mul_(1 - group["lr"] * group["weight_decay"]).sub_(update * (alpha / clipped))
 
     def _averages(self, parameters: list[Tensor], decay: float) -> tuple[list[Tensor], list[Tensor | None]]:
-        """Take the gradients into the running means; of each parameter the sum of its squares, and of a matrix that of its row means."""
+        """Take the gradients into the running means; of each parameter the sum of its squares, and of a matrix that of
+        its row means.
+        """
         matrices = [parameter for parameter in parameters if parameter.ndim > 1]
         own = [(_square(local(parameter)), parameter, None) for parameter in parameters]
         both = [(_square(_gradient(matrix), dim), matrix, dim) for matrix in matrices for dim in (-1, -2)]

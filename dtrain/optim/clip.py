@@ -18,11 +18,13 @@ def clip(
     stages: int = 1,
     beside: Tensor | None = None,
 ) -> Tensor:
-    """Divide gradients by `scale`, bound their global L2 norm by `bound` (None: do not), return the norm before: 0-dim, fp32.
+    """Divide gradients by `scale`, bound their global L2 norm by `bound` (None: do not), return the norm before: 0-dim,
+    fp32.
 
-    Works on local pieces. The square of a piece that n ranks hold alike counts 1/n on each, so one all-reduce of one number over all
-    ranks is the sum over any mesh, experts and the `stages` of a pipeline included; where every rank holds everything there is none.
-    `beside`, 0-dim and fp32, is summed over all ranks in place; it travels in the same collective, or in one of its own where there is none.
+    Works on local pieces. The square of a piece that n ranks hold alike counts 1/n on each, so one all-reduce of one
+    number over all ranks is the sum over any mesh, experts and the `stages` of a pipeline included; where every rank
+    holds everything there is none. `beside`, 0-dim and fp32, is summed over all ranks in place; it travels in the same
+    collective, or in one of its own where there is none.
     """
     pieces: dict[tuple[int, torch.dtype], list[Tensor]] = {}
     for parameter in parameters:
@@ -69,7 +71,8 @@ def _norms(pieces: list[Tensor], wide: torch.dtype) -> tuple[Tensor, ...]:
             raise
         shape = next(list(piece.shape) for piece in pieces if piece.layout != torch.strided)
         raise WordsError(
-            f"model: the gradient of a parameter {shape} is sparse, and gradients are added up and clipped dense. Look it up without sparse=True."
+            f"model: the gradient of a parameter {shape} is sparse, and gradients are added up and clipped dense. "
+            "Look it up without sparse=True."
         ) from None
 
 

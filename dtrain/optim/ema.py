@@ -1,4 +1,6 @@
-"""An exponential moving average of the weights (Polyak averaging), kept beside them on every mesh: each rank averages what it holds."""
+"""An exponential moving average of the weights (Polyak averaging), kept beside them on every mesh: each rank averages
+what it holds.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +13,9 @@ from dtrain.mesh.sharding import local
 
 
 class EMA:
-    """After each step, average = decay x average + (1 - decay) x weight; it starts as the weights. In fp32 at least, whatever the weights are in."""
+    """After each step, average = decay x average + (1 - decay) x weight; it starts as the weights. In fp32 at least,
+    whatever the weights are in.
+    """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self._decay = decay
@@ -41,7 +45,9 @@ class EMA:
 
     @contextmanager
     def instead(self, wrapped: nn.Module) -> Iterator[None]:
-        """The averages stand where the weights stood, for as long as the context lasts. `wrapped` is the module that is called."""
+        """The averages stand where the weights stood, for as long as the context lasts. `wrapped` is the module that is
+        called.
+        """
         kept = {name: local(weight).detach().clone() for name, weight in self._weights.items()}
         self._put(self.averages, wrapped)
         try:

@@ -1,8 +1,9 @@
-"""Muon for hidden matrices (https://kellerjordan.github.io/posts/muon), AdamW for embeddings, norms, biases and the head.
+"""Muon for hidden matrices (https://kellerjordan.github.io/posts/muon), AdamW for embeddings, norms, biases and the
+head.
 
-Not torch.optim.Muon: that one orthogonalises in bfloat16, which turns the last bit of a gradient into 4e-5 of the loss within ten
-steps, so no two meshes would agree; and it takes matrices one by one. Here matrices of one shape go through the iteration
-together, in fp32 unless a GPU computes in bfloat16 anyway, and sharded ones are gathered for it.
+Not torch.optim.Muon: that one orthogonalises in bfloat16, which turns the last bit of a gradient into 4e-5 of the loss
+within ten steps, so no two meshes would agree; and it takes matrices one by one. Here matrices of one shape go through
+the iteration together, in fp32 unless a GPU computes in bfloat16 anyway, and sharded ones are gathered for it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,7 +34,9 @@ def build(
     eps: float,
     products: str = "fp32",
 ) -> OptimizerGroup:
-    """`products`: the type in which the iteration multiplies, fp32 or bf16. Raises WordsError when the model has no hidden matrix; a stage of a pipeline may have none."""
+    """`products`: the type in which the iteration multiplies, fp32 or bf16. Raises WordsError when the model has no
+    hidden matrix; a stage of a pipeline may have none.
+    """
     matrices = hidden_matrices(model)
     if not matrices and not any(isinstance(module, PassThrough) for module in model.modules()):
         raise WordsError("optim=muon: the model has no hidden matrix. Type optim=adamw.")
@@ -59,7 +62,9 @@ def build(
 
 
 def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """Weights of two dims that are neither an embedding nor the last linear layer, which may stand on another stage of a pipeline."""
+    """Weights of two dims that are neither an embedding nor the last linear layer, which may stand on another stage of
+    a pipeline.
+    """
     modules = list(model.modules())
     last = next((module for module in reversed(modules) if isinstance(module, nn.Linear | PassThrough)), None)
     ends = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)} | {
@@ -70,7 +75,9 @@ def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
 
 
 class Muon(torch.optim.Optimizer):
-    """Nesterov momentum, orthogonalised: weight -= lr x sqrt(max(1, rows / columns)) x U V^T, where U S V^T is the momentum."""
+    """Nesterov momentum, orthogonalised: weight -= lr x sqrt(max(1, rows / columns)) x U V^T, where U S V^T is the
+    momentum.
+    """
 
     def __init__(
         self,

@@ -1,6 +1,8 @@
-"""Context parallelism (`mesh.cp=2`): every sample's sequence is split over the ranks of the axis cp, and attention alone sees it whole.
+"""Context parallelism (`mesh.cp=2`): every sample's sequence is split over the ranks of the axis cp, and attention
+alone sees it whole.
 
-Everything else in a transformer treats tokens one by one, so a rank needs only its part of them and their positions (split_check.py sees to it):
+Everything else in a transformer treats tokens one by one, so a rank needs only its part of them and their positions
+(split_check.py sees to it):
 
     context = Context(group=mesh.group("cp"), rank=mesh.coordinate["cp"], size=mesh.shape.cp, method="ring", device=mesh.device)
     part, position_ids = context.split(batch), context.position_ids(T)
@@ -17,7 +19,8 @@ The gradients of the ranks are parts of one sum, as their losses are.
     ulysses   ranks exchange sequence for heads, each does a part of the heads over the whole sequence with torch's own kernel, and
               they exchange back (DeepSpeed Ulysses, arXiv 2309.14509). Rank r holds chunks 2r and 2r + 1; heads must divide by size.
 
-Shapes: B batch, H heads, K key-value heads, G = H / K, T a rank's tokens, S the tokens of a block of keys, D head width.
+Shapes: B batch, H heads, K key-value heads, G = H / K, T a rank's tokens, S the tokens of a block of keys, D head
+width.
 """
 
 import inspect
@@ -70,10 +73,11 @@ class Context:
         )
 
     def split(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """This rank's part of a batch: every tensor [B, T, ...] is cut in its dim 1, where T is that of the first of the inputs; others stay.
+        """This rank's part of a batch: every tensor [B, T, ...] is cut in its dim 1, where T is that of the first of
+        the inputs; others stay.
 
-        Raises WordsError when T does not divide by 2 x size, and for what a part cannot say: an `attention_mask` with zeros,
-        `position_ids` other than 0 .. T - 1, targets that are not one for each token.
+        Raises WordsError when T does not divide by 2 x size, and for what a part cannot say: an `attention_mask` with
+        zeros, `position_ids` other than 0 .. T - 1, targets that are not one for each token.
         """
         T = length_of(batch["inputs"], self.size)
         self._check_length(T)
@@ -88,13 +92,16 @@ class Context:
         targets = batch.get("targets")
         if isinstance(targets, Tensor) and targets.shape[1:2] != (T,):
             raise WordsError(
-                f"mesh.cp={self.size}: dim 1 of the inputs is taken for {T} tokens, and the targets {list(targets.shape)} are not one for each of "
+                f"mesh.cp={self.size}: dim 1 of the inputs is taken for {T} tokens, and the targets "
+                f"{list(targets.shape)} are not one for each of "
                 "them, so no rank sees enough. Type mesh.cp=1."
             )
         return parts
 
     def position_ids(self, T: int) -> Tensor:
-        """Where this rank's tokens stand in the sequence of T: int64 [1, T / size], the same tensor every time. Raises WordsError as `split`."""
+        """Where this rank's tokens stand in the sequence of T: int64 [1, T / size], the same tensor every time. Raises
+        WordsError as `split`.
+        """
         if T not in self._positions:
             self._check_length(T)
             self._positions[T] = self.cut(torch.arange(T, device=self.device)[None])
@@ -111,7 +118,8 @@ class Context:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """What F.scaled_dot_product_attention gives for this rank's tokens [B, H, T, D] when it sees the whole sequence.
+        """What F.scaled_dot_product_attention gives for this rank's tokens [B, H, T, D] when it sees the whole
+        sequence.
 
         Raises WordsError for a mask, dropout, keys of another sequence, and heads that do not divide.
         """
@@ -128,8 +136,9 @@ class Context:
     def active(self) -> Iterator[None]:
         """While open, F.scaled_dot_product_attention is `attention`. Raises WordsError when nothing in it called that.
 
-        The attribute is replaced, which torch.compile sees; and the operator behind it, which no name that was taken before misses.
-        Both hold for every thread (a CUDA backward that recomputes runs in one of its own). A mode would not: it is off in a backward.
+        The attribute is replaced, which torch.compile sees; and the operator behind it, which no name that was taken
+        before misses. Both hold for every thread (a CUDA backward that recomputes runs in one of its own). A mode would
+        not: it is off in a backward.
         """
         _listen()
         before, replaced, fast = self._calls, F.scaled_dot_product_attention, torch.backends.mha.get_fastpath_enabled()
@@ -146,8 +155,10 @@ class Context:
             torch.backends.mha.set_fastpath_enabled(fast)
         if self._calls == before:
             raise WordsError(
-                f"mesh.cp={self.size}: the model never called F.scaled_dot_product_attention, and only there does a rank see beyond its part "
-                "of the sequence. Write its attention with that function (Hugging Face: attn_implementation=sdpa, where the model has it), "
+                f"mesh.cp={self.size}: the model never called F.scaled_dot_product_attention, and only there does a "
+                "rank see beyond its part "
+                "of the sequence. Write its attention with that function (Hugging Face: attn_implementation=sdpa, "
+                "where the model has it), "
                 "or type mesh.cp=1."
             )
 
@@ -165,7 +176,8 @@ class Context:
         H, K = q.shape[1], k.shape[1]
         if H % self.size:
             raise WordsError(
-                f"mesh.cp={self.size}: ulysses splits the heads of attention, and {H} heads do not divide so. Use the ring."
+                f"mesh.cp={self.size}: ulysses splits the heads of attention, and {H} heads do not divide so. Use the "
+                "ring."
             )
         copies = math.lcm(K, self.size) // K
         k, v = (x.repeat_interleave(copies, 1) if copies > 1 else x for x in (k, v))
@@ -188,11 +200,13 @@ class Context:
     def _check_meaning(self, part: Any, name: str) -> None:
         if name == "attention_mask" and not (part == 1).all():
             raise WordsError(
-                f"mesh.cp={self.size}: attention_mask of the data hides tokens, which a part cannot. Pad no sample, or type mesh.cp=1."
+                f"mesh.cp={self.size}: attention_mask of the data hides tokens, which a part cannot. Pad no sample, "
+                "or type mesh.cp=1."
             )
         if name == "position_ids" and not (part == torch.arange(part.shape[-1], device=part.device)).all():
             raise WordsError(
-                f"mesh.cp={self.size}: position_ids of the data tell of packed sequences, which cannot be split. Type mesh.cp=1."
+                f"mesh.cp={self.size}: position_ids of the data tell of packed sequences, which cannot be split. Type "
+                "mesh.cp=1."
             )
 
     def _check_call(self, q: Tensor, k: Tensor, mask: Tensor | None, dropout: float, grouped: bool) -> None:
@@ -202,7 +216,10 @@ class Context:
         elif dropout > 0:
             problem = f"dropout_p={dropout}, which works on whole sequences only. Set the dropout of attention to 0"
         elif q.ndim != 4 or q.shape[2] != k.shape[2]:
-            problem = f"queries {list(q.shape)} and keys {list(k.shape)}, which are not [B, H, T, D] of one sequence. Call it so"
+            problem = (
+                f"queries {list(q.shape)} and keys {list(k.shape)}, which are not [B, H, T, D] of one "
+                "sequence. Call it so"
+            )
         elif H % K or (H != K and not grouped):
             problem = f"{H} heads of queries and {K} of keys. Say enable_gqa=True and let one divide the other"
         elif q.shape[2] % 2:
@@ -221,7 +238,8 @@ def length_of(inputs: Any, size: int) -> int:
             return part.shape[1]
         if isinstance(part, Tensor) and part.ndim > 3:
             raise WordsError(
-                f"mesh.cp={size}: the inputs {list(part.shape)} are images or the like, which have no sequence to split. Type mesh.cp=1."
+                f"mesh.cp={size}: the inputs {list(part.shape)} are images or the like, which have no sequence to "
+                "split. Type mesh.cp=1."
             )
     raise WordsError(
         f"mesh.cp={size}: the inputs have no dim of tokens to split, [B, T] of whole numbers is needed. Type mesh.cp=1."
@@ -230,12 +248,15 @@ def length_of(inputs: Any, size: int) -> int:
 
 @cache
 def _listen() -> library.Library:
-    """Ask for an open context wherever the operator is called, from now on. https://docs.pytorch.org/docs/stable/library.html"""
+    """Ask for an open context wherever the operator is called, from now on.
+    https://docs.pytorch.org/docs/stable/library.html
+    """
 
     def called(*args: Any, **kwargs: Any) -> Any:
         if _open and torch.compiler.is_compiling():  # what is traced here would communicate while it is traced
             raise WordsError(
-                "model: to be split and compiled it has to call F.scaled_dot_product_attention by that name. Type compile=none."
+                "model: to be split and compiled it has to call F.scaled_dot_product_attention by that name. Type "
+                "compile=none."
             )
         return _open[-1].attention(*args, **kwargs) if _open else SDPA.decompose(*args, **kwargs)
 
@@ -281,6 +302,7 @@ def check(model: nn.Module) -> None:
     takes = inspect.signature(model.forward).parameters
     if "position_ids" not in takes and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values()):
         raise WordsError(
-            f"mesh.cp: the forward of {type(model).__name__} takes no position_ids, and a part of a sequence does not know where it stands. "
+            f"mesh.cp: the forward of {type(model).__name__} takes no position_ids, and a part of a sequence does not "
+            "know where it stands. "
             "Give a model of sequences that argument ([1, T], whole numbers), or leave mesh.cp out."
         )

@@ -1,8 +1,10 @@
-"""Expert parallelism: each rank of `ep` holds a part of the experts, and rows travel to them and back (GShard, arXiv 2006.16668).
+"""Expert parallelism: each rank of `ep` holds a part of the experts, and rows travel to them and back (GShard, arXiv
+2006.16668).
 
     rows sorted by expert -> counts, then rows, by all-to-all -> the experts of this rank -> all-to-all -> rows as they were
 
-The ranks of `ep` see different samples. The gradient of an expert is summed over all rows that came to it, from whatever rank.
+The ranks of `ep` see different samples. The gradient of an expert is summed over all rows that came to it, from
+whatever rank.
 """
 
 from dataclasses import dataclass
@@ -20,10 +22,11 @@ from dtrain.model.moe import Compute, Experts, order, take
 
 
 def apply(model: nn.Module, mesh: Mesh) -> None:
-    """Split every `Experts` of the model over `ep`, in place; it may be on the meta device, and stays whole when ep is 1.
+    """Split every `Experts` of the model over `ep`, in place; it may be on the meta device, and stays whole when ep is
+    1.
 
-    `view`: how the ranks that hold the same experts share them (dtrain.mesh). Values that are there stay. Raises WordsError when the
-    experts do not divide.
+    `view`: how the ranks that hold the same experts share them (dtrain.mesh). Values that are there stay. Raises
+    WordsError when the experts do not divide.
     """
     if mesh.shape.ep == 1:
         return
@@ -36,7 +39,8 @@ def check(model: nn.Module, ep: int) -> None:
     """Raises WordsError for a model without `Experts`: nothing else is split over ep."""
     if not any(isinstance(module, Experts) for module in model.modules()):
         raise WordsError(
-            f"mesh.ep={ep}: {type(model).__name__} holds no experts of dtrain.model.moe.Experts, so there is nothing to split. "
+            f"mesh.ep={ep}: {type(model).__name__} holds no experts of dtrain.model.moe.Experts, so there is nothing "
+            "to split. "
             "Build its mixture of them, type model=moe, or leave mesh.ep out."
         )
 
@@ -44,7 +48,8 @@ def check(model: nn.Module, ep: int) -> None:
 def _split(experts: Experts, mesh: DeviceMesh) -> None:
     if len(experts.gate) % mesh.size():
         raise WordsError(
-            f"model.experts={len(experts.gate)} does not split over mesh.ep={mesh.size()} ranks. Type a multiple of {mesh.size()}."
+            f"model.experts={len(experts.gate)} does not split over mesh.ep={mesh.size()} ranks. Type a multiple of "
+            f"{mesh.size()}."
         )
     for name, weight in list(experts.named_parameters(recurse=False)):
         shard = distribute_tensor(weight.detach(), mesh, [Shard(0)], src_data_rank=None)

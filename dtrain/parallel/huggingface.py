@@ -1,4 +1,6 @@
-"""What Hugging Face models need before they can be split: masks and packed sequences are theirs to make, and must not be; heads are theirs to count."""
+"""What Hugging Face models need before they can be split: masks and packed sequences are theirs to make, and must not
+be; heads are theirs to count.
+"""
 
 import inspect
 import math
@@ -14,10 +16,12 @@ from dtrain.parallel.context import innermost
 
 
 def adapt(model: nn.Module) -> None:
-    """Make the Hugging Face models in `model` that attend by sdpa ready for a Context; outside it, and any other model, stays as it is.
+    """Make the Hugging Face models in `model` that attend by sdpa ready for a Context; outside it, and any other model,
+    stays as it is.
 
-    transformers takes positions that jump for packed sequences and masks them apart, unless there is an attention_mask: they get one
-    of ones. Where it asks for a mask it is told that there is none to make, or WordsError when it would be other than causal or none.
+    transformers takes positions that jump for packed sequences and masks them apart, unless there is an attention_mask:
+    they get one of ones. Where it asks for a mask it is told that there is none to make, or WordsError when it would be
+    other than causal or none.
     """
     module: Any
     for module in model.modules():
@@ -57,7 +61,8 @@ def _mask(**asked: Any) -> Any:
         or (given is not None and not given.all())
     ):
         raise WordsError(
-            f"mesh.cp={context.size}: the model hides tokens by more than causality (a window, padding, a prefix). Type mesh.cp=1."
+            f"mesh.cp={context.size}: the model hides tokens by more than causality (a window, padding, a prefix). "
+            "Type mesh.cp=1."
         )
     return None
 
@@ -90,5 +95,6 @@ def check_heads(model: nn.Module, split: Sequence[str], degree: int) -> None:
             most = math.gcd(*counted.values())
             fits = [str(each) for each in range(1, most + 1) if most % each == 0]
             raise WordsError(
-                f"mesh.tp={degree} does not divide {wrong}={counted[wrong]} of {type(module).__name__}. Type mesh.tp={' or mesh.tp='.join(fits[-3:])}."
+                f"mesh.tp={degree} does not divide {wrong}={counted[wrong]} of {type(module).__name__}. Type "
+                f"mesh.tp={' or mesh.tp='.join(fits[-3:])}."
             )

@@ -1,8 +1,9 @@
-"""The order of wrapping, in one place: cut and split the parameters, give them memory and values, then wrap for synchronisation.
+"""The order of wrapping, in one place: cut and split the parameters, give them memory and values, then wrap for
+synchronisation.
 
-precision -> pipeline -> tensor -> experts -> remat -> compile -> data axes: layers that a precision replaces by others come first, because others hang their
-hooks on them; what is inside comes before what is outside, so that a block recomputes what tensor
-parallelism made of it, is compiled as it recomputes, and is gathered whole before either.
+precision -> pipeline -> tensor -> experts -> remat -> compile -> data axes: layers that a precision replaces by others
+come first, because others hang their hooks on them; what is inside comes before what is outside, so that a block
+recomputes what tensor parallelism made of it, is compiled as it recomputes, and is gathered whole before either.
 """
 
 from collections.abc import Mapping
@@ -38,7 +39,8 @@ def parallelize(
     compile: Compile | None = None,
     brought: bool = False,
 ) -> nn.Module:
-    """The module to call. `model` itself is changed in place, to what this rank holds of it, and keeps the names of its parameters.
+    """The module to call. `model` itself is changed in place, to what this rank holds of it, and keeps the names of its
+    parameters.
 
     `brought`: a checkpoint will bring the values of a model on the meta device, which are not drawn then.
     """
@@ -76,7 +78,9 @@ def parallelize(
 
 
 def check(model: nn.Module, shape: MeshShape, *, pipeline: PipelineShape | None, tensors: Mapping[str, Any]) -> None:
-    """Raises WordsError for an axis over which a model cannot be split, as far as it tells before a forward. It stays as it is."""
+    """Raises WordsError for an axis over which a model cannot be split, as far as it tells before a forward. It stays
+    as it is.
+    """
     if shape.cp > 1:
         context.check(model)
     if shape.ep > 1:

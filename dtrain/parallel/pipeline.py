@@ -1,4 +1,6 @@
-"""The stages that this rank holds, run by a schedule of torch.distributed.pipelining, or one after the other without gradients."""
+"""The stages that this rank holds, run by a schedule of torch.distributed.pipelining, or one after the other without
+gradients.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -60,13 +62,16 @@ class Stage(nn.Module):
 
 
 class Pipeline(nn.Module):
-    """`Pipeline(model)` cuts `model`, in place, to the stages of this rank. To call it runs all stages in turn; every rank gets the logits."""
+    """`Pipeline(model)` cuts `model`, in place, to the stages of this rank. To call it runs all stages in turn; every
+    rank gets the logits.
+    """
 
     def __init__(self, model: nn.Module, mesh: Mesh, shape: PipelineShape, precision: Precision) -> None:
         super().__init__()
         if shape.layout == "v" and torch.__version__ < "2.13":  # its stages do not find each other over gloo
             raise WordsError(
-                f"pipeline.schedule={shape.schedule} needs torch 2.13 or newer, here is {torch.__version__}. Type pipeline.schedule=1f1b."
+                f"pipeline.schedule={shape.schedule} needs torch 2.13 or newer, here is {torch.__version__}. Type "
+                "pipeline.schedule=1f1b."
             )
         table, _ = table_of(model)
         names = cut(model, mesh.shape.pp * shape.stages, shape.split)
@@ -105,7 +110,8 @@ class Pipeline(nn.Module):
         return x
 
     def step(self, inputs: Sequence[Any], loss: Callable[[Tensor, int], Tensor]) -> None:
-        """Forwards and backwards of all microbatches. `loss(logits, index of the microbatch)` is called where the last stage is.
+        """Forwards and backwards of all microbatches. `loss(logits, index of the microbatch)` is called where the last
+        stage is.
 
         Each of `inputs` is a tensor, keyword arguments, or a tensor and keyword arguments.
         """
@@ -124,7 +130,9 @@ class Pipeline(nn.Module):
         return list(self.stages.values())
 
     def _first_try(self, index: int, x: Tensor, others: dict[str, Tensor]) -> Tensor:
-        """A stage's forward. Until one has gone through all stages, what fails behind the first is the cut, not the model."""
+        """A stage's forward. Until one has gone through all stages, what fails behind the first is the cut, not the
+        model.
+        """
         try:
             out: Tensor = self._stage(index)(x, **others)
             return out
@@ -132,12 +140,16 @@ class Pipeline(nn.Module):
             if self._checked or index == 0:
                 raise
             raise WordsError(
-                f"mesh.pp: stage {index} of {type(self._stage(index).model).__name__} fails on what stage {index - 1} hands on, {list(x.shape)}: "
-                f"{first_line(error)}. Each module of the table `pipeline` must take what the one before it gives, as its first input."
+                f"mesh.pp: stage {index} of {type(self._stage(index).model).__name__} fails on what stage {index - 1} "
+                f"hands on, {list(x.shape)}: "
+                f"{first_line(error)}. Each module of the table `pipeline` must take what the one before it gives, as "
+                "its first input."
             ) from error
 
     def _check_flow(self, x: Tensor, others: dict[str, Tensor]) -> None:
-        """Once: raises WordsError when the model changes what flows from stage to stage outside of the modules of its table."""
+        """Once: raises WordsError when the model changes what flows from stage to stage outside of the modules of its
+        table.
+        """
         if self._checked:
             return
         mine = next(iter(self.stages.values()))
@@ -147,7 +159,8 @@ class Pipeline(nn.Module):
         out = empty(x, **others)
         if out.shape != x.shape or not torch.equal(out, x):
             raise WordsError(
-                f"mesh.pp: {type(mine.model).__name__} changes what flows outside of the modules of its table, and every stage would do so again. "
+                f"mesh.pp: {type(mine.model).__name__} changes what flows outside of the modules of its table, and "
+                "every stage would do so again. "
                 "Move that into one of the modules, or leave mesh.pp out."
             )
         self._checked = True

@@ -1,8 +1,11 @@
-"""Ring attention: keys and values pass from rank to rank, and each rank adds up what its queries make of every block of them (arXiv 2310.01889).
+"""Ring attention: keys and values pass from rank to rank, and each rank adds up what its queries make of every block of
+them (arXiv 2310.01889).
 
-A block is one call of torch's flash kernel where a GPU multiplies in 16 bits, else matrix products in fp32, the same everywhere.
+A block is one call of torch's flash kernel where a GPU multiplies in 16 bits, else matrix products in fp32, the same
+everywhere.
 
-Shapes: B batch, H heads, K key-value heads, G = H / K, T a rank's tokens, S the tokens of a block of keys, D head width.
+Shapes: B batch, H heads, K key-value heads, G = H / K, T a rank's tokens, S the tokens of a block of keys, D head
+width.
 """
 
 import math
@@ -26,7 +29,9 @@ FLASH = {
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
     ),
 }
-"""Device -> torch's operators, which F.scaled_dot_product_attention calls too: (output, logarithm of the sums, what the backward wants), and its backward."""
+"""Device -> torch's operators, which F.scaled_dot_product_attention calls too: (output, logarithm of the sums, what the
+backward wants), and its backward.
+"""
 WIDEST = 256
 """Head width that the kernel of CUDA takes; it must be a multiple of 8."""
 
@@ -40,12 +45,16 @@ class Ring(NamedTuple):
 
 
 def attention(q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, causal: bool, scale: float, ring: Ring) -> Tensor:
-    """[B, H, T, D] of this rank's queries over the keys of all ranks, which hold chunks rank and 2 x size - 1 - rank of the sequence."""
+    """[B, H, T, D] of this rank's queries over the keys of all ranks, which hold chunks rank and 2 x size - 1 - rank of
+    the sequence.
+    """
     return _Ring.apply(q_BHTD, k_BKTD, v_BKTD, causal, scale, ring)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def takes_flash(query: Tensor) -> bool:
-    """Whether blocks of such queries are computed by the flash kernel. The CPU's products in fp32 are what meshes are compared by."""
+    """Whether blocks of such queries are computed by the flash kernel. The CPU's products in fp32 are what meshes are
+    compared by.
+    """
     return (
         query.device.type == "cuda"
         and query.dtype in (torch.bfloat16, torch.float16)
@@ -57,7 +66,8 @@ def takes_flash(query: Tensor) -> bool:
 class _Ring(torch.autograd.Function):
     """Blocks of keys and values pass by; partial results are joined by the logarithms of their sums (arXiv 2112.05682).
 
-    The backward passes the blocks round once more and their gradients after them, each one rank behind, home with the last step.
+    The backward passes the blocks round once more and their gradients after them, each one rank behind, home with the
+    last step.
     """
 
     @staticmethod
@@ -110,9 +120,11 @@ class _Ring(torch.autograd.Function):
 
 
 def _seen(ring: Ring, source: int, causal: bool, T: int) -> tuple[slice, slice]:
-    """(queries of this rank, keys of `source`) that meet; of others' two chunks a causal mask lets through all or nothing.
+    """(queries of this rank, keys of `source`) that meet; of others' two chunks a causal mask lets through all or
+    nothing.
 
-    The first chunk of an earlier rank lies before both of mine, its second after them; both of a later rank's lie between mine.
+    The first chunk of an earlier rank lies before both of mine, its second after them; both of a later rank's lie
+    between mine.
     """
     if not causal or source == ring.rank:
         return slice(0, T), slice(0, T)
@@ -147,7 +159,9 @@ def _pass_round(ring: Ring, tensors: list[Tensor]) -> Iterator[tuple[int, list[T
 def product_attention(
     q_BKGTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """(attention [B, K, G, T, D], logarithm of the sum of exponentials of its scores [B, K, G, T]) of one block, in fp32 or more."""
+    """(attention [B, K, G, T, D], logarithm of the sum of exponentials of its scores [B, K, G, T]) of one block, in
+    fp32 or more.
+    """
     q, k, v = _raised(q_BKGTD, k_BKSD, v_BKSD)
     outs, sums = [], []
     for rows, columns in _tiles(q.shape[3], k.shape[2], causal):

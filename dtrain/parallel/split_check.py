@@ -1,8 +1,9 @@
 """Before the first step on split sequences: a forward of the parts is held against one of the whole, module by module.
 
-Attention alone sees the whole sequence (context.py). A convolution, a state that is carried along, a mean over tokens, or positions that
-are counted from 0 would see a part and train on other numbers without a word. Each rank therefore runs a few tokens whole, and its part
-of them split; every module is given what it had in the whole run, so that only what a module does itself can differ, and that module is named.
+Attention alone sees the whole sequence (context.py). A convolution, a state that is carried along, a mean over tokens,
+or positions that are counted from 0 would see a part and train on other numbers without a word. Each rank therefore
+runs a few tokens whole, and its part of them split; every module is given what it had in the whole run, so that only
+what a module does itself can differ, and that module is named.
 """
 
 import sys
@@ -27,7 +28,9 @@ from dtrain.parallel.pipeline import Pipeline, Stage
 from dtrain.precision import Precision
 
 TOKENS, CHUNK, ROWS = 256, 16, 2
-"""Of the first batch so many tokens are looked at, or so many in each of the 2 x cp chunks if that is more, of so many samples."""
+"""Of the first batch so many tokens are looked at, or so many in each of the 2 x cp chunks if that is more, of so many
+samples.
+"""
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 """By how much one module may differ from itself by rounding, relative to its largest value."""
 FP8 = 0.2
@@ -68,7 +71,8 @@ def check_split(
 
 def _refused(context: Context, problem: str) -> WordsError:
     return WordsError(
-        f"mesh.cp={context.size}: {problem}. It looks along the sequence (a convolution, a state, a mean, positions of its own), and only "
+        f"mesh.cp={context.size}: {problem}. It looks along the sequence (a convolution, a state, a mean, positions "
+        "of its own), and only "
         "F.scaled_dot_product_attention and position_ids reach across the parts. Type mesh.cp=1."
     )
 
@@ -154,7 +158,9 @@ class Comparison:
 
 @dataclass
 class _Frame:
-    """A module that is running: whether it was given what it had in the whole run, and the first inside it that may be to blame."""
+    """A module that is running: whether it was given what it had in the whole run, and the first inside it that may be
+    to blame.
+    """
 
     name: str
     agreed: bool = True

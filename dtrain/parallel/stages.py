@@ -1,9 +1,10 @@
 """A model cut into the stages of a pipeline: which modules each holds. Nothing here talks to other ranks.
 
-A stage is the whole model in which the modules of other stages pass their input on. So names stay whole, and a model needs no other
-code than the table `pipeline`: the names of its modules in the order they run. A Sequential needs no table, a Hugging Face model has
-one in `_pp_plan`. The elements of lists in the table are the blocks that are shared out. What a forward does outside of those modules
-every stage does again, so it must leave alone what flows: a Pipeline sees to it.
+A stage is the whole model in which the modules of other stages pass their input on. So names stay whole, and a model
+needs no other code than the table `pipeline`: the names of its modules in the order they run. A Sequential needs no
+table, a Hugging Face model has one in `_pp_plan`. The elements of lists in the table are the blocks that are shared
+out. What a forward does outside of those modules every stage does again, so it must leave alone what flows: a Pipeline
+sees to it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,14 +19,17 @@ from dtrain.plan import PipelineShape
 
 
 def cut(model: nn.Module, stages: int, split: str | Sequence[int]) -> list[list[str]]:
-    """The names of the modules of each stage. `split`: `blocks` (evenly many), `cost` (evenly heavy), or how many blocks each stage gets.
+    """The names of the modules of each stage. `split`: `blocks` (evenly many), `cost` (evenly heavy), or how many
+    blocks each stage gets.
 
-    What runs before the first block goes with it, what runs after the last with that. Raises WordsError for a model that cannot be cut.
+    What runs before the first block goes with it, what runs after the last with that. Raises WordsError for a model
+    that cannot be cut.
     """
     names, inside = table_of(model)
     if not inside:
         raise WordsError(
-            f"mesh.pp: the table of {type(model).__name__} ({', '.join(names)}) names no list of blocks to share out over {stages} stages. "
+            f"mesh.pp: the table of {type(model).__name__} ({', '.join(names)}) names no list of blocks to share out "
+            f"over {stages} stages. "
             "Give it a table `pipeline` that names one, or leave mesh.pp out."
         )
     _check(model, names)
@@ -84,7 +88,8 @@ def table_of(model: nn.Module) -> tuple[list[str], list[str]]:
     if not listed:
         raise WordsError(
             f"mesh.pp: {type(unwrapped(model)).__name__} does not say where it may be cut. "
-            "Give the class a table such as pipeline = ('embed', 'blocks', 'norm', 'head'): its modules in the order they run."
+            "Give the class a table such as pipeline = ('embed', 'blocks', 'norm', 'head'): its modules in the order "
+            "they run."
         )
     names, blocks = [], []
     for name in listed:
@@ -106,13 +111,15 @@ def _check(model: nn.Module, names: Sequence[str]) -> None:
         owner = next((module for module in names if name.startswith(f"{module}.")), None)
         if owner is None:
             raise WordsError(
-                f"mesh.pp: {name} is in no module of the table `pipeline` of {type(model).__name__}, so it has no stage."
+                f"mesh.pp: {name} is in no module of the table `pipeline` of {type(model).__name__}, so it has no "
+                "stage."
             )
         owners.setdefault(id(parameter), []).append(name)
     tied = next((both for both in owners.values() if len(both) > 1), None)
     if tied:
         raise WordsError(
-            f"mesh.pp: {' and '.join(tied)} are one weight, and may stand on two stages. Build the model untied ({untied(model)}), or leave mesh.pp out."
+            f"mesh.pp: {' and '.join(tied)} are one weight, and may stand on two stages. Build the model untied "
+            f"({untied(model)}), or leave mesh.pp out."
         )
 
 
@@ -128,6 +135,7 @@ def _sizes(costs: Sequence[int], split: str | Sequence[int], stages: int) -> lis
     if not isinstance(split, str) and (len(split) != stages or sum(split) != len(costs) or min(split) < 1):
         even = PipelineShape().sizes(costs, stages)
         raise WordsError(
-            f"pipeline.split={list(split)}: {stages} numbers are needed whose sum is {len(costs)} blocks. Type pipeline.split={even}."
+            f"pipeline.split={list(split)}: {stages} numbers are needed whose sum is {len(costs)} blocks. Type "
+            f"pipeline.split={even}."
         )
     return PipelineShape(split=split if isinstance(split, str) else tuple(split)).sizes(costs, stages)

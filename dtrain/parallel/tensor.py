@@ -1,8 +1,10 @@
-"""Tensor parallelism (Megatron-LM, arXiv 1909.08053): the matrices of a model split over the axis tp as its plan table says.
+"""Tensor parallelism (Megatron-LM, arXiv 1909.08053): the matrices of a model split over the axis tp as its plan table
+says.
 
-A model carries `tp_plan`, or a Hugging Face model `_tp_plan`: a mapping of module names, in which `*` is any one part, to styles. What
-the table does not name, and the experts of a Hugging Face model, stay whole on every rank. With `sequence=split` (arXiv 2205.05198) what lies between the split matrices, norms and
-residuals, is split along the sequence; with `loss=split` the logits stay split over the vocabulary.
+A model carries `tp_plan`, or a Hugging Face model `_tp_plan`: a mapping of module names, in which `*` is any one part,
+to styles. What the table does not name, and the experts of a Hugging Face model, stay whole on every rank. With
+`sequence=split` (arXiv 2205.05198) what lies between the split matrices, norms and residuals, is split along the
+sequence; with `loss=split` the logits stay split over the vocabulary.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +34,9 @@ GATHERED = ("colwise_gather_output", "colwise_rep")
 
 
 def apply(model: nn.Module, mesh: DeviceMesh, *, sequence: str, loss: str) -> None:
-    """Split the modules that the model's table names, in place. Raises WordsError as `styles` does, and for a weight that would be split in two ways."""
+    """Split the modules that the model's table names, in place. Raises WordsError as `styles` does, and for a weight
+    that would be split in two ways.
+    """
     chosen, tied = styles(model, mesh.size(), sequence=sequence, loss=loss), _tied(model)
     parallelize_module(model, mesh, chosen)
     for (first, name), *others in tied:
@@ -40,7 +44,8 @@ def apply(model: nn.Module, mesh: DeviceMesh, *, sequence: str, loss: str) -> No
             weight, copy = getattr(first, name), getattr(module, other)
             if getattr(weight, "placements", None) != getattr(copy, "placements", None):
                 raise WordsError(
-                    f"mesh.tp={mesh.size()}: {type(first).__name__} and {type(module).__name__} are one weight, which tp_plan splits in two ways. "
+                    f"mesh.tp={mesh.size()}: {type(first).__name__} and {type(module).__name__} are one weight, which "
+                    "tp_plan splits in two ways. "
                     f"Build the model untied ({huggingface.untied(model)}), or leave mesh.tp out."
                 )
             setattr(module, other, weight)
@@ -48,7 +53,9 @@ def apply(model: nn.Module, mesh: DeviceMesh, *, sequence: str, loss: str) -> No
 
 
 class Outside(TorchFunctionMode):
-    """A split weight that its parent uses itself, with a whole tensor, is refused by its name in the first forward. Code that is compiled is not watched."""
+    """A split weight that its parent uses itself, with a whole tensor, is refused by its name in the first forward.
+    Code that is compiled is not watched.
+    """
 
     def __init__(self, model: nn.Module, loss: str) -> None:
         super().__init__()
@@ -89,25 +96,31 @@ class Outside(TorchFunctionMode):
             named = next((name for name, parameter in split if id(parameter) in given), None)
             if named is None and self._loss == "split":
                 raise WordsError(
-                    f"tensor.loss=split: {self._kind} goes on computing with what its tp_plan gathers, which this leaves split. Leave it out."
+                    f"tensor.loss=split: {self._kind} goes on computing with what its tp_plan gathers, which this "
+                    "leaves split. Leave it out."
                 ) from error
             raise WordsError(
-                f"mesh.tp: {named or 'what is made of a weight'} is split, and {self._kind} uses it outside of its own module, with a tensor that is whole. "
+                f"mesh.tp: {named or 'what is made of a weight'} is split, and {self._kind} uses it outside of its "
+                "own module, with a tensor that is whole. "
                 "Call the module instead, leave it out of tp_plan, or leave mesh.tp out."
             ) from error
 
 
 def styles(model: nn.Module, degree: int, *, sequence: str, loss: str) -> dict[str, ParallelStyle]:
-    """How each module that the model's table names is split; `sequence` and `loss` are `whole` or `split`. Raises WordsError for a model or a style that cannot be split."""
+    """How each module that the model's table names is split; `sequence` and `loss` are `whole` or `split`. Raises
+    WordsError for a model or a style that cannot be split.
+    """
     table = plan_of(model)
     if not table:
         raise WordsError(
             f"mesh.tp={degree}: {type(unwrapped(model)).__name__} has no tensor-parallel plan. "
-            "Give the class a table such as tp_plan = {'blocks.*.up': 'colwise', 'blocks.*.down': 'rowwise'}, or leave mesh.tp out."
+            "Give the class a table such as tp_plan = {'blocks.*.up': 'colwise', 'blocks.*.down': 'rowwise'}, or "
+            "leave mesh.tp out."
         )
     if sequence == "split" and "sequence_parallel" not in table.values():
         raise WordsError(
-            f"tensor.sequence=split: the tp_plan of {type(model).__name__} does not say which modules are sequence_parallel. Leave it out."
+            f"tensor.sequence=split: the tp_plan of {type(model).__name__} does not say which modules are "
+            "sequence_parallel. Leave it out."
         )
     built = _styles(sequence == "split", loss == "split", huggingface.rotated(model))
     heads = {
@@ -126,7 +139,8 @@ def styles(model: nn.Module, degree: int, *, sequence: str, loss: str) -> dict[s
         for inner, part in _parts(name, module, style).items() if style else ():
             if part not in built:
                 raise WordsError(
-                    f"mesh.tp={degree}: {inner} asks for the style {part}. Built are {', '.join(sorted(built))}. Leave mesh.tp out."
+                    f"mesh.tp={degree}: {inner} asks for the style {part}. Built are {', '.join(sorted(built))}. "
+                    "Leave mesh.tp out."
                 )
             make = built[part]
             if make is not None:
@@ -140,14 +154,16 @@ def styles(model: nn.Module, degree: int, *, sequence: str, loss: str) -> dict[s
 
 
 def _parts(name: str, module: nn.Module, style: str) -> dict[str, str]:
-    """The modules with parameters that a style is for: `module` itself, or what an adapter of peft has put in its place.
+    """The modules with parameters that a style is for: `module` itself, or what an adapter of peft has put in its
+    place.
 
     Of LoRA (arXiv 2106.09685) W + B A, B gives what W gives, and A takes what W takes.
     """
     if hasattr(module, "base_layer"):
         if not hasattr(module, "lora_A") or len(getattr(module, "lora_magnitude_vector", ())):
             raise WordsError(
-                f"mesh.tp: {name} is adapted by {type(module).__name__}, of which only LoRA is split, without DoRA. Leave mesh.tp out."
+                f"mesh.tp: {name} is adapted by {type(module).__name__}, of which only LoRA is split, without DoRA. "
+                "Leave mesh.tp out."
             )
         inner = {"lora_A": style} if style == "rowwise" else {"lora_B": style} if style.startswith("colwise") else {}
         parts = {
@@ -196,7 +212,8 @@ def _styles(sequence: bool, loss: bool, rotated: int) -> dict[str, Callable[[], 
         "sequence_parallel": (lambda: Gathering(sequence_dim=1)) if sequence else None,
         "replicated_with_grad_allreduce": lambda: PerHead(sequence_dim=2, use_local_output=True),
         "mla_kv_a_proj": lambda: SharedKey(rotated),
-        "moe_tp_experts": None,  # whole on every rank, which computes what all others compute: the attention around them is split
+        # whole on every rank, which computes what all others compute: the attention around them is split
+        "moe_tp_experts": None,
         "moe_identity_expert": None,
         "replicate": None,
     }
@@ -212,8 +229,9 @@ class Gathering(SequenceParallel):
 
 
 class SharedKey(ParallelStyle):
-    """A whole projection of which the last `rotated` outputs are a key that the split heads share (DeepSeek-V2, arXiv 2405.04434): each rank's heads
-    give it a part of its gradient. What comes before them goes through a split matrix, which adds its own gradients up.
+    """A whole projection of which the last `rotated` outputs are a key that the split heads share (DeepSeek-V2, arXiv
+    2405.04434): each rank's heads give it a part of its gradient. What comes before them goes through a split matrix,
+    which adds its own gradients up.
     """
 
     def __init__(self, rotated: int) -> None:
@@ -243,7 +261,8 @@ class PerHead(SequenceParallel):
     def _prepare_input_fn(sequence_sharding: Any, mod: nn.Module, inputs: Any, device_mesh: DeviceMesh) -> Any:
         if inputs[0].ndim != 4:
             raise WordsError(
-                f"mesh.tp: {type(mod).__name__} normalises all heads together ({list(inputs[0].shape)}), which tensor parallelism splits."
+                f"mesh.tp: {type(mod).__name__} normalises all heads together ({list(inputs[0].shape)}), which tensor "
+                "parallelism splits."
             )
         return SequenceParallel._prepare_input_fn(sequence_sharding, mod, inputs, device_mesh)
 

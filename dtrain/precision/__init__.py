@@ -15,13 +15,17 @@ NORMS = {"layer_norm": (2, 3), "group_norm": (2, 3), "batch_norm": (1, 2), "inst
 
 
 class LossScale:
-    """Dynamic loss scale of fp16 (arXiv 1710.03740): the same on all ranks, because it follows the global gradient norm."""
+    """Dynamic loss scale of fp16 (arXiv 1710.03740): the same on all ranks, because it follows the global gradient
+    norm.
+    """
 
     def __init__(self, value: float, *, growth: int) -> None:
         self.value, self._growth, self._good = value, growth, 0
 
     def accept(self, norm: float | Tensor) -> bool:
-        """Whether a step with this global gradient norm may be taken; adapts the scale. Waits for the device where the norm is a tensor on it."""
+        """Whether a step with this global gradient norm may be taken; adapts the scale. Waits for the device where the
+        norm is a tensor on it.
+        """
         finite = math.isfinite(norm)
         self._good = self._good + 1 if finite else 0
         if not finite:
@@ -41,7 +45,8 @@ class LossScale:
 class Precision:
     """`param`: weights at rest, gradients and optimizer; `compute`: matrix products; `reduce`: gradients on the wire.
 
-    `tf32`: whether a GPU may round what it multiplies of fp32 to TensorFloat-32. `convert` changes layers in the blocks of a model, in place, where types are not enough.
+    `tf32`: whether a GPU may round what it multiplies of fp32 to TensorFloat-32. `convert` changes layers in the blocks
+    of a model, in place, where types are not enough.
     """
 
     param: torch.dtype = torch.float32
@@ -52,7 +57,9 @@ class Precision:
     convert: Callable[[nn.Module], None] | None = None
 
     def choose_products(self) -> None:
-        """How this process multiplies fp32 from now on, whatever was chosen before: torch's own default rounds convolutions, and imported code may have chosen."""
+        """How this process multiplies fp32 from now on, whatever was chosen before: torch's own default rounds
+        convolutions, and imported code may have chosen.
+        """
         torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = self.tf32
 
@@ -70,9 +77,11 @@ class Precision:
 
 @cache
 def _norms_on_the_cpu() -> library.Library:
-    """Parameters of a norm that were gathered in half precision are fp32 beside what is fp32, as autocast makes them on a GPU.
+    """Parameters of a norm that were gathered in half precision are fp32 beside what is fp32, as autocast makes them on
+    a GPU.
 
-    On the CPU it leaves them, and torch refuses the pair (https://docs.pytorch.org/docs/stable/amp.html#cpu-op-specific-behavior).
+    On the CPU it leaves them, and torch refuses the pair
+    (https://docs.pytorch.org/docs/stable/amp.html#cpu-op-specific-behavior).
     """
     operators = library.Library("aten", "IMPL")
     for name, places in NORMS.items():

@@ -1,4 +1,5 @@
-"""Weights, gradients and optimizer in fp32, linear layers of the blocks in float8 with dynamic scales (arXiv 2209.05433), the rest in bfloat16.
+"""Weights, gradients and optimizer in fp32, linear layers of the blocks in float8 with dynamic scales (arXiv
+2209.05433), the rest in bfloat16.
 
 The layers are those of torchao, on GPUs that multiply float8 (compute capability 8.9 and newer).
 """
@@ -12,7 +13,9 @@ from dtrain.precision import Precision
 
 
 def build(*, recipe: str) -> Precision:
-    """`recipe` as in torchao.float8: tensorwise, rowwise or rowwise_with_gw_hp. Raises PreflightError without torchao or such a GPU."""
+    """`recipe` as in torchao.float8: tensorwise, rowwise or rowwise_with_gw_hp. Raises PreflightError without torchao
+    or such a GPU.
+    """
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     except ImportError as error:

@@ -1,7 +1,10 @@
-"""One block's way through torch in numbers alone: what each operator keeps for the backward, what it computes, what is alive at one time.
+"""One block's way through torch in numbers alone: what each operator keeps for the backward, what it computes, what is
+alive at one time.
 
-The rules are those of torch's derivatives (https://github.com/pytorch/pytorch/blob/main/tools/autograd/derivatives.yaml) and of
-autocast (https://docs.pytorch.org/docs/stable/amp.html), for the CPU, where a norm is several operators, and for a GPU, where it is one.
+The rules are those of torch's derivatives
+(https://github.com/pytorch/pytorch/blob/main/tools/autograd/derivatives.yaml) and of autocast
+(https://docs.pytorch.org/docs/stable/amp.html), for the CPU, where a norm is several operators, and for a GPU, where it
+is one.
 """
 
 from collections import Counter
@@ -28,8 +31,9 @@ DIM = {
 
 @dataclass(eq=False)
 class Value:
-    """What one operator hands to another: `numbers` of one sample of `bytes` each; `held` names a field of Kept. A gradient flows to what is `trained`; a `sample`
-    is there whether it is kept or not."""
+    """What one operator hands to another: `numbers` of one sample of `bytes` each; `held` names a field of Kept. A
+    gradient flows to what is `trained`; a `sample` is there whether it is kept or not.
+    """
 
     numbers: float
     bytes: int
@@ -138,7 +142,9 @@ class ActivationModel:
         return out
 
     def norm(self, x: Value, name: str, width: int, *, groups: int, style: str = "", out: str = "") -> Value:
-        """Root mean square over `groups` of `width` numbers, times a weight where it has a name; `out` says how the result is held."""
+        """Root mean square over `groups` of `width` numbers, times a weight where it has a name; `out` says how the
+        result is held.
+        """
         statistics = Value(groups, 4, x.held)
         if name:
             self.weights.append(
@@ -185,7 +191,9 @@ class ActivationModel:
         return self.op([x], out, x if keeps == "input" else out)
 
     def tokens(self, logits: Value, rows: int) -> Value:
-        """Cross entropy of the next token: of logits in 16 bits these stay, and two numbers for each of `rows` (dtrain.objective.vocabulary)."""
+        """Cross entropy of the next token: of logits in 16 bits these stay, and two numbers for each of `rows`
+        (dtrain.objective.vocabulary).
+        """
         if logits.bytes > 2:
             return self.cross_entropy(logits)
         return self.op([logits], Value(0, 4, "whole"), logits, Value(2 * rows, 4, logits.held))

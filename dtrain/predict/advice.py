@@ -1,7 +1,7 @@
 """What to type where a plan does not fit: changes of a few words that were tried, the cheapest first.
 
-A change is tried as the user would: its words are resolved and predicted again. Cheap is what takes the fewest seconds of all ranks together;
-with as many ranks as before that is the shortest step.
+A change is tried as the user would: its words are resolved and predicted again. Cheap is what takes the fewest seconds
+of all ranks together; with as many ranks as before that is the shortest step.
 """
 
 from collections.abc import Callable
@@ -88,7 +88,9 @@ def _milder(ladders: list[list[tuple[str, ...]]], best: Change, attempt: Try) ->
 
 
 def _ladders(plan: Plan) -> list[list[tuple[str, ...]]]:
-    """For each thing that may be changed, the changes from mild to strong. Those that change no number of the run come first."""
+    """For each thing that may be changed, the changes from mild to strong. Those that change no number of the run come
+    first.
+    """
     micro, holding, cuda, mesh = plan.batch.microbatch, holding_of(plan), plan.device == "cuda", plan.mesh
     remats, word = ["selective", "full"], word_of(plan.remat)
     strategies = [] if holding.frees else ["fsdp"] if holding.shards else ["zero1", "zero2", "fsdp"]

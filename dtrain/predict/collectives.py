@@ -1,11 +1,14 @@
-"""Which collectives a rank takes part in during one optimizer step: over which axis, how many, how many bytes. See it with `dtrain plan`.
+"""Which collectives a rank takes part in during one optimizer step: over which axis, how many, how many bytes. See it
+with `dtrain plan`.
 
-Bytes are the payload of a call on one rank as nccl-tests counts it (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md):
-the whole of what is reduced, gathered or scattered, padding included; of an exchange what a rank gives away, its own part included;
-of a message its tensor. What crosses a wire is less, or more: `dtrain.predict.time` says how much. Groups of one rank are left out.
+Bytes are the payload of a call on one rank as nccl-tests counts it
+(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): the whole of what is reduced, gathered or
+scattered, padding included; of an exchange what a rank gives away, its own part included; of a message its tensor. What
+crosses a wire is less, or more: `dtrain.predict.time` says how much. Groups of one rank are left out.
 
-One rank of each stage of the pipeline is looked at, the first of all other axes, never each rank. Rows that experts exchange depend on
-the data: here every expert gets as many, which is right on average. Not told: evaluation, saves, and what is done once at the start.
+One rank of each stage of the pipeline is looked at, the first of all other axes, never each rank. Rows that experts
+exchange depend on the data: here every expert gets as many, which is right on average. Not told: evaluation, saves, and
+what is done once at the start.
 """
 
 import itertools
@@ -25,7 +28,9 @@ STOP_BYTES = 8
 
 @dataclass(frozen=True)
 class Call:
-    """`calls` collectives of one `kind` among `ranks` ranks, `bytes` in all of them together; `when`: step, flush (of the log), data or agreement."""
+    """`calls` collectives of one `kind` among `ranks` ranks, `bytes` in all of them together; `when`: step, flush (of
+    the log), data or agreement.
+    """
 
     axis: str
     kind: str
@@ -74,7 +79,9 @@ def _data(view: View) -> Iterator[Call]:
 
 
 def _sharded(view: View, stage: tuple[Block, ...]) -> Iterator[Call]:
-    """FSDP2: each listed block and the head is gathered and reduced by itself, the rest with the root, experts among those who hold the same ones."""
+    """FSDP2: each listed block and the head is gathered and reduced by itself, the rest with the root, experts among
+    those who hold the same ones.
+    """
     apart, several = view.plan.mesh.ep > 1, view.plan.batch.accumulate > 1
     listed = [index for index, block in enumerate(stage) if block.listed]
     stays = next((index for index in listed if stage[index].stays), listed[-1] if listed else -1)
@@ -111,8 +118,9 @@ def _gathers(view: View, block: Block, *, stays: bool = False) -> int:
 
 
 def _in_vain(view: View, listed: list[Block], root: list[Weight], *, several: bool) -> Iterator[Call]:
-    """FSDP2 gathers what it takes for the next backward: also the last block without one, and, where gradients are accumulated and the root has
-    nothing to gather, the last of the microbatch before."""
+    """FSDP2 gathers what it takes for the next backward: also the last block without one, and, where gradients are
+    accumulated and the root has nothing to gather, the last of the microbatch before.
+    """
     if view.plan.mesh.pp > 1:
         return
     without = [block for block, after in itertools.pairwise(listed) if after.gives and not block.gives]
@@ -123,7 +131,9 @@ def _in_vain(view: View, listed: list[Block], root: list[Weight], *, several: bo
 
 
 def _unit(view: View, weights: list[Weight], count: int, gathers: int, *, axis: str = "dp_shard") -> Iterator[Call]:
-    """`count` equal groups of weights that are gathered, so many times, and reduced together; those without dims stay whole."""
+    """`count` equal groups of weights that are gathered, so many times, and reduced together; those without dims stay
+    whole.
+    """
     weights = [weight for weight in weights if weight.shape]
     if not weights or not count:
         return
@@ -176,7 +186,9 @@ def _buckets(sizes: list[int], bucket: int) -> int:
 
 
 def _tensor(view: View) -> Iterator[Call]:
-    """Megatron's (arXiv 1909.08053), and with tensor.sequence=split those of arXiv 2205.05198, module by module of the model's table."""
+    """Megatron's (arXiv 1909.08053), and with tensor.sequence=split those of arXiv 2205.05198, module by module of the
+    model's table.
+    """
     if view.plan.mesh.tp == 1:
         return
     for block, again in view.blocks:
@@ -281,7 +293,9 @@ def _experts(view: View) -> Iterator[Call]:
 
 
 def _pipeline(view: View) -> Iterator[Call]:
-    """What stages on other ranks are handed, forth and back; along the sequence it is split where tensor.sequence says so."""
+    """What stages on other ranks are handed, forth and back; along the sequence it is split where tensor.sequence says
+    so.
+    """
     mesh, times = view.plan.mesh, view.plan.batch.accumulate
     if mesh.pp == 1:
         return
@@ -312,7 +326,9 @@ def _optimizer(view: View) -> Iterator[Call]:
 
 
 def _adafactor(view: View, weights: Sequence[Weight], data: Sequence[str]) -> Iterator[Call]:
-    """Over each axis that splits some weights of one mesh: their squares with sums along the dim it splits, sums of row means, squares of updates."""
+    """Over each axis that splits some weights of one mesh: their squares with sums along the dim it splits, sums of row
+    means, squares of updates.
+    """
     for axis in (*data, "tp"):
         count = numbers = means = 0
         for weight in weights:

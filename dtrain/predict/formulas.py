@@ -1,4 +1,5 @@
-"""The shapes of this package's own models, by arithmetic on their arguments: their forwards once more, on a Tape. No torch.
+"""The shapes of this package's own models, by arithmetic on their arguments: their forwards once more, on a Tape. No
+torch.
 
 Tests hold them against the models themselves, run for real.
 """
@@ -32,7 +33,9 @@ NEXT = "sequence_parallel"
 
 @dataclass(frozen=True)
 class Run:
-    """What the formulas need of a plan beside the model's arguments. `tokens` of a sample; `apart`: its sequence lies on several ranks; `cast`: it is not used as it comes."""
+    """What the formulas need of a plan beside the model's arguments. `tokens` of a sample; `apart`: its sequence lies
+    on several ranks; `cast`: it is not used as it comes.
+    """
 
     types: Types
     fused: bool
@@ -46,7 +49,9 @@ class Run:
 
 
 def shapes(plan: Decided) -> Shapes | None:
-    """None for a model that is not ours, or where the data, which is not read here, has to say an argument, or how long a sample is."""
+    """None for a model that is not ours, or where the data, which is not read here, has to say an argument, or how long
+    a sample is.
+    """
     word, facts = word_of(plan.model), facts_of(plan.data)
     part = {name: facts.get(name, value) if value == "auto" else value for name, value in plan.model.items()}
     objective = word_of(plan.objective)

@@ -1,7 +1,7 @@
 """The most a rank holds at one time, and of what. See it with `dtrain plan`.
 
-What is at rest, and the gradients that the optimizer reads, are exact (held.py). What lives for a moment is what torch's operators make on
-the CPU, where it is measured, or on a GPU, where it was not yet (moments.py).
+What is at rest, and the gradients that the optimizer reads, are exact (held.py). What lives for a moment is what
+torch's operators make on the CPU, where it is measured, or on a GPU, where it was not yet (moments.py).
 """
 
 import math
@@ -15,10 +15,12 @@ from dtrain.predict.state_bytes import StateBytes, count_state, holding_of, piec
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the rank that holds most. `parameters` and `optimizer` at rest, `gradients` when the optimizer reads them, `activations` that wait for
-    a backward, at their most, `buffers`: those of the model, tables, and a step's samples. `peak` is the most at one time: `when`, on which `stage`, and
-    `moment` of what: its values add up to `peak`. `host`: bytes in the host's memory, of a checkpoint on its way and of offloaded state; `copies`:
-    those kept there between checkpoints. `known` is False where activations are not in it."""
+    """Bytes on the rank that holds most. `parameters` and `optimizer` at rest, `gradients` when the optimizer reads
+    them, `activations` that wait for a backward, at their most, `buffers`: those of the model, tables, and a step's
+    samples. `peak` is the most at one time: `when`, on which `stage`, and `moment` of what: its values add up to
+    `peak`. `host`: bytes in the host's memory, of a checkpoint on its way and of offloaded state; `copies`: those kept
+    there between checkpoints. `known` is False where activations are not in it.
+    """
 
     parameters: int
     gradients: int
@@ -75,10 +77,11 @@ def _of_rank(plan: Decided, shapes: Shapes, every: Sequence[Sequence[Block]], ra
 
 
 def _update(plan: Decided, blocks: Sequence[Block], state: StateBytes) -> float:
-    """What an update needs for itself. A fused one needs nothing, one operator after the other a copy of the weights, twice.
+    """What an update needs for itself. A fused one needs nothing, one operator after the other a copy of the weights,
+    twice.
 
-    Muon puts the hidden matrices of one shape together, whole: the stack, its two iterates, and two of their squares; or the stack, what it is divided
-    by its norm, that in bf16, and two squares.
+    Muon puts the hidden matrices of one shape together, whole: the stack, its two iterates, and two of their squares;
+    or the stack, what it is divided by its norm, that in bf16, and two squares.
     """
     word, types = word_of(plan.optim), types_of(plan)
     if word == "adafactor":

@@ -1,11 +1,13 @@
-"""What is alive on one rank at the moments of a step that can be its peak: backwards, reductions, the optimizer's update.
+"""What is alive on one rank at the moments of a step that can be its peak: backwards, reductions, the optimizer's
+update.
 
     backward     of block j: what the blocks before it have kept, what is alive inside it, gradients of those behind it and its own
     reduction    of block j's gradients: whole ones, the buffer they are sent from, the pieces that arrive
     update       gradients, and what the optimizer needs for itself
 
-Everything grows or shrinks evenly along a run of equal blocks, so only the ends of a run are looked at: the cost depends neither on the number of
-layers nor of ranks. When FSDP2 gathers, frees and reduces: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py of torch 2.13.
+Everything grows or shrinks evenly along a run of equal blocks, so only the ends of a run are looked at: the cost
+depends neither on the number of layers nor of ranks. When FSDP2 gathers, frees and reduces:
+torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py of torch 2.13.
 """
 
 import math
@@ -25,10 +27,13 @@ FORWARDS_FIRST = ("gpipe", "looped_bfs")
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes on one rank, of one block and one microbatch; `unit` as in Block. Of its weights: as computed with (`whole`), copies that autocast makes (`casts`). Of their
-    gradients: as autograd makes them (`made`), as microbatches are summed up (`summed`), on the wire (`sent`), at the end (`end`), the `largest`.
-    Of activations: what is `kept`, of it what it was handed (`taken`) and hands on (`given`), the most alive in its backward (`busy`), what it `passes` on, and the
-    gradients that wait for a backward of the weights alone (`turned`), without what only a block behind needs (`ends`)."""
+    """Bytes on one rank, of one block and one microbatch; `unit` as in Block. Of its weights: as computed with
+    (`whole`), copies that autocast makes (`casts`). Of their gradients: as autograd makes them (`made`), as
+    microbatches are summed up (`summed`), on the wire (`sent`), at the end (`end`), the `largest`. Of activations: what
+    is `kept`, of it what it was handed (`taken`) and hands on (`given`), the most alive in its backward (`busy`), what
+    it `passes` on, and the gradients that wait for a backward of the weights alone (`turned`), without what only a
+    block behind needs (`ends`).
+    """
 
     count: int
     unit: bool
@@ -131,7 +136,9 @@ def moments(plan: Decided, blocks: Sequence[Sizes]) -> Iterator[tuple[str, Momen
 
 
 def _copies(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: bool) -> Moment:
-    """One more of the gradients is there for a moment before it is added to what is there; before its last microbatch ddp sums them up beside its buckets."""
+    """One more of the gradients is there for a moment before it is added to what is there; before its last microbatch
+    ddp sums them up beside its buckets.
+    """
     if several or state.buckets:
         return {
             "gradients": total(blocks, "made") * (several + state.buckets),
@@ -141,7 +148,9 @@ def _copies(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: b
 
 
 def _gathered(state: Holding, place: Place, blocks: Sequence[Sizes], *, last: bool, own: bool) -> float:
-    """The root always, and the block; the one before it is on its way. Or all, of which the `last` backward frees one after the other."""
+    """The root always, and the block; the one before it is on its way. Or all, of which the `last` backward frees one
+    after the other.
+    """
     root = total(blocks, "whole", unit=False)
     mine = place.block.whole * (own and place.block.unit)
     if state.frees:
@@ -193,9 +202,11 @@ def _reduced(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: 
 def pipelined(
     plan: Decided, shapes: Shapes, stages: Sequence[Sequence[Sizes]], handed: Sequence[float], rank: int
 ) -> Iterator[tuple[str, Moment]]:
-    """Of a rank that holds these stages: gradients are summed whole over the microbatches, and FSDP2 keeps all blocks gathered.
+    """Of a rank that holds these stages: gradients are summed whole over the microbatches, and FSDP2 keeps all blocks
+    gathered.
 
-    `handed`: bytes of one microbatch that each stage of the pipeline gives to the next."""
+    `handed`: bytes of one microbatch that each stage of the pipeline gives to the next.
+    """
     state, blocks = holding_of(plan), [size for stage in stages for size in stage]
     mine = dict(zip(_owned(plan, rank), stages, strict=True))
     flights = {
@@ -221,8 +232,10 @@ def pipelined(
 
 @dataclass(frozen=True)
 class Flight:
-    """Bytes of one microbatch in one stage. From its forward on: what autograd `kept`, and what is `sent` to another rank. In its backward: `inside`
-    a block, then the gradient sent `back`; and what waits for the backward of the weights (`left`)."""
+    """Bytes of one microbatch in one stage. From its forward on: what autograd `kept`, and what is `sent` to another
+    rank. In its backward: `inside` a block, then the gradient sent `back`; and what waits for the backward of the
+    weights (`left`).
+    """
 
     kept: float
     sent: float
@@ -232,10 +245,12 @@ class Flight:
 
 
 def _flight(plan: Decided, blocks: Sequence[Sizes], stage: int, handed: Sequence[float], returns: float) -> Flight:
-    """What comes from other stages lies in room of its own (`_between`); a stage of the same rank is handed the tensor itself.
+    """What comes from other stages lies in room of its own (`_between`); a stage of the same rank is handed the tensor
+    itself.
 
-    Until the last gradient of a weight is there the graph below it stays whole (torch/distributed/pipelining/_backward.py of torch 2.13); the first
-    stage leaves all to the backward of the weights.
+    Until the last gradient of a weight is there the graph below it stays whole
+    (torch/distributed/pipelining/_backward.py of torch 2.13); the first stage leaves all to the backward of the
+    weights.
     """
     owners = plan.pipeline.owners(plan.mesh.pp)
     first, last = stage == 0, stage == len(owners) - 1
@@ -253,7 +268,8 @@ def _flight(plan: Decided, blocks: Sequence[Sizes], stage: int, handed: Sequence
 def _in_flight(plan: Decided, flights: Mapping[int, Flight], rank: int) -> Iterator[tuple[float, float]]:
     """(activations kept, alive beside them inside a block): when both are most together, and when most are kept.
 
-    Schedules of several stages wait at the end of a step for what they sent, and keep it until then; that of one until the next is sent.
+    Schedules of several stages wait at the end of a step for what they sent, and keep it until then; that of one until
+    the next is sent.
     """
     count, shape = plan.batch.accumulate, plan.pipeline
     if shape.schedule in FORWARDS_FIRST:

@@ -1,4 +1,6 @@
-"""A plan drawn in letters: which ranks form which axis on which node, and what each rank of a pipeline does from left to right."""
+"""A plan drawn in letters: which ranks form which axis on which node, and what each rank of a pipeline does from left
+to right.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -14,7 +16,9 @@ LEGEND = "0-9 forward of a microbatch, a-j its backward, A-J that of the weights
 
 
 def mesh(plan: Plan, width: int = 100) -> list[str]:
-    """Lines: the nodes with their ranks, innermost groups in brackets; then every axis with its groups. Empty for one rank."""
+    """Lines: the nodes with their ranks, innermost groups in brackets; then every axis with its groups. Empty for one
+    rank.
+    """
     if plan.world == 1:
         return []
     among = groups(plan)
@@ -39,13 +43,16 @@ def mesh(plan: Plan, width: int = 100) -> list[str]:
             )
             where = "across nodes" if far and plan.nodes > 1 else "inside a node"
             lines.append(
-                f"{name}={group.size}: {plan.world // group.size} group(s) such as {_ranks(group.size, group.stride)}, {where}"
+                f"{name}={group.size}: {plan.world // group.size} group(s) such as "
+                f"{_ranks(group.size, group.stride)}, {where}"
             )
     return lines
 
 
 def pipeline(plan: Plan, width: int = 100) -> list[str]:
-    """A line for each rank of the pipeline, time from left to right, as if all stages were equal; and the legend. Empty where there is no pipeline."""
+    """A line for each rank of the pipeline, time from left to right, as if all stages were equal; and the legend. Empty
+    where there is no pipeline.
+    """
     if plan.mesh.pp == 1:
         return []
     shown = [*range(min(plan.mesh.pp, MOST_ROWS))]

@@ -1,4 +1,6 @@
-"""All that is predicted of a plan, in one place: `python -m dtrain plan <words>`, or `python -m dtrain plan json <words>` for tools."""
+"""All that is predicted of a plan, in one place: `python -m dtrain plan <words>`, or `python -m dtrain plan json
+<words>` for tools.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -23,8 +25,10 @@ LIBRARIES = 0.37 * 2**30
 
 @dataclass(frozen=True)
 class Prediction:
-    """`room`: bytes that a rank may use. `rank` of the pipeline is the one whose `calls` these are; `bubble` the share of the schedule that a rank
-    waits, and `in_flight` microbatches of each stage. `machine` and `time` are None where too little is known."""
+    """`room`: bytes that a rank may use. `rank` of the pipeline is the one whose `calls` these are; `bubble` the share
+    of the schedule that a rank waits, and `in_flight` microbatches of each stage. `machine` and `time` are None where
+    too little is known.
+    """
 
     shapes: Shapes
     memory: Memory

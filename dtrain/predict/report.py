@@ -35,9 +35,14 @@ def short(plan: Plan, found: Prediction) -> Iterator[Row]:
 
 
 def warning(found: Prediction) -> str:
-    """One line for a run that is predicted not to fit. It is a warning, because activations are an estimate: only the device itself can refuse."""
+    """One line for a run that is predicted not to fit. It is a warning, because activations are an estimate: only the
+    device itself can refuse.
+    """
     held = found.memory
-    return f"{size(held.peak)} are predicted at the {held.when} on each rank, more than the {size(found.room)} there are. Type dtrain plan and the same words to see what would fit."
+    return (
+        f"{size(held.peak)} are predicted at the {held.when} on each rank, more than the {size(found.room)} there "
+        "are. Type dtrain plan and the same words to see what would fit."
+    )
 
 
 def advice(changes: Iterable[Change], plan: Plan) -> Iterator[Row]:
@@ -65,7 +70,8 @@ def _memory(plan: Plan, found: Prediction) -> Iterator[Row]:
     yield "", "  ".join(f"{name} {size(part)}" for name, part in parts if part >= held.peak / 200)
     yield (
         "at rest",
-        f"parameters {size(held.parameters)}  gradients {size(held.gradients)}  optimizer {size(held.optimizer)}  activations {size(held.activations)}  host {size(held.host)}",
+        f"parameters {size(held.parameters)}  gradients {size(held.gradients)}  optimizer {size(held.optimizer)}  "
+        f"activations {size(held.activations)}  host {size(held.host)}",
     )
 
 
@@ -98,7 +104,8 @@ def _wire(plan: Plan, found: Prediction) -> Iterator[Row]:
     if little:
         yield (
             title,
-            f"{size(sum(call.bytes for call in little))} in {sum(call.calls for call in little):,} small calls: {', '.join(dict.fromkeys(call.what for call in little))}",
+            f"{size(sum(call.bytes for call in little))} in {sum(call.calls for call in little):,} small calls: "
+            f"{', '.join(dict.fromkeys(call.what for call in little))}",
         )
         title = ""
     if found.calls:
@@ -121,7 +128,8 @@ def _time(plan: Plan, found: Prediction) -> Iterator[Row]:
     )
     yield (
         "time",
-        f"about {duration(time.seconds)} a step, {tokens}, MFU {time.mfu:.0%}; {plan.steps} steps in {duration(time.seconds * plan.steps)}",
+        f"about {duration(time.seconds)} a step, {tokens}, MFU {time.mfu:.0%}; {plan.steps} steps in "
+        f"{duration(time.seconds * plan.steps)}",
     )
     wire: Mapping[str, float] = time.wire
     parts = {

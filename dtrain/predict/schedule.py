@@ -1,9 +1,11 @@
-"""How a pipeline spends its step: what each rank computes in which order, how long it waits, and what it keeps meanwhile.
+"""How a pipeline spends its step: what each rank computes in which order, how long it waits, and what it keeps
+meanwhile.
 
     python -m dtrain plan strategy=pipeline devices=4 pipeline.schedule=zbv
 
-The orders are those of torch.distributed.pipelining, which runs them; a test holds these against them. A pipeline is simulated once,
-for all its replicas alike: the cost grows with pp x stages x microbatches, not with the ranks beside them.
+The orders are those of torch.distributed.pipelining, which runs them; a test holds these against them. A pipeline is
+simulated once, for all its replicas alike: the cost grows with pp x stages x microbatches, not with the ranks beside
+them.
 """
 
 from collections import defaultdict
@@ -58,8 +60,8 @@ def timeline(
 ) -> Timeline:
     """Every action as early as what it needs is there, a rank doing one at a time.
 
-    `forward` is the cost of each stage's forward (None: 1 each), `hop` the time from one rank to the next, `again` the share of a
-    forward that a backward does once more (1: remat=full).
+    `forward` is the cost of each stage's forward (None: 1 each), `hop` the time from one rank to the next, `again` the
+    share of a forward that a backward does once more (1: remat=full).
     """
     owners = shape.owners(pp)
     each = forward or (1.0,) * len(owners)
@@ -83,13 +85,16 @@ def timeline(
                 left -= 1
         if left == before:
             raise ValueError(
-                f"pipeline.schedule={shape.schedule}: with {pp} ranks and {microbatches} microbatches its ranks wait for each other"
+                f"pipeline.schedule={shape.schedule}: with {pp} ranks and {microbatches} microbatches its ranks wait "
+                "for each other"
             )
     return Timeline(tuple(map(tuple, rows)), max(clock))
 
 
 def in_flight(shape: PipelineShape, pp: int, microbatches: int) -> tuple[int, ...]:
-    """Of each stage the most microbatches whose activations wait at one time: from their forward to the end of their backward."""
+    """Of each stage the most microbatches whose activations wait at one time: from their forward to the end of their
+    backward.
+    """
     most = [0] * (pp * shape.stages)
     for rank in range(pp):
         held: dict[int, int] = defaultdict(int)
@@ -121,7 +126,9 @@ def _gpipe(pp: int, stages: int, count: int, rank: int) -> Iterator[Action]:
 
 
 def _1f1b(pp: int, stages: int, count: int, rank: int) -> Iterator[Action]:
-    """As many forwards as there are ranks behind this one and itself, then one backward, one forward (arXiv 1806.03377)."""
+    """As many forwards as there are ranks behind this one and itself, then one backward, one forward (arXiv
+    1806.03377).
+    """
     ahead = min(count, pp - rank)
     yield from (Action("F", rank, microbatch) for microbatch in range(ahead))
     for microbatch in range(count):
@@ -140,7 +147,9 @@ def _looped_bfs(pp: int, stages: int, count: int, rank: int) -> Iterator[Action]
 def _rounds(
     pp: int, stages: int, count: int, rank: int, *, ahead: int
 ) -> tuple[int, Callable[[int], Action], Callable[[int, str], Action]]:
-    """(forwards before the first backward, the n-th forward, the n-th backward) of schedules that go through their stages in rounds."""
+    """(forwards before the first backward, the n-th forward, the n-th backward) of schedules that go through their
+    stages in rounds.
+    """
     size = count // max(1, count // pp)
 
     def nth(step: int, kind: str, *, last_first: bool) -> Action:
@@ -163,7 +172,9 @@ def _interleaved_1f1b(pp: int, stages: int, count: int, rank: int) -> Iterator[A
 
 
 def _interleaved_zero_bubble(pp: int, stages: int, count: int, rank: int) -> Iterator[Action]:
-    """interleaved_1f1b whose backwards of weights come `rank` microbatches later and fill what would be waiting (arXiv 2401.10241)."""
+    """interleaved_1f1b whose backwards of weights come `rank` microbatches later and fill what would be waiting (arXiv
+    2401.10241).
+    """
     warm, forward, backward = _rounds(pp, stages, count, rank, ahead=1)
     late = 0
     for step in range(count * stages + warm):

@@ -1,7 +1,8 @@
-"""What a model is to all predictions: its weights, what each block keeps for the backward, and what it computes. See it with `dtrain plan`.
+"""What a model is to all predictions: its weights, what each block keeps for the backward, and what it computes. See it
+with `dtrain plan`.
 
-Of the models of this package it is arithmetic on their arguments (known.py); any other is built and run once on tensors without memory
-(dtrain/tracing/).
+Of the models of this package it is arithmetic on their arguments (known.py); any other is built and run once on tensors
+without memory (dtrain/tracing/).
 """
 
 import itertools
@@ -53,8 +54,9 @@ class Decided(Protocol):
 
 @dataclass(frozen=True)
 class Weight:
-    """One parameter, whole. `tp`: the dim that tensor parallelism splits by the model's table, None where it stays whole; `product`: a matrix
-    product takes it, so that autocast copies it; `hidden`: a matrix that muon turns."""
+    """One parameter, whole. `tp`: the dim that tensor parallelism splits by the model's table, None where it stays
+    whole; `product`: a matrix product takes it, so that autocast copies it; `hidden`: a matrix that muon turns.
+    """
 
     name: str = field(compare=False)
     shape: tuple[int, ...]
@@ -72,9 +74,11 @@ class Weight:
 
 @dataclass(frozen=True)
 class Split:
-    """A module that the model's `tp_plan` names. `inputs` and `outputs`: numbers of one sample, whole, in rows of `width` that come out.
+    """A module that the model's `tp_plan` names. `inputs` and `outputs`: numbers of one sample, whole, in rows of
+    `width` that come out.
 
-    A gradient flows to what goes in (`takes`), to what comes out (`gives`); a second forward comes by `again`."""
+    A gradient flows to what goes in (`takes`), to what comes out (`gives`); a second forward comes by `again`.
+    """
 
     name: str = field(compare=False)
     style: str
@@ -88,9 +92,11 @@ class Split:
 
 @dataclass(frozen=True)
 class Attention:
-    """One scaled dot product over `tokens`; `head` is the width of a head, `value` that of one in v, `bytes` those of a number of q, k and v.
+    """One scaled dot product over `tokens`; `head` is the width of a head, `value` that of one in v, `bytes` those of a
+    number of q, k and v.
 
-    `split`: tensor parallelism shares out its heads; `gives`: a gradient flows through it."""
+    `split`: tensor parallelism shares out its heads; `gives`: a gradient flows through it.
+    """
 
     heads: int
     kv_heads: int
@@ -104,7 +110,9 @@ class Attention:
 
 @dataclass(frozen=True)
 class Experts:
-    """One mixture: `rows` of one sample, each `width` numbers of `bytes`, go to `count` experts; a token to `active` of them."""
+    """One mixture: `rows` of one sample, each `width` numbers of `bytes`, go to `count` experts; a token to `active` of
+    them.
+    """
 
     count: int
     active: int
@@ -116,8 +124,9 @@ class Experts:
 
 @dataclass(frozen=True)
 class Kept:
-    """Bytes of one sample, by what tensor parallelism makes of them: `whole` on each rank; `stream`: a part on each where
-    tensor.sequence=split; `inside`: always a part on each; `logits`: a part on each where tensor.loss=split."""
+    """Bytes of one sample, by what tensor parallelism makes of them: `whole` on each rank; `stream`: a part on each
+    where tensor.sequence=split; `inside`: always a part on each; `logits`: a part on each where tensor.loss=split.
+    """
 
     whole: float = 0
     stream: float = 0
@@ -141,13 +150,16 @@ class Kept:
 class Block:
     """`count` equal modules, one after the other; all figures are of one of them and of one sample.
 
-    `listed`: one of dtrain.model.blocks, sharded, recomputed and compiled by itself; else it belongs to the root, but for the `head`, which is sharded by itself. `kept` for the backward, in the
-    precision of the plan: `all`, with remat=selective (`products`), with remat=full (`inputs`); of `all` what it was handed (`taken`) and hands on (`given`); `turned`:
-    gradients that a backward of the inputs alone leaves for that of the weights, and `ends`, what it needs neither of `all` nor of these where nothing
-    comes behind the block. `busy`: the most alive while its backward runs.
-    One forward runs it so many times (`uses`); `gives`: its backward runs; `stays`: it is the last of the model's lists, though not the last to run.
-    `work`: multiply-adds of matrix products in the forward, `back` in the backward; `looks`: those inside attention, of the whole square, as
-    torch.utils.flop_counter counts; `again`: what of both a second forward computes, which stops where all is there that the backward needs. `passes`: numbers handed to the next.
+    `listed`: one of dtrain.model.blocks, sharded, recomputed and compiled by itself; else it belongs to the root, but
+    for the `head`, which is sharded by itself. `kept` for the backward, in the precision of the plan: `all`, with
+    remat=selective (`products`), with remat=full (`inputs`); of `all` what it was handed (`taken`) and hands on
+    (`given`); `turned`: gradients that a backward of the inputs alone leaves for that of the weights, and `ends`, what
+    it needs neither of `all` nor of these where nothing comes behind the block. `busy`: the most alive while its
+    backward runs. One forward runs it so many times (`uses`); `gives`: its backward runs; `stays`: it is the last of
+    the model's lists, though not the last to run. `work`: multiply-adds of matrix products in the forward, `back` in
+    the backward; `looks`: those inside attention, of the whole square, as torch.utils.flop_counter counts; `again`:
+    what of both a second forward computes, which stops where all is there that the backward needs. `passes`: numbers
+    handed to the next.
     """
 
     name: str = field(compare=False)
@@ -182,9 +194,11 @@ class Block:
 
 @dataclass(frozen=True)
 class Shapes:
-    """`blocks` in the order they run. In bytes: `buffers` of the model, of which a checkpoint holds `saved` and a training forward changes `moving` (whether they are floating, bytes; one
-    of each type); `tables` that all blocks share and keep;
-    `sample`, of which `inputs`, and what the model `returns` for it. `unknown` says why activations and work are not known; empty where they are."""
+    """`blocks` in the order they run. In bytes: `buffers` of the model, of which a checkpoint holds `saved` and a
+    training forward changes `moving` (whether they are floating, bytes; one of each type); `tables` that all blocks
+    share and keep; `sample`, of which `inputs`, and what the model `returns` for it. `unknown` says why activations and
+    work are not known; empty where they are.
+    """
 
     blocks: tuple[Block, ...]
     buffers: int
@@ -247,7 +261,9 @@ def types_of(plan: Decided) -> Types:
 
 
 def stages_of(plan: Decided, shapes: Shapes) -> list[tuple[Block, ...]]:
-    """The blocks of each stage of the pipeline, as dtrain.parallel.stages cuts them; one stage where there is no pipeline. Raises WordsError where there are too few."""
+    """The blocks of each stage of the pipeline, as dtrain.parallel.stages cuts them; one stage where there is no
+    pipeline. Raises WordsError where there are too few.
+    """
     count = plan.mesh.pp * plan.pipeline.stages
     if plan.mesh.pp == 1:
         return [shapes.blocks]

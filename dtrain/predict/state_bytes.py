@@ -1,7 +1,8 @@
-"""What the fullest rank holds of the weights, their gradients, the optimizer's state and the average: exact bytes. No torch.
+"""What the fullest rank holds of the weights, their gradients, the optimizer's state and the average: exact bytes. No
+torch.
 
-The fullest rank is the first of every axis: a dim that does not divide is cut into pieces of ceil(size / ranks), as torch.chunk does,
-and FSDP2 fills every piece up to the first one's size
+The fullest rank is the first of every axis: a dim that does not divide is cut into pieces of ceil(size / ranks), as
+torch.chunk does, and FSDP2 fills every piece up to the first one's size
 (https://github.com/pytorch/pytorch/blob/main/torch/distributed/fsdp/_fully_shard/_fsdp_param.py).
 """
 
@@ -17,8 +18,10 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Holding:
-    """How a strategy holds state. `shards` of weights, gradients and optimizer; `frees` gathered blocks after their forward; reduces gradients in
-    `every` microbatch; `buckets`: gradients live in buckets from the beginning; `cpu`: state rests in the memory of the host."""
+    """How a strategy holds state. `shards` of weights, gradients and optimizer; `frees` gathered blocks after their
+    forward; reduces gradients in `every` microbatch; `buckets`: gradients live in buckets from the beginning; `cpu`:
+    state rests in the memory of the host.
+    """
 
     shards: bool = False
     frees: bool = False
@@ -39,7 +42,9 @@ def holding_of(plan: Decided) -> Holding:
 
 
 def flowing(plan: Decided) -> Types:
-    """The types between operators: FSDP2 gathers weights in the type they are multiplied in, so embeddings, and all that is added to them, have it too."""
+    """The types between operators: FSDP2 gathers weights in the type they are multiplied in, so embeddings, and all
+    that is added to them, have it too.
+    """
     types = types_of(plan)
     return replace(types, param=types.compute) if holding_of(plan).shards else types
 
@@ -92,7 +97,9 @@ STATE: Mapping[str, State] = {
     "adamw": _adamw, "sgd": _sgd, "muon": _muon, "adafactor": _adafactor,
     "torch.optim.AdamW": _adamw, "torch.optim.Adam": _adamw, "torch.optim.SGD": _sgd,
 }  # fmt: skip
-"""optimizer -> shapes of what it keeps of a weight, in the type of the weight; of one that is not here AdamW's are taken."""
+"""optimizer -> shapes of what it keeps of a weight, in the type of the weight; of one that is not here AdamW's are
+taken.
+"""
 COUNTED = ("adamw", "adafactor", "torch.optim.AdamW", "torch.optim.Adam")
 """Optimizers that count steps of each weight, in 4 bytes; muon does for those it leaves to AdamW."""
 

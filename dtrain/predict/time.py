@@ -1,4 +1,5 @@
-"""How long one optimizer step takes on a machine, and with what its seconds are spent. See it with `dtrain plan cluster=h100x8 nodes=4`.
+"""How long one optimizer step takes on a machine, and with what its seconds are spent. See it with `dtrain plan
+cluster=h100x8 nodes=4`.
 
     step       = pipeline + data axes not hidden + optimizer + gradient norm
     pipeline   = every stage's microbatches in the order of the schedule (dtrain.predict.schedule); without one, accumulate x a microbatch
@@ -6,9 +7,9 @@
     a call     = start + hops x latency + bytes that cross / (bandwidth x LINK)       (alpha-beta, per axis, over its slowest link)
 
 A ring carries (n - 1) / n of what n ranks gather or scatter, twice that of what they reduce for all
-(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md), and its k ranks on a node share k ways out of it. What is gathered and
-reduced over the data axes hides behind the computing, but for the first and the last piece. MFU counts 3 x the forward, attention as a
-whole square, against the peak (PaLM, arXiv 2204.02311, appendix B).
+(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md), and its k ranks on a node share k ways out of it.
+What is gathered and reduced over the data axes hides behind the computing, but for the first and the last piece. MFU
+counts 3 x the forward, attention as a whole square, against the peak (PaLM, arXiv 2204.02311, appendix B).
 
 It is an estimate: of published runs it was between 0.6 and 1.6 times as fast (tests/predict/test_time.py).
 """
@@ -38,7 +39,9 @@ CAUSAL = 0.5
 HOST_BANDWIDTH = 2e11
 """Bytes per second of a host's memory, where the optimizer works there: eight channels of DDR5-4800 at two thirds."""
 STARTING = 2e-4
-"""Seconds in which a host starts the kernels of one block on a GPU, forward and backward: fifty compiled ones of 4 us each. Assumed; no model is faster."""
+"""Seconds in which a host starts the kernels of one block on a GPU, forward and backward: fifty compiled ones of 4 us
+each. Assumed; no model is faster.
+"""
 ON_THE_WAY = ("tp", "ep", "cp")
 """Axes whose collectives a microbatch waits for."""
 
@@ -95,7 +98,9 @@ def time(plan: Plan, shapes: Shapes, memory: Memory, machine: Machine) -> Time |
 
 
 def at_peak(plan: Plan) -> float | None:
-    """Seconds of a step of nothing but products at the peak of the ranks' GPUs: over the seconds of a step, its MFU. None where GPUs or model are not known."""
+    """Seconds of a step of nothing but products at the peak of the ranks' GPUs: over the seconds of a step, its MFU.
+    None where GPUs or model are not known.
+    """
     shapes = formulas.shapes(plan) if plan.cluster.get("gpus") else None
     return (
         3 * work(plan, shapes).forward / (plan.world * _peak(plan, build(plan.cluster)))
@@ -212,7 +217,8 @@ def _data_axes(
 
 
 def _optimizer(plan: Plan, memory: Memory, bandwidth: float) -> float:
-    """Gradients are read for the norm, read and written by the clip, read by the update, which reads and writes weights and its own state.
+    """Gradients are read for the norm, read and written by the clip, read by the update, which reads and writes weights
+    and its own state.
 
     Where state rests in the host's memory it is moved there, and gradients and weights cross over.
     """

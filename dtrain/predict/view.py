@@ -1,4 +1,6 @@
-"""What the collectives of a step are predicted from: who is on which axis, and how one rank of each pipeline stage holds and computes its part."""
+"""What the collectives of a step are predicted from: who is on which axis, and how one rank of each pipeline stage
+holds and computes its part.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +20,9 @@ class Group:
 
 
 def groups(plan: Plan) -> Mapping[str, Group]:
-    """Of every axis that collectives go over. dp_shard holds cp, because parameters are sharded over both; batch is all that shares gradients."""
+    """Of every axis that collectives go over. dp_shard holds cp, because parameters are sharded over both; batch is all
+    that shares gradients.
+    """
     mesh = plan.mesh
     shards = mesh.dp_shard * mesh.cp
     return {
@@ -90,7 +94,8 @@ class View:
 
     @property
     def stream(self) -> int:
-        """Bytes of a number of a gathered weight, of its gradient before it is reduced, and of what flows from block to block.
+        """Bytes of a number of a gathered weight, of its gradient before it is reduced, and of what flows from block to
+        block.
 
         FSDP2 casts weights when it gathers them; autocast alone leaves what flows in the type of the weights.
         """

@@ -1,6 +1,8 @@
-"""A recipe: nothing but words written down in YAML. Reading one gives words, every run writes one: `dtrain plan recipe=<out>/config.yaml`.
+"""A recipe: nothing but words written down in YAML. Reading one gives words, every run writes one: `dtrain plan
+recipe=<out>/config.yaml`.
 
-It may come from anywhere: `dtrain.recipe.locate` says how far that place is trusted, `dtrain.recipe.policy` what it may say then.
+It may come from anywhere: `dtrain.recipe.locate` says how far that place is trusted, `dtrain.recipe.policy` what it may
+say then.
 """
 
 import re
@@ -31,9 +33,11 @@ DEEPEST, MOST = 8, 32
 
 
 def read(name: str, *, said: Collection[str] = ()) -> list[Word]:
-    """The words of a recipe: one of ours by its name, or a path or URL. Raises WordsError with every mistake that can be told.
+    """The words of a recipe: one of ours by its name, or a path or URL. Raises WordsError with every mistake that can
+    be told.
 
-    Keys that a person `said` on the command line are taken from there, so nothing is wrong with what a recipe says about them.
+    Keys that a person `said` on the command line are taken from there, so nothing is wrong with what a recipe says
+    about them.
     """
     problems = list[str]()
     words = _read(find(name), [], [], problems, time.monotonic() + store.ANSWER_SECONDS)
@@ -44,7 +48,8 @@ def read(name: str, *, said: Collection[str] = ()) -> list[Word]:
 
 
 def of_run(run: str, *, said: Collection[str] = ()) -> list[Word]:
-    """The words of the run at URL `run`; from elsewhere, without those that no recipe from elsewhere may say. Raises WordsError.
+    """The words of the run at URL `run`; from elsewhere, without those that no recipe from elsewhere may say. Raises
+    WordsError.
 
     What its model and data are made of is not left out in silence: a person says it, or it is refused.
     """
@@ -68,7 +73,8 @@ def _is_said(key: str, said: Collection[str]) -> bool:
 
 
 def _read(place: Place, chain: Sequence[Place], seen: list[Place], problems: list[str], until: float) -> list[Word]:
-    """The words of a recipe, and before them those of the recipes it builds on. Raises WordsError when it cannot be read.
+    """The words of a recipe, and before them those of the recipes it builds on. Raises WordsError when it cannot be
+    read.
 
     `until` is a monotonic time: whoever waits, waits for all of them together.
     """
@@ -76,7 +82,8 @@ def _read(place: Place, chain: Sequence[Place], seen: list[Place], problems: lis
     seen.append(place)
     if len(chain) >= DEEPEST or len(seen) > MOST:
         raise WordsError(
-            f"{chain[-1]}: more than {DEEPEST} recipes build on each other, or {MOST} in all. Write their words into one."
+            f"{chain[-1]}: more than {DEEPEST} recipes build on each other, or {MOST} in all. Write their words into "
+            "one."
         )
     left = until - time.monotonic()
     if place.trust == "remote" and left <= 0:
@@ -106,7 +113,10 @@ def _read(place: Place, chain: Sequence[Place], seen: list[Place], problems: lis
 def _package(data: bytes, place: Place) -> Iterable[str]:
     found = re.search(rb"^#\s*@package\s+(\S+)", data, re.MULTILINE)
     if found and found[1] != b"_global_":
-        yield f"{place}: # @package {found[1].decode(errors='replace')[:60]} is not read. Write whole keys, such as model.width, and leave the line out."
+        yield (
+            f"{place}: # @package {found[1].decode(errors='replace')[:60]} is not read. Write whole keys, such as "
+            "model.width, and leave the line out."
+        )
 
 
 def _names(node: Node | None, place: Place, problems: list[str]) -> Iterable[str]:
@@ -117,12 +127,15 @@ def _names(node: Node | None, place: Place, problems: list[str]) -> Iterable[str
             yield name
         else:
             problems.append(
-                f"{place}:{node.line if node else 1}: recipe names other recipes. Write recipe: base.yaml, or recipe: [a.yaml, b.yaml]."
+                f"{place}:{node.line if node else 1}: recipe names other recipes. Write recipe: base.yaml, or recipe: "
+                "[a.yaml, b.yaml]."
             )
 
 
 def _words(document: Mapping[str, Node], place: Place, problems: list[str]) -> Iterable[Word]:
-    """Choices first, then what takes the place of a choice, then arguments: whoever is chosen drops what was said about another."""
+    """Choices first, then what takes the place of a choice, then arguments: whoever is chosen drops what was said about
+    another.
+    """
     chosen = list(_defaults(document.get("defaults"), place, problems))
     rest = list[Word]()
     for key, node in document.items():
@@ -155,7 +168,8 @@ def _defaults(node: Node | None, place: Place, problems: list[str]) -> Iterable[
             yield Word(found[1], choice, _choice(choice), f"{place}:{entry.line}")
         elif entry.value != "_self_":
             problems.append(
-                f"{place}:{entry.line}: defaults: {str(entry.plain())[:60]!r} is not understood. Write `- override /model: gpt`."
+                f"{place}:{entry.line}: defaults: {str(entry.plain())[:60]!r} is not understood. Write `- override "
+                "/model: gpt`."
             )
 
 
@@ -263,7 +277,10 @@ def _yaml_lines(name: str, value: Any, config: Config, indent: str, key: str) ->
             yield f"{indent}{name}:"
             yield from inner
     else:
-        yield f"{indent}{name}: {_flow(_said(config.unresolved[key]) if key in config.unresolved else value)}{_source(config, key)}"
+        yield (
+            f"{indent}{name}: "
+            f"{_flow(_said(config.unresolved[key]) if key in config.unresolved else value)}{_source(config, key)}"
+        )
 
 
 def _source(config: Config, key: str) -> str:

@@ -1,8 +1,10 @@
-"""YAML as recipes are written -> values that know their line, or one sentence with the place: `dtrain plan recipe=mine.yaml`.
+"""YAML as recipes are written -> values that know their line, or one sentence with the place: `dtrain plan
+recipe=mine.yaml`.
 
-Nothing is made of it but mappings, lists, texts, numbers, true, false and null. What an alias would repeat is counted before it is
-repeated. Plain values are read by the core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema), not by that of 1.1, in
-which `no` is false, `1:30` ninety and `1e-3` a text; what the two read as different numbers is refused.
+Nothing is made of it but mappings, lists, texts, numbers, true, false and null. What an alias would repeat is counted
+before it is repeated. Plain values are read by the core schema of YAML 1.2
+(https://yaml.org/spec/1.2.2/#103-core-schema), not by that of 1.1, in which `no` is false, `1:30` ninety and `1e-3` a
+text; what the two read as different numbers is refused.
 """
 
 import re
@@ -87,7 +89,9 @@ def parse(data: bytes) -> Node:
 
 
 def scalar(raw: str) -> Any:
-    """What a plain value means. Raises ValueError for a number that two versions of YAML read differently, or that is none."""
+    """What a plain value means. Raises ValueError for a number that two versions of YAML read differently, or that is
+    none.
+    """
     if raw in PLAIN:
         return PLAIN[raw]
     number = next((kind for kind in (TWO_WAYS, INTEGER, FLOAT, OTHER_BASE, ENDLESS) if kind.fullmatch(raw)), None)
@@ -97,7 +101,8 @@ def scalar(raw: str) -> Any:
         raise ValueError(f"a number of {len(raw)} characters. Write it shorter, or in quotes when it is a name.")
     if number is TWO_WAYS:
         raise ValueError(
-            f"{raw} is another number in YAML 1.1 than in 1.2. Write {raw.replace('_', '').lstrip('+-0') or 0}, or '{raw}' for a name."
+            f"{raw} is another number in YAML 1.1 than in 1.2. Write {raw.replace('_', '').lstrip('+-0') or 0}, or "
+            f"'{raw}' for a name."
         )
     if number is ENDLESS:
         return float(raw.replace(".", "").lower())
@@ -170,7 +175,8 @@ def _check(event: yaml.Event, line: int) -> None:
     tag = getattr(event, "tag", None)
     if tag:
         raise Slip(
-            f"the tag {tag!r:.60}: a recipe holds plain values. Leave it out, and write a text that looks like a number in quotes.",
+            f"the tag {tag!r:.60}: a recipe holds plain values. Leave it out, and write a text that looks like a "
+            "number in quotes.",
             line,
         )
     if not isinstance(event, yaml.ScalarEvent):

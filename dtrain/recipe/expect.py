@@ -1,7 +1,8 @@
 """What a run was expected to give, held against what it gave: `dtrain verify recipe=digits`.
 
-A figure is expected to lie in a band, [lowest, highest], either of them null. Losses, accuracies and steps depend on the words alone,
-so they are judged anywhere; memory and speed depend on the machine, and are judged on the one that `expect.hardware` names.
+A figure is expected to lie in a band, [lowest, highest], either of them null. Losses, accuracies and steps depend on
+the words alone, so they are judged anywhere; memory and speed depend on the machine, and are judged on the one that
+`expect.hardware` names.
 """
 
 import json
@@ -28,7 +29,9 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Finding:
-    """One figure: what was expected, what was found (None: the run has none), and how it was judged: ok, outside, absent or elsewhere."""
+    """One figure: what was expected, what was found (None: the run has none), and how it was judged: ok, outside,
+    absent or elsewhere.
+    """
 
     figure: str
     low: float | None
@@ -88,7 +91,9 @@ def judge(expect: Expect, out: str, *, here: str) -> list[Finding]:
 
 
 def figures_of(rows: list[Mapping[str, Any]], result: Mapping[str, Any]) -> dict[str, float]:
-    """Every figure that can be expected, of the rows of metrics.jsonl and of result.json: those of the last row, the last held-out ones, medians of speeds."""
+    """Every figure that can be expected, of the rows of metrics.jsonl and of result.json: those of the last row, the
+    last held-out ones, medians of speeds.
+    """
     warm = rows[WARM:] or rows
     speeds = {
         name: statistics.median(row[name] for row in warm) for name in OF_THE_MACHINE if rows and name in rows[-1]

@@ -1,4 +1,5 @@
-"""What a recipe from elsewhere may open: public addresses, and the host it came from itself; no files of this machine, nothing of its network.
+"""What a recipe from elsewhere may open: public addresses, and the host it came from itself; no files of this machine,
+nothing of its network.
 
 dtrain plan recipe=https://host/a.yaml      # data.path=/etc/passwd in it is refused, and so is http://169.254.169.254/
 """
@@ -16,7 +17,9 @@ from urllib.parse import unquote, urlsplit
 from dtrain.storage import web
 
 REACHABLE = ("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf")
-"""Schemes that a recipe from elsewhere may name: none of them leads to this machine's files, or takes its keys to another one."""
+"""Schemes that a recipe from elsewhere may name: none of them leads to this machine's files, or takes its keys to
+another one.
+"""
 OPENS = re.compile(
     r"(?:^|_)(?:paths?|files?|filenames?|folders?|dirs?|directory|roots?|urls?|uri|cache|location|sources?|glob|init|checkpoint|ckpt|weights_file)$"
 )
@@ -68,7 +71,9 @@ def refusal(key: str, value: str, beside: str) -> str | None:
 
 
 def is_private(host: str) -> bool:
-    """Whether a host is of this machine or of a network that is not public. Names are judged by their looks: `resolves_inside` asks."""
+    """Whether a host is of this machine or of a network that is not public. Names are judged by their looks:
+    `resolves_inside` asks.
+    """
     name = host.strip(".").lower()
     number = _number(name)
     if number is not None:
@@ -77,7 +82,9 @@ def is_private(host: str) -> bool:
 
 
 def resolves_inside(hosts: Iterable[str]) -> list[str]:
-    """Those of the hosts whose name leads to an address that is not public. What cannot be told within two seconds is not among them."""
+    """Those of the hosts whose name leads to an address that is not public. What cannot be told within two seconds is
+    not among them.
+    """
     found = list[str]()
 
     def ask(host: str) -> None:

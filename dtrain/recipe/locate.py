@@ -1,7 +1,8 @@
-"""Where a recipe lies, how far that place is trusted, and the bytes that are there: `dtrain plan recipe=https://host/a.yaml@sha256:<hex>`.
+"""Where a recipe lies, how far that place is trusted, and the bytes that are there: `dtrain plan
+recipe=https://host/a.yaml@sha256:<hex>`.
 
-Three places: `own`, shipped with dtrain; `local`, a path of this machine; `remote`, every other URL. What a recipe builds on has at
-most the trust of its own place.
+Three places: `own`, shipped with dtrain; `local`, a path of this machine; `remote`, every other URL. What a recipe
+builds on has at most the trust of its own place.
 """
 
 import hashlib
@@ -26,7 +27,9 @@ LARGEST = 1 << 20
 SECONDS = 5.0
 """A storage that refuses is asked again only for so long: a person waits."""
 SHORTEST_PIN = 32
-"""Hex digits. A pin holds against somebody who writes another file on purpose: with 128 bits that is out of reach, with 32 it takes minutes."""
+"""Hex digits. A pin holds against somebody who writes another file on purpose: with 128 bits that is out of reach, with
+32 it takes minutes.
+"""
 Trust = Literal["own", "local", "remote"]
 
 
@@ -63,7 +66,9 @@ def find(name: str, beside: Place | None = None) -> Place:
 
 
 def fetch(place: Place, *, seconds: float | None = None) -> bytes:
-    """The bytes there; another machine is waited for as long as `store.small` does, or `seconds`. Raises WordsError and StoreError."""
+    """The bytes there; another machine is waited for as long as `store.small` does, or `seconds`. Raises WordsError and
+    StoreError.
+    """
     if store.is_local(place.url) and store.local_path(place.url).is_dir():
         instead = screen.typed(f"recipe={place.url.rstrip('/')}/config.yaml")
         hint = f" Type {instead}." if (store.local_path(place.url) / "config.yaml").exists() else ""
@@ -111,7 +116,8 @@ def _from(beside: Place, name: str) -> Place:
         allowed = ", ".join(f"{scheme}://" for scheme in sorted(REACHABLE))
         shown = repr(masked(name)[:100])
         raise WordsError(
-            f"{beside}: a recipe from elsewhere cannot build on {shown}. It can on what lies beside it, and on public addresses of {allowed}."
+            f"{beside}: a recipe from elsewhere cannot build on {shown}. It can on what lies beside it, and on public "
+            f"addresses of {allowed}."
         )
     clients.wary(url)
     return Place(url, "remote")

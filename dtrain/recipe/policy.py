@@ -1,7 +1,8 @@
 """What a recipe may say, by the place it lies at: never what a run does to the machine of whoever runs it.
 
-No recipe says whom to trust, where to write, with which credentials, or where words are looked for. One from elsewhere moreover reads
-neither environment nor files, opens no addresses, and brings no code to what acts on the machine. See it with `dtrain plan recipe=<URL>`.
+No recipe says whom to trust, where to write, with which credentials, or where words are looked for. One from elsewhere
+moreover reads neither environment nor files, opens no addresses, and brings no code to what acts on the machine. See it
+with `dtrain plan recipe=<URL>`.
 """
 
 import re
@@ -61,22 +62,28 @@ def _from_elsewhere(word: Word, place: Place, said: str, top: str) -> Iterable[s
             yield f"{masked(said)}: a recipe from elsewhere cannot bring credentials. Put yours into the environment."
         leaf = key.rsplit(".", 1)[-1]
         if leaf in FOREIGN_CODE and FOREIGN_CODE[leaf](value):
-            yield f"{said}: a recipe from elsewhere cannot have downloaded code run. Type {key}=<value> if you trust whoever wrote it."
+            yield (
+                f"{said}: a recipe from elsewhere cannot have downloaded code run. Type {key}=<value> if you trust "
+                "whoever wrote it."
+            )
         if isinstance(value, str) and not key.endswith("._target_") and (why := refusal(key, value, place.url)):
             yield f"{said}: a recipe from elsewhere {why}. Type {key}=<value> if you mean it."
         if isinstance(value, str) and HIDDEN.search(value):
             yield f"{said}: a recipe from elsewhere cannot say what a terminal obeys instead of showing."
         if isinstance(value, str) and not _looks_up_keys_only(value, word.key):
             yield (
-                f"{said}: a recipe from elsewhere may not read the environment, files or what it may not set: only other keys, as ${{model.width}}. "
+                f"{said}: a recipe from elsewhere may not read the environment, files or what it may not set: only "
+                f"other keys, as ${{model.width}}. "
                 f"Type {word.key}=<value>, or copy the recipe to a local file if you trust it."
             )
 
 
 def borrowed(word: Word, settled: Sequence[Word], said: Sequence[Word], *, foreign: bool) -> Iterable[str]:
-    """One sentence for each key that a recipe from elsewhere looks up though no recipe that is not of this machine set it.
+    """One sentence for each key that a recipe from elsewhere looks up though no recipe that is not of this machine set
+    it.
 
-    A number may be typed in place of one of the recipe's. `foreign`: with words from folders of the user's own, whose defaults are not public.
+    A number may be typed in place of one of the recipe's. `foreign`: with words from folders of the user's own, whose
+    defaults are not public.
     """
     if word.place is None or word.place.trust != "remote":
         return
@@ -94,14 +101,17 @@ def borrowed(word: Word, settled: Sequence[Word], said: Sequence[Word], *, forei
         private = [other for other in meant if _is_of_here(other) and not _is_number_of(other, said)]
         if private or (foreign and not meant):
             yield (
-                f"{HIDDEN.sub('?', masked(str(word)[:200]))} ({word.source}): a recipe from elsewhere may not look up {name}, which "
-                f"{f'{private[0].source} says' if private else 'no recipe says'}. Type {word.key}=<value> if you mean it."
+                f"{HIDDEN.sub('?', masked(str(word)[:200]))} ({word.source}): a recipe from elsewhere may not look up "
+                f"{name}, which "
+                f"{f'{private[0].source} says' if private else 'no recipe says'}. Type {word.key}=<value> if you mean "
+                "it."
             )
 
 
 def reaches(words: Iterable[Word], value_of: Mapping[str, Any]) -> Iterable[str]:
-    """One sentence for each word of a recipe from elsewhere that leads to this machine or its network once everything in it was looked up. Whatever is
-    read where it leads is judged again then, at each address."""
+    """One sentence for each word of a recipe from elsewhere that leads to this machine or its network once everything
+    in it was looked up. Whatever is read where it leads is judged again then, at each address.
+    """
     hosts = dict[str, Word]()
     for word in words:
         if word.place is not None and word.place.trust == "remote":
@@ -109,13 +119,18 @@ def reaches(words: Iterable[Word], value_of: Mapping[str, Any]) -> Iterable[str]
             for key, value in _inside(word.key, whole):
                 if isinstance(value, str) and not key.endswith("._target_"):
                     if whole != word.value and (why := refusal(key, value, word.place.url)):
-                        yield f"{key} ({word.source}): a recipe from elsewhere {why}. Type {key}=<value> if you mean it."
+                        yield (
+                            f"{key} ({word.source}): a recipe from elsewhere {why}. Type {key}=<value> if you mean it."
+                        )
                     for url in servers(value):
                         clients.wary(url)
                     hosts |= dict.fromkeys(named_hosts(value, word.place.url), word)
     for host in resolves_inside(hosts):
         word = hosts[host]
-        yield f"{word.key} ({word.source}): a recipe from elsewhere cannot reach {host}, which is of this machine or its network."
+        yield (
+            f"{word.key} ({word.source}): a recipe from elsewhere cannot reach {host}, which is of this machine or "
+            "its network."
+        )
 
 
 def _is_of_here(word: Word) -> bool:
@@ -163,7 +178,9 @@ def _inside(key: str, value: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _looks_up_keys_only(value: str, own_key: str) -> bool:
-    """Whether nothing is looked up for a text but keys that its recipe could set; `${secret:<own key>}` asks the person."""
+    """Whether nothing is looked up for a text but keys that its recipe could set; `${secret:<own key>}` asks the
+    person.
+    """
     if value == f"${{secret:{own_key}}}":
         return True
     keys = REFERENCE.findall(value)

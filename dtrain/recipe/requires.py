@@ -1,4 +1,5 @@
-"""Whether what a recipe requires is here, before anything is launched, and without torch: `requires` of dtrain/config/schema.py.
+"""Whether what a recipe requires is here, before anything is launched, and without torch: `requires` of
+dtrain/config/schema.py.
 
 dtrain requires.versions="['torch>=2.11',scikit-learn]" requires.gpus=1 requires.memory=40
 """
@@ -55,7 +56,10 @@ def _version(text: str) -> str:
     found = _installed(wanted.name)
     if found and wanted.specifier.contains(found, prereleases=True):
         return ""
-    return f"{wanted.name} {f'is {found}' if found else 'is not installed'}. Type pip install '{wanted.name}{wanted.specifier}'."
+    return (
+        f"{wanted.name} {f'is {found}' if found else 'is not installed'}. Type pip install "
+        f"'{wanted.name}{wanted.specifier}'."
+    )
 
 
 def _installed(name: str) -> str:

@@ -1,7 +1,9 @@
-"""Which activations are computed again in the backward instead of being kept (arXiv 1604.06174). Every word builds a Remat.
+"""Which activations are computed again in the backward instead of being kept (arXiv 1604.06174). Every word builds a
+Remat.
 
-The wrapper goes around `forward`, not around the module: names of parameters stay, and the hooks that gather parameters run outside.
-Random numbers are drawn again as they were, and buffers are what they were, so results are the same bit for bit.
+The wrapper goes around `forward`, not around the module: names of parameters stay, and the hooks that gather parameters
+run outside. Random numbers are drawn again as they were, and buffers are what they were, so results are the same bit
+for bit.
 """
 
 import sys
@@ -21,7 +23,8 @@ Remat = Callable[[Sequence[nn.Module]], None]
 def recompute(block: nn.Module, **options: Any) -> None:
     """Keep only the inputs of `block` for the backward.
 
-    Keys and values that a model of transformers keeps for words to come are not among them: the block would add to them twice.
+    Keys and values that a model of transformers keeps for words to come are not among them: the block would add to them
+    twice.
     """
     inner, kept = block.forward, getattr(sys.modules.get("transformers.cache_utils"), "Cache", ())
     places = [(module, name) for module, name, _ in saved_buffers(block)]
@@ -37,7 +40,9 @@ def recompute(block: nn.Module, **options: Any) -> None:
 
 
 class _Twice:
-    """A forward that changes buffers (BatchNorm's statistics, a codebook): called again, it finds them as they were, and changes nothing."""
+    """A forward that changes buffers (BatchNorm's statistics, a codebook): called again, it finds them as they were,
+    and changes nothing.
+    """
 
     def __init__(self, forward: Callable[..., Any], places: Sequence[tuple[nn.Module, str]]) -> None:
         self._forward, self._places = forward, places

@@ -1,4 +1,6 @@
-"""Keep the results of matrix products and attention; compute again what is cheap: norms, activations, rotations (arXiv 2205.05198)."""
+"""Keep the results of matrix products and attention; compute again what is cheap: norms, activations, rotations (arXiv
+2205.05198).
+"""
 
 from collections.abc import Sequence
 from functools import partial

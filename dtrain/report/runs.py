@@ -1,4 +1,5 @@
-"""The runs under a folder or URL, read off what they left: when they began, what was changed, how far they came, what they gave. Without torch.
+"""The runs under a folder or URL, read off what they left: when they began, what was changed, how far they came, what
+they gave. Without torch.
 
     outputs/sweep-a/optim.lr-0.001         config.yaml, events.jsonl, result.json and the lease are looked at; nothing is written or run
 
@@ -41,7 +42,9 @@ ENDED = (*EXIT_CODES, "failed")
 
 @dataclass(frozen=True)
 class Run:
-    """`said`: dotted key -> value as text; `usual`: those of which that is the default; `figures`: the newest of each; `began`: seconds since 1970."""
+    """`said`: dotted key -> value as text; `usual`: those of which that is the default; `figures`: the newest of each;
+    `began`: seconds since 1970.
+    """
 
     url: str
     name: str
@@ -136,7 +139,9 @@ def _run(url: str, config: bytes, *, above: str) -> Run:
 
 
 def _rows(data: bytes, wanted: Sequence[bytes]) -> Iterator[Mapping[str, Any]]:
-    """The rows of a journal's end that have one of the texts `wanted` in them; a line that was cut, or is none, is left out."""
+    """The rows of a journal's end that have one of the texts `wanted` in them; a line that was cut, or is none, is left
+    out.
+    """
     for line in data.splitlines():
         if any(text in line for text in wanted):
             try:
@@ -180,7 +185,9 @@ def _unended(url: str, status: str) -> str:
 
 
 def said(config: str) -> tuple[dict[str, str], frozenset[str]]:
-    """Dotted key -> value as config.yaml has it, of each that somebody said, and the keys that were given their default. A line at a time: YAML costs milliseconds a file."""
+    """Dotted key -> value as config.yaml has it, of each that somebody said, and the keys that were given their
+    default. A line at a time: YAML costs milliseconds a file.
+    """
     choices: dict[str, Any] = {}
     found: dict[str, str] = {}
     above: list[tuple[int, str]] = []
@@ -240,7 +247,9 @@ def _value(text: str) -> Any:
 
 
 def directions(runs: Iterable[Run]) -> dict[str, str]:
-    """Figure -> lowest or highest, as the objectives of the runs and `checkpoint.best_is` state it; what two of them state otherwise is left out."""
+    """Figure -> lowest or highest, as the objectives of the runs and `checkpoint.best_is` state it; what two of them
+    state otherwise is left out.
+    """
     found: dict[str, set[str]] = {}
     seen = set()
     for run in runs:

@@ -1,8 +1,8 @@
 """resolve(config, cluster) -> Plan: a pure function, without torch, network or process group.
 
-Every rule that spans fields is one small function of the tuple RULES. A rule gets the config, the cluster and the draft of what
-earlier rules decided, returns the fields it decides and raises WordsError for what cannot be. Rules that build on a field whose
-rule failed are skipped, so the user sees every mistake that can be known, and no echo of one.
+Every rule that spans fields is one small function of the tuple RULES. A rule gets the config, the cluster and the draft
+of what earlier rules decided, returns the fields it decides and raises WordsError for what cannot be. Rules that build
+on a field whose rule failed are skipped, so the user sees every mistake that can be known, and no echo of one.
 """
 
 import re
@@ -85,7 +85,9 @@ RULES: tuple[Rule, ...] = (
 
 @deciding()
 def resolve(config: Config, cluster: Cluster) -> Plan:
-    """What was asked, decided for every number of nodes that is allowed. Raises WordsError with every problem that can be known before launch."""
+    """What was asked, decided for every number of nodes that is allowed. Raises WordsError with every problem that can
+    be known before launch.
+    """
     return _all(config, cluster)
 
 

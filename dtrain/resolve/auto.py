@@ -1,4 +1,5 @@
-"""strategy=auto: the cheapest layout that fits, by arithmetic: bytes each rank must hold, and seconds of computing, talking and waiting.
+"""strategy=auto: the cheapest layout that fits, by arithmetic: bytes each rank must hold, and seconds of computing,
+talking and waiting.
 
 The axes of the data come first; the model itself is split only where they alone do not fit.
 """
@@ -20,8 +21,9 @@ from dtrain.resolve import batch, fit, mesh, model_axes, pipeline
 from dtrain.resolve.ranks import choose
 
 SPEED = {"cuda": (4e14, 3e11, 2.5e10, 2e-5), "cpu": (5e10, 2e9, 2e9, 2e-4)}
-"""device -> multiply-adds x 2 per second, bytes per second inside a node, between nodes, seconds until a collective begins: one H100 at half its
-peak, NVLink, 200 Gbit/s; one CPU core and loopback."""
+"""device -> multiply-adds x 2 per second, bytes per second inside a node, between nodes, seconds until a collective
+begins: one H100 at half its peak, NVLink, 200 Gbit/s; one CPU core and loopback.
+"""
 ROOM = 0.85
 """Of a device's memory, what a run may plan with: the rest goes to fragments and the libraries."""
 MODES = ("ddp", "zero1", "zero2", "fsdp")
@@ -115,7 +117,9 @@ def strategy(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[st
 
 
 def _seeds(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> list[Layout]:
-    """What is the same in all layouts, once with copies and once with shards; none for a model whose shapes are not known here."""
+    """What is the same in all layouts, once with copies and once with shards; none for a model whose shapes are not
+    known here.
+    """
     aside, groups = {**draft, "why": {}}, ("remat", "optim", "checkpoint")
     try:
         aside |= fit.objective(config, cluster, aside)
@@ -167,7 +171,9 @@ def _decided(config: Config, cluster: Cluster, trial: dict[str, Any]) -> dict[st
 
 
 def _microbatches(config: Config, data: int, pp: int) -> list[int]:
-    """What the user said; else all samples of a rank at once, and every part of that, or of very many parts the largest between powers of two."""
+    """What the user said; else all samples of a rank at once, and every part of that, or of very many parts the largest
+    between powers of two.
+    """
     local = max(1, config.batch // data)
     if config.microbatch or config.accumulate:
         return [config.microbatch or max(1, local // (config.accumulate or 1))]
@@ -181,7 +187,9 @@ def _degrees(asked: int | None, most: int) -> Sequence[int]:
 
 
 def _seconds(layout: Layout, draft: Mapping[str, Any]) -> float:
-    """Of a step: computing, waiting for the pipeline, what the wire takes beyond two thirds of the computing, and until each collective begins."""
+    """Of a step: computing, waiting for the pipeline, what the wire takes beyond two thirds of the computing, and until
+    each collective begins.
+    """
     shape, shapes, batches = layout.mesh, layout.shapes, layout.batch.accumulate
     rate, near, far, wait = SPEED[draft["device"]]
     slow, numbers, several = far if draft["nodes"] > 1 else near, types_of(layout).param, shape.batch > 1
@@ -206,7 +214,10 @@ def _reason(best: Layout, layouts: list[Layout], room: float, *, fits: bool) -> 
     count = f"{parameters / 1e9:.2f}B" if parameters >= 1e8 else f"{parameters / 1e6:.2f}M"
     said = f"{count} parameters need about {_bytes(best.held)} of {_bytes(room)} on each rank"
     if not fits:
-        return f"{best.words} needs least, {said}: more than there is. Type a smaller batch or microbatch, remat=full, or more devices"
+        return (
+            f"{best.words} needs least, {said}: more than there is. Type a smaller batch or microbatch, "
+            "remat=full, or more devices"
+        )
     if layouts[0].seconds < best.seconds:
         return f"{best.words}, {said}; {layouts[0].words} would be faster and need {_bytes(layouts[0].held)}"
     other = next((layout for layout in layouts if layout.kind != best.kind and layout.held <= room), None)

@@ -1,4 +1,6 @@
-"""batch = microbatch x data-parallel ranks x accumulate: any two give the third. In a pipeline `accumulate` counts its microbatches."""
+"""batch = microbatch x data-parallel ranks x accumulate: any two give the third. In a pipeline `accumulate` counts its
+microbatches.
+"""
 
 import math
 from collections.abc import Mapping
@@ -31,18 +33,21 @@ def _shape(config: Config, micro: int | None, draft: Mapping[str, Any]) -> Batch
         product = micro * data * accumulate
         if "batch" in config.sources and batch != product:
             raise WordsError(
-                f"batch={batch} is not microbatch={micro} x {data} data-parallel ranks x accumulate={accumulate} = {product}. Leave one of the three out."
+                f"batch={batch} is not microbatch={micro} x {data} data-parallel ranks x accumulate={accumulate} = "
+                f"{product}. Leave one of the three out."
             )
         if product > MOST:
             raise WordsError(
-                f"microbatch={micro} x {data} data-parallel ranks x accumulate={accumulate} = {product} samples: {MOST} is the most."
+                f"microbatch={micro} x {data} data-parallel ranks x accumulate={accumulate} = {product} samples: "
+                f"{MOST} is the most."
             )
         return BatchShape(product, micro, data, accumulate)
     step = data * (micro or accumulate or 1)
     if batch % step:
         parts = f"microbatch={micro} on " if micro else f"accumulate={accumulate} on " if accumulate else ""
         raise WordsError(
-            f"batch={batch} does not split over {parts}{data} data-parallel ranks. {_nearest(batch, step, draft['nodes'], draft['elastic'])}"
+            f"batch={batch} does not split over {parts}{data} data-parallel ranks. "
+            f"{_nearest(batch, step, draft['nodes'], draft['elastic'])}"
         )
     local = batch // data
     if pp > 1 and not micro and not accumulate:
@@ -63,7 +68,9 @@ def _nearest(batch: int, step: int, nodes: int, elastic: str) -> str:
 
 
 def _for_pipeline(local: int, pp: int, schedule: str) -> int:
-    """Microbatches of `local` samples: enough to fill the pipeline twice if there are as many, in a number that the schedule takes."""
+    """Microbatches of `local` samples: enough to fill the pipeline twice if there are as many, in a number that the
+    schedule takes.
+    """
     fitting = [count for count in divisors(local) if not check_microbatches(schedule, count, pp)]
     least = 2 * max(pp, SCHEDULES[schedule].least(pp) // 2)
     return next((count for count in fitting if count >= least), fitting[-1] if fitting else local)

@@ -1,4 +1,5 @@
-"""Values that are each allowed, and not together: sizes of a model that do not divide, a model smaller than its data, words that contradict or that nothing reads.
+"""Values that are each allowed, and not together: sizes of a model that do not divide, a model smaller than its data,
+words that contradict or that nothing reads.
 
 Which sizes must divide stands in the `_about_` of a word (`multiples`, `at_most`).
 """
@@ -58,17 +59,20 @@ def contradictions(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -
     problems = []
     if config.resume == "must" and config.init is not None:
         problems.append(
-            f"resume=must goes on with the weights of this run, init={config.init} starts from others. Type resume=auto, or leave init out."
+            f"resume=must goes on with the weights of this run, init={config.init} starts from others. Type "
+            "resume=auto, or leave init out."
         )
     if config.stop_after is not None and config.stop_after > draft["steps"] and "stop_after" in typed:
         problems.append(
-            f"stop_after={config.stop_after} is never reached: steps={draft['steps']}. Type stop_after={draft['steps']}, or more steps."
+            f"stop_after={config.stop_after} is never reached: steps={draft['steps']}. Type "
+            f"stop_after={draft['steps']}, or more steps."
         )
     for name in ("warmup", "decay"):
         length: Any = config.schedule.get(name)
         if f"schedule.{name}" in typed and isinstance(length, int | float) and length > draft["steps"]:
             problems.append(
-                f"schedule.{name}={length} is longer than steps={draft['steps']}. Type schedule.{name}=0.1 for a tenth of the run."
+                f"schedule.{name}={length} is longer than steps={draft['steps']}. Type schedule.{name}=0.1 for a "
+                "tenth of the run."
             )
     problems += _unread(config, typed)
     if problems:
@@ -87,7 +91,10 @@ def _divided(group: str, part: Any) -> Iterable[str]:
             said = " x ".join(
                 f"{group}.{factor}={size}" if not factor.isdecimal() else factor for factor, size in sizes.items()
             )
-            yield f"{group}.{name}={size} is no multiple of {said}. Type {group}.{name}={max(1, round(size / whole)) * whole}."
+            yield (
+                f"{group}.{name}={size} is no multiple of {said}. Type "
+                f"{group}.{name}={max(1, round(size / whole)) * whole}."
+            )
     for name, most in about(part).get("at_most", {}).items():
         size, limit = part.get(name), part.get(most)
         if isinstance(size, int) and isinstance(limit, int) and size > limit:
@@ -114,7 +121,9 @@ def _shapes(part: Mapping[str, Any], given: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _stated(config: Config, stated: Mapping[str, Any], *, alike: bool) -> Iterable[str]:
-    """Of a dataset whose class says how many classes there are, or which shapes a sample has. `alike`: outputs and targets are to have one shape."""
+    """Of a dataset whose class says how many classes there are, or which shapes a sample has. `alike`: outputs and
+    targets are to have one shape.
+    """
     part, takes, asked = config.model, about(config.model).get("takes"), config.data.get("outputs")
     classes, have = stated.get("outputs", 0), None if config.data.get("inputs") else stated.get("inputs")
     if isinstance(asked, int) and 1 < asked < classes:
@@ -134,7 +143,8 @@ def _stated(config: Config, stated: Mapping[str, Any], *, alike: bool) -> Iterab
     ):
         count = math.prod(stated["targets"])
         yield (
-            f"objective={config.choices['objective']}: the model gives {gives} numbers, a target of the data is {count}. "
+            f"objective={config.choices['objective']}: the model gives {gives} numbers, a target of the data is "
+            f"{count}. "
             f"Type data.outputs={count}, or objective=classification."
         )
     wanted = part.get("inputs")
@@ -145,12 +155,15 @@ def _stated(config: Config, stated: Mapping[str, Any], *, alike: bool) -> Iterab
 
 
 def _reduced(part: Mapping[str, Any], shape: list[int]) -> Iterable[str]:
-    """Of an image that each stage after the first halves: group norm makes zero of a group of one number, and no gradient comes back."""
+    """Of an image that each stage after the first halves: group norm makes zero of a group of one number, and no
+    gradient comes back.
+    """
     for stage in range(part["stages"]):
         channels, sides = part["width"] * 2**stage, [-(-side // 2**stage) for side in shape[1:]]
         if channels // math.gcd(channels, 8) * math.prod(sides) < 2:
             yield (
-                f"model.stages={part['stages']} model.width={part['width']}: of an image {shape} stage {stage + 1} leaves {math.prod(sides)} x 1 number(s) "
+                f"model.stages={part['stages']} model.width={part['width']}: of an image {shape} stage {stage + 1} "
+                f"leaves {math.prod(sides)} x 1 number(s) "
                 "to each group of channels, which its norm makes zero. Type "
                 + (
                     f"model.stages={stage}, or model.width={8 * part['width']}."

@@ -1,6 +1,8 @@
-"""What a model, a dataset, an objective or a hook of the user's own, or the config of a Hugging Face model, declares: read off its source, like its signature, without running a line of it.
+"""What a model, a dataset, an objective or a hook of the user's own, or the config of a Hugging Face model, declares:
+read off its source, like its signature, without running a line of it.
 
-A mesh that such a model cannot take is refused before launch: `dtrain plan model._target_=mypkg.Net trust=[mypkg] devices=2 mesh.tp=2`.
+A mesh that such a model cannot take is refused before launch: `dtrain plan model._target_=mypkg.Net trust=[mypkg]
+devices=2 mesh.tp=2`.
 """
 
 import ast
@@ -20,7 +22,9 @@ from dtrain.resolve.signature import class_of, lineage
 
 MODULES = ("nn.Module", "torch.nn.Module", "Module")
 HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads", "v_proj": "num_key_value_heads"}
-"""The last part of a name in the tensor-parallel plan of a Hugging Face config -> the size that a rank gets an even part of."""
+"""The last part of a name in the tensor-parallel plan of a Hugging Face config -> the size that a rank gets an even
+part of.
+"""
 
 
 def model(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,7 +40,10 @@ def model(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
 
 
 def dataset(part: Any) -> Mapping[str, Any]:
-    """What the class of a map-style dataset states, or one it is derived from: `outputs`, where it has `classes` (their number or names) that no method changes, and the shapes of `inputs` and `targets` and the number of `samples` in its `about`."""
+    """What the class of a map-style dataset states, or one it is derived from: `outputs`, where it has `classes` (their
+    number or names) that no method changes, and the shapes of `inputs` and `targets` and the number of `samples` in its
+    `about`.
+    """
     target = part["_target_"] if isinstance(part, Mapping) and isinstance(part.get("_target_"), str) else ""
     of = [found for _, found in lineage(target)]
     classes, about = _inherited(of, "classes"), _inherited(of, "about")
@@ -58,7 +65,9 @@ def dataset(part: Any) -> Mapping[str, Any]:
 
 
 def figures(part: Mapping[str, Any]) -> Mapping[str, str]:
-    """Figure -> lowest or highest, whichever is the best, as the word of an objective or a hook states it, or its class in `about`, or the word or class it is derived from."""
+    """Figure -> lowest or highest, whichever is the best, as the word of an objective or a hook states it, or its class
+    in `about`, or the word or class it is derived from.
+    """
     stated = [part.get("_about_")]
     for module, found in lineage(_own_target(part)):
         group, _, word = module.removeprefix("dtrain.").partition(".")
@@ -68,7 +77,9 @@ def figures(part: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def states_figures(part: Mapping[str, Any]) -> bool:
-    """Whether all figures of an objective or a hook are known: of ours, and where a class of one's own says which it has."""
+    """Whether all figures of an objective or a hook are known: of ours, and where a class of one's own says which it
+    has.
+    """
     of = [_literal(found, "about") for module, found in lineage(_own_target(part)) if not module.startswith("dtrain.")]
     stated = [each for each in (part.get("_about_"), *of) if isinstance(each, Mapping)]
     return not _own_target(part) or any(_directions(each) or each.get("figures") == {} for each in stated)
@@ -89,7 +100,9 @@ def _directions(stated: Any) -> dict[str, str]:
 
 
 def _own(mesh: MeshShape, target: str) -> Iterable[str]:
-    """A class that stands on nn.Module alone, and makes no module but those of torch and of its own file, has the tables of that file."""
+    """A class that stands on nn.Module alone, and makes no module but those of torch and of its own file, has the
+    tables of that file.
+    """
     file, found = class_of(target) or (None, None)
     if (
         file is None
@@ -102,7 +115,8 @@ def _own(mesh: MeshShape, target: str) -> Iterable[str]:
     if mesh.tp > 1 and "tp_plan" not in text and _knows_its_modules(text):
         yield (
             f"mesh.tp={mesh.tp}: {target} has no tensor-parallel plan. "
-            "Give the class a table such as tp_plan = {'blocks.*.up': 'colwise', 'blocks.*.down': 'rowwise'}, or leave mesh.tp out."
+            "Give the class a table such as tp_plan = {'blocks.*.up': 'colwise', 'blocks.*.down': 'rowwise'}, or "
+            "leave mesh.tp out."
         )
     if (
         mesh.pp > 1
@@ -111,7 +125,8 @@ def _own(mesh: MeshShape, target: str) -> Iterable[str]:
     ):
         yield (
             f"mesh.pp={mesh.pp}: {target} does not say where it may be cut. "
-            "Give the class a table such as pipeline = ('embed', 'blocks', 'norm', 'head'): its modules in the order they run."
+            "Give the class a table such as pipeline = ('embed', 'blocks', 'norm', 'head'): its modules in the order "
+            "they run."
         )
     forward = next(
         (entry.args for entry in found.body if isinstance(entry, ast.FunctionDef) and entry.name == "forward"), None
@@ -119,7 +134,8 @@ def _own(mesh: MeshShape, target: str) -> Iterable[str]:
     takes = {each.arg for each in (*forward.posonlyargs, *forward.args, *forward.kwonlyargs)} if forward else set()
     if mesh.cp > 1 and forward and not forward.kwarg and "position_ids" not in takes:
         yield (
-            f"mesh.cp={mesh.cp}: the forward of {target} takes no position_ids, and a part of a sequence does not know where it stands. "
+            f"mesh.cp={mesh.cp}: the forward of {target} takes no position_ids, and a part of a sequence does not "
+            "know where it stands. "
             "Give a model of sequences that argument ([1, T], whole numbers), or leave mesh.cp out."
         )
 

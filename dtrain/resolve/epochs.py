@@ -15,7 +15,9 @@ from dtrain.resolve.ranks import about
 
 
 def steps(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
-    """Of the whole run: the last batch of the last pass is a whole one. Steps that are typed go before epochs of a recipe."""
+    """Of the whole run: the last batch of the last pass is a whole one. Steps that are typed go before epochs of a
+    recipe.
+    """
     typed = [key for key in ("epochs", "steps") if config.sources.get(key) == "command line"]
     if config.epochs is None or typed == ["steps"]:
         return {"steps": config.steps}
@@ -29,7 +31,8 @@ def steps(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, 
             ", or give the class of the dataset about = {'samples': <its length>}" if config.data.get("dataset") else ""
         )
         raise WordsError(
-            f"epochs={config.epochs:g}: data={config.choices['data']} does not say before launch how many samples it has. "
+            f"epochs={config.epochs:g}: data={config.choices['data']} does not say before launch how many samples it "
+            "has. "
             f"Type steps=<{config.epochs:g} x its training samples / {batch}>{own}."
         )
     count = math.ceil(config.epochs * length / batch)
@@ -38,7 +41,9 @@ def steps(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, 
 
 
 def _length(part: Mapping[str, Any]) -> int | None:
-    """Training samples: in the argument that the word says, or of a dataset whose class states them, without what is kept for evaluation."""
+    """Training samples: in the argument that the word says, or of a dataset whose class states them, without what is
+    kept for evaluation.
+    """
     stated = part.get(str(about(part).get("length")))
     if isinstance(stated, int):
         return stated

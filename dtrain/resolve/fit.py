@@ -35,20 +35,24 @@ def objective(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[s
         )
     if gives == "any" and takes == "tokens" and needs != "tokens":
         raise WordsError(
-            f"model={model} gives one answer per token, objective={config.choices['objective']} wants one per sample. Type objective=next_token."
+            f"model={model} gives one answer per token, objective={config.choices['objective']} wants one per sample. "
+            "Type objective=next_token."
         )
     if about(part).get("whole"):
         if gives == "tokens" and part.get("over") == "next_tokens":
             raise WordsError(
-                f"objective.over=next_tokens: the model shifts its labels, and data={data} gives the next token. Type objective=next_token."
+                f"objective.over=next_tokens: the model shifts its labels, and data={data} gives the next token. Type "
+                "objective=next_token."
             )
     elif gives == "tokens" and needs != "tokens" and config.choices["objective"] is not None:
         raise WordsError(
-            f"objective={config.choices['objective']} wants one answer per sample, data={data} gives tokens. Type objective=next_token."
+            f"objective={config.choices['objective']} wants one answer per sample, data={data} gives tokens. Type "
+            "objective=next_token."
         )
     if needs == "tokens" and takes not in (None, "tokens"):
         raise WordsError(
-            f"objective=next_token needs a model of tokens, model={model} takes {takes}. Type model=gpt, or objective=classification."
+            f"objective=next_token needs a model of tokens, model={model} takes {takes}. Type model=gpt, or "
+            "objective=classification."
         )
     if (
         config.data.get("shift") is True
@@ -57,19 +61,23 @@ def objective(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[s
         and not about(part).get("whole")
     ):
         raise WordsError(
-            f"data.shift=true makes the next token the target, objective={config.choices['objective']} asks for none. Type objective=next_token."
+            f"data.shift=true makes the next token the target, objective={config.choices['objective']} asks for none. "
+            "Type objective=next_token."
         )
     return {"objective": _stating(part, eval_loss="lowest")}
 
 
 def together(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """A loss that is no sum over targets depends on what it is computed over: whole samples, and as many of them on every mesh."""
+    """A loss that is no sum over targets depends on what it is computed over: whole samples, and as many of them on
+    every mesh.
+    """
     part, mesh, batch = draft["objective"], draft["mesh"], draft["batch"]
     weights = [f"objective.losses.{name}={weight}" for name, weight in (part.get("losses") or {}).items() if weight]
     if not about(part).get("whole") and not weights:
         if part.get("together") is not None:
             raise WordsError(
-                f"objective.together={part['together']}: nothing in this run reads it. Leave it out, or type microbatch."
+                f"objective.together={part['together']}: nothing in this run reads it. Leave it out, or type "
+                "microbatch."
             )
         return {}
     said, size = (
@@ -77,7 +85,8 @@ def together(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict
         part.get("together") or batch.size,
     )
     problems = [
-        f"{said}: the model computes it from whole samples, and mesh.{axis}={degree} splits them. Leave mesh.{axis} out."
+        f"{said}: the model computes it from whole samples, and mesh.{axis}={degree} splits them. Leave mesh.{axis} "
+        "out."
         for axis, degree in (("pp", mesh.pp), ("cp", mesh.cp))
         if degree > 1
     ]
@@ -92,7 +101,8 @@ def together(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict
             else f"{batch.microbatch} samples together, not {size}"
         )
         problems.append(
-            f"{said}: such a loss may depend on which samples a forward sees together, and here it sees {seen}. Type objective.together={batch.microbatch}: "
+            f"{said}: such a loss may depend on which samples a forward sees together, and here it sees {seen}. Type "
+            f"objective.together={batch.microbatch}: "
             "the same numbers on every mesh with that microbatch."
         )
     elif (
@@ -101,7 +111,8 @@ def together(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict
         and (size < batch.size or config.data.get("workers"))
     ):
         problems.append(
-            f"data.pad={config.data['pad']}: rows are filled up to the longest of those that a rank reads at once, which differs from mesh to mesh, and "
+            f"data.pad={config.data['pad']}: rows are filled up to the longest of those that a rank reads at once, "
+            "which differs from mesh to mesh, and "
             f"{said} may depend on it. Type data.length=<the longest row>."
         )
     if problems:
@@ -124,7 +135,8 @@ def synthetic(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dic
             data["inputs"] = [1, 8, 8] if about(config.model).get("takes") == "image" else [64]
         if needs in NATURAL.values() and data["task"] != needs:
             raise WordsError(
-                f"data.task={data['task']}: the objective of this run is {needs}. Type objective={data['task']}, or leave data.task out."
+                f"data.task={data['task']}: the objective of this run is {needs}. Type objective={data['task']}, or "
+                "leave data.task out."
             )
     return {"data": data}
 
@@ -158,7 +170,9 @@ def hooks(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, 
 
 
 def checkpoint(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether the lowest or the highest figure is the best is known to who states the figure, or is asked for: the others are deleted."""
+    """Whether the lowest or the highest figure is the best is known to who states the figure, or is asked for: the
+    others are deleted.
+    """
     part = dict(config.checkpoint)
     best, said = part.get("best"), None if part.get("best_is") == "auto" else part.get("best_is")
     measured, hooks = figures(draft["objective"]), draft["hooks"].values()
@@ -167,7 +181,8 @@ def checkpoint(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> di
     silent = not all(states_figures(part) for part in (config.objective, *config.hook.values()))
     if best is None and said is not None:
         raise WordsError(
-            f"checkpoint.best_is={said}: nothing in this run reads it. Type checkpoint.best=<a figure> too, or leave it out."
+            f"checkpoint.best_is={said}: nothing in this run reads it. Type checkpoint.best=<a figure> too, or leave "
+            "it out."
         )
     if best is not None and best not in known and not silent:
         raise WordsError(
@@ -180,7 +195,8 @@ def checkpoint(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> di
         )
     if best is not None and said is None and best not in known:
         raise WordsError(
-            f"checkpoint.best={best}: neither the objective nor a hook says which is the best, and the others go. Type checkpoint.best_is=lowest or highest."
+            f"checkpoint.best={best}: neither the objective nor a hook says which is the best, and the others go. "
+            "Type checkpoint.best_is=lowest or highest."
         )
     if best is not None and best in known and said not in (None, known[best]):
         raise WordsError(f"checkpoint.best_is={said}: of {best} the {known[best]} is the best. Leave it out.")
@@ -190,7 +206,9 @@ def checkpoint(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> di
 
 
 def optim(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """Products that an optimizer makes are in the type of those of the model, on a GPU; on the CPU a 16-bit type is slower, and no two meshes would agree."""
+    """Products that an optimizer makes are in the type of those of the model, on a GPU; on the CPU a 16-bit type is
+    slower, and no two meshes would agree.
+    """
     part = dict(config.optim)
     if part.get("products") == "auto":
         compute = about(draft["precision"]).get("compute", "fp32")

@@ -1,4 +1,6 @@
-"""The machine a run is planned for: the one that is here, or another that `cluster` names, of which all rules then see GPUs, cores and memory."""
+"""The machine a run is planned for: the one that is here, or another that `cluster` names, of which all rules then see
+GPUs, cores and memory.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -31,7 +33,8 @@ def machine(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
     found = next((word for word, part in words.items() if part["gpu"] and part["gpu"] in cluster.gpu), None)
     if cluster.gpus and found is None:
         draft["why"]["cluster"] = (
-            f"not known (auto: {cluster.gpu or 'a GPU without a name'} is no word of this group); no times are predicted"
+            f"not known (auto: {cluster.gpu or 'a GPU without a name'} is no word of this group); no times are "
+            "predicted"
         )
         return {"cluster": {}}
     word = found or "laptop"
@@ -47,7 +50,8 @@ def machine(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
 def _check(part: Mapping[str, Any]) -> None:
     """Raises WordsError for peaks that are none."""
     wrong = [
-        f"cluster.flops.{key}={value}: {'a number above 0, per second.' if key in TYPES else f'there is no such type.{nearest(key, TYPES)}'}"
+        f"cluster.flops.{key}={value}: "
+        f"{'a number above 0, per second.' if key in TYPES else f'there is no such type.{nearest(key, TYPES)}'}"
         for key, value in part["flops"].items()
         if key not in TYPES or not (is_number(value) and value > 0)
     ]

@@ -22,7 +22,8 @@ def degrees(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
     fill, inside = facts.get("fill"), facts.get("inside")
     if "fill" in facts and fill is None and ranks > 1:
         raise WordsError(
-            f"strategy={name} is one rank, but nodes x devices = {nodes} x {devices} = {ranks}. Type strategy=ddp or strategy=fsdp."
+            f"strategy={name} is one rank, but nodes x devices = {nodes} x {devices} = {ranks}. Type strategy=ddp or "
+            "strategy=fsdp."
         )
     spread = {axis: degree for axis, degree in asked.items() if axis not in (fill, inside)}
     if inside and inside not in asked and fill not in asked:
@@ -37,23 +38,27 @@ def degrees(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
     if taken < 1 or ranks % taken or (spare is None and taken != ranks):
         raise WordsError(
             f"mesh: {said or 'all axes 1'} is {taken} ranks, but nodes x devices = {nodes} x {devices} = {ranks}. "
-            f"Type {' or '.join([f'devices={-(-max(1, taken) // nodes)}', *_instead(asked, ranks, spare is not None, shards=shards)])}."
+            "Type "
+            f"{' or '.join([f'devices={-(-max(1, taken) // nodes)}', *_instead(asked, ranks, spare is not None, shards=shards)])}."
         )
     shape = MeshShape(**asked, **({spare: ranks // taken} if spare else {}), ep=ep)
     if inside and (shape.dp_replicate == 1 or shape.dp_shard == 1):
         raise WordsError(
             f"strategy={name}: {shape.dp_replicate} replica(s) of {shape.dp_shard} shard(s) is not hybrid. "
-            f"It needs 2 x 2 of them at least: type nodes=2 devices={2 * shape.pp * shape.cp * shape.tp}, or strategy=fsdp."
+            f"It needs 2 x 2 of them at least: type nodes=2 devices={2 * shape.pp * shape.cp * shape.tp}, or "
+            "strategy=fsdp."
         )
     if "shards" not in facts and fill in ("dp_replicate", "pp") and not inside and shape.dp_shard > 1:
         word = "ddp" if name == "auto" else name
         copies, pipeline = shape.dp_replicate * shape.dp_shard, f" mesh.pp={shape.pp}" if fill == "pp" else ""
         raise WordsError(
-            f"mesh.dp_shard={shape.dp_shard}: strategy={word} shards nothing. Type strategy=fsdp{pipeline}, or mesh.dp_replicate={copies} for copies."
+            f"mesh.dp_shard={shape.dp_shard}: strategy={word} shards nothing. Type strategy=fsdp{pipeline}, or "
+            f"mesh.dp_replicate={copies} for copies."
         )
     if shape.batch % ep:
         raise WordsError(
-            f"mesh.ep={ep}: experts are shared out over the ranks of the batch, dp_replicate={shape.dp_replicate} x dp_shard={shape.dp_shard} x "
+            f"mesh.ep={ep}: experts are shared out over the ranks of the batch, dp_replicate={shape.dp_replicate} x "
+            f"dp_shard={shape.dp_shard} x "
             f"cp={shape.cp} = {shape.batch}, which {ep} does not divide. {nearest_divisors('mesh.ep', ep, shape.batch)}"
         )
     return {"mesh": shape}
@@ -81,7 +86,9 @@ def nearest_divisors(key: str, wanted: int, of: int) -> str:
 
 
 def _instead(asked: Mapping[str, int], ranks: int, open_ended: bool, *, shards: bool) -> list[str]:
-    """The one degree that could be another: per axis the nearest with which the product is the ranks, or divides them if an axis takes the rest."""
+    """The one degree that could be another: per axis the nearest with which the product is the ranks, or divides them
+    if an axis takes the rest.
+    """
     found = []
     for axis, degree in asked.items():
         if axis == "dp_shard" and not shards:

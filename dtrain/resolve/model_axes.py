@@ -1,6 +1,7 @@
 """What a mesh splits must divide: heads and widths by tp, blocks by pp, experts by ep, the sequence by cp.
 
-A model's word says in `_about_` which of its arguments those are. A model of the user's own says nothing here but for the sequence, which the data has.
+A model's word says in `_about_` which of its arguments those are. A model of the user's own says nothing here but for
+the sequence, which the data has.
 """
 
 import math
@@ -83,12 +84,14 @@ def rows(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str
     whole = math.lcm(2 * mesh.cp if mesh.cp > 1 else 1, mesh.cp * mesh.tp if split else 1)
     if isinstance(length, int) and length % whole:
         problems.append(
-            f"data.length={length} does not divide by {whole}, into which mesh.cp and mesh.tp cut a row. Type data.length={_up(length, whole)}."
+            f"data.length={length} does not divide by {whole}, into which mesh.cp and mesh.tp cut a row. Type "
+            f"data.length={_up(length, whole)}."
         )
     inputs = data.get("inputs")
     if mesh.cp > 1 and pad is not None and isinstance(inputs, list | tuple) and "attention_mask" in inputs:
         problems.append(
-            f"mesh.cp={mesh.cp}: attention_mask of data.inputs hides tokens, which a part of a sequence cannot. Leave it out for a causal model, "
+            f"mesh.cp={mesh.cp}: attention_mask of data.inputs hides tokens, which a part of a sequence cannot. Leave "
+            "it out for a causal model, "
             "which never looks at the padding behind a row, or leave mesh.cp out."
         )
     if problems:
@@ -134,7 +137,8 @@ def _pipeline(
         names = " x ".join(f"model.{name}={part[name]}" for name in facts["blocks"])
         if blocks < mesh.pp * stages:
             yield (
-                f"mesh.pp={mesh.pp} x {stages} stage(s) on each rank = {mesh.pp * stages} stages, but {names} = {blocks} blocks. "
+                f"mesh.pp={mesh.pp} x {stages} stage(s) on each rank = {mesh.pp * stages} stages, but {names} = "
+                f"{blocks} blocks. "
                 f"Type mesh.pp={max(1, blocks // stages)}, or model.{facts['blocks'][0]}={mesh.pp * stages}."
             )
         elif not isinstance(config.pipeline.split, str) and sum(config.pipeline.split) != blocks:
@@ -173,10 +177,12 @@ def _optimizer(config: Config, part: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _remat(config: Config, mesh: MeshShape, schedule: str) -> Iterable[str]:
-    """What experts and split sequences compute in place while they talk cannot be kept for a second pass through a block.
+    """What experts and split sequences compute in place while they talk cannot be kept for a second pass through a
+    block.
 
-    A backward in halves goes through a block once for its inputs and once for each group of its weights: torch computes the block again every time,
-    keeps it all, and with remat=selective refuses (torch/utils/checkpoint.py of torch 2.13).
+    A backward in halves goes through a block once for its inputs and once for each group of its weights: torch computes
+    the block again every time, keeps it all, and with remat=selective refuses (torch/utils/checkpoint.py of torch
+    2.13).
     """
     word = config.choices["remat"]
     for axis in ("cp", "ep"):
@@ -184,7 +190,8 @@ def _remat(config: Config, mesh: MeshShape, schedule: str) -> Iterable[str]:
             yield f"remat=selective keeps results inside a block, which mesh.{axis}={getattr(mesh, axis)} changes there. Type remat=full."
     if mesh.pp > 1 and SCHEDULES[schedule].halves and word != "none":
         yield (
-            f"remat={word}: pipeline.schedule={schedule} goes backward in halves and would keep more with it than without. "
+            f"remat={word}: pipeline.schedule={schedule} goes backward in halves and would keep more with it than "
+            "without. "
             "Type remat=none, or pipeline.schedule=interleaved_1f1b."
         )
 

@@ -1,4 +1,6 @@
-"""Where a run lives: the user's `out`, or a folder named after the words, so that the same words come back to the same run."""
+"""Where a run lives: the user's `out`, or a folder named after the words, so that the same words come back to the same
+run.
+"""
 
 import hashlib
 import json
@@ -50,7 +52,8 @@ def where(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
         raise WordsError(f"out={out!r} is no place for a run. Type out=<a folder or URL>.")
     if out.startswith("memory://") and draft["nodes"] * draft["devices"] > 1:
         raise WordsError(
-            f"out={out}: memory belongs to one process, this run has {draft['nodes'] * draft['devices']} ranks. Type out=<a folder or URL>."
+            f"out={out}: memory belongs to one process, this run has {draft['nodes'] * draft['devices']} ranks. Type "
+            "out=<a folder or URL>."
         )
     return {"out": out.rstrip("/")}
 

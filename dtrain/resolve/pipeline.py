@@ -12,7 +12,9 @@ from dtrain.plan import PipelineShape
 
 @dataclass(frozen=True)
 class Schedule:
-    """`stages` on each rank (the user may ask for more where `more`), `least` microbatches for a pipeline of pp ranks; `halves`: a backward runs in two."""
+    """`stages` on each rank (the user may ask for more where `more`), `least` microbatches for a pipeline of pp ranks;
+    `halves`: a backward runs in two.
+    """
 
     stages: int
     layout: str
@@ -66,8 +68,14 @@ def check_microbatches(word: str, count: int, pp: int) -> str | None:
     """What is wrong with `count` microbatches, if anything."""
     least = SCHEDULES[word].least(pp)
     if count < least:
-        return f"pipeline.schedule={word} over mesh.pp={pp} needs at least {least} microbatches per step, here are {count}. Type accumulate={least}."
+        return (
+            f"pipeline.schedule={word} over mesh.pp={pp} needs at least {least} microbatches per step, here are "
+            f"{count}. Type accumulate={least}."
+        )
     rounds = max(1, count // pp)
     if SCHEDULES[word].more and word != "looped_bfs" and count % rounds:
-        return f"pipeline.schedule={word} runs whole rounds of mesh.pp={pp} microbatches, {count} are not. Type accumulate={count // pp * pp}."
+        return (
+            f"pipeline.schedule={word} runs whole rounds of mesh.pp={pp} microbatches, {count} are not. Type "
+            f"accumulate={count // pp * pp}."
+        )
     return None

@@ -58,7 +58,8 @@ def devices(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
         wrong = [f"{key}={value}" for key, value in said.items() if value != here[0 if key == "nodes" else 1]]
         if wrong:
             raise WordsError(
-                f"{' '.join(wrong)}: this process was started as one of {external.world} ranks, {here[1]} per node. Leave nodes and devices out."
+                f"{' '.join(wrong)}: this process was started as one of {external.world} ranks, {here[1]} per node. "
+                "Leave nodes and devices out."
             )
         return {"nodes": here[0], "devices": here[1]}
     if asked == "auto":
@@ -71,11 +72,13 @@ def world(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
     """External ranks must exist when they are asked for, and be able to meet again in other numbers."""
     if config.choices["launcher"] == "external" and not cluster.external:
         raise WordsError(
-            "launcher=external: no RANK and WORLD_SIZE in the environment. Start it as: torchrun --nproc-per-node 2 -m dtrain launcher=external"
+            "launcher=external: no RANK and WORLD_SIZE in the environment. Start it as: torchrun --nproc-per-node 2 "
+            "-m dtrain launcher=external"
         )
     if cluster.external and cluster.external.world > 1 and config.choices["launcher"] in ("inline", "local"):
         raise WordsError(
-            f"launcher={config.choices['launcher']}: this process is one of {cluster.external.world} ranks already, each would train the whole run. "
+            f"launcher={config.choices['launcher']}: this process is one of {cluster.external.world} ranks already, "
+            "each would train the whole run. "
             "Leave launcher out."
         )
     if cluster.external and cluster.external.one_store and draft["elastic"]:
@@ -85,7 +88,8 @@ def world(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
         )
     if config.choices["launcher"] == "inline" and draft["nodes"] * draft["devices"] > 1:
         raise WordsError(
-            f"launcher=inline is one rank, but nodes x devices = {draft['nodes'] * draft['devices']}. Type launcher=local."
+            f"launcher=inline is one rank, but nodes x devices = {draft['nodes'] * draft['devices']}. Type "
+            "launcher=local."
         )
     return {}
 
@@ -97,14 +101,16 @@ def backend(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
         who = "this host" if config.choices["cluster"] == "auto" else f"a node of cluster={config.choices['cluster']}"
         nodes = f"nodes={draft['nodes'] * -(-draft['devices'] // cluster.gpus)} " if who != "this host" else ""
         raise WordsError(
-            f"devices={draft['devices']}: {who} has {cluster.gpus} GPU(s). Type {nodes}devices={cluster.gpus}, or backend=gloo for CPU processes."
+            f"devices={draft['devices']}: {who} has {cluster.gpus} GPU(s). Type {nodes}devices={cluster.gpus}, or "
+            "backend=gloo for CPU processes."
         )
     reason = "one GPU per process" if cluster.gpus else "no GPU here"
     part = choose(config, "backend", "nccl" if cluster.gpus else "gloo", draft["why"], reason)
     device = about(part).get("device", "cpu")
     if device == "cuda" and not fits:
         raise WordsError(
-            f"backend={config.choices['backend']} needs {draft['devices']} GPU(s), this host has {cluster.gpus}. Type backend=gloo."
+            f"backend={config.choices['backend']} needs {draft['devices']} GPU(s), this host has {cluster.gpus}. Type "
+            "backend=gloo."
         )
     return {"backend": _decided(part, draft["nodes"] * draft["devices"], draft["why"]), "device": device}
 
@@ -128,13 +134,17 @@ def _decided(part: Part, ranks: int, why: dict[str, str]) -> Part:
 
 
 def compiled(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
-    """Compiling pays on a GPU, where it fuses what would wait for memory; on a CPU it costs seconds and gains nothing reliable."""
+    """Compiling pays on a GPU, where it fuses what would wait for memory; on a CPU it costs seconds and gains nothing
+    reliable.
+    """
     word, reason = ("blocks", "on a GPU") if draft["device"] == "cuda" else ("none", "on the CPU")
     return {"compile": choose(config, "compile", word, draft["why"], reason)}
 
 
 def precision(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
-    """Matrix products in bf16 where tensor cores take it, in fp32 on the CPU; a type that only some devices have is refused elsewhere."""
+    """Matrix products in bf16 where tensor cores take it, in fp32 on the CPU; a type that only some devices have is
+    refused elsewhere.
+    """
     flops = draft["cluster"].get("flops") or {"bf16": 1.0}
     word, reason = "fp32", "on the CPU"
     if draft["device"] == "cuda":
@@ -146,7 +156,8 @@ def precision(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[s
     needs = about(part).get("device", draft["device"])
     if needs != draft["device"]:
         raise WordsError(
-            f"precision={config.choices['precision']} needs {needs}, this run is on {draft['device']}. Type precision=bf16."
+            f"precision={config.choices['precision']} needs {needs}, this run is on {draft['device']}. Type "
+            "precision=bf16."
         )
     return {"precision": part}
 

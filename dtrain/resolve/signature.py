@@ -1,7 +1,8 @@
-"""What a class or a function takes, read off its source without running a line of it: neither torch nor the user's package is imported.
+"""What a class or a function takes, read off its source without running a line of it: neither torch nor the user's
+package is imported.
 
-Modules are found by walking the folders of sys.path. What cannot be known so (C extensions, metaclasses, decorators, `*args`) is passed
-over in silence, as is what is not installed on this machine.
+Modules are found by walking the folders of sys.path. What cannot be known so (C extensions, metaclasses, decorators,
+`*args`) is passed over in silence, as is what is not installed on this machine.
 """
 
 import ast
@@ -79,13 +80,17 @@ def _signature(target: str, paths: tuple[str, ...]) -> Signature | Absent | None
 
 
 def class_of(target: str) -> tuple[Path, ast.ClassDef] | None:
-    """(the file, the statement) that defines the class of a dotted name. None: it is no class, or cannot be found from here."""
+    """(the file, the statement) that defines the class of a dotted name. None: it is no class, or cannot be found from
+    here.
+    """
     found = _class_of(target.split("."), _paths(), 0)
     return found and found[1:]
 
 
 def lineage(target: str) -> list[tuple[str, ast.ClassDef]]:
-    """(module, statement) of the class of a dotted name and of those it is derived from, in the order in which an attribute is looked for, as far as they are found."""
+    """(module, statement) of the class of a dotted name and of those it is derived from, in the order in which an
+    attribute is looked for, as far as they are found.
+    """
     classes, waiting = list[tuple[str, ast.ClassDef]](), [target]
     while waiting and len(classes) < DEEPEST:
         found = _class_of(waiting.pop(0).split("."), _paths(), 0)
@@ -113,7 +118,8 @@ def _class_of(parts: Sequence[str], paths: tuple[str, ...], depth: int) -> tuple
         for source in module.stars:
             if there := _class_of([*source.split("."), name, *rest], paths, depth + 1):
                 return there
-    # packages that load their parts when they are asked for, as transformers does: of LlamaConfig in models/llama/configuration_llama.py
+    # packages that load their parts when they are asked for, as transformers does: of LlamaConfig in
+    # models/llama/configuration_llama.py
     late = _class_in_folders(module, name, paths) if not rest and path and path.parent.name == "transformers" else None
     return late and ("", *late)
 

@@ -63,17 +63,26 @@ def _judge(part: Mapping[str, Any], path: str, given: frozenset[str], *, called:
     target = part["_target_"]
     found = signature(target) if isinstance(target, str) else None
     if isinstance(found, Absent):
-        yield f"{path}._target_={target}: {found.module} has no {found.name}.{nearest(found.name, found.others) if found.others else ''}"
+        yield (
+            f"{path}._target_={target}: {found.module} has no "
+            f"{found.name}.{nearest(found.name, found.others) if found.others else ''}"
+        )
     elif found is not None:
         hidden = sorted(
             name for name in part if name.startswith("_") and name not in ("_target_", "_about_", *found.names)
         )
         said = {name for name in part if name not in ("_target_", "_about_", *hidden)}
         for name in hidden:
-            yield f"{path}.{name}={part[name]}: of Hydra's own, a part has _target_ alone. Name a function of yours that makes what you mean."
+            yield (
+                f"{path}.{name}={part[name]}: of Hydra's own, a part has _target_ alone. Name a function of yours "
+                "that makes what you mean."
+            )
         unasked = sorted(given - set(found.names)) if not found.open else []
         if unasked:
-            yield f"{path}._target_={target} takes no {', '.join(unasked)}, which the run gives it. Name a function of yours that does, or a word: {path}=<word>."
+            yield (
+                f"{path}._target_={target} takes no {', '.join(unasked)}, which the run gives it. Name a function "
+                f"of yours that does, or a word: {path}=<word>."
+            )
         takes = [name for name in found.names if name not in given]
         for name in () if found.open else sorted(said - set(found.names)):
             near = (

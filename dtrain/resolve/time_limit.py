@@ -14,7 +14,8 @@ def clock(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
     limit = seconds(config.time_limit)
     if limit is not None and limit <= config.grace:
         raise WordsError(
-            f"time_limit={config.time_limit} leaves nothing beside grace={config.grace:g}, the seconds kept for the save. "
+            f"time_limit={config.time_limit} leaves nothing beside grace={config.grace:g}, the seconds kept for the "
+            "save. "
             f"Type time_limit={config.grace + 60:g}, or a smaller grace."
         )
     return {"time_limit": limit, "grace": float(config.grace)}

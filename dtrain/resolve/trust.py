@@ -1,4 +1,6 @@
-"""A recipe may come from anywhere, so a `_target_` runs only when it is dtrain's own, torch's, or of a package the user trusts: `dtrain.config.trust`."""
+"""A recipe may come from anywhere, so a `_target_` runs only when it is dtrain's own, torch's, or of a package the user
+trusts: `dtrain.config.trust`.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
@@ -12,7 +14,9 @@ from dtrain.resolve.unknown import UNKNOWN
 
 
 def targets(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """Refuses every target outside the allow-list, wherever it stands, by its dotted name; `dtrain.build` looks at the object behind it once more."""
+    """Refuses every target outside the allow-list, wherever it stands, by its dotted name; `dtrain.build` looks at the
+    object behind it once more.
+    """
     problems = [
         refusal(key, name)
         for key, name in [

@@ -1,4 +1,6 @@
-"""Every value against what it may be: ALLOWED of dtrain/config/schema.py for plain keys, `allowed` in the `_about_` of its file for an argument."""
+"""Every value against what it may be: ALLOWED of dtrain/config/schema.py for plain keys, `allowed` in the `_about_` of
+its file for an argument.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -87,7 +89,10 @@ def _sentence(key: str, value: Any, allowed: Any, config: Config) -> str:
     instead = f"{key}={'<another>' if near is constraints.UNSAID else said(near)}"
     if near is constraints.UNSAID and "part" in constraints.kinds(allowed):
         instead = f"{key}._target_={value if isinstance(value, str) and '.' in value else '<package.Class>'}"
-    return f"{key}={cut(said(value))} ({source}): {key} is {constraints.say(allowed)}{largest}. Type {screen.typed(instead)}."
+    return (
+        f"{key}={cut(said(value))} ({source}): {key} is {constraints.say(allowed)}{largest}. Type "
+        f"{screen.typed(instead)}."
+    )
 
 
 def _default(config: Config, key: str) -> Any:

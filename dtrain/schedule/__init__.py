@@ -12,7 +12,9 @@ class Schedule(Protocol):
 
 
 def set_lr(optimizer: Optimizer, factor: float) -> dict[str, float]:
-    """Scale every group's own learning rate. Returns `lr`, that of the first group, and `lr_<name>` of each that has a `name`, or else, as `lr_<index>`, another lr."""
+    """Scale every group's own learning rate. Returns `lr`, that of the first group, and `lr_<name>` of each that has a
+    `name`, or else, as `lr_<index>`, another lr.
+    """
     found = {"lr": 0.0}
     for index, group in enumerate(optimizer.param_groups):
         group["lr"] = lr = group.setdefault("initial_lr", group["lr"]) * factor

@@ -1,10 +1,12 @@
-"""What is a secret: by its name, by its shape, or because it was told as one; and that none is written, shown or hashed.
+"""What is a secret: by its name, by its shape, or because it was told as one; and that none is written, shown or
+hashed.
 
     dtrain logger.mine._target_=mypkg.Tracker logger.mine.api_key='${oc.env:MY_KEY}' trust=[mypkg]      # the plan says ${secret:logger.mine.api_key}
 
-A Config and a Plan hold no secret: `seal` puts `${secret:<its key>}` in its place, the value stays in memory and reaches the ranks by
-standard input, and `dtrain.build` puts it back when it builds the part. Text of others (errors, notes, events) goes through `masked`.
-What a user's own code prints, or writes by itself, does not pass here and is not touched.
+A Config and a Plan hold no secret: `seal` puts `${secret:<its key>}` in its place, the value stays in memory and
+reaches the ranks by standard input, and `dtrain.build` puts it back when it builds the part. Text of others (errors,
+notes, events) goes through `masked`. What a user's own code prints, or writes by itself, does not pass here and is not
+touched.
 """
 
 import json
@@ -34,8 +36,14 @@ from dtrain.secrets.patterns import (
 MASK = "***"
 HERE = re.compile(r"\$\{secret:([^}]*)\}")
 """Stands where a secret was, with the key of the value it stands for."""
-ASK = "a secret, which is written nowhere. Type {key}=<value>, or {key}='${{oc.env:<NAME>}}' to take it from the environment."
-REFUSED = "it holds a secret and is written down. Only arguments of parts may, such as logger.<name>.<argument>; storage is told by out_options.<name>."
+ASK = (
+    "a secret, which is written nowhere. Type {key}=<value>, or {key}='${{oc.env:<NAME>}}' to take it from the "
+    "environment."
+)
+REFUSED = (
+    "it holds a secret and is written down. Only arguments of parts may, such as logger.<name>.<argument>; "
+    "storage is told by out_options.<name>."
+)
 PASSWORD = re.compile(
     r"(\w://)(?!\*\*\*@)(?:[^/\s:@'\"]*:(?!\$\{)[^/\s'\"]+|(?=[^/\s@]*\d)(?=[^/\s@]*[A-Za-z])[A-Za-z0-9_-]{16,})(?=@)"
 )
@@ -110,7 +118,9 @@ def redact_arg(word: str) -> str:
 
 
 def redact_suspect(text: str) -> str:
-    """`text` of a word that is wrong, without what may be a secret whose name is misspelt. A digest such as git's stays."""
+    """`text` of a word that is wrong, without what may be a secret whose name is misspelt. A digest such as git's
+    stays.
+    """
     return LOT.sub(
         lambda found: MASK if is_high_entropy(found[0]) and not DIGEST.fullmatch(found[0]) else found[0], text
     )
@@ -131,7 +141,9 @@ def hear(words: Sequence[str]) -> None:
 
 
 def know(value: Any, *, sure: bool = True) -> None:
-    """Mask `value` from now on wherever it turns up in a text, in the forms in which it may. `sure` also where it is short."""
+    """Mask `value` from now on wherever it turns up in a text, in the forms in which it may. `sure` also where it is
+    short.
+    """
     text, _scan[0] = str(value), 0.0
     if len(text) < (3 if sure else 8) or plain(text):
         return
@@ -156,7 +168,9 @@ def know(value: Any, *, sure: bool = True) -> None:
 
 
 def guard(visible: Callable[[str], str] = str) -> None:
-    """What Python itself prints of this process is masked and made visible: tracebacks that nobody caught, those of threads, warnings."""
+    """What Python itself prints of this process is masked and made visible: tracebacks that nobody caught, those of
+    threads, warnings.
+    """
     import sys
     import threading
     import traceback
@@ -188,7 +202,9 @@ def know_options(options: Mapping[str, Any]) -> None:
 
 
 def seal(part: Any, key: str, *, read: Iterable[str] = ()) -> Any:
-    """A group's arguments without secrets, which are kept here. `read`: keys whose value came from a variable with a secret's name."""
+    """A group's arguments without secrets, which are kept here. `read`: keys whose value came from a variable with a
+    secret's name.
+    """
     sealed = _seal(part, key, frozenset(read), held=False, near=False)
     return (
         _seal(sealed, key, frozenset(), held=False, near=False) if _kept else sealed
@@ -196,13 +212,17 @@ def seal(part: Any, key: str, *, read: Iterable[str] = ()) -> Any:
 
 
 def opened(value: Any) -> Any:
-    """The secret that `value` stands for, or `value` itself. Raises KeyError with the key when this process was not told."""
+    """The secret that `value` stands for, or `value` itself. Raises KeyError with the key when this process was not
+    told.
+    """
     found = HERE.fullmatch(value) if isinstance(value, str) else None
     return _kept[found[1]] if found else value
 
 
 def places(value: Any, key: str) -> Iterator[tuple[str, str]]:
-    """(key, key that stands there) for each `${secret:...}` in a value: what a run that was written down must be told again."""
+    """(key, key that stands there) for each `${secret:...}` in a value: what a run that was written down must be told
+    again.
+    """
     if isinstance(value, str):
         yield from ((key, found) for found in HERE.findall(value))
     for name, item in (
@@ -266,7 +286,9 @@ def _sealed_here(value: Any, key: str, read: bool, *, held: bool, near: bool) ->
 
 
 def _said(text: str) -> Iterator[str]:
-    """The text in pieces, with a mask for what stands beside the name of a secret. What is none may be the next name: `Error: token=...`."""
+    """The text in pieces, with a mask for what stands beside the name of a secret. What is none may be the next name:
+    `Error: token=...`.
+    """
     done, at = 0, 0
     while found := NAMED.search(text, at):
         at = found.end()
@@ -322,7 +344,9 @@ def _environment_of(names: frozenset[tuple[str, str]]) -> tuple[str, ...]:
 
 
 def _environment() -> tuple[str, ...]:
-    """Values of the environment that have the name of a secret, looked at anew now and then: it takes as long as ten texts."""
+    """Values of the environment that have the name of a secret, looked at anew now and then: it takes as long as ten
+    texts.
+    """
     now = time.monotonic()
     if now > _scan[0]:
         _scan[:] = [

@@ -67,7 +67,9 @@ SHAPES = {
     r"|v1\.0-[0-9a-f]{24}-[0-9a-f]{100,}",
     "Alibaba, age, Planetscale": r"LTAI[A-Za-z0-9]{12,}|AGE-SECRET-KEY-1[0-9A-Z]{58}|pscale_(?:tkn|pw|oauth)_[\w.-]{32,}",
 }
-"""Whose -> how what they hand out begins: https://docs.github.com/en/code-security/secret-scanning, https://github.com/gitleaks/gitleaks, and theirs."""
+"""Whose -> how what they hand out begins: https://docs.github.com/en/code-security/secret-scanning,
+https://github.com/gitleaks/gitleaks, and theirs.
+"""
 KEY_BLOCK = (
     r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----(?:(?!-----)[\s\S])*(?:-----END [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----)?"
 )
@@ -81,7 +83,9 @@ HINT = re.compile(
 
 
 def strength(name: str) -> int:
-    """How surely the last part of a dotted key names a secret: 2, 1 or not at all. `key` alone is one among the options of a storage."""
+    """How surely the last part of a dotted key names a secret: 2, 1 or not at all. `key` alone is one among the options
+    of a storage.
+    """
     return 2 if name.endswith("options.key") else _strength(name.rsplit(".", 1)[-1])
 
 
@@ -112,11 +116,12 @@ def secret_variable(text: str) -> bool:
 
 
 def plain(value: str) -> bool:
-    """Whether a value says openly that it is none: a mode, a token such as <pad>, a file that holds one, something that stands for another value."""
+    """Whether a value says openly that it is none: a mode, a token such as <pad>, a file that holds one, something that
+    stands for another value.
+    """
     bare = value.strip()
-    if bare.startswith(("/", "./", "../", "~/")) and (
-        OF_FILES.search(bare) or os.path.exists(os.path.expanduser(bare))
-    ):  # noqa: PTH110, PTH111 - a text
+    there = bare.startswith(("/", "./", "../", "~/")) and os.path.exists(os.path.expanduser(bare))  # noqa: PTH110, PTH111
+    if there or (bare.startswith(("/", "./", "../", "~/")) and OF_FILES.search(bare)):
         return True
     return (
         bare.lower() in MODES

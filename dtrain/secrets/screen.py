@@ -1,6 +1,7 @@
 """What is printed: text of others never steers the terminal or passes for a line of ours, and who reads it may go.
 
-A pipe whose other end has gone, a closed terminal, or a disk that is full by now ends no run: `python -m dtrain | head`.
+A pipe whose other end has gone, a closed terminal, or a disk that is full by now ends no run: `python -m dtrain |
+head`.
 """
 
 import errno
@@ -14,7 +15,9 @@ from typing import Any
 GONE = (errno.EPIPE, errno.EIO)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
-"""What a terminal obeys instead of showing, but for tabs and ends of lines: control characters, those that turn the direction of writing, halves of letters."""
+"""What a terminal obeys instead of showing, but for tabs and ends of lines: control characters, those that turn the
+direction of writing, halves of letters.
+"""
 OURS = re.compile(r"^(?=(?:dtrain|note|warning):)", re.MULTILINE)
 """How a line of ours begins."""
 PLAIN_WORD, PLACEHOLDER = re.compile(r"[\w@%+=:,./\[\]*-]*"), re.compile(r"<[\w ,./|>=-]*>")
@@ -42,7 +45,9 @@ def on_one_line(text: str) -> str:
 
 
 def typed(word: str) -> str:
-    """A word or path of a command that is suggested: quoted where a shell would read more in it than one plain word. `<...>` is for a person to fill in."""
+    """A word or path of a command that is suggested: quoted where a shell would read more in it than one plain word.
+    `<...>` is for a person to fill in.
+    """
     word = on_one_line(word)
     if word and PLAIN_WORD.fullmatch(PLACEHOLDER.sub("", word)):
         return word
@@ -73,7 +78,9 @@ def full() -> OSError | None:
 
 
 def outlive_readers() -> None:
-    """From now on, for what this process prints and those that it forks. What was closed when it began is the null device."""
+    """From now on, for what this process prints and those that it forks. What was closed when it began is the null
+    device.
+    """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             _fill(number)

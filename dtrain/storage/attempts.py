@@ -1,9 +1,10 @@
-"""The attempts to save under a run's `out`, by their names alone: which there are, and in which order they were written.
+"""The attempts to save under a run's `out`, by their names alone: which there are, and in which order they were
+written.
 
     <out>/checkpoints/step-00000100/00000003-20260101T000000-0123abcd-0001/
 
-An attempt's name begins with the number of the lease of its run. A new lease gets a number above all leases and all attempts that are there, so
-what a later run wrote is newer, whatever its step is and whatever the clocks said.
+An attempt's name begins with the number of the lease of its run. A new lease gets a number above all leases and all
+attempts that are there, so what a later run wrote is newer, whatever its step is and whatever the clocks said.
 """
 
 import re
@@ -67,7 +68,9 @@ def listed_in(folder: str) -> list[Attempt]:
 
 
 def listed_at(source: str) -> list[Attempt]:
-    """The same of a run's `out`, a step's folder or one attempt. What has the name of an attempt's file, and lies where none is, hides nothing."""
+    """The same of a run's `out`, a step's folder or one attempt. What has the name of an attempt's file, and lies where
+    none is, hides nothing.
+    """
     *above, name = source.rstrip("/").split("/")
     if (found := listed(source)) or STEP.fullmatch(name):
         return found or listed_in(source)
@@ -94,7 +97,9 @@ def highest_lease(out: str) -> int:
 
 
 def rivals(newest: Attempt, attempts: Sequence[Attempt], passed_over: Collection[str]) -> list[Attempt]:
-    """Committed attempts that come before `newest` in order although they have done more steps, but for those whose place is in `passed_over`."""
+    """Committed attempts that come before `newest` in order although they have done more steps, but for those whose
+    place is in `passed_over`.
+    """
     behind = attempts[attempts.index(newest) + 1 :]
     return [one for one in behind if one.step > newest.step and one.is_committed and place(one.url) not in passed_over]
 
@@ -102,9 +107,12 @@ def rivals(newest: Attempt, attempts: Sequence[Attempt], passed_over: Collection
 def dispute(newest: Attempt, rival: Attempt) -> str:
     """A sentence about two checkpoints of which each may be the newest."""
     return (
-        f"two checkpoints claim to be the newest: step {rival.step} ({rival.url}) has done more steps, step {newest.step} ({newest.url}) was written "
-        f"by a later run (number {newest.lease} after {rival.lease}). They come from two runs, or were copied. To go on from step {newest.step}, remove "
-        f"{rival.url}. To go on from step {rival.step}, copy that folder to checkpoints/{rival.url.split('/')[-2]}/ of another place and type out=<that place>"
+        f"two checkpoints claim to be the newest: step {rival.step} ({rival.url}) has done more steps, step "
+        f"{newest.step} ({newest.url}) was written "
+        f"by a later run (number {newest.lease} after {rival.lease}). They come from two runs, or were copied. To go "
+        f"on from step {newest.step}, remove "
+        f"{rival.url}. To go on from step {rival.step}, copy that folder to checkpoints/{rival.url.split('/')[-2]}/ "
+        "of another place and type out=<that place>"
     )
 
 

@@ -1,4 +1,6 @@
-"""The fsspec filesystem of a URL: one for each process and place, with the options that were told for it, and without a patience of its own."""
+"""The fsspec filesystem of a URL: one for each process and place, with the options that were told for it, and without a
+patience of its own.
+"""
 
 import logging
 import os
@@ -18,7 +20,9 @@ CLIENTS: dict[str, dict[str, Any]] = {
     "gs": {"requests_timeout": 300},  # of a whole request, not of a silence
     "az": {"connection_timeout": 10, "read_timeout": 60},
 }
-"""What a client is told unless `use` says otherwise: without a limit, a server that does not answer stops the world for minutes or for ever."""
+"""What a client is told unless `use` says otherwise: without a limit, a server that does not answer stops the world for
+minutes or for ever.
+"""
 OBJECT_STORES = ("s3", "gs", "az")
 """Schemes whose listing of a prefix has everything below it, a thousand names for each request."""
 SAME = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
@@ -39,7 +43,9 @@ _here: list[Path] = []
 
 @contextmanager
 def anchored() -> Iterator[None]:
-    """Inside, paths are those of the folder it began in, in this process and those forked from it, though code of the user's own may change to another."""
+    """Inside, paths are those of the folder it began in, in this process and those forked from it, though code of the
+    user's own may change to another.
+    """
     _here.append(Path.cwd())
     try:
         yield
@@ -52,7 +58,8 @@ def is_local(url: str) -> bool:
 
 
 def local_path(url: str) -> Path:
-    """The path that a text or a file URL means, as RFC 8089 has it: file:///x, file://localhost/x and file:/x are /x, %20 is a space.
+    """The path that a text or a file URL means, as RFC 8089 has it: file:///x, file://localhost/x and file:/x are /x,
+    %20 is a space.
 
     Raises ValueError for a file of another host.
     """
@@ -62,13 +69,15 @@ def local_path(url: str) -> Path:
     path = unquote(url[scheme.end() :])
     if not path.startswith(("/", "~", ".")):
         raise ValueError(
-            f"{path.split('/')[0]} is another host, whose files are not here. Type file:///<path> for a file of this machine"
+            f"{path.split('/')[0]} is another host, whose files are not here. Type file:///<path> for a file of this "
+            "machine"
         )
     return Path(path).expanduser()
 
 
 def use(url: str, options: Mapping[str, Any]) -> None:
-    """fsspec options, credentials among them, for everything with the scheme and bucket of `url`, in this process and those forked from it.
+    """fsspec options, credentials among them, for everything with the scheme and bucket of `url`, in this process and
+    those forked from it.
 
     They stay in memory: nothing here writes them, and no message has their secrets.
     """
@@ -78,7 +87,9 @@ def use(url: str, options: Mapping[str, Any]) -> None:
 
 
 def wary(url: str) -> None:
-    """From now on what is read at this server of the web leads to public addresses alone: a recipe from elsewhere named it."""
+    """From now on what is read at this server of the web leads to public addresses alone: a recipe from elsewhere named
+    it.
+    """
     _judge(urlsplit(url.strip()).netloc, web.to_public)
 
 
@@ -136,7 +147,9 @@ def _options(url: str, told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def client(url: str) -> Any:
-    """The fsspec filesystem of a URL: one per process and place, for all threads. A client does not survive a fork, and fsspec has one for each thread."""
+    """The fsspec filesystem of a URL: one per process and place, for all threads. A client does not survive a fork, and
+    fsspec has one for each thread.
+    """
     key = (os.getpid(), *_place(url))
     with _lock:
         if key not in _open:
@@ -162,7 +175,9 @@ def connect(url: str, told: Mapping[str, Any]) -> Any:
 
 
 def _calm(scheme: str, fs: Any) -> None:
-    """Switch off a client's own patience, which below ours would multiply, to minutes for a mistyped address; and its log of what is tried again."""
+    """Switch off a client's own patience, which below ours would multiply, to minutes for a mistyped address; and its
+    log of what is tried again.
+    """
     for name in ("azure", "gcsfs"):
         logging.getLogger(name).addHandler(logging.NullHandler())
     if scheme == "s3":

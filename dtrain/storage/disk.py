@@ -1,6 +1,8 @@
-"""The local disk: every operation that changes it, one method each, so that a test can count them, stop between two, or lose what was not synced.
+"""The local disk: every operation that changes it, one method each, so that a test can count them, stop between two, or
+lose what was not synced.
 
-`store.disk` is the one in use. What is called durable here has survived a power cut: bytes after `fsync` of their file, a name after `sync` of its folder.
+`store.disk` is the one in use. What is called durable here has survived a power cut: bytes after `fsync` of their file,
+a name after `sync` of its folder.
 """
 
 import contextlib
@@ -26,7 +28,9 @@ HANDED = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 """What a shell hands over is read, whatever it is."""
 FULL = {errno.ENOSPC, errno.EDQUOT}
 ROOM = ".dtrain-room"
-"""Files that begin so keep their bytes for what must be written beside them, or one folder below, when the disk is full."""
+"""Files that begin so keep their bytes for what must be written beside them, or one folder below, when the disk is
+full.
+"""
 NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM, errno.EISDIR}
 """How a filesystem says that it cannot sync a folder, or that a folder above ours may not be opened."""
 
@@ -78,7 +82,9 @@ class Disk:
 
 
 def a_file(path: Path) -> Path:
-    """`path`, which is to be opened. Raises OSError when something stands there that is no file: a pipe would be waited for, a device read without end."""
+    """`path`, which is to be opened. Raises OSError when something stands there that is no file: a pipe would be waited
+    for, a device read without end.
+    """
     with contextlib.suppress(FileNotFoundError):
         kind = NO_FILES.get(stat.S_IFMT(path.stat().st_mode))
         if kind and not str(path).startswith(HANDED):
@@ -87,7 +93,9 @@ def a_file(path: Path) -> Path:
 
 
 def makedirs(disk: Disk, folder: Path) -> None:
-    """A folder and those above it, durably. Top down, and the lowest that was there is synced again: who made it may have died before."""
+    """A folder and those above it, durably. Top down, and the lowest that was there is synced again: who made it may
+    have died before.
+    """
     if folder.is_dir():
         return
     missing = [folder, *(parent for parent in folder.parents if not parent.is_dir())]
@@ -101,7 +109,9 @@ def makedirs(disk: Disk, folder: Path) -> None:
 
 
 def create(disk: Disk, path: Path, parts: Sequence[Buffer]) -> None:
-    """A new file with durable bytes; its name is durable after a sync of the folder. What was begun and failed is removed. Raises FileExistsError."""
+    """A new file with durable bytes; its name is durable after a sync of the folder. What was begun and failed is
+    removed. Raises FileExistsError.
+    """
     descriptor = disk.create(path)
     try:
         for part in parts:
@@ -118,7 +128,9 @@ def create(disk: Disk, path: Path, parts: Sequence[Buffer]) -> None:
 
 
 def place(disk: Disk, path: Path, data: Buffer, put: Callable[[Path, Path], None], *, parents: bool = True) -> None:
-    """`data` in a new file beside `path`, brought there by `put`, which is `disk.link` or `disk.replace`, once its bytes are durable."""
+    """`data` in a new file beside `path`, brought there by `put`, which is `disk.link` or `disk.replace`, once its
+    bytes are durable.
+    """
     if parents:
         makedirs(disk, path.parent)
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
@@ -136,7 +148,9 @@ def place(disk: Disk, path: Path, data: Buffer, put: Callable[[Path, Path], None
 
 
 def with_room(path: Path, act: Callable[[], None]) -> None:
-    """`act`, which writes at `path`; where the disk is full, again as long as there is room that was kept for it and can be given away."""
+    """`act`, which writes at `path`; where the disk is full, again as long as there is room that was kept for it and
+    can be given away.
+    """
     try:
         act()
     except OSError as error:

@@ -1,4 +1,6 @@
-"""What the error of a storage means: whether to try again, how to say it in one line, and what to type; the same for every fsspec client."""
+"""What the error of a storage means: whether to try again, how to say it in one line, and what to type; the same for
+every fsspec client.
+"""
 
 import errno
 import re
@@ -42,7 +44,9 @@ NAMES = {
     "GoogleAuthError": "denied", "PermissionError": "denied",
     "FileNotFoundError": "missing", "ResourceNotFoundError": "missing",
 }  # fmt: skip
-"""By the class or a base of it, for no client is imported here: aiohttp, botocore, azure-core, google-auth, requests, Python."""
+"""By the class or a base of it, for no client is imported here: aiohttp, botocore, azure-core, google-auth, requests,
+Python.
+"""
 FAMILY = {
     "s3": "s3",
     "s3a": "s3",

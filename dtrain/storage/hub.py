@@ -1,4 +1,5 @@
-"""Whether the hub of Hugging Face answers, asked once when trusted code first imports its client: which, offline, waits a minute and more in tries of its own.
+"""Whether the hub of Hugging Face answers, asked once when trusted code first imports its client: which, offline, waits
+a minute and more in tries of its own.
 
 HF_HUB_OFFLINE=1 dtrain plan model._target_=transformers.AutoModel.from_pretrained ...      # is not asked, and takes what the cache has
 """
@@ -48,7 +49,9 @@ class _Asking(MetaPathFinder):
 
 
 def watch() -> None:
-    """From now on the hub is asked before its client is imported, unless the user has chosen; where it is silent, this process and its children are offline."""
+    """From now on the hub is asked before its client is imported, unless the user has chosen; where it is silent, this
+    process and its children are offline.
+    """
     if CLIENT not in sys.modules and not any(isinstance(each, _Asking) for each in sys.meta_path):
         sys.meta_path.insert(0, _Asking())
 
@@ -85,13 +88,17 @@ def _ask() -> None:
         return
     os.environ[OFFLINE[0]] = "1"
     if os.environ.get("RANK", "0") == "0":
-        said = f"{url} does not answer ({why}): what is not in the cache of this machine cannot be loaded. {OFFLINE[0]}=0 leaves the waiting to its client."
+        said = (
+            f"{url} does not answer ({why}): what is not in the cache of this machine cannot be loaded. "
+            f"{OFFLINE[0]}=0 leaves the waiting to its client."
+        )
         screen.complain(said, begin="note: ")
 
 
 def silence(url: str) -> str:
-    """Why a server gives no answer of any kind within SECONDS; nothing where it does, and where that cannot be told. Of a proxy before it is only known
-    whether it listens."""
+    """Why a server gives no answer of any kind within SECONDS; nothing where it does, and where that cannot be told. Of
+    a proxy before it is only known whether it listens.
+    """
     server = urlsplit(url)
     proxies, host = getproxies(), server.hostname or ""
     proxy = proxies.get(server.scheme) or proxies.get("all")

@@ -1,8 +1,8 @@
 """JSON lines under `out`: appended on a local disk, kept beside and put whole on storage that cannot append.
 
-Storage that takes no rows (full, read-only, gone) ends nothing: rows stay in memory, up to `KEPT_BYTES`, and are written as soon as it takes them. A
-file that was removed, rotated or cut meanwhile, or is another one because other storage was mounted there, is made again from the rows in memory and
-what they do not hold of the rows in it.
+Storage that takes no rows (full, read-only, gone) ends nothing: rows stay in memory, up to `KEPT_BYTES`, and are
+written as soon as it takes them. A file that was removed, rotated or cut meanwhile, or is another one because other
+storage was mounted there, is made again from the rows in memory and what they do not hold of the rows in it.
 """
 
 import errno
@@ -26,13 +26,17 @@ from dtrain.storage.errors import explain
 PUT_SECONDS = 15.0
 """Remote journals are put at most this often, and at the end."""
 KEPT_BYTES = 32 << 20
-"""The newest rows stay in memory up to this, 150,000 of them or so, written or not; of what was not written until then the oldest are lost."""
+"""The newest rows stay in memory up to this, 150,000 of them or so, written or not; of what was not written until then
+the oldest are lost.
+"""
 
 
 class Journal:
-    """One file of rows. Only rank 0 has one. Numbers that JSON has no word for (nan, inf) become null. `by_step`: each row has a step, and no step two.
+    """One file of rows. Only rank 0 has one. Numbers that JSON has no word for (nan, inf) become null. `by_step`: each
+    row has a step, and no step two.
 
-    `check` is called before rows go to a file that is not the one of before; what it raises is raised by whatever was called, and nothing is written.
+    `check` is called before rows go to a file that is not the one of before; what it raises is raised by whatever was
+    called, and nothing is written.
     """
 
     def __init__(self, url: str, *, by_step: bool = False, check: Callable[[], None] | None = None) -> None:
@@ -66,7 +70,9 @@ class Journal:
             threading.Thread(target=self._put_quietly, name="dtrain-journal", daemon=True).start()
 
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-        """Drop the rows that are not wanted: those of steps that will be done again; and what follows a line that is none. Returns those that stay."""
+        """Drop the rows that are not wanted: those of steps that will be done again; and what follows a line that is
+        none. Returns those that stay.
+        """
         with self._writing:
             self._wanted = wanted
             with suppress(OSError):
@@ -95,7 +101,9 @@ class Journal:
         return [row for _, row in rows]
 
     def durable(self) -> None:
-        """Whatever dies after this, the rows appended before it stay, and others see them; any thread may call it. Raises StoreError."""
+        """Whatever dies after this, the rows appended before it stay, and others see them; any thread may call it.
+        Raises StoreError.
+        """
         with self._putting:  # of two puts the one with fewer rows must not come last, and one under way must be done
             with self._writing:
                 if not self._dirty and self._is_whole():
@@ -174,7 +182,9 @@ class Journal:
             return False
 
     def _write(self, lines: Iterable[bytes] | None = None) -> None:
-        """Bring what is not there yet into the file, or all of `lines`; make it again when it is shorter than it was. Raises OSError."""
+        """Bring what is not there yet into the file, or all of `lines`; make it again when it is shorter than it was.
+        Raises OSError.
+        """
         try:
             if lines is not None:
                 self._replace(lines)
@@ -192,7 +202,8 @@ class Journal:
         if not self._trouble:
             self._trouble = str(error) if isinstance(error, StoreError) else explain(error, str(self._path)).sentence
             self.warnings.append(
-                f"{self.name} cannot be written, training goes on: {self._trouble}. Its newest rows, up to {KEPT_BYTES >> 20} MiB, are kept in memory "
+                f"{self.name} cannot be written, training goes on: {self._trouble}. Its newest rows, up to "
+                f"{KEPT_BYTES >> 20} MiB, are kept in memory "
                 "and written when that is possible again"
             )
 
@@ -203,7 +214,9 @@ class Journal:
             self._trouble, self._lost = "", 0
 
     def _open(self) -> None:
-        """The file at the path, which may be another than before; made again from the rows in memory when it is shorter than what was written."""
+        """The file at the path, which may be another than before; made again from the rows in memory when it is shorter
+        than what was written.
+        """
         self._close_file()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         size = 0
@@ -239,7 +252,9 @@ class Journal:
         self._identity = _identity(os.fstat(self._file))
 
     def _verify(self) -> None:
-        """Raises LeaseError when the place of a local file is no longer this run's, and what `check` raises; OSError when it cannot be known."""
+        """Raises LeaseError when the place of a local file is no longer this run's, and what `check` raises; OSError
+        when it cannot be known.
+        """
         if self._scratch is None:
             try:
                 lease.verify(str(self._path.parent))

@@ -1,10 +1,11 @@
-"""One writer per `out`: a run holds a lease with a number that only grows, and whoever has an older number may commit no more.
+"""One writer per `out`: a run holds a lease with a number that only grows, and whoever has an older number may commit
+no more.
 
     <out>/lease/00000003.json      who holds it, since when, when it was last renewed, whether it was given back
 
-A file is created only if its number is not there yet, so of any number of runs that start together one wins; the others are refused.
-A lease whose owner is gone is taken over: at once where the owner's process can be looked for (this machine), else when its file has
-not changed for `STALE_SECONDS` while we watched. No two clocks are compared.
+A file is created only if its number is not there yet, so of any number of runs that start together one wins; the others
+are refused. A lease whose owner is gone is taken over: at once where the owner's process can be looked for (this
+machine), else when its file has not changed for `STALE_SECONDS` while we watched. No two clocks are compared.
 """
 
 import contextlib
@@ -48,7 +49,8 @@ _held: dict[str, tuple[str, int, Record]] = {}
 
 @contextlib.contextmanager
 def hold(out: str) -> Iterator[int]:
-    """Be the one run that writes under `out`; the number of the lease and its owner are also in the environment, for `verify` on the ranks.
+    """Be the one run that writes under `out`; the number of the lease and its owner are also in the environment, for
+    `verify` on the ranks.
 
     Raises LeaseError when another run holds it, and at the end when another run has taken over.
     """
@@ -86,8 +88,8 @@ def _release(out: str, token: int, record: Record) -> None:
 
 
 def verify(out: str) -> None:
-    """Raises LeaseError when the newest lease of `out` is of another run: a newer one, or one of any number where somebody removed the folder of leases,
-    or where other storage has come to the place of `out`.
+    """Raises LeaseError when the newest lease of `out` is of another run: a newer one, or one of any number where
+    somebody removed the folder of leases, or where other storage has come to the place of `out`.
 
     Without a lease in the environment nothing is asked.
     """
@@ -99,7 +101,9 @@ def verify(out: str) -> None:
 
 
 def holder(out: str) -> tuple[Literal["free", "held", "left", "unknown"], str]:
-    """Who writes under `out`, as far as it can be seen at once: `left` by a process that is gone, `unknown` when it is of another host. Raises StoreError."""
+    """Who writes under `out`, as far as it can be seen at once: `left` by a process that is gone, `unknown` when it is
+    of another host. Raises StoreError.
+    """
     token, there = _newest(out)
     if not token or there.get("state") == "released":
         return "free", ""
@@ -141,7 +145,9 @@ class _Keeper:
                 warned = True
 
     def _end(self, sentence: str) -> None:
-        """As two signals from the user would: the first is a wish, the second ends what did not follow; `hold` says why."""
+        """As two signals from the user would: the first is a wish, the second ends what did not follow; `hold` says
+        why.
+        """
         self.lost = sentence
         for seconds in (1.0, END_SECONDS):
             os.kill(os.getpid(), signal.SIGINT)
@@ -152,8 +158,9 @@ class _Keeper:
 
 
 def _claim(out: str) -> tuple[int, Record]:
-    """A lease of our own, with a number above all before it and above all that `checkpoints/` shows: those may have been copied there, or the folder
-    of the leases removed. Raises LeaseError when a living run holds the newest."""
+    """A lease of our own, with a number above all before it and above all that `checkpoints/` shows: those may have
+    been copied there, or the folder of the leases removed. Raises LeaseError when a living run holds the newest.
+    """
     since, saved = time.monotonic(), highest_lease(out)
     seen: tuple[int, Record] = (0, {})
     while True:
@@ -171,7 +178,8 @@ def _claim(out: str) -> tuple[int, Record]:
                 return number, mine
         elif alive:
             raise LeaseError(
-                f"out={out} is being written by another run: {_who(there)}, last renewed {_clock(there.get('renewed'))}. "
+                f"out={out} is being written by another run: {_who(there)}, last renewed "
+                f"{_clock(there.get('renewed'))}. "
                 f"Wait for it, stop it ({_how_to_stop(there)}), or type out=<another place>."
             )
         elif token != seen[0]:
@@ -253,7 +261,9 @@ def _record() -> Record:
 
 @cache
 def _place() -> str:
-    """Where a process id means something: this boot of this machine, and this namespace. Empty where the system does not tell."""
+    """Where a process id means something: this boot of this machine, and this namespace. Empty where the system does
+    not tell.
+    """
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{Path('/proc/self/ns/pid').readlink()}"
     except OSError:
@@ -261,7 +271,9 @@ def _place() -> str:
 
 
 def _started(pid: int) -> str | None:
-    """When a process began, in ticks since boot; empty when it has ended and only waits to be collected; None when we may not see it."""
+    """When a process began, in ticks since boot; empty when it has ended and only waits to be collected; None when we
+    may not see it.
+    """
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except (OSError, IndexError):
@@ -286,7 +298,10 @@ def _gone(record: Record) -> bool:
 
 
 def _who(record: Record) -> str:
-    return f"{record.get('owner', 'an unknown run')}, pid {record.get('pid', 'unknown')}, since {_clock(record.get('begun'))}"
+    return (
+        f"{record.get('owner', 'an unknown run')}, pid {record.get('pid', 'unknown')}, since "
+        f"{_clock(record.get('begun'))}"
+    )
 
 
 def _how_to_stop(record: Record) -> str:
@@ -299,7 +314,9 @@ def _how_to_stop(record: Record) -> str:
 
 
 def _is_others(newest: int, there: Record, token: int, owner: str | None) -> bool:
-    """Whether the newest lease that is there is none of `owner`'s with the number `token`; where there is none at all, it is nobody's."""
+    """Whether the newest lease that is there is none of `owner`'s with the number `token`; where there is none at all,
+    it is nobody's.
+    """
     return newest not in (0, token) or (newest == token and owner is not None and there.get("id", owner) != owner)
 
 

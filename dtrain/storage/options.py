@@ -1,4 +1,5 @@
-"""`out_options`: what the storage of `out` is told, credentials among them; it goes to the storage and to the ranks, and is written nowhere.
+"""`out_options`: what the storage of `out` is told, credentials among them; it goes to the storage and to the ranks,
+and is written nowhere.
 
 dtrain out=s3://bucket/run out_options.endpoint_url=http://127.0.0.1:9000 out_options.secret='${oc.env:MY_SECRET}'
 """
@@ -23,7 +24,9 @@ PASSED_ON = {
     "abfss": (),
     "memory": (),
 }
-"""Clients whose options are known by their signatures, and what they take beside those. Others judge their options themselves."""
+"""Clients whose options are known by their signatures, and what they take beside those. Others judge their options
+themselves.
+"""
 _told: dict[str, Any] = {}
 
 
@@ -48,7 +51,8 @@ def tell(words: Sequence[Word], url: str | None) -> list[str]:
         return problems
     if url is None or store.is_local(url):
         return [
-            f"{mine[0].key} ({mine[0].source}): a folder of this machine takes no options. Type out=<a URL>, such as s3://bucket/run."
+            f"{mine[0].key} ({mine[0].source}): a folder of this machine takes no options. Type out=<a URL>, such as "
+            "s3://bucket/run."
         ]
     options, problems = _values(mine)
     problems += _unknown(options, url)
@@ -59,7 +63,9 @@ def tell(words: Sequence[Word], url: str | None) -> list[str]:
 
 
 def hand_over() -> str:
-    """Everything that was told, and the secrets that the plan leaves out, as text for the standard input of a child: neither arguments nor environment are private."""
+    """Everything that was told, and the secrets that the plan leaves out, as text for the standard input of a child:
+    neither arguments nor environment are private.
+    """
     return json.dumps({"storage": _told, "secrets": secrets.hand_over(), "web": clients.hand_over()})
 
 

@@ -1,4 +1,6 @@
-"""Bytes at URLs: any fsspec scheme, patience with what passes, one line for what does not, and one way to publish a file whole or not at all."""
+"""Bytes at URLs: any fsspec scheme, patience with what passes, one line for what does not, and one way to publish a
+file whole or not at all.
+"""
 
 import contextlib
 import itertools
@@ -30,7 +32,9 @@ T = TypeVar("T")
 PATIENCE = float(os.environ.get("DTRAIN_PATIENCE", "60"))
 """Seconds for which an operation that may succeed later is tried again."""
 FIRST_WAIT, LONGEST_WAIT = 0.2, 8.0
-"""Seconds: a wait is anything between zero and a bound that doubles, so that ranks that failed together do not come back together."""
+"""Seconds: a wait is anything between zero and a bound that doubles, so that ranks that failed together do not come
+back together.
+"""
 ABSENT = (FileNotFoundError, NotADirectoryError)
 ANSWER_SECONDS = 15.0
 """For a small file, with all tries, where a person waits."""
@@ -64,7 +68,9 @@ def read(url: str) -> bytes:
 
 
 def beginning(url: str, count: int, heard: Callable[[int], object] = int) -> bytes:
-    """The first `count` bytes of a file, which may be larger than memory, or all of it where it has less. `heard` is told of each part. Raises StoreError."""
+    """The first `count` bytes of a file, which may be larger than memory, or all of it where it has less. `heard` is
+    told of each part. Raises StoreError.
+    """
 
     def head(file: Any) -> bytes:
         parts = list[bytes]()
@@ -104,8 +110,10 @@ def ending(url: str, count: int) -> bytes:
 
 
 def small(url: str, most: int, *, seconds: float | None = None, pace: float = math.inf) -> bytes:
-    """A file that should be small, read as `beginning` does; from elsewhere beside this thread, which waits for it ANSWER_SECONDS or less, because a
-    server may be silent, or send in drops, and one more for every `pace` bytes while they come. Raises StoreError."""
+    """A file that should be small, read as `beginning` does; from elsewhere beside this thread, which waits for it
+    ANSWER_SECONDS or less, because a server may be silent, or send in drops, and one more for every `pace` bytes while
+    they come. Raises StoreError.
+    """
     seconds = ANSWER_SECONDS if seconds is None else seconds
     if is_local(url):
         return beginning(url, most)
@@ -172,8 +180,10 @@ def sizes(url: str) -> dict[str, int]:
 
 
 def tree(url: str, *, depth: int) -> dict[str, int]:
-    """Bytes of every file up to `depth` levels below a folder, by its path from there, and -1 for every folder where the storage has folders; empty
-    when there is no such folder. One listing on object stores, whatever lies there. Raises StoreError."""
+    """Bytes of every file up to `depth` levels below a folder, by its path from there, and -1 for every folder where
+    the storage has folders; empty when there is no such folder. One listing on object stores, whatever lies there.
+    Raises StoreError.
+    """
 
     def flat(fs: Any, path: str) -> dict[str, int]:
         found = fs.find(path, detail=True)
@@ -236,8 +246,10 @@ def write(url: str, data: bytes) -> None:
 
 
 def put(url: str, parts: Sequence[Buffer]) -> None:
-    """Create a new file from buffers, in one go. On a local disk its bytes are durable, its name after `sync_folder`; elsewhere both are, and counted.
-    Names are the caller's to keep unique. Raises StoreError; nothing is left of what failed on a local disk."""
+    """Create a new file from buffers, in one go. On a local disk its bytes are durable, its name after `sync_folder`;
+    elsewhere both are, and counted. Names are the caller's to keep unique. Raises StoreError; nothing is left of what
+    failed on a local disk.
+    """
 
     def new(path: Path) -> None:
         makedirs(disk, path.parent)
@@ -251,8 +263,8 @@ def put(url: str, parts: Sequence[Buffer]) -> None:
 
 
 def publish(url: str, data: bytes, *, parents: bool = True) -> None:
-    """Create a file in one piece, durably, and only if it is not there yet. Raises StoreError of kind `exists` when other bytes are; without `parents`
-    also when the folder of a local file is not there.
+    """Create a file in one piece, durably, and only if it is not there yet. Raises StoreError of kind `exists` when
+    other bytes are; without `parents` also when the folder of a local file is not there.
 
     When the same bytes are there, a try whose answer was lost had made it: so let the bytes say who wrote them.
     """

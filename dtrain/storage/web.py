@@ -1,4 +1,5 @@
-"""HTTP where a stranger chose the server: an address is judged when it is connected to, in every redirect, whatever its name resolved to before.
+"""HTTP where a stranger chose the server: an address is judged when it is connected to, in every redirect, whatever its
+name resolved to before.
 
     dtrain plan recipe=https://host/a.yaml      # neither a redirect nor a name in it leads to 169.254.169.254
 
@@ -74,7 +75,9 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 
 def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """Whether an address is neither of this machine nor of a network that is not everybody's, an IPv4 address inside of it included."""
+    """Whether an address is neither of this machine nor of a network that is not everybody's, an IPv4 address inside of
+    it included.
+    """
     inner = getattr(address, "ipv4_mapped", None) or getattr(address, "sixtofour", None)
     if isinstance(address, ipaddress.IPv6Address) and address in ipaddress.ip_network("64:ff9b::/96"):
         inner = ipaddress.ip_address(int(address) & 0xFFFFFFFF)

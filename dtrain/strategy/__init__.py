@@ -1,4 +1,6 @@
-"""How the data axes hold state. All strategies average gradients over the data-parallel ranks, so the step treats them alike."""
+"""How the data axes hold state. All strategies average gradients over the data-parallel ranks, so the step treats them
+alike.
+"""
 
 from contextlib import AbstractContextManager
 from typing import Literal, Protocol
@@ -27,12 +29,16 @@ class Strategy(Protocol):
         ...
 
     def wrap(self, model: nn.Module, mesh: Mesh) -> nn.Module:
-        """The module to call; runs once the weights exist. Of a pipeline, whose stages are called, only its effect counts."""
+        """The module to call; runs once the weights exist. Of a pipeline, whose stages are called, only its effect
+        counts.
+        """
         ...
 
     def sync(self, model: nn.Module, last: bool) -> AbstractContextManager[list[nn.Parameter] | None]:
-        """Around a forward and backward of what `wrap` returned, or around all of a pipeline; gradients cross ranks only in the `last`.
+        """Around a forward and backward of what `wrap` returned, or around all of a pipeline; gradients cross ranks
+        only in the `last`.
 
-        All ranks average the same parameters. Where gradients crossed ranks, the list holds those for which this rank had none when it ends.
+        All ranks average the same parameters. Where gradients crossed ranks, the list holds those for which this rank
+        had none when it ends.
         """
         ...

@@ -1,7 +1,8 @@
 """Every rank holds everything; gradients are averaged in buckets while the backward runs (arXiv 2006.15704).
 
-Beside pp, tp or ep they are averaged after it: DistributedDataParallel around the stages of a pipeline fails an assertion or is wrong
-without a word (https://github.com/pytorch/torchtitan/issues/577), and it takes no sharded parameters.
+Beside pp, tp or ep they are averaged after it: DistributedDataParallel around the stages of a pipeline fails an
+assertion or is wrong without a word (https://github.com/pytorch/torchtitan/issues/577), and it takes no sharded
+parameters.
 """
 
 import warnings
@@ -89,7 +90,9 @@ class DDP:
 
     @contextmanager
     def _complete(self) -> Iterator[list[nn.Parameter]]:
-        """Every bucket is sent, also those with parameters that this rank's samples did not reach: zeros stand in for their gradients."""
+        """Every bucket is sent, also those with parameters that this rank's samples did not reach: zeros stand in for
+        their gradients.
+        """
         before = [
             (parameter.grad, -1 if parameter.grad is None else parameter.grad._version) for parameter in self._trained
         ]
@@ -109,7 +112,8 @@ class DDP:
 def average(
     parameters: list[nn.Parameter], group: dist.ProcessGroup, divisor: int, *, bucket: int
 ) -> list[nn.Parameter]:
-    """Sum gradients over `group` and divide them, in place, in all-reduces of about `bucket` bytes, two at a time; one that is missing counts as zero, and is returned.
+    """Sum gradients over `group` and divide them, in place, in all-reduces of about `bucket` bytes, two at a time; one
+    that is missing counts as zero, and is returned.
 
     Gradients of what tensor parallelism left whole may be parts of a sum over tp: they are added up first.
     """

@@ -1,4 +1,6 @@
-"""Parameters, gradients and optimizer state are sharded over dp_shard, block by block (FSDP2; ZeRO-3, arXiv 1910.02054)."""
+"""Parameters, gradients and optimizer state are sharded over dp_shard, block by block (FSDP2; ZeRO-3, arXiv
+1910.02054).
+"""
 
 import warnings
 from collections import Counter
@@ -31,10 +33,11 @@ REDUCE = ("last", "every")
 
 @dataclass(frozen=True)
 class FSDP:
-    """`reshard`: `forward` frees gathered parameters after the forward, `never` keeps them for the backward, as every pipeline
-    does: a schedule that splits the backward in two would lose gradients. `offload`: between two uses
-    parameters, gradients and optimizer state lie on the device or, for the price of copies, in the memory of the CPU. `reduce`: gradients
-    cross ranks in the last microbatch of a step or in every one, after which a rank keeps its shard alone.
+    """`reshard`: `forward` frees gathered parameters after the forward, `never` keeps them for the backward, as every
+    pipeline does: a schedule that splits the backward in two would lose gradients. `offload`: between two uses
+    parameters, gradients and optimizer state lie on the device or, for the price of copies, in the memory of the CPU.
+    `reduce`: gradients cross ranks in the last microbatch of a step or in every one, after which a rank keeps its shard
+    alone.
     """
 
     reshard: str
@@ -95,16 +98,19 @@ class FSDP:
 
 
 def shard_blocks(model: nn.Module, mesh: Mesh, precision: Precision, *, again: bool, offload: str) -> None:
-    """Experts, then every block, then the head, then what is left with the root. `again`: gather for the backward once more.
+    """Experts, then every block, then the head, then what is left with the root. `again`: gather for the backward once
+    more.
 
-    The gradients of the head are the first in the backward: by itself it is reduced and freed while the blocks go on, with the root it would wait
-    for the end (as torchtitan groups them, https://github.com/pytorch/torchtitan/blob/main/torchtitan/models/llama3/parallelize.py).
-    Parameters without dims stay whole. Raises WordsError for one of complex numbers, or of another type than those it would be gathered with.
+    The gradients of the head are the first in the backward: by itself it is reduced and freed while the blocks go on,
+    with the root it would wait for the end (as torchtitan groups them,
+    https://github.com/pytorch/torchtitan/blob/main/torchtitan/models/llama3/parallelize.py). Parameters without dims
+    stay whole. Raises WordsError for one of complex numbers, or of another type than those it would be gathered with.
     """
     for name, parameter in model.named_parameters():
         if parameter.ndim == 0 and offload == "cpu" and mesh.device.type != "cpu":
             raise WordsError(
-                f"strategy.offload=cpu: {name} has no dims, and stays on the device. Give it the shape [1], or type strategy.offload=none."
+                f"strategy.offload=cpu: {name} has no dims, and stays on the device. Give it the shape [1], or type "
+                "strategy.offload=none."
             )
         if parameter.is_complex():
             raise WordsError(
@@ -163,7 +169,9 @@ def _experts(model: nn.Module) -> list[nn.Module]:
 
 
 def _check_types(units: list[nn.Module]) -> None:
-    """Raises WordsError where parameters that are gathered together, of a unit without those inside it, are of several types."""
+    """Raises WordsError where parameters that are gathered together, of a unit without those inside it, are of several
+    types.
+    """
     seen = set[int]()
     for module in units:
         types: dict[torch.dtype, str] = {}
@@ -174,5 +182,6 @@ def _check_types(units: list[nn.Module]) -> None:
         if len(types) > 1:
             both = " and ".join(f"{name} ({str(dtype).removeprefix('torch.')})" for dtype, name in types.items())
             raise WordsError(
-                f"strategy=fsdp: {both} of {type(module).__name__} are gathered together and differ in type. Give them one type, or type strategy=ddp."
+                f"strategy=fsdp: {both} of {type(module).__name__} are gathered together and differ in type. Give "
+                "them one type, or type strategy=ddp."
             )

@@ -1,8 +1,8 @@
 """Outputs of any class, shown to wrappers that look for tensors in tuples and mappings alone.
 
-FSDP2 and DDP hang their backward on the tensors of an output. What they do not find they leave out without a word: gradients then
-stay on their rank. `show`, a forward hook that runs before theirs, puts an object's fields in a tuple; `restore`, which runs after,
-makes the object again.
+FSDP2 and DDP hang their backward on the tensors of an output. What they do not find they leave out without a word:
+gradients then stay on their rank. `show`, a forward hook that runs before theirs, puts an object's fields in a tuple;
+`restore`, which runs after, makes the object again.
 """
 
 from collections.abc import MutableMapping

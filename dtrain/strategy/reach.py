@@ -1,8 +1,10 @@
-"""Weights that are used outside of the forward of their unit: `F.linear(x, self.blocks[0].weight)` in a parent, a penalty on all parameters, an
-embedding inside the first block that its parent calls. FSDP2 has not gathered them there: torch fails on a mixture of types, or computes with shards.
+"""Weights that are used outside of the forward of their unit: `F.linear(x, self.blocks[0].weight)` in a parent, a
+penalty on all parameters, an embedding inside the first block that its parent calls. FSDP2 has not gathered them there:
+torch fails on a mixture of types, or computes with shards.
 
-The first pass of each kind is watched, function by function. A unit that is reached so is gathered with the root from then on, and reduced with it
-at the end of the backward. That costs the memory of the unit through the whole step; passes that are not watched cost nothing.
+The first pass of each kind is watched, function by function. A unit that is reached so is gathered with the root from
+then on, and reduced with it at the end of the backward. That costs the memory of the unit through the whole step;
+passes that are not watched cost nothing.
 
 Private parts of FSDP2 are used: `_get_fsdp_state`, `_fsdp_param_groups`, and `unsharded_param` of a parameter.
 """
@@ -25,7 +27,9 @@ FACTS = {
 
 
 class Reach(TorchFunctionMode):
-    """Between `begin` and `end`, a sharded weight that a function of torch is given is gathered first. Code that is compiled is not watched."""
+    """Between `begin` and `end`, a sharded weight that a function of torch is given is gathered first. Code that is
+    compiled is not watched.
+    """
 
     def __init__(self, root: nn.Module) -> None:
         super().__init__()
@@ -81,7 +85,8 @@ class Reach(TorchFunctionMode):
             root: Any = self._root._get_fsdp_state()  # type: ignore[operator]
             if not hasattr(state, "_fsdp_param_groups"):
                 raise WordsError(
-                    f"strategy: weights of {name} are used outside of its forward, where they are sharded. Type strategy=ddp."
+                    f"strategy: weights of {name} are used outside of its forward, where they are sharded. Type "
+                    "strategy=ddp."
                 )
             state._fsdp_param_groups.remove(group)
             root._fsdp_param_groups.append(group)

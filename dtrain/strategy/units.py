@@ -1,13 +1,14 @@
 """FSDP2's units, the modules it gathers and reduces together, kept alike on ranks whose samples take different ways.
 
-FSDP2 reduces those parameters of a unit that have a gradient on this rank, in the order in which its own forward and backward come by.
-Ranks that reached different ones would add up gradients of different parameters, or wait for ever. Here
+FSDP2 reduces those parameters of a unit that have a gradient on this rank, in the order in which its own forward and
+backward come by. Ranks that reached different ones would add up gradients of different parameters, or wait for ever.
+Here
 - every trainable parameter of a unit takes part, with zeros where this rank has no gradient;
-- the units that each rank calls, and goes backward through, are compared: in the first pass with the other ranks, later with the first.
-  A rank that leaves the order stops before the collective in which it would be wrong.
+- the units that each rank calls, and goes backward through, are compared: in the first pass with the other ranks, later
+  with the first. A rank that leaves the order stops before the collective in which it would be wrong.
 
-Private parts of FSDP2 are used: `_get_fsdp_state`, `_fsdp_param_group(s)` and of a group `pre_forward`, `pre_backward`, `post_backward`,
-`_register_post_backward_hook`; a canary test fails when they move.
+Private parts of FSDP2 are used: `_get_fsdp_state`, `_fsdp_param_group(s)` and of a group `pre_forward`, `pre_backward`,
+`post_backward`, `_register_post_backward_hook`; a canary test fails when they move.
 """
 
 from collections.abc import Callable
@@ -42,7 +43,9 @@ def units(root: nn.Module) -> list[tuple[str, Any]]:
 
 
 def take_part(root: nn.Module, reached: dict[nn.Parameter, bool]) -> None:
-    """From now on all parameters of a unit cross ranks, and `reached` says of each whether it had a gradient on this rank."""
+    """From now on all parameters of a unit cross ranks, and `reached` says of each whether it had a gradient on this
+    rank.
+    """
     parts = [Part(group, reached) for _, group in units(root)]
 
     def begin(root: nn.Module, arguments: Any) -> None:
@@ -53,7 +56,9 @@ def take_part(root: nn.Module, reached: dict[nn.Parameter, bool]) -> None:
 
 
 def gather_first(root: nn.Module) -> None:
-    """Gather all units before each forward of `root`, in their order, where they are kept gathered anyway: then ranks may call different ones."""
+    """Gather all units before each forward of `root`, in their order, where they are kept gathered anyway: then ranks
+    may call different ones.
+    """
 
     def gather(module: nn.Module, arguments: Any) -> None:
         for unit in (each for each in root.modules() if isinstance(each, FSDPModule)):
@@ -65,8 +70,8 @@ def gather_first(root: nn.Module) -> None:
 class Part:
     """A unit all of whose parameters are reduced together, once in a backward however often the forward called it.
 
-    Its gradients are whole after the backward of its last open call. Where some calls have no backward, torch calls `post_backward` of the group
-    at the end of everything.
+    Its gradients are whole after the backward of its last open call. Where some calls have no backward, torch calls
+    `post_backward` of the group at the end of everything.
     """
 
     def __init__(self, group: Any, reached: dict[nn.Parameter, bool]) -> None:
@@ -129,14 +134,20 @@ def _backward_runs() -> bool:
 
 
 UNITS = (
-    "and here all ranks must call the same elements of ModuleLists and Sequentials in the same order, because they are gathered when they are called. "
+    "and here all ranks must call the same elements of ModuleLists and Sequentials in the same order, because they "
+    "are gathered when they are called. "
     "Type strategy=ddp for a model that chooses among them."
 )
-EXPERTS = "and the experts that mesh.ep splits must be called by all ranks in the same order, as rows travel between them. Leave mesh.ep out for a model that skips some."
+EXPERTS = (
+    "and the experts that mesh.ep splits must be called by all ranks in the same order, as rows travel between "
+    "them. Leave mesh.ep out for a model that skips some."
+)
 
 
 class Order:
-    """The order in which the units under `root` are called and gone backward through: the same in every pass, on every rank of `group`. `rule` says so."""
+    """The order in which the units under `root` are called and gone backward through: the same in every pass, on every
+    rank of `group`. `rule` says so.
+    """
 
     def __init__(self, root: nn.Module, group: dist.ProcessGroup, rule: str = UNITS) -> None:
         self._group, self._reach, self._rule = group, Reach(root), rule
@@ -219,7 +230,8 @@ class Order:
         elif self._expected[number] != event:
             first = "step" if self._key[1] else "evaluation"
             raise self._refusal(
-                f"rank {dist.get_rank()} {self._names[event]} where the first {first} {self._names[self._expected[number]]}"
+                f"rank {dist.get_rank()} {self._names[event]} where the first {first} "
+                f"{self._names[self._expected[number]]}"
             )
 
     def _refusal(self, difference: str) -> WordsError:

@@ -1,6 +1,8 @@
-"""Gradients and optimizer state are sharded over dp_shard; parameters are whole while a step runs (ZeRO-2, arXiv 1910.02054).
+"""Gradients and optimizer state are sharded over dp_shard; parameters are whole while a step runs (ZeRO-2, arXiv
+1910.02054).
 
-As zero1, but the gradients of every microbatch cross ranks at once, and a rank keeps the sum of its shard."""
+As zero1, but the gradients of every microbatch cross ranks at once, and a rank keeps the sum of its shard.
+"""
 
 from typing import Literal
 

@@ -1,4 +1,6 @@
-"""Parameters, gradients and optimizer state are sharded over dp_shard: fsdp with reduce=every (ZeRO-3, arXiv 1910.02054)."""
+"""Parameters, gradients and optimizer state are sharded over dp_shard: fsdp with reduce=every (ZeRO-3, arXiv
+1910.02054).
+"""
 
 from typing import Literal
 

@@ -1,4 +1,5 @@
-"""Faults on purpose, for your own tests of a run: processes that die, disks that lose, storage that fails, files that rot.
+"""Faults on purpose, for your own tests of a run: processes that die, disks that lose, storage that fails, files that
+rot.
 
 faults.py    hook.fault._target_=dtrain.testing.faults.AtStep hook.fault.action=kill hook.fault.step=5 hook.fault.rank=1
 flaky.py     out=flaky://s3/bucket/run out_options.share=0.2 out_options.kinds=[503,timeout]

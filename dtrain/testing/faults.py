@@ -1,6 +1,8 @@
-"""A fault at a step, at an operation on the local disk, or in a file; each is the real thing: a signal, a dead process, lost bytes.
+"""A fault at a step, at an operation on the local disk, or in a file; each is the real thing: a signal, a dead process,
+lost bytes.
 
-python -m dtrain devices=2 strategy=ddp hook.fault._target_=dtrain.testing.faults.AtStep hook.fault.action=kill hook.fault.step=5 hook.fault.rank=1
+python -m dtrain devices=2 strategy=ddp hook.fault._target_=dtrain.testing.faults.AtStep hook.fault.action=kill
+hook.fault.step=5 hook.fault.rank=1
 
 with faults.crashing(out, at=17) as disk:            # the 17th operation on the local disk is the last one
     with contextlib.suppress(faults.Crash):
@@ -41,7 +43,9 @@ class Step(Protocol):
 
 
 def strike(action: str) -> None:
-    """Do it to this process. Actions: kill (SIGKILL), stop (SIGSTOP), sigterm, raise (FaultError), hang (for ever), or an OSError by its name: ENOSPC, EIO."""
+    """Do it to this process. Actions: kill (SIGKILL), stop (SIGSTOP), sigterm, raise (FaultError), hang (for ever), or
+    an OSError by its name: ENOSPC, EIO.
+    """
     _known(action)
     if action not in ACTIONS:
         number = getattr(errno, action)
@@ -77,8 +81,8 @@ ACTIONS: dict[str, Callable[[], None]] = {
 class AtStep:
     """A hook: `action` on rank `rank` (None: on all) after step `step`, before its checkpoint.
 
-    It strikes when ranks run for the first time, not after a restart. With `once`, a file that need not exist, it strikes when the file is
-    not there yet, and makes it: so once for all restarts, and all commands that name it.
+    It strikes when ranks run for the first time, not after a restart. With `once`, a file that need not exist, it
+    strikes when the file is not there yet, and makes it: so once for all restarts, and all commands that name it.
     """
 
     about: ClassVar[Mapping[str, Any]] = {"figures": {}}
@@ -108,7 +112,9 @@ class AtStep:
 
 @dataclass(eq=False)
 class _File:
-    """Its bytes: those written, and those that a power cut leaves for sure. `past`: it was there before, and may be changed past the store."""
+    """Its bytes: those written, and those that a power cut leaves for sure. `past`: it was there before, and may be
+    changed past the store.
+    """
 
     data: bytearray = field(default_factory=bytearray)
     durable: bytes = b""
@@ -124,9 +130,11 @@ class _Folder:
 
 
 class CrashingDisk(Disk):
-    """A Disk that counts its operations and strikes at the `at`-th, counted from 0: of a write half is done, of all else nothing.
+    """A Disk that counts its operations and strikes at the `at`-th, counted from 0: of a write half is done, of all
+    else nothing.
 
-    It knows what of `root` was synced, and keeps its bytes in memory. What is written past the store (a log that is appended to) counts as synced.
+    It knows what of `root` was synced, and keeps its bytes in memory. What is written past the store (a log that is
+    appended to) counts as synced.
     """
 
     def __init__(self, root: Path, at: int | None, action: str) -> None:
@@ -206,9 +214,11 @@ class CrashingDisk(Disk):
                 known.durable = dict(known.names)
 
     def cut_power(self, seed: int | None = None) -> None:
-        """Leave under `root` what a power cut leaves: all that was synced, and of the rest nothing, or with a seed any part of it.
+        """Leave under `root` what a power cut leaves: all that was synced, and of the rest nothing, or with a seed any
+        part of it.
 
-        Of a file's bytes that were not synced, a part may be missing at the end, or be zero. Names may come back in any order.
+        Of a file's bytes that were not synced, a part may be missing at the end, or be zero. Names may come back in any
+        order.
         """
         chance = random.Random(seed) if seed is not None else None
         _refresh(self._tree, self.root)

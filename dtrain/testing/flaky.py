@@ -1,9 +1,11 @@
-"""flaky://<scheme>/<path>: any other fsspec filesystem, with faults. flaky://s3/bucket/run is s3://bucket/run, flaky://file//data/run is /data/run.
+"""flaky://<scheme>/<path>: any other fsspec filesystem, with faults. flaky://s3/bucket/run is s3://bucket/run,
+flaky://file//data/run is /data/run.
 
 python -m dtrain out=flaky://file//data/run out_options.share=0.2 out_options.kinds=[503,timeout] out_options.seed=1
 DTRAIN_FLAKY="share=0.2 kinds=503,timeout seed=1" python -m dtrain out=flaky://s3/bucket/run
 
-Whether an operation fails, and how, follows from the seed, the rank and how many operations this process has done: the same again each time.
+Whether an operation fails, and how, follows from the seed, the rank and how many operations this process has done: the
+same again each time.
 """
 
 import contextlib
@@ -14,6 +16,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fsspec.spec import AbstractFileSystem
@@ -30,14 +33,15 @@ class AnswerError(OSError):
         self.status = status
 
 
+def _system_error(name: str) -> OSError:
+    return OSError(getattr(errno, name), os.strerror(getattr(errno, name)))
+
+
 ERRORS: dict[str, Callable[[], Exception]] = {
     "timeout": lambda: TimeoutError("the server did not answer in time"),
     "cut": lambda: ConnectionResetError(errno.ECONNRESET, "the connection was cut"),
-    **{str(status): lambda status=status: AnswerError(status) for status in (401, 403, 404, 429, 500, 502, 503, 504)},  # type: ignore[misc]
-    **{
-        name: lambda name=name: OSError(getattr(errno, name), os.strerror(getattr(errno, name)))
-        for name in ("EIO", "ENOSPC", "EDQUOT", "EROFS")
-    },  # type: ignore[misc]
+    **{str(status): partial(AnswerError, status) for status in (401, 403, 404, 429, 500, 502, 503, 504)},
+    **{name: partial(_system_error, name) for name in ("EIO", "ENOSPC", "EDQUOT", "EROFS")},
 }
 """Told instead of doing it."""
 KINDS = (*ERRORS, "unanswered", "delay", "hang", "kill", "crash", "partial", "torn", "short", "flip", "unsynced")
@@ -53,7 +57,8 @@ OPERATIONS = ("put", "get", "look", "remove")
 
 
 class FlakyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """`share` of the operations fail in one of the `kinds`; or the `at`-th alone does (from 0), or with `on` only operations of those names count.
+    """`share` of the operations fail in one of the `kinds`; or the `at`-th alone does (from 0), or with `on` only
+    operations of those names count.
 
     `options` are those of the filesystem below. What is not given comes from DTRAIN_FLAKY.
     """

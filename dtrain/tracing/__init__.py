@@ -1,4 +1,6 @@
-"""The shapes of a plan's model: of this package's own by arithmetic, of any other by running it once without memory. Torch is imported for those alone."""
+"""The shapes of a plan's model: of this package's own by arithmetic, of any other by running it once without memory.
+Torch is imported for those alone.
+"""
 
 from typing import Any
 

@@ -1,4 +1,5 @@
-"""What a forward and a backward keep and compute, noted operator by operator for each part of a model. See it with `dtrain plan` of your own model.
+"""What a forward and a backward keep and compute, noted operator by operator for each part of a model. See it with
+`dtrain plan` of your own model.
 
 What is kept is seen by autograd's own hooks, what is computed by the formulas of torch.utils.flop_counter.
 """
@@ -28,7 +29,9 @@ WAYS = ("all", "products", "inputs", "taken", "given", "turned", "ends")
 
 @dataclass
 class Part:
-    """A block, or what runs before the first (`listed` False) or behind the last. Sizes are bytes, by how tensor parallelism holds them."""
+    """A block, or what runs before the first (`listed` False) or behind the last. Sizes are bytes, by how tensor
+    parallelism holds them.
+    """
 
     name: str
     listed: bool
@@ -55,12 +58,16 @@ class Saved:
 
 
 def _confusion(numbers: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    """torch.bincount of numbers that are not there, as an objective counts a confusion matrix: taken to be as long as was asked for."""
+    """torch.bincount of numbers that are not there, as an objective counts a confusion matrix: taken to be as long as
+    was asked for.
+    """
     return numbers.new_empty(minlength, dtype=torch.int64) if minlength else BINCOUNT(numbers, weights)
 
 
 class Watch(TorchDispatchMode):
-    """Notes of every operator what it makes and computes, and for which part. A storage is `held` as what it was made of."""
+    """Notes of every operator what it makes and computes, and for which part. A storage is `held` as what it was made
+    of.
+    """
 
     def __init__(self, model: nn.Module, samples: list[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

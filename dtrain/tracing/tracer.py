@@ -1,9 +1,11 @@
-"""The shapes of a model that is built and run once on tensors without memory: what it holds, keeps and computes, block by block.
+"""The shapes of a model that is built and run once on tensors without memory: what it holds, keeps and computes, block
+by block.
 
     dtrain plan model._target_=mypkg.Model trust=[mypkg] data=...
 
-One sample goes forward and backward under FakeTensorMode (https://docs.pytorch.org/docs/stable/torch.compiler_fake_tensor.html): no process
-group, no GPU, no memory for weights; dtrain/tracing/notes.py notes what it does. The operators are those of the CPU, also for a run on a GPU, whose norms
+One sample goes forward and backward under FakeTensorMode
+(https://docs.pytorch.org/docs/stable/torch.compiler_fake_tensor.html): no process group, no GPU, no memory for weights;
+dtrain/tracing/notes.py notes what it does. The operators are those of the CPU, also for a run on a GPU, whose norms
 keep less. Where a forward looks into numbers, which are not there, the weights are known and the rest is not.
 """
 
@@ -49,10 +51,11 @@ LOOKS = (DataDependentOutputException, GuardOnDataDependentSymNode)
 
 
 def trace(plan: Plan, *, real: bool = False) -> tuple[Shapes, nn.Module | None]:
-    """The shapes, and the model as it was built; None: it cannot be. `real`: on tensors with memory, for a small model that looks into its numbers.
+    """The shapes, and the model as it was built; None: it cannot be. `real`: on tensors with memory, for a small model
+    that looks into its numbers.
 
-    What a forward raises, or data that is not here, is the reason why something is unknown; so is a model that cannot be built, when the plan
-    is for another machine. Raises WordsError when it is for this one.
+    What a forward raises, or data that is not here, is the reason why something is unknown; so is a model that cannot
+    be built, when the plan is for another machine. Raises WordsError when it is for this one.
     """
     objective, precision = build(plan.objective, Objective), build(plan.precision)
     one, facts, unknown = _first(plan)
@@ -119,7 +122,9 @@ def trace(plan: Plan, *, real: bool = False) -> tuple[Shapes, nn.Module | None]:
 
 
 def _built(plan: Plan, facts: Mapping[str, Any], fake: FakeTensorMode | None) -> nn.Module:
-    """The model without memory. One whose constructor looks into numbers, and that will run here, is built as each rank builds it, and lets its memory go."""
+    """The model without memory. One whose constructor looks into numbers, and that will run here, is built as each rank
+    builds it, and lets its memory go.
+    """
     try:
         return construct(plan.model, facts=facts, seed=0)
     except DtrainError:

@@ -1,4 +1,5 @@
-"""`dtrain checkpoint ls|verify|export out=<URL>`: what was saved, whether it is whole, and as a file for others. No GPU, no model, any storage.
+"""`dtrain checkpoint ls|verify|export out=<URL>`: what was saved, whether it is whole, and as a file for others. No
+GPU, no model, any storage.
 
     dtrain checkpoint ls out=runs/a                     every attempt to save: valid, damaged or never committed
     dtrain checkpoint verify out=s3://bucket/run        every byte; exit code 1 when one is not what was saved

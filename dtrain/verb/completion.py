@@ -1,4 +1,5 @@
-"""`dtrain completion bash|zsh|fish`: the script that lets a shell complete verbs, words, arguments, recipes and what stands behind `=`.
+"""`dtrain completion bash|zsh|fish`: the script that lets a shell complete verbs, words, arguments, recipes and what
+stands behind `=`.
 
     eval "$(dtrain completion bash)"        in ~/.bashrc; for zsh in ~/.zshrc
     dtrain completion fish | source         in ~/.config/fish/config.fish

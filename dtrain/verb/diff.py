@@ -1,4 +1,5 @@
-"""`dtrain diff A B ...`: what differs between runs, recipes or lists of words: words, plan, code, results, and what was measured.
+"""`dtrain diff A B ...`: what differs between runs, recipes or lists of words: words, plan, code, results, and what was
+measured.
 
     dtrain diff runs/a s3://bucket/b out_options.key=...         two runs, wherever they lie; nothing is written there
     dtrain diff digits "recipe=digits optim.lr=1e-2"             a recipe, and words
@@ -43,7 +44,9 @@ Rows = Mapping[int, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Side:
-    """`words`: dotted key -> (value, who said it); `plan` in the same keys; `rows` by step. A side that is no run has no results."""
+    """`words`: dotted key -> (value, who said it); `plan` in the same keys; `rows` by step. A side that is no run has
+    no results.
+    """
 
     name: str
     words: Mapping[str, tuple[Any, str]]
@@ -67,7 +70,8 @@ def run(words: Sequence[str]) -> int:
     named = [word for word in words if word not in beside]
     if len(named) < 2:
         raise WordsError(
-            f'diff takes two or more, not {len(named)}. Type dtrain diff runs/a runs/b, or dtrain diff digits "recipe=digits seed=1".'
+            f"diff takes two or more, not {len(named)}. Type dtrain diff runs/a runs/b, or dtrain diff digits "
+            '"recipe=digits seed=1".'
         )
     sides = [_named(text, beside) for text in named]
     found = {

@@ -1,4 +1,5 @@
-"""`dtrain doctor [json] [words]`: what this machine, the storage of `out` and the ranks of these words can do, and what to type where something is wrong.
+"""`dtrain doctor [json] [words]`: what this machine, the storage of `out` and the ranks of these words can do, and what
+to type where something is wrong.
 
     dtrain doctor                                        this machine
     dtrain doctor out=s3://bucket/run                    and that storage: it is written to, measured, and left as it was
@@ -64,7 +65,8 @@ def _findings(words: Sequence[str]) -> Iterator[Finding]:
     cluster = detect()
     if cluster.external is not None:
         raise WordsError(
-            "doctor starts its own ranks, and is one of someone else's here. Start it without torchrun, or unset RANK and WORLD_SIZE."
+            "doctor starts its own ranks, and is one of someone else's here. Start it without torchrun, or unset RANK "
+            "and WORLD_SIZE."
         )
     try:
         plan = resolve(compose(words), cluster)

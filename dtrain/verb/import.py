@@ -1,11 +1,12 @@
-"""`dtrain import <file or URL>`: a config of another tool as a recipe, and what became of each of its keys. Nothing of the file is run.
+"""`dtrain import <file or URL>`: a config of another tool as a recipe, and what became of each of its keys. Nothing of
+the file is run.
 
     dtrain import ds_config.json                     the recipe, with three lists: carried over, not needed here, refused and why
     dtrain import llama3_8b.toml to=mine.yaml        written there; then: dtrain plan recipe=mine.yaml
     dtrain import train.py as=lightning              when it is not clear whose file it is
 
-Known are DeepSpeed's JSON, Accelerate's, torchtune's and axolotl's YAML, torchtitan's TOML and JSON, and the calls of Lightning's and
-Ray's Trainer and configs in a Python file, or the same as YAML.
+Known are DeepSpeed's JSON, Accelerate's, torchtune's and axolotl's YAML, torchtitan's TOML and JSON, and the calls of
+Lightning's and Ray's Trainer and configs in a Python file, or the same as YAML.
 """
 
 from collections.abc import Sequence

@@ -35,7 +35,8 @@ def run(words: Sequence[str]) -> int:
         if not more and plan.trust and formulas.shapes(plan) is None:
             packages = ", ".join(plan.trust)
             screen.complain(
-                f"this plan runs code of {packages}, which trust names: it builds the model and reads a sample of the data.",
+                f"this plan runs code of {packages}, which trust names: it builds the model and reads a sample of the "
+                "data.",
                 begin="note: ",
             )
         return plan, predict(plan, shapes_of(plan))
@@ -61,7 +62,9 @@ def run(words: Sequence[str]) -> int:
 
 
 def before(plan: Plan) -> str:
-    """What is said of a run before it begins, of a model that is known without torch: memory and time, and a warning where it does not fit."""
+    """What is said of a run before it begins, of a model that is known without torch: memory and time, and a warning
+    where it does not fit.
+    """
     shapes = formulas.shapes(plan)
     if shapes is None:
         return ""
@@ -84,7 +87,8 @@ def show(plan: Plan) -> str:
     rows = [
         (
             "ranks",
-            f"{plan.nodes} node(s) x {plan.devices} device(s) = {plan.world} rank(s) on {plan.device}, {plan.threads} thread(s) each",
+            f"{plan.nodes} node(s) x {plan.devices} device(s) = {plan.world} rank(s) on {plan.device}, {plan.threads} "
+            "thread(s) each",
         ),
         (
             "mesh",
@@ -93,7 +97,8 @@ def show(plan: Plan) -> str:
         *_axes(plan),
         (
             "batch",
-            f"{plan.batch.size} samples = {plan.batch.microbatch} per forward x {plan.batch.data} data-parallel rank(s) x {plan.batch.accumulate} accumulated",
+            f"{plan.batch.size} samples = {plan.batch.microbatch} per forward x {plan.batch.data} data-parallel "
+            f"rank(s) x {plan.batch.accumulate} accumulated",
         ),
         *_fewer(plan),
         (
@@ -128,7 +133,8 @@ def _fewer(plan: Plan) -> Iterable[tuple[str, str]]:
         mesh = " ".join(f"{axis}={degree}" for axis, degree in vars(other.mesh).items() if degree > 1) or "one rank"
         yield (
             f"on {other.nodes}",
-            f"{mesh}, {other.batch.microbatch} per forward x {other.batch.data} data-parallel rank(s) x {other.batch.accumulate} accumulated",
+            f"{mesh}, {other.batch.microbatch} per forward x {other.batch.data} data-parallel rank(s) x "
+            f"{other.batch.accumulate} accumulated",
         )
 
 
@@ -139,7 +145,8 @@ def _axes(plan: Plan) -> Iterable[tuple[str, str]]:
         split = pipeline.split if isinstance(pipeline.split, str) else list(pipeline.split)
         yield (
             "pipeline",
-            f"{pipeline.schedule}, {plan.mesh.pp} x {pipeline.stages} stages split by {split}, {plan.batch.accumulate} microbatches",
+            f"{pipeline.schedule}, {plan.mesh.pp} x {pipeline.stages} stages split by {split}, "
+            f"{plan.batch.accumulate} microbatches",
         )
     for axis, name in (("tp", "tensor"), ("cp", "context")):
         if getattr(plan.mesh, axis) > 1:

@@ -1,4 +1,5 @@
-"""`dtrain recipes [folder or URL]`: the recipes at hand, each with its story, what it requires and what it gives. Nothing of them is run.
+"""`dtrain recipes [folder or URL]`: the recipes at hand, each with its story, what it requires and what it gives.
+Nothing of them is run.
 
 dtrain recipes                      those that dtrain brings, and those in ./recipes
 dtrain recipes s3://bucket/shared   those in a folder or bucket

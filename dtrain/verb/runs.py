@@ -1,4 +1,5 @@
-"""`dtrain runs [best | rm] [folder or URL] [sort=<column>]`: the runs there, a line each: name, when, what was changed, step, held-out figures, status.
+"""`dtrain runs [best | rm] [folder or URL] [sort=<column>]`: the runs there, a line each: name, when, what was changed,
+step, held-out figures, status.
 
     dtrain runs                              those below ./outputs and ./runs
     dtrain runs s3://bucket/sweep sort=eval_loss       the best last; any column or word, sort=-step the other way round
@@ -116,7 +117,8 @@ def _best(found: Sequence[Run], said: Mapping[str, str]) -> Run:
     having = [one for one in found if figure in one.figures]
     if not having:
         raise WordsError(
-            f"best: no run here has {f'a figure {cut(figure)}' if figure else 'held-out figures yet'}.{nearest(figure, figures) if figures else ''}"
+            "best: no run here has "
+            f"{f'a figure {cut(figure)}' if figure else 'held-out figures yet'}.{nearest(figure, figures) if figures else ''}"
         )
     if not which:
         raise WordsError(
@@ -126,7 +128,9 @@ def _best(found: Sequence[Run], said: Mapping[str, str]) -> Run:
 
 
 def _sorted(found: Sequence[Run], column: str) -> list[Run]:
-    """By a column; of a figure whose direction is known, the best last. Those that have nothing there come first. Raises WordsError."""
+    """By a column; of a figure whose direction is known, the best last. Those that have nothing there come first.
+    Raises WordsError.
+    """
     key = column.removeprefix("-")
     names = [*COLUMNS, *dict.fromkeys(name for one in found for name in (*one.figures, *one.said))]
     if key not in names:
@@ -203,7 +207,8 @@ def _remove(places: Sequence[str]) -> int:
         there = [one for one in runs.below(place) if one.url == place]
         if not there:
             raise WordsError(
-                f"{cut(masked(place))} is no run: it has no config.yaml. Type dtrain runs rm <a run>, each by its own name."
+                f"{cut(masked(place))} is no run: it has no config.yaml. Type dtrain runs rm <a run>, each by its own "
+                "name."
             )
         state, who = lease.holder(place)
         if state == "held":

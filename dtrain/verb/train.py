@@ -74,7 +74,9 @@ def sweep(words: Sequence[str]) -> int:
 
 
 def figure(config: Config, result: Result) -> tuple[str, float | None]:
-    """By which a job of a sweep is judged, and its name: `checkpoint.best`, else the held-out loss; the loss of training where nothing is held out."""
+    """By which a job of a sweep is judged, and its name: `checkpoint.best`, else the held-out loss; the loss of
+    training where nothing is held out.
+    """
     for name in (config.checkpoint.get("best"), "eval_loss"):
         if name in result.metrics:
             return name, result.metrics[name]
@@ -139,7 +141,9 @@ def _write_down(plan: Plan, config: Config) -> None:
 
 
 def _leave(out: str, facts: Mapping[str, Any]) -> None:
-    """failure.json, where the storage takes it: it may be what failed. Raises LeaseError: whoever has lost the lease writes no more."""
+    """failure.json, where the storage takes it: it may be what failed. Raises LeaseError: whoever has lost the lease
+    writes no more.
+    """
     try:
         with store.patience(LOOK_SECONDS):
             lease.verify(out)
@@ -155,7 +159,8 @@ def _finished(plan: Plan, *, say: bool) -> Result | None:
     found = _there(plan)
     if found and say:
         screen.say(
-            f"already finished: {plan.out} has done {found.step} steps, loss {found.loss}. Type steps=<more> to go on, or out=<another place>."
+            f"already finished: {plan.out} has done {found.step} steps, loss {found.loss}. Type steps=<more> to go "
+            "on, or out=<another place>."
         )
     return found
 
@@ -187,7 +192,8 @@ def _there(plan: Plan) -> Result | None:
             for key in other
         )
         raise WordsError(
-            f"out={plan.out} holds a run with another {said}. Type out=<another place>, or init={plan.out} to start from its weights."
+            f"out={plan.out} holds a run with another {said}. Type out=<another place>, or init={plan.out} to start "
+            "from its weights."
         )
     try:
         found = json.loads(store.read(store.join(plan.out, "result.json")))
@@ -200,7 +206,9 @@ def _there(plan: Plan) -> Result | None:
 
 
 def _differ(there: Any, here: Any) -> bool:
-    """Whether two values of a plan make different numbers. Where files lie does not, the data is known by its fingerprint."""
+    """Whether two values of a plan make different numbers. Where files lie does not, the data is known by its
+    fingerprint.
+    """
     if isinstance(there, dict) and isinstance(here, dict):
         return any(_differ(there[key], here[key]) for key in there.keys() & here.keys() - set(ELSEWHERE))
     return bool(there != here)

@@ -1,4 +1,5 @@
-"""`dtrain verify <words>`: a few steps of the asked run, and of one process on the whole batch at once, held against each other.
+"""`dtrain verify <words>`: a few steps of the asked run, and of one process on the whole batch at once, held against
+each other.
 
     dtrain verify strategy=fsdp mesh.pp=2 mesh.tp=2 devices=8
     dtrain verify model._target_=mypkg.Net trust=[mypkg] strategy=ddp devices=2 verify.steps=20
@@ -7,7 +8,8 @@
     again   the same a second time                        parts   one process, the batch in parts: what rounding does
     straight, split   where asked differs: without a stop; one process with its microbatch
 
-All are real runs, with the real loop and checkpoint, under <out>/verify. Exit code 0: the same; 1: not; verify.json says why, as far as it can be told.
+All are real runs, with the real loop and checkpoint, under <out>/verify. Exit code 0: the same; 1: not; verify.json
+says why, as far as it can be told.
 """
 
 import json
@@ -49,7 +51,8 @@ PLAIN: Mapping[str, Any] = {
 
 
 SPLIT = (
-    "it is the split over ranks that makes the difference. A model or objective that looks at its rank, or keeps sums of its rank's samples, does that; "
+    "it is the split over ranks that makes the difference. A model or objective that looks at its rank, or keeps sums "
+    "of its rank's samples, does that; "
     "if yours does not, the fault is dtrain's."
 )
 MEMORY = re.compile(r"out of memory|can.t allocate memory|MemoryError|SIGKILL", re.IGNORECASE)
@@ -110,7 +113,8 @@ def _parity(plan: Plan, config: Config) -> dict[str, Any]:
     half = f", stopped after {runs.stop} and resumed" if runs.stop else ""
     seen = f"{runs.whole} of the" if runs.whole < plan.batch.size else "all"
     screen.say(
-        f"verify     {runs.steps} steps on {plan.world} rank(s){half}, then twice on one with {seen} {plan.batch.size} samples of a step at once"
+        f"verify     {runs.steps} steps on {plan.world} rank(s){half}, then twice on one with {seen} "
+        f"{plan.batch.size} samples of a step at once"
     )
     try:
         report = {"steps": runs.steps, **_judge(runs)}
@@ -245,7 +249,10 @@ def _judge(runs: Runs) -> dict[str, Any]:
         what = (
             "the samples of the dataset are" if parity.random_data(one) else "the model (or its loss, or the data) is"
         )
-        sentence = f"two runs of one process differ from each other, {trembles}: {what} not deterministic. The mesh is not to blame."
+        sentence = (
+            f"two runs of one process differ from each other, {trembles}: {what} not deterministic. The mesh "
+            "is not to blame."
+        )
         report["kinds"] = [("deterministic", sentence + runs.order())]
     elif first:
         report["kinds"] = list(_kinds(runs, drawn, built["computed"]))
@@ -262,8 +269,10 @@ def _kinds(runs: Runs, drawn: Sequence[str], compute: str) -> Iterator[tuple[str
         yield (
             "data",
             (
-                f"sample {other[0]} is another one on rank {other[1]} than on one process: the dataset looks at how often it was asked, at a generator that goes on "
-                "from sample to sample, or at its rank. A sample is to depend on its index alone. The mesh is not to blame."
+                f"sample {other[0]} is another one on rank {other[1]} than on one process: the dataset looks at how "
+                "often it was asked, at a generator that goes on "
+                "from sample to sample, or at its rank. A sample is to depend on its index alone. The mesh is not to "
+                "blame."
             ),
         )
         return
@@ -277,7 +286,8 @@ def _kinds(runs: Runs, drawn: Sequence[str], compute: str) -> Iterator[tuple[str
         yield (
             "resume",
             (
-                f"stopped after step {runs.stop} and resumed, the run gives other numbers than without the stop: the model, the objective or the data keeps "
+                f"stopped after step {runs.stop} and resumed, the run gives other numbers than without the stop: the "
+                "model, the objective or the data keeps "
                 "something that no checkpoint holds, such as a plain attribute or a generator of its own."
             ),
         )
@@ -287,15 +297,18 @@ def _split(runs: Runs, asked: str, drawn: Sequence[str], compute: str) -> tuple[
     """Why a run without a stop differs from one process."""
     if drawn:
         return "random", (
-            f"the forward draws random numbers (dropout, of {', '.join(drawn)}): on another mesh every sample gets other ones. Set dropout to 0 to compare the rest."
+            f"the forward draws random numbers (dropout, of {', '.join(drawn)}): on another mesh every sample gets "
+            "other ones. Set dropout to 0 to compare the rest."
         )
     if runs.micro == runs.whole:
         return "mesh", f"one process sees as many samples in a forward: {SPLIT}"
     runs.split()
     if not runs.differ(asked, runs.where("split"), compute, weights=False):
         return "microbatch", (
-            f"one process with microbatch={runs.micro} gives the numbers of the asked run: they depend on which samples a forward sees together, "
-            "as with batch norm, a mean over a microbatch, a forward that looks at its whole batch. The mesh is not to blame."
+            f"one process with microbatch={runs.micro} gives the numbers of the asked run: they depend on which "
+            "samples a forward sees together, "
+            "as with batch norm, a mean over a microbatch, a forward that looks at its whole batch. The mesh is not "
+            "to blame."
         )
     if not runs.differ(runs.where("split"), runs.where("one"), compute, weights=False):
         return (
@@ -304,7 +317,8 @@ def _split(runs: Runs, asked: str, drawn: Sequence[str], compute: str) -> tuple[
         )
     return (
         "both",
-        f"one process with microbatch={runs.micro} agrees with neither: the numbers depend on which samples a forward sees together, and on the mesh.",
+        f"one process with microbatch={runs.micro} agrees with neither: the numbers depend on which samples a forward "
+        "sees together, and on the mesh.",
     )
 
 
@@ -363,7 +377,8 @@ def _table(report: dict[str, Any]) -> str:
         )
         stages = f", stages {found['stages']} of {found['schedule']}" if found["stages"] else ""
         lines.append(
-            f"rank {found['rank']:<5} {found['wrapper']}: holds {found['held']} of {found['parameters']}, split {split}{stages}"
+            f"rank {found['rank']:<5} {found['wrapper']}: holds {found['held']} of {found['parameters']}, split "
+            f"{split}{stages}"
         )
     lines += [f"note       {sentence}" for sentence in report.get("caveats", ())]
     lines += [f"because    {sentence}" for _, sentence in report.get("kinds", ())]

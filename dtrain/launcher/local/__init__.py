@@ -1,13 +1,14 @@
-"""Every node is an agent on this host (or on others, that join), and its ranks are forked from a process that already holds torch.
+"""Every node is an agent on this host (or on others, that join), and its ranks are forked from a process that already
+holds torch.
 
     the command (no torch) ── server (holds torch) ─┬─ store process: the rendezvous store of one round
                                                     ├─ agent of node 0 ── ranks
                                                     └─ agent of node 1 ── ranks
 
-Each process dies with the one that forked it, so nothing is left behind whatever is killed. Whatever but the command is killed, the
-ranks start again from the last state: the server replaces agents and the store process, the command replaces the server. Ranks leave what they
-have to say (the result, or the traceback) as files in a folder of their round; the command shows the first traceback, which is the
-cause, and not those of the ranks that lost their peer.
+Each process dies with the one that forked it, so nothing is left behind whatever is killed. Whatever but the command is
+killed, the ranks start again from the last state: the server replaces agents and the store process, the command
+replaces the server. Ranks leave what they have to say (the result, or the traceback) as files in a folder of their
+round; the command shows the first traceback, which is the cause, and not those of the ranks that lost their peer.
 """
 
 import contextlib
@@ -56,11 +57,15 @@ class Local:
     def command(self, plan: Plan) -> str:
         here = plan.nodes if self.here is None else self.here
         there = (
-            f", {plan.nodes - here} elsewhere: python -m dtrain.launcher.local.agent {self.address}, with the same {network.SECRET}"
+            f", {plan.nodes - here} elsewhere: python -m dtrain.launcher.local.agent {self.address}, with the same "
+            f"{network.SECRET}"
             if here < plan.nodes
             else ""
         )
-        return f"{sys.executable} -m dtrain.launcher.local.server: {here} agent(s) x {plan.devices} rank(s) on this host{there}"
+        return (
+            f"{sys.executable} -m dtrain.launcher.local.server: {here} agent(s) x {plan.devices} rank(s) on this "
+            f"host{there}"
+        )
 
     def launch(self, plan: Plan) -> Result:
         scratch, claim = _scratch(min(ROOMS, (1 + plan.world) * (1 + self.restarts)))
@@ -89,8 +94,9 @@ class Local:
 
 
 def _scratch(rooms: int) -> tuple[Path, int]:
-    """The run's folder on the local disk, with room kept there for what its processes will say, and the descriptor that keeps it from being swept
-    while no server lives. Raises PreflightError."""
+    """The run's folder on the local disk, with room kept there for what its processes will say, and the descriptor that
+    keeps it from being swept while no server lives. Raises PreflightError.
+    """
     place, scratch = "TMPDIR", Path()
     try:
         scratch = store.scratch("launch")
@@ -107,7 +113,8 @@ def _scratch(rooms: int) -> tuple[Path, int]:
         if scratch.name.startswith("dtrain-"):
             _sweep(scratch)
         raise PreflightError(
-            f"there is no room for the launcher's files in {place}: {why(error)}. Free some, or set TMPDIR=<another folder>."
+            f"there is no room for the launcher's files in {place}: {why(error)}. Free some, or set TMPDIR=<another "
+            "folder>."
         ) from error
 
 
@@ -117,7 +124,9 @@ def _sweep(scratch: Path) -> None:
 
 
 class _Wishes:
-    """The first signal reaches every rank as a wish to stop, through the server; the second ends all, as the first does where no rank was started yet."""
+    """The first signal reaches every rank as a wish to stop, through the server; the second ends all, as the first does
+    where no rank was started yet.
+    """
 
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch

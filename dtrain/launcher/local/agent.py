@@ -1,7 +1,9 @@
-"""One node: forks its ranks when the server says so, watches them, ends them, and ends them too when it has lost the server.
+"""One node: forks its ranks when the server says so, watches them, ends them, and ends them too when it has lost the
+server.
 
-The server forks the agents of its own host. On another host, in the same folder: python -m dtrain.launcher.local.agent <host>:<port> [seconds to wait for it]
-Both need the same DTRAIN_SECRET in their environment, which never crosses the network; on one host it is found by itself.
+The server forks the agents of its own host. On another host, in the same folder: python -m dtrain.launcher.local.agent
+<host>:<port> [seconds to wait for it] Both need the same DTRAIN_SECRET in their environment, which never crosses the
+network; on one host it is found by itself.
 """
 
 import base64
@@ -34,8 +36,9 @@ from dtrain.secrets import screen
 from dtrain.storage import options, store
 
 REPORT_SECONDS = {"victim": 5.0, "cause": 1.0}
-"""Ranks that are about to be ended get this long to say where they are, as on a busy machine it may take: less where it is known already which one is
-the cause. One that lets the time pass counts as held by native code."""
+"""Ranks that are about to be ended get this long to say where they are, as on a busy machine it may take: less where it
+is known already which one is the cause. One that lets the time pass counts as held by native code.
+"""
 BEAT_SECONDS = 1.0
 FILE = re.compile(r"[\w-]+(\.[\w-]+)*")
 """The name of a file that a rank leaves."""
@@ -46,7 +49,8 @@ FROZEN_SECONDS = 3.0
 
 
 class Agent:
-    """`lease`: seconds without an answer of the server after which the ranks may not go on; None where losing it closes the link.
+    """`lease`: seconds without an answer of the server after which the ranks may not go on; None where losing it closes
+    the link.
 
     `shared`: the folder of reports is the server's own; else what ranks leave there is sent to it.
     """
@@ -72,7 +76,9 @@ class Agent:
         self._beat_at = self._alive = time.monotonic()
         self._over = False
         self._asked, self._frozen = False, dict[int, float]()
-        """Whether ranks were asked to stop; since when each of them, by its pid, cannot hear it because it is stopped itself."""
+        """Whether ranks were asked to stop; since when each of them, by its pid, cannot hear it because it is stopped
+        itself.
+        """
 
     def run(self) -> None:
         """Returns when the run is over. Raises ConnectionError when the server is lost; no rank lives then."""
@@ -109,7 +115,9 @@ class Agent:
     # what the server says
 
     def on_heard(self, number: int) -> None:
-        """The server knows that this node lived when it sent that beat, and will not think it lost before the lease from then on is over."""
+        """The server knows that this node lived when it sent that beat, and will not think it lost before the lease
+        from then on is over.
+        """
         self._alive = self._beats[number]
         self._beats = {later: at for later, at in self._beats.items() if later > number}
 
@@ -196,7 +204,9 @@ class Agent:
                 self._link.send(do="failed", round=self._round, victim=is_victim(said[0]))
 
     def _miss(self) -> None:
-        """A rank that was asked to stop and is stopped (SIGSTOP) keeps the others waiting in a collective: so long, and they are ended."""
+        """A rank that was asked to stop and is stopped (SIGSTOP) keeps the others waiting in a collective: so long, and
+        they are ended.
+        """
         stopped = [pid for pid in self._ranks if process.is_stopped(pid)] if self._asked else []
         self._frozen = {pid: self._frozen.get(pid, time.monotonic()) for pid in stopped}
         for pid in [pid for pid, since in self._frozen.items() if time.monotonic() - since > FROZEN_SECONDS]:
@@ -239,7 +249,9 @@ def unpack(files: Mapping[str, object], folder: Path) -> None:
 
 
 def _rank(plan: Plan, folder: Path, link: Link, environment: Mapping[str, str]) -> None:
-    """One rank, in a process of its own. It keeps the link open, so that the server does not take a node for gone while one of its ranks lives."""
+    """One rank, in a process of its own. It keeps the link open, so that the server does not take a node for gone while
+    one of its ranks lives.
+    """
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signals.REPORT, signal.SIG_IGN)  # until the watchdog takes it
@@ -274,7 +286,8 @@ def take_place(plan: Plan, address: str, slot: int, here: int) -> None:
 def join(address: str, wait: float, cold: str = "") -> None:
     """Be a node of the run whose server is at `address`, and again after it was lost.
 
-    Raises TimeoutError when it takes no node for `wait` seconds, PreflightError where nobody may be joined, and UnforkableError as `warm` does.
+    Raises TimeoutError when it takes no node for `wait` seconds, PreflightError where nobody may be joined, and
+    UnforkableError as `warm` does.
     """
     refuse(address)
     folder, plan = store.scratch("agent"), None
@@ -317,7 +330,9 @@ def refuse(address: str) -> None:
 
 
 def greet(link: Link) -> dict[str, Any]:
-    """What the server says to a node that joins, when both have proved that they know the secret. Raises ConnectionError."""
+    """What the server says to a node that joins, when both have proved that they know the secret. Raises
+    ConnectionError.
+    """
     deadline, said = time.monotonic() + GREET_SECONDS, False
     try:
         while time.monotonic() < deadline:

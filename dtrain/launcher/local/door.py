@@ -1,4 +1,6 @@
-"""Where nodes of other hosts join a run. Who does not prove at once that it knows the run's secret is a stranger: it is let go, and the run goes on."""
+"""Where nodes of other hosts join a run. Who does not prove at once that it knows the run's secret is a stranger: it is
+let go, and the run goes on.
+"""
 
 import contextlib
 import os
@@ -20,7 +22,8 @@ STRANGERS = 32
 
 
 class Door:
-    """Listens at `address`, and nowhere else. `memory`: the folder in which the run's secret for this host's own agents lies.
+    """Listens at `address`, and nowhere else. `memory`: the folder in which the run's secret for this host's own agents
+    lies.
 
     Raises OSError where the address cannot be listened at, or may not without a secret.
     """

@@ -1,9 +1,10 @@
 """How the server and its agents talk: JSON, one message a line, over a stream socket.
 
-Between hosts both ends know a secret, and neither sends it. Each begins with a random number of its own; of both numbers and the secret
-come the keys of this one connection, a pair for each direction. Every line behind that is a message masked by one key and signed, with its
-number, by the other (HMAC-SHA256). So whoever is heard has proved that it knows the secret, in this connection and in this place of it:
-what is repeated, sent back, left out or changed on the way ends the link, and a stranger's JSON is never read.
+Between hosts both ends know a secret, and neither sends it. Each begins with a random number of its own; of both
+numbers and the secret come the keys of this one connection, a pair for each direction. Every line behind that is a
+message masked by one key and signed, with its number, by the other (HMAC-SHA256). So whoever is heard has proved that
+it knows the secret, in this connection and in this place of it: what is repeated, sent back, left out or changed on the
+way ends the link, and a stranger's JSON is never read.
 """
 
 import base64
@@ -50,7 +51,8 @@ FROM: Mapping[Role, Mapping[str, Mapping[str, Kinds]]] = {
 
 
 class Link:
-    """One end, of the server or of an agent. `receive` when a select says so; a lost peer raises ConnectionError in both directions.
+    """One end, of the server or of an agent. `receive` when a select says so; a lost peer raises ConnectionError in
+    both directions.
 
     `secret`: the peer must know it too; None for a peer that this process has forked.
     """

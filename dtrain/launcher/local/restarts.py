@@ -1,4 +1,6 @@
-"""How often a run was started again, and how far it had come: what counts against `restarts`, and outlives a server that is killed."""
+"""How often a run was started again, and how far it had come: what counts against `restarts`, and outlives a server
+that is killed.
+"""
 
 import contextlib
 import json
@@ -11,7 +13,9 @@ from dtrain.storage import store
 
 @dataclass
 class RestartLog:
-    """`restarts` in a row: a failure in a later step than any before is the first again. `furthest`: the last step that ranks were in."""
+    """`restarts` in a row: a failure in a later step than any before is the first again. `furthest`: the last step that
+    ranks were in.
+    """
 
     round: int = -1
     restarts: int = 0

@@ -1,11 +1,13 @@
-"""Who decides about rounds: which nodes are in, when their ranks start, and after a failure whether and why they start again.
+"""Who decides about rounds: which nodes are in, when their ranks start, and after a failure whether and why they start
+again.
 
     gathering ── enough nodes are there ──> running ── all ranks are done ──> over
         ^                                     │ a rank, a node or the store process failed
         └──── worth another try ──── ending <─┘ every node ends its ranks and says so ──> over
 
-A round has a store of its own, so that no key of a dead one is met again. A node is in a round only with a living link to this
-process: when the link closes, agent and ranks are gone, and when it falls silent, the agent has ended its ranks before it is given up.
+A round has a store of its own, so that no key of a dead one is met again. A node is in a round only with a living link
+to this process: when the link closes, agent and ranks are gone, and when it falls silent, the agent has ended its ranks
+before it is given up.
 """
 
 import contextlib
@@ -33,7 +35,9 @@ from dtrain.secrets import screen
 from dtrain.storage import options, store
 
 LAST_CALL_SECONDS = 2.0
-"""How long a run that can go on with fewer nodes waits for more of them, and for how long a new one must have been there."""
+"""How long a run that can go on with fewer nodes waits for more of them, and for how long a new one must have been
+there.
+"""
 BLAME_SECONDS = 1.0
 """A rank that lost its peer is not the cause: so long the one that is may take to be heard of."""
 NEVER = ("words", "stopped")
@@ -46,7 +50,9 @@ MARGIN_SECONDS = 1.0
 
 @dataclass
 class Node:
-    """`pid` of an agent that this process forked. `busy` until it has ended the ranks of its round. `broken`: a GPU of it is."""
+    """`pid` of an agent that this process forked. `busy` until it has ended the ranks of its round. `broken`: a GPU of
+    it is.
+    """
 
     link: Link
     host: str
@@ -63,7 +69,9 @@ class Node:
 
 @dataclass
 class Rounds:
-    """`restarts`, `silence` and `wait` as in conf/launcher/local.yaml; `here` nodes are forked, the others join at `address`."""
+    """`restarts`, `silence` and `wait` as in conf/launcher/local.yaml; `here` nodes are forked, the others join at
+    `address`.
+    """
 
     plan: Plan
     scratch: Path
@@ -186,7 +194,9 @@ class Rounds:
                 self._lose(slot, f"no sign of life for {self.silence:g} s")
 
     def _welcome(self, link: Link) -> None:
-        """What a stranger says. One that proves to be a node of this run is told the plan, and what the storage is told."""
+        """What a stranger says. One that proves to be a node of this run is told the plan, and what the storage is
+        told.
+        """
         host = self._door.hear(link) if self._door else None
         if host is None:
             return
@@ -270,7 +280,8 @@ class Rounds:
         elif waited > self.wait:
             missing = ", ".join(str(slot) for slot in range(self.plan.nodes) if slot not in there)
             self._over(
-                f"{self.book.reason or 'nodes are missing'}; {len(there)} of {self.plan.nodes} node(s) are there after {self.wait:g} s, not {missing}"
+                f"{self.book.reason or 'nodes are missing'}; {len(there)} of {self.plan.nodes} node(s) are there "
+                f"after {self.wait:g} s, not {missing}"
             )
 
     def _begin(self, members: list[int]) -> None:

@@ -1,4 +1,5 @@
-"""The launcher's server process: reads the plan from standard input, loads torch once and decides about rounds until the run is over.
+"""The launcher's server process: reads the plan from standard input, loads torch once and decides about rounds until
+the run is over.
 
 python -m dtrain.launcher.local.server <pid of the command> <scratch folder>
 """

@@ -36,8 +36,8 @@ KINDS = {
 QUIET = ("wait_tensor", "_wrap_tensor_autograd")
 INPUTS = {"all_reduce", "reduce_scatter", "all_to_all", "broadcast", "send", "recv", "scatter"}
 PARTS = {
-    "stop.py": "stop", "checkpoint": "save", "observe.py": "look", "log.py": "flush", "stream.py": "counts", "guard.py": "guard",
-    "watchdog.py": "watch", "built.py": "start",
+    "stop.py": "stop", "checkpoint": "save", "observe.py": "look", "metrics.py": "flush", "stream.py": "counts", "spike.py": "guard",
+    "watchdog.py": "watch", "build_check.py": "start",
 }  # fmt: skip
 """A file of dtrain that stands on the stack -> in what part of the loop; else it is the `step` itself."""
 

@@ -47,7 +47,7 @@ PARTS: dict[str, Any] = {
 }  # fmt: skip
 STRATEGIES: dict[str, Any] = {
     "ddp": {"_target_": "dtrain.strategy.ddp.DDP", "bucket_mb": 25},
-    "fsdp": {"_target_": "dtrain.strategy.fsdp.FSDP", "reshard": "forward", "offload": "device"},
+    "fsdp": {"_target_": "dtrain.strategy.fsdp.FSDP", "reshard": "forward", "offload": "none"},
 }
 
 CPUS = Cluster(gpus=0, cpus=8)

@@ -183,7 +183,7 @@ def _check(commit: Mapping[str, Any]) -> None:
         raise ValueError(wrong)
     if commit["facts"]["step"] != commit["step"]:
         raise ValueError(f"it is of step {commit['step']}, its facts of step {commit['facts']['step']}")
-    _check_guard(commit["facts"].get("guard") or {})
+    _check_spikes(commit["facts"].get("spikes") or {})
     if commit["facts"].get("stream"):
         _check_position(commit["step"], commit["facts"]["stream"])
     files = set[str]()
@@ -203,11 +203,11 @@ def _check(commit: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} does not lie in its pieces once and whole")
 
 
-def _check_guard(guard: Mapping[str, Any]) -> None:
+def _check_spikes(guard: Mapping[str, Any]) -> None:
     """Raises ValueError when a step of its window has a gradient norm and no loss."""
     norms, losses = (len(guard.get(name, ())) for name in ("norms", "losses"))
     if norms != losses:
-        raise ValueError(f"facts.guard has {norms} norms and {losses} losses")
+        raise ValueError(f"facts.spikes has {norms} norms and {losses} losses")
 
 
 def _check_position(step: int, stream: Mapping[str, Any]) -> None:

@@ -1,5 +1,5 @@
 """What must survive a restart, and nothing else: weights, optimizer, position in the data, loss scale, average of the
-weights, guard, step.
+weights, window of the spike detector, step.
 """
 
 import time
@@ -39,7 +39,7 @@ class TrainState:
     stream: Stream | None = None
     scale: LossScale | None = None
     ema: EMA | None = None
-    guard: Stateful | None = None
+    spikes: Stateful | None = None
     step: int = 0
     began: float = field(default_factory=time.perf_counter)
     """By `time.perf_counter`: when the run would have begun, had nothing interrupted it."""
@@ -68,7 +68,7 @@ class TrainState:
             "seconds": time.perf_counter() - self.began,
             "stream": self.stream.state_dict() if self.stream else None,
             "scale": self.scale.state_dict() if self.scale else None,
-            "guard": self.guard.state_dict() if self.guard else None,
+            "spikes": self.spikes.state_dict() if self.spikes else None,
             "huggingface": configuration(self.model),
             "optim": {name: value for name, value in self._optimizer_entries() if not isinstance(value, Tensor)},
         }
@@ -79,8 +79,8 @@ class TrainState:
             self.stream.load_state_dict(facts["stream"])
         if self.scale and facts["scale"]:
             self.scale.load_state_dict(facts["scale"])
-        if self.guard and facts.get("guard"):
-            self.guard.load_state_dict(facts["guard"])
+        if self.spikes and facts.get("spikes"):
+            self.spikes.load_state_dict(facts["spikes"])
         parameters = dict(self.model.named_parameters())
         for name, value in facts["optim"].items():
             parameter, entry = name.removeprefix("optim.").rsplit(".", 1)

@@ -9,22 +9,17 @@ from typing import Any
 from torch import Tensor, nn
 
 from dtrain.build import build
-from dtrain.data import Source
 from dtrain.evaluation.heldout import measure
 from dtrain.evaluation.session import watch
 from dtrain.hook import Hook, StepInfo, falls, gives_none, numbers, plain
 from dtrain.lifecycle.watchdog import Watchdog
 from dtrain.loop.agreement import Unsaved
+from dtrain.loop.assemble import Parts
 from dtrain.loop.metrics import Log
 from dtrain.loop.step import StepLoss
-from dtrain.mesh import Mesh
 from dtrain.model import caveats
 from dtrain.model.seeds import drawn
-from dtrain.objective import Objective
 from dtrain.optim.ema import EMA
-from dtrain.parallel.context import Context
-from dtrain.plan import Plan
-from dtrain.precision import Precision
 
 
 class Observers:
@@ -34,40 +29,28 @@ class Observers:
 
     def __init__(
         self,
-        plan: Plan,
-        model: nn.Module,
-        wrapped: nn.Module,
-        source: Source,
-        objective: Objective,
-        mesh: Mesh,
+        parts: Parts,
         *,
-        precision: Precision,
-        context: Context | None,
         ema: EMA | None,
         log: Log,
         scored: Callable[..., None],
         enough: Callable[[], bool],
         watchdog: Watchdog,
     ) -> None:
-        self._plan, self._source, self._log, self._scored, self._asked, self._watchdog = (
-            plan,
-            source,
-            log,
-            scored,
-            enough,
-            watchdog,
-        )
-        self._heldout = source.holdout()
+        self._plan, self._source, self._log = parts.plan, parts.source, log
+        self._scored, self._asked, self._watchdog = scored, enough, watchdog
+        plan, mesh, forward = parts.plan, parts.mesh, parts.forward
+        self._heldout = parts.source.holdout()
         self._measure = partial(
-            measure, wrapped, objective=objective, mesh=mesh,
-            precision=precision, samples=plan.evaluate_samples, microbatch=plan.batch.microbatch, context=context, ema=ema,
+            measure, forward, objective=parts.objective, mesh=mesh, precision=parts.precision,
+            samples=plan.evaluate_samples, microbatch=plan.batch.microbatch, context=parts.context, ema=ema,
             enough=self._enough, tell=self._tell,
         )  # fmt: skip
-        self._forward = watch(wrapped, mesh, precision, step=plan.tokens_step)
+        self._forward = watch(forward, mesh, parts.precision, step=plan.tokens_step)
         self._hooks: list[Hook] = [build(hook, Hook) for hook in plan.hooks.values()]
         self._complete = all(map(gives_none, self._hooks))
-        self._unsaved = Unsaved(model)
-        self._draws: Callable[[int], str] | None = partial(_draws, wrapped, plan.seed, mesh.batch_rank)
+        self._unsaved = Unsaved(parts.model)
+        self._draws: Callable[[int], str] | None = partial(_draws, forward, plan.seed, mesh.batch_rank)
         self._told = set[str]()
         self._measured: Collection[str] = ()
         self.metrics: dict[str, Any] = {}

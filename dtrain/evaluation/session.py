@@ -1,8 +1,7 @@
-"""A model that is looked at and not trained: loaded for evaluate and generate, or in the middle of a run for its hooks."""
+"""A model that is read, not trained: loaded for evaluate and generate, or called by the hooks of a run."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch.nn.functional as F
@@ -11,61 +10,26 @@ from torch import Tensor, nn
 from dtrain import compile
 from dtrain.build import build
 from dtrain.checkpoint.state import TrainState
-from dtrain.data import Source
-from dtrain.data.stream import as_source, to_device
+from dtrain.data.stream import to_device
+from dtrain.loop.assemble import Parts, assemble
 from dtrain.loop.step import call
 from dtrain.mesh import Mesh
-from dtrain.model import construct, evaluating
-from dtrain.model.seeds import derive
-from dtrain.objective import Objective, answer
-from dtrain.parallel.context import Context, context_of
-from dtrain.parallel.order import parallelize
+from dtrain.model import evaluating
+from dtrain.objective import answer
 from dtrain.plan import Plan
 from dtrain.precision import Precision
 
 
-@dataclass(frozen=True)
-class LoadedModel:
-    """The model as it is called, with the commit its weights came from."""
-
-    model: nn.Module
-    source: Source
-    objective: Objective
-    mesh: Mesh
-    precision: Precision
-    context: Context | None
-    commit: Mapping[str, Any]
-
-
 @contextmanager
-def look_at(plan: Plan) -> Iterator[LoadedModel]:
-    """The weights of `plan.init`, or of the newest checkpoint under `plan.out`, on the plan's mesh. Raises StoreError."""
+def load(plan: Plan) -> Iterator[tuple[Parts, Mapping[str, Any]]]:
+    """The parts of `plan` with the weights of `plan.init`, or of the newest checkpoint under `plan.out`, and the commit
+    these came from. Raises StoreError.
+    """
     with build(plan.backend).open():
         mesh = Mesh(plan.mesh, device=plan.device)
-        precision: Precision = build(plan.precision)
-        source = as_source(build(plan.data))
-        model = construct(plan.model, facts=source.facts, seed=derive(plan.seed, "model"))
-        wrapped = parallelize(
-            model,
-            mesh,
-            build(plan.strategy),
-            precision=precision,
-            seed=plan.seed,
-            pipeline=plan.pipeline,
-            tensors=plan.tensor,
-            brought=True,
-        )
+        parts = assemble(plan, mesh, brought=True, training=False)
         checkpoint = build(plan.checkpoint, out=plan.out, mesh=mesh, resume="auto")
-        commit = checkpoint.load_weights(plan.init or plan.out, TrainState(model))
-        yield LoadedModel(
-            wrapped,
-            source,
-            build(plan.objective, Objective),
-            mesh,
-            precision,
-            context_of(mesh, plan.context["attention"]),
-            commit,
-        )
+        yield parts, checkpoint.load_weights(plan.init or plan.out, TrainState(parts.model))
 
 
 def whole_steps(forward: Callable[[Any], Any], step: int) -> Callable[[Any], Any]:

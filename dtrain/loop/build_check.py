@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from dtrain.errors import DtrainError
+from dtrain.loop.assemble import Parts
 from dtrain.mesh import Mesh
 from dtrain.mesh.sharding import local
 from dtrain.model.moe import Experts
@@ -22,7 +23,13 @@ from dtrain.precision import Precision
 from dtrain.strategy import Strategy
 
 
-def inspect(model: nn.Module, wrapped: nn.Module, mesh: Mesh, strategy: Strategy) -> dict[str, Any]:
+def check(parts: Parts) -> dict[str, Any]:
+    """What the ranks hold, for events.jsonl; all ranks call it. Raises DtrainError where it is not what the plan says."""
+    found = parts.mesh.gather(inspect(parts.model, parts.forward, parts.mesh, parts.strategy))
+    return judge(parts.plan, found, parts.precision)
+
+
+def inspect(model: nn.Module, forward: nn.Module, mesh: Mesh, strategy: Strategy) -> dict[str, Any]:
     """Of this rank, as JSON: numbers of parameters, in all, without dims and by the axis they are split over, types,
     stages.
     """
@@ -49,13 +56,13 @@ def inspect(model: nn.Module, wrapped: nn.Module, mesh: Mesh, strategy: Strategy
         "types": sorted(
             {type_name(parameter.dtype) for parameter in model.parameters() if parameter.is_floating_point()}
         ),
-        "stages": sorted(int(index) for index in wrapped.stages) if isinstance(wrapped, Pipeline) else [],
-        "schedule": wrapped.schedule if isinstance(wrapped, Pipeline) else None,
-        "wrapper": type(wrapped).__name__,
+        "stages": sorted(int(index) for index in forward.stages) if isinstance(forward, Pipeline) else [],
+        "schedule": forward.schedule if isinstance(forward, Pipeline) else None,
+        "wrapper": type(forward).__name__,
     }
 
 
-def check(plan: Plan, ranks: Sequence[Mapping[str, Any]], precision: Precision) -> dict[str, Any]:
+def judge(plan: Plan, ranks: Sequence[Mapping[str, Any]], precision: Precision) -> dict[str, Any]:
     """What the ranks found, to be told. Raises DtrainError where it is not what the plan says."""
     param = type_name(precision.param)
     problems = [f"rank {found['rank']}: {problem}" for found in ranks for problem in _problems(plan, found, param)]

@@ -7,7 +7,7 @@ transfer brings them to the host, and rank 0 writes. Between two flushes no step
 import json
 import os
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, is_dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from dtrain.build import build
 from dtrain.errors import DtrainError, LeaseError, MovedError, StoreError
 from dtrain.lifecycle.slowdown import Slowdown
 from dtrain.logger import Logger
+from dtrain.loop.spike import Spike
 from dtrain.mesh import Mesh
 from dtrain.objective import Objective
 from dtrain.objective.figures import figures
@@ -108,6 +109,11 @@ class Log:
         """What a person should know of this run: an event, and a note."""
         self.event("caveat", text=text)
         self.note(text)
+
+    def spike(self, spike: Spike, answer: str, samples: Sequence[int]) -> None:
+        """A spike, what is done about it (`on_spike`), and the samples of its step."""
+        self.event("spike", answer=answer, **vars(spike), samples=samples)
+        self.note(f"step {spike.step}: {spike.why}: {answer}")
 
     def started(
         self,

@@ -17,7 +17,7 @@ from dtrain.model import construct
 from dtrain.parallel.order import parallelize
 from dtrain.plan import BatchShape, PipelineShape
 
-ZERO1 = {"_target_": "dtrain.strategy.zero1.build", "offload": "device"}
+ZERO1 = {"_target_": "dtrain.strategy.zero1.build", "offload": "none"}
 PIPELINE = {"_target_": "dtrain.strategy.pipeline.Pipeline", "bucket_mb": 25}
 LAYOUTS: dict[str, tuple[dict[str, int], Any]] = {
     "single": ({"dp_shard": 1}, PARTS["strategy"]),

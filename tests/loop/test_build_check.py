@@ -7,7 +7,7 @@ import torch
 from small import plan
 
 from dtrain.errors import DtrainError
-from dtrain.loop.build_check import check
+from dtrain.loop.build_check import judge
 from dtrain.precision import Precision
 
 FP32 = Precision()
@@ -28,7 +28,7 @@ def found(**changed: Any) -> dict[str, Any]:
 
 
 def test_what_fits_is_told() -> None:
-    told = check(plan("data=synthetic", "strategy=fsdp", "devices=2"), [found(), found(rank=1)], FP32)
+    told = judge(plan("data=synthetic", "strategy=fsdp", "devices=2"), [found(), found(rank=1)], FP32)
     assert told["compute"] == "float32" and [rank["rank"] for rank in told["ranks"]] == [0, 1]
 
 
@@ -65,12 +65,12 @@ def test_what_fits_is_told() -> None:
 )
 def test_what_does_not_fit_ends_the_run(words: tuple[str, ...], facts: dict[str, Any], said: str) -> None:
     with pytest.raises(DtrainError) as caught:
-        check(plan("data=synthetic", *words), [found(**facts)], FP32)
+        judge(plan("data=synthetic", *words), [found(**facts)], FP32)
     assert "rank 0" in str(caught.value) and said in str(caught.value)
 
 
 def test_types_are_held_against_the_precision_that_sets_them() -> None:
     lowered = Precision(param=torch.bfloat16, compute=torch.bfloat16)
     with pytest.raises(DtrainError, match="weights are float32, not bfloat16"):
-        check(plan("data=synthetic"), [found(holds="copies", split={})], lowered)
-    check(plan("data=synthetic"), [found(holds="copies", split={}, types=["float64"])], FP32)
+        judge(plan("data=synthetic"), [found(holds="copies", split={})], lowered)
+    judge(plan("data=synthetic"), [found(holds="copies", split={}, types=["float64"])], FP32)

@@ -214,9 +214,8 @@ def test_a_device_that_tells_later_gives_the_same_run(
 ) -> None:
     words = (f"on_spike={answer}", *MESHES[mesh])
     at_once = run(tmp_path / "at once", *words, steps=steps)
-    monkeypatch.setattr(
-        spike, "gates", lambda state, mesh: inner(state.optimizer)
-    )  # what torch's fused optimizers do on a GPU they do here
+    # what torch's fused optimizers do on a GPU they do here
+    monkeypatch.setattr("dtrain.train.gates", lambda state, mesh: inner(state.optimizer))
     later = run(tmp_path / "later", *words, steps=steps)
     assert (later.status, later.step, later.reason) == (at_once.status, at_once.step, at_once.reason)
     assert losses(tmp_path / "later") == pytest.approx(losses(tmp_path / "at once"), rel=0, abs=0, nan_ok=True)

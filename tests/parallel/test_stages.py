@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import combinations, pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -103,12 +103,12 @@ def test_a_sequential_needs_no_table() -> None:
 class Foreign(nn.Module):
     """In the manner of Hugging Face: the table is a mapping, in any order, and the modules stand one level down."""
 
-    _pp_plan = {
+    _pp_plan: ClassVar = {
         "model.norm": (["x"], ["x"]),
         "model.layers": (["x"], ["x"]),
         "model.embed": (["ids"], ["x"]),
         "head": (["x"], ["x"]),
-    }  # noqa: RUF012
+    }
 
     def __init__(self) -> None:
         super().__init__()

@@ -52,7 +52,7 @@ def test_every_model_of_the_house_is_the_same_on_shards(model: dict[str, Any]) -
 
 
 def sharded(mesh: Mesh, *, tied: bool = True, **changed: Any) -> tuple[torch.nn.Module, FSDP]:
-    strategy = FSDP(**{"reshard": "forward", "offload": "device"} | changed)
+    strategy = FSDP(**{"reshard": "forward", "offload": "none"} | changed)
     model = construct(PARTS["model"] | {"vocab": 16, "tied": tied}, facts={}, seed=0)
     return parallelize(model, mesh, strategy, precision=build(PARTS["precision"]), seed=0), strategy
 

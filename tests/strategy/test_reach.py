@@ -15,7 +15,7 @@ from dtrain.parallel.order import parallelize
 SHARDED = {
     "fsdp": STRATEGIES["fsdp"],
     "cpu": STRATEGIES["fsdp"] | {"offload": "cpu"},
-    **{word: {"_target_": f"dtrain.strategy.{word}.build", "offload": "device"} for word in ("zero1", "zero2")},
+    **{word: {"_target_": f"dtrain.strategy.{word}.build", "offload": "none"} for word in ("zero1", "zero2")},
 }
 BORROWING = {
     "weights": {"_target_": "reaching.Borrowing"},

@@ -18,9 +18,7 @@ from dtrain.strategy.units import METHODS, units
 SHARDED = {
     "fsdp": STRATEGIES["fsdp"],
     "cpu": STRATEGIES["fsdp"] | {"offload": "cpu"},
-    **{
-        word: {"_target_": f"dtrain.strategy.{word}.build", "offload": "device"} for word in ("zero1", "zero2", "zero3")
-    },
+    **{word: {"_target_": f"dtrain.strategy.{word}.build", "offload": "none"} for word in ("zero1", "zero2", "zero3")},
 }
 
 

@@ -13,7 +13,7 @@ from dtrain.mesh import Mesh
 from dtrain.model import construct
 from dtrain.parallel.order import parallelize
 
-ZERO1 = {"_target_": "dtrain.strategy.zero1.build", "offload": "device"}
+ZERO1 = {"_target_": "dtrain.strategy.zero1.build", "offload": "none"}
 WHOLE = sum(parameter.numel() for parameter in construct(PARTS["model"] | {"vocab": 16}, facts={}, seed=0).parameters())
 
 

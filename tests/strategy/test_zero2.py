@@ -12,7 +12,7 @@ from dtrain.mesh import Mesh
 from dtrain.model import construct
 from dtrain.parallel.order import parallelize
 
-ZERO2 = {"_target_": "dtrain.strategy.zero2.build", "offload": "device"}
+ZERO2 = {"_target_": "dtrain.strategy.zero2.build", "offload": "none"}
 
 
 @pytest.mark.parametrize("data", [PARTS["data"], UNEVEN], ids=["dense", "uneven"])

@@ -11,7 +11,7 @@ from dtrain.mesh import Mesh
 from dtrain.model import construct
 from dtrain.parallel.order import parallelize
 
-ZERO3 = {"_target_": "dtrain.strategy.zero3.build", "offload": "device"}
+ZERO3 = {"_target_": "dtrain.strategy.zero3.build", "offload": "none"}
 EVERY = STRATEGIES["fsdp"] | {"reduce": "every"}
 
 
@@ -28,7 +28,7 @@ def test_it_is_fsdp(microbatch: int) -> None:
 
 
 def gathers(mesh: Mesh, word: str) -> list[int]:
-    strategy: Any = build({"_target_": f"dtrain.strategy.{word}.build", "offload": "device"})
+    strategy: Any = build({"_target_": f"dtrain.strategy.{word}.build", "offload": "none"})
     model = construct(PARTS["model"], facts={"vocab": 16}, seed=0)
     wrapped = parallelize(model, mesh, strategy, precision=build(PARTS["precision"]), seed=0)
     counts = []

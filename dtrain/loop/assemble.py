@@ -1,0 +1,100 @@
+"""The one place where the constructors of a plan are called, in order: for training, for evaluation, and for a loop of
+your own.
+"""
+
+import time
+from dataclasses import dataclass
+
+from torch import nn
+
+from dtrain.build import build
+from dtrain.checkpoint.state import TrainState
+from dtrain.data import Source
+from dtrain.data.stream import Stream, as_source
+from dtrain.loop.step import Step, make_step
+from dtrain.mesh import Mesh
+from dtrain.model import construct
+from dtrain.model.seeds import derive
+from dtrain.objective import Objective
+from dtrain.optim import Optimizer
+from dtrain.optim.ema import EMA
+from dtrain.parallel.context import Context, context_of
+from dtrain.parallel.order import parallelize
+from dtrain.plan import Plan
+from dtrain.precision import Precision
+from dtrain.schedule import Schedule
+from dtrain.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a plan on one rank. `model` is what this rank holds of the model, under the plain names of its
+    parameters; `forward` is the module to call.
+    """
+
+    plan: Plan
+    mesh: Mesh
+    precision: Precision
+    strategy: Strategy
+    objective: Objective
+    source: Source
+    context: Context | None
+    parameters: int
+    """Of the whole model."""
+    model: nn.Module
+    forward: nn.Module
+
+
+@dataclass(frozen=True)
+class Training:
+    """What training needs beside the parts: `step(stream, number)` leaves gradients in the model, `optimizer` and
+    `schedule` use them, `state` is what a checkpoint saves.
+    """
+
+    optimizer: Optimizer
+    schedule: Schedule
+    stream: Stream
+    step: Step
+    state: TrainState
+
+
+def assemble(plan: Plan, mesh: Mesh, *, brought: bool = False, training: bool = True) -> Parts:
+    """Call the constructors that `plan` names and lay the model out over `mesh`; all ranks call it.
+
+    `brought`: a checkpoint brings the weights, which are not drawn then. `training`: recompute and compile blocks as
+    the plan says. Raises WordsError for a model that cannot be split as the plan says.
+    """
+    precision: Precision = build(plan.precision)
+    strategy: Strategy = build(plan.strategy)
+    objective: Objective = build(plan.objective, Objective)
+    source = as_source(build(plan.data))
+    model = construct(plan.model, facts=source.facts, seed=derive(plan.seed, "model"))
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    forward = parallelize(
+        model, mesh, strategy, precision=precision, seed=plan.seed, pipeline=plan.pipeline, tensors=plan.tensor,
+        remat=build(plan.remat) if training else None, compile=build(plan.compile) if training else None,
+        brought=brought,
+    )  # fmt: skip
+    context = context_of(mesh, plan.context["attention"])
+    return Parts(plan, mesh, precision, strategy, objective, source, context, parameters, model, forward)
+
+
+def prepare(parts: Parts, *, began: float | None = None) -> Training:
+    """Optimizer, schedule, data and state at step 0. `began`: when the run began, by `time.perf_counter`; now if None.
+
+    Close `stream` at the end: threads and processes read ahead for it.
+    """
+    plan, mesh, model = parts.plan, parts.mesh, parts.model
+    ema = EMA(model, plan.ema) if plan.ema is not None else None
+    optimizer: Optimizer = build(plan.optim, Optimizer, model=model)
+    schedule: Schedule = build(plan.schedule, Schedule, steps=plan.steps)
+    seed = derive(plan.seed, "data")
+    stream = Stream(parts.source, batch=plan.batch, mesh=mesh, seed=seed, count=parts.objective.count)
+    step = make_step(
+        parts.forward, parts.objective, parts.strategy, mesh,
+        precision=parts.precision, seed=plan.seed, context=parts.context,
+    )  # fmt: skip
+    began = time.perf_counter() if began is None else began
+    return Training(
+        optimizer, schedule, stream, step, TrainState(model, optimizer, stream, parts.precision.scale, ema, began=began)
+    )

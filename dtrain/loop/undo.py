@@ -1,0 +1,44 @@
+"""Training goes back: by one step that was not taken, or to the newest checkpoint."""
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from dtrain.checkpoint import Checkpoint
+from dtrain.checkpoint.state import TrainState
+from dtrain.errors import LeaseError, StoreError
+from dtrain.loop.spike import Spike
+from dtrain.model import balanced
+from dtrain.optim import forget
+
+
+def go_back(state: TrainState, spike: Spike) -> None:
+    """The step of `spike` was not taken: the position is the one before it."""
+    assert state.stream is not None
+    state.step = spike.step - 1
+    state.stream.skip((), seen=spike.first)
+    for experts in balanced(state.model):
+        experts.balance(torch.zeros_like(experts.load))  # forget what the step counted, and move nothing
+
+
+def rewind(state: TrainState, spike: Spike, checkpoint: Checkpoint, forward: nn.Module) -> None:
+    """Load the newest checkpoint, and leave the samples of `spike` out when they come again; all ranks call it.
+
+    Raises StoreError when no checkpoint can be read.
+    """
+    assert state.stream is not None
+    try:
+        checkpoint.wait()
+    except LeaseError:
+        raise
+    except StoreError:  # the newest save failed: an older one stands
+        pass
+    go_back(state, spike)
+    if state.optimizer:
+        forget(state.optimizer)
+    for module in forward.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # what it gathered before would be used again
+    if checkpoint.restore(state) is None:
+        raise StoreError("on_spike=rewind: no checkpoint can be read. Type on_spike=skip and the same words again.")
+    state.stream.skip([spike.first], seen=state.stream.seen)

@@ -9,7 +9,7 @@ from typing import Any
 
 from dtrain import secrets
 from dtrain.errors import WordsError
-from dtrain.plan import Part
+from dtrain.planned import Part
 from dtrain.storage import hub
 
 _trusted: Collection[str] | None = None

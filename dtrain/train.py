@@ -23,7 +23,7 @@ from dtrain.loop.undo import go_back, rewind
 from dtrain.mesh import Mesh
 from dtrain.model import balance, balanced, caveats
 from dtrain.optim.clip import clip
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.result import Result, peak_bytes, versions
 from dtrain.schedule import set_lr
 

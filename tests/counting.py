@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 import dtrain
 from dtrain.loop.metrics import Log
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 
 KINDS = {
     "allreduce_": "all_reduce", "all_reduce": "all_reduce", "all_reduce_": "all_reduce", "allreduce_coalesced_": "all_reduce",

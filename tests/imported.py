@@ -16,7 +16,7 @@ from dtrain.dialect import complete, load, recognise, translate
 from dtrain.dialect.ledger import Ledger
 from dtrain.dialect.read import parse
 from dtrain.dialect.write import recipe
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.resolve import resolve
 
 TYPED = {

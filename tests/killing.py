@@ -27,7 +27,7 @@ from dtrain.launcher import process
 from dtrain.launcher.local.restarts import RestartLog
 from dtrain.launcher.local.rounds import Rounds
 from dtrain.lifecycle import signals
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.result import OF_THE_MACHINE
 from dtrain.storage import store
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dtrain.build import build
 from dtrain.cluster import Cluster
 from dtrain.compose import compose
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.resolve import resolve
 from dtrain.result import Result
 

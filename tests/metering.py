@@ -34,7 +34,7 @@ from dtrain.optim.ema import EMA
 from dtrain.parallel.context import context_of
 from dtrain.parallel.order import parallelize
 from dtrain.parallel.pipeline import Pipeline
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 
 
 def _forward(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:

@@ -8,7 +8,7 @@ from dtrain.data import Batch
 from dtrain.objective import Loss
 from dtrain.objective.next_token import NextToken
 from dtrain.parallel.pipeline import Stage
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.result import Result
 from dtrain.strategy.ddp import DDP
 from dtrain.strategy.fsdp import FSDP

@@ -13,7 +13,7 @@ from predict.counted import MODELS as COUNTED
 from predict.foreign import LAYOUTS
 from small import plan as plan_of
 
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.predict.memory import Memory, classes
 from dtrain.predict.state_bytes import saved
 from dtrain.predict.work import work

@@ -29,7 +29,7 @@ from dtrain.backend import process_group
 from dtrain.data import stream
 from dtrain.lifecycle.watchdog import Watchdog
 from dtrain.loop.spike import LAG
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.train import train
 
 STEPS = LAG + 4

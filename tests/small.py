@@ -30,7 +30,7 @@ from dtrain.model.seeds import fill
 from dtrain.optim.clip import clip
 from dtrain.parallel.context import context_of
 from dtrain.parallel.order import materialize, parallelize
-from dtrain.plan import BatchShape, MeshShape, PipelineShape, Plan
+from dtrain.planned import BatchShape, MeshShape, PipelineShape, Plan
 from dtrain.resolve import resolve
 
 # matrices of several sizes, and a vocabulary that does not divide by two ranks; much smaller, and rounding errors grow from step to step

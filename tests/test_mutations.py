@@ -26,7 +26,7 @@ from dtrain.launcher.external import External
 from dtrain.launcher.inline import Inline
 from dtrain.launcher.local import Local
 from dtrain.lifecycle import failure
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.resolve import resolve
 from dtrain.storage import store
 from dtrain.train import train

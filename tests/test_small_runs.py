@@ -22,7 +22,7 @@ from dtrain.cluster import Cluster
 from dtrain.compose import compose
 from dtrain.errors import WordsError
 from dtrain.launcher import preflight
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.predict.prediction import predict
 from dtrain.resolve import resolve
 from dtrain.tracing import shapes_of

@@ -15,7 +15,7 @@ from dtrain.checkpoint.load import Reading
 from dtrain.cluster import Cluster
 from dtrain.compose import compose
 from dtrain.parallel import order
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.resolve import resolve
 from dtrain.train import train
 

@@ -11,7 +11,7 @@ from pool import RankFailed, ranks
 
 from dtrain.errors import RankError
 from dtrain.launcher import run_rank
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.storage import store
 from dtrain.verb import verify
 

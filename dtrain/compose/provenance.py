@@ -13,7 +13,7 @@ from typing import Any
 from dtrain import recipe, secrets
 from dtrain.config.schema import GROUPS, LISTS, Config, Schema
 from dtrain.config.word import Word, text
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.secrets import patterns, screen
 
 RULES = {

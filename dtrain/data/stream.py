@@ -22,7 +22,7 @@ from dtrain.data.dataset import Dataset
 from dtrain.data.order import VERSION, samples
 from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
-from dtrain.plan import BatchShape
+from dtrain.planned import BatchShape
 
 BLOCK_BYTES, BLOCK_STEPS = 4 << 20, 64
 """A block holds at most this many bytes on a rank, and at most this many steps."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from dtrain.errors import first_line
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.secrets import masked
 
 Verdict = Literal["ok", "note", "stop"]

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dtrain.build import build
 from dtrain.mesh import Mesh
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.result import Result, versions
 
 SIZES = {"gloo": (4 << 10, 1 << 20, 16 << 20), "nccl": (4 << 10, 4 << 20, 256 << 20)}

@@ -9,7 +9,7 @@ from typing import Any
 from dtrain.build import build
 from dtrain.doctor import Case, Finding
 from dtrain.errors import DtrainError, first_line
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 
 LOOP = "dtrain.doctor.bandwidth.measure"
 TIMEOUT_SECONDS, WAIT_SECONDS = 60.0, 60.0

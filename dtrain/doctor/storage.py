@@ -15,7 +15,7 @@ from statistics import median
 
 from dtrain.doctor import Case, Finding
 from dtrain.errors import StoreError
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.predict import formulas
 from dtrain.predict.report import size
 from dtrain.predict.state_bytes import saved

@@ -5,7 +5,7 @@ import time
 from dtrain.errors import PreflightError
 from dtrain.evaluation.heldout import evaluate as heldout_loss
 from dtrain.evaluation.session import load
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.result import Result, versions
 from dtrain.secrets import screen
 

@@ -10,7 +10,7 @@ from dtrain.errors import WordsError
 from dtrain.evaluation.session import load, watch
 from dtrain.model.sampling import complete
 from dtrain.objective import answer
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.result import Result, versions
 
 

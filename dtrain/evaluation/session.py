@@ -16,7 +16,7 @@ from dtrain.loop.step import call
 from dtrain.mesh import Mesh
 from dtrain.model import evaluating
 from dtrain.objective import answer
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.precision import Precision
 
 

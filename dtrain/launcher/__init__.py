@@ -9,7 +9,7 @@ from typing import Protocol
 
 from dtrain.build import locate, trusting
 from dtrain.lifecycle import failure, signals, waiting
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.result import Result
 
 

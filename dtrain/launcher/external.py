@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dtrain.launcher import process, run_here
 from dtrain.lifecycle import failure
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.result import Result
 
 SUPERVISED = ("TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_STEP_ID")

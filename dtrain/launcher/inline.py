@@ -3,7 +3,7 @@
 import os
 
 from dtrain.launcher import run_here
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.result import Result
 
 

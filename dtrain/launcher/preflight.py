@@ -14,7 +14,7 @@ from dtrain.build import build
 from dtrain.cluster import detect, network
 from dtrain.config.word import cut
 from dtrain.errors import PreflightError, StoreError, why
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.secrets import screen
 from dtrain.storage import hub, store
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from dtrain.build import locate
 from dtrain.launcher import process
-from dtrain.plan import BatchShape, Plan
+from dtrain.planned import BatchShape, Plan
 from dtrain.result import Result
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from dtrain.launcher import loading_torch
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.secrets import screen
 from dtrain.storage import hub
 

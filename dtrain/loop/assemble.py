@@ -20,7 +20,7 @@ from dtrain.optim import Optimizer
 from dtrain.optim.ema import EMA
 from dtrain.parallel.context import Context, context_of
 from dtrain.parallel.order import parallelize
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.precision import Precision
 from dtrain.schedule import Schedule
 from dtrain.strategy import Strategy

@@ -18,7 +18,7 @@ from dtrain.mesh import Mesh
 from dtrain.mesh.sharding import local
 from dtrain.model.moe import Experts
 from dtrain.parallel.pipeline import Pipeline
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.precision import Precision
 from dtrain.strategy import Strategy
 

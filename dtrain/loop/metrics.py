@@ -24,7 +24,7 @@ from dtrain.loop.spike import Spike
 from dtrain.mesh import Mesh
 from dtrain.objective import Objective
 from dtrain.objective.figures import figures
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.predict.time import at_peak
 from dtrain.result import Result, peak_bytes, versions
 from dtrain.secrets import screen

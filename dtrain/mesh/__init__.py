@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from dtrain.errors import StoreError
-from dtrain.plan import AXES, MeshShape
+from dtrain.planned import AXES, MeshShape
 
 
 class Mesh:

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from dtrain.build import build, locate
 from dtrain.errors import WordsError
-from dtrain.plan import Part
+from dtrain.planned import Part
 
 
 @runtime_checkable

@@ -20,7 +20,7 @@ from dtrain.model.seeds import fill
 from dtrain.parallel import context, expert, huggingface, tensor
 from dtrain.parallel.pipeline import Pipeline
 from dtrain.parallel.stages import cut
-from dtrain.plan import MeshShape, PipelineShape
+from dtrain.planned import MeshShape, PipelineShape
 from dtrain.precision import Precision
 from dtrain.remat import Remat
 from dtrain.strategy import Strategy

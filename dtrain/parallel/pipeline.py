@@ -18,7 +18,7 @@ from dtrain.mesh import Mesh
 from dtrain.model import evaluating
 from dtrain.objective import answer, logits_of
 from dtrain.parallel.stages import cut, emptied, keep, table_of, view
-from dtrain.plan import PipelineShape
+from dtrain.planned import PipelineShape
 from dtrain.precision import Precision
 
 SCHEDULES: Mapping[str, Any] = {

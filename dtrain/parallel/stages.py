@@ -15,7 +15,7 @@ from torch import nn
 from dtrain.errors import WordsError
 from dtrain.model import PassThrough, tables, unwrapped
 from dtrain.parallel.huggingface import untied
-from dtrain.plan import PipelineShape
+from dtrain.planned import PipelineShape
 
 
 def cut(model: nn.Module, stages: int, split: str | Sequence[int]) -> list[list[str]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from dtrain.errors import WordsError
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.predict.prediction import Prediction
 from dtrain.predict.shapes import word_of
 from dtrain.predict.state_bytes import holding_of

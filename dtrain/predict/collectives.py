@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.predict.shapes import Block, Shapes, Split, Weight, word_of
 from dtrain.predict.state_bytes import gathered
 from dtrain.predict.view import View

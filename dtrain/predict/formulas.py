@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dtrain.plan import Part
+from dtrain.planned import Part
 from dtrain.predict.activations import ActivationModel, Value
 from dtrain.predict.shapes import (
     Attention,

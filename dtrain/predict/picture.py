@@ -5,7 +5,7 @@ to right.
 import math
 from collections.abc import Iterator, Mapping
 
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.predict.schedule import Action, Timeline, timeline
 from dtrain.predict.view import groups
 

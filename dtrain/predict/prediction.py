@@ -8,7 +8,7 @@ from typing import Any
 
 from dtrain.build import build
 from dtrain.cluster import Machine
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.predict.collectives import Call, busiest
 from dtrain.predict.memory import Memory, memory
 from dtrain.predict.schedule import in_flight, timeline

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.predict import picture
 from dtrain.predict.advice import Change
 from dtrain.predict.collectives import Call

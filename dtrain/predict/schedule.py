@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from dtrain.plan import PipelineShape
+from dtrain.planned import PipelineShape
 
 
 class Action(NamedTuple):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from dtrain.errors import WordsError
-from dtrain.plan import BatchShape, MeshShape, Part, PipelineShape
+from dtrain.planned import BatchShape, MeshShape, Part, PipelineShape
 
 
 class Decided(Protocol):

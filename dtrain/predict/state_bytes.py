@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from dtrain.plan import Part
+from dtrain.planned import Part
 from dtrain.predict.shapes import Block, Decided, Shapes, Types, Weight, types_of, word_of
 
 Shape = tuple[int, ...]

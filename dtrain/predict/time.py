@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from dtrain.build import build
 from dtrain.cluster import Machine
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.predict import formulas
 from dtrain.predict.collectives import Call, collectives
 from dtrain.predict.memory import Memory

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.predict.shapes import Block, Shapes, Types, Weight, stages_of, types_of, word_of
 from dtrain.predict.state_bytes import Holding, holding_of
 

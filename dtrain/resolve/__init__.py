@@ -14,7 +14,7 @@ from dtrain.cluster import Cluster
 from dtrain.config.schema import Config
 from dtrain.config.word import said
 from dtrain.errors import WordsError, deciding
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.resolve import (
     auto,
     batch,

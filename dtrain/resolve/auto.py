@@ -12,7 +12,7 @@ from typing import Any
 from dtrain.cluster import Cluster
 from dtrain.config.schema import Config
 from dtrain.errors import WordsError
-from dtrain.plan import BatchShape, MeshShape, Part, PipelineShape
+from dtrain.planned import BatchShape, MeshShape, Part, PipelineShape
 from dtrain.predict import formulas
 from dtrain.predict.memory import Memory, memory
 from dtrain.predict.shapes import Shapes, types_of

@@ -9,7 +9,7 @@ from typing import Any
 from dtrain.cluster import Cluster
 from dtrain.config.schema import Config
 from dtrain.errors import WordsError
-from dtrain.plan import BatchShape
+from dtrain.planned import BatchShape
 from dtrain.resolve.mesh import divisors
 from dtrain.resolve.pipeline import SCHEDULES, check_microbatches
 

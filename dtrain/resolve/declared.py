@@ -16,7 +16,7 @@ from dtrain.cluster import Cluster
 from dtrain.config import files
 from dtrain.config.schema import Config
 from dtrain.errors import WordsError
-from dtrain.plan import MeshShape
+from dtrain.planned import MeshShape
 from dtrain.resolve.mesh import nearest_divisors
 from dtrain.resolve.signature import class_of, lineage
 

@@ -7,7 +7,7 @@ from typing import Any
 from dtrain.cluster import Cluster
 from dtrain.config.schema import Config
 from dtrain.errors import WordsError, nearest
-from dtrain.plan import Part
+from dtrain.planned import Part
 from dtrain.resolve.declared import figures, states_figures
 from dtrain.resolve.ranks import about, choose
 

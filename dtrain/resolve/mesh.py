@@ -8,7 +8,7 @@ from typing import Any
 from dtrain.cluster import Cluster
 from dtrain.config.schema import Config
 from dtrain.errors import WordsError
-from dtrain.plan import AXES, MeshShape
+from dtrain.planned import AXES, MeshShape
 from dtrain.resolve.ranks import about
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from dtrain.cluster import Cluster
 from dtrain.config.schema import Config
 from dtrain.errors import WordsError
-from dtrain.plan import MeshShape
+from dtrain.planned import MeshShape
 from dtrain.resolve.mesh import nearest_divisors
 from dtrain.resolve.pipeline import SCHEDULES
 from dtrain.resolve.ranks import about

@@ -7,7 +7,7 @@ from typing import Any
 from dtrain.cluster import Cluster
 from dtrain.config.schema import Config
 from dtrain.errors import WordsError
-from dtrain.plan import PipelineShape
+from dtrain.planned import PipelineShape
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 from dtrain.cluster import Cluster
 from dtrain.config.schema import Config
 from dtrain.errors import WordsError
-from dtrain.plan import Part
+from dtrain.planned import Part
 
 TENSOR_CORES = 8.0
 """Compute capability from which on these multiply bf16."""

@@ -10,7 +10,7 @@ from dtrain.cluster import Cluster
 from dtrain.config import constraints, files
 from dtrain.config.schema import ALLOWED, GROUPS, LISTS, Config
 from dtrain.config.word import cut, said
-from dtrain.plan import Part
+from dtrain.planned import Part
 from dtrain.resolve.ranks import about
 from dtrain.resolve.unknown import UNKNOWN
 from dtrain.secrets import screen

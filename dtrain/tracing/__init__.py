@@ -5,7 +5,7 @@ Torch is imported for those alone.
 from typing import Any
 
 from dtrain.build import trusting
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.predict import formulas
 from dtrain.predict.shapes import Shapes
 from dtrain.predict.state_bytes import flowing

@@ -39,7 +39,7 @@ from dtrain.objective import Objective, logits_of, loss_of
 from dtrain.optim.muon import hidden_matrices
 from dtrain.parallel.order import lower, materialize
 from dtrain.parallel.tensor import matches, plan_of
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.precision import Precision
 from dtrain.predict.activations import DIM, HELD
 from dtrain.predict.shapes import Block, Kept, Shapes, Split, Weight, runs, types_of

@@ -24,7 +24,7 @@ from dtrain.cluster import detect
 from dtrain.compose import compose, connect, provenance
 from dtrain.config.structure import TEXT, Each, fault
 from dtrain.errors import StoreError, WordsError
-from dtrain.plan import SHAPE as PLAN
+from dtrain.planned import SHAPE as PLAN
 from dtrain.resolve import resolve
 from dtrain.result import OF_THE_MACHINE, SHAPE, note_code, versions
 from dtrain.secrets import masked, redact_arg, screen

@@ -7,7 +7,7 @@ from dtrain.build import build
 from dtrain.cluster import detect
 from dtrain.compose import compose, connect, value_of
 from dtrain.errors import StoreError, WordsError
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.resolve import resolve
 from dtrain.result import Result
 from dtrain.secrets import screen

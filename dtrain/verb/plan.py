@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dtrain.build import build
 from dtrain.cluster import detect
 from dtrain.compose import compose
-from dtrain.plan import AXES, Plan
+from dtrain.planned import AXES, Plan
 from dtrain.predict import formulas, report
 from dtrain.predict.advice import advise
 from dtrain.predict.prediction import Prediction, predict

@@ -23,8 +23,8 @@ from dtrain.config.word import cut
 from dtrain.errors import DtrainError, LeaseError, PreflightError, StoreError, WordsError, why
 from dtrain.launcher import preflight
 from dtrain.lifecycle import failure
-from dtrain.plan import SHAPE as PLAN
-from dtrain.plan import Plan
+from dtrain.planned import SHAPE as PLAN
+from dtrain.planned import Plan
 from dtrain.recipe import requires
 from dtrain.resolve import resolve
 from dtrain.result import SHAPE, Result, note_code

@@ -26,7 +26,7 @@ from dtrain.compose import compose
 from dtrain.config.schema import Config
 from dtrain.errors import DtrainError, WordsError
 from dtrain.launcher import preflight
-from dtrain.plan import BatchShape, MeshShape, PipelineShape, Plan
+from dtrain.planned import BatchShape, MeshShape, PipelineShape, Plan
 from dtrain.recipe import expect, requires
 from dtrain.resolve import resolve
 from dtrain.result import versions

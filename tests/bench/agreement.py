@@ -35,7 +35,7 @@ from dtrain.backend.gloo import Gloo
 from dtrain.cluster import detect
 from dtrain.compose import compose
 from dtrain.loop import agreement
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.resolve import resolve
 from dtrain.train import train
 

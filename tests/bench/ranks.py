@@ -58,7 +58,7 @@ from dtrain.model import blocks
 from dtrain.model.gpt import GPT
 from dtrain.model.mlp import MLP
 from dtrain.model.seeds import derive, fill
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.resolve import resolve
 from dtrain.train import train
 

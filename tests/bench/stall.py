@@ -22,7 +22,7 @@ from dtrain.checkpoint.sharded import Sharded
 from dtrain.checkpoint.state import TrainState
 from dtrain.mesh import Mesh
 from dtrain.model.gpt import GPT
-from dtrain.plan import MeshShape
+from dtrain.planned import MeshShape
 
 ADAMW = {"_target_": "dtrain.optim.adamw.build", "lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
 

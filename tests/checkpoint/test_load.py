@@ -18,7 +18,7 @@ from dtrain.checkpoint.sharded import Sharded
 from dtrain.checkpoint.state import TrainState
 from dtrain.errors import PreflightError, StoreError
 from dtrain.mesh import Mesh
-from dtrain.plan import MeshShape
+from dtrain.planned import MeshShape
 from dtrain.storage import store
 from dtrain.storage.attempts import folder
 

@@ -20,7 +20,7 @@ from dtrain.mesh import Mesh
 from dtrain.model import construct
 from dtrain.optim.ema import EMA
 from dtrain.parallel.order import parallelize
-from dtrain.plan import PipelineShape
+from dtrain.planned import PipelineShape
 from dtrain.precision import LossScale
 from dtrain.storage import store
 from dtrain.storage.attempts import folder, listed

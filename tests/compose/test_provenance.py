@@ -11,7 +11,7 @@ from dtrain.cluster import Cluster
 from dtrain.compose import compose, provenance
 from dtrain.errors import PreflightError, WordsError
 from dtrain.launcher import preflight
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.resolve import resolve
 from dtrain.verb import plan as plan_verb
 

@@ -14,7 +14,7 @@ from dtrain.data.stream import Stream
 from dtrain.data.synthetic import Synthetic
 from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
-from dtrain.plan import BatchShape
+from dtrain.planned import BatchShape
 
 IGNORED = -100
 

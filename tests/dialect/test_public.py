@@ -17,7 +17,7 @@ from dtrain.dialect import complete, load, recognise, translate
 from dtrain.dialect.read import parse
 from dtrain.dialect.write import command, recipe
 from dtrain.errors import WordsError
-from dtrain.plan import Part, Plan
+from dtrain.planned import Part, Plan
 from dtrain.resolve import resolve
 
 ROWS = {

@@ -7,7 +7,7 @@ import pytest
 from launching import plan_of
 from pool import RankFailed, ranks
 
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.train import train
 
 WORDS = (

@@ -16,7 +16,7 @@ from pool import ranks
 from small import plan
 
 from dtrain.launcher import preflight
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 
 SECONDS = 300
 """On a busy machine; alone it takes one or two."""

@@ -15,7 +15,7 @@ from dtrain.loop.step import gradients_of, make_step, zero
 from dtrain.mesh import Mesh
 from dtrain.model import construct
 from dtrain.parallel.order import parallelize
-from dtrain.plan import BatchShape, PipelineShape
+from dtrain.planned import BatchShape, PipelineShape
 
 ZERO1 = {"_target_": "dtrain.strategy.zero1.build", "offload": "none"}
 PIPELINE = {"_target_": "dtrain.strategy.pipeline.Pipeline", "bucket_mb": 25}

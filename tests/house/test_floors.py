@@ -16,7 +16,7 @@ FLOORS = (
     ("secrets",),
     ("errors",),
     ("config",),
-    ("cluster", "plan", "result"),
+    ("cluster", "planned", "result"),
     ("storage",),
     ("build",),
     ("recipe", "predict", "resolve", "dialect", "report", "testing"),
@@ -34,7 +34,7 @@ FLOORS = (
     ("__main__",),
 )
 WITHOUT_TORCH = (
-    "__main__", "build", "cluster", "compose", "config", "dialect", "doctor", "errors", "launcher", "lifecycle", "plan", "predict", "recipe", "report",
+    "__main__", "build", "cluster", "compose", "config", "dialect", "doctor", "errors", "launcher", "lifecycle", "planned", "predict", "recipe", "report",
     "resolve", "result", "secrets", "storage", "tracing", "verb",
 )  # fmt: skip
 """The rooms that the parent uses before any rank exists, and of the others none."""

@@ -10,7 +10,7 @@ import dtrain
 
 ROOT = Path(dtrain.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
-LONGEST = {"train": 95}
+LONGEST = {"train": 105}
 """The loop is one function on purpose: it is read top to bottom, and nothing is decided in it."""
 
 

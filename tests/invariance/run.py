@@ -19,7 +19,7 @@ from dtrain.model.seeds import derive
 from dtrain.optim.clip import clip
 from dtrain.parallel.context import context_of
 from dtrain.parallel.order import parallelize
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 
 # AdamW divides by the root of the second moment: of gradients that are all but zero a smaller eps makes steps of rounding errors
 COMMON = "batch=8 optim.eps=1e-5 optim.lr=1e-3 schedule=constant schedule.warmup=0 logger=[] hook=[]"

@@ -31,7 +31,7 @@ from dtrain.data.synthetic import Synthetic
 from dtrain.data.text import Text
 from dtrain.data.tokens import Tokens
 from dtrain.model.seeds import derive
-from dtrain.plan import BatchShape
+from dtrain.planned import BatchShape
 from dtrain.resolve import resolve
 from dtrain.result import OF_THE_MACHINE
 from dtrain.train import train

@@ -17,7 +17,7 @@ from dtrain.checkpoint.load import Reading
 from dtrain.evaluation.evaluate import evaluate
 from dtrain.loop.agreement import Agreement
 from dtrain.mesh import Mesh
-from dtrain.plan import MeshShape, PipelineShape, Plan
+from dtrain.planned import MeshShape, PipelineShape, Plan
 from dtrain.train import train
 
 STEPS = 30

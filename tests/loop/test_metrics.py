@@ -14,7 +14,7 @@ from dtrain.lifecycle.slowdown import Slowdown
 from dtrain.loop.metrics import Log
 from dtrain.mesh import Mesh
 from dtrain.objective.next_token import NextToken
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.predict.time import at_peak
 from dtrain.result import Result
 

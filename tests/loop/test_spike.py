@@ -24,7 +24,7 @@ from dtrain.loop import spike
 from dtrain.loop.spike import FLOOR, MOST, limit
 from dtrain.model.seeds import derive
 from dtrain.optim import inner
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.resolve import resolve
 from dtrain.train import train
 

@@ -18,7 +18,7 @@ from dtrain.objective import Loss, add_losses, loss_of
 from dtrain.objective.classification import Classification
 from dtrain.objective.figures import figures
 from dtrain.objective.next_token import NextToken
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.report.runs import below, directions
 from dtrain.resolve import resolve
 from dtrain.train import train

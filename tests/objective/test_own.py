@@ -19,7 +19,7 @@ from dtrain.model import construct
 from dtrain.model.seeds import derive
 from dtrain.objective import logits_of
 from dtrain.objective.own import Own
-from dtrain.plan import BatchShape
+from dtrain.planned import BatchShape
 from dtrain.resolve import resolve
 
 LABELS = "data=dataset data.dataset._target_=invariance.zoo.Labels data.inputs=[input_ids] data.targets=labels data.holdout=0 trust=[invariance]"

@@ -15,7 +15,7 @@ from dtrain.mesh import Mesh
 from dtrain.model import construct
 from dtrain.optim.clip import clip
 from dtrain.parallel.order import parallelize
-from dtrain.plan import PipelineShape
+from dtrain.planned import PipelineShape
 
 
 def model_with_gradients(size: float = 1.0) -> torch.nn.Module:

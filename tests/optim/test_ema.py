@@ -23,7 +23,7 @@ from dtrain.model import construct
 from dtrain.model.seeds import fill
 from dtrain.optim.ema import EMA
 from dtrain.parallel.order import materialize, parallelize
-from dtrain.plan import PipelineShape
+from dtrain.planned import PipelineShape
 from dtrain.resolve import resolve
 from dtrain.train import train
 

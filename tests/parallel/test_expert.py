@@ -20,7 +20,7 @@ from dtrain.model.moe import Experts, MoE
 from dtrain.model.seeds import fill
 from dtrain.parallel import expert
 from dtrain.parallel.order import materialize
-from dtrain.plan import MeshShape
+from dtrain.planned import MeshShape
 
 EXPERTS = 4
 SAMPLES = 4

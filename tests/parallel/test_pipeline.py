@@ -17,7 +17,7 @@ from dtrain.mesh import Mesh
 from dtrain.objective import Loss
 from dtrain.objective.next_token import NextToken
 from dtrain.parallel.pipeline import SCHEDULES, Pipeline
-from dtrain.plan import PipelineShape
+from dtrain.planned import PipelineShape
 from dtrain.precision import Precision
 from dtrain.resolve.pipeline import SCHEDULES as FACTS
 

@@ -21,7 +21,7 @@ from dtrain.objective.next_token import NextToken
 from dtrain.parallel.context import context_of
 from dtrain.parallel.huggingface import adapt
 from dtrain.parallel.order import lower, parallelize
-from dtrain.plan import PipelineShape
+from dtrain.planned import PipelineShape
 from dtrain.precision import Precision, bf16, bf16_true, fp16, fp32
 from dtrain.strategy.ddp import DDP
 from dtrain.strategy.fsdp import FSDP

@@ -11,7 +11,7 @@ from dtrain.build import build
 from dtrain.mesh import Mesh
 from dtrain.model import construct
 from dtrain.parallel.order import parallelize
-from dtrain.plan import PipelineShape
+from dtrain.planned import PipelineShape
 
 PRECISION = {"_target_": "dtrain.precision.bf16_true.build"}
 TRUE = PARTS | {"precision": PRECISION, "model": PARTS["model"] | {"tied": False}}

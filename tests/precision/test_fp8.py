@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dtrain.cluster import Cluster
 from dtrain.errors import PreflightError, WordsError
-from dtrain.plan import PipelineShape
+from dtrain.planned import PipelineShape
 from dtrain.precision import Precision
 from dtrain.precision.fp8 import build
 

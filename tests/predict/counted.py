@@ -8,7 +8,7 @@ from invariance import layouts
 from predict import foreign
 from small import plan
 
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.predict.collectives import collectives
 from dtrain.predict.view import groups
 from dtrain.tracing import shapes_of

@@ -3,7 +3,7 @@
 from small import plan as planned
 
 from dtrain.cluster import Cluster
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.predict.advice import MOST, Change, advise
 from dtrain.predict.prediction import Prediction, predict
 from dtrain.predict.report import advice, warning

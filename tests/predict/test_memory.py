@@ -9,7 +9,7 @@ from predicted import ALL, FOREIGN, QUICK, Compared, compare, planned
 from small import plan
 
 from dtrain.cluster import Cluster
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.predict import formulas
 from dtrain.predict.memory import Memory, memory
 

@@ -4,7 +4,7 @@ import pytest
 from small import plan
 
 from dtrain.cluster import Cluster
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.predict.prediction import Prediction, predict
 from dtrain.predict.report import count, duration, rows, short, size
 from dtrain.tracing import shapes_of

@@ -6,7 +6,7 @@ import pytest
 from torch.distributed.pipelining import schedules
 
 from dtrain.parallel.pipeline import SCHEDULES as KINDS
-from dtrain.plan import PipelineShape
+from dtrain.planned import PipelineShape
 from dtrain.predict.schedule import actions, in_flight, timeline
 from dtrain.resolve.pipeline import SCHEDULES, check_microbatches
 

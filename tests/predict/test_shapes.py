@@ -6,7 +6,7 @@ from small import plan
 from dtrain.errors import WordsError
 from dtrain.model import construct
 from dtrain.parallel.stages import cut
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.predict import formulas
 from dtrain.predict.shapes import Shapes, stages_of
 

@@ -5,7 +5,7 @@ from small import composed
 
 from dtrain.build import build
 from dtrain.cluster import Cluster, Machine
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.predict.collectives import Call
 from dtrain.predict.formulas import shapes as shapes_of
 from dtrain.predict.memory import memory

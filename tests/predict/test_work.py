@@ -3,7 +3,7 @@
 import pytest
 from predicted import planned
 
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.predict import formulas
 from dtrain.predict.work import Work, work
 

@@ -6,7 +6,7 @@ from pool import ranks
 from small import PARTS, STRATEGIES, few_steps, joined, one_backward, same_bits
 
 from dtrain.model import blocks
-from dtrain.plan import PipelineShape
+from dtrain.planned import PipelineShape
 from dtrain.remat.full import build
 
 FULL = {"_target_": "dtrain.remat.full.build"}

@@ -7,7 +7,7 @@ from small import plan
 
 from dtrain.cluster import Cluster
 from dtrain.errors import WordsError
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 
 GIB = 1 << 30
 

@@ -4,7 +4,7 @@ import pytest
 from small import plan
 
 from dtrain.errors import WordsError
-from dtrain.plan import BatchShape
+from dtrain.planned import BatchShape
 
 
 def batch(*words: str) -> BatchShape:

@@ -6,7 +6,7 @@ import pytest
 from small import plan
 
 from dtrain.errors import WordsError
-from dtrain.plan import MeshShape
+from dtrain.planned import MeshShape
 from dtrain.resolve.mesh import divisors
 
 

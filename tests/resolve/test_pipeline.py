@@ -5,7 +5,7 @@ from small import plan
 
 from dtrain.errors import WordsError
 from dtrain.parallel.pipeline import SCHEDULES as BUILT
-from dtrain.plan import PipelineShape
+from dtrain.planned import PipelineShape
 from dtrain.resolve.pipeline import SCHEDULES, check_microbatches
 
 TWO = ("data=synthetic", "mesh.pp=2", "devices=2", "batch=8")

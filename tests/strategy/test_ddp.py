@@ -13,7 +13,7 @@ from dtrain.mesh import Mesh
 from dtrain.model import construct
 from dtrain.model.mlp import MLP
 from dtrain.parallel.order import parallelize
-from dtrain.plan import PipelineShape
+from dtrain.planned import PipelineShape
 from dtrain.strategy.ddp import DDP, average
 
 DDP_PARTS = PARTS | {"strategy": STRATEGIES["ddp"]}

@@ -10,7 +10,7 @@ from dtrain.build import build
 from dtrain.mesh import Mesh
 from dtrain.model import construct
 from dtrain.parallel.order import parallelize
-from dtrain.plan import PipelineShape
+from dtrain.planned import PipelineShape
 
 PIPELINE = {"_target_": "dtrain.strategy.pipeline.Pipeline", "bucket_mb": 25}
 UNTIED = PARTS | {"model": PARTS["model"] | {"tied": False}}

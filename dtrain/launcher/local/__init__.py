@@ -32,7 +32,7 @@ from dtrain.launcher import process
 from dtrain.launcher.local.restarts import RestartLog
 from dtrain.launcher.warm import BY_NVML
 from dtrain.lifecycle import failure, signals
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.result import Result
 from dtrain.secrets import screen
 from dtrain.storage import options, store

@@ -31,7 +31,7 @@ from dtrain.launcher.local.link import Link, drain, ready
 from dtrain.launcher.warm import BY_NVML, COLD, UnforkableError, warm
 from dtrain.lifecycle import failure, kernel_log, signals
 from dtrain.lifecycle.root_cause import is_victim
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.secrets import screen
 from dtrain.storage import options, store
 

@@ -29,7 +29,7 @@ from dtrain.launcher.local.door import Door
 from dtrain.launcher.local.link import Link, drain, ready
 from dtrain.launcher.local.restarts import RestartLog
 from dtrain.lifecycle import failure, signals
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.result import Status
 from dtrain.secrets import screen
 from dtrain.storage import options, store

@@ -15,7 +15,7 @@ from dtrain.launcher import process
 from dtrain.launcher.local.restarts import RestartLog
 from dtrain.launcher.local.rounds import Rounds, write_over
 from dtrain.launcher.warm import COLD, UnforkableError, warm
-from dtrain.plan import Plan
+from dtrain.planned import Plan
 from dtrain.secrets import screen
 from dtrain.storage import options, store
 

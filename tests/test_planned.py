@@ -10,7 +10,7 @@ import yaml
 
 from dtrain.cluster import Cluster
 from dtrain.compose import compose
-from dtrain.plan import MeshShape, Plan
+from dtrain.planned import MeshShape, Plan
 from dtrain.resolve import resolve
 from dtrain.verb.plan import show
 

@@ -1,4 +1,8 @@
-"""A part of the plan -> the object it names. The last check of trust: the object itself, not only its name."""
+"""A part of the plan -> the object it names. The last check of trust: the object itself, not only its name.
+
+A caller of `dtrain.run` may give objects of its own process, which have no name that another process could import:
+their parts name `dtrain.build.given`.
+"""
 
 import contextlib
 import functools
@@ -14,6 +18,37 @@ from dtrain.storage import hub
 
 _trusted: Collection[str] | None = None
 """Packages that the user trusts, while a plan is run; None: nobody has said, and every name is taken."""
+
+_given: dict[str, Any] = {}
+"""Objects of the caller of `dtrain.run`, by the name of their part; ranks that are forked from it have them too."""
+
+
+@contextlib.contextmanager
+def giving(objects: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, `given` finds these objects."""
+    before = dict(_given)
+    _given.update(objects)
+    try:
+        yield
+    finally:
+        _given.clear()
+        _given.update(before)
+
+
+def has_given() -> bool:
+    return bool(_given)
+
+
+def given(*, of: str, **arguments: Any) -> Any:
+    """The object that the caller of `dtrain.run` gave as `of`; a class or a function is called with `arguments`.
+
+    Raises WordsError in a process that was given none.
+    """
+    if of not in _given:
+        name = of.partition(".")[0]
+        raise WordsError(f"{name}: {of} was given by a call of dtrain.run(..., {name}=...). Call it again.")
+    thing = _given[of]
+    return thing(**arguments) if inspect.isclass(thing) or inspect.isroutine(thing) else thing
 
 
 @contextlib.contextmanager

@@ -14,7 +14,9 @@ from dtrain.config.files import folder
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
 TORCH = re.compile(r"torch\.(nn|optim|optim\.lr_scheduler)\.[A-Z]\w*", re.ASCII)
 BESIDE: Mapping[str, tuple[str, ...]] = {
-    "data": ("dtrain.data.digits.Digits",),
+    "model": ("dtrain.build.given",),
+    "data": ("dtrain.data.digits.Digits", "dtrain.build.given"),
+    "objective": ("dtrain.build.given",),
     "loop": ("dtrain.train.train",),
     "hook": ("dtrain.testing.faults.AtStep",),
 }

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from dtrain import compile
 from dtrain.build import build
 from dtrain.checkpoint.state import TrainState
-from dtrain.data.stream import to_device
+from dtrain.data.stream import as_source, to_device
 from dtrain.loop.assemble import Parts, assemble
 from dtrain.loop.step import call
 from dtrain.mesh import Mesh
-from dtrain.model import evaluating
+from dtrain.model import construct, evaluating
 from dtrain.objective import answer
+from dtrain.parallel.order import materialize
 from dtrain.planned import Plan
 from dtrain.precision import Precision
 
@@ -30,6 +31,18 @@ def load(plan: Plan) -> Iterator[tuple[Parts, Mapping[str, Any]]]:
         parts = assemble(plan, mesh, brought=True, training=False)
         checkpoint = build(plan.checkpoint, out=plan.out, mesh=mesh, resume="auto")
         yield parts, checkpoint.load_weights(plan.init or plan.out, TrainState(parts.model))
+
+
+def weights(plan: Plan, source: str) -> nn.Module:
+    """The model of a plan of one rank with the weights at `source`; the data is read only where it says a size."""
+    with build(plan.backend).open():
+        mesh = Mesh(plan.mesh, device=plan.device)
+        facts = as_source(build(plan.data)).facts if "auto" in plan.model.values() else {}
+        model = construct(plan.model, facts=facts, seed=plan.seed)
+        if any(parameter.is_meta for parameter in model.parameters()):
+            materialize(model, mesh.device)
+        build(plan.checkpoint, out=plan.out, mesh=mesh, resume="auto").load_weights(source, TrainState(model))
+        return model
 
 
 def whole_steps(forward: Callable[[Any], Any], step: int) -> Callable[[Any], Any]:

@@ -61,6 +61,11 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
+def explained(plan: Plan) -> str:
+    """The plan with what it will cost."""
+    return f"{show(plan)}\n{_table(report.rows(plan, predict(plan, shapes_of(plan)), width=_width()))}"
+
+
 def before(plan: Plan) -> str:
     """What is said of a run before it begins, of a model that is known without torch: memory and time, and a warning
     where it does not fit.
@@ -171,6 +176,8 @@ def _parts(plan: Plan) -> Iterable[tuple[str, str]]:
         part = getattr(plan, group)
         target = str(part["_target_"])
         word = target.split(".")[-2] if target.startswith("dtrain.") else target
+        if target == "dtrain.build.given":
+            word = f"{part['of']}, given by the caller"
         arguments = " ".join(
             screen.on_one_line(f"{name}={value}")
             for name, value in part.items()

@@ -31,10 +31,11 @@ FLOORS = (
     ("launcher",),
     ("doctor",),
     ("verb",),
+    ("api",),
     ("__main__",),
 )
 WITHOUT_TORCH = (
-    "__main__", "build", "cluster", "compose", "config", "dialect", "doctor", "errors", "launcher", "lifecycle", "planned", "predict", "recipe", "report",
+    "__main__", "api", "build", "cluster", "compose", "config", "dialect", "doctor", "errors", "launcher", "lifecycle", "planned", "predict", "recipe", "report",
     "resolve", "result", "secrets", "storage", "tracing", "verb",
 )  # fmt: skip
 """The rooms that the parent uses before any rank exists, and of the others none."""

@@ -26,6 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from dtrain.build import has_given
 from dtrain.cluster import network
 from dtrain.errors import PreflightError, RankError, why
 from dtrain.launcher import process
@@ -131,7 +132,7 @@ class _Wishes:
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
         self.first, self.again = signals.stop_request(), False
-        self.server: subprocess.Popen[bytes] | None = None
+        self.server: subprocess.Popen[bytes] | Forked | None = None
 
     @property
     def ends(self) -> bool:
@@ -162,26 +163,16 @@ class _Wishes:
 
 def _serve(scratch: Path, told: Mapping[str, Any], wishes: _Wishes) -> int:
     """Run a server to its end; its exit code. None of its processes lives afterwards."""
-    # torch prints the stack of whatever lost its peer, beside the error it raises
-    environment = {"TORCH_CPP_LOG_LEVEL": "ERROR", BY_NVML: "1", **os.environ}
     with _held():  # the server begins with signals blocked, and loses none while it has no handler
         told = {**told, "wish": wishes.first}
         try:
-            server = subprocess.Popen(
-                [sys.executable, "-m", "dtrain.launcher.local.server", str(os.getpid()), str(scratch)],
-                stdin=subprocess.PIPE,
-                start_new_session=True,
-                env=environment,
-            )
+            server = Forked(told, scratch) if has_given() else _started(told, scratch)
         except OSError as error:
             raise PreflightError(f"the launcher cannot start: {why(error)}.") from error
         wishes.server = server
     if wishes.first != told["wish"]:  # heard all the same: another thread of this process holds no signal back
         wishes.hand_on()
     try:
-        assert server.stdin
-        with contextlib.suppress(BrokenPipeError), server.stdin:
-            server.stdin.write(json.dumps(told).encode())
         return _await(server, told["silence"])
     finally:
         wishes.server = None
@@ -192,7 +183,56 @@ def _serve(scratch: Path, told: Mapping[str, Any], wishes: _Wishes) -> int:
             screen.complain(f"processes of group {server.pid} were killed and are still there: they wait for a device")
 
 
-def _await(server: "subprocess.Popen[bytes]", silence: float) -> int:
+def _started(told: Mapping[str, Any], scratch: Path) -> "subprocess.Popen[bytes]":
+    """A server that loads torch for itself."""
+    # torch prints the stack of whatever lost its peer, beside the error it raises
+    environment = {"TORCH_CPP_LOG_LEVEL": "ERROR", BY_NVML: "1", **os.environ}
+    server = subprocess.Popen(
+        [sys.executable, "-m", "dtrain.launcher.local.server", str(os.getpid()), str(scratch)],
+        stdin=subprocess.PIPE, start_new_session=True, env=environment,
+    )  # fmt: skip
+    assert server.stdin
+    with contextlib.suppress(BrokenPipeError), server.stdin:
+        server.stdin.write(json.dumps(told).encode())
+    return server
+
+
+class Forked:
+    """A server that is forked from this process, because the run was given objects that only this process has. Raises
+    PreflightError where no fork can use them.
+    """
+
+    def __init__(self, told: Mapping[str, Any], scratch: Path) -> None:
+        cuda = getattr(sys.modules.get("torch"), "cuda", None)
+        if cuda is not None and cuda.is_initialized():
+            raise PreflightError(
+                "ranks are forked from this process, and CUDA, which no fork survives, was started in it. Call run "
+                "before anything uses a GPU here, or give classes of a module that can be imported."
+            )
+        self._code: int | None = None
+        self.pid = process.fork(lambda: self._serve(dict(told), scratch), "dtrain-server")
+
+    @staticmethod
+    def _serve(told: dict[str, Any], scratch: Path) -> None:
+        from dtrain.launcher.local.server import serve
+
+        os.setsid()
+        serve(told, scratch)
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self) -> int:
+        """The exit code, negative for the signal that ended it."""
+        if self._code is None:
+            self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self._code
+
+
+def _await(server: "subprocess.Popen[bytes] | Forked", silence: float) -> int:
     """The exit code of the server. One that was stopped for longer than a node may be silent is killed."""
     stopped: float | None = None
     while not process.is_gone(server.pid, 1.0):

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from dtrain import secrets
 from dtrain.errors import PreflightError, StoreError, why
@@ -21,12 +22,21 @@ from dtrain.storage import options, store
 
 
 def main(parent: int, scratch: Path) -> None:
-    """Read what was decided from standard input, load torch, serve. What the system refuses is told in over.json."""
+    """Read the decisions from standard input, and serve."""
     process.die_with(parent)
     screen.outlive_readers()
     secrets.guard()
     given, cold = sys.stdin.read(), os.environ.pop(COLD, "")
-    told = json.loads(given)
+    try:
+        serve(json.loads(given), scratch, cold=cold)
+    except UnforkableError as error:
+        error.begin_again(["dtrain.launcher.local.server", *sys.argv[1:]], given, cold=cold)
+
+
+def serve(told: dict[str, Any], scratch: Path, *, cold: str = "") -> None:
+    """Load torch and the parts of the plan but the modules of `cold`, then decide about rounds. What the system refuses
+    is told in over.json. Raises UnforkableError.
+    """
     try:
         process.claim(scratch)
         options.take_over(told.pop("storage"))
@@ -34,8 +44,6 @@ def main(parent: int, scratch: Path) -> None:
         warm(plan, cold)
         with store.anchored():
             Rounds(plan, scratch, RestartLog.read(scratch), **told).run()
-    except UnforkableError as found:
-        found.begin_again(["dtrain.launcher.local.server", *sys.argv[1:]], given, cold=cold)
     except (OSError, StoreError) as error:
         said = f"the launcher cannot start: {why(error) if isinstance(error, OSError) else error}"
         try:

@@ -1,0 +1,168 @@
+"""dtrain as a library: `run`, `plan` and `load` in a script, from standard input and in a notebook; a loop of one's own."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parents[1]
+CELL = textwrap.dedent("""
+    import dtrain
+    import torch
+    from torch import nn
+
+
+    class Net(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 1))
+
+        def forward(self, x):
+            return self.net(x)
+
+
+    class Sums:
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, i):
+            x = torch.randn(4, generator=torch.Generator().manual_seed(i))
+            return x, x.sum(0, keepdim=True)
+
+
+    WORDS = ("objective=regression", "model.width=8", "steps=6", "batch=8", "logger=[]", "hook=[]")
+    TWO = ("strategy=ddp", "devices=2")
+""")
+LOADED = "float(dtrain.load('b', model=Net)(torch.ones(1, 4)))"
+USED = textwrap.dedent(f"""
+    one = dtrain.run(*WORDS, model=Net, data=Sums(), out="a")
+    two = dtrain.run(*WORDS, *TWO, model=Net, data=Sums(), out="b")
+    with torch.no_grad():
+        loaded = {LOADED}
+    again = dtrain.run(*WORDS, *TWO, "steps=9", model=Net, data=Sums(), out="b")
+    planned = str(dtrain.plan(*WORDS, *TWO, model=Net, data=Sums()))
+""")
+SHOWN = 'print("SHOWN", json.dumps([one.loss, two.loss, loaded, again.step, planned]))'
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def check(printed: str) -> None:
+    one, two, loaded, steps, planned = json.loads(printed.split("SHOWN ")[1].splitlines()[0])
+    assert one == pytest.approx(two, rel=1e-6), "one rank and two have the same loss"
+    assert isinstance(loaded, float) and steps == 9
+    assert "2 rank(s)" in planned and "model.Net" in planned and "49 parameters" in planned
+
+
+@pytest.mark.parametrize("way", ["script", "standard input"])
+def test_a_script_trains_classes_of_its_own(way: str, tmp_path: Path) -> None:
+    source = f"import json\n{CELL}\nif __name__ == '__main__':\n{textwrap.indent(USED + SHOWN, '    ')}\n"
+    (tmp_path / "mine.py").write_text(source)
+    command, given = ([sys.executable, "mine.py"], None) if way == "script" else ([sys.executable, "-"], source)
+    ran = subprocess.run(
+        command, input=given, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=240, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    check(ran.stdout)
+
+
+def test_a_notebook_trains_classes_of_a_cell_and_shows_an_exception_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+    wrong = "class Wrong(Net):\n    def forward(self, x):\n        raise ValueError('on purpose')\n"
+    failing = [wrong + f"dtrain.run(*WORDS, *{ways}, model=Wrong, data=Sums())" for ways in ("()", "TWO")]
+    cells = ["import json\n" + CELL, USED, SHOWN, *failing, "dtrain.run('stps=4', model=Net, data=Sums())"]
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    client = NotebookClient(
+        book, timeout=240, allow_errors=True, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    )
+    client.execute()
+    made, used, shown, *failed, misspelt = ([*cell.outputs] for cell in book.cells)
+    assert not made and not [output for output in used if output.output_type == "error"], used
+    check("".join(output.text for output in shown))
+    for outputs in failed:
+        (error,) = [output for output in outputs if output.output_type == "error"]
+        assert error.ename == "RankError" and error.evalue.startswith("rank ")
+        assert error.evalue.count("Traceback") == 1 and "ValueError: on purpose" in error.evalue
+        said = "".join(output.get("text", "") for output in outputs)
+        assert "Traceback" not in said, "shown once, as the error of the cell"
+    (error,) = [output for output in misspelt if output.output_type == "error"]
+    assert error.ename == "WordsError" and error.evalue.endswith("Did you mean steps?")
+
+
+def test_what_can_be_imported_is_named_and_its_recipe_runs_again(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(CELL)
+    use = 'from mine import *\ndtrain.run(*WORDS, *TWO, model=Net, data=Sums, out="a")\n'
+    first = subprocess.run(
+        [sys.executable, "-c", use], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert first.returncode == 0, first.stderr
+    words = ["recipe=a/config.yaml", "trust=[mine]", "out=b"]
+    second = subprocess.run(
+        [sys.executable, "-m", "dtrain", *words],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert second.returncode == 0, second.stderr
+    results = [json.loads((tmp_path / name / "result.json").read_text())["loss"] for name in "ab"]
+    assert results[0] == results[1]
+
+
+def test_what_cannot_be_imported_is_asked_for_again(tmp_path: Path) -> None:
+    use = f'{CELL}\ndtrain.run(*WORDS, model=Net, data=Sums(), out="a")\n'
+    subprocess.run([sys.executable, "-c", use], cwd=tmp_path, env=environment(), capture_output=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-m", "dtrain", "recipe=a/config.yaml", "out=b"],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 2
+    assert "data.Sums was given by a call of dtrain.run(..., data=...). Call it again." in ran.stderr
+
+
+def test_the_import_is_light() -> None:
+    code = "import sys, dtrain; print(len([name for name in sys.modules if name.split('.')[0] in ('torch', 'yaml', 'numpy')]))"
+    ran = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "0"
+
+
+def test_every_public_name_is_there() -> None:
+    code = "import dtrain\nfor name in dtrain.__all__: assert getattr(dtrain, name) is not None, name\nfrom dtrain import *"
+    subprocess.run([sys.executable, "-c", code], env=environment(), check=True)
+
+
+@pytest.mark.parametrize("words", [["strategy=ddp"], ["strategy=fsdp"], ["strategy=ddp", "mesh.tp=2"]], ids=" ".join)
+def test_the_loop_of_the_page_trains_as_ours_and_goes_on(words: list[str], tmp_path: Path) -> None:
+    (page,) = re.findall(r"```python own.py\n(.*?)```", (ROOT / "docs" / "own-loop.md").read_text(), re.DOTALL)
+    (tmp_path / "own.py").write_text(page)
+    assert len(page[page.index("def train") :].splitlines()) <= 30
+    common = ["data=synthetic", "model.layers=2", "model.width=16", "model.heads=2", "schedule=constant"]
+    common += ["logger=[]", "hook=[]", "devices=2", "evaluate.samples=8"]
+
+    def loss(*more: str) -> float:
+        ran = subprocess.run(
+            [sys.executable, "-m", "dtrain", *common, *words, *more],
+            cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=240, check=False,
+        )  # fmt: skip
+        assert ran.returncode == 0, ran.stderr
+        (value,) = re.findall(r"last step's loss (\d+\.\d+)", ran.stdout)
+        return float(value)
+
+    own = ["loop=own.train", "trust=[own]"]
+    whole = loss("steps=6", "out=ours")
+    assert loss(*own, "steps=6", "out=whole") == whole
+    assert loss(*own, "steps=3", "out=parts") != whole
+    assert loss(*own, "steps=6", "out=parts") == whole

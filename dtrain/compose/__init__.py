@@ -15,7 +15,7 @@ from dtrain.compose import here, provenance
 from dtrain.compose.check import judge, shown
 from dtrain.compose.tree import config_of, vocabulary_of
 from dtrain.compose.typed import typed
-from dtrain.config.schema import GROUPS, LISTS, Config
+from dtrain.config.schema import GROUPS, LISTS, Config, of_scope
 from dtrain.config.word import Word, cut
 from dtrain.errors import DtrainError, WordsError, deciding
 from dtrain.recipe import policy
@@ -27,10 +27,6 @@ from dtrain.storage.store import is_local, local_path
 
 REPEATED = ("recipe", "hydra.searchpath")
 """Words of which several stand beside each other."""
-OF_THE_MESH = (
-    "nodes", "devices", "mesh", "microbatch", "accumulate", "strategy", "launcher", "backend", "loop", "stop_after", "resume", "init",
-)  # fmt: skip
-"""What another verb does not take over from the run it looks at: it may look from any mesh."""
 
 
 @deciding()
@@ -54,7 +50,7 @@ def compose(words: Sequence[str], *, run: str | None = None) -> Config:
         asked, next((str(word.value) for word in reversed(asked) if word.key == "out" and word.value), None)
     )
     written = recipe.of_run(run, said={word.key for word in asked}) if run else []
-    written = [word for word in written if word.key.split(".")[0] not in OF_THE_MESH and not _not_needed(word)]
+    written = [word for word in written if word.key.split(".")[0] not in of_scope("mesh") and not _not_needed(word)]
     said = [*written, *_with_recipes(asked, problems)]
     settled = _settle(said)
     vocabulary = vocabulary_of(_searchpath(asked, problems), settled)

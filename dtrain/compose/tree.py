@@ -12,7 +12,8 @@ from dtrain.compose.check import NAMELESS, Vocabulary
 from dtrain.compose.provenance import leaves
 from dtrain.config import files
 from dtrain.config.constraints import wants_text
-from dtrain.config.schema import GROUPS, LISTS, Config, Schema
+from dtrain.config.schema import GROUPS, LISTS, WORDS, Config, Schema
+from dtrain.config.schema import defaults as schema_defaults
 from dtrain.config.word import Word, quote, text
 from dtrain.storage import options
 from dtrain.storage.store import is_local
@@ -32,7 +33,7 @@ def vocabulary_of(searchpath: Sequence[str], words: Sequence[Word]) -> Vocabular
 
         shelf = Shelf(searchpath)
         options, node = shelf.words, shelf.node
-    choices = files.defaults() | {word.key: word.value for word in words if word.key in GROUPS}
+    choices = dict(WORDS) | {word.key: word.value for word in words if word.key in GROUPS}
     targets = tuple(
         word.key.removesuffix("._target_")
         for word in words
@@ -109,7 +110,7 @@ def _as_meant(word: Word, vocabulary: Vocabulary) -> Word:
 
 def _composed(words: Sequence[Word], replaced: Sequence[str], vocabulary: Vocabulary) -> files.Node:
     """As Hydra composes them: the defaults, the choices in their places, then the values in order."""
-    tree = files.top()
+    tree = schema_defaults()
     for group in GROUPS:
         choice = vocabulary.choices[group]
         names = [

@@ -91,37 +91,12 @@ def _node(group: str, word: str) -> Node:
     return _read(path(group, word))
 
 
-@cache
-def _top() -> Node:
-    return _read(folder("conf") / "config.yaml")
-
-
 def _read(path: Path) -> Node:
     try:
         written: Any = yaml.load(path.read_text("utf-8"), Loader)
         return dict(written or {})
     except (yaml.YAMLError, ValueError, TypeError, OSError) as error:
         raise WordsError(f"{path}: a word is a mapping of its arguments in YAML: {first_line(error)}") from error
-
-
-def defaults() -> dict[str, Any]:
-    """group -> the word, or the words, of a run that says none."""
-    return {
-        group: word for entry in copied(_top()["defaults"]) if isinstance(entry, dict) for group, word in entry.items()
-    }
-
-
-def top() -> Node:
-    """The plain keys of config.yaml with their defaults: a copy."""
-    return {key: copied(value) for key, value in _top().items() if key not in ("defaults", "hydra")}
-
-
-def value(key: str) -> Any:
-    """The default of a plain dotted key."""
-    found: Any = _top()
-    for name in key.split("."):
-        found = found[name]
-    return found
 
 
 def copied(value: Any) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from dtrain.config import constraints, files
-from dtrain.config.schema import ALLOWED, GROUPS, LISTS, VERBS
+from dtrain.config.schema import ALLOWED, GROUPS, LISTS, SENTENCES, VERBS, WORDS, default
 from dtrain.config.word import said
 from dtrain.errors import WordsError, nearest
 
@@ -49,10 +49,7 @@ def overview() -> str:
     lines = ["dtrain [verb] [word=choice] [key=value] ... [-m]", "", "verbs"]
     lines += [f"  {verb:<12} {sentence}" for verb, sentence in VERBS.items()]
     lines += ["", "groups"]
-    defaults = files.defaults()
-    lines += [
-        f"  {group:<12} {', '.join(files.groups()[group])}  (default {said(defaults[group])})" for group in GROUPS
-    ]
+    lines += [f"  {group:<12} {', '.join(files.groups()[group])}  (default {said(WORDS[group])})" for group in GROUPS]
     lines += ["", "recipes"]
     lines += [f"  {name:<12} {files.sentences(path).get('', '')[:WIDTH]}" for name, path in files.recipes().items()]
     lines += ["", "keys", *_wrapped(ALLOWED), "", "examples", *(f"  {line}" for line in EXAMPLES.splitlines())]
@@ -125,9 +122,8 @@ def _verb(verb: str) -> str:
 def _keys(topic: str) -> Iterable[str]:
     """A plain key, or those that begin so."""
     found = [key for key in ALLOWED if key == topic or key.startswith(f"{topic}.")]
-    sentences = files.sentences(files.folder("conf") / "config.yaml")
     if found:
-        yield "\n".join(_row(key, files.value(key), ALLOWED[key], sentences.get(key, "")) for key in found) + "\n"
+        yield "\n".join(_row(key, default(key), ALLOWED[key], SENTENCES[key]) for key in found) + "\n"
 
 
 def _yours(group: str) -> Iterable[str]:

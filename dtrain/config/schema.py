@@ -1,10 +1,26 @@
-"""The typed schema of the top level: what was asked, before anything is decided."""
+"""The schema: one row per key, with its type, range, default, scope and sentence; help, validation, conf/config.yaml
+and the identity of a run are read off it.
 
-from dataclasses import dataclass, field
-from typing import Any
+    python -m dtrain.config.schema > conf/config.yaml
+"""
 
-MISSING: Any = "???"
-"""What OmegaConf takes for a value that must be given."""
+import json
+import re
+from collections.abc import Iterator, Mapping
+from copy import copy
+from dataclasses import Field, asdict, dataclass, field, fields, is_dataclass
+from typing import Any, Literal
+
+HEADER = """\
+# Every word a user can say, written by `python -m dtrain.config.schema`. A group (strategy, model, ...) takes the name
+# of a file in its folder; the rest are plain values."""
+FOOTER = """\
+hydra:
+  output_subdir: null
+  run: {dir: .}
+  job: {name: dtrain, chdir: false}
+  sweep: {dir: ., subdir: .}
+"""
 
 GROUPS = (
     "launcher", "backend", "strategy", "precision", "remat", "compile", "model", "data", "objective", "optim", "schedule", "checkpoint", "logger", "hook", "cluster",
@@ -29,206 +45,257 @@ VERBS = {
 LISTS = ("logger", "hook")
 """Groups that take a list of words, each in a package of its own."""
 
-ALLOWED: dict[str, Any] = {
-    "nodes": "whole from 1 to 100000 or between",
-    "devices": "whole from 1 to 1000 or auto",
-    "steps": "whole from 1 steps",
-    "epochs": "above 0 or null",
-    "batch": "whole from 1 to 1000000000 samples",
-    "microbatch": "whole from 1 to 1000000000 samples or null",
-    "accumulate": "whole from 1 to 1000000000 or null",
-    "seed": "whole from 0",
-    "clip": "above 0 or null",
-    "ema": "from 0 below 1 or null",
-    "out": "text or null",
-    "out_options": "mapping",
-    "resume": ["auto", "never", "must"],
-    "init": "text or null",
-    "on_spike": ["stop", "skip", "rewind"],
-    "stop_after": "whole from 1 steps or null",
-    "time_limit": "above 0 seconds or clock or null",
-    "grace": "from 0 seconds",
-    "trust": "list of text",
-    "loop": "text",
-    **dict.fromkeys(
-        ("mesh.pp", "mesh.dp_replicate", "mesh.dp_shard", "mesh.cp", "mesh.tp", "mesh.ep"), "whole from 1 or null"
-    ),
-    "pipeline.schedule": [
-        "gpipe",
-        "1f1b",
-        "interleaved_1f1b",
-        "looped_bfs",
-        "interleaved_zero_bubble",
-        "zbv",
-        "dualpipev",
-    ],
-    "pipeline.stages": "whole from 1 or null",
-    "pipeline.split": "blocks or cost or list of whole from 1",
-    "tensor.sequence": ["whole", "split"],
-    "tensor.loss": ["whole", "split"],
-    "context.attention": ["ring", "ulysses"],
-    "spike.sigma": "above 0 deviations or auto or null",
-    "spike.window": "whole from 8 steps",
-    "log.every": "whole from 1 steps",
-    "evaluate.every": "whole from 0 steps",
-    "evaluate.samples": "whole from 1 samples or null",
-    "generate.prompt": "some text",
-    "generate.tokens": "whole from 1 tokens",
-    "generate.temperature": "from 0",
-    "verify.steps": "whole from 1 steps",
-    "requires.versions": "list of text",
-    "requires.gpus": "whole from 0 or null",
-    "requires.memory": "above 0 GiB or null",
-    "expect.step": "whole from 1 steps or null",
-    **dict.fromkeys(
-        (f"expect.{figure}" for figure in ("loss", "accuracy", "eval_loss", "eval_accuracy")), "band or null"
-    ),
-    **dict.fromkeys(
-        (f"expect.{figure}" for figure in ("memory", "samples_per_second", "tokens_per_second")), "band or null"
-    ),
-    "expect.hardware": "text or null",
-    "expect.small": "list of text",
-    "sweep.out": "text or null",
-}
-"""What each plain key may be, in the words of dtrain/config/constraints.py; what an argument of a word may be stands in
-its file.
-"""
+Scope = Literal["mesh", "aside", "typed"]
+
+
+def key(allowed: Any, default: Any, sentence: str, scope: str = "") -> Any:
+    """One row of the schema: the values it allows (in the words of dtrain/config/constraints.py), its default, what it
+    means, and its scope, any of
+
+        mesh   a choice of the machine: another verb that reads the run makes its own
+        aside  changes no number: the same run with another value is the same run
+        typed  only a person may say it, no recipe
+    """
+    made = {"default_factory": lambda: copy(default)} if isinstance(default, list | dict) else {"default": default}
+    return field(**made, metadata={"allowed": allowed, "sentence": sentence, "scope": scope})
+
+
+def section(kind: type, sentence: str, scope: str = "") -> Any:
+    """Rows with a name in common."""
+    return field(default_factory=kind, metadata={"sentence": sentence, "scope": scope})
+
+
+def group(word: str | list[str], scope: str = "") -> Any:
+    """A folder of conf/, of which the run without words takes `word`."""
+    return field(default_factory=dict, metadata={"word": word, "scope": scope})
 
 
 @dataclass
 class Mesh:
-    pp: int | None = None
-    dp_replicate: int | None = None
-    dp_shard: int | None = None
-    cp: int | None = None
-    tp: int | None = None
-    ep: int | None = None
+    pp: int | None = key("whole from 1 or null", None, "pipeline stages")
+    dp_replicate: int | None = key("whole from 1 or null", None, "replicas of the model")
+    dp_shard: int | None = key("whole from 1 or null", None, "shards of the state")
+    cp: int | None = key("whole from 1 or null", None, "parts of a sequence (context parallelism)")
+    tp: int | None = key("whole from 1 or null", None, "parts of a matrix (tensor parallelism)")
+    ep: int | None = key(
+        "whole from 1 or null",
+        None,
+        "groups of the ranks of dp_replicate, dp_shard and cp over which experts are split",
+    )
 
 
 @dataclass
 class Pipeline:
-    schedule: str = MISSING
-    stages: int | None = None
-    split: Any = MISSING
+    schedule: str = key(
+        ["gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev"],
+        "1f1b",
+        "order of forwards and backwards",
+    )
+    stages: int | None = key("whole from 1 or null", None, "stages per rank; null: as many as the schedule needs")
+    split: Any = key(
+        "blocks or cost or list of whole from 1",
+        "blocks",
+        "blocks: equal numbers of blocks; cost: equal work; or the number of blocks of each stage, such as [2,1]",
+    )
 
 
 @dataclass
 class Tensor:
-    sequence: str = MISSING
-    loss: str = MISSING
+    sequence: str = key(
+        ["whole", "split"],
+        "whole",
+        "split: norms and residuals hold a part of the sequence each (sequence parallelism)",
+    )
+    loss: str = key(["whole", "split"], "whole", "split: logits stay split over the vocabulary")
 
 
 @dataclass
 class Context:
-    attention: str = MISSING
+    attention: str = key(
+        ["ring", "ulysses"],
+        "ring",
+        "ring: keys and values travel between ranks; ulysses: ranks exchange sequence for heads",
+    )
 
 
 @dataclass
 class Spike:
-    sigma: Any = MISSING
-    window: int = MISSING
+    sigma: Any = key(
+        "above 0 deviations or auto or null",
+        "auto",
+        "standard deviations above the mean; null: only NaN and infinity; auto: null for stop, 6 for skip and rewind",
+    )
+    window: int = key(
+        "whole from 8 steps", 128, "steps that the mean is taken over; before that many steps nothing is a jump"
+    )
 
 
 @dataclass
 class Log:
-    every: int = MISSING
+    every: int = key("whole from 1 steps", 10, "steps between writes; every step has a row")
 
 
 @dataclass
 class Evaluate:
-    every: int = MISSING
-    samples: int | None = None
+    every: int = key(
+        "whole from 0 steps",
+        200,
+        "steps between evaluations on held-out data; the last step always has one; 0: only the last",
+    )
+    samples: int | None = key("whole from 1 samples or null", 256, "held-out samples; null: all of them")
 
 
 @dataclass
 class Generate:
-    prompt: str = MISSING
-    tokens: int = MISSING
-    temperature: float = MISSING
+    prompt: str = key("some text", "def ", "text to continue")
+    tokens: int = key("whole from 1 tokens", 400, "tokens to generate")
+    temperature: float = key("from 0", 0.8, "of sampling; 0: always the likeliest token")
 
 
 @dataclass
 class Verify:
-    steps: int = MISSING
+    steps: int = key("whole from 1 steps", 5, "steps that `dtrain verify` compares")
 
 
 @dataclass
 class Sweep:
-    out: str | None = None
+    out: str | None = key("text or null", None, "folder of the jobs of -m, one folder each")
 
 
 @dataclass
 class Requires:
-    versions: list[str] = field(default_factory=list)
-    gpus: int | None = None
-    memory: float | None = None
+    versions: list[str] = key(
+        "list of text", [], "packages, such as [torch>=2.11, scikit-learn]; dtrain and python count too"
+    )
+    gpus: int | None = key("whole from 0 or null", None, "GPUs per node")
+    memory: float | None = key("above 0 GiB or null", None, "GiB per GPU, or of the host if there is none")
 
 
 @dataclass
 class Expect:
-    step: int | None = None
-    loss: list[Any] | None = None
-    accuracy: list[Any] | None = None
-    eval_loss: list[Any] | None = None
-    eval_accuracy: list[Any] | None = None
-    memory: list[Any] | None = None
-    samples_per_second: list[Any] | None = None
-    tokens_per_second: list[Any] | None = None
-    hardware: str | None = None
-    small: list[str] = field(default_factory=list)
+    step: int | None = key("whole from 1 steps or null", None, "step at which the figures are checked; null: the last")
+    loss: list[Any] | None = key("band or null", None, "of that step's batch")
+    accuracy: list[Any] | None = key("band or null", None, "of that step's batch")
+    eval_loss: list[Any] | None = key("band or null", None, "of the held-out data")
+    eval_accuracy: list[Any] | None = key("band or null", None, "of the held-out data")
+    memory: list[Any] | None = key("band or null", None, "peak GiB of the first rank")
+    samples_per_second: list[Any] | None = key("band or null", None, "median of the steps")
+    tokens_per_second: list[Any] | None = key("band or null", None, "median of the steps")
+    hardware: str | None = key("text or null", None, "machine on which memory and speed are checked; null: any")
+    small: list[str] = key("list of text", [], "words that make the check cheaper, such as [data.samples=1000]")
 
 
 @dataclass
 class Schema:
-    """Types of the top level; the values and their sentences stand in conf/config.yaml."""
+    """The top level of what a user can say."""
 
-    nodes: Any = MISSING
-    devices: Any = MISSING
-    steps: int = MISSING
-    epochs: float | None = None
-    batch: int = MISSING
-    microbatch: int | None = None
-    accumulate: int | None = None
-    seed: int = MISSING
-    clip: float | None = None
-    ema: float | None = None
-    out: str | None = None
-    out_options: dict[str, Any] = field(default_factory=dict)
-    resume: str = MISSING
-    init: str | None = None
-    on_spike: str = MISSING
-    stop_after: int | None = None
-    time_limit: Any = None
-    grace: float = MISSING
-    trust: list[str] = field(default_factory=list)
-    loop: str = MISSING
-    mesh: Mesh = field(default_factory=Mesh)
-    pipeline: Pipeline = field(default_factory=Pipeline)
-    tensor: Tensor = field(default_factory=Tensor)
-    context: Context = field(default_factory=Context)
-    spike: Spike = field(default_factory=Spike)
-    log: Log = field(default_factory=Log)
-    evaluate: Evaluate = field(default_factory=Evaluate)
-    generate: Generate = field(default_factory=Generate)
-    verify: Verify = field(default_factory=Verify)
-    requires: Requires = field(default_factory=Requires)
-    expect: Expect = field(default_factory=Expect)
-    sweep: Sweep = field(default_factory=Sweep)
-    launcher: dict[str, Any] = field(default_factory=dict)
-    backend: dict[str, Any] = field(default_factory=dict)
-    strategy: dict[str, Any] = field(default_factory=dict)
-    precision: dict[str, Any] = field(default_factory=dict)
-    remat: dict[str, Any] = field(default_factory=dict)
-    compile: dict[str, Any] = field(default_factory=dict)
-    model: dict[str, Any] = field(default_factory=dict)
-    data: dict[str, Any] = field(default_factory=dict)
-    objective: dict[str, Any] = field(default_factory=dict)
-    optim: dict[str, Any] = field(default_factory=dict)
-    schedule: dict[str, Any] = field(default_factory=dict)
-    checkpoint: dict[str, Any] = field(default_factory=dict)
-    logger: dict[str, Any] = field(default_factory=dict)
-    hook: dict[str, Any] = field(default_factory=dict)
-    cluster: dict[str, Any] = field(default_factory=dict)
+    nodes: Any = key(
+        "whole from 1 to 100000 or between",
+        1,
+        "machines; with launcher=local agents on this host; 1:2 (in YAML '1:2'): one or two, as many as join",
+        "mesh",
+    )
+    devices: Any = key(
+        "whole from 1 to 1000 or auto", "auto", "processes per node; auto: one per GPU, or one on the CPU", "mesh"
+    )
+    steps: int = key("whole from 1 steps", 1000, "optimizer steps of the whole run")
+    epochs: float | None = key(
+        "above 0 or null",
+        None,
+        "passes over the training data, instead of steps; for data that states its length before launch",
+    )
+    batch: int = key(
+        "whole from 1 to 1000000000 samples",
+        8,
+        "samples per optimizer step, of all ranks: microbatch x data-parallel ranks x accumulate",
+    )
+    microbatch: int | None = key(
+        "whole from 1 to 1000000000 samples or null", None, "samples per forward on one rank", "mesh"
+    )
+    accumulate: int | None = key(
+        "whole from 1 to 1000000000 or null", None, "forwards per optimizer step on one rank", "mesh"
+    )
+    seed: int = key("whole from 0", 0, "of every random stream")
+    clip: float | None = key("above 0 or null", 1.0, "largest gradient norm; null: no clipping")
+    ema: float | None = key(
+        "from 0 below 1 or null",
+        None,
+        "decay per step of an average of the weights, such as 0.999, which is saved and evaluated too; null: none",
+    )
+    out: str | None = key(
+        "text or null", None, "any fsspec URL; null: outputs/<a name made of the words>", "aside typed"
+    )
+    out_options: dict[str, Any] = key(
+        "mapping",
+        {},
+        "fsspec options of the storage of `out`, such as out_options.endpoint_url=...; never written to a file",
+        "aside typed",
+    )
+    resume: str = key(
+        ["auto", "never", "must"],
+        "auto",
+        "auto: continue a run that is there; must: refuse to begin a new one; never: begin anew",
+        "mesh aside",
+    )
+    init: str | None = key(
+        "text or null",
+        None,
+        "URL of a run or checkpoint whose weights training begins with; optimizer and position are new",
+        "mesh",
+    )
+    on_spike: str = key(
+        ["stop", "skip", "rewind"],
+        "stop",
+        "if the loss or gradient norm is NaN or jumps: stop; skip that step; or rewind to the newest checkpoint and "
+        "skip its samples",
+        "aside",
+    )
+    stop_after: int | None = key(
+        "whole from 1 steps or null",
+        None,
+        "save and stop after this step; the schedule still aims at `steps`",
+        "mesh aside",
+    )
+    time_limit: Any = key(
+        "above 0 seconds or clock or null",
+        None,
+        "save and stop in time: seconds, or hours:minutes:seconds, since the command began",
+        "aside",
+    )
+    grace: float = key("from 0 seconds", 30, "seconds of the time limit that are reserved for the save", "aside")
+    trust: list[str] = key("list of text", [], "Python packages whose `_target_` may run", "aside typed")
+    loop: str = key("text", "dtrain.train.train", "the function each rank runs", "mesh aside")
+    mesh: Mesh = section(Mesh, "degrees of the mesh axes; null: the strategy decides", "mesh")
+    pipeline: Pipeline = section(Pipeline, "how mesh.pp runs")
+    tensor: Tensor = section(Tensor, "how mesh.tp runs")
+    context: Context = section(Context, "how mesh.cp runs")
+    spike: Spike = section(Spike, "what counts as a jump for on_spike", "aside")
+    log: Log = section(Log, "", "aside")
+    evaluate: Evaluate = section(Evaluate, "")
+    generate: Generate = section(Generate, "", "aside")
+    verify: Verify = section(Verify, "", "aside")
+    requires: Requires = section(Requires, "checked before the run starts; for recipes", "aside")
+    expect: Expect = section(
+        Expect,
+        "figures of the run as [lowest, highest], null for an open end; for recipes, checked by `dtrain verify`",
+        "aside",
+    )
+    sweep: Sweep = section(Sweep, "", "aside typed")
+    launcher: dict[str, Any] = group("auto", "mesh")
+    backend: dict[str, Any] = group("auto", "mesh")
+    strategy: dict[str, Any] = group("auto", "mesh")
+    precision: dict[str, Any] = group("auto")
+    remat: dict[str, Any] = group("none")
+    compile: dict[str, Any] = group("auto")
+    model: dict[str, Any] = group("gpt")
+    data: dict[str, Any] = group("text")
+    objective: dict[str, Any] = group("auto")
+    optim: dict[str, Any] = group("adamw")
+    schedule: dict[str, Any] = group("cosine")
+    checkpoint: dict[str, Any] = group("sharded")
+    logger: dict[str, Any] = group(["console", "tensorboard"], "aside")
+    hook: dict[str, Any] = group("auto", "aside")
+    cluster: dict[str, Any] = group("auto", "aside")
 
 
 @dataclass
@@ -245,3 +312,67 @@ class Config(Schema):
     """dotted key -> what was said, where that reads the environment."""
     options: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     """group -> word -> its arguments, for every group: what `auto` may pick from."""
+
+
+def _rows() -> Iterator[tuple[str, Field[Any]]]:
+    """(dotted key, its row) of every plain key."""
+    for top in fields(Schema):
+        inner = top.default_factory
+        if "allowed" in top.metadata:
+            yield top.name, top
+        elif isinstance(inner, type) and is_dataclass(inner):
+            yield from ((f"{top.name}.{row.name}", row) for row in fields(inner))
+
+
+ROWS: Mapping[str, Field[Any]] = dict(_rows())
+ALLOWED: Mapping[str, Any] = {name: row.metadata["allowed"] for name, row in ROWS.items()}
+SENTENCES: Mapping[str, str] = {name: row.metadata["sentence"] for name, row in ROWS.items()}
+WORDS: Mapping[str, Any] = {top.name: top.metadata["word"] for top in fields(Schema) if "word" in top.metadata}
+"""Group -> the word, or the words, of a run that says none."""
+
+
+def default(name: str) -> Any:
+    """The default of a plain dotted key."""
+    value: Any = defaults()
+    for part in name.split("."):
+        value = value[part]
+    return value
+
+
+def defaults() -> dict[str, Any]:
+    """The plain keys with their defaults, nested as in conf/config.yaml."""
+    return {name: value for name, value in asdict(Schema()).items() if name not in GROUPS}
+
+
+def of_scope(scope: Scope) -> tuple[str, ...]:
+    """The top-level keys and groups of a scope."""
+    return tuple(top.name for top in fields(Schema) if scope in top.metadata["scope"].split())
+
+
+def document() -> str:
+    """conf/config.yaml."""
+    lines = [HEADER, "defaults:", "  - schema # dtrain/config/schema.py: the types"]
+    lines += [f"  - {name}: {_yaml(word)}" for name, word in WORDS.items()] + ["  - _self_", ""]
+    for top in fields(Schema):
+        inner, about = top.default_factory, top.metadata.get("sentence")
+        if top.name in ROWS:
+            lines.append(_line(top.name, top.name, ""))
+        elif isinstance(inner, type) and is_dataclass(inner):
+            lines.append(f"{top.name}:{f' # {about}' if about else ''}")
+            lines += [_line(f"{top.name}.{row.name}", row.name, "  ") for row in fields(inner)]
+    return "\n".join([*lines, "", FOOTER])
+
+
+def _line(name: str, shown: str, indent: str) -> str:
+    return f"{indent}{shown}: {_yaml(default(name))} # {SENTENCES[name]}"
+
+
+def _yaml(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_yaml, value))}]"
+    text = json.dumps(value)
+    return text.strip('"') if isinstance(value, str) and re.fullmatch(r"[a-z][\w.]*", value) else text
+
+
+if __name__ == "__main__":
+    print(document(), end="")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
 from dtrain.config import files
-from dtrain.config.schema import GROUPS, LISTS
+from dtrain.config.schema import GROUPS, LISTS, WORDS
 from dtrain.dialect import others
 from dtrain.dialect.ledger import Ledger, flatten, show
 from dtrain.dialect.read import read
@@ -130,7 +130,7 @@ def _drop_foreign(ledger: Ledger) -> None:
     """Arguments that what was chosen for their group does not have, or of which the choice is still open."""
     for word in [word for word in ledger.words if "." in word and word.split(".")[0] in {*GROUPS} - {*LISTS}]:
         group, name = word.split(".", 1)
-        choice = ledger.words.get(group, files.defaults()[group])
+        choice = ledger.words.get(group, WORDS[group])
         if f"{group}._target_" in ledger.words or (not ledger.asks(group) and name in files.node(group, choice)):
             continue
         having = [other for other in files.groups()[group] if name in files.node(group, other)]

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dtrain.config import grammar
+from dtrain.config.schema import of_scope
 from dtrain.config.trust import from_elsewhere, own
 from dtrain.config.word import Word
 from dtrain.recipe.document import HIDDEN, KEY
@@ -19,7 +20,7 @@ from dtrain.secrets import HERE, masked, redact_arg, screen
 from dtrain.secrets.patterns import is_secret
 from dtrain.storage import clients
 
-NEVER = ("trust", "out", "out_options", "hydra", "sweep")
+NEVER = ("hydra", *of_scope("typed"))
 """From no recipe."""
 NEVER_FROM_ELSEWHERE = re.compile(r"loop|launcher\.(address|here)|data(\.\w+)*\.cache")
 """The loop itself, addresses where others may join, folders that are written to."""

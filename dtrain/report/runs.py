@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from dtrain.config import files
-from dtrain.config.schema import GROUPS, LISTS
+from dtrain.config.schema import GROUPS, LISTS, WORDS, defaults
 from dtrain.config.structure import fault
 from dtrain.errors import StoreError
 from dtrain.result import EXIT_CODES, SHAPE
@@ -221,9 +221,9 @@ def _is_default(key: str, text: str, choices: Mapping[str, Any]) -> bool:
 def _defaults(group: str, word: str | None) -> Mapping[str, Any]:
     """Dotted key -> default, of a group with that word, or of a plain key."""
     if group not in GROUPS:
-        return dict(_flat(files.top().get(group), group))
+        return dict(_flat(defaults().get(group), group))
     node = files.node(group, word) if word in files.groups()[group] else {}
-    return {group: files.defaults()[group]} | dict(_flat(node, f"{group}.{word}" if group in LISTS else group))
+    return {group: WORDS[group]} | dict(_flat(node, f"{group}.{word}" if group in LISTS else group))
 
 
 def _flat(value: Any, key: str) -> Iterator[tuple[str, Any]]:

@@ -9,41 +9,19 @@ from dataclasses import fields
 from typing import Any
 
 from dtrain.cluster import Cluster
-from dtrain.config.schema import Config, Schema
+from dtrain.config.schema import Config, Schema, of_scope
 from dtrain.config.word import slug
 from dtrain.errors import WordsError
-
-VOLATILE = (
-    "out",
-    "out_options",
-    "resume",
-    "stop_after",
-    "time_limit",
-    "grace",
-    "on_spike",
-    "spike",
-    "trust",
-    "loop",
-    "sweep",
-    "log",
-    "generate",
-    "verify",
-    "requires",
-    "expect",
-    "logger",
-    "hook",
-    "cluster",
-)
-"""Words that do not make another run."""
 
 
 def where(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
     out = config.out
     if out is None:
+        aside = of_scope("aside")
         words = {
             field.name: value
             for field in fields(Schema)
-            if field.name not in VOLATILE
+            if field.name not in aside
             for value in [getattr(config, field.name)]
         }
         digest = hashlib.sha256(json.dumps(words, sort_keys=True, default=vars).encode()).hexdigest()[:8]

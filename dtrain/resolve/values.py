@@ -8,7 +8,7 @@ from typing import Any
 
 from dtrain.cluster import Cluster
 from dtrain.config import constraints, files
-from dtrain.config.schema import ALLOWED, GROUPS, LISTS, Config
+from dtrain.config.schema import ALLOWED, GROUPS, LISTS, Config, defaults
 from dtrain.config.word import cut, said
 from dtrain.planned import Part
 from dtrain.resolve.ranks import about
@@ -99,7 +99,7 @@ def _default(config: Config, key: str) -> Any:
     """What a value would be if nobody had said it; None where that is not known."""
     group, *rest = key.split(".")
     word = str(rest[0] if group in LISTS else config.choices.get(group))
-    found: Any = files.node(group, word) if word in files.groups().get(group, ()) else files.top().get(group)
+    found: Any = files.node(group, word) if word in files.groups().get(group, ()) else defaults().get(group)
     for name in rest[1:] if group in LISTS else rest:
         found = found.get(name) if isinstance(found, dict) else None
     return found

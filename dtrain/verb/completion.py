@@ -16,7 +16,7 @@ from dtrain.compose.check import allowed_of
 from dtrain.compose.typed import typed
 from dtrain.config import constraints, files
 from dtrain.config.manual import YOURS
-from dtrain.config.schema import ALLOWED, GROUPS, LISTS, VERBS
+from dtrain.config.schema import ALLOWED, GROUPS, LISTS, VERBS, WORDS
 from dtrain.dialect import DIALECTS
 from dtrain.errors import WordsError, nearest
 from dtrain.secrets import screen
@@ -139,7 +139,7 @@ def _values(key: str, before: Sequence[str]) -> Iterable[str]:
 def _parts(group: str, before: Sequence[str]) -> list[tuple[str, files.Node]]:
     """(path, arguments) of the words of a group that this run has, as far as it was typed; of all when that is `auto`."""
     said = [word.partition("=")[2] for word in before if word.startswith(f"{group}=")]
-    default = files.defaults()[group]
+    default = WORDS[group]
     names = said[-1].strip("[]").split(",") if said else default if isinstance(default, list) else [default]
     names = files.groups()[group] if names == ["auto"] else [name for name in names if name in files.groups()[group]]
     return [(f"{group}.{name}" if group in LISTS else group, files.node(group, name)) for name in names]

@@ -13,8 +13,7 @@ from dtrain.cluster import Cluster
 from dtrain.cluster.allocation import External
 from dtrain.compose import compose
 from dtrain.config import constraints
-from dtrain.config import files as conf
-from dtrain.config.schema import ALLOWED, GROUPS, Schema
+from dtrain.config.schema import ALLOWED, GROUPS, SENTENCES, Schema, default, document
 from dtrain.model import construct
 from dtrain.recipe import folder
 from dtrain.resolve import resolve
@@ -114,9 +113,17 @@ def test_every_argument_says_what_it_may_be_and_its_default_is_that(group: str, 
 
 def test_every_plain_key_says_what_it_may_be_and_its_default_is_that() -> None:
     for key, kind in ALLOWED.items():
-        assert constraints.fits(conf.value(key), kind), key
+        assert constraints.fits(default(key), kind), key
     tops = {key.split(".")[0] for key in ALLOWED}
     assert tops == set(Schema.__dataclass_fields__) - set(GROUPS)
+
+
+def test_the_file_of_defaults_is_written_by_the_schema() -> None:
+    assert (CONF / "config.yaml").read_text() == document(), "python -m dtrain.config.schema > conf/config.yaml"
+
+
+def test_every_key_says_what_it_means() -> None:
+    assert all(SENTENCES.values())
 
 
 @pytest.mark.parametrize(("group", "word"), WORDS)

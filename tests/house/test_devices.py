@@ -116,7 +116,7 @@ MADE = {
         "checkpoint/snapshot.py:Snapshot.__init__", "checkpoint/snapshot.py:Snapshot._lay_out", "checkpoint/snapshot.py:_memory",
     ),
     "numbers that the host has and reads": (
-        "loop/spike.py:SpikeDetector._judge_now", "loop/spike.py:SpikeDetector.judge", "objective/figures.py:figures", "optim/adafactor.py:_begin", "evaluation/parity.py:_put",
+        "loop/spike.py:SpikeDetector._judge_now", "loop/spike.py:SpikeDetector._judge_later", "objective/figures.py:figures", "optim/adafactor.py:_begin", "evaluation/parity.py:_put",
     ),
     "torch's schedules cut it by microbatch; the loss takes the number of one from it": ("parallel/pipeline.py:Pipeline.step",),
     "tokens of a prompt, which the forward that it is given to moves": ("model/sampling.py:complete",),
@@ -130,7 +130,7 @@ WAITS_FOR = {
         "lifecycle/stop.py:StopSignal._agreed", "strategy/units.py:Order._pass", "storage/tokenfile.py:outside", "model/seeds.py:_states",
     ),
     "numbers of steps that are over, every so many steps": ("loop/metrics.py:Log.flush",),
-    "without gates, or by a copy that was begun steps ago": ("loop/spike.py:SpikeDetector.judge", "loop/spike.py:SpikeDetector._catch_up"),
+    "without gates, or by a copy that was begun steps ago": ("loop/spike.py:SpikeDetector.decide", "loop/spike.py:SpikeDetector._catch_up"),
     "once a spike was seen": ("loop/spike.py:SpikeDetector._hear",),
     "in the first step, or once": ("loop/agreement.py:Agreement._changed", "loop/agreement.py:_differ", "parallel/pipeline.py:Pipeline._check_flow"),
     "a checkpoint, after which the next step may change what was copied": (
@@ -161,7 +161,7 @@ CUDA = {
         "resolve/auto.py:strategy", "resolve/fit.py:optim", "resolve/ranks.py:backend", "resolve/ranks.py:compiled", "resolve/ranks.py:precision",
     ),
     "what torch and NCCL say": ("lifecycle/gpu_faults.py:",),
-    "what a user's module may have started": ("launcher/warm.py:_import", "launcher/warm.py:_is_poisoned"),
+    "what a user's module or a caller of run may have started": ("launcher/local/__init__.py:Forked.__init__", "launcher/warm.py:_import", "launcher/warm.py:_is_poisoned"),
 }  # fmt: skip
 REASONS = {"made": MADE, "waits": WAITS_FOR, "cuda": CUDA}
 """Kind -> reason -> places"""

@@ -28,7 +28,6 @@ from dtrain.launcher.local import Local
 from dtrain.lifecycle import failure
 from dtrain.planned import Plan
 from dtrain.resolve import resolve
-from dtrain.storage import store
 from dtrain.train import train
 
 MOST_LINES = 12
@@ -55,7 +54,7 @@ def _nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(launcher, "launch", launch)
     monkeypatch.setattr(preflight, "check", lambda plan: None)
     monkeypatch.setattr(failure, "save", lambda *_: None)
-    monkeypatch.setattr(store, "PATIENCE", 0.2)
+    monkeypatch.setattr("dtrain.storage.patience.PATIENCE", 0.2)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # exported 
 
 from dtrain.cluster import network
 from dtrain.errors import PreflightError, first_line
-from dtrain.lifecycle import failure, signals
+from dtrain.lifecycle import signals, unwatched
 
 T = TypeVar("T")
 
@@ -188,7 +188,7 @@ class StoreWatch:
         folder = os.environ.get("DTRAIN_REPORTS")
         wish = signals.stop_request()
         if not self._over.is_set():
-            failure.give_up(
+            unwatched.give_up(
                 Path(folder) if folder else None,
                 self._rank,
                 sentence,

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from dtrain.build import locate, trusting
-from dtrain.lifecycle import failure, signals, waiting
+from dtrain.lifecycle import signals, unwatched, waiting
 from dtrain.planned import Plan
 from dtrain.result import Result
 
@@ -27,7 +27,7 @@ def run_here(plan: Plan, *, launcher: int | None = None) -> Result:
     """This process as one rank that nobody watches: it tells its own failure. `launcher` is the process that the ranks
     of this host have in common.
     """
-    with failure.alone(plan.out, int(os.environ.get("RANK", 0)), launcher):
+    with unwatched.alone(plan.out, int(os.environ.get("RANK", 0)), launcher):
         return run_rank(plan)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dtrain.launcher import process, run_here
-from dtrain.lifecycle import failure
+from dtrain.lifecycle import unwatched
 from dtrain.planned import Plan
 from dtrain.result import Result
 
@@ -59,4 +59,4 @@ def _die_with(launcher: int) -> None:
         continue
     folder = os.environ.get("DTRAIN_REPORTS")
     sentence = f"the launcher of the ranks (pid {launcher}) is gone: it was killed, and no rank outlives it"
-    failure.give_up(Path(folder) if folder else None, int(os.environ["RANK"]), sentence, kind="lost")
+    unwatched.give_up(Path(folder) if folder else None, int(os.environ["RANK"]), sentence, kind="lost")

@@ -12,30 +12,26 @@ A folder holds what the ranks of one start had to say, a file each:
 
 import json
 import os
-import shutil
 import signal
 import socket
 import struct
-import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from dtrain import secrets
 from dtrain.cluster import visible
-from dtrain.errors import DtrainError, LeaseError, MovedError, PreflightError, RankError, StoreError, WordsError
+from dtrain.errors import DtrainError, LeaseError, MovedError, PreflightError, RankError, WordsError
 from dtrain.lifecycle import kernel_log
 from dtrain.lifecycle.gpu_faults import fault_of
 from dtrain.lifecycle.root_cause import Evidence, find, is_aborted, is_victim, kind_of
-from dtrain.lifecycle.signals import StopRequested, asked, by_signal
+from dtrain.lifecycle.signals import StopRequested, asked
 from dtrain.lifecycle.stacks import collective, lines, microbatch, own, sent
 from dtrain.result import Result
-from dtrain.secrets import screen
-from dtrain.storage import lease, store
+from dtrain.storage import store
 
 STEP = struct.Struct("<qqq")
 """step-<rank>: the number of the step, the position of its first sample, and how many it takes: none once it is done."""
@@ -44,15 +40,11 @@ KINDS = ("began", "done", "failure", "report", "stack", "step", "ended", "gpu", 
 KIND_OF = {WordsError: "words", LeaseError: "words", MovedError: "lost"}
 """What of dtrain's own errors is no use to start again after, and what always is."""
 SILENT = "said nothing"
-GIVE_UP_SECONDS = 5.0
-"""Storage that does not answer holds no process back that gives up."""
 
 _known: dict[str, Any] = {}
 _left: list[BaseException] = []
 _gpus: dict[int, int] = {}
 """pid -> the GPU that it computes on: what a fork inherits is not its own."""
-_alone: list[str] = []
-"""`out`, where nobody else tells what went wrong."""
 
 
 @dataclass(frozen=True)
@@ -148,39 +140,6 @@ def tell(folder: Path, rank: int | None, kind: str, message: str, **facts: Any) 
     )
 
 
-def is_watched() -> bool:
-    """Whether somebody else tells what this process leaves."""
-    return not _alone
-
-
-def give_up(
-    folder: Path | None, rank: int, message: str, *, kind: str = "hung", exit_code: int = 1, **facts: Any
-) -> NoReturn:
-    """End a process that cannot go on, from any of its threads: what it would have said is left, and where no launcher
-    reads it, told here by one rank of the host; a lease that it holds is given back. `kind` lost: something that is no
-    rank is the cause.
-    """
-    with suppress(Exception), store.patience(GIVE_UP_SECONDS):  # it ends, whatever fails here
-        if folder:
-            tell(folder, None if kind == "lost" else rank, kind, message, **facts)
-            if _alone and _first(folder):
-                failure = explain(folder)
-                screen.complain(failure.paragraph)
-                save(_alone[0], failure.facts)
-    with suppress(Exception), store.patience(GIVE_UP_SECONDS):
-        lease.give_back()
-    os._exit(exit_code)
-
-
-def _first(folder: Path) -> bool:
-    """Whether nobody else of this host has told already."""
-    try:
-        (folder / "told").touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
-
-
 def began(folder: Path, rank: int) -> None:
     _write(folder, f"began-{rank}.json", _who(rank))
 
@@ -236,58 +195,6 @@ def look(folder: Path, rank: int, pid: int) -> None:
         f"ended-{rank}.json",
         {"rank": rank, "host": socket.gethostname(), "time": time.time(), "code": None, "state": state},
     )
-
-
-# in a process that no launcher of ours watches
-
-
-@contextmanager
-def alone(out: str, rank: int, launcher: int | None = None) -> Iterator[None]:
-    """Inside, this process tells its own failure, and knows what the other ranks of its host left. What is no
-    DtrainError becomes a RankError.
-    """
-    siblings = (launcher or os.getppid()) if "RANK" in os.environ else os.getpid()
-    place, name = Path(tempfile.gettempdir()), f"dtrain-{os.getuid()}"
-    for stale in place.glob(f"{name}-*-*"):
-        if not Path(f"/proc/{stale.name.split('-')[2]}").exists():  # of ranks that were killed
-            shutil.rmtree(stale, ignore_errors=True)
-    folder = (
-        place
-        / f"{name}-{siblings}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}-{os.environ.get('MASTER_PORT', '')}"
-    )
-    folder.mkdir(mode=0o700, exist_ok=True)
-    for old in (
-        path for kind in KINDS for path in (*folder.glob(f"{kind}-{rank}"), *folder.glob(f"{kind}-{rank}[.-]*"))
-    ):
-        old.unlink()  # of an earlier start by the same shell
-    os.environ["DTRAIN_REPORTS"] = str(folder)
-    _alone[:] = [out]
-    log = kernel_log.KernelLog()
-    try:
-        began(folder, rank)
-        yield
-    except BaseException as error:  # torch has exceptions that are no Exception
-        if asked() or by_signal(error):
-            raise
-        try:
-            leave(folder, rank, error)
-            heard(folder, rank, log)
-            failure = explain(folder)
-        except (OSError, StoreError):  # the folder for temporary files is full or gone
-            failure = told(facts_of(error, rank), [])
-        if failure.facts["rank"] != rank:
-            raise RankError(f"rank {rank} ended because of another: {failure.line}") from error
-        with suppress(DtrainError):  # the storage may be what failed
-            save(out, failure.facts)
-        final = error if isinstance(error, DtrainError) else RankError(failure.paragraph)
-        final.facts = failure.facts
-        raise final from error.__cause__ if final is error else error
-    finally:
-        log.close()
-        _alone.clear()
-        os.environ.pop("DTRAIN_REPORTS", None)
-        if "RANK" not in os.environ:  # else the others may have to read it
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 # in the command

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as groups
 
 from dtrain.errors import StoreError
-from dtrain.lifecycle import failure, loaders, recorder, stacks
+from dtrain.lifecycle import failure, loaders, recorder, stacks, unwatched
 from dtrain.lifecycle.root_cause import is_victim, kind_of
 from dtrain.lifecycle.signals import REPORT
 from dtrain.mesh import Mesh
@@ -113,7 +113,7 @@ class Watchdog:
         """
         stack.callback(signal.signal, REPORT, signal.signal(REPORT, lambda *_: None))
         stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False))
-        read = self._folder if failure.is_watched() else None
+        read = self._folder if unwatched.is_watched() else None
         if read:
             self._file = stack.enter_context((read / f"stack-{self._mesh.rank}.txt").open("w"))
         enabled = faulthandler.is_enabled()
@@ -148,7 +148,7 @@ class Watchdog:
             patience = self._timeout * (FIRST_STEP if first or not self._in_step else 1)
             late = self._timeout * ((FIRST_STEP if first else 1) + 2 / LOOKS)  # gloo raises before, NCCL never
             if now - since > patience or now - entered > late:
-                failure.give_up(
+                unwatched.give_up(
                     self._folder, self._mesh.rank, f"no progress for {now - min(since, entered):.0f} s", **self._now()
                 )
             if self._beats > looked or not self._resting:

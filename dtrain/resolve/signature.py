@@ -8,10 +8,12 @@ Modules are found by walking the folders of sys.path. What cannot be known so (C
 import ast
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from dtrain.resolve.source import Module, file_of, module_of
 
 KNOWN_DECORATORS = (
     "dataclass",
@@ -47,18 +49,6 @@ class Absent:
     module: str
     name: str
     others: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _Module:
-    """The top level of a source file. `stars`: it also takes over names that are not to be seen here."""
-
-    name: str
-    package: bool
-    defined: Mapping[str, ast.stmt]
-    imported: Mapping[str, tuple[str, str | None]]
-    stars: tuple[str, ...]
-    dynamic: bool
 
 
 def signature(target: str) -> Signature | Absent | None:
@@ -104,11 +94,11 @@ def lineage(target: str) -> list[tuple[str, ast.ClassDef]]:
 def _class_of(parts: Sequence[str], paths: tuple[str, ...], depth: int) -> tuple[str, Path, ast.ClassDef] | None:
     """With the name of its module."""
     cuts = range(len(parts) - 1, 0, -1)
-    module, cut = next(((made, cut) for cut in cuts if (made := _module(".".join(parts[:cut]), paths))), (None, 0))
+    module, cut = next(((made, cut) for cut in cuts if (made := module_of(".".join(parts[:cut]), paths))), (None, 0))
     if module is None or depth > DEEPEST:
         return None
     name, *rest = parts[cut:]
-    found, path = module.defined.get(name), _file(module.name, paths)
+    found, path = module.defined.get(name), file_of(module.name, paths)
     if isinstance(found, ast.ClassDef) and path and not rest:
         return module.name, path, found
     if name in module.imported:
@@ -124,8 +114,8 @@ def _class_of(parts: Sequence[str], paths: tuple[str, ...], depth: int) -> tuple
     return late and ("", *late)
 
 
-def _class_in_folders(module: _Module, name: str, paths: tuple[str, ...]) -> tuple[Path, ast.ClassDef] | None:
-    package = _file(module.name, paths)
+def _class_in_folders(module: Module, name: str, paths: tuple[str, ...]) -> tuple[Path, ast.ClassDef] | None:
+    package = file_of(module.name, paths)
     folders = (
         [path for path in (package.parent / "models").iterdir() if name.lower().startswith(path.name.replace("_", ""))]
         if package
@@ -149,13 +139,13 @@ def _class_in_folders(module: _Module, name: str, paths: tuple[str, ...]) -> tup
 def _of_name(parts: Sequence[str], paths: tuple[str, ...], depth: int) -> Signature | Absent | None:
     """The longest prefix that is a module, and what the rest names in it."""
     for cut in range(len(parts) - 1, 0, -1):
-        module = _module(".".join(parts[:cut]), paths)
+        module = module_of(".".join(parts[:cut]), paths)
         if module:
             return _attribute(module, parts[cut:], paths, depth)
     return None
 
 
-def _attribute(module: _Module, parts: Sequence[str], paths: tuple[str, ...], depth: int) -> Signature | Absent | None:
+def _attribute(module: Module, parts: Sequence[str], paths: tuple[str, ...], depth: int) -> Signature | Absent | None:
     name, *rest = parts
     if depth > DEEPEST:
         return None
@@ -173,12 +163,12 @@ def _attribute(module: _Module, parts: Sequence[str], paths: tuple[str, ...], de
         if not isinstance(found_there, Absent):
             return found_there
         others += found_there.others
-    if module.dynamic or _file(f"{module.name}.{name}", paths):
+    if module.dynamic or file_of(f"{module.name}.{name}", paths):
         return None
     return Absent(module.name, name, tuple(other for other in others if not other.startswith("_")))
 
 
-def _of_statement(module: _Module, found: ast.stmt, paths: tuple[str, ...], depth: int) -> Signature | None:
+def _of_statement(module: Module, found: ast.stmt, paths: tuple[str, ...], depth: int) -> Signature | None:
     if isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef):
         return _of_function(found, skip=0) if _plain(found.decorator_list) else None
     if isinstance(found, ast.ClassDef):
@@ -187,7 +177,7 @@ def _of_statement(module: _Module, found: ast.stmt, paths: tuple[str, ...], dept
 
 
 def _of_value(
-    module: _Module, value: ast.expr | None, rest: Sequence[str], paths: tuple[str, ...], depth: int
+    module: Module, value: ast.expr | None, rest: Sequence[str], paths: tuple[str, ...], depth: int
 ) -> Signature | Absent | None:
     """Another name of something, or a partial of it."""
     if isinstance(value, ast.Name | ast.Attribute) and _dotted(value):
@@ -209,7 +199,7 @@ def _of_value(
     return None
 
 
-def _of_method(module: _Module, found: ast.stmt, rest: Sequence[str]) -> Signature | Absent | None:
+def _of_method(module: Module, found: ast.stmt, rest: Sequence[str]) -> Signature | Absent | None:
     """A class method or static method."""
     if not isinstance(found, ast.ClassDef) or len(rest) > 1 or found.keywords or not _plain(found.decorator_list):
         return None
@@ -230,7 +220,7 @@ def _of_method(module: _Module, found: ast.stmt, rest: Sequence[str]) -> Signatu
     )
 
 
-def _of_class(module: _Module, found: ast.ClassDef, paths: tuple[str, ...], depth: int) -> Signature | None:
+def _of_class(module: Module, found: ast.ClassDef, paths: tuple[str, ...], depth: int) -> Signature | None:
     if found.keywords or not _plain(found.decorator_list):
         return None
     body = {entry.name: entry for entry in found.body if isinstance(entry, ast.FunctionDef)}
@@ -249,7 +239,7 @@ def _of_class(module: _Module, found: ast.ClassDef, paths: tuple[str, ...], dept
     return above if bases else Signature()
 
 
-def _above(module: _Module, bases: Sequence[str], paths: tuple[str, ...], depth: int) -> Signature | None:
+def _above(module: Module, bases: Sequence[str], paths: tuple[str, ...], depth: int) -> Signature | None:
     """What the only base class takes."""
     if len(bases) != 1 or not bases[0]:
         return None
@@ -304,104 +294,3 @@ def _dotted(node: ast.expr) -> str:
         before = _dotted(node.value)
         return f"{before}.{node.attr}" if before else ""
     return node.id if isinstance(node, ast.Name) else ""
-
-
-@cache
-def _file(name: str, paths: tuple[str, ...]) -> Path | None:
-    """The source of a module; of a package, its __init__.py."""
-    *above, last = name.split(".")
-    for folder in _folders(above, paths):
-        for path in (folder / last / "__init__.py", folder / f"{last}.py"):
-            if path.is_file():
-                return path
-    return None
-
-
-def _folders(package: Sequence[str], paths: tuple[str, ...]) -> list[Path]:
-    """Where the modules of a package lie; of one without an __init__.py that may be several folders."""
-    if not package:
-        return [Path(path or ".") for path in paths]
-    file = _file(".".join(package), paths)
-    if file:
-        return [file.parent] if file.name == "__init__.py" else []
-    return [folder / package[-1] for folder in _folders(package[:-1], paths) if (folder / package[-1]).is_dir()]
-
-
-@cache
-def _module(name: str, paths: tuple[str, ...]) -> _Module | None:
-    path = _file(name, paths)
-    if path is None:
-        return None
-    try:
-        source = path.read_bytes()
-        tree = ast.parse(source)
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-    package = path.name == "__init__.py"
-    defined: dict[str, ast.stmt] = {}
-    imported: dict[str, tuple[str, str | None]] = {}
-    stars: list[str] = []
-    for entry in _statements(tree.body):
-        if isinstance(entry, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            defined[entry.name] = entry
-        elif isinstance(entry, ast.Assign | ast.AnnAssign):
-            targets = entry.targets if isinstance(entry, ast.Assign) else [entry.target]
-            defined |= {
-                name.id: entry
-                for target in targets
-                for name in getattr(target, "elts", [target])
-                if isinstance(name, ast.Name)
-            }
-        elif isinstance(entry, ast.Import):
-            imported |= {
-                alias.asname or alias.name.split(".")[0]: (
-                    alias.name if alias.asname else alias.name.split(".")[0],
-                    None,
-                )
-                for alias in entry.names
-            }
-        elif isinstance(entry, ast.ImportFrom):
-            origin = _absolute(entry, name, package=package)
-            stars += [origin for alias in entry.names if alias.name == "*"]
-            imported |= {alias.asname or alias.name: (origin, alias.name) for alias in entry.names if alias.name != "*"}
-    dynamic = (
-        "__getattr__" in defined
-        or b"sys.modules[" in source
-        or b"globals()" in source
-        or not all(isinstance(entry, QUIET) for entry in tree.body)
-    )
-    return _Module(name, package, defined, imported, tuple(stars), dynamic)
-
-
-QUIET = (
-    ast.FunctionDef,
-    ast.AsyncFunctionDef,
-    ast.ClassDef,
-    ast.Assign,
-    ast.AnnAssign,
-    ast.Import,
-    ast.ImportFrom,
-    ast.If,
-    ast.Try,
-    ast.Expr,
-    ast.AugAssign,
-    ast.Assert,
-)
-"""Statements of a module whose names are all to be seen; a loop may make others."""
-
-
-def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Of the top level, those in `if` and `try` too."""
-    for entry in body:
-        yield entry
-        for inner in ("body", "orelse", "finalbody"):
-            if isinstance(entry, ast.If | ast.Try):
-                yield from _statements(getattr(entry, inner, []))
-
-
-def _absolute(entry: ast.ImportFrom, module: str, *, package: bool) -> str:
-    if not entry.level:
-        return str(entry.module)
-    base = module.split(".") if package else module.split(".")[:-1]
-    base = base[: len(base) - entry.level + 1]
-    return ".".join([*base, *([entry.module] if entry.module else [])])

@@ -3,7 +3,6 @@ file whole or not at all.
 """
 
 import contextlib
-import itertools
 import math
 import os
 import tempfile
@@ -11,15 +10,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from random import SystemRandom
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any
 
 from dtrain.errors import StoreError
 from dtrain.storage.clients import anchored, client, connect, is_local, is_object_store, local_path, use
 from dtrain.storage.disk import Buffer, Disk, a_file, create, makedirs, place, with_room
 from dtrain.storage.disk import remove as remove_local
-from dtrain.storage.errors import explain
+from dtrain.storage.patience import elsewhere, on_disk, patience
 
 __all__ = [
     "anchored", "beginning", "children", "client", "connect", "disk", "download", "ending", "exists", "find", "fingerprint", "folders", "fsync", "is_local",
@@ -27,14 +25,6 @@ __all__ = [
     "use", "write",
 ]  # fmt: skip
 
-T = TypeVar("T")
-
-PATIENCE = float(os.environ.get("DTRAIN_PATIENCE", "60"))
-"""Seconds for which an operation that may succeed later is tried again."""
-FIRST_WAIT, LONGEST_WAIT = 0.2, 8.0
-"""Seconds: a wait is anything between zero and a bound that doubles, so that ranks that failed together do not come
-back together.
-"""
 ABSENT = (FileNotFoundError, NotADirectoryError)
 ANSWER_SECONDS = 15.0
 """For a small file, with all tries, where a person waits."""
@@ -49,22 +39,11 @@ def join(url: str, *parts: str) -> str:
     return "/".join([url.rstrip("/"), *parts])
 
 
-@contextlib.contextmanager
-def patience(seconds: float) -> Iterator[None]:
-    """How long the whole process tries again inside the context: short where a person waits for the answer."""
-    global PATIENCE
-    before, PATIENCE = PATIENCE, seconds
-    try:
-        yield
-    finally:
-        PATIENCE = before
-
-
 def read(url: str) -> bytes:
     """The whole file. Raises StoreError."""
     if is_local(url):
-        return _local("read", url, lambda path: a_file(path).read_bytes())
-    return _remote("read", url, lambda fs, path: bytes(fs.cat_file(path)))
+        return on_disk("read", url, lambda path: a_file(path).read_bytes())
+    return elsewhere("read", url, lambda fs, path: bytes(fs.cat_file(path)))
 
 
 def beginning(url: str, count: int, heard: Callable[[int], object] = int) -> bytes:
@@ -83,7 +62,7 @@ def beginning(url: str, count: int, heard: Callable[[int], object] = int) -> byt
         return b"".join(parts)
 
     if is_local(url):
-        return _local("read", url, lambda path: head(a_file(path).open("rb")))
+        return on_disk("read", url, lambda path: head(a_file(path).open("rb")))
     block = 0 if url.startswith(("http://", "https://")) else BLOCK  # many servers give no part of a file
 
     def opened(fs: Any, path: str) -> bytes:
@@ -93,7 +72,7 @@ def beginning(url: str, count: int, heard: Callable[[int], object] = int) -> byt
             hidden = error.__cause__ if getattr(error.__cause__, "status", 0) != 404 else None
             raise hidden or error from None
 
-    return _remote("read", url, opened)
+    return elsewhere("read", url, opened)
 
 
 def ending(url: str, count: int) -> bytes:
@@ -105,8 +84,8 @@ def ending(url: str, count: int) -> bytes:
             return file.read(count)
 
     if is_local(url):
-        return _local("read", url, tail)
-    return _remote("read", url, lambda fs, path: bytes(fs.tail(path, count)))
+        return on_disk("read", url, tail)
+    return elsewhere("read", url, lambda fs, path: bytes(fs.tail(path, count)))
 
 
 def small(url: str, most: int, *, seconds: float | None = None, pace: float = math.inf) -> bytes:
@@ -137,7 +116,7 @@ def small(url: str, most: int, *, seconds: float | None = None, pace: float = ma
 
 
 def exists(url: str) -> bool:
-    return _remote("look at", url, lambda fs, path: _info(fs, path) is not None)
+    return elsewhere("look at", url, lambda fs, path: _info(fs, path) is not None)
 
 
 def find(url: str) -> list[str]:
@@ -157,7 +136,7 @@ def find(url: str) -> list[str]:
             found = fs.find(path) if fs.isdir(path) else [path] if fs.exists(path) else []
         return sorted(fs.unstrip_protocol(name).removeprefix("file://") for name in found)
 
-    return _remote("list", url, look)
+    return elsewhere("list", url, look)
 
 
 def size(url: str) -> int:
@@ -167,7 +146,7 @@ def size(url: str) -> int:
         found = _info(fs, path)
         return -1 if found is None else int(found["size"])
 
-    return _remote("look at", url, look)
+    return elsewhere("look at", url, look)
 
 
 def sizes(url: str) -> dict[str, int]:
@@ -176,7 +155,7 @@ def sizes(url: str) -> dict[str, int]:
     def look(fs: Any, path: str) -> dict[str, int]:
         return {_name(entry["name"]): int(entry["size"] or 0) for entry in _ls(fs, path) if entry["type"] == "file"}
 
-    return _remote("list", url, look)
+    return elsewhere("list", url, look)
 
 
 def tree(url: str, *, depth: int) -> dict[str, int]:
@@ -210,20 +189,20 @@ def tree(url: str, *, depth: int) -> dict[str, int]:
         return found
 
     if is_local(url):
-        return _local("list", url, lambda path: dict(_walk(path, depth)))
+        return on_disk("list", url, lambda path: dict(_walk(path, depth)))
     if is_object_store(url):
-        return {path: size for path, size in _remote("list", url, flat).items() if path.count("/") < depth}
-    return _remote("list", url, lambda fs, path: leveled(fs, path.rstrip("/"), depth))
+        return {path: size for path, size in elsewhere("list", url, flat).items() if path.count("/") < depth}
+    return elsewhere("list", url, lambda fs, path: leveled(fs, path.rstrip("/"), depth))
 
 
 def children(url: str) -> list[str]:
     """Names directly below a folder; none when there is no such folder."""
-    return _remote("list", url, lambda fs, path: sorted({_name(entry["name"]) for entry in _ls(fs, path)}))
+    return elsewhere("list", url, lambda fs, path: sorted({_name(entry["name"]) for entry in _ls(fs, path)}))
 
 
 def folders(url: str) -> list[str]:
     """Names of the folders directly below a folder; none when there is no such folder."""
-    return _remote(
+    return elsewhere(
         "list",
         url,
         lambda fs, path: sorted({_name(entry["name"]) for entry in _ls(fs, path) if entry["type"] == "directory"}),
@@ -233,16 +212,16 @@ def folders(url: str) -> list[str]:
 def fingerprint(url: str) -> str:
     """Changes when the file at `url` does, as far as its storage tells: size and time, or an ETag."""
     if is_local(url):
-        return _local("look at", url, lambda path: f"{path.stat().st_size}-{path.stat().st_mtime_ns}")
-    return _remote("look at", url, lambda fs, path: str(fs.ukey(path)))
+        return on_disk("look at", url, lambda path: f"{path.stat().st_size}-{path.stat().st_mtime_ns}")
+    return elsewhere("look at", url, lambda fs, path: str(fs.ukey(path)))
 
 
 def write(url: str, data: bytes) -> None:
     """Put a whole file, replacing what was there; on a local disk a reader sees the old bytes or the new ones."""
     if is_local(url):
-        _local("write", url, lambda path: with_room(path, lambda: place(disk, path, data, disk.replace)))
+        on_disk("write", url, lambda path: with_room(path, lambda: place(disk, path, data, disk.replace)))
     else:
-        _remote("write", url, lambda fs, path: _pipe(fs, path, data))
+        elsewhere("write", url, lambda fs, path: _pipe(fs, path, data))
 
 
 def put(url: str, parts: Sequence[Buffer]) -> None:
@@ -256,10 +235,10 @@ def put(url: str, parts: Sequence[Buffer]) -> None:
         create(disk, path, parts)
 
     if is_local(url):
-        _local("create", url, new)
+        on_disk("create", url, new)
     else:
         data = b"".join(parts)
-        _remote("create", url, lambda fs, path: _pipe(fs, path, data))
+        elsewhere("create", url, lambda fs, path: _pipe(fs, path, data))
 
 
 def publish(url: str, data: bytes, *, parents: bool = True) -> None:
@@ -276,9 +255,9 @@ def publish(url: str, data: bytes, *, parents: bool = True) -> None:
 
     try:
         if is_local(url):
-            _local("create", url, lambda path: place(disk, path, data, disk.link, parents=parents))
+            on_disk("create", url, lambda path: place(disk, path, data, disk.link, parents=parents))
             return
-        _remote("create", url, create_only)
+        elsewhere("create", url, create_only)
         there = read(url)
     except StoreError as error:
         if error.kind != "exists":
@@ -298,13 +277,13 @@ def _there(url: str, exists: StoreError) -> bytes:
 def sync_folder(url: str) -> None:
     """Make the names of what was put into a folder durable. Raises StoreError. Only a local disk needs it."""
     if is_local(url):
-        _local("sync", url, disk.sync)
+        on_disk("sync", url, disk.sync)
 
 
 def upload(source: Path, url: str) -> None:
     """Copy a local file to a URL."""
     if not is_local(url):
-        _remote("write", url, lambda fs, path: fs.put_file(str(source), path))
+        elsewhere("write", url, lambda fs, path: fs.put_file(str(source), path))
     elif local_path(url) != source:
         write(url, source.read_bytes())
 
@@ -312,7 +291,7 @@ def upload(source: Path, url: str) -> None:
 def download(url: str, target: Path) -> None:
     """Copy a URL to a local file."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    _remote("read", url, lambda fs, path: fs.get_file(path, str(target)))
+    elsewhere("read", url, lambda fs, path: fs.get_file(path, str(target)))
 
 
 def remove(url: str) -> None:
@@ -329,9 +308,9 @@ def remove(url: str) -> None:
                 fs.rm(path, recursive=True)
 
     if is_local(url):
-        _local("remove", url, drop)
+        on_disk("remove", url, drop)
     else:
-        _remote("remove", url, drop_remote)
+        elsewhere("remove", url, drop_remote)
 
 
 def probe(url: str) -> None:
@@ -401,31 +380,3 @@ def _pipe(fs: Any, path: str, data: bytes) -> None:
     landed = int(fs.info(path)["size"])
     if landed != len(data):
         raise ConnectionError(f"{landed} of {len(data)} bytes landed")
-
-
-def _local(operation: str, url: str, act: Callable[[Path], T]) -> T:
-    return _patiently(operation, url, lambda: act(local_path(url)))
-
-
-def _remote(operation: str, url: str, act: Callable[[Any, str], T]) -> T:
-    def attempt() -> T:
-        fs = client(url)
-        return act(fs, fs._strip_protocol(str(local_path(url)) if is_local(url) else url))
-
-    return _patiently(operation, url, attempt)
-
-
-def _patiently(operation: str, url: str, act: Callable[[], T]) -> T:
-    begin = time.monotonic()
-    for tries in itertools.count(1):
-        try:
-            return act()
-        except Exception as error:  # every filesystem raises errors of its own; the user gets one line
-            cause = explain(error, url)
-        wait = SystemRandom().uniform(0, min(LONGEST_WAIT, FIRST_WAIT * 2**tries))
-        passed = time.monotonic() - begin
-        if cause.kind != "busy" or passed + wait > PATIENCE:
-            break
-        time.sleep(wait)
-    tried = f" (tried {tries} times in {passed:.0f} s)" if tries > 1 else ""
-    raise StoreError.during(operation, url, cause.sentence + tried, cause.hint, cause.kind)

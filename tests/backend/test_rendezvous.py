@@ -19,7 +19,7 @@ from dtrain.backend import rendezvous
 from dtrain.backend.gloo import Gloo
 from dtrain.errors import PreflightError
 from dtrain.launcher import process
-from dtrain.lifecycle import failure, signals
+from dtrain.lifecycle import signals, unwatched
 
 
 def test_a_lost_connection_to_the_store_is_tried_again() -> None:
@@ -217,7 +217,7 @@ def test_who_gives_up_gives_its_lease_back(tmp_path: Path) -> None:
 
     def holder() -> None:
         with lease.hold(str(tmp_path / "out")):
-            failure.give_up(None, 0, "planned")
+            unwatched.give_up(None, 0, "planned")
 
     pid = process.fork(holder)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1

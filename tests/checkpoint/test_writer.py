@@ -19,7 +19,7 @@ from dtrain.checkpoint.sharded import Sharded
 from dtrain.checkpoint.writer import SaveResult
 from dtrain.errors import LeaseError, StoreError, WordsError
 from dtrain.mesh import Mesh
-from dtrain.storage import lease, store
+from dtrain.storage import lease, patience, store
 from dtrain.storage.attempts import Attempt, listed
 
 FSDP = STRATEGIES["fsdp"]
@@ -232,7 +232,7 @@ def test_removals_that_fail_hold_up_neither_the_next_save_nor_the_end_and_one_at
 ) -> None:
     """The storage takes everything and removes nothing for as long as it has patience with it: each removal is tried again, again and again."""
     monkeypatch.setattr("dtrain.checkpoint.sharded.TIDY_SECONDS", 0.2)
-    monkeypatch.setattr(store, "PATIENCE", 600.0)
+    monkeypatch.setattr("dtrain.storage.patience.PATIENCE", 600.0)
     out, running, most = f"flaky://file/{tmp_path}", [0], [0]
     store.use(out, {"share": 1, "on": ["remove"], "kinds": ["503"]})
     remove = Retention._remove
@@ -260,7 +260,7 @@ def test_removals_that_fail_hold_up_neither_the_next_save_nor_the_end_and_one_at
         return landed, seconds
 
     landed, seconds = alone(work)
-    assert seconds < store.PATIENCE / 2
+    assert seconds < patience.PATIENCE / 2
     assert [one.kind for one in landed] == ["committed"] * 4
     assert "old checkpoints are still there" in landed[-1].error
     assert kept(tmp_path) == [2, 3, 4, 5]

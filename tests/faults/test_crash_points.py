@@ -18,7 +18,7 @@ from dtrain.checkpoint.sharded import Sharded
 from dtrain.checkpoint.state import TrainState
 from dtrain.errors import StoreError
 from dtrain.mesh import Mesh
-from dtrain.storage import store
+from dtrain.storage import patience, store
 from dtrain.testing import faults, flaky
 
 PACK = snapshot.pack
@@ -157,7 +157,7 @@ def test_object_storage_at_every_operation(tmp_path: Path, below: str, kind: str
             shutil.copytree(tmp_path / "before", tmp_path / "run")
 
     def work(mesh: Mesh) -> Story:
-        store.LONGEST_WAIT = 0.001
+        patience.LONGEST_WAIT = 0.001
         story = Story(mesh, first=False)
         store.use(out, {})
         story.begin(out)

@@ -11,7 +11,7 @@ import pytest
 from pool import ranks
 
 from dtrain.errors import LeaseError, PreflightError, RankError, StoreError, WordsError
-from dtrain.lifecycle import failure
+from dtrain.lifecycle import failure, unwatched
 from dtrain.lifecycle.signals import StopRequested
 from dtrain.result import Result
 
@@ -54,9 +54,9 @@ def test_the_paragraph_says_who_where_when_and_what_the_others_did(tmp_path: Pat
     left(tmp_path, 0, RuntimeError("Connection closed by peer [127.0.0.1]:1"))
     assert len(list(tmp_path.glob("failure-*.json"))) == 2
     told = failure.explain(tmp_path)
-    assert told.line.startswith("rank 1 failed in step 5 (samples 32 to 39): ValueError: loss is, at test_failure.py:")
+    assert told.line.startswith("rank 1 failed in step 5 (samples 32 to 39): ValueError: loss is, at lifecycle/test_failure.py:")
     assert f"pid {os.getpid()}]" in told.line
-    assert "Meanwhile: rank 0 at test_failure.py:" in told.paragraph
+    assert "Meanwhile: rank 0 at lifecycle/test_failure.py:" in told.paragraph
     assert "(collective 7 of the world)" in told.paragraph
     assert told.paragraph.count("Traceback (most recent call last)") == 1
     assert "\n" not in told.facts["message"]
@@ -131,19 +131,19 @@ def test_a_process_that_does_not_answer_is_looked_at(tmp_path: Path) -> None:
 def test_alone_a_process_tells_its_own_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with (
-        pytest.raises(RankError, match=r"rank 0 failed: ValueError: a, at test_failure\.py"),
-        failure.alone(str(tmp_path / "out"), 0),
+        pytest.raises(RankError, match=r"rank 0 failed: ValueError: a, at lifecycle/test_failure\.py"),
+        unwatched.alone(str(tmp_path / "out"), 0),
     ):
-        assert not failure.is_watched()
+        assert not unwatched.is_watched()
         raise ValueError("a")
     assert json.loads((tmp_path / "out" / "failure.json").read_text())["error"] == "ValueError: a"
-    assert failure.is_watched()
+    assert unwatched.is_watched()
     assert "DTRAIN_REPORTS" not in os.environ
 
 
 def test_alone_an_error_of_dtrain_stays_what_it_is(tmp_path: Path) -> None:
     error = WordsError("one", "two")
-    with pytest.raises(WordsError) as raised, failure.alone(str(tmp_path), 0):
+    with pytest.raises(WordsError) as raised, unwatched.alone(str(tmp_path), 0):
         raise error
     assert raised.value is error
     assert error.facts["exit_code"] == 2
@@ -162,7 +162,7 @@ def failing(place: Path) -> tuple[str, str]:
     tempfile.tempdir = str(place)
     out = place.with_name("out")
     try:
-        with failure.alone(str(out), 0):
+        with unwatched.alone(str(out), 0):
             mounts.fill(place)
             raise ValueError("my own error")
     except RankError as error:

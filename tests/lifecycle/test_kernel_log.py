@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.lifecycle import failure, kernel_log
+from dtrain.lifecycle import failure, kernel_log, unwatched
 from dtrain.lifecycle.gpu_faults import XIDS, fault_of
 from dtrain.lifecycle.kernel_log import KernelLog, bus
 
@@ -71,7 +71,7 @@ def test_an_address_is_alike_whoever_says_it() -> None:
 def test_a_rank_alone_tells_what_the_driver_said_of_its_gpu(planted: Path, tmp_path: Path) -> None:
     with (
         pytest.raises(Exception, match="the host no longer reaches it") as raised,
-        failure.alone(str(tmp_path / "out"), 0),
+        unwatched.alone(str(tmp_path / "out"), 0),
     ):
         failure.has_gpu(Path(os.environ["DTRAIN_REPORTS"]), 0, "0:3b:0")
         with planted.open("a") as file:

@@ -63,7 +63,7 @@ def test_one_that_hangs_in_an_evaluation_is_told_so_too(devices: int, tmp_path: 
     assert ended.returncode == 1, ended.stderr
     (paragraph,) = [line for line in ended.stderr.splitlines() if line.startswith("dtrain: rank")]
     assert "hung after step 3" in paragraph and f"sample {sample} of data.dataset" in paragraph, paragraph
-    assert json.loads((tmp_path / "run/failure.json").read_text())["where"].startswith("test_loaders.py:")
+    assert json.loads((tmp_path / "run/failure.json").read_text())["where"].startswith("lifecycle/test_loaders.py:")
 
 
 @pytest.mark.parametrize(("way", "devices"), [("asleep", 2), ("in_native_code", 1), ("stopped", 1)])
@@ -81,6 +81,6 @@ def test_a_loading_process_that_hangs_is_told_at_its_own_line_with_its_sample(
     if way == "stopped":
         assert "which does not answer" in told["where"]
     else:
-        assert told["where"].startswith("test_loaders.py:") and f"in {way} (loading process " in told["where"]
+        assert told["where"].startswith("lifecycle/test_loaders.py:") and f"in {way} (loading process " in told["where"]
         assert told["where"] in paragraph
         assert any(f"in {way}" in line for line in told["traceback"].splitlines()), told["traceback"]

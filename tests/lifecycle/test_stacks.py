@@ -26,7 +26,7 @@ def raised(act: object) -> stacks.Frames:
 def test_the_users_line_is_told_not_that_of_the_library() -> None:
     where = stacks.own(raised(lambda: torch.nn.Linear(2, 2)(torch.zeros(3))))
     assert where is not None
-    assert where.startswith("test_stacks.py:")
+    assert where.startswith("lifecycle/test_stacks.py:")
     assert where.endswith("in <lambda>")
 
 
@@ -36,7 +36,7 @@ def test_a_collective_is_told_with_the_line_that_called_it() -> None:
             return stacks.collective(raised(lambda: dist.all_reduce(torch.zeros(1), op="no such")))
 
     (said,) = ranks(1, work)
-    assert said.startswith("all_reduce (test_stacks.py:")
+    assert said.startswith("all_reduce (lifecycle/test_stacks.py:")
     assert stacks.collective(raised(lambda: [][1])) is None
 
 
@@ -71,7 +71,7 @@ def test_a_dump_of_faulthandler_is_read(tmp_path: Path) -> None:
         faulthandler.dump_traceback(file)
     said = stacks.dumped((tmp_path / "stack").read_text())
     assert said is not None
-    assert said.startswith("test_stacks.py:")
+    assert said.startswith("lifecycle/test_stacks.py:")
     assert said.endswith("in test_a_dump_of_faulthandler_is_read")
 
 

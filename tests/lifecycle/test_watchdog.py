@@ -76,7 +76,7 @@ def test_an_interpreter_held_by_native_code_ends_too_and_leaves_its_stack(tmp_pa
     failure.ended(tmp_path, 0, 1)
     failed = failure.explain(tmp_path)
     assert failed.line.startswith(
-        "rank 0 hung in step 3 (samples 16 to 23): native code held the interpreter, at test_watchdog.py:"
+        "rank 0 hung in step 3 (samples 16 to 23): native code held the interpreter, at lifecycle/test_watchdog.py:"
     )
     assert "in holding_the_interpreter" in failed.line
 
@@ -86,7 +86,7 @@ def test_a_crash_leaves_its_stack(tmp_path: Path) -> None:
     failure.ended(tmp_path, 0, -signal.SIGSEGV)
     failed = failure.explain(tmp_path)
     assert failed.line.startswith("rank 0 crashed in step 2 (samples 8 to 15): SIGSEGV")
-    assert "test_watchdog.py" in failed.line
+    assert "lifecycle/test_watchdog.py" in failed.line
 
 
 def ask_until_it_waits(pid: int, folder: Path) -> None:

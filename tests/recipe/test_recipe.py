@@ -401,7 +401,7 @@ def test_a_recipe_below_another_is_named_by_its_shortest_path_and_by_who_builds_
 
 
 def test_a_server_that_is_not_there_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "PATIENCE", 0.1)
+    monkeypatch.setattr("dtrain.storage.patience.PATIENCE", 0.1)
     monkeypatch.setattr("dtrain.recipe.locate.SECONDS", 0.1)
     assert "Cannot connect to host 127.0.0.1:1" in composed("recipe=http://127.0.0.1:1/x.yaml")["refused"]
 

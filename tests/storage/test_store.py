@@ -107,7 +107,7 @@ def busy(server: Server, options: dict[str, Any]) -> None:
 
 
 def test_a_server_that_fails_now_and_then(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "LONGEST_WAIT", 0.1)
+    monkeypatch.setattr("dtrain.storage.patience.LONGEST_WAIT", 0.1)
     with server.failing(share=0.2) as port:
         ranks(1, busy, server, server.options(port))
 

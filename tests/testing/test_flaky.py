@@ -57,7 +57,7 @@ def test_what_will_not_pass_is_told_at_once(root: str, kind: str) -> None:
     "kind", ["timeout", "cut", "429", "500", "502", "503", "504", "EIO", "unanswered", "partial", "short", "delay"]
 )
 def test_what_may_pass_is_tried_again(root: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "LONGEST_WAIT", 0.001)
+    monkeypatch.setattr("dtrain.storage.patience.LONGEST_WAIT", 0.001)
     told(root, share=0.5, kinds=kind, on="put", delay=0, seed=3)
     for number in range(8):
         store.put(f"{root}/{number}", [b"some", b"thing"])
@@ -68,7 +68,7 @@ def test_what_may_pass_is_tried_again(root: str, kind: str, monkeypatch: pytest.
 
 @pytest.mark.parametrize("kind", ["unanswered", "cut", "503"])
 def test_a_publish_whose_answer_is_lost_succeeds(root: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "LONGEST_WAIT", 0.001)
+    monkeypatch.setattr("dtrain.storage.patience.LONGEST_WAIT", 0.001)
     for at in range(4):
         told(root, at=at, kinds=kind)
         store.publish(f"{root}/{at}", b"mine")
@@ -79,7 +79,7 @@ def test_a_publish_whose_answer_is_lost_succeeds(root: str, kind: str, monkeypat
 
 
 def test_patience_ends(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "LONGEST_WAIT", 0.05)
+    monkeypatch.setattr("dtrain.storage.patience.LONGEST_WAIT", 0.05)
     told(root, share=1, kinds=503)
     with store.patience(0.3), pytest.raises(StoreError, match=r"answered 503 \(tried \d+ times in \d+ s\)") as caught:
         store.read(f"{root}/a")

@@ -27,6 +27,7 @@ from dtrain.launcher import process
 from dtrain.launcher.local import agent
 from dtrain.launcher.local.door import Door
 from dtrain.launcher.local.link import Link, drain, ready
+from dtrain.launcher.local.node import Node
 from dtrain.launcher.local.restarts import RestartLog
 from dtrain.lifecycle import failure, signals
 from dtrain.planned import Plan
@@ -46,25 +47,6 @@ JOIN_SECONDS = 120.0
 """A node that has joined loads torch meanwhile, and says nothing."""
 MARGIN_SECONDS = 1.0
 """Between the moment when a silent node has ended its ranks and the one when it is given up."""
-
-
-@dataclass
-class Node:
-    """`pid` of an agent that this process forked. `busy` until it has ended the ranks of its round. `broken`: a GPU of
-    it is.
-    """
-
-    link: Link
-    host: str
-    pid: int | None
-    heard: float
-    since: float = float("inf")
-    busy: bool = False
-    broken: bool = False
-
-    @property
-    def ready(self) -> bool:
-        return self.since < float("inf") and not self.busy and not self.broken
 
 
 @dataclass

@@ -1,0 +1,120 @@
+"""A module's source as names and the statements that define them, read without running it."""
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Module:
+    """The top level of a source file. `stars`: it also takes over names that are not to be seen here."""
+
+    name: str
+    package: bool
+    defined: Mapping[str, ast.stmt]
+    imported: Mapping[str, tuple[str, str | None]]
+    stars: tuple[str, ...]
+    dynamic: bool
+
+
+@cache
+def file_of(name: str, paths: tuple[str, ...]) -> Path | None:
+    """The source of a module; of a package, its __init__.py."""
+    *above, last = name.split(".")
+    for folder in folders_of(above, paths):
+        for path in (folder / last / "__init__.py", folder / f"{last}.py"):
+            if path.is_file():
+                return path
+    return None
+
+
+def folders_of(package: Sequence[str], paths: tuple[str, ...]) -> list[Path]:
+    """Where the modules of a package lie; of one without an __init__.py that may be several folders."""
+    if not package:
+        return [Path(path or ".") for path in paths]
+    file = file_of(".".join(package), paths)
+    if file:
+        return [file.parent] if file.name == "__init__.py" else []
+    return [folder / package[-1] for folder in folders_of(package[:-1], paths) if (folder / package[-1]).is_dir()]
+
+
+@cache
+def module_of(name: str, paths: tuple[str, ...]) -> Module | None:
+    path = file_of(name, paths)
+    if path is None:
+        return None
+    try:
+        source = path.read_bytes()
+        tree = ast.parse(source)
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    package = path.name == "__init__.py"
+    defined: dict[str, ast.stmt] = {}
+    imported: dict[str, tuple[str, str | None]] = {}
+    stars: list[str] = []
+    for entry in statements(tree.body):
+        if isinstance(entry, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            defined[entry.name] = entry
+        elif isinstance(entry, ast.Assign | ast.AnnAssign):
+            targets = entry.targets if isinstance(entry, ast.Assign) else [entry.target]
+            defined |= {
+                name.id: entry
+                for target in targets
+                for name in getattr(target, "elts", [target])
+                if isinstance(name, ast.Name)
+            }
+        elif isinstance(entry, ast.Import):
+            imported |= {
+                alias.asname or alias.name.split(".")[0]: (
+                    alias.name if alias.asname else alias.name.split(".")[0],
+                    None,
+                )
+                for alias in entry.names
+            }
+        elif isinstance(entry, ast.ImportFrom):
+            origin = _absolute(entry, name, package=package)
+            stars += [origin for alias in entry.names if alias.name == "*"]
+            imported |= {alias.asname or alias.name: (origin, alias.name) for alias in entry.names if alias.name != "*"}
+    dynamic = (
+        "__getattr__" in defined
+        or b"sys.modules[" in source
+        or b"globals()" in source
+        or not all(isinstance(entry, QUIET) for entry in tree.body)
+    )
+    return Module(name, package, defined, imported, tuple(stars), dynamic)
+
+
+QUIET = (
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+    ast.Assign,
+    ast.AnnAssign,
+    ast.Import,
+    ast.ImportFrom,
+    ast.If,
+    ast.Try,
+    ast.Expr,
+    ast.AugAssign,
+    ast.Assert,
+)
+"""Statements of a module whose names are all to be seen; a loop may make others."""
+
+
+def statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Of the top level, those in `if` and `try` too."""
+    for entry in body:
+        yield entry
+        for inner in ("body", "orelse", "finalbody"):
+            if isinstance(entry, ast.If | ast.Try):
+                yield from statements(getattr(entry, inner, []))
+
+
+def _absolute(entry: ast.ImportFrom, module: str, *, package: bool) -> str:
+    if not entry.level:
+        return str(entry.module)
+    base = module.split(".") if package else module.split(".")[:-1]
+    base = base[: len(base) - entry.level + 1]
+    return ".".join([*base, *([entry.module] if entry.module else [])])

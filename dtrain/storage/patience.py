@@ -1,0 +1,67 @@
+"""Patience: an operation on storage that may succeed later is tried again, for so long; an error of any filesystem
+becomes one line.
+"""
+
+import contextlib
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import SystemRandom
+from typing import Any, TypeVar
+
+from dtrain.errors import StoreError
+from dtrain.storage.clients import client, is_local, local_path
+from dtrain.storage.errors import explain
+
+T = TypeVar("T")
+
+PATIENCE = float(os.environ.get("DTRAIN_PATIENCE", "60"))
+"""Seconds for which an operation that may succeed later is tried again."""
+FIRST_WAIT, LONGEST_WAIT = 0.2, 8.0
+"""Seconds: a wait is anything between zero and a bound that doubles, so that ranks that failed together do not come
+back together.
+"""
+
+
+@contextlib.contextmanager
+def patience(seconds: float) -> Iterator[None]:
+    """How long the whole process tries again inside the context: short where a person waits for the answer."""
+    global PATIENCE
+    before, PATIENCE = PATIENCE, seconds
+    try:
+        yield
+    finally:
+        PATIENCE = before
+
+
+def on_disk(operation: str, url: str, act: Callable[[Path], T]) -> T:
+    """`act` on the path of a local URL. Raises StoreError, as `elsewhere`."""
+    return _try(operation, url, lambda: act(local_path(url)))
+
+
+def elsewhere(operation: str, url: str, act: Callable[[Any, str], T]) -> T:
+    """`act` on the filesystem of a URL and the path in it."""
+
+    def attempt() -> T:
+        fs = client(url)
+        return act(fs, fs._strip_protocol(str(local_path(url)) if is_local(url) else url))
+
+    return _try(operation, url, attempt)
+
+
+def _try(operation: str, url: str, act: Callable[[], T]) -> T:
+    begin = time.monotonic()
+    for tries in itertools.count(1):
+        try:
+            return act()
+        except Exception as error:  # every filesystem raises errors of its own; the user gets one line
+            cause = explain(error, url)
+        wait = SystemRandom().uniform(0, min(LONGEST_WAIT, FIRST_WAIT * 2**tries))
+        passed = time.monotonic() - begin
+        if cause.kind != "busy" or passed + wait > PATIENCE:
+            break
+        time.sleep(wait)
+    tried = f" (tried {tries} times in {passed:.0f} s)" if tries > 1 else ""
+    raise StoreError.during(operation, url, cause.sentence + tried, cause.hint, cause.kind)

@@ -241,7 +241,7 @@ def test_nodes_on_one_host_need_gpus_for_all_of_them(
 ) -> None:
     here = Cluster(gpus=gpus, cpus=64, gpu=H100)
     plan = resolve(composed("batch=64", "strategy=ddp", "launcher=local", *words), here)
-    monkeypatch.setattr(preflight, "look", lambda: here)
+    monkeypatch.setattr(preflight, "detect", lambda: here)
     said = "\n".join(each for each in preflight.missing(plan) if "GPU" in each)
     assert told in said
     assert bool(said) == bool(told)

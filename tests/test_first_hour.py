@@ -129,9 +129,12 @@ def test_the_command_does_a_step_on_the_cpu(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert (
         "| one-each | each rank has a GPU of its own | passed | 2 ranks, 12 steps |"
-        in (tmp_path / "first-hour.md").read_text()
+        in (tmp_path / "1" / "first-hour.md").read_text()
     )
     wrong = subprocess.run(
-        [*command[:3], "on=gpu0", "loud=yes"], capture_output=True, text=True, cwd=root, timeout=120, check=False
-    )
-    assert wrong.returncode == 1 and "loud: not known" in wrong.stderr
+        [*command[:3], "on=gpu0", "loud=yes", "devices=0", "only=one-each,tpyo", "nodes=2"],
+        capture_output=True, text=True, cwd=root, timeout=120, check=False,
+    )  # fmt: skip
+    assert wrong.returncode == 2
+    for name in ("on=gpu0", "loud=yes", "devices=0", "only=one-each,tpyo", "address"):
+        assert name in wrong.stderr

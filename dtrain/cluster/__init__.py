@@ -116,11 +116,15 @@ def visible_gpus(environ: Mapping[str, str]) -> list[GPU]:
     """Those that CUDA lets this process use."""
     names = visible(environ)
     nodes = sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in FILES.glob("nvidia*"))
-    if names == [] or (names is None and not nodes and not (FILES / WSL).exists()):
+    absent = not nodes and not (FILES / WSL).exists()
+    if names == [] or (names is None and absent):
         return []
     if names and names[0].startswith("MIG-"):
-        return [_part(names[0]) or UNKNOWN]
+        part = _part(names[0])
+        return [part or UNKNOWN] if part or not absent else []
     there = _told()
+    if there is None and absent:
+        return []  # a variable alone makes no GPU
     if there is None:
         return [UNKNOWN] * (nodes if names is None else len(names))
     if names is not None:

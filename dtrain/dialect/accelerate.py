@@ -10,25 +10,9 @@ import re
 from typing import Any
 
 from dtrain.dialect import nested
-from dtrain.dialect.deepspeed import SHARDS, STAGES
-from dtrain.dialect.ledger import (
-    ODD,
-    Ledger,
-    Rule,
-    chosen,
-    count,
-    every,
-    lacking,
-    names,
-    refused,
-    says,
-    switch,
-    switched,
-    text,
-    to,
-    unneeded,
-    unread,
-)
+from dtrain.dialect.deepspeed_zero import SHARDS, STAGES
+from dtrain.dialect.ledger import Ledger, Rule, count, names, switch, text
+from dtrain.dialect.rules import ODD, chosen, every, lacking, refused, says, switched, to, unneeded, unread
 
 TITLE = "Accelerate"
 MARKS = names(

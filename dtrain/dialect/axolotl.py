@@ -10,27 +10,10 @@ from typing import Any
 
 from dtrain.dialect import nested
 from dtrain.dialect.accelerate import FSDP, SHARDING
-from dtrain.dialect.ledger import (
-    ODD,
-    Ledger,
-    Rule,
-    chosen,
-    count,
-    every,
-    lacking,
-    names,
-    number,
-    refused,
-    says,
-    switch,
-    switched,
-    text,
-    to,
-    unneeded,
-    unread,
-    whole,
-)  # fmt: skip
-from dtrain.dialect.terms import BEHIND, NO_DATA, decaying, epochs, output, unknown_optimizer
+from dtrain.dialect.axolotl_optim import optimizer_section, schedule_section
+from dtrain.dialect.ledger import Ledger, Rule, count, names, number, switch, text, whole
+from dtrain.dialect.rules import ODD, chosen, every, lacking, refused, says, switched, to, unneeded, unread
+from dtrain.dialect.terms import NO_DATA, epochs, output
 from dtrain.secrets import screen
 
 TITLE = "axolotl"
@@ -46,7 +29,6 @@ ADAPTERS = (
     + MODEL
     + " model.pretrained_model_name_or_path={} trust=[transformers]."
 )
-ADAMW = names("adamw_torch adamw_torch_fused adamw_hf adamw")
 LOGGERS = (
     "metrics.jsonl and TensorBoard have every row; for others write a logger: logger.mine._target_=<yours> "
     "trust=[<its package>]."
@@ -59,7 +41,7 @@ REWARDS = (
 
 
 def translate(ledger: Ledger) -> None:
-    for tell in (_adapter, _steps, _precision, _model, _optimizer, _schedule, _shards):
+    for tell in (_adapter, _steps, _precision, _model, optimizer_section, schedule_section, _shards):
         tell(ledger)
     ledger.apply(RULES)
     ledger.imply({"clip": 1.0}, "default of transformers' Trainer")
@@ -143,80 +125,6 @@ def _model(ledger: Ledger) -> None:
         )(ledger, key, ledger.leaves[key])
 
 
-def _optimizer(ledger: Ledger) -> None:
-    name = str(ledger.get("optimizer", "adamw_torch_fused"))
-    if name in ADAMW:
-        betas = [ledger.get("adam_beta1", 0.9), ledger.get("adam_beta2", 0.999)]
-        if "optimizer" in ledger.leaves:
-            ledger.carry("optimizer", {"optim": "adamw"})
-        told = ledger.under("adam_beta1", "adam_beta2")
-        for key in told:
-            ledger.carry(key, {"optim.betas": betas})
-        for key in ledger.under("adam_epsilon"):
-            to("optim.eps", number)(ledger, key, ledger.leaves[key])
-        ledger.imply({"optim": "adamw", "optim.betas": betas, "optim.eps": 1e-8}, "default of transformers' Trainer")
-    elif name == "sgd":
-        ledger.carry("optimizer", {"optim": "sgd"})
-        ledger.imply({"optim.momentum": 0.0, "optim.nesterov": False}, "default of transformers' Trainer")
-    else:
-        ledger.refuse("optimizer", f"there is no {name}. Type optim=adamw, sgd, muon or adafactor.")
-        unknown_optimizer(ledger, name, ledger.get("learning_rate"))
-        for key in ledger.under("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"):
-            ledger.refuse(key, f"of {name}. Type it with the optimizer that you choose.")
-        return
-    ledger.imply({"optim.weight_decay": 0.0}, "default of transformers' Trainer")
-
-
-def _schedule(ledger: Ledger) -> None:
-    """transformers' schedules end with the run; warm-up is counted in steps, or as a part of them."""
-    name, steps = str(ledger.get("lr_scheduler", "cosine")), ledger.words.get("steps")
-    warmup, floor = _warmup(ledger, steps), ledger.get("cosine_min_lr_ratio", 0.0)
-    shape = {"cosine": "cosine", "linear": "linear", "constant": "constant", "constant_with_warmup": "constant"}.get(
-        name
-    )
-    if shape is None or (shape == "linear" and (steps is None or warmup < 1 < warmup * 2)):
-        why = f"there is no schedule like {name}. Type schedule=cosine, constant or wsd."
-        why = (
-            "a linear decay needs its steps. Type schedule=wsd schedule.decay=<steps without warm-up> schedule.floor=0."
-            if shape
-            else why
-        )
-        if "lr_scheduler" in ledger.leaves:
-            ledger.refuse("lr_scheduler", why)
-        ledger.ask("schedule")
-    else:
-        words = decaying(shape, 0 if name == "constant" else warmup, steps, floor)
-        if "lr_scheduler" in ledger.leaves:
-            ledger.carry("lr_scheduler", {"schedule": words["schedule"]})
-        for key in ledger.under("cosine_min_lr_ratio"):
-            (to("schedule.floor") if shape == "cosine" else unneeded("of the cosine"))(ledger, key, ledger.leaves[key])
-        ledger.imply(
-            words, "default of axolotl" if "lr_scheduler" not in ledger.leaves else f"of {name} in transformers"
-        )
-    for key in ledger.under("warmup_steps", "warmup_ratio"):
-        if name == "constant":
-            ledger.skip(key, "transformers' constant has no warm-up")
-        elif key == "warmup_ratio" and ledger.get("warmup_steps") is not None:
-            ledger.skip(key, "warmup_steps are said")
-        else:
-            note = BEHIND if warmup else ""
-            note = f"of {steps} steps; {note}" if key == "warmup_ratio" and steps else note
-            ledger.carry(key, {"schedule.warmup": warmup}, note, command="schedule" in ledger.command)
-    if "schedule" not in ledger.command:
-        ledger.imply({"schedule.warmup": warmup}, "default of axolotl")
-
-
-def _warmup(ledger: Ledger, steps: int | None) -> int | float:
-    """Steps; where only a part of the run is said, and not how long it is, that part, as schedule.warmup takes it."""
-    said, ratio = ledger.get("warmup_steps"), ledger.get("warmup_ratio")
-    if isinstance(said, int | float):
-        return 2 if said == 1 else said
-    part = ratio if isinstance(ratio, int | float) else 0.03
-    if steps is None:
-        return part
-    return int(part * steps) if ratio is not None else min(int(part * steps), 100)
-
-
 def _shards(ledger: Ledger) -> None:
     """DeepSpeed by a file, FSDP by keys of Accelerate's, or copies."""
     key = "deepspeed"
@@ -292,13 +200,19 @@ LORA = names(
     "relora_steps relora_warmup_steps relora_anneal_steps load_in_8bit load_in_4bit"
 )
 MESH: Mapping[str, str] = {
-    "dp_shard_size": "mesh.dp_shard", "dp_replicate_size": "mesh.dp_replicate", "tensor_parallel_size": "mesh.tp",
-    "context_parallel_size": "mesh.cp", "sequence_parallel_degree": "mesh.cp",
-}  # fmt: skip
+    "dp_shard_size": "mesh.dp_shard",
+    "dp_replicate_size": "mesh.dp_replicate",
+    "tensor_parallel_size": "mesh.tp",
+    "context_parallel_size": "mesh.cp",
+    "sequence_parallel_degree": "mesh.cp",
+}
 
 RULES: dict[str, Rule] = {
-    **every("base_model bf16 fp16 bfloat16 float32 optimizer adam_beta1 adam_beta2 adam_epsilon lr_scheduler "
-        "warmup_steps warmup_ratio", refused(ODD)),
+    **every(
+        "base_model bf16 fp16 bfloat16 float32 optimizer adam_beta1 adam_beta2 adam_epsilon lr_scheduler "
+        "warmup_steps warmup_ratio",
+        refused(ODD),
+    ),
     **every("cosine_min_lr_ratio deepspeed fsdp fsdp_config fsdp_version fsdp_config.** fsdp.**", lacking(ODD)),
     **{key: chosen({1: unneeded("one, as here")}, to(word, count)) for key, word in MESH.items()},
     **every("heads_k_stride ring_attn_func", unneeded("how the ring moves bytes")),
@@ -313,90 +227,172 @@ RULES: dict[str, Rule] = {
     "weight_decay": to("optim.weight_decay"),
     "max_grad_norm": to("clip"),
     "seed": to("seed", whole),
-    "sequence_len": lambda ledger, key, value: to("data.sequence", count, "beside data=..., which is typed there too", command=True)(ledger, key, value),
+    "sequence_len": lambda ledger, key, value: to(
+        "data.sequence", count, "beside data=..., which is typed there too", command=True
+    )(ledger, key, value),
     "eval_sequence_len": refused("held-out samples are as long as the others. Leave it out."),
     "val_set_size": _part("data.holdout"),
-    **every("datasets.** test_datasets.** pretraining_dataset.** datasets test_datasets pretraining_dataset", refused(NO_DATA)),
-    **every("chat_template chat_template_jinja chat_template_kwargs.** default_system_message eot_tokens "
-        "special_tokens.** tokens tokens.** added_tokens_overrides.**", lacking(TOKENS)),
-    **every("tokenizer_type tokenizer_config tokenizer_use_fast tokenizer_legacy tokenizer_use_mistral_common "
-        "processor_type processor_kwargs.** tokenizer_save_jinja_files", refused(TOKENS)),
-    **every("sample_packing pretraining_sample_concatenation batch_flattening multipack_real_batches streaming", lacking("samples are not packed. Token files "
-        "hold one text after the other and are cut without padding: data=tokens.")),
-    **every("eval_sample_packing sample_packing_group_size sample_packing_bin_size sample_packing_sequentially "
-        "pad_to_sequence_len pad_to_multiple_of excess_length_strategy min_sample_len", unneeded("token files are cut into samples of "
-            "one length")),
-    "train_on_inputs": lacking("every token counts, unless a dataset gives -100 as its target. Type data=dataset "
-        "data.dataset._target_=<yours> trust=[<its package>]."),
+    **every(
+        "datasets.** test_datasets.** pretraining_dataset.** datasets test_datasets pretraining_dataset",
+        refused(NO_DATA),
+    ),
+    **every(
+        "chat_template chat_template_jinja chat_template_kwargs.** default_system_message eot_tokens "
+        "special_tokens.** tokens tokens.** added_tokens_overrides.**",
+        lacking(TOKENS),
+    ),
+    **every(
+        "tokenizer_type tokenizer_config tokenizer_use_fast tokenizer_legacy tokenizer_use_mistral_common "
+        "processor_type processor_kwargs.** tokenizer_save_jinja_files",
+        refused(TOKENS),
+    ),
+    **every(
+        "sample_packing pretraining_sample_concatenation batch_flattening multipack_real_batches streaming",
+        lacking(
+            "samples are not packed. Token files "
+            "hold one text after the other and are cut without padding: data=tokens."
+        ),
+    ),
+    **every(
+        "eval_sample_packing sample_packing_group_size sample_packing_bin_size sample_packing_sequentially "
+        "pad_to_sequence_len pad_to_multiple_of excess_length_strategy min_sample_len",
+        unneeded("token files are cut into samples of one length"),
+    ),
+    "train_on_inputs": lacking(
+        "every token counts, unless a dataset gives -100 as its target. Type data=dataset "
+        "data.dataset._target_=<yours> trust=[<its package>]."
+    ),
     "group_by_length": lacking("samples come in a seeded random order. Leave it out."),
-    **every("shuffle_merged_datasets shuffle_before_merging_datasets curriculum_sampling", unneeded("samples come in a seeded random order")),
-    **every("dataset_prepared_path dataset_processes dataset_num_proc dataset_keep_in_memory dataset_shard_num "
-        "dataset_shard_idx skip_prepare_dataset dataset_exact_deduplication remove_unused_columns push_dataset_to_hub", unneeded("of the preparation of its data")),
-    **every("dataloader_pin_memory dataloader_prefetch_factor dataloader_drop_last", unneeded("samples are read ahead, and go on "
-        "into the next pass")),
+    **every(
+        "shuffle_merged_datasets shuffle_before_merging_datasets curriculum_sampling",
+        unneeded("samples come in a seeded random order"),
+    ),
+    **every(
+        "dataset_prepared_path dataset_processes dataset_num_proc dataset_keep_in_memory dataset_shard_num "
+        "dataset_shard_idx skip_prepare_dataset dataset_exact_deduplication remove_unused_columns push_dataset_to_hub",
+        unneeded("of the preparation of its data"),
+    ),
+    **every(
+        "dataloader_pin_memory dataloader_prefetch_factor dataloader_drop_last",
+        unneeded("samples are read ahead, and go on into the next pass"),
+    ),
     "dataloader_num_workers": lacking("loading processes are data.workers with data=dataset."),
     **every("load_in_8bit load_in_4bit", lacking("weights are not quantised. Type precision=bf16_true for 16 bits.")),
     **{key: lacking("there is no LoRA: all weights are trained.") for key in LORA - {"load_in_8bit", "load_in_4bit"}},
-    **{f"{key}.**": lacking("there is no LoRA: all weights are trained.") for key in ("peft", "loftq_config", "bnb_config_kwargs")},
+    **{
+        f"{key}.**": lacking("there is no LoRA: all weights are trained.")
+        for key in ("peft", "loftq_config", "bnb_config_kwargs")
+    },
     "lora_*": lacking("there is no LoRA: all weights are trained."),
-    **every("lora_r lora_alpha lora_dropout lora_target_modules lora_target_linear lora_model_dir "
-        "lora_modules_to_save lora_fan_in_fan_out lora_on_cpu", lacking("there is no LoRA: all weights are trained.")),
-    **every("unfrozen_parameters freeze_mm_modules", lacking("all weights are trained; freeze them in a model of your "
-        "own.")),
-    **every("rl reward_model process_reward_model trl.** dpo_beta orpo_alpha rl_beta kto_desirable_weight "
-        "kto_undesirable_weight simpo_gamma cpo_alpha", lacking(REWARDS)),
+    **every(
+        "lora_r lora_alpha lora_dropout lora_target_modules lora_target_linear lora_model_dir "
+        "lora_modules_to_save lora_fan_in_fan_out lora_on_cpu",
+        lacking("there is no LoRA: all weights are trained."),
+    ),
+    **every(
+        "unfrozen_parameters freeze_mm_modules", lacking("all weights are trained; freeze them in a model of your own.")
+    ),
+    **every(
+        "rl reward_model process_reward_model trl.** dpo_beta orpo_alpha rl_beta kto_desirable_weight "
+        "kto_undesirable_weight simpo_gamma cpo_alpha",
+        lacking(REWARDS),
+    ),
     "gradient_checkpointing": switched(says({"remat": "full"}), unneeded("off, as here")),
     "gradient_checkpointing_kwargs.**": unneeded("how it is done; the numbers are the same"),
     **every("activation_offloading layer_offloading", lacking("activations stay on the device. Type remat=full.")),
-    "tf32": lacking("products in fp32 are in fp32. Type TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 before the command.", "auto"),
+    "tf32": lacking(
+        "products in fp32 are in fp32. Type TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 before the command.", "auto"
+    ),
     "fp8": switched(says({"precision": "fp8"}, "needs torchao and a GPU that has the type"), unneeded("off, as here")),
-    **every("flash_attention sdp_attention xformers_attention flex_attention sage_attention eager_attention "
-        "s2_attention flash_attn_cross_entropy flash_attn_fuse_mlp flash_attn_rms_norm attn_implementation", unneeded("torch's attention takes the fastest "
-            "kernel there is")),
-    **every("plugins liger_rope liger_rms_norm liger_glu_activation liger_layer_norm liger_fused_linear_cross_entropy "
-        "liger_cross_entropy cut_cross_entropy chunked_cross_entropy unsloth_cross_entropy_loss", lacking("no kernels of others. Type "
-            "compile=blocks.")),
+    **every(
+        "flash_attention sdp_attention xformers_attention flex_attention sage_attention eager_attention "
+        "s2_attention flash_attn_cross_entropy flash_attn_fuse_mlp flash_attn_rms_norm attn_implementation",
+        unneeded("torch's attention takes the fastest kernel there is"),
+    ),
+    **every(
+        "plugins liger_rope liger_rms_norm liger_glu_activation liger_layer_norm liger_fused_linear_cross_entropy "
+        "liger_cross_entropy cut_cross_entropy chunked_cross_entropy unsloth_cross_entropy_loss",
+        lacking("no kernels of others. Type compile=blocks."),
+    ),
     "torch_compile": switched(says({"compile": "blocks"}), says({"compile": "none"})),
     **every("torch_compile_backend torch_compile_mode", unneeded("blocks are compiled by inductor")),
-    "trust_remote_code": lacking("code from the Hub is not run. Install the package of the model and name its class: "
-        "model._target_=<it> trust=[<its package>]."),
-    **every("base_model_config cls_model_config model_revision revision_of_model model_type type_of_model", refused("type model._target_=" + MODEL + " with its arguments, and trust=[transformers].")),
-    **every("overrides_of_model_config.** overrides_of_model_kwargs.** resize_token_embeddings_to_32x reinit_weights", lacking("arguments of a model are said as "
-        "model.<argument>=<value>.")),
-    **every("is_falcon_derived_model is_llama_derived_model is_mistral_derived_model is_qwen_derived_model "
-        "low_cpu_mem_usage device_map device max_memory gpu_memory_limit", unneeded("where weights lie follows from "
-            "the strategy")),
+    "trust_remote_code": lacking(
+        "code from the Hub is not run. Install the package of the model and name its class: "
+        "model._target_=<it> trust=[<its package>]."
+    ),
+    **every(
+        "base_model_config cls_model_config model_revision revision_of_model model_type type_of_model",
+        refused("type model._target_=" + MODEL + " with its arguments, and trust=[transformers]."),
+    ),
+    **every(
+        "overrides_of_model_config.** overrides_of_model_kwargs.** resize_token_embeddings_to_32x reinit_weights",
+        lacking("arguments of a model are said as model.<argument>=<value>."),
+    ),
+    **every(
+        "is_falcon_derived_model is_llama_derived_model is_mistral_derived_model is_qwen_derived_model "
+        "low_cpu_mem_usage device_map device max_memory gpu_memory_limit",
+        unneeded("where weights lie follows from the strategy"),
+    ),
     **every("logging_steps", to("log.every", count)),
     "eval_steps": to("evaluate.every", count),
     "save_steps": to("checkpoint.every", count),
     "save_total_limit": to("checkpoint.keep", count),
     "evals_per_epoch": per_epoch("evaluate.every"),
     "saves_per_epoch": per_epoch("checkpoint.every"),
-    "eval_strategy": chosen({"steps": unneeded("evaluate.every counts steps"), "no": says({"evaluate.every": 0}, "the last step is evaluated all the "
-        "same")}, epochs("evaluate.every")),
-    "save_strategy": chosen({"steps": unneeded("checkpoint.every counts steps"), "no": says({"checkpoint.every": 0}, "the last step is saved all the same")}, epochs("checkpoint.every")),
+    "eval_strategy": chosen(
+        {
+            "steps": unneeded("evaluate.every counts steps"),
+            "no": says({"evaluate.every": 0}, "the last step is evaluated all the same"),
+        },
+        epochs("evaluate.every"),
+    ),
+    "save_strategy": chosen(
+        {
+            "steps": unneeded("checkpoint.every counts steps"),
+            "no": says({"checkpoint.every": 0}, "the last step is saved all the same"),
+        },
+        epochs("checkpoint.every"),
+    ),
     "save_first_step": lacking("the first save is that of checkpoint.every. Leave it out."),
     "load_best_model_at_end": lacking("type checkpoint.best=eval_loss: the best one stays, beside the newest."),
-    "metric_for_best_model": unneeded("of load_best_model_at_end"), "greater_is_better": unneeded("of load_best_model_at_end"),
-    **every("early_stopping_patience loss_watchdog_threshold loss_watchdog_patience", lacking("a run ends at its steps, or where its "
-        "loss is no number: on_spike=stop.")),
+    "metric_for_best_model": unneeded("of load_best_model_at_end"),
+    "greater_is_better": unneeded("of load_best_model_at_end"),
+    **every(
+        "early_stopping_patience loss_watchdog_threshold loss_watchdog_patience",
+        lacking("a run ends at its steps, or where its loss is no number: on_spike=stop."),
+    ),
     **every("save_safetensors save_only_model", unneeded("checkpoints are safetensors, and whole")),
     **every("resume_from_checkpoint auto_resume_from_checkpoints", unneeded("resume=auto goes on by itself")),
-    **every("hub_model_id hub_strategy hub_revision hf_use_auth_token", lacking("nothing is uploaded. Type dtrain "
-        "checkpoint export out=<run> to=<folder>, and upload that.")),
-    **every("wandb_project wandb_entity wandb_watch wandb_name wandb_run_id wandb_mode wandb_log_model use_wandb "
+    **every(
+        "hub_model_id hub_strategy hub_revision hf_use_auth_token",
+        lacking("nothing is uploaded. Type dtrain checkpoint export out=<run> to=<folder>, and upload that."),
+    ),
+    **every(
+        "wandb_project wandb_entity wandb_watch wandb_name wandb_run_id wandb_mode wandb_log_model use_wandb "
         "use_mlflow mlflow_tracking_uri mlflow_experiment_name mlflow_run_name use_comet comet_api_key "
-        "comet_workspace comet_project_name use_trackio trackio_project_name", lacking(LOGGERS)),
-    "use_tensorboard": switched(says({"logger": ["console", "tensorboard"]}), unneeded("metrics.jsonl is always written")),
-    **every("neftune_noise_alpha embedding_lr embedding_lr_scale lr_quadratic_warmup lr_groups "
+        "comet_workspace comet_project_name use_trackio trackio_project_name",
+        lacking(LOGGERS),
+    ),
+    "use_tensorboard": switched(
+        says({"logger": ["console", "tensorboard"]}), unneeded("metrics.jsonl is always written")
+    ),
+    **every(
+        "neftune_noise_alpha embedding_lr embedding_lr_scale lr_quadratic_warmup lr_groups "
         "cosine_constant_lr_ratio lr_scheduler_kwargs.** optim_args.** optim_args auto_find_batch_size "
-        "optim_target_modules", lacking("there is no such thing. Leave it out, or write a part of your own.")),
+        "optim_target_modules",
+        lacking("there is no such thing. Leave it out, or write a part of your own."),
+    ),
     "ddp_find_unused_parameters": unneeded("parameters that a step does not reach are no trouble"),
     "ddp_bucket_cap_mb": to("strategy.bucket_mb", count),
-    **every("ddp ddp_timeout ddp_broadcast_buffers local_rank world_size", unneeded("who starts the ranks sets them "
-        "up: backend.timeout is 600 s")),
-    **every("gc_steps gc_collect_steps torch_empty_cache_steps strict axolotl_config_path include_tokens_per_second "
-        "include_tkps profiler_steps profiler_steps_start use_ray", unneeded("of axolotl's own loop")),
+    **every(
+        "ddp ddp_timeout ddp_broadcast_buffers local_rank world_size",
+        unneeded("who starts the ranks sets them up: backend.timeout is 600 s"),
+    ),
+    **every(
+        "gc_steps gc_collect_steps torch_empty_cache_steps strict axolotl_config_path include_tokens_per_second "
+        "include_tkps profiler_steps profiler_steps_start use_ray",
+        unneeded("of axolotl's own loop"),
+    ),
     "debug": unneeded("a rank that hangs or fails is always named"),
     "bnb_config_kwargs": unneeded("empty"),
-}  # fmt: skip
+}

@@ -2,7 +2,8 @@
 instead.
 """
 
-from dtrain.dialect.ledger import Ledger, Rule, count, every, lacking, refused, to, unneeded
+from dtrain.dialect.ledger import Ledger, Rule, count
+from dtrain.dialect.rules import every, lacking, refused, to, unneeded
 from dtrain.dialect.terms import epochs
 
 

@@ -11,28 +11,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dtrain.dialect import nested
-from dtrain.dialect.accelerate import SHARDING
 from dtrain.dialect.callbacks import callbacks, class_of
-from dtrain.dialect.deepspeed import SHARDS, STAGES
-from dtrain.dialect.ledger import (
-    Code,
-    Ledger,
-    Rule,
-    chosen,
-    count,
-    every,
-    lacking,
-    names,
-    number,
-    refused,
-    says,
-    switched,
-    to,
-    unneeded,
-    unread,
-    whole,
-)  # fmt: skip
+from dtrain.dialect.ledger import Ledger, Rule, count, names, number, whole
+from dtrain.dialect.lightning_strategy import NO_STRATEGY, OFF, devices, part, strategy
+from dtrain.dialect.rules import chosen, every, lacking, refused, says, switched, to, unneeded
 from dtrain.dialect.terms import decaying, epochs, optimizer, output, precision_rule, unknown_optimizer
 
 TITLE = "Lightning"
@@ -53,20 +35,6 @@ DATA = (
 CLOCK = re.compile(r"(\d+):(\d\d:\d\d:\d\d)")
 """DD:HH:MM:SS."""
 PARTS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
-STRATEGIES: Mapping[str, Mapping[str, Any]] = {
-    "ddp": {"strategy": "ddp"},
-    **{
-        f"ddp_{way}": {"strategy": "ddp"}
-        for way in ("find_unused_parameters_true", "find_unused_parameters_false", "spawn", "fork", "notebook")
-    },
-    "fsdp": SHARDING["full_shard"],
-    "fsdp_cpu_offload": {**SHARDING["full_shard"], "strategy.offload": "cpu"},
-    "deepspeed": {"strategy": "zero2"},
-    **{f"deepspeed_stage_{stage}": {"strategy": STAGES[stage]} for stage in (1, 2, 3)},
-    **{f"deepspeed_stage_{stage}_offload": {"strategy": STAGES[stage], "strategy.offload": "cpu"} for stage in (2, 3)},
-    "single_device": {"strategy": "single"},
-}
-NO_STRATEGY = refused("there are ddp, zero1, zero2, fsdp, hsdp and single. Type strategy=fsdp.")
 
 
 def translate(ledger: Ledger) -> None:
@@ -74,7 +42,7 @@ def translate(ledger: Ledger) -> None:
         (prefix for prefix in ("fit.trainer.", "trainer.") if any(key.startswith(prefix) for key in ledger.leaves)), ""
     )
     outer = "fit." if section == "fit.trainer." else ""
-    for tell in (_devices, _strategy, _steps, _clip, _evaluation, _logger, callbacks):
+    for tell in (devices, strategy, _steps, _clip, _evaluation, _logger, callbacks):
         tell(ledger, section)
     _optimizer(ledger, outer)
     unseen = ledger.under(*(key for key in ledger.leaves if key.startswith(f"{section}**")))
@@ -89,74 +57,6 @@ def translate(ledger: Ledger) -> None:
             if word not in ledger.words:
                 ledger.ask(word)
     ledger.imply({"clip": None}, "Lightning does not clip unless told to")
-
-
-def _devices(ledger: Ledger, t: str) -> None:
-    """A number, a list of numbers, or all."""
-    key = f"{t}devices"
-    value = ledger.leaves.get(key)
-    if isinstance(value, str) and value.lstrip("-").isdecimal():
-        value = int(value)
-    if key not in ledger.leaves or isinstance(value, Code):
-        return
-    if value in ("auto", -1, None):
-        ledger.skip(key, "all that are there: devices=auto")
-    elif isinstance(value, list) and all(isinstance(one, int) for one in value) and value:
-        ledger.carry(
-            key, {"devices": len(value)}, f"these: CUDA_VISIBLE_DEVICES={','.join(map(str, value))} before the command"
-        )
-    else:
-        to("devices", count)(ledger, key, value)
-
-
-def _strategy(ledger: Ledger, t: str) -> None:
-    """By name, or an object with arguments."""
-    key = f"{t}strategy"
-    name = class_of(ledger, key)
-    if key in ledger.leaves and not unread_strategy(ledger, key):
-        said = str(ledger.leaves[key])
-        if said in STRATEGIES:
-            ledger.carry(key, STRATEGIES[said])
-        else:
-            NO_STRATEGY(ledger, key, said)
-    for other in ledger.under(f"{key}.class_path"):
-        word = {
-            "DDPStrategy": "ddp",
-            "FSDPStrategy": "fsdp",
-            "DeepSpeedStrategy": "zero2",
-            "ModelParallelStrategy": "fsdp",
-            "SingleDeviceStrategy": "single",
-            "RayDDPStrategy": "ddp",
-            "RayFSDPStrategy": "fsdp",
-        }.get(name)
-        if word is None:
-            NO_STRATEGY(ledger, other, name)
-        elif name in ("DeepSpeedStrategy", "FSDPStrategy") and any(
-            ledger.get(f"{key}.init_args.{part}") for part in ("stage", "sharding_strategy", "config")
-        ):
-            ledger.skip(other, "told with its arguments")
-        else:
-            ledger.carry(other, {"strategy": word})
-    for other in ledger.under(f"{key}.init_args"):
-        argument = other.removeprefix(f"{key}.init_args.")
-        if (
-            argument == "config"
-            and name == "DeepSpeedStrategy"
-            and isinstance(ledger.leaves[other], str)
-            and not isinstance(ledger.leaves[other], Code)
-        ):
-            nested(ledger, other, "deepspeed", auto="Lightning, from the arguments of its Trainer")
-        else:
-            ARGUMENTS.get(name, {}).get(
-                argument, refused(f"an argument of {name} that is not known here. Leave it out.")
-            )(ledger, other, ledger.leaves[other])
-
-
-def unread_strategy(ledger: Ledger, key: str) -> bool:
-    if ledger.leaves[key] == "auto":
-        ledger.skip(key, "strategy=auto takes the cheapest that fits")
-        return True
-    return unread(ledger, key, ledger.leaves[key], "strategy")
 
 
 def _steps(ledger: Ledger, t: str) -> None:
@@ -283,54 +183,6 @@ def _optimizer(ledger: Ledger, outer: str) -> None:
         ledger.imply({"schedule": "constant", "schedule.warmup": 0}, "no lr_scheduler in this file")
 
 
-OFF = unneeded("off, as here")
-ARGUMENTS: Mapping[str, Mapping[str, Rule]] = {
-    "DDPStrategy": {
-        "find_unused_parameters": unneeded("parameters that a step does not reach are no trouble"),
-        "bucket_cap_mb": to("strategy.bucket_mb", count),
-        **every("static_graph gradient_as_bucket_view start_method process_group_backend timeout timeout.class_path "
-            "timeout.init_args.seconds timeout.init_args.minutes", unneeded("ranks are started and reduced as is "
-                "fastest; backend.timeout is 600 s")),
-    },
-    "FSDPStrategy": {
-        "sharding_strategy": chosen({name: says(words) for name, words in SHARDING.items()}, NO_STRATEGY),
-        "cpu_offload": switched(says({"strategy.offload": "cpu"}), OFF),
-        **every("activation_checkpointing_policy activation_checkpointing", lambda ledger, key, value: says({"remat": "full"}, "of every block")(ledger, key, value) if value else OFF(ledger, key, value)),
-        "state_dict_type": SHARDS,
-        **every("auto_wrap_policy mixed_precision use_orig_params limit_all_gathers forward_prefetch "
-            "backward_prefetch sync_module_states process_group_backend timeout", unneeded("blocks are found by themselves, types "
-                "follow from precision")),
-        "device_mesh": refused("type strategy=hsdp mesh.dp_shard=<inside> mesh.dp_replicate=<between>."),
-    },
-    "DeepSpeedStrategy": {
-        "stage": chosen({stage: says({"strategy": word}) for stage, word in STAGES.items()}, NO_STRATEGY),
-        "offload_optimizer": switched(says({"strategy.offload": "cpu"}, "shards of weights and optimizer both rest "
-            "there"), OFF),
-        "offload_parameters": switched(says({"strategy.offload": "cpu"}), OFF),
-        **every("remote_device offload_params_device offload_optimizer_device", chosen({"cpu": OFF, "none": OFF}, refused("there is no offload to disks. Type "
-            "strategy.offload=cpu."))),
-        **every("allgather_bucket_size reduce_bucket_size overlap_communication contiguous_gradients reduce_scatter "
-            "allgather_partitions sub_group_size pin_memory zero_optimization zero_allow_untested_optimizer "
-            "logging_batch_size_per_gpu logging_level load_full_weights", unneeded("collectives go block by block, "
-                "beside the computation")),
-    },
-    "ModelParallelStrategy": {
-        "data_parallel_size": chosen({"auto": unneeded("the ranks that are left")}, to("mesh.dp_shard", count)),
-        "tensor_parallel_size": chosen({"auto": refused("type mesh.tp=<ranks>.")}, to("mesh.tp", count)),
-        **every("save_distributed_checkpoint", SHARDS),
-        **every("process_group_backend timeout", unneeded("as is fastest; backend.timeout is 600 s")),
-    },
-    "SingleDeviceStrategy": every("device", OFF),
-}  # fmt: skip
-
-
-def part(whole: Rule, other: Rule) -> Rule:
-    """1.0 is all of them, as is nothing; 1 is one batch."""
-    return lambda ledger, key, value: (whole if value is None or (isinstance(value, float) and value == 1) else other)(
-        ledger, key, value
-    )
-
-
 FP8 = "there are fp32, bf16, bf16_true, fp16, and fp8 by torchao. Type precision=bf16."
 MIXED = {
     "32-true": "fp32",
@@ -345,42 +197,71 @@ MIXED = {
 }
 
 TRAINER: dict[str, Rule] = {
-    "accelerator": chosen({"auto": unneeded("GPUs where there are any, as here"), "gpu": unneeded("GPUs where there are any, as here"), "cuda": unneeded("GPUs where there are any, as here"), "cpu": says({"backend": "gloo"})}, refused("there are GPUs with nccl, and CPUs with gloo. Leave it out.")),
+    "accelerator": chosen(
+        {
+            "auto": unneeded("GPUs where there are any, as here"),
+            "gpu": unneeded("GPUs where there are any, as here"),
+            "cuda": unneeded("GPUs where there are any, as here"),
+            "cpu": says({"backend": "gloo"}),
+        },
+        refused("there are GPUs with nccl, and CPUs with gloo. Leave it out."),
+    ),
     "devices": to("devices", count),
-    "gpus": chosen({0: unneeded("none are asked for"), -1: unneeded("all that are there: devices=auto")}, to("devices", count)),
+    "gpus": chosen(
+        {0: unneeded("none are asked for"), -1: unneeded("all that are there: devices=auto")}, to("devices", count)
+    ),
     "num_nodes": to("nodes", count),
     "precision": precision_rule(MIXED, FP8),
     "max_steps": chosen({-1: unneeded("no limit")}, to("steps", count)),
     "max_epochs": chosen({-1: unneeded("no limit")}, epochs()),
     "min_epochs": lacking("a run ends at its steps. Leave it out."),
     "min_steps": lacking("a run ends at its steps. Leave it out."),
-    "max_time": refused("hours:minutes:seconds. Type time_limit=3:55:00."), "max_time.**": refused("hours:minutes:seconds. Type "
-        "time_limit=3:55:00."),
+    "max_time": refused("hours:minutes:seconds. Type time_limit=3:55:00."),
+    "max_time.**": refused("hours:minutes:seconds. Type time_limit=3:55:00."),
     "accumulate_grad_batches": to("accumulate", count),
-    "accumulate_grad_batches.*": refused("the batch is the same in every step. Type accumulate=<number>.", "accumulate"),
+    "accumulate_grad_batches.*": refused(
+        "the batch is the same in every step. Type accumulate=<number>.", "accumulate"
+    ),
     "gradient_clip_val": chosen({0: says({"clip": None}, "0 means none")}, to("clip", number)),
-    "gradient_clip_algorithm": chosen({"norm": unneeded("by the norm, as here")}, refused("gradients are clipped by their norm. "
-        "Type clip=1.0.")),
+    "gradient_clip_algorithm": chosen(
+        {"norm": unneeded("by the norm, as here")}, refused("gradients are clipped by their norm. Type clip=1.0.")
+    ),
     "log_every_n_steps": to("log.every", count),
     "val_check_interval": refused("held-out losses are counted in steps. Type evaluate.every=<steps>."),
-    "check_val_every_n_epoch": chosen({1: unneeded("evaluate.every counts steps"), None: unneeded("empty")}, epochs("evaluate.every")),
+    "check_val_every_n_epoch": chosen(
+        {1: unneeded("evaluate.every counts steps"), None: unneeded("empty")}, epochs("evaluate.every")
+    ),
     "num_sanity_val_steps": unneeded("dtrain verify runs a few steps before"),
-    "limit_val_batches": part(unneeded("all of them: evaluate.samples=null, else 256"), refused("held-out samples are counted. Type "
-        "evaluate.samples=<batches x their size>.")),
+    "limit_val_batches": part(
+        unneeded("all of them: evaluate.samples=null, else 256"),
+        refused("held-out samples are counted. Type evaluate.samples=<batches x their size>."),
+    ),
     "limit_train_batches": part(OFF, refused("a run ends at its steps. Type steps=<epochs x batches>.", "steps")),
     **every("limit_test_batches limit_predict_batches", unneeded("of other commands of Lightning")),
     "fast_dev_run": lacking("type steps=2, or dtrain verify with the same words."),
     "overfit_batches": lacking("type data.holdout=0 with a dataset of a few samples."),
-    "enable_checkpointing": switched(unneeded("a run is always saved"), refused("the last step is always saved. Type "
-        "checkpoint.every=0 for that one alone.")),
-    "enable_progress_bar": switched(unneeded("logger=console draws a bar on a terminal"), refused("type logger=[tensorboard].")),
+    "enable_checkpointing": switched(
+        unneeded("a run is always saved"),
+        refused("the last step is always saved. Type checkpoint.every=0 for that one alone."),
+    ),
+    "enable_progress_bar": switched(
+        unneeded("logger=console draws a bar on a terminal"), refused("type logger=[tensorboard].")
+    ),
     "enable_model_summary": unneeded("dtrain plan tells what is built"),
     "logger": switched(unneeded("metrics.jsonl and TensorBoard, as here"), says({"logger": ["console"]})),
-    "callbacks": lambda ledger, key, value: (unneeded("empty") if value in ([], {}) else refused("write a hook: "
-        "hook.mine._target_=<yours> trust=[<its package>]."))(ledger, key, value),
-    **every("callbacks.** logger.** plugins.**", refused("computed in Python, which is not run. Write a hook: "
-        "hook.mine._target_=<yours> trust=[<its package>].")),
-    "default_root_dir": output, "default_root_dir.**": refused("computed in Python, which is not run. Type out=<URL>."),
+    "callbacks": lambda ledger, key, value: (
+        unneeded("empty")
+        if value in ([], {})
+        else refused("write a hook: hook.mine._target_=<yours> trust=[<its package>].")
+    )(ledger, key, value),
+    **every(
+        "callbacks.** logger.** plugins.**",
+        refused(
+            "computed in Python, which is not run. Write a hook: hook.mine._target_=<yours> trust=[<its package>]."
+        ),
+    ),
+    "default_root_dir": output,
+    "default_root_dir.**": refused("computed in Python, which is not run. Type out=<URL>."),
     "deterministic": lacking("on GPUs type backend=nccl backend.kernels=deterministic; the CPU's kernels are."),
     "benchmark": lacking("kernels are torch's own. Leave it out."),
     "detect_anomaly": lacking("a loss that is no number stops the run at its step: on_spike=stop."),
@@ -389,24 +270,36 @@ TRAINER: dict[str, Rule] = {
     "use_distributed_sampler": unneeded("samples are shared out by their position"),
     "inference_mode": unneeded("nothing is kept for a backward in evaluation"),
     "resume_from_checkpoint": lacking("a run goes on from its own checkpoint; init=<run of dtrain> takes weights."),
-    **every("auto_lr_find auto_scale_batch_size", lacking("nothing is searched for. Type optim.lr=<value> "
-        "batch=<samples of a step>.")),
-    **every("replace_sampler_ddp move_metrics_to_cpu progress_bar_refresh_rate weights_summary terminate_on_nan "
-        "track_grad_norm", unneeded("of older versions: metrics.jsonl has the norm of the gradients, samples are "
-            "shared out by their position")),
-    "profiler": lacking("nothing is profiled while training goes on. Leave it out."), "profiler.**": refused("nothing is profiled while training "
-        "goes on. Leave it out."),
+    **every(
+        "auto_lr_find auto_scale_batch_size",
+        lacking("nothing is searched for. Type optim.lr=<value> batch=<samples of a step>."),
+    ),
+    **every(
+        "replace_sampler_ddp move_metrics_to_cpu progress_bar_refresh_rate weights_summary terminate_on_nan "
+        "track_grad_norm",
+        unneeded(
+            "of older versions: metrics.jsonl has the norm of the gradients, samples are shared out by their position"
+        ),
+    ),
+    "profiler": lacking("nothing is profiled while training goes on. Leave it out."),
+    "profiler.**": refused("nothing is profiled while training goes on. Leave it out."),
     "plugins": lacking("launchers and precisions are words: launcher=external, precision=bf16."),
     **every("barebones enable_autolog_hparams model_registry", unneeded("of Lightning's own loop")),
     **every("strategy strategy.**", NO_STRATEGY),
     "args.*": refused("given by position. Write its name before it."),
-}  # fmt: skip
+}
 COMMANDS: dict[str, Rule] = {
-    "seed_everything": lambda ledger, key, value: (unneeded("runs are seeded: seed=0") if isinstance(value, bool) else to("seed", whole))(ledger, key, value),
+    "seed_everything": lambda ledger, key, value: (
+        unneeded("runs are seeded: seed=0") if isinstance(value, bool) else to("seed", whole)
+    )(ledger, key, value),
     **every("model model.**", refused(YOURS, "model")),
     **every("data data.**", refused(DATA)),
-    **every("optimizer.** lr_scheduler.**", refused("type optim=adamw, sgd, muon or adafactor, and schedule=cosine, "
-        "constant or wsd, with their arguments.")),
+    **every(
+        "optimizer.** lr_scheduler.**",
+        refused(
+            "type optim=adamw, sgd, muon or adafactor, and schedule=cosine, constant or wsd, with their arguments."
+        ),
+    ),
     "ckpt_path": lacking("a run goes on from its own checkpoint; init=<run of dtrain> takes weights."),
     **every("verbose return_predictions weights_only", unneeded("of other commands of Lightning")),
-}  # fmt: skip
+}

@@ -10,24 +10,8 @@ failures.
 from typing import Any
 
 from dtrain.dialect import translate as translate_as
-from dtrain.dialect.ledger import (
-    ODD,
-    Code,
-    Ledger,
-    Rule,
-    chosen,
-    count,
-    every,
-    lacking,
-    names,
-    refused,
-    show,
-    switch,
-    to,
-    unneeded,
-    unread,
-    whole,
-)
+from dtrain.dialect.ledger import Code, Ledger, Rule, count, names, show, switch, whole
+from dtrain.dialect.rules import ODD, chosen, every, lacking, refused, to, unneeded, unread
 
 TITLE = "Ray Train"
 MARKS = names(

@@ -8,7 +8,8 @@ says by how much.
 from collections.abc import Mapping
 from typing import Any
 
-from dtrain.dialect.ledger import Ledger, Rule, chosen, lacking, number, refused, says, show, text, to, unneeded
+from dtrain.dialect.ledger import Ledger, Rule, number, show, text
+from dtrain.dialect.rules import chosen, lacking, refused, says, to, unneeded
 
 BEHIND = "theirs begins at 0 and stays a step behind, two in DeepSpeed"
 """transformers, torchtune and DeepSpeed warm up by step / warmup, counted from 0; dtrain by (step + 1) / warmup."""

@@ -6,29 +6,13 @@ https://github.com/pytorch/torchtitan
 Its schedules are dtrain's to the step: warm-up by (step + 1) / warmup, decay over the last steps of the run.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
-from dtrain.dialect.deepspeed import SHARDS
-from dtrain.dialect.ledger import (
-    ODD,
-    Ledger,
-    Rule,
-    chosen,
-    count,
-    every,
-    lacking,
-    names,
-    number,
-    refused,
-    says,
-    show,
-    switched,
-    to,
-    unneeded,
-    whole,
-)
-from dtrain.dialect.terms import NO_DATA, optimizer, output
+from dtrain.dialect.deepspeed_zero import SHARDS
+from dtrain.dialect.ledger import Ledger, Rule, count, names, number, show, whole
+from dtrain.dialect.rules import ODD, chosen, every, lacking, refused, says, switched, to, unneeded
+from dtrain.dialect.terms import NO_DATA, output
+from dtrain.dialect.torchtitan_optim import DECAY, SCHEDULES, optimizer_section, schedule_section
 
 TITLE = "torchtitan"
 MARKS = names(
@@ -43,18 +27,10 @@ DEGREES = {
     "data_parallel_replicate_degree": "dp_replicate", "data_parallel_shard_degree": "dp_shard", "tensor_parallel_degree": "tp",
     "pipeline_parallel_degree": "pp", "context_parallel_degree": "cp", "expert_parallel_degree": "ep",
 }  # fmt: skip
-SCHEDULES = {
-    "1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved_1f1b", "loopedbfs": "looped_bfs", "interleavedzerobubble": "interleaved_zero_bubble",
-    "zbvzerobubble": "zbv", "dualpipev": "dualpipev",
-}  # fmt: skip
-DECAY = (
-    "the decay is a straight line over the last steps, or a cosine from the end of the warm-up. Type "
-    "schedule=wsd schedule.decay=<steps>, or schedule=cosine."
-)
 
 
 def translate(ledger: Ledger) -> None:
-    for tell in (_mesh, _batch, _model, _optimizer, _schedule, _remat, _checkpoint, _precision):
+    for tell in (_mesh, _batch, _model, optimizer_section, schedule_section, _remat, _checkpoint, _precision):
         tell(ledger)
     ledger.apply(RULES)
     ledger.imply({"clip": 1.0, "steps": 10000, "remat": "selective", "compile": "none"}, "default of torchtitan")
@@ -198,91 +174,6 @@ def _model(ledger: Ledger) -> None:
             )
         else:
             lacking("there is only float8. Type precision=fp8.")(ledger, key, value)
-
-
-def _optimizer(ledger: Ledger) -> None:
-    """One optimizer for all, or groups by patterns; a single group for everything is the former."""
-    if "optimizer.name" in ledger.leaves:
-        betas = [ledger.get("optimizer.beta1", 0.9), ledger.get("optimizer.beta2", 0.95)]
-        name = str(ledger.leaves["optimizer.name"])
-        for key in ledger.under("optimizer.implementation"):
-            ledger.skip(key, "speed only; here one fused kernel is used where there is one")
-        for key in ledger.under("optimizer.beta1", "optimizer.beta2"):
-            if name == "AdamW":
-                ledger.carry(key, {"optim.betas": betas})
-        optimizer(ledger, "optimizer.name", "optimizer", name, {"lr": 8e-4, "betas": betas, "weight_decay": 0.1})
-    groups = "optimizer.param_groups"
-    if ledger.leaves.get(f"{groups}.0.pattern") == ".*" and f"{groups}.0.optimizer_name" in ledger.leaves:
-        ledger.skip(f"{groups}.0.pattern", "all weights")
-        optimizer(
-            ledger,
-            f"{groups}.0.optimizer_name",
-            f"{groups}.0.optimizer_kwargs",
-            str(ledger.get(f"{groups}.0.optimizer_name", "AdamW")),
-        )
-    for key in ledger.under(groups):
-        ledger.refuse(
-            key,
-            "optimizers by patterns of names are optim=muon, or one of your own: optim._target_=<yours> trust=[<its "
-            "package>].",
-        )
-        if "optim" not in ledger.words:
-            ledger.ask("optim")
-            ledger.ask("optim.lr")
-
-
-def _schedule(ledger: Ledger) -> None:
-    """Flat, then down over the last decay_ratio of the run; without one down from the end of the warm-up."""
-    p = "lr_scheduler"
-    values = {name: ledger.get(f"{p}.{name}", default) for name, default in SCHEDULER.items()}
-    steps, ratio = ledger.get("training.steps", 10000), values["decay_ratio"]
-    total = steps if values["total_steps"] is None else values["total_steps"]
-    numbers = (steps, total, values["warmup_steps"], values["min_lr_factor"], 0 if ratio is None else ratio)
-    if not all(isinstance(one, int | float) and not isinstance(one, bool) for one in numbers):
-        return  # the table refuses what is odd
-    if total != steps and "training.steps" in ledger.leaves:
-        ledger.carry(
-            "training.steps", {"steps": total, "stop_after": steps}, "the schedule aims further than the run goes"
-        )
-    warmup = min(values["warmup_steps"], total)
-    decay = total - warmup if ratio is None else min(round(total * ratio), total - warmup)
-    words = {
-        "schedule": "wsd",
-        "schedule.warmup": warmup,
-        "schedule.decay": decay,
-        "schedule.floor": values["min_lr_factor"],
-    }
-    if values["decay_type"] == "cosine" and decay == total - warmup:
-        del words["schedule.decay"]
-        words["schedule"] = "cosine"
-    elif values["decay_type"] != "linear":
-        for key in ledger.under(p):
-            ledger.refuse(key, DECAY)
-        ledger.ask("schedule")
-        return
-    for name, word in (
-        ("warmup_steps", "schedule.warmup"),
-        ("decay_ratio", "schedule.decay"),
-        ("decay_type", "schedule"),
-        ("min_lr_factor", "schedule.floor"),
-    ):
-        for key in ledger.under(f"{p}.{name}"):
-            if ledger.leaves[key] is None or word not in words:
-                ledger.skip(key, "from the end of the warm-up to the end of the run")
-            else:
-                ledger.carry(key, {word: words[word]}, f"of {total} steps" if name == "decay_ratio" else "")
-    for key in ledger.under(f"{p}.total_steps"):
-        ledger.skip(key, "told with training.steps")
-    ledger.imply(words, "default of torchtitan")
-
-
-SCHEDULER: Mapping[str, Any] = {
-    "warmup_steps": 200,
-    "total_steps": None,
-    "decay_ratio": None,
-    "decay_type": "linear",
-    "min_lr_factor": 0.0,
-}
 
 
 def _remat(ledger: Ledger) -> None:

@@ -9,25 +9,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dtrain.dialect.deepspeed import SHARDS
-from dtrain.dialect.ledger import (
-    ODD,
-    Ledger,
-    Rule,
-    chosen,
-    count,
-    every,
-    lacking,
-    names,
-    number,
-    refused,
-    says,
-    switched,
-    text,
-    to,
-    unneeded,
-    whole,
-)
+from dtrain.dialect.deepspeed_zero import SHARDS
+from dtrain.dialect.ledger import Ledger, Rule, count, names, number, text, whole
+from dtrain.dialect.rules import ODD, chosen, every, lacking, refused, says, switched, to, unneeded
 from dtrain.dialect.terms import BEHIND, NO_DATA, decaying, epochs, optimizer, output, unknown_optimizer
 from dtrain.secrets import screen
 

@@ -30,15 +30,23 @@ SHARED_BYTES = GIB
 """Containers have 64 MiB unless they are told otherwise: loading processes and copies in memory need more."""
 
 
+NO_PROGRAM = "is not there"
+MOST = 1 << 20
+"""Characters of an answer of nvidia-smi that are read."""
+
+
 def gpus(case: Case) -> Iterable[Finding]:
     """Each GPU that this process may use, as the driver tells of it."""
     seen = visible_gpus(case.environ)
     rows, error = _smi("gpu", SMI)
+    if error and error != NO_PROGRAM and not seen:
+        yield Finding("gpu", "note", f"nvidia-smi {error}: ranks compute on the CPU", "run nvidia-smi by hand")
+        return
     if error and seen:
         yield Finding(
             "gpu",
             "stop",
-            f"{len(seen)} are there, but nvidia-smi says: {error}",
+            f"{len(seen)} are there, but nvidia-smi {error}",
             "have the driver installed or loaded: nvidia-smi must work",
         )
         return
@@ -175,18 +183,23 @@ def _smi(query: str, fields: Sequence[str]) -> tuple[list[dict[str, str]], str]:
             [nvidia_smi(), f"--query-{query}={','.join(fields)}", "--format=csv,noheader,nounits"],
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=20,
             check=False,
         )
+    except FileNotFoundError:
+        return [], NO_PROGRAM
     except OSError as error:
-        return [], f"{error.strerror}"
+        return [], f"cannot be run: {error.strerror}"
     except subprocess.TimeoutExpired:
-        return [], "nothing for 20 s"
+        return [], "has not answered for 20 s"
     if asked.returncode:
-        return [], (asked.stdout + asked.stderr).strip().splitlines()[-1]
-    return [
-        dict(zip(fields, row, strict=True)) for row in csv.reader(asked.stdout.splitlines(), skipinitialspace=True)
-    ], ""
+        last = (asked.stdout + asked.stderr).strip().splitlines()[-1:] or [f"nothing, exit code {asked.returncode}"]
+        return [], f"says: {last[0][:200]}"
+    rows = [*csv.reader(asked.stdout[:MOST].splitlines(), skipinitialspace=True)]
+    if any(len(row) != len(fields) for row in rows):
+        return [], f"answers what cannot be read: {asked.stdout[:40]!r}"
+    return [dict(zip(fields, row, strict=True)) for row in rows], ""
 
 
 def _number(text: str) -> int:

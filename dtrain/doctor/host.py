@@ -23,7 +23,7 @@ UNSYNCHRONISED = 5
 BUILT = 1_760_000_000
 """Seconds since 1970 of October 2025: no clock that is right shows less."""
 FREE_BYTES = 1 << 30
-SERVER = re.compile(r"-m\0dtrain\.launcher\.server\0(\d+)")
+SERVER = re.compile(r"-m\0dtrain\.launcher\.local\.server\0(\d+)")
 """In the command line of a launcher's server: the process that started it."""
 
 

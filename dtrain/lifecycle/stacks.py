@@ -46,7 +46,7 @@ def own(frames: Frames) -> str | None:
 
 
 def collective(frames: Frames) -> str | None:
-    """The collective a stack is in, as `all_reduce (dtrain/mesh.py:92 in max)`, or None."""
+    """The collective a stack is in, as `all_reduce (dtrain/mesh/__init__.py:92 in max)`, or None."""
     return _collective(
         [(frame.f_code.co_filename, str(line), frame.f_code.co_name) for frame, line in reversed(frames)]
     )
@@ -55,7 +55,9 @@ def collective(frames: Frames) -> str | None:
 def microbatch(frames: Frames) -> int | None:
     """The number of the microbatch, from 0, if the stack is in one of a step."""
     for frame, _ in frames:
-        if frame.f_code.co_filename.endswith(f"dtrain{os.sep}step.py") and isinstance(frame.f_locals.get("index"), int):
+        if frame.f_code.co_filename.endswith(f"dtrain{os.sep}loop{os.sep}step.py") and isinstance(
+            frame.f_locals.get("index"), int
+        ):
             return int(frame.f_locals["index"])
     return None
 

@@ -57,7 +57,6 @@ def trace(plan: Plan, *, real: bool = False) -> tuple[Shapes, nn.Module | None]:
     What a forward raises, or data that is not here, is the reason why something is unknown; so is a model that cannot
     be built, when the plan is for another machine. Raises WordsError when it is for this one.
     """
-    objective, precision = build(plan.objective, Objective), build(plan.precision)
     one, facts, unknown = _first(plan)
     fake = None if real else FakeTensorMode(allow_non_fake_inputs=True)
     with fake or nullcontext():
@@ -72,46 +71,15 @@ def trace(plan: Plan, *, real: bool = False) -> tuple[Shapes, nn.Module | None]:
             if "cluster" in plan.why and not unknown:
                 raise WordsError(f"{why}. DTRAIN_DEBUG=1 shows the whole stack.") from error
             return Shapes((), 0, 0, 0, 0, 1, unknown=unknown or why), None
-        if any(each.is_meta for each in model.parameters()):
-            materialize(model, torch.device("cpu"))  # under the fake mode this takes no memory
-            if real:
-                fill(model, plan.seed)
-        if precision.param != torch.float32:
-            lower(model, precision.param)
-        if flowing(plan).param != types_of(plan).param:
-            for parameter in model.parameters():
-                parameter.data = parameter.data.to(precision.compute)
+        _lower(model, plan, real=real)
         batch = tree_map_only(Tensor, lambda each: fake.from_tensor(each) if fake else each, one)
         samples = [each for each in tree_leaves(batch) if isinstance(each, Tensor)]
-        watch = Watch(model, samples)
         listed = list(dict.fromkeys(blocks(model)))
         before = [(module, buffer, buffer._version) for module, _, buffer in saved_buffers(model)]
+        watch = Watch(model, samples)
         if not unknown:
-            try:
-                with (
-                    _listening(model, listed, watch),
-                    watch,
-                    Listener(watch),
-                    saved_tensors_hooks(watch.pack, watch.unpack),
-                ):
-                    with precision.autocast(torch.device("cpu")):
-                        out = call(model, objective.inputs(batch))
-                        watch.returns = Kept(logits=nbytes(logits_of(out)))
-                        loss = loss_of(objective, out, batch).sum
-                        del out
-                    watch.turn()
-                    loss.backward()
-            except DtrainError as error:
-                if not _takes_two(model, objective, precision, batch):
-                    raise
-                unknown, watch = f"the forward takes no batch of one sample: {first_line(error)}", Watch(model, samples)
-            except LOOKS as error:
-                unknown, watch = (
-                    f"the forward looks into numbers, which are not there yet, at {own(_frames(error))}",
-                    Watch(model, samples),
-                )
-            except Exception as error:  # whatever else the user's forward does
-                unknown, watch = f"the forward fails on tensors without memory: {_why(error)}", Watch(model, samples)
+            unknown = _step(plan, model, batch, listed, watch)
+            watch = Watch(model, samples) if unknown else watch
     moving = _moving(before)
     shapes = Shapes(
         runs(_blocks(model, listed, watch, known=not unknown)), sum(each.nbytes for each in model.buffers()), _persistent(model), watch.tables,
@@ -119,6 +87,43 @@ def trace(plan: Plan, *, real: bool = False) -> tuple[Shapes, nn.Module | None]:
         sum(each.nbytes for each in tree_leaves(one.get("inputs")) if isinstance(each, Tensor)), watch.returns, moving, unknown,
     )  # fmt: skip
     return shapes, model
+
+
+def _lower(model: nn.Module, plan: Plan, *, real: bool) -> None:
+    """Give the model memory (none under the fake mode) and the types that the precision computes with."""
+    precision = build(plan.precision)
+    if any(each.is_meta for each in model.parameters()):
+        materialize(model, torch.device("cpu"))
+        if real:
+            fill(model, plan.seed)
+    if precision.param != torch.float32:
+        lower(model, precision.param)
+    if flowing(plan).param != types_of(plan).param:
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(precision.compute)
+
+
+def _step(plan: Plan, model: nn.Module, batch: Any, listed: list[nn.Module], watch: Watch) -> str:
+    """One forward and backward, which `watch` sees; why it cannot be, or nothing. Raises DtrainError."""
+    objective, precision = build(plan.objective, Objective), build(plan.precision)
+    try:
+        with _listening(model, listed, watch), watch, Listener(watch), saved_tensors_hooks(watch.pack, watch.unpack):
+            with precision.autocast(torch.device("cpu")):
+                out = call(model, objective.inputs(batch))
+                watch.returns = Kept(logits=nbytes(logits_of(out)))
+                loss = loss_of(objective, out, batch).sum
+                del out
+            watch.turn()
+            loss.backward()
+    except DtrainError as error:
+        if not _takes_two(model, objective, precision, batch):
+            raise
+        return f"the forward takes no batch of one sample: {first_line(error)}"
+    except LOOKS as error:
+        return f"the forward looks into numbers, which are not there yet, at {own(_frames(error))}"
+    except Exception as error:  # whatever else the user's forward does
+        return f"the forward fails on tensors without memory: {_why(error)}"
+    return ""
 
 
 def _built(plan: Plan, facts: Mapping[str, Any], fake: FakeTensorMode | None) -> nn.Module:

@@ -77,9 +77,27 @@ def test_gpus_that_are_all_hidden_are_told(tmp_path: Path, monkeypatch: pytest.M
 def test_gpus_without_a_driver_stop_a_run_and_no_gpus_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(tmp_path, monkeypatch, 'echo "NVIDIA-SMI has failed"; exit 9')
     (found,) = devices.gpus(case(CUDA_VISIBLE_DEVICES="0,1"))
+    assert (found.verdict, "has failed" in found.text) == ("note", True), "a variable alone makes no GPU"
+    files = tmp_path / "dev"
+    files.mkdir()
+    for number in range(2):
+        (files / f"nvidia{number}").touch()
+    monkeypatch.setattr("dtrain.cluster.FILES", files)
+    (found,) = devices.gpus(case(CUDA_VISIBLE_DEVICES="0,1"))
     assert (found.verdict, "2 are there" in found.text, "has failed" in found.text) == ("stop", True, True)
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    monkeypatch.setattr("dtrain.cluster.FILES", tmp_path / "nowhere")
     (found,) = devices.gpus(case(CUDA_VISIBLE_DEVICES=""))
     assert found.verdict == "ok"
+
+
+@pytest.mark.parametrize("answer", ["exit 1", "head -c 3000 /dev/urandom", "echo '-5, N/A'"])
+def test_an_answer_of_nvidia_smi_that_cannot_be_read_is_told(
+    answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(tmp_path, monkeypatch, answer)
+    (found,) = devices.gpus(case())
+    assert found.verdict == "note" and found.text.startswith("nvidia-smi ")
 
 
 @pytest.mark.parametrize(

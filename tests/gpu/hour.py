@@ -1,6 +1,7 @@
 """A list of steps, each in a process of its own with an end: what is slow, hangs or crashes costs its own row and no other."""
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -62,11 +63,20 @@ def judged(holds: bool, figure: str, said: str = "") -> Verdict:
     return Verdict("passed" if holds else "failed", figure, said)
 
 
+def fresh(folder: Path) -> Path:
+    """A new folder in `folder`: 1, 2, 3, ... Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        with contextlib.suppress(FileExistsError):
+            (folder / str(number)).mkdir()
+            return folder / str(number)
+    raise AssertionError
+
+
 def run(
     steps: Sequence[Step], place: Place, entry: Sequence[str], tell: Callable[[str], None] = print
 ) -> list[tuple[Step, Verdict]]:
     """`entry` is the command that does one step: it takes `step=<name>` and leaves <folder>/<name>.json. Logs lie beside it."""
-    place.folder.mkdir(parents=True, exist_ok=True)
     found = []
     for step in steps:
         verdict = _not_here(step, place) or _one(step, place, entry)
@@ -102,7 +112,7 @@ def _one(step: Step, place: Place, entry: Sequence[str]) -> Verdict:
         return Verdict(**json.loads(left.read_text()))
     how = f"no end within {step.seconds:g} s" if code is None else f"exit code {code}"
     last = next((line for line in reversed(log.read_text(errors="replace").splitlines()) if line.strip()), "")
-    return Verdict("failed", said=f"{how}: {last[:200]} ({log.name})")
+    return Verdict("failed", said=f"{how}: {last[:300]} ({log.name})")
 
 
 def do(step: Step, place: Place) -> None:

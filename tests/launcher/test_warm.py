@@ -40,6 +40,16 @@ class Net(torch.nn.Linear):
         asked.put(1)
         answered.get(timeout=60)
 """
+MOVES = """
+import os
+import torch
+
+os.chdir({folder!r})
+
+class Net(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(64, 10)
+"""
 WORDS = (
     "data=synthetic",
     "data.samples=512",
@@ -99,3 +109,13 @@ def test_a_module_that_cannot_be_imported_is_told_by_a_rank(line: str, tmp_path:
     assert run.returncode == 1
     assert "dtrain: rank 0 failed" in output or "dtrain: rank 1 failed" in output
     assert output.count("Traceback (most recent call last)") == 1
+
+
+def test_a_module_that_changes_the_folder_does_not_move_the_run(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "mine.py").write_text(MOVES.format(folder=str(tmp_path / "elsewhere")))
+    run = begun(tmp_path, "dtrain", *WORDS, "devices=2", "out=run")
+    output, _ = run.communicate(timeout=300)
+    assert run.returncode == 0, output
+    assert steps_of(tmp_path / "run") == [1, 2, 3, 4]
+    assert not any((tmp_path / "elsewhere").iterdir())

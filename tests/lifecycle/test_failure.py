@@ -54,7 +54,9 @@ def test_the_paragraph_says_who_where_when_and_what_the_others_did(tmp_path: Pat
     left(tmp_path, 0, RuntimeError("Connection closed by peer [127.0.0.1]:1"))
     assert len(list(tmp_path.glob("failure-*.json"))) == 2
     told = failure.explain(tmp_path)
-    assert told.line.startswith("rank 1 failed in step 5 (samples 32 to 39): ValueError: loss is, at lifecycle/test_failure.py:")
+    assert told.line.startswith(
+        "rank 1 failed in step 5 (samples 32 to 39): ValueError: loss is, at lifecycle/test_failure.py:"
+    )
     assert f"pid {os.getpid()}]" in told.line
     assert "Meanwhile: rank 0 at lifecycle/test_failure.py:" in told.paragraph
     assert "(collective 7 of the world)" in told.paragraph

@@ -290,6 +290,11 @@ def join(address: str, wait: float, cold: str = "") -> None:
     UnforkableError as `warm` does.
     """
     refuse(address)
+    with store.anchored():
+        _join(address, wait, cold)
+
+
+def _join(address: str, wait: float, cold: str) -> None:
     folder, plan = store.scratch("agent"), None
     process.claim(folder)
     since = time.monotonic()

@@ -41,8 +41,8 @@ def serve(told: dict[str, Any], scratch: Path, *, cold: str = "") -> None:
         process.claim(scratch)
         options.take_over(told.pop("storage"))
         plan = Plan.from_dict(told.pop("plan"))
-        warm(plan, cold)
         with store.anchored():
+            warm(plan, cold)
             Rounds(plan, scratch, RestartLog.read(scratch), **told).run()
     except (OSError, StoreError) as error:
         said = f"the launcher cannot start: {why(error) if isinstance(error, OSError) else error}"

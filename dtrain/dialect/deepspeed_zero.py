@@ -1,0 +1,127 @@
+"""DeepSpeed's zero_optimization section as words."""
+
+from typing import Any
+
+from dtrain.dialect.ledger import Ledger, Rule
+from dtrain.dialect.rules import ODD, chosen, every, lacking, refused, says, switched, unneeded, unread
+
+STAGES = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
+
+
+SHARDS = unneeded("a checkpoint is shards that any mesh reads; dtrain checkpoint export writes one file")
+
+
+MOVES = unneeded("how offloading moves bytes; here FSDP2 does it")
+
+
+def zero_section(ledger: Ledger) -> None:
+    """The stage is a strategy; what is offloaded lives on the CPU."""
+    top = "zero_optimization"
+    key = f"{top}.stage"
+    if isinstance(ledger.leaves.get(top), bool):  # the oldest files
+        ledger.carry(top, {"strategy": "zero1" if ledger.leaves[top] else "ddp"})
+        return
+    stage = ledger.leaves.get(key, 0)
+    if key not in ledger.leaves:
+        ledger.imply({"strategy": "ddp"}, "stage 0 unless told otherwise")
+    elif not unread(ledger, key, stage, "strategy"):
+        if isinstance(stage, bool) or not isinstance(stage, int) or stage not in STAGES:
+            ledger.refuse(key, f"there are stages 0 to 3, not {stage!r}. Type strategy=<ddp, zero1, zero2 or zero3>.")
+            ledger.ask("strategy")
+        else:
+            ledger.carry(key, {"strategy": STAGES[stage]})
+    for part in ("optimizer", "param"):
+        _offload(ledger, f"{top}.offload_{part}", _rests(stage, part))
+    for key in ledger.under(f"{top}.cpu_offload", f"{top}.cpu_offload_param"):
+        switched(_rests(stage, key.rpartition("_")[2]), unneeded("off, as here"))(ledger, key, ledger.leaves[key])
+
+
+def _rests(stage: Any, part: str) -> Rule:
+    if not isinstance(stage, int) or stage not in (1, 2, 3):
+        return refused(
+            "nothing is sharded in stage 0, so nothing can be offloaded. Type strategy=zero2 strategy.offload=cpu."
+        )
+    return says(
+        {"strategy.offload": "cpu"},
+        "" if part == "param" else "shards of weights and optimizer both rest there; theirs of the optimizer alone",
+    )
+
+
+def _offload(ledger: Ledger, section: str, offload: Rule) -> None:
+    disk = refused("there is no offload to disks. Type strategy.offload=cpu for the host's memory, or take more ranks.")
+    device = ledger.leaves.get(f"{section}.device")
+    for key in ledger.under(section):
+        if key == f"{section}.device":
+            chosen({"cpu": offload, "none": unneeded("off, as here")}, disk)(ledger, key, device)
+        elif device == "nvme" and ledger.leaves[key] is not False:
+            disk(ledger, key, device)
+        elif key == f"{section}.ratio":
+            chosen({1: MOVES}, refused("all shards rest on the CPU, or none. Leave it out."))(
+                ledger, key, ledger.leaves[key]
+            )
+
+
+ZERO: dict[str, Rule] = {
+    **every(
+        "stage3_gather_16bit_weights_on_model_save gather_16bit_weights_on_model_save "
+        "stage3_gather_fp16_weights_on_model_save elastic_checkpoint",
+        SHARDS,
+    ),
+    **every(
+        "allgather_partitions allgather_bucket_size overlap_comm reduce_scatter reduce_bucket_size "
+        "contiguous_gradients round_robin_gradients sub_group_size "
+        "stage3_max_live_parameters stage3_max_reuse_distance stage3_prefetch_bucket_size "
+        "stage3_param_persistence_threshold "
+        "stage3_model_persistence_threshold stage3_module_granularity_threshold "
+        "stage3_use_all_reduce_for_fetch_params stage3_allgather_sequential "
+        "prefetch_bucket_size param_persistence_threshold model_persistence_threshold max_live_parameters "
+        "max_reuse_distance module_granularity_threshold "
+        "use_all_reduce_for_fetch_params allgather_sequential use_multi_rank_bucket_allreduce compute_grad_norm "
+        "ignore_unused_parameters legacy_stage1 "
+        "parameter_alignment memory_efficient_linear pipeline_loading_checkpoint override_module_apply "
+        "enable_sanity_checks grad_hooks fast_init "
+        "save_muon_momentum_buffer_in_memory log_trace_cache_warnings leaf_module.classes leaf_module.names "
+        "leaf_module.name_suffixes",
+        unneeded("collectives go block by block, beside the computation"),
+    ),
+    **every(
+        "zero_quantized_weights zero_quantized_gradients zero_quantized_nontrainable_weights",
+        lacking("weights and gradients travel as they are. Leave it out."),
+    ),
+    **every("cpu_offload_use_pin_memory", MOVES),
+    **every(
+        "offload_optimizer.device offload_optimizer.ratio offload_param.device cpu_offload cpu_offload_param",
+        refused(ODD),
+    ),
+    **{
+        f"offload_{part}.{name}": MOVES
+        for part in ("optimizer", "param")
+        for name in [
+            "pin_memory",
+            "buffer_count",
+            "buffer_size",
+            "max_in_cpu",
+            "fast_init",
+            "nvme_path",
+            "pipeline_read",
+            "pipeline_write",
+            "cpuadam_cores_perc",
+        ]
+    },
+    "offload_optimizer.super_offload": lacking(
+        "shards rest on the CPU and are brought back for the update. Leave it out."
+    ),
+    "load_from_fp32_weights": unneeded("weights at rest are fp32"),
+    "zero_hpz_partition_size": chosen(
+        {0: unneeded("off, as here"), 1: unneeded("off, as here")},
+        refused("there are no second shards inside a node. The nearest: strategy=hsdp nodes=2 devices=8."),
+    ),
+    "mics_shard_size": chosen(
+        {-1: unneeded("off, as here")},
+        refused(
+            "shards inside a group, replicas between "
+            "groups: type strategy=hsdp mesh.dp_shard=<size of a group>, with nodes and devices."
+        ),
+    ),
+    "mics_hierarchical_params_gather": unneeded("how MiCS gathers"),
+}

@@ -66,7 +66,7 @@ def train(plan: Plan) -> Result:
             caveats=caveats(model),
         )  # fmt: skip
         observers = Observers(
-            parts, ema=state.ema, log=log, scored=checkpoint.scored, enough=partial(stop_asked.meanwhile, mesh),
+            parts, state=state, log=log, scored=checkpoint.scored, enough=partial(stop_asked.meanwhile, mesh),
             watchdog=watchdog,
         )  # fmt: skip
 

@@ -49,17 +49,25 @@ class TrainState:
         self._built = frozenset(name for name, _ in self._model_tensors())
 
     def tensors(self) -> dict[str, Tensor]:
-        """By name. Raises WordsError when the model has got or lost some since it was built: nothing would train them,
-        and no run could load them.
-        """
+        """By name. Raises WordsError as `check`."""
+        self.check()
         averages = {f"ema.{name}": average for name, average in self.ema.averages.items()} if self.ema else {}
-        kept = dict(self._model_tensors())
-        if other := sorted(name.removeprefix("model.") for name in kept.keys() ^ self._built):
+        return (
+            dict(self._model_tensors())
+            | {name: value for name, value in self._optimizer_entries() if isinstance(value, Tensor)}
+            | averages
+        )
+
+    def check(self) -> None:
+        """Raises WordsError when the model has got or lost tensors since it was built: nothing would train them, and no
+        run could load them.
+        """
+        names = {name for name, _ in self._model_tensors()}
+        if other := sorted(name.removeprefix("model.") for name in names ^ self._built):
             raise WordsError(
                 f"the model has got or lost parameters or buffers while it trained: {', '.join(other[:5])}. Make them "
                 "in __init__, or with persistent=False."
             )
-        return kept | {name: value for name, value in self._optimizer_entries() if isinstance(value, Tensor)} | averages
 
     def facts(self) -> dict[str, Any]:
         """What is not a tensor, as JSON."""

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dtrain.build import build
+from dtrain.checkpoint.state import TrainState
 from dtrain.evaluation.heldout import measure
 from dtrain.evaluation.session import watch
 from dtrain.hook import Hook, StepInfo, falls, gives_none, numbers, plain
@@ -19,7 +20,6 @@ from dtrain.loop.metrics import Log
 from dtrain.loop.step import StepLoss
 from dtrain.model import caveats
 from dtrain.model.seeds import drawn
-from dtrain.optim.ema import EMA
 
 
 class Observers:
@@ -31,7 +31,7 @@ class Observers:
         self,
         parts: Parts,
         *,
-        ema: EMA | None,
+        state: TrainState,
         log: Log,
         scored: Callable[..., None],
         enough: Callable[[], bool],
@@ -43,7 +43,7 @@ class Observers:
         self._heldout = parts.source.holdout()
         self._measure = partial(
             measure, forward, objective=parts.objective, mesh=mesh, precision=parts.precision,
-            samples=plan.evaluate_samples, microbatch=plan.batch.microbatch, context=parts.context, ema=ema,
+            samples=plan.evaluate_samples, microbatch=plan.batch.microbatch, context=parts.context, ema=state.ema,
             enough=self._enough, tell=self._tell,
         )  # fmt: skip
         self._forward = watch(forward, mesh, parts.precision, step=plan.tokens_step)
@@ -51,6 +51,7 @@ class Observers:
         self._complete = all(map(gives_none, self._hooks))
         self._unsaved = Unsaved(parts.model)
         self._draws: Callable[[int], str] | None = partial(_draws, forward, plan.seed, mesh.batch_rank)
+        self._check = state.check
         self._told = set[str]()
         self._measured: Collection[str] = ()
         self.metrics: dict[str, Any] = {}
@@ -61,6 +62,7 @@ class Observers:
     def look(self, step: int, seen: int, loss: StepLoss, norm: Tensor, lr: float) -> None:
         """After a step; of the first one of a start it is told what its forward drew from."""
         if self._draws:
+            self._check()
             drew, self._draws = self._draws(step - 1), None
             if drew:
                 self._tell(drew)

@@ -142,6 +142,15 @@ class Late(Net):
         return x
 
 
+class Lazy(Net):
+    """A buffer that is made by the first forward."""
+
+    def mix(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "scale"):
+            self.register_buffer("scale", torch.ones(()))
+        return x
+
+
 class Cached(Net):
     """Two buffers that are not saved and need not be: one filled by the first forward, one made again by every forward."""
 

@@ -72,7 +72,13 @@ def test_a_parameter_that_comes_late_is_refused_before_a_checkpoint_that_nothing
     with pytest.raises(RankFailed, match="the model has got or lost parameters or buffers while it trained: late"):
         ranks(1, train, plan)
     assert not list((tmp_path / "run").glob("checkpoints/*/*/COMMIT.json"))
-    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) <= 1, "told after the first step"
+
+
+def test_a_buffer_of_the_first_forward_is_refused_after_the_first_step(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path / "run", "model._target_=wrong_models.Lazy", *WORDS, "devices=1", "strategy=single")
+    with pytest.raises(RankFailed, match="the model has got or lost parameters or buffers while it trained: scale"):
+        ranks(1, train, plan)
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) <= 1
 
 
 def test_a_cache_that_nobody_saves_is_not_told_of(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ WAITING = {
     (*GPT, TWO, "strategy=zero3", "strategy.offload=cpu"): {"_fsdp_param_group.py finalize_backward": 21},
     (*MOE, TWO, "mesh.ep=2"): {JUDGE: 1, "model/moe.py by_expert": 2, "parallel/expert.py __call__": 2},
 }  # fmt: skip
-"""Words -> where the host waits in each step, and how often; the table of README ("When a step waits for the GPU") says why."""
+"""Words -> where the host waits in each step, and how often; the table of docs/mesh.md ("When a step waits for the GPU") says why."""
 
 LAGGING = "guard.py _catch_up"
 """It waits for what the device found eight steps ago."""
@@ -79,7 +79,7 @@ def test_a_run_on_a_gpu_waits_where_it_is_said_to_wait_and_nowhere_else(
 
 def test_the_page_lists_every_word_for_which_a_step_waits() -> None:
     page = (
-        (Path(__file__).parents[1] / "README.md")
+        (Path(__file__).parents[1] / "docs" / "mesh.md")
         .read_text()
         .split("**When a step waits for the GPU.**")[1]
         .split("\n\n**")[0]

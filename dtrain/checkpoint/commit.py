@@ -28,7 +28,7 @@ SHAPE = {
         "step": COUNT, "seconds?": NUMBER, "optim": MAPPING,
         "stream?": Optional({"seen": COUNT, "passed_over?": Each(COUNT), "batch": COUNT, "passed": COUNT}),
         "scale?": Optional({"value": FINITE, "good": COUNT}),
-        "guard?": Optional({"norms": Each(FINITE), "losses": Each(FINITE), "row": COUNT}),
+        "spikes?": Optional({"norms": Each(FINITE), "losses": Each(FINITE), "row": COUNT}),
         "huggingface?": Optional(MAPPING),
     },
     "files": Each({"name": TEXT, "size": COUNT, "sha256": TEXT}),
@@ -203,9 +203,9 @@ def _check(commit: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} does not lie in its pieces once and whole")
 
 
-def _check_spikes(guard: Mapping[str, Any]) -> None:
+def _check_spikes(spikes: Mapping[str, Any]) -> None:
     """Raises ValueError when a step of its window has a gradient norm and no loss."""
-    norms, losses = (len(guard.get(name, ())) for name in ("norms", "losses"))
+    norms, losses = (len(spikes.get(name, ())) for name in ("norms", "losses"))
     if norms != losses:
         raise ValueError(f"facts.spikes has {norms} norms and {losses} losses")
 

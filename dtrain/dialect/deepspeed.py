@@ -281,7 +281,7 @@ RULES: dict[str, Rule] = {
     ),
     "pipeline.seed_layers": unneeded("weights are drawn by name, the same on every mesh"),
     **every("pipe_partitioned grad_partitioned", unneeded("what travels between stages is whole"), "pipeline"),
-    "tensor_parallel.**": refused("how a model is split is its own tp_plan: see 'To add a model' in the README."),
+    "tensor_parallel.**": refused("how a model is split is its own tp_plan: see docs/own-parts.md."),
     "checkpoint.**": SHARDS,
     "aio.**": unneeded("of the offload to disks"),
     "vocabulary_size": unneeded("a model says its own"),

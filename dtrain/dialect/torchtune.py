@@ -144,7 +144,7 @@ SECTIONS: Mapping[str, tuple[str, Mapping[str, str]]] = {
             "torchtune.training.metric_logging.TensorBoardLogger": "logger=tensorboard",
         },
     ),
-    "tensor_parallel_plan": ("a model brings its own tp_plan: see 'To add a model' in the README.", {}),
+    "tensor_parallel_plan": ("a model brings its own tp_plan: see docs/own-parts.md.", {}),
     "teacher_model": ("there is no distillation. Write it as an objective of your own.", {}),
     "teacher_checkpointer": ("there is no distillation. Write it as an objective of your own.", {}),
     "kd_loss": ("there is no distillation. Write it as an objective of your own.", {}),

@@ -25,7 +25,7 @@ def rows(plan: Plan, found: Prediction, *, width: int = 110) -> Iterator[Row]:
         yield from _named("pipeline", _pipeline(plan, found, width))
     else:
         yield "memory", f"not known, nor work, nor time: {found.shapes.unknown}"
-    yield from _named("placement", picture.mesh(plan, width))
+    yield from _named("placement", picture.mesh(plan, width - 12))
 
 
 def short(plan: Plan, found: Prediction) -> Iterator[Row]:
@@ -61,11 +61,11 @@ def advice(changes: Iterable[Change], plan: Plan) -> Iterator[Row]:
 def _memory(plan: Plan, found: Prediction) -> Iterator[Row]:
     held = found.memory
     where = f", {held.stage}" if held.stage else ""
-    room = f" of {size(found.room)}" if found.room < float("inf") else ""
+    budget = f" (of {size(found.room)})" if found.room < float("inf") else ""
     verdict = "" if found.fits else "  DOES NOT FIT"
-    beside = f", beside the {size(LIBRARIES)} of Python and torch" if plan.device == "cpu" else ""
+    libraries = f"; plus {size(LIBRARIES)} for Python and torch" if plan.device == "cpu" else ""
     unknown = "" if held.known else f"; without activations: {found.shapes.unknown}"
-    yield "memory", f"{size(held.peak)}{room} on a rank at most, at the {held.when}{where}{beside}{unknown}{verdict}"
+    yield "memory", f"peak {size(held.peak)} per rank{budget}, in the {held.when}{where}{libraries}{unknown}{verdict}"
     parts = sorted(held.moment.items(), key=lambda part: -part[1])
     yield "", "  ".join(f"{name} {size(part)}" for name, part in parts if part >= held.peak / 200)
     yield (
@@ -153,7 +153,7 @@ def _pipeline(plan: Plan, found: Prediction, width: int) -> list[str]:
     stages = ", ".join(map(str, found.in_flight))
     return [
         f"a rank waits {found.bubble:.0%} of its time; microbatches in flight on each stage: {stages}",
-        *picture.pipeline(plan, width - 11),
+        *picture.pipeline(plan, width - 12),
     ]
 
 

@@ -83,7 +83,7 @@ def _width() -> int:
 
 
 def _table(rows: Iterable[tuple[str, str]]) -> str:
-    return "\n".join(f"{name:<10} {text}" for name, text in rows)
+    return "\n".join(f"{name:<11} {text}" for name, text in rows)
 
 
 def show(plan: Plan) -> str:

@@ -236,7 +236,11 @@ def test_two_ranks_on_one_gpu_are_told_before_they_connect() -> None:
     )
 
 
-def test_ranks_that_each_see_one_gpu_have_as_many_as_their_launcher_started() -> None:
+def test_ranks_that_each_see_one_gpu_have_as_many_as_their_launcher_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr("dtrain.cluster.FILES", tmp_path)
     place = {
         "RANK": "1",
         "WORLD_SIZE": "8",

@@ -46,7 +46,7 @@ def test_facts_of_a_run_are_read(tmp_path: Path) -> None:
     for step, stream in enumerate(
         ({"seen": 32, "batch": 8, "passed": 1, "passed_over": [40]}, {"seen": 32, "batch": 8, "passed": 0}, None), 3
     ):
-        facts = {"step": step, "optim": {}, "stream": stream, "guard": GUARD, "scale": {"value": 2.0**70, "good": 0}}
+        facts = {"step": step, "optim": {}, "stream": stream, "spikes": GUARD, "scale": {"value": 2.0**70, "good": 0}}
         assert commit.read(str(attempt(tmp_path, step, facts=facts)))["facts"] == facts
 
 
@@ -139,10 +139,10 @@ POSITIONS: dict[str, tuple[dict[str, Any], str]] = {
 }
 GUARD: dict[str, Any] = {"norms": [1.0, 1e30], "losses": [2.0, -1.0], "row": 0}
 GUARDS: dict[str, tuple[dict[str, Any], str]] = {
-    "norms are null": ({"norms": [None]}, r"facts.guard.norms\[0\] is None, not a finite number"),
-    "losses are not finite": ({"losses": [float("nan"), 1.0]}, r"facts.guard.losses\[0\] is nan, not a finite number"),
-    "norms are more than losses": ({"losses": []}, "facts.guard has 2 norms and 0 losses"),
-    "the row is negative": ({"row": -1}, "facts.guard.row is -1, not a whole number from 0"),
+    "norms are null": ({"norms": [None]}, r"facts.spikes.norms\[0\] is None, not a finite number"),
+    "losses are not finite": ({"losses": [float("nan"), 1.0]}, r"facts.spikes.losses\[0\] is nan, not a finite number"),
+    "norms are more than losses": ({"losses": []}, "facts.spikes has 2 norms and 0 losses"),
+    "the row is negative": ({"row": -1}, "facts.spikes.row is -1, not a whole number from 0"),
 }
 PLAIN = "is no plain file name"
 COVERED = "w does not lie in its pieces once and whole"
@@ -160,7 +160,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "facts of another step": ({"facts": {"step": 9, "optim": {}}}, "it is of step 3, its facts of step 9"),
     **{f"a stream whose {name}": ({"facts": position(**said)}, clause) for name, (said, clause) in POSITIONS.items()},
     **{
-        f"a guard whose {name}": ({"facts": {"step": 3, "optim": {}, "guard": {**GUARD, **said}}}, clause)
+        f"a window of spikes whose {name}": ({"facts": {"step": 3, "optim": {}, "spikes": {**GUARD, **said}}}, clause)
         for name, (said, clause) in GUARDS.items()
     },
     "a loss scale that is none": (

@@ -1,4 +1,4 @@
-"""The README tells the truth: its tour runs, its words exist, its error message is the one that is printed."""
+"""README and docs tell the truth: their commands and examples run, their words exist, the mistake is answered as shown."""
 
 import os
 import re
@@ -14,7 +14,9 @@ from dtrain.recipe import folder
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-TOUR = re.search(r"## A tour.*?```sh\n(.*?)```", README, re.DOTALL)[1].splitlines()  # type: ignore[index]
+START = (ROOT / "docs" / "getting-started.md").read_text()
+TOUR = re.search(r"## A tour.*?```sh\n(.*?)```", START, re.DOTALL)[1].splitlines()  # type: ignore[index]
+PLANS = re.search(r"## A plan.*?```sh\n(.*?)```", README, re.DOTALL)[1].splitlines()  # type: ignore[index]
 SMALL = ["steps=4", "model.layers=2", "model.width=32", "data.sequence=16", "hook=[]", "evaluate.samples=8"]
 
 
@@ -52,6 +54,33 @@ def test_the_tour_runs(line: str, place: Path, corpus: Path) -> None:
         check=False,
     )
     assert done.returncode == (1 if words[0] == "diff" else 0), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("line", PLANS)
+def test_the_plans_are_made(line: str) -> None:
+    done = subprocess.run([sys.executable, *line.split()[1:]], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0 and "peak " in done.stdout, done.stderr
+
+
+def test_the_example_of_a_model_trains(tmp_path: Path) -> None:
+    (source,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    (tmp_path / "mine.py").write_text(source)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "mine.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "finished after 200 steps" in done.stdout
+
+
+def test_pages_that_are_linked_are_there() -> None:
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            assert link.startswith("http") or (page.parent / link).exists(), (page.name, link)
+
+
+def test_the_readme_is_one_that_people_read() -> None:
+    assert len(README.splitlines()) <= 160
 
 
 def test_the_example_of_a_mistake_is_real() -> None:

@@ -14,6 +14,8 @@ from dtrain.secrets import patterns
 
 SHAPES = shapes()
 
+ROOT = Path(__file__).parents[2]
+
 
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,8 +53,8 @@ def test_what_is_none_stays_readable(text: str) -> None:
 
 
 def test_the_readme_stays_readable() -> None:
-    text = (Path(__file__).parents[1] / "README.md").read_text()
-    assert secrets.masked(text) == text
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        assert secrets.masked(page.read_text()) == page.read_text(), page.name
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+import yaml
+
 from dtrain.config.structure import COUNT, MAPPING, Optional
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
@@ -18,7 +20,7 @@ second view of the ranks that dp_replicate, dp_shard and cp make: its groups are
 """
 
 SHAPE = {
-    "batch": {"size": COUNT}, "loggers?": MAPPING, "hooks?": MAPPING,
+    "batch": {"size": COUNT}, "loggers?": MAPPING, "hooks?": MAPPING, "figures?": MAPPING,
     **{f"{name}?": Optional(MAPPING) for name in ("model", "data", "objective", "optim", "schedule", "strategy", "precision", "checkpoint", "launcher")},
 }  # fmt: skip
 """Of plan.yaml, as far as every version has it."""
@@ -191,6 +193,19 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "trust": list(self.trust), "others": [other.to_dict() for other in self.others]}
 
+    def decided(self) -> dict[str, Any]:
+        """As plan.yaml has it: without the facts of words, but `figures` (figure -> lowest or highest, whichever is the
+        best), which the objective and the hooks state.
+        """
+        parts = (self.objective, *self.hooks.values())
+        figures = {name: which for part in parts for name, which in (_facts(part).get("figures") or {}).items()}
+        others = [other.decided() for other in self.others]
+        return {**_without_facts(self.to_dict()), "figures": figures, "others": others}
+
+    def document(self) -> str:
+        """plan.yaml."""
+        return yaml.dump(self.decided(), Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120)
+
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Plan":
         known = {field.name: data[field.name] for field in fields(cls)}
@@ -208,7 +223,25 @@ class Plan:
     @property
     def digest(self) -> str:
         """First 12 hex digits of SHA-256 over the canonical JSON: equal plans, equal digests."""
-        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:12]
+        return hashlib.sha256(json.dumps(self.decided(), sort_keys=True).encode()).hexdigest()[:12]
 
     def with_loop(self, loop: str) -> "Plan":
         return replace(self, loop=loop, others=tuple(other.with_loop(loop) for other in self.others))
+
+
+def _facts(part: Part) -> Mapping[str, Any]:
+    """The facts that a word states of itself."""
+    return part.get("_about_") or {}
+
+
+def _without_facts(node: Any) -> Any:
+    if isinstance(node, Mapping):
+        return {name: _without_facts(value) for name, value in node.items() if name != "_about_"}
+    return [_without_facts(value) for value in node] if isinstance(node, list | tuple) else node
+
+
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """Writes each value as it is, never as a reference to an equal one."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True

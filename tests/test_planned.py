@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,6 +51,17 @@ def test_what_is_shown_names_ranks_mesh_batch_and_why(plan: Plan) -> None:
     assert "2 node(s) x 2 device(s) = 4 rank(s) on cpu" in text
     assert "dp_shard=4" in text
     assert "16 samples = 4 per forward x 4 data-parallel rank(s) x 1 accumulated" in text
-    assert "on 1       dp_shard=2, 4 per forward x 2 data-parallel rank(s) x 2 accumulated" in text
+    assert "on 1        dp_shard=2, 4 per forward x 2 data-parallel rank(s) x 2 accumulated" in text
     assert "gloo (auto: no GPU here)" in text
     assert plan.digest in text
+
+
+def test_the_facts_of_words_are_not_in_a_saved_plan_and_do_not_rename_it(plan: Plan) -> None:
+    other = replace(plan, optim={**plan.optim, "_about_": {"allowed": {"lr": "above 0"}}})
+    assert other.digest == plan.digest and "_about_" not in other.document()
+    assert len(replace(plan, others=()).document().splitlines()) < 120
+
+
+def test_the_direction_of_figures_is_in_a_saved_plan(plan: Plan) -> None:
+    stated = replace(plan, objective={**plan.objective, "_about_": {"figures": {"eval_f1": "highest"}}})
+    assert yaml.safe_load(stated.document())["figures"] == {"eval_f1": "highest"}

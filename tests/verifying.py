@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from pool import RankFailed, ranks
 
 from dtrain.errors import RankError
@@ -37,7 +36,7 @@ def verified(out: Path, words: str, monkeypatch: pytest.MonkeyPatch) -> dict[str
 
 
 def _launch(plan: Plan) -> None:
-    store.write(store.join(plan.out, "plan.yaml"), yaml.safe_dump(plan.to_dict(), sort_keys=False).encode())
+    store.write(store.join(plan.out, "plan.yaml"), plan.document().encode())
     try:
         ranks(plan.world, _rank, plan, seconds=600)
     except RankFailed as error:

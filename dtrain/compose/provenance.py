@@ -101,7 +101,7 @@ def asked(config: Config) -> dict[str, Any]:
 
 
 def decided(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """A plan (`Plan.to_dict`, or plan.yaml read) in the keys of a Config, and beside them what only a plan has.
+    """A plan (`Plan.decided`, or plan.yaml read) in the keys of a Config, and beside them what only a plan has.
     Tolerates plans of other versions.
     """
     batch, found = plan.get("batch") or {}, {}
@@ -125,7 +125,7 @@ def decided(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 def rows(config: Config, plan: Plan) -> list[Row]:
     """Every value of the run, in the order of the schema, then what only the plan has."""
-    before, after = asked(config), decided(plan.to_dict())
+    before, after = asked(config), decided(plan.decided())
     found = []
     order = [field.name for field in fields(Schema)]
     keys = sorted(

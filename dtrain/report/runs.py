@@ -267,12 +267,7 @@ def _stated(url: str) -> dict[str, str]:
     """By the plan of a run; `checkpoint.best` comes first."""
     try:
         plan = yaml.load(_bytes(store.join(url, "plan.yaml")) or b"{}", getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        kept, parts = plan.get("checkpoint") or {}, [*(plan.get("hooks") or {}).values(), plan.get("objective") or {}]
-        stated = {
-            figure: which
-            for part in parts
-            for figure, which in ((part.get("_about_") or {}).get("figures") or {}).items()
-        }
+        kept, stated = plan.get("checkpoint") or {}, plan.get("figures") or {}
         stated = {**({kept["best"]: kept["best_is"]} if kept.get("best") else {}), **stated}
         return {str(figure): which for figure, which in stated.items() if which in ("lowest", "highest")}
     except (yaml.YAMLError, ValueError, RecursionError, AttributeError, KeyError, TypeError):

@@ -112,7 +112,7 @@ def _side(text: str, beside: Sequence[str]) -> Side:
 def _asked(words: Sequence[str], beside: Sequence[str]) -> Side:
     """Words that nobody has run yet, on this machine."""
     config = compose([*words, *beside])
-    plan = json.loads(json.dumps(resolve(config, detect()).to_dict()))
+    plan = json.loads(json.dumps(resolve(config, detect()).decided()))
     note_code()
     return Side(" ".join(map(redact_arg, words)), _said(recipe.write(config)), provenance.decided(plan), versions())
 

@@ -45,7 +45,7 @@ def run(words: Sequence[str]) -> int:
     changes = [] if found.fits else advise(plan, attempt)
     if machine_reads:
         instead = [{"words": list(change.words), "prediction": change.prediction.to_dict()} for change in changes]
-        screen.say(json.dumps({"plan": plan.to_dict(), "prediction": found.to_dict(), "changes": instead}, indent=1))
+        screen.say(json.dumps({"plan": plan.decided(), "prediction": found.to_dict(), "changes": instead}, indent=1))
         return 0
     screen.say(show(plan))
     screen.say(

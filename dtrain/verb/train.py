@@ -35,7 +35,7 @@ from dtrain.verb.plan import before, show
 
 NUMBERS = ("model", "data", "objective", "optim", "schedule", "seed", "clip", "batch")
 """What makes a run another run."""
-ELSEWHERE = ("path", "holdout_path", "cache", "workers", "_about_")
+ELSEWHERE = ("path", "holdout_path", "cache", "workers")
 """Inside of those, what does not."""
 LOOK_SECONDS = 5.0
 """Before anything is begun, storage that does not answer is asked again only for so long."""
@@ -137,7 +137,7 @@ def one(config: Config) -> Result:
 
 def _write_down(plan: Plan, config: Config) -> None:
     store.write(store.join(plan.out, "config.yaml"), recipe.write(config).encode())
-    store.write(store.join(plan.out, "plan.yaml"), yaml.safe_dump(plan.to_dict(), sort_keys=False).encode())
+    store.write(store.join(plan.out, "plan.yaml"), plan.document().encode())
 
 
 def _leave(out: str, facts: Mapping[str, Any]) -> None:
@@ -183,7 +183,7 @@ def _there(plan: Plan) -> Result | None:
             f"it is no plan: {wrong}",
             "Remove it, or type out=<another place>",
         )
-    here = json.loads(json.dumps(plan.to_dict()))
+    here = json.loads(json.dumps(plan.decided()))
     here["batch"], there["batch"] = here["batch"]["size"], there["batch"]["size"]
     other = [key for key in NUMBERS if _differ(there.get(key), here[key])]
     if begun and other:

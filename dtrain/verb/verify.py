@@ -18,8 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-import yaml
-
 from dtrain.build import build
 from dtrain.cluster import detect
 from dtrain.compose import compose
@@ -345,7 +343,7 @@ def _on_one(plan: Plan, micro: int) -> Plan:
 
 
 def _launch(plan: Plan) -> None:
-    store.write(store.join(plan.out, "plan.yaml"), yaml.safe_dump(plan.to_dict(), sort_keys=False).encode())
+    store.write(store.join(plan.out, "plan.yaml"), plan.document().encode())
     build(plan.launcher).launch(plan)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from pool import RankFailed, ranks
 
 from dtrain.cluster import Cluster
@@ -219,7 +218,7 @@ def test_what_a_hook_returns_is_a_figure_of_rows_best_and_result(tmp_path: Path)
     assert [event["text"] for event in events if event["event"] == "caveat" and "hook" in event["text"]] == [
         "a hook returns eval_loss, which the evaluation measures: that of the hook is left out. Call it something else."
     ]
-    (tmp_path / "run" / "plan.yaml").write_text(yaml.safe_dump(plan.to_dict()))
+    (tmp_path / "run" / "plan.yaml").write_text(plan.document())
     (tmp_path / "run" / "config.yaml").write_text("steps: 5\n")
     (run,) = below(str(tmp_path))
     assert run.figures == pytest.approx(result.metrics) and directions([run])["eval_weight"] == "highest"

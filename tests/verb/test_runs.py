@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -137,7 +138,7 @@ def test_the_figure_that_checkpoints_were_kept_by_comes_first(
         place = made(name, eval_loss=loss, eval_accuracy=accuracy)
         plan = (place / "plan.yaml").read_text()
         (place / "plan.yaml").write_text(
-            plan.replace("  best: null\n  best_is: lowest\n", "  best: eval_accuracy\n  best_is: highest\n")
+            re.sub(r"best: null,\s+best_is: lowest", "best: eval_accuracy, best_is: highest", plan)
         )
     assert names(shown(capsys, "best", "runs")) == ["a"]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dtrain import __version__, secrets
 from dtrain.cluster import allocation
+from dtrain.config import environment
 from dtrain.errors import HELP, DtrainError, PreflightError, WordsError, why
 from dtrain.lifecycle import signals
 from dtrain.secrets import screen
@@ -21,7 +22,7 @@ COMPOSE = ("train", "plan", "evaluate", "generate", "verify", "doctor", "diff")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 training failed, 2 the words were wrong, 3 preflight, 75 preempted, 130 interrupted."""
-    os.environ["DTRAIN_BEGAN"] = str(time.monotonic())  # what time_limit counts from
+    os.environ[environment.BEGAN] = str(time.monotonic())  # what time_limit counts from
     gc.freeze()  # what was there before need not be walked, again and again, by the collector of this command
     allocation.adopt(os.environ)
     if argv is None:

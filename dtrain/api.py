@@ -16,6 +16,7 @@ from dtrain.build import giving
 from dtrain.cluster import detect
 from dtrain.compose import compose, connect, value_of
 from dtrain.compose.typed import typed
+from dtrain.config import environment
 from dtrain.config.word import text
 from dtrain.errors import DtrainError, StoreError
 from dtrain.planned import Plan
@@ -57,7 +58,7 @@ def run(
     failed).
     """
     with _given(words, model, data, objective, out) as said:
-        os.environ["DTRAIN_BEGAN"] = str(time.monotonic())
+        os.environ[environment.BEGAN] = str(time.monotonic())
         try:
             return one(compose(said))
         except DtrainError as error:  # which quotes the caller's own line: not once more through all of dtrain

@@ -12,9 +12,7 @@
 """
 
 import errno
-import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, Self
@@ -89,30 +87,6 @@ class MovedError(StoreError):
 
 class RankError(DtrainError):
     """One rank failed; the message is its traceback."""
-
-
-@contextmanager
-def deciding() -> Iterator[None]:
-    """Whatever else goes wrong while words are judged is a fault of ours: one line for the user, the traceback with
-    DTRAIN_DEBUG=1.
-    """
-    try:
-        yield
-    except DtrainError:
-        raise
-    except Exception as error:
-        if os.environ.get("DTRAIN_DEBUG"):
-            raise
-        trace = error.__traceback__
-        while trace and trace.tb_next:
-            trace = trace.tb_next
-        place = f"{trace.tb_frame.f_globals.get('__name__')}:{trace.tb_lineno}" if trace else "?"
-        said = masked(" ".join(str(error).split()))[:200]
-        raise WordsError(
-            f"dtrain could not judge these words: {type(error).__name__} at {place}: {said}. This is a fault of "
-            "dtrain, not of yours: please report it, "
-            "with the words and what DTRAIN_DEBUG=1 shows."
-        ) from error
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:

@@ -7,6 +7,7 @@ import subprocess
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from dtrain.config.environment import CODE
 from dtrain.config.structure import COUNT, MAPPING, NUMBER, TEXT, Each, Optional
 
 Status = Literal["finished", "stopped", "interrupted", "preempted", "spiked"]
@@ -17,8 +18,6 @@ SHAPE = {
 """Of result.json."""
 OF_THE_MACHINE = ("step_seconds", "samples_per_second", "tokens_per_second", "mfu", "peak_bytes")
 """Columns of metrics.jsonl that tell how fast the run was and what it took: the same words give other numbers."""
-CODE = "DTRAIN_CODE"
-"""In the environment: the commit of the folder that the command was started in."""
 EXIT_CODES: dict[Status, int] = {"finished": 0, "stopped": 0, "interrupted": 130, "preempted": 75, "spiked": 1}
 
 

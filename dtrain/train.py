@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from dtrain.build import build
+from dtrain.config import environment
 from dtrain.evaluation.observe import Observers
 from dtrain.lifecycle.slowdown import Slowdown
 from dtrain.lifecycle.stop import StopSignal
@@ -30,7 +31,7 @@ from dtrain.schedule import set_lr
 
 def train(plan: Plan) -> Result:
     """Returns the same Result on every rank, but `loss` and `metrics`, which rank 0 knows."""
-    began, timeout, reports = time.perf_counter(), plan.backend["timeout"], os.environ.get("DTRAIN_REPORTS")
+    began, timeout, reports = time.perf_counter(), plan.backend["timeout"], os.environ.get(environment.REPORTS)
     with ExitStack() as stack:
         stop_asked = stack.enter_context(StopSignal(after=plan.stop_after, seconds=plan.stop_seconds))
         stack.enter_context(build(plan.backend).open())

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dtrain import result
+from dtrain.config import environment
 
 
 def git(*words: str) -> str:
@@ -19,7 +20,7 @@ def git(*words: str) -> str:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    monkeypatch.setenv(result.CODE, "of an earlier run")
+    monkeypatch.setenv(environment.CODE, "of an earlier run")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from dtrain.backend import process_group
+from dtrain.config import environment
 from dtrain.errors import PreflightError
 from dtrain.lifecycle import failure, recorder
 
@@ -37,7 +38,7 @@ class Nccl:
         if self.segments == "expandable":
             expand_segments(os.environ)
         gpu: Any = torch.cuda.get_device_properties(device)
-        if reports := os.environ.get("DTRAIN_REPORTS"):
+        if reports := os.environ.get(environment.REPORTS):
             failure.has_gpu(
                 Path(reports),
                 int(os.environ.get("RANK", 0)),

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # exported without saying so
 
 from dtrain.cluster import network
+from dtrain.config import environment
 from dtrain.errors import PreflightError, first_line
 from dtrain.lifecycle import signals, unwatched
 
@@ -185,7 +186,7 @@ class StoreWatch:
                 )
 
     def _end(self, sentence: str) -> None:
-        folder = os.environ.get("DTRAIN_REPORTS")
+        folder = os.environ.get(environment.REPORTS)
         wish = signals.stop_request()
         if not self._over.is_set():
             unwatched.give_up(

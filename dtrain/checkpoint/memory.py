@@ -28,7 +28,6 @@ from dtrain.checkpoint.snapshot import File, Snapshot
 from dtrain.errors import StoreError
 from dtrain.mesh import Mesh
 
-VARIABLE = "DTRAIN_MEMORY"
 STEM = re.compile(r"[0-9A-Za-z-]{1,80}-[0-9]{5,9}-[01]")
 
 

@@ -19,17 +19,16 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from dtrain.checkpoint import commit as commits
-from dtrain.checkpoint.memory import VARIABLE as MEMORY
 from dtrain.checkpoint.memory import Copy, Memory
 from dtrain.checkpoint.restore import Restore
 from dtrain.checkpoint.retention import Best, Policy, Retention
 from dtrain.checkpoint.snapshot import Snapshot
 from dtrain.checkpoint.state import TrainState
 from dtrain.checkpoint.writer import CheckpointWriter, SaveResult, told
+from dtrain.config.environment import LEASE, MEMORY
 from dtrain.errors import LeaseError, PreflightError, StoreError, WordsError, nearest
 from dtrain.mesh import Mesh
 from dtrain.storage import attempts, store
-from dtrain.storage.lease import VARIABLE as LEASE
 
 END_SECONDS = 30.0, 1.0
 """How long a run that failed waits for what is still being written: alone, and on several ranks, of which one may be

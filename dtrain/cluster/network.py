@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-SECRET = "DTRAIN_SECRET"
-"""In the environment of the command and of every agent. It never crosses a network."""
+from dtrain.config.environment import SECRET
+
 SHORTEST = 16
 HOW = (
     "Make one with python -c 'import secrets; print(secrets.token_hex(16))' and set it in the environment of the "

@@ -17,9 +17,10 @@ from dtrain.compose.tree import config_of, vocabulary_of
 from dtrain.compose.typed import typed
 from dtrain.config.schema import GROUPS, LISTS, Config, of_scope
 from dtrain.config.word import Word, cut
-from dtrain.errors import DtrainError, WordsError, deciding
+from dtrain.errors import DtrainError, WordsError
 from dtrain.recipe import policy
 from dtrain.resolve import further
+from dtrain.resolve.deciding import deciding
 from dtrain.resolve.unknown import UNKNOWN
 from dtrain.secrets import screen
 from dtrain.storage import options

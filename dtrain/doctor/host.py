@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dtrain.cluster import network
+from dtrain.config import environment
 from dtrain.doctor import Case, Finding
 from dtrain.launcher import process
 from dtrain.secrets import screen
@@ -64,7 +65,7 @@ def door(case: Case) -> Iterable[Finding]:
             "secret",
             "stop",
             weakness,
-            f"export {network.SECRET}=$(python -c 'import secrets; print(secrets.token_hex(16))')",
+            f"export {environment.SECRET}=$(python -c 'import secrets; print(secrets.token_hex(16))')",
         )
 
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+from dtrain.config import environment
 from dtrain.launcher import process, run_here
 from dtrain.lifecycle import unwatched
 from dtrain.planned import Plan
@@ -57,6 +58,6 @@ def _has(pid: int, mark: bytes) -> bool:
 def _die_with(launcher: int) -> None:
     while not process.is_gone(launcher, LOOK_SECONDS):
         continue
-    folder = os.environ.get("DTRAIN_REPORTS")
+    folder = os.environ.get(environment.REPORTS)
     sentence = f"the launcher of the ranks (pid {launcher}) is gone: it was killed, and no rank outlives it"
     unwatched.give_up(Path(folder) if folder else None, int(os.environ["RANK"]), sentence, kind="lost")

@@ -10,13 +10,11 @@ import threading
 from collections.abc import Sequence
 from typing import NoReturn
 
+from dtrain.config.environment import COLD
 from dtrain.launcher import loading_torch
 from dtrain.planned import Plan
 from dtrain.secrets import screen
 from dtrain.storage import hub
-
-COLD = "DTRAIN_COLD"
-"""Modules, divided by commas, that this process leaves to its ranks."""
 
 BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """torch then asks NVIDIA's library whether there are GPUs, and starts no CUDA

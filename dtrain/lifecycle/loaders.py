@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from dtrain.config import environment
 from dtrain.lifecycle import stacks
 from dtrain.lifecycle.signals import REPORT
 
@@ -85,7 +86,7 @@ def answer(shared: Any, count: Any) -> Callable[[int], None]:
     """
     with count.get_lock():
         slot, count.value = count.value % (len(shared) // 2), count.value + 1
-    folder = os.environ.get("DTRAIN_REPORTS")
+    folder = os.environ.get(environment.REPORTS)
     if folder:
         faulthandler.register(REPORT, _file(Path(folder), os.getpid()).open("w"), all_threads=True)
     else:

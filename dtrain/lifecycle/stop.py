@@ -12,6 +12,7 @@ from contextlib import ExitStack
 
 import torch
 
+from dtrain.config import environment
 from dtrain.lifecycle import signals
 from dtrain.mesh import Mesh
 from dtrain.result import Status
@@ -32,7 +33,7 @@ class StopSignal:
 
     def __init__(self, *, after: int | None, seconds: float | None = None) -> None:
         self._after = after
-        self._until = None if seconds is None else float(os.environ.get("DTRAIN_BEGAN", time.monotonic())) + seconds
+        self._until = None if seconds is None else float(os.environ.get(environment.BEGAN, time.monotonic())) + seconds
         self._steps, self._within = Pace(), Pace()
         self._listen = 0.0
         self.status: Status = "finished"

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from dtrain.config import environment
 from dtrain.errors import DtrainError, RankError, StoreError
 from dtrain.lifecycle import kernel_log
 from dtrain.lifecycle.failure import KINDS, began, explain, facts_of, heard, leave, save, tell, told
@@ -75,7 +76,7 @@ def alone(out: str, rank: int, launcher: int | None = None) -> Iterator[None]:
         path for kind in KINDS for path in (*folder.glob(f"{kind}-{rank}"), *folder.glob(f"{kind}-{rank}[.-]*"))
     ):
         old.unlink()  # of an earlier start by the same shell
-    os.environ["DTRAIN_REPORTS"] = str(folder)
+    os.environ[environment.REPORTS] = str(folder)
     _alone[:] = [out]
     log = kernel_log.KernelLog()
     try:
@@ -100,6 +101,6 @@ def alone(out: str, rank: int, launcher: int | None = None) -> Iterator[None]:
     finally:
         log.close()
         _alone.clear()
-        os.environ.pop("DTRAIN_REPORTS", None)
+        os.environ.pop(environment.REPORTS, None)
         if "RANK" not in os.environ:  # else the others may have to read it
             shutil.rmtree(folder, ignore_errors=True)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dtrain import secrets
 from dtrain.build import build
+from dtrain.config import environment
 from dtrain.errors import DtrainError, LeaseError, MovedError, StoreError
 from dtrain.lifecycle.slowdown import Slowdown
 from dtrain.logger import Logger
@@ -132,8 +133,8 @@ class Log:
         missing = step - self.back(step) if self._rows is not None else 0
         if missing:
             self.caveat(f"metrics.jsonl lacks the rows of {missing} of the {step} steps that are done")
-        if "DTRAIN_RESTART_REASON" in os.environ:
-            self.event("restarted", reason=os.environ["DTRAIN_RESTART_REASON"])
+        if environment.RESTART_REASON in os.environ:
+            self.event("restarted", reason=os.environ[environment.RESTART_REASON])
         for sentence in damaged:
             self.event("damaged", error=sentence)
             self.note(f"passed over a damaged checkpoint: {sentence}")

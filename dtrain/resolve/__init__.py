@@ -13,7 +13,7 @@ from typing import Any
 from dtrain.cluster import Cluster
 from dtrain.config.schema import Config
 from dtrain.config.word import said
-from dtrain.errors import WordsError, deciding
+from dtrain.errors import WordsError
 from dtrain.planned import Plan
 from dtrain.resolve import (
     auto,
@@ -33,6 +33,7 @@ from dtrain.resolve import (
     trust,
     values,
 )
+from dtrain.resolve.deciding import deciding
 from dtrain.resolve.unknown import UNKNOWN, Undecided
 
 Rule = Callable[[Config, Cluster, "Draft"], Mapping[str, Any]]

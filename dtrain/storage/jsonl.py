@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from dtrain import secrets
+from dtrain.config import environment
 from dtrain.errors import LeaseError, MovedError, StoreError
 from dtrain.storage import lease, store
 from dtrain.storage.disk import a_file, place
@@ -44,7 +45,7 @@ class Journal:
         self.warnings: list[str] = []
         """A sentence for each change for the worse or the better; whoever tells them takes them away."""
         self._scratch = (
-            None if store.is_local(url) else store.scratch("journal", inside=os.environ.get("DTRAIN_REPORTS"))
+            None if store.is_local(url) else store.scratch("journal", inside=os.environ.get(environment.REPORTS))
         )
         self._path = store.local_path(url) if self._scratch is None else self._scratch / "rows.jsonl"
         self._put, self._dirty = time.monotonic(), False

@@ -24,6 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from dtrain.config.environment import LEASE, LEASE_OWNER
 from dtrain.config.structure import TEXT, Kind, Optional, fault
 from dtrain.errors import LeaseError, StoreError
 from dtrain.secrets import screen
@@ -31,9 +32,7 @@ from dtrain.storage import store
 from dtrain.storage.attempts import highest_lease
 
 CLOCK = Kind("a time", lambda value: type(value) in (int, float) and 0 <= value < 1e11)
-VARIABLE, OWNER = "DTRAIN_LEASE", "DTRAIN_LEASE_OWNER"
 FILE = re.compile(r"([0-9]{8}|[1-9][0-9]{8,14})\.json")
-"""In the environment of the ranks: the number of the lease that the command holds."""
 RENEW_SECONDS, STALE_SECONDS, LOOK_SECONDS = 10.0, 30.0, 1.0
 END_SECONDS = 10.0
 """A run that lost its lease gets this long to end by itself."""
@@ -55,8 +54,8 @@ def hold(out: str) -> Iterator[int]:
     Raises LeaseError when another run holds it, and at the end when another run has taken over.
     """
     token, record = _claim(out)
-    before = {name: os.environ.get(name) for name in (VARIABLE, OWNER)}
-    os.environ.update({VARIABLE: str(token), OWNER: record["id"]})
+    before = {name: os.environ.get(name) for name in (LEASE, LEASE_OWNER)}
+    os.environ.update({LEASE: str(token), LEASE_OWNER: record["id"]})
     _held[record["id"]] = (out, token, record)
     keeper = _Keeper(out, token, record)
     try:
@@ -93,7 +92,7 @@ def verify(out: str) -> None:
 
     Without a lease in the environment nothing is asked.
     """
-    token, owner = int(os.environ.get(VARIABLE, "0")), os.environ.get(OWNER)
+    token, owner = int(os.environ.get(LEASE, "0")), os.environ.get(LEASE_OWNER)
     if token:
         newest, there = _newest(out)
         if _is_others(newest, there, token, owner):

@@ -11,13 +11,14 @@ from pathlib import Path
 from random import SystemRandom
 from typing import Any, TypeVar
 
+from dtrain.config import environment
 from dtrain.errors import StoreError
 from dtrain.storage.clients import client, is_local, local_path
 from dtrain.storage.errors import explain
 
 T = TypeVar("T")
 
-PATIENCE = float(os.environ.get("DTRAIN_PATIENCE", "60"))
+PATIENCE = float(os.environ.get(environment.PATIENCE, "60"))
 """Seconds for which an operation that may succeed later is tried again."""
 FIRST_WAIT, LONGEST_WAIT = 0.2, 8.0
 """Seconds: a wait is anything between zero and a bound that doubles, so that ranks that failed together do not come

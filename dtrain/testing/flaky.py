@@ -21,6 +21,7 @@ from typing import Any
 
 from fsspec.spec import AbstractFileSystem
 
+from dtrain.config import environment
 from dtrain.storage import store
 from dtrain.testing.faults import Crash
 
@@ -276,4 +277,4 @@ def _words(told: Any, allowed: Sequence[str]) -> tuple[str, ...]:
 
 
 def _environment() -> dict[str, str]:
-    return dict(word.split("=", 1) for word in os.environ.get("DTRAIN_FLAKY", "").split())
+    return dict(word.split("=", 1) for word in os.environ.get(environment.FLAKY, "").split())

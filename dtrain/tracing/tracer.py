@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dtrain import secrets
 from dtrain.build import build
+from dtrain.config import environment
 from dtrain.data.stream import as_source
 from dtrain.errors import DtrainError, WordsError, first_line
 from dtrain.lifecycle.stacks import own
@@ -172,7 +173,7 @@ def _takes_two(model: nn.Module, objective: Objective, precision: Precision, bat
 
 def _why(error: Exception) -> str:
     """What a person needs of it: what, and where in which code."""
-    if os.environ.get("DTRAIN_DEBUG"):
+    if os.environ.get(environment.DEBUG):
         raise error
     place = own(_frames(error))
     return secrets.masked(f"{type(error).__name__}: {first_line(error)}") + (

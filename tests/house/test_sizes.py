@@ -50,3 +50,11 @@ def test_nothing_that_comes_over_a_network_or_from_a_file_is_unpickled() -> None
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_file_says_what_it_decides(path: Path) -> None:
     assert ast.get_docstring(ast.parse(path.read_text())), "a module begins with a docstring"
+
+
+OWN = re.compile(r'"DTRAIN_[A-Z_]+"')
+
+
+def test_environment_variables_of_ours_stand_in_one_table() -> None:
+    places = {path for path in FILES if OWN.search(path.read_text())}
+    assert places == {ROOT / "config" / "environment.py"}

@@ -27,7 +27,7 @@ from types import FrameType
 from typing import Any
 
 from dtrain.build import has_given
-from dtrain.cluster import network
+from dtrain.config import environment
 from dtrain.errors import PreflightError, RankError, why
 from dtrain.launcher import process
 from dtrain.launcher.local.restarts import RestartLog
@@ -59,7 +59,7 @@ class Local:
         here = plan.nodes if self.here is None else self.here
         there = (
             f", {plan.nodes - here} elsewhere: python -m dtrain.launcher.local.agent {self.address}, with the same "
-            f"{network.SECRET}"
+            f"{environment.SECRET}"
             if here < plan.nodes
             else ""
         )

@@ -24,11 +24,12 @@ from typing import Any
 
 from dtrain import cluster, secrets
 from dtrain.cluster import network
+from dtrain.config.environment import BEGAN, COLD, MEMORY, REPORTS, SECRET
 from dtrain.errors import PreflightError, StoreError, why
 from dtrain.launcher import process, run_rank
 from dtrain.launcher.local.door import GREET_SECONDS, knock
 from dtrain.launcher.local.link import Link, drain, ready
-from dtrain.launcher.warm import BY_NVML, COLD, UnforkableError, warm
+from dtrain.launcher.warm import BY_NVML, UnforkableError, warm
 from dtrain.lifecycle import failure, kernel_log, signals
 from dtrain.lifecycle.root_cause import is_victim
 from dtrain.planned import Plan
@@ -142,9 +143,9 @@ class Agent:
             own |= {
                 "GROUP_RANK": str(group),
                 "GROUP_WORLD_SIZE": str(nodes),
-                "DTRAIN_REPORTS": str(self._reports),
-                "DTRAIN_MEMORY": str(self._memory),
-                "DTRAIN_BEGAN": str(time.monotonic() - passed),  # a clock of this host
+                REPORTS: str(self._reports),
+                MEMORY: str(self._memory),
+                BEGAN: str(time.monotonic() - passed),  # a clock of this host
             }
             rank, work = first + local, partial(_rank, plan, self._reports, self._link, {**environment, **own})
             try:
@@ -353,7 +354,7 @@ def greet(link: Link) -> dict[str, Any]:
         if link.proved:
             raise
         raise ConnectionError(
-            f"who listens there has not proved that it knows this {network.SECRET} ({error}): set the same one on both"
+            f"who listens there has not proved that it knows this {SECRET} ({error}): set the same one on both"
         ) from error
 
 

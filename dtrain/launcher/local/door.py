@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from dtrain.cluster import network
+from dtrain.config import environment
 from dtrain.errors import why
 from dtrain.launcher import process
 from dtrain.launcher.local.link import Link
@@ -47,7 +48,7 @@ class Door:
         self._socket.setblocking(False)
         self.here, port = self._socket.getsockname()[:2]
         """The address of this host that it is."""
-        self._secret = os.environ.get(network.SECRET, "").encode() or _leave(memory, port)
+        self._secret = os.environ.get(environment.SECRET, "").encode() or _leave(memory, port)
         selector.register(self._socket, selectors.EVENT_READ, self)
 
     def accept(self) -> None:
@@ -92,10 +93,10 @@ class Door:
 def knock(address: str) -> Link:
     """A link to whoever listens at `address`, which has proved nothing yet. Raises ConnectionError."""
     host, port = network.endpoint(address)
-    secret = os.environ.get(network.SECRET, "").encode() or _found(port)
+    secret = os.environ.get(environment.SECRET, "").encode() or _found(port)
     if secret is None:
         raise ConnectionError(
-            f"no run of this user listens there; where it has a {network.SECRET}, set the same one here"
+            f"no run of this user listens there; where it has a {environment.SECRET}, set the same one here"
         )
     try:
         end = socket.create_connection((host, port), timeout=5)

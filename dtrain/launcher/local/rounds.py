@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.cluster import network
+from dtrain.config.environment import BEGAN, LEASE, RESTART_REASON, STORE
 from dtrain.launcher import process
 from dtrain.launcher.local import agent
 from dtrain.launcher.local.door import Door
@@ -185,7 +186,7 @@ class Rounds:
         free = [slot for slot in range(self.here, self.plan.nodes) if slot not in self.nodes]
         try:
             if free:
-                lease = {name: value for name, value in os.environ.items() if name.startswith("DTRAIN_LEASE")}
+                lease = {name: value for name, value in os.environ.items() if name.startswith(LEASE)}
                 link.send(
                     do="welcome",
                     plan=self.plan.to_dict(),
@@ -284,11 +285,11 @@ class Rounds:
         host = network.endpoint(self.address)[0] if self.address else self._here
         environment = {"MASTER_ADDR": host, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
         environment |= {"TORCHELASTIC_RESTART_COUNT": str(self.book.round), "TORCHELASTIC_RUN_ID": self.scratch.name}
-        environment["DTRAIN_STORE"] = os.urandom(16).hex()
+        environment[STORE] = os.urandom(16).hex()
         if self.book.reason:
-            environment["DTRAIN_RESTART_REASON"] = self.book.reason
+            environment[RESTART_REASON] = self.book.reason
         self._phase, self._since = self._run, time.monotonic()
-        passed = self._since - float(os.environ.get("DTRAIN_BEGAN", self._began))
+        passed = self._since - float(os.environ.get(BEGAN, self._began))
         for group, slot in enumerate(members):
             self.nodes[slot].busy = True
             first = group * self.plan.devices

@@ -1,0 +1,33 @@
+"""Faults of dtrain itself while words are judged."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from dtrain.config import environment
+from dtrain.errors import DtrainError, WordsError
+from dtrain.secrets import masked
+
+
+@contextmanager
+def deciding() -> Iterator[None]:
+    """Whatever else goes wrong while words are judged is a fault of ours: one line for the user, the traceback with
+    DTRAIN_DEBUG=1.
+    """
+    try:
+        yield
+    except DtrainError:
+        raise
+    except Exception as error:
+        if os.environ.get(environment.DEBUG):
+            raise
+        trace = error.__traceback__
+        while trace and trace.tb_next:
+            trace = trace.tb_next
+        place = f"{trace.tb_frame.f_globals.get('__name__')}:{trace.tb_lineno}" if trace else "?"
+        said = masked(" ".join(str(error).split()))[:200]
+        raise WordsError(
+            f"dtrain could not judge these words: {type(error).__name__} at {place}: {said}. This is a fault of "
+            "dtrain, not of yours: please report it, "
+            "with the words and what DTRAIN_DEBUG=1 shows."
+        ) from error

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 ALONE = ("nodes=1", "devices=1", "strategy=single", "launcher=inline", "backend=gloo", "cluster=auto")
-"""What a model needs that is only looked at."""
+"""Words for a model that is only read."""
 PLACES = {"model": "model", "data": "data.dataset", "objective": "objective"}
 """Argument -> where its `_target_` stands."""
 
@@ -68,7 +68,7 @@ def run(
 def plan(
     *words: str, model: Any = None, data: Any = None, objective: Any = None, out: str | os.PathLike[str] | None = None
 ) -> Plan:
-    """What `run` would do, without doing it; print it. Arguments and errors as for `run`."""
+    """The plan that `run` would follow; print it. Arguments and errors as for `run`."""
     with _given(words, model, data, objective, out) as said:
         decided = PrintedPlan(**vars(resolve(compose(said), detect())))
     vars(decided)["_objects"] = _unnamed(model=model, data=data, objective=objective)
@@ -76,8 +76,8 @@ def plan(
 
 
 def load(source: str | os.PathLike[str], *words: str, model: Any = None, data: Any = None) -> "nn.Module":
-    """The model of the run at URL `source`, or of one of its checkpoints: with the newest weights, whole, on the CPU, in
-    evaluation mode.
+    """The model of the run at URL `source`, or of one of its checkpoints: with the newest weights, whole, on the CPU,
+    in evaluation mode.
 
     `model`, `data`: as they were given to `run`; the data is read only where the model takes its sizes from it. Raises
     StoreError when there is no checkpoint.

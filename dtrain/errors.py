@@ -25,7 +25,7 @@ HELP = {
     errno.EAGAIN: "ulimit -u and the control group have the number of processes and threads",
     errno.ENOSPC: "free room there, or inodes",
 }
-"""What the system refuses -> where its limit is."""
+"""Error number -> the limit that was hit."""
 
 
 class DtrainError(Exception):
@@ -33,7 +33,7 @@ class DtrainError(Exception):
 
     exit_code = 1
     facts: Mapping[str, Any] = MappingProxyType({})
-    """What failure.json says, when ranks failed."""
+    """The contents of failure.json, when ranks failed."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(masked(message))
@@ -50,7 +50,9 @@ class WordsError(DtrainError):
 
 
 class PreflightError(DtrainError):
-    """What the plan needs is not here: a device, a file, a place to write. `problems` holds one sentence for each."""
+    """Something that the plan needs is missing: a device, a file, a place to write. `problems` holds one sentence for
+    each.
+    """
 
     exit_code = 3
 
@@ -98,7 +100,7 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
 
 
 def why(error: OSError) -> str:
-    """What the system says, in words, with the file it is about, and what may help."""
+    """The system's message in words, with the file it is about, and what may help."""
     text = (error.strerror or str(error)).split(" (while attempting")[0]
     where = f" {error.filename}" if error.filename else ""
     limit = HELP.get(error.errno or 0)
@@ -106,5 +108,5 @@ def why(error: OSError) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, without the rest."""
+    """The first line of an error's message."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

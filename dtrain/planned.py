@@ -184,7 +184,7 @@ class Plan:
 
     @property
     def tokens_step(self) -> int:
-        """What is generated from is filled up to a multiple of this many tokens: tp splits sequences evenly, and takes
+        """Prompts are filled up to a multiple of this many tokens: tp splits sequences evenly, and takes
         long over each new length.
         """
         sequence = self.data.get("sequence")

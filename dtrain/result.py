@@ -1,4 +1,4 @@
-"""What came out of a run: saved as result.json under `out`, and the exit code of the command."""
+"""The result of a run: saved as result.json under `out`, and the exit code of the command."""
 
 import os
 import platform

@@ -111,7 +111,7 @@ def _cannot_listen(host: str, port: int, error: Exception) -> str:
 
 
 def within(seconds: float | None, act: Callable[[], T]) -> T:
-    """What `act` returns, computed in a thread, because native code hears no signal. Raises queue.Empty when it takes
+    """The value of `act`, computed in a thread, because native code hears no signal. Raises queue.Empty when it takes
     longer, and what it raises.
     """
     box: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()

@@ -28,11 +28,11 @@ class Checkpoint(AbstractContextManager[Any], Protocol):
         ...
 
     def landed(self) -> list[SaveResult]:
-        """What became of saves since it was asked last; waits for nothing. A save that failed ends nothing."""
+        """Results of saves since the last call; waits for nothing. A save that failed ends nothing."""
         ...
 
     def scored(self, step: int, metrics: Mapping[str, float], *, complete: bool = True) -> None:
-        """What was measured of the state after this step; not `complete` where hooks may give more figures."""
+        """Take the figures of the state after this step; not `complete` where hooks may give more figures."""
         ...
 
     def brings(self) -> bool:

@@ -39,7 +39,7 @@ class Entry:
 
 
 def header(entries: Mapping[str, Entry], mark: Mapping[str, str] | None = None) -> bytes:
-    """What stands before the numbers of a file; filled up so that they begin at a multiple of 8 bytes. `mark` is its
+    """The header of a file; filled up so that they begin at a multiple of 8 bytes. `mark` is its
     metadata.
     """
     text = json.dumps(

@@ -21,11 +21,11 @@ from dtrain.storage import store
 STREAMS = 4
 """Files read and verified at a time; each is in memory whole."""
 HELD_BYTES = 2 << 30
-"""What was verified stays in memory up to this, and is read and verified a second time beyond."""
+"""Bytes of verified files that stay in memory; beyond, they are read and verified a second time."""
 
 
 class Reading:
-    """What one rank reads of the commit at `url`: for each name of `wanted` the part that it holds."""
+    """One rank's reading of the commit at `url`: for each name of `wanted` the part that it holds."""
 
     def __init__(self, url: str, commit: Mapping[str, Any], wanted: Mapping[str, Tensor]) -> None:
         pieces: dict[str, list[Mapping[str, Any]]] = {}
@@ -124,7 +124,7 @@ def tensor_of(data: bytes, entry: Entry) -> Tensor:
 def mismatches(
     commit: Mapping[str, Any], wanted: Mapping[str, Tensor], everywhere: Iterable[str], strict: tuple[str, ...]
 ) -> list[str]:
-    """What keeps a commit from filling `wanted`: names that are missing, of another shape or another kind of number,
+    """Reasons why a commit cannot fill `wanted`: names that are missing, of another shape or another kind of number,
     and names beginning with one of `strict` that no rank wants (all wanted names are `everywhere`).
     """
     saved = commit["tensors"]

@@ -184,7 +184,7 @@ class Memory:
             _appear(self._path(rank, slot, "json"), bytes(texts[rank].numpy()))
 
     def _on_all(self, act: Callable[[], Any]) -> Any:
-        """What `act` returns; an error of any rank is raised on all, because the others would wait for it."""
+        """The value of `act`; an error of any rank is raised on all, because the others would wait for it."""
         error, answer = "", None
         try:
             answer = act()

@@ -123,7 +123,7 @@ class Retention:
             raise failed
 
     def _next(self) -> int | None:
-        """What is wanted by now; None, and the turn is over, when that is nothing."""
+        """The work due now; None, and the turn is over, when there is none."""
         with self._turn:
             step, self._wanted = self._wanted, None
             if step is None:

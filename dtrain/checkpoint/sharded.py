@@ -159,7 +159,7 @@ class Sharded:
         return url
 
     def landed(self) -> list[SaveResult]:
-        """What became of saves since it was asked last; waits for nothing. Raises LeaseError when another run has taken
+        """Results of saves since the last call; waits for nothing. Raises LeaseError when another run has taken
         over.
         """
         if self._drain and self._drain.done:
@@ -179,7 +179,7 @@ class Sharded:
             raise StoreError(self._error)
 
     def scored(self, step: int, metrics: Mapping[str, float], *, complete: bool = True) -> None:
-        """What was measured of the checkpoint of `step`, if there is one, for `best`; waits for nothing. Raises
+        """Take the figures of the checkpoint of `step`, if there is one, for `best`; waits for nothing. Raises
         WordsError when `best` is not among figures that are `complete`.
         """
         if complete and self._policy.best and self._policy.best not in metrics:
@@ -276,7 +276,7 @@ class Sharded:
         return self._memory
 
     def _newest_copy(self) -> Copy | None:
-        """What outlived the ranks that were here before; nothing when these ranks have restored before, because then
+        """The copy that outlived the ranks before; None when these ranks have restored before, because then
         they went too far.
         """
         if not self._every_copy or MEMORY not in os.environ:
@@ -344,7 +344,7 @@ class Sharded:
             self._landed[-1] = replace(self._landed[-1], error=self._left() or None)
 
     def _left(self) -> str:
-        """What could not be removed, told once."""
+        """Report files that could not be removed, once."""
         faults, self._untidy = self._untidy, []
         return "; ".join(faults[:3])
 

@@ -38,7 +38,7 @@ def mine(tensors: Mapping[str, Tensor], at: Mapping[str, int]) -> Iterator[tuple
 
 
 class ShardOverlap:
-    """What this rank holds of a tensor, and the saved pieces that overlap it: (piece, where in the piece, where in what
+    """This rank's part of a tensor, and the saved pieces that overlap it: (piece, where in the piece, where in what
     is held).
     """
 

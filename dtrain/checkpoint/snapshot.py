@@ -143,7 +143,7 @@ class Snapshot:
 
 
 def pack(held: Iterable[tuple[str, Tensor, Sequence[int]]], limit: int = FILE_BYTES) -> Iterable[list[Piece]]:
-    """What a rank holds, cut into rows where it is larger than a file, in groups that fill a file; wide types first, so
+    """A rank's tensors, cut into rows where it is larger than a file, in groups that fill a file; wide types first, so
     that all are aligned.
     """
     group, size = list[Piece](), 0

@@ -1,5 +1,5 @@
-"""What must survive a restart, and nothing else: weights, optimizer, position in the data, loss scale, average of the
-weights, window of the spike detector, step.
+"""The state that must survive a restart, and nothing else: weights, optimizer, position in the data, loss scale,
+average of the weights, window of the spike detector, step.
 """
 
 import time
@@ -70,7 +70,7 @@ class TrainState:
             )
 
     def facts(self) -> dict[str, Any]:
-        """What is not a tensor, as JSON."""
+        """The state that is not tensors, as JSON."""
         return {
             "step": self.step,
             "seconds": time.perf_counter() - self.began,

@@ -1,4 +1,4 @@
-"""What lies at a URL: every attempt to save, whether it is a checkpoint, and whether its bytes are those that were
+"""A survey of a URL: every attempt to save, whether it is a checkpoint, and whether its bytes are those that were
 saved.
 """
 
@@ -57,7 +57,7 @@ def attempts(source: str) -> Iterator[Attempt]:
 
 
 def dispute(attempts: Sequence[Attempt]) -> str:
-    """What keeps the first valid one from being the newest; nothing when it is."""
+    """The reason why the first valid one is not the newest; empty when it is."""
     valid = [attempt for attempt in attempts if attempt.commit is not None]
     if not valid or valid[0].commit is None:
         return ""

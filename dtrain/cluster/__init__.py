@@ -1,4 +1,4 @@
-"""What this machine or allocation has, read without torch: GPUs, CPU cores, and whether someone else already started
+"""The machine or allocation, read without torch: GPUs, CPU cores, and whether someone else already started
 the ranks.
 
 And what another machine has, in the words of conf/cluster: `python -m dtrain plan cluster=h100x8 nodes=128` plans for
@@ -34,7 +34,7 @@ class Cluster:
     external: External | None = None
     memory: int = 16 << 30
     gpu: str = ""
-    """What the driver calls the first of them."""
+    """The driver's name of the first of them."""
     capability: float = 0.0
     """Compute capability of the oldest of them (https://developer.nvidia.com/cuda-gpus); 0: not known."""
 
@@ -69,7 +69,7 @@ class Machine:
         return Cluster(self.gpus, self.cpus, here.external, self.memory, self.gpu)
 
     def missing(self, here: Cluster) -> str:
-        """What this host lacks to be one; empty when it is."""
+        """The reason why this host is not one; empty when it is."""
         if self.gpus and (here.gpus < self.gpus or self.gpu not in here.gpu):
             return (
                 f"this host has {f'{here.gpus} x {here.gpu}'.rstrip(' x') if here.gpus else 'no GPU'}, not "
@@ -136,8 +136,9 @@ def visible_gpus(environ: Mapping[str, str]) -> list[GPU]:
 
 
 def visible(environ: Mapping[str, str]) -> list[str] | None:
-    """What CUDA_VISIBLE_DEVICES names, as CUDA reads it: up to the first entry that is no GPU (Slurm's NoDevFiles, -1),
-    nothing when one is named twice, and one part of a divided GPU (MIG) alone. None where it is not set.
+    """The GPUs that CUDA_VISIBLE_DEVICES names, as CUDA reads it: up to the first entry that is no GPU (Slurm's
+    NoDevFiles, -1), nothing when one is named twice, and one part of a divided GPU (MIG) alone. None where it is not
+    set.
     """
     said = environ.get("CUDA_VISIBLE_DEVICES")
     if said is None:

@@ -13,7 +13,7 @@ Compile = Callable[[Sequence[nn.Module]], None]
 
 
 def begin() -> None:
-    """What CUDA graphs returned before may be overwritten from here on: said before every step and every forward
+    """Allow CUDA graphs to overwrite their earlier results: called before every step and every forward
     without a backward.
 
     Said by nobody, torch guesses: that a microbatch is a new step, while the gradients of the one before it lie in the

@@ -124,7 +124,9 @@ def _with_recipes(asked: list[Word], problems: list[str]) -> list[Word]:
 
 
 def _from_elsewhere(word: Word, settled: Sequence[Word], said: Sequence[Word], *, foreign: bool) -> Iterable[str]:
-    """What a recipe may not say where it lies; of what a person chose again too, as its arguments stay."""
+    """Words that a recipe may not say from its place, those that a person chose again included, as their arguments
+    stay.
+    """
     if word.place is not None:
         yield from policy.refused(word, word.place)
         yield from policy.borrowed(word, settled, said, foreign=foreign)

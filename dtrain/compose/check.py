@@ -95,7 +95,7 @@ class Vocabulary:
         return any(key.startswith(f"{target}.") for target in self.targets)
 
     def allowed(self, key: str) -> Any:
-        """What a value of `key` may be; None where only a target of the user's own knows."""
+        """The constraint on `key`; None where only a target of the user's own knows it."""
         group, *rest = key.split(".")
         if group not in GROUPS:
             return ALLOWED.get(key)
@@ -126,7 +126,7 @@ class Vocabulary:
 
 
 def allowed_of(part: Mapping[str, Any], name: str) -> Any:
-    """What an argument may be: as its word says in `_about_`, else whatever is like its default."""
+    """The constraint on an argument: as its word says in `_about_`, else the type of its default."""
     said = ((part.get("_about_") or {}).get("allowed") or {}).get(name)
     return constraints.of_type(part.get(name)) if said is None else said
 
@@ -159,7 +159,7 @@ def judge(word: Word, known: Vocabulary) -> Iterable[str]:
 
 
 def _one(word: Word, allowed: Any) -> str:
-    """What to type for one value instead of several."""
+    """The words to type for one value instead of several."""
     items, called = _several(word), CALL.fullmatch(word.text.strip()) is not None
     is_text = (
         not called
@@ -205,7 +205,7 @@ def sayable() -> tuple[str, ...]:
 
 
 def no_dashes(text: str, following: str | None) -> str:
-    """What to type for `--flag`, `--flag=value` or `--flag value`."""
+    """The word to type for `--flag`, `--flag=value` or `--flag value`."""
     name, _, value = text.lstrip("-").partition("=")
     name, value = name.replace("-", "_"), value or following or "<value>"
     typed = f"{text} {following}" if following else text
@@ -219,7 +219,7 @@ def no_dashes(text: str, following: str | None) -> str:
 
 
 def no_word(text: str) -> str:
-    """What to type for a word without `=`."""
+    """The word to type for a word without `=`."""
     if not text.strip():
         return "'' (command line): an empty word. Leave it out."
     groups = [group for group in GROUPS if text in files.groups()[group]]
@@ -256,7 +256,7 @@ def _judge_choice(word: Word, said: str, known: Vocabulary) -> Iterable[str]:
 
 
 def _other(group: str, name: Any, known: Vocabulary) -> str:
-    """What to type for a word that the group does not have."""
+    """The words to type for a word that the group does not have."""
     if group in LISTS and str(name).lower() in constraints.NONE:
         return f" Type {group}=[]."
     if CLASS.fullmatch(str(name)):

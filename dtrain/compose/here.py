@@ -1,4 +1,4 @@
-"""What the working folder brings to every run: its words in ./conf, and in ./dtrain.yaml the packages whose code may
+"""The working folder's part in every run: its words in ./conf, and in ./dtrain.yaml the packages whose code may
 run and more folders of words.
 
     trust: [mypkg]                  # dtrain.yaml
@@ -20,7 +20,7 @@ from dtrain.storage.store import is_local, local_path
 
 FILE, FOLDER = Path("dtrain.yaml"), Path("conf")
 SAYS = {"trust": "trust", "searchpath": "hydra.searchpath"}
-"""What stands in the file -> the word it is."""
+"""Key of the file -> its word."""
 
 
 class Here(NamedTuple):
@@ -32,7 +32,7 @@ class Here(NamedTuple):
 
 
 def look() -> Here:
-    """What the working folder has. A file of another user's is not read: whoever wrote it would choose what runs."""
+    """The words of the working folder. A file of another user's is not read: whoever wrote it would choose what runs."""
     words, problems, told = list[Word](), list[str](), list[str]()
     if FILE.is_file():
         if FILE.stat().st_uid not in (os.getuid(), 0) or FILE.stat().st_mode & 0o002:

@@ -66,7 +66,7 @@ class Shelf:
 
 
 def composed(words: Sequence[Word], replaced: Sequence[str]) -> files.Node:
-    """What Hydra makes of words that were found good, over the folders of the last Shelf; without the groups `replaced`
+    """Hydra's composition of valid words, over the folders of the last Shelf; without the groups `replaced`
     by targets of the user's own.
     """
     overrides = [f"~{group}" for group in replaced]
@@ -113,7 +113,7 @@ def resolved(tree: Mapping[str, Any], words: Sequence[Word], allowed: Callable[[
 
 
 def _broken(value: Any) -> str:
-    """What is wrong with how a value is written that looks others up, or nothing."""
+    """The mistake in a value that refers to others, if any."""
     try:
         OmegaConf.create({"value": value})
     except (OmegaConfBaseException, RecursionError):

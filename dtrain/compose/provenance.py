@@ -24,7 +24,7 @@ RULES = {
     "device": "resolve: what is here",
     "threads": "resolve: cores for each rank",
 }
-"""What decides where no `auto` gave a reason."""
+"""The source of decisions for which no `auto` gave a reason."""
 LONGEST = 48
 """Characters of a value that are shown."""
 

@@ -26,7 +26,7 @@ AFAR = (
 
 
 def vocabulary_of(searchpath: Sequence[str], words: Sequence[Word]) -> Vocabulary:
-    """What can be said, given the words that were: options of every group, the choices made, targets of the user's own."""
+    """The vocabulary, given the words so far: options of every group, the choices made, targets of the user's own."""
     options, node = files.groups(), files.node
     if searchpath:
         from dtrain.compose.hydra import Shelf
@@ -48,7 +48,7 @@ def vocabulary_of(searchpath: Sequence[str], words: Sequence[Word]) -> Vocabular
 def _own_target(
     key: str, choices: Mapping[str, Any], options: Mapping[str, Sequence[str]], node: Callable[[str, str], files.Node]
 ) -> Any:
-    """What stands in conf/ where `key` says it."""
+    """The default in conf/ of `key`."""
     group, *rest = key.split(".")
     if group not in GROUPS or (group in LISTS and len(rest) < 2):
         return None
@@ -60,7 +60,7 @@ def _own_target(
 
 
 def config_of(words: Sequence[Word], vocabulary: Vocabulary, problems: list[str]) -> Config:
-    """What words that were found good make together; problems with what they refer to are added."""
+    """The composition of valid words; problems with their references are added."""
     sources = {word.key: word.source for word in words}
     words = [_as_meant(word, vocabulary) for word in words if not options.is_one(word.key)]
     replaced = [group for group in GROUPS if group in vocabulary.targets]
@@ -133,7 +133,7 @@ def _composed(words: Sequence[Word], replaced: Sequence[str], vocabulary: Vocabu
 
 
 def _filed(tree: Mapping[str, Any], words: Sequence[Word], vocabulary: Vocabulary) -> Iterator[Word]:
-    """What files of the user's own say with `${...}`, and nobody said otherwise."""
+    """References `${...}` in files of the user's own that nobody overrode."""
     named = {word.key for word in words}
     for group in GROUPS:
         for key, value in leaves(tree.get(group), group):

@@ -1,4 +1,4 @@
-"""What was typed, as words: dashes, quotes, URLs and all. `dtrain plan --lr 1e-3` says what to type instead."""
+"""Typed text as words: dashes, quotes, URLs and all. `dtrain plan --lr 1e-3` says what to type instead."""
 
 import re
 from collections.abc import Sequence

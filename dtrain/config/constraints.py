@@ -1,5 +1,5 @@
-"""What an argument may be, in the few words of a YAML file: `whole from 1 steps`, `from 0 below 1`, `[forward, never]`,
-`text or null`.
+"""Constraints on an argument, in the few words of a YAML file: `whole from 1 steps`, `from 0 below 1`, `[forward,
+never]`, `text or null`.
 
 A list is a choice. Else alternatives stand between `or`: a range of numbers (`whole` for integers; `from` and `to`
 include their end, `above` and `below` do not; what follows is the unit), `list of [count] <alternative>`, one of KINDS,
@@ -37,7 +37,7 @@ GIB = {"GB": 1, "GiB": 1, "G": 1, "MB": 1 / 1024, "MiB": 1 / 1024, "TB": 1024, "
 SECONDS = {"ms": 0.001, "min": 60, "m": 60, "h": 3600, "d": 86400}
 SCALED = re.compile(r"([+-]?[\d_.]+(?:e[+-]?\d+)?)\s*([a-zA-Z%µ/]*)(?:\s.*)?", re.IGNORECASE | re.DOTALL)
 NONE = ("none", "null", "nil", "no", "off", "false", "~", "")
-"""What people type for nothing."""
+"""Spellings of null."""
 
 
 UNSAID: Any = object()
@@ -246,7 +246,7 @@ def _say(kind: Kind) -> str:
 
 
 def of_type(value: Any) -> str:
-    """What may stand in the place of a default of which nothing else is known."""
+    """The constraint of a default of which nothing else is known."""
     if isinstance(value, Mapping):
         return "mapping"
     table: Sequence[tuple[type, str]] = (

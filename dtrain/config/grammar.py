@@ -1,4 +1,4 @@
-"""What the text of a value means: the plain part of Hydra's override grammar, read without Hydra.
+"""Values as text: the plain part of Hydra's override grammar, read without Hydra.
 
 Numbers, true, false, null, text, quotes, lists, mappings, and several values by comma. Functions such as range(1,4),
 escapes and interpolations are Hydra's to read; whatever neither can read is text.

@@ -1,4 +1,4 @@
-"""What `--help` shows: the command, or the words of a group with what each argument may be. Read off files, without
+"""The pages of `--help`: the command, or the words of a group with what each argument may be. Read off files, without
 torch and OmegaConf.
 
 dtrain --help              verbs, groups, recipes, examples
@@ -114,7 +114,7 @@ def _page(topic: str, word: str) -> Iterable[str]:
 
 
 def _verb(verb: str) -> str:
-    """What its file says of itself, and the keys of the same name."""
+    """The docstring of its file, and the keys of the same name."""
     source = (Path(__file__).parents[1] / "verb" / f"{verb}.py").read_bytes()
     return "\n".join([f"{ast.get_docstring(ast.parse(source))}\n", *_keys(verb)])
 

@@ -41,7 +41,7 @@ VERBS = {
     "diff": "what differs between runs, recipes or lists of words",
     "completion": "bash, zsh or fish: a script with which the shell completes all of this",
 }
-"""What the command can do: one file of dtrain/verb/ each."""
+"""Verb -> its sentence; one file of dtrain/verb/ each."""
 LISTS = ("logger", "hook")
 """Groups that take a list of words, each in a package of its own."""
 

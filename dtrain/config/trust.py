@@ -20,7 +20,9 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "loop": ("dtrain.train.train",),
     "hook": ("dtrain.testing.faults.AtStep",),
 }
-"""What is ours and no word of conf/. The fault is for the command line: a recipe from elsewhere may not name it."""
+"""Targets of ours that are no words of conf/. The fault is for the command line: a recipe from elsewhere may not name
+it.
+"""
 MADE_OF = ("model", "data", "objective", "optim", "schedule")
 """Groups in which a recipe from elsewhere may name code of a package that the user trusts; what the other groups name
 acts on the machine.

@@ -1,4 +1,4 @@
-"""What is learnt from. A Source is addressable by index; a Stream walks it in the global order and remembers one
+"""Training data. A Source is addressable by index; a Stream walks it in the global order and remembers one
 integer.
 """
 
@@ -21,7 +21,7 @@ class Source(Protocol):
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What a model may need to know: vocab, inputs (shape of one), outputs."""
+        """Facts that a model may need: vocab, inputs (shape of one), outputs."""
         ...
 
     @property

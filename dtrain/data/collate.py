@@ -135,7 +135,7 @@ def _rows(inputs: Any) -> int:
 
 
 def _padded(column: Sequence[Any], rows: Sequence[int], length: int | None, fill: float) -> Any:
-    """What the samples have of one part, filled up where it is a row: as long as the sample's first input, or of
+    """One part of the samples, filled up where it is a row: as long as the sample's first input, or of
     several lengths.
     """
     if isinstance(column[0], Mapping):

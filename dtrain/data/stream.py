@@ -40,7 +40,7 @@ class StepBatch:
 
 
 def as_source(built: Any) -> Source:
-    """What a data word built; a bare map-style dataset is wrapped."""
+    """The source that a data word built; a bare map-style dataset is wrapped."""
     return built if hasattr(built, "take") else Dataset(built)
 
 

@@ -58,7 +58,7 @@ def recognise(tree: Mapping[str, Any], place: str) -> str:
 
 
 def translate(tree: Mapping[str, Any], name: str, place: str, *, prefix: str = "", auto: str = "") -> Ledger:
-    """What becomes of every key of the tree."""
+    """Translate every key of the tree."""
     dialect = load(name)
     twice = next((key for key, times in Counter(key for key, _ in flatten(tree)).items() if times > 1), None)
     if twice is not None:
@@ -75,7 +75,7 @@ def _ranks(nodes: Any) -> int:
 
 
 def complete(ledger: Ledger) -> None:
-    """What a plan needs and the file leaves to others: ranks for the mesh, samples for the ranks. It is marked as ours,
+    """Add what a plan needs and the file leaves open: ranks for the mesh, samples for the ranks. It is marked as ours,
     and asked for.
     """
     words = ledger.words
@@ -111,12 +111,12 @@ def complete(ledger: Ledger) -> None:
 
 
 TYPED = ("out", "trust", "data", "launcher", "evaluate", "checkpoint", "log", "time_limit")
-"""What a recipe does not leave open: what the command line alone may say, and what changes no training."""
+"""Keys that a recipe does not leave open: those of the command line alone, and those that change no training."""
 
 
 def _leave_open(ledger: Ledger) -> None:
-    """What is asked for stands as ??? in the recipe, so that no default takes its place; what a key says after all is
-    not asked for.
+    """Words that are asked for stand as ??? in the recipe, so that no default takes its place; what a key says after
+    all is not asked for.
     """
     for word in [word for word in ledger.command if ledger.asks(word)]:
         if word in ledger.words and word not in ledger.implied:

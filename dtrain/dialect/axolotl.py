@@ -48,7 +48,7 @@ def translate(ledger: Ledger) -> None:
 
 
 def _adapter(ledger: Ledger) -> None:
-    """What trains a few new weights is another training than that of all."""
+    """Adapters: training a few new weights is another training than that of all."""
     if ledger.get("adapter") or ledger.get("lora_model_dir"):
         why = ADAPTERS.format(screen.typed(str(ledger.get("base_model", "<name>"))))
         ledger.ask("model")

@@ -1,4 +1,4 @@
-"""What the callbacks of Lightning's Trainer become: checkpoints, observers that are not needed, and hooks to write
+"""Callbacks of Lightning's Trainer: checkpoints, observers that are not needed, and hooks to write
 instead.
 """
 
@@ -35,7 +35,9 @@ def callbacks(ledger: Ledger, t: str) -> None:
 
 
 def _checkpoint(ledger: Ledger, section: str) -> None:
-    """What stays, and how often. With save_top_k=1 and no monitor the newest one stays, with a monitor the best."""
+    """Retention of checkpoints, and their interval. With save_top_k=1 and no monitor the newest one stays, with a
+    monitor the best.
+    """
     top, monitor = ledger.leaves.get(f"{section}.init_args.save_top_k", 1), ledger.get(f"{section}.init_args.monitor")
     ledger.skip(f"{section}.class_path", "told with its arguments; a run is always saved")
     for key in ledger.under(f"{section}.init_args"):

@@ -17,7 +17,7 @@ MARKS = names(
     "gradient_clipping zero_force_ds_cpu_optimizer activation_checkpointing prescale_gradients flops_profiler"
 )
 SILENT = ("model", "data", "steps", "batch", "optim", "schedule")
-"""What such a file never says."""
+"""Groups that such a file never sets."""
 
 BATCH, MICRO, ACCUMULATE = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 OURS = {BATCH: "batch", MICRO: "microbatch", ACCUMULATE: "accumulate"}

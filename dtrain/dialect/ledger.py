@@ -1,4 +1,4 @@
-"""What becomes of each key of another tool's file: carried over, not needed here, or refused; each once, and none is
+"""The ledger of another tool's file, key by key: carried over, not needed here, or refused; each once, and none is
 left out.
 
 A dialect first lets functions tell the keys that mean something only together, then hands the rest to a table: key ->
@@ -18,7 +18,7 @@ CHOICES = {
     "model": "gpt, or in its place model._target_=... and trust=[...]", "optim": "adamw, sgd, muon or adafactor", "optim.lr": "value",
     "schedule": "cosine, constant or wsd", "precision": "fp32, bf16, bf16_true, fp16 or fp8", "clip": "value or null",
 }  # fmt: skip
-"""What every run needs: where a file says it in a way that is refused, it is asked for."""
+"""Words that every run needs: where a file's value is refused, the word is asked for."""
 
 
 class Code(str):
@@ -57,11 +57,11 @@ class Ledger:
     """Who fills in `auto` in such a file; empty: nobody that is known here."""
     entries: list[Entry] = field(default_factory=list)
     words: dict[str, Any] = field(default_factory=dict)
-    """What the recipe says."""
+    """Words of the recipe."""
     implied: dict[str, str] = field(default_factory=dict)
     """word -> why the recipe says it though no key does: a default of theirs that is not ours."""
     command: dict[str, str] = field(default_factory=dict)
-    """What only the command line may say, or what has to be typed: word -> value or <what it is>."""
+    """Words for the command line, or to be typed: word -> value or <what it is>."""
 
     def __post_init__(self) -> None:
         self.leaves = {key: _numbered(value) for key, value in flatten(self.tree)}
@@ -150,7 +150,7 @@ class Ledger:
                 self.refuse(key, f"{self.tool} has no such key that dtrain knows.{self._near(rules, key)}")
 
     def adopt(self, other: "Ledger") -> None:
-        """What was said of a file that this one names; what both say is this one's."""
+        """Take in the entries of a file that this one names; for keys of both, this one's count."""
         self.entries += other.entries
         for word, value in other.words.items():
             if word not in self.words or word in self.implied:
@@ -163,7 +163,7 @@ class Ledger:
             del self.words[word], self.implied[word]
 
     def take(self, other: "Ledger") -> None:
-        """What was said of some of the same keys in words of another tool."""
+        """Take in the entries of the same keys from another tool's dialect."""
         self._told |= set(other.leaves)
         self.adopt(other)
 

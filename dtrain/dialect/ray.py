@@ -160,7 +160,7 @@ LOOP = {
     "num_epochs": "steps",
     "weight_decay": "optim.weight_decay",
 }
-"""What people call the arguments of a loop of their own -> our word."""
+"""Common name of a loop's argument -> our word."""
 
 
 def _of_loop(ledger: Ledger, key: str, value: Any) -> None:

@@ -135,7 +135,7 @@ def _json(text: str, place: str) -> Any:
 
 
 def _slip(text: str, error: json.JSONDecodeError) -> str:
-    """What people get wrong in JSON, by what stands where reading ended."""
+    """Common mistakes in JSON, by the text where reading ended."""
     before, here = text[: error.pos].rstrip(), text[error.pos :].lstrip()
     slips = (
         (here[:2] in ("//", "/*") or here[:1] == "#", "a comment, and JSON has none. Take it out."),
@@ -210,7 +210,7 @@ def _python(text: str, place: str) -> Any:
 
 
 def _together(one: Any, other: Any) -> Any:
-    """What several calls of the same say: what is alike in all of them, and where they differ that they do."""
+    """Several calls merged: values that are alike in all, and a note where they differ."""
     if isinstance(one, dict) and isinstance(other, dict):
         return {name: _together(one.get(name), other.get(name)) for name in {**one, **other}}
     if one == other and type(one) is type(other):

@@ -1,4 +1,4 @@
-"""What several tools mean by the same names: optimizers of torch, warm-up and decay, types of numbers, places for
+"""Terms that several tools share: optimizers of torch, warm-up and decay, types of numbers, places for
 output.
 
 Formulas were read in the tools' own documentation; where one of theirs is not exactly ours, the note of the carried key

@@ -1,4 +1,4 @@
-"""What the recipe of an imported file looks like: three lists as comments, then the words, each default of theirs
+"""The recipe of an imported file: three lists as comments, then the words, each default of theirs
 marked as such.
 """
 
@@ -63,7 +63,7 @@ TRUSTED = re.compile(r"trust=\[([\w, ]+|<[\w ]+>)\]")
 
 
 def allows(text: str) -> Iterable[str]:
-    """What typing each trust=[...] in a text would allow."""
+    """Packages that each trust=[...] in a text would allow."""
     for package in dict.fromkeys(TRUSTED.findall(text)):
         yield (
             f"trust=[{package}] lets any code of {package.strip('<>')} run as you, and read what you may read: "

@@ -1,4 +1,4 @@
-"""What a machine, a storage and a set of ranks can do: small checks, each of which says what it found, and what to type
+"""Checks of a machine, a storage and a set of ranks: small checks, each of which says what it found, and what to type
 where something is wrong.
 
 See them with `python -m dtrain doctor`; the table of them is in dtrain/verb/doctor.py.
@@ -29,8 +29,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class Case:
-    """What is looked at: the plan of the user's words, this environment, and what a process of its own said of torch
-    (`dtrain.doctor.loading`).
+    """The subject of the checks: the plan of the user's words, this environment, and what a process of its own said of
+    torch (`dtrain.doctor.loading`).
     """
 
     plan: Plan
@@ -42,7 +42,7 @@ Check = Callable[[Case], Iterable[Finding]]
 
 
 def found(check: Check, case: Case) -> list[Finding]:
-    """What a check finds, without secrets. One that fails itself is a note: it says nothing about the machine."""
+    """Findings of a check, without secrets. One that fails itself is a note: it says nothing about the machine."""
     findings = list[Finding]()
     try:
         findings.extend(check(case))

@@ -1,4 +1,4 @@
-"""What the ranks of a plan give each other: a loop, `Plan -> Result`, that measures collectives over the axes of the
+"""Bandwidth between the ranks of a plan: a loop, `Plan -> Result`, that measures collectives over the axes of the
 mesh instead of training.
 
 Bus bandwidth is that of nccl-tests, so that figures can be held against published ones and against the wire, whatever

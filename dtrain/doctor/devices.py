@@ -1,4 +1,4 @@
-"""What this host computes with: its GPUs and who uses them, the cores and the memory that this process is given, and
+"""The host's devices: its GPUs and who uses them, the cores and the memory that this process is given, and
 shared memory.
 """
 
@@ -25,7 +25,7 @@ SMI = (
 BUSY_BYTES = 2 * GIB
 """More of a GPU than a driver and its contexts take."""
 RANK_BYTES = GIB // 2
-"""What a rank takes before it has a model: torch, and its buffers."""
+"""Memory of a rank before it has a model: torch, and its buffers."""
 SHARED_BYTES = GIB
 """Containers have 64 MiB unless they are told otherwise: loading processes and copies in memory need more."""
 
@@ -134,7 +134,7 @@ def threads(ranks: int, said: str, planned: int, *, cores: float, load: float, l
 
 
 def memory(case: Case) -> Iterable[Finding]:
-    """What is free on the host, and of the limit of the control group."""
+    """Free memory of the host, and of the limit of the control group."""
     free = {
         name: int(line.split()[0]) << 10
         for name, _, line in (each.partition(":") for each in Path("/proc/meminfo").read_text().splitlines())

@@ -1,4 +1,4 @@
-"""What the system lets a process have, and the variables of the environment that change what torch, NCCL or the storage
+"""The system's limits for a process, and the variables of the environment that change what torch, NCCL or the storage
 do.
 """
 

@@ -1,5 +1,5 @@
-"""What Python loads here: the versions of what dtrain stands on, whether torch starts and sees the GPUs, and plugins of
-Hydra that break every command.
+"""Python packages of this host: the versions of what dtrain stands on, whether torch starts and sees the GPUs, and
+plugins of Hydra that break every command.
 
 torch and plugins are loaded in processes of their own, which begin at once and are asked last: they take seconds, and
 may crash.
@@ -89,7 +89,7 @@ def packages(case: Case) -> Iterable[Finding]:
 
 
 def judged(name: str, there: str | None, least: str, below: str) -> Finding | None:
-    """What is wrong with the version of a package, if anything."""
+    """The problem with the version of a package, if any."""
     spec = name + f">={least}" * bool(least) + f",<{below}" * bool(below)
     if there is None:
         return Finding(name, "stop", "is not installed", f"pip install '{spec}'")
@@ -178,7 +178,7 @@ def plugins(case: Case | None = None) -> Iterable[Finding]:
 
 
 def _distribution(module: str) -> str:
-    """What to uninstall so that a module of `hydra_plugins` is gone."""
+    """The package to uninstall so that a module of `hydra_plugins` is gone."""
     folder = "/".join(module.split(".")[:2])
     owners = (each.name for each in distributions() if any(str(path).startswith(folder) for path in each.files or ()))
     return next(owners, f"the package that brought {folder}")

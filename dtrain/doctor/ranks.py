@@ -1,4 +1,4 @@
-"""What real ranks of the user's words find when they meet: whether they do, what they exchange per second, and whether
+"""A meeting of real ranks of the user's words: whether they do, what they exchange per second, and whether
 their hosts are alike.
 """
 

@@ -23,7 +23,7 @@ from dtrain.storage import lease, store
 from dtrain.storage.errors import explain
 
 LOOK_SECONDS = 5.0
-"""What does not answer within this time is told, and not asked again."""
+"""Storage that does not answer within this time is reported, and not asked again."""
 SMALL, LARGE, TIMES = 100, 8 << 20, 5
 SLOW_BYTES, SLOW_SECONDS = 10e6, 1.0
 """Per second, and for a small file: below, a save takes long enough to be noticed."""
@@ -152,7 +152,7 @@ def speed(small: float, write: float, read: float) -> Finding:
 
 
 def space(case: Case) -> Iterable[Finding]:
-    """What is free on the disk of a local `out`, against the checkpoints that will stand there."""
+    """Free space on the disk of a local `out`, against the checkpoints that will stand there."""
     if store.is_local(case.plan.out):
         shapes = formulas.shapes(case.plan)
         each = saved(case.plan, shapes) if shapes else None

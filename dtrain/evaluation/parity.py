@@ -64,7 +64,7 @@ class Row:
 
 @dataclass(frozen=True)
 class First:
-    """What the ranks of a run noted at step `step`: whole tensors, the generators that were drawn from, and what each
+    """Records of the ranks of a run at step `step`: whole tensors, the generators that were drawn from, and what each
     rank read at each place of the order.
     """
 
@@ -141,7 +141,7 @@ def to_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def first(out: str) -> First | None:
-    """What the ranks of a run noted of its first step; None where they noted nothing (a loop of the user's own)."""
+    """Records of the ranks of a run of its first step; None where there are none (a loop of the user's own)."""
     names = sorted(store.sizes(store.join(out, "first")))
     notes = [json.loads(store.read(store.join(out, "first", name))) for name in names if name.endswith(".json")]
     if not notes:

@@ -1,5 +1,5 @@
-"""What `dtrain verify` sees of a run from inside its ranks: the first samples, gradients and updates, and whether the
-forward drew random numbers.
+"""Records that `dtrain verify` takes inside the ranks of a run: the first samples, gradients and updates, and whether
+the forward drew random numbers.
 
 <out>/first/rank-00000.safetensors   pieces of `gradient.<parameter>`, `update.<parameter>` and `weight.<parameter>`
       first/rank-00000.json          where each piece lies in the whole tensor, what was drawn from, digests of this rank's samples

@@ -50,7 +50,7 @@ class Hook(Protocol):
 
 
 def plain(said: Mapping[str, Any] | None, hook: str) -> dict[str, Any]:
-    """What the hook of this class returned, tensors and arrays without dims as the numbers they hold. Raises WordsError
+    """The return value of a hook, tensors and arrays without dims as plain numbers. Raises WordsError
     where that is no mapping of names.
     """
     if said is not None and not (isinstance(said, Mapping) and all(isinstance(name, str) for name in said)):

@@ -15,7 +15,7 @@ from dtrain.result import Result
 
 class Launcher(Protocol):
     def command(self, plan: Plan) -> str:
-        """What is started, as `plan` prints it."""
+        """The command that is started, as `plan` prints it."""
         ...
 
     def launch(self, plan: Plan) -> Result:

@@ -1,4 +1,4 @@
-"""What can be known before ranks start, by looking: data that is there, a place to write, packages that exist."""
+"""Checks before ranks start: data that is there, a place to write, packages that exist."""
 
 import contextlib
 import importlib.util
@@ -157,7 +157,7 @@ def _data(plan: Plan) -> Iterable[str]:
 
 
 def _tokens(plan: Plan, files: Sequence[str]) -> str:
-    """What is wrong with files of tokens that lie on this machine; those of others are copied by the ranks."""
+    """The problem with files of tokens on this machine, if any; those of others are copied by the ranks."""
     if (plan.data.get("_about_") or {}).get("files") != "tokens" or not all(map(store.is_local, files)):
         return ""
     from dtrain.storage import tokenfile  # numpy, which the parent needs for these alone
@@ -180,7 +180,7 @@ def _packages(plan: Plan) -> Iterable[str]:
 
 
 def _hub(plan: Plan) -> Iterable[str]:
-    """What neither the hub nor its cache gives."""
+    """Repositories that neither the hub nor its cache has."""
     for key, name in (*hub.named(plan.model, "model"), *hub.named(plan.data, "data")):
         if lacking := hub.absent(name):
             yield (

@@ -1,5 +1,5 @@
-"""What every rank needs is imported once, before ranks are forked: the fork costs milliseconds, the imports seconds.
-What does not survive a fork is left to each rank.
+"""Imports that every rank needs are done once, before ranks are forked: the fork costs milliseconds, the imports
+seconds. What does not survive a fork is left to each rank.
 """
 
 import contextlib

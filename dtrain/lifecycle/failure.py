@@ -1,4 +1,4 @@
-"""What a run that failed leaves, and which of its ranks is the cause: told once, in one paragraph and in failure.json.
+"""Reports of a failed run, and the rank that is the cause: told once, in one paragraph and in failure.json.
 
 A folder holds what the ranks of one start had to say, a file each:
 
@@ -38,7 +38,7 @@ STEP = struct.Struct("<qqq")
 
 KINDS = ("began", "done", "failure", "report", "stack", "step", "ended", "gpu", "xids")
 KIND_OF = {WordsError: "words", LeaseError: "words", MovedError: "lost"}
-"""What of dtrain's own errors is no use to start again after, and what always is."""
+"""Kinds of dtrain's own errors after which a restart is of no use, or always is."""
 SILENT = "said nothing"
 
 _known: dict[str, Any] = {}
@@ -62,7 +62,7 @@ class Failure:
 
 
 def know(**facts: Any) -> None:
-    """What `leave` shall add: step, samples, groups."""
+    """Facts that `leave` adds: step, samples, groups."""
     _known.update(facts)
 
 
@@ -73,7 +73,7 @@ def forget() -> None:
 
 
 def facts_of(error: BaseException, rank: int) -> dict[str, Any]:
-    """What one process can say about its own end."""
+    """Facts about the end of this process."""
     message, code = "".join(traceback.format_exception(error)), 1
     if isinstance(error, DtrainError):
         kind, message, code = KIND_OF.get(type(error), "error"), str(error), error.exit_code
@@ -120,7 +120,7 @@ def leave(folder: Path, rank: int, error: BaseException) -> None:
 
 
 def tell(folder: Path, rank: int | None, kind: str, message: str, **facts: Any) -> None:
-    """What somebody knows who is no exception: a watchdog of its own rank, an agent of a node that is lost (then `rank`
+    """A report that is no exception: of a watchdog of its own rank, an agent of a node that is lost (then `rank`
     is None).
     """
     name = "lost" if rank is None else f"failure-{rank}"
@@ -162,7 +162,7 @@ def is_done(folder: Path, rank: int) -> bool:
 
 
 def of_rank(folder: Path, rank: int) -> list[dict[str, Any]]:
-    """What one rank said of its failure, first things first."""
+    """The reports of one rank's failure, oldest first."""
     return _failures(folder, str(rank))
 
 
@@ -180,13 +180,13 @@ def ended(folder: Path, rank: int, code: int) -> None:
 
 
 def heard(folder: Path, rank: int, log: kernel_log.KernelLog) -> None:
-    """What the driver has said of the GPUs of this host, of which `rank` is one rank."""
+    """Report Xid errors of the GPUs of this host, of which `rank` is one rank."""
     if xids := log.xids():
         _write(folder, f"xids-{rank}.json", {"xids": [{**one, "host": socket.gethostname()} for one in xids]})
 
 
 def look(folder: Path, rank: int, pid: int) -> None:
-    """What can be seen from outside of a living rank that does not answer."""
+    """Report a living rank that does not answer, as seen from outside."""
     state = ""
     if Path(f"/proc/{pid}/stat").exists():
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -280,7 +280,7 @@ def told(cause: dict[str, Any], ranks: list[dict[str, Any]]) -> Failure:
 
 
 def _doing(rank: Mapping[str, Any]) -> str:
-    """What a rank did last, as far as it is known."""
+    """The last action of a rank, as far as it is known."""
     numbers = ", ".join(
         f"collective {number} of {name}" for name, number in (rank.get("groups") or {}).items() if number
     )
@@ -311,7 +311,7 @@ def _read(folder: Path, what: str) -> dict[int, dict[str, Any]]:
 
 
 def _failures(folder: Path, rank: str = "*") -> list[dict[str, Any]]:
-    """What ranks left, first things first."""
+    """The failures that ranks left, oldest first."""
     return sorted(
         (_json(path) for path in folder.glob(f"failure-{rank}-*.json")), key=lambda failure: float(failure["time"])
     )

@@ -1,4 +1,4 @@
-"""What an error of a GPU means: a mistake of the program, memory that is not there, or a GPU that is broken."""
+"""Errors of GPUs: a mistake of the program, memory that is not there, or a GPU that is broken."""
 
 import re
 from typing import NamedTuple
@@ -102,6 +102,6 @@ def fault_of(message: str) -> Fault | None:
 
 
 def of_xid(number: int, bus: str) -> str:
-    """What is said of an Xid of the GPU at `bus`."""
+    """The message of an Xid of the GPU at `bus`."""
     known = XIDS.get(number, UNKNOWN)
     return f"Xid {number} of the GPU at {bus}: {known.said}" + (f"; {WHOSE[known.whose]}" if number in XIDS else "")

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver writes of its GPUs to the kernel's log while a run goes on: Xid errors. A log that may not be
+"""Errors (Xid) that NVIDIA's driver writes to the kernel's log while a run goes on. A log that may not be
 read says nothing.
 """
 

@@ -1,4 +1,4 @@
-"""What the processes that load samples are doing: which sample each reads, and its stack when its rank asks (SIGUSR2),
+"""Loading processes: which sample each reads, and its stack when its rank asks (SIGUSR2),
 also where native code holds it.
 """
 

@@ -1,4 +1,4 @@
-"""What torch's flight recorder knows of the collectives of this rank: which were queued, began and ended on its device,
+"""The collectives of this rank in torch's flight recorder: which were queued, began and ended on its device,
 in each process group.
 
 The host may be far ahead of a GPU, or wait for it in a line that is no collective: the record says where the GPU is.

@@ -20,7 +20,7 @@ LOST_PEER = re.compile(
     "exited|communicator was aborted|got 0 bytes|(send|recv)\\w+ failed",
     re.IGNORECASE,
 )
-"""What torch says on a rank when another one is gone."""
+"""Torch's messages on a rank when another one is gone."""
 TIMED_OUT = re.compile(
     r"timed out waiting \d+ms|application timeout caused pair closure|wait timeout after \d+|caught collective "
     r"operation timeout"
@@ -28,7 +28,7 @@ TIMED_OUT = re.compile(
     "out during",
     re.IGNORECASE,
 )
-"""What torch says when another rank does not come."""
+"""Torch's messages when another rank does not come."""
 SEEN_LATE_SECONDS = 0.5
 """Victims may speak before the agent has seen that a rank was killed."""
 KILLED = {
@@ -230,7 +230,7 @@ def _behind(known: list[Facts]) -> tuple[Facts, str] | None:
 
 
 def _calls(facts: Facts, name: str) -> list[Facts]:
-    """What the flight recorder of a rank tells of the collectives of a group, where it does (see
+    """The flight recorder's view of the collectives of a group, where it does (see
     `dtrain.lifecycle.recorder`).
     """
     return [call for call in (facts.get("calls") or {}).get(name, []) if not call["between_two"]]
@@ -293,7 +293,7 @@ def _unfinished(known: list[Facts]) -> tuple[Facts, str] | None:
 
 
 def _all_in(known: list[Facts]) -> str:
-    """What to say where the devices of all ranks are in one collective, as far as is known."""
+    """The sentence for ranks whose devices are all in one collective, as far as is known."""
     for which, told in _by_number(known):
         if len(told) == len(known) > 1 and all(
             (call["library"], call["state"]) == ("nccl", "scheduled") for _, call in told

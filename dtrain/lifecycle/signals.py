@@ -1,4 +1,4 @@
-"""What a signal means to this process: an end while nothing has begun, a wish to stop afterwards, and an end again when
+"""Signals: an end while nothing has begun, a wish to stop afterwards, and an end again when
 it is repeated.
 
 SIGTERM, SIGUSR1, SIGINT and SIGHUP (a closed terminal) are wishes, the last two unless the shell ignores them (nohup,
@@ -26,7 +26,7 @@ WISHES = (
 )
 REPORT = signal.SIGUSR2
 ENDING_SECONDS, LOOK_SECONDS = 3.0, 0.05
-"""What ends while it has nothing to save may take so long to tidy up; and so often it is looked whether it does."""
+"""Seconds that a process with nothing to save may take to tidy up, and between two looks at it."""
 SAME_WISH_SECONDS = 1.0
 """SIGTERM and SIGUSR1 within this time are one wish: a scheduler signals every process, and the launcher hands its own
 on. Nobody presses Ctrl-C twice by mistake; of a terminal that closes, the shell and the kernel both tell.
@@ -61,7 +61,7 @@ def stop_request() -> int:
 
 
 def asked() -> StopRequested | None:
-    """What ended this process while there was nothing to save."""
+    """The signal that ended this process while there was nothing to save."""
     return _ended[0] if _ended else None
 
 

@@ -1,4 +1,4 @@
-"""What a stack says: the line of the user's code or of dtrain's it is at, the collective it waits in, the microbatch it
+"""Reading stacks: the line of the user's code or of dtrain's it is at, the collective it waits in, the microbatch it
 works on.
 """
 
@@ -22,7 +22,7 @@ DISTRIBUTED = re.compile(r"[/\\]torch[/\\]distributed[/\\](?!c10d_logger)")
 BACKWARD = "_engine_run_backward"
 """Where torch goes down into the backward, in which it may wait for others without a frame of its own."""
 STARTED = "run_rank"
-"""What calls the loop."""
+"""Functions that call the loop."""
 DUMPED = re.compile(r'^  File "(.+)", line (\d+),? in (.+)$', re.MULTILINE)
 """A line of a stack as faulthandler writes it, or as a traceback does."""
 

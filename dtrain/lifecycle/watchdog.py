@@ -1,4 +1,4 @@
-"""What a rank says about itself while it runs: where it is, when it is asked (SIGUSR2), and that it hangs, when a step
+"""The watchdog of a rank: where it is, when it is asked (SIGUSR2), and that it hangs, when a step
 takes too long.
 
 kill -USR2 <pid>        report-<rank>.json in DTRAIN_REPORTS; where an interpreter is held, stack-<rank>.txt alone

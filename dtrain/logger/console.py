@@ -1,4 +1,4 @@
-"""What a person sees: a progress bar on a terminal, plain lines elsewhere, and the loss curve at the end."""
+"""The console: a progress bar on a terminal, plain lines elsewhere, and the loss curve at the end."""
 
 import math
 import sys

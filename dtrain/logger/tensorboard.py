@@ -107,7 +107,7 @@ def tag(name: str) -> str:
 
 
 def _hparams(facts: Mapping[str, Any]) -> Any:
-    """What the page HPARAMS of TensorBoard shows of this run."""
+    """The hyperparameters of this run for TensorBoard."""
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.plugins.hparams import metadata
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo

@@ -1,4 +1,4 @@
-"""What the ranks of a batch agree on after every backward, so that they go on as one process would.
+"""Agreement between the ranks of a batch after every backward, so that they go on as one process would.
 
 Parameters. A strategy averages a zero for a parameter that this rank's samples did not reach. Where no rank reached it,
 its gradient is None again: nothing decays it and it gets no moments.

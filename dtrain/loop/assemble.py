@@ -47,8 +47,8 @@ class Parts:
 
 @dataclass(frozen=True)
 class Training:
-    """What training needs beside the parts: `step(stream, number)` leaves gradients in the model, `optimizer` and
-    `schedule` use them, `state` is what a checkpoint saves.
+    """The parts of training beside those of the model: `step(stream, number)` leaves gradients in the model,
+    `optimizer` and `schedule` use them, `state` is what a checkpoint saves.
     """
 
     optimizer: Optimizer

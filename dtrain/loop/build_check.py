@@ -1,5 +1,5 @@
-"""What was asked is what was built: each rank looks at its model and says what it finds, and the plan is held against
-that.
+"""Whether the model was built as asked: each rank looks at its model and says what it finds, and the plan is held
+against that.
 
 A wrapper that quietly does less than it was told (https://github.com/huggingface/accelerate does so with FSDP2 on the
 CPU) ends the run here, before its first step.
@@ -24,7 +24,9 @@ from dtrain.strategy import Strategy
 
 
 def check(parts: Parts) -> dict[str, Any]:
-    """What the ranks hold, for events.jsonl; all ranks call it. Raises DtrainError where it is not what the plan says."""
+    """The parts of the ranks, for events.jsonl; all ranks call it. Raises DtrainError where it is not what the plan
+    says.
+    """
     found = parts.mesh.gather(inspect(parts.model, parts.forward, parts.mesh, parts.strategy))
     return judge(parts.plan, found, parts.precision)
 
@@ -63,7 +65,7 @@ def inspect(model: nn.Module, forward: nn.Module, mesh: Mesh, strategy: Strategy
 
 
 def judge(plan: Plan, ranks: Sequence[Mapping[str, Any]], precision: Precision) -> dict[str, Any]:
-    """What the ranks found, to be told. Raises DtrainError where it is not what the plan says."""
+    """The `built` event. Raises DtrainError where it is not what the plan says."""
     param = type_name(precision.param)
     problems = [f"rank {found['rank']}: {problem}" for found in ranks for problem in _problems(plan, found, param)]
     if problems:

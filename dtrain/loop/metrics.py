@@ -1,4 +1,4 @@
-"""What a run tells: a row per step, events, and copies for the loggers.
+"""Metrics and events of a run: a row per step, events, and copies for the loggers.
 
 Values stay tensors on the device until `every` steps are together; then one collective sums them over the ranks, one
 transfer brings them to the host, and rank 0 writes. Between two flushes no step waits for the device.
@@ -107,7 +107,7 @@ class Log:
             self._tell(name, "note", secrets.masked(text))
 
     def caveat(self, text: str) -> None:
-        """What a person should know of this run: an event, and a note."""
+        """A caveat about this run: an event, and a note."""
         self.event("caveat", text=text)
         self.note(text)
 
@@ -242,7 +242,7 @@ class Log:
         self._warn()
 
     def durable(self) -> None:
-        """What was told stays, whatever dies after this. Called beside the loop, before a commit, which a journal that
+        """Make rows and events durable. Called beside the loop, before a commit, which a journal that
         cannot be written does not keep back: its rows stay in memory, and the next commit makes them durable. Raises
         LeaseError and MovedError.
         """
@@ -274,7 +274,7 @@ class Log:
         return scalars
 
     def saw(self, step: int, hook: str, said: Mapping[str, Any]) -> None:
-        """What a hook returned: an event, and its `text` for the person."""
+        """A hook's return value: an event, and its `text` for the person."""
         self.event(hook, step=step, **said)
         if "text" in said:
             self.note(said["text"])
@@ -306,7 +306,7 @@ class Log:
             )
 
     def _warn(self) -> None:
-        """What the journals could not do, and when they could again."""
+        """Tell when journals cannot write, and when they can again."""
         for journal in self._journals:
             warnings, journal.warnings = journal.warnings, []
             for text in warnings:

@@ -117,7 +117,7 @@ def check(
 
 
 def inputs_of(objective: Objective, batch: Batch, context: Context | None) -> Any:
-    """What the model is called with; of a part of a sequence also where its tokens stand."""
+    """The model's arguments; for a part of a sequence also the positions of its tokens."""
     inputs = objective.inputs(batch)
     if context is None:
         return inputs

@@ -115,7 +115,7 @@ class Mesh:
             dist.barrier()
 
     def on_all(self, what: str, act: Callable[[], Any]) -> list[Any]:
-        """What `act` returned on each rank. An error of any rank is raised on all, so that they stop together; only
+        """The value of `act` on each rank. An error of any rank is raised on all, so that they stop together; only
         text crosses. Raises StoreError.
         """
         error, answer = None, None
@@ -130,7 +130,7 @@ class Mesh:
         return [answer for _, answer in answers]
 
     def on_rank_0(self, what: str, act: Callable[[], Any]) -> Any:
-        """What `act` returned on rank 0, on every rank."""
+        """The value of `act` on rank 0, on every rank."""
         return self.on_all(what, act if self.rank == 0 else lambda: None)[0]
 
     # letters: what threads tell each other while the ranks compute, because collectives are the loop's

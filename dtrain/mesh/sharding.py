@@ -1,4 +1,4 @@
-"""What one rank holds of a tensor: the local piece of a DTensor, where it lies, and the piece of a whole tensor that is
+"""One rank's part of a tensor: the local piece of a DTensor, where it lies, and the piece of a whole tensor that is
 ours.
 """
 

@@ -1,4 +1,4 @@
-"""What is trained: any `nn.Module`. What a model may add about itself is a table, not a base class."""
+"""Models: any `nn.Module` can be trained. What a model may add about itself is a table, not a base class."""
 
 import contextlib
 import inspect
@@ -39,7 +39,7 @@ class Balanced(Protocol):
     """A module that moves something of its own after each step, outside of any gradient, by what all ranks counted."""
 
     load: Tensor
-    """What this rank has counted since the last `balance`."""
+    """Counts of this rank since the last `balance`."""
 
     def balance(self, total: Tensor) -> None:
         """`total`: the loads of all ranks that saw other tokens of the step. The load begins at zero again."""
@@ -147,7 +147,7 @@ def configuration(model: nn.Module) -> dict[str, Any] | None:
 
 
 def caveats(model: nn.Module) -> list[str]:
-    """What a person should know about a model that is trained on several ranks or microbatches."""
+    """Caveats about a model that is trained on several ranks or microbatches."""
     modules = list(model.modules())
     norms = sorted({type(module).__name__ for module in modules if isinstance(module, nn.modules.batchnorm._BatchNorm)})
     drops = any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in modules)
@@ -274,7 +274,7 @@ def _module(model: Any) -> nn.Module:
 
 
 def _check_sizes(part: Part, facts: Mapping[str, Any]) -> None:
-    """What a word's arguments say against what the data is. Raises WordsError."""
+    """Compare a word's arguments with the data. Raises WordsError."""
     takes, kind = (part.get("_about_") or {}).get("takes"), facts.get("kind", "")
     if takes in ("image", "features") and kind and not kind.startswith("float"):
         raise WordsError(

@@ -57,7 +57,7 @@ def _fill(model: InitByName, seed: int, name: str, shape: torch.Size, target: Te
 
 
 def reseed(seed: int, step: int, rank: int) -> None:
-    """What a model draws from the generators of torch, numpy and Python is a function of (seed, step, rank of the
+    """A model's draws from the generators of torch, numpy and Python is a function of (seed, step, rank of the
     batch): a resumed run draws what the uninterrupted one did, whatever was drawn in between. Five microseconds. A
     generator of the model's own cannot be seen from here.
     """

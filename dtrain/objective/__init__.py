@@ -1,5 +1,5 @@
-"""What is minimised. An objective returns sums, and the count they are to be divided by: the mean is then right on
-every mesh.
+"""The objective, which is minimised. It returns sums, and the count they are to be divided by: the mean is then right
+on every mesh.
 
 Means of means are wrong as soon as two microbatches count differently
 (https://github.com/huggingface/transformers/issues/34242).
@@ -36,7 +36,7 @@ class Loss:
 class Objective(Protocol):
     @property
     def unit(self) -> str:
-        """What is counted: `tokens` or `samples`, for the throughput."""
+        """The unit of the throughput: `tokens` or `samples`."""
         ...
 
     def count(self, batch: Batch) -> int:
@@ -44,7 +44,7 @@ class Objective(Protocol):
         ...
 
     def inputs(self, batch: Batch) -> Any:
-        """What the model is called with: a tensor, or a mapping of keyword arguments."""
+        """The model's input: a tensor, or a mapping of keyword arguments."""
         ...
 
     def loss(self, outputs: Any, batch: Batch) -> Loss:
@@ -57,13 +57,13 @@ class Objective(Protocol):
 
 
 COLUMNS = frozenset({"step", "seen", "loss", "lr", "norm", *OF_THE_MACHINE})
-"""What every row of a run has, so no metric or figure is called so."""
+"""Columns of every row; no metric or figure may have these names."""
 Shapes = dict[str, list[int]]
 """Of the sums of a batch, the loss first."""
 
 
 def loss_of(objective: Objective, outputs: Any, batch: Batch, first: Shapes | None = None) -> Loss:
-    """What the objective makes of a forward. Raises WordsError where that is no Loss of tensors by name, or has other
+    """The objective's Loss of a forward. Raises WordsError where that is no Loss of tensors by name, or has other
     sums than the `first` batch, which is noted.
     """
     found = objective.loss(outputs, batch)

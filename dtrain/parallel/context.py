@@ -118,7 +118,7 @@ class Context:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """What F.scaled_dot_product_attention gives for this rank's tokens [B, H, T, D] when it sees the whole
+        """The result of F.scaled_dot_product_attention for this rank's tokens [B, H, T, D] when it sees the whole
         sequence.
 
         Raises WordsError for a mask, dropout, keys of another sequence, and heads that do not divide.

@@ -1,4 +1,4 @@
-"""What Hugging Face models need before they can be split: masks and packed sequences are theirs to make, and must not
+"""Preparation of Hugging Face models for a split: masks and packed sequences are theirs to make, and must not
 be; heads are theirs to count.
 """
 
@@ -68,7 +68,7 @@ def _mask(**asked: Any) -> Any:
 
 
 def untied(model: nn.Module) -> str:
-    """What to say for a model whose embedding and head are two weights."""
+    """The sentence for a model whose embedding and head are two weights."""
     foreign = any(hasattr(getattr(module, "config", None), "tie_word_embeddings") for module in model.modules())
     return "tie_word_embeddings=false in its config" if foreign else "model.tied=false"
 

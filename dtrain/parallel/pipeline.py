@@ -54,7 +54,7 @@ class Stage(nn.Module):
         return out.clone() if out._is_view() else out  # schedules detach it in place
 
     def whole(self, out: Tensor) -> Tensor:
-        """What the model returned, of which `out` is this rank's piece: itself, or a DTensor."""
+        """The model's output, of which `out` is this rank's piece: itself, or a DTensor."""
         if self._split is None:
             return out
         mesh, placements, shape, stride = self._split

@@ -93,7 +93,7 @@ def _shortened(batch: Any, size: int) -> tuple[Any, int]:
 
 
 class _Whole:
-    """What every module was given and gave in one forward of whole sequences, on the CPU."""
+    """Inputs and outputs of every module in one forward of whole sequences, on the CPU."""
 
     def __init__(self, model: nn.Module, run: Callable[[], Any]) -> None:
         self.inputs: dict[Key, list[Tensor | None]] = {}

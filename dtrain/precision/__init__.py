@@ -64,7 +64,7 @@ class Precision:
         torch.backends.cudnn.allow_tf32 = self.tf32
 
     def scaled_by(self, ranks: int) -> float:
-        """What gradients averaged over `ranks` are to be divided by."""
+        """The divisor of gradients that were averaged over `ranks`."""
         return self.scale.value / ranks if self.scale else 1.0
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any]:

@@ -31,7 +31,7 @@ DIM = {
 
 @dataclass(eq=False)
 class Value:
-    """What one operator hands to another: `numbers` of one sample of `bytes` each; `held` names a field of Kept. A
+    """A value between two operators: `numbers` of one sample of `bytes` each; `held` names a field of Kept. A
     gradient flows to what is `trained`; a `sample` is there whether it is kept or not.
     """
 
@@ -72,7 +72,7 @@ class ActivationModel:
         self._first: Value | None = None
 
     def takes(self, x: Value) -> Value:
-        """What goes into the block."""
+        """The input of the block."""
         self._first = x
         return x
 

@@ -1,4 +1,4 @@
-"""What to type where a plan does not fit: changes of a few words that were tried, the cheapest first.
+"""Advice where a plan does not fit: changes of a few words that were tried, the cheapest first.
 
 A change is tried as the user would: its words are resolved and predicted again. Cheap is what takes the fewest seconds
 of all ranks together; with as many ranks as before that is the shortest step.

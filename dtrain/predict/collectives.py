@@ -160,7 +160,7 @@ def _ddp(view: View) -> Iterator[Call]:
 
 
 def _averaged(view: View) -> Iterator[Call]:
-    """What dtrain.strategy.ddp.average does after the backward, beside other axes."""
+    """Collectives of dtrain.strategy.ddp.average after the backward, beside other axes."""
     mesh = view.plan.mesh
     for axis, some in (
         ("batch", [w for w in view.weights if not (w.experts and mesh.ep > 1)]),
@@ -293,8 +293,8 @@ def _experts(view: View) -> Iterator[Call]:
 
 
 def _pipeline(view: View) -> Iterator[Call]:
-    """What stages on other ranks are handed, forth and back; along the sequence it is split where tensor.sequence says
-    so.
+    """Transfers between stages on other ranks, forward and backward; along the sequence it is split where
+    tensor.sequence says so.
     """
     mesh, times = view.plan.mesh, view.plan.batch.accumulate
     if mesh.pp == 1:

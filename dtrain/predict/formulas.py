@@ -33,7 +33,7 @@ NEXT = "sequence_parallel"
 
 @dataclass(frozen=True)
 class Run:
-    """What the formulas need of a plan beside the model's arguments. `tokens` of a sample; `apart`: its sequence lies
+    """Inputs of the formulas beside the model's arguments. `tokens` of a sample; `apart`: its sequence lies
     on several ranks; `cast`: it is not used as it comes.
     """
 
@@ -63,7 +63,7 @@ def shapes(plan: Decided) -> Shapes | None:
 
 
 def facts_of(data: Part) -> Mapping[str, Any]:
-    """What `auto` stands for in a model, as far as the words of the data say."""
+    """The values of `auto` in a model, as far as the words of the data tell."""
     word = word_of(data)
     if word == "synthetic":
         return {"vocab": data["vocab"], "inputs": data["inputs"], "outputs": data["outputs"]}

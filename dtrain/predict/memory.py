@@ -77,7 +77,7 @@ def _of_rank(plan: Decided, shapes: Shapes, every: Sequence[Sequence[Block]], ra
 
 
 def _update(plan: Decided, blocks: Sequence[Block], state: StateBytes) -> float:
-    """What an update needs for itself. A fused one needs nothing, one operator after the other a copy of the weights,
+    """Temporary memory of an update. A fused one needs none, one operator after the other a copy of the weights,
     twice.
 
     Muon puts the hidden matrices of one shape together, whole: the stack, its two iterates, and two of their squares;

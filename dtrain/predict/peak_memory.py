@@ -1,4 +1,4 @@
-"""What is alive on one rank at the moments of a step that can be its peak: backwards, reductions, the optimizer's
+"""Live memory of one rank at the moments of a step that can be its peak: backwards, reductions, the optimizer's
 update.
 
     backward     of block j: what the blocks before it have kept, what is alive inside it, gradients of those behind it and its own
@@ -20,7 +20,7 @@ from dtrain.predict.state_bytes import Holding, flowing, gathered, holding_of, p
 from dtrain.predict.work import recomputed
 
 Moment = dict[str, float]
-"""What is alive at one time: name -> bytes."""
+"""Live memory at one moment: name -> bytes."""
 FORWARDS_FIRST = ("gpipe", "looped_bfs")
 """Schedules that run all forwards before the first backward."""
 
@@ -245,7 +245,7 @@ class Flight:
 
 
 def _flight(plan: Decided, blocks: Sequence[Sizes], stage: int, handed: Sequence[float], returns: float) -> Flight:
-    """What comes from other stages lies in room of its own (`_between`); a stage of the same rank is handed the tensor
+    """Tensors from other stages have buffers of their own (`_between`); a stage of the same rank is handed the tensor
     itself.
 
     Until the last gradient of a weight is there the graph below it stays whole

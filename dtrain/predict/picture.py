@@ -10,7 +10,7 @@ from dtrain.predict.schedule import Action, Timeline, timeline
 from dtrain.predict.view import groups
 
 MOST_NODES, MOST_ROWS = 8, 16
-"""What is drawn one by one; of more, a part and the number."""
+"""Items drawn one by one; of more, a part and the number."""
 FORWARD, BACKWARD, WEIGHTS = "0123456789", "abcdefghij", "ABCDEFGHIJ"
 LEGEND = "0-9 forward of a microbatch, a-j its backward, A-J that of the weights alone, · waiting"
 

@@ -29,7 +29,7 @@ def rows(plan: Plan, found: Prediction, *, width: int = 110) -> Iterator[Row]:
 
 
 def short(plan: Plan, found: Prediction) -> Iterator[Row]:
-    """What is said before a run: what it is predicted to need, and how long a step will take."""
+    """Rows printed before a run: predicted memory, and the time of a step."""
     yield next(iter(_memory(plan, found)))
     yield from list(_time(plan, found))[:1]
 

@@ -44,7 +44,7 @@ class Timeline:
 
 
 def actions(shape: PipelineShape, pp: int, microbatches: int, rank: int) -> tuple[Action, ...]:
-    """What `rank` of the `pp` ranks of a pipeline does, in order."""
+    """The actions of `rank` of the `pp` ranks of a pipeline, in order."""
     found = ORDERS[shape.schedule](pp, shape.stages, microbatches, rank)
     return tuple(action for action in found if action.microbatch < microbatches)
 

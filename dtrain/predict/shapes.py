@@ -1,5 +1,5 @@
-"""What a model is to all predictions: its weights, what each block keeps for the backward, and what it computes. See it
-with `dtrain plan`.
+"""The shapes of a model, for all predictions: its weights, what each block keeps for the backward, and what it
+computes. See it with `dtrain plan`.
 
 Of the models of this package it is arithmetic on their arguments (known.py); any other is built and run once on tensors
 without memory (dtrain/tracing/).

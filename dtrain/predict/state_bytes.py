@@ -1,4 +1,4 @@
-"""What the fullest rank holds of the weights, their gradients, the optimizer's state and the average: exact bytes. No
+"""Bytes on the fullest rank of the weights, their gradients, the optimizer's state and the average: exact bytes. No
 torch.
 
 The fullest rank is the first of every axis: a dim that does not divide is cut into pieces of ceil(size / ranks), as

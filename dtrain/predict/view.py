@@ -1,4 +1,4 @@
-"""What the collectives of a step are predicted from: who is on which axis, and how one rank of each pipeline stage
+"""The mesh as predictions see it: who is on which axis, and how one rank of each pipeline stage
 holds and computes its part.
 """
 

@@ -27,7 +27,7 @@ from dtrain.storage import store
 __all__ = ["folder", "of_run", "read", "write"]
 
 NOT_WRITTEN = (*NEVER, "expect")
-"""What config.yaml does not carry. What a recipe expects need not hold for a run with other words."""
+"""Keys that config.yaml does not carry. What a recipe expects need not hold for a run with other words."""
 DEEPEST, MOST = 8, 32
 """Recipes below each other, and in all."""
 
@@ -230,7 +230,7 @@ def write(config: Config) -> str:
 
 
 class _Said(str):
-    """What reads the environment, as it was said: it is looked up anew."""
+    """A value that reads the environment, as it was typed: it is looked up anew."""
 
 
 class _Dumper(yaml.SafeDumper):

@@ -30,12 +30,14 @@ KEY = re.compile(r"[A-Za-z0-9_][\w+-]*(\.[A-Za-z0-9_][\w+-]*)*", re.ASCII)
 OVERRIDE = re.compile(r"(?:override )?/(\w+)", re.ASCII)
 """A group in a defaults list, as Hydra writes it."""
 HIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\u202a-\u202e\u2066-\u2069]")
-"""What a terminal obeys instead of showing: control characters, and those that turn the direction of writing."""
+"""Characters that a terminal obeys instead of showing: control characters, and those that turn the direction of
+writing.
+"""
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Slip(Exception):
-    """What is wrong, and where: line and column count from 1, column 0 is the whole line."""
+    """A mistake and its place: line and column count from 1, column 0 is the whole line."""
 
     def __init__(self, sentence: str, line: int, column: int = 0) -> None:
         self.line, self.column = line, column
@@ -89,8 +91,8 @@ def parse(data: bytes) -> Node:
 
 
 def scalar(raw: str) -> Any:
-    """What a plain value means. Raises ValueError for a number that two versions of YAML read differently, or that is
-    none.
+    """The value of a plain scalar. Raises ValueError for a number that two versions of YAML read differently, or that
+    is none.
     """
     if raw in PLAIN:
         return PLAIN[raw]

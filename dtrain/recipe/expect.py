@@ -1,4 +1,4 @@
-"""What a run was expected to give, held against what it gave: `dtrain verify recipe=digits`.
+"""Expected figures of a run against the actual ones: `dtrain verify recipe=digits`.
 
 A figure is expected to lie in a band, [lowest, highest], either of them null. Losses, accuracies and steps depend on
 the words alone, so they are judged anywhere; memory and speed depend on the machine, and are judged on the one that

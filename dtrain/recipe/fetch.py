@@ -1,5 +1,5 @@
-"""What a recipe from elsewhere may open: public addresses, and the host it came from itself; no files of this machine,
-nothing of its network.
+"""Places that a recipe from elsewhere may open: public addresses, and the host it came from itself; no files of this
+machine, nothing of its network.
 
 dtrain plan recipe=https://host/a.yaml      # data.path=/etc/passwd in it is refused, and so is http://169.254.169.254/
 """

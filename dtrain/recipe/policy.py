@@ -1,4 +1,4 @@
-"""What a recipe may say, by the place it lies at: never what a run does to the machine of whoever runs it.
+"""Rights of a recipe, by the place it lies at: never what a run does to the machine of whoever runs it.
 
 No recipe says whom to trust, where to write, with which credentials, or where words are looked for. One from elsewhere
 moreover reads neither environment nor files, opens no addresses, and brings no code to what acts on the machine. See it
@@ -35,7 +35,7 @@ FOREIGN_CODE: Mapping[str, Any] = {
 }
 """Arguments with which somebody else's package runs code that it downloads -> whether a value asks for it."""
 NO_SMALL = ("recipe", "expect", "requires")
-"""What is no word of `expect.small`."""
+"""Keys that `expect.small` may not hold."""
 
 
 def refused(word: Word, place: Place) -> Iterable[str]:
@@ -158,7 +158,7 @@ def _inside_small(word: Word, place: Place, said: str) -> Iterable[str]:
 
 
 def _plain(text: str) -> Any:
-    """What a value means, as a part of what is typed."""
+    """The value of a part of the typed text."""
     try:
         values = grammar.read(text)
     except grammar.Unread:

@@ -46,7 +46,7 @@ def _source(config: Config, word: str) -> str:
 
 
 def _version(text: str) -> str:
-    """What is wrong with a package, or nothing."""
+    """The problem with a package, if any."""
     from packaging.requirements import InvalidRequirement, Requirement
 
     try:

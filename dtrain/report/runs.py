@@ -84,7 +84,7 @@ def _each(act: Any, items: Sequence[Any], url: str) -> Iterable[Any]:
 
 
 def _folders(url: str) -> list[str]:
-    """What may hold runs, directly below `url`."""
+    """Folders directly below `url` that may hold runs."""
     return [name for name in store.folders(url) if not name.startswith(".") and not STEP.fullmatch(name)]
 
 
@@ -236,7 +236,7 @@ def _flat(value: Any, key: str) -> Iterator[tuple[str, Any]]:
 
 @lru_cache(4096)
 def _value(text: str) -> Any:
-    """What a value of config.yaml means; the text itself where it means nothing."""
+    """The value of a text of config.yaml; the text itself where it has none."""
     try:
         return yaml.load(text, files.Loader)
     except (yaml.YAMLError, ValueError, RecursionError):

@@ -86,7 +86,7 @@ RULES: tuple[Rule, ...] = (
 
 @deciding()
 def resolve(config: Config, cluster: Cluster) -> Plan:
-    """What was asked, decided for every number of nodes that is allowed. Raises WordsError with every problem that can
+    """The decisions, for every number of nodes that is allowed. Raises WordsError with every problem that can
     be known before launch.
     """
     return _all(config, cluster)
@@ -162,7 +162,7 @@ def _with_sources(problem: str, config: Config) -> str:
 
 
 def _value(config: Config, key: str) -> Any:
-    """What the config has under a dotted key; UNKNOWN where it has nothing."""
+    """The config's value of a dotted key; UNKNOWN where there is none."""
     if key in config.choices:
         return config.choices[key]
     found: Any = config

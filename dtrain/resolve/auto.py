@@ -28,7 +28,7 @@ ROOM = 0.85
 """Of a device's memory, what a run may plan with: the rest goes to fragments and the libraries."""
 MODES = ("ddp", "zero1", "zero2", "fsdp")
 VOCABULARY = 50257
-"""What a tokenizer is taken to know where it is not read: as many tokens as GPT-2's."""
+"""Assumed vocabulary of a tokenizer that is not read: as many tokens as GPT-2's."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,8 @@ def strategy(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[st
 
 
 def _seeds(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> list[Layout]:
-    """What is the same in all layouts, once with copies and once with shards; none for a model whose shapes are not
-    known here.
+    """Bytes that are the same in all layouts, once with copies and once with shards; none for a model whose shapes are
+    not known here.
     """
     aside, groups = {**draft, "why": {}}, ("remat", "optim", "checkpoint")
     try:
@@ -161,7 +161,7 @@ def _layouts(config: Config, cluster: Cluster, draft: Mapping[str, Any], seeds: 
 
 
 def _decided(config: Config, cluster: Cluster, trial: dict[str, Any]) -> dict[str, Any]:
-    """What the rules that follow would make of it; nothing where they would not take it."""
+    """The draft after the rules that follow; None where they would refuse it."""
     try:
         for rule in (mesh.degrees, pipeline.shape, batch.arithmetic, model_axes.model):
             trial.update(rule(config, cluster, trial))
@@ -171,7 +171,7 @@ def _decided(config: Config, cluster: Cluster, trial: dict[str, Any]) -> dict[st
 
 
 def _microbatches(config: Config, data: int, pp: int) -> list[int]:
-    """What the user said; else all samples of a rank at once, and every part of that, or of very many parts the largest
+    """The user's value; else all samples of a rank at once, and every part of that, or of very many parts the largest
     between powers of two.
     """
     local = max(1, config.batch // data)

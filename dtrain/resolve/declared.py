@@ -1,4 +1,4 @@
-"""What a model, a dataset, an objective or a hook of the user's own, or the config of a Hugging Face model, declares:
+"""Declarations of a model, dataset, objective or hook of the user's own, or of the config of a Hugging Face model:
 read off its source, like its signature, without running a line of it.
 
 A mesh that such a model cannot take is refused before launch: `dtrain plan model._target_=mypkg.Net trust=[mypkg]
@@ -40,7 +40,7 @@ def model(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
 
 
 def dataset(part: Any) -> Mapping[str, Any]:
-    """What the class of a map-style dataset states, or one it is derived from: `outputs`, where it has `classes` (their
+    """Facts that the class of a map-style dataset states, or a base class: `outputs`, where it has `classes` (their
     number or names) that no method changes, and the shapes of `inputs` and `targets` and the number of `samples` in its
     `about`.
     """

@@ -13,7 +13,7 @@ from dtrain.resolve.ranks import about, choose
 
 PARTS = ("remat", "model", "schedule")
 NATURAL = {"tokens": "next_token", "image": "classification", "features": "regression"}
-"""What the model takes (or the data gives) -> the objective `auto` means."""
+"""Kind of the model's input (or of the data) -> the objective that `auto` means."""
 
 
 def objective(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ TYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
 
 def named(config: Config, here: Cluster) -> Cluster:
-    """What rules are to see. Figures that are none are told by numbers.judge, and no rule builds on them."""
+    """The machine as rules see it. Figures that are none are told by numbers.judge, and no rule builds on them."""
     if config.choices["cluster"] == "auto" or not config.cluster:
         return here
     known = values.without(config, [key for key in values.judge(config) if key.startswith("cluster.")])

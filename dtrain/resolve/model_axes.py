@@ -1,4 +1,4 @@
-"""What a mesh splits must divide: heads and widths by tp, blocks by pp, experts by ep, the sequence by cp.
+"""Sizes that a mesh splits must divide: heads and widths by tp, blocks by pp, experts by ep, the sequence by cp.
 
 A model's word says in `_about_` which of its arguments those are. A model of the user's own says nothing here but for
 the sequence, which the data has.
@@ -177,7 +177,7 @@ def _optimizer(config: Config, part: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _remat(config: Config, mesh: MeshShape, schedule: str) -> Iterable[str]:
-    """What experts and split sequences compute in place while they talk cannot be kept for a second pass through a
+    """In-place results of experts and split sequences cannot be kept for a second pass through a
     block.
 
     A backward in halves goes through a block once for its inputs and once for each group of its weights: torch computes

@@ -65,7 +65,7 @@ def shape(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
 
 
 def check_microbatches(word: str, count: int, pp: int) -> str | None:
-    """What is wrong with `count` microbatches, if anything."""
+    """The problem with `count` microbatches, if any."""
     least = SCHEDULES[word].least(pp)
     if count < least:
         return (

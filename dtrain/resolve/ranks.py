@@ -116,7 +116,7 @@ def backend(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
 
 
 def _decided(part: Part, ranks: int, why: dict[str, str]) -> Part:
-    """What a backend of GPUs leaves to `auto`, each with its reason."""
+    """Decisions that a backend of GPUs leaves to `auto`, each with its reason."""
     together = (
         ("start", "what keeps GPUs apart is told before the first step")
         if ranks > 1

@@ -1,4 +1,4 @@
-"""What a class or a function takes, read off its source without running a line of it: neither torch nor the user's
+"""Signatures of classes and functions, read off its source without running a line of it: neither torch nor the user's
 package is imported.
 
 Modules are found by walking the folders of sys.path. What cannot be known so (C extensions, metaclasses, decorators,
@@ -240,7 +240,7 @@ def _of_class(module: Module, found: ast.ClassDef, paths: tuple[str, ...], depth
 
 
 def _above(module: Module, bases: Sequence[str], paths: tuple[str, ...], depth: int) -> Signature | None:
-    """What the only base class takes."""
+    """The signature of the only base class."""
     if len(bases) != 1 or not bases[0]:
         return None
     found = _attribute(module, bases[0].split("."), paths, depth + 1)

@@ -38,7 +38,7 @@ def without(config: Config, wrong: Iterable[str]) -> Config:
 
 
 def plain(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """What the user says of a run's length, order and state."""
+    """Length, order and state of a run."""
     sigma = config.spike.sigma
     if sigma == "auto":
         sigma = None if config.on_spike == "stop" else SIGMA
@@ -96,7 +96,7 @@ def _sentence(key: str, value: Any, allowed: Any, config: Config) -> str:
 
 
 def _default(config: Config, key: str) -> Any:
-    """What a value would be if nobody had said it; None where that is not known."""
+    """The default of a value; None where it is not known."""
     group, *rest = key.split(".")
     word = str(rest[0] if group in LISTS else config.choices.get(group))
     found: Any = files.node(group, word) if word in files.groups().get(group, ()) else defaults().get(group)

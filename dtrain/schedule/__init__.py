@@ -7,7 +7,7 @@ from dtrain.optim import Optimizer
 
 class Schedule(Protocol):
     def factor(self, step: int) -> float:
-        """What the first learning rate is multiplied with in step `step`, counted from 0."""
+        """The factor of the learning rate in step `step`, counted from 0."""
         ...
 
 

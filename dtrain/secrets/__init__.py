@@ -1,4 +1,4 @@
-"""What is a secret: by its name, by its shape, or because it was told as one; and that none is written, shown or
+"""Secrets: known by name, by shape, or because they were told as such; none is written, shown or
 hashed.
 
     dtrain logger.mine._target_=mypkg.Tracker logger.mine.api_key='${oc.env:MY_KEY}' trust=[mypkg]      # the plan says ${secret:logger.mine.api_key}
@@ -168,7 +168,7 @@ def know(value: Any, *, sure: bool = True) -> None:
 
 
 def guard(visible: Callable[[str], str] = str) -> None:
-    """What Python itself prints of this process is masked and made visible: tracebacks that nobody caught, those of
+    """Mask what Python itself prints of this process: tracebacks that nobody caught, those of
     threads, warnings.
     """
     import sys
@@ -232,12 +232,12 @@ def places(value: Any, key: str) -> Iterator[tuple[str, str]]:
 
 
 def hand_over() -> dict[str, Any]:
-    """What the ranks need to be told."""
+    """State to hand to the ranks."""
     return {"kept": dict(_kept), "known": list(_known)}
 
 
 def take_over(told: Mapping[str, Any]) -> None:
-    """What `hand_over` of the parent gave."""
+    """Take over the result of the parent's `hand_over`."""
     _kept.update(told["kept"])
     _known.update(dict.fromkeys(told["known"]))
 
@@ -302,7 +302,7 @@ def _said(text: str) -> Iterator[str]:
 
 
 def _hides(named: "re.Match[str]", value: "re.Match[str]", sure: int) -> str | None:
-    """What stands for the value where it is a secret. Of a key it is where it looks drawn by lot."""
+    """The placeholder of a value that is a secret; of a key, where it looks random."""
     name, between = named.groups()
     quoted = re.fullmatch(r"(\\*[\"'])(.*?)(\\*[\"'])", value[0], re.S)
     inner = quoted[2] if quoted else value[0].rstrip(".")
@@ -365,7 +365,7 @@ def _name(name: str, known: str) -> str:
 
 @lru_cache(8)
 def _exact(known: tuple[str, ...], environment: tuple[str, ...]) -> re.Pattern[str]:
-    """What is known, longest first; what is short only as a word of its own."""
+    """Known secrets, longest first; short ones only as words of their own."""
     forms = sorted({form for form in (*known, *environment) if form}, key=len, reverse=True)
     whole = [re.escape(form) if len(form) > 5 else rf"(?<!\w){re.escape(form)}(?!\w)" for form in forms]
     return re.compile("|".join(whole) or r"(?!)")

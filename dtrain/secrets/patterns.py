@@ -1,4 +1,4 @@
-"""What a secret looks like: the names it goes by, how what is handed out begins, and what is plainly none."""
+"""Patterns of secrets: the names it goes by, how what is handed out begins, and what is plainly none."""
 
 import os
 import re
@@ -27,7 +27,9 @@ SPECIAL = re.compile(
 )
 """Names of models and tokenizers: tokens, next_token, pad_token."""
 HOLDERS = re.compile(r"(?:^|_)(?:storage_options|credentials?|secrets|auth|headers|cookies)$")
-"""What holds other values: below it a text is a secret unless it is plainly none; of headers, what their names say."""
+"""Names that hold other values: below it a text is a secret unless it is plainly none; of headers, what their names
+say.
+"""
 NUMBERED = re.compile(r"(?:_?\d+|_(?:value|string|base64|b64|raw|text|list|map|dict))$")
 LOT, DIGEST = re.compile(r"(?<![\w/.@:%-])[A-Za-z0-9+=]{20,}(?![\w/.@:%-])"), re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 MODES = frozenset((

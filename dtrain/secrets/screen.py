@@ -1,4 +1,4 @@
-"""What is printed: text of others never steers the terminal or passes for a line of ours, and who reads it may go.
+"""Printing: text of others never steers the terminal or passes for a line of ours, and who reads it may go.
 
 A pipe whose other end has gone, a closed terminal, or a disk that is full by now ends no run: `python -m dtrain |
 head`.
@@ -15,8 +15,8 @@ from typing import Any
 GONE = (errno.EPIPE, errno.EIO)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
-"""What a terminal obeys instead of showing, but for tabs and ends of lines: control characters, those that turn the
-direction of writing, halves of letters.
+"""Characters that a terminal obeys instead of showing, but for tabs and ends of lines: control characters, those that
+turn the direction of writing, halves of letters.
 """
 OURS = re.compile(r"^(?=(?:dtrain|note|warning):)", re.MULTILINE)
 """How a line of ours begins."""

@@ -20,8 +20,8 @@ CLIENTS: dict[str, dict[str, Any]] = {
     "gs": {"requests_timeout": 300},  # of a whole request, not of a silence
     "az": {"connection_timeout": 10, "read_timeout": 60},
 }
-"""What a client is told unless `use` says otherwise: without a limit, a server that does not answer stops the world for
-minutes or for ever.
+"""Default options of a client, unless `use` sets others: without a limit, a server that does not answer stops the world
+for minutes or for ever.
 """
 OBJECT_STORES = ("s3", "gs", "az")
 """Schemes whose listing of a prefix has everything below it, a thousand names for each request."""
@@ -117,12 +117,12 @@ def _judge(server: str, judge: web.Judge | None) -> None:
 
 
 def hand_over() -> dict[str, Any]:
-    """What a child is to be told of the servers that recipes from elsewhere named."""
+    """State to hand to a child process: the servers that recipes from elsewhere named."""
     return {"wary": sorted(_judges), "named": web.hand_over()}
 
 
 def take_over(told: Mapping[str, Any]) -> None:
-    """What `hand_over` of the parent gave."""
+    """Take over the result of the parent's `hand_over`."""
     for server in told["wary"]:
         _judge(server, web.to_public)
     web.take_over(told["named"])

@@ -25,7 +25,7 @@ NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 """How filesystems without hard links refuse one."""
 NO_FILES = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 HANDED = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
-"""What a shell hands over is read, whatever it is."""
+"""Paths that a shell hands over, which are read whatever they are."""
 FULL = {errno.ENOSPC, errno.EDQUOT}
 ROOM = ".dtrain-room"
 """Files that begin so keep their bytes for what must be written beside them, or one folder below, when the disk is
@@ -36,7 +36,7 @@ NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.
 
 
 class Disk:
-    """What changes a local disk. Each method is one operation that may be the last one of a process."""
+    """Operations that change a local disk. Each method is one operation that may be the last one of a process."""
 
     def mkdir(self, path: Path) -> None:
         path.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""What the error of a storage means: whether to try again, how to say it in one line, and what to type; the same for
+"""Errors of storage: whether to try again, how to say it in one line, and what to type; the same for
 every fsspec client.
 """
 
@@ -69,7 +69,7 @@ TLS = {
     "CERTIFICATE_VERIFY_FAILED": "Set SSL_CERT_FILE=<the certificate of the authority that signed it>",
     "WRONG_VERSION_NUMBER": "No TLS is spoken there: type http://",
 }
-"""What the client of TLS says -> what to do."""
+"""Message of the TLS client -> the remedy."""
 CONTAINER = re.compile(
     r"(specified|the) (bucket|container) (does not|doesn't) exist|NoSuchBucket|ContainerNotFound", re.IGNORECASE
 )

@@ -43,7 +43,7 @@ SHAPE = {
     "started": Optional(TEXT), "begun": CLOCK, "renewed": CLOCK, "state": TEXT,
 }  # fmt: skip
 _held: dict[str, tuple[str, int, Record]] = {}
-"""What this process holds now, by its id: where, under which number, and what the file says."""
+"""The lease of this process, by its id: place, number and contents of the file."""
 
 
 @contextlib.contextmanager

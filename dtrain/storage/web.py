@@ -27,7 +27,7 @@ class NotPublicError(PermissionError):
 
 
 def client(judge: Judge | None = None) -> Callable[..., Any]:
-    """What makes fsspec's session of HTTP."""
+    """Factory of fsspec's HTTP session."""
     return partial(_session, judge)
 
 
@@ -61,12 +61,12 @@ def from_a_person() -> Judge:
 
 
 def hand_over() -> list[tuple[str, int]]:
-    """What a child is to be told."""
+    """State to hand to a child process."""
     return sorted(_named)
 
 
 def take_over(told: Sequence[Sequence[Any]]) -> None:
-    """What `hand_over` of the parent gave."""
+    """Take over the result of the parent's `hand_over`."""
     _named.update((str(host), int(port)) for host, port in told)
 
 

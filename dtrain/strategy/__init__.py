@@ -16,7 +16,7 @@ class Strategy(Protocol):
 
     @property
     def holds(self) -> Literal["shards", "copies"]:
-        """What the ranks of dp_shard and cp hold of the parameters."""
+        """How the ranks of dp_shard and cp hold the parameters."""
         ...
 
     @property

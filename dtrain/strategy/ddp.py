@@ -144,7 +144,7 @@ def average(
 
 
 def _put_back(crossing: tuple[dist.Work, Tensor, list[Tensor]] | None, divisor: int) -> None:
-    """What a bucket has become, when it has crossed the ranks; the next one is on its way meanwhile."""
+    """The reduced bucket; the next one is on its way meanwhile."""
     if crossing:
         work, flat, some = crossing
         work.wait()

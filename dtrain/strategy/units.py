@@ -168,7 +168,7 @@ class Order:
         self._names.append("ends its step")
 
     def followed(self, name: str, exchange: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        """What ranks exchange in a forward, and on the way back, as `name`. Code that is compiled is not watched."""
+        """Mark collectives of a forward and its backward as `name`. Code that is compiled is not watched."""
         forth, back = len(self._names) - 1, len(self._names)
         self._names[-1:-1] = [f"calls {name}", f"goes backward through {name}"]
 

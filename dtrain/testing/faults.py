@@ -28,7 +28,7 @@ from dtrain.storage.disk import Disk
 
 
 class FaultError(RuntimeError):
-    """What `raise` raises: an error as a rank's own code may have it."""
+    """The error of `raise`: an error as a rank's own code may have it."""
 
 
 class Crash(BaseException):
@@ -123,7 +123,7 @@ class _File:
 
 @dataclass(eq=False)
 class _Folder:
-    """What each name means: to programs, and after a power cut."""
+    """The contents of each name: for programs, and after a power cut."""
 
     names: dict[str, "_File | _Folder"] = field(default_factory=dict)
     durable: dict[str, "_File | _Folder"] = field(default_factory=dict)
@@ -241,7 +241,7 @@ class CrashingDisk(Disk):
             raise Crash(f"at operation {self._at}: {self.operations[-1]}")
 
     def _folder(self, path: Path) -> _Folder | None:
-        """What is known of a folder; None outside of `root`."""
+        """The record of a folder; None outside of `root`."""
         if path != self.root and self.root not in path.parents:
             return None
         here = self._tree
@@ -337,7 +337,7 @@ def _paths(folder: _Folder, at: Path) -> Iterator[Path]:
 
 
 def _survivors(folder: _Folder, at: Path, chance: random.Random | None) -> dict[Path, bytes | None]:
-    """What lies under a folder after the cut: bytes of files, None of folders; what is above comes first."""
+    """The contents of a folder after the cut: bytes of files, None of folders; what is above comes first."""
     names = dict(folder.durable)
     for name in {**folder.durable, **folder.names}:
         if chance and chance.random() < 0.5:  # this change reached the disk by itself

@@ -27,7 +27,7 @@ from dtrain.testing.faults import Crash
 
 
 class AnswerError(OSError):
-    """What a server said instead of doing it."""
+    """An error that a server answered."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"the server answered {status}")
@@ -84,7 +84,7 @@ class FlakyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has n
             _words(told.get("on", OPERATIONS), OPERATIONS),
         )
         self.operations = list[str]()
-        """What was asked for so far, as `put file//run/a`, of those in `on`."""
+        """Requests so far, as `put file//run/a`, of those in `on`."""
         self._options = dict(options or {})
         self._below = dict[str, Any]()
         self._unsynced = dict[str, bytes]()
@@ -215,7 +215,7 @@ class FlakyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has n
                     yield from self._walk(entry["name"], depth and depth - 1, withdirs)
 
     def cut_power(self) -> None:
-        """What was put and not synced is gone."""
+        """Drop what was put and not synced."""
         self._unsynced.clear()
 
     def _begin(self, operation: str, path: str) -> tuple[str, Any, str]:

@@ -1,4 +1,4 @@
-"""What a forward and a backward keep and compute, noted operator by operator for each part of a model. See it with
+"""Memory and work of a forward and a backward, noted operator by operator for each part of a model. See it with
 `dtrain plan` of your own model.
 
 What is kept is seen by autograd's own hooks, what is computed by the formulas of torch.utils.flop_counter.
@@ -22,7 +22,7 @@ from dtrain.remat.selective import KEPT
 
 NOTHING = dict.fromkeys(("whole", "stream", "inside", "logits"), 0)
 ATTENTION = "scaled_dot_product"
-"""What is in the names of torch's fused attentions."""
+"""Part of the names of torch's fused attentions."""
 BINCOUNT = torch.ops.aten.bincount.default
 WAYS = ("all", "products", "inputs", "taken", "given", "turned", "ends")
 

@@ -172,7 +172,7 @@ def _takes_two(model: nn.Module, objective: Objective, precision: Precision, bat
 
 
 def _why(error: Exception) -> str:
-    """What a person needs of it: what, and where in which code."""
+    """The error and its place in the code, for a person."""
     if os.environ.get(environment.DEBUG):
         raise error
     place = own(_frames(error))
@@ -244,7 +244,7 @@ def _style(model: nn.Module, name: str) -> str:
 
 
 def _blocks(model: nn.Module, listed: list[nn.Module], watch: Watch, *, known: bool) -> list[Block]:
-    """What runs before the first block, the blocks in the order they ran, what runs behind them."""
+    """The part before the first block, the blocks in the order they ran, the part behind them."""
     names = {id(module): name for name, module in model.named_modules()}
     mine = {names[id(module)]: _weights(model, module, names[id(module)]) for module in listed}
     inside = {weight.name for weights in mine.values() for weight in weights}

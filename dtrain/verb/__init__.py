@@ -1,1 +1,1 @@
-"""What the command can do: one file per verb, each with `run(words) -> exit code`."""
+"""Verbs of the command: one file each, each with `run(words) -> exit code`."""

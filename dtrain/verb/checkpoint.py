@@ -123,7 +123,7 @@ def _export(found: Sequence["Attempt"], source: str, said: Mapping[str, str]) ->
 
 
 def _policy(source: str) -> Mapping[str, object]:
-    """What the run says about its checkpoints; nothing when it is not to be read."""
+    """The run's settings for checkpoints; empty when they cannot be read."""
     try:
         plan = yaml.safe_load(store.read(store.join(source.split("/checkpoints/")[0], "plan.yaml")))
         return dict(plan["checkpoint"])

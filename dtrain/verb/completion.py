@@ -59,7 +59,7 @@ BEHIND = {
     "completion": tuple(SCRIPTS),
     "import": ("as=", "to="),
 }
-"""What follows a verb and is no word of a run; what has a value may follow later, too."""
+"""Arguments of a verb that are no words of a run; those with a value may come later, too."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -80,7 +80,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def found(said: Sequence[str]) -> list[str]:
-    """What the last of the words that were typed may become; it is empty when a new one begins."""
+    """Completions of the last word typed; it is empty when a new one begins."""
     *before, current = said or [""]
     key, sign, value = current.partition("=")
     candidates = _values(key, before) if sign else _keys(before)
@@ -93,7 +93,7 @@ def found(said: Sequence[str]) -> list[str]:
 
 
 def _files(begin: str) -> Iterable[str]:
-    """What lies on this machine."""
+    """Completions from the files of this machine."""
     if "://" not in begin and re.search(r"[/.~]", begin):
         above, slash, name = begin.rpartition("/")
         folder = Path(above or slash or ".").expanduser()

@@ -118,7 +118,7 @@ def _asked(words: Sequence[str], beside: Sequence[str]) -> Side:
 
 
 def _left(url: str) -> Side:
-    """What a run left."""
+    """A run, read from the files it left."""
     events, result = _lines(store.join(url, "events.jsonl")), _json(store.join(url, "result.json"))
     begun = [event for event in events if event.get("event") == "started"]
     code = result.get("versions") or (begun[-1].get("versions") if begun else None) or {}
@@ -196,7 +196,7 @@ def _word(key: str, said: tuple[Any, str] | None) -> str:
 
 
 def _plan(sides: Sequence[Side]) -> Iterator[Line]:
-    """What was decided differently, but for what just repeats a word that differs, and for arguments of another word."""
+    """Decisions that differ, except those that just repeats a word that differs, and for arguments of another word."""
     for key in _all(side.plan for side in sides):
         group = key.split(".")[0]
         decided, told = [side.plan.get(key) for side in sides], [side.words.get(key, (None, ""))[0] for side in sides]

@@ -26,7 +26,7 @@ from dtrain.storage.jsonl import clean
 
 
 def needed(case: Case) -> Iterable[Finding]:
-    """What the words name and is not there."""
+    """Things that the words name and that are missing."""
     with store.patience(storage.LOOK_SECONDS):
         sentences = preflight.missing(case.plan)
     for sentence in sentences:

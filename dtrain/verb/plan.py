@@ -67,8 +67,8 @@ def explained(plan: Plan) -> str:
 
 
 def before(plan: Plan) -> str:
-    """What is said of a run before it begins, of a model that is known without torch: memory and time, and a warning
-    where it does not fit.
+    """Prediction that is printed before a run begins, for a model that is known without torch: memory and time, and a
+    warning where it does not fit.
     """
     shapes = formulas.shapes(plan)
     if shapes is None:
@@ -133,7 +133,7 @@ def _launch(plan: Plan) -> str:
 
 
 def _fewer(plan: Plan) -> Iterable[tuple[str, str]]:
-    """What runs when not all nodes are there."""
+    """Rows about the run on fewer nodes."""
     for other in plan.others:
         mesh = " ".join(f"{axis}={degree}" for axis, degree in vars(other.mesh).items() if degree > 1) or "one rank"
         yield (

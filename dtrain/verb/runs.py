@@ -63,7 +63,7 @@ def show(place: str) -> None:
 
 
 def _read(words: Sequence[str], act: str) -> tuple[dict[str, str], list[str]]:
-    """What was said by name, and the folders. Raises WordsError with every mistake."""
+    """The options, and the folders. Raises WordsError with every mistake."""
     named = [
         word.partition("=")[::2]
         for word in words
@@ -145,7 +145,7 @@ def _sorted(found: Sequence[Run], column: str) -> list[Run]:
 
 
 def _rank(one: Run, key: str) -> tuple[int, float, str] | None:
-    """What it is sorted by: numbers before texts."""
+    """Sort key: numbers before texts."""
     value = COLUMNS[key](one) if key in COLUMNS else one.figures.get(key, one.said.get(key))
     try:
         return None if value is None else (0, float(value), "")

@@ -34,7 +34,7 @@ from dtrain.verb import runs
 from dtrain.verb.plan import before, show
 
 NUMBERS = ("model", "data", "objective", "optim", "schedule", "seed", "clip", "batch")
-"""What makes a run another run."""
+"""Keys that identify a run."""
 ELSEWHERE = ("path", "holdout_path", "cache", "workers")
 """Inside of those, what does not."""
 LOOK_SECONDS = 5.0

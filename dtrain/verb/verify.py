@@ -45,7 +45,7 @@ PLAIN: Mapping[str, Any] = {
         "here": None,
     },
 }
-"""What one process runs with: nothing that splits, recomputes or compiles."""
+"""Words of the run in one process: nothing that splits, recomputes or compiles."""
 
 
 SPLIT = (
@@ -54,7 +54,7 @@ SPLIT = (
     "if yours does not, the fault is dtrain's."
 )
 MEMORY = re.compile(r"out of memory|can.t allocate memory|MemoryError|SIGKILL", re.IGNORECASE)
-"""What a rank says whose process has no more memory, or what is said of one that was killed for it."""
+"""Messages of a rank that ran out of memory, or was killed for it."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -193,7 +193,7 @@ class Runs:
         )
 
     def order(self) -> str:
-        """What to type where kernels may add in another order each time."""
+        """The words to type where kernels may add in another order each time."""
         fast = self._plan.backend.get("kernels") == "fast"
         return (
             " Kernels of a GPU may be neither: type backend=nccl backend.kernels=deterministic, and verify again."
@@ -348,7 +348,7 @@ def _launch(plan: Plan) -> None:
 
 
 def _events(out: str) -> dict[str, Any]:
-    """What the ranks of a run said they had built, and the type in which they multiply matrices."""
+    """The `built` event of a run, and the type of its matrix products."""
     lines = store.read(store.join(out, "events.jsonl")).decode().splitlines()
     events = [json.loads(line) for line in lines]
     built = next(event for event in events if event["event"] == "built")

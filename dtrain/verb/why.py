@@ -13,7 +13,7 @@ from dtrain.secrets import screen
 
 
 def run(words: Sequence[str]) -> int:
-    """What has no `=` is the key, or the beginning of keys, that is asked for; without any it is all of them."""
+    """Words without `=` are the keys, or beginnings of keys, to explain; without any, all keys."""
     keys = [word for word in words if "=" not in word and not word.startswith("-")]
     config = compose([word for word in words if word not in keys])
     found = provenance.rows(config, resolve(config, detect()))

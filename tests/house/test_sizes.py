@@ -58,3 +58,14 @@ OWN = re.compile(r'"DTRAIN_[A-Z_]+"')
 def test_environment_variables_of_ours_stand_in_one_table() -> None:
     places = {path for path in FILES if OWN.search(path.read_text())}
     assert places == {ROOT / "config" / "environment.py"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_docstring_begins_with_what(path: Path) -> None:
+    """A docstring says what a thing is or does, subject first."""
+    texts = [
+        node.value.value.lstrip()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    ]
+    assert not [text[:60] for text in texts if text.startswith("What ")]

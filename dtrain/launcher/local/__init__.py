@@ -40,7 +40,7 @@ from dtrain.storage import options, store
 from dtrain.storage.disk import ROOM
 
 ROOM_BYTES, ROOMS = 64 << 10, 64
-"""What a rank that fails says of itself fits into so much; no more of such rooms are kept."""
+"""Bytes that the report of a failing rank fits into, and the number of such rooms that are kept."""
 END_SECONDS = 10.0
 """Processes that were killed are gone within this time, or it is said that they are not."""
 
@@ -153,7 +153,7 @@ class _Wishes:
             self.hand_on()
 
     def hand_on(self) -> None:
-        """What was heard, to the server."""
+        """Pass the signal on to the server."""
         with contextlib.suppress(ProcessLookupError):
             if self.server and self.ends:
                 os.killpg(self.server.pid, signal.SIGKILL)
@@ -269,7 +269,7 @@ def _counted(scratch: Path) -> int:
 
 
 def _outcome(scratch: Path, code: int) -> Result:
-    """What the server found, or the error of the rank that failed first."""
+    """The server's result, or the error of the rank that failed first."""
     path = scratch / "over.json"
     if not path.exists():
         raise RankError(f"{RestartLog.read(scratch).reason or 'the launcher ended'} (exit code {code})")

@@ -336,7 +336,7 @@ def refuse(address: str) -> None:
 
 
 def greet(link: Link) -> dict[str, Any]:
-    """What the server says to a node that joins, when both have proved that they know the secret. Raises
+    """The server's answer to a node that joins, when both have proved that they know the secret. Raises
     ConnectionError.
     """
     deadline, said = time.monotonic() + GREET_SECONDS, False

@@ -61,7 +61,7 @@ class Door:
             self._selector.register(link, selectors.EVENT_READ, link)
 
     def hear(self, link: Link) -> str | None:
-        """What a stranger says: the name of its host when it has proved itself, and is one no more."""
+        """Read from a stranger: the name of its host once it has proved itself."""
         if link not in self._strangers:  # dismissed a moment ago
             return None
         try:

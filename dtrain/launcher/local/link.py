@@ -107,7 +107,7 @@ class Link:
             raise ConnectionError(f"the other end sends a line of more than {most} bytes")
 
     def _message(self, line: bytes) -> dict[str, Any] | None:
-        """What a line says; None for the one with the peer's number. Raises ConnectionError for what no peer says."""
+        """The message of a line; None for the one with the peer's number. Raises ConnectionError for what no peer says."""
         self._bound(line)
         if self._secret is not None and self._seal is None:
             hello = HELLO.fullmatch(line)
@@ -155,7 +155,7 @@ def _is(value: Any, kinds: Kinds) -> bool:
 
 
 class _Seal:
-    """What the two ends of one connection make of the lines that they send each other."""
+    """Signing and masking of the lines of one connection."""
 
     def __init__(self, secret: bytes, role: Role, ours: bytes, theirs: bytes) -> None:
         numbers = ours + theirs if role == "server" else theirs + ours
@@ -204,5 +204,5 @@ def drain(waker: socket.socket) -> None:
 
 
 def ready(selector: selectors.BaseSelector, seconds: float) -> list[Any]:
-    """What can be read now, or within `seconds`."""
+    """The sources that can be read now, or within `seconds`."""
     return [key.data for key, _ in selector.select(max(0.0, seconds))]

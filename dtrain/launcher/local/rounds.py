@@ -152,7 +152,7 @@ class Rounds:
         return next(slot for slot, each in self.nodes.items() if each is node)
 
     def _listen(self) -> None:
-        """What nodes say, until something happens or it is time to look at deadlines again."""
+        """Read messages of nodes, until something happens or a deadline is due."""
         for source in ready(self._selector, 0.05 if self._phase != self._run or self.failed else 1.0):
             if source is self._waker:
                 drain(self._waker)
@@ -177,7 +177,7 @@ class Rounds:
                 self._lose(slot, f"no sign of life for {self.silence:g} s")
 
     def _welcome(self, link: Link) -> None:
-        """What a stranger says. One that proves to be a node of this run is told the plan, and what the storage is
+        """Read from a stranger. One that proves to be a node of this run is sent the plan, and what the storage is
         told.
         """
         host = self._door.hear(link) if self._door else None

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 _HOMES = {
-    "run": "dtrain.api", "plan": "dtrain.api", "load": "dtrain.api", "Plan": "dtrain.planned", "Result": "dtrain.result",
+    "run": "dtrain.api", "plan": "dtrain.api", "load": "dtrain.api", "Plan": "dtrain.planned",
+    "Result": "dtrain.result",
     "Mesh": "dtrain.mesh", "assemble": "dtrain.loop.assemble", "prepare": "dtrain.loop.assemble",
     "parallelize": "dtrain.parallel.order", "clip": "dtrain.optim.clip", "Stream": "dtrain.data.stream",
     "Checkpoint": "dtrain.checkpoint",

@@ -21,7 +21,8 @@ second view of the ranks that dp_replicate, dp_shard and cp make: its groups are
 
 SHAPE = {
     "batch": {"size": COUNT}, "loggers?": MAPPING, "hooks?": MAPPING, "figures?": MAPPING,
-    **{f"{name}?": Optional(MAPPING) for name in ("model", "data", "objective", "optim", "schedule", "strategy", "precision", "checkpoint", "launcher")},
+    **{f"{name}?": Optional(MAPPING) for name in ("model", "data", "objective", "optim", "schedule", "strategy",
+    "precision", "checkpoint", "launcher")},
 }  # fmt: skip
 """Of plan.yaml, as far as every version has it."""
 Part = Mapping[str, Any]

@@ -12,7 +12,8 @@ from dtrain.config.structure import COUNT, MAPPING, NUMBER, TEXT, Each, Optional
 
 Status = Literal["finished", "stopped", "interrupted", "preempted", "spiked"]
 SHAPE = {
-    "status": TEXT, "step": COUNT, "loss": Optional(NUMBER), "wall_seconds": NUMBER, "metrics?": MAPPING, "versions?": Each(TEXT, named=True),
+    "status": TEXT, "step": COUNT, "loss": Optional(NUMBER), "wall_seconds": NUMBER, "metrics?": MAPPING,
+    "versions?": Each(TEXT, named=True),
     "reason?": TEXT, "peak_bytes?": Optional(COUNT),
 }  # fmt: skip
 """Of result.json."""

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore, PrefixStore, Store, distributed_c10d  # type: ignore[attr-defined] # exported without saying so
+from torch.distributed import HashStore, PrefixStore, Store, distributed_c10d  # type: ignore[attr-defined]
 
 from dtrain.backend.rendezvous import StoreWatch, connect, within
 from dtrain.cluster import network
@@ -36,7 +36,9 @@ EXIT_SECONDS = 10.0
 
 class Backend(Protocol):
     def open(self) -> AbstractContextManager[None]:
-        """Join the group described by RANK, WORLD_SIZE and MASTER_ADDR, or one of a single rank when they are not set."""
+        """Join the group described by RANK, WORLD_SIZE and MASTER_ADDR, or one of a single rank when they are not
+        set.
+        """
         ...
 
 

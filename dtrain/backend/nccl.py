@@ -94,7 +94,7 @@ def add_in_one_order(environ: MutableMapping[str, str]) -> None:
     environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined] #  # costs time, and finds faults of other kinds
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def cores_near(bus: str, root: Path = Path("/sys/bus/pci/devices")) -> set[int]:

@@ -23,7 +23,8 @@ STREAMS = 16
 """Commits read at a time."""
 
 SHAPE = {
-    "format?": COUNT, "step": COUNT, "attempt?": TEXT, "lease?": COUNT, "world?": COUNT, "mesh?": Each(COUNT, named=True), "passed_over?": Each(TEXT),
+    "format?": COUNT, "step": COUNT, "attempt?": TEXT, "lease?": COUNT, "world?": COUNT,
+    "mesh?": Each(COUNT, named=True), "passed_over?": Each(TEXT),
     "facts": {
         "step": COUNT, "seconds?": NUMBER, "optim": MAPPING,
         "stream?": Optional({"seen": COUNT, "passed_over?": Each(COUNT), "batch": COUNT, "passed": COUNT}),
@@ -221,7 +222,9 @@ def _check_position(step: int, stream: Mapping[str, Any]) -> None:
 
 
 def _covered(shape: tuple[int, ...], pieces: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
-    """Whether (offset, shape) of the pieces cut a tensor of `shape`: all inside, none over another, together as large."""
+    """Whether (offset, shape) of the pieces cut a tensor of `shape`: all inside, none over another, together as
+    large.
+    """
     boxes = [
         (low, tuple(map(sum, zip(low, size, strict=True))))
         for low, size in pieces

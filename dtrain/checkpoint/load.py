@@ -42,7 +42,9 @@ class Reading:
         self._kept: dict[str, bytes] = {}
 
     def verify(self) -> None:
-        """Read every file once and hold its digest and its header against the commit. Raises DamagedError, StoreError."""
+        """Read every file once and hold its digest and its header against the commit. Raises DamagedError,
+        StoreError.
+        """
         expected: dict[str, list[Mapping[str, Any]]] = {}
         for held in self._held.values():
             for piece, *_ in held.overlaps:

@@ -1,7 +1,7 @@
 """Copies of the state in the memory of the nodes, which outlive the ranks: what the ranks of a node hold lies there,
 and at the next node too.
 
-    $DTRAIN_MEMORY/<run>-00003-0.bytes, .json     what rank 3 held at one step, and what it is; -1 holds the copy before or after
+    $DTRAIN_MEMORY/<run>-00003-0.bytes, .json     rank 3 at one step; -1: the copy before or after
 
 A copy is there when the description is: it goes before bytes change, and comes, in one piece, after them. A step counts
 when the copies of all ranks that took part are somewhere on the nodes that are left.
@@ -59,7 +59,9 @@ class Copy:
 
 
 class Memory:
-    """Of this rank, in a `folder` that all ranks of its node see. `run` is a name that no other start of the ranks has."""
+    """Of this rank, in a `folder` that all ranks of its node see. `run` is a name that no other start of the ranks
+    has.
+    """
 
     def __init__(self, mesh: Mesh, folder: str, run: str) -> None:
         self._mesh, self._folder, self._run = mesh, Path(folder), run

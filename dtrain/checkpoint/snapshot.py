@@ -77,7 +77,9 @@ class File:
 
 
 class Snapshot:
-    """Of the rank with this number; `place` is `Mesh.place`. `room(bytes)` gives other memory than that of the process."""
+    """Of the rank with this number; `place` is `Mesh.place`. `room(bytes)` gives other memory than that of the
+    process.
+    """
 
     def __init__(self, rank: int, place: Mapping[str, int], room: Callable[[int], Tensor] | None = None) -> None:
         self._rank, self._place, self._room = rank, place, room

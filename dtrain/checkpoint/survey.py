@@ -17,7 +17,9 @@ from dtrain.storage import attempts as listing
 from dtrain.storage import store
 
 STREAMS = 4
-"""Files that are verified at a time; each is in memory whole, and a file is small unless one row of a tensor is large."""
+"""Files that are verified at a time; each is in memory whole, and a file is small unless one row of a tensor is
+large.
+"""
 
 
 @dataclass(frozen=True)

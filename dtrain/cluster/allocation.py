@@ -114,7 +114,7 @@ def _never_alone(environ: Mapping[str, str]) -> None:
 
 def _first(hosts: str) -> str:
     """The first of Slurm's list of hosts: of gpu[03-05,9]-ib,b it is gpu03-ib."""
-    return re.sub(r"\[(\w+)[^]]*\]", r"\1", re.match(r"([^,[]|\[[^]]*\])*", hosts)[0])  # type: ignore[index] # it matches nothing, too
+    return re.sub(r"\[(\w+)[^]]*\]", r"\1", re.match(r"([^,[]|\[[^]]*\])*", hosts)[0])  # type: ignore[index]
 
 
 def external(environ: Mapping[str, str]) -> External | None:

@@ -74,7 +74,9 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def interfaces() -> dict[str, str]:
-    """The IPv4 address of each network interface of this host that has one, by its name. None where this is not Linux."""
+    """The IPv4 address of each network interface of this host that has one, by its name. None where this is not
+    Linux.
+    """
     found = {}
     if sys.platform == "linux":
         import fcntl

@@ -32,7 +32,9 @@ class Here(NamedTuple):
 
 
 def look() -> Here:
-    """The words of the working folder. A file of another user's is not read: whoever wrote it would choose what runs."""
+    """The words of the working folder. A file of another user's is not read: whoever wrote it would choose what
+    runs.
+    """
     words, problems, told = list[Word](), list[str](), list[str]()
     if FILE.is_file():
         if FILE.stat().st_uid not in (os.getuid(), 0) or FILE.stat().st_mode & 0o002:

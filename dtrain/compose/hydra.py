@@ -60,7 +60,8 @@ class Shelf:
         """The arguments of a word as its file has them. Raises WordsError for a file that is no YAML."""
         try:
             loaded = self._loader.repository.load_config(f"{group}/{word}")  # type: ignore[attr-defined]
-            return dict(OmegaConf.to_container(loaded.config, resolve=False) or {}) if loaded else {}  # type: ignore[arg-type]
+            plain = OmegaConf.to_container(loaded.config, resolve=False) if loaded else {}
+            return dict(plain or {})  # type: ignore[arg-type]
         except Exception as error:  # what YAML loaders raise is of many kinds
             raise WordsError(f"{group}={word}: its file cannot be read: {first_line(error)}") from error
 
@@ -72,7 +73,8 @@ def composed(words: Sequence[Word], replaced: Sequence[str]) -> files.Node:
     overrides = [f"~{group}" for group in replaced]
     overrides += [f"{'' if word.key in GROUPS else '++'}{word}" for word in words if word.key not in replaced]
     try:
-        return OmegaConf.to_container(hydra_compose("config", overrides=overrides), resolve=False)  # type: ignore[return-value]
+        composed = hydra_compose("config", overrides=overrides)
+        return OmegaConf.to_container(composed, resolve=False)  # type: ignore[return-value]
     except Exception as error:  # of Hydra, OmegaConf, or what loads YAML
         raise WordsError(
             f"{' '.join(map(str, words))}: a file on hydra.searchpath cannot be composed: "
@@ -81,7 +83,9 @@ def composed(words: Sequence[Word], replaced: Sequence[str]) -> files.Node:
 
 
 def resolved(tree: Mapping[str, Any], words: Sequence[Word], allowed: Callable[[str], Any]) -> list[str]:
-    """Put what `${...}` in the values of `words` stands for into `tree`. One sentence for each that stands for nothing."""
+    """Put what `${...}` in the values of `words` stands for into `tree`. One sentence for each that stands for
+    nothing.
+    """
     broken = {word.key: f"{cut(str(word))} ({word.source}): {why}." for word in words if (why := _broken(word.value))}
     problems = list(broken.values())
     for key in broken:

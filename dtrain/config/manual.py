@@ -2,7 +2,7 @@
 torch and OmegaConf.
 
 dtrain --help              verbs, groups, recipes, examples
-dtrain optim --help        dtrain help optim optim=sgd: words, arguments, defaults, what is allowed, and what a part of your own is
+dtrain optim --help        dtrain help optim optim=sgd: words, arguments, defaults, allowed values, your own parts
 dtrain runs --help         what stands at the top of dtrain/verb/runs.py
 """
 

@@ -23,7 +23,8 @@ hydra:
 """
 
 GROUPS = (
-    "launcher", "backend", "strategy", "precision", "remat", "compile", "model", "data", "objective", "optim", "schedule", "checkpoint", "logger", "hook", "cluster",
+    "launcher", "backend", "strategy", "precision", "remat", "compile", "model", "data", "objective", "optim",
+    "schedule", "checkpoint", "logger", "hook", "cluster",
 )  # fmt: skip
 """Folders of conf/; one word of each makes a run (logger and hook take a list of words)."""
 

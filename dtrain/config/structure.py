@@ -2,7 +2,7 @@
 place that is something else.
 
 fault({"step": "ten"}, {"step": COUNT})        # "step is 'ten', not a whole number from 0"
-fault({}, {"step?": COUNT})                    # "": a key with a question mark may be missing; other keys are not looked at
+fault({}, {"step?": COUNT})                    # "": a key with ? may be missing; other keys are not judged
 """
 
 import math

@@ -1,7 +1,7 @@
 """Samples become a batch: numbers of any kind become tensors, and rows of several lengths are padded to one.
 
-    data.pad=0                              # shorter rows are filled with token 0, their targets with -100, their attention_mask with 0
-    data.collate._target_=mypkg.collate     # a list of samples -> a batch, from which data.inputs and data.targets are taken
+    data.pad=0                              # shorter rows are filled: token 0, target -100, attention_mask 0
+    data.collate._target_=mypkg.collate     # a list of samples -> a batch with data.inputs and data.targets
 
 Padded positions count in no loss, so the loss does not depend on which rows share a batch.
 """

@@ -195,7 +195,8 @@ class Dataset:
             else (self._kept, {"stop": len(self._kept)})
         )
         return Dataset(
-            dataset, holdout=0, inputs=inputs, targets=targets, shift=self._shift, outputs=self._outputs, pad=of.pad, length=of.length, collate=of.collate,
+            dataset, holdout=0, inputs=inputs, targets=targets, shift=self._shift, outputs=self._outputs, pad=of.pad,
+                length=of.length, collate=of.collate,
             workers=self._workers, **part,
         )  # fmt: skip
 

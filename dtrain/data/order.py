@@ -23,7 +23,7 @@ def samples(positions: Indices, *, n: int, seed: int) -> tuple[Indices, Indices]
     The order of a run with `seed` and `batch`, whose step counts from 0:
 
         source = dtrain.data.dataset.Dataset(mine, holdout=0.1)  # as its data words say; without what is held out
-        index, epoch = samples(np.arange(step * batch, (step + 1) * batch), n=len(source), seed=dtrain.model.seeds.derive(seed, "data"))
+        index, epoch = samples(np.arange(step * batch, (step + 1) * batch), n=len(source), seed=derive(seed, "data"))
         source.original(index)  # where these samples stand in `mine`
     """
     epochs = positions // n

@@ -46,7 +46,8 @@ class Synthetic:
 
     @property
     def fingerprint(self) -> str:
-        return f"synthetic-2-{self.task}-{list(self.inputs)}-{self.outputs}-{self.vocab}-{self.sequence}-{self.samples}-{self.first}-{self.seed}"
+        sizes = (self.outputs, self.vocab, self.sequence, self.samples, self.first, self.seed)
+        return f"synthetic-2-{self.task}-{list(self.inputs)}-{'-'.join(map(str, sizes))}"
 
     def __len__(self) -> int:
         return self.samples

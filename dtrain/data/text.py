@@ -131,7 +131,9 @@ class Text:
 
 
 def encoded(path: str, tokenizer: Tokenizer, cache: Path) -> tuple[np.memmap[Any, Any], str]:
-    """(tokens, SHA-256 of them) of all documents at `path`; encoded by the first process that asks, read by the others."""
+    """(tokens, SHA-256 of them) of all documents at `path`; encoded by the first process that asks, read by the
+    others.
+    """
     documents = list(_documents(path))
     if not documents:
         raise StoreError.during("find", path, "no file is there")

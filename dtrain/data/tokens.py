@@ -86,8 +86,8 @@ class Tokens:
         file = store.local_path(url)
         if not store.is_local(url):
             file = (
-                self._cache
-                / f"{hashlib.sha256((url + store.fingerprint(url)).encode()).hexdigest()[:32]}-{file.name.split('?')[0]}"
+                self._cache / f"{hashlib.sha256((url + store.fingerprint(url)).encode()).hexdigest()[:32]}-"
+                f"{file.name.split('?')[0]}"
             )
             if not file.exists():
                 store.download(url, file.with_suffix(".part"))

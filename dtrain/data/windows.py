@@ -1,4 +1,6 @@
-"""Samples cut from memory-mapped token arrays: window w of an array is tokens [w*T, w*T + T], inputs and next tokens."""
+"""Samples cut from memory-mapped token arrays: window w of an array is tokens [w*T, w*T + T], inputs and next
+tokens.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -23,7 +23,8 @@ MARKS = names(
 )
 SILENT = ("model", "data", "objective", "optim", "schedule", "steps", "batch")
 TYPES: dict[str, dict[str, Any]] = {
-    "no": {"strategy": "single"}, "multi_gpu": {"strategy": "ddp"}, "multi_cpu": {"strategy": "ddp", "backend": "gloo"}, "fsdp": {"strategy": "fsdp"},
+    "no": {"strategy": "single"}, "multi_gpu": {"strategy": "ddp"}, "multi_cpu": {"strategy": "ddp", "backend": "gloo"},
+    "fsdp": {"strategy": "fsdp"},
     "megatron_lm": {"strategy": "ddp"}, "deepspeed": {},
 }  # fmt: skip
 SHARDING: dict[Any, dict[str, Any]] = {
@@ -102,7 +103,9 @@ def _counted(value: Any) -> bool:
 
 
 def _meeting(ledger: Ledger, machines: int) -> None:
-    """Where several machines meet is said on the command line of the first one, since it is true of this place alone."""
+    """Where several machines meet is said on the command line of the first one, since it is true of this place
+    alone.
+    """
     host, port = ledger.get("main_process_ip"), ledger.get("main_process_port")
     alone = machines == 1
     for key in ledger.under("main_process_ip", "main_process_port", "machine_rank"):
@@ -320,10 +323,13 @@ MEGATRON: dict[str, Rule] = {
 
 RULES: dict[str, Rule] = {
     **every("distributed_type num_processes num_machines machine_rank main_process_ip main_process_port", refused(ODD)),
-    **every("deepspeed_config_file zero_stage offload_optimizer_device offload_param_device", refused(ODD), "deepspeed_config"),
+    **every("deepspeed_config_file zero_stage offload_optimizer_device offload_param_device", refused(ODD),
+    "deepspeed_config"),
     "compute_environment": unneeded("this machine"),
     "mixed_precision": chosen(
-        {"no": says({"precision": "fp32"}), False: says({"precision": "fp32"}), "fp32": says({"precision": "fp32"}), "fp16": says({"precision": "fp16"}), "bf16": says({"precision": "bf16"}), "fp8": says({"precision": "fp8"}, "needs torchao and a GPU that has the type")},
+        {"no": says({"precision": "fp32"}), False: says({"precision": "fp32"}), "fp32": says({"precision": "fp32"}),
+        "fp16": says({"precision": "fp16"}), "bf16": says({"precision": "bf16"}),
+        "fp8": says({"precision": "fp8"}, "needs torchao and a GPU that has the type")},
         refused("there are no, fp16, bf16 and fp8. Type precision=bf16.", "precision"),
     ),
     "fp16": switched(says({"precision": "fp16"}), unneeded("off, as here")),
@@ -347,21 +353,25 @@ RULES: dict[str, Rule] = {
     "deepspeed_config.zero3_init_flag": unneeded("weights are filled shard by shard"),
     "deepspeed_config.zero3_save_16bit_model": SHARDS,
     **every("offload_optimizer_nvme_path offload_param_nvme_path", refused(DISK), "deepspeed_config"),
-    **every("deepspeed_hostfile deepspeed_exclusion_filter deepspeed_inclusion_filter", refused("nodes join by themselves. On each of "
+    **every("deepspeed_hostfile deepspeed_exclusion_filter deepspeed_inclusion_filter",
+    refused("nodes join by themselves. On each of "
         "the others: python -m dtrain.launcher.local.agent <host>:<port>."), "deepspeed_config"),
     "deepspeed_config.deepspeed_multinode_launcher": unneeded("nodes join by python -m dtrain.launcher.local.agent "
         "<host>:<port>"),
     "deepspeed_config.deepspeed_moe_layer_cls_names": unneeded("the elements of a model's ModuleLists are what is "
         "sharded"),
-    "fp8_config.backend": chosen({"ao": says({"precision": "fp8"}), "torchao": says({"precision": "fp8"})}, refused("products in fp8 are torchao's. Type "
+    "fp8_config.backend": chosen({"ao": says({"precision": "fp8"}), "torchao": says({"precision": "fp8"})},
+    refused("products in fp8 are torchao's. Type "
         "precision=fp8.")),
     "fp8_config.**": refused("of other kernels than torchao's. Type precision=fp8 precision.recipe=tensorwise or "
         "rowwise."),
-    **every("tpu_name tpu_zone tpu_use_cluster tpu_use_sudo tpu_vm tpu_env command_file commands", lacking("nothing is run on TPUs here. Leave it "
+    **every("tpu_name tpu_zone tpu_use_cluster tpu_use_sudo tpu_vm tpu_env command_file commands",
+    lacking("nothing is run on TPUs here. Leave it "
         "out.")),
     "mpirun_config.**": refused("ranks of mpirun are taken as they are: mpirun -n 2 python -m dtrain <words>."),
     "ipex_config.**": lacking("there is no ipex. Leave it out."),
-    "fsdp_config": unneeded("empty"), "deepspeed_config": unneeded("empty"), "megatron_lm_config": unneeded("empty"), "parallelism_config": unneeded("empty"),
+    "fsdp_config": unneeded("empty"), "deepspeed_config": unneeded("empty"), "megatron_lm_config": unneeded("empty"),
+    "parallelism_config": unneeded("empty"),
     **{f"fsdp_config.fsdp_{name}": rule for name, rule in FSDP.items()},
     **{f"megatron_lm_config.megatron_lm_{name}": rule for name, rule in MEGATRON.items()},
 }  # fmt: skip

@@ -77,32 +77,38 @@ def _checkpoint(ledger: Ledger, section: str) -> None:
 
 
 OBSERVERS = {
-    "LearningRateMonitor": "metrics.jsonl has the learning rate of every step", "TQDMProgressBar": "logger=console draws a bar on a "
-        "terminal",
-    "RichProgressBar": "logger=console draws a bar on a terminal", "ModelSummary": "dtrain plan tells what is built", "RichModelSummary": "dtrain plan tells what is built",
-    "DeviceStatsMonitor": "metrics.jsonl has what is measured", "ThroughputMonitor": "metrics.jsonl has "
-        "samples_per_second", "Timer": "metrics.jsonl has the seconds of every step",
-}  # fmt: skip
+    "LearningRateMonitor": "metrics.jsonl has the learning rate of every step",
+    "TQDMProgressBar": "logger=console draws a bar on a terminal",
+    "RichProgressBar": "logger=console draws a bar on a terminal",
+    "ModelSummary": "dtrain plan tells what is built",
+    "RichModelSummary": "dtrain plan tells what is built",
+    "DeviceStatsMonitor": "metrics.jsonl has what is measured",
+    "ThroughputMonitor": "metrics.jsonl has samples_per_second",
+    "Timer": "metrics.jsonl has the seconds of every step",
+}
 INSTEAD = {
     "EarlyStopping": "a run ends at its steps, or where its loss is no number: on_spike=stop. Type "
-        "checkpoint.best=eval_loss to keep the best.",
+    "checkpoint.best=eval_loss to keep the best.",
     "StochasticWeightAveraging": "another average of the weights is kept beside them: type ema=0.999.",
     "WeightAveraging": "another average of the weights is kept beside them: type ema=0.999.",
     "EMAWeightAveraging": "type ema=<its decay>.",
     "GradientAccumulationScheduler": "the batch is the same in every step. Type accumulate=<number>.",
     "BatchSizeFinder": "dtrain plan tells what fits. Type microbatch=<number>.",
     "LearningRateFinder": "type dtrain -m optim.lr=1e-4,3e-4,1e-3 steps=100.",
-}  # fmt: skip
+}
 CHECKPOINT: dict[str, Rule] = {
     "every_n_train_steps": to("checkpoint.every", count),
     "every_n_epochs": epochs("checkpoint.every"),
     "train_time_interval": refused("saves are counted in steps. Type checkpoint.every=<steps>."),
     "save_last": unneeded("the newest one always stays"),
-    **every("dirpath filename auto_insert_metric_name enable_version_counter verbose save_on_train_epoch_end", unneeded("checkpoints are under "
-        "<out>/checkpoints, named by step")),
+    **every(
+        "dirpath filename auto_insert_metric_name enable_version_counter verbose save_on_train_epoch_end",
+        unneeded("checkpoints are under <out>/checkpoints, named by step"),
+    ),
     **every("mode save_top_k", unneeded("the objective says what is the best, and one of them stays")),
     "save_weights_only": lacking("a checkpoint is whole; dtrain checkpoint export writes weights alone."),
-    "save_on_exception": unneeded("killed ranks go on from their last state: checkpoint.memory=1 keeps one of every "
-        "step"),
+    "save_on_exception": unneeded(
+        "killed ranks go on from their last state: checkpoint.memory=1 keeps one of every step"
+    ),
     "monitor": unneeded("empty"),
-}  # fmt: skip
+}

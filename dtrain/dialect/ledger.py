@@ -15,7 +15,8 @@ from dtrain.secrets import redact_arg
 
 Kind = Literal["carried", "unneeded", "refused"]
 CHOICES = {
-    "model": "gpt, or in its place model._target_=... and trust=[...]", "optim": "adamw, sgd, muon or adafactor", "optim.lr": "value",
+    "model": "gpt, or in its place model._target_=... and trust=[...]", "optim": "adamw, sgd, muon or adafactor",
+    "optim.lr": "value",
     "schedule": "cosine, constant or wsd", "precision": "fp32, bf16, bf16_true, fp16 or fp8", "clip": "value or null",
 }  # fmt: skip
 """Words that every run needs: where a file's value is refused, the word is asked for."""

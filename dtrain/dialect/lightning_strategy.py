@@ -110,31 +110,45 @@ ARGUMENTS: Mapping[str, Mapping[str, Rule]] = {
     "DDPStrategy": {
         "find_unused_parameters": unneeded("parameters that a step does not reach are no trouble"),
         "bucket_cap_mb": to("strategy.bucket_mb", count),
-        **every("static_graph gradient_as_bucket_view start_method process_group_backend timeout timeout.class_path "
-            "timeout.init_args.seconds timeout.init_args.minutes", unneeded("ranks are started and reduced as is "
-                "fastest; backend.timeout is 600 s")),
+        **every(
+            "static_graph gradient_as_bucket_view start_method process_group_backend timeout timeout.class_path "
+            "timeout.init_args.seconds timeout.init_args.minutes",
+            unneeded("ranks are started and reduced as is fastest; backend.timeout is 600 s"),
+        ),
     },
     "FSDPStrategy": {
         "sharding_strategy": chosen({name: says(words) for name, words in SHARDING.items()}, NO_STRATEGY),
         "cpu_offload": switched(says({"strategy.offload": "cpu"}), OFF),
-        **every("activation_checkpointing_policy activation_checkpointing", lambda ledger, key, value: says({"remat": "full"}, "of every block")(ledger, key, value) if value else OFF(ledger, key, value)),
+        **every(
+            "activation_checkpointing_policy activation_checkpointing",
+            lambda ledger, key, value: (
+                says({"remat": "full"}, "of every block")(ledger, key, value) if value else OFF(ledger, key, value)
+            ),
+        ),
         "state_dict_type": SHARDS,
-        **every("auto_wrap_policy mixed_precision use_orig_params limit_all_gathers forward_prefetch "
-            "backward_prefetch sync_module_states process_group_backend timeout", unneeded("blocks are found by themselves, types "
-                "follow from precision")),
+        **every(
+            "auto_wrap_policy mixed_precision use_orig_params limit_all_gathers forward_prefetch "
+            "backward_prefetch sync_module_states process_group_backend timeout",
+            unneeded("blocks are found by themselves, types follow from precision"),
+        ),
         "device_mesh": refused("type strategy=hsdp mesh.dp_shard=<inside> mesh.dp_replicate=<between>."),
     },
     "DeepSpeedStrategy": {
         "stage": chosen({stage: says({"strategy": word}) for stage, word in STAGES.items()}, NO_STRATEGY),
-        "offload_optimizer": switched(says({"strategy.offload": "cpu"}, "shards of weights and optimizer both rest "
-            "there"), OFF),
+        "offload_optimizer": switched(
+            says({"strategy.offload": "cpu"}, "shards of weights and optimizer both rest there"), OFF
+        ),
         "offload_parameters": switched(says({"strategy.offload": "cpu"}), OFF),
-        **every("remote_device offload_params_device offload_optimizer_device", chosen({"cpu": OFF, "none": OFF}, refused("there is no offload to disks. Type "
-            "strategy.offload=cpu."))),
-        **every("allgather_bucket_size reduce_bucket_size overlap_communication contiguous_gradients reduce_scatter "
+        **every(
+            "remote_device offload_params_device offload_optimizer_device",
+            chosen({"cpu": OFF, "none": OFF}, refused("there is no offload to disks. Type strategy.offload=cpu.")),
+        ),
+        **every(
+            "allgather_bucket_size reduce_bucket_size overlap_communication contiguous_gradients reduce_scatter "
             "allgather_partitions sub_group_size pin_memory zero_optimization zero_allow_untested_optimizer "
-            "logging_batch_size_per_gpu logging_level load_full_weights", unneeded("collectives go block by block, "
-                "beside the computation")),
+            "logging_batch_size_per_gpu logging_level load_full_weights",
+            unneeded("collectives go block by block, beside the computation"),
+        ),
     },
     "ModelParallelStrategy": {
         "data_parallel_size": chosen({"auto": unneeded("the ranks that are left")}, to("mesh.dp_shard", count)),
@@ -143,4 +157,4 @@ ARGUMENTS: Mapping[str, Mapping[str, Rule]] = {
         **every("process_group_backend timeout", unneeded("as is fastest; backend.timeout is 600 s")),
     },
     "SingleDeviceStrategy": every("device", OFF),
-}  # fmt: skip
+}

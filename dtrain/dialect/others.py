@@ -13,15 +13,20 @@ ARGUMENTS = names("TrainingArguments Seq2SeqTrainingArguments SFTConfig DPOConfi
 MARKS = names("per_device_train_batch_size per_device_eval_batch_size num_train_epochs remove_unused_columns do_train")
 """Of TrainingArguments alone: https://huggingface.co/docs/transformers/main_classes/trainer"""
 WORDS = {
-    "per_device_train_batch_size": "microbatch", "gradient_accumulation_steps": "accumulate", "learning_rate": "optim.lr", "weight_decay": "optim.weight_decay",
-    "adam_epsilon": "optim.eps", "max_grad_norm": "clip", "max_steps": "steps", "warmup_steps": "schedule.warmup", "warmup_ratio": "schedule.warmup",
-    "seed": "seed", "logging_steps": "log.every", "save_steps": "checkpoint.every", "save_total_limit": "checkpoint.keep", "eval_steps": "evaluate.every",
+    "per_device_train_batch_size": "microbatch", "gradient_accumulation_steps": "accumulate",
+    "learning_rate": "optim.lr", "weight_decay": "optim.weight_decay",
+    "adam_epsilon": "optim.eps", "max_grad_norm": "clip", "max_steps": "steps", "warmup_steps": "schedule.warmup",
+    "warmup_ratio": "schedule.warmup",
+    "seed": "seed", "logging_steps": "log.every", "save_steps": "checkpoint.every",
+    "save_total_limit": "checkpoint.keep", "eval_steps": "evaluate.every",
     "output_dir": "out",
 }  # fmt: skip
 """Theirs -> ours, where the value means the same."""
 SAID = {
-    ("bf16", True): "precision=bf16", ("fp16", True): "precision=fp16", ("gradient_checkpointing", True): "remat=full", ("torch_compile", True): "compile=blocks",
-    ("lr_scheduler_type", "cosine"): "schedule=cosine", ("lr_scheduler_type", "constant_with_warmup"): "schedule=constant",
+    ("bf16", True): "precision=bf16", ("fp16", True): "precision=fp16", ("gradient_checkpointing", True): "remat=full",
+    ("torch_compile", True): "compile=blocks",
+    ("lr_scheduler_type", "cosine"): "schedule=cosine",
+    ("lr_scheduler_type", "constant_with_warmup"): "schedule=constant",
     ("lr_scheduler_type", "constant"): "schedule=constant schedule.warmup=0", ("optim", "adafactor"): "optim=adafactor",
 }  # fmt: skip
 MODEL = (
@@ -31,12 +36,15 @@ MODEL = (
 
 
 LITGPT = {
-    "train.global_batch_size": "batch", "train.micro_batch_size": "microbatch", "train.lr_warmup_steps": "schedule.warmup", "train.max_norm": "clip",
-    "train.max_steps": "steps", "train.save_interval": "checkpoint.every", "eval.interval": "evaluate.every", "seed": "seed", "devices": "devices",
+    "train.global_batch_size": "batch", "train.micro_batch_size": "microbatch",
+    "train.lr_warmup_steps": "schedule.warmup", "train.max_norm": "clip",
+    "train.max_steps": "steps", "train.save_interval": "checkpoint.every", "eval.interval": "evaluate.every",
+    "seed": "seed", "devices": "devices",
     "num_nodes": "nodes", "out_dir": "out",
 }  # fmt: skip
 COMPOSER = {
-    "global_train_batch_size": "batch", "device_train_microbatch_size": "microbatch", "seed": "seed", "save_folder": "out",
+    "global_train_batch_size": "batch", "device_train_microbatch_size": "microbatch", "seed": "seed",
+    "save_folder": "out",
     "algorithms.gradient_clipping.clipping_threshold": "clip", "save_num_checkpoints_to_keep": "checkpoint.keep",
 }  # fmt: skip
 OPTIMIZER = {
@@ -47,7 +55,8 @@ OPTIMIZER = {
     "momentum": "optim.momentum",
 }
 PRECISIONS = {
-    "bf16-true": "bf16_true", "bf16-mixed": "bf16", "16-mixed": "fp16", "32-true": "fp32", "amp_bf16": "bf16", "amp_fp16": "fp16", "fp32": "fp32",
+    "bf16-true": "bf16_true", "bf16-mixed": "bf16", "16-mixed": "fp16", "32-true": "fp32", "amp_bf16": "bf16",
+    "amp_fp16": "fp16", "fp32": "fp32",
 }  # fmt: skip
 TOOLS = (
     (

@@ -176,34 +176,53 @@ def _of_loop(ledger: Ledger, key: str, value: Any) -> None:
 
 RULES: dict[str, Rule] = {
     **every("train_loop_config train_loop_config.**", _of_loop),
-    "train_loop_per_worker": unneeded("your own function, which is not read: dtrain has the loop, or takes yours: "
-        "loop=<yours> trust=[<its package>]"),
+    "train_loop_per_worker": unneeded(
+        "your own function, which is not read: dtrain has the loop, or takes yours: loop=<yours> trust=[<its package>]"
+    ),
     **every("datasets datasets.**", refused("type data=dataset data.dataset._target_=<yours> trust=[<its package>].")),
-    **every("torch_config torch_config.** metadata metadata.** dataset_config dataset_config.**", unneeded("ranks meet by themselves; samples are "
-        "shared out by their position")),
+    **every(
+        "torch_config torch_config.** metadata metadata.** dataset_config dataset_config.**",
+        unneeded("ranks meet by themselves; samples are shared out by their position"),
+    ),
     "resume_from_checkpoint": lacking("a run goes on from its own checkpoint; init=<run of dtrain> takes weights."),
     "max_failures": _restarts,
-    **every("fail_fast controller_failure_limit max_preemption_failures relax_collectives_on_preemption "
-        "preemption_grace_s", unneeded("an error of your own code ends the run; killed ranks start again")),
+    **every(
+        "fail_fast controller_failure_limit max_preemption_failures relax_collectives_on_preemption preemption_grace_s",
+        unneeded("an error of your own code ends the run; killed ranks start again"),
+    ),
     **every("num_to_keep checkpoint_score_attribute", refused(ODD)),
     "checkpoint_score_order": unneeded("told with checkpoint_score_attribute"),
     "checkpoint_frequency": chosen({0: unneeded("checkpoint.every says it")}, to("checkpoint.every", count)),
     "checkpoint_at_end": lacking("the last step is always saved.", True),
-    **every("resources_per_worker.CPU resources_per_worker.GPU trainer_resources.CPU trainer_resources.GPU", unneeded("a rank takes one GPU, or its share of "
-        "the cores")),
-    **every("resources_per_worker.* trainer_resources.* accelerator_type label_selector.** bundle_label_selector.**", refused("which machines are taken is said "
-        "where they are asked for. Start dtrain there.")),
-    **every("placement_strategy elastic_resize_monitor_interval_s", unneeded("ranks are numbered by node, outer axes "
-        "across nodes")),
+    **every(
+        "resources_per_worker.CPU resources_per_worker.GPU trainer_resources.CPU trainer_resources.GPU",
+        unneeded("a rank takes one GPU, or its share of the cores"),
+    ),
+    **every(
+        "resources_per_worker.* trainer_resources.* accelerator_type label_selector.** bundle_label_selector.**",
+        refused("which machines are taken is said where they are asked for. Start dtrain there."),
+    ),
+    **every(
+        "placement_strategy elastic_resize_monitor_interval_s",
+        unneeded("ranks are numbered by node, outer axes across nodes"),
+    ),
     **every("use_tpu topology", lacking("nothing is run on TPUs here. Leave it out.")),
-    "storage_filesystem": refused("any fsspec URL is a place: out=s3://bucket/run, with out_options.key=<value> for "
-        "its client."),
-    "storage_path": unneeded("empty"), "name": unneeded("empty"), "num_workers": to("devices", count), "use_gpu": unneeded("GPUs where there are any, as here"),
-    **every("sync_config sync_config.** verbose progress_reporter log_to_file local_dir logging_config "
-        "logging_config.**", unneeded("logs are under <out>, of every rank")),
+    "storage_filesystem": refused(
+        "any fsspec URL is a place: out=s3://bucket/run, with out_options.key=<value> for its client."
+    ),
+    "storage_path": unneeded("empty"),
+    "name": unneeded("empty"),
+    "num_workers": to("devices", count),
+    "use_gpu": unneeded("GPUs where there are any, as here"),
+    **every(
+        "sync_config sync_config.** verbose progress_reporter log_to_file local_dir logging_config logging_config.**",
+        unneeded("logs are under <out>, of every rank"),
+    ),
     **every("stop stop.**", refused("type steps=<number>, or time_limit=3:55:00.")),
-    **every("callbacks callbacks.** worker_runtime_env worker_runtime_env.**", refused("write a hook: "
-        "hook.mine._target_=<yours> trust=[<its package>].")),
+    **every(
+        "callbacks callbacks.** worker_runtime_env worker_runtime_env.**",
+        refused("write a hook: hook.mine._target_=<yours> trust=[<its package>]."),
+    ),
     "args.*": refused("given by position. Write its name before it."),
     **every("failure_config checkpoint_config run_config scaling_config", unneeded("empty")),
-}  # fmt: skip
+}

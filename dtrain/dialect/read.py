@@ -20,9 +20,15 @@ from dtrain.errors import WordsError, first_line
 from dtrain.storage import store
 
 CALLS = {
-    "Trainer": "trainer", "LightningCLI": "cli", "ScalingConfig": "scaling_config", "RunConfig": "run_config", "FailureConfig": "failure_config", "CheckpointConfig": "checkpoint_config",
-    "TorchTrainer": "ray_trainer", "DataParallelTrainer": "ray_trainer",
-}  # fmt: skip
+    "Trainer": "trainer",
+    "LightningCLI": "cli",
+    "ScalingConfig": "scaling_config",
+    "RunConfig": "run_config",
+    "FailureConfig": "failure_config",
+    "CheckpointConfig": "checkpoint_config",
+    "TorchTrainer": "ray_trainer",
+    "DataParallelTrainer": "ray_trainer",
+}
 """Calls that say how a run is made -> the name their arguments get in the tree."""
 DEEPEST = 50
 LONGEST = 1 << 20

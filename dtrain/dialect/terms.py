@@ -25,10 +25,13 @@ DEFAULTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "adam": ("adamw", ADAM),
     "sgd": ("sgd", {"lr": 1e-3, "momentum": 0.0, "nesterov": False, "weight_decay": 0.0}),
 }
-"""class of torch.optim in lower case -> our word, and its own defaults: https://docs.pytorch.org/docs/stable/optim.html"""
+"""class of torch.optim in lower case -> our word, and its own defaults:
+https://docs.pytorch.org/docs/stable/optim.html
+"""
 SPEED = "speed only; here one fused kernel is used where there is one"
 REST: Mapping[str, Rule] = {
-    "fused": unneeded(SPEED), "foreach": unneeded(SPEED), "capturable": unneeded(SPEED), "differentiable": unneeded(SPEED),
+    "fused": unneeded(SPEED), "foreach": unneeded(SPEED), "capturable": unneeded(SPEED),
+    "differentiable": unneeded(SPEED),
     "amsgrad": lacking("there is no amsgrad. Leave it out, or write a schedule and optimizer of your own: "
         "optim._target_=<yours> trust=[<its package>]."),
     "maximize": lacking("losses are minimised. Turn the sign of the loss in an objective of your own."),

@@ -24,7 +24,8 @@ SILENT = ("model", "data")
 LLAMA = {"8B": (32, 4096, 32, 14336), "70B": (80, 8192, 64, 28672), "405B": (126, 16384, 128, 53248)}
 """flavor -> layers, width, heads, hidden of Llama 3 (arXiv 2407.21783, table 3)."""
 DEGREES = {
-    "data_parallel_replicate_degree": "dp_replicate", "data_parallel_shard_degree": "dp_shard", "tensor_parallel_degree": "tp",
+    "data_parallel_replicate_degree": "dp_replicate", "data_parallel_shard_degree": "dp_shard",
+    "tensor_parallel_degree": "tp",
     "pipeline_parallel_degree": "pp", "context_parallel_degree": "cp", "expert_parallel_degree": "ep",
 }  # fmt: skip
 
@@ -65,7 +66,9 @@ def _mesh(ledger: Ledger) -> None:
 
 
 def _batch(ledger: Ledger) -> None:
-    """Samples: a local one is a microbatch, or in a pipeline what is cut into microbatches. Later configs count tokens."""
+    """Samples: a local one is a microbatch, or in a pipeline what is cut into microbatches. Later configs count
+    tokens.
+    """
     t, pp = "training", ledger.words.get("mesh.pp", 1) > 1
     local, whole_, size = (
         ledger.leaves.get(f"{t}.{name}") for name in ("local_batch_size", "global_batch_size", "seq_len")
@@ -151,7 +154,8 @@ def _model(ledger: Ledger) -> None:
         what = f"{name} {flavor}".strip() or "a model"
         ledger.refuse(
             key,
-            f"{what} is built by torchtitan alone. Type model._target_=<a torch.nn.Module> trust=[<its package>].{near}",
+            f"{what} is built by torchtitan alone. Type model._target_=<a torch.nn.Module> "
+            f"trust=[<its package>].{near}",
         )
         ledger.ask("model")
     for key in ledger.under("model.converters"):
@@ -243,7 +247,8 @@ RULES: dict[str, Rule] = {
     **every("job.dump_folder dump_folder", output),
     **every("job.description job.print_config job.save_config_file job.config_file debug.print_config "
         "debug.save_config_file", unneeded("config.yaml and plan.yaml are always written")),
-    **every("job.custom_config_module experimental.custom_import experimental.custom_args_module override.**", lacking("no code is imported by a config. Type "
+    **every("job.custom_config_module experimental.custom_import experimental.custom_args_module override.**",
+    lacking("no code is imported by a config. Type "
         "trust=[<your package>] with a _target_ of it.")),
     **every("profiling.enable_profiling profiler.enable_profiling profiling.enable_memory_snapshot "
         "profiler.enable_memory_snapshot", lacking("nothing is profiled while training goes on. Leave it out.")),
@@ -253,7 +258,8 @@ RULES: dict[str, Rule] = {
     "metrics.enable_wandb": lacking("metrics.jsonl has every row; for wandb write a logger: "
         "logger.wandb._target_=<yours> trust=[<its package>]."),
     "metrics.*": unneeded("rows of all ranks are gathered in <out>/metrics.jsonl"),
-    **every("model.hf_assets_path model.tokenizer_path hf_assets_path tokenizer.**", refused("token files are encoded already, and "
+    **every("model.hf_assets_path model.tokenizer_path hf_assets_path tokenizer.**",
+    refused("token files are encoded already, and "
         "data=text takes data.tokenizer=<URL of a tokenizer.json>.")),
     "model.print_after_conversion": unneeded("dtrain plan tells what is built"),
     "optimizer.early_step_in_backward": lacking("the optimizer steps after the backward. Leave it out."),
@@ -267,21 +273,31 @@ RULES: dict[str, Rule] = {
     "training.max_norm": to("clip", number),
     "training.steps": to("steps", count),
     "training.enable_cpu_offload": switched(says({"strategy.offload": "cpu"}), OFF),
-    "training.mixed_precision_reduce": chosen({"float32": unneeded("gradients are reduced in fp32")}, refused("gradients are reduced in the type of "
+    "training.mixed_precision_reduce": chosen({"float32": unneeded("gradients are reduced in fp32")},
+    refused("gradients are reduced in the type of "
         "the weights. Leave it out.")),
     **every("training.gc_freq training.gc_debug training.disable_cuda_graphs", unneeded("the loop keeps the collector "
         "out of its steps")),
     "training.seed": to("seed", whole),
     "training.dataloader.**": LOADER,
-    "training.deterministic": lacking("on GPUs type backend=nccl backend.kernels=deterministic; the CPU's kernels are."),
-    "parallelism.fsdp_reshard_after_forward": chosen({"default": says({"strategy.reshard": "forward"}, "never in a pipeline, there"), "always": says({"strategy.reshard": "forward"}), "never": says({"strategy.reshard": "never"})}, refused("type strategy.reshard=forward or never.")),
-    "parallelism.disable_loss_parallel": of_tp(switched(says({"tensor.loss": "whole"}), says({"tensor.loss": "split"}))),
-    "parallelism.enable_sequence_parallel": of_tp(switched(says({"tensor.sequence": "split"}), says({"tensor.sequence": "whole"}))),
-    **every("parallelism.enable_async_tensor_parallel compile.enable_async_tensor_parallel", lacking("what tp gathers is not cut into "
+    "training.deterministic": lacking(
+        "on GPUs type backend=nccl backend.kernels=deterministic; the CPU's kernels are."
+    ),
+    "parallelism.fsdp_reshard_after_forward": chosen({"default": says({"strategy.reshard": "forward"},
+    "never in a pipeline, there"), "always": says({"strategy.reshard": "forward"}),
+    "never": says({"strategy.reshard": "never"})}, refused("type strategy.reshard=forward or never.")),
+    "parallelism.disable_loss_parallel": of_tp(switched(says({"tensor.loss": "whole"}),
+    says({"tensor.loss": "split"}))),
+    "parallelism.enable_sequence_parallel": of_tp(switched(says({"tensor.sequence": "split"}),
+    says({"tensor.sequence": "whole"}))),
+    **every("parallelism.enable_async_tensor_parallel compile.enable_async_tensor_parallel",
+    lacking("what tp gathers is not cut into "
         "pieces. Leave it out.")),
-    "parallelism.num_pp_microbatches": chosen({1: unneeded("one, as here")}, to("accumulate", count, "microbatches of a step")),
+    "parallelism.num_pp_microbatches": chosen({1: unneeded("one, as here")},
+    to("accumulate", count, "microbatches of a step")),
     "parallelism.module_fqns_per_model_part": lacking("type pipeline.split=[2,1]: how many blocks each stage has."),
-    **every("parallelism.pipeline_parallel_first_stage_less_layers parallelism.pipeline_parallel_last_stage_less_layers", unneeded("pipeline.split=cost weighs embedding "
+    **every("parallelism.pipeline_parallel_first_stage_less_layers "
+        "parallelism.pipeline_parallel_last_stage_less_layers", unneeded("pipeline.split=cost weighs embedding "
         "and head")),
     "parallelism.pipeline_parallel_layers_per_stage": lacking("type pipeline.split=[2,1]: how many blocks each stage "
         "has."),
@@ -289,25 +305,33 @@ RULES: dict[str, Rule] = {
     "parallelism.pipeline_parallel_expert_parallel_overlap": unneeded("how tokens travel"),
     **every("parallelism.context_parallel_load_balancer parallelism.context_parallel_rotate_method "
         "parallelism.context_parallel_ptrr_mask_key", unneeded("the ring shares causal work evenly")),
-    "parallelism.expert_tensor_parallel_degree": chosen({1: unneeded("one, as here")}, refused("experts are not split by tp. Leave it "
+    "parallelism.expert_tensor_parallel_degree": chosen({1: unneeded("one, as here")},
+    refused("experts are not split by tp. Leave it "
         "out.")),
-    "parallelism.expert_parallel_comm_backend": chosen({"standard": unneeded("all-to-all, as here")}, refused("tokens travel by all-to-all. Leave it "
+    "parallelism.expert_parallel_comm_backend": chosen({"standard": unneeded("all-to-all, as here")},
+    refused("tokens travel by all-to-all. Leave it "
         "out.")),
-    **every("parallelism.enable_fsdp_symm_mem parallelism.spmd_backend parallelism.enable_compiled_autograd", unneeded("of torchtitan's own FSDP")),
+    **every("parallelism.enable_fsdp_symm_mem parallelism.spmd_backend parallelism.enable_compiled_autograd",
+    unneeded("of torchtitan's own FSDP")),
     "checkpoint.enable": unneeded("a run is always saved"),
     "checkpoint.interval": to("checkpoint.every", count),
-    "checkpoint.keep_latest_k": chosen({0: says({"checkpoint.keep": None}, "0 means all")}, to("checkpoint.keep", count)),
-    "checkpoint.async_mode": chosen({"disabled": says({"checkpoint.mode": "blocking"})}, says({"checkpoint.mode": "background"})),
+    "checkpoint.keep_latest_k": chosen({0: says({"checkpoint.keep": None}, "0 means all")},
+    to("checkpoint.keep", count)),
+    "checkpoint.async_mode": chosen({"disabled": says({"checkpoint.mode": "blocking"})},
+    says({"checkpoint.mode": "background"})),
     "checkpoint.initial_load_path": lacking("weights come from a run of dtrain. Type init=<its out>."),
     "checkpoint.load_step": chosen({-1: unneeded("the newest, as here")}, refused("the newest valid one is gone on "
         "from. Type init=<out>/checkpoints/step-... for weights of an older one.")),
     **every("checkpoint.last_save_in_hf checkpoint.last_save_model_only checkpoint.export_dtype checkpoint.folder "
-        "checkpoint.initial_load_model_only checkpoint.initial_load_in_hf checkpoint.initial_load_in_hf_quantized", SHARDS),
+        "checkpoint.initial_load_model_only checkpoint.initial_load_in_hf checkpoint.initial_load_in_hf_quantized",
+        SHARDS),
     **every("checkpoint.enable_first_step_checkpoint checkpoint.create_seed_checkpoint checkpoint.load_only "
-        "checkpoint.enable_ft_dataloader_checkpoints checkpoint.exclude_from_loading", unneeded("a run goes on by itself, weights are "
+        "checkpoint.enable_ft_dataloader_checkpoints checkpoint.exclude_from_loading",
+        unneeded("a run goes on by itself, weights are "
             "drawn by name")),
     **every("preserve_rng_state determinism_check debug early_stop visualize_memory_budget_pareto "
-        "force_recompute_mm_shapes_by_fqns per_op_sac_force_recompute_mm_shapes_by_fqns", unneeded("what is computed again draws the same "
+        "force_recompute_mm_shapes_by_fqns per_op_sac_force_recompute_mm_shapes_by_fqns",
+        unneeded("what is computed again draws the same "
             "numbers; products are kept"), "activation_checkpoint"),
     "compile.enable": switched(says({"compile": "blocks"}), says({"compile": "none"})),
     "compile.components": unneeded("blocks are what is compiled"),
@@ -322,8 +346,11 @@ RULES: dict[str, Rule] = {
     "fault_tolerance.enable": lacking("killed ranks start again from their last state by themselves: "
         "checkpoint.memory=1 keeps one of every step."),
     "fault_tolerance.*": unneeded("of torchft"),
-    **every("validation.enable validator.enable", switched(unneeded("held-out samples are always looked at"), says({"evaluate.every": 0}, "the last step is looked at all the same"))),
-    **every("validation.freq validator.freq", lambda ledger, key, value: (to("evaluate.every", count) if ledger.get(f"{key.split('.')[0]}.enable") else OFF)(ledger, key, value)),
+    **every("validation.enable validator.enable",
+    switched(unneeded("held-out samples are always looked at"),
+    says({"evaluate.every": 0}, "the last step is looked at all the same"))),
+    **every("validation.freq validator.freq", lambda ledger, key,
+    value: (to("evaluate.every", count) if ledger.get(f"{key.split('.')[0]}.enable") else OFF)(ledger, key, value)),
     **every("validation.** validator.**", unneeded("held-out samples are a part of the data: data.holdout, "
         "evaluate.samples")),
     "debug.seed": to("seed", whole),

@@ -7,7 +7,8 @@ from dtrain.dialect.ledger import Ledger
 from dtrain.dialect.terms import optimizer
 
 SCHEDULES = {
-    "1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved_1f1b", "loopedbfs": "looped_bfs", "interleavedzerobubble": "interleaved_zero_bubble",
+    "1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved_1f1b", "loopedbfs": "looped_bfs",
+    "interleavedzerobubble": "interleaved_zero_bubble",
     "zbvzerobubble": "zbv", "dualpipev": "dualpipev",
 }  # fmt: skip
 

@@ -221,11 +221,13 @@ def _mesh(ledger: Ledger) -> None:
 
 
 RULES: dict[str, Rule] = {
-    **every("tensor_parallel_dim data_parallel_replicate_dim data_parallel_shard_dim context_parallel_dim", refused(ODD)),
+    **every("tensor_parallel_dim data_parallel_replicate_dim data_parallel_shard_dim context_parallel_dim",
+    refused(ODD)),
     "output_dir": output,
     **{f"{section}.**": refused(why) for section, (why, _) in SECTIONS.items()},
     "checkpointer.**": lambda ledger, key, value: (
-        SHARDS if key.endswith("output_dir") else unneeded("empty") if value in (None, "") else refused(CHECKPOINTS.format(screen.typed(str(ledger.get("checkpointer.checkpoint_dir", "<folder>")))))
+        SHARDS if key.endswith("output_dir") else unneeded("empty") if value in (None,
+        "") else refused(CHECKPOINTS.format(screen.typed(str(ledger.get("checkpointer.checkpoint_dir", "<folder>")))))
     )(ledger, key, value),
     "resume_from_checkpoint": switched(says({"resume": "must"}), unneeded("resume=auto goes on where there is "
         "something to go on from")),
@@ -247,11 +249,13 @@ RULES: dict[str, Rule] = {
     "compile.model": switched(says({"compile": "blocks"}), says({"compile": "none"})),
     "compile.*": unneeded("blocks are what is compiled"),
     "optimizer_in_bwd": lacking("the optimizer steps after the backward. Type strategy=fsdp to shard its state."),
-    "device": chosen({"cuda": unneeded("GPUs where there are any, as here"), "cpu": says({"backend": "gloo"})}, refused("GPUs with nccl, CPUs with gloo. Leave "
+    "device": chosen({"cuda": unneeded("GPUs where there are any, as here"), "cpu": says({"backend": "gloo"})},
+    refused("GPUs with nccl, CPUs with gloo. Leave "
         "it out.")),
     "enable_activation_checkpointing": switched(says({"remat": "full"}), says({"remat": "none"})),
     "enable_activation_offloading": lacking("activations stay on the device. Type remat=full."),
-    "ac_mode": chosen({"full": says({"remat": "full"}), "selective": says({"remat": "selective"})}, refused("type remat=full or remat=selective.")),
+    "ac_mode": chosen({"full": says({"remat": "full"}), "selective": says({"remat": "selective"})},
+    refused("type remat=full or remat=selective.")),
     "ac_option": refused("which blocks are computed again: type remat=budget remat.share=0.5."),
     "custom_sharded_layers": unneeded("what is in no block is sharded by itself"),
     "fsdp_cpu_offload": switched(says({"strategy.offload": "cpu"}), unneeded("off, as here")),
@@ -261,13 +265,18 @@ RULES: dict[str, Rule] = {
         {"bf16": says({"precision": "bf16_true"}, "weights too, as there"), "fp32": says({"precision": "fp32"})},
         refused("type precision=fp16, which keeps weights in fp32.", "precision"),
     ),
-    "enable_fp8_training": switched(says({"precision": "fp8"}, "needs torchao and a GPU that has the type"), unneeded("off, as here")),
+    "enable_fp8_training": switched(says({"precision": "fp8"}, "needs torchao and a GPU that has the type"),
+    unneeded("off, as here")),
     "fp8_recipe_name": to("precision.recipe", text),
     "log_every_n_steps": to("log.every", count),
     "log_peak_memory_stats": unneeded("metrics.jsonl has what is measured"),
     "log_level": unneeded("there is one level: what a person needs"),
     "profiler.**": lambda ledger, key, value: (
-        (refused("nothing is profiled while training goes on. Leave it out.") if ledger.get("profiler.enabled") else unneeded("off, as here"))(ledger, key, value)
+        (
+        refused("nothing is profiled while training goes on. Leave it out.")
+        if ledger.get("profiler.enabled")
+        else unneeded("off, as here")
+        )(ledger, key, value)
     ),
     "cudnn_deterministic_mode": lacking("on GPUs type backend=nccl backend.kernels=deterministic; the CPU's kernels "
         "are."),

@@ -19,7 +19,9 @@ LONGEST = 100
 
 
 def recipe(ledger: Ledger, silent: Iterable[str], name: str) -> str:
-    """The recipe as a text; `silent` is what files of this tool never say, `name` what stands for it after `recipe=`."""
+    """The recipe as a text; `silent` is what files of this tool never say, `name` what stands for it after
+    `recipe=`.
+    """
     lines = [
         "# @package _global_",
         f"# {ledger.place.rsplit('/', 1)[-1]}, which {ledger.tool} reads, in words of dtrain",

@@ -19,8 +19,10 @@ LARGE_DUMP = 1 << 30
 
 Told = tuple[str, str, Verdict, str, str]
 VARIABLES: tuple[Told, ...] = (
-    ("CUDA_LAUNCH_BLOCKING", "1", "note", "every kernel is waited for: a run is several times slower", "unset CUDA_LAUNCH_BLOCKING"),
-    ("TORCH_DISTRIBUTED_DEBUG", "DETAIL", "note", "every collective is checked by another one", "unset TORCH_DISTRIBUTED_DEBUG"),
+    ("CUDA_LAUNCH_BLOCKING", "1", "note", "every kernel is waited for: a run is several times slower",
+    "unset CUDA_LAUNCH_BLOCKING"),
+    ("TORCH_DISTRIBUTED_DEBUG", "DETAIL", "note", "every collective is checked by another one",
+    "unset TORCH_DISTRIBUTED_DEBUG"),
     ("TORCH_NCCL_BLOCKING_WAIT", "1", "note", "the host waits for every collective", "unset TORCH_NCCL_BLOCKING_WAIT"),
     ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", "note", "a collective that fails hangs", "unset "
         "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
@@ -155,7 +157,9 @@ def variables(case: Case) -> Iterable[Finding]:
 
 
 def _interface(name: str, value: str) -> Iterable[Finding]:
-    """The interfaces a variable names by their beginnings, `=` before whole names and `^` before those to be left out."""
+    """The interfaces a variable names by their beginnings, `=` before whole names and `^` before those to be left
+    out.
+    """
     there = [path.name for path in Path("/sys/class/net").glob("*")]
     wanted = [each.split(":")[0] for each in value.lstrip("=").split(",")]
     if there and not value.startswith("^") and not any(one.startswith(each) for one in there for each in wanted):

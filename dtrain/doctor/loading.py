@@ -20,7 +20,8 @@ from dtrain.storage import store
 from dtrain.storage.errors import FAMILY
 
 NEEDS = {
-    "torch": ("2.11", ""), "hydra-core": ("1.3.8", "1.5"), "numpy": ("", ""), "fsspec": ("", ""), "tensorboard": ("", ""), "safetensors": ("", ""),
+    "torch": ("2.11", ""), "hydra-core": ("1.3.8", "1.5"), "numpy": ("", ""), "fsspec": ("", ""),
+    "tensorboard": ("", ""), "safetensors": ("", ""),
     "rich": ("", ""),
 }  # fmt: skip
 """Package -> the oldest version that is supported, and the first that is not: as pyproject.toml has them."""

@@ -252,7 +252,9 @@ def _standing(out: str) -> Path:
 
 
 def _refused(url: str, data: bytes) -> bool:
-    """Whether the storage itself refuses to create a file that is there. `store.publish` also looks before it creates."""
+    """Whether the storage itself refuses to create a file that is there. `store.publish` also looks before it
+    creates.
+    """
     try:
         if store.is_local(url):
             store.publish(url, data)

@@ -2,7 +2,7 @@
 the forward drew random numbers.
 
 <out>/first/rank-00000.safetensors   pieces of `gradient.<parameter>`, `update.<parameter>` and `weight.<parameter>`
-      first/rank-00000.json          where each piece lies in the whole tensor, what was drawn from, digests of this rank's samples
+      first/rank-00000.json          place of each piece in its tensor, generators drawn from, digests of samples
 """
 
 import hashlib

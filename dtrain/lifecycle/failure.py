@@ -3,11 +3,11 @@
 A folder holds what the ranks of one start had to say, a file each:
 
     began-<rank>.json  done-<rank>                  it runs; its loop has returned
-    failure-<rank>-<ns>.json                        what ended it, or why it ended itself (kind: error, gpu (it is broken), words (of no use to start again), stopped, hung, lost, timeout)
-    report-<rank>.json stack-<rank>.txt step-<rank> where it was when it was asked (SIGUSR2); its stack even if it could not answer; its last step
-    loading-<pid>.txt                               the stack of a process that loads samples, when its rank asked for it
-    ended-<rank>.json  lost-<ns>.json               what its agent saw: an exit code or a signal, a stopped process, a node that is gone
-    gpu-<rank>.json    xids-<rank>.json             where its GPU is on the bus of its host; what the driver there said of GPUs meanwhile
+    failure-<rank>-<ns>.json                        why it ended (kind: error, gpu, words, stopped, hung, lost, timeout)
+    report-<rank>.json stack-<rank>.txt step-<rank> where it was when asked (SIGUSR2); its stack; its last step
+    loading-<pid>.txt                               the stack of a loading process, when its rank asked
+    ended-<rank>.json  lost-<ns>.json               seen by its agent: exit code, signal, a stopped or lost process
+    gpu-<rank>.json    xids-<rank>.json             bus address of its GPU; Xid errors meanwhile
 """
 
 import json
@@ -34,7 +34,9 @@ from dtrain.result import Result
 from dtrain.storage import store
 
 STEP = struct.Struct("<qqq")
-"""step-<rank>: the number of the step, the position of its first sample, and how many it takes: none once it is done."""
+"""step-<rank>: the number of the step, the position of its first sample, and how many it takes: none once it is
+done.
+"""
 
 KINDS = ("began", "done", "failure", "report", "stack", "step", "ended", "gpu", "xids")
 KIND_OF = {WordsError: "words", LeaseError: "words", MovedError: "lost"}
@@ -92,7 +94,8 @@ def facts_of(error: BaseException, rank: int) -> dict[str, Any]:
         said = f"{f'GPU {_gpu()}: ' * fault.broken}{said} ({fault.said})"
     return {
         **_who(rank), "step": 0, "kind": kind, "error": said, "message": message, "exit_code": code, **_known,
-        "where": sent(error) or own(frames), "microbatch": microbatch(frames), "collective": collective(frames), "stack": lines(frames),
+        "where": sent(error) or own(frames), "microbatch": microbatch(frames), "collective": collective(frames),
+        "stack": lines(frames),
     }  # fmt: skip
 
 
@@ -230,11 +233,16 @@ def save(out: str, facts: Mapping[str, Any]) -> None:
 def explain(folder: Path) -> Failure:
     """Who is the cause, among all that was left in the folder."""
     evidence = Evidence(
-        began=_read(folder, "began"), failures=_failures(folder), reports=_read(folder, "report"), ended=_read(folder, "ended"),
+        began=_read(folder, "began"), failures=_failures(folder), reports=_read(folder, "report"),
+            ended=_read(folder, "ended"),
         lost=[json.loads(path.read_text()) for path in sorted(folder.glob("lost-*.json"))],
         stacks={int(path.stem.split("-")[1]): path.read_text(errors="replace") for path in folder.glob("stack-*.txt")},
-        steps={int(path.name.split("-")[1]): STEP.unpack(path.read_bytes()) for path in folder.glob("step-*") if path.stat().st_size == STEP.size},
-        gpus=_read(folder, "gpu"), xids=[one for _, said in sorted(_read(folder, "xids").items()) for one in said["xids"]],
+        steps={
+            int(path.name.split("-")[1]): STEP.unpack(path.read_bytes())
+            for path in folder.glob("step-*") if path.stat().st_size == STEP.size
+        },
+        gpus=_read(folder, "gpu"), xids=[one for _, said in sorted(_read(folder,
+            "xids").items()) for one in said["xids"]],
     )  # fmt: skip
     return told(*find(evidence))
 
@@ -286,7 +294,8 @@ def _doing(rank: Mapping[str, Any]) -> str:
     )
     calls = f"in {rank['collective']}" if rank.get("collective") else f"at {rank['where']}" if rank.get("where") else ""
     device = next(
-        (f"its GPU in {call['call']}, collective {call['number']} of {name}" for name, told in (rank.get("calls") or {}).items() for call in told
+        (f"its GPU in {call['call']}, collective {call['number']} of {name}" for name,
+        told in (rank.get("calls") or {}).items() for call in told
          if call["library"] == "nccl" and call["state"] != "completed"), "",
     )  # fmt: skip
     return (

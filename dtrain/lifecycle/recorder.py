@@ -63,7 +63,8 @@ def _call(entry: Mapping[str, Any]) -> dict[str, Any]:
     state = "completed" if library == "gloo" and entry["retired"] else entry["state"]  # gloo has no events to be seen
     number = entry["p2p_seq_id"] if entry["is_p2p"] else entry["collective_seq_id"]
     return {
-        "call": name.removeprefix("_").removesuffix("_base")[:LETTERS], "number": int(number), "state": str(state), "library": library[:LETTERS],
+        "call": name.removeprefix("_").removesuffix("_base")[:LETTERS], "number": int(number), "state": str(state),
+        "library": library[:LETTERS],
         "between_two": bool(entry["is_p2p"]), "sizes": entry["input_sizes"][:TENSORS],
     }  # fmt: skip
 

@@ -237,7 +237,9 @@ def _calls(facts: Facts, name: str) -> list[Facts]:
 
 
 def _by_number(known: list[Facts]) -> Iterator[tuple[str, list[tuple[Facts, Facts]]]]:
-    """Each collective of each group, in words, the oldest first, and (rank, call) of the ranks of which that is known."""
+    """Each collective of each group, in words, the oldest first, and (rank, call) of the ranks of which that is
+    known.
+    """
     names = dict.fromkeys(name for facts in known for name in facts.get("calls") or {} if not name.startswith("pp"))
     for name in sorted(names, key=lambda name: (name != "the world", name)):
         by_number: dict[tuple[str, int], list[tuple[Facts, Facts]]] = {}

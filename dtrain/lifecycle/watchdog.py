@@ -180,8 +180,10 @@ class Watchdog:
         if self._folder and where and where.startswith(DATA) and (found := loaders.busy(self._folder)):
             where, stack = found[0], [*stack, *found[1]]
         return {
-            **self._position(), "where": where, "microbatch": stacks.microbatch(main), "collective": stacks.collective(main),
-            "threads": stacks.others(self._main, leave_out=[threading.get_ident()]), "stack": stack, "calls": recorder.calls(_labels()),
+            **self._position(), "where": where, "microbatch": stacks.microbatch(main),
+            "collective": stacks.collective(main),
+            "threads": stacks.others(self._main, leave_out=[threading.get_ident()]), "stack": stack,
+            "calls": recorder.calls(_labels()),
         }  # fmt: skip
 
     def _position(self) -> dict[str, Any]:
@@ -208,7 +210,7 @@ def sequence_numbers() -> dict[str, int]:
     found: dict[str, int] = {}
     for name, group in _named().items():
         with suppress(RuntimeError):
-            found[name] = group._get_sequence_number_for_group()  # type: ignore[attr-defined] # private: a test calls it
+            found[name] = group._get_sequence_number_for_group()  # type: ignore[attr-defined]
     return found
 
 

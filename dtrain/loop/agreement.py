@@ -67,7 +67,7 @@ class Agreement:
             self._make_alike([_read(buffer) for number, buffer in enumerate(self._buffers()) if number in self._moving])
 
     def _buffers(self) -> list[Tensor]:
-        return [module._buffers[name] for module, name in self._owners]  # type: ignore[misc] # those that are None are not listed
+        return [module._buffers[name] for module, name in self._owners]  # type: ignore[misc]
 
     def _changed(self) -> frozenset[int]:
         """Numbers of the buffers that this step's forward changed.

@@ -290,7 +290,9 @@ class Log:
         self.event(result.status, step=result.step, loss=result.loss, wall_seconds=result.wall_seconds, **reason)
 
     def _check(self) -> None:
-        """Raises MovedError when a checkpoint under `out` has done more steps than this start of the run; StoreError."""
+        """Raises MovedError when a checkpoint under `out` has done more steps than this start of the run;
+        StoreError.
+        """
         if self._reached is None:
             return
         steps = [

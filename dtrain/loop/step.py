@@ -1,4 +1,6 @@
-"""One optimizer step's worth of forwards and backwards: plain accumulation over microbatches, or a pipeline schedule."""
+"""One optimizer step's worth of forwards and backwards: plain accumulation over microbatches, or a pipeline
+schedule.
+"""
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext

@@ -76,7 +76,9 @@ class Mesh:
         return self.axis(axis, view=view).get_group()
 
     def sum(self, values: Tensor) -> Tensor:
-        """`values` summed over the ranks of the batch, in place; a CPU tensor travels by gloo and waits for no device."""
+        """`values` summed over the ranks of the batch, in place; a CPU tensor travels by gloo and waits for no
+        device.
+        """
         if self.batch_ranks == self.world > 1:
             dist.all_reduce(values)
         elif self.batch_ranks > 1:
@@ -159,7 +161,9 @@ class Mesh:
 
     @cached_property
     def _letters(self) -> Any:
-        """A connection of its own to the store at which the ranks met: whoever waits on the other one holds it locked."""
+        """A connection of its own to the store at which the ranks met: whoever waits on the other one holds it
+        locked.
+        """
         group: Any = dist.group.WORLD
         return group.get_group_store().clone()
 

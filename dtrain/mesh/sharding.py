@@ -33,7 +33,9 @@ def offset(tensor: Tensor) -> tuple[int, ...]:
 
 
 def whole(tensor: Tensor, like: Tensor) -> Tensor:
-    """All of a tensor of which this rank has the piece `tensor`, sharded like `like`; every rank of the shard calls it."""
+    """All of a tensor of which this rank has the piece `tensor`, sharded like `like`; every rank of the shard calls
+    it.
+    """
     if not isinstance(like, DTensor):
         return tensor
     return DTensor.from_local(

@@ -60,7 +60,9 @@ def balance(modules: Sequence[Balanced], sum_over_batch: Callable[[Tensor], Tens
 
 
 def saved_buffers(model: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
-    """(module, name, buffer) of every buffer that a checkpoint holds, but for those of modules that balance themselves."""
+    """(module, name, buffer) of every buffer that a checkpoint holds, but for those of modules that balance
+    themselves.
+    """
     return [
         (module, name, buffer)
         for module in model.modules()

@@ -80,7 +80,9 @@ class CNN(nn.Module):
         return logits
 
     def init_weight(self, name: str, weight: Tensor, generator: torch.Generator) -> None:
-        """Norms one, biases and the last convolution of each block zero, weights normal with the gain of a rectifier."""
+        """Norms one, biases and the last convolution of each block zero, weights normal with the gain of a
+        rectifier.
+        """
         if "norm" in name and name.endswith("weight"):
             weight.fill_(1.0)
         elif weight.ndim == 1 or name.endswith("conv2.weight"):

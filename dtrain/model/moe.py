@@ -58,7 +58,9 @@ class Experts(nn.Module):
 
 
 def by_expert(x_RC: Tensor, load_E: Tensor, weight_EFC: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """(rows, stacked weights) -> each row times the transposed weight of its expert, for rows and weights like these."""
+    """(rows, stacked weights) -> each row times the transposed weight of its expert, for rows and weights like
+    these.
+    """
     aligned = not any(dim * x_RC.element_size() % 16 for dim in weight_EFC.shape[1:])
     if x_RC.dtype == torch.bfloat16 and aligned and len(x_RC):
         ends = load_E.cumsum(0, dtype=torch.int32)
@@ -126,7 +128,9 @@ class _Take(torch.autograd.Function):
 
 
 def take(x: Tensor, index: Tensor, back: Tensor, *, copies: int = 1) -> Tensor:
-    """x[index], where row i of `x` is taken `copies` times, and lands on the rows back[copies x i : copies x (i + 1)]."""
+    """x[index], where row i of `x` is taken `copies` times, and lands on the rows back[copies x i : copies x (i +
+    1)].
+    """
     taken: Tensor = _Take.apply(x, index, back, copies)  # type: ignore[no-untyped-call]
     return taken
 

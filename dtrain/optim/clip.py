@@ -1,4 +1,6 @@
-"""One gradient clip for every mesh: the norm of the whole model, and gradients scaled so that it stays below a bound."""
+"""One gradient clip for every mesh: the norm of the whole model, and gradients scaled so that it stays below a
+bound.
+"""
 
 from collections.abc import Sequence
 

@@ -4,20 +4,23 @@ alone sees it whole.
 Everything else in a transformer treats tokens one by one, so a rank needs only its part of them and their positions
 (split_check.py sees to it):
 
-    context = Context(group=mesh.group("cp"), rank=mesh.coordinate["cp"], size=mesh.shape.cp, method="ring", device=mesh.device)
+    cp = {"group": mesh.group("cp"), "rank": mesh.coordinate["cp"], "size": mesh.shape.cp}
+    context = Context(**cp, method="ring", device=mesh.device)
     part, position_ids = context.split(batch), context.position_ids(T)
     with context.active():
-        loss = loss_of(model(part["inputs"], position_ids=position_ids), part["targets"])  # the sum over this rank's tokens
+        loss = loss_of(model(part["inputs"], position_ids=position_ids), part["targets"])  # of this rank's tokens
         loss.backward()  # inside, for the sake of attention that is computed again
 
 The gradients of the ranks are parts of one sum, as their losses are.
 
-    ring      keys and values travel from rank to rank, and each rank adds up what its queries make of them (Ring Attention, arXiv
-              2310.01889). Of 2 x size chunks rank r holds chunks r and 2 x size - 1 - r, so that a causal mask leaves every rank
-              the same work (Striped Attention, arXiv 2311.09431, gave the reason; the zigzag is the layout of
-              https://github.com/zhuzilin/ring-flash-attention and of Llama 3, arXiv 2407.21783). Any number of heads (ring.py).
-    ulysses   ranks exchange sequence for heads, each does a part of the heads over the whole sequence with torch's own kernel, and
-              they exchange back (DeepSpeed Ulysses, arXiv 2309.14509). Rank r holds chunks 2r and 2r + 1; heads must divide by size.
+    ring      keys and values travel from rank to rank, and each rank adds up what its queries make of them (Ring
+              Attention, arXiv 2310.01889). Of 2 x size chunks rank r holds chunks r and 2 x size - 1 - r, so that a
+              causal mask leaves every rank the same work (Striped Attention, arXiv 2311.09431, gave the reason; the
+              zigzag is the layout of https://github.com/zhuzilin/ring-flash-attention and of Llama 3, arXiv
+              2407.21783). Any number of heads (ring.py).
+    ulysses   ranks exchange sequence for heads, each does a part of the heads over the whole sequence with torch's
+              own kernel, and they exchange back (DeepSpeed Ulysses, arXiv 2309.14509). Rank r holds chunks 2r and 2r
+              + 1; heads must divide by size.
 
 Shapes: B batch, H heads, K key-value heads, G = H / K, T a rank's tokens, S the tokens of a block of keys, D head
 width.

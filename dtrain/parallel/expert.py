@@ -1,7 +1,7 @@
 """Expert parallelism: each rank of `ep` holds a part of the experts, and rows travel to them and back (GShard, arXiv
 2006.16668).
 
-    rows sorted by expert -> counts, then rows, by all-to-all -> the experts of this rank -> all-to-all -> rows as they were
+    rows sorted by expert -> counts, then rows, by all-to-all -> this rank's experts -> all-to-all -> rows as they were
 
 The ranks of `ep` see different samples. The gradient of an expert is summed over all rows that came to it, from
 whatever rank.

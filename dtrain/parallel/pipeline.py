@@ -37,7 +37,9 @@ MOST_DIMS = 14
 
 
 class Stage(nn.Module):
-    """One stage: hidden states (or, in the first, the model's first input) -> hidden states (or, in the last, logits)."""
+    """One stage: hidden states (or, in the first, the model's first input) -> hidden states (or, in the last,
+    logits).
+    """
 
     def __init__(self, model: nn.Module, autocast: Callable[[], AbstractContextManager[Any]]) -> None:
         super().__init__()

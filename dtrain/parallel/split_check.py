@@ -46,7 +46,9 @@ Verdict = Literal["same", "differs", "suspect", "unknown"]
 def check_split(
     model: nn.Module, batch: Any, context: Context, forward: Forward, *, mesh: Mesh, precision: Precision
 ) -> None:
-    """Once for each context, on all ranks of the mesh. Raises WordsError with the name of the module that does not fit."""
+    """Once for each context, on all ranks of the mesh. Raises WordsError with the name of the module that does not
+    fit.
+    """
     if context.checked:
         return
     short, length = _shortened(batch, context.size)

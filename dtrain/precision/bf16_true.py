@@ -1,4 +1,6 @@
-"""Everything in bfloat16, weights and optimizer too: half the memory; updates smaller than 1/256 of a weight are lost."""
+"""Everything in bfloat16, weights and optimizer too: half the memory; updates smaller than 1/256 of a weight are
+lost.
+"""
 
 import torch
 

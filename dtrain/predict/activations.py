@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from dtrain.predict.shapes import Attention, Block, Experts, Kept, Split, Types, Weight
 
 HELD = {
-    "colwise": "inside", "rowwise": "stream", "rowwise_split_input": "stream", "embedding_rowwise": "stream", "colwise_gather_output": "logits",
+    "colwise": "inside", "rowwise": "stream", "rowwise_split_input": "stream", "embedding_rowwise": "stream",
+    "colwise_gather_output": "logits",
     "colwise_rep": "logits", "sequence_parallel": "whole",
 }  # fmt: skip
 """Style of a model's `tp_plan` -> how what comes out is held."""
@@ -88,8 +89,10 @@ class ActivationModel:
             "ends": _sum(self._ends(out)),
         }
         return Block(
-            self.name, count, listed, tuple(self.weights), kept, self._busy(out), self.work, self.back, self.looks, self.work + self.looks - self._tail, round(out.numbers),
-            (*self.splits[:-1], *(replace(split, again=not self._tail) for split in self.splits[-1:])), tuple(self.attentions), tuple(self.mixtures),
+            self.name, count, listed, tuple(self.weights), kept, self._busy(out), self.work, self.back, self.looks,
+            self.work + self.looks - self._tail, round(out.numbers),
+            (*self.splits[:-1], *(replace(split, again=not self._tail) for split in self.splits[-1:])),
+            tuple(self.attentions), tuple(self.mixtures),
         )  # fmt: skip
 
     # operators
@@ -221,7 +224,9 @@ class ActivationModel:
         yield from (value for value in self._turned if id(value) in same)
 
     def _busy(self, out: Value) -> Kept:
-        """The most alive at one time, from the last step to the first: what is still kept, and gradients on their way."""
+        """The most alive at one time, from the last step to the first: what is still kept, and gradients on their
+        way.
+        """
         holders = Counter(
             id(value) for step in self._steps for value in {id(value): value for value in step.saved}.values()
         )

@@ -70,8 +70,10 @@ def _of_rank(plan: Decided, shapes: Shapes, every: Sequence[Sequence[Block]], ra
     kept = max(moment.get("activations", 0.0) for _, moment in found)
     local = state.parameters + state.optimizer + state.average
     return Memory(
-        state.parameters, state.gradients, state.optimizer, round(kept), round(buffers), round(sum(moment.values())), when,
-        f"pp rank {rank}" if plan.mesh.pp > 1 else "", {name: round(size) for name, size in moment.items() if size >= 1},
+        state.parameters, state.gradients, state.optimizer, round(kept), round(buffers), round(sum(moment.values())),
+        when,
+        f"pp rank {rank}" if plan.mesh.pp > 1 else "",
+        {name: round(size) for name, size in moment.items() if size >= 1},
         local + away * (state.all - state.average), 2 * local * bool(plan.checkpoint.get("memory")), not shapes.unknown,
     )  # fmt: skip
 

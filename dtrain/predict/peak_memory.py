@@ -1,7 +1,8 @@
 """Live memory of one rank at the moments of a step that can be its peak: backwards, reductions, the optimizer's
 update.
 
-    backward     of block j: what the blocks before it have kept, what is alive inside it, gradients of those behind it and its own
+    backward     of block j: what the blocks before it have kept, what is alive inside it, gradients of those behind it
+                 and its own
     reduction    of block j's gradients: whole ones, the buffer they are sent from, the pieces that arrive
     update       gradients, and what the optimizer needs for itself
 
@@ -61,9 +62,11 @@ def sizes_of(plan: Decided, shapes: Shapes, block: Block) -> Sizes:
     wide, at_once = types.compute if state.shards else types.param, state.every and plan.mesh.pp == 1
     kept, busy = _activations(plan, shapes, block)
     return Sizes(
-        block.count, block.unit, sum(counts) * wide, product * types.compute * (types.autocast and not state.shards), sum(trained) * wide,
+        block.count, block.unit, sum(counts) * wide, product * types.compute * (types.autocast and not state.shards),
+        sum(trained) * wide,
         sum(trained) * (types.reduce if state.shards and not at_once else wide), sum(trained) * types.reduce,
-        sum(math.prod(piece(plan, weight)) for weight in block.weights if weight.trained) * types.param, max(trained, default=0) * wide,
+        sum(math.prod(piece(plan, weight)) for weight in block.weights if weight.trained) * types.param,
+        max(trained, default=0) * wide,
         kept * micro, busy * micro, block.passes * flowing(plan).param * micro / plan.mesh.cp,
         *(block.kept[way].of(plan) * micro for way in ("taken", "given", "turned", "ends")),
     )  # fmt: skip
@@ -131,7 +134,8 @@ def moments(plan: Decided, blocks: Sequence[Sizes]) -> Iterator[tuple[str, Momen
         root = [size for size in blocks if not size.unit]
         ends = total(blocks, "end")
         yield "reduction", {
-            "gradients": ends, "gathered blocks": total(root, "whole"), "gradients on their way": total(root, "summed") + total(root, "sent"),
+            "gradients": ends, "gathered blocks": total(root, "whole"),
+            "gradients on their way": total(root, "summed") + total(root, "sent"),
         }  # fmt: skip
 
 

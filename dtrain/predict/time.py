@@ -2,9 +2,11 @@
 cluster=h100x8 nodes=4`.
 
     step       = pipeline + data axes not hidden + optimizer + gradient norm
-    pipeline   = every stage's microbatches in the order of the schedule (dtrain.predict.schedule); without one, accumulate x a microbatch
-    microbatch = products / (peak x efficiency) + activations moved / memory bandwidth + what tp, ep and cp send; on a GPU no less than starting it takes
-    a call     = start + hops x latency + bytes that cross / (bandwidth x LINK)       (alpha-beta, per axis, over its slowest link)
+    pipeline   = every stage's microbatches in the order of the schedule (dtrain.predict.schedule); without one,
+                 accumulate x a microbatch
+    microbatch = products / (peak x efficiency) + activations moved / memory bandwidth + what tp, ep and cp send; on a
+                 GPU no less than starting it takes
+    a call     = start + hops x latency + bytes that cross / (bandwidth x LINK)   (alpha-beta, over the slowest link)
 
 A ring carries (n - 1) / n of what n ranks gather or scatter, twice that of what they reduce for all
 (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md), and its k ranks on a node share k ways out of it.
@@ -48,7 +50,9 @@ ON_THE_WAY = ("tp", "ep", "cp")
 
 @dataclass(frozen=True)
 class Time:
-    """Seconds of one step, of the rank that takes longest; `wire` by axis is what is waited for, `hidden` what is not."""
+    """Seconds of one step, of the rank that takes longest; `wire` by axis is what is waited for, `hidden` what is
+    not.
+    """
 
     products: float
     activations: float

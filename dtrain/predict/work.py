@@ -3,8 +3,9 @@ attention.
 
     forward     2 x (products + attention) of all samples
     backward    products: once more for the gradient of the weights, once for that of the input where there is one;
-                attention: 5 products where the forward has 2, because scores are computed again (FlashAttention, arXiv 2205.14135)
-    recomputed  the forward of the blocks that remat computes again, but for a last product, whose result nobody needs; with remat=selective nothing that is counted here
+                attention: 5 products for the forward's 2: scores are computed again (FlashAttention, arXiv 2205.14135)
+    recomputed  the forward of the blocks that remat computes again, but for a last product, whose result nobody needs;
+                with remat=selective nothing that is counted here
 
 Attention counts the whole square of a sequence, causal or not, as torch.utils.flop_counter and the usual MFU do (PaLM,
 arXiv 2204.02311); but for the ring of mesh.cp, whose n ranks leave out what a causal mask hides of each other's blocks,

@@ -1,7 +1,7 @@
 """The runs under a folder or URL, read off what they left: when they began, what was changed, how far they came, what
 they gave. Without torch.
 
-    outputs/sweep-a/optim.lr-0.001         config.yaml, events.jsonl, result.json and the lease are looked at; nothing is written or run
+    outputs/sweep-a/optim.lr-0.001         config.yaml, events.jsonl, result.json, lease: read, never written
 
 What stands in these files may be anybody's: whoever prints it passes it through `dtrain.config.word.cut`.
 """

@@ -127,9 +127,12 @@ def _seeds(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> list[L
         if model.get("vocab") == "auto" and formulas.facts_of(data).get("vocab") is None:
             model["vocab"] = VOCABULARY
         seed = Layout(
-            "ddp", 0.0, Shapes((), 0, 0, 0, 0, 1), draft["device"], MeshShape(cp=config.mesh.cp or 1), PipelineShape(), vars(config.tensor),
-            vars(config.context), BatchShape(1, 1, 1, 1), config.ema, compile=draft["compile"], precision=draft["precision"], model=model, data=data,
-            objective=aside["objective"], strategy=config.options["strategy"]["ddp"], **{group: dict(getattr(config, group)) for group in groups},
+            "ddp", 0.0, Shapes((), 0, 0, 0, 0, 1), draft["device"], MeshShape(cp=config.mesh.cp or 1), PipelineShape(),
+            vars(config.tensor),
+            vars(config.context), BatchShape(1, 1, 1, 1), config.ema, compile=draft["compile"],
+            precision=draft["precision"], model=model, data=data,
+            objective=aside["objective"], strategy=config.options["strategy"]["ddp"],
+                **{group: dict(getattr(config, group)) for group in groups},
         )  # fmt: skip
         both = [seed, replace(seed, mode="fsdp", strategy=config.options["strategy"]["fsdp"])]
         found = [formulas.shapes(each) for each in both]

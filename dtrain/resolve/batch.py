@@ -57,7 +57,9 @@ def _shape(config: Config, micro: int | None, draft: Mapping[str, Any]) -> Batch
 
 
 def _nearest(batch: int, step: int, nodes: int, elastic: str) -> str:
-    """The words to type instead of a batch that is no multiple of `step`; of a range of nodes, each has to divide it."""
+    """The words to type instead of a batch that is no multiple of `step`; of a range of nodes, each has to divide
+    it.
+    """
     if elastic and step % nodes == 0:
         fewest, most = map(int, elastic.split(":"))
         step = step // nodes * math.lcm(*range(fewest, most + 1)) if most - fewest < 40 else MOST

@@ -28,7 +28,9 @@ part of.
 
 
 def model(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """Raises WordsError for each axis that a model of the user's own cannot be split over, as far as its source tells."""
+    """Raises WordsError for each axis that a model of the user's own cannot be split over, as far as its source
+    tells.
+    """
     mesh, part = draft["mesh"], config.model
     problems = list[str]()
     if config.choices["model"] is None and isinstance(part.get("_target_"), str):

@@ -36,10 +36,11 @@ def degrees(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
     spare = next((axis for axis in (fill, inside) if axis and axis not in asked), None)
     shards = inside is not None or fill == "dp_shard"
     if taken < 1 or ranks % taken or (spare is None and taken != ranks):
+        enough = f"devices={-(-max(1, taken) // nodes)}"
         raise WordsError(
             f"mesh: {said or 'all axes 1'} is {taken} ranks, but nodes x devices = {nodes} x {devices} = {ranks}. "
             "Type "
-            f"{' or '.join([f'devices={-(-max(1, taken) // nodes)}', *_instead(asked, ranks, spare is not None, shards=shards)])}."
+            f"{' or '.join([enough, *_instead(asked, ranks, spare is not None, shards=shards)])}."
         )
     shape = MeshShape(**asked, **({spare: ranks // taken} if spare else {}), ep=ep)
     if inside and (shape.dp_replicate == 1 or shape.dp_shard == 1):
@@ -66,7 +67,9 @@ def degrees(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
 
 @cache
 def divisors(of: int) -> Sequence[int]:
-    """Ascending; in the time of the square root of what is left when small factors are gone, because worlds are large."""
+    """Ascending; in the time of the square root of what is left when small factors are gone, because worlds are
+    large.
+    """
     found, left, factor = [1], of, 2
     while left > 1:
         factor = factor if factor * factor <= left else left

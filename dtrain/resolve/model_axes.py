@@ -103,7 +103,10 @@ def _tensor(config: Config, mesh: MeshShape, part: Mapping[str, Any], facts: Map
     if mesh.tp == 1:
         return
     if "tp" not in facts:
-        yield f"mesh.tp={mesh.tp}: model={config.choices['model']} has no matrices that tensor parallelism could split. Leave mesh.tp out."
+        yield (
+            f"mesh.tp={mesh.tp}: model={config.choices['model']} has no matrices that tensor parallelism could "
+            "split. Leave mesh.tp out."
+        )
         return
     sizes = {name: part[name] for name in facts["tp"] if isinstance(part.get(name), int)}
     for name, size in sizes.items():
@@ -115,13 +118,19 @@ def _tensor(config: Config, mesh: MeshShape, part: Mapping[str, Any], facts: Map
         part.get("hidden"),
     )  # experts that see every token are one feed-forward of their widths together
     if all(isinstance(size, int) for size in shared) and math.prod(shared) % mesh.tp:  # type: ignore[arg-type]
-        yield f"mesh.tp={mesh.tp} does not divide model.shared={shared[0]} x model.hidden={shared[1]}. Type model.hidden={_up(shared[1], mesh.tp)}."  # type: ignore[arg-type]
+        yield (
+            f"mesh.tp={mesh.tp} does not divide model.shared={shared[0]} x model.hidden={shared[1]}. Type "
+            f"model.hidden={_up(shared[1], mesh.tp)}."  # type: ignore[arg-type]
+        )
     if config.tensor.sequence == "split":
         sequence, whole = config.data.get("sequence"), mesh.cp * mesh.tp
         if not facts.get("sequence"):
             yield f"tensor.sequence=split: model={config.choices['model']} keeps its sequences whole. Leave it out."
         elif isinstance(sequence, int) and sequence % whole:
-            yield f"tensor.sequence=split: data.sequence={sequence} does not divide by cp x tp = {whole}. Type data.sequence={_up(sequence, whole)}."
+            yield (
+                f"tensor.sequence=split: data.sequence={sequence} does not divide by cp x tp = {whole}. Type "
+                f"data.sequence={_up(sequence, whole)}."
+            )
 
 
 def _pipeline(
@@ -130,7 +139,10 @@ def _pipeline(
     if mesh.pp == 1:
         return
     if part.get("tied") is True:
-        yield f"mesh.pp={mesh.pp}: model.tied=true is one weight in the first and the last stage. Type model.tied=false, or leave mesh.pp out."
+        yield (
+            f"mesh.pp={mesh.pp}: model.tied=true is one weight in the first and the last stage. Type "
+            "model.tied=false, or leave mesh.pp out."
+        )
     sizes = [part.get(name) for name in facts.get("blocks", ())]
     if sizes and all(isinstance(size, int) for size in sizes):
         blocks = math.prod(sizes)  # type: ignore[arg-type]
@@ -142,7 +154,10 @@ def _pipeline(
                 f"Type mesh.pp={max(1, blocks // stages)}, or model.{facts['blocks'][0]}={mesh.pp * stages}."
             )
         elif not isinstance(config.pipeline.split, str) and sum(config.pipeline.split) != blocks:
-            yield f"pipeline.split={list(config.pipeline.split)} is {sum(config.pipeline.split)} blocks, but {names} = {blocks}."
+            yield (
+                f"pipeline.split={list(config.pipeline.split)} is {sum(config.pipeline.split)} blocks, but {names} "
+                f"= {blocks}."
+            )
 
 
 def _experts(mesh: MeshShape, part: Mapping[str, Any], facts: Mapping[str, Any], word: str) -> Iterable[str]:
@@ -150,7 +165,10 @@ def _experts(mesh: MeshShape, part: Mapping[str, Any], facts: Mapping[str, Any],
     if mesh.ep > 1 and "experts" not in part:
         yield f"mesh.ep={mesh.ep}: model={word} has no experts. Type model=moe, or leave mesh.ep out."
     elif isinstance(experts, int) and experts % mesh.ep:
-        yield f"mesh.ep={mesh.ep} does not divide model.experts={experts}. {nearest_divisors('mesh.ep', mesh.ep, math.gcd(experts, mesh.batch))}"
+        yield (
+            f"mesh.ep={mesh.ep} does not divide model.experts={experts}. "
+            f"{nearest_divisors('mesh.ep', mesh.ep, math.gcd(experts, mesh.batch))}"
+        )
 
 
 def _context(config: Config, mesh: MeshShape, part: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterable[str]:
@@ -162,18 +180,26 @@ def _context(config: Config, mesh: MeshShape, part: Mapping[str, Any], facts: Ma
     yield from _sequence(config, mesh)
     heads = part.get("heads")
     if config.context.attention == "ulysses" and isinstance(heads, int) and heads % (mesh.cp * mesh.tp):
-        yield f"context.attention=ulysses: cp x tp = {mesh.cp * mesh.tp} does not divide model.heads={heads}. Type context.attention=ring."
+        yield (
+            f"context.attention=ulysses: cp x tp = {mesh.cp * mesh.tp} does not divide model.heads={heads}. Type "
+            "context.attention=ring."
+        )
 
 
 def _sequence(config: Config, mesh: MeshShape) -> Iterable[str]:
     sequence, whole = config.data.get("sequence"), 2 * mesh.cp
     if mesh.cp > 1 and isinstance(sequence, int) and sequence % whole:
-        yield f"mesh.cp={mesh.cp}: data.sequence={sequence} does not divide by 2 x cp = {whole}. Type data.sequence={_up(sequence, whole)}."
+        yield (
+            f"mesh.cp={mesh.cp}: data.sequence={sequence} does not divide by 2 x cp = {whole}. Type "
+            f"data.sequence={_up(sequence, whole)}."
+        )
 
 
 def _optimizer(config: Config, part: Mapping[str, Any]) -> Iterable[str]:
     if about(config.optim).get("needs") == "matrices" and about(part).get("matrices") is False:
-        yield f"optim={config.choices['optim']}: model={config.choices['model']} has no hidden matrix. Type optim=adamw."
+        yield (
+            f"optim={config.choices['optim']}: model={config.choices['model']} has no hidden matrix. Type optim=adamw."
+        )
 
 
 def _remat(config: Config, mesh: MeshShape, schedule: str) -> Iterable[str]:
@@ -187,7 +213,10 @@ def _remat(config: Config, mesh: MeshShape, schedule: str) -> Iterable[str]:
     word = config.choices["remat"]
     for axis in ("cp", "ep"):
         if getattr(mesh, axis) > 1 and word == "selective":
-            yield f"remat=selective keeps results inside a block, which mesh.{axis}={getattr(mesh, axis)} changes there. Type remat=full."
+            yield (
+                f"remat=selective keeps results inside a block, which mesh.{axis}={getattr(mesh, axis)} changes "
+                "there. Type remat=full."
+            )
     if mesh.pp > 1 and SCHEDULES[schedule].halves and word != "none":
         yield (
             f"remat={word}: pipeline.schedule={schedule} goes backward in halves and would keep more with it than "

@@ -38,7 +38,8 @@ def arguments(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dic
             own = config.choices[group] is not None and str(part.get("_target_", "")).startswith("dtrain.")
             called = {f"{path}.{name}" for name in about(part).get("calls", ())}
             problems += [problem for nested, found in _targets(part, path)
-                         for problem in _judge(found, nested, given if found is part else frozenset(), called=nested in called)
+                         for problem in _judge(found, nested, given if found is part else frozenset(),
+                         called=nested in called)
                          if not (own and found is part)]  # fmt: skip
     if problems:
         raise WordsError(*problems)

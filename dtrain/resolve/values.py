@@ -49,10 +49,13 @@ def plain(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
         )
         draft["why"]["spike"] = f"{config.on_spike} at {counts}"
     return {
-        "loop": config.loop, "steps": config.steps, "stop_after": config.stop_after, "seed": config.seed, "clip": config.clip, "ema": config.ema,
-        "on_spike": config.on_spike, "spike": {"sigma": None if sigma is None else float(sigma), "window": config.spike.window},
+        "loop": config.loop, "steps": config.steps, "stop_after": config.stop_after, "seed": config.seed,
+        "clip": config.clip, "ema": config.ema,
+        "on_spike": config.on_spike, "spike": {"sigma": None if sigma is None else float(sigma),
+        "window": config.spike.window},
         "resume": config.resume, "init": config.init, "trust": tuple(config.trust), "log_every": config.log.every,
-        "evaluate_every": config.evaluate.every, "evaluate_samples": config.evaluate.samples, "generate": vars(config.generate).copy(),
+        "evaluate_every": config.evaluate.every, "evaluate_samples": config.evaluate.samples,
+        "generate": vars(config.generate).copy(),
     }  # fmt: skip
 
 

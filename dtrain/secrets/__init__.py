@@ -1,7 +1,8 @@
 """Secrets: known by name, by shape, or because they were told as such; none is written, shown or
 hashed.
 
-    dtrain logger.mine._target_=mypkg.Tracker logger.mine.api_key='${oc.env:MY_KEY}' trust=[mypkg]      # the plan says ${secret:logger.mine.api_key}
+    dtrain logger.mine._target_=mypkg.Tracker logger.mine.api_key='${oc.env:MY_KEY}' trust=[mypkg]
+    # the plan says ${secret:logger.mine.api_key}
 
 A Config and a Plan hold no secret: `seal` puts `${secret:<its key>}` in its place, the value stays in memory and
 reaches the ranks by standard input, and `dtrain.build` puts it back when it builds the part. Text of others (errors,
@@ -53,12 +54,14 @@ IN_PATH = re.compile(
     re.I,
 )
 IN_URL = re.compile(
-    r"([?&](?:[\w.-]*(?:sig|signature|token|secret|password|passwd|pwd|credential|key|keyid|code|auth)|GoogleAccessId)=)(?!\*\*\*|\$\{)[^&#\s'\"<>]+",
+    r"([?&](?:[\w.-]*(?:sig|signature|token|secret|password|passwd|pwd|credential|key|keyid|code|auth)|"
+    r"GoogleAccessId)=)(?!\*\*\*|\$\{)[^&#\s'\"<>]+",
     re.I,
 )
 COOKIES = re.compile(r"(\bcookie\\*[\"']?\s*[:=,]\s*\\*[\"']?)(?!\*\*\*|\$\{|\()[^\s\"'\\]+=[^\"'\\\n]+", re.I)
 HEADER = re.compile(
-    r"(authorization\\*[\"']?\s*[:=,]\s*\\*[\"']?(?:(?:bearer|basic|token|apikey|digest|key|negotiate|sharedkey|aws4-hmac-sha256)\s+)?+)(?!\*\*\*|\$\{|\()[^\s\"',;\\]+",
+    r"(authorization\\*[\"']?\s*[:=,]\s*\\*[\"']?(?:(?:bearer|basic|token|apikey|digest|key|negotiate|sharedkey|"
+    r"aws4-hmac-sha256)\s+)?+)(?!\*\*\*|\$\{|\()[^\s\"',;\\]+",
     re.I,
 )
 SCHEME = re.compile(r"\b((?i:bearer|basic)\s+)(?=[\w.~+/-]*(?:\d|[a-z][A-Z]|=))[\w.~+/-]{8,}=*")

@@ -6,23 +6,31 @@ from functools import cache
 from typing import Any
 
 STRONG = re.compile(
-    r"(?:^|_)(?:secrets?|credentials?|authorization|jwt|connection_string|conn_str|pwd|secret_id)$|pass(?:word|wd|phrase|code)s?$"
-    r"|(?:^|_)(?:account|admin|client|db|email|ftp|http|imap|key|keystore|login|mail|master|mongo|mysql|pg|postgres|proxy|redis|root|server|smtp|sql|ssh|user|wifi)"
+    r"(?:^|_)(?:secrets?|credentials?|authorization|jwt|connection_string|conn_str|pwd|secret_id)$|pass(?:word|wd|"
+    r"phrase|code)s?$"
+    r"|(?:^|_)(?:account|admin|client|db|email|ftp|http|imap|key|keystore|login|mail|master|mongo|mysql|pg|postgres|"
+    r"proxy|redis|root|server|smtp|sql|ssh|user|wifi)"
     r"_?pass$|(?:connectionstring|clientsecret|authheader|accesscode)$"
-    r"|(?:^|_)(?:creds?|auth_headers?|webhooks?(?:_ur[li]s?)?|pass_(?:word|phrase|code|key)|passkey|pin_?code|psk|mnemonic|seed_phrase|jsession_?id|php_?sess_?id)$"
-    r"|(?:^|_)(?:access|activation|auth|authorization|backup|invite|login|otp|recovery|security|sms|verification)_codes?$"
-    r"|(?:^|_)(?:access|account|admin|anthropic|api|app|auth|aws|azure|client|comet|consumer|deploy|encryption|function|gcp|github|gitlab|google|hf|hmac|host"
-    r"|license|master|mlflow|neptune|openai|private|root|s3|secret|service|shared|signing|slack|ssh|storage|stripe|subscription|team|wandb|webhook)_?keys?(?:_id)?$"
+    r"|(?:^|_)(?:creds?|auth_headers?|webhooks?(?:_ur[li]s?)?|pass_(?:word|phrase|code|key)|passkey|pin_?code|psk|"
+    r"mnemonic|seed_phrase|jsession_?id|php_?sess_?id)$"
+    r"|(?:^|_)(?:access|activation|auth|authorization|backup|invite|login|otp|recovery|security|sms|"
+    r"verification)_codes?$"
+    r"|(?:^|_)(?:access|account|admin|anthropic|api|app|auth|aws|azure|client|comet|consumer|deploy|encryption|"
+    r"function|gcp|github|gitlab|google|hf|hmac|host"
+    r"|license|master|mlflow|neptune|openai|private|root|s3|secret|service|shared|signing|slack|ssh|storage|stripe|"
+    r"subscription|team|wandb|webhook)_?keys?(?:_id)?$"
 )
 WEAK = re.compile(
-    r"^pass$|(?:^|_)(?:auth|bearer|cookies?|csrf|dsn|mfa|otp|pat|pin|pw|sas|session|session_?id|sid|sig|signature|totp|xsrf)$|tokens?$"
+    r"^pass$|(?:^|_)(?:auth|bearer|cookies?|csrf|dsn|mfa|otp|pat|pin|pw|sas|session|session_?id|sid|sig|signature|"
+    r"totp|xsrf)$|tokens?$"
 )
 """Names that are as often something else: in a running text only a value that looks like a secret is taken for one."""
 OF_DIGITS = re.compile(r"^pass$|(?:^|_)(?:pin|pw|otp|totp|mfa)$")
 """Of the weak ones those whose secrets may be whole numbers."""
 SPECIAL = re.compile(
     r"tokens$|^(?!.*(?:access|api|auth|bot|hf|hub|id|personal|refresh|security|session|user)token$).*[a-z0-9]token$"
-    r"|(?:^|_)(?:audio|begin|bos|class|cls|dist|end|eod|eos|eot|extra|first|frame|image|last|mask|max|min|new|newline|next|no|num|pad|patch|per|prefix"
+    r"|(?:^|_)(?:audio|begin|bos|class|cls|dist|end|eod|eos|eot|extra|first|frame|image|last|mask|max|min|new|newline|"
+    r"next|no|num|pad|patch|per|prefix"
     r"|prompt|query|register|sep|sink|special|start|stop|suffix|think|tool|unk|video)_token$"
 )
 """Names of models and tokenizers: tokens, next_token, pad_token."""
@@ -33,8 +41,10 @@ say.
 NUMBERED = re.compile(r"(?:_?\d+|_(?:value|string|base64|b64|raw|text|list|map|dict))$")
 LOT, DIGEST = re.compile(r"(?<![\w/.@:%-])[A-Za-z0-9+=]{20,}(?![\w/.@:%-])"), re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 MODES = frozenset((
-    "anon", "anonymous", "auto", "basic", "bearer", "browser", "bytes", "cache", "cloud", "default", "digest", "env", "false", "google_default",
-    "iam", "kerberos", "none", "null", "oauth", "oauth2", "off", "on", "optional", "any", "str", "int", "bool", "float", "string", "required",
+    "anon", "anonymous", "auto", "basic", "bearer", "browser", "bytes", "cache", "cloud", "default", "digest", "env",
+    "false", "google_default",
+    "iam", "kerberos", "none", "null", "oauth", "oauth2", "off", "on", "optional", "any", "str", "int", "bool", "float",
+    "string", "required",
     "secretstr", "true", "unset", "yes", "no",
 ))  # fmt: skip
 """Values that say how, or of what type, and not what."""
@@ -50,7 +60,8 @@ SHAPES = {
     "OpenAI, Anthropic and those like them": r"sk-(?=[\w-]*\d)[\w-]{20,}",
     "Stripe": r"(?:[rs]k_(?:live|test)|whsec)_[A-Za-z0-9]{16,}",
     "Slack": r"xox[a-z](?:\.xox[a-z])?-[\w-]{10,}|xapp-\d-[\w-]{10,}",
-    "webhook": r"hooks\.slack\.com/(?:services|workflows)/[\w/+-]{20,}|discord(?:app)?\.com/api/webhooks/\d+/[\w-]{20,}",
+    "webhook": r"hooks\.slack\.com/(?:services|workflows)/[\w/+-]{20,}"
+    r"|discord(?:app)?\.com/api/webhooks/\d+/[\w-]{20,}",
     "Google": r"AIza[\w-]{30,}|ya29\.[\w-]{20,}|GOCSPX-[\w-]{20,}|1//0[\w-]{20,}",
     "npm, PyPI, Docker": r"npm_[A-Za-z0-9]{30,}|pypi-AgE[\w-]{20,}|dckr_[a-z]+_[\w-]{20,}",
     "JSON web token": r"ey[IJ][\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?|eyJ[\w+/-]{60,}={0,2}",
@@ -59,15 +70,21 @@ SHAPES = {
     "SendGrid, Twilio, Mailgun": r"SG\.[\w-]{16,}\.[\w-]{16,}|(?:SK|AC)[0-9a-f]{32}|key-[0-9a-f]{32}",
     "Telegram": r"\d{8,10}:AA[\w-]{33}",
     "Shopify, Square": r"shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}|sq0[a-z]{3}-[\w-]{22,}",
-    "Notion, Linear, Postman": r"(?:ntn|secret)_[A-Za-z0-9]{40,}|lin_(?:api|oauth)_[A-Za-z0-9]{32,}|PMAK-[0-9a-f]{24}-[0-9a-f]{34}",
+    "Notion, Linear, Postman": r"(?:ntn|secret)_[A-Za-z0-9]{40,}|lin_(?:api|oauth)_[A-Za-z0-9]{32,}|"
+    r"PMAK-[0-9a-f]{24}-[0-9a-f]{34}",
     "Grafana, Vault, Terraform": r"gl(?:c|sa)_[\w+/=]{32,}|hv[bsr]\.[\w-]{24,}|[A-Za-z0-9]{14}\.atlasv1\.[\w-]{60,}",
-    "Groq, Replicate, NVIDIA, W&B, xAI, Perplexity": r"gsk_\w{40,}|r8_\w{37}|nvapi-[\w-]{40,}|wandb_v1_\w{20,}|xai-\w{40,}|pplx-\w{40,}",
-    "LangSmith, Pinecone, Together, RunPod, Fireworks, Cerebras": r"lsv2_[a-z]{2}_[0-9a-f]{32}_[0-9a-f]{8,}|pcsk_\w{40,}|tgp_v1_[\w-]{30,}|rpa_[A-Z0-9]{40,}"
+    "Groq, Replicate, NVIDIA, W&B, xAI, Perplexity": r"gsk_\w{40,}|r8_\w{37}|nvapi-[\w-]{40,}|wandb_v1_\w{20,}|"
+    r"xai-\w{40,}|pplx-\w{40,}",
+    "LangSmith, Pinecone, Together, RunPod, Fireworks, Cerebras": r"lsv2_[a-z]{2}_[0-9a-f]{32}_[0-9a-f]{8,}|"
+    r"pcsk_\w{40,}|tgp_v1_[\w-]{30,}|rpa_[A-Z0-9]{40,}"
     r"|fw_[A-Za-z0-9]{22,}|csk-[a-z0-9]{40,}",
-    "Doppler, Figma, Atlassian, Airtable, New Relic, Supabase, Tailscale, Fly, Cloudflare": r"dp\.(?:pt|st|ct|sa|scim|audit)\.[\w.-]{40,}|figd_[\w-]{30,}"
-    r"|AT[AC]TT3[\w=-]{50,}|pat[A-Za-z0-9]{14}\.[0-9a-f]{64}|NRAK-[A-Z0-9]{27}|sbp_[0-9a-f]{40}|tskey-[a-z]+-[\w-]{16,}|fm[12][ar]?_[\w+/=-]{40,}"
+    "Doppler, Figma, Atlassian, Airtable, New Relic, Supabase, Tailscale, Fly, Cloudflare": r"dp\.(?:pt|st|ct|sa|scim|"
+    r"audit)\.[\w.-]{40,}|figd_[\w-]{30,}"
+    r"|AT[AC]TT3[\w=-]{50,}|pat[A-Za-z0-9]{14}\.[0-9a-f]{64}|NRAK-[A-Z0-9]{27}|sbp_[0-9a-f]{40}|"
+    r"tskey-[a-z]+-[\w-]{16,}|fm[12][ar]?_[\w+/=-]{40,}"
     r"|v1\.0-[0-9a-f]{24}-[0-9a-f]{100,}",
-    "Alibaba, age, Planetscale": r"LTAI[A-Za-z0-9]{12,}|AGE-SECRET-KEY-1[0-9A-Z]{58}|pscale_(?:tkn|pw|oauth)_[\w.-]{32,}",
+    "Alibaba, age, Planetscale": r"LTAI[A-Za-z0-9]{12,}|AGE-SECRET-KEY-1[0-9A-Z]{58}|pscale_(?:tkn|pw|"
+    r"oauth)_[\w.-]{32,}",
 }
 """Whose -> how what they hand out begins: https://docs.github.com/en/code-security/secret-scanning,
 https://github.com/gitleaks/gitleaks, and theirs.
@@ -78,7 +95,8 @@ KEY_BLOCK = (
 BESIDE = re.compile(r"(?<![A-Za-z0-9/+=])(?=[A-Za-z0-9/+]*[G-Zg-z/+])[A-Za-z0-9/+]{40}(?![A-Za-z0-9+=]|/[A-Za-z0-9+])")
 """An AWS secret key has no mark of its own: forty such letters are one where an access key id is near."""
 HINT = re.compile(
-    r"pass|pwd|secret|token|cred|auth|key|jwt|conn|sig|cookie|session|sas|bearer|pat\b|webhook|_codes?\b|accesscode|mnemonic|phrase|sess_?id"
+    r"pass|pwd|secret|token|cred|auth|key|jwt|conn|sig|cookie|session|sas|bearer|pat\b|webhook|_codes?\b|accesscode|"
+    r"mnemonic|phrase|sess_?id"
     r"|(?<![a-z])(?:csrf|dsn|mfa|otp|pin|psk|pw|sid|totp|xsrf)(?![a-z])|pin_?code",
     re.I,
 )
@@ -122,8 +140,8 @@ def plain(value: str) -> bool:
     stands for another value.
     """
     bare = value.strip()
-    there = bare.startswith(("/", "./", "../", "~/")) and os.path.exists(os.path.expanduser(bare))  # noqa: PTH110, PTH111
-    if there or (bare.startswith(("/", "./", "../", "~/")) and OF_FILES.search(bare)):
+    is_path = bare.startswith(("/", "./", "../", "~/"))
+    if is_path and (OF_FILES.search(bare) or os.path.exists(os.path.expanduser(bare))):  # noqa: PTH110, PTH111
         return True
     return (
         bare.lower() in MODES

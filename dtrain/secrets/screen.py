@@ -25,7 +25,9 @@ _full: list[OSError] = []
 
 
 def say(*lines: str, error: bool = False, end: str = "\n") -> None:
-    """Print lines to standard output, or to standard error. Everything that a command tells a person goes through here."""
+    """Print lines to standard output, or to standard error. Everything that a command tells a person goes through
+    here.
+    """
     print(*map(visible, lines), sep="\n", end=end, file=sys.stderr if error else sys.stdout, flush=True)
 
 

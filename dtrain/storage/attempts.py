@@ -45,7 +45,9 @@ def lease_of(name: str) -> int:
 
 
 def listed(out: str) -> list[Attempt]:
-    """Everything under `out` that may be a checkpoint, newest first. One listing on object stores. Raises StoreError."""
+    """Everything under `out` that may be a checkpoint, newest first. One listing on object stores. Raises
+    StoreError.
+    """
     root = store.join(out, "checkpoints")
     files: dict[tuple[str, str], dict[str, int]] = {}
     for path, size in store.tree(root, depth=3).items():

@@ -11,7 +11,8 @@ from dtrain.secrets import masked
 from dtrain.storage.web import NotPublicError
 
 BUSY = {
-    errno.EIO, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ETIMEDOUT, errno.ESTALE, errno.EPIPE, errno.ECONNRESET, errno.ECONNREFUSED,
+    errno.EIO, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ETIMEDOUT, errno.ESTALE, errno.EPIPE, errno.ECONNRESET,
+    errno.ECONNREFUSED,
     errno.ECONNABORTED, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTUNREACH, errno.EREMOTEIO, errno.ENOBUFS,
 }  # fmt: skip
 """May be over when tried again. EIO too: a network disk answers so, and a new file is written each time."""
@@ -37,10 +38,13 @@ STATUS = {
 NAMES = {
     "ImportError": "package",
     "FileExistsError": "exists", "ResourceExistsError": "exists",
-    "ClientConnectionError": "busy", "ClientPayloadError": "busy", "HTTPClientError": "busy", "ServiceRequestError": "busy",
-    "ServiceResponseError": "busy", "TransportError": "busy", "ChecksumError": "busy", "IncompleteRead": "busy", "IncompleteReadError": "busy",
+    "ClientConnectionError": "busy", "ClientPayloadError": "busy", "HTTPClientError": "busy",
+    "ServiceRequestError": "busy",
+    "ServiceResponseError": "busy", "TransportError": "busy", "ChecksumError": "busy", "IncompleteRead": "busy",
+    "IncompleteReadError": "busy",
     "TimeoutError": "busy", "ConnectionError": "busy",
-    "NoCredentialsError": "denied", "PartialCredentialsError": "denied", "CredentialRetrievalError": "denied", "ClientAuthenticationError": "denied",
+    "NoCredentialsError": "denied", "PartialCredentialsError": "denied", "CredentialRetrievalError": "denied",
+    "ClientAuthenticationError": "denied",
     "GoogleAuthError": "denied", "PermissionError": "denied",
     "FileNotFoundError": "missing", "ResourceNotFoundError": "missing",
 }  # fmt: skip

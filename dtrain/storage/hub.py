@@ -1,7 +1,7 @@
 """Whether the hub of Hugging Face answers, asked once when trusted code first imports its client: which, offline, waits
 a minute and more in tries of its own.
 
-HF_HUB_OFFLINE=1 dtrain plan model._target_=transformers.AutoModel.from_pretrained ...      # is not asked, and takes what the cache has
+HF_HUB_OFFLINE=1 dtrain plan model._target_=transformers.AutoModel.from_pretrained ...  # takes what the cache has
 """
 
 import os

@@ -39,7 +39,8 @@ END_SECONDS = 10.0
 
 Record = Mapping[str, Any]
 SHAPE = {
-    "id": TEXT, "owner": TEXT, "pid": Kind("a process id", lambda value: type(value) is int and 0 < value < 1 << 31), "place": TEXT,
+    "id": TEXT, "owner": TEXT, "pid": Kind("a process id", lambda value: type(value) is int and 0 < value < 1 << 31),
+    "place": TEXT,
     "started": Optional(TEXT), "begun": CLOCK, "renewed": CLOCK, "state": TEXT,
 }  # fmt: skip
 _held: dict[str, tuple[str, int, Record]] = {}

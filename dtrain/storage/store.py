@@ -20,8 +20,10 @@ from dtrain.storage.disk import remove as remove_local
 from dtrain.storage.patience import elsewhere, on_disk, patience
 
 __all__ = [
-    "anchored", "beginning", "children", "client", "connect", "disk", "download", "ending", "exists", "find", "fingerprint", "folders", "fsync", "is_local",
-    "join", "local_path", "patience", "probe", "publish", "put", "read", "remove", "scratch", "size", "sizes", "small", "sync_folder", "tree", "upload",
+    "anchored", "beginning", "children", "client", "connect", "disk", "download", "ending", "exists", "find",
+    "fingerprint", "folders", "fsync", "is_local",
+    "join", "local_path", "patience", "probe", "publish", "put", "read", "remove", "scratch", "size", "sizes", "small",
+    "sync_folder", "tree", "upload",
     "use", "write",
 ]  # fmt: skip
 

@@ -25,7 +25,9 @@ class Strategy(Protocol):
         ...
 
     def shard(self, model: nn.Module, mesh: Mesh, precision: Precision) -> None:
-        """Split the parameters in place, of a model or of one stage of a pipeline; it may still be on the meta device."""
+        """Split the parameters in place, of a model or of one stage of a pipeline; it may still be on the meta
+        device.
+        """
         ...
 
     def wrap(self, model: nn.Module, mesh: Mesh) -> nn.Module:

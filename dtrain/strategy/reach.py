@@ -21,7 +21,8 @@ from torch.utils._pytree import tree_map_only
 from dtrain.errors import WordsError
 
 FACTS = {
-    "size", "dim", "ndimension", "numel", "nelement", "stride", "is_floating_point", "is_complex", "is_contiguous", "element_size", "__len__", "__hash__",
+    "size", "dim", "ndimension", "numel", "nelement", "stride", "is_floating_point", "is_complex", "is_contiguous",
+    "element_size", "__len__", "__hash__",
 }  # fmt: skip
 """Functions that read no numbers of a tensor."""
 

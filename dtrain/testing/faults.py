@@ -32,7 +32,9 @@ class FaultError(RuntimeError):
 
 
 class Crash(BaseException):
-    """The process would be dead here. No `except Exception` catches it, and nothing it had reaches the disk any more."""
+    """The process would be dead here. No `except Exception` catches it, and nothing it had reaches the disk any
+    more.
+    """
 
 
 class Step(Protocol):
@@ -73,7 +75,8 @@ def _hang() -> NoReturn:
 
 
 ACTIONS: dict[str, Callable[[], None]] = {
-    "kill": _send(signal.SIGKILL), "stop": _send(signal.SIGSTOP), "sigterm": _send(signal.SIGTERM), "raise": _raise, "hang": _hang,
+    "kill": _send(signal.SIGKILL), "stop": _send(signal.SIGSTOP), "sigterm": _send(signal.SIGTERM), "raise": _raise,
+    "hang": _hang,
 }  # fmt: skip
 
 

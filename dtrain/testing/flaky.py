@@ -47,10 +47,10 @@ ERRORS: dict[str, Callable[[], Exception]] = {
 """Told instead of doing it."""
 KINDS = (*ERRORS, "unanswered", "delay", "hang", "kill", "crash", "partial", "torn", "short", "flip", "unsynced")
 """
-unanswered  it is done, and a timeout told             partial   a put leaves the first half, and a cut connection is told
+unanswered  it is done, and a timeout told             partial   a put leaves its first half, and a cut connection
 delay       it is done `delay` seconds later           torn      a put leaves the first half, and the process crashes
 hang        it never returns                           short     a put leaves the first half, and nobody is told
-kill        SIGKILL instead of doing it                flip      one bit is turned over, of what is put or of what is read
+kill        SIGKILL instead of doing it                flip      one bit is flipped, of a put or of a read
 crash       faults.Crash, now and for ever after       unsynced  a put that only this process sees, until `cut_power`
 """
 OF_PUTS = ("partial", "torn", "short", "unsynced")

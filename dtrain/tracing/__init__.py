@@ -11,7 +11,9 @@ from dtrain.predict.shapes import Shapes
 from dtrain.predict.state_bytes import flowing
 
 _traced: dict[str, tuple[Shapes, Any]] = {}
-"""(shapes, the model or None) by all that a trace depends on: the changes that advice tries mostly leave it as it is."""
+"""(shapes, the model or None) by all that a trace depends on: the changes that advice tries mostly leave it as it
+is.
+"""
 
 
 def shapes_of(plan: Plan) -> Shapes:

@@ -83,9 +83,11 @@ def trace(plan: Plan, *, real: bool = False) -> tuple[Shapes, nn.Module | None]:
             watch = Watch(model, samples) if unknown else watch
     moving = _moving(before)
     shapes = Shapes(
-        runs(_blocks(model, listed, watch, known=not unknown)), sum(each.nbytes for each in model.buffers()), _persistent(model), watch.tables,
+        runs(_blocks(model, listed, watch, known=not unknown)), sum(each.nbytes for each in model.buffers()),
+        _persistent(model), watch.tables,
         sum(each.nbytes for each in samples), _tokens(one.get("targets")),
-        sum(each.nbytes for each in tree_leaves(one.get("inputs")) if isinstance(each, Tensor)), watch.returns, moving, unknown,
+        sum(each.nbytes for each in tree_leaves(one.get("inputs")) if isinstance(each, Tensor)), watch.returns, moving,
+        unknown,
     )  # fmt: skip
     return shapes, model
 
@@ -325,7 +327,8 @@ def _weights(model: nn.Module, module: nn.Module, prefix: str) -> list[Weight]:
         split = dim if parameter.ndim > 1 else (0 if dim == 0 else None)
         found.append(
             Weight(
-                whole, tuple(parameter.shape), split, isinstance(owners[id(parameter)][0], Experts), multiplied and not all(kinds),
+                whole, tuple(parameter.shape), split, isinstance(owners[id(parameter)][0], Experts),
+                multiplied and not all(kinds),
                 id(parameter) in turned, any(kinds), parameter.requires_grad,
             )
         )  # fmt: skip

@@ -3,7 +3,7 @@ GPU, no model, any storage.
 
     dtrain checkpoint ls out=runs/a                     every attempt to save: valid, damaged or never committed
     dtrain checkpoint verify out=s3://bucket/run        every byte; exit code 1 when one is not what was saved
-    dtrain checkpoint export out=runs/a to=runs/hf      the newest valid one as model.safetensors [step=100] [weights=ema] [dtype=bf16]
+    dtrain checkpoint export out=runs/a to=runs/hf      as model.safetensors [step=100] [weights=ema] [dtype=bf16]
 
 `out` is a run, a step's folder or one attempt. Nothing that a checkpoint says is run.
 """

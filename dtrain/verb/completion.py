@@ -28,7 +28,7 @@ _dtrain() {
   [[ $line == *' ' ]] && typed+=("")
   mapfile -t COMPREPLY < <(dtrain completion words "${typed[@]}" 2>/dev/null)
   local current=${line##* }
-  COMPREPLY=("${COMPREPLY[@]#"${current%"${current##*[=:]}"}"}")  # bash takes what stands behind = and : for a word of its own
+  COMPREPLY=("${COMPREPLY[@]#"${current%"${current##*[=:]}"}"}")  # bash splits words at = and :
 }
 complete -o default -o nospace -F _dtrain dtrain
 """
@@ -137,7 +137,9 @@ def _values(key: str, before: Sequence[str]) -> Iterable[str]:
 
 
 def _parts(group: str, before: Sequence[str]) -> list[tuple[str, files.Node]]:
-    """(path, arguments) of the words of a group that this run has, as far as it was typed; of all when that is `auto`."""
+    """(path, arguments) of the words of a group that this run has, as far as it was typed; of all when that is
+    `auto`.
+    """
     said = [word.partition("=")[2] for word in before if word.startswith(f"{group}=")]
     default = WORDS[group]
     names = said[-1].strip("[]").split(",") if said else default if isinstance(default, list) else [default]

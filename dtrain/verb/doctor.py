@@ -2,8 +2,8 @@
 to type where something is wrong.
 
     dtrain doctor                                        this machine
-    dtrain doctor out=s3://bucket/run                    and that storage: it is written to, measured, and left as it was
-    dtrain doctor strategy=fsdp nodes=2 devices=4        and these ranks: they are started, and measure what they exchange over the mesh
+    dtrain doctor out=s3://bucket/run                    and that storage: written to, measured, left as it was
+    dtrain doctor strategy=fsdp nodes=2 devices=4        and these ranks: started, and measured over the mesh
     dtrain doctor json devices=2                         the same for tools
 
 Exit code 0: nothing would stop a run; 3: something would; 2: the words are wrong.

@@ -1,4 +1,6 @@
-"""`dtrain evaluate out=<run> [words]`: held-out loss of its newest checkpoint, or of the one at `init=`, on any mesh."""
+"""`dtrain evaluate out=<run> [words]`: held-out loss of its newest checkpoint, or of the one at `init=`, on any
+mesh.
+"""
 
 import json
 from collections.abc import Sequence

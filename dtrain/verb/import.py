@@ -1,7 +1,7 @@
 """`dtrain import <file or URL>`: a config of another tool as a recipe, and what became of each of its keys. Nothing of
 the file is run.
 
-    dtrain import ds_config.json                     the recipe, with three lists: carried over, not needed here, refused and why
+    dtrain import ds_config.json                     the recipe, and the fate of every key
     dtrain import llama3_8b.toml to=mine.yaml        written there; then: dtrain plan recipe=mine.yaml
     dtrain import train.py as=lightning              when it is not clear whose file it is
 

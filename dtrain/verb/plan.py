@@ -3,7 +3,7 @@
 dtrain plan strategy=fsdp nodes=2 devices=2                       here
 dtrain plan cluster=h100x8 nodes=16 strategy=fsdp batch=256       on machines that are elsewhere
 dtrain plan json strategy=fsdp devices=2                          the same for tools
-dtrain plan why optim mesh strategy=fsdp devices=2                who set each value, and what it overrode; without keys all of them
+dtrain plan why optim mesh strategy=fsdp devices=2                who set each value, and what it overrode
 """
 
 import json

@@ -4,7 +4,7 @@ step, held-out figures, status.
     dtrain runs                              those below ./outputs and ./runs
     dtrain runs s3://bucket/sweep sort=eval_loss       the best last; any column or word, sort=-step the other way round
     dtrain runs best runs/sweep              the one with the best held-out figure, by what its objective says is better
-    dtrain runs best runs/sweep figure=eval_f1 best_is=highest     by another figure, where nothing else says which is the best
+    dtrain runs best runs/sweep figure=eval_f1 best_is=highest     by another figure
     dtrain runs rm runs/a runs/b             asks, then removes them whole; not what a living run holds
 
 Words that all of them share stand once, above. Nothing is written there but by `rm`.
@@ -118,7 +118,8 @@ def _best(found: Sequence[Run], said: Mapping[str, str]) -> Run:
     if not having:
         raise WordsError(
             "best: no run here has "
-            f"{f'a figure {cut(figure)}' if figure else 'held-out figures yet'}.{nearest(figure, figures) if figures else ''}"
+            f"{f'a figure {cut(figure)}' if figure else 'held-out figures yet'}."
+            f"{nearest(figure, figures) if figures else ''}"
         )
     if not which:
         raise WordsError(

@@ -107,7 +107,9 @@ class Link:
             raise ConnectionError(f"the other end sends a line of more than {most} bytes")
 
     def _message(self, line: bytes) -> dict[str, Any] | None:
-        """The message of a line; None for the one with the peer's number. Raises ConnectionError for what no peer says."""
+        """The message of a line; None for the one with the peer's number. Raises ConnectionError for what no peer
+        says.
+        """
         self._bound(line)
         if self._secret is not None and self._seal is None:
             hello = HELLO.fullmatch(line)

@@ -36,10 +36,10 @@ KINDS = {
 QUIET = ("wait_tensor", "_wrap_tensor_autograd")
 INPUTS = {"all_reduce", "reduce_scatter", "all_to_all", "broadcast", "send", "recv", "scatter"}
 PARTS = {
-    "stop.py": "stop", "checkpoint": "save", "observe.py": "look", "metrics.py": "flush", "stream.py": "counts", "spike.py": "guard",
-    "watchdog.py": "watch", "build_check.py": "start",
+    "lifecycle/stop.py": "stop", "checkpoint": "save", "evaluation/observe.py": "look", "loop/metrics.py": "flush",
+    "loop/spike.py": "guard", "lifecycle/watchdog.py": "watch", "loop/build_check.py": "start",
 }  # fmt: skip
-"""A file of dtrain that stands on the stack -> in what part of the loop; else it is the `step` itself."""
+"""A file or folder of dtrain that stands on the stack -> in what part of the loop; else it is the `step` itself."""
 
 
 class Seen(NamedTuple):
@@ -99,7 +99,8 @@ def _part() -> str:
     while frame is not None:
         path = Path(frame.f_code.co_filename)
         if path.is_relative_to(root):
-            part = PARTS.get(path.relative_to(root).parts[0])
+            inside = path.relative_to(root)
+            part = PARTS.get(inside.as_posix()) or PARTS.get(inside.parts[0])
             if part:
                 return part
         frame = frame.f_back

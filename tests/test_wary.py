@@ -158,7 +158,7 @@ def test_ranks_are_as_wary(near: Site, far: Site, tmp_path: Path) -> None:
     ]
     done = subprocess.run([*words, f"out={tmp_path / 'a'}"], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    child = "import sys; from dtrain import options, store; options.take_over(sys.argv[1]); print(store.read(sys.argv[2])[:5])"
+    child = "import sys; from dtrain.storage import options, store; options.take_over(sys.argv[1]); print(store.read(sys.argv[2])[:5])"
     compose([f"recipe={near.url}/mine.yaml"])
     told = options.hand_over()
     assert json.loads(told)["web"]["wary"] == [near.url.removeprefix("http://")]

@@ -6,6 +6,7 @@ and the identity of a run are read off it.
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import Field, asdict, dataclass, field, fields, is_dataclass
@@ -376,4 +377,4 @@ def _yaml(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    print(document(), end="")
+    sys.stdout.write(document())

@@ -209,7 +209,7 @@ def test_a_forked_helper_is_not_asked_but_can_be_terminated(number: int, code: i
 
 def test_other_threads_may_call_it() -> None:
     code = (
-        "import threading\nfrom dtrain import signals\n"
+        "import threading\nfrom dtrain.lifecycle import signals\n"
         "def work():\n    with signals.training():\n        signals.listen()\n        print('trained')\n"
         "thread = threading.Thread(target=work); thread.start(); thread.join()"
     )

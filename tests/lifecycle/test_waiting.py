@@ -15,7 +15,7 @@ from dtrain.lifecycle import waiting
 DEADLINE = 120
 BESIDE = f"""
 import os, subprocess, sys, threading, time
-from dtrain import waiting
+from dtrain.lifecycle import waiting
 with waiting.yielding(waiting.cores(), {{}}):
     hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(waiting.cores())]
     try:

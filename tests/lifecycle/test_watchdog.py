@@ -127,7 +127,7 @@ def test_a_rank_in_a_collective_answers_where_it_is(tmp_path: Path) -> None:
     assert numbers == [{"the world": 2}] * 2
     said = json.loads((tmp_path / "report-1.json").read_text())
     assert (said["step"], said["samples"], said["groups"]) == (5, [32, 39], {"the world": 2})
-    assert said["collective"].startswith("all_reduce (dtrain/mesh.py:")
+    assert said["collective"].startswith("all_reduce (dtrain/mesh/__init__.py:")
     assert "in sum" in (tmp_path / "stack-1.txt").read_text()
     assert [(call["call"], call["number"], call["state"]) for call in said["calls"]["the world"]] == [
         ("barrier", 1, "completed"), ("all_reduce", 2, "scheduled"),

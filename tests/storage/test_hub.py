@@ -21,7 +21,7 @@ from dtrain.launcher import preflight
 from dtrain.storage import hub
 
 DEADLINE = 300
-CLIENT = "from dtrain import hub\nhub.watch()\nfrom huggingface_hub import constants\nprint(constants.HF_HUB_OFFLINE)"
+CLIENT = "from dtrain.storage import hub\nhub.watch()\nfrom huggingface_hub import constants\nprint(constants.HF_HUB_OFFLINE)"
 
 
 @contextmanager

@@ -30,7 +30,7 @@ FREE = [
 ]  # fmt: skip
 """The plan calls these free of waiting."""
 
-JUDGE = "guard.py judge"
+JUDGE = "loop/spike.py decide"
 WAITING = {
     (*GPT, "optim=muon"): {JUDGE: 1}, (*GPT, "optim=adafactor"): {JUDGE: 1}, (*GPT, "precision=fp16"): {JUDGE: 1},
     (*GPT, "optim=muon", "spike.sigma=6", "on_spike=skip"): {JUDGE: 2},
@@ -40,11 +40,11 @@ WAITING = {
 }  # fmt: skip
 """Words -> where the host waits in each step, and how often; the table of docs/mesh.md ("When a step waits for the GPU") says why."""
 
-LAGGING = "guard.py _catch_up"
+LAGGING = "loop/spike.py _catch_up"
 """It waits for what the device found eight steps ago."""
 OF_THE_HOST = {
-    "checkpoint/snapshot.py __init__", "checkpoint/snapshot.py _lay_out", "checkpoint/snapshot.py _memory", "guard.py _judge_now", "guard.py judge",
-    "mesh.py gather", "optim/adafactor.py _begin", "parallel/pipeline.py step", "seeds.py _fill", "strategy/units.py _pass",
+    "checkpoint/snapshot.py __init__", "checkpoint/snapshot.py _lay_out", "checkpoint/snapshot.py _memory", "loop/spike.py _judge_now", "loop/spike.py _judge_later", "loop/spike.py decide",
+    "mesh/__init__.py gather", "optim/adafactor.py _begin", "parallel/pipeline.py step", "model/seeds.py _fill", "strategy/units.py _pass",
 }  # fmt: skip
 """Tensors are made on the CPU there; tests/house/test_devices.py says why."""
 
@@ -124,7 +124,7 @@ FAULTS: list[tuple[str, Fault, tuple[str, ...]]] = [
     ("angles of the rotary on the cpu", Fault("model.gpt", "self._cached = self._angles(torch.arange(tokens, device=device))", "self._cached = self._angles(torch.arange(tokens))"), GPT),
     ("a boolean index in the loss", Fault("objective.next_token", "loss = Loss(nats(logits.flatten(0, -2), targets.flatten()))", "loss = Loss(nats(logits[targets != IGNORE], targets[targets != IGNORE]))"), GPT),
     ("the norm goes to the cpu", Fault("optim.clip", "    return norm\n\n\ndef _norms", "    return norm.cpu()\n\n\ndef _norms"), GPT),
-    ("a stack of norms on the cpu", Fault("optim.clip", "torch.zeros((), device=_device(parameters)))\n", "torch.zeros(1))[0]\n"), (*GPT, TWO, "strategy=zero2")),
+    ("a stack of norms on the cpu", Fault("optim.clip", "torch.zeros((), device=_device(parameters))\n        )\n", "torch.zeros(1)\n        )[0]\n"), (*GPT, TWO, "strategy=zero2")),
     ("a pipeline's buffer without a device", Fault("loop.step", "torch.zeros(shape, device=mesh.device)", "torch.zeros(shape)"), (*GPT, TWO, "mesh.pp=2", "microbatch=4")),
     ("the mask of a ring on the cpu", Fault("parallel.ring", "dtype=torch.bool, device=scores.device)", "dtype=torch.bool)"), (*GPT, TWO, "mesh.cp=2")),
     ("rows of experts on the cpu", Fault("parallel.expert", "torch.arange(receive.shape[1], device=x_RC.device)", "torch.arange(receive.shape[1])"), (*MOE, TWO, "mesh.ep=2")),

@@ -5,6 +5,7 @@ they share.
 import contextlib
 import ctypes
 import fcntl
+import gc
 import os
 import select
 import shutil
@@ -35,6 +36,7 @@ def fork(work: Callable[[], Any], name: str = "") -> int:
     if pid:
         return pid
     code = 1
+    gc.freeze()  # garbage of the parent stays: a process group's end would wait for threads that only the parent has
     try:
         die_with(parent)
         if name and sys.platform == "linux":

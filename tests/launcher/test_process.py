@@ -1,5 +1,6 @@
 """No process outlives the one that forked it, and no folder in memory the run it belongs to."""
 
+import gc
 import os
 import signal
 import time
@@ -102,3 +103,28 @@ def test_a_keeper_that_dies_at_once_is_an_error(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(process, "fork", lambda work, name="": os.fork() or os._exit(1))
     with pytest.raises(ConnectionError):
         process.fork_store()
+
+
+class Waiting:
+    """Garbage whose end waits for a thread, as that of a process group of torch does."""
+
+    def __init__(self) -> None:
+        self.itself, self.pid = self, os.getpid()
+
+    def __del__(self) -> None:
+        if os.getpid() != self.pid:
+            time.sleep(60)
+
+
+def test_garbage_of_the_parent_is_not_collected_in_a_child() -> None:
+    gc.disable()
+    try:
+        Waiting()
+        pid = process.fork(gc.collect)
+    finally:
+        gc.enable()
+    deadline = time.monotonic() + 30
+    while (code := process.ended(pid)) is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.kill(pid)
+    assert code == 0

@@ -74,7 +74,8 @@ def before(plan: Plan) -> str:
     if shapes is None:
         return ""
     found = predict(plan, shapes)
-    return _table(report.short(plan, found)) + ("" if found.fits else f"\nwarning    {report.warning(found)}")
+    warning = () if found.fits else (("warning", report.warning(found)),)
+    return _table([*report.short(plan, found), *warning])
 
 
 def _width() -> int:

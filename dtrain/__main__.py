@@ -100,6 +100,7 @@ def _do(words: list[str]) -> int:
         "diff",
         "runs",
         "completion",
+        "new",
     ):  # which take words that belong to different runs, or are not complete
         from dtrain.compose import said_again
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from dtrain import secrets
+from dtrain.config.facts import about
 from dtrain.errors import WordsError
 from dtrain.planned import Part
 from dtrain.storage import hub
@@ -72,7 +73,7 @@ def build(part: Part, kind: Any = None, /, **given: Any) -> Any:
     has.
     """
     target, misfit = locate(str(part["_target_"])), None
-    called = (part.get("_about_") or {}).get("calls", ())
+    called = about(part).get("calls", ())
     arguments = {
         name: _function(value) if name in called else _nested(value)
         for name, value in part.items()

@@ -7,11 +7,14 @@ import hashlib
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import yaml
 
+from dtrain.config import files
+from dtrain.config.facts import Part as Part
+from dtrain.config.facts import about
 from dtrain.config.structure import COUNT, MAPPING, Optional
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
@@ -25,8 +28,6 @@ SHAPE = {
     "precision", "checkpoint", "launcher")},
 }  # fmt: skip
 """Of plan.yaml, as far as every version has it."""
-Part = Mapping[str, Any]
-"""`{"_target_": "dtrain.optim.adamw.build", **arguments}`: data until a rank builds it."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,11 @@ class PipelineShape:
     stages: int = 1
     layout: str = "loop"
     split: str | tuple[int, ...] = "blocks"
+    order: Part = field(default_factory=dict, hash=False)
+    """The dtrain.parallel.schedule.Schedule behind the word; none: as the word's file has it."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "order", self.order or files.node("pipeline", self.schedule))
 
     def owners(self, pp: int) -> list[int]:
         """The rank of each stage, of `pp`."""
@@ -189,7 +195,9 @@ class Plan:
         long over each new length.
         """
         sequence = self.data.get("sequence")
-        return 1 if self.mesh.tp == 1 else sequence if isinstance(sequence, int) else self.mesh.tp
+        if self.mesh.tp == 1:
+            return 1
+        return sequence if isinstance(sequence, int) else self.mesh.tp
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "trust": list(self.trust), "others": [other.to_dict() for other in self.others]}
@@ -199,7 +207,7 @@ class Plan:
         best), which the objective and the hooks state.
         """
         parts = (self.objective, *self.hooks.values())
-        figures = {name: which for part in parts for name, which in (_facts(part).get("figures") or {}).items()}
+        figures = {name: which for part in parts for name, which in (about(part).get("figures") or {}).items()}
         others = [other.decided() for other in self.others]
         return {**_without_facts(self.to_dict()), "figures": figures, "others": others}
 
@@ -228,11 +236,6 @@ class Plan:
 
     def with_loop(self, loop: str) -> "Plan":
         return replace(self, loop=loop, others=tuple(other.with_loop(loop) for other in self.others))
-
-
-def _facts(part: Part) -> Mapping[str, Any]:
-    """The facts that a word states of itself."""
-    return part.get("_about_") or {}
 
 
 def _without_facts(node: Any) -> Any:

@@ -126,11 +126,11 @@ def train(plan: Plan) -> Result:
             checkpoint.save(state)
         checkpoint.wait()
         log.saves(checkpoint.landed())
-        status = "finished" if state.step >= plan.steps else "spiked" if spiked else stop_asked.status
+        ended = "spiked" if spiked else stop_asked.status
         seconds, reason = time.perf_counter() - state.began, spiked or stop_asked.cause
         result = Result(
-            status, state.step, log.last.get("loss"), seconds, observers.metrics, versions(), reason,
-            peak_bytes(plan.device),
+            "finished" if state.step >= plan.steps else ended, state.step, log.last.get("loss"), seconds,
+            observers.metrics, versions(), reason, peak_bytes(plan.device),
         )  # fmt: skip
         log.finish(result)
         return result

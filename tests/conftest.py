@@ -20,6 +20,8 @@ import torch._dynamo
 
 torch.set_num_threads(1)
 
+pytest_plugins = ["workers", "changed"]
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """What dtrain/strategy/fsdp.py and ddp.py ignore when they are imported, for the tests after that in which they were."""

@@ -140,7 +140,7 @@ def _ended(process: "subprocess.Popen[str]") -> str:
 def served(plan: Plan, scratch: Path, **options: Any) -> Iterator[int]:
     """The launcher's server, forked from this process, which holds torch already: a second less for each test. Its pid."""
     told = {"restarts": 3, "silence": 15, "wait": 30, "address": None, "here": plan.nodes} | options
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals.WISHES)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals.STOP_SIGNALS)
     pid = process.fork(
         lambda: (process.claim(scratch), Rounds(plan, scratch, RestartLog.read(scratch), **told).run()), "dtrain-server"
     )

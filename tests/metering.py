@@ -287,7 +287,7 @@ def count(plan: Plan) -> dict[str, int]:
         del standing
         found = _watched(step, update, stream, meter)
         zero(parameters)
-        files = Snapshot(mesh.rank, mesh.place).take(TrainState(model, optimizer, ema=ema).tensors())
+        files = Snapshot(mesh.rank, mesh.replica_coords).take(TrainState(model, optimizer, ema=ema).tensors())
         stream.close()
         return found | {"saved": sum(len(file.parts[1]) for file in files), "flops": flops.count}
 

@@ -19,7 +19,7 @@ from dtrain.backend.gloo import Gloo
 from dtrain.build import build
 from dtrain.cluster import Cluster
 from dtrain.compose import compose
-from dtrain.config.schema import GROUPS, Config
+from dtrain.config.schema import GROUPS, NAMED, Config
 from dtrain.data.order import samples
 from dtrain.data.stream import Stream, as_source
 from dtrain.loop.step import gradients_of, make_step, zero
@@ -74,7 +74,8 @@ class Uneven:
 
 def config(*words: str) -> Config:
     """As compose makes it; plain numbers are set on a copy, because composing costs a fifth of a second."""
-    plain = [word for word in words if word.split("=")[0].split(".")[0] not in (*GROUPS, "recipe")]
+    keys = {word: word.split("=")[0] for word in words}
+    plain = [word for word in words if keys[word] not in NAMED and keys[word].split(".")[0] not in (*GROUPS, "recipe")]
     made: Config = deepcopy(composed(*(word for word in words if word not in plain)))
     for word in plain:
         (*path, name), text = word.split("=", 1)[0].split("."), word.split("=", 1)[1]

@@ -144,6 +144,7 @@ def test_every_public_name_is_there() -> None:
     subprocess.run([sys.executable, "-c", code], env=environment(), check=True)
 
 
+@pytest.mark.campaign("documents")
 @pytest.mark.parametrize("words", [["strategy=ddp"], ["strategy=fsdp"], ["strategy=ddp", "mesh.tp=2"]], ids=" ".join)
 def test_the_loop_of_the_page_trains_as_ours_and_goes_on(words: list[str], tmp_path: Path) -> None:
     (page,) = re.findall(r"```python own.py\n(.*?)```", (ROOT / "docs" / "own-loop.md").read_text(), re.DOTALL)

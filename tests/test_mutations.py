@@ -114,6 +114,7 @@ def run(seeds: Sequence[int], folder: Path) -> None:
     assert not wrong, f"{len(wrong)} of {len(seeds)}\n" + "\n".join(wrong[:20])
 
 
+@pytest.mark.campaign("fuzz")
 def test_slips_are_answered(tmp_path: Path) -> None:
     run([*range(500), *MET], tmp_path)
 
@@ -175,6 +176,7 @@ def train_some(count: int, seeds: range, folder: Path, corpus: Path) -> None:
     assert trained == count
 
 
+@pytest.mark.campaign("fuzz")
 def test_what_was_taken_trains(tmp_path: Path, corpus: Path) -> None:
     train_some(8, range(10_000, 10_500), tmp_path, corpus)
 

@@ -34,7 +34,9 @@ def names(folder: Path, pattern: str) -> set[str]:
 def test_the_wheel_holds_every_word_recipe_and_module(unpacked: Path) -> None:
     for folder in ("conf", "recipes"):
         assert names(unpacked / "dtrain" / folder, "*.yaml") == names(ROOT / folder, "*.yaml")
-    assert names(unpacked / "dtrain", "*.py") == names(ROOT / "dtrain", "*.py")
+    project = {f"project/{name}" for name in names(ROOT / "project", "*.py")}
+    assert names(unpacked / "dtrain", "*.py") == names(ROOT / "dtrain", "*.py") | project
+    assert names(unpacked / "dtrain/project", "*") == names(ROOT / "project", "*")
     assert {path.name for path in unpacked.iterdir() if not path.name.endswith(".dist-info")} == {"dtrain"}
 
 

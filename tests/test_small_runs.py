@@ -28,6 +28,8 @@ from dtrain.resolve import resolve
 from dtrain.tracing import shapes_of
 from dtrain.train import train
 
+pytestmark = pytest.mark.campaign("fuzz")
+
 HERE = Cluster(gpus=0, cpus=4)
 SENTENCE = "dtrain.errors.WordsError: "
 

@@ -1,4 +1,4 @@
-"""How ranks talk. A Backend opens the process group of one rank and closes it again."""
+"""Backends: one opens the process group of a rank and closes it again."""
 
 import datetime
 import faulthandler
@@ -25,28 +25,26 @@ own reference is dropped last. A forked child keeps its parent's group untouched
 there.
 """
 _met = Counter[str]()
-"""How often the ranks have met at the store of an address: it keeps the keys of a group that is gone, as it keeps those
-of a dead attempt.
+"""The number of rendezvous at the store of an address: it keeps the keys of earlier process groups, as of dead
+attempts.
 """
 ABORT_SECONDS = 1.0
 """NCCL's abort may hang as its collectives do."""
 EXIT_SECONDS = 10.0
-"""Within this time after it a process has told its error."""
+"""Time for the process to report its error after that."""
 
 
 class Backend(Protocol):
     def open(self) -> AbstractContextManager[None]:
-        """Join the group described by RANK, WORLD_SIZE and MASTER_ADDR, or one of a single rank when they are not
-        set.
-        """
+        """Join the group of RANK, WORLD_SIZE and MASTER_ADDR, or one of a single rank if they are not set."""
         ...
 
 
 @contextmanager
 def process_group(backend: str, *, timeout: float, device: torch.device | None = None, gpu: str = "") -> Iterator[None]:
-    """The default group of this process, for as long as the context lasts. `timeout` in seconds. `device`: the GPU that
-    is connected to the others at once; groups of axes are then split off the group of all, in place of being connected
-    anew. `gpu`: what no other GPU is called. Raises PreflightError where two ranks have the same.
+    """The default group of this process, as a context. `timeout`: seconds. `device`: the GPU that is connected to the
+    others at once; groups of axes are then split from the group of all, not connected anew. `gpu`: a name that no other
+    GPU has. Raises PreflightError if two ranks have the same GPU.
     """
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     wait = datetime.timedelta(seconds=timeout)
@@ -97,10 +95,8 @@ def process_group(backend: str, *, timeout: float, device: torch.device | None =
 
 
 def _abort() -> None:
-    """Leave all groups after an error, without waiting for anybody: to destroy one of NCCL flushes what is queued in
-    it, for which the others never come.
-
-    Where that does not return either, the end of the process, which waits for the same, is cut short.
+    """Abort all groups after an error, without waiting: destroying an NCCL group flushes its queue, for which the
+    others never come. If the abort hangs too, the process is ended, since its exit would wait for the same.
     """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     faulthandler.dump_traceback_later(ABORT_SECONDS + EXIT_SECONDS, exit=True, file=nowhere)

@@ -8,7 +8,7 @@ from dtrain.backend import process_group
 
 @dataclass(frozen=True)
 class Gloo:
-    """`timeout` in seconds, of every collective."""
+    """`timeout`: seconds of every collective."""
 
     timeout: float
 

@@ -1,4 +1,4 @@
-"""Collectives between GPUs. Tensors on the CPU still go through gloo, so control messages never wait for a device."""
+"""Collectives between GPUs; CPU tensors still use gloo, so control messages never wait for a device."""
 
 import os
 from collections.abc import Mapping, MutableMapping
@@ -15,11 +15,11 @@ from dtrain.errors import PreflightError
 from dtrain.lifecycle import failure, recorder
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Variables by which users tell torch how to allocate."""
+"""torch's variables for its allocator."""
 UNROUNDED = "pinned_max_round_threshold_mb:64"
-"""Smaller pieces are rounded up, and serve again."""
+"""Smaller pieces are rounded up and reused."""
 WSL = Path("/dev/dxg")
-"""The device of Windows' own driver, which lets no memory grow in place."""
+"""The device of WSL's driver, which does not support expandable segments."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,8 @@ class Nccl:
 
 
 def gpu_of(local_rank: int, seen: int) -> int:
-    """Which of the GPUs that a rank sees is its own: one that sees no other (srun --gpus-per-task=1, a wrapper that
-    sets CUDA_VISIBLE_DEVICES) has that.
-
-    Raises PreflightError where there is none for it.
+    """The number of this rank's GPU among the visible ones: 0 if it sees only one (srun --gpus-per-task=1, a wrapper
+    that sets CUDA_VISIBLE_DEVICES). Raises PreflightError if there is none for it.
     """
     if seen != 1 and local_rank >= seen:
         raise PreflightError(
@@ -73,9 +71,8 @@ def gpu_of(local_rank: int, seen: int) -> int:
 
 
 def expand_segments(environ: Mapping[str, str]) -> None:
-    """Memory of the GPU that this process allocates from now on grows in place, unless the environment says how to
-    allocate; and pinned memory of the host, as of snapshots, is as large as was asked for, where torch would round it
-    up to a power of two.
+    """Make torch's allocator use expandable segments, unless the environment configures it; and pin host memory, as of
+    snapshots, at its exact size, which torch would round up to a power of two.
     """
     tell = getattr(
         torch._C, "_accelerator_setAllocatorSettings", None
@@ -88,9 +85,7 @@ def expand_segments(environ: Mapping[str, str]) -> None:
 
 
 def add_in_one_order(environ: MutableMapping[str, str]) -> None:
-    """From now on, and before cuBLAS is used: kernels give the same bits for the same inputs each time, and what has no
-    such kernel is refused by torch.
-    """
+    """Before cuBLAS is used: choose deterministic kernels; torch refuses operators that have none."""
     environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
@@ -98,7 +93,7 @@ def add_in_one_order(environ: MutableMapping[str, str]) -> None:
 
 
 def cores_near(bus: str, root: Path = Path("/sys/bus/pci/devices")) -> set[int]:
-    """The cores of the NUMA node that the PCI device `bus` is connected to; none where the system does not say."""
+    """The cores of the NUMA node that the PCI device `bus` is connected to; empty if the system does not report it."""
     try:
         ranges = [part.split("-") for part in (root / bus / "local_cpulist").read_text().strip().split(",")]
         return {core for first, *last in ranges for core in range(int(first), int(*last or [first]) + 1)}
@@ -107,8 +102,8 @@ def cores_near(bus: str, root: Path = Path("/sys/bus/pci/devices")) -> set[int]:
 
 
 def run_on(cores: set[int]) -> None:
-    """All threads of this process run on these of its cores, and are no more than they are. One that was given cores by
-    its launcher stays there.
+    """Pin all threads of this process to those of its cores that are among these, and reduce their number to fit. A
+    process that its launcher has pinned stays there.
     """
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     if len(allowed) < (os.cpu_count() or 1) or not cores & allowed or allowed <= cores:

@@ -28,23 +28,21 @@ from dtrain.lifecycle import signals, unwatched
 T = TypeVar("T")
 
 TRY_SECONDS = 10.0
-"""A connection that is not there by then is tried again: one that got lost is waited for in vain."""
+"""Time for one connection before it is tried again: a lost one is waited for in vain."""
 NAME_SECONDS = 8.0
-"""A name that nobody knows by then is wrong."""
+"""Time for a host name to be resolved."""
 LAUNCHER_SECONDS = 60.0
-"""The store of a launcher is there before its ranks are, so they do not wait as long for it as for one that another
-rank opens.
-"""
+"""Time for the store of a launcher, which runs before its ranks, and for one that another rank opens."""
 PING_SECONDS = 10.0
 JOIN_SECONDS = 1.0
 BUSY_SECONDS = 5.0
-"""So long may a store that lives be silent on a busy machine. A rank that was asked to stop waits no longer: its save
+"""The longest silence of a living store on a busy machine; less for a rank that was asked to stop, since its save
 cannot be agreed on.
 """
 
 
 def connect(host: str, port: int, world: int, *, is_master: bool, shared: bool, seconds: float) -> TCPStore:
-    """The store of the run; the master opens it unless it is `shared`. Signals get through meanwhile. Raises
+    """The store of the run; the master opens it unless it is `shared`. Signals are handled meanwhile. Raises
     PreflightError.
     """
     began, patience = time.monotonic(), min(seconds, LAUNCHER_SECONDS) if shared else seconds
@@ -111,8 +109,8 @@ def _cannot_listen(host: str, port: int, error: Exception) -> str:
 
 
 def within(seconds: float | None, act: Callable[[], T]) -> T:
-    """The value of `act`, computed in a thread, because native code hears no signal. Raises queue.Empty when it takes
-    longer, and what it raises.
+    """The result of `act`, computed in a thread, because native code blocks signal handlers. Raises queue.Empty when it
+    takes longer, and its own errors.
     """
     box: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
 
@@ -137,7 +135,7 @@ class StoreWatch:
         self._store, self._where, self._seconds, self._rank = store, where, max(seconds, BUSY_SECONDS), rank
         self._period = min(PING_SECONDS, seconds / 4)
         self._asked: float | None = None
-        """When the question was put that has no answer yet."""
+        """When the request without an answer was sent; None if there is none."""
         self._gone = ""
         self._over = threading.Event()
 
@@ -187,12 +185,12 @@ class StoreWatch:
 
     def _end(self, sentence: str) -> None:
         folder = os.environ.get(environment.REPORTS)
-        wish = signals.stop_request()
+        request = signals.stop_request()
         if not self._over.is_set():
             unwatched.give_up(
                 Path(folder) if folder else None,
                 self._rank,
                 sentence,
                 kind="lost",
-                exit_code=signals.StopRequested(wish).exit_code if wish else 1,
+                exit_code=signals.StopRequested(request).exit_code if request else 1,
             )

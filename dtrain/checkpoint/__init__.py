@@ -1,4 +1,6 @@
-"""How state survives. A Checkpoint may return before bytes land, and never lies about a commit."""
+"""Checkpoints of the training state. A save may return before its bytes are written, and never reports a commit that
+did not happen.
+"""
 
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
@@ -10,43 +12,44 @@ from dtrain.checkpoint.writer import SaveResult
 
 class Checkpoint(AbstractContextManager[Any], Protocol):
     damaged: list[str]
-    """One sentence for every checkpoint that `restore` passed over."""
+    """One sentence for every checkpoint that `restore` skipped as damaged."""
     passed_over: Collection[str]
-    """The places (`attempts.place`) of these, and of those that earlier starts passed over."""
+    """The places (`attempts.place`) of these, and of those that earlier starts skipped."""
 
     def due(self, step: int) -> bool:
-        """Whether a checkpoint is wanted after this step."""
+        """Whether a checkpoint is due after this step."""
         ...
 
     def save(self, state: TrainState, *, last: bool = True) -> str:
-        """Begin to save `state`, which may change when this returns; all ranks call it. The URL of the checkpoint to
-        be.
+        """Begin to save `state`, which may change when this returns; all ranks call it. Returns the URL of the
+        checkpoint that will be committed.
 
-        When it is not the `last`, no more is done than what made this step due, which may be a copy in memory and no
-        checkpoint: no URL then.
+        When it is not the `last`, only the due kind of copy is made: None for a copy in memory, which is no checkpoint.
         """
         ...
 
     def landed(self) -> list[SaveResult]:
-        """Results of saves since the last call; waits for nothing. A save that failed ends nothing."""
+        """Results of saves since the last call, without waiting. A failed save does not end the run."""
         ...
 
     def scored(self, step: int, metrics: Mapping[str, float], *, complete: bool = True) -> None:
-        """Take the figures of the state after this step; not `complete` where hooks may give more figures."""
+        """Record metrics of the state after this step; `complete`: no hook adds more."""
         ...
 
     def brings(self) -> bool:
-        """Whether `restore` will bring the state, or raise; all ranks call it."""
+        """Whether `restore` will load a state, or raise; all ranks call it."""
         ...
 
     def restore(self, state: TrainState) -> dict[str, Any] | None:
-        """Load the newest valid checkpoint into `state`; all ranks call it. Its commit, or None when there is none."""
+        """Load the newest valid checkpoint into `state`; all ranks call it. Returns its commit, or None if there is
+        none.
+        """
         ...
 
     def load_weights(self, source: str, state: TrainState) -> dict[str, Any]:
-        """Weights only, from the checkpoint at a URL; all ranks call it. Its commit."""
+        """Load the weights alone from the checkpoint at a URL; all ranks call it. Returns its commit."""
         ...
 
     def wait(self) -> None:
-        """Return when what was saved last is committed. Raises StoreError when it could not be."""
+        """Wait until the last save is committed. Raises StoreError if it failed."""
         ...

@@ -18,9 +18,9 @@ from dtrain.storage.attempts import ATTEMPT, COMMIT, STEP, Attempt, dispute, lis
 NAME = COMMIT
 FORMAT = 1
 LARGEST = 256 << 20
-"""Bytes; no longer commit is read."""
+"""The most bytes of a commit."""
 STREAMS = 16
-"""Commits read at a time."""
+"""Commits that are read at once."""
 
 SHAPE = {
     "format?": COUNT, "step": COUNT, "attempt?": TEXT, "lease?": COUNT, "world?": COUNT,
@@ -40,19 +40,19 @@ FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class DamagedError(StoreError):
-    """A checkpoint that is there, and is not what was saved: an older one may be."""
+    """A checkpoint with other bytes than were saved; an older one may be valid."""
 
 
 def write(url: str, commit: Mapping[str, Any]) -> None:
-    """Create the commit of the attempt at `url`, with a digest of itself, where the files of the attempt are: not on
-    storage that has come to the place of theirs meanwhile.
+    """Write the commit of the attempt at `url`, with a digest of itself, to the storage that holds the files of the
+    attempt, not to one mounted there since.
     """
     body = {"format": FORMAT, **commit}
     store.publish(store.join(url, NAME), json.dumps({**body, "digest": _digest(body)}).encode(), parents=False)
 
 
 def fault(commit: Mapping[str, Any]) -> str:
-    """Why nobody could read such a commit, before it is written; empty where they can."""
+    """The reason why this commit could not be read back; empty if it can."""
     try:
         _check(commit)
     except (ValueError, KeyError, TypeError) as error:
@@ -61,9 +61,9 @@ def fault(commit: Mapping[str, Any]) -> str:
 
 
 def read(url: str, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """The commit of an attempt, in which every tensor is covered once. Raises DamagedError when there is none, when it
-    is not as it was written, or when a file is missing or has another size; StoreError when the storage does not
-    answer. `sizes` of its files, where they were just listed.
+    """The commit of an attempt, in which every tensor is covered once. Raises DamagedError if it is missing or altered,
+    or if a file is missing or has another size; StoreError if the storage does not answer. `sizes`: of its files, if
+    they were just listed.
     """
     sizes = store.sizes(url) if sizes is None else sizes
     if NAME not in sizes:
@@ -86,7 +86,7 @@ def read(url: str, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
 
 
 def _read(where: str) -> bytes:
-    """Raises ValueError where a folder, a pipe or the like has the name of a commit."""
+    """Raises ValueError if something else than a file has the name of a commit."""
     try:
         return store.read(where)
     except StoreError as error:
@@ -96,7 +96,7 @@ def _read(where: str) -> bytes:
 
 
 def _check_place(url: str, commit: Mapping[str, Any]) -> None:
-    """Raises ValueError when the folder has the name of another step or of another run's attempt."""
+    """Raises ValueError if the folder has the name of another step or of another run's attempt."""
     above, name = ("", *url.rstrip("/").split("/"))[-2:]
     step, attempt = STEP.fullmatch(above), ATTEMPT.fullmatch(name)
     if step and int(step[1]) != commit["step"]:
@@ -106,22 +106,21 @@ def _check_place(url: str, commit: Mapping[str, Any]) -> None:
 
 
 def check_files(url: str, files: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> None:
-    """Raises DamagedError when a file of the attempt is not among `sizes`, or has another one."""
+    """Raises DamagedError if a file of the attempt is missing in `sizes`, or has another size."""
     for file in files:
         if sizes.get(file["name"]) != file["size"]:
             raise _damaged(url, f"{file['name']} is missing or has another size")
 
 
 def candidates(out: str) -> Iterator[tuple[str, dict[str, Any] | None, str]]:
-    """(URL, commit, nothing) of every checkpoint under `out`, newest first; (URL, None, what is wrong) for one that is
-    damaged; what has no commit is passed over in silence. Raises StoreError when it cannot be said which of two is the
-    newest.
+    """(URL, commit, "") of every checkpoint under `out`, newest first; (URL, None, problem) of a damaged one; attempts
+    without a commit are left out. Raises StoreError if the storage cannot be listed.
     """
     return read_each(listed(out))
 
 
 def read_each(attempts: Sequence[Attempt]) -> Iterator[tuple[str, dict[str, Any] | None, str]]:
-    """As `candidates`, of these attempts."""
+    """As `candidates`, for these attempts."""
     for attempt in attempts:
         if attempt.is_committed:
             try:
@@ -134,8 +133,8 @@ def read_each(attempts: Sequence[Attempt]) -> Iterator[tuple[str, dict[str, Any]
 
 
 def agree(newest: Attempt, commit: Mapping[str, Any], attempts: Sequence[Attempt]) -> None:
-    """Raises StoreError when another checkpoint has done more steps than the `newest`, and it was not passed over as
-    damaged before that was written.
+    """Raises StoreError if a checkpoint has more steps than the `newest`, and was not skipped as damaged before that
+    was written.
     """
     for rival in rivals(newest, attempts, commit.get("passed_over", ())):
         with contextlib.suppress(DamagedError):
@@ -146,8 +145,8 @@ def agree(newest: Attempt, commit: Mapping[str, Any], attempts: Sequence[Attempt
 
 
 def newest(out: str) -> tuple[tuple[str, dict[str, Any]] | None, list[str]]:
-    """The newest attempt that verifies, with its commit, and a sentence for every damaged one passed over. Digests of
-    shards are not looked at.
+    """The newest valid attempt, with its commit, and a sentence for every damaged one that was skipped. Digests of
+    shards are not verified.
     """
     return _first(candidates(out))
 
@@ -158,9 +157,7 @@ def found_at(source: str) -> Iterator[tuple[str, dict[str, Any] | None, str]]:
 
 
 def find(source: str) -> tuple[str, dict[str, Any]]:
-    """(attempt URL, commit) for a run's `out`, a step's folder or an attempt. Raises StoreError when nothing valid is
-    there.
-    """
+    """(attempt URL, commit) for a run's `out`, a step's folder or an attempt. Raises StoreError if none is valid."""
     chosen, damaged = _first(found_at(source))
     if chosen is None:
         raise StoreError.during("find a checkpoint at", source, "; ".join(damaged) or "there is no committed one")
@@ -179,7 +176,7 @@ def _first(
 
 
 def _check(commit: Mapping[str, Any]) -> None:
-    """Raises ValueError, when the commit does not describe tensors of which every element lies in one piece."""
+    """Raises ValueError unless the commit describes tensors of which every element is in exactly one piece."""
     if wrong := structure.fault(commit, SHAPE):
         raise ValueError(wrong)
     if commit["facts"]["step"] != commit["step"]:
@@ -205,14 +202,14 @@ def _check(commit: Mapping[str, Any]) -> None:
 
 
 def _check_spikes(spikes: Mapping[str, Any]) -> None:
-    """Raises ValueError when a step of its window has a gradient norm and no loss."""
+    """Raises ValueError if a step of its window has a gradient norm and no loss."""
     norms, losses = (len(spikes.get(name, ())) for name in ("norms", "losses"))
     if norms != losses:
         raise ValueError(f"facts.spikes has {norms} norms and {losses} losses")
 
 
 def _check_position(step: int, stream: Mapping[str, Any]) -> None:
-    """Raises ValueError when the samples seen are not those of the steps done and of the batches passed over."""
+    """Raises ValueError unless the samples seen are those of the steps done and the batches skipped."""
     batch, passed = stream["batch"], stream["passed"]
     if stream["seen"] != batch * (step + passed):
         raise ValueError(
@@ -222,9 +219,7 @@ def _check_position(step: int, stream: Mapping[str, Any]) -> None:
 
 
 def _covered(shape: tuple[int, ...], pieces: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
-    """Whether (offset, shape) of the pieces cut a tensor of `shape`: all inside, none over another, together as
-    large.
-    """
+    """Whether the (offset, shape) of pieces partition a tensor of `shape`: inside, disjoint, and as large together."""
     boxes = [
         (low, tuple(map(sum, zip(low, size, strict=True))))
         for low, size in pieces

@@ -1,7 +1,8 @@
-"""A checkpoint as one file that others read: Hugging Face's `model.safetensors`, and its `config.json` when the model
-is one of theirs.
+"""Exports a checkpoint as one file that other libraries read: Hugging Face's `model.safetensors`, with `config.json` if
+the model is one of theirs.
 
-The file grows on the local disk, one file of the checkpoint at a time in memory, and goes to its place whole, last.
+The file is assembled on the local disk, with one file of the checkpoint in memory at a time, and uploaded when it is
+complete.
 """
 
 import json
@@ -29,12 +30,12 @@ KINDS = {str(dtype): dtype for dtype in NAMES}
 
 
 def export(url: str, commit: Mapping[str, Any], to: str, *, weights: str, dtype: str | None) -> list[str]:
-    """Write what the commit at `url` says to the folder `to`, and return the URLs of the files. `weights`: model or
-    ema; `dtype` of DTYPES, None: as saved.
+    """Write the checkpoint at `url` to the folder `to`, and return the URLs of the files. `weights`: model or ema;
+    `dtype`: of DTYPES, None: as saved.
 
     A tensor that several modules share is written once, under its first name, as transformers does. Raises WordsError
-    when the checkpoint has no average, StoreError when something is there already or the storage fails, DamagedError
-    when bytes are not what was saved.
+    if the checkpoint has no average, StoreError if a file exists already or the storage fails, DamagedError if bytes
+    differ from those that were saved.
     """
     chosen = _chosen(url, commit, weights)
     _check_sizes(url, commit)
@@ -59,7 +60,7 @@ def export(url: str, commit: Mapping[str, Any], to: str, *, weights: str, dtype:
 
 
 def _chosen(url: str, commit: Mapping[str, Any], weights: str) -> dict[str, str]:
-    """Name in the file -> name in the checkpoint: buffers and what is not trained have no average."""
+    """Name in the file -> name in the checkpoint: buffers and frozen parameters have no average."""
     chosen = {name.removeprefix("model."): name for name in commit["tensors"] if name.startswith("model.")}
     if weights == "ema":
         averages = {name.removeprefix("ema."): name for name in commit["tensors"] if name.startswith("ema.")}
@@ -70,14 +71,14 @@ def _chosen(url: str, commit: Mapping[str, Any], weights: str) -> dict[str, str]
 
 
 def _check_sizes(url: str, commit: Mapping[str, Any]) -> None:
-    """Raises DamagedError when a file is to hold more than it has bytes: a lie about shapes would fill the disk."""
-    held = dict.fromkeys((file["name"] for file in commit["files"]), 0)
+    """Raises DamagedError if the pieces of a file exceed its size: a false shape would fill the disk."""
+    sizes = dict.fromkeys((file["name"] for file in commit["files"]), 0)
     for piece in commit["pieces"]:
-        held[piece["file"]] += (
+        sizes[piece["file"]] += (
             math.prod(piece["shape"]) * _kind(url, commit["tensors"][piece["name"]]["dtype"], None).itemsize
         )
     for file in commit["files"]:
-        if held[file["name"]] > file["size"]:
+        if sizes[file["name"]] > file["size"]:
             raise DamagedError.during("load", store.join(url, file["name"]), "it is to hold more than it has bytes")
 
 
@@ -91,18 +92,16 @@ def _kind(url: str, saved: str, asked: str | None) -> torch.dtype:
 def _laid_out(
     path: Path, kinds: Mapping[str, torch.dtype], shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[dict[str, Tensor]]:
-    """Tensors that lie in the file `path`, which is complete when they are filled."""
+    """Tensors mapped to the file `path`, which is complete when they are filled."""
     entries, begin = dict[str, Entry](), 0
-    for name in sorted(
-        kinds, key=lambda name: (-kinds[name].itemsize, name)
-    ):  # so that each lies at a multiple of its size
+    for name in sorted(kinds, key=lambda name: (-kinds[name].itemsize, name)):  # each aligned to its size
         entries[name] = Entry(kinds[name], shapes[name], begin)
         begin = entries[name].end
-    told = {
+    described = {
         name: {"dtype": NAMES[one.dtype], "shape": list(one.shape), "data_offsets": [one.begin, one.end]}
         for name, one in entries.items()
     }
-    header = json.dumps({"__metadata__": {"format": "pt"}, **told}, separators=(",", ":")).encode()
+    header = json.dumps({"__metadata__": {"format": "pt"}, **described}, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     start = 8 + len(header)
     with path.open("w+b") as file:
@@ -121,7 +120,7 @@ def _laid_out(
 
 
 def _fill(url: str, commit: Mapping[str, Any], targets: Mapping[str, Tensor]) -> None:
-    """Copy every piece of every target to its place, one file after another."""
+    """Copy every piece into its target, one file after another."""
     pieces: dict[str, list[Mapping[str, Any]]] = {}
     for piece in commit["pieces"]:
         if piece["name"] in targets:
@@ -147,19 +146,19 @@ def _fill(url: str, commit: Mapping[str, Any], targets: Mapping[str, Tensor]) ->
 
 
 def _config(commit: Mapping[str, Any], to: str, dtype: str | None) -> Iterator[str]:
-    """config.json, when the checkpoint has one; nothing in it names code to run."""
+    """Write config.json, if the checkpoint has one, without names of code to run."""
     config = commit["facts"].get("huggingface")
     if not isinstance(config, Mapping):
         return
-    told = {key: value for key, value in config.items() if key != "auto_map"} | (
-        {"dtype": str(DTYPES[dtype]).removeprefix("torch.")} if dtype else {}
-    )
-    store.publish(store.join(to, CONFIG), json.dumps(told, indent=2, sort_keys=True).encode())
+    data = {key: value for key, value in config.items() if key != "auto_map"}
+    if dtype:
+        data["dtype"] = str(DTYPES[dtype]).removeprefix("torch.")
+    store.publish(store.join(to, CONFIG), json.dumps(data, indent=2, sort_keys=True).encode())
     yield store.join(to, CONFIG)
 
 
 def _publish(path: Path, url: str) -> str:
-    """Bring a local file to its place, whole."""
+    """Upload a local file."""
     if not store.is_local(url):
         store.upload(path, url)
         return url

@@ -1,6 +1,6 @@
-"""The two formats a checkpoint is made of, JSON and safetensors: written here, and read without trust in what comes.
+"""The two formats of a checkpoint, JSON and safetensors: written, and read without trust in the bytes.
 
-A safetensors file is 8 bytes with the length of a JSON header, the header, and the numbers:
+A safetensors file is 8 bytes with the length of a JSON header, the header, and the data:
 https://github.com/huggingface/safetensors#format
 """
 
@@ -20,13 +20,13 @@ DTYPES = {
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 HEADER_BYTES = 100_000_000
-"""No longer header is read, as in the format's own reader."""
+"""The longest header that is read, as in the reference reader."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of a file; `begin` counts bytes, from the end of the header when it is written and from the start of
-    the file when it was read.
+    """One tensor of a file; `begin`: its first byte, from the end of the header when written and from the start of the
+    file when read.
     """
 
     dtype: torch.dtype
@@ -39,9 +39,7 @@ class Entry:
 
 
 def header(entries: Mapping[str, Entry], mark: Mapping[str, str] | None = None) -> bytes:
-    """The header of a file; filled up so that they begin at a multiple of 8 bytes. `mark` is its
-    metadata.
-    """
+    """The header of a file, padded so that the data begin at a multiple of 8 bytes. `mark`: its metadata."""
     text = json.dumps(
         ({"__metadata__": dict(mark)} if mark else {})
         | {
@@ -55,7 +53,7 @@ def header(entries: Mapping[str, Entry], mark: Mapping[str, str] | None = None) 
 
 
 def parse(data: bytes | bytearray | memoryview) -> dict[str, Entry]:
-    """The tensors of a whole file, each inside it. Raises ValueError when it is no safetensors file."""
+    """The tensors of a complete file. Raises ValueError if it is no valid safetensors file."""
     return parse_marked(data)[0]
 
 
@@ -72,7 +70,7 @@ def parse_marked(data: bytes | bytearray | memoryview) -> tuple[dict[str, Entry]
 
 
 def strict(data: bytes) -> Any:
-    """JSON in which no name stands twice. Raises ValueError for whatever is wrong with it."""
+    """JSON without duplicate names. Raises ValueError for any fault."""
     try:
         return json.loads(data, object_pairs_hook=_once)
     except RecursionError:
@@ -80,7 +78,7 @@ def strict(data: bytes) -> Any:
 
 
 def numbers(value: object) -> tuple[int, ...]:
-    """A list of whole numbers, none negative. Raises ValueError."""
+    """A list of integers, none negative. Raises ValueError."""
     if not isinstance(value, list) or not all(type(number) is int and number >= 0 for number in value):
         raise ValueError(f"{str(value)[:40]} is no list of sizes")
     return tuple(value)
@@ -105,7 +103,7 @@ def _entry(facts: object, start: int, size: int) -> Entry:
 
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    data = dict(pairs)
+    if len(data) != len(pairs):
         raise ValueError("a name stands in it twice")
-    return found
+    return data

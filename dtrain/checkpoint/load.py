@@ -1,5 +1,5 @@
-"""From the files of a commit into the tensors of this rank: all that a rank needs is verified, on every rank, before a
-tensor is touched.
+"""Loads the files of a commit into the tensors of this rank. All needed bytes are verified, on every rank, before a
+tensor changes.
 """
 
 import hashlib
@@ -19,13 +19,13 @@ from dtrain.errors import StoreError
 from dtrain.storage import store
 
 STREAMS = 4
-"""Files read and verified at a time; each is in memory whole."""
+"""Files that are read and verified at once; each is in memory whole."""
 HELD_BYTES = 2 << 30
-"""Bytes of verified files that stay in memory; beyond, they are read and verified a second time."""
+"""Bytes of verified files that stay in memory; the rest are read and verified a second time."""
 
 
 class Reading:
-    """One rank's reading of the commit at `url`: for each name of `wanted` the part that it holds."""
+    """Reads the commit at `url` on one rank: for each name of `wanted` the part that this rank holds."""
 
     def __init__(self, url: str, commit: Mapping[str, Any], wanted: Mapping[str, Tensor]) -> None:
         pieces: dict[str, list[Mapping[str, Any]]] = {}
@@ -36,18 +36,16 @@ class Reading:
             commit,
             {name: facts["dtype"] for name, facts in commit["tensors"].items()},
         )
-        self._held = {name: shards.ShardOverlap(tensor, pieces.get(name, [])) for name, tensor in wanted.items()}
-        needed = {piece["file"] for held in self._held.values() for piece, *_ in held.overlaps}
+        self._overlaps = {name: shards.ShardOverlap(tensor, pieces.get(name, [])) for name, tensor in wanted.items()}
+        needed = {piece["file"] for overlap in self._overlaps.values() for piece, *_ in overlap.overlaps}
         self._files = [file for file in commit["files"] if file["name"] in needed]
         self._kept: dict[str, bytes] = {}
 
     def verify(self) -> None:
-        """Read every file once and hold its digest and its header against the commit. Raises DamagedError,
-        StoreError.
-        """
+        """Read every file once and check its digest and header against the commit. Raises DamagedError, StoreError."""
         expected: dict[str, list[Mapping[str, Any]]] = {}
-        for held in self._held.values():
-            for piece, *_ in held.overlaps:
+        for overlap in self._overlaps.values():
+            for piece, *_ in overlap.overlaps:
                 expected.setdefault(piece["file"], []).append(piece)
         room = HELD_BYTES
         for file, data in _ahead(self._files, self._read):
@@ -57,18 +55,18 @@ class Reading:
                 room -= len(data)
 
     def fill(self) -> None:
-        """Copy what was verified into the tensors."""
+        """Copy the verified bytes into the tensors."""
         users: dict[str, list[tuple[shards.ShardOverlap, int, str]]] = {}
-        for held in self._held.values():
-            for number, (piece, *_) in enumerate(held.overlaps):
-                users.setdefault(piece["file"], []).append((held, number, piece["key"]))
+        for overlap in self._overlaps.values():
+            for number, (piece, *_) in enumerate(overlap.overlaps):
+                users.setdefault(piece["file"], []).append((overlap, number, piece["key"]))
         for file, data in _ahead(self._files, lambda file: self._kept.pop(file["name"], None) or self._read(file)):
             entries = parse_file(self._where(file), data, self._commit)
-            for held, number, key in users[file["name"]]:
-                held.fill(number, tensor_of(data, entries[key]))
+            for overlap, number, key in users[file["name"]]:
+                overlap.fill(number, tensor_of(data, entries[key]))
 
     def _read(self, file: Mapping[str, Any]) -> bytes:
-        """The bytes of a file that are those that were saved; a thread may call it, so nothing of torch is here."""
+        """The verified bytes of a file; called in threads, so it uses no torch."""
         return read_file(self._where(file), file)
 
     def _where(self, file: Mapping[str, Any]) -> str:
@@ -84,7 +82,7 @@ class Reading:
 
 
 def read_file(where: str, file: Mapping[str, Any]) -> bytes:
-    """The bytes of one file, when they are those that were saved. Raises DamagedError, StoreError."""
+    """The verified bytes of one file. Raises DamagedError, StoreError."""
     try:
         data = store.read(where)
     except StoreError as error:
@@ -97,9 +95,7 @@ def read_file(where: str, file: Mapping[str, Any]) -> bytes:
 
 
 def parse_file(where: str, data: bytes, commit: Mapping[str, Any]) -> dict[str, Entry]:
-    """The tensors of a file. Raises DamagedError when it is none, or when it says itself that it is of another step or
-    attempt than the commit.
-    """
+    """The tensors of a file. Raises DamagedError if it is malformed, or of another step or attempt than the commit."""
     try:
         entries, mark = parse_marked(data)
     except ValueError as error:
@@ -113,7 +109,7 @@ def parse_file(where: str, data: bytes, commit: Mapping[str, Any]) -> dict[str, 
 
 
 def tensor_of(data: bytes, entry: Entry) -> Tensor:
-    """A tensor over the bytes themselves; it must not be written to."""
+    """A read-only tensor over the bytes themselves."""
     if not entry.end - entry.begin:
         return torch.empty(entry.shape, dtype=entry.dtype)
     with warnings.catch_warnings():
@@ -126,8 +122,8 @@ def tensor_of(data: bytes, entry: Entry) -> Tensor:
 def mismatches(
     commit: Mapping[str, Any], wanted: Mapping[str, Tensor], everywhere: Iterable[str], strict: tuple[str, ...]
 ) -> list[str]:
-    """Reasons why a commit cannot fill `wanted`: names that are missing, of another shape or another kind of number,
-    and names beginning with one of `strict` that no rank wants (all wanted names are `everywhere`).
+    """Reasons why a commit cannot fill `wanted`: names that are missing, of another shape or kind of number, and names
+    that begin with one of `strict` and that no rank wants (`everywhere`: the names that some rank wants).
     """
     saved = commit["tensors"]
     missing = [name for name in wanted if name not in saved]
@@ -151,7 +147,7 @@ def mismatches(
 
 
 def _ahead(files: Iterable[Mapping[str, Any]], read: Any) -> Iterator[tuple[Mapping[str, Any], bytes]]:
-    """Each file with its bytes, in order, while the next ones are being read; no more than STREAMS are in memory."""
+    """Each file with its bytes, in order, reading ahead; at most STREAMS are in memory."""
     waiting = deque[tuple[Mapping[str, Any], Future[bytes]]]()
     with ThreadPoolExecutor(STREAMS) as pool:
         try:

@@ -1,10 +1,10 @@
-"""Copies of the state in the memory of the nodes, which outlive the ranks: what the ranks of a node hold lies there,
-and at the next node too.
+"""Copies of the state in the memory of the nodes, which outlive the ranks: each rank's copy is on its own node and on
+the next one.
 
     $DTRAIN_MEMORY/<run>-00003-0.bytes, .json     rank 3 at one step; -1: the copy before or after
 
-A copy is there when the description is: it goes before bytes change, and comes, in one piece, after them. A step counts
-when the copies of all ranks that took part are somewhere on the nodes that are left.
+A copy is valid when its description exists, which is removed before bytes change and written atomically after them. A
+step is complete when the copies of all its ranks are on the nodes that are left.
 """
 
 import json
@@ -33,8 +33,8 @@ STEM = re.compile(r"[0-9A-Za-z-]{1,80}-[0-9]{5,9}-[01]")
 
 @dataclass(frozen=True)
 class Copy:
-    """The state of the world after a step. `parts`: name of the copy of each rank -> its description; `holders`: -> the
-    ranks beside it.
+    """The copies of one step. `parts`: name of the copy of each rank -> its description; `holders`: -> the ranks of its
+    nodes.
     """
 
     step: int
@@ -43,7 +43,7 @@ class Copy:
 
     @property
     def commit(self) -> dict[str, Any]:
-        """As a commit says it; `file` of a piece is the name of a rank's copy."""
+        """As in a commit; `file` of a piece is the name of a rank's copy."""
         first = min(self.parts.values(), key=lambda part: part["rank"])
         return {
             "step": self.step,
@@ -59,20 +59,20 @@ class Copy:
 
 
 class Memory:
-    """Of this rank, in a `folder` that all ranks of its node see. `run` is a name that no other start of the ranks
-    has.
+    """The copies of this rank, in a `folder` shared by the ranks of its node. `run`: a name that no other start of the
+    ranks has.
     """
 
     def __init__(self, mesh: Mesh, folder: str, run: str) -> None:
         self._mesh, self._folder, self._run = mesh, Path(folder), run
-        self._slots = [Snapshot(mesh.rank, mesh.place, partial(self._map, slot)) for slot in (0, 1)]
+        self._slots = [Snapshot(mesh.rank, mesh.replica_coords, partial(self._map, slot)) for slot in (0, 1)]
         self._memories: dict[Path, Tensor] = {}
         self._count = 0
         self._next, self._sources = _neighbours(mesh)
 
     def take(self, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Copy what this rank is the one to write, and what the node before holds. All ranks call it. Raises StoreError
-        on all when one has no room.
+        """Copy the shards that this rank writes, and receive those of the node before. All ranks call it. Raises
+        StoreError on all if one has no room.
         """
         slot, self._count = self._count % 2, self._count + 1
         place = self._path(self._mesh.rank, slot, "json")
@@ -92,22 +92,15 @@ class Memory:
                 }
                 pieces.append(described)
                 begin += piece.bytes
-        held = {piece["name"] for piece in pieces}
+        names = {piece["name"] for piece in pieces}
         shapes = {
             name: {"shape": list(t.shape), "dtype": str(t.dtype)}
             for name, t in tensors.items()
-            if name in held or not t.numel()
+            if name in names or not t.numel()
         }
-        about = {
-            "step": step,
-            "rank": self._mesh.rank,
-            "world": self._mesh.world,
-            "run": self._run,
-            "facts": facts,
-            "tensors": shapes,
-            "pieces": pieces,
-        }
-        text = json.dumps({**about, "stem": self._stem(self._mesh.rank, slot)}).encode()
+        about = {"step": step, "rank": self._mesh.rank, "world": self._mesh.world, "run": self._run, "facts": facts}
+        about |= {"tensors": shapes, "pieces": pieces, "stem": self._stem(self._mesh.rank, slot)}
+        text = json.dumps(about).encode()
         _appear(place, text)
         if self._next is not None:
             self._swap(text, self._slots[slot].memory, slot)
@@ -115,11 +108,11 @@ class Memory:
             self.forget(lambda stem: stem.startswith(self._run))
 
     def newest(self) -> Copy | None:
-        """The newest step that is whole on the nodes that are left; all ranks call it."""
+        """The newest step that is complete on the nodes that are left; all ranks call it."""
         mine = dict(_found(self._folder)) if int(os.environ.get("LOCAL_RANK", 0)) == 0 else {}
         steps: dict[tuple[int, str], tuple[dict[str, Mapping[str, Any]], dict[str, list[int]]]] = {}
-        for rank, found in enumerate(self._mesh.gather(mine)):
-            for stem, about in found.items():
+        for rank, copies in enumerate(self._mesh.gather(mine)):
+            for stem, about in copies.items():
                 parts, holders = steps.setdefault((about["step"], about["run"]), ({}, {}))
                 parts[stem] = about
                 holders.setdefault(stem, []).append(rank)
@@ -134,16 +127,14 @@ class Memory:
         return Copy(max(whole)[0], dict(sorted(parts.items())), holders)
 
     def fill(self, copy: Copy, wanted: Mapping[str, Tensor]) -> None:
-        """Copy the parts of `wanted` that this rank holds; what lies on another node comes from there. All ranks call
-        it.
-        """
+        """Copy the parts of `wanted` that this rank holds, also from other nodes; all ranks call it."""
         pieces: dict[str, list[Mapping[str, Any]]] = {}
         for piece in copy.commit["pieces"]:
             pieces.setdefault(piece["name"], []).append(piece)
-        held = [shards.ShardOverlap(tensor, pieces.get(name, [])) for name, tensor in wanted.items()]
+        overlaps = [shards.ShardOverlap(tensor, pieces.get(name, [])) for name, tensor in wanted.items()]
         for stem in copy.parts:
             data = self._everywhere(stem, copy)
-            for one in held:
+            for one in overlaps:
                 for number, (piece, *_) in enumerate(one.overlaps):
                     if piece["file"] == stem:
                         dtype, size = DTYPES[piece["dtype"]], torch.Size(piece["shape"]).numel()
@@ -152,7 +143,7 @@ class Memory:
                         )
 
     def forget(self, but: Callable[[str], bool]) -> None:
-        """Remove the copies on this node, but those with these names."""
+        """Remove the copies on this node, except those with these names."""
         for path in self._folder.glob("*"):
             if not but(path.stem):
                 path.unlink(missing_ok=True)  # another rank of the node may be faster
@@ -170,7 +161,7 @@ class Memory:
         return data
 
     def _swap(self, text: bytes, memory: Tensor, slot: int) -> None:
-        """This rank's copy to the next node, and into this one what the node before sends."""
+        """Send this rank's copy to the next node, and receive those of the node before."""
         from_ = self._sources
         sizes = {rank: torch.zeros(2, dtype=torch.int64) for rank in from_}
         self._exchange(torch.tensor([len(text), memory.numel()]), [sizes[rank] for rank in from_])
@@ -186,18 +177,18 @@ class Memory:
             _appear(self._path(rank, slot, "json"), bytes(texts[rank].numpy()))
 
     def _on_all(self, act: Callable[[], Any]) -> Any:
-        """The value of `act`; an error of any rank is raised on all, because the others would wait for it."""
+        """The result of `act`; an error of any rank is raised on all, since the others would wait for it."""
         error, answer = "", None
         try:
             answer = act()
         except StoreError as failure:
             error = str(failure)
-        if told := next(filter(None, self._mesh.gather(error)), None):
-            raise StoreError(told)
+        if message := next(filter(None, self._mesh.gather(error)), None):
+            raise StoreError(message)
         return answer
 
     def _exchange(self, send: Tensor, receive: list[Tensor]) -> None:
-        """`send` to the next node, `receive` from the ranks of the node before that send here."""
+        """Send `send` to the next node, and receive `receive` from the ranks of the node before."""
         works = [dist.isend(send, self._next)] if send.numel() else []
         works += [
             dist.irecv(tensor, rank) for tensor, rank in zip(receive, self._sources, strict=True) if tensor.numel()
@@ -222,8 +213,8 @@ class Memory:
 
 
 def _neighbours(mesh: Mesh) -> tuple[int | None, list[int]]:
-    """To which rank of the next node this one sends its copy (None on a single node), and from which ranks of the node
-    before it gets theirs.
+    """The rank of the next node that receives this one's copy (None on a single node), and the ranks of the node before
+    whose copies it receives.
     """
     places = mesh.gather(int(os.environ.get("GROUP_RANK", 0)))
     nodes = {node: [rank for rank, place in enumerate(places) if place == node] for node in sorted(set(places))}
@@ -247,16 +238,14 @@ def _found(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _appear(path: Path, text: bytes) -> None:
-    """A file that is there whole or not at all; in memory nothing has to be synced."""
+    """Write a file atomically; in memory nothing has to be synced."""
     beside = path.with_suffix(".new")
     beside.write_bytes(text)
     beside.replace(path)
 
 
 def _mapped(path: Path, size: int) -> Tensor:
-    """`size` bytes that are the file itself. Raises StoreError when there is no room: a page that is not there would
-    end the process.
-    """
+    """`size` bytes mapped to the file. Raises StoreError if there is no room: a missing page would end the process."""
     try:
         with path.open("w+b") as file:
             if size:
@@ -271,7 +260,7 @@ def _mapped(path: Path, size: int) -> Tensor:
 
 
 def _read(path: Path) -> Tensor:
-    """The bytes of a copy, without another copy of them."""
+    """The bytes of a copy, without copying them."""
     with path.open("r+b") as file:
         size = path.stat().st_size
         return (

@@ -1,5 +1,5 @@
-"""From a commit, or a copy in memory, into the state: all ranks from the same one, and none from one in which any of
-them found damage.
+"""Loads a commit, or a copy in memory, into the state: the same one on all ranks, and none in which any rank found
+damage.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,8 +21,8 @@ Candidates = Iterator[tuple[str, dict[str, Any] | None, str]]
 
 
 class Restore:
-    """All ranks call all of it, in the same order. What is passed over is noted: a sentence in `damaged`, the place of
-    the attempt in `passed_over`.
+    """All ranks call the methods in the same order. Skipped checkpoints are recorded: a sentence in `damaged`, the
+    place of the attempt in `passed_over`.
     """
 
     def __init__(self, mesh: Mesh) -> None:
@@ -31,12 +31,12 @@ class Restore:
         self.passed_over: set[str] = set()
 
     def candidates(self, look: Callable[[], Candidates]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(URL, commit) of what rank 0 finds by `look`, newest first, on every rank."""
-        found = look() if self._mesh.rank == 0 else iter(())
+        """(URL, commit) of the candidates that `look` yields on rank 0, newest first, on every rank."""
+        candidates = look() if self._mesh.rank == 0 else iter(())
 
         def following() -> tuple[list[tuple[str, str]], tuple[str, dict[str, Any]] | None]:
             damaged = list[tuple[str, str]]()
-            for url, commit, fault in found:
+            for url, commit, fault in candidates:
                 if commit is not None:
                     return damaged, (url, commit)
                 damaged.append((url, fault))
@@ -45,14 +45,14 @@ class Restore:
         while True:
             damaged, chosen = self._mesh.on_rank_0("look for checkpoints", following)
             for url, fault in damaged:
-                self._pass_over(url, fault)
+                self._skip(url, fault)
             if chosen is None:
                 return
             yield chosen
 
     def load(self, url: str, commit: Commit, state: TrainState) -> bool:
-        """Whether the bytes are as they were saved; then they are in `state`. Raises StoreError when they are of
-        another model or optimizer.
+        """Load a checkpoint into `state`; returns whether its bytes are intact on all ranks. Raises StoreError if it is
+        of another model or optimizer.
         """
         wanted = self._wanted(commit, state)
         if not self._fill(url, commit, wanted, ("model.", "optim.")):
@@ -61,7 +61,7 @@ class Restore:
         return True
 
     def load_weights(self, url: str, commit: Commit, state: TrainState) -> bool:
-        """As `load`, the weights alone, from which an average of them begins."""
+        """As `load`, for the weights alone, which also initialise their average."""
         loaded = self._fill(
             url,
             commit,
@@ -81,8 +81,8 @@ class Restore:
         self._finish(url, commit, state, wanted)
 
     def _wanted(self, commit: Commit, state: TrainState) -> dict[str, Tensor]:
-        """The tensors of `state`, with room made for those of the commit; without the average of the weights when the
-        commit has none.
+        """The tensors of `state`, with room for those of the commit; without the average of the weights if the commit
+        has none.
         """
         state.make_room([*commit["tensors"], *commit["facts"]["optim"]])
         averaged = any(name.startswith("ema.") for name in commit["tensors"])
@@ -102,17 +102,17 @@ class Restore:
 
         fault = next(filter(None, self._mesh.on_all(f"load {url}", verify)), None)
         if fault:
-            self._pass_over(url, fault)
+            self._skip(url, fault)
             return False
         self._mesh.on_all(f"load {url}", reading.fill)
         return True
 
-    def _pass_over(self, url: str, fault: str) -> None:
+    def _skip(self, url: str, fault: str) -> None:
         self.damaged.append(fault)
         self.passed_over.add(place(url))
 
     def _check(self, url: str, commit: Commit, wanted: Mapping[str, Tensor], strict: tuple[str, ...]) -> None:
-        """Raises StoreError on all ranks when the commit is not of what one of them wants."""
+        """Raises StoreError on all ranks if the commit does not fit the state of one of them."""
         everywhere = set().union(*self._mesh.gather(list(wanted))) if self._mesh.shape.pp > 1 else set(wanted)
 
         def check() -> None:

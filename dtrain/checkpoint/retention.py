@@ -1,5 +1,5 @@
-"""Which checkpoints stay: the newest ones, every n-th, the best by a metric; of what goes the commit goes first, and
-never before a newer one stands.
+"""Removes old checkpoints. The newest, every n-th and the best by a metric are kept. A checkpoint loses its commit
+first, and never before a newer one is committed.
 """
 
 import json
@@ -16,14 +16,14 @@ from dtrain.storage.attempts import Attempt, in_order, lease_of, listed, place
 
 Best = Literal["lowest", "highest"]
 SCORES = "METRICS.json"
-"""Beside a commit: what was measured of it."""
+"""The file of metrics beside a commit."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """`every` steps between checkpoints (0: only when asked) and `ephemeral` between those that go as soon as a newer
-    one stands; the newest `keep` stay (None: all), and every step divisible by `keep_every`, and the one whose metric
-    `best` is the lowest, or the highest.
+    """`every`: steps between checkpoints (0: only on request); `ephemeral`: between those that are removed as soon as a
+    newer one is committed. The newest `keep` (None: all), every step divisible by `keep_every`, and the one with the
+    lowest or highest metric `best` are kept.
     """
 
     every: int
@@ -37,17 +37,17 @@ class Policy:
         return any(period and step % period == 0 for period in (self.every, self.ephemeral))
 
     def passing(self, step: int) -> bool:
-        """Whether it was saved only to be there until the next one is."""
+        """Whether it is kept only until the next checkpoint."""
         return bool(self.ephemeral) and step % self.ephemeral == 0 and not (self.every and step % self.every == 0)
 
     def staying(self, steps: list[int], scores: Mapping[int, float]) -> set[int]:
-        """Of the steps with a valid checkpoint, newest first, those that stay."""
+        """The steps to keep, of those with a valid checkpoint, newest first."""
         lasting = [step for step in steps if not self.passing(step)]
         periodic = {step for step in lasting if self.keep is None or (self.keep_every and step % self.keep_every == 0)}
         return self.relied_on(steps, scores) | periodic
 
     def relied_on(self, steps: list[int], scores: Mapping[int, float]) -> set[int]:
-        """Of those that stay, the ones for whose sake others go: the newest and the best."""
+        """The kept steps that others are removed in favour of: the newest and the best."""
         lasting = [step for step in steps if not self.passing(step)]
         newest = {*steps[:1], *lasting[: max(1, self.keep or 0)]}
         scored = {step: scores[step] for step in lasting if math.isfinite(scores.get(step, math.nan))}
@@ -59,10 +59,9 @@ class Policy:
 
 @dataclass
 class Retention:
-    """Of the checkpoints under `out`; rank 0 has it. They are listed once, before the first is removed: what is under
-    `out` after that, this run wrote itself, because it holds the lease. `damaged` has the places of attempts that a
-    restore passed over. What it was told or read is not read again, so a save costs the same however many checkpoints
-    there are.
+    """Retention under `out`, on rank 0. Checkpoints are listed once, before the first removal: everything later was
+    written by this run, which holds the lease. `damaged`: the places of attempts that a restore skipped. Nothing is
+    read twice, so the cost of a save does not grow with the number of checkpoints.
     """
 
     out: str
@@ -78,27 +77,27 @@ class Retention:
     _busy: bool = False
 
     def begin(self, url: str, step: int) -> None:
-        """This one is being written from now on: it stays until another is begun, whatever its step."""
+        """A save of this step begins: it is kept until another begins."""
         name = url.rsplit("/", 1)[-1]
         self._living = url
         self._begun[url] = Attempt(lease_of(name), step, name, url, {})
 
     def committed(self, url: str) -> None:
-        """This one is known to be valid."""
+        """The checkpoint is known to be valid."""
         self._valid[url] = True
 
     def score(self, url: str, metrics: Mapping[str, float]) -> None:
-        """Note beside the commit at `url` what was measured of it. Raises StoreError."""
+        """Write metrics beside the commit at `url`. Raises StoreError."""
         best = self.policy.best
         if best is not None and best in metrics and url not in self._scores:
             self._scores[url] = float(metrics[best])
             store.publish(store.join(url, SCORES), json.dumps(dict(metrics)).encode())
 
     def apply(self, step: int) -> None:
-        """Remove what need not stay now that the checkpoint of `step` stands. Raises StoreError, after all that can be
-        removed is.
+        """Remove the checkpoints that need not be kept now that `step` is committed. Raises StoreError after all other
+        removals.
 
-        One thread at a time does: when another is at it, that one goes over it once more, and this returns at once.
+        Only one thread removes: if another one is at work, it takes a further turn, and this call returns at once.
         """
         failed: StoreError | None = None
         with self._turn:
@@ -123,7 +122,7 @@ class Retention:
             raise failed
 
     def _next(self) -> int | None:
-        """The work due now; None, and the turn is over, when there is none."""
+        """The next work; None, which ends the turn, if there is none."""
         with self._turn:
             step, self._wanted = self._wanted, None
             if step is None:
@@ -132,7 +131,7 @@ class Retention:
             return step
 
     def settled(self, seconds: float) -> bool:
-        """Whether, within so many seconds, nothing is being removed any more."""
+        """Whether all removals end within `seconds`."""
         with self._turn:
             return self._turn.wait_for(lambda: not self._busy, max(0.0, seconds))
 
@@ -152,7 +151,7 @@ class Retention:
             raise StoreError("; ".join(faults[:3]))
 
     def _attempts(self) -> list[Attempt]:
-        """All that is known under `out`, newest first."""
+        """All known attempts under `out`, newest first."""
         if self._known is None:
             self._known = {one.url: one for one in listed(self.out)}
         for url in list(self._begun):
@@ -161,8 +160,8 @@ class Retention:
         return in_order({**self._begun, **self._known}.values())
 
     def _staying(self, attempts: Sequence[Attempt]) -> list[Attempt]:
-        """Of the attempts, newest first, those that stay. The newest and the best are read before anything goes for
-        their sake; others are taken for what they seem to be.
+        """The attempts to keep, newest first. The newest and the best are verified before anything is removed in their
+        favour; others are not read.
         """
         doubtful = list(attempts)
         while True:
@@ -180,11 +179,11 @@ class Retention:
             doubtful = [one for one in doubtful if one not in wrong]
 
     def _may_be_valid(self, one: Attempt) -> bool:
-        """By what is known without reading it."""
+        """From what is known without reading it."""
         return place(one.url) not in self.damaged and self._valid.get(one.url, one.is_committed)
 
     def _is_left_over(self, one: Attempt) -> bool:
-        """Begun by a run that died, or by a save that failed."""
+        """Attempts of a dead run, or of a save that failed."""
         return not one.is_committed and not store.exists(store.join(one.url, commits.NAME))
 
     def _remove(self, one: Attempt) -> Iterable[str]:
@@ -222,7 +221,7 @@ class Retention:
 
 
 def _ours(url: str) -> bool:
-    """Whether a folder may go: not what a link leads to."""
+    """Whether a folder may be removed: not the target of a link."""
     return not store.is_local(url) or not any(
         path.is_symlink() for path in (store.local_path(url), store.local_path(url).parent)
     )

@@ -1,10 +1,11 @@
-"""Checkpoints in which every rank writes what it holds: safetensors shards and JSON, no pickle, committed by one file.
+"""Sharded checkpoints: every rank writes its own safetensors shards and JSON, no pickle, committed by one file.
 
     <out>/checkpoints/step-00000100/<attempt>/rank-00000-0000.safetensors ... COMMIT.json
 
-The loop stands still for a copy (snapshot.py); the copy is written and committed beside it (drain.py); what is old goes
-(retention.py); any mesh reads what any other wrote (restore.py, load.py). Between, copies may stay in the memory of the
-nodes (memory.py). A directory is never written twice; what has no valid COMMIT.json is not a checkpoint.
+The loop waits for a copy (snapshot.py), which is written and committed in the background (writer.py); old checkpoints
+are removed (retention.py); any mesh loads a checkpoint of any other (restore.py, load.py). Between checkpoints, copies
+may stay in the memory of the nodes (memory.py). A directory is never written twice; without a valid COMMIT.json it is
+no checkpoint.
 """
 
 import contextlib
@@ -24,27 +25,24 @@ from dtrain.checkpoint.restore import Restore
 from dtrain.checkpoint.retention import Best, Policy, Retention
 from dtrain.checkpoint.snapshot import Snapshot
 from dtrain.checkpoint.state import TrainState
-from dtrain.checkpoint.writer import CheckpointWriter, SaveResult, told
+from dtrain.checkpoint.writer import CheckpointWriter, SaveResult, describe
 from dtrain.config.environment import LEASE, MEMORY
 from dtrain.errors import LeaseError, PreflightError, StoreError, WordsError, nearest
 from dtrain.mesh import Mesh
 from dtrain.storage import attempts, store
 
 END_SECONDS = 30.0, 1.0
-"""How long a run that failed waits for what is still being written: alone, and on several ranks, of which one may be
+"""How long a failed run waits for a save that is being written: on one rank, and on several, one of which may be
 gone.
 """
 TIDY_SECONDS = 10.0
-"""How long a run that is done waits for old checkpoints to be removed: the next run under the same `out` goes on with
-it.
-"""
+"""How long a finished run waits for the removal of old checkpoints; the next run under `out` goes on with it."""
 
 
 class Sharded:
-    """A context. `resume` is auto, never or must; `mode` background or blocking; `every`, `keep`, `keep_every`, `best`,
-    `best_is` and `ephemeral` as in retention.py; `memory` steps between copies in the memory of the nodes, where there
-    is a folder for them (0: none). `before_commit` runs on rank 0, in a thread, after all files are written and before
-    the commit is.
+    """A context. `resume`: auto, never or must; `mode`: background or blocking; `every`, `keep`, `keep_every`, `best`,
+    `best_is` and `ephemeral`: as in retention.py; `memory`: steps between copies in the memory of the nodes (0: none).
+    `before_commit` runs on rank 0, in a thread, after all files and before the commit.
     """
 
     def __init__(
@@ -69,7 +67,7 @@ class Sharded:
         self._promised = False
         self._policy = Policy(every, keep, keep_every, best, ephemeral, best_is)
         self.passed_over = set[str]()
-        """The places of the checkpoints that this start or an earlier one passed over."""
+        """The places of the checkpoints that this start or an earlier one skipped."""
         self._retention = Retention(out, self._policy, self.passed_over)
         self._snapshot: Snapshot | None = None
         self._every_copy, self._restored = memory, False
@@ -87,15 +85,13 @@ class Sharded:
         self._noting = threading.Lock()
         self._notes: list[threading.Thread] = []
         self.damaged: list[str] = []
-        """One sentence for every checkpoint that `restore` passed over."""
+        """One sentence for every checkpoint that `restore` skipped as damaged."""
 
     def __enter__(self) -> "Sharded":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """After an error the save that is still being written gets a little time, and is given up then; else it was
-        waited for.
-        """
+        """After an error, a running save has little time to finish; else it is waited for."""
         if self._drain and kind:
             if issubclass(kind, Exception):  # who interrupts does not want to wait
                 self._drain.join(END_SECONDS[self._mesh.world > 1])
@@ -105,10 +101,10 @@ class Sharded:
         return self._policy.due(step) or self._copies(step)
 
     def save(self, state: TrainState, *, last: bool = True) -> str:
-        """Copy `state` and return the URL of its checkpoint to be; all ranks call it. One that is still being written
-        is waited for.
+        """Copy `state` and return the URL of its checkpoint; all ranks call it, and wait for a save that is still being
+        written.
 
-        When it is not the `last`, and only a copy in memory is due, there is no checkpoint, and no URL.
+        When it is not the `last`, and only a copy in memory is due, there is no checkpoint: None.
         """
         begin = time.monotonic()
         if self._copies(state.step):
@@ -120,7 +116,7 @@ class Sharded:
             return self._last[1]
         tensors, facts = state.tensors(), json.loads(json.dumps(state.facts()))
         if self._snapshot is None:
-            self._snapshot = Snapshot(self._mesh.rank, self._mesh.place)
+            self._snapshot = Snapshot(self._mesh.rank, self._mesh.replica_coords)
         files = self._snapshot.take(tensors)
         url = store.join(attempts.folder(self._out, state.step), self._attempt())
         self._retention.begin(url, state.step)
@@ -159,9 +155,7 @@ class Sharded:
         return url
 
     def landed(self) -> list[SaveResult]:
-        """Results of saves since the last call; waits for nothing. Raises LeaseError when another run has taken
-        over.
-        """
+        """Results of saves since the last call, without waiting. Raises LeaseError if another run has taken over."""
         if self._drain and self._drain.done:
             self._settle()
         if not self._landed:
@@ -170,7 +164,7 @@ class Sharded:
         return landed
 
     def wait(self) -> None:
-        """Until nothing is being written. Raises StoreError when the newest save was not committed."""
+        """Wait for the running save. Raises StoreError if the newest save was not committed."""
         self._settle()
         for note in self._notes:
             note.join()
@@ -179,8 +173,8 @@ class Sharded:
             raise StoreError(self._error)
 
     def scored(self, step: int, metrics: Mapping[str, float], *, complete: bool = True) -> None:
-        """Take the figures of the checkpoint of `step`, if there is one, for `best`; waits for nothing. Raises
-        WordsError when `best` is not among figures that are `complete`.
+        """Record metrics of the checkpoint of `step`, if any, for `best`, without waiting. Raises WordsError if `best`
+        is missing in `complete` metrics.
         """
         if complete and self._policy.best and self._policy.best not in metrics:
             raise WordsError(
@@ -196,19 +190,18 @@ class Sharded:
             self._notes[-1].start()
 
     def brings(self) -> bool:
-        """Whether something is committed; a copy in memory alone may yet bring the state."""
+        """Whether there is a commit; even without one, a copy in memory may be loaded."""
         self._promised = self._mesh.on_rank_0(
             "look for checkpoints", lambda: any(attempt.is_committed for attempt in attempts.listed(self._out))
         )
         return bool(self._promised)
 
     def restore(self, state: TrainState) -> dict[str, Any] | None:
-        """The newest checkpoint of which every rank finds its bytes as they were saved, into `state`; all ranks call
-        it. Its commit, or None.
+        """Load the newest checkpoint whose bytes are intact on every rank into `state`; all ranks call it. Returns its
+        commit, or None.
 
-        Raises StoreError when it is of another model, PreflightError when `resume` says that it must or must not be
-        there, or when all are damaged. When it is called again, the run goes back: to what is committed, whatever
-        `resume` says.
+        Raises StoreError if it is of another model or all are damaged, PreflightError if `resume` requires or forbids
+        one. A later call rewinds the run to the newest commit, whatever `resume` says.
         """
         copy, resume, self._resume = self._newest_copy(), self._resume, "auto"
         restore = Restore(self._mesh)
@@ -248,7 +241,9 @@ class Sharded:
         return None
 
     def load_weights(self, source: str, state: TrainState) -> dict[str, Any]:
-        """Weights only, from a run's `out`, a step's folder or one attempt; all ranks call it. Raises StoreError."""
+        """Load the weights alone, from a run's `out`, a step's folder or one attempt; all ranks call it. Raises
+        StoreError.
+        """
         restore = Restore(self._mesh)
         for url, commit in restore.candidates(lambda: commits.found_at(source)):
             if restore.load_weights(url, commit, state):
@@ -263,7 +258,7 @@ class Sharded:
         return bool(self._every_copy) and MEMORY in os.environ and step % self._every_copy == 0
 
     def _copy(self, state: TrainState) -> None:
-        """Into the memory of the nodes; where that fails on one rank, no rank tries again."""
+        """Copy into the memory of the nodes; after a failure of one rank, no rank tries again."""
         try:
             self._nodes().take(state.step, state.tensors(), state.facts())
         except StoreError as error:
@@ -329,10 +324,10 @@ class Sharded:
                 self._write_scores()
             self._retention.apply(commit["step"])
         except Exception as error:  # it is committed all the same
-            self._untidy.append(told(error))
+            self._untidy.append(describe(error))
 
     def _await_tidiness(self) -> None:
-        """The newest save, if it was not told of yet, says what is still there."""
+        """The newest save, if nobody has read its result yet, reports what could not be removed."""
         deadline = time.monotonic() + TIDY_SECONDS
         if self._drained and not (
             self._drained.ended(TIDY_SECONDS) and self._retention.settled(deadline - time.monotonic())

@@ -1,6 +1,6 @@
-"""A tensor and the pieces of it that ranks hold: saved on one mesh, read on any other.
+"""Tensors and the pieces that ranks hold: saved on one mesh, loaded on any other.
 
-A piece is {name, shape, offset, key, file}: where in the whole tensor it lies, and where its bytes are.
+A piece is {name, shape, offset, key, file}: its position in the whole tensor, and the location of its bytes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,30 +16,30 @@ Offset = tuple[int, ...]
 Slices = tuple[slice, ...]
 
 
-def mine(tensors: Mapping[str, Tensor], at: Mapping[str, int]) -> Iterator[tuple[str, Tensor, Offset]]:
-    """(name, local piece, offset in the whole) of everything this rank is the one to write. `at` is `Mesh.place`."""
+def mine(tensors: Mapping[str, Tensor], coords: Mapping[str, int]) -> Iterator[tuple[str, Tensor, Offset]]:
+    """(name, local piece, offset in the whole) of all that this rank writes. `coords`: `Mesh.replica_coords`."""
     for name, tensor in tensors.items():
         if isinstance(tensor, DTensor):
             coordinate: Sequence[int] = tensor.device_mesh.get_coordinate() or ()
             copies = [
-                place
-                for place, placement in zip(coordinate, tensor.placements, strict=True)
+                index
+                for index, placement in zip(coordinate, tensor.placements, strict=True)
                 if placement.is_replicate()
             ]
             names = tensor.device_mesh.mesh_dim_names or ()
             if "tp" not in names:
-                copies.append(at["tp"])
+                copies.append(coords["tp"])
             if "dp_shard" not in names and "expert_shard" not in names:
-                copies.append(at["expert_copy" if "ep" in names else "batch"])
+                copies.append(coords["expert_copy" if "ep" in names else "batch"])
             if not any(copies) and local(tensor).numel():
                 yield name, local(tensor), offset(tensor)
-        elif at["batch"] == at["tp"] == 0:
+        elif coords["batch"] == coords["tp"] == 0:
             yield name, tensor, (0,) * tensor.ndim
 
 
 class ShardOverlap:
-    """This rank's part of a tensor, and the saved pieces that overlap it: (piece, where in the piece, where in what
-    is held).
+    """This rank's part of a tensor, and the saved pieces that overlap it: (piece, slices of the piece, slices of the
+    part).
     """
 
     def __init__(self, tensor: Tensor, pieces: Sequence[Mapping[str, Any]]) -> None:
@@ -56,7 +56,7 @@ class ShardOverlap:
                 )
 
     def fill(self, number: int, value: Tensor) -> None:
-        """Copy the overlap of this number out of the whole piece `value`; another type is converted."""
+        """Copy overlap `number` from the whole piece `value`, converted to the type of the part."""
         _, source, target = self.overlaps[number]
         with torch.no_grad():
             self.memory[target].copy_(value[source])

@@ -1,4 +1,4 @@
-"""A copy of what this rank writes, in memory that every save uses again, laid out as the files will be: the loop waits
+"""A copy of the shards that this rank writes, laid out like the files, in memory that every save reuses: the loop waits
 for this copy alone.
 """
 
@@ -17,15 +17,13 @@ from dtrain.errors import StoreError
 from dtrain.mesh.sharding import local
 
 FILE_BYTES = 64 << 20
-"""A file holds no more than this, but for a single row that is larger."""
+"""The size of a file, unless a single row is larger."""
 ALIGN = 4096
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows [first, last) of what a rank holds of a tensor; all of it when it has no rows. `key` is its name in the
-    file.
-    """
+    """Rows [first, last) of a rank's part of a tensor; None: all of it. `key`: its name in the file."""
 
     name: str
     key: str
@@ -44,8 +42,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class File:
-    """One file that is to be written: its bytes are `parts`, of which the second lies at `begin` in memory and is
-    overwritten by the next snapshot. `mark` is the metadata in it: of which step and attempt its tensors are.
+    """A file to write. `parts`: its bytes, of which the second begin at `begin` of the shared memory, and are
+    overwritten by the next snapshot. `mark`: its metadata, the step and attempt.
     """
 
     name: str
@@ -77,12 +75,12 @@ class File:
 
 
 class Snapshot:
-    """Of the rank with this number; `place` is `Mesh.place`. `room(bytes)` gives other memory than that of the
+    """The snapshot of one rank. `coords`: `Mesh.replica_coords`. `room(bytes)`: allocates other memory than that of the
     process.
     """
 
-    def __init__(self, rank: int, place: Mapping[str, int], room: Callable[[int], Tensor] | None = None) -> None:
-        self._rank, self._place, self._room = rank, place, room
+    def __init__(self, rank: int, coords: Mapping[str, int], room: Callable[[int], Tensor] | None = None) -> None:
+        self._rank, self._coords, self._room = rank, coords, room
         self._signature: object = None
         self._copied: torch.Event | None = None
         self.memory = torch.empty(0, dtype=torch.uint8)
@@ -90,10 +88,10 @@ class Snapshot:
         self._files: list[File] = []
 
     def take(self, tensors: Mapping[str, Tensor]) -> list[File]:
-        """Copy what this rank is the one to write; `wait` before it is read. Nothing is allocated as long as names,
-        shapes and types stay.
+        """Copy the shards that this rank writes; call `wait` before reading them. Nothing is allocated while names,
+        shapes and types stay the same.
 
-        A GPU copies in its turn, before what the loop asks of it next, so that the loop need not wait.
+        A GPU copies in stream order, before the loop's next kernels, so that the loop need not wait.
         """
         signature = [
             (name, tensor.shape, tensor.dtype, getattr(tensor, "placements", None)) for name, tensor in tensors.items()
@@ -115,13 +113,13 @@ class Snapshot:
         return self._files
 
     def wait(self) -> None:
-        """Until what was taken has arrived; any thread may."""
+        """Wait until the copy has arrived; any thread may call it."""
         if self._copied is not None:
             self._copied.synchronize()
 
     def _lay_out(self, tensors: Mapping[str, Tensor]) -> None:
-        """Memory for all files, one after the other, and where in it each piece goes."""
-        packed = list(pack(shards.mine(tensors, self._place)))
+        """Allocate memory for all files, and set the position of each piece in it."""
+        packed = list(pack(shards.mine(tensors, self._coords)))
         begins, total = [], 0
         for pieces in packed:
             begins.append(total)
@@ -138,15 +136,15 @@ class Snapshot:
             for piece in pieces:
                 entries[piece.key] = Entry(piece.dtype, piece.shape, end)
                 end = entries[piece.key].end
-                place = self.memory[begin + end - piece.bytes : begin + end]
-                self._targets.append(place.view(piece.dtype).view(piece.shape))
+                part = self.memory[begin + end - piece.bytes : begin + end]
+                self._targets.append(part.view(piece.dtype).view(piece.shape))
             name = f"rank-{self._rank:05d}-{number:04d}.safetensors"
             self._files.append(File(name, begin, entries, view[begin : begin + end], tuple(pieces)))
 
 
 def pack(held: Iterable[tuple[str, Tensor, Sequence[int]]], limit: int = FILE_BYTES) -> Iterable[list[Piece]]:
-    """A rank's tensors, cut into rows where it is larger than a file, in groups that fill a file; wide types first, so
-    that all are aligned.
+    """A rank's tensors, cut into rows if larger than a file, in groups that fill a file; wide types first, so that all
+    are aligned.
     """
     group, size = list[Piece](), 0
     for name, tensor, offset in held:
@@ -161,7 +159,7 @@ def pack(held: Iterable[tuple[str, Tensor, Sequence[int]]], limit: int = FILE_BY
 
 
 def cut(name: str, tensor: Tensor, offset: Sequence[int], limit: int) -> Iterable[Piece]:
-    """Raises StoreError for a type that the files have no name for."""
+    """Raises StoreError for a type that safetensors has no name for."""
     if tensor.dtype not in NAMES:
         raise StoreError(f"cannot save {name}: a checkpoint has no name for {tensor.dtype}")
     shape, size = tuple(tensor.shape), tensor.numel() * tensor.dtype.itemsize
@@ -176,8 +174,8 @@ def cut(name: str, tensor: Tensor, offset: Sequence[int], limit: int) -> Iterabl
 
 
 def _memory(size: int, *, pinned: bool) -> Tensor:
-    """`size` bytes: pinned for copies from a GPU; else of huge pages where there are any, because touching 4 KiB pages
-    for the first time takes longer than the copy.
+    """`size` bytes: pinned for copies from a GPU; else huge pages if available, because touching 4 KiB pages for the
+    first time takes longer than the copy.
     """
     if pinned:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)

@@ -1,5 +1,5 @@
-"""The state that must survive a restart, and nothing else: weights, optimizer, position in the data, loss scale,
-average of the weights, window of the spike detector, step.
+"""The state that survives a restart: weights, optimizer, position in the data, loss scale, average of the weights,
+window of the spike detector, step.
 """
 
 import time
@@ -19,7 +19,7 @@ from dtrain.precision import LossScale
 
 
 class Stateful(Protocol):
-    """Whatever remembers something that JSON can say."""
+    """An object with state in JSON."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -28,10 +28,10 @@ class Stateful(Protocol):
 
 @dataclass
 class TrainState:
-    """`step` counts optimizer steps done. Tensors are named `model.<parameter>`, `optim.<parameter>.<entry>` and
+    """`step`: optimizer steps done. Tensors are named `model.<parameter>`, `optim.<parameter>.<entry>` and
     `ema.<parameter>`.
 
-    The model is the one with the plain names of its parameters, not a wrapper around it.
+    `model` has the plain names of its parameters: it is no wrapper.
     """
 
     model: nn.Module
@@ -42,14 +42,14 @@ class TrainState:
     spikes: Stateful | None = None
     step: int = 0
     began: float = field(default_factory=time.perf_counter)
-    """By `time.perf_counter`: when the run would have begun, had nothing interrupted it."""
+    """Start of the run by `time.perf_counter`, without its interruptions."""
     _built: frozenset[str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._built = frozenset(name for name, _ in self._model_tensors())
 
     def tensors(self) -> dict[str, Tensor]:
-        """By name. Raises WordsError as `check`."""
+        """Tensors by name. Raises WordsError as `check`."""
         self.check()
         averages = {f"ema.{name}": average for name, average in self.ema.averages.items()} if self.ema else {}
         return (
@@ -59,8 +59,8 @@ class TrainState:
         )
 
     def check(self) -> None:
-        """Raises WordsError when the model has got or lost tensors since it was built: nothing would train them, and no
-        run could load them.
+        """Raises WordsError if the model gained or lost tensors since it was built: they would be neither trained nor
+        loaded.
         """
         names = {name for name, _ in self._model_tensors()}
         if other := sorted(name.removeprefix("model.") for name in names ^ self._built):
@@ -70,7 +70,7 @@ class TrainState:
             )
 
     def facts(self) -> dict[str, Any]:
-        """The state that is not tensors, as JSON."""
+        """The state outside of tensors, as JSON."""
         return {
             "step": self.step,
             "seconds": time.perf_counter() - self.began,
@@ -82,7 +82,7 @@ class TrainState:
         }
 
     def load_facts(self, facts: dict[str, Any]) -> None:
-        """Raises WordsError when the checkpoint was trained on other data."""
+        """Raises WordsError if the checkpoint was trained on other data."""
         if self.stream:
             self.stream.load_state_dict(facts["stream"])
         if self.scale and facts["scale"]:
@@ -97,9 +97,9 @@ class TrainState:
         self.step = facts["step"]
 
     def make_room(self, saved: Iterable[str]) -> None:
-        """Let the optimizer create its state, by a step that changes nothing: gradients and learning rates are zero.
+        """Make the optimizer create its state, by a step with zero gradients and learning rates.
 
-        Of the parameters for which the names `saved` have an entry: one that no step has reached has none.
+        Only for parameters with an entry among the `saved` names: one that no step has reached has none.
         """
         if self.optimizer is None:
             return

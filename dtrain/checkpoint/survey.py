@@ -1,6 +1,4 @@
-"""A survey of a URL: every attempt to save, whether it is a checkpoint, and whether its bytes are those that were
-saved.
-"""
+"""A survey of a URL: every attempt to save, its status, and whether its bytes are intact."""
 
 import datetime
 import json
@@ -17,16 +15,12 @@ from dtrain.storage import attempts as listing
 from dtrain.storage import store
 
 STREAMS = 4
-"""Files that are verified at a time; each is in memory whole, and a file is small unless one row of a tensor is
-large.
-"""
+"""Files that are verified at once; each is in memory whole, and small unless one row of a tensor is large."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """`commit` is there when `status` is valid; `fault` says what is wrong when it is damaged; `begun`: when its run
-    began, by its name.
-    """
+    """`commit`: of a valid attempt; `fault`: of a damaged one; `begun`: start of its run, from its name."""
 
     listed: listing.Attempt
     status: Literal["valid", "damaged", "uncommitted"]
@@ -50,16 +44,18 @@ class Attempt:
 
 
 def attempts(source: str) -> Iterator[Attempt]:
-    """Of a run's `out`, a step's folder or one attempt, newest first. Raises StoreError when nothing is there."""
-    found = listing.listed_at(source)
-    if not found:
+    """The attempts of a run's `out`, a step's folder or one attempt, newest first. Raises StoreError if there is
+    none.
+    """
+    attempts_at = listing.listed_at(source)
+    if not attempts_at:
         raise StoreError.during("find a checkpoint at", source, "nothing is there")
     with ThreadPoolExecutor(commits.STREAMS) as pool:
-        yield from pool.map(_look, found)
+        yield from pool.map(_look, attempts_at)
 
 
 def dispute(attempts: Sequence[Attempt]) -> str:
-    """The reason why the first valid one is not the newest; empty when it is."""
+    """The reason why the first valid one is not the newest; empty if it is."""
     valid = [attempt for attempt in attempts if attempt.commit is not None]
     if not valid or valid[0].commit is None:
         return ""
@@ -71,9 +67,7 @@ def dispute(attempts: Sequence[Attempt]) -> str:
 
 
 def faults(url: str, commit: Mapping[str, Any]) -> Iterator[str]:
-    """A sentence for every file of a commit that is not what was saved. Raises StoreError when the storage does not
-    answer.
-    """
+    """A sentence for every damaged file of a commit. Raises StoreError if the storage does not answer."""
     pieces: dict[str, list[Mapping[str, Any]]] = {file["name"]: [] for file in commit["files"]}
     for piece in commit["pieces"]:
         pieces[piece["file"]].append(piece)
@@ -122,9 +116,9 @@ def _begun(name: str) -> datetime.datetime | None:
 
 
 def _scores(url: str) -> Mapping[str, float]:
-    """Figures of an evaluation; none when they cannot be read, for nothing depends on them here."""
+    """Metrics of an evaluation; empty if they cannot be read."""
     try:
-        told = json.loads(store.read(store.join(url, SCORES)))
-        return {str(name): float(value) for name, value in told.items()}
+        scores = json.loads(store.read(store.join(url, SCORES)))
+        return {str(name): float(value) for name, value in scores.items()}
     except (StoreError, ValueError, TypeError, AttributeError, RecursionError):
         return {}

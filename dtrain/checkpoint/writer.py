@@ -1,7 +1,6 @@
-"""One save on its way to the storage, beside the loop: every rank writes its files, then rank 0 commits them, or all
-know why not.
+"""A save in the background: every rank writes its files, then rank 0 commits them, or all learn why not.
 
-Ranks tell each other by letters over the rendezvous store, never by collectives, which belong to the loop.
+Ranks exchange messages over the rendezvous store, never by collectives, which belong to the loop.
 """
 
 import contextlib
@@ -24,19 +23,18 @@ from dtrain.mesh import Mesh
 from dtrain.storage import lease, store
 
 REMOTE_STREAMS, LOCAL_STREAMS = 4, 2
-"""Files that a rank writes at a time; on a remote URL each costs its size in memory once more."""
+"""Files that a rank writes at once; on a remote URL each takes its size in memory once more."""
 BEAT_SECONDS = 1.0
-"""A rank says this often that it is there."""
+"""The interval of a rank's signs of life."""
 NICENESS = 10
-"""Of the writing threads, on Linux: where no core is free the loop goes first."""
+"""The nice value of the writing threads, on Linux: on a full host the loop goes first."""
 
 
 @dataclass(frozen=True)
 class SaveResult:
-    """How a save ended. `stall_seconds`: how long the loop stood still for it; `seconds`: from its beginning to its
-    end.
+    """The outcome of a save. `stall_seconds`: how long the loop waited for it; `seconds`: its duration.
 
-    `error` of a committed one says what of the old could not be removed until then.
+    `error` of a committed save: a removal of old checkpoints that failed.
     """
 
     kind: Literal["committed", "failed"]
@@ -48,10 +46,9 @@ class SaveResult:
 
 
 class CheckpointWriter:
-    """Begins at once. `arrived` waits until the bytes of the `files` are there. `commit` is what rank 0 will write;
-    `manifest` what this rank adds to the tensors and facts in it; `before_commit` makes durable what the commit must
-    not be older than, and `after_commit`, which nobody waits for, may remove what is older: both run on rank 0.
-    `before` is the save before.
+    """Begins at once. `arrived` waits for the bytes of `files`. `commit`: written by rank 0; `manifest`: this rank's
+    tensors and facts in it; `before_commit`: makes durable whatever the commit depends on; `after_commit`: removes old
+    checkpoints, and nobody waits for it; both run on rank 0. `before`: the previous save.
     """
 
     def __init__(
@@ -82,19 +79,19 @@ class CheckpointWriter:
 
     @property
     def done(self) -> bool:
-        """Whether it was committed, or has failed."""
+        """Whether it has been committed, or has failed."""
         return self._over.is_set()
 
     def join(self, seconds: float | None = None) -> None:
         self._over.wait(seconds)
 
     def ended(self, seconds: float) -> bool:
-        """Whether, within so many seconds, nothing is left to do after the commit either."""
+        """Whether all work after the commit ends within `seconds`."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def stop(self) -> None:
-        """Begin no further file; the save has failed then, unless it is committed already."""
+        """Write no further file: the save fails, unless it is committed already."""
         self._stop.set()
 
     def _run(self) -> None:
@@ -104,7 +101,7 @@ class CheckpointWriter:
         try:
             self._land()
         except Exception as error:  # a thread's exception would reach nobody
-            self.error, self.fatal = told(error), isinstance(error, LeaseError)
+            self.error, self.fatal = describe(error), isinstance(error, LeaseError)
         finally:
             self.seconds = time.monotonic() - self._begin
             self._over.set()
@@ -121,7 +118,7 @@ class CheckpointWriter:
                 "pieces": [piece for file in self._files for piece in file.manifest()],
             }
         except Exception as error:  # the others must hear of it, whatever it is
-            mine["error"] = told(error)
+            mine["error"] = describe(error)
         if self._mesh.world == 1:
             self._decide([mine])
             return
@@ -139,11 +136,11 @@ class CheckpointWriter:
             self._mesh.kv_delete(*map(self._letter, everyone), *self._read_by_all)
             self._decide(manifests)
         except Exception as error:  # as above
-            self.error, self.fatal = told(error), isinstance(error, LeaseError)
+            self.error, self.fatal = describe(error), isinstance(error, LeaseError)
         self._mesh.kv_set(self._letter("verdict"), json.dumps({"error": self.error, "fatal": self.fatal}))
 
     def _decide(self, manifests: Sequence[Mapping[str, Any]]) -> None:
-        """Commit, when every rank has written. On rank 0."""
+        """On rank 0: commit when every rank has written its files."""
         failed = [(rank, manifest["error"]) for rank, manifest in enumerate(manifests) if manifest["error"]]
         if failed:
             rank, error = failed[0]
@@ -183,7 +180,7 @@ class CheckpointWriter:
             self.error += f"; {error}"
 
     def _write(self) -> list[dict[str, Any]]:
-        """Put all files of this rank; the first error ends it."""
+        """Write all files of this rank; the first error ends it."""
         remaining, lock = iter(self._files), threading.Lock()
         done: dict[str, dict[str, Any]] = {}
         errors: list[Exception] = []
@@ -217,9 +214,7 @@ class CheckpointWriter:
         return [done[file.name] for file in self._files]
 
     def _put(self, file: File) -> dict[str, Any]:
-        """Write one file and read it back: what was turned over on its way must not become the reason to remove an
-        older checkpoint.
-        """
+        """Write one file and read it back: bytes that changed on the way must not replace an older checkpoint."""
         digest = hashlib.sha256()
         for part in file.parts:
             digest.update(part)
@@ -234,7 +229,7 @@ class CheckpointWriter:
         return f"checkpoint/{self._key}/{what}"
 
     def _beat(self) -> None:
-        """Say that this rank is there, as long as its save is under way, whatever its storage makes it wait for."""
+        """Send signs of life while the save is running, however slow the storage is."""
         with contextlib.suppress(RuntimeError):  # without the store nobody listens
             for beat in itertools.count():
                 self._mesh.kv_set(f"checkpoint/alive/{self._mesh.rank}", f"{self._key} {beat}")
@@ -242,8 +237,8 @@ class CheckpointWriter:
                     return
 
     def _await(self, ranks: Sequence[int], what: str) -> list[str]:
-        """The letters of these ranks, as soon as all are there. Raises StoreError when one has given no sign of life
-        for the mesh's timeout.
+        """The messages of these ranks, once all have arrived. Raises StoreError if one gives no sign of life for the
+        mesh's timeout.
         """
         keys = [self._letter(rank if what == "manifest" else what) for rank in ranks]
         signs: dict[int, tuple[object, float]] = {}
@@ -270,7 +265,7 @@ class CheckpointWriter:
                 )
 
 
-def told(error: Exception) -> str:
+def describe(error: Exception) -> str:
     return str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {first_line(error)}"
 
 

@@ -1,5 +1,5 @@
-"""Ranks that somebody else started. What srun and mpirun say of them is told again in torchrun's variables, which torch
-and all of dtrain read.
+"""Ranks that another launcher started. The variables of srun and mpirun are translated to torchrun's, which torch and
+all of dtrain read.
 """
 
 import re
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from dtrain.errors import PreflightError
 
 PORTS = range(20000, 32000)
-"""Below those that a system hands out by itself."""
+"""Below the ephemeral ports."""
 
 NUMBER = re.compile(r"[0-9]{1,9}")
 OF_THE_HOST = ("LOCAL_RANK", "GROUP_RANK")
@@ -33,7 +33,7 @@ class External:
 
 @dataclass(frozen=True)
 class Starter:
-    """The names of the variables by which a launcher tells a process its place; `job` tells its jobs apart."""
+    """The variables by which a launcher gives a process its place; `job` identifies its jobs."""
 
     rank: str
     world: str
@@ -43,7 +43,7 @@ class Starter:
     hosts: str = ""
 
     def missing(self, environ: Mapping[str, str]) -> list[str]:
-        """Without which a process does not know its place."""
+        """Variables without which a process does not know its rank."""
         return [name for name in (self.rank, self.world, self.local_rank, self.local_world) if not environ.get(name)]
 
 
@@ -65,14 +65,14 @@ STARTERS = (
         "SLURM_STEP_NODELIST",
     ),
 )
-"""In this order: within an allocation of Slurm mpirun starts its own helpers by srun. A batch script itself is no step,
-and no rank.
+"""In this order: in a Slurm allocation mpirun starts its own helpers by srun. A batch script itself is no step, and no
+rank.
 """
 
 
 def adopt(environ: MutableMapping[str, str]) -> None:
-    """Where several processes were started without RANK and WORLD_SIZE, as mpirun and srun do: set these, and where
-    rank 0 is if that is known.
+    """If several processes were started without RANK and WORLD_SIZE, as by mpirun and srun: set these, and the host of
+    rank 0 if it is known.
     """
     said = {"RANK", "WORLD_SIZE"} & environ.keys()
     starter = next((one for one in STARTERS if not one.missing(environ)), None)
@@ -98,8 +98,8 @@ def adopt(environ: MutableMapping[str, str]) -> None:
 
 
 def _never_alone(environ: Mapping[str, str]) -> None:
-    """Raises PreflightError for one of several processes that their launcher has not told all: each would train a run
-    of its own.
+    """Raises PreflightError for one of several processes whose launcher does not give it a rank: each would train its
+    own run.
     """
     half = next(
         (one for one in STARTERS if environ.get(one.rank) and environ.get(one.world, "") not in ("", "1")), None
@@ -113,14 +113,12 @@ def _never_alone(environ: Mapping[str, str]) -> None:
 
 
 def _first(hosts: str) -> str:
-    """The first of Slurm's list of hosts: of gpu[03-05,9]-ib,b it is gpu03-ib."""
+    """The first host of Slurm's list: gpu03-ib of gpu[03-05,9]-ib,b."""
     return re.sub(r"\[(\w+)[^]]*\]", r"\1", re.match(r"([^,[]|\[[^]]*\])*", hosts)[0])  # type: ignore[index]
 
 
 def external(environ: Mapping[str, str]) -> External | None:
-    """The place among other ranks that the environment tells; None for a process of its own. Raises PreflightError for
-    what can be no such place.
-    """
+    """The rank in the environment; None for a single process. Raises PreflightError for an impossible one."""
     rank, world = environ.get("RANK"), environ.get("WORLD_SIZE")
     if (rank is None and world in (None, "1")) or (world is None and rank == "0"):
         _never_alone(environ)
@@ -152,13 +150,9 @@ def external(environ: Mapping[str, str]) -> External | None:
         and numbers["WORLD_SIZE"] > 1
         and not (environ.get("MASTER_ADDR") and NUMBER.fullmatch(port) and 0 < int(port) < 1 << 16)
     ):
-        where = (
-            "MASTER_ADDR is not set"
-            if not environ.get("MASTER_ADDR")
-            else f"MASTER_PORT={port} is no port"
-            if port
-            else "MASTER_PORT is not set"
-        )
+        where = f"MASTER_PORT={port} is no port" if port else "MASTER_PORT is not set"
+        if not environ.get("MASTER_ADDR"):
+            where = "MASTER_ADDR is not set"
         problem = (
             f"{where}, so the {world} ranks cannot meet. Set both to the host of rank 0 and a free port there "
             "(mpirun -x MASTER_ADDR=<host>)"

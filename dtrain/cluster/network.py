@@ -1,4 +1,4 @@
-"""Addresses and interfaces of this host, and the secret by which the hosts of a run know each other. Without torch."""
+"""Addresses and interfaces of this host, and the secret shared by the hosts of a run. Without torch."""
 
 import contextlib
 import ipaddress
@@ -36,7 +36,7 @@ def _is_every(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address leads to this host alone."""
+    """Whether a name or an address is of loopback."""
     try:
         found = {str(info[4][0]).partition("%")[0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except (OSError, UnicodeError):  # nobody knows it, or it can be no name
@@ -45,7 +45,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_only_here(host: str) -> bool:
-    """Whether `host` means the host of whoever reads it, on every host."""
+    """Whether `host` means the reader's own host, on every host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -53,8 +53,8 @@ def is_only_here(host: str) -> bool:
 
 
 def weakness(host: str, environ: Mapping[str, str]) -> str:
-    """Why a run may neither be served nor joined at `host`: nothing for loopback, and for any other where the secret is
-    set and long enough.
+    """Why a run may neither be served nor joined at `host`; empty for loopback, and for any other if the secret is set
+    and long enough.
     """
     secret = environ.get(SECRET, "")
     if secret and len(secret) < SHORTEST:
@@ -65,7 +65,7 @@ def weakness(host: str, environ: Mapping[str, str]) -> str:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens at this address of the host, and at no other. Raises OSError."""
+    """A socket that listens at this address of the host alone. Raises OSError."""
     family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     return socket.create_server(place[:2], family=family)
 
@@ -74,9 +74,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def interfaces() -> dict[str, str]:
-    """The IPv4 address of each network interface of this host that has one, by its name. None where this is not
-    Linux.
-    """
+    """Interface -> its IPv4 address, on this host; None if this is not Linux."""
     found = {}
     if sys.platform == "linux":
         import fcntl
@@ -90,8 +88,8 @@ def interfaces() -> dict[str, str]:
 
 
 def sockets(address: str) -> dict[str, str]:
-    """The variables by which gloo, and on loopback NCCL too, listen where this address of this host is, and on no other
-    interface. None where no interface has it: then they take the one that the host's name happens to resolve to.
+    """The variables that make gloo, and on loopback NCCL too, listen at the interface with this address alone. None if
+    no interface has it: then they use the one that the host's name resolves to.
     """
     alone = ipaddress.ip_address(address).is_loopback
     here = (
@@ -106,14 +104,14 @@ def sockets(address: str) -> dict[str, str]:
 
 
 def take_interface(address: str) -> None:
-    """`sockets` for this process and those that it starts, unless the environment says where."""
+    """Set `sockets` for this process and its children, unless the environment sets them."""
     for name, value in sockets(address).items():
         os.environ.setdefault(name, value)
 
 
 @contextmanager
 def on_loopback() -> Iterator[None]:
-    """Gloo and NCCL listen on loopback alone, unless the environment says where."""
+    """Make gloo and NCCL listen on loopback alone, unless the environment says otherwise."""
     told = {name: value for name, value in sockets("127.0.0.1").items() if name not in os.environ}
     os.environ.update(told)
     try:

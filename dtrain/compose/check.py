@@ -12,7 +12,8 @@ from typing import Any
 
 from dtrain import secrets
 from dtrain.config import constraints, files, grammar
-from dtrain.config.schema import ALLOWED, GROUPS, LISTS, VERBS
+from dtrain.config.facts import about
+from dtrain.config.schema import ALLOWED, GROUPS, LISTS, NAMED, VERBS
 from dtrain.config.word import Word, cut, said
 from dtrain.errors import WordsError, nearest
 from dtrain.secrets import screen
@@ -108,7 +109,7 @@ class Vocabulary:
         """The constraint on `key`; None where only a target of the user's own knows it."""
         group, *rest = key.split(".")
         if group not in GROUPS:
-            return ALLOWED.get(key)
+            return list(self.options[NAMED[key]]) if key in NAMED else ALLOWED.get(key)
         if self.free(key) or not rest:
             return None
         word, rest = (rest[0], rest[1:]) if group in LISTS else (self.choices[group], rest)
@@ -137,7 +138,7 @@ class Vocabulary:
 
 def allowed_of(part: Mapping[str, Any], name: str) -> Any:
     """The constraint on an argument: as its word says in `_about_`, else the type of its default."""
-    said = ((part.get("_about_") or {}).get("allowed") or {}).get(name)
+    said = (about(part).get("allowed") or {}).get(name)
     return constraints.of_type(part.get(name)) if said is None else said
 
 

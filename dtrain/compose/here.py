@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dtrain.config import files
-from dtrain.config.schema import GROUPS
+from dtrain.config.schema import GROUPS, NAMED
 from dtrain.config.word import Word, cut, said, text
 from dtrain.recipe.document import Slip, parse
 from dtrain.storage.store import is_local, local_path
@@ -80,7 +80,8 @@ def _read() -> Iterator[tuple[Word | None, str]]:
 
 def own_words(folder: Path) -> list[str]:
     """`model=mine` for each word in a folder of words."""
-    return [f"{group}={path.stem}" for group in GROUPS for path in sorted((folder / group).glob("*.yaml"))]
+    keys = {group: group for group in GROUPS} | {group: key for key, group in NAMED.items()}
+    return [f"{key}={path.stem}" for group, key in keys.items() for path in sorted((folder / group).glob("*.yaml"))]
 
 
 def folders(words: Sequence[Word]) -> list[Path]:

@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from dtrain.config import files
 from dtrain.config.constraints import fits, wants_text
 from dtrain.config.grammar import Unread, typed
-from dtrain.config.schema import GROUPS, Schema
+from dtrain.config.schema import GROUPS, NAMED, Schema
 from dtrain.config.word import Word, cut, quote
 from dtrain.errors import WordsError, first_line
 from dtrain.resolve.unknown import UNKNOWN
@@ -54,7 +54,7 @@ class Shelf:
 
     def __init__(self, searchpath: Sequence[str]) -> None:
         self._loader = _hydra(searchpath).config_loader
-        self.words = {group: sorted(self._loader.get_group_options(group)) for group in GROUPS}
+        self.words = {group: sorted(self._loader.get_group_options(group)) for group in (*GROUPS, *NAMED.values())}
 
     def node(self, group: str, word: str) -> files.Node:
         """The arguments of a word as its file has them. Raises WordsError for a file that is no YAML."""

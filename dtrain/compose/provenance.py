@@ -175,13 +175,9 @@ def origin(config: Config, key: str, default: tuple[Any, str] | None) -> str:
         if above in config.sources and (end == len(parts) or above not in GROUPS):
             return secrets.masked(config.sources[above])
     choice = config.choices.get(parts[0])
-    return (
-        f"default {default[1]}"
-        if default
-        else f"default of {parts[0]}={choice}"
-        if isinstance(choice, str) and len(parts) > 1
-        else "default"
-    )
+    if default:
+        return f"default {default[1]}"
+    return f"default of {parts[0]}={choice}" if isinstance(choice, str) and len(parts) > 1 else "default"
 
 
 def table(found: Sequence[Row]) -> str:

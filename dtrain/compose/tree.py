@@ -12,7 +12,8 @@ from dtrain.compose.check import NAMELESS, Vocabulary
 from dtrain.compose.provenance import leaves
 from dtrain.config import files
 from dtrain.config.constraints import wants_text
-from dtrain.config.schema import GROUPS, LISTS, WORDS, Config, Schema
+from dtrain.config.facts import about
+from dtrain.config.schema import GROUPS, LISTS, NAMED, WORDS, Config, Schema
 from dtrain.config.schema import defaults as schema_defaults
 from dtrain.config.word import Word, quote, text
 from dtrain.storage import options
@@ -81,9 +82,9 @@ def config_of(words: Sequence[Word], vocabulary: Vocabulary, problems: list[str]
     types = _types()
     config = Config(**{key: types[key](**value) if is_dataclass(types[key]) else value for key, value in tree.items()})
     named = {word.key for word in words}
-    for group in replaced:  # a target of the user's own keeps what its word says about itself, when that word was said
-        about = vocabulary.node(group, vocabulary.choices[group]).get("_about_") if group in named else None
-        getattr(config, group)["_about_"] = about or {}
+    for group in replaced:  # a target of the user's own keeps the facts of its word, when that word was said
+        facts = about(vocabulary.node(group, vocabulary.choices[group])) if group in named else {}
+        getattr(config, group)["_about_"] = {name: value for name, value in facts.items() if name != "arithmetic"}
     config.choices = {group: None if group in replaced else vocabulary.choices[group] for group in GROUPS}
     config.sources = sources
     config.unresolved = {word.key: word.value for word in filed if "${oc.env" in word.text}
@@ -92,6 +93,9 @@ def config_of(words: Sequence[Word], vocabulary: Vocabulary, problems: list[str]
         for group in GROUPS
         if vocabulary.choices[group] == "auto"
     }
+    for key, group in NAMED.items():
+        word = tree[group][key.split(".")[1]]
+        config.options[group] = {word: vocabulary.node(group, word)} if word in vocabulary.options[group] else {}
     return config
 
 

@@ -30,7 +30,7 @@ Loader.add_implicit_resolver(
 
 
 def folder(name: str) -> Path:
-    """conf/ or recipes/: inside the package when installed as a wheel, beside it in a checkout."""
+    """conf/, recipes/ or project/: inside the package when installed as a wheel, beside it in a checkout."""
     here = Path(dtrain.__file__).resolve().parent
     for path in (here / name, here.parent / name):
         if path.is_dir():

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from dtrain.config import constraints, files
-from dtrain.config.schema import ALLOWED, GROUPS, LISTS, SENTENCES, VERBS, WORDS, default
+from dtrain.config import constraints, facts, files
+from dtrain.config.schema import ALLOWED, GROUPS, LISTS, NAMED, SENTENCES, VERBS, WORDS, default
 from dtrain.config.word import said
 from dtrain.errors import WordsError, nearest
 
@@ -38,6 +38,8 @@ YOURS = {
     "multiplied with",
     "logger": "takes out and steps; has log(step, row), note(text) and close(), and, if it likes, begin(facts), which "
     "is told the words first; lives on rank 0",
+    "strategy": "has shard, wrap and sync (dtrain/strategy/__init__.py), and states how it holds state, "
+    "about = {'fill': 'dp_shard', 'holds': 'shards', 'reshard': 'forward', 'reduce': 'last'}",
     "hook": "has every, in steps, and __call__(info) on all ranks: info.forward(inputs) runs the model, "
     "dtrain/hook/__init__.py lists the rest; numbers it returns by "
     "name are figures",
@@ -50,6 +52,7 @@ def overview() -> str:
     lines += [f"  {verb:<12} {sentence}" for verb, sentence in VERBS.items()]
     lines += ["", "groups"]
     lines += [f"  {group:<12} {', '.join(files.groups()[group])}  (default {said(WORDS[group])})" for group in GROUPS]
+    lines += [f"  {key} {', '.join(files.groups()[group])}" for key, group in NAMED.items()]
     lines += ["", "recipes"]
     lines += [f"  {name:<12} {files.sentences(path).get('', '')[:WIDTH]}" for name, path in files.recipes().items()]
     lines += ["", "keys", *_wrapped(ALLOWED), "", "examples", *(f"  {line}" for line in EXAMPLES.splitlines())]
@@ -124,6 +127,8 @@ def _keys(topic: str) -> Iterable[str]:
     found = [key for key in ALLOWED if key == topic or key.startswith(f"{topic}.")]
     if found:
         yield "\n".join(_row(key, default(key), ALLOWED[key], SENTENCES[key]) for key in found) + "\n"
+    for key in NAMED.keys() & {topic}:
+        yield "".join("\n".join(_word(NAMED[key], word)) + "\n" for word in files.groups()[NAMED[key]])
 
 
 def _yours(group: str) -> Iterable[str]:
@@ -139,7 +144,7 @@ def _word(group: str, word: str, only: str = "") -> Iterable[str]:
     part = files.node(group, word)
     sentences = files.sentences(files.path(group, word))
     yield f"{group}={word}  {sentences.get('', '')}"
-    allowed = (part.get("_about_") or {}).get("allowed", {})
+    allowed = facts.about(part).get("allowed", {})
     path = f"{group}.{word}" if group in LISTS else group
     for name, value in part.items():
         if name[0] != "_" and only in ("", name):

@@ -12,6 +12,8 @@ from copy import copy
 from dataclasses import Field, asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
+from dtrain.config import files
+
 HEADER = """\
 # Every word a user can say, written by `python -m dtrain.config.schema`. A group (strategy, model, ...) takes the name
 # of a file in its folder; the rest are plain values."""
@@ -41,9 +43,12 @@ VERBS = {
     "doctor": "what this machine, a storage and the ranks of the words can do",
     "runs": "runs in a folder or at a URL: when, what was changed, how far, how good; best, rm",
     "diff": "what differs between runs, recipes or lists of words",
+    "new": "a small project of your own in a new folder: a model, a dataset, a recipe and a test",
     "completion": "bash, zsh or fish: a script with which the shell completes all of this",
 }
 """Verb -> its sentence; one file of dtrain/verb/ each."""
+NAMED = {"pipeline.schedule": "pipeline"}
+"""Key -> the folder of conf/ whose words it takes."""
 LISTS = ("logger", "hook")
 """Groups that take a list of words, each in a package of its own."""
 
@@ -89,7 +94,7 @@ class Mesh:
 @dataclass
 class Pipeline:
     schedule: str = key(
-        ["gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev"],
+        files.groups()["pipeline"],
         "1f1b",
         "order of forwards and backwards",
     )

@@ -1,4 +1,4 @@
-"""Training data. A Source is addressable by index; a Stream walks it in the global order and remembers one
+"""Training data. A Source is addressable by index; a Stream walks it in the global order, and its state is one
 integer.
 """
 
@@ -17,7 +17,7 @@ IGNORE = -100
 
 
 class Source(Protocol):
-    """Samples by index. Every data word builds one."""
+    """Samples by index. Every data word builds a Source."""
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -26,36 +26,35 @@ class Source(Protocol):
 
     @property
     def dense(self) -> bool:
-        """Every target counts in the loss, so the count of a batch follows from its shape."""
+        """Whether every target counts in the loss, so that the count of a batch follows from its shape."""
         ...
 
     @property
     def loading(self) -> Loading:
-        """Where `take` runs. `thread`: beside the training, many steps at once; it must use numpy alone, because a
-        second thread that computes with torch halves the speed of the first (two OpenMP pools share the cores) and
-        shares its random state. `block`: in the training's thread, many steps at once. `step`: there, one step at a
-        time.
+        """Where `take` runs. `thread`: in the background, many steps at once; it must use numpy alone, because a second
+        thread that computes with torch halves the speed of the first (two OpenMP pools share the cores) and shares its
+        random state. `block`: in the training thread, many steps at once. `step`: there, one step at a time.
         """
         ...
 
     @property
     def fingerprint(self) -> str:
-        """Changes when the samples do; a checkpoint refuses to go on with other data."""
+        """A digest of the samples; a checkpoint refuses to go on with other data."""
         ...
 
     def __len__(self) -> int: ...
 
     def take(self, index: Indices, epoch: Indices) -> Batch:
-        """A whole batch at once, on the CPU. `epoch` is for what may differ from pass to pass, such as augmentation."""
+        """A batch, on the CPU. `epoch`: for whatever may differ from pass to pass, such as augmentation."""
         ...
 
     def holdout(self) -> "Source | None":
-        """The part kept for evaluation; None when there is none."""
+        """The samples held out for evaluation; None if there are none."""
         ...
 
 
 class TextSource(Source, Protocol):
-    """A source of tokens that stand for text."""
+    """A source of text as tokens."""
 
     def encode(self, text: str) -> list[int]: ...
 

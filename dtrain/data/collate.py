@@ -20,7 +20,7 @@ from dtrain.errors import WordsError
 
 MASK = "attention_mask"
 ZERO = (MASK, "token_type_ids", "position_ids")
-"""Inputs that are padded with 0, whatever the padding token is."""
+"""Inputs that are padded with 0, whatever the padding token."""
 WHOLE = (torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32, torch.uint64)
 FRACTIONS = (torch.float64, torch.float16, torch.bfloat16)
 
@@ -46,7 +46,7 @@ def tensor(value: Any) -> Tensor:
 
 
 def tree(change: Callable[..., Any], first: Any, *others: Any) -> Any:
-    """`change` of the leaves of mappings of one shape."""
+    """`change` applied to the leaves of mappings of one shape."""
     if isinstance(first, Mapping):
         return {key: tree(change, item, *(other[key] for other in others)) for key, item in first.items()}
     return change(first, *others)
@@ -74,9 +74,7 @@ def stack(
 
 
 def joined(parts: Sequence[Any], fill: float | None, name: str = "") -> Any:
-    """One batch, of numpy arrays, out of the `parts` that several processes made; the rows of one are filled up to the
-    longest of all.
-    """
+    """One batch of numpy arrays from the `parts` of several processes; short rows are padded to the longest of all."""
     first = parts[0]
     if isinstance(first, Mapping):
         return {key: joined([part[key] for part in parts], fill, key) for key in first}
@@ -129,15 +127,13 @@ def _stacked(*rows: Tensor) -> Tensor:
 
 
 def _rows(inputs: Any) -> int:
-    """How long a sample's first input with a dim is."""
+    """The length of a sample's first input with a dim."""
     leaves = inputs.values() if isinstance(inputs, Mapping) else [inputs]
     return next((len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim), 0)
 
 
 def _padded(column: Sequence[Any], rows: Sequence[int], length: int | None, fill: float) -> Any:
-    """One part of the samples, filled up where it is a row: as long as the sample's first input, or of
-    several lengths.
-    """
+    """One part of the samples, padded if it is a row: to the sample's first input, or to `length`."""
     if isinstance(column[0], Mapping):
         return {
             key: _padded([each[key] for each in column], rows, length, 0 if key in ZERO else fill) for key in column[0]

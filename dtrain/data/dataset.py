@@ -30,7 +30,7 @@ from dtrain.data.order import _mix64, permute
 from dtrain.data.shift import next_targets
 from dtrain.errors import WordsError
 from dtrain.lifecycle import loaders
-from dtrain.lifecycle.signals import WISHES
+from dtrain.lifecycle.signals import STOP_SIGNALS
 
 Inputs = int | str | Sequence[str]
 Keys = tuple[Inputs, int | str]
@@ -74,9 +74,9 @@ class Samples:
 
 
 _samples: Samples | None = None
-"""Those a loading process reads."""
+"""The exit code of a loading process, by pid."""
 _note: Callable[[int], None] = lambda index: None  # noqa: E731
-"""Tells the rank, should this process die, which sample it was reading."""
+"""Reports to the rank, if this process dies, the sample that it was reading."""
 
 
 class Dataset:
@@ -134,7 +134,9 @@ class Dataset:
         held = min(max(1, round(self._whole * holdout)), self._whole - 1) if holdout and holdout_dataset is None else 0
         self._start, self._stop = start, self._whole - held if stop is None else stop
         self._batched = isinstance(dataset, TensorDataset) and collate is None
-        self.loading: Loading = "block" if self._batched else "thread" if workers else "step"
+        self.loading: Loading = "thread" if workers else "step"
+        if self._batched:
+            self.loading = "block"
         self.dense = False
 
     @property
@@ -181,7 +183,7 @@ class Dataset:
         return batch | {"targets": next_targets(batch)} if self._shift else batch
 
     def original(self, index: Indices) -> Indices:
-        """Where these samples stand in the user's dataset."""
+        """Indices of these samples in the user's dataset."""
         # the split is a fixed permutation, because datasets tend to be sorted by class
         return permute(index + self._start, n=self._whole, key=1) if self._kept is None else index
 
@@ -201,7 +203,7 @@ class Dataset:
         )  # fmt: skip
 
     def _read_by_workers(self, index: Indices, epoch: Indices) -> list[Any]:
-        """Raises RuntimeError that names the sample and the signal when a loading process died."""
+        """Raises RuntimeError, with the sample and the signal, if a loading process died."""
         pool = self._pool
         processes = pool._processes  # private, and gone from the pool as soon as one of them is: a test reads it
         try:
@@ -246,12 +248,12 @@ def _ending(code: int) -> str:
 
 
 def _adopt(samples: Samples, reading: Any, count: Any) -> None:
-    """A loading process begins. Signals are for the rank, which still needs samples until it stops; and it does not
-    outlive the rank.
+    """Set up a loading process: signals are for the rank, which needs samples until it stops; the process dies with the
+    rank.
     """
     global _samples, _note
     _note = loaders.answer(reading, count)
-    for number in WISHES:
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
     torch.set_num_threads(1)
@@ -264,9 +266,7 @@ def _end_with(parent: Any) -> None:
 
 
 def _read(index: Indices, epoch: Indices) -> Any:
-    """The samples as one tree of numpy arrays: what a loading process sends, and what the thread that waits for it may
-    touch.
-    """
+    """The samples as a tree of numpy arrays: a loading process sends it, and the waiting thread must not use torch."""
     assert _samples
     try:
         return tuple(tree(Tensor.numpy, part) for part in _samples.batch(index, epoch)) if len(index) else None
@@ -277,7 +277,7 @@ def _read(index: Indices, epoch: Indices) -> Any:
 
 
 def _travels(error: Exception) -> bool:
-    """Whether an error survives pickle; of one that does not the rank would hear only that a process has ended."""
+    """Whether an error can be pickled; else the rank would only learn that a process has ended."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -290,9 +290,7 @@ def _names(inputs: Inputs) -> Sequence[str]:
 
 
 def _pick(sample: Any, keys: Keys, *, optional: str | None = None) -> tuple[Any, Any]:
-    """(input, target) of a sample, or of a batch of them. Raises WordsError when a key is not there, unless it is
-    `optional`.
-    """
+    """(input, target) of a sample, or of a batch. Raises WordsError for a missing key, unless it is `optional`."""
     inputs, target = keys
     named = (
         sample._asdict()
@@ -304,13 +302,9 @@ def _pick(sample: Any, keys: Keys, *, optional: str | None = None) -> tuple[Any,
             return named[inputs], named[target]
         return {key: named[key] for key in inputs if key != optional or key in named}, named[target]
     except (KeyError, IndexError, TypeError):
-        has = (
-            ", ".join(map(str, sample))
-            if isinstance(sample, Mapping)
-            else f"{len(sample)} parts"
-            if isinstance(sample, Sequence)
-            else type(sample).__name__
-        )
+        has = f"{len(sample)} parts" if isinstance(sample, Sequence) else type(sample).__name__
+        if isinstance(sample, Mapping):
+            has = ", ".join(map(str, sample))
         raise WordsError(
             f"data.inputs={keys[0]} data.targets={keys[1]}: a sample has {has}. Name the two keys."
         ) from None
@@ -324,7 +318,7 @@ def _seed(index: int, epoch: int) -> None:
 
 
 def _gives_one(dataset: Any) -> bool:
-    """Whether it has a `__getitem__`, and not only that of torch's base class, which refuses."""
+    """Whether it has its own `__getitem__`, not that of torch's base class, which raises."""
     return (
         getattr(type(dataset), "__getitem__", torch.utils.data.Dataset.__getitem__)
         is not torch.utils.data.Dataset.__getitem__
@@ -345,8 +339,8 @@ def _instead(dataset: Any) -> str:
 
 
 def _classes(dataset: Any) -> int | None:
-    """The number of classes, where the dataset says: `classes` (their names or how many), `targets`, or a TensorDataset
-    of whole numbers.
+    """The number of classes, if the dataset has `classes` (names or number), `targets`, or is a TensorDataset of
+    integers.
     """
     classes = getattr(dataset, "classes", None)
     if isinstance(classes, int | np.integer):

@@ -12,14 +12,14 @@ from dtrain.data import IGNORE, Batch
 from dtrain.errors import WordsError
 
 ENOUGH = 8
-"""Targets from which on agreement is no coincidence: of the tokens that a masked model is asked for, one in ten stays
-as it is.
+"""The number of targets above which agreement is no coincidence: a masked language model keeps one in ten of its
+targets.
 """
 
 
 def copies(batch: Batch) -> bool:
-    """Whether all targets that count are the inputs of their own place, and not also those of the next one, as where
-    one token is repeated.
+    """Whether all targets that count equal the inputs at their own position, and not also those at the next, as for a
+    repeated token.
     """
     targets = batch["targets"]
     return any(
@@ -28,7 +28,7 @@ def copies(batch: Batch) -> bool:
 
 
 def leads(batch: Batch) -> bool:
-    """Whether all targets that count are the inputs of the next place, and not also those of their own."""
+    """Whether all targets that count equal the inputs at the next position, and not also those at their own."""
     targets = batch["targets"]
     return any(
         _agree(targets[:, :-1], tokens[:, 1:]) and not _agree(targets, tokens, least=0) for tokens in _tokens(batch)
@@ -36,8 +36,8 @@ def leads(batch: Batch) -> bool:
 
 
 def next_targets(batch: Batch) -> Tensor:
-    """Targets moved one place to the left; the last of each sample does not count. Raises WordsError for what is no row
-    of tokens, or was moved before.
+    """Targets shifted one position to the left; the last of each sample does not count. Raises WordsError if they are
+    no row of tokens, or were shifted before.
     """
     targets = batch["targets"]
     if not isinstance(targets, Tensor) or targets.ndim != 2 or targets.is_floating_point():

@@ -1,10 +1,8 @@
-"""The walk through a Source: step s of the run is samples [s*batch, (s+1)*batch) of the global order, whatever the
-mesh.
+"""The walk through a Source: step s of the run is samples [s*batch, (s+1)*batch) of the global order, on every mesh.
 
-Positions are read in blocks of several steps, by a thread beside the training where the source allows it, so that a
-step costs a few views. The whole state is one integer, the samples the world has seen, and the batches it shall pass
-over when it comes to them, with the number of those that it has passed over: so a reader can hold the samples against
-the steps.
+Positions are read in blocks of several steps, by a background thread if the source allows it, so that a step costs a
+few views. The state is the number of samples seen, the batches to skip when they come, and the number of those already
+skipped, which relates samples to steps.
 """
 
 import time
@@ -25,12 +23,12 @@ from dtrain.mesh import Mesh
 from dtrain.planned import BatchShape
 
 BLOCK_BYTES, BLOCK_STEPS = 4 << 20, 64
-"""A block holds at most this many bytes on a rank, and at most this many steps."""
+"""The most bytes of a block on a rank, and its most steps."""
 
 
 @dataclass(frozen=True)
 class StepBatch:
-    """One rank's share of one step: its microbatches, and the targets that count in the whole batch of the world, whose
+    """One rank's part of a step: its microbatches, and the number of targets that count in the whole batch, whose
     samples begin at `first`.
     """
 
@@ -40,25 +38,25 @@ class StepBatch:
 
 
 def as_source(built: Any) -> Source:
-    """The source that a data word built; a bare map-style dataset is wrapped."""
+    """The source of a data word; a bare map-style dataset is wrapped."""
     return built if hasattr(built, "take") else Dataset(built)
 
 
 class Stream:
-    """Iterate to get a Share per step, for ever. `count(batch)` is the objective's: how many targets of a batch on the
-    CPU count.
+    """Iterate for a StepBatch per step, without end. `count(batch)`: the objective's number of targets that count in a
+    batch on the CPU.
     """
 
     def __init__(
         self, source: Source, *, batch: BatchShape, mesh: Mesh, seed: int, count: Callable[[Batch], int]
     ) -> None:
         self.seen = self.first = 0
-        """Samples the world has seen or passed over, and where in the global order the newest step began."""
+        """Samples seen or skipped, and the position of the newest step in the global order."""
         self.waited = 0.0
         """Seconds in which a step waited for its samples."""
         self._passed: set[int] = set()
         self._before = 0
-        """Batches passed over that are not among those: by the run that was loaded."""
+        """Batches skipped beyond those: by the run that was loaded."""
         self._source, self._batch, self._mesh, self._seed, self._count = source, batch, mesh, seed, count
         if len(source) < 1:
             raise WordsError("data: there is no sample to train on. Type a smaller data.holdout.")
@@ -73,7 +71,7 @@ class Stream:
         self._ready: Iterator[StepBatch] = iter(())
 
     def __next__(self) -> StepBatch:
-        """The next step's share, on the device."""
+        """The next step's batch, on the device."""
         share = next(self._ready, None)
         if share is None:
             self._ready = iter(self._block())
@@ -95,7 +93,7 @@ class Stream:
         return {**position, "passed_over": sorted(first for first in self._passed if first >= self.seen), **source}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on after `seen` samples. Raises WordsError when the data, its seed, the order or the batch is another."""
+        """Load the position. Raises WordsError if the data, its seed, the order or the batch differs."""
         mine = self.state_dict()
         if state["seed"] != mine["seed"]:
             raise WordsError(
@@ -113,7 +111,7 @@ class Stream:
         self._before = state["passed"] - self._gone_by()
 
     def skip(self, batches: Iterable[int], *, seen: int) -> None:
-        """Go on after `seen` samples, and leave out the batches that begin at these places when they come."""
+        """Go on after `seen` samples, and skip the batches that begin at these positions."""
         self.seen = self.first = seen
         self._passed.update(batches)
         self._next, self._ready = None, iter(())
@@ -122,15 +120,13 @@ class Stream:
         return sum(first < self.seen for first in self._passed)
 
     def samples(self, first: int) -> list[int]:
-        """Which samples the step takes that begins at this place of the order: of the user's dataset where there is
-        one, else of the source.
+        """The samples of the step that begins at this position: indices of the user's dataset if there is one, else of
+        the source.
         """
         return self._named(self._order(np.arange(first, first + self._batch.size))[0])
 
     def alone(self, first: int) -> Iterator[tuple[int, int, Batch]]:
-        """This rank's samples of that step, each read by itself: its place in the order, what `samples` calls it, what
-        was read.
-        """
+        """This rank's samples of that step, read one by one: position, name in `samples`, sample."""
         places = self._mine([first])
         index, epoch = self._order(places)
         for number, sample in enumerate(self._named(index)):
@@ -141,7 +137,7 @@ class Stream:
             self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _block(self) -> list[StepBatch]:
-        """The next block's steps, on the device, with their counts over the world."""
+        """The next block's steps, on the device, with their global counts."""
         firsts, began = self._firsts(self.seen), time.perf_counter()
         if self._thread:
             batch = (self._next or self._thread.submit(self._load, firsts)).result()
@@ -158,7 +154,7 @@ class Stream:
         ]
 
     def _firsts(self, seen: int) -> list[int]:
-        """Where the next block's steps begin, when the world has seen `seen` samples."""
+        """Positions of the next block's steps, after `seen` samples."""
         firsts = list[int]()
         while len(firsts) < self._steps:
             if seen not in self._passed:
@@ -167,9 +163,7 @@ class Stream:
         return firsts
 
     def _counts(self, steps: list[list[Batch]]) -> list[int]:
-        """Targets that count in each step's whole batch; of dense data known once and for all, of other data told by
-        every rank.
-        """
+        """Targets that count in each step's whole batch: constant for dense data, else summed over the ranks."""
         if not self._source.dense:
             counts = self._mesh.sum(torch.tensor([sum(map(self._count, parts)) for parts in steps]))
             return (
@@ -180,7 +174,7 @@ class Stream:
         return [self._dense] * len(steps)
 
     def _load(self, firsts: list[int]) -> Batch:
-        """This rank's samples of the steps that begin at these places of the global order, on the CPU."""
+        """This rank's samples of the steps that begin at these positions, on the CPU."""
         batch = self._source.take(*self._order(self._mine(firsts)))
         pinned: Batch = _map(batch, Tensor.pin_memory) if self._mesh.device.type != "cpu" else batch
         return pinned
@@ -199,7 +193,7 @@ class Stream:
 
 
 def _use(device: torch.device) -> None:
-    """A new thread has the first device, and memory that it pins would begin a context there."""
+    """Set the device of a new thread: its default is the first GPU, and pinning memory would open a context there."""
     if device.type != "cpu":
         torch.accelerator.set_device_index(device)
 
@@ -217,7 +211,7 @@ def _map(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """A tensor, or a mapping of tensors, on `device`; the host waits for nothing, which takes pinned memory."""
+    """A tensor, or a mapping of tensors, on `device`; asynchronous from pinned memory."""
     return (
         batch if device.type == "cpu" else _map(batch, lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
     )

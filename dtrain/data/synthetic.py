@@ -1,4 +1,4 @@
-"""Random samples that can be learnt: sample i is a function of (seed, i), so nothing is stored."""
+"""Random samples with a rule to learn: sample i is a function of (seed, i), so nothing is stored."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,9 @@ from dtrain.data import Batch, Indices, Loading
 from dtrain.data.order import _mix32, _mix64
 
 PERIOD = 7
-"""next_token repeats a random phrase of this many tokens: what comes next can be copied from what was."""
+"""next_token repeats a random phrase of this many tokens, so that later tokens can be copied from earlier ones."""
 INPUT_BITS = 21
-"""After the binary point of an input, in the product that gives its targets."""
+"""Binary digits after the point of an input, in the product that gives its targets."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Synthetic:
 
     @cached_property
     def _weights(self) -> tuple[np.ndarray[Any, np.dtype[np.float64]], float]:
-        """Normal numbers as whole ones, and the factor that gives the map a standard deviation of size**-0.5."""
+        """Normal numbers as integers, and the factor that gives the map a standard deviation of size**-0.5."""
         size = math.prod(self.inputs)
         bits = (
             29 - size.bit_length()

@@ -23,11 +23,11 @@ from dtrain.errors import PreflightError, StoreError, WordsError
 from dtrain.storage import store
 
 SEPARATOR = b"\0"
-"""Between documents, for the byte tokenizer."""
+"""The token between documents of the byte tokenizer."""
 LARGEST_TOKENIZER = 1 << 28
-"""Bytes that are read of a tokenizer.json; those of a vocabulary of 256,000 have 33 MB."""
+"""The most bytes of a tokenizer.json; one with a vocabulary of 256,000 has 33 MB."""
 SLOWEST = 1 << 16
-"""Bytes a second of a link that it is waited for: 33 MB may take nine minutes."""
+"""The slowest link that is waited for, in bytes per second: 33 MB may take nine minutes."""
 
 
 class Tokenizer(Protocol):
@@ -52,8 +52,8 @@ class Bytes:
 
 
 class Vocabulary:
-    """A tokenizer.json of the `tokenizers` package, from any URL. Raises PreflightError when it cannot be read, or is
-    none.
+    """A tokenizer.json of the `tokenizers` package, from any URL. Raises PreflightError if it cannot be read or is
+    malformed.
     """
 
     def __init__(self, url: str) -> None:
@@ -84,10 +84,8 @@ class Vocabulary:
 
 
 class Text:
-    """A Source of windows of text. Nothing is read until samples are asked for.
-
-    `sequence` in tokens, `holdout` a part of the corpus in [0, 1). Raises StoreError and PreflightError for what cannot
-    be read.
+    """A Source of windows of text, which reads nothing before samples are needed. `sequence`: in tokens; `holdout`: a
+    fraction of the corpus in [0, 1). Raises StoreError and PreflightError.
     """
 
     dense = True
@@ -131,16 +129,14 @@ class Text:
 
 
 def encoded(path: str, tokenizer: Tokenizer, cache: Path) -> tuple[np.memmap[Any, Any], str]:
-    """(tokens, SHA-256 of them) of all documents at `path`; encoded by the first process that asks, read by the
-    others.
-    """
+    """(tokens, their SHA-256) of all documents at `path`; encoded by the first process, read by the others."""
     documents = list(_documents(path))
     if not documents:
         raise StoreError.during("find", path, "no file is there")
     key = hashlib.sha256(
         json.dumps([tokenizer.name, [(name, state) for name, _, state in documents]]).encode()
     ).hexdigest()[:32]
-    kind = np.uint8 if tokenizer.vocab <= 256 else np.uint16 if tokenizer.vocab <= 65536 else np.uint32
+    kind = next(kind for kind in (np.uint8, np.uint16, np.uint32) if tokenizer.vocab <= np.iinfo(kind).max + 1)
     tokens, facts = cache / f"{key}.bin", cache / f"{key}.json"
     try:
         cache.mkdir(parents=True, exist_ok=True)

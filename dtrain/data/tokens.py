@@ -1,6 +1,4 @@
-"""Token files as they are, memory-mapped: .npy, or .bin of little-endian unsigned integers; remote ones are copied
-once.
-"""
+"""Token files, memory-mapped: .npy, or .bin of little-endian unsigned integers; remote ones are copied once."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -96,7 +94,7 @@ class Tokens:
 
 
 def _digest(arrays: Sequence[NDArray[Any]]) -> str:
-    """Of the sizes and both ends of every file: telling two corpora apart without reading them whole."""
+    """A digest of the sizes and both ends of every file, to tell corpora apart without reading them whole."""
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(f"{len(array)} {array.dtype}".encode())

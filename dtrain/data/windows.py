@@ -17,10 +17,8 @@ from dtrain.errors import PreflightError
 
 @dataclass(frozen=True)
 class Windows:
-    """A Source over token arrays of any unsigned type. Every pass over the data cuts at another offset, so windows do
-    not repeat.
-
-    Raises PreflightError when there is less than one window.
+    """A Source over token arrays of any unsigned type. Every pass cuts at another offset, so windows do not repeat.
+    Raises PreflightError for less than one window.
     """
 
     arrays: Sequence[NDArray[Any]]

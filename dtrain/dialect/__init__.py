@@ -150,9 +150,8 @@ def nested(ledger: Ledger, key: str, name: str, *, auto: str = "") -> None:
         )
         return
     beside = store.join(ledger.place.rpartition("/")[0] or ".", file)
-    for place in dict.fromkeys(
-        [file, beside] if local and file.startswith("/") else [beside, file] if local else [beside]
-    ):
+    places = [beside, file] if local else [beside]
+    for place in dict.fromkeys(reversed(places) if file.startswith("/") else places):
         try:
             tree = read(place)
         except StoreError:

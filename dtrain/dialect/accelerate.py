@@ -272,7 +272,7 @@ def _axes(ledger: Ledger) -> None:
             ledger.skip(key, "how the ring or Ulysses moves bytes")
     replicas, shards = ledger.words.get("mesh.dp_replicate", 1), ledger.words.get("mesh.dp_shard", 1)
     if (replicas > 1 or shards > 1) and ledger.words.get("strategy") in ("ddp", "fsdp", None):
-        ledger.words["strategy"] = "hsdp" if replicas > 1 and shards > 1 else "fsdp" if shards > 1 else "ddp"
+        ledger.words["strategy"] = {(True, True): "hsdp", (False, True): "fsdp"}.get((replicas > 1, shards > 1), "ddp")
 
 
 def _dynamo(ledger: Ledger) -> None:

@@ -33,13 +33,9 @@ def optimizer_section(ledger: Ledger) -> None:
         if "optim.lr" in ledger.words:
             ledger.skip(key, "the scheduler's warmup_max_lr takes its place, as in DeepSpeed")
     own = adam and ledger.get(f"{params}.torch_adam", False) is not True
-    optimizer(
-        ledger,
-        "optimizer.type",
-        params,
-        ("AdamW" if decoupled else "Adam") if adam else name,
-        {"weight_decay": 0.0} if own else None,
-    )
+    if adam:
+        name = "AdamW" if decoupled else "Adam"
+    optimizer(ledger, "optimizer.type", params, name, {"weight_decay": 0.0} if own else None)
 
 
 def schedule_section(ledger: Ledger) -> None:
@@ -74,13 +70,13 @@ def schedule_section(ledger: Ledger) -> None:
     wrong = next((value for value in steps if isinstance(value, bool) or not isinstance(value, int)), None)
     shape = SHAPES.get(name)
     why = (
-        f"there is no schedule like {name}. Type schedule=cosine, constant or wsd."
-        if shape is None
-        else f"{wrong!r} is no number of steps. Type schedule=cosine schedule.warmup=<steps>."
-        if wrong is not None
-        else "a linear decay needs to know where it ends. Type steps=<all> schedule=wsd schedule.warmup=<some> "
+        "a linear decay needs to know where it ends. Type steps=<all> schedule=wsd schedule.warmup=<some> "
         "schedule.decay=<the others>."
     )
+    if shape is None:
+        why = f"there is no schedule like {name}. Type schedule=cosine, constant or wsd."
+    elif wrong is not None:
+        why = f"{wrong!r} is no number of steps. Type schedule=cosine schedule.warmup=<steps>."
     if shape is None or wrong is not None or (shape == "linear" and "total_num_steps" not in values):
         for key in ledger.under("scheduler.type", p):
             ledger.refuse(key, why)

@@ -31,12 +31,12 @@ def zero_section(ledger: Ledger) -> None:
         else:
             ledger.carry(key, {"strategy": STAGES[stage]})
     for part in ("optimizer", "param"):
-        _offload(ledger, f"{top}.offload_{part}", _rests(stage, part))
+        _offload(ledger, f"{top}.offload_{part}", _offloads(stage, part))
     for key in ledger.under(f"{top}.cpu_offload", f"{top}.cpu_offload_param"):
-        switched(_rests(stage, key.rpartition("_")[2]), unneeded("off, as here"))(ledger, key, ledger.leaves[key])
+        switched(_offloads(stage, key.rpartition("_")[2]), unneeded("off, as here"))(ledger, key, ledger.leaves[key])
 
 
-def _rests(stage: Any, part: str) -> Rule:
+def _offloads(stage: Any, part: str) -> Rule:
     if not isinstance(stage, int) or stage not in (1, 2, 3):
         return refused(
             "nothing is sharded in stage 0, so nothing can be offloaded. Type strategy=zero2 strategy.offload=cpu."

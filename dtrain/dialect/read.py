@@ -9,7 +9,7 @@ import json
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -328,7 +328,15 @@ def _changes(node: ast.AST, given: Mapping[str, ast.expr]) -> Iterator[str]:
 
 
 def _last(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _inside(tree: Any) -> Collection[Any]:
+    if isinstance(tree, Mapping):
+        return tree.values()
+    return tree if isinstance(tree, list) else ()
 
 
 def _is_larger(tree: Any, most: int) -> bool:
@@ -336,10 +344,10 @@ def _is_larger(tree: Any, most: int) -> bool:
     left, seen = [tree], 0
     while left and seen <= most:
         one, seen = left.pop(), seen + 1
-        left += one.values() if isinstance(one, Mapping) else one if isinstance(one, list) else ()
+        left += _inside(one)
     return seen > most
 
 
 def _depth(tree: Any) -> int:
-    items = tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, list) else ()
+    items = _inside(tree)
     return 1 + max(map(_depth, items), default=0)

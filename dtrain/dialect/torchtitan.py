@@ -47,12 +47,11 @@ def _mesh(ledger: Ledger) -> None:
             ledger.skip(key, "one, as here" if value == 1 else "the ranks that are left: strategy=fsdp")
         elif key in ledger.leaves:
             to(f"mesh.{axis}", count)(ledger, key, value)
-        asked[axis] = value if isinstance(value, int) else 1 if name != "data_parallel_shard_degree" else -1
+        unsaid = -1 if name == "data_parallel_shard_degree" else 1
+        asked[axis] = value if isinstance(value, int) else unsaid
     shards, copies = asked["dp_shard"] != 1, asked["dp_replicate"] > 1
-    ledger.imply(
-        {"strategy": "hsdp" if shards and copies else "fsdp" if shards or not copies else "ddp"},
-        "what the degrees mean in torchtitan",
-    )
+    strategy = {(True, True): "hsdp", (False, True): "ddp"}.get((bool(shards), bool(copies)), "fsdp")
+    ledger.imply({"strategy": strategy}, "what the degrees mean in torchtitan")
     if shards and copies and asked["dp_shard"] == -1:
         ledger.words["strategy"] = "fsdp"  # whose rest goes to dp_shard, beside mesh.dp_replicate
     for key in ledger.under("parallelism.pipeline_parallel_schedule"):

@@ -220,15 +220,19 @@ def _mesh(ledger: Ledger) -> None:
         ledger.words["strategy"] = "fsdp" if ledger.words.get("mesh.dp_shard") is None else "hsdp"
 
 
+def _checkpointer(ledger: Ledger, key: str, value: Any) -> Rule:
+    if key.endswith("output_dir"):
+        return SHARDS
+    folder = screen.typed(str(ledger.get("checkpointer.checkpoint_dir", "<folder>")))
+    return unneeded("empty") if value in (None, "") else refused(CHECKPOINTS.format(folder))
+
+
 RULES: dict[str, Rule] = {
     **every("tensor_parallel_dim data_parallel_replicate_dim data_parallel_shard_dim context_parallel_dim",
     refused(ODD)),
     "output_dir": output,
     **{f"{section}.**": refused(why) for section, (why, _) in SECTIONS.items()},
-    "checkpointer.**": lambda ledger, key, value: (
-        SHARDS if key.endswith("output_dir") else unneeded("empty") if value in (None,
-        "") else refused(CHECKPOINTS.format(screen.typed(str(ledger.get("checkpointer.checkpoint_dir", "<folder>")))))
-    )(ledger, key, value),
+    "checkpointer.**": lambda ledger, key, value: _checkpointer(ledger, key, value)(ledger, key, value),
     "resume_from_checkpoint": switched(says({"resume": "must"}), unneeded("resume=auto goes on where there is "
         "something to go on from")),
     "save_every_n_steps": to("checkpoint.every", count),

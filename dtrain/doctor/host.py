@@ -177,7 +177,7 @@ def left(case: Case) -> Iterable[Finding]:
             f"kill {' '.join(map(str, orphans))}",
         )
     others = len(first) - len(orphans)
-    stale = process.abandoned()
+    stale = process.stale()
     if stale:
         size = sum(file.stat().st_size for folder in stale for file in folder.rglob("*") if file.is_file())
         yield Finding(

@@ -1,1 +1,1 @@
-"""A model that is looked at: held-out loss, generated text, hooks, and `verify`."""
+"""Evaluation of a model: held-out loss, generated text, hooks, and `verify`."""

@@ -15,7 +15,7 @@ from dtrain.result import Result, versions
 
 
 def generate(plan: Plan) -> Result:
-    """`metrics["text"]` is the prompt and what follows it."""
+    """`metrics["text"]`: the prompt and its continuation."""
     began = time.perf_counter()
     with load(plan) as (parts, commit):
         if not hasattr(parts.source, "decode"):

@@ -1,7 +1,6 @@
-"""The loss on held-out data: the same samples whatever the mesh, shared out among the data-parallel ranks.
+"""The loss on held-out data: the same samples on every mesh, divided among the data-parallel ranks.
 
-Every forward begins with the buffers that training left and with random numbers of its own, so none depends on those
-that this rank did before.
+Every forward starts from the buffers of training and its own random numbers, so none depends on the forwards before it.
 """
 
 from collections.abc import Callable
@@ -31,14 +30,14 @@ DRAWS = (
 
 
 def chosen(source: Source, samples: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Indices of `samples` samples spread evenly over the source; None means all."""
+    """Indices of `samples` samples spread evenly over the source; None: all."""
     count = len(source) if samples is None else min(samples, len(source))
     return np.arange(count, dtype=np.int64) * len(source) // max(1, count)
 
 
 def measure(model: nn.Module, source: Source, *arguments: Any, ema: EMA | None, **options: Any) -> dict[str, float]:
-    """As `evaluate`; with an average of the weights its figures too, as `eval_ema_loss` and so on. Nothing where it was
-    broken off.
+    """As `evaluate`, with metrics of the average of the weights too, as `eval_ema_loss` and so on. Empty if it was cut
+    short.
     """
     found = evaluate(model, source, *arguments, **options)
     if ema and found:
@@ -61,11 +60,9 @@ def evaluate(
     enough: Callable[[], bool] = lambda: False,
     tell: Callable[[str], None] = lambda text: None,
 ) -> dict[str, float]:
-    """`eval_loss` and the objective's metrics over the held-out samples; nan where no target counts. All ranks call it;
-    ranks run equally many forwards.
-
-    `enough` is asked before each of them, on all ranks; a yes breaks off, with nothing found. `tell` hears of a model
-    that draws random numbers in them.
+    """`eval_loss` and the objective's metrics over the held-out samples; nan if no target counts. All ranks call it,
+    and run equally many forwards. `enough` is called before each of them, on all ranks: True cuts the evaluation short,
+    with no metrics. `tell` is called with the name of a model that draws random numbers in them.
     """
     indices, first = chosen(source, samples), Shapes()
     sums: dict[str, torch.Tensor] = {}

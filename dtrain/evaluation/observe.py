@@ -1,6 +1,4 @@
-"""Who looks on while a run trains: the held-out loss and the hooks, each after its own steps. Nothing here changes a
-number.
-"""
+"""Observers of a run: the held-out loss and the hooks, each with its own period. They change no number."""
 
 from collections.abc import Callable, Collection
 from functools import partial
@@ -12,7 +10,7 @@ from dtrain.build import build
 from dtrain.checkpoint.state import TrainState
 from dtrain.evaluation.heldout import measure
 from dtrain.evaluation.session import watch
-from dtrain.hook import Hook, StepInfo, falls, gives_none, numbers, plain
+from dtrain.hook import Hook, StepInfo, gives_none, is_due, numbers, plain
 from dtrain.lifecycle.watchdog import Watchdog
 from dtrain.loop.agreement import Unsaved
 from dtrain.loop.assemble import Parts
@@ -23,8 +21,8 @@ from dtrain.model.seeds import drawn
 
 
 class Observers:
-    """All ranks call them alike. `scored` hears of every evaluation; `enough` breaks one off, which then has no
-    figures.
+    """All ranks call the methods alike. `scored` is called with every evaluation; `enough` cuts one short, which then
+    has no metrics.
     """
 
     def __init__(
@@ -55,12 +53,12 @@ class Observers:
         self._told = set[str]()
         self._measured: Collection[str] = ()
         self.metrics: dict[str, Any] = {}
-        """The newest held-out figures, and those of the hooks; on rank 0."""
+        """The newest held-out metrics, and those of the hooks; on rank 0."""
         if self._heldout is None:
             log.caveat("nothing is held out: there will be no evaluation")
 
     def look(self, step: int, seen: int, loss: StepLoss, norm: Tensor, lr: float) -> None:
-        """After a step; of the first one of a start it is told what its forward drew from."""
+        """Call after a step; `drawn`: the generators that the forward of the first step of a start drew from."""
         if self._draws:
             self._check()
             drew, self._draws = self._draws(step - 1), None
@@ -78,9 +76,9 @@ class Observers:
                 "first value again. Make it a buffer."
             )
         plan, last = self._plan, step == self._plan.steps
-        if falls(plan.evaluate_every, step, last=last):
+        if is_due(plan.evaluate_every, step, last=last):
             self.evaluate(step)
-        for hook in (hook for hook in self._hooks if falls(hook.every, step, last=last)):
+        for hook in (hook for hook in self._hooks if is_due(hook.every, step, last=last)):
             self._log.flush()
             info = StepInfo(step, plan.steps, seen, plan.seed, loss.sums["loss"], norm, lr, self._source, self._forward)
             said = plain(hook(info), type(hook).__name__)
@@ -88,7 +86,7 @@ class Observers:
             self._report(step, {name: value for name, value in numbers(said).items() if self._is_free(name)})
 
     def evaluate(self, step: int) -> None:
-        """The held-out loss now, where something is held out."""
+        """Evaluate now, if there is held-out data."""
         if self._heldout is None:
             return
         self._log.flush()
@@ -105,7 +103,7 @@ class Observers:
             self._scored(step, figures, complete=self._complete)
 
     def _is_free(self, name: str) -> bool:
-        """Whether a hook may give this figure: those of the evaluation are not for it to say."""
+        """Whether a hook may return this metric: not one of the evaluation."""
         taken = name == "eval_loss" or name in self._measured
         if taken:
             self._tell(
@@ -119,14 +117,14 @@ class Observers:
         return self._asked()
 
     def _tell(self, text: str) -> None:
-        """Once in a run."""
+        """Warn once in a run."""
         if text not in self._told:
             self._told.add(text)
             self._log.caveat(text)
 
 
 def _draws(model: nn.Module, seed: int, rank: int, step: int) -> str:
-    """A sentence for a step whose forward drew random numbers, where no module of the model tells that it would."""
+    """A sentence for a step whose forward drew random numbers, though no module of the model is known to do so."""
     generators = drawn(seed, step, rank)
     if not generators or any("dropout" in sentence for sentence in caveats(model)):
         return ""

@@ -1,5 +1,5 @@
-"""Two runs held against each other: losses and norms of every step, first gradients and updates, the weights at the
-end, tensor by tensor.
+"""Compares two runs: losses and norms of every step, first gradients and updates, the final weights, tensor by
+tensor.
 """
 
 import json
@@ -27,29 +27,26 @@ Measured on gloo over 20 steps with AdamW: fp32 1e-6, 2e-7 and 4e-5; bf16 1e-3 t
 rounds to 8 bits: there the first updates of AdamW, which are signs, are not compared.
 """
 ROUNDING: Mapping[str, float] = {"float32": 2e-6, "bfloat16": 2e-2, "float16": 2e-3}
-"""How far rounding may move a gradient, as a part of the root mean square of all: more than this is no rounding."""
+"""The most that rounding moves a gradient, as a fraction of the root mean square of all."""
 GROWN = 50
-"""So many times as much after a few steps, which carry the rounding of those before."""
+"""The factor after a few steps, which accumulate rounding."""
 TIMES, ALONE, MUCH = 10, 1e-3, 1000
-"""Where one process that takes the batch in two parts moves a tensor by rounding, another mesh may move it by so many
-times as much; of a tensor that is rounding ALONE, because already this moves it by more than that part of itself, by
-MUCH.
+"""If rounding moves a tensor when one process splits its batch in two, another mesh may move it by this factor more;
+for a tensor that is rounding ALONE (rounding moves it by more than that fraction of itself), by MUCH.
 """
 MOMENTS = (".exp_avg", ".momentum_buffer")
-"""Entries of optimizers that are averages of gradients."""
+"""Optimizer entries that are averages of gradients."""
 SMALL = 1e-3
-"""Of the gradient of a tensor: smaller numbers are not compared as updates. Of a model's weights: they are compared as
-if they had this size.
+"""Fraction of a tensor's gradient below which its elements are not compared as updates, and the least size of a weight
+in comparisons.
 """
 
 
 @dataclass(frozen=True)
 class Row:
-    """The largest difference of one quantity, and where it is; `first`: where it is first more than `allowed`, and
-    `step` when.
-
-    Of `compared` tensors; `rounded` would differ by more, and have little gradient but rounding errors, of which some
-    optimizers make full steps.
+    """The largest difference of one quantity, and its place; `first`: the first place above `allowed`, at `step`.
+    `compared`: the number of tensors; `rounded`: tensors left out because their gradient is mostly rounding error,
+    which some optimizers turn into full steps.
     """
 
     quantity: str
@@ -64,8 +61,8 @@ class Row:
 
 @dataclass(frozen=True)
 class First:
-    """Records of the ranks of a run at step `step`: whole tensors, the generators that were drawn from, and what each
-    rank read at each place of the order.
+    """Records of the ranks of a run at step `step`: whole tensors, the generators used, and the samples that each rank
+    read.
     """
 
     step: int
@@ -78,10 +75,8 @@ class First:
 
 
 def compare(asked: str, one: str, compute: str, *, parts: str | None = None, weights: bool = True) -> list[Row]:
-    """The runs under two URLs, and beside them one process that takes the batch in `parts`, which shows what rounding
-    does.
-
-    `compute` is the type of matrix products. Raises StoreError when a run left no rows or no checkpoint.
+    """Compare the runs under two URLs. `parts`: one process that splits its batch, which shows the size of rounding;
+    `compute`: the type of matrix products. Raises StoreError if a run has no rows or no checkpoint.
     """
     allowed = TOLERANCES[compute]
     mine, reference = _rows(asked), _rows(one)
@@ -124,9 +119,7 @@ def compare(asked: str, one: str, compute: str, *, parts: str | None = None, wei
 
 
 def first_difference(rows: Sequence[Row]) -> str | None:
-    """`loss at step 1`: of what differs by more than it may, the first in time; of one step in the order of the rows.
-    Weights are those of the end.
-    """
+    """`loss at step 1`: the earliest of the differences that are too large. Weights are the final ones."""
     bad = sorted((row for row in rows if row.first), key=lambda row: float("inf") if row.step is None else row.step)
     if not bad:
         return None
@@ -141,7 +134,7 @@ def to_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def first(out: str) -> First | None:
-    """Records of the ranks of a run of its first step; None where there are none (a loop of the user's own)."""
+    """Records of the ranks of a run at its first step; None for your own loop."""
     names = sorted(store.sizes(store.join(out, "first")))
     notes = [json.loads(store.read(store.join(out, "first", name))) for name in names if name.endswith(".json")]
     if not notes:
@@ -164,7 +157,7 @@ def first(out: str) -> First | None:
 
 
 def other_sample(asked: str, one: str) -> tuple[int, int] | None:
-    """(sample, rank) of the first one that a rank of `asked` read as something else than the one process did."""
+    """(sample, rank) of the first sample that a rank of `asked` read differently from one process."""
     here, there = first(asked), first(one)
     for (rank, place), (sample, digest) in here.samples.items() if here and there else ():
         if there and there.samples.get((0, place), (sample, digest))[1] != digest:
@@ -173,7 +166,7 @@ def other_sample(asked: str, one: str) -> tuple[int, int] | None:
 
 
 def random_data(out: str) -> bool:
-    """Whether the samples of a run were other ones when they were read again."""
+    """Whether the samples of a run changed when they were read again."""
     _, commit = find(out)
     stream = commit["facts"].get("stream") or {}
     return str(stream.get("fingerprint", "")).endswith("-random")
@@ -194,7 +187,7 @@ def _first_rows(
 
 
 def _clear(noted: First, there: First) -> dict[str, Tensor]:
-    """Updates of the numbers that have a gradient beside that of their tensor."""
+    """Updates of the elements with a gradient that is not tiny in its tensor."""
     found = {}
     for name, update in noted.updates.items():
         gradient = there.gradients.get(name)
@@ -215,8 +208,8 @@ def _tensors(
     lost: Mapping[str, float] | None = None,
     step: int | None = None,
 ) -> Row:
-    """Tensor by tensor, all of them. What rounding did to a `quiet` one `beside` may be done to it again; `lost` is
-    what an addition rounds away.
+    """Compare tensor by tensor. `quiet` tensors may differ by the rounding of `beside` again; `lost`: what an addition
+    rounds away.
     """
     differences, rounded = [], 0
     for name in sorted(here.keys() | there.keys()):
@@ -233,7 +226,7 @@ def _tensors(
 
 
 def _rounded(beside: Mapping[str, Tensor], there: Mapping[str, Tensor], most: float) -> set[str]:
-    """Gradients (or averages of them) that one process moves by rounding alone when it takes the batch in parts."""
+    """Tensors whose gradients (or averages of them) are moved by rounding alone when one process splits its batch."""
     bound = most * _rms(there.values())
     return {
         name
@@ -265,7 +258,7 @@ def _rows(out: str) -> dict[int, dict[str, Any]]:
 
 
 def _weights(out: str) -> dict[str, Tensor]:
-    """Every tensor of model and optimizer, whole, put together from the pieces of the newest checkpoint."""
+    """Every tensor of model and optimizer, assembled from the pieces of the newest checkpoint."""
     url, commit = find(out)
     files = {file["name"]: load(store.read(store.join(url, file["name"]))) for file in commit["files"]}
     whole: dict[str, Tensor] = {}
@@ -275,7 +268,7 @@ def _weights(out: str) -> dict[str, Tensor]:
 
 
 def _put(whole: dict[str, Tensor], name: str, shape: Sequence[int], piece: Mapping[str, Any], part: Tensor) -> None:
-    """A piece in its place; where none comes it stays nan."""
+    """Write a piece into its tensor, which is nan elsewhere."""
     tensor = whole.setdefault(
         name, torch.full(tuple(shape), torch.nan, dtype=torch.complex128 if part.is_complex() else torch.float64)
     )
@@ -290,14 +283,14 @@ def _rms(tensors: Any) -> float:
 
 
 def _relative(here: float | None, there: float | None) -> float:
-    """JSON has no word for nan: two of them agree, one does not."""
+    """Whether one value is nan, which JSON writes as null, and the other is not."""
     if here is None or there is None:
         return 0.0 if here is there else float("inf")
     return abs(here - there) / max(abs(there), 1e-12)
 
 
 def _apart(here: Tensor | None, there: Tensor | None, floor: float) -> float:
-    """Relative to `there`, or to numbers of size `floor` where it is all but zero."""
+    """The difference relative to `there`, or to size `floor` where it is almost zero."""
     if here is None or there is None or here.shape != there.shape:
         return float("inf")
     return (

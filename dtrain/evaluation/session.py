@@ -1,4 +1,4 @@
-"""A model that is read, not trained: loaded for evaluate and generate, or called by the hooks of a run."""
+"""A model that is used without training: loaded for evaluate and generate, or called by the hooks of a run."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,8 +23,8 @@ from dtrain.precision import Precision
 
 @contextmanager
 def load(plan: Plan) -> Iterator[tuple[Parts, Mapping[str, Any]]]:
-    """The parts of `plan` with the weights of `plan.init`, or of the newest checkpoint under `plan.out`, and the commit
-    these came from. Raises StoreError.
+    """The parts of `plan` with the weights of `plan.init`, or of the newest checkpoint under `plan.out`, and their
+    commit. Raises StoreError.
     """
     with build(plan.backend).open():
         mesh = Mesh(plan.mesh, device=plan.device)
@@ -34,7 +34,7 @@ def load(plan: Plan) -> Iterator[tuple[Parts, Mapping[str, Any]]]:
 
 
 def weights(plan: Plan, source: str) -> nn.Module:
-    """The model of a plan of one rank with the weights at `source`; the data is read only where it says a size."""
+    """The model of a one-rank plan with the weights at `source`; data is read only if it gives a size."""
     with build(plan.backend).open():
         mesh = Mesh(plan.mesh, device=plan.device)
         facts = as_source(build(plan.data)).facts if "auto" in plan.model.values() else {}
@@ -46,8 +46,8 @@ def weights(plan: Plan, source: str) -> nn.Module:
 
 
 def whole_steps(forward: Callable[[Any], Any], step: int) -> Callable[[Any], Any]:
-    """`forward` for tokens [B, T] of any T: they are filled up to a multiple of `step`, which a causal model does not
-    see before they come.
+    """`forward` for tokens [B, T] of any T: padded at the end to a multiple of `step`, which a causal model does not
+    see.
     """
 
     def padded(tokens: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Who looks on. A hook gets a snapshot and a period, nothing else: it cannot bend the training."""
+"""Hooks: observers of a run. A hook gets a snapshot and a period, nothing else: it cannot change the training."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -16,8 +16,8 @@ EVENT = ("time", "event", "step")
 
 @dataclass(frozen=True)
 class StepInfo:
-    """After step `step` of `steps`. `forward` runs the model without gradients, in evaluation mode; all ranks must call
-    it alike.
+    """The snapshot after step `step` of `steps`. `forward` runs the model without gradients, in evaluation mode; all
+    ranks must call it alike.
     """
 
     step: int
@@ -25,7 +25,7 @@ class StepInfo:
     seen: int
     seed: int
     loss: Tensor
-    """This rank's sum over its part of the batch, not divided."""
+    """This rank's sum over its part of the batch, undivided."""
     norm: Tensor
     lr: float
     source: Source
@@ -33,25 +33,25 @@ class StepInfo:
 
 
 class Hook(Protocol):
-    """Its class may state the figures it gives and which value is the best, `about = {"figures": {"eval_f1":
-    "highest"}}`; `{"figures": {}}` gives none.
+    """A class may state its metrics and whether more is better, `about = {"figures": {"eval_f1": "highest"}}`;
+    `{"figures": {}}`: none.
     """
 
     @property
     def every(self) -> int:
-        """Steps between calls; the last step always gets one. 0: only the last."""
+        """Steps between calls; the last step always calls it. 0: only the last."""
         ...
 
     def __call__(self, info: StepInfo) -> dict[str, Any] | None:
-        """All ranks call it. What rank 0 returns becomes an event; the entry `text` is shown to the person, and numbers
-        are figures, as `numbers` names them.
+        """All ranks call it. The return value of rank 0 becomes an event; its entry `text` is printed, and its numbers
+        are metrics, named as in `numbers`.
         """
         ...
 
 
 def plain(said: Mapping[str, Any] | None, hook: str) -> dict[str, Any]:
-    """The return value of a hook, tensors and arrays without dims as plain numbers. Raises WordsError
-    where that is no mapping of names.
+    """The return value of a hook, with 0-dim tensors and arrays as numbers. Raises WordsError unless it is a mapping of
+    names.
     """
     if said is not None and not (isinstance(said, Mapping) and all(isinstance(name, str) for name in said)):
         raise WordsError(
@@ -73,19 +73,19 @@ def plain(said: Mapping[str, Any] | None, hook: str) -> dict[str, Any]:
 
 
 def gives_none(hook: Hook) -> bool:
-    """Whether its class states that no number it returns is a figure."""
+    """Whether its class states that it returns no metrics."""
     return getattr(type(hook), "about", {}).get("figures") == {}
 
 
-def numbers(said: Mapping[str, Any]) -> dict[str, float]:
-    """`eval_<name>` of each number among it, but of those whose name holds a secret."""
-    named = {name: value for name, value in said.items() if masked(name) == name}
-    found = {
+def numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """`eval_<name>` -> each number, except those whose name is that of a secret."""
+    named = {name: value for name, value in values.items() if masked(name) == name}
+    figures = {
         name: value for name, value in named.items() if isinstance(value, int | float) and not isinstance(value, bool)
     }
-    return {f"eval_{name.removeprefix('eval_')}": float(value) for name, value in found.items()}
+    return {f"eval_{name.removeprefix('eval_')}": float(value) for name, value in figures.items()}
 
 
-def falls(every: int, step: int, *, last: bool) -> bool:
-    """Whether what is wanted every so many steps (0: only after the last) is wanted after this one."""
+def is_due(every: int, step: int, *, last: bool) -> bool:
+    """Whether an action with this period (0: only at the end) is due after this step."""
     return last or bool(every and step % every == 0)

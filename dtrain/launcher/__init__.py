@@ -1,4 +1,4 @@
-"""Who starts the ranks. A launcher owns processes and restarts, and knows nothing of models."""
+"""Launchers start the ranks: they own processes and restarts, and know nothing of models."""
 
 import gc
 import os
@@ -15,32 +15,32 @@ from dtrain.result import Result
 
 class Launcher(Protocol):
     def command(self, plan: Plan) -> str:
-        """The command that is started, as `plan` prints it."""
+        """The command that `plan` prints."""
         ...
 
     def launch(self, plan: Plan) -> Result:
-        """Run the plan's loop on every rank. Raises RankError with the traceback of the first rank that failed."""
+        """Run the plan's loop on every rank. Raises RankError with the traceback of the first rank to fail."""
         ...
 
 
 def run_here(plan: Plan, *, launcher: int | None = None) -> Result:
-    """This process as one rank that nobody watches: it tells its own failure. `launcher` is the process that the ranks
-    of this host have in common.
+    """Run one rank in this process, without an agent: it reports its own failure. `launcher`: the parent process of the
+    ranks of this host.
     """
     with unwatched.alone(plan.out, int(os.environ.get("RANK", 0)), launcher):
         return run_rank(plan)
 
 
 def run_rank(plan: Plan, *, forked: bool = False) -> Result:
-    """This process as one rank: import path, trust, threads, loop."""
+    """Run one rank in this process: import path, trust, threads, loop."""
     with trusting(plan.trust):
         return _run(plan, forked)
 
 
 @contextmanager
 def loading_torch() -> Iterator[None]:
-    """Where a process imports torch, the collector does not walk its objects again and again while they come, nor ever
-    after: a sixth of the time to the first step.
+    """Import torch without the garbage collector, which would walk the new objects again and again, and freeze them
+    afterwards: a sixth of the time to the first step.
     """
     if "torch" in sys.modules:
         yield
@@ -61,15 +61,14 @@ def _run(plan: Plan, forked: bool) -> Result:
         import torch._dynamo  # the optimizer would import it
 
         loop = locate(plan.loop)
-    said = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
-    threads = int(said) if said.isdigit() else plan.threads
-    # a forked process renews its thread pool here, before two autograd threads try to at once (INTERNAL ASSERT "Invalid
-    # thread pool"
-    # of the CUDA builds); where nothing changes it is left out, because it ends MKL's own choice of threads: 6% of a
-    # small GPT's step
+    omp = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    threads = int(omp) if omp.isdigit() else plan.threads
+    # A forked process renews its thread pool here, before two autograd threads do so at once (INTERNAL ASSERT "Invalid
+    # thread pool" of the CUDA builds). The call is left out where nothing changes, because it ends MKL's own choice of
+    # threads: 6% of a small GPT's step.
     if forked or threads != torch.get_num_threads():
         torch.set_num_threads(threads)
-    torch.backends.mha.set_fastpath_enabled(False)  # its kernels for evaluation do not know autocast on the CPU
+    torch.backends.mha.set_fastpath_enabled(False)  # its kernels ignore autocast on the CPU
     with waiting.yielding(threads):
         result: Result = loop(plan)
     return result

@@ -1,6 +1,6 @@
-"""The ranks are already running, this process is one of them: torchrun, or anything that sets RANK and WORLD_SIZE.
+"""Ranks started by torchrun, or by anything else that sets RANK and WORLD_SIZE; this process is one of them.
 
-A rank does not outlive the launcher that watches over it: without one nobody would end it, and nobody start it again.
+A rank ends with the launcher that supervises it: without one, nobody would end or restart it.
 """
 
 import os
@@ -15,9 +15,7 @@ from dtrain.planned import Plan
 from dtrain.result import Result
 
 SUPERVISED = ("TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_STEP_ID")
-"""Variables by which launchers mark what they start and watch over. A shell that started ranks in the background may
-end before them.
-"""
+"""Environment variables of launchers that supervise their ranks. A shell is none: it may end before its ranks."""
 
 LOOK_SECONDS = 1.0
 
@@ -28,9 +26,8 @@ class External:
 
     def launch(self, plan: Plan) -> Result:
         os.environ.setdefault("LOCAL_RANK", str(int(os.environ["RANK"]) % plan.devices))
-        os.environ.setdefault(
-            "TORCH_CPP_LOG_LEVEL", "ERROR"
-        )  # torch prints the stack of whatever lost its peer, beside the error it raises
+        # torch prints the stack of whatever lost its peer, beside the error it raises
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         launcher = launcher_of(os.getppid(), os.environ)
         if launcher:
             threading.Thread(target=_die_with, args=(launcher,), name="dtrain-launcher", daemon=True).start()
@@ -38,8 +35,8 @@ class External:
 
 
 def launcher_of(parent: int, environ: Mapping[str, str]) -> int | None:
-    """The process that watches over this rank: its nearest ancestor that was not started as a rank itself, as a shell
-    around this process was.
+    """The process that supervises this rank: its nearest ancestor outside the rank. A shell around this process has
+    the rank's variables too.
     """
     mark = next((f"{name}=" for name in SUPERVISED if name in environ), None)
     while mark and parent > 1 and _has(parent, mark.encode()):
@@ -48,7 +45,7 @@ def launcher_of(parent: int, environ: Mapping[str, str]) -> int | None:
 
 
 def _has(pid: int, mark: bytes) -> bool:
-    """Whether a process was started with this variable; of another user's processes it is not told."""
+    """Whether a process was started with this variable; False for another user's process."""
     try:
         return any(entry.startswith(mark) for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
     except OSError:

@@ -1,4 +1,4 @@
-"""Checks before ranks start: data that is there, a place to write, packages that exist."""
+"""Checks before ranks start: data that exists, storage that can be written, packages that are installed."""
 
 import contextlib
 import importlib.util
@@ -12,6 +12,7 @@ from pathlib import Path
 from dtrain import secrets
 from dtrain.build import build
 from dtrain.cluster import detect, network
+from dtrain.config.facts import about
 from dtrain.config.word import cut
 from dtrain.errors import PreflightError, StoreError, why
 from dtrain.planned import Plan
@@ -19,38 +20,27 @@ from dtrain.secrets import screen
 from dtrain.storage import hub, store
 
 FEWEST_FILES, TASKS = 32, 16
-"""Open files of a rank that is alone, and threads beside those that compute."""
+"""Open files of a single rank, and its threads beside those that compute."""
 LOOKED_AT = 1 << 24
-"""Tokens of a file that are looked at before the launch: the ranks look at those they train on."""
+"""Tokens of a file that are checked before the launch: ranks check those they train on."""
 LONGEST = 400
-"""Letters of a place in a message."""
+"""The most letters of a path in a message."""
 
 
 def check(plan: Plan) -> None:
-    """Raises PreflightError with everything that is missing."""
+    """Raises PreflightError with all problems."""
     problems = missing(plan) or [*_out(plan)]
     if problems:
         raise PreflightError("\n".join(problems))
 
 
 def missing(plan: Plan) -> list[str]:
-    """One sentence for each thing that is not there; nothing is written."""
-    return [
-        *_machine(plan),
-        *_gpus(plan),
-        *limits(plan),
-        *_loopback(plan),
-        *_address(plan),
-        *_data(plan),
-        *_packages(plan),
-        *_hub(plan),
-        *_init(plan),
-        *_resume(plan),
-    ]
+    """One sentence for each problem; nothing is written."""
+    return [problem for each in CHECKS for problem in each(plan)]
 
 
 def _machine(plan: Plan) -> Iterable[str]:
-    """A plan for another machine is looked at, not run."""
+    """A plan for another machine can be printed, not run."""
     if plan.cluster and "cluster" not in plan.why:
         lacking = build(plan.cluster).missing(detect())
         if lacking:
@@ -70,14 +60,13 @@ def _gpus(plan: Plan) -> Iterable[str]:
         fewer = f"devices={there // nodes}, " if there >= nodes else ""
         yield (
             f"nodes={plan.nodes} devices={plan.devices}: {nodes} nodes are on this host, which has {there} GPU(s). "
-            f"Type {fewer}nodes=1, "
-            "launcher.here=1 launcher.address=<host>:<port> where the others are hosts of their own, or backend=gloo "
-            "for CPU processes."
+            f"Type {fewer}nodes=1, launcher.here=1 launcher.address=<host>:<port> if the other nodes are other hosts, "
+            "or backend=gloo for CPU processes."
         )
 
 
 def limits(plan: Plan) -> Iterable[str]:
-    """Open files and processes, of which a process has at most so many: too few end a run in odd places."""
+    """Limits of open files and processes: a run that exceeds one fails in odd places."""
     files, need = resource.getrlimit(resource.RLIMIT_NOFILE)[0], fewest_files(plan.world)
     if files != resource.RLIM_INFINITY and files < need:
         yield f"{files} open files are allowed, and a rank of {plan.world} needs {need} (ulimit -n {2 * need})."
@@ -90,13 +79,13 @@ def limits(plan: Plan) -> Iterable[str]:
 
 
 def fewest_files(world: int) -> int:
-    """With how many open files a rank still trains: it has one for each other rank."""
+    """The open files that a rank needs: one for each other rank, and some."""
     return FEWEST_FILES + world // 2
 
 
 def tasks_left() -> int | None:
-    """How many more processes and threads this user may have, by ulimit (root is not held to it) and by control group;
-    None where nobody counts.
+    """How many more processes and threads this user may have, by ulimit (which does not bind root) and by control
+    group; None without a limit.
     """
     left = []
     with contextlib.suppress(OSError, ValueError):
@@ -116,7 +105,7 @@ def _threads_of_ours(process: Path) -> int:
 
 
 def _loopback(plan: Plan) -> Iterable[str]:
-    """The ranks of a host meet over it."""
+    """The ranks of a host rendezvous over 127.0.0.1."""
     if "External" in str(plan.launcher["_target_"]):
         return
     try:
@@ -130,7 +119,7 @@ def _loopback(plan: Plan) -> Iterable[str]:
 
 
 def _address(plan: Plan) -> Iterable[str]:
-    """Where nodes of other hosts would join."""
+    """The address where nodes of other hosts join."""
     address = plan.launcher.get("address")
     if not address:
         return
@@ -157,8 +146,8 @@ def _data(plan: Plan) -> Iterable[str]:
 
 
 def _tokens(plan: Plan, files: Sequence[str]) -> str:
-    """The problem with files of tokens on this machine, if any; those of others are copied by the ranks."""
-    if (plan.data.get("_about_") or {}).get("files") != "tokens" or not all(map(store.is_local, files)):
+    """The problem with local files of tokens, if any; the ranks copy remote ones."""
+    if about(plan.data).get("files") != "tokens" or not all(map(store.is_local, files)):
         return ""
     from dtrain.storage import tokenfile  # numpy, which the parent needs for these alone
 
@@ -172,15 +161,15 @@ def _tokens(plan: Plan, files: Sequence[str]) -> str:
 def _packages(plan: Plan) -> Iterable[str]:
     for package in plan.trust:
         try:
-            found = importlib.util.find_spec(package.split(".")[0])
+            spec = importlib.util.find_spec(package.split(".")[0])
         except (ImportError, ValueError):
-            found = None
-        if found is None:
+            spec = None
+        if spec is None:
             yield f"trust=[{package}]: there is no such package in {sys.prefix} nor in this folder."
 
 
 def _hub(plan: Plan) -> Iterable[str]:
-    """Repositories that neither the hub nor its cache has."""
+    """Repositories that are neither on the hub nor in its cache."""
     for key, name in (*hub.named(plan.model, "model"), *hub.named(plan.data, "data")):
         if lacking := hub.absent(name):
             yield (
@@ -198,7 +187,7 @@ def _init(plan: Plan) -> Iterable[str]:
 
 
 def _resume(plan: Plan) -> Iterable[str]:
-    """A first look; the ranks look closer, and a checkpoint may turn out to be damaged."""
+    """Whether checkpoints exist; the ranks check whether they are damaged."""
     try:
         there = any(name.startswith("step-") for name in store.children(store.join(plan.out, "checkpoints")))
     except StoreError as error:
@@ -217,3 +206,6 @@ def _out(plan: Plan) -> Iterable[str]:
         store.probe(plan.out)
     except StoreError as error:
         yield f"out={cut(plan.out, LONGEST)}: {error}"
+
+
+CHECKS = (_machine, _gpus, limits, _loopback, _address, _data, _packages, _hub, _init, _resume)

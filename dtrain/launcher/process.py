@@ -1,5 +1,5 @@
-"""Processes of one run: each dies with the one that forked it, and all of them are seen to be gone by one lock that
-they share.
+"""Processes of one run: each dies with the one that forked it, and they share a lock that is free when all have
+ended.
 """
 
 import contextlib
@@ -23,13 +23,13 @@ from dtrain import secrets
 from dtrain.cluster import network
 from dtrain.secrets import screen
 
-KEEPER_SECONDS = 10.0
-"""A store that listens by then never will."""
+STORE_SECONDS = 10.0
+"""A store process that does not listen after this time is killed."""
 
 
 def fork(work: Callable[[], Any], name: str = "") -> int:
-    """A child that does `work` and ends, and that dies when this process does. Its pid. `name`, of 15 letters at most,
-    is what `ps` and `top` show.
+    """Fork a child that does `work`, ends, and dies when this process does; return its pid. `name`: at most 15 letters,
+    for `ps` and `top`.
     """
     parent = os.getpid()
     pid = os.fork()
@@ -55,7 +55,7 @@ def fork(work: Callable[[], Any], name: str = "") -> int:
 
 
 def die_with(parent: int) -> None:
-    """Linux: get SIGKILL when `parent`, which forked this process, ends in whatever way."""
+    """Linux: get SIGKILL when `parent`, which forked this process, ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         if os.getppid() != parent:  # it ended before the line above
@@ -63,7 +63,7 @@ def die_with(parent: int) -> None:
 
 
 def is_gone(pid: int, seconds: float) -> bool:
-    """Whether any process, whoever started it, has ended by then."""
+    """Whether a process, which need not be a child, ends within `seconds`."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -90,17 +90,17 @@ def _answers(pid: int) -> bool:
 
 
 def parent_of(pid: int) -> int:
-    """0 when there is no such process."""
+    """The pid of its parent; 0 if there is no such process."""
     return int(_stat(pid, 1) or 0)
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process was stopped, by SIGSTOP or a debugger."""
+    """Whether a process is stopped, by SIGSTOP or a debugger."""
     return _stat(pid, 0) in ("T", "t")
 
 
 def _stat(pid: int, field: int) -> str:
-    """A field of /proc/<pid>/stat behind the name; empty when there is no such process."""
+    """A field of /proc/<pid>/stat, counted after the name; empty if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[field]
     except OSError:
@@ -108,9 +108,9 @@ def _stat(pid: int, field: int) -> str:
 
 
 def fork_store(address: str = "127.0.0.1") -> tuple[int, int]:
-    """A process that holds a rendezvous store: its pid, and the port of `address`, and of no other, that it listens on.
+    """Fork a process with a rendezvous store; return its pid and the port of `address` that it listens on.
 
-    Raises ConnectionError when it died at once.
+    Raises ConnectionError if it does not listen in time.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined] # exported without saying so
 
@@ -120,8 +120,8 @@ def fork_store(address: str = "127.0.0.1") -> tuple[int, int]:
         os.close(reading)
         end = network.listen(address, 0)
         port = end.getsockname()[1]
-        held = TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=end.detach())
-        os.write(writing, str(held.port).encode())
+        store = TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=end.detach())
+        os.write(writing, str(store.port).encode())
         os.close(writing)
         while True:
             time.sleep(3600)
@@ -129,7 +129,7 @@ def fork_store(address: str = "127.0.0.1") -> tuple[int, int]:
     pid = fork(keep, "dtrain-store")
     os.close(writing)
     with os.fdopen(reading) as pipe:
-        port = pipe.read() if select.select([pipe], [], [], KEEPER_SECONDS)[0] else ""
+        port = pipe.read() if select.select([pipe], [], [], STORE_SECONDS)[0] else ""
     if not port:
         kill(pid)
         raise ConnectionError("the store process ended before it listened")
@@ -137,9 +137,7 @@ def fork_store(address: str = "127.0.0.1") -> tuple[int, int]:
 
 
 def waker() -> socket.socket:
-    """A socket that becomes readable when a child ends or a handled signal arrives, so that a select over it misses
-    none.
-    """
+    """A socket that becomes readable when a child ends or a handled signal arrives, for a select."""
     reading, writing = socket.socketpair()
     reading.setblocking(False)
     writing.setblocking(False)
@@ -168,12 +166,12 @@ def kill(*pids: int) -> None:
 
 
 def memory(scratch: Path) -> Path:
-    """The folder in this host's memory (where it has one) that belongs to the scratch folder of a run."""
+    """The folder in this host's memory (/dev/shm) that belongs to the scratch folder of a run."""
     return _everywhere() / f"dtrain-{os.getuid()}-{scratch.name}"
 
 
 def memories() -> Iterator[Path]:
-    """Those of all runs of this user, and whatever others gave such a name."""
+    """The folders in memory of this user's runs; other users may have made some with such names."""
     return _everywhere().glob(f"dtrain-{os.getuid()}-*")
 
 
@@ -183,20 +181,18 @@ def _everywhere() -> Path:
 
 
 CLAIMS = ("lock", "command")
-"""Who needs a run's folders: the processes that work there, and the command, which starts the server again when it was
-killed.
-"""
+"""The locks of a run's folders: of its processes, and of the command, which starts a killed server again."""
 
 
 def claim(scratch: Path, by: str = "lock") -> int:
-    """Make the run's folder in memory. The descriptor returned locks it for this process and all it forks: it is free
-    when none of them lives.
+    """Make the run's folder in memory. The returned descriptor locks it for this process and all that it forks, until
+    none of them is alive.
     """
     folder = memory(scratch)
-    sweep(folder)
+    remove_stale(folder)
     while True:
         folder.mkdir(mode=0o700, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # swept away between two lines
+        with contextlib.suppress(FileNotFoundError):  # removed between two lines
             handle = os.open(folder / by, os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(handle, fcntl.LOCK_SH)
             os.pwrite(handle, str(scratch).encode(), 0)
@@ -205,38 +201,34 @@ def claim(scratch: Path, by: str = "lock") -> int:
             os.close(handle)
 
 
-def sweep(ours: Path) -> None:
-    """Remove what other runs left that were killed whole: their folders in memory, and the scratch folders these belong
-    to.
-    """
+def remove_stale(ours: Path) -> None:
+    """Remove the folders of other runs with no process alive: in memory, and their scratch folders."""
     for folder in memories():
         if folder == ours:
             continue
-        with contextlib.suppress(OSError), _abandoned(folder) as scratch:
+        with contextlib.suppress(OSError), _locked(folder) as scratch:
             if memory(scratch) == folder:
                 shutil.rmtree(scratch, ignore_errors=True)
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def abandoned() -> list[Path]:
-    """Folders in memory of runs of this user that were killed whole, and that `sweep` would remove."""
-    found = []
+def stale() -> list[Path]:
+    """The folders in memory that `remove_stale` would remove."""
+    folders = []
     for folder in memories():
-        with contextlib.suppress(OSError), _abandoned(folder):
-            found.append(folder)
-    return found
+        with contextlib.suppress(OSError), _locked(folder):
+            folders.append(folder)
+    return folders
 
 
 @contextlib.contextmanager
-def _abandoned(folder: Path) -> Iterator[Path]:
-    """The scratch folder that this one in memory belongs to; inside nobody can claim it. Raises OSError where somebody
-    has, or it is not ours.
+def _locked(folder: Path) -> Iterator[Path]:
+    """Lock a folder in memory, so that nobody can claim it; gives its scratch folder. Raises OSError if it is claimed,
+    or belongs to another user.
     """
     with contextlib.ExitStack() as stack:
         locks = [folder / name for name in CLAIMS if (folder / name).exists()]
-        if not locks or any(
-            path.lstat().st_uid != os.getuid() for path in (folder, *locks)
-        ):  # anybody may make folders there
+        if not locks or any(path.lstat().st_uid != os.getuid() for path in (folder, *locks)):
             raise FileNotFoundError(folder)
         files = [stack.enter_context(path.open("r+")) for path in locks]
         for file in files:
@@ -245,7 +237,7 @@ def _abandoned(folder: Path) -> Iterator[Path]:
 
 
 def gone(folder: Path, seconds: float) -> bool:
-    """Whether, within `seconds`, no process lives any more that claimed the folder."""
+    """Whether all processes that claimed the folder end within `seconds`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:

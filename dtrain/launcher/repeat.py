@@ -1,5 +1,5 @@
-"""A loop that runs another one several times on one rank, in forks of this process and then in this one: nothing but
-model and data can make them differ.
+"""A loop that runs another one several times on one rank, in forks of this process and then in this process, so that
+only model and data can make the runs differ.
 """
 
 import os
@@ -13,8 +13,8 @@ from dtrain.result import Result
 
 
 def repeat(plan: Plan) -> Result:
-    """`plan.checkpoint` says which `loop`, and where the `others` go, each with its microbatch. If one of them fails,
-    this one tells why.
+    """Run `loop` for each of `others` (out -> microbatch), then for this plan; both are read from `plan.checkpoint`. If
+    one of the others fails, so does this one, with the reason.
     """
     part = dict(plan.checkpoint)
     loop, others, size = locate(part.pop("loop")), part.pop("others"), plan.batch.size

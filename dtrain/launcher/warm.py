@@ -1,5 +1,5 @@
-"""Imports that every rank needs are done once, before ranks are forked: the fork costs milliseconds, the imports
-seconds. What does not survive a fork is left to each rank.
+"""Imports that every rank needs, done once before ranks are forked: a fork costs milliseconds, the imports seconds.
+Modules that do not survive a fork are left to each rank.
 """
 
 import contextlib
@@ -17,34 +17,34 @@ from dtrain.secrets import screen
 from dtrain.storage import hub
 
 BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""torch then asks NVIDIA's library whether there are GPUs, and starts no CUDA
+"""torch then asks NVIDIA's library for GPUs, and does not start CUDA
 (https://docs.pytorch.org/docs/stable/notes/cuda.html).
 """
 
 
 class UnforkableError(Exception):
-    """This process can fork no ranks any more: `module` did something, when it was imported, that no fork survives."""
+    """This process can no longer fork ranks: importing `module` did something that no fork survives."""
 
     def __init__(self, module: str, deed: str) -> None:
         super().__init__(f"{module} {deed} when it is imported, which no fork survives")
         self.module = module
 
-    def begin_again(self, arguments: Sequence[str], told: str = "", *, cold: str) -> NoReturn:
-        """This process anew, with `told` as its standard input, without the module and those of `cold`."""
+    def begin_again(self, arguments: Sequence[str], stdin: str = "", *, cold: str) -> NoReturn:
+        """Execute this process again with `stdin` as its standard input, without importing the module and `cold`."""
         screen.say(
             f"{self}: each rank imports it for itself, and starts later. Move that into a function that ranks call.",
             error=True,
         )
-        stdin = os.memfd_create("told")
-        os.write(stdin, told.encode())
-        os.lseek(stdin, 0, os.SEEK_SET)
-        os.dup2(stdin, 0)
+        file = os.memfd_create("stdin")
+        os.write(file, stdin.encode())
+        os.lseek(file, 0, os.SEEK_SET)
+        os.dup2(file, 0)
         os.environ[COLD] = f"{cold},{self.module}".strip(",")
         os.execv(sys.executable, [sys.executable, "-m", *arguments])
 
 
 def warm(plan: Plan, cold: str) -> None:
-    """Import torch, the loop and the parts of the plan, but those of `cold`. Raises UnforkableError."""
+    """Import torch, the loop and the parts of the plan, except the modules of `cold`. Raises UnforkableError."""
     with loading_torch():
         import torch
         import torch._dynamo  # the first optimizer would import it, in every rank
@@ -53,26 +53,18 @@ def warm(plan: Plan, cold: str) -> None:
 
         if plan.trust:
             hub.watch()
-        for part in (
-            plan.strategy,
-            plan.optim,
-            plan.model,
-            plan.data,
-            plan.objective,
-            plan.schedule,
-            plan.checkpoint,
-            plan.backend,
-        ):
+        parts = (plan.strategy, plan.optim, plan.model, plan.data, plan.objective, plan.schedule)
+        for part in (*parts, plan.checkpoint, plan.backend):
             _import(str(part["_target_"]).rsplit(".", 1)[0], cold.split(","))
     torch.set_num_threads(1)
-    gc.freeze()  # or the collector of each rank copies these pages when it first looks at them
+    gc.freeze()  # else the collector of each rank would copy these pages
 
 
 def _import(module: str, cold: Sequence[str]) -> None:
     if module in cold or module in sys.modules:
         return
     threads = threading.active_count()
-    with contextlib.suppress(Exception, SystemExit):  # the rank says what is wrong with it
+    with contextlib.suppress(Exception, SystemExit):  # the rank reports the error
         __import__(module)
     if module.startswith("dtrain.") or not hasattr(os, "memfd_create"):  # not Linux: there is no CUDA
         return
@@ -83,7 +75,7 @@ def _import(module: str, cold: Sequence[str]) -> None:
 
 
 def _is_poisoned() -> bool:
-    """Whether a fork of this process could not use CUDA: only a fork can tell."""
+    """Whether a fork of this process could not use CUDA, tried in a fork."""
     import torch
 
     pid = os.fork()

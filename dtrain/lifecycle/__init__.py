@@ -1,1 +1,1 @@
-"""How a run begins to end: signals, the request to stop, hangs, stacks, the root cause of a failure."""
+"""The end of a run: signals, the request to stop, hangs, stacks, the root cause of a failure."""

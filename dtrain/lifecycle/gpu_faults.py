@@ -1,13 +1,13 @@
-"""Errors of GPUs: a mistake of the program, memory that is not there, or a GPU that is broken."""
+"""Errors of GPUs: a mistake of the program, too little memory, or a broken GPU."""
 
 import re
 from typing import NamedTuple
 
 
 class Xid(NamedTuple):
-    """An error that NVIDIA's driver reports: what it says in plain words, and whose fault it is."""
+    """An error that NVIDIA's driver reports: its meaning in plain words, and whose fault it is."""
 
-    said: str
+    meaning: str
     whose: str
 
     @property
@@ -40,15 +40,17 @@ XIDS = {
     120: Xid("its system processor (GSP) failed", "GPU"),
     140: Xid("its memory has an ECC error from which it did not recover", "GPU"),
 }
-"""By number, those that training meets. https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"""
+"""Xid number -> its meaning, for those that training meets.
+https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html
+"""
 UNKNOWN = Xid("see https://docs.nvidia.com/deploy/xid-errors", "earlier")
 
 
 class Fault(NamedTuple):
-    """`said` follows the error; `broken`: the GPU is, whatever runs on it."""
+    """`meaning` is added to the error; `broken`: the GPU is broken, whatever runs on it."""
 
     pattern: re.Pattern[str]
-    said: str
+    meaning: str
     broken: bool = False
 
 
@@ -56,7 +58,7 @@ FULL = (
     r"(CUDA|HIP) out of memory|OutOfMemoryError|(CUDA error: |Cuda failure (\d+ )?')out of memory|CUDA ran out of "
     r"memory|CUBLAS_STATUS_ALLOC_FAILED"
 )
-"""Of torch's allocator; of CUDA, of NCCL and of cuBLAS, which take memory beside it."""
+"""Out of memory: in torch's allocator, in CUDA, in NCCL and in cuBLAS."""
 FAULTS = (
     Fault(re.compile(r"uncorrectable ECC|double bit ECC", re.IGNORECASE), "its memory is broken (ECC)", broken=True),
     Fault(re.compile(r"fallen off the bus|GPU is lost", re.IGNORECASE), "the host no longer reaches it", broken=True),
@@ -91,17 +93,17 @@ FAULTS = (
     ),
     Fault(re.compile(r"CUDA error: |unhandled cuda error", re.IGNORECASE), "CUDA failed on this rank itself"),
 )
-"""The first that is found counts. Texts of c10/cuda and c10d of torch 2.13.0 and 2.14.1, of cudaGetErrorString of CUDA
+"""The first match counts. Texts of c10/cuda and c10d of torch 2.13.0 and 2.14.1, of cudaGetErrorString of CUDA
 13 and of NCCL 2.27.
 """
 
 
 def fault_of(message: str) -> Fault | None:
-    """The fault of the GPU that an error tells of, if it tells of one."""
+    """The fault of a GPU in the message of an error, if any."""
     return next((fault for fault in FAULTS if fault.pattern.search(message)), None)
 
 
 def of_xid(number: int, bus: str) -> str:
     """The message of an Xid of the GPU at `bus`."""
     known = XIDS.get(number, UNKNOWN)
-    return f"Xid {number} of the GPU at {bus}: {known.said}" + (f"; {WHOSE[known.whose]}" if number in XIDS else "")
+    return f"Xid {number} of the GPU at {bus}: {known.meaning}" + (f"; {WHOSE[known.whose]}" if number in XIDS else "")

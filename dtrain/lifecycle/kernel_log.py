@@ -1,6 +1,4 @@
-"""Errors (Xid) that NVIDIA's driver writes to the kernel's log while a run goes on. A log that may not be
-read says nothing.
-"""
+"""Errors (Xid) that NVIDIA's driver writes to the kernel log during a run; none if the log cannot be read."""
 
 import contextlib
 import os
@@ -17,11 +15,11 @@ kernel.dmesg_restrict=0.
 XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-f]+:[0-9a-f]+:[0-9a-f]+)[^)]*\): (\d+)\b[, ]*(.*)", re.IGNORECASE)
 """`NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=python, GPU has fallen off the bus.`"""
 RECORD, MOST, LETTERS = 8192, 1 << 24, 200
-"""Bytes of a record, bytes that are read, letters of a line that are told."""
+"""Bytes of a record, the most bytes that are read, the most letters of a reported line."""
 
 
 class KernelLog:
-    """From its making on; earlier lines are not read."""
+    """The kernel log from the construction of this object on."""
 
     def __init__(self) -> None:
         self._file: int | None = None
@@ -30,18 +28,13 @@ class KernelLog:
             os.lseek(self._file, 0, os.SEEK_END)
 
     def xids(self) -> list[dict[str, Any]]:
-        """The errors since then, or since the last call, first things first: `bus` is the address of the GPU."""
-        lines = self._read().decode(errors="replace").splitlines()
-        found = (XID.search(line) for line in lines)
-        return [
-            {"xid": int(one[2]), "bus": bus(one[1]), "text": screen.on_one_line(one[3])[:LETTERS]}
-            for one in found
-            if one
-        ]
+        """The errors since the last call, oldest first; `bus` is the address of the GPU."""
+        matches = XID.finditer(self._read().decode(errors="replace"))
+        return [{"xid": int(m[2]), "bus": bus(m[1]), "text": screen.on_one_line(m[3])[:LETTERS]} for m in matches]
 
     def _read(self) -> bytes:
-        said = bytearray()
-        while self._file is not None and len(said) < MOST:
+        data = bytearray()
+        while self._file is not None and len(data) < MOST:
             try:
                 record = os.read(self._file, RECORD)
             except BrokenPipeError:  # older records have made room for new ones
@@ -50,8 +43,8 @@ class KernelLog:
                 break
             if not record:
                 break
-            said += record
-        return bytes(said)
+            data += record
+        return bytes(data)
 
     def close(self) -> None:
         if self._file is not None:
@@ -60,8 +53,6 @@ class KernelLog:
 
 
 def bus(address: str) -> str:
-    """The address of a device on the PCI bus as text that is alike, whoever says it: the driver leaves out the
-    function, torch the zeros.
-    """
+    """The normal form of a PCI bus address: the driver leaves out the function, torch the zeros."""
     domain, number, device = (int(part.split(".")[0], 16) for part in address.split(":"))
     return f"{domain:04x}:{number:02x}:{device:02x}"

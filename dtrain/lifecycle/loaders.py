@@ -1,6 +1,4 @@
-"""Loading processes: which sample each reads, and its stack when its rank asks (SIGUSR2),
-also where native code holds it.
-"""
+"""Loading processes: the sample that each reads, and its stack on SIGUSR2 of its rank, even in native code."""
 
 import faulthandler
 import multiprocessing
@@ -17,7 +15,7 @@ from dtrain.lifecycle import stacks
 from dtrain.lifecycle.signals import REPORT
 
 ANSWER_SECONDS, QUIET_SECONDS = 3.0, 0.2
-"""A process that is stopped says nothing; one that has said nothing more for so long has said all its lines."""
+"""The longest wait for a stack, and the pause after which a stack is complete."""
 
 _tables: list[Any] = []
 
@@ -26,33 +24,35 @@ _tables: list[Any] = []
 
 
 def table(workers: int) -> Any:
-    """Shared with so many loading processes: the pid of each, and one more than the sample it reads."""
-    made = multiprocessing.get_context("spawn").RawArray("q", 2 * workers)
-    _tables.append(made)
-    return made
+    """Memory shared with the loading processes: the pid of each, and one more than the sample it reads."""
+    table = multiprocessing.get_context("spawn").RawArray("q", 2 * workers)
+    _tables.append(table)
+    return table
 
 
 def reading() -> dict[int, int]:
-    """pid -> the sample it reads, or has read last; -1 before the first."""
+    """pid -> the sample that it reads or has read last; -1 before the first"""
     return {pid: sample - 1 for table in _tables for pid, sample in zip(table[::2], table[1::2], strict=True) if pid}
 
 
 def loader_stacks(folder: Path) -> dict[int, list[str]]:
-    """pid -> the stack of each loading process, outermost line first; empty where one does not answer."""
+    """pid -> the stack of a loading process, outermost line first; empty if it does not answer"""
     living = {child.pid for child in multiprocessing.active_children()}
     files = {pid: path for pid in reading() if pid in living and (path := _file(folder, pid)).exists()}
-    before = said = _sizes(files)
+    before = written = _sizes(files)
     for pid in files:
         with suppress(ProcessLookupError):
             os.kill(pid, REPORT)
     now = changed = time.monotonic()
     deadline = now + ANSWER_SECONDS
     while (
-        files and now < deadline and (now - changed < QUIET_SECONDS or any(said[pid] == before[pid] for pid in files))
+        files
+        and now < deadline
+        and (now - changed < QUIET_SECONDS or any(written[pid] == before[pid] for pid in files))
     ):
         time.sleep(0.02)
         now, sizes = time.monotonic(), _sizes(files)
-        said, changed = sizes, now if sizes != said else changed
+        written, changed = sizes, now if sizes != written else changed
     return {pid: stacks.current(path.read_text(errors="replace")[before[pid] :]) for pid, path in files.items()}
 
 
@@ -61,19 +61,14 @@ def _sizes(files: Mapping[int, Path]) -> dict[int, int]:
 
 
 def busy(folder: Path) -> tuple[str, list[str]] | None:
-    """Where a loading process is that has not come back with its sample, in words, and its stack."""
+    """The position of a loading process that is busy with a sample, in words, and its stack."""
     for pid, stack in loader_stacks(folder).items():
-        where, sample = (
-            stacks.dumped("Current thread 0x\n" + "\n".join(stack[::-1])),
-            f"sample {reading()[pid]} of data.dataset",
-        )
-        if where or not stack:
-            doing = (
-                f"{where} (loading process {pid}, {sample})"
-                if where
-                else f"loading process {pid}, which does not answer ({sample})"
-            )
-            return doing, [f"loading process {pid}:", *stack]
+        where = stacks.dumped("Current thread 0x\n" + "\n".join(stack[::-1]))
+        sample, heading = f"sample {reading()[pid]} of data.dataset", f"loading process {pid}:"
+        if where:
+            return f"{where} (loading process {pid}, {sample})", [heading, *stack]
+        if not stack:
+            return f"loading process {pid}, which does not answer ({sample})", [heading]
     return None
 
 
@@ -81,8 +76,8 @@ def busy(folder: Path) -> tuple[str, list[str]] | None:
 
 
 def answer(shared: Any, count: Any) -> Callable[[int], None]:
-    """A loading process begins: take a place in the table, and answer the rank from now on. Returns what notes the
-    sample that is read.
+    """Set up a loading process: take a slot in the table, and answer SIGUSR2. Returns a function that records the
+    sample in work.
     """
     with count.get_lock():
         slot, count.value = count.value % (len(shared) // 2), count.value + 1
@@ -91,7 +86,7 @@ def answer(shared: Any, count: Any) -> Callable[[int], None]:
         faulthandler.register(REPORT, _file(Path(folder), os.getpid()).open("w"), all_threads=True)
     else:
         signal.signal(REPORT, signal.SIG_IGN)
-    shared[2 * slot] = os.getpid()  # last: whom it names may be asked
+    shared[2 * slot] = os.getpid()  # last: the rank may signal a pid in the table
     return lambda sample: shared.__setitem__(2 * slot + 1, sample + 1)
 
 

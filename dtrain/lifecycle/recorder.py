@@ -1,9 +1,9 @@
-"""The collectives of this rank in torch's flight recorder: which were queued, began and ended on its device,
-in each process group.
+"""The collectives of this rank in torch's flight recorder: which were queued, began and ended on its device, in each
+process group.
 
-The host may be far ahead of a GPU, or wait for it in a line that is no collective: the record says where the GPU is.
-Format 2.10 of the dump, as read in FlightRecorder.hpp and FlightRecorderDetail.hpp of torch 2.13.0 and 2.14.1. NCCL's
-begin is known only with TORCH_NCCL_ENABLE_TIMING=1.
+The host may be far ahead of a GPU, or wait for it outside of a collective; the record has the position of the GPU.
+Format 2.10 of the dump, as in FlightRecorder.hpp and FlightRecorderDetail.hpp of torch 2.13.0 and 2.14.1. NCCL records
+the begin of a collective only with TORCH_NCCL_ENABLE_TIMING=1.
 """
 
 import json
@@ -14,38 +14,37 @@ from typing import Any
 from torch._C import _distributed_c10d
 
 SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-"""Variables by which users say how many calls are recorded; 0: none. Later versions of torch warn of the second."""
+"""torch's variables for the number of recorded calls; 0: none. Later versions of torch warn of the second."""
 CALLS = "2000"
-"""As torch has it where nobody says."""
+"""torch's default."""
 OVER, OPEN = 2, 6
-"""So many calls of each group are told: the last that are over, and the first that are not."""
+"""Reported calls of each group: the last completed ones, and the first others."""
 GROUPS, TENSORS, LETTERS = 16, 4, 60
-"""More are left out."""
+"""The most groups, tensors of a call and letters of a name in a report."""
 
 
 def record(environ: MutableMapping[str, str]) -> None:
-    """From the next process group on calls are recorded, unless the environment says how many."""
+    """Record calls of later process groups, unless the environment sets a number."""
     if not any(name in environ for name in SIZE):
         environ[SIZE[0]] = CALLS
 
 
 def calls(names: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
-    """Those of this rank in each process group that `names` calls otherwise than torch does; nothing where torch
-    records none.
-    """
-    found: dict[str, list[dict[str, Any]]] = {}
-    for ask in (
+    """Group -> its calls on this rank. `names`: torch's names of the groups -> ours."""
+    by_group: dict[str, list[dict[str, Any]]] = {}
+    dumps = (
         getattr(_distributed_c10d, "_dump_fr_trace_json", None),
         getattr(_distributed_c10d, "_dump_nccl_trace_json", None),
-    ):
-        with suppress(Exception):  # private, and of another format one day
-            for name, entries in read(json.loads(ask()), names).items() if ask else ():
-                found[name] = [*found.get(name, []), *entries]
-    return dict(sorted(found.items(), key=lambda group: all(is_over(call) for call in group[1]))[:GROUPS])
+    )
+    for dump in filter(None, dumps):  # a build may lack either
+        with suppress(Exception):  # private: the format may change
+            for name, entries in read(json.loads(dump()), names).items():
+                by_group.setdefault(name, []).extend(entries)
+    return dict(sorted(by_group.items(), key=lambda group: all(is_over(call) for call in group[1]))[:GROUPS])
 
 
 def read(dump: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
-    """The calls of a dump that are told, by group, first things first."""
+    """The reported calls of a dump, by group, oldest first."""
     by_group: dict[str, list[dict[str, Any]]] = {}
     for entry in dump.get("entries", ()):
         group = str(entry["process_group"][0])
@@ -60,7 +59,7 @@ def is_over(call: Mapping[str, Any]) -> bool:
 
 def _call(entry: Mapping[str, Any]) -> dict[str, Any]:
     library, _, name = str(entry["profiling_name"]).partition(":")
-    state = "completed" if library == "gloo" and entry["retired"] else entry["state"]  # gloo has no events to be seen
+    state = "completed" if library == "gloo" and entry["retired"] else entry["state"]  # gloo records no events
     number = entry["p2p_seq_id"] if entry["is_p2p"] else entry["collective_seq_id"]
     return {
         "call": name.removeprefix("_").removesuffix("_base")[:LETTERS], "number": int(number), "state": str(state),
@@ -79,5 +78,5 @@ def _some(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _together(first: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
-    """Of several calls that are one kernel, torch knows the state of the last alone, which has no name of its own."""
+    """Merge the calls of one kernel: torch records the state with the last one, which has no name."""
     return {**first, "state": last["state"]}

@@ -1,4 +1,4 @@
-"""Which rank is the cause, among what all of them left: the first that failed by itself, else the one the others waited
+"""The root cause among the reports of all ranks: the first that failed by itself, else the one the others waited
 for.
 """
 
@@ -20,7 +20,7 @@ LOST_PEER = re.compile(
     "exited|communicator was aborted|got 0 bytes|(send|recv)\\w+ failed",
     re.IGNORECASE,
 )
-"""Torch's messages on a rank when another one is gone."""
+"""torch's messages on a rank that lost another."""
 TIMED_OUT = re.compile(
     r"timed out waiting \d+ms|application timeout caused pair closure|wait timeout after \d+|caught collective "
     r"operation timeout"
@@ -28,24 +28,24 @@ TIMED_OUT = re.compile(
     "out during",
     re.IGNORECASE,
 )
-"""Torch's messages when another rank does not come."""
+"""torch's messages on a rank that waited for another in vain."""
 SEEN_LATE_SECONDS = 0.5
-"""Victims may speak before the agent has seen that a rank was killed."""
+"""Victims may report before the agent has seen that a rank was killed."""
 KILLED = {
     signal.SIGKILL: ("was killed", "SIGKILL, from outside or out of memory"),
     signal.SIGSEGV: ("crashed", "SIGSEGV, a segmentation fault in native code"),
     signal.SIGABRT: ("aborted", "SIGABRT, native code gave up"),
 }
 STATES = ("scheduled", "started", "completed")
-"""Of a collective on a device, as the flight recorder says."""
+"""Of a collective on a device, in the flight recorder."""
 OF_ONE_SIZE = ("all_reduce", "broadcast")
-"""Collectives to which all ranks give as much."""
+"""Collectives with inputs of one size on all ranks."""
 UNSEEN = {"verb": "ended without a word", "error": "killed from outside, out of memory, or ended by os._exit"}
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """By rank, but `failures` (in the order of time), `lost` (nodes) and `xids` (what the driver said on a host)."""
+    """Reports by rank, except `failures` (by time), `lost` (nodes) and `xids` (the driver's errors on a host)."""
 
     began: Mapping[int, Facts]
     failures: list[Facts]
@@ -63,7 +63,7 @@ class Evidence:
 
 
 def find(evidence: Evidence) -> tuple[Facts, list[Facts]]:
-    """The cause, and what is known of every rank, in the order of ranks."""
+    """The root cause, and the known facts of every rank, in the order of ranks."""
     ranks = sorted({*evidence.began, *evidence.spoke, *evidence.ended})
     known = [_known(evidence, rank) for rank in ranks]
     rules: tuple[Callable[[Evidence, list[Facts]], Facts | None], ...] = (_by_itself, _hung, _unseen, _first)
@@ -75,15 +75,15 @@ def find(evidence: Evidence) -> tuple[Facts, list[Facts]]:
 
 
 def _with_driver(evidence: Evidence, cause: Facts, known: list[Facts]) -> Facts:
-    """The cause, with what the driver said of its GPU; another rank, where its GPU is broken, or where its program was
+    """The cause with the driver's error of its GPU; or another rank, if its GPU is broken, or if its program was
     stopped while the cause only waited.
 
-    An error of the program that tells of no GPU stays what it is.
+    An error of the program that has nothing to do with a GPU stays as it is.
     """
     if cause["kind"] in ("words", "stopped") or (cause["kind"] == "error" and not fault_of(cause["message"])):
         return cause
     ranks = {(gpu["host"], gpu["bus"]): rank for rank, gpu in evidence.gpus.items()}
-    said = [
+    xids = [
         (ranks[one["host"], one["bus"]], one)
         for one in evidence.xids
         if (one["host"], one["bus"]) in ranks and one["xid"] in XIDS
@@ -94,34 +94,30 @@ def _with_driver(evidence: Evidence, cause: Facts, known: list[Facts]) -> Facts:
         lambda rank, whose: rank == cause["rank"],
         lambda rank, whose: whose == "program" and bool(waited),
     )
-    found = next(((rank, one) for want in wanted for rank, one in said if want(rank, XIDS[one["xid"]].whose)), None)
-    if found is None:
+    match = next(((rank, one) for want in wanted for rank, one in xids if want(rank, XIDS[one["xid"]].whose)), None)
+    if match is None:
         return cause
-    rank, one = found
+    rank, one = match
     text, kind = of_xid(one["xid"], one["bus"]), "gpu" if XIDS[one["xid"]].broken else None
     if rank == cause["rank"]:
         return {**cause, "kind": kind or cause["kind"], "error": f"{cause['error']} ({text})"}
     facts = next((facts for facts in known if facts["rank"] == rank), {"rank": rank})
-    own = next(
-        (
-            f"{failure['error']} ({text})"
-            for failure in evidence.failures
-            if failure["rank"] == rank and not is_victim(failure)
-        ),
-        text,
-    )
-    return {**facts, "kind": kind or "error", "error": own, "message": "", "exit_code": 1}
+    errors = [each["error"] for each in evidence.failures if each["rank"] == rank and not is_victim(each)]
+    error = f"{errors[0]} ({text})" if errors else text
+    return {**facts, "kind": kind or "error", "error": error, "message": "", "exit_code": 1}
 
 
 def kind_of(error: BaseException, message: str) -> str:
-    """`lost` or `timeout` where torch says only that another rank is gone or did not come, `gpu` where one is broken,
+    """`lost` or `timeout` if torch only reports that another rank was lost or did not come, `gpu` if one is broken,
     else `error`.
     """
     if isinstance(error, OSError):  # of the user's own connections
         return "error"
     if fault := fault_of(message):
         return "gpu" if fault.broken else "error"
-    return "timeout" if TIMED_OUT.search(message) else "lost" if LOST_PEER.search(message) else "error"
+    if TIMED_OUT.search(message):
+        return "timeout"
+    return "lost" if LOST_PEER.search(message) else "error"
 
 
 def is_victim(failure: Mapping[str, Any]) -> bool:
@@ -130,15 +126,13 @@ def is_victim(failure: Mapping[str, Any]) -> bool:
 
 
 def is_aborted(code: int | None, stack: str) -> bool:
-    """Whether a rank that ended so waited for others: NCCL's own watchdog ends by SIGABRT whoever waits too long, or
-    has lost another.
-    """
+    """Whether a rank with this exit code and stack waited for others: NCCL's watchdog ends such a rank by SIGABRT."""
     return code == -signal.SIGABRT and waited(stack) is not None
 
 
 def _aborted(evidence: Evidence, rank: int) -> bool:
-    said = {failure["rank"] for failure in evidence.failures}
-    return rank not in said and is_aborted(evidence.ended.get(rank, {}).get("code"), evidence.stacks.get(rank, ""))
+    reported = {failure["rank"] for failure in evidence.failures}
+    return rank not in reported and is_aborted(evidence.ended.get(rank, {}).get("code"), evidence.stacks.get(rank, ""))
 
 
 def _by_itself(evidence: Evidence, known: list[Facts]) -> Facts | None:
@@ -181,7 +175,7 @@ def _ending(code: int, stack: str) -> Facts:
 
 
 def _hung(evidence: Evidence, known: list[Facts]) -> Facts | None:
-    """The rank the others waited for: it does not answer, or is behind in a collective, or is in none."""
+    """The rank that the others waited for: it does not answer, is behind in a collective, or is in none."""
     late = [failure for failure in evidence.failures if failure["kind"] in ("hung", "timeout")]
     aborted = [facts["rank"] for facts in known if _aborted(evidence, facts["rank"])]
     if not late and not aborted:
@@ -203,19 +197,14 @@ def _hung(evidence: Evidence, known: list[Facts]) -> Facts | None:
     if late:
         return {**late[0], **hung, "error": late[0]["error"] + _all_in(known)}
     first = min(aborted, key=lambda rank: float(evidence.ended[rank]["time"]))
-    return {
-        **next(facts for facts in known if facts["rank"] == first),
-        **_ending(-signal.SIGABRT, ""),
-        "exit_code": 1,
-        "message": "",
-    }
+    facts = next(facts for facts in known if facts["rank"] == first)
+    return {**facts, **_ending(-signal.SIGABRT, ""), "exit_code": 1, "message": ""}
 
 
 def _behind(known: list[Facts]) -> tuple[Facts, str] | None:
-    """A rank that never reached a collective others of the same group are in, and the sentence that says so."""
-    names = {
-        name for facts in known for name in facts.get("groups") or {} if not name.startswith("pp")
-    }  # stages send each other unequally much
+    """A rank that never reached a collective that others of its group are in, and the sentence."""
+    # stages of a pipeline do not send equally often
+    names = {name for facts in known for name in facts.get("groups") or {} if not name.startswith("pp")}
     for name in sorted(names, key=lambda name: (name != "the world", name)):
         numbers = [(facts["groups"][name], facts) for facts in known if name in (facts.get("groups") or {})]
         reached, first = max(numbers, key=lambda entry: int(entry[0]))
@@ -230,85 +219,75 @@ def _behind(known: list[Facts]) -> tuple[Facts, str] | None:
 
 
 def _calls(facts: Facts, name: str) -> list[Facts]:
-    """The flight recorder's view of the collectives of a group, where it does (see
-    `dtrain.lifecycle.recorder`).
-    """
+    """The collectives of a group in the flight recorder (see `dtrain.lifecycle.recorder`)."""
     return [call for call in (facts.get("calls") or {}).get(name, []) if not call["between_two"]]
 
 
 def _by_number(known: list[Facts]) -> Iterator[tuple[str, list[tuple[Facts, Facts]]]]:
-    """Each collective of each group, in words, the oldest first, and (rank, call) of the ranks of which that is
-    known.
-    """
+    """Each collective of each group, in words, oldest first, with (rank, call) of the ranks that recorded it."""
     names = dict.fromkeys(name for facts in known for name in facts.get("calls") or {} if not name.startswith("pp"))
     for name in sorted(names, key=lambda name: (name != "the world", name)):
         by_number: dict[tuple[str, int], list[tuple[Facts, Facts]]] = {}
         for facts in known:
             for call in _calls(facts, name):
                 by_number.setdefault((call["library"], call["number"]), []).append((facts, call))
-        yield from (
-            (f"collective {number} of {name}", told)
-            for (_, number), told in sorted(by_number.items(), key=lambda entry: entry[0])
-        )
+        for _, number in sorted(by_number):
+            yield f"collective {number} of {name}", by_number[_, number]
 
 
 def _unlike(known: list[Facts]) -> tuple[Facts, str] | None:
-    """A rank that called another collective than most, or gave it another size, and the sentence that says so."""
-    for which, told in _by_number(known):
+    """A rank that called another collective than most, or with other shapes, and the sentence."""
+    for which, calls in _by_number(known):
         for key in ("call", "sizes"):
-            kinds = Counter(str(call[key]) for _, call in told)
+            kinds = Counter(str(call[key]) for _, call in calls)
             most = kinds.most_common(1)[0][0]
-            odd = next(((facts, call) for facts, call in reversed(told) if str(call[key]) != most), None)
-            usual = next((facts, call) for facts, call in told if str(call[key]) == most)
+            odd = next(((facts, call) for facts, call in reversed(calls) if str(call[key]) != most), None)
+            usual = next((facts, call) for facts, call in calls if str(call[key]) == most)
             if odd and key == "call":
-                return odd[
-                    0
-                ], f"it calls {odd[1]['call']} as {which}, where rank {usual[0]['rank']} calls {usual[1]['call']}"
-            if odd and most and odd[1]["call"] in OF_ONE_SIZE:
+                facts, call = odd
                 return (
-                    odd[0],
-                    f"it gives {odd[1]['call']}, {which}, the shapes {odd[1]['sizes']}, where rank {usual[0]['rank']} "
-                    f"gives {most}",
+                    facts,
+                    f"it calls {call['call']} as {which}, where rank {usual[0]['rank']} calls {usual[1]['call']}",
                 )
+            if odd and most and odd[1]["call"] in OF_ONE_SIZE:
+                facts, call = odd
+                shapes = f"the shapes {call['sizes']}, where rank {usual[0]['rank']} gives {most}"
+                return facts, f"it gives {call['call']}, {which}, {shapes}"
     return None
 
 
 def _unfinished(known: list[Facts]) -> tuple[Facts, str] | None:
-    """A rank whose device has not begun, or not ended, a collective that has begun or ended on others, and the sentence
-    that says so.
+    """A rank whose device has not begun, or not ended, a collective that has begun or ended on others, and the
+    sentence.
     """
-    for which, told in _by_number(known):
-        told = [
-            (facts, call) for facts, call in told if call["library"] == "nccl"
-        ]  # of gloo, one that failed is over too
+    for which, calls in _by_number(known):
+        # gloo records a collective that failed as completed too
+        calls = [(facts, call) for facts, call in calls if call["library"] == "nccl"]
         for state, verb in (("scheduled", "begun"), ("started", "ended")):
-            here = [(facts, call) for facts, call in told if call["state"] == state]
-            others = [facts for facts, call in told if STATES.index(call["state"]) > STATES.index(state)]
+            here = [(facts, call) for facts, call in calls if call["state"] == state]
+            others = [facts for facts, call in calls if STATES.index(call["state"]) > STATES.index(state)]
             if here and others:
                 facts, call = here[0]
-                return (
-                    facts,
-                    f"its device has not {verb} {call['call']}, {which}, which has {verb} on that of rank "
-                    f"{others[0]['rank']}",
-                )
+                there = f"which has {verb} on that of rank {others[0]['rank']}"
+                return facts, f"its device has not {verb} {call['call']}, {which}, {there}"
     return None
 
 
 def _all_in(known: list[Facts]) -> str:
-    """The sentence for ranks whose devices are all in one collective, as far as is known."""
-    for which, told in _by_number(known):
-        if len(told) == len(known) > 1 and all(
-            (call["library"], call["state"]) == ("nccl", "scheduled") for _, call in told
+    """The sentence for ranks whose devices are all in one collective."""
+    for which, calls in _by_number(known):
+        if len(calls) == len(known) > 1 and all(
+            (call["library"], call["state"]) == ("nccl", "scheduled") for _, call in calls
         ):
             return (
-                f": no device has ended {told[0][1]['call']}, {which}; with TORCH_NCCL_ENABLE_TIMING=1 it is "
+                f": no device has ended {calls[0][1]['call']}, {which}; with TORCH_NCCL_ENABLE_TIMING=1 it is "
                 "known which one has not begun it"
             )
     return ""
 
 
 def _unseen(evidence: Evidence, known: list[Facts]) -> Facts | None:
-    """A rank that began and said nothing; of several the one whose end was seen."""
+    """A rank that began and reported nothing; of several, one that is known to have ended."""
     silent = [facts for facts in known if facts["rank"] not in evidence.spoke]
     seen = [facts for facts in silent if facts["rank"] in evidence.ended]
     return {**(seen or silent)[0], **UNSEEN, "kind": "killed", "exit_code": 1, "message": ""} if silent else None
@@ -317,17 +296,12 @@ def _unseen(evidence: Evidence, known: list[Facts]) -> Facts | None:
 def _first(evidence: Evidence, known: list[Facts]) -> Facts:
     if evidence.failures:
         return {**evidence.failures[0], "victim": True}
-    return {
-        "rank": None,
-        "kind": "lost",
-        "exit_code": 1,
-        "error": "the ranks ended before one of them could say anything",
-        "message": "",
-    }
+    error = "the ranks ended before one of them could say anything"
+    return {"rank": None, "kind": "lost", "exit_code": 1, "error": error, "message": ""}
 
 
 def _known(evidence: Evidence, rank: int) -> Facts:
-    """Everything known of one rank: what it left last speaks before what it left first."""
+    """Everything known of one rank; later reports replace earlier ones."""
     facts: Facts = {"rank": rank, **evidence.began.get(rank, {})}
     step, seen, batch = evidence.steps.get(rank, (0, 0, 0))
     if step:
@@ -336,11 +310,8 @@ def _known(evidence: Evidence, rank: int) -> Facts:
         facts |= {"where": dumped(evidence.stacks[rank]), "stack": current(evidence.stacks[rank])}
     if _aborted(evidence, rank):
         facts["collective"] = waited(evidence.stacks[rank])
-    said = [failure for failure in evidence.failures if failure["rank"] == rank]
-    for told in (*said[:1], evidence.reports.get(rank, {})):
-        facts |= {
-            key: value
-            for key, value in told.items()
-            if key not in ("kind", "error", "message", "exit_code") and value is not None
-        }
+    failures = [failure for failure in evidence.failures if failure["rank"] == rank]
+    verdict = ("kind", "error", "message", "exit_code")
+    for report in (*failures[:1], evidence.reports.get(rank, {})):
+        facts |= {key: value for key, value in report.items() if key not in verdict and value is not None}
     return {**facts, "rank": rank}

@@ -1,6 +1,4 @@
-"""Whether the steps of a run became ten times slower than they were, and what this host shows of the cause. Nothing
-here changes a number.
-"""
+"""Reports steps that became ten times slower, with the cause that this host shows. Changes no number."""
 
 import resource
 import time
@@ -10,24 +8,23 @@ from pathlib import Path
 from dtrain.lifecycle.waiting import Meter, cores
 
 SLOWER = 10
-"""Times what steps took."""
+"""Steps are slow above this multiple of the best time."""
 AGAIN = 3
-"""Times what steps took, below which they are as they were."""
+"""Slow steps are fast again below this multiple of the best time."""
 STEPS, SHORT, LONG = 64, 1.0, 20.0
-"""Steps are judged together, so many (as `data.stream` reads at a time) that take so many seconds, or fewer that take
-so many; twice in succession, as one that hiccups is no slow run.
+"""A group of steps is judged when it has this many (as `data.stream` reads at a time) and this many seconds, or this
+many seconds alone.
 """
 TWICE = 2
+"""Slow groups in a row before a report."""
 TAKEN = 0.4
-"""Cores that others take, the part of time without a core, or that goes by waiting for samples: below this it is no
-cause.
-"""
+"""The least weight of a cause: cores that others take, the fraction of time without a core or without samples."""
 PAGES = 100
-"""Read back from the disk in a second."""
+"""Major page faults in a second that count as weight 1."""
 
 
 class Slowdown:
-    """Of one start of a run. `waited`: the seconds so far in which a step waited for its samples."""
+    """Judges the steps of one start. `waited`: the total seconds in which steps waited for samples."""
 
     def __init__(self, waited: Callable[[], float]) -> None:
         self._waited = waited
@@ -37,9 +34,7 @@ class Slowdown:
         self._mark()
 
     def look(self, steps: Iterable[tuple[int, float]]) -> Iterator[str]:
-        """The newest steps, and how long they took: sentences where steps have become slow, and where they are as fast
-        again.
-        """
+        """Take the newest (step, seconds); yield a sentence when steps become slow, and when they are fast again."""
         for step, seconds in steps:
             self._steps, self._seconds = self._steps + 1, self._seconds + seconds
             if self._seconds >= (SHORT if self._steps >= STEPS else LONG):
@@ -60,38 +55,38 @@ class Slowdown:
             yield f"up to step {step} a step takes {_of(one)} again"
 
     def _mark(self) -> None:
-        """Causes are looked for from here."""
+        """Measure causes from now on."""
         self._meter, self._since = Meter(), self._now()
 
     def _cause(self) -> str:
-        now, waited, held, pages = (here - before for here, before in zip(self._now(), self._since, strict=True))
+        now, waited, throttled, pages = (here - before for here, before in zip(self._now(), self._since, strict=True))
         others = self._meter.others()
         causes = {
             f"{waited / now:.0%} of the time it waits for samples (data)": waited / now,
             f"other processes of this host take {others:.1f} of its {cores()} cores": others,
-            f"the control group keeps it from the cores {held / now:.0%} of the time (its CPU quota)": held / now,
+            f"the control group keeps it from the cores {throttled / now:.0%} of the time (its CPU quota)": throttled
+            / now,
             f"memory is short, {pages / now:.0f} pages a second are read back from the disk": pages / now / PAGES,
         }
-        seen = [text for text, weight in causes.items() if weight >= TAKEN]
-        return (
-            " and ".join(seen)
-            or "this host shows no cause; where there are several, look at the others and at what connects them"
-        )
+        texts = [text for text, weight in causes.items() if weight >= TAKEN]
+        if not texts:
+            return "this host shows no cause; where there are several, look at the others and at what connects them"
+        return " and ".join(texts)
 
     def _now(self) -> tuple[float, float, float, float]:
-        """Seconds: now, waited for samples, held back by the control group; pages read back."""
-        return time.perf_counter(), self._waited(), _held(), resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+        """Seconds: now, waiting for samples, throttled by the control group; major page faults."""
+        return time.perf_counter(), self._waited(), _throttled(), resource.getrusage(resource.RUSAGE_SELF).ru_majflt
 
 
-def _held() -> float:
-    """Seconds in which the control group of this process had used up its quota."""
+def _throttled() -> float:
+    """Seconds in which this process was throttled by the CPU quota of its control group."""
     for path, name, unit in (
         ("/sys/fs/cgroup/cpu.stat", "throttled_usec", 1e-6),
         ("/sys/fs/cgroup/cpu/cpu.stat", "throttled_time", 1e-9),
     ):
         try:
-            told = dict(line.split() for line in Path(path).read_text().splitlines())
-            return int(told[name]) * unit
+            stat = dict(line.split() for line in Path(path).read_text().splitlines())
+            return int(stat[name]) * unit
         except (OSError, KeyError, ValueError):  # no such control groups
             continue
     return 0.0

@@ -1,11 +1,10 @@
-"""Reading stacks: the line of the user's code or of dtrain's it is at, the collective it waits in, the microbatch it
-works on.
-"""
+"""Reads stacks: the innermost line of the user's code or of dtrain, the collective it waits in, the microbatch."""
 
 import os
 import re
 import sys
 import sysconfig
+import threading
 import traceback
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
@@ -16,13 +15,13 @@ Frames = Sequence[tuple[FrameType, int]]
 """Frames and line numbers, outermost first."""
 
 LIBRARIES = re.compile(r"[/\\](site|dist)-packages[/\\](torch|functorch|numpy|fsspec|safetensors|pluggy|_pytest)[/\\]")
-"""Where nobody looks for a mistake of theirs."""
+"""Libraries whose lines are not shown as the place of an error."""
 STANDARD = sysconfig.get_path("stdlib") + os.sep
 DISTRIBUTED = re.compile(r"[/\\]torch[/\\]distributed[/\\](?!c10d_logger)")
 BACKWARD = "_engine_run_backward"
-"""Where torch goes down into the backward, in which it may wait for others without a frame of its own."""
+"""torch's call of the backward, which may wait for other ranks without a Python frame."""
 STARTED = "run_rank"
-"""Functions that call the loop."""
+"""The function that calls the loop."""
 DUMPED = re.compile(r'^  File "(.+)", line (\d+),? in (.+)$', re.MULTILINE)
 """A line of a stack as faulthandler writes it, or as a traceback does."""
 
@@ -35,31 +34,19 @@ def of_thread(identity: int | None) -> Frames:
 
 def own(frames: Frames) -> str | None:
     """The innermost line of code that is not a library's, as `mypkg/model.py:12 in forward`."""
-    return next(
-        (
-            place(frame.f_code.co_filename, line, frame.f_code.co_name)
-            for frame, line in reversed(frames)
-            if _is_own(frame)
-        ),
-        None,
-    )
+    return _innermost(_entries(frames))
 
 
 def collective(frames: Frames) -> str | None:
     """The collective a stack is in, as `all_reduce (dtrain/mesh/__init__.py:92 in max)`, or None."""
-    return _collective(
-        [(frame.f_code.co_filename, str(line), frame.f_code.co_name) for frame, line in reversed(frames)]
-    )
+    return _collective(_entries(frames))
 
 
 def microbatch(frames: Frames) -> int | None:
-    """The number of the microbatch, from 0, if the stack is in one of a step."""
-    for frame, _ in frames:
-        if frame.f_code.co_filename.endswith(f"dtrain{os.sep}loop{os.sep}step.py") and isinstance(
-            frame.f_locals.get("index"), int
-        ):
-            return int(frame.f_locals["index"])
-    return None
+    """The number of the microbatch, from 0, if the stack is inside of one."""
+    file = f"dtrain{os.sep}loop{os.sep}step.py"
+    indices = (frame.f_locals.get("index") for frame, _ in frames if frame.f_code.co_filename.endswith(file))
+    return next((index for index in indices if isinstance(index, int)), None)
 
 
 def lines(frames: Frames) -> list[str]:
@@ -69,18 +56,11 @@ def lines(frames: Frames) -> list[str]:
 
 
 def current(text: str) -> list[str]:
-    """The stack of the thread in which faulthandler wrote last, or else of the main one, outermost line first, without
-    what started the rank.
-    """
-    block = (
-        text.rpartition("Current thread " if "Current thread " in text else "Thread 0x")[2]
-        .split("\n\n")[0]
-        .splitlines()
-    )
-    found = [line for line in block if DUMPED.match(line)]
-    return found[: next((index for index, line in enumerate(found) if line.endswith(f" in {STARTED}")), len(found))][
-        ::-1
-    ]
+    """The stack of faulthandler's last current thread, else of the main one, outermost line first, from the loop on."""
+    start = "Current thread " if "Current thread " in text else "Thread 0x"
+    block = text.rpartition(start)[2].split("\n\n")[0].splitlines()
+    inner = takewhile(lambda line: not line.endswith(f" in {STARTED}"), filter(DUMPED.match, block))
+    return [*inner][::-1]
 
 
 def dumped(text: str) -> str | None:
@@ -94,9 +74,7 @@ def waited(text: str) -> str | None:
 
 
 def sent(error: BaseException) -> str | None:
-    """The innermost line of code that is not a library's, of the traceback that another process sent with its error: as
-    multiprocessing does, in the cause.
-    """
+    """As `own`, of the traceback that another process sent with its error: multiprocessing puts it in the cause."""
     cause = error.__cause__
     while cause is not None and not type(cause).__name__.endswith("RemoteTraceback"):
         cause = cause.__cause__
@@ -116,19 +94,18 @@ def place(file: str, line: int, function: str) -> str:
 
 
 def others(main: int | None, leave_out: Iterable[int | None]) -> dict[str, str]:
-    """Where each other thread is that runs somebody's code, by its name."""
-    import threading
+    """Thread name -> its innermost line, of each other thread that runs code that is not a library's."""
+    threads = [thread for thread in threading.enumerate() if thread.ident not in (main, *leave_out)]
+    lines = {thread.name: own(of_thread(thread.ident)) for thread in threads}
+    return {name: line for name, line in lines.items() if line}
 
-    found = {
-        thread.name: own(of_thread(thread.ident))
-        for thread in threading.enumerate()
-        if thread.ident not in (main, *leave_out)
-    }
-    return {name: where for name, where in found.items() if where}
+
+def _entries(frames: Frames) -> list[tuple[str, str, str]]:
+    """(file, line, function), innermost first."""
+    return [(frame.f_code.co_filename, str(line), frame.f_code.co_name) for frame, line in reversed(frames)]
 
 
 def _collective(stack: Sequence[tuple[str, str, str]]) -> str | None:
-    """Of (file, line, function), innermost first."""
     inner = list(takewhile(lambda frame: not _is_own_file(frame[0]), stack))
     name = next((function for file, _, function in inner if DISTRIBUTED.search(file)), None)
     if any(function == BACKWARD for _, _, function in inner):
@@ -136,22 +113,15 @@ def _collective(stack: Sequence[tuple[str, str, str]]) -> str | None:
     return name and f"{name} ({_innermost(stack)})"
 
 
-def _innermost(found: Iterable[tuple[str, str, str]]) -> str | None:
-    """The first of (file, line, function) that is not a library's."""
-    return next((place(file, int(line), function) for file, line, function in found if _is_own_file(file)), None)
+def _innermost(stack: Iterable[tuple[str, str, str]]) -> str | None:
+    """The first entry that is not a library's."""
+    return next((place(file, int(line), function) for file, line, function in stack if _is_own_file(file)), None)
 
 
 def _absolute(entry: str) -> str:
     return str(Path(entry).absolute())
 
 
-def _is_own(frame: FrameType) -> bool:
-    return _is_own_file(frame.f_code.co_filename)
-
-
 def _is_own_file(file: str) -> bool:
-    return (
-        not file.startswith("<")
-        and not LIBRARIES.search(file)
-        and not (file.startswith(STANDARD) and "-packages" not in file)
-    )
+    is_standard = file.startswith(STANDARD) and "-packages" not in file
+    return not (file.startswith("<") or LIBRARIES.search(file) or is_standard)

@@ -1,7 +1,6 @@
-"""The wish to stop: a signal, the time limit or the step the user named, agreed by all ranks before any of them acts on
-it.
+"""The request to stop: a signal, the time limit or `stop_after`, agreed by all ranks before any of them acts on it.
 
-Until a step is done there is nothing to save, and a signal ends the run at once; afterwards it is obeyed after the
+Until a step is done there is nothing to save, and a signal ends the run at once; later, the run stops after the current
 step, with a checkpoint.
 """
 
@@ -18,17 +17,16 @@ from dtrain.mesh import Mesh
 from dtrain.result import Status
 
 AGREE_SECONDS = 0.25
-"""Ranks ask each other about this often: a stop waits no longer, and a step costs nothing."""
+"""The time between two agreements of the ranks: the longest wait of a request."""
 TIME_IS_UP = 99
-"""Beside the numbers of signals."""
+"""No number of a signal."""
 
 
 class StopSignal:
-    """Ask `requested(step)` before every step and say `done()` behind it; afterwards `status` says why the run ended
-    and `cause` who wanted it.
+    """Call `requested(step)` before every step and `done()` after it; `status` and `cause` then hold why the run ended.
 
-    `after`: the last step the user wants now. `seconds`: how long after DTRAIN_BEGAN, when the command began by the
-    monotonic clock of this host, the last step may end: nobody who sets the time of day moves it.
+    `after`: the last step of this start. `seconds`: the time limit, from DTRAIN_BEGAN, the start of the command on the
+    monotonic clock of this host.
     """
 
     def __init__(self, *, after: int | None, seconds: float | None = None) -> None:
@@ -55,21 +53,22 @@ class StopSignal:
         return self.status != "finished"
 
     def done(self) -> None:
-        """A step is computed: from now on a signal waits for what follows, its save among it; also where somebody's
-        code has taken the signals.
+        """A step is computed: from now on a signal waits for its save. Handlers that other code replaced are installed
+        again.
         """
         if time.monotonic() >= self._listen:
             signals.listen()
             self._listen = time.monotonic() + AGREE_SECONDS
 
     def meanwhile(self, mesh: Mesh) -> bool:
-        """As `requested`, between two parts of something long inside a step's turn, which may be left undone."""
+        """As `requested`, between two parts of long work inside a step, such as an evaluation, that may be cut
+        short.
+        """
         return self._agreed(self._within, mesh)
 
     def _agreed(self, pace: "Pace", mesh: Mesh) -> bool:
-        mine = signals.stop_request() or (
-            TIME_IS_UP if self._until is not None and time.monotonic() > self._until else 0
-        )
+        is_late = self._until is not None and time.monotonic() > self._until
+        mine = signals.stop_request() or TIME_IS_UP * is_late
         code = mine * mesh.world + mesh.rank
         if mesh.world > 1:
             if not pace.due():
@@ -84,7 +83,7 @@ class StopSignal:
 
 
 class Pace:
-    """How often something comes round, so that ranks which all come round equally often meet at the same turn."""
+    """Counts turns between meetings, so that ranks with equal turns meet at the same one."""
 
     def __init__(self) -> None:
         self._left, self._far, self._done, self._since = 1, 1, 0, time.perf_counter()
@@ -95,12 +94,12 @@ class Pace:
         return self._left <= 0
 
     def turns(self, seconds: float) -> float:
-        """How many turns fit into `seconds`, by those since the last meeting; at least one."""
+        """Turns that fit into `seconds`, at the pace since the last meeting; at least one."""
         return max(1.0, self._done / max(1e-6, time.perf_counter() - self._since) * seconds)
 
     def wait(self, turns: int) -> None:
-        """The next meeting is `turns` turns away, and at most twice as far as the last was: the first turns may be
-        quicker than the rest.
+        """Set the next meeting `turns` turns ahead, at most twice as far as the last: the first turns may be quicker
+        than the rest.
         """
         self._far = min(turns, 2 * self._far)
         self._left, self._done, self._since = self._far, 0, time.perf_counter()

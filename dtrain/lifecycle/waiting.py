@@ -1,10 +1,9 @@
-"""How the threads of a rank wait for each other: spinning where cores are free, for a moment only where other processes
-compute.
+"""The waiting of OpenMP threads: they spin while cores are free, and sleep when other processes need the cores.
 
-A thread that spins keeps the core from the one it waits for: on two cores beside two busy processes a step of a small
-GPT takes three to forty times as long as with threads that sleep, which in turn cost a step twice as much where the
-cores are free (tests/bench/RESULTS.md). OpenMP reads a choice once, when torch is loaded; this one follows what
-changes. No number depends on it.
+A spinning thread keeps its core from the thread that it waits for: on two cores beside two busy processes, a step of a
+small GPT takes 3 to 40 times as long as with sleeping threads; on free cores, sleeping threads make it twice as long
+(tests/bench/RESULTS.md). OpenMP reads its setting once, when torch is loaded; this module follows the load. No number
+depends on it.
 """
 
 import os
@@ -15,46 +14,43 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 CHOSEN = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-"""Variables with which a user chooses."""
+"""Environment variables by which a user chooses."""
 SHORTEST = 0.05
-"""Seconds; the system counts in hundredths."""
+"""Seconds of the shortest measurement: the system counts in hundredths."""
 SPARE = 0.5
-"""Cores that others may take of those our threads need, before these sleep."""
+"""Cores that other processes may take before our threads sleep."""
 PERIOD = 1.0
-"""Seconds between two looks at who else computes."""
+"""Seconds between two measurements."""
 MOST = 16
-"""Threads that do nothing but sleep."""
+"""The most sleeping threads."""
 
 
 class Meter:
-    """Counts from when it is made."""
+    """Measures the load of other processes since its construction."""
 
     def __init__(self) -> None:
         self._since = _clocks()
 
     def others(self) -> float:
-        """Cores of those this process may use that were taken, on average, by others than it and its fellow ranks on
-        this host, of which each takes as much as it. 0 where the system does not tell, or not yet.
+        """The average number of this process's cores that other processes took, except the ranks of this host, which
+        are assumed to take as much as this one. 0 if the system does not report it, or before SHORTEST.
         """
-        now, own, idle = (
-            (here - before for here, before in zip(_clocks(), self._since, strict=True))
-            if self._since
-            else (0.0, 0.0, 0.0)
-        )
+        if not self._since:
+            return 0.0
+        now, own, idle = (here - before for here, before in zip(_clocks(), self._since, strict=True))
         return max(0.0, cores() - (idle + ranks() * own) / now) if now >= SHORTEST else 0.0
 
     def crowds(self, threads: int) -> bool:
-        """Whether others took cores that so many threads of each rank need."""
+        """Whether others took cores that `threads` threads of each rank need."""
         return self.others() > cores() - threads * ranks() + SPARE
 
 
 @contextmanager
 def yielding(threads: int, environ: Mapping[str, str] = os.environ) -> Iterator[None]:
-    """While it is open, the `threads` of this rank spin for a moment only whenever others take the cores that they
-    need.
+    """A context in which the `threads` of this rank spin only briefly whenever others take the cores that they need.
 
-    libgomp spins for a moment where it has more threads than there are cores (GOMP_SPINCOUNT in its manual), and counts
-    the threads of all that have used it: so a few that used it once and sleep are enough, until they end.
+    libgomp spins briefly when it has more threads than cores (GOMP_SPINCOUNT in its manual), and counts all threads
+    that have used it: so a few threads that used it once and sleep are enough.
     """
     sleepers = (cores() - threads) // max(1, threads - 1) + 1
     if threads < 2 or sleepers > MOST or any(name in environ for name in CHOSEN):
@@ -84,7 +80,7 @@ def _follow(over: threading.Event, threads: int, sleepers: int) -> None:
 
 @contextmanager
 def _asleep(number: int) -> Iterator[None]:
-    """So many threads that have used OpenMP, and do nothing."""
+    """Keep `number` sleeping threads that have used OpenMP."""
     import torch
 
     over = threading.Event()
@@ -103,18 +99,18 @@ def _asleep(number: int) -> Iterator[None]:
 
 
 def ranks() -> int:
-    """Of this run on this host."""
+    """The ranks of this run on this host."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _clocks() -> list[float]:
-    """Seconds: now, of this process's own work, and for which its cores had nothing to do, all of them together
-    (proc(5), the fourth and fifth figure of each); nothing where the system does not tell.
+    """Seconds: now, of CPU time of this process, and of idle time of all its cores (proc(5): the fourth and fifth
+    figure of each); empty if the system does not report them.
     """
     try:
         mine = {f"cpu{number}" for number in os.sched_getaffinity(0)}

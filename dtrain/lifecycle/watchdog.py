@@ -1,7 +1,6 @@
-"""The watchdog of a rank: where it is, when it is asked (SIGUSR2), and that it hangs, when a step
-takes too long.
+"""The watchdog of a rank: reports its position on SIGUSR2, and ends it when a step takes too long.
 
-kill -USR2 <pid>        report-<rank>.json in DTRAIN_REPORTS; where an interpreter is held, stack-<rank>.txt alone
+kill -USR2 <pid>        report-<rank>.json in DTRAIN_REPORTS; while native code holds the GIL, stack-<rank>.txt alone
 """
 
 import datetime
@@ -30,20 +29,20 @@ from dtrain.mesh import Mesh
 from dtrain.storage import store
 
 FIRST_STEP = 3
-"""Times the timeout, for collectives until the first step is done and for that step itself: it compiles, opens
-connections, fills caches. So may a part of an evaluation.
+"""Times the timeout, for the first step and its collectives, which compile, open connections and fill caches. A part of
+an evaluation may do so too.
 """
 LOOKS = 10
-"""Within one timeout."""
+"""Checks within one timeout."""
 DATA = f"dtrain{os.sep}data{os.sep}"
-"""A main thread that is there waits for samples."""
+"""A main thread in this folder waits for samples."""
 
 
 class Watchdog:
-    """A context. `timeout` in seconds, of a step and of every collective; `batch` samples a step; `folder` takes the
-    reports, None: there is nobody to read them.
+    """A context. `timeout`: seconds of a step and of every collective; `batch`: samples of a step; `folder`: for
+    reports, None: nobody reads them.
 
-    Between `rest` and the next `beat` or `part` anything may take as long as it likes, but a collective.
+    Between `rest` and the next `beat` or `part` only collectives have a timeout.
     """
 
     def __init__(self, mesh: Mesh, folder: str | None, *, timeout: float, batch: int) -> None:
@@ -58,7 +57,7 @@ class Watchdog:
         self._over = False
 
     def beat(self, step: int, seen: int) -> None:
-        """A step begins, after `step` others and `seen` samples. Costs less than a microsecond, but the first."""
+        """A step begins, after `step` others and `seen` samples. Costs less than a microsecond after the first."""
         if not self._beats:
             self._arm(2 * FIRST_STEP * self._timeout)
         self._step, self._seen, self._resting, self._in_step = step + 1, seen, False, True
@@ -71,7 +70,7 @@ class Watchdog:
         failure.STEP.pack_into(self._page, 0, self._step, self._seen, 0)
 
     def part(self) -> None:
-        """One of the many parts of something between two steps begins: a batch of an evaluation."""
+        """A part of longer work between two steps begins: a batch of an evaluation."""
         self._resting = False
         self._beats += 1
 
@@ -98,18 +97,18 @@ class Watchdog:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if error is not None:
             failure.know(**self._position())
-            if is_victim({"kind": kind_of(error, str(error))}):  # after an error of its own a device may not answer
+            if is_victim({"kind": kind_of(error, str(error))}):  # after its own error a device may not answer
                 failure.know(calls=recorder.calls(_labels()))
-            if self._folder:  # before the others can see that this rank is gone
-                with suppress(StoreError):  # whoever ends this process tells it
+            if self._folder:  # before the others can see that this rank has ended
+                with suppress(StoreError):  # reported by the caller that ends this process
                     failure.leave(self._folder, self._mesh.rank, error)
         self._stack.close()
 
     # signals
 
     def _take_signals(self, stack: ExitStack) -> None:
-        """SIGUSR2 wakes the thread, whatever the main thread is doing, and writes the stacks, even if no thread may
-        run. So does a crash.
+        """SIGUSR2 wakes the watchdog's thread and writes all stacks, even while native code holds the GIL. A crash
+        writes them too.
         """
         stack.callback(signal.signal, REPORT, signal.signal(REPORT, lambda *_: None))
         stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False))
@@ -158,14 +157,12 @@ class Watchdog:
             looked = self._beats
 
     def _waits(self) -> object:
-        """The collective in which the main thread is, and its number in each group."""
+        """The collective that the main thread is in, and the number of collectives in each group."""
         inside = stacks.collective(stacks.of_thread(self._main))
         return inside and (inside, sequence_numbers())
 
     def _arm(self, seconds: float) -> None:
-        """Should native code hold the interpreter, no thread comes here again: then the process ends with its stacks
-        told.
-        """
+        """End the process with its stacks after `seconds`, even if native code holds the GIL."""
         faulthandler.dump_traceback_later(seconds, exit=True, file=self._file)
 
     def _report(self) -> None:
@@ -174,11 +171,11 @@ class Watchdog:
             store.write(str(self._folder / f"report-{self._mesh.rank}.json"), json.dumps(facts).encode())
 
     def _now(self) -> dict[str, Any]:
-        """Where the main thread is, and the other threads that run somebody's code."""
+        """The position of the main thread, and of other threads outside of libraries."""
         main = stacks.of_thread(self._main)
         where, stack = stacks.own(main), stacks.lines(main)
-        if self._folder and where and where.startswith(DATA) and (found := loaders.busy(self._folder)):
-            where, stack = found[0], [*stack, *found[1]]
+        if self._folder and where and where.startswith(DATA) and (loading := loaders.busy(self._folder)):
+            where, stack = loading[0], [*stack, *loading[1]]
         return {
             **self._position(), "where": where, "microbatch": stacks.microbatch(main),
             "collective": stacks.collective(main),
@@ -191,8 +188,8 @@ class Watchdog:
         return {"step": self._step, "samples": samples, "groups": sequence_numbers()}
 
     def _set_timeouts(self, seconds: float) -> None:
-        """Of every group there is now; torch gives a new one its own default. NCCL's ends the process by SIGABRT,
-        mostly the one that waits: it comes last.
+        """Set the timeout of every process group. NCCL's comes last: it ends the process by SIGABRT, mostly a rank that
+        waits.
         """
         last = 2 * FIRST_STEP * self._timeout
         for group in list(groups._world.pg_names):
@@ -204,32 +201,27 @@ class Watchdog:
 
 
 def sequence_numbers() -> dict[str, int]:
-    """How many collectives this rank has entered, in each process group of several ranks; none of a backend that does
-    not count them.
-    """
-    found: dict[str, int] = {}
+    """Group of several ranks -> the collectives that this rank has entered, if the backend counts them."""
+    numbers: dict[str, int] = {}
     for name, group in _named().items():
         with suppress(RuntimeError):
-            found[name] = group._get_sequence_number_for_group()  # type: ignore[attr-defined]
-    return found
+            numbers[name] = group._get_sequence_number_for_group()  # type: ignore[attr-defined]
+    return numbers
 
 
 def _labels() -> dict[str, str]:
-    """torch's name of a process group of several ranks -> the one that its ranks share."""
+    """torch's name of a process group -> the name that all its ranks agree on"""
     return {str(groups._world.pg_names[group]): name for name, group in _named().items()}
 
 
 def _named() -> dict[str, dist.ProcessGroup]:
-    found: dict[str, dist.ProcessGroup] = {}
+    named: dict[str, dist.ProcessGroup] = {}
     for group, ranks in list(groups._world.pg_group_ranks.items()):
         if len(ranks) > 1 and group in groups._world.pg_names:
-            name = (
-                "the world"
-                if group is dist.group.WORLD
-                else f"{group.group_desc.removeprefix('mesh_')} of ranks {_some(sorted(ranks))}"
-            )
-            found[name if name not in found else f"{name}, number {len(found)}"] = group
-    return found
+            axis = f"{group.group_desc.removeprefix('mesh_')} of ranks {_some(sorted(ranks))}"
+            name = "the world" if group is dist.group.WORLD else axis
+            named[name if name not in named else f"{name}, number {len(named)}"] = group
+    return named
 
 
 def _some(ranks: list[int]) -> str:

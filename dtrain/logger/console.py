@@ -9,9 +9,9 @@ from typing import Any
 from dtrain.secrets import screen
 
 LINE_SECONDS = 2.0
-"""Off a terminal a line is printed at most this often."""
+"""Seconds between two lines off a terminal."""
 WIDTH, HEIGHT = 64, 8
-"""Characters of the loss curve."""
+"""Width and height of the loss curve in characters."""
 
 
 class Console:
@@ -70,7 +70,7 @@ class Console:
 
 
 def curve(points: Sequence[tuple[int, float]]) -> str:
-    """Losses over steps, drawn in text: each column is the mean of its part of the run."""
+    """Draw losses over steps in text: each column is the mean of its part of the run."""
     points = [point for point in points if math.isfinite(point[1])]
     if len(points) < 2:
         return ""
@@ -85,7 +85,7 @@ def curve(points: Sequence[tuple[int, float]]) -> str:
     for line in range(HEIGHT):
         level = high - (high - low) * line / (HEIGHT - 1)
         half = (high - low) / (HEIGHT - 1) / 2 or 1.0
-        marks = "".join(" " if mean is None else "•" if abs(mean - level) <= half else " " for mean in means)
+        marks = "".join("•" if mean is not None and abs(mean - level) <= half else " " for mean in means)
         rows.append(f"{level:8.3f} │{marks.rstrip()}")
     return "\n".join(
         [

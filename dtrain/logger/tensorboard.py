@@ -1,4 +1,4 @@
-"""TensorBoard event files under <out>/tensorboard; on remote storage they are written beside and put there every few
+"""TensorBoard event files under <out>/tensorboard; on remote storage they are written locally and uploaded every few
 seconds.
 """
 
@@ -14,8 +14,9 @@ PUT_SECONDS = 15.0
 
 
 class TensorBoard:
-    """Scalars as `train/`, `eval/` and `speed/`, notes as text, what decides the run as hparams. Without
-    torch.utils.tensorboard, whose import costs as much as torch's own.
+    """Scalars as `train/`, `eval/` and `speed/`, notes as text, the settings as hparams.
+
+    Without torch.utils.tensorboard, whose import costs as much as torch's own.
     """
 
     def __init__(self, *, out: str, steps: int) -> None:
@@ -26,7 +27,7 @@ class TensorBoard:
         self._put, self._step = time.monotonic(), 0
         self._facts: Mapping[str, Any] = {}
         self._notes: list[tuple[int, str]] = []
-        """(step, text) from before the first row: what writes is imported with that."""
+        """(step, text) from before the first row: the writer is imported with that."""
 
     def begin(self, facts: Mapping[str, Any]) -> None:
         self._facts = facts
@@ -92,7 +93,7 @@ class TensorBoard:
         self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
 
     def _upload(self) -> None:
-        """Put what was written; nothing to do on a local disk."""
+        """Upload the files; nothing to do on a local disk."""
         if self._scratch is not None:
             for file in self._scratch.iterdir():
                 store.upload(file, store.join(self._url, file.name))
@@ -100,7 +101,7 @@ class TensorBoard:
 
 
 def tag(name: str) -> str:
-    """The group and the name of a scalar in TensorBoard."""
+    """The tag of a scalar in TensorBoard."""
     if name.startswith("eval_"):
         return f"eval/{name.removeprefix('eval_')}"
     return f"{'speed' if name in OF_THE_MACHINE else 'train'}/{name}"

@@ -70,10 +70,10 @@ class Agreement:
         return [module._buffers[name] for module, name in self._owners]  # type: ignore[misc]
 
     def _changed(self) -> frozenset[int]:
-        """Numbers of the buffers that this step's forward changed.
+        """Indices of the buffers that this step's forward changed.
 
-        Some kernels write without a trace, BatchNorm's on the CPU among them: so the first step compares values, and
-        later a buffer counts as changed when any of its module was.
+        Some kernels write without counting a version, BatchNorm's on the CPU among them: so the first step compares
+        values, and later a buffer counts as changed when any of its module did.
         """
         now = self._buffers()
         touched = {
@@ -112,8 +112,8 @@ class Agreement:
 
 
 class Unsaved:
-    """State that no rank shares and no checkpoint holds: buffers with persistent=False that training goes on changing,
-    and plain numbers that count. A cache is filled once.
+    """Finds state that is neither shared nor saved: buffers with persistent=False that training keeps changing, and
+    plain numbers that count. A cache is filled once.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -128,7 +128,7 @@ class Unsaved:
         self._values: dict[str, Tensor] | None = None
 
     def changed(self) -> list[str]:
-        """Called after every step; after the second one the names of those that both have changed."""
+        """Call after every step: after the second one, returns the names of buffers that both have changed."""
         if not self._owners:
             return []
         now = self._found()
@@ -141,15 +141,15 @@ class Unsaved:
         return sorted(name for name in moved if name in values and _differ(values[name], _read(now[name][0])))
 
     def counted(self) -> list[str]:
-        """Called after every step; after the third one the names of attributes that are numbers, and that both steps
-        since the first have changed.
+        """Call after every step: after the third one, returns the names of numeric attributes that both steps since the
+        first have changed.
         """
         if len(self._counts) < 3:
-            found = ((path, name, value) for path, module in self._modules for name, value in vars(module).items())
+            values = ((path, name, value) for path, module in self._modules for name, value in vars(module).items())
             self._counts.append(
                 {
                     f"{path}.{name}".removeprefix("."): value
-                    for path, name, value in found
+                    for path, name, value in values
                     if type(value) in (int, float)
                 }
             )
@@ -161,12 +161,12 @@ class Unsaved:
         return []
 
     def _found(self) -> dict[str, tuple[Tensor, int]]:
-        found = ((name, module._buffers[key]) for name, (module, key) in self._owners.items())
-        return {name: (buffer, buffer._version) for name, buffer in found if buffer is not None}
+        buffers = ((name, module._buffers[key]) for name, (module, key) in self._owners.items())
+        return {name: (buffer, buffer._version) for name, buffer in buffers if buffer is not None}
 
 
 def _differ(here: Tensor, there: Tensor) -> bool:
-    """Not of another shape: a cache has grown with longer rows."""
+    """Whether the shape is the same: a cache has grown with longer rows."""
     return here.shape == there.shape and not torch.equal(here, there)
 
 

@@ -1,6 +1,4 @@
-"""The one place where the constructors of a plan are called, in order: for training, for evaluation, and for a loop of
-your own.
-"""
+"""Calls the constructors of a plan, in order: for training, for evaluation, and for your own loop."""
 
 import time
 from dataclasses import dataclass
@@ -28,8 +26,8 @@ from dtrain.strategy import Strategy
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a plan on one rank. `model` is what this rank holds of the model, under the plain names of its
-    parameters; `forward` is the module to call.
+    """The parts of a plan on one rank. `model`: this rank's part of it, with the plain names of its parameters;
+    `forward`: the module to call.
     """
 
     plan: Plan
@@ -40,7 +38,7 @@ class Parts:
     source: Source
     context: Context | None
     parameters: int
-    """Of the whole model."""
+    """The number of parameters of the whole model."""
     model: nn.Module
     forward: nn.Module
 
@@ -48,7 +46,7 @@ class Parts:
 @dataclass(frozen=True)
 class Training:
     """The parts of training beside those of the model: `step(stream, number)` leaves gradients in the model,
-    `optimizer` and `schedule` use them, `state` is what a checkpoint saves.
+    `optimizer` and `schedule` use them, `state` is saved.
     """
 
     optimizer: Optimizer
@@ -59,10 +57,10 @@ class Training:
 
 
 def assemble(plan: Plan, mesh: Mesh, *, brought: bool = False, training: bool = True) -> Parts:
-    """Call the constructors that `plan` names and lay the model out over `mesh`; all ranks call it.
+    """Call the constructors of `plan` and lay the model out over `mesh`; all ranks call it.
 
-    `brought`: a checkpoint brings the weights, which are not drawn then. `training`: recompute and compile blocks as
-    the plan says. Raises WordsError for a model that cannot be split as the plan says.
+    `brought`: a checkpoint will fill the weights, so they are not initialised. `training`: apply remat and compile.
+    Raises WordsError for a model that cannot be split as the plan says.
     """
     precision: Precision = build(plan.precision)
     strategy: Strategy = build(plan.strategy)
@@ -80,7 +78,7 @@ def assemble(plan: Plan, mesh: Mesh, *, brought: bool = False, training: bool = 
 
 
 def prepare(parts: Parts, *, began: float | None = None) -> Training:
-    """Optimizer, schedule, data and state at step 0. `began`: when the run began, by `time.perf_counter`; now if None.
+    """Optimizer, schedule, data and state at step 0. `began`: start of the run by `time.perf_counter`; now if None.
 
     Close `stream` at the end: threads and processes read ahead for it.
     """

@@ -1,8 +1,7 @@
-"""Whether the model was built as asked: each rank looks at its model and says what it finds, and the plan is held
-against that.
+"""Checks that the model was built as planned: each rank inspects its model, and the results are compared with the plan.
 
-A wrapper that quietly does less than it was told (https://github.com/huggingface/accelerate does so with FSDP2 on the
-CPU) ends the run here, before its first step.
+A wrapper that silently does less than it should (https://github.com/huggingface/accelerate does so with FSDP2 on the
+CPU) ends the run before its first step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,16 +23,14 @@ from dtrain.strategy import Strategy
 
 
 def check(parts: Parts) -> dict[str, Any]:
-    """The parts of the ranks, for events.jsonl; all ranks call it. Raises DtrainError where it is not what the plan
-    says.
-    """
-    found = parts.mesh.gather(inspect(parts.model, parts.forward, parts.mesh, parts.strategy))
-    return judge(parts.plan, found, parts.precision)
+    """The event of what the ranks built; all ranks call it. Raises DtrainError if it differs from the plan."""
+    facts = parts.mesh.gather(inspect(parts.model, parts.forward, parts.mesh, parts.strategy))
+    return judge(parts.plan, facts, parts.precision)
 
 
 def inspect(model: nn.Module, forward: nn.Module, mesh: Mesh, strategy: Strategy) -> dict[str, Any]:
-    """Of this rank, as JSON: numbers of parameters, in all, without dims and by the axis they are split over, types,
-    stages.
+    """Facts of this rank, as JSON: numbers of parameters, in all, without dims and by the axis they are split over,
+    types, stages.
     """
     split: dict[str, int] = {}
     whole = held = 0
@@ -59,15 +56,15 @@ def inspect(model: nn.Module, forward: nn.Module, mesh: Mesh, strategy: Strategy
             {type_name(parameter.dtype) for parameter in model.parameters() if parameter.is_floating_point()}
         ),
         "stages": sorted(int(index) for index in forward.stages) if isinstance(forward, Pipeline) else [],
-        "schedule": forward.schedule if isinstance(forward, Pipeline) else None,
+        "schedule": forward.shape.schedule if isinstance(forward, Pipeline) else None,
         "wrapper": type(forward).__name__,
     }
 
 
 def judge(plan: Plan, ranks: Sequence[Mapping[str, Any]], precision: Precision) -> dict[str, Any]:
-    """The `built` event. Raises DtrainError where it is not what the plan says."""
+    """The `built` event. Raises DtrainError if it differs from the plan."""
     param = type_name(precision.param)
-    problems = [f"rank {found['rank']}: {problem}" for found in ranks for problem in _problems(plan, found, param)]
+    problems = [f"rank {facts['rank']}: {problem}" for facts in ranks for problem in _problems(plan, facts, param)]
     if problems:
         raise DtrainError("what was built is not what was asked. " + "; ".join(problems[:4]))
     return {"compute": type_name(precision.compute), "ranks": list(ranks)}
@@ -78,11 +75,11 @@ def type_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _problems(plan: Plan, found: Mapping[str, Any], param: str) -> list[str]:
-    mesh, split = plan.mesh, found["split"]
+def _problems(plan: Plan, facts: Mapping[str, Any], param: str) -> list[str]:
+    mesh, split = plan.mesh, facts["split"]
     experts = split.get("experts", 0)
-    dense = found["parameters"] - experts - found["dimless"]
-    shards = mesh.dp_shard * mesh.cp if found["holds"] == "shards" else 1
+    dense = facts["parameters"] - experts - facts["dimless"]
+    shards = mesh.dp_shard * mesh.cp if facts["holds"] == "shards" else 1
     problems = []
     if shards > 1 and split.get("dp_shard", 0) < (dense if mesh.ep > 1 else dense + experts):
         problems.append(f"of {dense} parameters {split.get('dp_shard', 0)} are sharded over dp_shard x cp = {shards}")
@@ -90,20 +87,13 @@ def _problems(plan: Plan, found: Mapping[str, Any], param: str) -> list[str]:
         problems.append(f"no parameter is split over tp={mesh.tp}")
     if mesh.ep > 1 and split.get("ep", 0) != experts:
         problems.append(f"of {experts} parameters of experts {split.get('ep', 0)} are split over ep={mesh.ep}")
-    if param != "float32" and found["types"] not in ([param], []):
-        problems.append(f"weights are {', '.join(found['types'])}, not {param}")
-    stages = (
-        [
-            stage
-            for stage, owner in enumerate(plan.pipeline.owners(mesh.pp))
-            if owner == _stage_rank(plan, found["rank"])
-        ]
-        if mesh.pp > 1
-        else []
-    )
-    if found["stages"] != stages or (mesh.pp > 1 and found["schedule"] != plan.pipeline.schedule):
+    if param != "float32" and facts["types"] not in ([param], []):
+        problems.append(f"weights are {', '.join(facts['types'])}, not {param}")
+    owners = plan.pipeline.owners(mesh.pp) if mesh.pp > 1 else ()
+    stages = [stage for stage, owner in enumerate(owners) if owner == _stage_rank(plan, facts["rank"])]
+    if facts["stages"] != stages or (mesh.pp > 1 and facts["schedule"] != plan.pipeline.schedule):
         problems.append(
-            f"it holds the stages {found['stages']} of {found['schedule']}, not {stages} of {plan.pipeline.schedule}"
+            f"it holds the stages {facts['stages']} of {facts['schedule']}, not {stages} of {plan.pipeline.schedule}"
         )
     return problems
 

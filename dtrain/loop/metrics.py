@@ -1,7 +1,7 @@
 """Metrics and events of a run: a row per step, events, and copies for the loggers.
 
-Values stay tensors on the device until `every` steps are together; then one collective sums them over the ranks, one
-transfer brings them to the host, and rank 0 writes. Between two flushes no step waits for the device.
+Values stay on the device as tensors for `every` steps; then one collective sums them over the ranks, one transfer
+brings them to the host, and rank 0 writes. No step waits for the device in between.
 """
 
 import json
@@ -47,11 +47,11 @@ DECIDES = (
     "clip",
     "ema",
 )
-"""Fields of the plan that a logger is told."""
+"""Fields of the plan that loggers get."""
 
 
 class Log:
-    """A context; all ranks have one, rank 0 writes metrics.jsonl, events.jsonl and result.json."""
+    """A context on all ranks; rank 0 writes metrics.jsonl, events.jsonl and result.json."""
 
     def __init__(self, plan: Plan, mesh: Mesh) -> None:
         self._mesh, self._every, self._batch = mesh, plan.log_every, plan.batch.size
@@ -98,7 +98,7 @@ class Log:
             stack.callback(self._rows.close)
 
     def event(self, name: str, /, **facts: Any) -> None:
-        """A line of events.jsonl."""
+        """Write a line of events.jsonl."""
         if self._events is not None:
             self._events.append({"time": time.time(), "event": name, **facts})
 
@@ -107,12 +107,12 @@ class Log:
             self._tell(name, "note", secrets.masked(text))
 
     def caveat(self, text: str) -> None:
-        """A caveat about this run: an event, and a note."""
+        """Report a caveat about this run: an event and a note."""
         self.event("caveat", text=text)
         self.note(text)
 
     def spike(self, spike: Spike, answer: str, samples: Sequence[int]) -> None:
-        """A spike, what is done about it (`on_spike`), and the samples of its step."""
+        """Report a spike, the action (`on_spike`), and the samples of its step."""
         self.event("spike", answer=answer, **vars(spike), samples=samples)
         self.note(f"step {spike.step}: {spike.why}: {answer}")
 
@@ -125,9 +125,9 @@ class Log:
         passed_over: Collection[str],
         caveats: Iterable[str],
     ) -> None:
-        """After `step` steps of an earlier start, or none; rows after it will be written again. `damaged`: what is
-        wrong with the checkpoints passed over in this start; `passed_over`: the places of these and earlier ones.
-        Raises MovedError when the storage is not the one that was restored from.
+        """Resume after `step` steps of an earlier start, or none; later rows are written again. `damaged`: the faults
+        of checkpoints skipped in this start; `passed_over`: the places of these and earlier ones. Raises MovedError if
+        the storage is not the one that was restored from.
         """
         self._reached, self._passed_over = step, passed_over
         missing = step - self.back(step) if self._rows is not None else 0
@@ -160,7 +160,7 @@ class Log:
         self.start()
 
     def start(self) -> None:
-        """Steps are timed from here: what came before (building, logging, evaluating, saving) is no step's time."""
+        """Steps are timed from here on: building, logging, evaluating and saving do not count."""
         self._clock = self._flushed = time.perf_counter()
 
     def record(
@@ -174,10 +174,10 @@ class Log:
         *,
         now: bool = False,
     ) -> None:
-        """One step, after which the world has seen `seen` samples: sums over this rank and the count they are divided
-        by, the global gradient norm.
+        """Record one step, after which the run has seen `seen` samples: sums over this rank, the count to divide by,
+        the global gradient norm.
 
-        Costs no device sync but where its row is due, or wanted `now`.
+        Costs no device sync unless its row is due, or needed `now`.
         """
         self._reached, clock = max(step, self._reached or 0), time.perf_counter()
         self._pending.append((step, seen, sums, count, norm, rates, clock - self._clock))
@@ -217,22 +217,22 @@ class Log:
             rows.append(row)
         self._rows.append(*rows)
         self._warn()
-        for said in self._slowdown.look((row["step"], row["step_seconds"]) for row in rows):
-            self.caveat(said)
+        for sentence in self._slowdown.look((row["step"], row["step_seconds"]) for row in rows):
+            self.caveat(sentence)
         self.last = rows[-1]
         elapsed = sum(row["step_seconds"] for row in rows) / len(rows)
-        told = {**self.last, "step_seconds": elapsed, "samples_per_second": self._batch / elapsed}
+        scalars = {**self.last, "step_seconds": elapsed, "samples_per_second": self._batch / elapsed}
         if self._at_peak:
-            told["mfu"] = self._at_peak / elapsed
-        if "tokens_per_second" in told:
-            told["tokens_per_second"] = pending[-1][3] / elapsed
+            scalars["mfu"] = self._at_peak / elapsed
+        if "tokens_per_second" in scalars:
+            scalars["tokens_per_second"] = pending[-1][3] / elapsed
         for name in list(self._loggers):
-            self._tell(name, "log", told["step"], {key: value for key, value in told.items() if key != "step"})
+            self._tell(name, "log", scalars["step"], {key: value for key, value in scalars.items() if key != "step"})
         self.start()
 
     def saves(self, ended: Iterable[Any]) -> None:
-        """How saves ended (`checkpoint.Landed`), as events: committed or save_failed. One that failed is told to the
-        person as well; training goes on.
+        """Report the outcome of saves, as events: committed or save_failed. A failure is printed too; training goes
+        on.
         """
         for one in ended:
             facts = {name: value for name, value in vars(one).items() if value is not None and name != "kind"}
@@ -242,9 +242,8 @@ class Log:
         self._warn()
 
     def durable(self) -> None:
-        """Make rows and events durable. Called beside the loop, before a commit, which a journal that
-        cannot be written does not keep back: its rows stay in memory, and the next commit makes them durable. Raises
-        LeaseError and MovedError.
+        """Make rows and events durable. Called in the background, before a commit, which goes on if a journal cannot be
+        written: its rows stay in memory until the next commit. Raises LeaseError and MovedError.
         """
         for journal in self._journals:
             try:
@@ -254,7 +253,7 @@ class Log:
                     raise
 
     def back(self, step: int) -> int:
-        """Steps after `step` will be done again, and have their rows then. Returns how many rows stay, on rank 0."""
+        """Drop rows after `step`, whose steps are done again. Returns the number of rows kept, on rank 0."""
         self._pending = [entry for entry in self._pending if entry[0] <= step]
         kept = (
             self._rows.keep(lambda row: type(row.get("step")) is int and row["step"] <= step)
@@ -266,22 +265,22 @@ class Log:
         return len(kept)
 
     def evaluated(self, step: int, scalars: dict[str, float]) -> dict[str, float]:
-        """Held-out figures: an event, and a row for the loggers. Returns them."""
+        """Report held-out metrics: an event, and a row for the loggers. Returns them."""
         self.event("evaluated", step=step, **scalars)
         for name in list(self._loggers):
             self._tell(name, "log", step, scalars)
         self.start()
         return scalars
 
-    def saw(self, step: int, hook: str, said: Mapping[str, Any]) -> None:
-        """A hook's return value: an event, and its `text` for the person."""
-        self.event(hook, step=step, **said)
-        if "text" in said:
-            self.note(said["text"])
+    def saw(self, step: int, hook: str, values: Mapping[str, Any]) -> None:
+        """Report a hook's return value: an event, and its `text` as a note."""
+        self.event(hook, step=step, **values)
+        if "text" in values:
+            self.note(values["text"])
         self.start()
 
     def finish(self, result: Result) -> None:
-        """result.json, and the last event."""
+        """Write result.json, and the last event."""
         if self._mesh.rank == 0:
             store.write(
                 store.join(self._plan.out, "result.json"), json.dumps(clean(result.to_dict()), indent=1).encode()
@@ -290,9 +289,7 @@ class Log:
         self.event(result.status, step=result.step, loss=result.loss, wall_seconds=result.wall_seconds, **reason)
 
     def _check(self) -> None:
-        """Raises MovedError when a checkpoint under `out` has done more steps than this start of the run;
-        StoreError.
-        """
+        """Raises MovedError if a checkpoint under `out` has more steps than this start of the run; StoreError."""
         if self._reached is None:
             return
         steps = [
@@ -308,14 +305,14 @@ class Log:
             )
 
     def _warn(self) -> None:
-        """Tell when journals cannot write, and when they can again."""
+        """Note when journals cannot be written, and when they can again."""
         for journal in self._journals:
             warnings, journal.warnings = journal.warnings, []
             for text in warnings:
                 self.caveat(text)
 
     def _tell(self, name: str, what: str, *arguments: Any) -> None:
-        """A logger that fails is named once and left out; training goes on."""
+        """Call the loggers. One that fails is named once and left out; training goes on."""
         try:
             getattr(self._loggers[name], what)(*arguments)
         except Exception as error:  # whatever a tracker raises must not end a run
@@ -332,8 +329,8 @@ class Log:
 
 
 def facts(plan: Plan) -> dict[str, Any]:
-    """Dotted key -> value of what decides the numbers and the speed of a run, without secrets."""
-    found, left = dict[str, Any](), [(name, getattr(plan, name)) for name in DECIDES]
+    """Dotted key -> value of the settings that decide numbers and speed of a run, without secrets."""
+    settings, left = dict[str, Any](), [(name, getattr(plan, name)) for name in DECIDES]
     while left:
         key, value = left.pop(0)
         if is_dataclass(value) and not isinstance(value, type):
@@ -341,11 +338,11 @@ def facts(plan: Plan) -> dict[str, Any]:
         if isinstance(value, Mapping):
             left += [(f"{key}.{name}", item) for name, item in value.items() if name != "_about_"]
         elif value is not None:
-            found[key] = value
-    shown: dict[str, Any] = clean(found)
-    return shown
+            settings[key] = value
+    redacted: dict[str, Any] = clean(settings)
+    return redacted
 
 
 def short(number: int) -> str:
-    """1.62M, or all digits of what is small."""
+    """1.62M, or all digits of a small number."""
     return f"{number / 1e6:.2f}M" if number >= 1e5 else f"{number:,}"

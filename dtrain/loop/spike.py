@@ -1,10 +1,9 @@
-"""Whether the loss or the gradient norm of a step is a spike (not finite, or far above those before), and what is to
-be done about it: the word `on_spike`, decided alike on every rank.
+"""Detects spikes of the loss or gradient norm (not finite, or far above recent values) and decides, with `on_spike`,
+alike on every rank.
 
-Both numbers are of the whole world, so all ranks judge alike. On the CPU they are read at once. On a GPU nobody waits:
-the device itself leaves the update out (the `found_inf` of torch's fused optimizers), and the host hears of it `LAG`
-steps later. Where an optimizer has no such gate (muon, adafactor), with fp16 and with experts that are balanced, every
-step waits for the device.
+Both numbers are global, so all ranks decide alike. On the CPU they are read at once. On a GPU nobody waits: the device
+skips the update (`found_inf` of torch's fused optimizers), and the host learns of it `LAG` steps later. With optimizers
+that cannot skip (muon, adafactor), with fp16 and with balanced experts, every step waits for the device.
 """
 
 import math
@@ -25,29 +24,27 @@ from dtrain.optim import inner
 from dtrain.precision import LossScale
 
 LAG = 8
-"""Steps after which the host reads what the device found; it never runs further ahead of it."""
+"""Steps after which the host reads the device's decision; it never runs further ahead."""
 MOST = 10
-"""Spikes one after another that are skipped, and rewinds to one checkpoint, before the run stops: then it is not the
-data.
+"""Spikes in a row that are skipped, and rewinds to one checkpoint, before the run stops: then the data is not the
+cause.
 """
 FLOOR, REACH = 0.1, 2.0
-"""A spike is further above the mean than this part of it, and than this many times the largest of the window: batches
-with long tails are no spikes.
+"""Minimal distance of a spike from the mean, as a fraction of the mean, and as a multiple of the window's largest
+value: heavy-tailed batches are no spikes.
 """
 LARGEST = torch.finfo(torch.float32).max
 
 
 class Gated(Protocol):
-    """An optimizer of torch whose kernels leave the update out where `found_inf` is 1."""
+    """A torch optimizer whose kernels skip the update when `found_inf` is 1."""
 
     found_inf: Tensor | None
 
 
 @dataclass(frozen=True)
 class Spike:
-    """`step` would have been this one, on the samples of the order that begin at `first`; `why` is a sentence's
-    beginning.
-    """
+    """The spike would have been `step`, on the samples from `first` on; `why`: the beginning of a sentence."""
 
     step: int
     first: int
@@ -58,7 +55,7 @@ class Spike:
 
 @dataclass(frozen=True)
 class PendingStep:
-    """A step of which the host does not know yet: `values` are norm, sum of losses, 1 when it was left out; there once
+    """A step that the host has not read yet: `values` are norm, sum of losses, 1 if it was skipped; valid after
     `copied`.
     """
 
@@ -72,8 +69,8 @@ class PendingStep:
 
 @dataclass(frozen=True)
 class Decision:
-    """`spike`: one that was found now, of this step or of an earlier one that the device left out. `action`: take the
-    update, leave it out, go back to the newest checkpoint, or go back one step and stop.
+    """`spike`: of this step, or of an earlier one that the device skipped. `action`: apply the update, skip it, rewind
+    to the newest checkpoint, or stop before it.
     """
 
     action: Literal["apply", "skip", "rewind", "stop"]
@@ -88,12 +85,12 @@ def limit(past: Sequence[float], sigma: float) -> float:
 
 
 class SpikeDetector:
-    """`answer` is stop, skip or rewind; a spike is `sigma` standard deviations above the mean of the last `window`
-    steps (None: only nan and inf). `gates`: the optimizers that the device can keep from their update.
+    """`answer`: stop, skip or rewind. A spike is `sigma` standard deviations above the mean of the last `window` steps
+    (None: only nan and inf). `gates`: the optimizers that can skip on the device.
     """
 
     gate: Tensor | None
-    """On the device: 1 when the newest update is taken, 0 when not; None when the host has decided."""
+    """On the device: 1 to apply the newest update, 0 to skip it; None if the host has decided."""
 
     def __init__(
         self, answer: str, *, sigma: float | None, window: int, mesh: Mesh, gates: Sequence[Gated],
@@ -108,7 +105,7 @@ class SpikeDetector:
         self._halted = torch.zeros((), dtype=torch.bool, device=mesh.device)
 
     def part(self, loss: StepLoss) -> Tensor | None:
-        """This rank's part of the loss, for `clip` to sum over the world; None when only the norm counts."""
+        """This rank's part of the loss, for `clip` to sum over all ranks; None if only the norm counts."""
         if self._sigma is None:
             return None
         total = loss.sums["loss"]
@@ -117,8 +114,8 @@ class SpikeDetector:
     def decide(
         self, step: int, first: int, loss: StepLoss, norm: Tensor, total: Tensor | None, *, now: bool
     ) -> Decision:
-        """After `step` steps, on the samples of the order that begin at `first`: what to do with this update. `now`:
-        the host must know of every step.
+        """Decide about this update, after `step` steps, on the samples from `first` on. `now`: the host reads every
+        step at once.
 
         All ranks call it, with the same `norm` and `total`.
         """
@@ -140,8 +137,8 @@ class SpikeDetector:
         return Decision("apply" if taken else "skip", spike)
 
     def settle(self) -> list[Spike]:
-        """At the end of the loop: spikes of which the host had not heard yet. Unless they are skipped, the state of
-        training is the one before the last of them.
+        """At the end of the loop: spikes that the host had not read. Unless they are skipped, the state of training is
+        the one before the last of them.
         """
         self._catch_up(0)
         spikes = list(self._spikes)
@@ -149,9 +146,7 @@ class SpikeDetector:
         return spikes
 
     def forget(self, *, restored: bool = False) -> None:
-        """Training went back: steps of which the host has not heard are not its own any more. `restored`: to a
-        checkpoint.
-        """
+        """Training went back: forget steps that the host has not read. `restored`: to a checkpoint."""
         self._pending.clear()
         self._spikes.clear()
         self._halted.zero_()
@@ -167,7 +162,7 @@ class SpikeDetector:
         self._row = state["row"]
 
     def _limits(self) -> tuple[float, float]:
-        """Of the norm and of the loss; nothing but nan and inf is above them while the window is not full."""
+        """Upper bounds of a normal norm and loss; inf while the window is not full."""
         # with gates always the same steps count, whether the host has heard of more or not
         late = LAG - len(self._pending) if self._gates else 0
         count = len(self._norms) - late
@@ -189,7 +184,7 @@ class SpikeDetector:
         return self._hear(PendingStep(step, first, loss, limits, torch.empty(0), None), norm, total, bad=bad)
 
     def _judge_later(self, step: int, first: int, loss: StepLoss, norm: Tensor, total: Tensor | None) -> None:
-        """The device decides; the host hears of it when the copy has arrived."""
+        """Let the device decide; the host reads the copy when it has arrived."""
         limits = self._limits()
         bad = ~(norm <= limits[0])
         if total is not None:
@@ -203,7 +198,7 @@ class SpikeDetector:
         self._pending.append(PendingStep(step, first, loss, limits, copy, _mark(self._mesh.device)))
 
     def _hear(self, step: PendingStep, norm: float, total: float, *, bad: bool) -> Spike | None:
-        """Take a step's numbers into the window, or say that they are a spike."""
+        """Add a step's numbers to the window, or return that they are a spike."""
         count = max(1, step.loss.count)
         if not bad:
             self._row = 0
@@ -220,7 +215,7 @@ class SpikeDetector:
         return Spike(step.step + 1, step.first, mean, norm, _why(norm, mean, step.limits))
 
     def _catch_up(self, most: int) -> None:
-        """Hear of steps until at most `most` are unknown, or until one of them ends this walk."""
+        """Read steps until at most `most` are left, or one of them ends the walk."""
         while len(self._pending) > most and not (self._spikes and self._answer != "skip"):
             step = self._pending.popleft()
             if step.copied is not None:
@@ -242,9 +237,7 @@ class SpikeDetector:
 
 
 def gates(state: TrainState, mesh: Mesh) -> list[Gated]:
-    """Torch optimizers that the device can keep from their update; none when one of any rank cannot, or when more than
-    optimizers would move.
-    """
+    """The torch optimizers that can skip on the device; none if one of any rank cannot, or if there are others."""
     if mesh.device.type == "cpu" or any(parameter.device.type == "cpu" for parameter in state.model.parameters()):
         return []  # reading a norm there costs nothing
     parts = inner(state.optimizer) if state.optimizer else []
@@ -257,7 +250,7 @@ def gates(state: TrainState, mesh: Mesh) -> list[Gated]:
 
 
 def _mark(device: torch.device) -> torch.Event | None:
-    """An event after all that was given to the device so far."""
+    """An event after all work queued on the device so far."""
     if device.type == "cpu":
         return None
     event = torch.Event(device)
@@ -275,7 +268,7 @@ def _why(norm: float, loss: float, limits: tuple[float, float]) -> str:
 
 
 def sentence(spike: Spike, samples: Sequence[int], answer: str) -> str:
-    """Why the run stops, and what to type."""
+    """The reason why the run stops, and what to type."""
     last = spike.first + len(samples) - 1
     numbers = f"loss {spike.loss:.4g}, gradient norm {spike.norm:.4g}"
     where = (

@@ -1,6 +1,4 @@
-"""One optimizer step's worth of forwards and backwards: plain accumulation over microbatches, or a pipeline
-schedule.
-"""
+"""The forwards and backwards of one optimizer step: accumulation over microbatches, or a pipeline schedule."""
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
@@ -26,7 +24,9 @@ from dtrain.strategy import Strategy
 
 @dataclass(frozen=True)
 class StepLoss:
-    """This rank's part of a step: `sums` (the loss and the objective's metrics) over the `count` of the whole batch."""
+    """This rank's part of a step: `sums` of the loss and the objective's metrics, over the `count` of the whole
+    batch.
+    """
 
     sums: Mapping[str, Tensor]
     count: int
@@ -36,7 +36,7 @@ Step = Callable[[Stream, int], StepLoss]
 
 
 def call(model: Callable[..., Any], inputs: Any) -> Any:
-    """A mapping of inputs becomes keyword arguments; what a pair holds beside its first are keyword arguments too."""
+    """Inputs as arguments of the model: a mapping, and what a pair holds beside its first, become keyword arguments."""
     if isinstance(inputs, tuple):
         return model(inputs[0], **inputs[1])
     return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
@@ -107,8 +107,8 @@ def make_step(
 def check(
     model: nn.Module, objective: Objective, batch: Batch, context: Context, mesh: Mesh, precision: Precision
 ) -> None:
-    """Before a sequence is split for the first time. Raises WordsError for a model that gives something else for its
-    parts.
+    """Check a model before its sequence is split for the first time. Raises WordsError if parts of a sequence give
+    other outputs.
     """
 
     def forward(batch: Batch, context: Context | None) -> Any:
@@ -129,9 +129,7 @@ def inputs_of(objective: Objective, batch: Batch, context: Context | None) -> An
 
 
 def gradients_of(model: nn.Module) -> list[nn.Parameter]:
-    """Parameters that are trained, listed once: walking the modules every step costs more than a small model's
-    backward.
-    """
+    """Trained parameters, listed once: walking the modules every step costs more than a small model's backward."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 

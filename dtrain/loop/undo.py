@@ -1,4 +1,4 @@
-"""Training goes back: by one step that was not taken, or to the newest checkpoint."""
+"""Undoes steps: by one step that was not applied, or back to the newest checkpoint."""
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from dtrain.optim import forget
 
 
 def go_back(state: TrainState, spike: Spike) -> None:
-    """The step of `spike` was not taken: the position is the one before it."""
+    """Undo the step of `spike`: the position is the one before it."""
     assert state.stream is not None
     state.step = spike.step - 1
     state.stream.skip((), seen=spike.first)
@@ -22,9 +22,9 @@ def go_back(state: TrainState, spike: Spike) -> None:
 
 
 def rewind(state: TrainState, spike: Spike, checkpoint: Checkpoint, forward: nn.Module) -> None:
-    """Load the newest checkpoint, and leave the samples of `spike` out when they come again; all ranks call it.
+    """Load the newest checkpoint, and skip the samples of `spike` when they come again; all ranks call it.
 
-    Raises StoreError when no checkpoint can be read.
+    Raises StoreError if no checkpoint can be read.
     """
     assert state.stream is not None
     try:

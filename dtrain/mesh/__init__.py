@@ -25,8 +25,8 @@ from dtrain.planned import AXES, MeshShape
 
 
 class Mesh:
-    """`data_rank` of `data_ranks` says which slice of every batch is this rank's; `batch_ranks` share the gradients of
-    one copy of the model.
+    """`data_rank` of `data_ranks`: this rank's slice of every batch; `batch_ranks`: the ranks that share the gradients
+    of one copy of the model.
     """
 
     def __init__(self, shape: MeshShape, *, device: str) -> None:
@@ -37,7 +37,7 @@ class Mesh:
             torch.device("cpu") if device == "cpu" else torch.device(device, torch.accelerator.current_device_index())
         )
         self.coordinate = _coordinate(self.rank, {axis: getattr(shape, axis) for axis in AXES})
-        """axis -> where on it this rank is"""
+        """axis -> the coordinate of this rank"""
         self.data_ranks, self.batch_ranks, self.stage_ranks = shape.data, shape.batch, shape.batch * shape.tp
         self.batch_rank = self.rank // shape.tp % shape.batch
         self.data_rank = self.coordinate["dp_replicate"] * shape.dp_shard + self.coordinate["dp_shard"]
@@ -55,14 +55,14 @@ class Mesh:
         self._made: dict[str, DeviceMesh] = {}
 
     @property
-    def place(self) -> Mapping[str, int]:
-        """Which copy this rank holds of what is split over other axes: among the ranks of the batch, of tp, and of
-        those with the same experts.
+    def replica_coords(self) -> Mapping[str, int]:
+        """The number of this rank's copy of a tensor that is split over other axes: among the ranks of the batch, of
+        tp, and of those with the same experts.
         """
         return {"batch": self.batch_rank, "tp": self.coordinate["tp"], "expert_copy": self.batch_rank // self.shape.ep}
 
     def axis(self, *names: str, view: str = "stored") -> DeviceMesh:
-        """The DeviceMesh of one axis of a view, or of several, outer first."""
+        """The DeviceMesh of one or several axes of a view, outer first."""
         if view not in self._made:
             degrees = self._views[view]
             self._made[view] = init_device_mesh(
@@ -71,12 +71,12 @@ class Mesh:
         return self._made[view][names if len(names) > 1 else names[0]]
 
     def group(self, axis: str) -> dist.ProcessGroup:
-        """The ranks that differ from this one on `axis` alone: pp, cp, tp, or `batch` for data x cp."""
+        """The group of the ranks that differ from this one on `axis` alone: pp, cp, tp, or `batch` for data x cp."""
         view = next(name for name in ("computed", "batch") if axis in self._views[name])
         return self.axis(axis, view=view).get_group()
 
     def sum(self, values: Tensor) -> Tensor:
-        """`values` summed over the ranks of the batch, in place; a CPU tensor travels by gloo and waits for no
+        """`values` summed in place over the ranks of the batch; a CPU tensor travels by gloo and waits for no
         device.
         """
         if self.batch_ranks == self.world > 1:
@@ -86,20 +86,20 @@ class Mesh:
         return values
 
     def sum_stages(self, values: Tensor) -> Tensor:
-        """`values` summed over the stages of the pipeline, in place."""
+        """`values` summed in place over the stages of the pipeline."""
         if self.shape.pp > 1:
             dist.all_reduce(values, group=self.group("pp"))
         return values
 
     def max(self, values: Tensor) -> Tensor:
-        """Elementwise largest over all ranks, in place."""
+        """Elementwise maximum over all ranks, in place."""
         if self.world > 1:
             dist.all_reduce(values, op=dist.ReduceOp.MAX)
         return values
 
     def gather(self, value: Any) -> list[Any]:
-        """One value that JSON has from every rank, on every rank, in rank order. It crosses as text: torch's
-        collectives of objects unpickle what comes.
+        """A JSON value from every rank, on every rank, in rank order. It crosses as text: torch's collectives of
+        objects unpickle their input.
         """
         text = bytearray(json.dumps(value).encode())
         if self.world == 1:
@@ -117,8 +117,8 @@ class Mesh:
             dist.barrier()
 
     def on_all(self, what: str, act: Callable[[], Any]) -> list[Any]:
-        """The value of `act` on each rank. An error of any rank is raised on all, so that they stop together; only
-        text crosses. Raises StoreError.
+        """Run `act` on each rank. An error of any rank is raised on all, as text, so that they stop together. Raises
+        StoreError.
         """
         error, answer = None, None
         try:
@@ -132,44 +132,42 @@ class Mesh:
         return [answer for _, answer in answers]
 
     def on_rank_0(self, what: str, act: Callable[[], Any]) -> Any:
-        """The value of `act` on rank 0, on every rank."""
+        """The result of `act` on rank 0, on every rank."""
         return self.on_all(what, act if self.rank == 0 else lambda: None)[0]
 
     # letters: what threads tell each other while the ranks compute, because collectives are the loop's
 
     def kv_set(self, key: str, value: str) -> None:
-        """Leave a letter for the other ranks. Raises torch's DistError, a RuntimeError, when the rendezvous store is
+        """Set a key for the other ranks. Raises torch's DistError, a RuntimeError, when the rendezvous store is
         gone.
         """
         self._letters.set(key, value)
 
     def kv_get(self, keys: Sequence[str]) -> list[str] | None:
-        """The letters with these keys, or None as long as one is not there; waits for nobody. Raises as `kv_set`."""
+        """The values of these keys, or None while one is missing, without waiting. Raises as `kv_set`."""
         if not self._letters.check(list(keys)):
             return None
         return [value.decode() for value in self._letters.multi_get(list(keys))]
 
     def kv_delete(self, *keys: str) -> None:
-        """Take letters away that all have read."""
+        """Delete keys that all ranks have read."""
         for key in keys:
             self._letters.delete_key(key)
 
     @property
     def timeout(self) -> float:
-        """Seconds after which a rank that does not answer is given up."""
+        """Seconds after which a rank that does not answer is lost."""
         return float(self._letters.timeout.total_seconds())
 
     @cached_property
     def _letters(self) -> Any:
-        """A connection of its own to the store at which the ranks met: whoever waits on the other one holds it
-        locked.
-        """
+        """Another connection to the rendezvous store: a wait on the main one locks it."""
         group: Any = dist.group.WORLD
         return group.get_group_store().clone()
 
 
 def _coordinate(rank: int, degrees: dict[str, int]) -> dict[str, int]:
-    """Row-major: the last axis counts fastest."""
+    """Row-major: the last axis varies fastest."""
     sizes = list(degrees.values())
     return {
         axis: rank // math.prod(sizes[index + 1 :]) % degree for index, (axis, degree) in enumerate(degrees.items())

@@ -1,6 +1,4 @@
-"""One rank's part of a tensor: the local piece of a DTensor, where it lies, and the piece of a whole tensor that is
-ours.
-"""
+"""A rank's part of a tensor: the local piece of a DTensor, its offset, and this rank's piece of a whole tensor."""
 
 import logging
 import math
@@ -21,20 +19,20 @@ logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The memory of this rank; the tensor itself when it is not sharded."""
+    """The local piece; the tensor itself if it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def offset(tensor: Tensor) -> tuple[int, ...]:
-    """Where the local piece begins in the whole."""
+    """The offset of the local piece in the whole."""
     if not isinstance(tensor, DTensor):
         return (0,) * tensor.ndim
     return tuple(compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)[1])
 
 
 def whole(tensor: Tensor, like: Tensor) -> Tensor:
-    """All of a tensor of which this rank has the piece `tensor`, sharded like `like`; every rank of the shard calls
-    it.
+    """The whole of a tensor of which this rank has the piece `tensor`, sharded like `like`; every rank of the shard
+    calls it.
     """
     if not isinstance(like, DTensor):
         return tensor
@@ -49,12 +47,12 @@ def piece(whole: Tensor, like: Tensor) -> Tensor:
 
 
 def region(tensor: Tensor) -> tuple[slice, ...]:
-    """Where in the whole this rank's piece is."""
+    """Slices of this rank's piece in the whole."""
     return tuple(slice(a, a + n) for a, n in zip(offset(tensor), local(tensor).shape, strict=True))
 
 
 def shards(tensor: Tensor) -> int:
-    """Into how many different pieces the ranks have cut it; 1 when each has all of it."""
+    """The number of different pieces; 1 if each rank has all of it."""
     if not isinstance(tensor, DTensor):
         return 1
     sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
@@ -62,10 +60,9 @@ def shards(tensor: Tensor) -> int:
 
 
 def sum_pieces(parts: Iterable[tuple[Tensor, Tensor, int | None]]) -> list[Tensor]:
-    """Of each (value, tensor, dim): the value summed over the ranks that hold other pieces of the tensor along `dim`
-    (None: along any).
-
-    One all-reduce for each axis of a mesh; every rank of it calls this with parts of the same tensors.
+    """For each (value, tensor, dim): the value summed over the ranks that hold other pieces of the tensor along `dim`
+    (None: along any). One all-reduce for each axis of a mesh; every rank of it calls this with parts of the same
+    tensors.
     """
     values, axes = list[Tensor](), dict[dist.ProcessGroup, list[int]]()
     for index, (value, tensor, dim) in enumerate(parts):
@@ -81,7 +78,7 @@ def sum_pieces(parts: Iterable[tuple[Tensor, Tensor, int | None]]) -> list[Tenso
 
 
 def axes_of(tensor: Tensor, dim: int | None) -> list[int]:
-    """Which axes of its mesh split a tensor along `dim` (None: along any), in the order of the mesh."""
+    """The mesh axes that split a tensor along `dim` (None: along any), in the order of the mesh."""
     if not isinstance(tensor, DTensor):
         return []
     dims = [
@@ -94,8 +91,8 @@ def axes_of(tensor: Tensor, dim: int | None) -> list[int]:
 
 
 def like(piece: Tensor, tensor: Tensor, reduced: int | None = None) -> Tensor:
-    """`piece` sharded as `tensor` is, so that a checkpoint can tell where it belongs; along the dim `reduced` it has
-    one number, on every rank.
+    """`piece` as a DTensor sharded like `tensor`, so that a checkpoint knows its place; along the dim `reduced` it has
+    size 1 on every rank.
     """
     if not isinstance(tensor, DTensor):
         return piece

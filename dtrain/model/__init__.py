@@ -1,4 +1,4 @@
-"""Models: any `nn.Module` can be trained. What a model may add about itself is a table, not a base class."""
+"""Models: any `nn.Module` can be trained. A model states further facts about itself in tables, not by a base class."""
 
 import contextlib
 import inspect
@@ -17,32 +17,31 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from dtrain.build import build, locate
+from dtrain.config.facts import about
 from dtrain.errors import WordsError
 from dtrain.planned import Part
 
 
 @runtime_checkable
 class InitByName(Protocol):
-    """A model that can fill any of its parameters knowing only its name; it is built without memory and filled shard by
-    shard.
-
-    A model that cannot is built whole on every rank from the same seed, which costs the memory of one full copy.
+    """A model that can initialise any of its parameters by name: it is built without memory and filled shard by shard.
+    Another model is built whole on every rank from the same seed, which needs memory for a full copy.
     """
 
     def init_weight(self, name: str, weight: Tensor, generator: torch.Generator) -> None:
-        """Fill `weight` (any shape, on the CPU) in place, drawing from `generator` alone."""
+        """Initialise `weight` (any shape, on the CPU) in place, with random numbers from `generator` alone."""
         ...
 
 
 @runtime_checkable
 class Balanced(Protocol):
-    """A module that moves something of its own after each step, outside of any gradient, by what all ranks counted."""
+    """A module that adjusts itself after each step, without a gradient, by counts of all ranks."""
 
     load: Tensor
     """Counts of this rank since the last `balance`."""
 
     def balance(self, total: Tensor) -> None:
-        """`total`: the loads of all ranks that saw other tokens of the step. The load begins at zero again."""
+        """`total`: the loads of all ranks with other tokens of the step. The load is reset."""
         ...
 
 
@@ -60,9 +59,7 @@ def balance(modules: Sequence[Balanced], sum_over_batch: Callable[[Tensor], Tens
 
 
 def saved_buffers(model: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
-    """(module, name, buffer) of every buffer that a checkpoint holds, but for those of modules that balance
-    themselves.
-    """
+    """(module, name, buffer) of every saved buffer, except those of modules that balance themselves."""
     return [
         (module, name, buffer)
         for module in model.modules()
@@ -74,11 +71,8 @@ def saved_buffers(model: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[Callable[[], None]]:
-    """Evaluation mode without gradients. Afterwards the mode is what it was, and so are the buffers that a checkpoint
-    holds.
-
-    Yields a function that makes these buffers what they were: between two forwards, of which the second is not to
-    depend on the first.
+    """A context of evaluation mode without gradients; afterwards the mode and the saved buffers are as before. Yields a
+    function that restores these buffers, for a second forward that must not depend on the first.
     """
     training, kept = (
         model.training,
@@ -100,16 +94,15 @@ def evaluating(model: nn.Module) -> Iterator[Callable[[], None]]:
 
 
 class PassThrough(nn.Module):
-    """In the place of a module that another stage holds: gives back its first input."""
+    """Stands for a module of another stage: returns its first input."""
 
     def forward(self, x: Any, *_: Any, **__: Any) -> Any:
         return x
 
 
 def construct(part: Part, *, facts: Mapping[str, Any], seed: int) -> nn.Module:
-    """The model of the plan; arguments that say `auto` are taken from the `facts` of the data.
-
-    On the meta device when it can be filled by name, else on the CPU, seeded.
+    """The model of the plan; arguments with the value `auto` are taken from the `facts` of the data. On the meta device
+    if it can be filled by name, else on the CPU, seeded.
     """
     unknown = [name for name, value in part.items() if value == "auto" and name not in facts]
     if unknown:
@@ -138,7 +131,7 @@ def construct(part: Part, *, facts: Mapping[str, Any], seed: int) -> nn.Module:
 
 
 def configuration(model: nn.Module) -> dict[str, Any] | None:
-    """config.json of a model of transformers, with which others load its weights; None: it is none."""
+    """config.json of a transformers model, with which other libraries load its weights; None for others."""
     if "transformers" not in sys.modules or not isinstance(model, sys.modules["transformers"].PreTrainedModel):
         return None
     kind = next(
@@ -149,7 +142,7 @@ def configuration(model: nn.Module) -> dict[str, Any] | None:
 
 
 def caveats(model: nn.Module) -> list[str]:
-    """Caveats about a model that is trained on several ranks or microbatches."""
+    """Caveats about training a model on several ranks or microbatches."""
     modules = list(model.modules())
     norms = sorted({type(module).__name__ for module in modules if isinstance(module, nn.modules.batchnorm._BatchNorm)})
     drops = any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in modules)
@@ -193,7 +186,7 @@ def _generators(model: nn.Module) -> list[str]:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside of what holds nothing else, as an adapter of peft does: whose class a table is for."""
+    """The model inside of wrappers that hold nothing else, such as an adapter of peft: its class is in the tables."""
     while (
         len(inside := list(model.children())) == 1
         and not type(inside[0]).__module__.startswith("torch.")
@@ -204,8 +197,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def tables(model: nn.Module, *names: str) -> Iterator[tuple[str, Any]]:
-    """(prefix, table) of the outermost modules that carry one under one of these names: the model itself, or what it
-    wraps, as an adapter of peft does.
+    """(prefix, table) of the outermost modules with a table under one of these names: the model, or the model that it
+    wraps, such as an adapter of peft.
     """
     owners = list[str]()
     for name, module in model.named_modules():
@@ -221,8 +214,8 @@ def tables(model: nn.Module, *names: str) -> Iterator[tuple[str, Any]]:
 
 
 def blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The outermost elements of every ModuleList and Sequential that have parameters and can be called: what is
-    sharded, recomputed, compiled.
+    """The outermost elements of every ModuleList and Sequential that have parameters and can be called: the units of
+    sharding, remat and compile.
     """
     for child in module.children():
         called = not isinstance(child, nn.ModuleList | nn.ModuleDict)
@@ -233,8 +226,8 @@ def blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def head_of(model: nn.Module) -> nn.Linear | None:
-    """The linear layer that the model's table names and that runs last, where it shares no weight and is not all that
-    lies outside of the blocks.
+    """The linear layer that runs last by the model's table, if it shares no weight and is not the only one outside of
+    the blocks.
     """
     prefix, table = next(tables(model, "pipeline", "_pp_plan"), ("", ()))
     named = {f"{prefix}{name}" for name in table}
@@ -249,7 +242,7 @@ def head_of(model: nn.Module) -> nn.Linear | None:
 
 
 def _module(model: Any) -> nn.Module:
-    """Raises WordsError for what cannot be trained."""
+    """Raises WordsError for a model that cannot be trained."""
     if not isinstance(model, nn.Module):
         raise WordsError(f"model: {type(model).__name__} is not a torch.nn.Module.")
     parameters = dict(model.named_parameters())
@@ -277,7 +270,7 @@ def _module(model: Any) -> nn.Module:
 
 def _check_sizes(part: Part, facts: Mapping[str, Any]) -> None:
     """Compare a word's arguments with the data. Raises WordsError."""
-    takes, kind = (part.get("_about_") or {}).get("takes"), facts.get("kind", "")
+    takes, kind = about(part).get("takes"), facts.get("kind", "")
     if takes in ("image", "features") and kind and not kind.startswith("float"):
         raise WordsError(
             f"data.dataset: the inputs are {kind}, and the model takes fractions. Return float32, such as image / 255 "

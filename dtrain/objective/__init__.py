@@ -40,7 +40,7 @@ class Objective(Protocol):
         ...
 
     def count(self, batch: Batch) -> int:
-        """How many terms the sum over this batch has; read on the CPU, before the batch moves to the device."""
+        """The number of terms in the sum over this batch; read on the CPU, before the batch moves to the device."""
         ...
 
     def inputs(self, batch: Batch) -> Any:
@@ -57,14 +57,14 @@ class Objective(Protocol):
 
 
 COLUMNS = frozenset({"step", "seen", "loss", "lr", "norm", *OF_THE_MACHINE})
-"""Columns of every row; no metric or figure may have these names."""
+"""Columns of every row, which no metric may be named."""
 Shapes = dict[str, list[int]]
-"""Of the sums of a batch, the loss first."""
+"""The name of the loss among the sums of a batch."""
 
 
 def loss_of(objective: Objective, outputs: Any, batch: Batch, first: Shapes | None = None) -> Loss:
-    """The objective's Loss of a forward. Raises WordsError where that is no Loss of tensors by name, or has other
-    sums than the `first` batch, which is noted.
+    """The objective's Loss of a forward. Raises WordsError unless it is a Loss of named tensors with the sums of the
+    `first` batch, which is recorded.
     """
     found = objective.loss(outputs, batch)
     if not isinstance(found, Loss):
@@ -91,7 +91,7 @@ def loss_of(objective: Objective, outputs: Any, batch: Batch, first: Shapes | No
 
 
 def check_name(objective: Objective, name: str, what: str) -> None:
-    """Raises WordsError for a name that rows of a run use otherwise."""
+    """Raises WordsError for a name that is a column of every row."""
     if name in COLUMNS or name.startswith(("lr_", "eval_")) or not name.strip():
         raise WordsError(
             f"objective {type(objective).__name__}: its {what} is called {name!r}, which rows of a run use otherwise. "
@@ -100,8 +100,8 @@ def check_name(objective: Objective, name: str, what: str) -> None:
 
 
 def agreed(objective: Objective, mine: Shapes, mesh: Mesh) -> Shapes:
-    """The shapes of the sums, which all ranks must have alike; ranks without the last stage of a pipeline know none.
-    All ranks call it. Raises WordsError.
+    """The shapes of the sums, which must agree on all ranks; ranks without the last stage of a pipeline have none. All
+    ranks call it. Raises WordsError.
     """
     known = [each for each in mesh.gather(list(mine.items())) if each] if mesh.world > 1 else [list(mine.items())]
     other = next((each for each in known if each != known[0]), None)
@@ -124,7 +124,7 @@ def _differ(objective: Objective, where: str, first: Shapes, other: Shapes) -> s
 
 
 def answer(outputs: Any) -> Tensor:
-    """The logits, whole also where tensor parallelism left them split."""
+    """The logits, gathered if tensor parallelism left them split."""
     logits = logits_of(outputs)
     return logits.full_tensor() if isinstance(logits, DTensor) else logits
 
@@ -150,7 +150,7 @@ def logits_of(outputs: Any, losses: Collection[str] = ()) -> Tensor:
 
 
 def losses_of(outputs: Any) -> dict[str, Tensor]:
-    """The losses that a model returned by name, beside its logits: `loss`, and all that ends in `_loss` and has a
+    """The losses that a model returned by name, beside its logits: `loss`, and each with the suffix `_loss` and a
     gradient.
     """
     if isinstance(outputs, Tensor):
@@ -171,12 +171,10 @@ def losses_of(outputs: Any) -> dict[str, Tensor]:
 
 
 def add_losses(loss: Loss, outputs: Any, weights: Mapping[str, float], count: int | Tensor) -> Loss:
-    """`loss` plus those of the model's own losses that have a weight, each a mean over the `count` targets of this
-    microbatch.
-    """
+    """`loss` plus the weighted losses of the model, each a mean over the `count` targets of this microbatch."""
     if not weights:
         return loss
-    found = outputs if isinstance(outputs, Mapping) else vars(outputs) if hasattr(outputs, "__dict__") else {}
+    found = outputs if isinstance(outputs, Mapping) else getattr(outputs, "__dict__", {})
     total, metrics = loss.sum, dict(loss.metrics)
     for name, weight in weights.items():
         value = found.get(name)
@@ -222,7 +220,7 @@ def nats(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def check_targets(targets: Tensor, classes: int) -> None:
-    """Raises WordsError for a target that is none of the `classes` of the model."""
+    """Raises WordsError for a target outside of the `classes` of the model."""
     outside = targets[(targets != IGNORE) & ((targets < 0) | (targets >= classes))]
     if len(outside):
         raise WordsError(

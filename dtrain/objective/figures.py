@@ -1,4 +1,4 @@
-"""Sums over a whole batch, or all held-out data, become figures: means, and what the objective makes of its sums."""
+"""Turns sums over a whole batch, or all held-out data, into metrics: means, and the objective's own `figures`."""
 
 import math
 from collections.abc import Mapping, Sequence

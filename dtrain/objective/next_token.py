@@ -15,7 +15,7 @@ from dtrain.objective.vocabulary import cross_entropy
 
 HALVES = (torch.bfloat16, torch.float16)
 LARGEST_EXPONENT = 709.0
-"""Largest whole argument of exp whose value is finite in fp64."""
+"""The largest integer whose exp is finite in fp64."""
 COPIES = (
     "objective=next_token: the targets of the first samples are their inputs (Hugging Face's labels are so), and the "
     "model would learn to copy. "
@@ -54,7 +54,7 @@ class NextToken:
         return add_losses(loss, outputs, self._losses, (targets != IGNORE).sum()) if self._losses else loss
 
     def figures(self, sums: Mapping[str, Any], count: float) -> dict[str, float]:
-        """e to the cross entropy, further losses aside."""
+        """exp of the cross entropy, without further losses."""
         nats = sums["loss"] - sum(
             weight * sums.get("model_loss" if name == "loss" else name, 0.0) for name, weight in self._losses.items()
         )

@@ -1,5 +1,5 @@
-"""The loss that the model computes itself, from labels it is called with: `loss` of what it returns, or all of that
-where it is one number.
+"""The loss that the model computes itself, from the labels that it is called with: `loss` of its output, or all of it
+if it is one number.
 """
 
 from collections.abc import Mapping

@@ -18,7 +18,7 @@ from dtrain.mesh.sharding import local, offset
 from dtrain.objective import check_targets
 
 CHUNK_BYTES = 64 << 20
-"""Of the rows that are in fp32 at one time."""
+"""Bytes of the rows that are in fp32 at one time."""
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, *, ignore: int) -> Tensor:

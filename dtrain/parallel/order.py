@@ -39,10 +39,8 @@ def parallelize(
     compile: Compile | None = None,
     brought: bool = False,
 ) -> nn.Module:
-    """The module to call. `model` itself is changed in place, to what this rank holds of it, and keeps the names of its
-    parameters.
-
-    `brought`: a checkpoint will bring the values of a model on the meta device, which are not drawn then.
+    """The module to call. `model` is changed in place to this rank's part of it, with its parameter names. `brought`: a
+    checkpoint will fill a model on the meta device, which is not initialised.
     """
     meta = any(parameter.is_meta for parameter in model.parameters())
     precision.choose_products()
@@ -78,8 +76,8 @@ def parallelize(
 
 
 def check(model: nn.Module, shape: MeshShape, *, pipeline: PipelineShape | None, tensors: Mapping[str, Any]) -> None:
-    """Raises WordsError for an axis over which a model cannot be split, as far as it tells before a forward. It stays
-    as it is.
+    """Raises WordsError for an axis over which a model cannot be split, as far as is known before a forward; changes
+    nothing.
     """
     if shape.cp > 1:
         context.check(model)
@@ -92,7 +90,7 @@ def check(model: nn.Module, shape: MeshShape, *, pipeline: PipelineShape | None,
 
 
 def lower(model: nn.Module, dtype: torch.dtype) -> None:
-    """Parameters, and the fractions that go into the model, in `dtype`; buffers keep theirs."""
+    """Convert parameters and floating inputs to `dtype`; buffers keep theirs."""
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
@@ -109,7 +107,7 @@ def lower(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def place_buffers(model: nn.Module, device: torch.device) -> None:
-    """Buffers are computed with, wherever parameters rest; shared ones stay shared."""
+    """Move buffers to the compute device, wherever parameters are; shared ones stay shared."""
     placed: dict[int, torch.Tensor] = {}
     for module in model.modules():
         for name, buffer in module._buffers.items():

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.tensor import DTensor
 
+from dtrain.config.facts import fact
 from dtrain.errors import WordsError, first_line
 from dtrain.mesh import Mesh
 from dtrain.model import evaluating
@@ -20,16 +21,7 @@ from dtrain.objective import answer, logits_of
 from dtrain.parallel.stages import cut, emptied, keep, table_of, view
 from dtrain.planned import PipelineShape
 from dtrain.precision import Precision
-
-SCHEDULES: Mapping[str, Any] = {
-    "gpipe": schedules.ScheduleGPipe,  # arXiv 1811.06965
-    "1f1b": schedules.Schedule1F1B,  # arXiv 1806.03377
-    "interleaved_1f1b": schedules.ScheduleInterleaved1F1B,  # arXiv 2104.04473
-    "looped_bfs": schedules.ScheduleLoopedBFS,  # arXiv 2211.05953
-    "interleaved_zero_bubble": schedules.ScheduleInterleavedZeroBubble,  # arXiv 2401.10241
-    "zbv": schedules.ScheduleZBVZeroBubble,  # arXiv 2401.10241
-    "dualpipev": schedules.ScheduleDualPipeV,  # arXiv 2412.19437
-}
+from dtrain.predict.schedule import orders
 
 TYPES = sorted({each for each in vars(torch).values() if isinstance(each, torch.dtype)}, key=str)
 """A type travels as its place in this list, which is the same on every rank."""
@@ -84,12 +76,7 @@ class Pipeline(nn.Module):
         self.stages = nn.ModuleDict({str(index): Stage(view(model, table), autocast) for index in mine})
         for index in mine:
             keep(self._stage(index).model, names[index], table)
-        self.schedule, self._group, self._device, self._autocast = (
-            shape.schedule,
-            mesh.group("pp"),
-            mesh.device,
-            autocast,
-        )
+        self.shape, self._group, self._device, self._autocast = shape, mesh.group("pp"), mesh.device, autocast
         self._runner: Any = None
         self._checked = False
         self._loss: Callable[[Tensor, int], Tensor] = lambda output, index: output.sum()
@@ -191,12 +178,28 @@ class Pipeline(nn.Module):
             )
             for index in self.stages
         ]  # fmt: skip
-        kind = SCHEDULES[self.schedule]
-        single = issubclass(kind, schedules.PipelineScheduleSingle)
         # the loss is a sum already divided by what counts in the whole batch, so gradients must not be divided again
-        return kind(
-            stages[0] if single else stages, n_microbatches=microbatches, loss_fn=self._loss_of, scale_grads=False
+        how = {"n_microbatches": microbatches, "loss_fn": self._loss_of, "scale_grads": False}
+        runner = fact(self.shape.order, "runner")
+        if runner is None:
+            return self._in_order(stages, how)
+        kind = getattr(schedules, runner)
+        return kind(stages[0] if issubclass(kind, schedules.PipelineScheduleSingle) else stages, **how)
+
+    def _in_order(self, stages: list[PipelineStage], how: Mapping[str, Any]) -> Any:
+        """The actions of a schedule that is none of torch's, with the transfers that they need."""
+        pp, count = self._group.size(), how["n_microbatches"]
+        runner = schedules._PipelineScheduleRuntime(stages, **how)
+        runner._prepare_schedule_with_comms(
+            {
+                rank: [
+                    schedules._Action(action.stage, schedules._ComputationType(action.kind), action.microbatch)
+                    for action in mine
+                ]
+                for rank, mine in enumerate(orders(self.shape, pp, count))
+            }
         )
+        return runner
 
     def _loss_of(self, logits: Tensor, index: Tensor) -> Tensor:
         with self._autocast():

@@ -1,7 +1,7 @@
-"""Ring attention: keys and values pass from rank to rank, and each rank adds up what its queries make of every block of
-them (arXiv 2310.01889).
+"""Ring attention: keys and values pass from rank to rank, and each rank accumulates the attention of its queries to
+every block (arXiv 2310.01889).
 
-A block is one call of torch's flash kernel where a GPU multiplies in 16 bits, else matrix products in fp32, the same
+A block is one call of torch's flash kernel for 16-bit types on a GPU, else matrix products in fp32, the same
 everywhere.
 
 Shapes: B batch, H heads, K key-value heads, G = H / K, T a rank's tokens, S the tokens of a block of keys, D head
@@ -37,7 +37,7 @@ WIDEST = 256
 
 
 class Ring(NamedTuple):
-    """This rank among the `size` that pass blocks on."""
+    """This rank among the `size` ranks of the ring."""
 
     group: dist.ProcessGroup
     rank: int
@@ -132,7 +132,7 @@ def _seen(ring: Ring, source: int, causal: bool, T: int) -> tuple[slice, slice]:
 
 
 class _Transfer:
-    """`tensors` on their way to the next rank, and as many of the same shapes on theirs from the one before."""
+    """Send `tensors` to the next rank, and receive tensors of the same shapes from the one before."""
 
     def __init__(self, ring: Ring, tensors: Sequence[Tensor]) -> None:
         self._sent, self._received = tensors, [torch.empty_like(tensor) for tensor in tensors]
@@ -148,7 +148,7 @@ class _Transfer:
 
 
 def _pass_round(ring: Ring, tensors: list[Tensor]) -> Iterator[tuple[int, list[Tensor]]]:
-    """(source rank, its tensors), this rank's first; the next ones travel while the caller works on these."""
+    """(source rank, its tensors), this rank's first; the next ones are received meanwhile."""
     for step in range(ring.size):
         transfer = _Transfer(ring, tensors) if step + 1 < ring.size else None
         yield (ring.rank - step) % ring.size, tensors

@@ -1,9 +1,10 @@
-"""Before the first step on split sequences: a forward of the parts is held against one of the whole, module by module.
+"""Checks a split over the sequence before the first step: a forward of the parts is compared with one of the whole,
+module by module.
 
-Attention alone sees the whole sequence (context.py). A convolution, a state that is carried along, a mean over tokens,
-or positions that are counted from 0 would see a part and train on other numbers without a word. Each rank therefore
-runs a few tokens whole, and its part of them split; every module is given what it had in the whole run, so that only
-what a module does itself can differ, and that module is named.
+Attention alone sees the whole sequence (context.py). A convolution, a carried state, a mean over tokens, or positions
+counted from 0 would see a part and silently train on other numbers. Each rank therefore runs a few tokens whole, and
+its part of them split; every module gets the inputs of the whole run, so that only its own computation can differ, and
+it is named.
 """
 
 import sys
@@ -28,11 +29,9 @@ from dtrain.parallel.pipeline import Pipeline, Stage
 from dtrain.precision import Precision
 
 TOKENS, CHUNK, ROWS = 256, 16, 2
-"""Of the first batch so many tokens are looked at, or so many in each of the 2 x cp chunks if that is more, of so many
-samples.
-"""
+"""The number of tokens of the first batch in the check, or per 2 x cp chunk if that is more, and of samples."""
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
-"""By how much one module may differ from itself by rounding, relative to its largest value."""
+"""The rounding of one module, relative to its largest value."""
 FP8 = 0.2
 
 Forward = Callable[[Any, Context | None], Any]
@@ -40,14 +39,14 @@ Forward = Callable[[Any, Context | None], Any]
 Key = tuple[int, int]
 """The id of a module, and which of its calls."""
 Verdict = Literal["same", "differs", "suspect", "unknown"]
-"""`suspect`: it differs, but does not follow the sequence, so that it may not matter."""
+"""`suspect`: it differs but does not follow the sequence, so that it may not matter."""
 
 
 def check_split(
     model: nn.Module, batch: Any, context: Context, forward: Forward, *, mesh: Mesh, precision: Precision
 ) -> None:
-    """Once for each context, on all ranks of the mesh. Raises WordsError with the name of the module that does not
-    fit.
+    """Run once for each context, on all ranks of the mesh. Raises WordsError with the name of the module that cannot be
+    split.
     """
     if context.checked:
         return
@@ -80,7 +79,7 @@ def _refused(context: Context, problem: str) -> WordsError:
 
 
 def _shortened(batch: Any, size: int) -> tuple[Any, int]:
-    """The first tokens of the first samples, enough to cross every border between chunks; and how many tokens."""
+    """The first tokens of the first samples, enough to cross every border between chunks, and their number."""
     T = length_of(batch["inputs"], size)
     length = min(T, 2 * size * max(CHUNK, TOKENS // (2 * size)))
 
@@ -114,7 +113,7 @@ class _Whole:
             self.answer = answer(run()).cpu()
 
     def unlike(self, other: "_Whole", tolerance: float) -> frozenset[Key]:
-        """The calls that gave something else in another forward of the same."""
+        """The calls with other results in a second forward of the same inputs."""
         pairs = ((key, zip(values, other.outputs.get(key, ()), strict=False)) for key, values in self.outputs.items())
         return frozenset(
             key
@@ -132,7 +131,7 @@ class Comparison:
     tolerance: float
 
     def __call__(self, whole: Tensor, part: Tensor) -> tuple[Verdict, Tensor]:
-        """And what stands in the place of `part` in the whole, where that can be told; else `part`."""
+        """The slice of the whole that corresponds to `part`, if that can be determined; else `part`."""
         here, size = local(part), self.context.size
         dims = (
             [dim for dim in range(here.ndim) if whole.shape[dim] != here.shape[dim]]
@@ -160,9 +159,7 @@ class Comparison:
 
 @dataclass
 class _Frame:
-    """A module that is running: whether it was given what it had in the whole run, and the first inside it that may be
-    to blame.
-    """
+    """A running module: whether it got the inputs of the whole run, and the first inner module that differs."""
 
     name: str
     agreed: bool = True
@@ -172,7 +169,7 @@ class _Frame:
 
 @dataclass
 class _Part:
-    """One forward of this rank's part, beside that of the whole. The results of `random` calls are not compared."""
+    """One forward of this rank's part, compared with the whole. Results of `random` calls are not compared."""
 
     model: nn.Module
     whole: _Whole
@@ -218,7 +215,7 @@ class _Part:
         return all(self.compare(a, b)[0] in ("same", "unknown") for a, b in numbers)
 
     def _judge(self, frame: _Frame, output: Any) -> Any:
-        """Compare what a module gives, and go on with what it gave in the whole run."""
+        """Compare the output of a module, and go on with that of the whole run."""
         leaves, spec = tree_flatten(output)
         had = self.whole.outputs.get(frame.key, [])
         had = had if len(had) == len(leaves) else [None] * len(leaves)

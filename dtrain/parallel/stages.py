@@ -48,7 +48,7 @@ def cut(model: nn.Module, stages: int, split: str | Sequence[int]) -> list[list[
 
 
 def keep(model: nn.Module, names: Sequence[str], table: Sequence[str]) -> None:
-    """Put an Absent, in place, where the modules of `table` stood that are not in `names`."""
+    """Replace the modules of `table` that are not in `names` by PassThrough, in place."""
     for name in set(table) - set(names):
         parent, _, child = name.rpartition(".")
         owner = model.get_submodule(parent)

@@ -165,7 +165,9 @@ def _parts(name: str, module: nn.Module, style: str) -> dict[str, str]:
                 f"mesh.tp: {name} is adapted by {type(module).__name__}, of which only LoRA is split, without DoRA. "
                 "Leave mesh.tp out."
             )
-        inner = {"lora_A": style} if style == "rowwise" else {"lora_B": style} if style.startswith("colwise") else {}
+        inner = {"lora_B": style} if style.startswith("colwise") else {}
+        if style == "rowwise":
+            inner = {"lora_A": style}
         parts = {
             f"{name}.{each}.{key}": part
             for each, part in inner.items()

@@ -1,4 +1,4 @@
-"""Which numbers are kept in which type: facts that the strategy, the step and the clip read."""
+"""Types of numbers: facts that the strategy, the step and the clip read."""
 
 import math
 from collections.abc import Callable
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, library, nn
 
 NORMS = {"layer_norm": (2, 3), "group_norm": (2, 3), "batch_norm": (1, 2), "instance_norm": (1, 2)}
-"""Operator -> where its weight and its bias stand among its arguments."""
+"""Operator -> positions of its weight and bias among its arguments"""
 
 
 class LossScale:
-    """Dynamic loss scale of fp16 (arXiv 1710.03740): the same on all ranks, because it follows the global gradient
+    """Dynamic loss scale of fp16 (arXiv 1710.03740): the same on all ranks, since it follows the global gradient
     norm.
     """
 
@@ -23,8 +23,8 @@ class LossScale:
         self.value, self._growth, self._good = value, growth, 0
 
     def accept(self, norm: float | Tensor) -> bool:
-        """Whether a step with this global gradient norm may be taken; adapts the scale. Waits for the device where the
-        norm is a tensor on it.
+        """Whether to apply a step with this global gradient norm; adapts the scale. Waits for the device if the norm is
+        a tensor on it.
         """
         finite = math.isfinite(norm)
         self._good = self._good + 1 if finite else 0
@@ -43,10 +43,9 @@ class LossScale:
 
 @dataclass(frozen=True)
 class Precision:
-    """`param`: weights at rest, gradients and optimizer; `compute`: matrix products; `reduce`: gradients on the wire.
-
-    `tf32`: whether a GPU may round what it multiplies of fp32 to TensorFloat-32. `convert` changes layers in the blocks
-    of a model, in place, where types are not enough.
+    """`param`: weights at rest, gradients and optimizer; `compute`: matrix products; `reduce`: gradients in
+    collectives. `tf32`: whether a GPU may round fp32 inputs of products to TensorFloat-32. `convert`: changes layers in
+    the blocks of a model, in place, if types are not enough.
     """
 
     param: torch.dtype = torch.float32
@@ -57,8 +56,8 @@ class Precision:
     convert: Callable[[nn.Module], None] | None = None
 
     def choose_products(self) -> None:
-        """How this process multiplies fp32 from now on, whatever was chosen before: torch's own default rounds
-        convolutions, and imported code may have chosen.
+        """Set the fp32 products of this process, whatever was set before: torch's default rounds convolutions, and
+        imported code may have changed it.
         """
         torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = self.tf32

@@ -1,4 +1,4 @@
-"""Everything in bfloat16, weights and optimizer too: half the memory; updates smaller than 1/256 of a weight are
+"""Everything in bfloat16, also weights and optimizer: half the memory; updates smaller than 1/256 of a weight are
 lost.
 """
 

@@ -13,8 +13,8 @@ from dtrain.precision import Precision
 
 
 def build(*, recipe: str) -> Precision:
-    """`recipe` as in torchao.float8: tensorwise, rowwise or rowwise_with_gw_hp. Raises PreflightError without torchao
-    or such a GPU.
+    """`recipe`: of torchao.float8: tensorwise, rowwise or rowwise_with_gw_hp. Raises PreflightError without torchao or
+    such a GPU.
     """
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
@@ -36,5 +36,5 @@ def build(*, recipe: str) -> Precision:
 
 
 def _fits(linear: nn.Module) -> bool:
-    """Products of float8 take rows of a multiple of 16."""
+    """float8 products need rows of a multiple of 16."""
     return isinstance(linear, nn.Linear) and not any(size % 16 for size in linear.weight.shape)

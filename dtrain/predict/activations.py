@@ -66,13 +66,13 @@ class ActivationModel:
         self.splits: list[Split] = []
         self.attentions: list[Attention] = []
         self.mixtures: list[Experts] = []
-        self.work = self.back = self.looks = self._tail = 0
+        self.work = self.backward_work = self.attention_work = self._tail = 0
         self._steps: list[Step] = []
         self._products: list[Value] = []
-        self._turned: list[Value] = []
+        self._deferred_wgrad: list[Value] = []
         self._first: Value | None = None
 
-    def takes(self, x: Value) -> Value:
+    def begin(self, x: Value) -> Value:
         """The input of the block."""
         self._first = x
         return x
@@ -85,24 +85,25 @@ class ActivationModel:
             "inputs": _sum(first),
             "taken": _sum(value for step in self._steps for value in step.saved if value in first),
             "given": _sum(value for step in self._steps for value in step.saved if value is out),
-            "turned": _sum(self._turned),
+            "deferred_wgrad": _sum(self._deferred_wgrad),
             "ends": _sum(self._ends(out)),
         }
         return Block(
-            self.name, count, listed, tuple(self.weights), kept, self._busy(out), self.work, self.back, self.looks,
-            self.work + self.looks - self._tail, round(out.numbers),
-            (*self.splits[:-1], *(replace(split, again=not self._tail) for split in self.splits[-1:])),
+            self.name, count, listed, tuple(self.weights), kept, self._peak_live(out), self.work, self.backward_work,
+            self.attention_work,
+            self.work + self.attention_work - self._tail, round(out.numbers),
+            (*self.splits[:-1], *(replace(split, recompute=not self._tail) for split in self.splits[-1:])),
             tuple(self.attentions), tuple(self.mixtures),
         )  # fmt: skip
 
     # operators
 
     def op(
-        self, inputs: Sequence[Value], out: Value, *saved: Value, passed: bool = False, turned: bool = False
+        self, inputs: Sequence[Value], out: Value, *saved: Value, passed: bool = False, deferred_wgrad: bool = False
     ) -> Value:
-        """`turned`: with a weight, whose gradient waits for that of `out`."""
+        """`deferred_wgrad`: with a weight, whose gradient waits for that of `out`."""
         out.trained = any(value.trained for value in inputs) or out.trained
-        self._turned += [out] * turned
+        self._deferred_wgrad += [out] * deferred_wgrad
         self._steps.append(Step(tuple(inputs), out, saved, passed))
         self._tail = 0 if saved else self._tail
         return out
@@ -129,7 +130,7 @@ class ActivationModel:
         if bias:
             self.weights.append(Weight(f"{whole}.bias", (outputs,), 0 if dim == 0 else None, product=True))
         if style:
-            self.splits.append(Split(whole, style, rows * inputs, rows * outputs, outputs, takes=x.trained))
+            self.splits.append(Split(whole, style, rows * inputs, rows * outputs, outputs, grad_in=x.trained))
         return self.product(
             x, Value(rows * outputs, self.types.compute, HELD.get(style, x.held)), rows * inputs * outputs
         )
@@ -137,10 +138,10 @@ class ActivationModel:
     def product(self, x: Value, out: Value, work: int) -> Value:
         """A matrix product with a weight: the input is kept in the type it is multiplied in."""
         self.work += work
-        self.back += work * (2 if x.trained else 1)
+        self.backward_work += work * (2 if x.trained else 1)
         low = self.cast(x, self.types.compute)
         self._products.append(out)
-        self.op([low], out, low, turned=True)
+        self.op([low], out, low, deferred_wgrad=True)
         self._tail = work
         return out
 
@@ -165,10 +166,10 @@ class ActivationModel:
                 )
         result = Value(x.numbers, x.bytes, out or x.held)
         if self.fused:
-            return self.op([x], result, x, statistics, turned=bool(name))
+            return self.op([x], result, x, statistics, deferred_wgrad=bool(name))
         high = self.cast(x, 4)
         scaled = self.op([high], Value(x.numbers, 4, x.held), high, statistics)
-        return self.op([scaled], result, *((scaled,) if name else ()), turned=bool(name))
+        return self.op([scaled], result, *((scaled,) if name else ()), deferred_wgrad=bool(name))
 
     def rotate(self, x: Value) -> Value:
         return self.op([x], Value(x.numbers, self.types.compute, x.held))
@@ -176,7 +177,7 @@ class ActivationModel:
     def attention(self, q: Value, k: Value, v: Value, shape: Attention, *, copied: bool) -> Value:
         """`copied`: what comes out is laid out anew, because it came from other ranks."""
         self.attentions.append(shape)
-        self.looks += 2 * shape.heads * shape.head * shape.tokens**2
+        self.attention_work += 2 * shape.heads * shape.head * shape.tokens**2
         sums, out = Value(shape.heads * shape.tokens, 4, q.held), Value(q.numbers, shape.bytes, q.held)
         self._products += [out, sums]
         self.op([q, k, v], out, q, k, v, out, sums)
@@ -210,20 +211,20 @@ class ActivationModel:
 
     def _ends(self, out: Value) -> Iterator[Value]:
         """Saved behind the last product; and products whose gradient is that of `out`, without a copy."""
-        turned, users = (
-            {id(value) for value in self._turned},
+        deferred_wgrad, users = (
+            {id(value) for value in self._deferred_wgrad},
             Counter(id(value) for step in self._steps for value in step.inputs),
         )
-        last = max((index for index, step in enumerate(self._steps) if id(step.out) in turned), default=-1)
+        last = max((index for index, step in enumerate(self._steps) if id(step.out) in deferred_wgrad), default=-1)
         before = {id(value) for step in self._steps[: last + 1] for value in step.saved}
         yield from (value for step in self._steps[last + 1 :] for value in step.saved if id(value) not in before)
         same = {id(out)}
         for step in reversed(self._steps):
             if step.passed and id(step.out) in same:
                 same |= {id(value) for value in step.inputs if users[id(value)] == 1 and value.bytes == step.out.bytes}
-        yield from (value for value in self._turned if id(value) in same)
+        yield from (value for value in self._deferred_wgrad if id(value) in same)
 
-    def _busy(self, out: Value) -> Kept:
+    def _peak_live(self, out: Value) -> Kept:
         """The most alive at one time, from the last step to the first: what is still kept, and gradients on their
         way.
         """

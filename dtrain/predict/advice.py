@@ -4,14 +4,17 @@ A change is tried as the user would: its words are resolved and predicted again.
 of all ranks together; with as many ranks as before that is the shortest step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
+from dtrain.config import files
+from dtrain.config.facts import Part, about, fact
 from dtrain.errors import WordsError
 from dtrain.planned import Plan
 from dtrain.predict.prediction import Prediction
-from dtrain.predict.shapes import word_of
+from dtrain.predict.shapes import BYTES
 from dtrain.predict.state_bytes import holding_of
 
 MOST = 3
@@ -87,31 +90,46 @@ def _milder(ladders: list[list[tuple[str, ...]]], best: Change, attempt: Try) ->
     return best
 
 
+STRENGTH: Mapping[str, Callable[[Part], Any]] = {
+    "remat": lambda part: 0 if "share" in part else ("all", "products", "inputs").index(fact(part, "keeps")),
+    "strategy": lambda part: (
+        fact(part, "holds") == "shards", fact(part, "reshard") == "forward", fact(part, "reduce") == "every",
+    ),
+    "precision": lambda part: tuple(-BYTES[fact(part, name)] for name in ("param", "compute")),
+}  # fmt: skip
+"""Group -> how much memory a word of it saves, to be compared."""
+
+
+def _stronger(group: str, now: Part) -> list[str]:
+    """The words of a group that may be tried (fact `try`) and save more memory than `now`, those that save least
+    first.
+    """
+    parts = {word: files.node(group, word) for word in files.groups()[group]}
+    saved = {word: STRENGTH[group](part) for word, part in parts.items() if about(part).get("try")}
+    return sorted((word for word in saved if saved[word] > STRENGTH[group](now)), key=lambda word: saved[word])
+
+
 def _ladders(plan: Plan) -> list[list[tuple[str, ...]]]:
     """For each thing that may be changed, the changes from mild to strong. Those that change no number of the run come
     first.
     """
     micro, holding, cuda, mesh = plan.batch.microbatch, holding_of(plan), plan.device == "cuda", plan.mesh
-    remats, word = ["selective", "full"], word_of(plan.remat)
-    strategies = [] if holding.frees else ["fsdp"] if holding.shards else ["zero1", "zero2", "fsdp"]
-    precisions = {
-        "fp32": ["bf16", "bf16_true"],
-        "tf32": ["bf16", "bf16_true"],
-        "bf16": ["bf16_true"],
-        "fp16": ["bf16_true"],
-    }.get(word_of(plan.precision), [])
+    remats, strategies, precisions = (_stronger(group, getattr(plan, group)) for group in STRENGTH)
     gpus = int(plan.cluster.get("gpus", 0)) if cuda else 0
     split = ("tensor.sequence=split", "tensor.loss=split") if plan.tensor["sequence"] == "whole" else ()
     degrees: dict[str, list[tuple[str, ...]]] = {
         axis: [(f"mesh.{axis}={size}",) for size in (2, 4, 8) if getattr(mesh, axis) < size <= plan.devices]
         for axis in ("tp", "cp")
     }
+    tensor: list[tuple[str, ...]] = [split] if split and mesh.tp > 1 else []
+    if degrees["tp"]:
+        tensor = [*degrees["tp"], (*degrees["tp"][-1], *split)]
     return [
         [(f"microbatch={size}",) for size in (micro // 2, micro // 4, 1) if 1 <= size < micro],
-        [(f"remat={name}",) for name in remats[remats.index(word) + 1 if word in remats else 0 :]],
+        [(f"remat={name}",) for name in remats],
         [(f"strategy={name}",) for name in strategies],
         [(f"precision={name}",) for name in precisions if cuda],
-        degrees["tp"] + [(*degrees["tp"][-1], *split)] if degrees["tp"] else [split] if split and mesh.tp > 1 else [],
+        tensor,
         degrees["cp"],
         [(f"mesh.pp={mesh.pp * times}",) for times in (2, 4) if mesh.pp > 1 and mesh.pp * times <= plan.world],
         [(f"mesh.pp={mesh.pp // 2}",)] if mesh.pp > 1 else [],

@@ -17,8 +17,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from dtrain.config.facts import fact
 from dtrain.planned import Plan
-from dtrain.predict.shapes import Block, Shapes, Split, Weight, word_of
+from dtrain.predict.shapes import Block, Shapes, Split, Weight
 from dtrain.predict.state_bytes import gathered
 from dtrain.predict.view import View
 
@@ -111,7 +112,7 @@ def _sharded(view: View, stage: tuple[Block, ...]) -> Iterator[Call]:
 
 def _gathers(view: View, block: Block, *, stays: bool = False) -> int:
     """How often a block is gathered in a step: before each forward and backward of it, unless it is there."""
-    back = block.uses * block.gives
+    back = block.uses * block.grad_out
     if view.holding.frees:
         return view.plan.batch.accumulate * (max(1, back) if stays else block.uses + back)
     return max(1, back) if view.plan.mesh.pp == 1 else 1
@@ -123,7 +124,7 @@ def _in_vain(view: View, listed: list[Block], root: list[Weight], *, several: bo
     """
     if view.plan.mesh.pp > 1:
         return
-    without = [block for block, after in itertools.pairwise(listed) if after.gives and not block.gives]
+    without = [block for block, after in itertools.pairwise(listed) if after.grad_out and not block.grad_out]
     if without:
         yield from _gathered(view, list(without[-1].weights), int(view.holding.frees), "dp_shard")
     elif several and not root and listed:
@@ -194,7 +195,7 @@ def _tensor(view: View) -> Iterator[Call]:
     for block, again in view.blocks:
         for split in block.splits:
             forwards = block.count * view.plan.batch.accumulate
-            yield from _module(view, split, forwards, again * split.again * view.plan.batch.accumulate)
+            yield from _module(view, split, forwards, again * split.recompute * view.plan.batch.accumulate)
         yield from _whole_weights(view, block)
 
 
@@ -204,24 +205,22 @@ def _module(view: View, split: Split, forwards: int, repeated: int) -> Iterator[
     product = view.types.compute
     call = partial(_flow, view, forwards)
     kind = split.style
-    if kind.startswith("colwise") and not sequence and split.takes:
+    if kind.startswith("colwise") and not sequence and split.grad_in:
         yield call("all_reduce", split.inputs * view.stream)  # of the gradient of what goes in
     if kind in ("colwise_gather_output", "colwise_rep") and view.plan.tensor["loss"] == "whole":
         whole = -(-split.width // view.plan.mesh.tp) * view.plan.mesh.tp
         yield call("all_gather", split.outputs // split.width * whole * product)
     if kind.startswith("rowwise") or kind == "embedding_rowwise":
         each = split.outputs * (view.stream if kind == "embedding_rowwise" else product)
-        summed = not sequence or (
-            kind == "embedding_rowwise" and view.own
-        )  # our embedding multiplies what it looked up, which needs all of it
-        yield _flow(view, forwards + repeated, "all_reduce" if summed else "reduce_scatter", each)
-        if sequence and split.gives:
+        whole_sum = split.summed or not sequence
+        yield _flow(view, forwards + repeated, "all_reduce" if whole_sum else "reduce_scatter", each)
+        if sequence and split.grad_out:
             yield call("all_gather", each)
-        if view.own and word_of(view.plan.model) == "mlp" and split.name.startswith("layers."):
-            yield call("all_reduce", each)  # gelu's backward sums up once more what goes into it
+        if split.twice:
+            yield call("all_reduce", each)
     if kind == "sequence_parallel" and sequence:
         yield _flow(view, forwards + repeated, "all_gather", split.outputs * view.stream)
-        if split.gives:
+        if split.grad_out:
             yield call("reduce_scatter", split.outputs * view.stream)
 
 
@@ -261,7 +260,7 @@ def _context(view: View) -> Iterator[Call]:
         for one in block.attention:
             heads, queries = (-(-many // (mesh.tp if one.split else 1)) for many in (one.kv_heads, one.heads))
             row, width = view.rows * one.tokens, one.head + one.value
-            forwards, backs = times * (block.count + again * one.gives), times * block.count * one.gives
+            forwards, backs = times * (block.count + again * one.grad_out), times * block.count * one.grad_out
             if view.plan.context["attention"] == "ulysses":
                 each = row * (queries + math.lcm(heads, mesh.cp)) * width * one.bytes
                 yield Call("cp", "all_to_all", "heads", 4 * (forwards + backs), (forwards + backs) * each)
@@ -310,12 +309,12 @@ def _pipeline(view: View) -> Iterator[Call]:
 
 
 def _optimizer(view: View) -> Iterator[Call]:
-    word, size = word_of(view.plan.optim), view.groups["dp_shard"].size if view.holding.shards else 1
-    if word == "muon":
+    needs, size = fact(view.plan.optim, "needs"), view.groups["dp_shard"].size if view.holding.shards else 1
+    if needs == "matrices":
         for weight in view.weights:
             if weight.hidden:
                 yield from _muon(view, weight, size)
-    if word == "adafactor":
+    if needs == "statistics":
         for matrix, moved in itertools.product((True, False), repeat=2):
             same = [
                 w
@@ -371,9 +370,10 @@ def _loop(view: View) -> Iterator[Call]:
         yield Call("batch", "all_reduce" if floating else "broadcast", "buffers", 1, size)
     if split or beside:
         yield Call("world", "all_reduce", "gradient norm", 1, 4 * (split + beside))
-    if word_of(plan.data) == "dataset" and not plan.data.get("workers"):
+    counted = not fact(plan.data, "dense") and fact(plan.data, "loading") == "step"
+    if counted and not plan.data.get("workers"):
         yield Call("batch", "all_reduce", "targets that count", 1, 8, "data")
-    names = 2 if word_of(plan.objective) == "classification" else 1
+    names = 1 + len(fact(plan.objective, "metrics", ()))
     for axis in ("batch", "pp"):
         yield Call(axis, "all_reduce", "rows of the log", 1, 4 * names * plan.log_every, "flush")
     yield Call("world", "all_reduce", "agreement on a stop", 1, STOP_BYTES, "agreement")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dtrain.planned import Part
+from dtrain.config.facts import Part, about, fact
 from dtrain.predict.activations import ActivationModel, Value
 from dtrain.predict.shapes import (
     Attention,
@@ -24,9 +24,9 @@ from dtrain.predict.shapes import (
     Weight,
     runs,
     types_of,
-    word_of,
 )
 from dtrain.predict.state_bytes import flowing
+from dtrain.predict.stated import unstated
 
 NEXT = "sequence_parallel"
 
@@ -42,7 +42,7 @@ class Run:
     tokens: int
     apart: bool
     cast: bool
-    objective: str
+    task: str
 
     def tape(self, name: str) -> ActivationModel:
         return ActivationModel(name, self.types, fused=self.fused)
@@ -52,24 +52,22 @@ def shapes(plan: Decided) -> Shapes | None:
     """None for a model that is not ours, or where the data, which is not read here, has to say an argument, or how long
     a sample is.
     """
-    word, facts = word_of(plan.model), facts_of(plan.data)
+    formula, facts = about(plan.model).get("arithmetic"), facts_of(plan.data)
     part = {name: facts.get(name, value) if value == "auto" else value for name, value in plan.model.items()}
-    objective = word_of(plan.objective)
-    tokens = plan.data.get("sequence") if objective == "next_token" else 1
-    if word not in FORMULAS or "auto" in part.values() or objective not in OBJECTIVES or tokens is None:
+    task = fact(plan.objective, "task")
+    tokens = plan.data.get("sequence") if task == "next_token" else 1
+    if formula is None or "auto" in part.values() or task is None or tokens is None or unstated(plan):
         return None
-    run = Run(flowing(plan), plan.device == "cuda", tokens, plan.mesh.cp > 1, types_of(plan).param != 4, objective)
-    return FORMULAS[word](part, run)
+    run = Run(flowing(plan), plan.device == "cuda", tokens, plan.mesh.cp > 1, types_of(plan).param != 4, task)
+    return FORMULAS[formula](part, run)
 
 
 def facts_of(data: Part) -> Mapping[str, Any]:
     """The values of `auto` in a model, as far as the words of the data tell."""
-    word = word_of(data)
-    if word == "synthetic":
-        return {"vocab": data["vocab"], "inputs": data["inputs"], "outputs": data["outputs"]}
-    if word == "text":
-        return {"vocab": 256} if data["tokenizer"] == "bytes" else {}
-    return {"vocab": data["vocab"]} if word == "tokens" else {}
+    by_tokenizer = {"vocab": fact(data, "vocab_of", {}).get(data.get("tokenizer"))}
+    names = ("vocab", "inputs", "outputs") if fact(data, "gives") == "any" else ("vocab",)
+    stated = {name: fact(data, name, by_tokenizer.get(name)) for name in names}
+    return {name: value for name, value in stated.items() if value is not None}
 
 
 def gpt(part: Mapping[str, Any], run: Run) -> Shapes:
@@ -105,12 +103,12 @@ def _transformer(
     style = NEXT if sequence else ""
     embed = run.tape("embed")
     embed.weights.append(Weight("embed.weight", (V, C), 0, product=part["tied"], embedding=True))
-    embed.splits.append(Split("embed", "embedding_rowwise", T, T * C, C, takes=False))
+    embed.splits.append(Split("embed", "embedding_rowwise", T, T * C, C, grad_in=False, summed=True))
     x = embed.op([], Value(T * C, rest, "stream", trained=True))
     blocks = [embed.block(x, listed=False)]
 
     tape = run.tape("blocks.0")
-    x = tape.takes(Value(T * C, rest, "stream"))
+    x = tape.begin(Value(T * C, rest, "stream"))
     y = _attention(tape, tape.norm(x, "attention_norm", C, groups=T, style=style, out="whole"), part, run)
     x = tape.add(x, y)
     x = tape.add(x, feed_forward(tape, tape.norm(x, "feed_forward_norm", C, groups=T, style=style, out="whole")))
@@ -153,9 +151,9 @@ def _mixture(tape: ActivationModel, x: Value, C: int, F: int, E: int, K: int, sh
     R, name = T * K, f"{tape.name}.feed_forward"
     tape.weights.append(Weight(f"{name}.router.weight", (E, C), product=run.types.param != 4, hidden=True))
     scores = Value(T * E, 4, "whole")
-    tape.work, tape.back = tape.work + T * C * E, tape.back + 2 * T * C * E
+    tape.work, tape.backward_work = tape.work + T * C * E, tape.backward_work + 2 * T * C * E
     high = tape.cast(x, 4)
-    tape.op([high], scores, high, scores, turned=True)
+    tape.op([high], scores, high, scores, deferred_wgrad=True)
     chosen, sums = Value(R, 4, "whole"), Value(2 * T, 4, "whole")
     indices = Value(3 * R, 8, "whole")  # the experts of each token, there and back
     weight = tape.op([scores], Value(R, 4, "whole"), chosen, sums, indices)
@@ -184,7 +182,9 @@ def mlp(part: Mapping[str, Any], run: Run) -> Shapes:
     for index, (a, b) in enumerate(itertools.pairwise(sizes[:-1])):
         tape = run.tape(f"layers.{index}")
         style = "rowwise" if index % 2 else "colwise"
-        y = tape.pointwise(tape.linear(tape.takes(x), "", a, b, rows=1, style=style, bias=True))
+        product = tape.linear(tape.begin(x), "", a, b, rows=1, style=style, bias=True)
+        tape.splits[-1] = replace(tape.splits[-1], twice=style == "rowwise")  # by the backward of gelu
+        y = tape.pointwise(product)
         blocks.append(tape.block(y))
         x = Value(y.numbers, y.bytes, y.held)
     head = run.tape("head")
@@ -207,7 +207,7 @@ def cnn(part: Mapping[str, Any], run: Run) -> Shapes:
         wider, stride = part["width"] * 2**stage, 2 if stage and first else 1
         height, width = -(-height // stride), -(-width // stride)
         tape = run.tape(f"blocks.{number}")
-        x = tape.takes(Value(x.numbers, x.bytes, "whole"))
+        x = tape.begin(Value(x.numbers, x.bytes, "whole"))
         y = _conv(tape, _normed(tape, x, "norm1", channels), "conv1", channels, wider, 3, height * width)
         short = (
             x if channels == wider and stride == 1 else _conv(tape, x, "shortcut", channels, wider, 1, height * width)
@@ -234,21 +234,24 @@ def _normed(tape: ActivationModel, x: Value, name: str, channels: int) -> Value:
     tape.weights += [Weight(f"{tape.name}.{name}.{kind}", (channels,)) for kind in ("weight", "bias")]
     high = tape.cast(x, 4) if tape.fused else x  # the autocast of a GPU takes it for one that needs fp32
     y = tape.op(
-        [high], Value(x.numbers, high.bytes, "whole"), high, Value(2 * math.gcd(channels, 8), 4, "whole"), turned=True
+        [high],
+        Value(x.numbers, high.bytes, "whole"),
+        high,
+        Value(2 * math.gcd(channels, 8), 4, "whole"),
+        deferred_wgrad=True,
     )
     return tape.pointwise(y, keeps="output")
 
 
 def _loss(tape: ActivationModel, out: Value, run: Run) -> Value:
-    if run.objective == "classification":
+    if run.task == "classification":
         return tape.cross_entropy(out)
     high = tape.cast(out, 4)
     return tape.op([high], Value(0, 4, "whole"), high)
 
 
 def _target(outputs: int, run: Run) -> int:
-    return 8 if run.objective == "classification" else 4 * outputs
+    return 8 if run.task == "classification" else 4 * outputs
 
 
-OBJECTIVES = ("next_token", "classification", "regression")
 FORMULAS: Mapping[str, Callable[[Mapping[str, Any], Run], Shapes]] = {"gpt": gpt, "moe": moe, "mlp": mlp, "cnn": cnn}

@@ -8,8 +8,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dtrain.config.facts import fact
 from dtrain.predict.peak_memory import Moment, moments, pipelined, sizes_of
-from dtrain.predict.shapes import Block, Decided, Shapes, stages_of, types_of, word_of
+from dtrain.predict.shapes import Block, Decided, Shapes, stages_of, types_of
 from dtrain.predict.state_bytes import StateBytes, count_state, holding_of, piece
 
 
@@ -79,17 +80,15 @@ def _of_rank(plan: Decided, shapes: Shapes, every: Sequence[Sequence[Block]], ra
 
 
 def _update(plan: Decided, blocks: Sequence[Block], state: StateBytes) -> float:
-    """Temporary memory of an update. A fused one needs none, one operator after the other a copy of the weights,
-    twice.
+    """Temporary memory of an update: none where it is fused, else the copies of the weights that the optimizer states.
 
     Muon puts the hidden matrices of one shape together, whole: the stack, its two iterates, and two of their squares;
     or the stack, what it is divided by its norm, that in bf16, and two squares.
     """
-    word, types = word_of(plan.optim), types_of(plan)
-    if word == "adafactor":
-        return 3.0 * state.parameters
-    if word != "muon":
-        return 0.0 if plan.device == "cuda" or types.param == 4 else 2.0 * state.parameters
+    types = types_of(plan)
+    if fact(plan.optim, "needs") != "matrices":
+        fused = fact(plan.optim, "fused") and (plan.device == "cuda" or types.param == 4)
+        return 0.0 if fused else float(fact(plan.optim, "copies")) * state.parameters
     weights = [(block.count, weight) for block in blocks for weight in block.weights if weight.hidden]
     iterates, squares = (6, 4) if plan.optim.get("products") == "bf16" else (8, 8)
     stacks: dict[tuple[int, ...], float] = {}

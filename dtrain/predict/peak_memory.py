@@ -15,15 +15,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from dtrain.config.facts import fact
 from dtrain.predict.schedule import actions
-from dtrain.predict.shapes import Block, Decided, Shapes, types_of, word_of
+from dtrain.predict.shapes import Block, Decided, Shapes, types_of
 from dtrain.predict.state_bytes import Holding, flowing, gathered, holding_of, piece
 from dtrain.predict.work import recomputed
 
 Moment = dict[str, float]
 """Live memory at one moment: name -> bytes."""
-FORWARDS_FIRST = ("gpipe", "looped_bfs")
-"""Schedules that run all forwards before the first backward."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +30,9 @@ class Sizes:
     """Bytes on one rank, of one block and one microbatch; `unit` as in Block. Of its weights: as computed with
     (`whole`), copies that autocast makes (`casts`). Of their gradients: as autograd makes them (`made`), as
     microbatches are summed up (`summed`), on the wire (`sent`), at the end (`end`), the `largest`. Of activations: what
-    is `kept`, of it what it was handed (`taken`) and hands on (`given`), the most alive in its backward (`busy`), what
-    it `passes` on, and the gradients that wait for a backward of the weights alone (`turned`), without what only a
-    block behind needs (`ends`).
+    is `kept`, of it what it was handed (`taken`) and hands on (`given`), the most alive in its backward (`peak_live`),
+    what it `passes` on, and the gradients that wait for a backward of the weights alone (`deferred_wgrad`), without
+    what only a block behind needs (`ends`).
     """
 
     count: int
@@ -46,11 +45,11 @@ class Sizes:
     end: float
     largest: float
     kept: float
-    busy: float
+    peak_live: float
     passes: float
     taken: float
     given: float
-    turned: float
+    deferred_wgrad: float
     ends: float
 
 
@@ -60,31 +59,29 @@ def sizes_of(plan: Decided, shapes: Shapes, block: Block) -> Sizes:
     product = sum(count for count, weight in zip(counts, block.weights, strict=True) if weight.product)
     trained = [count for count, weight in zip(counts, block.weights, strict=True) if weight.trained]
     wide, at_once = types.compute if state.shards else types.param, state.every and plan.mesh.pp == 1
-    kept, busy = _activations(plan, shapes, block)
+    kept, peak_live = _activations(plan, shapes, block)
     return Sizes(
         block.count, block.unit, sum(counts) * wide, product * types.compute * (types.autocast and not state.shards),
         sum(trained) * wide,
         sum(trained) * (types.reduce if state.shards and not at_once else wide), sum(trained) * types.reduce,
         sum(math.prod(piece(plan, weight)) for weight in block.weights if weight.trained) * types.param,
         max(trained, default=0) * wide,
-        kept * micro, busy * micro, block.passes * flowing(plan).param * micro / plan.mesh.cp,
-        *(block.kept[way].of(plan) * micro for way in ("taken", "given", "turned", "ends")),
+        kept * micro, peak_live * micro, block.passes * flowing(plan).param * micro / plan.mesh.cp,
+        *(block.kept[way].of(plan) * micro for way in ("taken", "given", "deferred_wgrad", "ends")),
     )  # fmt: skip
 
 
 def _activations(plan: Decided, shapes: Shapes, block: Block) -> tuple[float, float]:
     """(kept, most alive in the backward) of one sample; what is computed again is alive then as if it had been kept."""
-    # what inductor keeps of a compiled block is taken for what remat=selective keeps: it computes again what is cheap
-    compiled, word = block.listed and word_of(plan.compile) == "blocks", word_of(plan.remat)
     everything = block.kept["all"].of(plan)
-    whole = min(everything, block.kept["products"].of(plan)) if compiled else everything
-    busy = block.busy.of(plan) - (everything - whole)
-    if not block.listed or word == "none":
-        return whole, busy
-    if word == "selective":
-        return min(whole, block.kept["products"].of(plan)), busy
+    whole = min(everything, block.kept[fact(plan.compile, "keeps")].of(plan)) if block.listed else everything
+    peak_live = block.peak_live.of(plan) - (everything - whole)
+    if not block.listed:
+        return whole, peak_live
+    if fact(plan.remat, "keeps") != "inputs":
+        return min(whole, block.kept[fact(plan.remat, "keeps")].of(plan)), peak_live
     again = recomputed(plan, shapes.listed)
-    return (1 - again) * whole + again * block.kept["inputs"].of(plan), busy
+    return (1 - again) * whole + again * block.kept["inputs"].of(plan), peak_live
 
 
 @dataclass(frozen=True)
@@ -117,7 +114,7 @@ def inside(place: Place) -> Moment:
     """Activations in the backward of one microbatch."""
     block = place.block
     kept = total(place.before, "kept") + total(place.before, "casts") + block.kept + block.casts
-    return {"activations": kept, "inside a block": max(0.0, block.busy - block.kept)}
+    return {"activations": kept, "inside a block": max(0.0, block.peak_live - block.kept)}
 
 
 def moments(plan: Decided, blocks: Sequence[Sizes]) -> Iterator[tuple[str, Moment]]:
@@ -237,14 +234,14 @@ def pipelined(
 @dataclass(frozen=True)
 class Flight:
     """Bytes of one microbatch in one stage. From its forward on: what autograd `kept`, and what is `sent` to another
-    rank. In its backward: `inside` a block, then the gradient sent `back`; and what waits for the backward of the
-    weights (`left`).
+    rank. In its backward: `inside` a block, then the gradient sent `backward_work`; and what waits for the backward of
+    the weights (`left`).
     """
 
     kept: float
     sent: float
     inside: float
-    back: float
+    backward_work: float
     left: float
 
 
@@ -265,7 +262,7 @@ def _flight(plan: Decided, blocks: Sequence[Sizes], stage: int, handed: Sequence
         0.0 if last else max(0.0, handed[stage] - blocks[-1].given) * (owners[stage + 1] != owners[stage]),
         most,
         0.0 if first else handed[stage - 1] * (owners[stage - 1] != owners[stage]),
-        0.0 if first else total(blocks, "turned") - blocks[-1].ends - returns * last,
+        0.0 if first else total(blocks, "deferred_wgrad") - blocks[-1].ends - returns * last,
     )
 
 
@@ -276,7 +273,7 @@ def _in_flight(plan: Decided, flights: Mapping[int, Flight], rank: int) -> Itera
     the next is sent.
     """
     count, shape = plan.batch.accumulate, plan.pipeline
-    if shape.schedule in FORWARDS_FIRST:
+    if fact(shape.order, "keeps") == "all":
         yield (
             count * sum(each.kept + each.sent for each in flights.values()),
             max(each.inside for each in flights.values()),
@@ -285,18 +282,18 @@ def _in_flight(plan: Decided, flights: Mapping[int, Flight], rank: int) -> Itera
     few = min(count, 4 * plan.mesh.pp * shape.stages)  # by then it has come to a steady state
     few = few if count == few else few - few % max(1, count // max(1, count // plan.mesh.pp))
     best, most, ends = (0.0, 0.0), 0.0, shape.stages > 1
-    flying = 0.0 if ends else sum(each.sent + each.back for each in flights.values())
+    flying = 0.0 if ends else sum(each.sent + each.backward_work for each in flights.values())
     for kind, stage, _ in actions(shape, plan.mesh.pp, few, rank):
         here = flights[stage]
         if kind == "F":
             flying += here.kept + here.sent
             continue
         best = max(best, (flying, here.inside * (kind != "W")), key=sum)
-        flying += here.back * ends * (kind in "BI") + here.left * (kind == "I")
+        flying += here.backward_work * ends * (kind in "BI") + here.left * (kind == "I")
         most = max(most, flying)
         if kind != "I":
             flying -= here.kept + here.sent * (not ends) + here.left * (kind == "W")
-    more = ends * (count - few) * sum(each.sent + each.back for each in flights.values())
+    more = ends * (count - few) * sum(each.sent + each.backward_work for each in flights.values())
     yield best[0] + more, best[1]
     yield most + more, 0.0
 

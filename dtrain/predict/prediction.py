@@ -17,7 +17,7 @@ from dtrain.predict.state_bytes import saved
 from dtrain.predict.time import Time, time
 from dtrain.predict.work import Work, recomputed, work
 
-ROOM = 0.95
+BUDGET = 0.95
 """Of the memory of a device, what a run may be predicted to need: the rest is the libraries'."""
 LIBRARIES = 0.37 * 2**30
 """Bytes of a rank on the CPU without a model: Python and torch 2.13, as seen."""
@@ -25,14 +25,14 @@ LIBRARIES = 0.37 * 2**30
 
 @dataclass(frozen=True)
 class Prediction:
-    """`room`: bytes that a rank may use. `rank` of the pipeline is the one whose `calls` these are; `bubble` the share
-    of the schedule that a rank waits, and `in_flight` microbatches of each stage. `machine` and `time` are None where
-    too little is known.
+    """`budget`: bytes that a rank may use. `rank` of the pipeline is the one whose `calls` these are; `bubble` the
+    share of the schedule that a rank waits, and `in_flight` microbatches of each stage. `machine` and `time` are None
+    where too little is known.
     """
 
     shapes: Shapes
     memory: Memory
-    room: float
+    budget: float
     work: Work
     checkpoint: int
     rank: int
@@ -44,26 +44,26 @@ class Prediction:
 
     @property
     def fits(self) -> bool:
-        return self.memory.peak <= self.room
+        return self.memory.peak <= self.budget
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
         shapes = {"parameters": self.shapes.parameters, "unknown": self.shapes.unknown}
         parts: Mapping[str, Any] = {
-            name: getattr(self, name) for name in ("room", "checkpoint", "rank", "bubble", "in_flight", "fits")
+            name: getattr(self, name) for name in ("budget", "checkpoint", "rank", "bubble", "in_flight", "fits")
         }
         calls = [asdict(call) for call in self.calls]
         whole = {
             name: asdict(part) if part else None
             for name, part in (("work", self.work), ("time", self.time), ("machine", self.machine))
         }
-        room = None if self.room == float("inf") else self.room
+        budget = None if self.budget == float("inf") else self.budget
         return {
             **shapes,
             "memory": asdict(self.memory),
             **whole,
             **parts,
-            "room": room,
+            "budget": budget,
             "in_flight": list(self.in_flight),
             "calls": calls,
         }
@@ -74,21 +74,21 @@ def predict(plan: Plan, shapes: Shapes) -> Prediction:
     machine: Machine | None = build(plan.cluster) if plan.cluster else None
     if not shapes.blocks:
         nothing = Memory(0, 0, 0, 0, 0, 0, "", "", {}, 0, 0, known=False)
-        return Prediction(shapes, nothing, room_of(plan, machine), Work(0, 0, 0), 0, 0, (), 0.0, (), machine, None)
+        return Prediction(shapes, nothing, budget_of(plan, machine), Work(0, 0, 0), 0, 0, (), 0.0, (), machine, None)
     held = memory(plan, shapes)
     rank, calls = busiest(plan, shapes)
     pp, count = plan.mesh.pp, plan.batch.accumulate
     few = min(count, 8 * pp) if count % pp == 0 else count
     return Prediction(
-        shapes, held, room_of(plan, machine), work(plan, shapes), saved(plan, shapes), rank, calls,
+        shapes, held, budget_of(plan, machine), work(plan, shapes), saved(plan, shapes), rank, calls,
         timeline(plan.pipeline, pp, few, None, 0.0, recomputed(plan, shapes.listed)).bubble if pp > 1 else 0.0,
         in_flight(plan.pipeline, pp, few) if pp > 1 else (),
         machine, time(plan, shapes, held, machine) if machine else None,
     )  # fmt: skip
 
 
-def room_of(plan: Plan, machine: Machine | None) -> float:
+def budget_of(plan: Plan, machine: Machine | None) -> float:
     """Without a GPU the ranks of this host share its memory."""
     if machine is None:
         return float("inf")
-    return ROOM * machine.memory if machine.gpus else ROOM * machine.memory / plan.devices - LIBRARIES
+    return BUDGET * machine.memory if machine.gpus else BUDGET * machine.memory / plan.devices - LIBRARIES

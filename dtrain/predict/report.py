@@ -20,7 +20,7 @@ def rows(plan: Plan, found: Prediction, *, width: int = 110) -> Iterator[Row]:
     if found.shapes.blocks:
         yield from _memory(plan, found)
         yield "work", _work(found)
-        yield from _wire(plan, found)
+        yield from _collectives(plan, found)
         yield from _time(plan, found)
         yield from _named("pipeline", _pipeline(plan, found, width))
     else:
@@ -40,7 +40,7 @@ def warning(found: Prediction) -> str:
     """
     held = found.memory
     return (
-        f"{size(held.peak)} are predicted at the {held.when} on each rank, more than the {size(found.room)} there "
+        f"{size(held.peak)} are predicted at the {held.when} on each rank, more than the {size(found.budget)} there "
         "are. Type dtrain plan and the same words to see what would fit."
     )
 
@@ -61,7 +61,7 @@ def advice(changes: Iterable[Change], plan: Plan) -> Iterator[Row]:
 def _memory(plan: Plan, found: Prediction) -> Iterator[Row]:
     held = found.memory
     where = f", {held.stage}" if held.stage else ""
-    budget = f" (of {size(found.room)})" if found.room < float("inf") else ""
+    budget = f" (of {size(found.budget)})" if found.budget < float("inf") else ""
     verdict = "" if found.fits else "  DOES NOT FIT"
     libraries = f"; plus {size(LIBRARIES)} for Python and torch" if plan.device == "cpu" else ""
     unknown = "" if held.known else f"; without activations: {found.shapes.unknown}"
@@ -85,7 +85,7 @@ def _work(found: Prediction) -> str:
     return f"{count(found.shapes.parameters)} parameters, {said}, checkpoint {size(found.checkpoint)}"
 
 
-def _wire(plan: Plan, found: Prediction) -> Iterator[Row]:
+def _collectives(plan: Plan, found: Prediction) -> Iterator[Row]:
     """A row for each axis and kind; what is small goes together."""
     among = groups(plan)
     who = f"of pp rank {found.rank}" if plan.mesh.pp > 1 else ""
@@ -131,12 +131,12 @@ def _time(plan: Plan, found: Prediction) -> Iterator[Row]:
         f"about {duration(time.seconds)} a step, {tokens}, MFU {time.mfu:.0%}; {plan.steps} steps in "
         f"{duration(time.seconds * plan.steps)}",
     )
-    wire: Mapping[str, float] = time.wire
+    waited: Mapping[str, float] = time.collectives
     parts = {
         "products": time.products,
         "activations": time.activations,
         "starting kernels": time.starting,
-        **{f"{axis} calls": spent for axis, spent in wire.items()},
+        **{f"{axis} calls": spent for axis, spent in waited.items()},
     }
     parts |= {"waiting in the pipeline": time.waits, "optimizer": time.optimizer}
     hidden = f"; {duration(time.hidden)} of calls are hidden behind them" if time.hidden >= time.seconds / 100 else ""

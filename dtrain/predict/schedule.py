@@ -3,17 +3,18 @@ meanwhile.
 
     python -m dtrain plan strategy=pipeline devices=4 pipeline.schedule=zbv
 
-The orders are those of torch.distributed.pipelining, which runs them; a test holds these against them. A pipeline is
-simulated once, for all its replicas alike: the cost grows with pp x stages x microbatches, not with the ranks beside
-them.
+A pipeline is simulated once, for all its replicas alike: the cost grows with pp x stages x microbatches, not with the
+ranks beside them.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from dtrain.build import build
+from dtrain.errors import WordsError
 from dtrain.planned import PipelineShape
 
 
@@ -45,8 +46,39 @@ class Timeline:
 
 def actions(shape: PipelineShape, pp: int, microbatches: int, rank: int) -> tuple[Action, ...]:
     """The actions of `rank` of the `pp` ranks of a pipeline, in order."""
-    found = ORDERS[shape.schedule](pp, shape.stages, microbatches, rank)
-    return tuple(action for action in found if action.microbatch < microbatches)
+    order = build(shape.order).order(pp, shape.stages, microbatches, rank)
+    return tuple(action for action in order if action.microbatch < microbatches)
+
+
+def orders(shape: PipelineShape, pp: int, microbatches: int) -> list[tuple[Action, ...]]:
+    """The actions of every rank. Raises WordsError where some microbatch does not go once forth and then back through
+    each stage, on the rank that holds it.
+    """
+    ranks = [actions(shape, pp, microbatches, rank) for rank in range(pp)]
+    asked = Counter((rank, kind, *action[1:]) for rank, mine in enumerate(ranks) for action in mine
+                    for kind in ("IW" if action.kind == "B" else action.kind))  # fmt: skip
+    owners = enumerate(shape.owners(pp))
+    due = [(rank, kind, stage, index) for stage, rank in owners for kind in "FIW" for index in range(microbatches)]
+    for rank, mine in enumerate(ranks):
+        at = {action: place for place, action in enumerate(mine)}
+        for action in mine:
+            before = Action("I" if action.kind == "W" else "F", *action[1:])
+            if action.kind != "F" and at.get(before, at[action]) > at[action]:
+                raise WordsError(
+                    f"pipeline.schedule={shape.schedule}: rank {rank} of the pipeline runs {action.kind} of microbatch "
+                    f"{action.microbatch} in stage {action.stage} before its {before.kind}. Its order must yield them "
+                    "the other way around."
+                )
+    odd = asked - Counter(due) or Counter(due) - asked
+    if odd:
+        rank, kind, stage, index = next(iter(odd))
+        name = {"F": "forward", "I": "backward", "W": "backward of the weights"}[kind]
+        raise WordsError(
+            f"pipeline.schedule={shape.schedule}: the {name} of microbatch {index} in stage {stage} is run "
+            f"{asked[rank, kind, stage, index]} times by rank {rank} of the pipeline. Its order must yield each action "
+            "of its own stages once."
+        )
+    return ranks
 
 
 @lru_cache(maxsize=64)
@@ -65,15 +97,15 @@ def timeline(
     """
     owners = shape.owners(pp)
     each = forward or (1.0,) * len(owners)
-    orders = [actions(shape, pp, microbatches, rank) for rank in range(pp)]
+    ranks = orders(shape, pp, microbatches)
     done: dict[Action, float] = {}
     clock, position, rows = [0.0] * pp, [0] * pp, [list[tuple[float, float, Action]]() for _ in range(pp)]
-    left = sum(map(len, orders))
+    left = sum(map(len, ranks))
     while left:
         before = left
         for rank in range(pp):
-            while position[rank] < len(orders[rank]):
-                action = orders[rank][position[rank]]
+            while position[rank] < len(ranks[rank]):
+                action = ranks[rank][position[rank]]
                 ready = _ready(action, owners, done, hop)
                 if ready is None:
                     break
@@ -84,9 +116,9 @@ def timeline(
                 position[rank] += 1
                 left -= 1
         if left == before:
-            raise ValueError(
+            raise WordsError(
                 f"pipeline.schedule={shape.schedule}: with {pp} ranks and {microbatches} microbatches its ranks wait "
-                "for each other"
+                "for each other for ever. Its order must run what another rank waits for first."
             )
     return Timeline(tuple(map(tuple, rows)), max(clock))
 
@@ -116,155 +148,3 @@ def _ready(action: Action, owners: Sequence[int], done: Mapping[Action, float], 
         if source in done
     ]
     return ends[0] + hop * (owners[other] != owners[stage]) if ends else None
-
-
-def _gpipe(pp: int, stages: int, count: int, rank: int) -> Iterator[Action]:
-    """All forwards, then all backwards in the same order (arXiv 1811.06965)."""
-    for kind in "FB":
-        for microbatch in range(count):
-            yield Action(kind, rank, microbatch)
-
-
-def _1f1b(pp: int, stages: int, count: int, rank: int) -> Iterator[Action]:
-    """As many forwards as there are ranks behind this one and itself, then one backward, one forward (arXiv
-    1806.03377).
-    """
-    ahead = min(count, pp - rank)
-    yield from (Action("F", rank, microbatch) for microbatch in range(ahead))
-    for microbatch in range(count):
-        yield Action("B", rank, microbatch)
-        if ahead + microbatch < count:
-            yield Action("F", rank, ahead + microbatch)
-
-
-def _looped_bfs(pp: int, stages: int, count: int, rank: int) -> Iterator[Action]:
-    """Every microbatch through one stage before the next stage begins; backwards from the last (arXiv 2211.05953)."""
-    mine = range(rank, pp * stages, pp)
-    yield from (Action("F", stage, microbatch) for stage in mine for microbatch in range(count))
-    yield from (Action("B", stage, microbatch) for stage in reversed(mine) for microbatch in reversed(range(count)))
-
-
-def _rounds(
-    pp: int, stages: int, count: int, rank: int, *, ahead: int
-) -> tuple[int, Callable[[int], Action], Callable[[int, str], Action]]:
-    """(forwards before the first backward, the n-th forward, the n-th backward) of schedules that go through their
-    stages in rounds.
-    """
-    size = count // max(1, count // pp)
-
-    def nth(step: int, kind: str, *, last_first: bool) -> Action:
-        turn, place = divmod(step, size * stages)
-        local, microbatch = divmod(place, size)
-        return Action(kind, (stages - 1 - local if last_first else local) * pp + rank, turn * size + microbatch)
-
-    warm = min((stages - 1) * size + ahead * (pp - 1 - rank), count * stages)
-    return warm, lambda step: nth(step, "F", last_first=False), lambda step, kind: nth(step, kind, last_first=True)
-
-
-def _interleaved_1f1b(pp: int, stages: int, count: int, rank: int) -> Iterator[Action]:
-    """1f1b whose ranks hold several stages each (arXiv 2104.04473)."""
-    warm, forward, backward = _rounds(pp, stages, count, rank, ahead=2)
-    for step in range(count * stages + warm):
-        if step < count * stages:
-            yield forward(step)
-        if step >= warm:
-            yield backward(step - warm, "B")
-
-
-def _interleaved_zero_bubble(pp: int, stages: int, count: int, rank: int) -> Iterator[Action]:
-    """interleaved_1f1b whose backwards of weights come `rank` microbatches later and fill what would be waiting (arXiv
-    2401.10241).
-    """
-    warm, forward, backward = _rounds(pp, stages, count, rank, ahead=1)
-    late = 0
-    for step in range(count * stages + warm):
-        if step < count * stages:
-            yield forward(step)
-        if step >= warm:
-            yield backward(step - warm, "I")
-            if step - warm >= rank:
-                yield backward(late, "W")
-                late += 1
-    yield from (backward(step, "W") for step in range(late, count * stages))
-
-
-class _Counts:
-    """The next microbatch of every kind of action of every stage."""
-
-    def __init__(self) -> None:
-        self._next: dict[tuple[str, int], int] = defaultdict(int)
-        self._open: list[Action] = []
-
-    def __getitem__(self, of: tuple[str, int]) -> int:
-        return self._next[of]
-
-    def take(self, kind: str, stage: int) -> Action:
-        counted = ("I", "W") if kind == "B" else (kind,)
-        action = Action(kind, stage, self._next[counted[0], stage])
-        for each in counted:
-            self._next[each, stage] += 1
-        if kind == "I":
-            self._open.append(action)
-        return action
-
-    def oldest(self) -> Iterator[Action]:
-        """The backward of weights whose inputs were first, if one is open."""
-        for first in self._open[:1]:
-            self._open.pop(0)
-            yield Action("W", first.stage, first.microbatch)
-
-
-def _zbv(pp: int, stages: int, count: int, rank: int) -> Iterator[Action]:
-    """Two stages on each rank, in a V; every backward in two (arXiv 2401.10241, section 6)."""
-    here, back, most, counts = rank, 2 * pp - 1 - rank, max(2 * pp - 1, count), _Counts()
-
-    def some(text: str, times: int = 1) -> Iterator[Action]:
-        for _ in range(times):
-            for kind, end in zip(text[::2], text[1::2], strict=True):
-                yield counts.take(kind, here if end == "0" else back)
-
-    yield from some("F0", 2 * (pp - rank) - 1)
-    yield from some("F1F0", rank)
-    yield from some("F1I1W1", pp - rank)
-    while counts["F", back] < counts["F", here] or counts["F", here] < most:
-        yield from some("F0", int(counts["F", here] < most))
-        yield from some("I0W0F1I1W1")
-    yield from some("I0I1", rank)
-    yield from some("I0W0", pp - rank)
-    yield from some("W1", counts["I", back] - counts["W", back])
-    yield from some("W0", counts["I", here] - counts["W", here])
-
-
-def _dualpipev(pp: int, stages: int, count: int, rank: int) -> Iterator[Action]:
-    """DualPipe (arXiv 2412.19437) with half the copies, in a V (https://hackmd.io/@ufotalent/r1lVXsa9Jg)."""
-    here, back, counts = rank, 2 * pp - 1 - rank, _Counts()
-
-    def some(text: str, times: int = 1) -> Iterator[Action]:
-        for _ in range(times):
-            for kind, end in zip(text[::2], text[1::2], strict=True):
-                yield from counts.oldest() if kind == "W" else [counts.take(kind, here if end == "0" else back)]
-
-    yield from some("F0", (pp - rank - 1) * 2)
-    yield from some("F0F1", rank + 1)
-    yield from some("I1W*F1", pp - rank - 1)
-    yield from some("F0B1F1B0", count - pp * 2 + rank + 1)
-    yield from some("B1F1B0", pp - rank - 1)
-    split = False  # from the middle of the last backwards on, those of weights are kept for the end
-    for turn in range(rank + 1):
-        split = split or (turn == (rank + 1) // 2 and rank % 2 == 1)
-        yield counts.take("I" if split else "B", back)
-        split = split or (turn == (rank + 1) // 2 and rank % 2 == 0)
-        yield counts.take("I" if split else "B", here)
-    yield from some("W*I0" if split else "W*B0", pp - rank - 1)
-    yield from some("W*", rank + 1)
-
-
-ORDERS: Mapping[str, Callable[[int, int, int, int], Iterator[Action]]] = {
-    "gpipe": _gpipe,
-    "1f1b": _1f1b,
-    "looped_bfs": _looped_bfs,
-    "interleaved_1f1b": _interleaved_1f1b,
-    "interleaved_zero_bubble": _interleaved_zero_bubble,
-    "zbv": _zbv,
-    "dualpipev": _dualpipev,
-}

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from dtrain.config.facts import Part, fact
 from dtrain.errors import WordsError
-from dtrain.planned import BatchShape, MeshShape, Part, PipelineShape
+from dtrain.planned import BatchShape, MeshShape, PipelineShape
 
 
 class Decided(Protocol):
@@ -77,7 +78,8 @@ class Split:
     """A module that the model's `tp_plan` names. `inputs` and `outputs`: numbers of one sample, whole, in rows of
     `width` that come out.
 
-    A gradient flows to what goes in (`takes`), to what comes out (`gives`); a second forward comes by `again`.
+    A gradient flows to what goes in (`grad_in`), to what comes out (`grad_out`); a second forward comes by
+    (`recompute`). `summed`: what comes out is needed whole at once; `twice`: its gradient is summed once more.
     """
 
     name: str = field(compare=False)
@@ -85,9 +87,11 @@ class Split:
     inputs: int
     outputs: int
     width: int
-    takes: bool = True
-    gives: bool = True
-    again: bool = True
+    grad_in: bool = True
+    grad_out: bool = True
+    recompute: bool = True
+    summed: bool = False
+    twice: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ class Attention:
     """One scaled dot product over `tokens`; `head` is the width of a head, `value` that of one in v, `bytes` those of a
     number of q, k and v.
 
-    `split`: tensor parallelism shares out its heads; `gives`: a gradient flows through it.
+    `split`: tensor parallelism shares out its heads; `grad_out`: a gradient flows through it.
     """
 
     heads: int
@@ -105,7 +109,7 @@ class Attention:
     tokens: int
     bytes: int
     split: bool = True
-    gives: bool = True
+    grad_out: bool = True
 
 
 @dataclass(frozen=True)
@@ -153,13 +157,13 @@ class Block:
     `listed`: one of dtrain.model.blocks, sharded, recomputed and compiled by itself; else it belongs to the root, but
     for the `head`, which is sharded by itself. `kept` for the backward, in the precision of the plan: `all`, with
     remat=selective (`products`), with remat=full (`inputs`); of `all` what it was handed (`taken`) and hands on
-    (`given`); `turned`: gradients that a backward of the inputs alone leaves for that of the weights, and `ends`, what
-    it needs neither of `all` nor of these where nothing comes behind the block. `busy`: the most alive while its
-    backward runs. One forward runs it so many times (`uses`); `gives`: its backward runs; `stays`: it is the last of
-    the model's lists, though not the last to run. `work`: multiply-adds of matrix products in the forward, `back` in
-    the backward; `looks`: those inside attention, of the whole square, as torch.utils.flop_counter counts; `again`:
-    what of both a second forward computes, which stops where all is there that the backward needs. `passes`: numbers
-    handed to the next.
+    (`given`); `deferred_wgrad`: gradients that a backward of the inputs alone leaves for that of the weights, and
+    `ends`, what it needs neither of `all` nor of these where nothing comes behind the block. `peak_live`: the most
+    alive while its backward runs. One forward runs it so many times (`uses`); `grad_out`: its backward runs; `stays`:
+    it is the last of the model's lists, though not the last to run. `work`: multiply-adds of matrix products in the
+    forward, `backward_work` in the backward; `attention_work`: those inside attention, of the whole square, as
+    torch.utils.flop_counter counts; `recompute_work`: what of both a second forward computes, which stops where all is
+    there that the backward needs. `passes`: numbers handed to the next.
     """
 
     name: str = field(compare=False)
@@ -167,17 +171,17 @@ class Block:
     listed: bool
     weights: tuple[Weight, ...]
     kept: Mapping[str, Kept]
-    busy: Kept
+    peak_live: Kept
     work: int
-    back: int
-    looks: int
-    again: int
+    backward_work: int
+    attention_work: int
+    recompute_work: int
     passes: int
     splits: tuple[Split, ...] = ()
     attention: tuple[Attention, ...] = ()
     experts: tuple[Experts, ...] = ()
     uses: int = 1
-    gives: bool = True
+    grad_out: bool = True
     stays: bool = False
     head: bool = False
 
@@ -234,30 +238,12 @@ class Types:
         return self.compute != self.param
 
 
-TYPES = {
-    "fp32": Types(4, 4, 4),
-    "tf32": Types(4, 4, 4),
-    "bf16": Types(4, 2, 4),
-    "fp16": Types(4, 2, 4),
-    "bf16_true": Types(2, 2, 4),
-    "fp8": Types(4, 2, 4),
-}
-
-
-def word_of(part: Part) -> str:
-    """`adamw` for dtrain.optim.adamw.build; the whole name of what is not dtrain's."""
-    target = str(part["_target_"])
-    return target.split(".")[2] if target.startswith("dtrain.") else target
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+"""Of a number of a type, as the facts of a precision name it."""
 
 
 def types_of(plan: Decided) -> Types:
-    word = word_of(plan.precision)
-    if word in TYPES:
-        return TYPES[word]
-    from dtrain.build import build  # a precision of the user's own says it in torch's types
-
-    made = build(plan.precision)
-    return Types(made.param.itemsize, made.compute.itemsize, made.reduce.itemsize)
+    return Types(*(BYTES[fact(plan.precision, name)] for name in ("param", "compute", "reduce")))
 
 
 def stages_of(plan: Decided, shapes: Shapes) -> list[tuple[Block, ...]]:

@@ -9,9 +9,10 @@ torch.chunk does, and FSDP2 fills every piece up to the first one's size
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-from dtrain.planned import Part
-from dtrain.predict.shapes import Block, Decided, Shapes, Types, Weight, types_of, word_of
+from dtrain.config.facts import Part, fact
+from dtrain.predict.shapes import Block, Decided, Shapes, Types, Weight, types_of
 
 Shape = tuple[int, ...]
 
@@ -31,14 +32,11 @@ class Holding:
 
 
 def holding_of(plan: Decided) -> Holding:
-    """Of dtrain's strategies; one of the user's own is taken for copies on every rank."""
-    word, part, pipelined = word_of(plan.strategy), plan.strategy, plan.mesh.pp > 1
-    cpu = part.get("offload") == "cpu"
-    if word in ("fsdp", "hsdp"):
-        return Holding(True, part["reshard"] == "forward" and not pipelined, part.get("reduce") == "every", cpu=cpu)
-    if word in ("zero1", "zero2", "zero3"):
-        return Holding(True, word == "zero3" and not pipelined, word != "zero1", cpu=cpu)
-    return Holding(buckets=word in ("ddp", "pipeline") and plan.mesh.pp * plan.mesh.tp * plan.mesh.ep == 1)
+    part, mesh = plan.strategy, plan.mesh
+    if fact(part, "holds") == "shards":
+        frees = fact(part, "reshard") == "forward" and mesh.pp == 1
+        return Holding(True, frees, fact(part, "reduce") == "every", cpu=fact(part, "offload") == "cpu")
+    return Holding(buckets=bool(fact(part, "buckets")) and mesh.pp * mesh.tp * mesh.ep == 1)
 
 
 def flowing(plan: Decided) -> Types:
@@ -72,46 +70,39 @@ def piece(plan: Decided, weight: Weight) -> Shape:
     return (-(-shape[0] // shards_of(plan, weight)), *shape[1:]) if shape else ()
 
 
-State = Callable[[Part, Weight, Shape], Iterable[Shape]]
+LIKE: Mapping[str, Callable[[Shape], Shape]] = {
+    "whole": lambda shape: shape,
+    "rows": lambda shape: (*shape[:-1], 1),
+    "columns": lambda shape: (*shape[:-2], 1, shape[-1]),
+}
+"""A tensor that an optimizer keeps of a parameter -> its shape. Beside these, `count`: a number of four bytes."""
 
 
-def _adamw(part: Part, weight: Weight, shape: Shape) -> Iterable[Shape]:
-    return shape, shape
-
-
-def _sgd(part: Part, weight: Weight, shape: Shape) -> Iterable[Shape]:
-    return (shape,) if part.get("momentum") else ()
-
-
-def _muon(part: Part, weight: Weight, shape: Shape) -> Iterable[Shape]:
-    return (shape,) if weight.hidden else (shape, shape)
-
-
-def _adafactor(part: Part, weight: Weight, shape: Shape) -> Iterable[Shape]:
-    if len(shape) < 2:
-        return (shape,)
-    return (*shape[:-1], 1), (*shape[:-2], 1, shape[-1])
-
-
-STATE: Mapping[str, State] = {
-    "adamw": _adamw, "sgd": _sgd, "muon": _muon, "adafactor": _adafactor,
-    "torch.optim.AdamW": _adamw, "torch.optim.Adam": _adamw, "torch.optim.SGD": _sgd,
-}  # fmt: skip
-"""optimizer -> shapes of what it keeps of a weight, in the type of the weight; of one that is not here AdamW's are
-taken.
-"""
-COUNTED = ("adamw", "adafactor", "torch.optim.AdamW", "torch.optim.Adam")
-"""Optimizers that count steps of each weight, in 4 bytes; muon does for those it leaves to AdamW."""
+FITS: Mapping[str, Callable[[Weight, Shape], bool]] = {
+    "hidden": lambda weight, shape: weight.hidden,
+    "matrices": lambda weight, shape: len(shape) > 1,
+    "every": lambda weight, shape: True,
+}
+"""Parameters of which an optimizer keeps the same; the first that fits counts."""
 
 
 def state_bytes(plan: Decided, weight: Weight, shape: Shape) -> int:
-    """Of one weight of which `shape` rests here."""
+    """Of one weight of which `shape` rests here, as the fact `state` of the optimizer has it. `{whole: momentum}`
+    is kept where the argument `momentum` is not 0.
+    """
     if not weight.trained:
         return 0
-    word = word_of(plan.optim)
-    kept = sum(math.prod(each) for each in STATE.get(word, _adamw)(plan.optim, weight, shape))
-    counted = word in COUNTED or word not in STATE or (word == "muon" and not weight.hidden)
-    return kept * types_of(plan).param + 4 * counted
+    table: Mapping[str, Any] = fact(plan.optim, "state")
+    entries = next(table[kind] for kind, fits in FITS.items() if kind in table and fits(weight, shape))
+    kept = [name for entry in entries for name in _kept(plan.optim, entry)]
+    numbers = sum(math.prod(LIKE[name](shape)) for name in kept if name != "count")
+    return numbers * types_of(plan).param + 4 * kept.count("count")
+
+
+def _kept(optim: Part, entry: str | Mapping[str, str]) -> list[str]:
+    if isinstance(entry, str):
+        return [entry]
+    return [name for name, argument in entry.items() if optim.get(argument)]
 
 
 @dataclass(frozen=True)

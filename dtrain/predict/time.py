@@ -22,12 +22,13 @@ from dataclasses import dataclass
 
 from dtrain.build import build
 from dtrain.cluster import Machine
+from dtrain.config.facts import fact
 from dtrain.planned import Plan
 from dtrain.predict import formulas
 from dtrain.predict.collectives import Call, collectives
 from dtrain.predict.memory import Memory
 from dtrain.predict.schedule import timeline
-from dtrain.predict.shapes import Block, Shapes, stages_of, word_of
+from dtrain.predict.shapes import Block, Shapes, stages_of
 from dtrain.predict.state_bytes import holding_of
 from dtrain.predict.view import Group, groups
 from dtrain.predict.work import recomputed, work
@@ -50,14 +51,14 @@ ON_THE_WAY = ("tp", "ep", "cp")
 
 @dataclass(frozen=True)
 class Time:
-    """Seconds of one step, of the rank that takes longest; `wire` by axis is what is waited for, `hidden` what is
-    not.
+    """Seconds of one step, of the rank that takes longest; `collectives` by axis is what is waited for, `hidden` what
+    is not.
     """
 
     products: float
     activations: float
     starting: float
-    wire: Mapping[str, float]
+    collectives: Mapping[str, float]
     hidden: float
     waits: float
     optimizer: float
@@ -92,11 +93,11 @@ def time(plan: Plan, shapes: Shapes, memory: Memory, machine: Machine) -> Time |
     beside, hidden = _data_axes(plan, machine, calls[slowest], products + moved + idle)
     optimizer = _optimizer(plan, memory, bandwidth)
     seconds = pipeline + sum(beside.values()) + optimizer
-    wire = {axis: spent for axis, spent in (sent[slowest] | beside).items() if spent > 0}
+    waited = {axis: spent for axis, spent in (sent[slowest] | beside).items() if spent > 0}
     waits = max(0.0, pipeline - sum(busy[index] for index in mine))
     samples = plan.batch.size / seconds
     return Time(
-        products, moved, idle, wire, hidden, waits, optimizer, seconds, samples, samples * shapes.tokens,
+        products, moved, idle, waited, hidden, waits, optimizer, seconds, samples, samples * shapes.tokens,
         3 * work(plan, shapes).forward / (seconds * plan.world * peak), waits / pipeline,
     )  # fmt: skip
 
@@ -139,8 +140,8 @@ def call_seconds(call: Call, group: Group, machine: Machine, devices: int) -> fl
 
 def _peak(plan: Plan, machine: Machine) -> float:
     """Operations per second of one rank."""
-    word = {"bf16_true": "bf16"}.get(word_of(plan.precision), word_of(plan.precision))
-    found = machine.flops.get(word, machine.flops.get("bf16", machine.flops["fp32"]))
+    compute = fact(plan.precision, "compute")
+    found = machine.flops.get(fact(plan.precision, "flops", compute), machine.flops.get("bf16", machine.flops["fp32"]))
     return found * (1 if machine.gpus else plan.threads)
 
 
@@ -155,8 +156,12 @@ def _computing(plan: Plan, shapes: Shapes, blocks: tuple[Block, ...], machine: M
     again = recomputed(plan, shapes.listed)
     operations = moved = 0.0
     for block in blocks:
-        forward, looks = block.work, block.looks * CAUSAL
-        each = 2 * (forward + block.back) + 7 * looks + (2 * (forward + looks) * again if block.listed else 0.0)
+        forward, attention_work = block.work, block.attention_work * CAUSAL
+        each = (
+            2 * (forward + block.backward_work)
+            + 7 * attention_work
+            + (2 * (forward + attention_work) * again if block.listed else 0.0)
+        )
         operations += block.count * each * samples / split
         moved += block.count * block.kept["all"].of(plan) * samples * (MOVED + again * block.listed)
     return operations / (_peak(plan, machine) * machine.efficiency), moved / _bandwidth(plan, machine)

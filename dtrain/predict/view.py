@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from dtrain.config.facts import fact
 from dtrain.planned import Plan
-from dtrain.predict.shapes import Block, Shapes, Types, Weight, stages_of, types_of, word_of
+from dtrain.predict.shapes import Block, Shapes, Types, Weight, stages_of, types_of
 from dtrain.predict.state_bytes import Holding, holding_of
 
 
@@ -58,11 +59,6 @@ class View:
     def types(self) -> Types:
         return types_of(self.plan)
 
-    @property
-    def own(self) -> bool:
-        """Whether the model is dtrain's."""
-        return str(self.plan.model["_target_"]).startswith("dtrain.")
-
     @cached_property
     def every(self) -> list[tuple[Block, ...]]:
         """The blocks of every stage of the pipeline."""
@@ -77,11 +73,13 @@ class View:
     @cached_property
     def blocks(self) -> list[tuple[Block, int]]:
         """Each with how many of it the backward computes again."""
-        word, found, index = word_of(self.plan.remat), list[tuple[Block, int]](), 0
-        share = float(self.plan.remat["share"]) if word == "budget" else 0.0 if word in ("full", "selective") else 1.0
+        found, index, keeps = list[tuple[Block, int]](), 0, fact(self.plan.remat, "keeps")
+        share = 1.0 if keeps == "all" else float(fact(self.plan.remat, "share", 0.0))
         for block in (block for stage in self.stages.values() for block in stage):
             places = range(index, index + block.count) if block.listed else range(0)
-            found.append((block, block.gives * sum(int((place + 1) * share) == int(place * share) for place in places)))
+            found.append(
+                (block, block.grad_out * sum(int((place + 1) * share) == int(place * share) for place in places))
+            )
             index += len(places)
         return found
 

@@ -14,7 +14,8 @@ and compute (n + 1) / 2n of it. Experts are computed on every rank of mesh.tp.
 
 from dataclasses import dataclass
 
-from dtrain.predict.shapes import Block, Decided, Shapes, word_of
+from dtrain.config.facts import fact
+from dtrain.predict.shapes import Block, Decided, Shapes
 
 
 @dataclass(frozen=True)
@@ -34,14 +35,15 @@ def work(plan: Decided, shapes: Shapes) -> Work:
     """All zero where the model's work is not known."""
     samples, cp = plan.batch.size, plan.mesh.cp
     seen = (cp + 1) / (2 * cp) if plan.context.get("attention") == "ring" else 1.0
-    forward = samples * sum(2 * (block.work + seen * block.looks) * block.count for block in shapes.blocks)
+    forward = samples * sum(2 * (block.work + seen * block.attention_work) * block.count for block in shapes.blocks)
     backward = samples * sum(
-        (2 * block.back + 5 * seen * block.looks * block.gives) * block.count for block in shapes.blocks
+        (2 * block.backward_work + 5 * seen * block.attention_work * block.grad_out) * block.count
+        for block in shapes.blocks
     )
     again = samples * sum(
-        2 * (block.again - (1 - seen) * block.looks) * block.count
+        2 * (block.recompute_work - (1 - seen) * block.attention_work) * block.count
         for block in shapes.blocks
-        if block.listed and block.gives
+        if block.listed and block.grad_out
     )
     alone = samples * (plan.mesh.tp - 1) * sum(block.count * _experts(block) for block in shapes.blocks)
     return Work(round(forward) + 2 * alone, round(backward) + 4 * alone, round(again * recomputed(plan, shapes.listed)))
@@ -57,7 +59,6 @@ def _experts(block: Block) -> int:
 
 def recomputed(plan: Decided, blocks: int) -> float:
     """The share of so many blocks that is computed twice."""
-    word = word_of(plan.remat)
-    if word == "budget":
-        return 1 - int(blocks * plan.remat["share"]) / max(1, blocks)
-    return float(word == "full")
+    if fact(plan.remat, "keeps") != "inputs":
+        return 0.0
+    return 1 - int(blocks * fact(plan.remat, "share", 0.0)) / max(1, blocks)

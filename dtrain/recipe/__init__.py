@@ -121,7 +121,9 @@ def _package(data: bytes, place: Place) -> Iterable[str]:
 
 def _names(node: Node | None, place: Place, problems: list[str]) -> Iterable[str]:
     """The recipes that one builds on."""
-    names = [] if node is None else node.plain() if isinstance(node.value, list) else [node.value]
+    names: list[Any] = []
+    if node is not None:
+        names = node.plain() if isinstance(node.value, list) else [node.value]
     for name in names:
         if isinstance(name, str) and name:
             yield name
@@ -159,7 +161,9 @@ def _order(word: Word) -> int:
 
 def _defaults(node: Node | None, place: Place, problems: list[str]) -> Iterable[Word]:
     """Choices as Hydra's defaults list writes them."""
-    entries = [] if node is None or node.value is None else node.value if isinstance(node.value, list) else [node]
+    entries: list[Any] = []
+    if node is not None and node.value is not None:
+        entries = node.value if isinstance(node.value, list) else [node]
     for entry in entries:
         pairs = list(entry.value.items()) if isinstance(entry.value, dict) else []
         found = OVERRIDE.fullmatch(pairs[0][0]) if len(pairs) == 1 else None
@@ -193,13 +197,9 @@ def _leaves(key: str, node: Node, place: Place, problems: list[str]) -> Iterable
 def _private(key: str, node: Node) -> Iterable[str]:
     """Names that belong to Hydra or to Python, in a key and below it."""
     yield from (name for name in key.split(".") if name.startswith("_") and name != "_target_")
-    below = (
-        node.value.items()
-        if isinstance(node.value, dict)
-        else [("", item) for item in node.value]
-        if isinstance(node.value, list)
-        else []
-    )
+    below = node.value.items() if isinstance(node.value, dict) else []
+    if isinstance(node.value, list):
+        below = [("", item) for item in node.value]
     for name, inner in below:
         yield from _private(name, inner)
 
@@ -244,9 +244,8 @@ def _text(dumper: _Dumper, value: str) -> yaml.ScalarNode:
         plain = None
     if not isinstance(value, _Said) and not HERE.fullmatch(value):
         value = value.replace("${", "\\${")  # it was looked up, and is no interpolation any more
-    return dumper.represent_scalar(
-        "tag:yaml.org,2002:str", value, style=None if plain else '"' if "\n" in value else "'"
-    )
+    quotes = '"' if "\n" in value else "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else quotes)
 
 
 _Dumper.add_representer(str, _text)
@@ -288,10 +287,6 @@ def _source(config: Config, key: str) -> str:
 
 
 def _said(value: Any) -> Any:
-    return (
-        [_said(item) for item in value]
-        if isinstance(value, list)
-        else _Said(value)
-        if isinstance(value, str)
-        else value
-    )
+    if isinstance(value, list):
+        return [_said(item) for item in value]
+    return _Said(value) if isinstance(value, str) else value

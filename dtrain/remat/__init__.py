@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from dtrain.model import saved_buffers
 
 Remat = Callable[[Sequence[nn.Module]], None]
-"""Changes the blocks of a model in place."""
+"""Wraps the blocks of a model in place."""
 
 
 def recompute(block: nn.Module, **options: Any) -> None:
@@ -40,7 +40,7 @@ def recompute(block: nn.Module, **options: Any) -> None:
 
 
 class _Twice:
-    """A forward that changes buffers (BatchNorm's statistics, a codebook): called again, it finds them as they were,
+    """A forward that restores buffers (BatchNorm's statistics, a codebook): recomputed, it starts from the same ones
     and changes nothing.
     """
 

@@ -1,4 +1,4 @@
-"""Keep the activations of a share of the blocks, spread evenly; of the others only what goes into them."""
+"""Keep the activations of a share of the blocks, spread evenly; of the others only their inputs."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from dtrain.remat import Remat, recompute
 
 
 def build(*, share: float) -> Remat:
-    """`share` of the blocks that keep all, 0 to 1. Raises WordsError outside of that."""
+    """`share`: fraction of the blocks that keep all, 0 to 1. Raises WordsError outside of that."""
     if not 0 <= share <= 1:
         raise WordsError(f"remat.share={share}: a share is between 0 (as remat=full) and 1 (as remat=none).")
 

@@ -1,4 +1,4 @@
-"""Keep only what goes into each block; compute everything inside it twice."""
+"""Keep only the inputs of each block; recompute everything inside."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Keep the results of matrix products and attention; compute again what is cheap: norms, activations, rotations (arXiv
+"""Keep the results of matrix products and attention; recompute the cheap rest: norms, activations, rotations (arXiv
 2205.05198).
 """
 

@@ -176,9 +176,11 @@ def _unended(url: str, status: str) -> str:
         held, _ = lease.holder(url)
     except StoreError:
         return "unknown"
-    return {"held": "running", "unknown": "elsewhere"}.get(
-        held, status if status == "failed" else "died" if status else "never began"
-    )
+    if held in ("held", "unknown"):
+        return "running" if held == "held" else "elsewhere"
+    if status == "failed":
+        return status
+    return "died" if status else "never began"
 
 
 # what was changed
@@ -212,7 +214,7 @@ def said(config: str) -> tuple[dict[str, str], frozenset[str]]:
 
 def _is_default(key: str, text: str, choices: Mapping[str, Any]) -> bool:
     group, *rest = key.split(".")
-    word = choices.get(group) if group not in LISTS else rest[0] if rest else None
+    word = next(iter(rest), None) if group in LISTS else choices.get(group)
     defaults = _defaults(group, word if isinstance(word, str) else None)
     return key in defaults and bool(defaults[key] == _value(text))
 

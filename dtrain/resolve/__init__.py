@@ -26,6 +26,7 @@ from dtrain.resolve import (
     mesh,
     model_axes,
     out,
+    own,
     pipeline,
     ranks,
     targets,
@@ -93,7 +94,7 @@ def resolve(config: Config, cluster: Cluster) -> Plan:
 
 
 def _all(config: Config, cluster: Cluster) -> Plan:
-    cluster = machine.named(config, cluster)
+    config, cluster = own.stated(config), machine.named(config, cluster)
     most, *fewer = ranks.counts(config, cluster)
     first = _on(most, config, cluster)
     plans = []
@@ -165,13 +166,9 @@ def _value(config: Config, key: str) -> Any:
     """The config's value of a dotted key; UNKNOWN where there is none."""
     if key in config.choices:
         return config.choices[key]
-    found: Any = config
+    value: Any = config
     for name in key.split("."):
-        found = (
-            found.get(name, UNKNOWN)
-            if isinstance(found, dict)
-            else getattr(found, name, UNKNOWN)
-            if found is not UNKNOWN
-            else UNKNOWN
-        )
-    return found
+        if value is UNKNOWN:
+            return UNKNOWN
+        value = value.get(name, UNKNOWN) if isinstance(value, dict) else getattr(value, name, UNKNOWN)
+    return value

@@ -10,12 +10,15 @@ from functools import cached_property
 from typing import Any
 
 from dtrain.cluster import Cluster
+from dtrain.config.facts import Part, about
 from dtrain.config.schema import Config
 from dtrain.errors import WordsError
-from dtrain.planned import BatchShape, MeshShape, Part, PipelineShape
+from dtrain.planned import BatchShape, MeshShape, PipelineShape
 from dtrain.predict import formulas
+from dtrain.predict.advice import STRENGTH
 from dtrain.predict.memory import Memory, memory
 from dtrain.predict.shapes import Shapes, types_of
+from dtrain.predict.state_bytes import holding_of
 from dtrain.predict.work import work
 from dtrain.resolve import batch, fit, mesh, model_axes, pipeline
 from dtrain.resolve.ranks import choose
@@ -26,7 +29,6 @@ begins: one H100 at half its peak, NVLink, 200 Gbit/s; one CPU core and loopback
 """
 ROOM = 0.85
 """Of a device's memory, what a run may plan with: the rest goes to fragments and the libraries."""
-MODES = ("ddp", "zero1", "zero2", "fsdp")
 VOCABULARY = 50257
 """Assumed vocabulary of a tokenizer that is not read: as many tokens as GPT-2's."""
 
@@ -84,7 +86,8 @@ def strategy(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[st
     ranks = draft["nodes"] * draft["devices"]
     if config.choices["strategy"] != "auto":
         return {"strategy": choose(config, "strategy", "", draft["why"], "")}
-    seeds = [] if ranks == 1 else _seeds(config, cluster, draft)
+    modes = _modes(config)
+    seeds = [] if ranks == 1 else _seeds(config, cluster, draft, modes)
     if not seeds:
         word, reason = (
             ("single", "one rank")
@@ -116,9 +119,15 @@ def strategy(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[st
     }
 
 
-def _seeds(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> list[Layout]:
-    """Bytes that are the same in all layouts, once with copies and once with shards; none for a model whose shapes are
-    not known here.
+def _modes(config: Config) -> list[str]:
+    """The words that may be chosen (fact `try`), the one that saves least memory first."""
+    parts = {word: part for word, part in config.options["strategy"].items() if about(part).get("try")}
+    return sorted(parts, key=lambda word: STRENGTH["strategy"](parts[word]))
+
+
+def _seeds(config: Config, cluster: Cluster, draft: Mapping[str, Any], modes: Sequence[str]) -> list[Layout]:
+    """Bytes that are the same in all layouts, for each way to hold state; none for a model whose shapes are not known
+    here.
     """
     aside, groups = {**draft, "why": {}}, ("remat", "optim", "checkpoint")
     try:
@@ -127,18 +136,18 @@ def _seeds(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> list[L
         if model.get("vocab") == "auto" and formulas.facts_of(data).get("vocab") is None:
             model["vocab"] = VOCABULARY
         seed = Layout(
-            "ddp", 0.0, Shapes((), 0, 0, 0, 0, 1), draft["device"], MeshShape(cp=config.mesh.cp or 1), PipelineShape(),
-            vars(config.tensor),
+            modes[0], 0.0, Shapes((), 0, 0, 0, 0, 1), draft["device"], MeshShape(cp=config.mesh.cp or 1),
+            PipelineShape(), vars(config.tensor),
             vars(config.context), BatchShape(1, 1, 1, 1), config.ema, compile=draft["compile"],
             precision=draft["precision"], model=model, data=data,
-            objective=aside["objective"], strategy=config.options["strategy"]["ddp"],
+            objective=aside["objective"], strategy=config.options["strategy"][modes[0]],
                 **{group: dict(getattr(config, group)) for group in groups},
         )  # fmt: skip
-        both = [seed, replace(seed, mode="fsdp", strategy=config.options["strategy"]["fsdp"])]
-        found = [formulas.shapes(each) for each in both]
+        seeds = [replace(seed, mode=mode, strategy=config.options["strategy"][mode]) for mode in modes]
+        found = [formulas.shapes(each) for each in seeds]
     except (WordsError, TypeError, KeyError, ValueError, ZeroDivisionError):  # wrong words are told by others
         return []
-    return [replace(each, shapes=shapes) for each, shapes in zip(both, found, strict=True) if shapes is not None]
+    return [replace(each, shapes=shapes) for each, shapes in zip(seeds, found, strict=True) if shapes is not None]
 
 
 def _layouts(config: Config, cluster: Cluster, draft: Mapping[str, Any], seeds: list[Layout]) -> Iterator[Layout]:
@@ -149,17 +158,17 @@ def _layouts(config: Config, cluster: Cluster, draft: Mapping[str, Any], seeds: 
             taken = tp * pp * (asked.cp or 1)
             if ranks % taken or (pp > max(1, seeds[0].shapes.listed) and not asked.pp):
                 continue
-            for mode in MODES if ranks > taken else MODES[:1]:
+            for seed in seeds if ranks > taken else seeds[:1]:
                 for micro in _microbatches(config, ranks // taken, pp):
                     trial = {
                         **draft,
-                        "strategy": config.options["strategy"][mode],
+                        "strategy": seed.strategy,
                         "layout": {"tp": tp, "pp": pp},
                         "microbatch": micro,
                     }
                     decided = _decided(config, cluster, trial)
                     if decided:
-                        layout = replace(seeds[mode != "ddp"], mode=mode, **decided)
+                        layout = replace(seed, **decided)
                         yield replace(layout, seconds=_seconds(layout, draft))
 
 
@@ -193,22 +202,20 @@ def _seconds(layout: Layout, draft: Mapping[str, Any]) -> float:
     """Of a step: computing, waiting for the pipeline, what the wire takes beyond two thirds of the computing, and until
     each collective begins.
     """
-    shape, shapes, batches = layout.mesh, layout.shapes, layout.batch.accumulate
+    shape, shapes, batches, holding = layout.mesh, layout.shapes, layout.batch.accumulate, holding_of(layout)
     rate, near, far, wait = SPEED[draft["device"]]
     slow, numbers, several = far if draft["nodes"] > 1 else near, types_of(layout).param, shape.batch > 1
     part, blocks = shapes.parameters / (shape.tp * shape.pp), shapes.listed / shape.pp
     width = max(block.passes for block in shapes.blocks) / shape.cp * layout.batch.local
     compute = work(layout, shapes).total / shape.ranks / rate
-    wire = numbers * part * (1 - 1 / shape.batch) * (1 + 2 * batches if layout.mode == "fsdp" else 2) / slow
+    sent = numbers * part * (1 - 1 / shape.batch) * (1 + 2 * batches if holding.frees else 2) / slow
     split = 8 * numbers * blocks * width * (1 - 1 / shape.tp) / near
     handed = 2 * numbers * width * (shape.pp > 1) / slow
-    calls = {"ddp": 1 + numbers * part / 25e6, "zero1": 2 * blocks, "zero2": 2 * blocks, "fsdp": 3 * blocks}[
-        layout.mode
-    ]
-    calls = calls * several * (batches if layout.mode in ("zero2", "fsdp") else 1) + batches * (
+    calls = (3 if holding.frees else 2) * blocks if holding.shards else 1 + numbers * part / 25e6
+    calls = calls * several * (batches if holding.frees or holding.every else 1) + batches * (
         4 * blocks * (shape.tp > 1) + 2 * (shape.pp > 1)
     )
-    return compute * (1 + (shape.pp - 1) / batches) + max(0.0, wire - compute * 2 / 3) + split + handed + wait * calls
+    return compute * (1 + (shape.pp - 1) / batches) + max(0.0, sent - compute * 2 / 3) + split + handed + wait * calls
 
 
 def _reason(best: Layout, layouts: list[Layout], room: float, *, fits: bool) -> str:

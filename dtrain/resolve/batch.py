@@ -9,19 +9,18 @@ from typing import Any
 from dtrain.cluster import Cluster
 from dtrain.config.schema import Config
 from dtrain.errors import WordsError
-from dtrain.planned import BatchShape
+from dtrain.planned import BatchShape, PipelineShape
 from dtrain.resolve.mesh import divisors
-from dtrain.resolve.pipeline import SCHEDULES, check_microbatches
+from dtrain.resolve.pipeline import check_microbatches, least
 
 MOST = 1_000_000_000
 """Samples of a batch that anybody means."""
 
 
 def arithmetic(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    schedule = draft["pipeline"].schedule
     chosen = draft.get("microbatch") if not config.accumulate else None  # by strategy=auto
     shape = _shape(config, config.microbatch or config.objective.get("together") or chosen, draft)
-    wrong = check_microbatches(schedule, shape.accumulate, draft["mesh"].pp) if draft["mesh"].pp > 1 else None
+    wrong = check_microbatches(draft["pipeline"], shape.accumulate, draft["mesh"].pp) if draft["mesh"].pp > 1 else None
     if wrong:
         raise WordsError(wrong)
     return {"batch": shape}
@@ -44,14 +43,15 @@ def _shape(config: Config, micro: int | None, draft: Mapping[str, Any]) -> Batch
         return BatchShape(product, micro, data, accumulate)
     step = data * (micro or accumulate or 1)
     if batch % step:
-        parts = f"microbatch={micro} on " if micro else f"accumulate={accumulate} on " if accumulate else ""
+        said = {"microbatch": micro, "accumulate": accumulate}
+        parts = next((f"{name}={number} on " for name, number in said.items() if number), "")
         raise WordsError(
             f"batch={batch} does not split over {parts}{data} data-parallel ranks. "
             f"{_nearest(batch, step, draft['nodes'], draft['elastic'])}"
         )
     local = batch // data
     if pp > 1 and not micro and not accumulate:
-        accumulate = _for_pipeline(local, pp, config.pipeline.schedule)
+        accumulate = _for_pipeline(local, pp, draft["pipeline"])
     micro = micro or local // (accumulate or 1)
     return BatchShape(batch, micro, data, local // micro)
 
@@ -69,10 +69,10 @@ def _nearest(batch: int, step: int, nodes: int, elastic: str) -> str:
     return f"Nearest: {f'batch={low} or ' if low else ''}batch={high}."
 
 
-def _for_pipeline(local: int, pp: int, schedule: str) -> int:
+def _for_pipeline(local: int, pp: int, shape: PipelineShape) -> int:
     """Microbatches of `local` samples: enough to fill the pipeline twice if there are as many, in a number that the
     schedule takes.
     """
-    fitting = [count for count in divisors(local) if not check_microbatches(schedule, count, pp)]
-    least = 2 * max(pp, SCHEDULES[schedule].least(pp) // 2)
-    return next((count for count in fitting if count >= least), fitting[-1] if fitting else local)
+    fitting = [count for count in divisors(local) if not check_microbatches(shape, count, pp)]
+    enough = max(2 * pp, least(shape, pp))
+    return next((count for count in fitting if count >= enough), fitting[-1] if fitting else local)

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dtrain.cluster import Cluster
+from dtrain.config.facts import about
 from dtrain.config.schema import GROUPS, LISTS, Config
 from dtrain.errors import WordsError
 from dtrain.resolve.declared import dataset
-from dtrain.resolve.ranks import about
 from dtrain.resolve.unknown import UNKNOWN
 
 
@@ -29,13 +29,9 @@ def sizes(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
 def data(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
     """The model against the data."""
     part, given = config.model, draft["data"]
-    vocab = (
-        256
-        if given.get("tokenizer") == "bytes"
-        else given.get("vocab")
-        if about(part).get("takes") == "tokens"
-        else None
-    )
+    vocab = given.get("vocab") if about(part).get("takes") == "tokens" else None
+    if given.get("tokenizer") == "bytes":
+        vocab = 256
     problems = []
     if isinstance(part.get("vocab"), int) and isinstance(vocab, int) and part["vocab"] < vocab:
         problems.append(f"model.vocab={part['vocab']}: the data has tokens up to {vocab - 1}. Type model.vocab=auto.")
@@ -44,7 +40,9 @@ def data(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str
         problems += _stated(config, stated, alike=bool(about(draft["objective"]).get("alike")))
     if made and about(part).get("takes") in ("image", "features"):
         problems += _shapes(part, given)
-    whole = given.get("inputs") if made else stated.get("inputs") if not given.get("inputs") else None
+    whole = given.get("inputs") if made else None
+    if not made and not given.get("inputs"):
+        whole = stated.get("inputs")
     shape = whole if part.get("inputs") == "auto" else part.get("inputs")
     if about(part).get("halves") and isinstance(shape, list) and len(shape) == 3:
         problems += _reduced(part, shape)

@@ -6,7 +6,6 @@ devices=2 mesh.tp=2`.
 """
 
 import ast
-import contextlib
 import math
 import sys
 from collections.abc import Iterable, Mapping
@@ -19,6 +18,7 @@ from dtrain.errors import WordsError
 from dtrain.planned import MeshShape
 from dtrain.resolve.mesh import nearest_divisors
 from dtrain.resolve.signature import class_of, lineage
+from dtrain.resolve.source import assigned, literal
 
 MODULES = ("nn.Module", "torch.nn.Module", "Module")
 HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads", "v_proj": "num_key_value_heads"}
@@ -74,7 +74,7 @@ def figures(part: Mapping[str, Any]) -> Mapping[str, str]:
     for module, found in lineage(_own_target(part)):
         group, _, word = module.removeprefix("dtrain.").partition(".")
         ours = module.startswith("dtrain.") and word in files.groups().get(group, ())
-        stated.append(files.node(group, word).get("_about_") if ours else _literal(found, "about"))
+        stated.append(files.node(group, word).get("_about_") if ours else literal(found, "about"))
     return {name: which for each in reversed(stated) for name, which in _directions(each).items()}
 
 
@@ -82,7 +82,7 @@ def states_figures(part: Mapping[str, Any]) -> bool:
     """Whether all figures of an objective or a hook are known: of ours, and where a class of one's own says which it
     has.
     """
-    of = [_literal(found, "about") for module, found in lineage(_own_target(part)) if not module.startswith("dtrain.")]
+    of = [literal(found, "about") for module, found in lineage(_own_target(part)) if not module.startswith("dtrain.")]
     stated = [each for each in (part.get("_about_"), *of) if isinstance(each, Mapping)]
     return not _own_target(part) or any(_directions(each) or each.get("figures") == {} for each in stated)
 
@@ -163,7 +163,7 @@ def _hugging_face(mesh: MeshShape, part: Any) -> Iterable[str]:
             "Type model.config.tie_word_embeddings=false, or leave mesh.pp out."
         )
     found = class_of(part["_target_"]) if mesh.tp > 1 else None
-    plan = _literal(found[1], "base_model_tp_plan") if found else None
+    plan = literal(found[1], "base_model_tp_plan") if found else None
     if not isinstance(plan, dict):
         return
     split = {
@@ -183,22 +183,6 @@ def _inherited(of: Iterable[ast.ClassDef], name: str) -> Any:
     having = (
         found
         for found in of
-        if name in {said for entry in found.body for said in (getattr(entry, "name", ""), *_assigned(entry))}
+        if name in {said for entry in found.body for said in (getattr(entry, "name", ""), *assigned(entry))}
     )
-    return next((_literal(found, name) for found in having), None)
-
-
-def _literal(found: ast.ClassDef, name: str) -> Any:
-    """The value of a class attribute that is written out."""
-    for entry in found.body:
-        if isinstance(entry, ast.Assign | ast.AnnAssign) and entry.value and _assigned(entry) == [name]:
-            with contextlib.suppress(ValueError):
-                return ast.literal_eval(entry.value)
-    return None
-
-
-def _assigned(entry: ast.stmt) -> list[str]:
-    targets = (
-        entry.targets if isinstance(entry, ast.Assign) else [entry.target] if isinstance(entry, ast.AnnAssign) else []
-    )
-    return [ast.unparse(target) for target in targets]
+    return next((literal(found, name) for found in having), None)

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from dtrain.cluster import Cluster
+from dtrain.config.facts import about
 from dtrain.config.schema import Config
 from dtrain.errors import WordsError
 from dtrain.resolve.declared import dataset
-from dtrain.resolve.ranks import about
 
 
 def steps(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:

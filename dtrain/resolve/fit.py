@@ -1,15 +1,15 @@
 """Words of different groups fit together: what the data gives, the model takes and the objective needs."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from dtrain.cluster import Cluster
+from dtrain.config.facts import about, fact
 from dtrain.config.schema import Config
 from dtrain.errors import WordsError, nearest
 from dtrain.planned import Part
 from dtrain.resolve.declared import figures, states_figures
-from dtrain.resolve.ranks import about, choose
+from dtrain.resolve.ranks import choose
 
 PARTS = ("remat", "model", "schedule")
 NATURAL = {"tokens": "next_token", "image": "classification", "features": "regression"}
@@ -124,18 +124,14 @@ def synthetic(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dic
     """Data that can give anything is told what this run wants."""
     data = dict(config.data)
     if about(data).get("gives") == "any":
-        needs = _word(draft["objective"])
+        task = fact(draft["objective"], "task")
         if data.get("task") == "auto":
-            data["task"] = (
-                needs
-                if needs in NATURAL.values()
-                else NATURAL.get(about(config.model).get("takes") or "features", "regression")
-            )
+            data["task"] = task if task else NATURAL.get(about(config.model).get("takes") or "features", "regression")
         if data.get("inputs") == "auto":
             data["inputs"] = [1, 8, 8] if about(config.model).get("takes") == "image" else [64]
-        if needs in NATURAL.values() and data["task"] != needs:
+        if task and data["task"] != task:
             raise WordsError(
-                f"data.task={data['task']}: the objective of this run is {needs}. Type objective={data['task']}, or "
+                f"data.task={data['task']}: the objective of this run is {task}. Type objective={data['task']}, or "
                 "leave data.task out."
             )
     return {"data": data}
@@ -145,12 +141,6 @@ def _stating(part: Part, **known: str) -> Part:
     """With the figures that its class states, and those `known` of any, for those who look at the plan later."""
     stated = {**known, **figures(part)}
     return {**part, "_about_": {**about(part), "figures": stated}} if stated else part
-
-
-def _word(part: Part) -> str:
-    """The word whose file holds the target of a part of ours; empty for one of the user's own."""
-    found = re.fullmatch(r"dtrain\.\w+\.(\w+)\.\w+", str(part["_target_"]))
-    return found[1] if found else ""
 
 
 def hooks(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
@@ -212,7 +202,9 @@ def optim(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
     part = dict(config.optim)
     if part.get("products") == "auto":
         compute = about(draft["precision"]).get("compute", "fp32")
-        word, reason = (compute, "as the precision, on a GPU") if draft["device"] == "cuda" else ("fp32", "on the CPU")
+        word, reason = ("fp32", "on the CPU")
+        if draft["device"] == "cuda":
+            word, reason = "bf16" if compute == "bf16" else "fp32", "as the precision, on a GPU"
         part["products"], draft["why"]["optim.products"] = word, f"{word} (auto: {reason})"
     return {"optim": part}
 

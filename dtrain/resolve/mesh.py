@@ -6,10 +6,10 @@ from functools import cache
 from typing import Any
 
 from dtrain.cluster import Cluster
+from dtrain.config.facts import about
 from dtrain.config.schema import Config
 from dtrain.errors import WordsError
 from dtrain.planned import AXES, MeshShape
-from dtrain.resolve.ranks import about
 
 
 def degrees(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
@@ -34,6 +34,11 @@ def degrees(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
     taken = math.prod(asked.values())
     said = " x ".join(f"{axis}={degree}" for axis, degree in asked.items())
     spare = next((axis for axis in (fill, inside) if axis and axis not in asked), None)
+    if "fill" not in facts and spare is None and taken != ranks:
+        raise WordsError(
+            f"strategy={draft['strategy'].get('_target_')} does not state fill, the axis of the ranks that nobody "
+            f"asked for. Type mesh.dp_replicate={ranks}, or give its class about = {{'fill': 'dp_replicate'}}."
+        )
     shards = inside is not None or fill == "dp_shard"
     if taken < 1 or ranks % taken or (spare is None and taken != ranks):
         enough = f"devices={-(-max(1, taken) // nodes)}"
@@ -49,7 +54,7 @@ def degrees(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
             f"It needs 2 x 2 of them at least: type nodes=2 devices={2 * shape.pp * shape.cp * shape.tp}, or "
             "strategy=fsdp."
         )
-    if "shards" not in facts and fill in ("dp_replicate", "pp") and not inside and shape.dp_shard > 1:
+    if facts.get("holds") == "copies" and shape.dp_shard > 1:
         word = "ddp" if name == "auto" else name
         copies, pipeline = shape.dp_replicate * shape.dp_shard, f" mesh.pp={shape.pp}" if fill == "pp" else ""
         raise WordsError(

@@ -9,12 +9,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dtrain.cluster import Cluster
+from dtrain.config.facts import about, fact
 from dtrain.config.schema import Config
 from dtrain.errors import WordsError
-from dtrain.planned import MeshShape
+from dtrain.planned import MeshShape, PipelineShape
 from dtrain.resolve.mesh import nearest_divisors
-from dtrain.resolve.pipeline import SCHEDULES
-from dtrain.resolve.ranks import about
 
 OPTIONS = {
     "tensor.sequence": ("whole", "split"),
@@ -28,7 +27,7 @@ def model(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
     """Raises WordsError for every axis that cannot split this model."""
     mesh, part, word = draft["mesh"], config.model, config.choices["model"]
     facts = about(part) if word else None
-    problems = [*_optimizer(config, part), *_remat(config, mesh, draft["pipeline"].schedule)]
+    problems = [*_optimizer(config, part), *_remat(config, mesh, draft["pipeline"])]
     if facts is not None:
         problems += [
             *_tensor(config, mesh, part, facts),
@@ -202,7 +201,7 @@ def _optimizer(config: Config, part: Mapping[str, Any]) -> Iterable[str]:
         )
 
 
-def _remat(config: Config, mesh: MeshShape, schedule: str) -> Iterable[str]:
+def _remat(config: Config, mesh: MeshShape, shape: PipelineShape) -> Iterable[str]:
     """In-place results of experts and split sequences cannot be kept for a second pass through a
     block.
 
@@ -210,18 +209,17 @@ def _remat(config: Config, mesh: MeshShape, schedule: str) -> Iterable[str]:
     the block again every time, keeps it all, and with remat=selective refuses (torch/utils/checkpoint.py of torch
     2.13).
     """
-    word = config.choices["remat"]
+    word, keeps = config.choices["remat"], fact(config.remat, "keeps")
     for axis in ("cp", "ep"):
-        if getattr(mesh, axis) > 1 and word == "selective":
+        if getattr(mesh, axis) > 1 and keeps == "products":
             yield (
-                f"remat=selective keeps results inside a block, which mesh.{axis}={getattr(mesh, axis)} changes "
-                "there. Type remat=full."
+                f"remat={word} keeps results inside a block, which mesh.{axis}={getattr(mesh, axis)} changes there. "
+                "Type remat=full."
             )
-    if mesh.pp > 1 and SCHEDULES[schedule].halves and word != "none":
+    if mesh.pp > 1 and fact(shape.order, "splits_backward") and keeps != "all":
         yield (
-            f"remat={word}: pipeline.schedule={schedule} goes backward in halves and would keep more with it than "
-            "without. "
-            "Type remat=none, or pipeline.schedule=interleaved_1f1b."
+            f"remat={word}: pipeline.schedule={shape.schedule} goes backward in halves and would keep more with it "
+            "than without. Type remat=none, or pipeline.schedule=interleaved_1f1b."
         )
 
 

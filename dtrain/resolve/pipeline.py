@@ -1,52 +1,32 @@
 """The schedule of a pipeline: how many stages a rank holds, where they are, and what the schedule needs."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from dtrain.cluster import Cluster
+from dtrain.config.facts import about, fact
 from dtrain.config.schema import Config
 from dtrain.errors import WordsError
 from dtrain.planned import PipelineShape
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """`stages` on each rank (the user may ask for more where `more`), `least` microbatches for a pipeline of pp ranks;
-    `halves`: a backward runs in two.
-    """
-
-    stages: int
-    layout: str
-    least: Callable[[int], int]
-    more: bool = False
-    halves: bool = False
-
-
-SCHEDULES: Mapping[str, Schedule] = {
-    "gpipe": Schedule(1, "loop", lambda pp: 1),
-    "1f1b": Schedule(1, "loop", lambda pp: pp),
-    "interleaved_1f1b": Schedule(2, "loop", lambda pp: 1, more=True),
-    "looped_bfs": Schedule(2, "loop", lambda pp: 1, more=True),
-    "interleaved_zero_bubble": Schedule(2, "loop", lambda pp: 1, more=True, halves=True),
-    "zbv": Schedule(2, "v", lambda pp: 1, halves=True),
-    "dualpipev": Schedule(2, "v", lambda pp: 2 * pp, halves=True),
-}
-
-
 def shape(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """Decided also where there is one stage, so that a recipe's wishes are judged on every mesh."""
+    """Decided also where there is one stage, so that what a recipe asks for is judged on every mesh."""
     asked, pp = config.pipeline, draft["mesh"].pp
-    word = str(asked.schedule)
-    schedule, stages, split = (
-        SCHEDULES[word],
-        SCHEDULES[word].stages if asked.stages is None else asked.stages,
-        asked.split,
-    )
+    word, split = str(asked.schedule), asked.split
+    order = config.options["pipeline"][word]
+    facts = about(order)
+    missing = [name for name in ("stages", "layout") if facts.get(name) is None]
+    if missing:
+        raise WordsError(
+            f"pipeline.schedule={word}: {order['_target_']} does not state {', '.join(missing)}. Give its class facts "
+            "such as about = {'stages': 1, 'layout': 'loop'}."
+        )
+    stages = facts["stages"] if asked.stages is None else asked.stages
     problems = []
-    if asked.stages is not None and stages != schedule.stages and not schedule.more:
+    if stages != facts["stages"] and not facts.get("more"):
         problems.append(
-            f"pipeline.stages={asked.stages}: {word} has {schedule.stages} stage(s) on each rank. Leave it out."
+            f"pipeline.stages={asked.stages}: {word} has {facts['stages']} stage(s) on each rank. Leave it out."
         )
     if not isinstance(split, str) and len(split) != pp * stages:
         problems.append(
@@ -61,21 +41,25 @@ def shape(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
         problems.append(f"{said[0]}: the mesh has one stage, mesh.pp=1. Type mesh.pp=2, or leave {said[0]} out.")
     if problems:
         raise WordsError(*problems)
-    return {"pipeline": PipelineShape(word, stages, schedule.layout, split if isinstance(split, str) else tuple(split))}
+    split = split if isinstance(split, str) else tuple(split)
+    return {"pipeline": PipelineShape(word, stages, facts["layout"], split, order)}
 
 
-def check_microbatches(word: str, count: int, pp: int) -> str | None:
+def least(shape: PipelineShape, pp: int) -> int:
+    """The fewest microbatches that the schedule takes."""
+    return max(1, int(fact(shape.order, "least", 0)) * pp)
+
+
+def check_microbatches(shape: PipelineShape, count: int, pp: int) -> str | None:
     """The problem with `count` microbatches, if any."""
-    least = SCHEDULES[word].least(pp)
-    if count < least:
+    if count < least(shape, pp):
         return (
-            f"pipeline.schedule={word} over mesh.pp={pp} needs at least {least} microbatches per step, here are "
-            f"{count}. Type accumulate={least}."
+            f"pipeline.schedule={shape.schedule} over mesh.pp={pp} needs at least {least(shape, pp)} microbatches per "
+            f"step, here are {count}. Type accumulate={least(shape, pp)}."
         )
-    rounds = max(1, count // pp)
-    if SCHEDULES[word].more and word != "looped_bfs" and count % rounds:
+    if fact(shape.order, "rounds") and count % max(1, count // pp):
         return (
-            f"pipeline.schedule={word} runs whole rounds of mesh.pp={pp} microbatches, {count} are not. Type "
+            f"pipeline.schedule={shape.schedule} runs whole rounds of mesh.pp={pp} microbatches, {count} are not. Type "
             f"accumulate={count // pp * pp}."
         )
     return None

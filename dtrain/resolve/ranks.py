@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from dtrain.cluster import Cluster
+from dtrain.config.facts import Part, about, fact
 from dtrain.config.schema import Config
 from dtrain.errors import WordsError
-from dtrain.planned import Part
 
 TENSOR_CORES = 8.0
 """Compute capability from which on these multiply bf16."""
@@ -19,12 +19,6 @@ def choose(config: Config, group: str, word: str, why: dict[str, str], reason: s
         return dict(getattr(config, group))
     why[group] = f"{word} (auto: {reason})"
     return dict(config.options[group][word])
-
-
-def about(part: Part) -> Mapping[str, Any]:
-    """The facts a word states about itself for resolve, in `_about_`; they are no arguments."""
-    facts: Mapping[str, Any] = part.get("_about_") or {}
-    return facts
 
 
 def counts(config: Config, cluster: Cluster) -> list[Any]:
@@ -42,7 +36,8 @@ def counts(config: Config, cluster: Cluster) -> list[Any]:
 
 def _outside(config: Config, cluster: Cluster) -> bool:
     """Whether someone else's ranks are used."""
-    return cluster.external is not None and config.choices["launcher"] in ("auto", "external")
+    around = config.choices["launcher"] == "auto" or fact(config.launcher, "where") == "around"
+    return cluster.external is not None and around
 
 
 def devices(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
@@ -70,14 +65,15 @@ def devices(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
 
 def world(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
     """External ranks must exist when they are asked for, and be able to meet again in other numbers."""
-    if config.choices["launcher"] == "external" and not cluster.external:
+    word, where = config.choices["launcher"], fact(config.launcher, "where")
+    if where == "around" and not cluster.external:
         raise WordsError(
-            "launcher=external: no RANK and WORLD_SIZE in the environment. Start it as: torchrun --nproc-per-node 2 "
-            "-m dtrain launcher=external"
+            f"launcher={word}: no RANK and WORLD_SIZE in the environment. Start it as: torchrun --nproc-per-node 2 "
+            f"-m dtrain launcher={word}"
         )
-    if cluster.external and cluster.external.world > 1 and config.choices["launcher"] in ("inline", "local"):
+    if cluster.external and cluster.external.world > 1 and where == "here":
         raise WordsError(
-            f"launcher={config.choices['launcher']}: this process is one of {cluster.external.world} ranks already, "
+            f"launcher={word}: this process is one of {cluster.external.world} ranks already, "
             "each would train the whole run. "
             "Leave launcher out."
         )
@@ -86,9 +82,10 @@ def world(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
             f"nodes={draft['elastic']}: ranks that meet again hang on what the last ones left in torchrun's store. "
             "Type TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun ..."
         )
-    if config.choices["launcher"] == "inline" and draft["nodes"] * draft["devices"] > 1:
+    most, ranks = fact(config.launcher, "most"), draft["nodes"] * draft["devices"]
+    if most is not None and ranks > most:
         raise WordsError(
-            f"launcher=inline is one rank, but nodes x devices = {draft['nodes'] * draft['devices']}. Type "
+            f"launcher={word} is {'one rank' if most == 1 else f'{most} ranks'}, but nodes x devices = {ranks}. Type "
             "launcher=local."
         )
     return {}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from dtrain.resolve.source import Module, file_of, module_of
+from dtrain.resolve.source import Module, file_of, mentions, module_of
 
 KNOWN_DECORATORS = (
     "dataclass",
@@ -43,7 +43,7 @@ class Signature:
 
 
 @dataclass(frozen=True)
-class Absent:
+class Missing:
     """The module is there, and has no such attribute; `others` has those it has."""
 
     module: str
@@ -51,7 +51,7 @@ class Absent:
     others: tuple[str, ...]
 
 
-def signature(target: str) -> Signature | Absent | None:
+def signature(target: str) -> Signature | Missing | None:
     """Of a dotted name. None: it cannot be known from here."""
     return _signature(target, _paths())
 
@@ -62,51 +62,69 @@ def _paths() -> tuple[str, ...]:
 
 
 @cache
-def _signature(target: str, paths: tuple[str, ...]) -> Signature | Absent | None:
+def _signature(target: str, paths: tuple[str, ...]) -> Signature | Missing | None:
     try:
         return _of_name(target.split("."), paths, 0)
     except RecursionError:
         return None
 
 
+def home_of(target: str) -> str:
+    """The module that defines a class or function, whatever other modules call it; empty where it is not found."""
+    found = _definition(target.split("."), _paths(), 0)
+    return found[0] if found else ""
+
+
 def class_of(target: str) -> tuple[Path, ast.ClassDef] | None:
     """(the file, the statement) that defines the class of a dotted name. None: it is no class, or cannot be found from
     here.
     """
-    found = _class_of(target.split("."), _paths(), 0)
-    return found and found[1:]
+    found = _definition(target.split("."), _paths(), 0)
+    return (found[1], found[2]) if found and isinstance(found[2], ast.ClassDef) else None
 
 
 def lineage(target: str) -> list[tuple[str, ast.ClassDef]]:
     """(module, statement) of the class of a dotted name and of those it is derived from, in the order in which an
-    attribute is looked for, as far as they are found.
+    attribute is looked for, as far as they are found; of a function, those of the class that it says it returns.
     """
-    classes, waiting = list[tuple[str, ast.ClassDef]](), [target]
-    while waiting and len(classes) < DEEPEST:
-        found = _class_of(waiting.pop(0).split("."), _paths(), 0)
-        if found:
-            module, _, statement = found
+    classes, waiting, seen = list[tuple[str, ast.ClassDef]](), [target], set[str]()
+    while waiting and len(seen) < DEEPEST:
+        name = waiting.pop(0)
+        if name in seen:
+            continue
+        seen.add(name)
+        found = _definition(name.split("."), _paths(), 0)
+        module, statement = (found[0], found[2]) if found else ("", None)
+        if isinstance(statement, ast.FunctionDef) and statement.returns and not classes:
+            returns = statement.returns
+            named = str(returns.value) if isinstance(returns, ast.Constant) else _dotted(returns)
+            waiting.append(f"{module}.{named}")
+        if isinstance(statement, ast.ClassDef):
             classes.append((module, statement))
             waiting[:0] = [f"{module}.{name}" for base in statement.bases if (name := _dotted(base)) and module]
     return classes
 
 
-def _class_of(parts: Sequence[str], paths: tuple[str, ...], depth: int) -> tuple[str, Path, ast.ClassDef] | None:
-    """With the name of its module."""
+def _definition(
+    parts: Sequence[str], paths: tuple[str, ...], depth: int
+) -> tuple[str, Path, ast.ClassDef | ast.FunctionDef] | None:
+    """(module, file, statement) of a class or function, under whatever other names modules have it."""
     cuts = range(len(parts) - 1, 0, -1)
     module, cut = next(((made, cut) for cut in cuts if (made := module_of(".".join(parts[:cut]), paths))), (None, 0))
     if module is None or depth > DEEPEST:
         return None
     name, *rest = parts[cut:]
     found, path = module.defined.get(name), file_of(module.name, paths)
-    if isinstance(found, ast.ClassDef) and path and not rest:
+    if isinstance(found, ast.ClassDef | ast.FunctionDef) and path and not rest:
         return module.name, path, found
+    if isinstance(found, ast.Assign | ast.AnnAssign) and found.value and (other := _dotted_name(found.value)):
+        return _definition([*module.name.split("."), *other.split("."), *rest], paths, depth + 1)
     if name in module.imported:
         source, attribute = module.imported[name]
-        return _class_of([*source.split("."), *([attribute] if attribute else []), *rest], paths, depth + 1)
+        return _definition([*source.split("."), *([attribute] if attribute else []), *rest], paths, depth + 1)
     if name not in module.defined:
-        for source in module.stars:
-            if there := _class_of([*source.split("."), name, *rest], paths, depth + 1):
+        for source in (star for star in module.stars if mentions(star, name, paths)):
+            if there := _definition([*source.split("."), name, *rest], paths, depth + 1):
                 return there
     # packages that load their parts when they are asked for, as transformers does: of LlamaConfig in
     # models/llama/configuration_llama.py
@@ -136,7 +154,7 @@ def _class_in_folders(module: Module, name: str, paths: tuple[str, ...]) -> tupl
     return None
 
 
-def _of_name(parts: Sequence[str], paths: tuple[str, ...], depth: int) -> Signature | Absent | None:
+def _of_name(parts: Sequence[str], paths: tuple[str, ...], depth: int) -> Signature | Missing | None:
     """The longest prefix that is a module, and what the rest names in it."""
     for cut in range(len(parts) - 1, 0, -1):
         module = module_of(".".join(parts[:cut]), paths)
@@ -145,7 +163,7 @@ def _of_name(parts: Sequence[str], paths: tuple[str, ...], depth: int) -> Signat
     return None
 
 
-def _attribute(module: Module, parts: Sequence[str], paths: tuple[str, ...], depth: int) -> Signature | Absent | None:
+def _attribute(module: Module, parts: Sequence[str], paths: tuple[str, ...], depth: int) -> Signature | Missing | None:
     name, *rest = parts
     if depth > DEEPEST:
         return None
@@ -158,14 +176,14 @@ def _attribute(module: Module, parts: Sequence[str], paths: tuple[str, ...], dep
         source, attribute = module.imported[name]
         return _of_name([*source.split("."), *([attribute] if attribute else []), *rest], paths, depth + 1)
     others = [*module.defined, *module.imported]
-    for source in module.stars:
+    for source in sorted(module.stars, key=lambda star: not mentions(star, name, paths)):
         found_there = _of_name([*source.split("."), *parts], paths, depth + 1)
-        if not isinstance(found_there, Absent):
+        if not isinstance(found_there, Missing):
             return found_there
         others += found_there.others
     if module.dynamic or file_of(f"{module.name}.{name}", paths):
         return None
-    return Absent(module.name, name, tuple(other for other in others if not other.startswith("_")))
+    return Missing(module.name, name, tuple(other for other in others if not other.startswith("_")))
 
 
 def _of_statement(module: Module, found: ast.stmt, paths: tuple[str, ...], depth: int) -> Signature | None:
@@ -178,7 +196,7 @@ def _of_statement(module: Module, found: ast.stmt, paths: tuple[str, ...], depth
 
 def _of_value(
     module: Module, value: ast.expr | None, rest: Sequence[str], paths: tuple[str, ...], depth: int
-) -> Signature | Absent | None:
+) -> Signature | Missing | None:
     """Another name of something, or a partial of it."""
     if isinstance(value, ast.Name | ast.Attribute) and _dotted(value):
         found = _attribute(module, [*_dotted(value).split("."), *rest], paths, depth + 1)
@@ -199,7 +217,7 @@ def _of_value(
     return None
 
 
-def _of_method(module: Module, found: ast.stmt, rest: Sequence[str]) -> Signature | Absent | None:
+def _of_method(module: Module, found: ast.stmt, rest: Sequence[str]) -> Signature | Missing | None:
     """A class method or static method."""
     if not isinstance(found, ast.ClassDef) or len(rest) > 1 or found.keywords or not _plain(found.decorator_list):
         return None
@@ -208,7 +226,7 @@ def _of_method(module: Module, found: ast.stmt, rest: Sequence[str]) -> Signatur
     if method is None:
         names = {name.id for entry in found.body for name in ast.walk(entry) if isinstance(name, ast.Name)}
         return (
-            Absent(f"{module.name}.{found.name}", rest[0], tuple(methods))
+            Missing(f"{module.name}.{found.name}", rest[0], tuple(methods))
             if not found.bases and rest[0] not in names
             else None
         )
@@ -285,6 +303,11 @@ def _of_function(found: ast.FunctionDef | ast.AsyncFunctionDef, skip: int) -> Si
 
 def _plain(decorators: Sequence[ast.expr]) -> bool:
     return all(_dotted(decorator) in KNOWN_DECORATORS for decorator in decorators)
+
+
+def _dotted_name(node: ast.expr) -> str:
+    """Empty for what is no name."""
+    return _dotted(node) if isinstance(node, ast.Name | ast.Attribute) else ""
 
 
 def _dotted(node: ast.expr) -> str:

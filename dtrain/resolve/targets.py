@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dtrain.cluster import Cluster
+from dtrain.config.facts import about
 from dtrain.config.schema import GROUPS, LISTS, Config
 from dtrain.errors import WordsError, nearest
 from dtrain.resolve import trust
-from dtrain.resolve.ranks import about
-from dtrain.resolve.signature import Absent, signature
+from dtrain.resolve.signature import Missing, signature
 from dtrain.resolve.unknown import UNKNOWN, Undecided
 
 GIVEN: Mapping[str, frozenset[str]] = {
@@ -63,7 +63,7 @@ def _judge(part: Mapping[str, Any], path: str, given: frozenset[str], *, called:
     """`called`: a function that is called while the run goes on, with arguments that are not known here."""
     target = part["_target_"]
     found = signature(target) if isinstance(target, str) else None
-    if isinstance(found, Absent):
+    if isinstance(found, Missing):
         yield (
             f"{path}._target_={target}: {found.module} has no "
             f"{found.name}.{nearest(found.name, found.others) if found.others else ''}"

@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from dtrain.cluster import Cluster
-from dtrain.config.schema import Config, Schema
+from dtrain.config.schema import NAMED, Config, Schema
 from dtrain.config.trust import allowed, refusal
 from dtrain.errors import WordsError
 from dtrain.resolve.unknown import UNKNOWN
@@ -21,6 +21,7 @@ def targets(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[
         refusal(key, name)
         for key, name in [
             *_targets({field.name: getattr(config, field.name) for field in fields(Schema)}),
+            *_targets({key: config.options[group] for key, group in NAMED.items()}),
             ("loop", config.loop),
         ]
         if name is not UNKNOWN and not allowed(name, key.split(".")[0], config.trust)
@@ -32,10 +33,8 @@ def targets(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[
 
 def _targets(node: Any, key: str = "") -> Iterable[tuple[str, str]]:
     inside = vars(node) if is_dataclass(node) else node
-    items = (
-        inside.items() if isinstance(inside, Mapping) else enumerate(inside) if isinstance(inside, list | tuple) else ()
-    )
-    for name, value in items:
+    inside = dict(enumerate(inside)) if isinstance(inside, list | tuple) else inside
+    for name, value in inside.items() if isinstance(inside, Mapping) else ():
         if name == "_target_":
             yield f"{key}._target_".removeprefix("."), str(value)
         else:

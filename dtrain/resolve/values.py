@@ -8,10 +8,10 @@ from typing import Any
 
 from dtrain.cluster import Cluster
 from dtrain.config import constraints, files
-from dtrain.config.schema import ALLOWED, GROUPS, LISTS, Config, defaults
+from dtrain.config.facts import about
+from dtrain.config.schema import ALLOWED, GROUPS, LISTS, NAMED, Config, defaults
 from dtrain.config.word import cut, said
 from dtrain.planned import Part
-from dtrain.resolve.ranks import about
 from dtrain.resolve.unknown import UNKNOWN
 from dtrain.secrets import screen
 
@@ -62,6 +62,7 @@ def plain(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
 def _values(config: Config) -> Iterable[tuple[str, Any, Any]]:
     """(key, value, what is allowed) of the whole run."""
     for key, allowed in ALLOWED.items():
+        allowed = list(config.options[NAMED[key]]) or allowed if key in NAMED else allowed
         top, _, name = key.partition(".")
         yield key, getattr(getattr(config, top), name) if name else getattr(config, top), allowed
     for group in GROUPS:

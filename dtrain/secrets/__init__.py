@@ -104,14 +104,16 @@ def redact_tree(value: Any) -> Any:
     if isinstance(value, Mapping):
         known = _exact(tuple(_known), _environment()).pattern
         return {
-            _name(name, known) if isinstance(name, str) and len(name) > 7 else name: item
-            if isinstance(item, float)  # most of what is logged
-            else MASK
-            if isinstance(item, str) and is_secret(str(name), item)
-            else redact_tree(item)
+            _name(name, known) if isinstance(name, str) and len(name) > 7 else name: _redacted(name, item)
             for name, item in value.items()
         }
     return [redact_tree(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _redacted(name: Any, item: Any) -> Any:
+    if isinstance(item, float):  # most of what is logged
+        return item
+    return MASK if isinstance(item, str) and is_secret(str(name), item) else redact_tree(item)
 
 
 def redact_arg(word: str) -> str:
@@ -140,7 +142,8 @@ def hear(words: Sequence[str]) -> None:
             not before.startswith("--") and not before.endswith(":")
         ):
             know(word.strip("{}[],\"'"))
-        before = (value if value.endswith(":") else "") if equals else word
+        value = value if value.endswith(":") else ""
+        before = value if equals else word
 
 
 def know(value: Any, *, sure: bool = True) -> None:
@@ -228,9 +231,8 @@ def places(value: Any, key: str) -> Iterator[tuple[str, str]]:
     """
     if isinstance(value, str):
         yield from ((key, found) for found in HERE.findall(value))
-    for name, item in (
-        value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
-    ):
+    value = dict(enumerate(value)) if isinstance(value, list | tuple) else value
+    for name, item in value.items() if isinstance(value, Mapping) else ():
         yield from places(item, f"{key}.{name}")
 
 

@@ -115,7 +115,9 @@ def _strength(name: str) -> int:
     plain = NUMBERED.sub("", words) or words
     if SPECIAL.search(words) or SPECIAL.search(plain):
         return 0
-    return 2 if STRONG.search(plain) or STRONG.search(words) else 1 if WEAK.search(plain) else 0
+    if STRONG.search(plain) or STRONG.search(words):
+        return 2
+    return 1 if WEAK.search(plain) else 0
 
 
 def is_secret(name: str, value: Any) -> bool:

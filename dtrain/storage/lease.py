@@ -58,18 +58,18 @@ def hold(out: str) -> Iterator[int]:
     before = {name: os.environ.get(name) for name in (LEASE, LEASE_OWNER)}
     os.environ.update({LEASE: str(token), LEASE_OWNER: record["id"]})
     _held[record["id"]] = (out, token, record)
-    keeper = _Keeper(out, token, record)
+    renewal = _Renewal(out, token, record)
     try:
         yield token
     finally:
-        keeper.stop()
+        renewal.stop()
         del _held[record["id"]]
         for name, value in before.items():
             os.environ.pop(name, None)  # code of the user's own may have cleared it
             if value is not None:
                 os.environ[name] = value
-        if keeper.lost:
-            raise LeaseError(keeper.lost)
+        if renewal.lost:
+            raise LeaseError(renewal.lost)
         _release(out, token, record)
 
 
@@ -107,13 +107,13 @@ def holder(out: str) -> tuple[Literal["free", "held", "left", "unknown"], str]:
     token, there = _newest(out)
     if not token or there.get("state") == "released":
         return "free", ""
-    state: Literal["held", "left", "unknown"] = (
-        "left" if _gone(there) else "held" if there.get("place") == _place() != "" else "unknown"
-    )
+    state: Literal["held", "left", "unknown"] = "held" if there.get("place") == _place() != "" else "unknown"
+    if _gone(there):
+        state = "left"
     return state, _who(there)
 
 
-class _Keeper:
+class _Renewal:
     """Renews the lease beside the run; when another run has taken over, ends this one."""
 
     def __init__(self, out: str, token: int, record: Record) -> None:
@@ -145,7 +145,7 @@ class _Keeper:
                 warned = True
 
     def _end(self, sentence: str) -> None:
-        """As two signals from the user would: the first is a wish, the second ends what did not follow; `hold` says
+        """As two signals from the user would: the first is a request, the second ends what did not follow; `hold` says
         why.
         """
         self.lost = sentence

@@ -135,7 +135,7 @@ def find(url: str) -> list[str]:
                 raise error.__cause__ or error from None
             found = [path]
         else:
-            found = fs.find(path) if fs.isdir(path) else [path] if fs.exists(path) else []
+            found = fs.find(path) if fs.isdir(path) else [path] * fs.exists(path)
         return sorted(fs.unstrip_protocol(name).removeprefix("file://") for name in found)
 
     return elsewhere("list", url, look)

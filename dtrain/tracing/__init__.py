@@ -9,6 +9,7 @@ from dtrain.planned import Plan
 from dtrain.predict import formulas
 from dtrain.predict.shapes import Shapes
 from dtrain.predict.state_bytes import flowing
+from dtrain.predict.stated import unstated
 
 _traced: dict[str, tuple[Shapes, Any]] = {}
 """(shapes, the model or None) by all that a trace depends on: the changes that advice tries mostly leave it as it
@@ -18,9 +19,12 @@ is.
 
 def shapes_of(plan: Plan) -> Shapes:
     """Raises WordsError as building the model would, and splitting it over the mesh."""
-    found = formulas.shapes(plan)
-    if found is not None:
-        return found
+    missing = unstated(plan)
+    if missing:
+        return Shapes((), 0, 0, 0, 0, 0, unknown=missing)
+    shapes = formulas.shapes(plan)
+    if shapes is not None:
+        return shapes
     key = repr((plan.model, plan.data, plan.objective, plan.precision, flowing(plan)))
     from dtrain.parallel.order import check
     from dtrain.tracing.tracer import trace

@@ -24,7 +24,7 @@ NOTHING = dict.fromkeys(("whole", "stream", "inside", "logits"), 0)
 ATTENTION = "scaled_dot_product"
 """Part of the names of torch's fused attentions."""
 BINCOUNT = torch.ops.aten.bincount.default
-WAYS = ("all", "products", "inputs", "taken", "given", "turned", "ends")
+WAYS = ("all", "products", "inputs", "taken", "given", "deferred_wgrad", "ends")
 
 
 @dataclass
@@ -36,17 +36,17 @@ class Part:
     name: str
     listed: bool
     kept: dict[str, dict[str, float]] = field(default_factory=lambda: {way: dict(NOTHING) for way in WAYS})
-    busy: float = 0
+    peak_live: float = 0
     work: int = 0
-    back: int = 0
-    looks: int = 0
+    backward_work: int = 0
+    attention_work: int = 0
     tail: int = 0
     spared: int = 0
     passes: int = 0
     splits: list[Split] = field(default_factory=list)
     attention: list[Attention] = field(default_factory=list)
     uses: int = 0
-    gives: bool = False
+    grad_out: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Watch(TorchDispatchMode):
         self.reached: dict[str, int] = {}
         self._noted: dict[int, Part] = {}
         self._products: dict[int, Part] = {}
-        self._turned: dict[int, Part] = {}
+        self._deferred_wgrad: dict[int, Part] = {}
         self._passed: set[int] = set()
         self._taken: set[int] = set()
         self._last = 0, 0, "stream"
@@ -114,8 +114,8 @@ class Watch(TorchDispatchMode):
 
     def _turn(self, tensor: Tensor) -> None:
         """An operator with a weight, whose gradient waits for that of `tensor`, and all that was saved below."""
-        self._add("turned", tensor)
-        self._turned[storage(tensor)] = self.part
+        self._add("deferred_wgrad", tensor)
+        self._deferred_wgrad[storage(tensor)] = self.part
         self.part.kept["ends"] = dict(NOTHING)
         self._last = tensor.numel(), nbytes(tensor), self._how(tensor)
 
@@ -123,7 +123,7 @@ class Watch(TorchDispatchMode):
         """Also of what was noted before its module said how it is held."""
         for each in tree_leaves(tensor):
             if isinstance(each, Tensor):
-                for way, parts in (("products", self._products), ("turned", self._turned)):
+                for way, parts in (("products", self._products), ("deferred_wgrad", self._deferred_wgrad)):
                     if storage(each) in parts:
                         parts[storage(each)].kept[way][self._how(each)] -= nbytes(each)
                         parts[storage(each)].kept[way][held] += nbytes(each)
@@ -165,11 +165,11 @@ class Watch(TorchDispatchMode):
 
     def leave(self, part: Part, out: Any) -> None:
         made = [each for each in tree_leaves(out) if isinstance(each, Tensor)]
-        part.passes, part.gives = (
+        part.passes, part.grad_out = (
             sum(each.numel() for each in made),
-            part.gives or any(each.requires_grad for each in made),
+            part.grad_out or any(each.requires_grad for each in made),
         )
-        if not part.gives:  # nobody asks what a second forward would need
+        if not part.grad_out:  # nobody asks what a second forward would need
             part.kept |= {way: dict(NOTHING) for way in WAYS if way != "all"}
         if (
             made and self._last[:2] == (made[0].numel(), nbytes(made[0])) and not any(part.kept["ends"].values())
@@ -179,7 +179,7 @@ class Watch(TorchDispatchMode):
             if self._noted.get(storage(each)) is part:
                 part.kept["given"][self._how(each)] += nbytes(each)
         if part.splits and part.tail:
-            part.splits[-1] = replace(part.splits[-1], again=False)
+            part.splits[-1] = replace(part.splits[-1], recompute=False)
         part.spared, part.tail = part.spared + part.tail, 0
         self.part = Part("", False)
         self.parts.append(self.part)
@@ -235,27 +235,28 @@ class Watch(TorchDispatchMode):
         self.alive += size
         weakref.finalize(tensor.untyped_storage(), self._gone, key, size)
         if self.backward:
-            self.part.busy = max(self.part.busy, self.alive - self._before[id(self.part)])
+            self.part.peak_live = max(self.part.peak_live, self.alive - self._before[id(self.part)])
 
     def _gone(self, key: int, size: int) -> None:
         """Another storage may come to lie there."""
         self.alive -= size * (key not in self._known)
         self._known.discard(key)
-        for notes in (self._held, self._noted, self._products, self._turned):
+        for notes in (self._held, self._noted, self._products, self._deferred_wgrad):
             notes.pop(key, None)
 
     def _count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         formula = flop_registry.get(func.overloadpacket)
         if formula is None and ATTENTION in func.__name__ and not self.backward:
             query, key = args[:2]
-            self.part.looks += 2 * query.shape[1] * query.shape[2] * key.shape[2] * query.shape[3]
+            self.part.attention_work += 2 * query.shape[1] * query.shape[2] * key.shape[2] * query.shape[3]
         elif formula is not None:
             count = formula(*args, **kwargs, out_val=out) // 2
-            looks = ATTENTION in func.__name__
-            self.part.looks += count * (looks and not self.backward)
-            self.part.work += count * (not looks and not self.backward)
-            self.part.tail = self.part.tail if self.backward else 0 if looks else count
-            self.part.back += count * (not looks and self.backward)
+            is_attention = ATTENTION in func.__name__
+            self.part.attention_work += count * (is_attention and not self.backward)
+            self.part.work += count * (not is_attention and not self.backward)
+            if not self.backward:
+                self.part.tail = 0 if is_attention else count
+            self.part.backward_work += count * (not is_attention and self.backward)
 
 
 class Listener(TorchFunctionMode):

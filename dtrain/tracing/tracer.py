@@ -234,11 +234,21 @@ def _split(watch: Watch, name: str, style: str) -> Callable[..., None]:
     def after(module: nn.Module, args: Any, out: Any) -> None:
         taken, given = ([each for each in tree_leaves(tree) if isinstance(each, Tensor)] for tree in (args, out))
         inputs, outputs = (sum(each.numel() for each in some) for some in (taken, given))
-        takes, gives = (any(each.requires_grad for each in some) for some in (taken, given))
-        watch.part.splits.append(Split(name, style, inputs, outputs, given[0].shape[-1], takes, gives))
+        grad_in, grad_out = (any(each.requires_grad for each in some) for some in (taken, given))
+        watch.part.splits.append(
+            Split(
+                name, style, inputs, outputs, given[0].shape[-1], grad_in, grad_out,
+                summed=_goes_on(module, nn.Embedding), twice=style == "rowwise" and _goes_on(module, nn.Linear),
+            )
+        )  # fmt: skip
         watch.mark(out, HELD[style])
 
     return after
+
+
+def _goes_on(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a class derived from `kind` computes more with its result, which is one rank's part of a sum."""
+    return isinstance(module, kind) and type(module).forward is not kind.forward
 
 
 def _style(model: nn.Module, name: str) -> str:
@@ -268,7 +278,7 @@ def _blocks(model: nn.Module, listed: list[nn.Module], watch: Watch, *, known: b
             _block(Part("behind", False, splits=end.splits), "behind", behind),
             replace(_block(end, "head", head), splits=(), head=True),
         ]
-    made = [_block(parts.get(name, Part(name, True, gives=True)), name, mine[name]) for name in order]
+    made = [_block(parts.get(name, Part(name, True, grad_out=True)), name, mine[name]) for name in order]
     last = names[id(listed[-1])] if listed else ""
     return [
         _block(start, "before", before),
@@ -281,15 +291,19 @@ def _join(end: Part, part: Part) -> None:
     for way, sizes in part.kept.items():
         for held, size in sizes.items():
             end.kept[way][held] += size
-    end.busy = max(end.busy, part.busy)
-    end.work, end.back, end.looks = end.work + part.work, end.back + part.back, end.looks + part.looks
+    end.peak_live = max(end.peak_live, part.peak_live)
+    end.work, end.backward_work, end.attention_work = (
+        end.work + part.work,
+        end.backward_work + part.backward_work,
+        end.attention_work + part.attention_work,
+    )
     end.splits += part.splits
     end.attention += part.attention
 
 
 def _block(part: Part, name: str, weights: list[Weight]) -> Block:
     kept = {way: Kept(**sizes) for way, sizes in part.kept.items()}
-    more = max(0.0, part.busy - sum(part.kept["all"].values()))
+    more = max(0.0, part.peak_live - sum(part.kept["all"].values()))
     return Block(
         name,
         1,
@@ -298,15 +312,15 @@ def _block(part: Part, name: str, weights: list[Weight]) -> Block:
         kept,
         kept["all"] + Kept(inside=more),
         part.work,
-        part.back,
-        part.looks,
-        part.work + part.looks - part.spared - part.tail,
+        part.backward_work,
+        part.attention_work,
+        part.work + part.attention_work - part.spared - part.tail,
         part.passes,
         tuple(part.splits),
         tuple(part.attention),
         (),
         max(1, part.uses),
-        part.gives or not part.listed,
+        part.grad_out or not part.listed,
     )
 
 
@@ -316,7 +330,7 @@ def _weights(model: nn.Module, module: nn.Module, prefix: str) -> list[Weight]:
     for each in model.modules():
         for parameter in each.parameters(recurse=False):
             owners.setdefault(id(parameter), []).append(each)
-    turned, found = {id(parameter) for parameter in hidden_matrices(model)}, []
+    deferred_wgrad, found = {id(parameter) for parameter in hidden_matrices(model)}, []
     for name, parameter in module.named_parameters():
         whole = f"{prefix}.{name}" if prefix else name
         kinds = [isinstance(each, nn.Embedding) for each in owners[id(parameter)]]
@@ -324,12 +338,12 @@ def _weights(model: nn.Module, module: nn.Module, prefix: str) -> list[Weight]:
             isinstance(each, nn.Linear | nn.modules.conv._ConvNd) for each in owners[id(parameter)]
         )
         dim = DIM.get(_style(model, whole.rpartition(".")[0]))
-        split = dim if parameter.ndim > 1 else (0 if dim == 0 else None)
+        split = dim if parameter.ndim > 1 or dim == 0 else None
         found.append(
             Weight(
                 whole, tuple(parameter.shape), split, isinstance(owners[id(parameter)][0], Experts),
                 multiplied and not all(kinds),
-                id(parameter) in turned, any(kinds), parameter.requires_grad,
+                id(parameter) in deferred_wgrad, any(kinds), parameter.requires_grad,
             )
         )  # fmt: skip
     return found

@@ -53,7 +53,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _read(act: str, words: Sequence[str]) -> dict[str, str]:
-    """The words by name. Raises WordsError with every mistake."""
+    """The words by name. Raises WordsError with all mistakes."""
     names = list(dict.fromkeys(word.split("=")[0] for word in words))
     problems = [
         f"{name}: checkpoint {act} does not take it.{nearest(name, TAKES[act])}"
@@ -87,7 +87,7 @@ def _read(act: str, words: Sequence[str]) -> dict[str, str]:
 
 
 def _verify(found: Sequence["Attempt"]) -> int:
-    """Exit code 1 when a checkpoint is damaged: then every file that is was named."""
+    """Verify every byte; exit code 1, with the damaged files named, if a checkpoint is damaged."""
     from dtrain.checkpoint import survey
 
     damaged = 0
@@ -96,7 +96,8 @@ def _verify(found: Sequence["Attempt"]) -> int:
         if attempt.commit is not None:
             faults += survey.faults(attempt.url, attempt.commit)
         damaged += bool(faults)
-        status = "damaged" if faults else "whole" if attempt.commit else attempt.status
+        status = "whole" if attempt.commit else attempt.status
+        status = "damaged" if faults else status
         screen.say(f"{status:<12} step {attempt.step}  {screen.on_one_line(attempt.url)}  {_bytes(attempt.size)}")
         for fault in faults:
             screen.say(f"             {screen.on_one_line(fault)}")
@@ -157,7 +158,7 @@ def _table(found: Sequence["Attempt"], policy: Mapping[str, object]) -> str:
 
 
 def _kept(attempt: "Attempt", valid: Sequence["Attempt"], policy: Mapping[str, object]) -> str:
-    """Why retention lets it stand."""
+    """Why retention keeps it."""
     if attempt.commit is None:
         return ""
     every, best = policy.get("keep_every"), str(policy.get("best"))

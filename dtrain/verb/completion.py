@@ -16,7 +16,7 @@ from dtrain.compose.check import allowed_of
 from dtrain.compose.typed import typed
 from dtrain.config import constraints, files
 from dtrain.config.manual import YOURS
-from dtrain.config.schema import ALLOWED, GROUPS, LISTS, VERBS, WORDS
+from dtrain.config.schema import ALLOWED, GROUPS, LISTS, NAMED, VERBS, WORDS
 from dtrain.dialect import DIALECTS
 from dtrain.errors import WordsError, nearest
 from dtrain.secrets import screen
@@ -108,7 +108,7 @@ def _keys(before: Sequence[str]) -> Iterable[str]:
     if not any("=" in word for word in before) and not any(word in VERBS for word in before):
         yield from (*VERBS, "help", "--help", "--version")
     yield from (word for word in BEHIND.get(before[0] if before else "", ()) if len(before) == 1 or word.endswith("="))
-    if before[:1] in (["completion"], ["import"], ["runs"], ["checkpoint"]):
+    if before[:1] in (["completion"], ["import"], ["runs"], ["checkpoint"], ["new"]):
         return
     yield from (f"{name}=" for name in (*GROUPS, *ALLOWED, "recipe"))
     for group in GROUPS:
@@ -123,6 +123,8 @@ def _values(key: str, before: Sequence[str]) -> Iterable[str]:
         return DIALECTS
     if key == "recipe":
         return files.recipes()
+    if key in NAMED:
+        return files.groups()[NAMED[key]]
     if key in ALLOWED:
         return constraints.choices_of(ALLOWED[key])
     group, _, _ = key.partition(".")
@@ -142,6 +144,8 @@ def _parts(group: str, before: Sequence[str]) -> list[tuple[str, files.Node]]:
     """
     said = [word.partition("=")[2] for word in before if word.startswith(f"{group}=")]
     default = WORDS[group]
-    names = said[-1].strip("[]").split(",") if said else default if isinstance(default, list) else [default]
+    names = default if isinstance(default, list) else [default]
+    if said:
+        names = said[-1].strip("[]").split(",")
     names = files.groups()[group] if names == ["auto"] else [name for name in names if name in files.groups()[group]]
     return [(f"{group}.{name}" if group in LISTS else group, files.node(group, name)) for name in names]

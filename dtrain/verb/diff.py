@@ -33,19 +33,19 @@ from dtrain.storage import store
 BESIDE = ("out_options", "trust", "hydra")
 """Words for all sides."""
 ITS_OWN = ("out", "resume", "trust")
-"""Of a plan: what tells two runs apart that are the same."""
+"""Fields of a plan that identify a run."""
 NO_RESULTS = {*OF_THE_MACHINE, "seen", "step"}
-"""Columns of metrics.jsonl that are no results."""
+"""Columns of metrics.jsonl that are measurements, not results."""
 APART = 0.05
-"""Relative difference from which on a measured figure is shown."""
+"""The smallest relative difference of a measured figure that is shown."""
 
 Rows = Mapping[int, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Side:
-    """`words`: dotted key -> (value, who said it); `plan` in the same keys; `rows` by step. A side that is no run has
-    no results.
+    """`words`: dotted key -> (value, source); `plan`: in the same keys; `rows`: by step. A side that is no run has no
+    results.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Line:
-    """One difference: how each side says it, and what there is to add."""
+    """One difference: the value of each side, and a remark."""
 
     key: str
     said: Sequence[str]
@@ -86,7 +86,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _named(text: str, beside: Sequence[str]) -> Side:
-    """Raises WordsError that says on which side something is wrong."""
+    """Raises WordsError that names the side with the mistake."""
     try:
         return _side(text, beside)
     except WordsError as error:
@@ -110,7 +110,7 @@ def _side(text: str, beside: Sequence[str]) -> Side:
 
 
 def _asked(words: Sequence[str], beside: Sequence[str]) -> Side:
-    """Words that nobody has run yet, on this machine."""
+    """Words that have not been run, on this machine."""
     config = compose([*words, *beside])
     plan = json.loads(json.dumps(resolve(config, detect()).decided()))
     note_code()
@@ -129,7 +129,7 @@ def _left(url: str) -> Side:
 
 
 def _said(document: str) -> dict[str, tuple[Any, str]]:
-    """A config.yaml: each value with who said it, as its comment tells."""
+    """A config.yaml: each value with its source, from the comment."""
     lines = document.splitlines()
     return {
         key: (value, lines[line - 1].partition("  # ")[2] or "default")
@@ -148,7 +148,7 @@ def _yaml(url: str) -> dict[str, Any]:
 
 
 def _json(url: str) -> dict[str, Any]:
-    """Nothing where the run has not come so far."""
+    """Empty if the run has not written the file yet."""
     try:
         found = json.loads(store.read(url))
     except StoreError as error:
@@ -163,7 +163,7 @@ def _json(url: str) -> dict[str, Any]:
 
 
 def _lines(url: str) -> list[dict[str, Any]]:
-    """Rows as far as they are whole: the run may be writing the next one."""
+    """Complete rows: the run may be writing the next one."""
     rows = []
     for line in store.read(url).decode(errors="replace").splitlines() if store.exists(url) else []:
         try:
@@ -196,7 +196,7 @@ def _word(key: str, said: tuple[Any, str] | None) -> str:
 
 
 def _plan(sides: Sequence[Side]) -> Iterator[Line]:
-    """Decisions that differ, except those that just repeats a word that differs, and for arguments of another word."""
+    """Decisions that differ, except repetitions of a word that differs, and arguments of another word."""
     for key in _all(side.plan for side in sides):
         group = key.split(".")[0]
         decided, told = [side.plan.get(key) for side in sides], [side.words.get(key, (None, ""))[0] for side in sides]
@@ -236,7 +236,7 @@ def _results(sides: Sequence[Side]) -> Iterator[Line]:
 
 
 def _end(side: Side) -> dict[str, Any]:
-    """How a run ended, and what it had learnt by then."""
+    """How a run ended, and its results by then."""
     return {
         "status": side.result.get("status", "unfinished"),
         "steps": max(side.rows, default=0),
@@ -262,13 +262,13 @@ def _measured(sides: Sequence[Side]) -> Iterator[Line]:
 
 
 def _median(rows: Rows, name: str) -> float | None:
-    """Over all steps but the first, which is no step's usual time."""
+    """The median over all steps but the first, which is slower than others."""
     found = [value for step in sorted(rows)[1:] if isinstance(value := rows[step].get(name), int | float)]
     return statistics.median(found) if found else None
 
 
 def _relative(values: Sequence[Any]) -> float:
-    """The largest distance from the first. A number against none (nan has no word in JSON) is as far as can be."""
+    """The largest distance from the first side; inf for a number against none (nan is null in JSON)."""
     if not all(isinstance(value, int | float) for value in values):
         return float("inf")
     return max(float(abs(values[0] - value) / max(abs(values[0]), abs(value), 1e-300)) for value in values[1:])
@@ -280,15 +280,11 @@ def _apart(values: Sequence[Any]) -> str:
 
 
 def _figure(value: Any) -> str:
-    return (
-        "-"
-        if value is None
-        else f"{value:.9g}"
-        if isinstance(value, float)
-        else f"{value:,}"
-        if isinstance(value, int)
-        else str(value)
-    )
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.9g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _table(sides: Sequence[Side], found: Mapping[str, Sequence[Line]]) -> str:

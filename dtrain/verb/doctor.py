@@ -26,7 +26,7 @@ from dtrain.storage.jsonl import clean
 
 
 def needed(case: Case) -> Iterable[Finding]:
-    """Things that the words name and that are missing."""
+    """Missing things that the words name."""
     with store.patience(storage.LOOK_SECONDS):
         sentences = preflight.missing(case.plan)
     for sentence in sentences:
@@ -41,7 +41,7 @@ CHECKS: tuple[Check, ...] = (
     storage.held, storage.storage, storage.space,
     loading.torch, ranks.exchange,
 )  # fmt: skip
-"""In the order they are told; what takes longest comes last."""
+"""In the order of the report; the slowest come last."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -61,7 +61,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _findings(words: Sequence[str]) -> Iterator[Finding]:
-    """Raises WordsError, before anything is looked at."""
+    """Check the words. Raises WordsError."""
     cluster = detect()
     if cluster.external is not None:
         raise WordsError(
@@ -84,7 +84,7 @@ def _findings(words: Sequence[str]) -> Iterator[Finding]:
 
 
 def line(finding: Finding) -> str:
-    """A finding as a person reads it."""
+    """A finding as text."""
     head = f"{finding.verdict.upper() if finding.verdict == 'stop' else finding.verdict:<5} {finding.check:<12} "
     return ("\n" + " " * len(head)).join(
         [*(head + finding.text).splitlines(), *([f"-> {finding.advice}"] if finding.advice else [])]

@@ -62,7 +62,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def explained(plan: Plan) -> str:
-    """The plan with what it will cost."""
+    """The plan with its cost."""
     return f"{show(plan)}\n{_table(report.rows(plan, predict(plan, shapes_of(plan)), width=_width()))}"
 
 
@@ -79,7 +79,7 @@ def before(plan: Plan) -> str:
 
 
 def _width() -> int:
-    """Of the pictures: as wide as the screen, if that is neither narrow nor very wide."""
+    """The width of the pictures: that of the screen, within limits."""
     return min(max(shutil.get_terminal_size((110, 24)).columns, 60), 160)
 
 
@@ -88,7 +88,7 @@ def _table(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def show(plan: Plan) -> str:
-    """The plan as a person reads it."""
+    """The plan as text."""
     shape = plan.mesh
     rows = [
         (
@@ -128,7 +128,7 @@ def show(plan: Plan) -> str:
 
 
 def _launch(plan: Plan) -> str:
-    """The command; of a machine that is not here there is none."""
+    """The command; none for another machine."""
     missing = build(plan.cluster).missing(detect()) if plan.cluster and "cluster" not in plan.why else ""
     return f"not from here: {missing}" if missing else build(plan.launcher).command(plan)
 
@@ -145,7 +145,7 @@ def _fewer(plan: Plan) -> Iterable[tuple[str, str]]:
 
 
 def _axes(plan: Plan) -> Iterable[tuple[str, str]]:
-    """How the axes that are used are used."""
+    """The use of the axes that are longer than one."""
     if plan.mesh.pp > 1:
         pipeline = plan.pipeline
         split = pipeline.split if isinstance(pipeline.split, str) else list(pipeline.split)

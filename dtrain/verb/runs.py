@@ -30,7 +30,7 @@ HERE = ("outputs", "runs")
 ACTS = ("best", "rm")
 TAKES = ("sort", "figure", "best_is")
 LAST = ("config.yaml", "lease")
-"""Of a run that is removed: by the first it is one, by the second it is held."""
+"""Files of a run that is removed: the first makes it a run, the second is its lease."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -56,7 +56,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def show(place: str) -> None:
-    """The runs below a folder, after a sweep; nothing where none came so far, or where they cannot be read any more."""
+    """The runs below a folder, after a sweep; none if none has begun, or if they cannot be read."""
     with suppress(StoreError):
         if found := runs.below(place):
             screen.say(f"\nruns below {cut(masked(place))}\n{table(found)}")
@@ -101,7 +101,7 @@ def _read(words: Sequence[str], act: str) -> tuple[dict[str, str], list[str]]:
 
 
 def _below(place: str, *, whole: bool) -> list[Run]:
-    """`whole`: with the place in their names."""
+    """`whole`: with the folder in their names."""
     return [replace(one, name=one.url) if whole else one for one in runs.below(place)]
 
 
@@ -129,18 +129,18 @@ def _best(found: Sequence[Run], said: Mapping[str, str]) -> Run:
 
 
 def _sorted(found: Sequence[Run], column: str) -> list[Run]:
-    """By a column; of a figure whose direction is known, the best last. Those that have nothing there come first.
-    Raises WordsError.
+    """Sort by a column; of a metric with a known direction, the best last. Runs without a value come first. Raises
+    WordsError.
     """
     key = column.removeprefix("-")
     names = [*COLUMNS, *dict.fromkeys(name for one in found for name in (*one.figures, *one.said))]
     if key not in names:
         raise WordsError(f"sort={cut(column)}: there is no such column.{nearest(key, names)}")
-    turned = column.startswith("-") != (runs.directions(found).get(key) == "lowest")
+    descending = column.startswith("-") != (runs.directions(found).get(key) == "lowest")
     ordered = sorted(
         (one for one in found if _rank(one, key) is not None),
         key=lambda one: _rank(one, key) or (0, 0.0, ""),
-        reverse=turned,
+        reverse=descending,
     )
     return [one for one in found if _rank(one, key) is None] + ordered
 
@@ -202,7 +202,7 @@ def _when(began: float | None) -> str:
 
 
 def _remove(places: Sequence[str]) -> int:
-    """Raises LeaseError for what is held, WordsError for what is no run, before anything is asked."""
+    """Raises LeaseError for a run that is in use and WordsError for a folder that is none, before any question."""
     found = []
     for place in places:
         there = [one for one in runs.below(place) if one.url == place]

@@ -36,9 +36,9 @@ from dtrain.verb.plan import before, show
 NUMBERS = ("model", "data", "objective", "optim", "schedule", "seed", "clip", "batch")
 """Keys that identify a run."""
 ELSEWHERE = ("path", "holdout_path", "cache", "workers")
-"""Inside of those, what does not."""
+"""Parts of those that do not."""
 LOOK_SECONDS = 5.0
-"""Before anything is begun, storage that does not answer is asked again only for so long."""
+"""Patience with storage before anything has begun."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -74,8 +74,8 @@ def sweep(words: Sequence[str]) -> int:
 
 
 def figure(config: Config, result: Result) -> tuple[str, float | None]:
-    """By which a job of a sweep is judged, and its name: `checkpoint.best`, else the held-out loss; the loss of
-    training where nothing is held out.
+    """The metric of a job of a sweep, and whether more is better: `checkpoint.best`, else the held-out loss, else the
+    training loss.
     """
     for name in (config.checkpoint.get("best"), "eval_loss"):
         if name in result.metrics:
@@ -141,9 +141,7 @@ def _write_down(plan: Plan, config: Config) -> None:
 
 
 def _leave(out: str, facts: Mapping[str, Any]) -> None:
-    """failure.json, where the storage takes it: it may be what failed. Raises LeaseError: whoever has lost the lease
-    writes no more.
-    """
+    """Write failure.json, if the storage allows it. Raises LeaseError: a run without its lease writes no more."""
     try:
         with store.patience(LOOK_SECONDS):
             lease.verify(out)
@@ -155,7 +153,7 @@ def _leave(out: str, facts: Mapping[str, Any]) -> None:
 
 
 def _finished(plan: Plan, *, say: bool) -> Result | None:
-    """The result under `out` when there is nothing left to do."""
+    """The result under `out` if there is nothing left to do."""
     found = _there(plan)
     if found and say:
         screen.say(
@@ -166,7 +164,7 @@ def _finished(plan: Plan, *, say: bool) -> Result | None:
 
 
 def _there(plan: Plan) -> Result | None:
-    """The result under `out` when this run has finished there. Raises WordsError when another run lives there."""
+    """The result under `out` if this run has finished there. Raises WordsError if another run is there."""
     if plan.resume == "never" or plan.out.startswith("memory://"):
         return None
     try:
@@ -206,7 +204,7 @@ def _there(plan: Plan) -> Result | None:
 
 
 def _differ(there: Any, here: Any) -> bool:
-    """Whether two values of a plan make different numbers. Where files lie does not, the data is known by its
+    """Whether two values of a plan give different numbers. The location of files does not: data is identified by its
     fingerprint.
     """
     if isinstance(there, dict) and isinstance(here, dict):

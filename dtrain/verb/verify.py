@@ -54,7 +54,7 @@ SPLIT = (
     "if yours does not, the fault is dtrain's."
 )
 MEMORY = re.compile(r"out of memory|can.t allocate memory|MemoryError|SIGKILL", re.IGNORECASE)
-"""Messages of a rank that ran out of memory, or was killed for it."""
+"""Messages of a rank that ran out of memory or was killed for it."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -78,7 +78,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _expected(words: Sequence[str], config: Config, plan: Plan) -> dict[str, Any]:
-    """The run made small, and its figures against those that its recipe expects."""
+    """The run in a few steps, and its metrics against those that its recipe expects."""
     small = resolve(compose([*config.expect.small, *words]), detect())
     last = min(config.expect.step or small.steps, small.steps, small.stop_after or small.steps)
     small = replace(
@@ -130,7 +130,7 @@ def _parity(plan: Plan, config: Config) -> dict[str, Any]:
 
 
 class Failed(Exception):
-    """One of the runs, by what it is called."""
+    """One of the runs, by name."""
 
     def __init__(self, name: str, cause: DtrainError) -> None:
         super().__init__(name)
@@ -143,7 +143,7 @@ class Runs:
     def __init__(self, plan: Plan, config: Config) -> None:
         self._plan, self.steps = plan, min(config.verify.steps, plan.steps)
         self.stop = self.steps // 2
-        """After how many steps the asked run is stopped and resumed; 0: it has too few."""
+        """The step after which the asked run is stopped and resumed; 0 if it has too few."""
         self.micro = plan.batch.microbatch
         self.parts: str | None = None
         self.whole = plan.objective.get("together") or plan.batch.size
@@ -159,7 +159,7 @@ class Runs:
         self._launch(plan, f"the asked run, resumed after step {self.stop}," if stops else "the asked run")
 
     def one(self) -> None:
-        """Twice; with the largest part of the batch that fits in memory."""
+        """Twice, with the largest part of the batch that fits in memory."""
         sizes = [size for size in range(self.whole, 0, -1) if self.whole % size == 0]
         for size in sizes:
             plan = self._short(_on_one(self._plan, size), "one")
@@ -258,7 +258,7 @@ def _judge(runs: Runs) -> dict[str, Any]:
 
 
 def _kinds(runs: Runs, drawn: Sequence[str], compute: str) -> Iterator[tuple[str, str]]:
-    """A name of each fault and a sentence: what more runs say about a difference from one process."""
+    """Name of each fault -> its sentence: the conclusion of further runs about a difference from one process."""
     from dtrain.evaluation import parity
 
     asked, one = runs.where("asked"), runs.where("one")

@@ -78,6 +78,7 @@ def ended(folder: Path, then: Callable[[int], None], *, timeout: float, wish: bo
     return code, said[0]["error"]
 
 
+@pytest.mark.campaign("kills")
 def test_a_dead_store_ends_the_run(tmp_path: Path) -> None:
     code, said = ended(tmp_path, process.kill, timeout=12)
     assert code == 1
@@ -85,6 +86,7 @@ def test_a_dead_store_ends_the_run(tmp_path: Path) -> None:
     assert "is gone" in said
 
 
+@pytest.mark.campaign("signals")
 def test_a_stopped_store_ends_the_run_within_its_bound(tmp_path: Path) -> None:
     code, said = ended(tmp_path, lambda store_pid: os.kill(store_pid, signal.SIGSTOP), timeout=6)
     assert code == 1
@@ -92,6 +94,7 @@ def test_a_stopped_store_ends_the_run_within_its_bound(tmp_path: Path) -> None:
     assert "does not answer for" in said
 
 
+@pytest.mark.campaign("signals")
 def test_a_wish_to_stop_does_not_wait_for_a_stopped_store(tmp_path: Path) -> None:
     code, said = ended(tmp_path, lambda store_pid: os.kill(store_pid, signal.SIGSTOP), timeout=600, wish=True)
     assert code == 75

@@ -91,7 +91,9 @@ def written(mesh: Mesh, shape: tuple[int, ...]) -> list[list[float]]:
     }
     assert isinstance(tensors["hybrid"], DTensor)
     assert local(tensors["hybrid"]).numel() <= whole(*shape).numel()
-    return [[name, *piece.flatten().tolist(), *offset] for name, piece, offset in shards.mine(tensors, mesh.place)]
+    return [
+        [name, *piece.flatten().tolist(), *offset] for name, piece, offset in shards.mine(tensors, mesh.replica_coords)
+    ]
 
 
 @pytest.mark.parametrize("rows", [1, 5, 6])

@@ -19,7 +19,7 @@ from dtrain.data.stream import as_source
 from dtrain.errors import WordsError
 from dtrain.launcher.process import fork
 from dtrain.lifecycle import failure
-from dtrain.lifecycle.signals import WISHES
+from dtrain.lifecycle.signals import STOP_SIGNALS
 
 
 class Squares:
@@ -248,7 +248,7 @@ def test_loading_processes_hear_no_signal_and_die_with_their_rank() -> None:
         source = Dataset(Squares(), workers=1, holdout=0)
         source.take(np.arange(2), np.zeros(2, dtype=np.int64))
         (worker,) = (child.pid for child in multiprocessing.active_children())
-        for number in WISHES:
+        for number in STOP_SIGNALS:
             os.kill(worker, number)
         source.take(np.arange(2), np.zeros(2, dtype=np.int64))
         os.write(writing, str(worker).encode())

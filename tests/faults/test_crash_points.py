@@ -145,7 +145,16 @@ LYING = ("unsynced",)
 MEMORY = [("memory", kind) for kind in ("crash", "torn", "partial", "short", "403", "ENOSPC", "flip", *LYING, *PASSING)]
 
 
-@pytest.mark.parametrize(("below", "kind"), [*MEMORY, ("file", "crash"), ("file", "torn"), ("file", "unsynced")])
+QUICK = (("memory", "crash"), ("memory", "flip"), ("memory", "503"), ("file", "torn"))
+
+
+@pytest.mark.parametrize(
+    ("below", "kind"),
+    [
+        pytest.param(*each, marks=() if each in QUICK else pytest.mark.campaign("kills"))
+        for each in (*MEMORY, ("file", "crash"), ("file", "torn"), ("file", "unsynced"))
+    ],
+)
 def test_object_storage_at_every_operation(tmp_path: Path, below: str, kind: str) -> None:
     out = f"flaky://memory{tmp_path}" if below == "memory" else f"flaky://file/{tmp_path}/run"
 

@@ -226,6 +226,7 @@ def fuzzed(out: Path, count: int) -> list[str]:
     return faults
 
 
+@pytest.mark.campaign("fuzz")
 @pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.slow)])
 def test_every_file_of_a_run_may_be_changed_and_is_refused_in_one_sentence(tmp_path: Path, count: int) -> None:
     (faults,) = ranks(1, fuzzed, tmp_path / "run", count, seconds=900)

@@ -10,6 +10,8 @@ import pytest
 from killing import family, nothing_left
 from launching import started, steps_of, wait_for_step
 
+pytestmark = pytest.mark.campaign("signals")
+
 WORDS = [
     "model._target_=launching.Slow",
     "model.rank=0",

@@ -15,6 +15,8 @@ import pytest
 from killing import leavings, nothing_left, survive
 from pool import ranks
 
+pytestmark = pytest.mark.campaign("kills")
+
 WORDS = ("model=mlp", "checkpoint.every=10", "launcher=local", "launcher.restarts=1000")
 STRATEGIES = {
     "single": ("strategy=single", "steps=2000"),

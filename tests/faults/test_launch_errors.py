@@ -82,6 +82,7 @@ def test_an_address_that_is_in_use(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.campaign("network")
 @pytest.mark.parametrize("address", ["no-such-host.invalid:45672", "192.0.2.7:45672"])
 def test_an_address_that_is_not_of_this_host(address: str, tmp_path: Path) -> None:
     said = refused(
@@ -96,6 +97,7 @@ def test_an_address_that_is_not_of_this_host(address: str, tmp_path: Path) -> No
     assert said.startswith(f"the launcher cannot start: launcher.address={address}: ")
 
 
+@pytest.mark.campaign("network")
 @pytest.mark.parametrize(("name", "value"), [("MASTER_ADDR", "no-such-host.invalid"), ("MASTER_PORT", "taken")])
 def test_a_rank_whose_store_cannot_be(name: str, value: str, tmp_path: Path) -> None:
     with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as taken:
@@ -121,6 +123,7 @@ def test_too_few_open_files(words: list[str], tmp_path: Path) -> None:
     assert "ulimit -n" in said
 
 
+@pytest.mark.campaign("network")
 @own_namespace
 @pytest.mark.parametrize("words", [["model=mlp"], LOCAL], ids=["inline", "local"])
 def test_a_network_namespace_without_loopback(words: list[str], tmp_path: Path) -> None:

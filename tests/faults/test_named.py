@@ -44,6 +44,7 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "sigstop": ("hung", "rank 1 was stopped in step 4 (samples 24 to 31): SIGSTOP", ""),
 }
 """fault: kind, how the paragraph begins, where it was"""
+QUICK = ("workload_exc", "sigkill", "sleep")
 
 
 def ran(out: Path, *more: str, words: Sequence[str] = WORDS) -> tuple[int, str]:
@@ -56,7 +57,10 @@ def ran(out: Path, *more: str, words: Sequence[str] = WORDS) -> tuple[int, str]:
     return process.returncode, output
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault",
+    [*QUICK, *(pytest.param(each, marks=pytest.mark.campaign("kills")) for each in FAULTS if each not in QUICK)],
+)
 def test_the_right_rank_is_named(fault: str, tmp_path: Path) -> None:
     kind, line, where = FAULTS[fault]
     code, output = ran(tmp_path, f"model.fault={fault}")
@@ -76,6 +80,7 @@ def test_the_right_rank_is_named(fault: str, tmp_path: Path) -> None:
     assert facts["ranks"][0]["groups"]["the world"] > 0
 
 
+@pytest.mark.campaign("signals")
 @pytest.mark.parametrize(("fault", "code"), [("sigterm", 75), ("sigint", 130)])
 def test_a_wish_of_one_rank_is_everybodys_and_its_rank_is_named(fault: str, code: int, tmp_path: Path) -> None:
     returned, output = ran(tmp_path, f"model.fault={fault}", "steps=100000")
@@ -94,6 +99,7 @@ def test_a_single_process_that_hangs_says_so_itself(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "failure.json").read_text())["kind"] == "hung"
 
 
+@pytest.mark.campaign("signals")
 def test_a_single_process_in_which_code_raises_an_interrupt_says_where(tmp_path: Path) -> None:
     """Nobody pressed Ctrl-C: it is no wish to stop."""
     code, output = ran(tmp_path, "model.fault=interrupt", "model.rank=0", words=ANYWHERE)
@@ -104,6 +110,7 @@ def test_a_single_process_in_which_code_raises_an_interrupt_says_where(tmp_path:
     assert json.loads((tmp_path / "failure.json").read_text())["kind"] == "error"
 
 
+@pytest.mark.campaign("kills")
 def test_a_single_process_that_leaves_is_told_at_the_next_start(tmp_path: Path) -> None:
     """`os._exit(0)` leaves no time to say so at once."""
     code, output = ran(tmp_path, "model.fault=exit_0", "model.rank=0", words=ANYWHERE)
@@ -113,6 +120,7 @@ def test_a_single_process_that_leaves_is_told_at_the_next_start(tmp_path: Path) 
     assert json.loads((tmp_path / "result.json").read_text())["status"] == "finished"
 
 
+@pytest.mark.campaign("kills")
 def test_under_torchrun_the_rank_that_failed_is_named(tmp_path: Path) -> None:
     torchrun = [command()[0], "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "dtrain"]
     process = started(tmp_path, *ANYWHERE, "model.fault=workload_exc", by=torchrun)
@@ -125,6 +133,7 @@ def test_under_torchrun_the_rank_that_failed_is_named(tmp_path: Path) -> None:
     assert (facts["rank"], facts["error"]) == (1, "ValueError: planned")
 
 
+@pytest.mark.campaign("signals")
 def test_a_preempted_run_is_no_failure(tmp_path: Path) -> None:
     process = started(tmp_path, *WORDS, "model.fault=exit_7", "model.at=100000", "steps=100000")
     wait_for_step(tmp_path, 2)

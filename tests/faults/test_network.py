@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from launching import WORDS, command, steps_of, wait_for_step
 
+pytestmark = pytest.mark.campaign("network")
+
 SLOW = [
     *WORDS,
     "model._target_=launching.Slow",

@@ -14,6 +14,8 @@ from leaky import digest
 from secret_shapes import Shape, shapes
 from storage.test_options import descendants
 
+pytestmark = pytest.mark.campaign("fuzz")
+
 TESTS = str(Path(__file__).parent.parent)
 TOLD, FOUND = shapes(0), shapes(1)
 """Those that are typed as words; those that a user's code has from elsewhere."""

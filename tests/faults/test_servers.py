@@ -7,6 +7,8 @@ from killing import leavings, survive
 from pool import ranks
 from servers import Server
 
+pytestmark = pytest.mark.campaign("kills")
+
 WORDS = (
     "model=mlp",
     "steps=60",

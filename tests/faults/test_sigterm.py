@@ -12,6 +12,8 @@ from launching import started, steps_of, wait_for_step
 
 from dtrain.checkpoint.commit import newest
 
+pytestmark = pytest.mark.campaign("signals")
+
 GRACE_SECONDS = {"busy": 90.0, "idle": 5.0}
 """Before SIGKILL, on a machine that has other things to do, and on one that has not; the whole run takes longer than either."""
 WORDS = [

@@ -15,6 +15,8 @@ import pytest
 from killing import nothing_left
 from launching import WORDS, command, steps_of, wait_for_step
 
+pytestmark = pytest.mark.campaign("signals")
+
 SLOW = ["model._target_=launching.Slow", "model.rank=0", "batch=8", "steps=4000", "logger=[console]"]
 HANG_UP = signal.SIGHUP
 STARTED = (

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from dtrain.hook import StepInfo, falls
+from dtrain.hook import StepInfo, is_due
 from dtrain.hook.sample import Sample
 
 
@@ -68,8 +68,8 @@ def test_every_step_of_a_run_draws_alike_from_the_seed() -> None:
 
 
 def test_a_hook_is_due_every_so_many_steps_and_at_the_end() -> None:
-    assert [step for step in range(1, 11) if falls(4, step, last=step == 10)] == [4, 8, 10]
-    assert [step for step in range(1, 11) if falls(0, step, last=step == 10)] == [10]
+    assert [step for step in range(1, 11) if is_due(4, step, last=step == 10)] == [4, 8, 10]
+    assert [step for step in range(1, 11) if is_due(0, step, last=step == 10)] == [10]
 
 
 def test_a_hook_cannot_change_what_it_looks_at() -> None:

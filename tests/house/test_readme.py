@@ -26,6 +26,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("tour")
 
 
+@pytest.mark.campaign("documents")
 @pytest.mark.parametrize("line", TOUR, ids=lambda line: line.split("#")[0].strip().removeprefix("python -m dtrain "))
 def test_the_tour_runs(line: str, place: Path, corpus: Path) -> None:
     words = shlex.split(line, comments=True)[3:]
@@ -56,12 +57,14 @@ def test_the_tour_runs(line: str, place: Path, corpus: Path) -> None:
     assert done.returncode == (1 if words[0] == "diff" else 0), done.stdout + done.stderr
 
 
+@pytest.mark.campaign("documents")
 @pytest.mark.parametrize("line", PLANS)
 def test_the_plans_are_made(line: str) -> None:
     done = subprocess.run([sys.executable, *line.split()[1:]], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0 and "peak " in done.stdout, done.stderr
 
 
+@pytest.mark.campaign("documents")
 def test_the_example_of_a_model_trains(tmp_path: Path) -> None:
     (source,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     (tmp_path / "mine.py").write_text(source)
@@ -104,3 +107,154 @@ def test_every_word_is_in_the_table() -> None:
 def test_the_test_command_of_ci_is_the_readmes() -> None:
     assert "python -m pytest" in README
     assert "python -m pytest" in (ROOT / ".ci/run").read_text()
+
+
+HELD = {
+    "README.md": {
+        "pip install -e .": "tests/test_package.py, and CI itself",
+        "pip install -e '.[dev]'": "CI itself",
+        "import torch": "test_the_example_of_a_model_trains",
+        "python -m dtrain model._target_=mypkg.Net": "test_a_package_of_ones_own_trains",
+        "python -m dtrain plan": "test_the_plans_are_made",
+        "ranks ": "test_the_plan_that_is_shown_is_real",
+        "$ python -m dtrain": "test_the_example_of_a_mistake_is_real",
+    },
+    "design.md": {"words ": "a picture", "conf/": "a picture; tests/house/test_floors.py holds the rooms"},
+    "getting-started.md": {
+        "python -m dtrain plan": "test_the_tour_runs",
+        "$ python -m dtrain doctor": "what a host without room and bucket answers: tests/doctor",
+    },
+    "own-loop.md": {"import time": "tests/test_api.py"},
+    "own-parts.md": {
+        "python -m dtrain model._target_=mypkg.Net": "test_a_package_of_ones_own_trains",
+        "# down and up": "test_the_examples_of_parts_are_those_of_the_kit",
+        '"""': "the same; tests/test_outside.py runs them",
+    },
+    "recipes.md": {"# One line": "test_the_recipe_is_one"},
+    "reliability.md": {
+        "python -m dtrain strategy=ddp": "test_faults_that_are_planted_are_survived",
+        "<out>/": "test_a_run_leaves_what_the_page_says",
+    },
+}
+"""Page -> the beginning of a fenced block -> what holds it."""
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page: Path) -> list[str]:
+    return re.findall(r"```[^\n]*\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def block(page: str, begin: str) -> str:
+    (found,) = (text for text in blocks(ROOT / page) if text.startswith(begin))
+    return str(found)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_each_block_of_code_is_held_by_a_test(page: Path) -> None:
+    known = HELD.get(page.name, {})
+    assert not [text[:60] for text in blocks(page) if not text.startswith(tuple(known))]
+    assert all(any(text.startswith(begin) for text in blocks(page)) for begin in known)
+
+
+def test_the_examples_of_parts_are_those_of_the_kit() -> None:
+    """Each block begins its file; what follows in it is there for tests alone."""
+    page = (ROOT / "docs/own-parts.md").read_text()
+    shown = dict(re.findall(r"```\w+ ([\w/.]+)\n(.*?)```", page, re.DOTALL))
+    assert {Path(name).stem for name in shown} == {
+        "saw",
+        *(path.stem for path in (ROOT / "tests/outside/kit").glob("[a-z]*.py")),
+    }
+    for name, text in shown.items():
+        assert (ROOT / "tests/outside" / name).read_text().startswith(text.rstrip("\n")), name
+
+
+def trained(folder: Path, *words: str) -> str:
+    env = {**os.environ, "PYTHONPATH": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-m", "dtrain", *words],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+PACKAGE = """import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 2))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+class Faces:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, i):
+        return torch.randn(4, generator=torch.Generator().manual_seed(i)), i % 2
+"""
+
+
+def test_a_package_of_ones_own_trains(tmp_path: Path) -> None:
+    (tmp_path / "mypkg.py").write_text(PACKAGE)
+    command = block("README.md", "python -m dtrain model._target_=mypkg.Net")
+    assert command == block("docs/own-parts.md", "python -m dtrain model._target_=mypkg.Net")
+    assert "finished after 3 steps" in trained(tmp_path, *command.split()[3:], "steps=3", "out=run")
+
+
+def test_the_plan_that_is_shown_is_real(tmp_path: Path) -> None:
+    """Its rows and what each begins with; times and memory are those of the machine."""
+    shown = [line for line in block("README.md", "ranks ").splitlines() if line != "..."]
+    real = trained(tmp_path, "plan", "strategy=fsdp", "nodes=2", "devices=2").splitlines()
+    for line in shown:
+        begin = line.split("about")[0].split("peak")[0].split(", 1 thread")[0]
+        assert any(other.startswith(begin) for other in real), line
+
+
+@pytest.mark.campaign("documents")
+def test_the_recipe_is_one(tmp_path: Path) -> None:
+    text = block("docs/recipes.md", "# One line")
+    (tmp_path / "base.yaml").write_text("# The base.\nbatch: 64\ndata: synthetic\n")
+    (tmp_path / "mine.yaml").write_text(text)
+    plan = trained(tmp_path, "plan", "recipe=mine.yaml", "cluster=h100x8", "devices=8")
+    assert "batch       64 samples" in plan and "lr=0.001" in plan
+
+
+@pytest.mark.campaign("kills")
+def test_faults_that_are_planted_are_survived(tmp_path: Path, s3: str) -> None:
+    """The page's two commands, in small; the second on an S3 server of this machine."""
+    killed, flaky = (
+        shlex.split(line, comments=True)[3:]
+        for line in block("docs/reliability.md", "python -m dtrain strategy=ddp").splitlines()
+    )
+    small = [
+        "data=synthetic",
+        "model.layers=1",
+        "model.width=32",
+        "hook.fault.step=3",
+        "steps=6",
+        "checkpoint.every=2",
+        "evaluate.every=0",
+    ]
+    assert "start again from the last state" in trained(tmp_path, *killed, *small, "out=killed")
+    small = [word for word in small if not word.startswith("hook")]
+    words = [word.replace("s3/bucket/run", f"s3/{s3.partition('://')[2]}/flaky") for word in flaky]
+    assert "finished after 6 steps" in trained(tmp_path, *words, *small)
+
+
+def test_a_run_leaves_what_the_page_says(tmp_path: Path) -> None:
+    names = re.findall(r"^(?:<out>/|      )([\w./]+)", block("docs/reliability.md", "<out>/"), re.MULTILINE)
+    assert {"config.yaml", "plan.yaml", "metrics.jsonl", "result.json"} <= set(names)
+    trained(tmp_path, "data=synthetic", "model.layers=1", "model.width=32", "steps=2", "out=run")
+    left = {path.name for path in (tmp_path / "run").iterdir()}
+    assert left <= {name.split("/")[0].rstrip("/") for name in names}, left

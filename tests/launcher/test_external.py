@@ -78,6 +78,7 @@ def ranks_of(out: Path) -> list[int]:
     return found
 
 
+@pytest.mark.campaign("kills")
 @pytest.mark.parametrize("ranks", [DIRECTLY, IN_A_SHELL], ids=["directly", "in_a_shell"])
 def test_ranks_do_not_outlive_a_killed_launcher_and_the_lease_is_free(ranks: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -114,6 +115,7 @@ def all_gone(out: Path, seconds: float) -> bool:
     return not ranks_of(out)
 
 
+@pytest.mark.campaign("signals")
 def test_a_stopped_launcher_that_holds_the_store_is_named(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with training(

@@ -80,6 +80,7 @@ def test_a_restarted_group_goes_on_from_the_last_commit(tmp_path: Path) -> None:
     assert steps_of(tmp_path) == list(range(1, 13))
 
 
+@pytest.mark.campaign("signals")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
 def test_one_signal_stops_with_a_checkpoint_and_the_words_go_on(number: int, code: int, tmp_path: Path) -> None:
     words = ["model._target_=launching.Slow", "model.rank=0", "devices=2", "steps=2000"]
@@ -95,6 +96,7 @@ def test_one_signal_stops_with_a_checkpoint_and_the_words_go_on(number: int, cod
     assert steps_of(tmp_path) == list(range(1, max(done, 20) + 1))
 
 
+@pytest.mark.campaign("signals")
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     process = started(
         tmp_path, "model._target_=launching.Slow", "model.rank=0", "devices=2", "steps=20000", "launcher=local"
@@ -108,6 +110,7 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     assert_nothing_left(tmp_path)
 
 
+@pytest.mark.campaign("kills")
 def test_killing_the_command_takes_everything_with_it(tmp_path: Path) -> None:
     process = started(
         tmp_path, "model._target_=launching.Slow", "model.rank=0", "devices=2", "nodes=2", "batch=8", "steps=20000"

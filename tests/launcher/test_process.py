@@ -62,11 +62,11 @@ def test_a_claimed_folder_is_gone_when_nobody_lives_who_inherited_it(tmp_path: P
     folder = process.memory(scratch)
     while not (folder / "lock").exists() or process.gone(folder, 0.01):
         time.sleep(0.005)
-    process.sweep(tmp_path)
+    process.remove_stale(tmp_path)
     assert folder.exists(), "its run lives"
     process.kill(pid)
     assert process.gone(folder, 120)
-    process.sweep(tmp_path)
+    process.remove_stale(tmp_path)
     assert not folder.exists()
     assert not scratch.exists()
 
@@ -81,10 +81,10 @@ def test_a_run_whose_server_was_killed_loses_nothing_to_one_that_starts_meanwhil
         time.sleep(0.005)
     process.kill(server)
     assert process.gone(folder, 120), "no process of the server's lives"
-    process.sweep(tmp_path)
-    assert folder.exists() and scratch.exists() and folder not in process.abandoned()
+    process.remove_stale(tmp_path)
+    assert folder.exists() and scratch.exists() and folder not in process.stale()
     os.close(command)
-    process.sweep(tmp_path)
+    process.remove_stale(tmp_path)
     assert not folder.exists() and not scratch.exists()
 
 
@@ -94,12 +94,12 @@ def test_a_folder_that_names_another_scratch_folder_takes_none_with_it(tmp_path:
     folder = process.memory(scratch)
     folder.mkdir()
     (folder / "lock").write_text(str(other))
-    process.sweep(tmp_path)
+    process.remove_stale(tmp_path)
     assert other.exists()
     assert not folder.exists()
 
 
-def test_a_keeper_that_dies_at_once_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_process_that_dies_at_once_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "fork", lambda work, name="": os.fork() or os._exit(1))
     with pytest.raises(ConnectionError):
         process.fork_store()

@@ -85,7 +85,7 @@ def test_the_command_ends_with_the_error_of_the_cause(
 ) -> None:
     left(tmp_path, 0, error)
     with pytest.raises(ends) as raised:
-        failure.outcome(tmp_path, 1)
+        failure.outcome(tmp_path)
     assert raised.value.exit_code == code  # type: ignore[attr-defined]
     assert raised.value.facts["rank"] == 0  # type: ignore[attr-defined]
     assert str(error) in str(raised.value)
@@ -112,7 +112,7 @@ def test_a_rank_that_was_asked_before_its_first_step_is_no_failure(
     left(tmp_path, 1, StopRequested(number))
     left(tmp_path, 0, RuntimeError("Connection closed by peer"))
     with pytest.raises(StopRequested) as raised:
-        failure.outcome(tmp_path, 1)
+        failure.outcome(tmp_path)
     assert raised.value.exit_code == code
 
 
@@ -120,7 +120,7 @@ def test_a_result_is_the_outcome(tmp_path: Path) -> None:
     result = Result("finished", 5, 0.5, 1.0)
     (tmp_path / "result.json").write_text(json.dumps(result.to_dict()))
     left(tmp_path, 1, ValueError("of an earlier round"))
-    assert failure.outcome(tmp_path, 0) == result
+    assert failure.outcome(tmp_path) == result
 
 
 def test_a_process_that_does_not_answer_is_looked_at(tmp_path: Path) -> None:

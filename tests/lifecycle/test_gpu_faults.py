@@ -92,7 +92,7 @@ def test_what_is_said_is_taken_for_what_it_is(case: str) -> None:
     error, kind, said = TOLD[case]
     fault = fault_of(f"{type(error).__name__}: {error}")
     assert kind_of(error, str(error)) == kind
-    assert (said in fault.said) if fault else not said
+    assert (said in fault.meaning) if fault else not said
 
 
 def test_every_fault_has_its_text() -> None:
@@ -102,5 +102,7 @@ def test_every_fault_has_its_text() -> None:
         "its driver reports a broken GPU (Xid)",
     )  # of nvidia-smi and of the kernel's log
     assert [
-        fault.said for fault in FAULTS if fault.said not in rare and not any(fault_of(text) is fault for text in said)
+        fault.meaning
+        for fault in FAULTS
+        if fault.meaning not in rare and not any(fault_of(text) is fault for text in said)
     ] == []

@@ -115,11 +115,11 @@ def test_who_swallows_it_is_ended_all_the_same(
     assert "stopped by SIGTERM" in capfd.readouterr().err
 
 
-def noted(*numbers: int, apart: float, handed_on: bool = False) -> int | str:
+def noted(*numbers: int, apart: float, forwarded: bool = False) -> int | str:
     """By a clock that goes on by `apart` seconds from one signal to the next."""
     now = 5000.0
     signals.time = SimpleNamespace(monotonic=lambda: now)  # type: ignore[attr-defined]
-    signals.listen(handed_on=handed_on)
+    signals.listen(forwarded=forwarded)
     try:
         for number in numbers:
             os.kill(os.getpid(), number)
@@ -130,7 +130,7 @@ def noted(*numbers: int, apart: float, handed_on: bool = False) -> int | str:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "apart", "handed_on", "then"),
+    ("numbers", "apart", "forwarded", "then"),
     [
         ([signal.SIGTERM], 0, False, signal.SIGTERM),
         ([signal.SIGINT, signal.SIGINT], 0, False, "at once"),
@@ -145,18 +145,18 @@ def noted(*numbers: int, apart: float, handed_on: bool = False) -> int | str:
     ],
 )
 def test_a_wish_is_noted_and_its_repetition_ends(
-    numbers: list[int], apart: float, handed_on: bool, then: int | str
+    numbers: list[int], apart: float, forwarded: bool, then: int | str
 ) -> None:
-    assert ranks(1, lambda: noted(*numbers, apart=apart, handed_on=handed_on)) == [then]
+    assert ranks(1, lambda: noted(*numbers, apart=apart, forwarded=forwarded)) == [then]
 
 
 def restored(interrupt: Callable[..., None] | signal.Handlers) -> bool:
-    before = [interrupt, signal.SIG_DFL, lambda *_: None, *[signal.SIG_DFL] * (len(signals.WISHES) - 3)]
-    for number, handler in zip(signals.WISHES, before, strict=True):
+    before = [interrupt, signal.SIG_DFL, lambda *_: None, *[signal.SIG_DFL] * (len(signals.STOP_SIGNALS) - 3)]
+    for number, handler in zip(signals.STOP_SIGNALS, before, strict=True):
         signal.signal(number, handler)
     with signals.ending(), signals.training():
         signals.listen()
-    return [signal.getsignal(number) for number in signals.WISHES] == before
+    return [signal.getsignal(number) for number in signals.STOP_SIGNALS] == before
 
 
 @pytest.mark.parametrize(

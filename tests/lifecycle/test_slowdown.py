@@ -101,7 +101,8 @@ def test_processes_that_take_the_cores_are_the_cause(busy: None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "after", "cause"), [("_held", 50.0, "(its CPU quota)"), ("_held", 0.0, "this host shows no cause")]
+    ("name", "after", "cause"),
+    [("_throttled", 50.0, "(its CPU quota)"), ("_throttled", 0.0, "this host shows no cause")],
 )
 def test_a_quota_that_is_used_up_is_the_cause(
     name: str, after: float, cause: str, monkeypatch: pytest.MonkeyPatch

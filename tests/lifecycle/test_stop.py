@@ -49,7 +49,9 @@ def test_a_first_step_that_is_done_is_not_lost() -> None:
         (None, 4, (4, "stopped")),
         (signal.SIGTERM, None, (3, "preempted")),
         (signal.SIGUSR1, None, (3, "preempted")),
-        *([(signal.SIGHUP, None, (3, "preempted"))] if signal.SIGHUP in signals.WISHES else []),  # not under nohup
+        *(
+            [(signal.SIGHUP, None, (3, "preempted"))] if signal.SIGHUP in signals.STOP_SIGNALS else []
+        ),  # not under nohup
         (signal.SIGINT, None, (3, "interrupted")),
         (signal.SIGTERM, 3, (3, "preempted")),
     ],

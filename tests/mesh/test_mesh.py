@@ -102,7 +102,7 @@ def places(mesh: Mesh) -> dict[str, Any]:
         "stored": stored,
         "experts": experts,
         "copies": mesh.axis("expert_shard", view="experts").mesh.tolist(),
-        "place": dict(mesh.place),
+        "replica_coords": dict(mesh.replica_coords),
     }
 
 
@@ -111,7 +111,7 @@ def test_experts_are_shared_out_over_neighbours_and_cp_holds_shards() -> None:
         assert found["stored"] == [0, 1, 2, 3]
         assert found["experts"] == [rank // 2 * 2, rank // 2 * 2 + 1]
         assert found["copies"] == [rank % 2, rank % 2 + 2]
-        assert found["place"] == {"batch": rank, "tp": 0, "expert_copy": rank // 2}
+        assert found["replica_coords"] == {"batch": rank, "tp": 0, "expert_copy": rank // 2}
 
 
 VALUES = [None, "a much longer text, not ASCII: \u00fc \udcff", {"a": [1, 2.5, True], "b": {}}, ""]

@@ -12,21 +12,23 @@ from small import PARTS, STRATEGIES, UNEVEN, agree, few_steps, joined, mesh_of, 
 from torch import Tensor, nn
 
 from dtrain.build import build
+from dtrain.config import files
+from dtrain.config.facts import about
 from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
 from dtrain.objective import Loss
 from dtrain.objective.next_token import NextToken
-from dtrain.parallel.pipeline import SCHEDULES, Pipeline
+from dtrain.parallel.pipeline import Pipeline
 from dtrain.planned import PipelineShape
 from dtrain.precision import Precision
-from dtrain.resolve.pipeline import SCHEDULES as FACTS
 
 GPT = {"_target_": "dtrain.model.gpt.GPT", "vocab": "auto", "layers": 4, "heads": 2, "width": 16, "hidden": 24}
 PIPED = PARTS | {"model": GPT, "strategy": STRATEGIES["ddp"]}
 
 
 def shape_of(word: str, **changed: Any) -> PipelineShape:
-    return PipelineShape(**{"schedule": word, "stages": FACTS[word].stages, "layout": FACTS[word].layout} | changed)
+    facts = about(files.node("pipeline", word))
+    return PipelineShape(**{"schedule": word, "stages": facts["stages"], "layout": facts["layout"]} | changed)
 
 
 @cache
@@ -44,7 +46,7 @@ def same_gradients(found: dict[str, Any], expected: dict[str, Any]) -> None:
         )
 
 
-@pytest.mark.parametrize("word", SCHEDULES)
+@pytest.mark.parametrize("word", files.groups()["pipeline"])
 def test_every_schedule_is_plain_accumulation(word: str) -> None:
     """Microbatches with 0 to 9 targets that do not count: a mean of means is wrong."""
     parts = PIPED | {"data": UNEVEN}

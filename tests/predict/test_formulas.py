@@ -56,7 +56,7 @@ def test_arithmetic_and_a_run_without_memory_agree(words: tuple[str, ...]) -> No
     assert bytes_of(said, "all") == pytest.approx(bytes_of(seen, "all"), rel=0.01)
     assert bytes_of(said, "inputs") == bytes_of(seen, "inputs")
     assert bytes_of(said, "products", listed=True) == pytest.approx(bytes_of(seen, "products", listed=True), rel=0.03)
-    for figure in ("work", "back", "looks", "again"):
+    for figure in ("work", "backward_work", "attention_work", "recompute_work"):
         both = [sum(getattr(block, figure) * block.count for block in shapes.blocks) for shapes in (said, seen)]
         assert both[0] == both[1], figure
 

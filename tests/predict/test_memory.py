@@ -9,6 +9,7 @@ from predicted import ALL, FOREIGN, QUICK, Compared, compare, planned
 from small import plan
 
 from dtrain.cluster import Cluster
+from dtrain.config import files
 from dtrain.planned import Plan
 from dtrain.predict import formulas
 from dtrain.predict.memory import Memory, memory
@@ -124,9 +125,7 @@ def test_more_shards_hold_less_and_the_sum_of_all_is_the_model() -> None:
 
 
 def test_a_compiled_block_keeps_no_more_than_one_that_is_not() -> None:
-    compiled, plain = (
-        of(replace(planned(""), compile={"_target_": f"dtrain.compile.{word}.build"})) for word in ("blocks", "none")
-    )
+    compiled, plain = (of(replace(planned(""), compile=files.node("compile", word))) for word in ("blocks", "none"))
     assert compiled.activations < plain.activations
 
 

@@ -49,9 +49,9 @@ def test_the_parts_of_the_time_are_the_time() -> None:
     _, found = said("devices=4", "strategy=fsdp", "mesh.pp=2", "batch=64", "microbatch=2")
     time = found.time
     assert time
-    assert time.products + time.activations + sum(time.wire.values()) + time.waits + time.optimizer == pytest.approx(
-        time.seconds
-    )
+    assert time.products + time.activations + sum(
+        time.collectives.values()
+    ) + time.waits + time.optimizer == pytest.approx(time.seconds)
 
 
 def test_of_a_machine_that_is_not_known_no_time_is_claimed() -> None:

@@ -5,21 +5,28 @@ from unittest.mock import MagicMock
 import pytest
 from torch.distributed.pipelining import schedules
 
-from dtrain.parallel.pipeline import SCHEDULES as KINDS
+from dtrain.build import giving
+from dtrain.config import files
+from dtrain.config.facts import about, fact
+from dtrain.errors import WordsError
 from dtrain.planned import PipelineShape
-from dtrain.predict.schedule import actions, in_flight, timeline
-from dtrain.resolve.pipeline import SCHEDULES, check_microbatches
+from dtrain.predict.schedule import Action, actions, in_flight, timeline
+from dtrain.resolve.pipeline import check_microbatches
 
 LETTERS = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
 
 
+SCHEDULES = files.groups()["pipeline"]
+
+
 def shape_of(word: str, stages: int | None = None) -> PipelineShape:
-    return PipelineShape(word, stages or SCHEDULES[word].stages, SCHEDULES[word].layout)
+    facts = about(files.node("pipeline", word))
+    return PipelineShape(word, stages or facts["stages"], facts["layout"])
 
 
 def of_torch(word: str, pp: int, stages: int, count: int) -> list[list[tuple[str, int, int]]]:
     """The order torch's own class makes for every rank, its overlapped pairs one after the other."""
-    kind = KINDS[word]
+    kind = getattr(schedules, fact(shape_of(word).order, "runner"))
     schedule: Any = object.__new__(kind)
     schedule.__dict__ |= {
         "_n_microbatches": count,
@@ -65,9 +72,9 @@ def _run(schedule: Any, rank: int, count: int) -> list[tuple[str, int, int]]:
 @pytest.mark.parametrize("pp", [2, 3, 4, 8])
 @pytest.mark.parametrize("count", [1, 2, 4, 6, 8, 16, 24])
 def test_the_order_is_torchs(word: str, pp: int, count: int) -> None:
-    if check_microbatches(word, count, pp):
+    if check_microbatches(shape_of(word), count, pp):
         pytest.skip("refused")
-    for stages in (2, 3) if SCHEDULES[word].more else (SCHEDULES[word].stages,):
+    for stages in (2, 3) if fact(shape_of(word).order, "more") else (shape_of(word).stages,):
         shape = shape_of(word, stages)
         assert [[tuple(action) for action in actions(shape, pp, count, rank)] for rank in range(pp)] == of_torch(
             word, pp, stages, count
@@ -122,3 +129,28 @@ def test_unequal_stages_wait_for_the_slowest() -> None:
     even, uneven = timeline(shape_of("1f1b"), 2, 8), timeline(shape_of("1f1b"), 2, 8, (1.0, 3.0))
     assert uneven.length > 2 * even.length
     assert uneven.bubble > even.bubble
+
+
+class Backwards:
+    """What `zbv` and others are not: each backward before its forward."""
+
+    def order(self, pp: int, stages: int, count: int, rank: int) -> list[Action]:
+        return [Action(kind, rank, microbatch) for kind in "BF" for microbatch in range(count)]
+
+
+class Waiting:
+    """Both ranks begin with what the other one would have to begin with."""
+
+    def order(self, pp: int, stages: int, count: int, rank: int) -> list[Action]:
+        first, last = range(count // 2), range(count // 2, count)
+        halves = (first, last) if rank else (last, first)
+        return [Action(kind, rank, microbatch) for half in halves for kind in "FB" for microbatch in half]
+
+
+@pytest.mark.parametrize(
+    ("order", "sentence"), [(Backwards, "before its F"), (Waiting, "wait for each other for ever")]
+)
+def test_an_order_that_cannot_be_run_is_refused(order: type, sentence: str) -> None:
+    shape = PipelineShape("mine", order={"_target_": "dtrain.build.given", "of": "order"})
+    with giving({"order": order}), pytest.raises(WordsError, match=sentence):
+        timeline(shape, 2, 4)

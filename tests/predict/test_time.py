@@ -71,7 +71,7 @@ def test_tensor_parallelism_is_cheap_inside_a_node_alone() -> None:
     """Eight ranks of tp on two nodes of four share four ways out of each: 200 in place of 450 GB/s."""
     inside = timed(planned(f"{B70} cluster=h100x8 nodes=2 batch=16 microbatch=1"))
     plan = planned(f"{B70} cluster=h100x8 cluster.gpus=4 nodes=4 batch=16 microbatch=1")
-    assert timed(plan).wire["tp"] > 2 * inside.wire["tp"]
+    assert timed(plan).collectives["tp"] > 2 * inside.collectives["tp"]
 
 
 def test_computing_again_and_longer_steps_cost_what_they_add() -> None:

@@ -1,6 +1,7 @@
 """Degrees of the axes: the strategy takes the ranks nobody asked for, and nothing is bent to fit."""
 
 import re
+from pathlib import Path
 
 import pytest
 from small import plan
@@ -135,3 +136,15 @@ def test_divisors_of_small_and_of_large_worlds() -> None:
     assert [list(divisors(of)) for of in (1, 2, 12, 49)] == [[1], [1, 2], [1, 2, 3, 4, 6, 12], [1, 7, 49]]
     assert divisors(999_999_937) == [1, 999_999_937], "a prime"
     assert len(divisors(735_134_400)) == 1344
+
+
+def test_a_strategy_of_ones_own_that_states_no_axis_is_told_how(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "axispkg.py").write_text("class Plain:\n    pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(
+        WordsError,
+        match=r"strategy=axispkg.Plain does not state fill.*Type mesh.dp_replicate=2, or give its class about",
+    ):
+        plan("strategy._target_=axispkg.Plain", "devices=2", "trust=[axispkg]")

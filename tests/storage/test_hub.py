@@ -172,6 +172,7 @@ def serving(folder: Path) -> Iterator[str]:
         server.shutdown()
 
 
+@pytest.mark.campaign("network")
 def test_a_plan_offline_and_with_a_hub(closed: str, tmp_path: Path) -> None:
     """Refused in one sentence without a second try; loaded where it is served; and from the cache when the hub is gone again."""
     transformers = pytest.importorskip("transformers")

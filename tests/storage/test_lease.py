@@ -153,7 +153,7 @@ def test_an_older_lease_may_commit_no_more(out: str) -> None:
         plant(out, 2, ELSEWHERE)
         with pytest.raises(LeaseError, match="taken over by another run: ben@node8, pid 77"):
             lease.verify(out)
-        time.sleep(120)  # the keeper sees it too
+        time.sleep(120)  # the renewal sees it too
     with pytest.raises(LeaseError), lease.hold(out):  # and it is not taken back
         store.write(f"{out}/lease/00000003.json", json.dumps(ELSEWHERE).encode())
         time.sleep(120)
@@ -257,6 +257,7 @@ def wait_until(told: Callable[[], bool], seconds: float = 120) -> None:
 SLOW = ("model._target_=launching.Slow", "model.rank=0", "steps=20000", "checkpoint.every=2", "evaluate.every=0")
 
 
+@pytest.mark.campaign("kills")
 def test_a_second_command_is_refused_and_after_a_kill_the_next_goes_on(tmp_path: Path) -> None:
     words = [*SLOW, "devices=2"]
     first = started(tmp_path, *words)
@@ -365,6 +366,7 @@ def on_a_server(out: str, races: int, told: dict[str, Any] | None) -> list[str]:
     return answers
 
 
+@pytest.mark.campaign("network")
 @pytest.mark.parametrize(("faults", "races"), [(0.0, 5), (0.2, 1), pytest.param(0.2, 30, marks=pytest.mark.slow)])
 def test_on_object_storage_one_wins(server: Server, faults: float, races: int) -> None:
     """Also when the storage fails now and then, or creates a file and cannot say so."""

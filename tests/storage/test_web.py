@@ -123,6 +123,7 @@ def test_a_slow_server_is_left(answer: Callable[[socket.socket], None], monkeypa
         recipe.read(url)
 
 
+@pytest.mark.campaign("network")
 def test_what_comes_slowly_but_steadily_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a tokenizer.json on a slow link: each part of it earns time for the next; what stops coming, or comes in drops, is left."""
     monkeypatch.setattr(store, "ANSWER_SECONDS", 2.0)

@@ -28,12 +28,12 @@ def test_a_block_that_runs_twice_is_noted_twice() -> None:
 
 def test_no_backward_comes_by_what_is_frozen_below_all_that_learns() -> None:
     blocks = listed("frozen")
-    assert [block.gives for block in blocks] == [False, False, False, True]
-    assert [bool(block.back) for block in blocks] == [False, False, False, True]
+    assert [block.grad_out for block in blocks] == [False, False, False, True]
+    assert [bool(block.backward_work) for block in blocks] == [False, False, False, True]
 
 
 def test_a_frozen_block_above_what_learns_has_a_backward() -> None:
-    assert all(block.gives and block.back for block in listed("adapter"))
+    assert all(block.grad_out and block.backward_work for block in listed("adapter"))
 
 
 @pytest.mark.parametrize("grouped", [False, True])
@@ -56,7 +56,7 @@ def test_an_attention_is_heard_by_any_name(grouped: bool) -> None:
         6,
         4,
     )
-    assert heard.gives and not heard.split
+    assert heard.grad_out and not heard.split
 
 
 def test_what_a_weight_waits_for_is_noted_and_what_lies_behind_it() -> None:
@@ -67,5 +67,5 @@ def test_what_a_weight_waits_for_is_noted_and_what_lies_behind_it() -> None:
     with watch, torch.autograd.graph.saved_tensors_hooks(watch.pack, watch.unpack):
         watch.enter(part, x)
         watch.leave(part, F.relu(linear(x)))
-    assert sum(part.kept["turned"].values()) == sum(part.kept["ends"].values()) == 2 * 5 * 4
+    assert sum(part.kept["deferred_wgrad"].values()) == sum(part.kept["ends"].values()) == 2 * 5 * 4
     assert sum(part.kept["taken"].values()) == 2 * 3 * 4

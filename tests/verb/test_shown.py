@@ -174,7 +174,7 @@ def test_what_another_user_left_is_not_looked_at(here: Path, monkeypatch: pytest
     folder.mkdir()
     (folder / "lock").write_text("")
     monkeypatch.setattr(process, "_everywhere", lambda: here)
-    assert process.abandoned() == [folder]
+    assert process.stale() == [folder]
     real = Path.lstat
 
     def lstat(path: Path) -> Any:
@@ -182,7 +182,7 @@ def test_what_another_user_left_is_not_looked_at(here: Path, monkeypatch: pytest
         return os.stat_result((*found[:4], found.st_uid + 1, *found[5:])) if path == folder else found
 
     monkeypatch.setattr(Path, "lstat", lstat)
-    assert process.abandoned() == []
+    assert process.stale() == []
 
 
 def test_a_word_is_quoted_only_where_it_must_be() -> None:

@@ -1,14 +1,13 @@
-"""Every node is an agent on this host (or on others, that join), and its ranks are forked from a process that already
-holds torch.
+"""One agent for each node, on this host or on others that join; ranks are forked from a process that has loaded torch.
 
-    the command (no torch) ── server (holds torch) ─┬─ store process: the rendezvous store of one round
+    the command (no torch) ── server (loads torch) ─┬─ store process: the rendezvous store of one round
                                                     ├─ agent of node 0 ── ranks
                                                     └─ agent of node 1 ── ranks
 
-Each process dies with the one that forked it, so nothing is left behind whatever is killed. Whatever but the command is
-killed, the ranks start again from the last state: the server replaces agents and the store process, the command
-replaces the server. Ranks leave what they have to say (the result, or the traceback) as files in a folder of their
-round; the command shows the first traceback, which is the cause, and not those of the ranks that lost their peer.
+Each process dies with the one that forked it, so a kill leaves nothing behind. Unless the command itself is killed, the
+ranks start again from the last state: the server replaces agents and the store process, the command replaces the
+server. Ranks write their result or traceback to a folder of their round; the command shows the first traceback, which
+is the root cause, and not those of the ranks that lost their peer.
 """
 
 import contextlib
@@ -40,9 +39,9 @@ from dtrain.storage import options, store
 from dtrain.storage.disk import ROOM
 
 ROOM_BYTES, ROOMS = 64 << 10, 64
-"""Bytes that the report of a failing rank fits into, and the number of such rooms that are kept."""
+"""Disk space reserved for the report of a failing rank, and the most reports that space is reserved for."""
 END_SECONDS = 10.0
-"""Processes that were killed are gone within this time, or it is said that they are not."""
+"""Killed processes that are still there after this time are reported."""
 
 
 @dataclass(frozen=True)
@@ -70,63 +69,63 @@ class Local:
 
     def launch(self, plan: Plan) -> Result:
         scratch, claim = _scratch(min(ROOMS, (1 + plan.world) * (1 + self.restarts)))
-        told = {
+        request = {
             "plan": plan.to_dict(),
             "storage": options.hand_over(),
             **vars(self),
             "here": plan.nodes if self.here is None else self.here,
         }
         try:
-            with _Wishes(scratch) as wishes:
-                code = _serve(scratch, told, wishes)
-                while code < 0 and not wishes.ends and _counted(scratch) <= self.restarts:
+            with _StopSignals(scratch) as stop:
+                code = _serve(scratch, request, stop)
+                while code < 0 and not stop.ends and _count_restart(scratch) <= self.restarts:
                     screen.complain(
                         f"the launcher's server was killed by {signal.Signals(-code).name} and starts again"
                     )
-                    code = _serve(scratch, told, wishes)
-            if wishes.again:
+                    code = _serve(scratch, request, stop)
+            if stop.again:
                 raise KeyboardInterrupt
-            if wishes.first and not _begun(scratch):
-                raise signals.StopRequested(wishes.first)
+            if stop.first and not _begun(scratch):
+                raise signals.StopRequested(stop.first)
             return _outcome(scratch, code)
         finally:
-            _sweep(scratch)
+            _remove(scratch)
             os.close(claim)
 
 
 def _scratch(rooms: int) -> tuple[Path, int]:
-    """The run's folder on the local disk, with room kept there for what its processes will say, and the descriptor that
-    keeps it from being swept while no server lives. Raises PreflightError.
+    """The run's folder on the local disk, with space reserved for reports of its processes, and the descriptor that
+    claims it while no server lives. Raises PreflightError.
     """
-    place, scratch = "TMPDIR", Path()
+    parent, scratch = "TMPDIR", Path()
     try:
         scratch = store.scratch("launch")
-        place = str(scratch.parent)
+        parent = str(scratch.parent)
         for room in range(rooms):
             (scratch / f"{ROOM}-{room}").write_bytes(bytes(ROOM_BYTES))
         memory = process.memory(scratch)
-        place = str(memory.parent)
+        parent = str(memory.parent)
         memory.mkdir(mode=0o700, exist_ok=True)
         (memory / ROOM).write_bytes(bytes(ROOM_BYTES))
         (memory / ROOM).unlink()
         return scratch, process.claim(scratch, "command")
     except OSError as error:
         if scratch.name.startswith("dtrain-"):
-            _sweep(scratch)
+            _remove(scratch)
         raise PreflightError(
-            f"there is no room for the launcher's files in {place}: {why(error)}. Free some, or set TMPDIR=<another "
+            f"there is no room for the launcher's files in {parent}: {why(error)}. Free some, or set TMPDIR=<another "
             "folder>."
         ) from error
 
 
-def _sweep(scratch: Path) -> None:
+def _remove(scratch: Path) -> None:
     for folder in (scratch, process.memory(scratch)):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class _Wishes:
-    """The first signal reaches every rank as a wish to stop, through the server; the second ends all, as the first does
-    where no rank was started yet.
+class _StopSignals:
+    """The first signal asks every rank to stop, through the server. The second ends all processes, as the first does
+    before any rank was started.
     """
 
     def __init__(self, scratch: Path) -> None:
@@ -138,8 +137,8 @@ class _Wishes:
     def ends(self) -> bool:
         return self.again or (bool(self.first) and not _begun(self._scratch))
 
-    def __enter__(self) -> "_Wishes":
-        self._before = {number: signal.signal(number, self._note) for number in signals.WISHES}
+    def __enter__(self) -> "_StopSignals":
+        self._before = {number: signal.signal(number, self._note) for number in signals.STOP_SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -147,13 +146,13 @@ class _Wishes:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.again = signals.heard(number) or self.again
+        self.again = signals.note(number) or self.again
         new, self.first = not self.first, self.first or number
         if new or self.ends:
-            self.hand_on()
+            self.forward()
 
-    def hand_on(self) -> None:
-        """Pass the signal on to the server."""
+    def forward(self) -> None:
+        """Send the signal on to the server, or kill it."""
         with contextlib.suppress(ProcessLookupError):
             if self.server and self.ends:
                 os.killpg(self.server.pid, signal.SIGKILL)
@@ -161,21 +160,21 @@ class _Wishes:
                 self.server.send_signal(self.first)
 
 
-def _serve(scratch: Path, told: Mapping[str, Any], wishes: _Wishes) -> int:
+def _serve(scratch: Path, request: Mapping[str, Any], stop: _StopSignals) -> int:
     """Run a server to its end; its exit code. None of its processes lives afterwards."""
-    with _held():  # the server begins with signals blocked, and loses none while it has no handler
-        told = {**told, "wish": wishes.first}
+    with _blocked():  # the server inherits blocked signals, and loses none before it has a handler
+        request = {**request, "stop_request": stop.first}
         try:
-            server = Forked(told, scratch) if has_given() else _started(told, scratch)
+            server = Forked(request, scratch) if has_given() else _start(request, scratch)
         except OSError as error:
             raise PreflightError(f"the launcher cannot start: {why(error)}.") from error
-        wishes.server = server
-    if wishes.first != told["wish"]:  # heard all the same: another thread of this process holds no signal back
-        wishes.hand_on()
+        stop.server = server
+    if stop.first != request["stop_request"]:  # it arrived all the same: another thread does not block signals
+        stop.forward()
     try:
-        return _await(server, told["silence"])
+        return _await(server, request["silence"])
     finally:
-        wishes.server = None
+        stop.server = None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)
         server.wait()
@@ -183,8 +182,8 @@ def _serve(scratch: Path, told: Mapping[str, Any], wishes: _Wishes) -> int:
             screen.complain(f"processes of group {server.pid} were killed and are still there: they wait for a device")
 
 
-def _started(told: Mapping[str, Any], scratch: Path) -> "subprocess.Popen[bytes]":
-    """A server that loads torch for itself."""
+def _start(request: Mapping[str, Any], scratch: Path) -> "subprocess.Popen[bytes]":
+    """A server in a new interpreter."""
     # torch prints the stack of whatever lost its peer, beside the error it raises
     environment = {"TORCH_CPP_LOG_LEVEL": "ERROR", BY_NVML: "1", **os.environ}
     server = subprocess.Popen(
@@ -193,16 +192,16 @@ def _started(told: Mapping[str, Any], scratch: Path) -> "subprocess.Popen[bytes]
     )  # fmt: skip
     assert server.stdin
     with contextlib.suppress(BrokenPipeError), server.stdin:
-        server.stdin.write(json.dumps(told).encode())
+        server.stdin.write(json.dumps(request).encode())
     return server
 
 
 class Forked:
-    """A server that is forked from this process, because the run was given objects that only this process has. Raises
-    PreflightError where no fork can use them.
+    """A server forked from this process, because the run uses live objects of it. Raises PreflightError if CUDA was
+    started here.
     """
 
-    def __init__(self, told: Mapping[str, Any], scratch: Path) -> None:
+    def __init__(self, request: Mapping[str, Any], scratch: Path) -> None:
         cuda = getattr(sys.modules.get("torch"), "cuda", None)
         if cuda is not None and cuda.is_initialized():
             raise PreflightError(
@@ -210,14 +209,14 @@ class Forked:
                 "before anything uses a GPU here, or give classes of a module that can be imported."
             )
         self._code: int | None = None
-        self.pid = process.fork(lambda: self._serve(dict(told), scratch), "dtrain-server")
+        self.pid = process.fork(lambda: self._serve(dict(request), scratch), "dtrain-server")
 
     @staticmethod
-    def _serve(told: dict[str, Any], scratch: Path) -> None:
+    def _serve(request: dict[str, Any], scratch: Path) -> None:
         from dtrain.launcher.local.server import serve
 
         os.setsid()
-        serve(told, scratch)
+        serve(request, scratch)
 
     def send_signal(self, number: int) -> None:
         os.kill(self.pid, number)
@@ -233,7 +232,7 @@ class Forked:
 
 
 def _await(server: "subprocess.Popen[bytes] | Forked", silence: float) -> int:
-    """The exit code of the server. One that was stopped for longer than a node may be silent is killed."""
+    """The exit code of the server. It is killed if it is stopped (SIGSTOP) for longer than a node may be silent."""
     stopped: float | None = None
     while not process.is_gone(server.pid, 1.0):
         stopped = (stopped or time.monotonic()) if process.is_stopped(server.pid) else None
@@ -246,9 +245,9 @@ def _await(server: "subprocess.Popen[bytes] | Forked", silence: float) -> int:
 
 
 @contextmanager
-def _held() -> Iterator[None]:
-    """Signals wait until the end of the context."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals.WISHES)
+def _blocked() -> Iterator[None]:
+    """Stop signals stay pending until the end of the context."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals.STOP_SIGNALS)
     try:
         yield
     finally:
@@ -257,15 +256,15 @@ def _held() -> Iterator[None]:
 
 def _begun(scratch: Path) -> bool:
     """Whether ranks were started."""
-    return (scratch / "book.json").exists()
+    return RestartLog.path(scratch).exists()
 
 
-def _counted(scratch: Path) -> int:
-    """A server that was killed counts like a failed round; the next one reads it in the book."""
-    book = RestartLog.read(scratch)
-    book.failed(scratch, "the launcher's server was killed")
-    book.write(scratch)
-    return book.restarts
+def _count_restart(scratch: Path) -> int:
+    """Restarts in a row, with this one: a killed server counts like a failed round, and the next server reads it."""
+    log = RestartLog.read(scratch)
+    log.failed(scratch, "the launcher's server was killed")
+    log.write(scratch)
+    return log.restarts
 
 
 def _outcome(scratch: Path, code: int) -> Result:
@@ -274,8 +273,8 @@ def _outcome(scratch: Path, code: int) -> Result:
     if not path.exists():
         raise RankError(f"{RestartLog.read(scratch).reason or 'the launcher ended'} (exit code {code})")
     over = json.loads(path.read_text())
-    if over["asked"]:
-        raise signals.StopRequested(over["asked"])
+    if over["stopped_by"]:
+        raise signals.StopRequested(over["stopped_by"])
     folder = scratch / f"round-{over['round']}"
     if over.get("exit_code") == PreflightError.exit_code:
         raise PreflightError(over["error"])
@@ -284,4 +283,4 @@ def _outcome(scratch: Path, code: int) -> Result:
         if folder.exists():
             error.facts = {**failure.explain(folder).facts, "message": over["error"]}
         raise error
-    return failure.outcome(folder, code)
+    return failure.outcome(folder)

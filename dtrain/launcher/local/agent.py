@@ -1,9 +1,11 @@
-"""One node: forks its ranks when the server says so, watches them, ends them, and ends them too when it has lost the
-server.
+"""The agent of a node: it forks the ranks when the server asks, watches them, and ends them on request or when it has
+lost the server.
 
-The server forks the agents of its own host. On another host, in the same folder: python -m dtrain.launcher.local.agent
-<host>:<port> [seconds to wait for it] Both need the same DTRAIN_SECRET in their environment, which never crosses the
-network; on one host it is found by itself.
+The server forks the agents of its own host. On another host, in the same folder:
+
+    python -m dtrain.launcher.local.agent <host>:<port> [seconds to wait for it]
+
+Both need the same DTRAIN_SECRET in their environment, which never crosses the network; on one host it is not needed.
 """
 
 import base64
@@ -17,7 +19,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,38 +39,32 @@ from dtrain.secrets import screen
 from dtrain.storage import options, store
 
 REPORT_SECONDS = {"victim": 5.0, "cause": 1.0}
-"""Ranks that are about to be ended get this long to say where they are, as on a busy machine it may take: less where it
-is known already which one is the cause. One that lets the time pass counts as held by native code.
+"""Time for ranks to report their stacks before they are ended: less if the rank that failed first is known. A rank that
+does not answer is reported as stuck in native code.
 """
 BEAT_SECONDS = 1.0
 FILE = re.compile(r"[\w-]+(\.[\w-]+)*")
-"""The name of a file that a rank leaves."""
+"""The name of a file that a rank writes."""
 LOOK_SECONDS = 0.25
-"""Between two looks at what ranks have reported: one that has failed may hang on its way out."""
+"""Between two looks at the reports of ranks: a rank that has failed may hang on its way out."""
 FROZEN_SECONDS = 3.0
-"""So long a rank that should stop may be stopped itself."""
+"""How long a rank that was asked to stop may be stopped itself (SIGSTOP)."""
 
 
 class Agent:
-    """`lease`: seconds without an answer of the server after which the ranks may not go on; None where losing it closes
-    the link.
+    """`lease`: seconds without an answer of the server after which the ranks are ended; None on the server's own host,
+    where its end closes the link.
 
-    `shared`: the folder of reports is the server's own; else what ranks leave there is sent to it.
+    `shared`: the server reads the folder of reports itself; else its files are sent.
     """
 
     def __init__(
         self, plan: Plan, link: Link, *, folder: Path, memory: Path, lease: float | None, shared: bool
     ) -> None:
-        self._plan, self._link, self._folder, self._memory, self._lease, self._shared = (
-            plan,
-            link,
-            folder,
-            memory,
-            lease,
-            shared,
-        )
+        self._plan, self._link, self._lease = plan, link, lease
+        self._folder, self._memory, self._shared = folder, memory, shared
         self._ranks: dict[int, int] = {}
-        """pid -> rank, of those that run"""
+        """pid -> rank, of those that are running"""
         self._round, self._first, self._reports = -1, 0, folder
         self._log = kernel_log.KernelLog()
         self._failed = set[int]()
@@ -77,12 +73,13 @@ class Agent:
         self._beat_at = self._alive = time.monotonic()
         self._over = False
         self._asked, self._frozen = False, dict[int, float]()
-        """Whether ranks were asked to stop; since when each of them, by its pid, cannot hear it because it is stopped
-        itself.
-        """
+        """Whether ranks were asked to stop, and pid -> since when a rank is stopped (SIGSTOP) and cannot."""
+        self._handlers: Mapping[str, Callable[..., None]] = {
+            "heard": self._heard, "start": self._start, "stop": self._stop, "end": self._end, "bye": self._bye
+        }  # fmt: skip
 
     def run(self) -> None:
-        """Returns when the run is over. Raises ConnectionError when the server is lost; no rank lives then."""
+        """Returns when the run is over. Raises ConnectionError, with no rank alive, when the server is lost."""
         shutil.rmtree(self._memory, ignore_errors=True)  # a node that died has lost its memory
         self._memory.mkdir(parents=True)
         waker = process.waker()
@@ -95,11 +92,11 @@ class Agent:
                     self._beat()
                     for link in ready(selector, LOOK_SECONDS):
                         for message in link.receive() if link else []:
-                            getattr(self, f"on_{message.pop('do')}")(**message)
+                            self._handlers[message.pop("do")](**message)
                     drain(waker)
                     self._reap()
                     self._read_reports()
-                    self._miss()
+                    self._check_frozen()
         finally:
             process.kill(*self._ranks)
             self._log.close()
@@ -113,16 +110,14 @@ class Agent:
             self._beats[self._beat_number] = now
             self._link.send(do="beat", number=self._beat_number)
 
-    # what the server says
+    # messages of the server
 
-    def on_heard(self, number: int) -> None:
-        """The server knows that this node lived when it sent that beat, and will not think it lost before the lease
-        from then on is over.
-        """
+    def _heard(self, number: int) -> None:
+        """The server has received that beat, and does not give this node up before the lease from then on ends."""
         self._alive = self._beats[number]
         self._beats = {later: at for later, at in self._beats.items() if later > number}
 
-    def on_start(
+    def _start(
         self, *, round: int, first: int, nodes: int, group: int, passed: float, environment: Mapping[str, str]
     ) -> None:
         """`passed`: seconds since the command began."""
@@ -132,55 +127,49 @@ class Agent:
         self._failed.clear()
         self._reports.mkdir(exist_ok=True)
         plan = self._plan.on(nodes)
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals.WISHES)  # until the rank is able to note them
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals.STOP_SIGNALS)  # until the rank has its handlers
+        shared = {
+            **environment,
+            "WORLD_SIZE": str(plan.world),
+            "LOCAL_WORLD_SIZE": str(plan.devices),
+            "GROUP_RANK": str(group),
+            "GROUP_WORLD_SIZE": str(nodes),
+            REPORTS: str(self._reports),
+            MEMORY: str(self._memory),
+            BEGAN: str(time.monotonic() - passed),  # a clock of this host
+        }
         for local in range(plan.devices):
-            own = {
-                "RANK": str(first + local),
-                "LOCAL_RANK": str(local),
-                "LOCAL_WORLD_SIZE": str(plan.devices),
-                "WORLD_SIZE": str(plan.world),
-            }
-            own |= {
-                "GROUP_RANK": str(group),
-                "GROUP_WORLD_SIZE": str(nodes),
-                REPORTS: str(self._reports),
-                MEMORY: str(self._memory),
-                BEGAN: str(time.monotonic() - passed),  # a clock of this host
-            }
-            rank, work = first + local, partial(_rank, plan, self._reports, self._link, {**environment, **own})
+            rank = first + local
+            own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(local)}
+            work = partial(_rank, plan, self._reports, self._link, own)
             try:
                 self._ranks[process.fork(work, f"dtrain-rank-{rank}")] = rank
             except OSError as error:
-                failure.tell(
-                    self._reports,
-                    rank,
-                    "error",
-                    f"rank {rank} cannot start: {why(error)}",
-                    exit_code=PreflightError.exit_code,
-                )
+                sentence = f"rank {rank} cannot start: {why(error)}"
+                failure.tell(self._reports, rank, "error", sentence, exit_code=PreflightError.exit_code)
                 self._link.send(do="failed", round=round, victim=False)
                 break
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    def on_stop(self, *, number: int) -> None:
+    def _stop(self, *, number: int) -> None:
         self._asked = True
         for pid in self._ranks:
             os.kill(pid, number)
 
-    def on_end(self, *, round: int, known: str) -> None:
-        """Let living ranks report, end them, and say so."""
+    def _end(self, *, round: int, known: str) -> None:
+        """Have living ranks report, end them, and answer the server."""
         if round == self._round:
             self._report(REPORT_SECONDS[known])
             with contextlib.suppress(StoreError):
-                failure.heard(self._reports, self._first, self._log)  # before the driver speaks of ranks that are ended
+                failure.log_xids(self._reports, self._first, self._log)  # before the driver logs the kills below
             process.kill(*self._ranks)
             self._ranks.clear()
         self._link.send(do="ended", round=round, files={} if self._shared else _read(self._reports))
 
-    def on_bye(self) -> None:
+    def _bye(self) -> None:
         self._over = True
 
-    # what ranks do
+    # its ranks
 
     def _reap(self) -> None:
         for pid, rank in list(self._ranks.items()):
@@ -188,7 +177,7 @@ class Agent:
             if code is not None:
                 del self._ranks[pid]
                 if not failure.is_done(self._reports, rank):
-                    with contextlib.suppress(StoreError):  # of a full disk the rank has told
+                    with contextlib.suppress(StoreError):  # the rank has reported a full disk
                         failure.ended(self._reports, rank, code)
                     self._link.send(
                         do="failed", round=self._round, victim=failure.ended_by_others(self._reports, rank, code)
@@ -197,16 +186,16 @@ class Agent:
                     self._link.send(do="done", round=self._round, files={} if self._shared else _read(self._reports))
 
     def _read_reports(self) -> None:
-        """A rank that has reported an error has failed, whatever it does until it ends."""
+        """A rank that has reported an error has failed, even while it still runs."""
         for rank in sorted(set(self._ranks.values()) - self._failed):
-            said = failure.of_rank(self._reports, rank)
-            if said and said[0]["kind"] != "stopped":
+            reports = failure.of_rank(self._reports, rank)
+            if reports and reports[0]["kind"] != "stopped":
                 self._failed.add(rank)
-                self._link.send(do="failed", round=self._round, victim=is_victim(said[0]))
+                self._link.send(do="failed", round=self._round, victim=is_victim(reports[0]))
 
-    def _miss(self) -> None:
-        """A rank that was asked to stop and is stopped (SIGSTOP) keeps the others waiting in a collective: so long, and
-        they are ended.
+    def _check_frozen(self) -> None:
+        """A rank that is stopped (SIGSTOP) and cannot obey the stop request keeps the others waiting in a collective:
+        the round fails after FROZEN_SECONDS.
         """
         stopped = [pid for pid in self._ranks if process.is_stopped(pid)] if self._asked else []
         self._frozen = {pid: self._frozen.get(pid, time.monotonic()) for pid in stopped}
@@ -217,7 +206,7 @@ class Agent:
             self._link.send(do="failed", round=self._round, victim=False)
 
     def _report(self, seconds: float) -> None:
-        """SIGUSR2 asks a rank where it is: wait until each has written it, or ended."""
+        """Ask each rank for its stacks (SIGUSR2), and wait until it has written them or ended."""
         for pid in self._ranks:
             os.kill(pid, signals.REPORT)
         silent, deadline = dict(self._ranks), time.monotonic() + seconds
@@ -233,12 +222,12 @@ class Agent:
 
 
 def _read(folder: Path) -> dict[str, str]:
-    """The files of a folder, as text that JSON takes."""
+    """The files of a folder, as text for JSON."""
     return {path.name: base64.b64encode(path.read_bytes()).decode() for path in folder.iterdir() if path.is_file()}
 
 
 def unpack(files: Mapping[str, object], folder: Path) -> None:
-    """Write what `_read` gave on another host. Raises ConnectionError for what it never gives."""
+    """Write the files that `_read` returned on another host. Raises ConnectionError for anything else."""
     for name, data in files.items():
         if not FILE.fullmatch(name) or not isinstance(data, str):
             raise ConnectionError(f"it sent a file {name!r}, which no rank leaves")
@@ -250,24 +239,24 @@ def unpack(files: Mapping[str, object], folder: Path) -> None:
 
 
 def _rank(plan: Plan, folder: Path, link: Link, environment: Mapping[str, str]) -> None:
-    """One rank, in a process of its own. It keeps the link open, so that the server does not take a node for gone while
-    one of its ranks lives.
+    """One rank, in its own process. It keeps the link open, so that the server does not see the node end while one of
+    its ranks is alive.
     """
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signals.REPORT, signal.SIG_IGN)  # until the watchdog takes it
-    signals.listen(handed_on=True)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.WISHES)
+    signals.listen(forwarded=True)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.STOP_SIGNALS)
     os.environ.update(environment)
     rank = int(environment["RANK"])
     failure.began(folder, rank)
     try:
         result = run_rank(plan, forked=True)
-    except BaseException as error:  # torch has exceptions that are no Exception
+    except BaseException as error:  # torch has exceptions that do not derive from Exception
         try:
             failure.leave(folder, rank, error)
-        except StoreError:  # the folder for temporary files is full or gone: nobody else can tell it
-            screen.complain(failure.told(failure.facts_of(error, rank), []).paragraph)
+        except StoreError:  # the folder for temporary files is full or gone
+            screen.complain(failure.describe(failure.facts_of(error, rank), []).paragraph)
         sys.exit(1)
     if rank == 0:
         store.write(str(folder / "result.json"), json.dumps(result.to_dict()).encode())
@@ -275,7 +264,7 @@ def _rank(plan: Plan, folder: Path, link: Link, environment: Mapping[str, str]) 
 
 
 def take_place(plan: Plan, address: str, slot: int, here: int) -> None:
-    """The node number `slot` of `here` on this host meets the others at `address`, and has GPUs of its own."""
+    """Set up node `slot` of the `here` nodes of this host: the interface to `address`, and its share of the GPUs."""
     network.take_interface(address)
     if here > 1 and plan.device != "cpu":
         os.environ.update(cluster.share(os.environ, slot, plan.devices))
@@ -285,10 +274,10 @@ def take_place(plan: Plan, address: str, slot: int, here: int) -> None:
 
 
 def join(address: str, wait: float, cold: str = "") -> None:
-    """Be a node of the run whose server is at `address`, and again after it was lost.
+    """Serve as a node of the run at `address`, and look for its server again when it is lost.
 
-    Raises TimeoutError when it takes no node for `wait` seconds, PreflightError where nobody may be joined, and
-    UnforkableError as `warm` does.
+    Raises TimeoutError when no server accepts this node within `wait` seconds, PreflightError for an address that
+    cannot be joined, and UnforkableError.
     """
     refuse(address)
     with store.anchored():
@@ -303,14 +292,14 @@ def _join(address: str, wait: float, cold: str) -> None:
         while True:
             try:
                 with contextlib.closing(knock(address)) as link:
-                    told = greet(link)
-                    if plan is None or told["plan"] != plan.to_dict():
-                        plan = Plan.from_dict(told["plan"])
+                    welcome = greet(link)
+                    if plan is None or welcome["plan"] != plan.to_dict():
+                        plan = Plan.from_dict(welcome["plan"])
                         warm(plan, cold)
-                    options.take_over(told["storage"])
-                    os.environ.update(told["environment"])
+                    options.take_over(welcome["storage"])
+                    os.environ.update(welcome["environment"])
                     network.take_interface(link.here)
-                    lease, memory = told["silence"], process.memory(folder) / "node"
+                    lease, memory = welcome["silence"], process.memory(folder) / "node"
                     since = float("inf")
                     return Agent(plan, link, folder=folder, memory=memory, lease=lease, shared=False).run()
             except ConnectionError as error:
@@ -326,7 +315,7 @@ def _join(address: str, wait: float, cold: str) -> None:
 
 
 def refuse(address: str) -> None:
-    """Raises PreflightError for an address that is none, or that only one who knows a secret may join."""
+    """Raises PreflightError for a malformed address, or one that cannot be joined without a secret."""
     try:
         host, _ = network.endpoint(address)
     except ValueError as error:
@@ -336,19 +325,17 @@ def refuse(address: str) -> None:
 
 
 def greet(link: Link) -> dict[str, Any]:
-    """The server's answer to a node that joins, when both have proved that they know the secret. Raises
-    ConnectionError.
-    """
-    deadline, said = time.monotonic() + GREET_SECONDS, False
+    """The server's welcome, after both sides have proved that they know the secret. Raises ConnectionError."""
+    deadline, asked = time.monotonic() + GREET_SECONDS, False
     try:
         while time.monotonic() < deadline:
             for message in link.receive():
                 if message.pop("do") == "welcome":
                     return message
                 raise ConnectionError(message.get("why", "the server does not take this node"))
-            if link.has_begun and not said:
+            if link.has_begun and not asked:
                 link.send(do="join", host=socket.gethostname())
-                said = True
+                asked = True
         raise ConnectionError(f"no answer within {GREET_SECONDS:g} s")
     except ConnectionError as error:
         if link.proved:
@@ -366,8 +353,8 @@ if __name__ == "__main__":
     cold = os.environ.pop(COLD, "")
     try:
         join(sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 60.0, cold)
-    except UnforkableError as found:
-        found.begin_again(["dtrain.launcher.local.agent", *sys.argv[1:]], cold=cold)
+    except UnforkableError as error:
+        error.begin_again(["dtrain.launcher.local.agent", *sys.argv[1:]], cold=cold)
     except KeyboardInterrupt:
         sys.exit(130)
     except PreflightError as error:

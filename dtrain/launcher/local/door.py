@@ -1,5 +1,5 @@
-"""Where nodes of other hosts join a run. Who does not prove at once that it knows the run's secret is a stranger: it is
-let go, and the run goes on.
+"""The socket where nodes of other hosts join a run. A peer that does not prove in time that it knows the run's secret
+is disconnected, and the run goes on.
 """
 
 import contextlib
@@ -17,43 +17,41 @@ from dtrain.launcher import process
 from dtrain.launcher.local.link import Link
 
 GREET_SECONDS = 10.0
-"""Within this time a node and the server have proved themselves to each other."""
+"""Time for a node and the server to prove to each other that they know the secret."""
 STRANGERS = 32
-"""So many may be at the door at once; the longest there makes room for the next."""
+"""The most unproved connections at once; the oldest makes room for the next."""
 
 
 class Door:
-    """Listens at `address`, and nowhere else. `memory`: the folder in which the run's secret for this host's own agents
-    lies.
+    """Listens at `address` alone. `memory`: the folder for the secret of agents on this host.
 
-    Raises OSError where the address cannot be listened at, or may not without a secret.
+    Raises OSError if the address cannot be used, or not without a secret.
     """
 
     def __init__(self, address: str, memory: Path, selector: selectors.BaseSelector) -> None:
         self._selector = selector
         self._strangers: dict[Link, float] = {}
-        """Since when each of them is there."""
+        """Unproved connection -> when it was opened"""
         try:
             host, port = network.endpoint(address)
             if weakness := network.weakness(host, os.environ):
                 raise ValueError(weakness)
             self._socket = network.listen(host, port)
         except (OSError, UnicodeError) as error:
-            said = why(error) if isinstance(error, OSError) else "it is no name of a host"
-            raise OSError(
-                getattr(error, "errno", None), f"launcher.address={address}: {said}. Type one of this host that is free"
-            ) from error
+            reason = why(error) if isinstance(error, OSError) else "it is no name of a host"
+            sentence = f"launcher.address={address}: {reason}. Type one of this host that is free"
+            raise OSError(getattr(error, "errno", None), sentence) from error
         except ValueError as error:
             raise OSError(None, f"launcher.address={address}: {error}") from error
         self._socket.setblocking(False)
         self.here, port = self._socket.getsockname()[:2]
-        """The address of this host that it is."""
-        self._secret = os.environ.get(environment.SECRET, "").encode() or _leave(memory, port)
+        """The address of this host that it listens at."""
+        self._secret = os.environ.get(environment.SECRET, "").encode() or _write_secret(memory, port)
         selector.register(self._socket, selectors.EVENT_READ, self)
 
     def accept(self) -> None:
-        """Somebody is there."""
-        with contextlib.suppress(OSError):  # it has left again, or no file can be opened now; a ConnectionError is one
+        """Accept a connection."""
+        with contextlib.suppress(OSError):  # the peer has left again, or no file can be opened now
             link = Link(self._socket.accept()[0], "server", secret=self._secret)
             if len(self._strangers) >= STRANGERS:
                 self._dismiss(min(self._strangers, key=self._strangers.__getitem__))
@@ -61,7 +59,7 @@ class Door:
             self._selector.register(link, selectors.EVENT_READ, link)
 
     def hear(self, link: Link) -> str | None:
-        """Read from a stranger: the name of its host once it has proved itself."""
+        """Read from an unproved connection: the name of its host once it has proved itself."""
         if link not in self._strangers:  # dismissed a moment ago
             return None
         try:
@@ -84,16 +82,16 @@ class Door:
         link.hang_up()
 
     def close(self) -> None:
-        """In a child, which has nothing to do with it."""
+        """Close the sockets in a forked child."""
         self._socket.close()
         for link in self._strangers:
             link.close()
 
 
 def knock(address: str) -> Link:
-    """A link to whoever listens at `address`, which has proved nothing yet. Raises ConnectionError."""
+    """An unproved link to `address`. Raises ConnectionError."""
     host, port = network.endpoint(address)
-    secret = os.environ.get(environment.SECRET, "").encode() or _found(port)
+    secret = os.environ.get(environment.SECRET, "").encode() or _secret_here(port)
     if secret is None:
         raise ConnectionError(
             f"no run of this user listens there; where it has a {environment.SECRET}, set the same one here"
@@ -109,10 +107,10 @@ def knock(address: str) -> Link:
         raise
 
 
-# of one user, on one host
+# the secret of one user on one host
 
 
-def _leave(memory: Path, port: int) -> bytes:
+def _write_secret(memory: Path, port: int) -> bytes:
     """A secret that only processes of this user on this host can read."""
     secret = secrets.token_hex(32).encode()
     path = memory / f"door-{port}"
@@ -122,12 +120,12 @@ def _leave(memory: Path, port: int) -> bytes:
     return secret
 
 
-def _found(port: int) -> bytes | None:
-    """The secret of the run of this user that listens at this port, the newest."""
-    found = list[tuple[float, Path]]()
+def _secret_here(port: int) -> bytes | None:
+    """The secret of this user's newest run that listens at this port."""
+    files = list[tuple[float, Path]]()
     for folder in process.memories():
         with contextlib.suppress(OSError):
             path = folder / f"door-{port}"
             if folder.lstat().st_uid == path.lstat().st_uid == os.getuid():
-                found.append((path.lstat().st_mtime, path))
-    return max(found)[1].read_bytes() if found else None
+                files.append((path.lstat().st_mtime, path))
+    return max(files)[1].read_bytes() if files else None

@@ -1,10 +1,9 @@
-"""How the server and its agents talk: JSON, one message a line, over a stream socket.
+"""The connection between the server and an agent: JSON, one message a line, over a stream socket.
 
-Between hosts both ends know a secret, and neither sends it. Each begins with a random number of its own; of both
-numbers and the secret come the keys of this one connection, a pair for each direction. Every line behind that is a
-message masked by one key and signed, with its number, by the other (HMAC-SHA256). So whoever is heard has proved that
-it knows the secret, in this connection and in this place of it: what is repeated, sent back, left out or changed on the
-way ends the link, and a stranger's JSON is never read.
+Between hosts both ends know a secret, and neither sends it. Each begins with a random nonce; the nonces and the secret
+give the keys of this connection, a pair for each direction. Every later line is a message masked with one key and
+signed, together with its number, with the other (HMAC-SHA256). A message that is replayed, reflected, dropped or
+changed ends the link, and JSON of a peer that does not know the secret is never parsed.
 """
 
 import base64
@@ -20,13 +19,13 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 SEND_SECONDS = 5.0
-"""A peer that takes nothing for so long is gone."""
+"""A peer that accepts no bytes for this long is lost."""
 LONGEST = 64 << 20
-"""Bytes of a line: what the ranks of a node leave of a round."""
+"""The most bytes of a line: the files that the ranks of a node write in a round."""
 HELLO = re.compile(rb"dtrain 1 ([0-9a-f]{64})")
 Role = Literal["server", "agent"]
 LONGEST_OF_STRANGERS: Mapping[Role, int] = {"server": 4 << 10, "agent": 4 << 20}
-"""Bytes of a line that each of them hears before the other has proved itself: the name of a host, and a plan."""
+"""The most bytes of a line that the server or an agent accepts from an unproved peer: a host name, and a plan."""
 Kinds = type | tuple[type, ...]
 FROM: Mapping[Role, Mapping[str, Mapping[str, Kinds]]] = {
     "agent": {
@@ -47,11 +46,11 @@ FROM: Mapping[Role, Mapping[str, Mapping[str, Kinds]]] = {
         "bye": {},
     },
 }
-"""All that each of them says: `do`, and what else is in such a message."""
+"""Sender -> its messages (`do`) -> their fields."""
 
 
 class Link:
-    """One end, of the server or of an agent. `receive` when a select says so; a lost peer raises ConnectionError in
+    """One end of a connection. Call `receive` when a select reports it readable; a lost peer raises ConnectionError in
     both directions.
 
     `secret`: the peer must know it too; None for a peer that this process has forked.
@@ -74,7 +73,7 @@ class Link:
         return self._socket.fileno()
 
     def send(self, **message: Any) -> None:
-        """Across hosts only after `receive` has seen the peer's number."""
+        """Send a message; between hosts only after the peer's nonce has arrived (`has_begun`)."""
         assert self.has_begun
         line = json.dumps(message).encode()
         self._write(self._seal.close(line) if self._seal else line)
@@ -86,7 +85,7 @@ class Link:
             raise ConnectionError(str(error)) from error
 
     def receive(self) -> list[dict[str, Any]]:
-        """The messages that have arrived whole; waits for bytes if there are none."""
+        """The messages that are complete; waits for bytes if there are none."""
         try:
             data = self._socket.recv(1 << 20)
         except OSError as error:
@@ -107,9 +106,7 @@ class Link:
             raise ConnectionError(f"the other end sends a line of more than {most} bytes")
 
     def _message(self, line: bytes) -> dict[str, Any] | None:
-        """The message of a line; None for the one with the peer's number. Raises ConnectionError for what no peer
-        says.
-        """
+        """The message of a line; None for the line with the peer's nonce. Raises ConnectionError for anything else."""
         self._bound(line)
         if self._secret is not None and self._seal is None:
             hello = HELLO.fullmatch(line)
@@ -124,17 +121,13 @@ class Link:
         except (ValueError, RecursionError) as error:
             raise ConnectionError("the other end sends what is no message") from error
         kinds = self._hears.get(str(message.get("do"))) if isinstance(message, dict) else None
-        if (
-            kinds is None
-            or message.keys() != {"do", *kinds}
-            or not all(_is(message[name], kind) for name, kind in kinds.items())
-        ):
+        if kinds is None or not _fits(message, kinds):
             raise ConnectionError("the other end sends what is no message")
         return dict(message)
 
     @property
     def has_begun(self) -> bool:
-        """Whether something can be sent."""
+        """Whether messages can be sent."""
         return self._secret is None or self._seal is not None
 
     @property
@@ -143,7 +136,7 @@ class Link:
         return str(self._socket.getsockname()[0])
 
     def hang_up(self) -> None:
-        """Close it for the peer too: a process forked meanwhile may hold this end as well."""
+        """Close both directions, even if a process forked meanwhile holds this end too."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self.close()
@@ -152,12 +145,16 @@ class Link:
         self._socket.close()
 
 
+def _fits(message: Mapping[str, Any], fields: Mapping[str, Kinds]) -> bool:
+    return message.keys() == {"do", *fields} and all(_is(message[name], kinds) for name, kinds in fields.items())
+
+
 def _is(value: Any, kinds: Kinds) -> bool:
     return isinstance(value, kinds) and (kinds is bool or not isinstance(value, bool))
 
 
 class _Seal:
-    """Signing and masking of the lines of one connection."""
+    """Signs and masks the lines of one connection."""
 
     def __init__(self, secret: bytes, role: Role, ours: bytes, theirs: bytes) -> None:
         numbers = ours + theirs if role == "server" else theirs + ours
@@ -178,7 +175,7 @@ class _Seal:
         return base64.b64encode(hmac.digest(sign, number + body, "sha256") + body)
 
     def open(self, line: bytes) -> bytes:
-        """The text. Raises ConnectionError when it was not closed by the peer, as the next one of this connection."""
+        """The text. Raises ConnectionError unless the peer closed it as the next line of this connection."""
         sign, mask = self._in
         number = self._opened.to_bytes(8, "big")
         self._opened += 1
@@ -193,18 +190,18 @@ class _Seal:
 
 
 def _masked(text: bytes, key: bytes, number: bytes) -> bytes:
-    """`text`, or what it was before: each bit of it is turned where a stream made of key and number says so."""
+    """`text` XOR a stream of key and number; the same call unmasks it."""
     stream = hashlib.shake_256(key + number).digest(len(text))
     return (int.from_bytes(text, "big") ^ int.from_bytes(stream, "big")).to_bytes(len(text), "big")
 
 
 def drain(waker: socket.socket) -> None:
-    """Empty what a signal wrote."""
+    """Discard the bytes that signals wrote."""
     with contextlib.suppress(BlockingIOError):
         while waker.recv(4096):
             pass
 
 
 def ready(selector: selectors.BaseSelector, seconds: float) -> list[Any]:
-    """The sources that can be read now, or within `seconds`."""
+    """The sources that are readable within `seconds`."""
     return [key.data for key, _ in selector.select(max(0.0, seconds))]

@@ -1,4 +1,4 @@
-"""A node of a run, as the server knows it."""
+"""The server's record of a node."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,8 @@ from dtrain.launcher.local.link import Link
 
 @dataclass
 class Node:
-    """`pid` of an agent that this process forked. `busy` until it has ended the ranks of its round. `broken`: a GPU of
-    it is.
+    """`pid`: of an agent that this process forked. `heard`: time of its last message. `since`: when it became ready.
+    `busy`: it has ranks of this round. `broken`: one of its GPUs failed.
     """
 
     link: Link

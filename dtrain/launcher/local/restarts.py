@@ -1,6 +1,4 @@
-"""How often a run was started again, and how far it had come: what counts against `restarts`, and outlives a server
-that is killed.
-"""
+"""The restarts of a run, counted against `launcher.restarts`, in a file that outlives a killed server."""
 
 import contextlib
 import json
@@ -13,8 +11,8 @@ from dtrain.storage import store
 
 @dataclass
 class RestartLog:
-    """`restarts` in a row: a failure in a later step than any before is the first again. `furthest`: the last step that
-    ranks were in.
+    """`restarts` without progress: a failure in a later step than any before counts as the first. `furthest`: the last
+    step that a rank was in.
     """
 
     round: int = -1
@@ -22,16 +20,20 @@ class RestartLog:
     furthest: int = 1
     reason: str = ""
 
+    @staticmethod
+    def path(scratch: Path) -> Path:
+        return scratch / "restarts.json"
+
     @classmethod
     def read(cls, scratch: Path) -> "RestartLog":
-        path = scratch / "book.json"
+        path = cls.path(scratch)
         return cls(**json.loads(path.read_text())) if path.exists() else cls()
 
     def write(self, scratch: Path) -> None:
-        store.write(str(scratch / "book.json"), json.dumps(asdict(self)).encode())
+        store.write(str(self.path(scratch)), json.dumps(asdict(self)).encode())
 
     def failed(self, scratch: Path, reason: str) -> bool:
-        """Count a failure of this round. Whether it had come further than any before."""
+        """Count a failure of this round. Returns whether the round came further than any before."""
         step = _furthest(scratch / f"round-{self.round}")
         further = step > self.furthest
         self.furthest, self.reason = max(step, self.furthest), reason
@@ -40,7 +42,7 @@ class RestartLog:
 
 
 def _furthest(folder: Path) -> int:
-    """The last step that a rank of a round was in; 0 when none said so."""
+    """The last step that a rank of a round was in; 0 if none reported a step."""
     steps = [0]
     for path in folder.glob("*.json"):
         with contextlib.suppress(ValueError, KeyError, TypeError):

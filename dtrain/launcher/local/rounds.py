@@ -1,13 +1,12 @@
-"""Who decides about rounds: which nodes are in, when their ranks start, and after a failure whether and why they start
-again.
+"""The rounds of a run: which nodes take part, when their ranks start, and whether they start again after a failure.
 
-    gathering ── enough nodes are there ──> running ── all ranks are done ──> over
+    gathering ── enough nodes are ready ──> running ── all ranks are done ──> over
         ^                                     │ a rank, a node or the store process failed
         └──── worth another try ──── ending <─┘ every node ends its ranks and says so ──> over
 
-A round has a store of its own, so that no key of a dead one is met again. A node is in a round only with a living link
-to this process: when the link closes, agent and ranks are gone, and when it falls silent, the agent has ended its ranks
-before it is given up.
+Each round has its own store, so that it never reads a key of an earlier one. A node takes part only while its link to
+this process is open: when the link closes, agent and ranks are gone; when it falls silent, the agent has ended its
+ranks before the server gives the node up.
 """
 
 import contextlib
@@ -17,10 +16,10 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dtrain.cluster import network
 from dtrain.config.environment import BEGAN, LEASE, RESTART_REASON, STORE
@@ -32,22 +31,19 @@ from dtrain.launcher.local.node import Node
 from dtrain.launcher.local.restarts import RestartLog
 from dtrain.lifecycle import failure, signals
 from dtrain.planned import Plan
-from dtrain.result import Status
 from dtrain.secrets import screen
 from dtrain.storage import options, store
 
 LAST_CALL_SECONDS = 2.0
-"""How long a run that can go on with fewer nodes waits for more of them, and for how long a new one must have been
-there.
-"""
-BLAME_SECONDS = 1.0
-"""A rank that lost its peer is not the cause: so long the one that is may take to be heard of."""
+"""A run that can go on with fewer nodes waits this long for more, and counts on a new node after this time."""
+ROOT_CAUSE_SECONDS = 1.0
+"""After a rank reports that it lost a peer, the wait for the report of the rank that failed first."""
 NEVER = ("words", "stopped")
-"""Kinds of failure that are the same another time; an `error` is when no step was reached that had not been before."""
+"""Kinds of failure that a restart cannot mend; an `error` is one too if the round made no progress."""
 JOIN_SECONDS = 120.0
-"""A node that has joined loads torch meanwhile, and says nothing."""
+"""The longest silence of a node that has just joined: it loads torch."""
 MARGIN_SECONDS = 1.0
-"""Between the moment when a silent node has ended its ranks and the one when it is given up."""
+"""From the moment when a silent node has ended its ranks until the server gives it up."""
 
 
 @dataclass
@@ -58,52 +54,56 @@ class Rounds:
 
     plan: Plan
     scratch: Path
-    book: RestartLog
+    log: RestartLog
     restarts: int
     silence: float
     wait: float
     address: str | None
     here: int
-    wish: int = 0
+    stop_request: int = 0
+    """The first signal that asked the run to stop; 0 for none."""
     nodes: dict[int, Node] = field(default_factory=dict)
     members: list[int] = field(default_factory=list)
     failed: dict[str, float] = field(default_factory=dict)
     """`victim` or `cause` -> when the first of them failed in this round"""
 
     def __post_init__(self) -> None:
-        self._phase: Callable[[], None] = self._gather
+        self._phase: Literal["gathering", "running", "ending"] = "gathering"
+        self._passed_on = False
+        """Whether the ranks were sent the stop request."""
         self._began = self._since = time.monotonic()
         self._store_pid, self._done, self._growing, self._ticked = 0, set[int](), False, time.monotonic()
         self._refused = 0
-        """How often no store could be opened."""
+        """How often no store could be started."""
         self._stopped: float | None = None
-        """When the store process was first seen to be stopped."""
+        """Since when the store process has been stopped (SIGSTOP)."""
         self._fewest = min(self.plan.allowed)
         self._selector = selectors.DefaultSelector()
         self._door: Door | None = None
         self._waker = process.waker()
 
     def run(self) -> None:
-        """Returns when the run is over; what became of it stands in <scratch>/over.json."""
-        for number in signals.WISHES:
+        """Returns when the run is over, with its outcome in <scratch>/over.json."""
+        for number in signals.STOP_SIGNALS:
             signal.signal(number, self._note)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.WISHES)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.STOP_SIGNALS)
         self._selector.register(self._waker, selectors.EVENT_READ, self._waker)
         if self.address:
             self._door = Door(self.address, process.memory(self.scratch), self._selector)
         for slot in range(self.here):
             self._fork_agent(slot)
+        steps = {"gathering": self._gather, "running": self._run, "ending": self._decide}
         while not (self.scratch / "over.json").exists():
             self._listen()
             self._reap()
-            self._phase()
+            steps[self._phase]()
         for node in self.nodes.values():
             with contextlib.suppress(ConnectionError):
                 node.link.send(do="bye")
         process.kill(*[pid for pid in (self._store_pid, *(node.pid for node in self.nodes.values())) if pid])
 
     def _note(self, number: int, frame: object) -> None:
-        self.wish = self.wish or number
+        self.stop_request = self.stop_request or number
 
     # nodes
 
@@ -124,9 +124,9 @@ class Rounds:
                     self.plan, Link(theirs, "agent"), folder=self.scratch, memory=memory, lease=None, shared=True
                 ).run()
 
-        signal.pthread_sigmask(signal.SIG_BLOCK, signals.WISHES)
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals.STOP_SIGNALS)
         pid = process.fork(work, f"dtrain-agent-{slot}")
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.WISHES)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.STOP_SIGNALS)
         theirs.close()
         self._add(slot, Node(Link(ours, "server"), "this host", pid, time.monotonic()))
 
@@ -143,9 +143,9 @@ class Rounds:
             process.kill(node.pid)
         if slot in self.members:
             self._lost(f"node {slot} ({node.host}) was lost: {why}")
-        elif self._phase == self._gather and node.pid:
-            self.book.restarts += 1
-        if slot < self.here and self.book.restarts <= self.restarts:
+        elif self._phase == "gathering" and node.pid:
+            self.log.restarts += 1
+        if slot < self.here and self.log.restarts <= self.restarts:
             self._fork_agent(slot)
 
     def _slot(self, node: Node) -> int:
@@ -153,7 +153,7 @@ class Rounds:
 
     def _listen(self) -> None:
         """Read messages of nodes, until something happens or a deadline is due."""
-        for source in ready(self._selector, 0.05 if self._phase != self._run or self.failed else 1.0):
+        for source in ready(self._selector, 0.05 if self._phase != "running" or self.failed else 1.0):
             if source is self._waker:
                 drain(self._waker)
             elif source is self._door:
@@ -177,9 +177,7 @@ class Rounds:
                 self._lose(slot, f"no sign of life for {self.silence:g} s")
 
     def _welcome(self, link: Link) -> None:
-        """Read from a stranger. One that proves to be a node of this run is sent the plan, and what the storage is
-        told.
-        """
+        """Read from a connection that may be a node. One that knows the secret is sent the plan and storage options."""
         host = self._door.hear(link) if self._door else None
         if host is None:
             return
@@ -201,22 +199,22 @@ class Rounds:
         except ConnectionError:
             link.close()
 
-    def _hear(self, node: Node, do: str, **said: Any) -> None:
+    def _hear(self, node: Node, do: str, **message: Any) -> None:
         node.heard = time.monotonic()
         if do == "beat":
-            node.link.send(do="heard", number=said["number"])
+            node.link.send(do="heard", number=message["number"])
         elif do == "ready":
             node.since = node.heard
-        elif said.get("round") == self.book.round:
-            agent.unpack(said.get("files", {}), self._folder)
+        elif message.get("round") == self.log.round:
+            agent.unpack(message.get("files", {}), self._folder)
             if do == "failed":
-                self.failed.setdefault("victim" if said["victim"] else "cause", node.heard)
+                self.failed.setdefault("victim" if message["victim"] else "cause", node.heard)
             else:
                 node.busy = False
                 self._done.add(self._slot(node))
 
     def _reap(self) -> None:
-        """Children that ended. An agent's end is told by its link, which its ranks hold too."""
+        """Reap children. A node is lost only when its link closes, which its ranks hold open too."""
         if self._store_pid and process.ended(self._store_pid) is not None:
             self._store_pid = 0
             self._lost("the store process ended")
@@ -232,7 +230,7 @@ class Rounds:
                 node.pid = None
 
     def _lost(self, what: str) -> None:
-        """Something that is no rank is gone."""
+        """A node or the store died."""
         if self.members:
             self.failed.setdefault("cause", time.monotonic())
             failure.tell(self._folder, None, "lost", what)
@@ -246,29 +244,29 @@ class Rounds:
 
     @property
     def _folder(self) -> Path:
-        return self.scratch / f"round-{self.book.round}"
+        return self.scratch / f"round-{self.log.round}"
 
     def _gather(self) -> None:
-        there = sorted(slot for slot, node in self.nodes.items() if node.ready)
+        slots = sorted(slot for slot, node in self.nodes.items() if node.ready)
         if any(node.since == float("inf") for node in self.nodes.values()):
             self._since = time.monotonic()  # some are just joining
         waited = time.monotonic() - self._since
-        short = LAST_CALL_SECONDS if self.book.round >= 0 else self.wait
-        if self.wish:
+        short = LAST_CALL_SECONDS if self.log.round >= 0 else self.wait
+        if self.stop_request:
             self._over(None)
-        elif self.book.restarts > self.restarts:
+        elif self.log.restarts > self.restarts:
             self._over("its agents end again and again")
-        elif len(there) == self.plan.nodes or (len(there) >= self._fewest and waited > short):
-            self._begin(there)
+        elif len(slots) == self.plan.nodes or (len(slots) >= self._fewest and waited > short):
+            self._begin(slots)
         elif waited > self.wait:
-            missing = ", ".join(str(slot) for slot in range(self.plan.nodes) if slot not in there)
+            missing = ", ".join(str(slot) for slot in range(self.plan.nodes) if slot not in slots)
             self._over(
-                f"{self.book.reason or 'nodes are missing'}; {len(there)} of {self.plan.nodes} node(s) are there "
+                f"{self.log.reason or 'nodes are missing'}; {len(slots)} of {self.plan.nodes} node(s) are there "
                 f"after {self.wait:g} s, not {missing}"
             )
 
     def _begin(self, members: list[int]) -> None:
-        """A round: a store of its own, and ranks on every member."""
+        """Begin a round: start its store, and the ranks on every member."""
         try:
             self._store_pid, port = process.fork_store(self._here)
         except ConnectionError as error:  # again in a moment
@@ -276,27 +274,26 @@ class Rounds:
             if self._refused > self.restarts:
                 self._over(str(error))
             return
-        self.book.round += 1
+        self.log.round += 1
         self.members, self.failed, self._done, self._growing = members, {}, set(), False
-        self.book.write(
-            self.scratch
-        )  # before the folder: killed between the two, the next server begins a round of another name
+        # before the folder: a server killed between the two must not meet that folder again
+        self.log.write(self.scratch)
         self._folder.mkdir()
         host = network.endpoint(self.address)[0] if self.address else self._here
         environment = {"MASTER_ADDR": host, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-        environment |= {"TORCHELASTIC_RESTART_COUNT": str(self.book.round), "TORCHELASTIC_RUN_ID": self.scratch.name}
+        environment |= {"TORCHELASTIC_RESTART_COUNT": str(self.log.round), "TORCHELASTIC_RUN_ID": self.scratch.name}
         environment[STORE] = os.urandom(16).hex()
-        if self.book.reason:
-            environment[RESTART_REASON] = self.book.reason
-        self._phase, self._since = self._run, time.monotonic()
+        if self.log.reason:
+            environment[RESTART_REASON] = self.log.reason
+        self._phase, self._since = "running", time.monotonic()
         passed = self._since - float(os.environ.get(BEGAN, self._began))
         for group, slot in enumerate(members):
             self.nodes[slot].busy = True
             first = group * self.plan.devices
-            with contextlib.suppress(ConnectionError):  # told by the next look at the link
+            with contextlib.suppress(ConnectionError):  # the next read of the link reports it
                 self.nodes[slot].link.send(
                     do="start",
-                    round=self.book.round,
+                    round=self.log.round,
                     first=first,
                     nodes=len(members),
                     group=group,
@@ -305,20 +302,21 @@ class Rounds:
                 )
 
     def _run(self) -> None:
-        if self.wish > 0 and not self._growing:
-            self._ask(signal.SIGINT if self.wish == signal.SIGINT else signal.SIGUSR1)
-        if "cause" in self.failed or time.monotonic() - self.failed.get("victim", float("inf")) > BLAME_SECONDS:
+        if self.stop_request and not self._passed_on and not self._growing:
+            self._passed_on = True
+            self._ask(signal.SIGINT if self.stop_request == signal.SIGINT else signal.SIGUSR1)
+        if "cause" in self.failed or time.monotonic() - self.failed.get("victim", float("inf")) > ROOT_CAUSE_SECONDS:
             self._end()
         elif self.failed:
             return
         elif self._done >= set(self.members):
             self._finished()
-        elif not self._growing and not self.wish and self._newcomers():
+        elif not self._growing and not self.stop_request and self._newcomers():
             self._growing = True
-            self._ask(signal.SIGUSR1)  # they save, and the next round begins from there
+            self._ask(signal.SIGUSR1)  # the ranks save, and the next round goes on from there
 
     def _newcomers(self) -> list[int]:
-        """Nodes that have been there long enough to be counted on."""
+        """Nodes outside the round that have been ready long enough to be counted on."""
         now = time.monotonic()
         return [
             slot
@@ -327,64 +325,60 @@ class Rounds:
         ]
 
     def _ask(self, number: int) -> None:
-        self.wish = -abs(self.wish)  # passed on
         for slot in self.members:
             with contextlib.suppress(ConnectionError, KeyError):
                 self.nodes[slot].link.send(do="stop", number=number)
 
     def _end(self) -> None:
-        """Every member ends its ranks."""
-        self._phase, self._since = self._ending, time.monotonic()
+        """Have every member end its ranks."""
+        self._phase, self._since = "ending", time.monotonic()
         for slot in self.members:
             with contextlib.suppress(ConnectionError, KeyError):
                 self.nodes[slot].link.send(
-                    do="end", round=self.book.round, known="cause" if "cause" in self.failed else "victim"
+                    do="end", round=self.log.round, known="cause" if "cause" in self.failed else "victim"
                 )
 
-    def _ending(self) -> None:
+    def _decide(self) -> None:
+        """Once every member has ended its ranks: start again, or end the run."""
         if any(node.busy for node in self.nodes.values()):
             return
-        found = failure.explain(self._folder)
-        if found.facts["kind"] == "gpu" and sum(node.ready for node in self.nodes.values()) > self._fewest:
-            slot = self.members[found.facts["rank"] // self.plan.devices]
-            if slot in self.nodes:  # the others can do without it
+        cause = failure.explain(self._folder)
+        if cause.facts["kind"] == "gpu" and sum(node.ready for node in self.nodes.values()) > self._fewest:
+            slot = self.members[cause.facts["rank"] // self.plan.devices]
+            if slot in self.nodes:  # enough nodes are left without it
                 self.nodes[slot].broken = True
         self._settle()
-        kind = "victim" if found.facts.get("victim") else found.facts["kind"]
-        if kind == "stopped" and self._growing and not self.wish:
+        kind = "victim" if cause.facts.get("victim") else cause.facts["kind"]
+        if kind == "stopped" and self._growing and not self.stop_request:
             return
-        further = self.book.failed(self.scratch, found.line)
-        if self.wish or kind in NEVER or (kind == "error" and not further) or self.book.restarts > self.restarts:
+        further = self.log.failed(self.scratch, cause.line)
+        if self.stop_request or kind in NEVER or (kind == "error" and not further) or self.log.restarts > self.restarts:
             self._over(None)
         else:
-            screen.complain(f"{found.line}; the ranks start again from the last state")
+            screen.complain(f"{cause.line}; the ranks start again from the last state")
 
     def _settle(self) -> None:
-        """No rank of the round lives any more."""
+        """Close the round: none of its ranks is alive."""
         process.kill(*[self._store_pid] if self._store_pid else [])
         self._store_pid, self.members = 0, []
-        self._phase, self._since = self._gather, time.monotonic()
+        self._phase, self._since = "gathering", time.monotonic()
 
     def _finished(self) -> None:
-        """Every rank ended well: the run is over, unless it was asked to stop for a newcomer."""
+        """Every rank has finished: the run is over, unless they stopped to let a node join."""
         result = json.loads((self._folder / "result.json").read_text())
         self._settle()
-        if self.wish and result["status"] == "preempted":
-            store.write(str(self._folder / "result.json"), json.dumps(result | {"status": _status(self.wish)}).encode())
-        if self._growing and not self.wish and result["status"] == "preempted":
-            self.book.reason = "a node has joined"
+        if self.stop_request == signal.SIGINT and result["status"] == "preempted":
+            store.write(str(self._folder / "result.json"), json.dumps(result | {"status": "interrupted"}).encode())
+        if self._growing and not self.stop_request and result["status"] == "preempted":
+            self.log.reason = "a node has joined"
         else:
             self._over(None)
 
     def _over(self, error: str | None) -> None:
-        """`error` is a sentence where there is no round whose ranks could be asked."""
-        asked = abs(self.wish) if not (self._folder / "result.json").exists() else 0
-        write_over(self.scratch, {"round": self.book.round, "error": error, "asked": asked})
+        """End the run. `error`: the reason, if no rank of the last round reports it."""
+        stopped_by = 0 if (self._folder / "result.json").exists() else self.stop_request
+        write_over(self.scratch, {"round": self.log.round, "error": error, "stopped_by": stopped_by})
 
 
 def write_over(scratch: Path, over: Mapping[str, Any]) -> None:
     store.write(str(scratch / "over.json"), json.dumps(over).encode())
-
-
-def _status(wish: int) -> Status:
-    return "interrupted" if abs(wish) == signal.SIGINT else "preempted"

@@ -1,5 +1,5 @@
-"""The launcher's server process: reads the plan from standard input, loads torch once and decides about rounds until
-the run is over.
+"""The launcher's server process: reads the plan from standard input, loads torch once and runs rounds until the run is
+over.
 
 python -m dtrain.launcher.local.server <pid of the command> <scratch folder>
 """
@@ -23,34 +23,36 @@ from dtrain.storage import options, store
 
 
 def main(parent: int, scratch: Path) -> None:
-    """Read the decisions from standard input, and serve."""
+    """Serve the request on standard input."""
     process.die_with(parent)
     screen.outlive_readers()
     secrets.guard()
-    given, cold = sys.stdin.read(), os.environ.pop(COLD, "")
+    request, cold = sys.stdin.read(), os.environ.pop(COLD, "")
     try:
-        serve(json.loads(given), scratch, cold=cold)
+        serve(json.loads(request), scratch, cold=cold)
     except UnforkableError as error:
-        error.begin_again(["dtrain.launcher.local.server", *sys.argv[1:]], given, cold=cold)
+        error.begin_again(["dtrain.launcher.local.server", *sys.argv[1:]], request, cold=cold)
 
 
-def serve(told: dict[str, Any], scratch: Path, *, cold: str = "") -> None:
-    """Load torch and the parts of the plan but the modules of `cold`, then decide about rounds. What the system refuses
-    is told in over.json. Raises UnforkableError.
+def serve(request: dict[str, Any], scratch: Path, *, cold: str = "") -> None:
+    """Load torch and the parts of the plan, except the modules of `cold`, then run the rounds. A system error is
+    written to over.json. Raises UnforkableError.
     """
     try:
         process.claim(scratch)
-        options.take_over(told.pop("storage"))
-        plan = Plan.from_dict(told.pop("plan"))
+        options.take_over(request.pop("storage"))
+        plan = Plan.from_dict(request.pop("plan"))
         with store.anchored():
             warm(plan, cold)
-            Rounds(plan, scratch, RestartLog.read(scratch), **told).run()
+            Rounds(plan, scratch, RestartLog.read(scratch), **request).run()
     except (OSError, StoreError) as error:
-        said = f"the launcher cannot start: {why(error) if isinstance(error, OSError) else error}"
+        sentence = f"the launcher cannot start: {why(error) if isinstance(error, OSError) else error}"
         try:
-            write_over(scratch, {"round": -1, "error": said, "asked": 0, "exit_code": PreflightError.exit_code})
+            write_over(
+                scratch, {"round": -1, "error": sentence, "stopped_by": 0, "exit_code": PreflightError.exit_code}
+            )
         except StoreError:  # it is the disk
-            screen.complain(said)
+            screen.complain(sentence)
             sys.exit(1)
 
 

@@ -44,6 +44,7 @@ def losses(out: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.campaign("kills")
 def test_nodes_come_and_go_and_the_losses_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dtrain.launcher.local.rounds.LAST_CALL_SECONDS", 0.3)
     address, out = f"127.0.0.1:{free_port()}", tmp_path / "run"

@@ -81,6 +81,7 @@ def malformed(chance: random.Random) -> bytes:
     ])  # fmt: skip
 
 
+@pytest.mark.campaign("fuzz")
 def test_two_hundred_malformed_messages_and_the_run_goes_on(secret: None, tmp_path: Path) -> None:
     chance, address, out = random.Random(14), f"127.0.0.1:{free_port()}", tmp_path / "run"
     with (

@@ -46,6 +46,7 @@ def lives(pid: int) -> bool:
         return False
 
 
+@pytest.mark.campaign("kills")
 @pytest.mark.parametrize("target", ["rank", "agent", "store"])
 def test_a_run_goes_on_whatever_is_killed(target: str, untouched: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
@@ -65,6 +66,7 @@ def test_a_run_goes_on_whatever_is_killed(target: str, untouched: Path, tmp_path
     assert second >= 8
 
 
+@pytest.mark.campaign("kills")
 @pytest.mark.parametrize("noted", [False, True])
 def test_a_server_killed_as_it_begins_a_round_is_followed_by_the_next(
     noted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -91,9 +93,10 @@ def test_an_error_that_comes_before_any_new_step_is_not_tried_again(tmp_path: Pa
     ) as server:
         assert over(server, tmp_path)["round"] == 0
     with pytest.raises(RankError, match=r"rank 1 failed.*ValueError: planned"):
-        failure.outcome(tmp_path / "round-0", 0)
+        failure.outcome(tmp_path / "round-0")
 
 
+@pytest.mark.campaign("kills")
 def test_what_dies_again_and_again_ends_the_run(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with served(plan_of(out, *SLOW, "checkpoint.every=0"), tmp_path, restarts=1) as server:
@@ -103,7 +106,7 @@ def test_what_dies_again_and_again_ends_the_run(tmp_path: Path) -> None:
             os.kill(below(server)["rank"][0], signal.SIGKILL)
         assert over(server, tmp_path)["round"] == 1
     with pytest.raises(RankError, match=r"rank [01] was killed"):
-        failure.outcome(tmp_path / "round-1", 0)
+        failure.outcome(tmp_path / "round-1")
 
 
 def test_a_wish_between_two_rounds_begins_no_new_one(tmp_path: Path) -> None:
@@ -115,7 +118,7 @@ def test_a_wish_between_two_rounds_begins_no_new_one(tmp_path: Path) -> None:
             os.kill(rank, signal.SIGKILL)
         os.kill(server, signal.SIGTERM)
         os.kill(below(server)["agent"][0], signal.SIGCONT)
-        assert over(server, tmp_path) == {"round": 0, "error": None, "asked": signal.SIGTERM}
+        assert over(server, tmp_path) == {"round": 0, "error": None, "stopped_by": signal.SIGTERM}
 
 
 def test_a_node_that_never_comes_is_named(tmp_path: Path) -> None:

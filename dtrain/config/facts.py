@@ -1,0 +1,70 @@
+"""The facts of a part: what its word states in `_about_`, or its class in `about`. Whoever decides or predicts reads
+these, never a name.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dtrain.config import constraints
+
+Part = Mapping[str, Any]
+"""`{"_target_": "dtrain.optim.adamw.build", **arguments}`: data until a rank builds it."""
+
+KEPT = ("whole", "rows", "columns", "count")
+"""Tensors that an optimizer keeps of a parameter: like it, one number for each row or column, or one number."""
+OF = ("hidden", "matrices", "every")
+"""Parameters of which it keeps the same: hidden matrices, other matrices, every parameter."""
+_KEEPS = ["all", "products", "inputs"]
+FACTS: Mapping[str, Mapping[str, Any]] = {
+    "strategy": {
+        "fill": ["pp", "dp_replicate", "dp_shard", "cp", "tp"], "inside": ["dp_shard"], "holds": ["copies", "shards"],
+        "reshard": ["forward", "never"], "reduce": ["last", "every"], "offload": ["none", "cpu"], "buckets": "bool",
+    },
+    "precision": {name: ["fp32", "bf16", "fp16"] for name in ("param", "compute", "reduce")},
+    "optim": {"state": "mapping", "needs": ["elements", "matrices", "statistics"], "copies": "from 0", "fused": "bool"},
+    "remat": {"keeps": _KEEPS},
+    "compile": {"keeps": _KEEPS},
+    "pipeline": {
+        "stages": "whole from 1", "more": "bool", "layout": ["loop", "v"], "least": "whole from 0", "rounds": "bool",
+        "splits_backward": "bool", "keeps": ["all"], "runner": "text",
+    },
+    "objective": {"task": ["next_token", "classification", "regression"], "metrics": "list of text"},
+    "data": {"gives": ["tokens", "samples", "any"], "dense": "bool", "loading": ["thread", "block", "step"]},
+    "launcher": {"where": ["here", "around"], "most": "whole from 1"},
+}  # fmt: skip
+"""Group -> fact -> the values it may have, in the words of dtrain/config/constraints.py."""
+
+
+def wrong(group: str, part: Part) -> Iterator[str]:
+    """A sentence for each fact that is stated with a value that means nothing."""
+    for name, allowed in FACTS.get(group, {}).items():
+        value = about(part).get(name)
+        if value is None:
+            continue
+        if not constraints.fits(value, allowed):
+            yield f"{part['_target_']} states {name}={value!r}: {name} is {constraints.say(allowed)}."
+        elif name == "state" and not _is_state(value):
+            yield (
+                f"{part['_target_']} states state={value!r}: it has for each of {', '.join(OF)} a list of "
+                f"{', '.join(KEPT)}, or {{'whole': 'momentum'}} where that argument is not 0; every is needed."
+            )
+
+
+def _is_state(value: Mapping[str, Any]) -> bool:
+    lists = all(isinstance(entries, list | tuple) for entries in value.values())
+    if not lists or "every" not in value or not all(kind in OF for kind in value):
+        return False
+    entries = [entry for kept in value.values() for entry in kept]
+    names = [name for entry in entries for name in (entry if isinstance(entry, Mapping) else [entry])]
+    return all(isinstance(name, str) and name in KEPT for name in names)
+
+
+def about(part: Part) -> Mapping[str, Any]:
+    """The facts alone; they are no arguments."""
+    facts: Mapping[str, Any] = part.get("_about_") or {}
+    return facts
+
+
+def fact(part: Part, name: str, default: Any = None) -> Any:
+    """One fact; an argument of its name, such as `reshard` of fsdp, is that fact."""
+    return part[name] if name in part else about(part).get(name, default)

@@ -1,0 +1,35 @@
+"""The facts that predictions need of each part, and what to state where one is missing."""
+
+from collections.abc import Mapping
+
+from dtrain.config.facts import fact
+from dtrain.predict.shapes import Decided
+
+NEEDED: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "strategy": (("holds",), "'holds': 'copies'"),
+    "precision": (("param", "compute", "reduce"), "'param': 'fp32', 'compute': 'bf16', 'reduce': 'fp32'"),
+    "optim": (
+        ("state", "needs", "copies"),
+        "'state': {'every': ['whole', 'whole', 'count']}, 'needs': 'elements', 'copies': 2",
+    ),
+    "remat": (("keeps",), "'keeps': 'inputs'"),
+    "compile": (("keeps",), "'keeps': 'all'"),
+}
+"""Group -> (facts, an example of them)."""
+SHARDS = (("holds", "reshard", "reduce"), "'holds': 'shards', 'reshard': 'forward', 'reduce': 'last'")
+"""The same for a strategy that holds shards."""
+
+
+def unstated(plan: Decided) -> str:
+    """A sentence for each part that lacks a fact; empty where all are there."""
+    sentences = []
+    for group in NEEDED:
+        part = getattr(plan, group)
+        names, example = SHARDS if fact(part, "holds") == "shards" else NEEDED[group]
+        missing = [name for name in names if fact(part, name) is None]
+        if missing:
+            sentences.append(
+                f"{part['_target_']} does not state {', '.join(missing)}. Give its class facts such as about = "
+                f"{{{example}}}, or its word in conf/{group}/ the same as _about_."
+            )
+    return " ".join(sentences)

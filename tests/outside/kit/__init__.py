@@ -1,0 +1,1 @@
+"""A package of parts that dtrain does not know: one of each kind, with the facts that it states."""

@@ -1,0 +1,130 @@
+"""Tests run in forked workers: a process for each file, a few at a time, from one that has imported all files and run none.
+
+What a file's tests leave in memory ends with its process, so forking ranks from it stays cheap, and no test can lean on another file's.
+"""
+
+import os
+from collections import deque
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import pytest
+
+from dtrain.launcher.process import ended, fork, kill
+
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+LONGEST = (
+    "lifecycle/test_loaders.py", "verb/test_verify.py", "test_train.py", "test_api.py", "checkpoint/test_sharded.py", "invariance/test_layouts.py",
+    "invariance/test_position.py", "compile/test_blocks.py", "faults/test_named.py", "faults/test_nccl.py", "launcher/local/test_rounds.py",
+)  # fmt: skip
+"""Files that begin first, so that no worker ends long after the others."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "processes that run test files, one more than cores as many tests wait; 0: this process"
+    parser.addoption("--workers", type=int, default=CORES + 1, help=text)
+
+
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """Run the files in workers and report what they report. None, and pytest runs the tests itself, where it has to be this process."""
+    option = session.config.option
+    if (
+        not option.workers
+        or option.usepdb
+        or option.collectonly
+        or (session.testsfailed and not option.continue_on_collection_errors)
+    ):
+        return None
+    session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined] # one folder for all workers
+    files: dict[Any, list[pytest.Item]] = {}
+    for item in session.items:
+        files.setdefault(item.path, []).append(item)
+    waiting = deque(sorted(files.values(), key=lambda items: not str(items[0].path).endswith(LONGEST)))
+    running: dict[Connection, _Worker] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < option.workers:
+                worker = _Worker(session, waiting.popleft())
+                running[worker.reports] = worker
+            wait(running, timeout=1)
+            for worker in list(running.values()):
+                if not worker.relay():
+                    del running[worker.reports]
+                    if worker.items:
+                        waiting.appendleft(worker.items)
+                if session.shouldfail:
+                    raise session.Failed(session.shouldfail)
+                if session.shouldstop:
+                    raise session.Interrupted(session.shouldstop)
+    finally:
+        kill(*[worker.pid for worker in running.values()])
+    return True
+
+
+class _Worker:
+    """The process that runs `items`, of which those stay that it has not finished."""
+
+    def __init__(self, session: pytest.Session, items: list[pytest.Item]) -> None:
+        self.config, self.items = session.config, items
+        self.reports, reporting = Pipe(duplex=False)
+        self.pid = fork(lambda: _work(session, items, reporting), "dtrain-tests")
+        reporting.close()
+
+    def relay(self) -> bool:
+        """Pass on what it has reported so far. False when it has ended."""
+        code = ended(self.pid)  # asked first: what it wrote before its end is there
+        while self.reports.poll():
+            try:
+                hook, arguments = self.reports.recv()
+            except EOFError:
+                break
+            if hook == "pytest_runtest_logreport":
+                arguments["report"] = self.config.hook.pytest_report_from_serializable(
+                    config=self.config, data=arguments["report"]
+                )
+            getattr(self.config.hook, hook)(**arguments)
+            if hook == "pytest_runtest_logfinish":
+                del self.items[0]
+        if code is None:
+            return True
+        self.reports.close()
+        if self.items:
+            self._blame(self.items.pop(0), code)
+        return False
+
+    def _blame(self, item: pytest.Item, code: int) -> None:
+        sentence = f"the worker of {item.path.name} ended with {code} in this test"
+        report = pytest.TestReport(item.nodeid, item.location, {}, "failed", sentence, "call")
+        self.config.hook.pytest_runtest_logreport(report=report)
+        self.config.hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+
+
+class _Reporter:
+    """The plugin of a worker in the place of pytest's terminal: all hooks about results go to the process that forked it."""
+
+    def __init__(self, config: pytest.Config, reports: Connection) -> None:
+        self.config, self.reports = config, reports
+
+    def pytest_runtest_logstart(self, nodeid: str, location: tuple[str, int | None, str]) -> None:
+        self.reports.send(("pytest_runtest_logstart", {"nodeid": nodeid, "location": location}))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        data = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
+        self.reports.send(("pytest_runtest_logreport", {"report": data}))
+
+    def pytest_runtest_logfinish(self, nodeid: str, location: tuple[str, int | None, str]) -> None:
+        self.reports.send(("pytest_runtest_logfinish", {"nodeid": nodeid, "location": location}))
+
+
+def _work(session: pytest.Session, items: list[pytest.Item], reports: Connection) -> None:
+    plugins = session.config.pluginmanager
+    plugins.unregister(name="terminalreporter")
+    plugins.register(_Reporter(session.config, reports))
+    capture = plugins.getplugin("capturemanager")
+    capture.stop_global_capturing()  # its files are the parent's, and the other workers' too
+    capture.start_global_capturing()
+    with suppress(KeyboardInterrupt):  # whoever typed it is heard by the process that forked this one
+        for item, following in zip(items, [*items[1:], None], strict=True):
+            session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from commands import COMMAND
 from launching import mentioning, started
 from mounts import Unsteady
 from safetensors.numpy import load
@@ -31,15 +32,19 @@ from dtrain.planned import Plan
 from dtrain.result import OF_THE_MACHINE
 from dtrain.storage import store
 
-TARGETS = {"rank": 12, "agent": 4, "store": 4, "server": 1, "command": 1, "group": 1}
+TARGETS = {"rank": 12, "agent": 4, "store": 4, "server": 1, "zygote": 1, "command": 1, "group": 1}
 """What is killed, and how often beside the others."""
 
 
 def family(command: int) -> dict[str, list[int]]:
     """The processes of a run by what they are, as far as they live now."""
     parents = _children()
-    servers = [pid for pid, _ in parents.get(command, [])]
-    return {"command": [command], "server": servers} | _below(servers, parents)
+    begun = parents.get(command, [])
+    zygotes = [pid for pid, name in begun if name == "dtrain-zygote"]
+    servers = [pid for pid, _ in begun if pid not in zygotes] + [
+        pid for each in zygotes for pid, _ in parents.get(each, [])
+    ]
+    return {"command": [command], "zygote": zygotes, "server": servers} | _below(servers, parents)
 
 
 def below(server: int) -> dict[str, list[int]]:
@@ -100,7 +105,7 @@ def survive(
     """
     chance, done, deadline = random.Random(seed), dict.fromkeys(targets, 0), time.monotonic() + seconds
     words = [*words, f"out={url or out}"]
-    process = started(out, *words)
+    process = started(out, *words, by=COMMAND)
     while True:
         _moment(process, chance, longest)
         assert time.monotonic() < deadline, f"not done after {seconds} s and {done}:\n{_ended(process)}"
@@ -118,7 +123,7 @@ def survive(
             if not (storage and storage.excuses(code)) and code != -signal.SIGKILL:
                 assert code == 0, f"exit code {code} after {done}:\n{output}"
                 return done
-            process = started(out, *words)
+            process = started(out, *words, by=COMMAND)
 
 
 def _moment(process: "subprocess.Popen[str]", chance: random.Random, longest: float) -> None:

@@ -11,8 +11,10 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
+from commands import COMMAND, Forked
 from torch import Tensor, nn
 
 from dtrain.build import build
@@ -118,22 +120,14 @@ def plan_of(out: Path, *words: str) -> Plan:
     return resolve(compose(["model=mlp", *WORDS, f"out={out}", *words]), Cluster(gpus=0, cpus=1))
 
 
-def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "dtrain", *words]
-
-
 def started(out: Path, *words: str, by: Sequence[str] = ()) -> subprocess.Popen[str]:
-    """The command (or `by` instead of it), in the background, with the tests' modules at hand."""
+    """The command, forked from this process (or `by` instead of it), in the background, with the tests' modules at hand."""
     scratch = out.with_name(f"{out.name}-scratch")  # in the command line of every process of this run, and of no other
     scratch.mkdir(exist_ok=True)
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "TMPDIR": str(scratch)}
-    return subprocess.Popen(
-        [*(by or command()), *WORDS, f"out={out}", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=env,
-    )
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": env}
+    asked = [*WORDS, f"out={out}", *words]
+    return subprocess.Popen([*by, *asked], **pipes) if by else Forked([*COMMAND, *asked], **pipes)
 
 
 def wait_for_step(out: Path, step: int, seconds: float = 300) -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import commands
 import pytest
 from small import CPUS
 
@@ -51,15 +52,7 @@ def predicted(words: str) -> tuple[Plan, Prediction]:
 
 def command(folder: Path, *words: str) -> str:
     env = {**os.environ, "PYTHONPATH": str(folder)}
-    ran = subprocess.run(
-        [sys.executable, "-m", "dtrain", *words],
-        cwd=folder,
-        env=env,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    ran = commands.run(*words, cwd=folder, env=env)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
 

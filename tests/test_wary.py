@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import command
+from commands import COMMAND
 
 from dtrain import recipe
 from dtrain.__main__ import main
@@ -148,7 +148,7 @@ def test_ranks_are_as_wary(near: Site, far: Site, tmp_path: Path) -> None:
         "/text.txt": TEXT,
     }
     words = [
-        *command(),
+        *COMMAND,
         "model=gpt",
         "model.width=16",
         "steps=1",

@@ -43,21 +43,28 @@ class UnforkableError(Exception):
         os.execv(sys.executable, [sys.executable, "-m", *arguments])
 
 
-def warm(plan: Plan, cold: str) -> None:
-    """Import torch, the loop and the parts of the plan, except the modules of `cold`. Raises UnforkableError."""
+def load() -> None:
+    """Import torch and the loop."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the stack of whatever lost its peer, beside the error
+    os.environ.setdefault(BY_NVML, "1")
     with loading_torch():
         import torch
         import torch._dynamo  # the first optimizer would import it, in every rank
 
         import dtrain.train  # noqa: F401
-
-        if plan.trust:
-            hub.watch()
-        parts = (plan.strategy, plan.optim, plan.model, plan.data, plan.objective, plan.schedule)
-        for part in (*parts, plan.checkpoint, plan.backend):
-            _import(str(part["_target_"]).rsplit(".", 1)[0], cold.split(","))
     torch.set_num_threads(1)
     gc.freeze()  # else the collector of each rank would copy these pages
+
+
+def warm(plan: Plan, cold: str) -> None:
+    """Import torch, the loop and the parts of the plan, except the modules of `cold`. Raises UnforkableError."""
+    load()
+    if plan.trust:
+        hub.watch()
+    parts = (plan.strategy, plan.optim, plan.model, plan.data, plan.objective, plan.schedule)
+    for part in (*parts, plan.checkpoint, plan.backend):
+        _import(str(part["_target_"]).rsplit(".", 1)[0], cold.split(","))
+    gc.freeze()
 
 
 def _import(module: str, cold: Sequence[str]) -> None:

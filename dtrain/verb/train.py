@@ -21,7 +21,7 @@ from dtrain.config.schema import Config
 from dtrain.config.structure import fault
 from dtrain.config.word import cut
 from dtrain.errors import DtrainError, LeaseError, PreflightError, StoreError, WordsError, why
-from dtrain.launcher import preflight
+from dtrain.launcher import preflight, zygote
 from dtrain.lifecycle import failure
 from dtrain.planned import SHAPE as PLAN
 from dtrain.planned import Plan
@@ -42,10 +42,10 @@ LOOK_SECONDS = 5.0
 
 
 def run(words: Sequence[str]) -> int:
-    if "-m" in words or "--multirun" in words:
-        return sweep([word for word in words if word not in ("-m", "--multirun")])
-    result = one(compose(words))
-    return result.exit_code
+    with zygote.kept():
+        if "-m" in words or "--multirun" in words:
+            return sweep([word for word in words if word not in ("-m", "--multirun")])
+        return one(compose(words)).exit_code
 
 
 def sweep(words: Sequence[str]) -> int:
@@ -103,6 +103,8 @@ def one(config: Config) -> Result:
     finished = _finished(plan, say=first)
     if finished:
         return finished
+    if plan.world > 1 and not cluster.external:
+        zygote.begin()
     if first:
         requires.check(config, cluster)
         with store.patience(LOOK_SECONDS):

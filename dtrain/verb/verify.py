@@ -23,7 +23,7 @@ from dtrain.cluster import detect
 from dtrain.compose import compose
 from dtrain.config.schema import Config
 from dtrain.errors import DtrainError, WordsError
-from dtrain.launcher import preflight
+from dtrain.launcher import preflight, zygote
 from dtrain.planned import BatchShape, MeshShape, PipelineShape, Plan
 from dtrain.recipe import expect, requires
 from dtrain.resolve import resolve
@@ -58,11 +58,17 @@ MEMORY = re.compile(r"out of memory|can.t allocate memory|MemoryError|SIGKILL", 
 
 
 def run(words: Sequence[str]) -> int:
+    with zygote.kept():
+        return _verify(words)
+
+
+def _verify(words: Sequence[str]) -> int:
     config, cluster = compose(words), detect()
     if cluster.external is not None:
         raise WordsError("verify starts its own ranks, and is one of someone else's here. Start it without torchrun.")
     plan = replace(resolve(config, cluster), others=())
     figures = expect.asked(config.expect)
+    zygote.begin()
     requires.check(config, cluster)
     preflight.check(plan)
     store.remove(store.join(plan.out, "verify"))

@@ -15,8 +15,9 @@ from typing import Any
 
 import mounts
 import pytest
+from commands import COMMAND
 from killing import leavings
-from launching import command, plan_of, started, steps_of
+from launching import plan_of, started, steps_of
 from pool import ranks
 
 from dtrain.errors import MovedError
@@ -206,7 +207,7 @@ def test_a_full_folder_for_temporary_files_hides_no_error_and_keeps_nobody_from_
         "checkpoint.every=2",
     ]
     process = started(
-        out, *fills, "devices=2", "batch=8", "launcher=local", "launcher.restarts=1", by=[*SMALL, *command()]
+        out, *fills, "devices=2", "batch=8", "launcher=local", "launcher.restarts=1", by=[*SMALL, *COMMAND]
     )
     said = process.communicate(timeout=300)[0]
     assert "ValueError: planned" in said

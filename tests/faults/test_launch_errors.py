@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from launching import WORDS, command
+from commands import COMMAND
+from launching import WORDS
 from pool import ranks
 from small import plan
 
@@ -51,7 +52,7 @@ def refused(
 ) -> str:
     """The one sentence of a command that cannot start."""
     done = subprocess.run(
-        [*(by or []), *command(), *base, *words, f"out={out}"],
+        [*(by or []), *COMMAND, *base, *words, f"out={out}"],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=SECONDS, check=False, preexec_fn=before,
         env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
     )  # fmt: skip
@@ -142,7 +143,7 @@ def test_no_room_for_what_the_launcher_writes(options: str, tmp_path: Path) -> N
 def test_standard_output_on_a_full_disk(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [*command(), *WORDS, *LOCAL, f"out={tmp_path}"],
+            [*COMMAND, *WORDS, *LOCAL, f"out={tmp_path}"],
             stdout=full, stderr=subprocess.PIPE, text=True, timeout=SECONDS, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
     assert done.returncode == 3
@@ -153,7 +154,7 @@ def test_standard_output_on_a_full_disk(tmp_path: Path) -> None:
 def test_a_verb_whose_answer_is_lost_says_so() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [*command(), "plan"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=SECONDS, check=False
+            [*COMMAND, "plan"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=SECONDS, check=False
         )
     assert (done.returncode, done.stderr.count("no space left on device")) == (3, 1)
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import command, started, wait_for_step
+from commands import COMMAND
+from launching import started, wait_for_step
 
 ANYWHERE = ["model._target_=faulty.Faulty", "trust=[launching,faulty]", "backend=gloo", "backend.timeout=8"]
 WORDS = [*ANYWHERE, "devices=2", "launcher=local", "launcher.restarts=0"]
@@ -122,7 +123,7 @@ def test_a_single_process_that_leaves_is_told_at_the_next_start(tmp_path: Path) 
 
 @pytest.mark.campaign("kills")
 def test_under_torchrun_the_rank_that_failed_is_named(tmp_path: Path) -> None:
-    torchrun = [command()[0], "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "dtrain"]
+    torchrun = [COMMAND[0], "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "dtrain"]
     process = started(tmp_path, *ANYWHERE, "model.fault=workload_exc", by=torchrun)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 1

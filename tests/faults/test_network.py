@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from launching import WORDS, command, steps_of, wait_for_step
+from commands import COMMAND
+from launching import WORDS, steps_of, wait_for_step
 
 pytestmark = pytest.mark.campaign("network")
 
@@ -74,7 +75,7 @@ def cable() -> Iterator[Cable]:
 def begun(cable: Cable, out: Path, *words: str) -> Iterator[tuple["subprocess.Popen[str]", "subprocess.Popen[str]"]]:
     """The command on one host and the agent of the other, some steps after their start; killed at the end of the context."""
     run = [*SLOW, *words, f"out={out}", f"launcher.address={cable.address}", "launcher.here=1"]
-    near = cable.start(cable.near, *command(*run), scratch=out.with_name("near"))
+    near = cable.start(cable.near, *COMMAND, *run, scratch=out.with_name("near"))
     far = cable.start(
         cable.far, sys.executable, "-m", "dtrain.launcher.local.agent", cable.address, scratch=out.with_name("far")
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from launching import command
+from commands import COMMAND
 from leaky import digest
 from secret_shapes import Shape, shapes
 from storage.test_options import descendants
@@ -71,7 +71,7 @@ class Place:
 
     def run(self, *words: str) -> tuple[int, str]:
         process = subprocess.Popen(
-            command(*words),
+            [*COMMAND, *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

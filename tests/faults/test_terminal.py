@@ -12,8 +12,9 @@ import termios
 from pathlib import Path
 
 import pytest
+from commands import COMMAND
 from killing import nothing_left
-from launching import WORDS, command, steps_of, wait_for_step
+from launching import WORDS, steps_of, wait_for_step
 
 pytestmark = pytest.mark.campaign("signals")
 
@@ -40,7 +41,7 @@ def test_a_closed_terminal_stops_the_run_with_a_checkpoint(words: list[str], tmp
     out = tmp_path / "out"
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [*command(), *WORDS, *SLOW, *words, f"out={out}"],
+        [*COMMAND, *WORDS, *SLOW, *words, f"out={out}"],
         stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, env=environment(out),
         preexec_fn=own_terminal,
     )  # fmt: skip
@@ -66,7 +67,7 @@ def test_what_the_shell_that_started_it_ignores_is_not_heard(
 ) -> None:
     out = tmp_path / "out"
     process = subprocess.Popen(
-        [sys.executable, "-c", STARTED, str(number.value), *command(), *WORDS, *SLOW, *words, f"out={out}"],
+        [sys.executable, "-c", STARTED, str(number.value), *COMMAND, *WORDS, *SLOW, *words, f"out={out}"],
         stdout=subprocess.DEVNULL,
         env=environment(out),
     )

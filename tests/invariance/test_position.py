@@ -5,18 +5,17 @@ and whatever is drawn at random is drawn as if nothing had happened.
 import json
 import os
 import random
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import commands
 import numpy as np
 import pytest
 import torch
 from invariance.seen import Jitter, Numbered
-from launching import command
 from pool import ranks
 from safetensors.torch import load_file
 from torch import Tensor
@@ -169,14 +168,7 @@ def test_a_real_run_stopped_in_the_middle_of_a_pass_sees_what_it_would_have_seen
         folder = tmp_path / name
         folder.mkdir()
         env = {**os.environ, "SEEN": str(folder), "PYTHONPATH": str(Path(__file__).parents[1]), "TMPDIR": str(tmp_path)}
-        done = subprocess.run(
-            command(*WORDS, f"out={tmp_path}/out", *words),
-            capture_output=True,
-            text=True,
-            timeout=300,
-            env=env,
-            check=False,
-        )
+        done = commands.run(*WORDS, f"out={tmp_path}/out", *words, env=env)
         assert done.returncode == 0, done.stdout + done.stderr
         seen[name] = {
             file.name: [number for line in file.read_text().splitlines() for number in json.loads(line)]

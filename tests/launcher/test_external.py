@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import commands
 import pytest
-from launching import WORDS, command, started, steps_of, wait_for_step
+from launching import WORDS, started, steps_of, wait_for_step
 
 from dtrain.launcher.external import launcher_of
 from dtrain.storage import lease
@@ -91,14 +92,7 @@ def test_ranks_do_not_outlive_a_killed_launcher_and_the_lease_is_free(ranks: lis
     assert "Traceback" not in output
     assert json.loads((out / "failure.json").read_text())["error"].startswith("the launcher of the ranks")
     assert lease.holder(str(out))[0] in ("free", "left")
-    again = subprocess.run(
-        [*command(), *WORDS, *SLOW, f"out={out}", "stop_after=1"],
-        env=environment(),
-        timeout=300,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    again = commands.run(*WORDS, *SLOW, f"out={out}", "stop_after=1", env=environment())
     assert again.returncode == 0, again.stderr
     assert "watching for" not in again.stderr
 

@@ -4,13 +4,12 @@ import ctypes
 import json
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
+import commands
 import numpy as np
 import pytest
-from launching import command
 
 from dtrain.data.dataset import Dataset
 
@@ -59,7 +58,7 @@ def test_one_that_hangs_in_an_evaluation_is_told_so_too(devices: int, tmp_path: 
     ]  # its loading process begins, too
     words = [*WORDS, f"devices={devices}", "data.dataset.way=asleep", *held, f"out={tmp_path / 'run'}"]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    ended = subprocess.run(command(*words), capture_output=True, text=True, timeout=300, env=env)
+    ended = commands.run(*words, env=env)
     assert ended.returncode == 1, ended.stderr
     (paragraph,) = [line for line in ended.stderr.splitlines() if line.startswith("dtrain: rank")]
     assert "hung after step 3" in paragraph and f"sample {sample} of data.dataset" in paragraph, paragraph
@@ -72,7 +71,7 @@ def test_a_loading_process_that_hangs_is_told_at_its_own_line_with_its_sample(
 ) -> None:
     words = [*WORDS, f"devices={devices}", f"data.dataset.way={way}", f"out={tmp_path / 'run'}"]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    ended = subprocess.run(command(*words), capture_output=True, text=True, timeout=300, env=env)
+    ended = commands.run(*words, env=env)
     assert ended.returncode == 1, ended.stderr
     (paragraph,) = [line for line in ended.stderr.splitlines() if line.startswith("dtrain: rank")]
     assert "hung in step" in paragraph

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from launching import WORDS, command
+from commands import COMMAND
+from launching import WORDS
 
 from dtrain import recipe
 from dtrain.compose import compose, connect
@@ -151,7 +152,7 @@ def test_a_run_on_object_storage_writes_its_credentials_nowhere(s3: str, tmp_pat
     ]
     words = [*told, "devices=2", "logger=[console,tensorboard]", "steps=6", "checkpoint.every=2"]
     run = subprocess.Popen(
-        command(*WORDS, "model=mlp", *words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
+        [*COMMAND, *WORDS, "model=mlp", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
     )
     seen = b""
     while run.poll() is None:
@@ -171,6 +172,6 @@ def test_a_run_on_object_storage_writes_its_credentials_nowhere(s3: str, tmp_pat
     for path, data in {**written, "processes": seen, "said": said.encode()}.items():
         assert SECRET.encode() not in data, path
     looked = subprocess.run(
-        command("evaluate", *told), capture_output=True, text=True, env=env, check=False, timeout=300
+        [*COMMAND, "evaluate", *told], capture_output=True, text=True, env=env, check=False, timeout=300
     )
     assert looked.returncode == 0 and "loss" in looked.stdout, looked.stderr

@@ -4,8 +4,8 @@ import json
 import subprocess
 from pathlib import Path
 
+import commands
 import pytest
-from launching import command
 from small import composed
 
 from dtrain.cluster import Cluster
@@ -18,14 +18,7 @@ TESTS = str(Path(__file__).parent.parent)
 
 def verify(out: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     environ = {"PYTHONPATH": TESTS, "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
-    return subprocess.run(
-        command("verify", *GPT, f"out={out}", *words),
-        capture_output=True,
-        text=True,
-        env=environ,
-        timeout=300,
-        check=False,
-    )
+    return commands.run("verify", *GPT, f"out={out}", *words, env=environ)
 
 
 def test_what_is_right_passes(tmp_path: Path) -> None:

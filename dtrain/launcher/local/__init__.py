@@ -1,8 +1,10 @@
 """One agent for each node, on this host or on others that join; ranks are forked from a process that has loaded torch.
 
-    the command (no torch) ── server (loads torch) ─┬─ store process: the rendezvous store of one round
-                                                    ├─ agent of node 0 ── ranks
-                                                    └─ agent of node 1 ── ranks
+    the command (no torch) ── zygote (loads torch) ── server ─┬─ store process: the rendezvous store of one round
+                                                              ├─ agent of node 0 ── ranks
+                                                              └─ agent of node 1 ── ranks
+
+Where there is no zygote (dtrain/launcher/zygote.py), the server is a new interpreter and loads torch itself.
 
 Each process dies with the one that forked it, so a kill leaves nothing behind. Unless the command itself is killed, the
 ranks start again from the last state: the server replaces agents and the store process, the command replaces the
@@ -28,9 +30,9 @@ from typing import Any
 from dtrain.build import has_given
 from dtrain.config import environment
 from dtrain.errors import PreflightError, RankError, why
-from dtrain.launcher import process
+from dtrain.launcher import process, zygote
 from dtrain.launcher.local.restarts import RestartLog
-from dtrain.launcher.warm import BY_NVML
+from dtrain.launcher.zygote import Child
 from dtrain.lifecycle import failure, signals
 from dtrain.planned import Plan
 from dtrain.result import Result
@@ -68,6 +70,7 @@ class Local:
         )
 
     def launch(self, plan: Plan) -> Result:
+        _refuse_cuda()
         scratch, claim = _scratch(min(ROOMS, (1 + plan.world) * (1 + self.restarts)))
         request = {
             "plan": plan.to_dict(),
@@ -76,7 +79,7 @@ class Local:
             "here": plan.nodes if self.here is None else self.here,
         }
         try:
-            with _StopSignals(scratch) as stop:
+            with zygote.kept() if has_given() else contextlib.nullcontext(), _StopSignals(scratch) as stop:
                 code = _serve(scratch, request, stop)
                 while code < 0 and not stop.ends and _count_restart(scratch) <= self.restarts:
                     screen.complain(
@@ -91,6 +94,16 @@ class Local:
         finally:
             _remove(scratch)
             os.close(claim)
+
+
+def _refuse_cuda() -> None:
+    """Raises PreflightError where ranks must be forked from this process, and CUDA was started in it."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if has_given() and cuda is not None and cuda.is_initialized():
+        raise PreflightError(
+            "ranks are forked from this process, and CUDA, which no fork survives, was started in it. Call run "
+            "before anything uses a GPU here, or give classes of a module that can be imported."
+        )
 
 
 def _scratch(rooms: int) -> tuple[Path, int]:
@@ -131,7 +144,7 @@ class _StopSignals:
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
         self.first, self.again = signals.stop_request(), False
-        self.server: subprocess.Popen[bytes] | Forked | None = None
+        self.server: subprocess.Popen[bytes] | Child | None = None
 
     @property
     def ends(self) -> bool:
@@ -152,9 +165,11 @@ class _StopSignals:
             self.forward()
 
     def forward(self) -> None:
-        """Send the signal on to the server, or kill it."""
+        """Send the signal on to the server, or kill it, or what is about to fork it."""
         with contextlib.suppress(ProcessLookupError):
-            if self.server and self.ends:
+            if not self.server and self.ends:
+                zygote.kill()
+            elif self.server and self.ends:
                 os.killpg(self.server.pid, signal.SIGKILL)
             elif self.server:
                 self.server.send_signal(self.first)
@@ -162,14 +177,17 @@ class _StopSignals:
 
 def _serve(scratch: Path, request: Mapping[str, Any], stop: _StopSignals) -> int:
     """Run a server to its end; its exit code. None of its processes lives afterwards."""
-    with _blocked():  # the server inherits blocked signals, and loses none before it has a handler
-        request = {**request, "stop_request": stop.first}
-        try:
-            server = Forked(request, scratch) if has_given() else _start(request, scratch)
-        except OSError as error:
-            raise PreflightError(f"the launcher cannot start: {why(error)}.") from error
-        stop.server = server
-    if stop.first != request["stop_request"]:  # it arrived all the same: another thread does not block signals
+    request = {**request, "stop_request": stop.first}
+    try:
+        server: subprocess.Popen[bytes] | Child | None = _fork(request, scratch)
+        if not (server or stop.ends or has_given()):
+            server = _start(request, scratch)
+    except OSError as error:
+        raise PreflightError(f"the launcher cannot start: {why(error)}.") from error
+    if not server:
+        return -signal.SIGKILL
+    stop.server = server
+    if stop.first != request["stop_request"]:  # it arrived meanwhile
         stop.forward()
     try:
         return _await(server, request["silence"])
@@ -182,56 +200,29 @@ def _serve(scratch: Path, request: Mapping[str, Any], stop: _StopSignals) -> int
             screen.complain(f"processes of group {server.pid} were killed and are still there: they wait for a device")
 
 
+def _fork(request: Mapping[str, Any], scratch: Path) -> Child | None:
+    """A server of the zygote; None if there is none, or it was killed. Objects of this process are known to forks of it
+    alone.
+    """
+    if has_given():
+        zygote.begin(threads=True)
+    return zygote.fork("dtrain.launcher.local.server.forked", request, str(scratch))
+
+
 def _start(request: Mapping[str, Any], scratch: Path) -> "subprocess.Popen[bytes]":
     """A server in a new interpreter."""
-    # torch prints the stack of whatever lost its peer, beside the error it raises
-    environment = {"TORCH_CPP_LOG_LEVEL": "ERROR", BY_NVML: "1", **os.environ}
-    server = subprocess.Popen(
-        [sys.executable, "-m", "dtrain.launcher.local.server", str(os.getpid()), str(scratch)],
-        stdin=subprocess.PIPE, start_new_session=True, env=environment,
-    )  # fmt: skip
+    with _blocked():  # it inherits blocked signals, and loses none before it has a handler
+        server = subprocess.Popen(
+            [sys.executable, "-m", "dtrain.launcher.local.server", str(os.getpid()), str(scratch)],
+            stdin=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
     assert server.stdin
     with contextlib.suppress(BrokenPipeError), server.stdin:
         server.stdin.write(json.dumps(request).encode())
     return server
 
 
-class Forked:
-    """A server forked from this process, because the run uses live objects of it. Raises PreflightError if CUDA was
-    started here.
-    """
-
-    def __init__(self, request: Mapping[str, Any], scratch: Path) -> None:
-        cuda = getattr(sys.modules.get("torch"), "cuda", None)
-        if cuda is not None and cuda.is_initialized():
-            raise PreflightError(
-                "ranks are forked from this process, and CUDA, which no fork survives, was started in it. Call run "
-                "before anything uses a GPU here, or give classes of a module that can be imported."
-            )
-        self._code: int | None = None
-        self.pid = process.fork(lambda: self._serve(dict(request), scratch), "dtrain-server")
-
-    @staticmethod
-    def _serve(request: dict[str, Any], scratch: Path) -> None:
-        from dtrain.launcher.local.server import serve
-
-        os.setsid()
-        serve(request, scratch)
-
-    def send_signal(self, number: int) -> None:
-        os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-    def wait(self) -> int:
-        """The exit code, negative for the signal that ended it."""
-        if self._code is None:
-            self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        return self._code
-
-
-def _await(server: "subprocess.Popen[bytes] | Forked", silence: float) -> int:
+def _await(server: "subprocess.Popen[bytes] | Child", silence: float) -> int:
     """The exit code of the server. It is killed if it is stopped (SIGSTOP) for longer than a node may be silent."""
     stopped: float | None = None
     while not process.is_gone(server.pid, 1.0):

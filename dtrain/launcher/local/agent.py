@@ -31,7 +31,7 @@ from dtrain.errors import PreflightError, StoreError, why
 from dtrain.launcher import process, run_rank
 from dtrain.launcher.local.door import GREET_SECONDS, knock
 from dtrain.launcher.local.link import Link, drain, ready
-from dtrain.launcher.warm import BY_NVML, UnforkableError, warm
+from dtrain.launcher.warm import UnforkableError, warm
 from dtrain.lifecycle import failure, kernel_log, signals
 from dtrain.lifecycle.root_cause import is_victim
 from dtrain.planned import Plan
@@ -346,10 +346,8 @@ def greet(link: Link) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     screen.outlive_readers()
     secrets.guard()
-    os.environ.setdefault(BY_NVML, "1")
     cold = os.environ.pop(COLD, "")
     try:
         join(sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 60.0, cold)

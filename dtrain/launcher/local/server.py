@@ -34,6 +34,15 @@ def main(parent: int, scratch: Path) -> None:
         error.begin_again(["dtrain.launcher.local.server", *sys.argv[1:]], request, cold=cold)
 
 
+def forked(request: dict[str, Any], scratch: str) -> None:
+    """Serve the request in a child of the zygote."""
+    try:
+        serve(dict(request), Path(scratch))
+    except UnforkableError as error:
+        parent = str(os.getppid())
+        error.begin_again(["dtrain.launcher.local.server", parent, scratch], json.dumps(request), cold="")
+
+
 def serve(request: dict[str, Any], scratch: Path, *, cold: str = "") -> None:
     """Load torch and the parts of the plan, except the modules of `cold`, then run the rounds. A system error is
     written to over.json. Raises UnforkableError.

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import COMMAND
 from killing import below, over, served
-from launching import WORDS, command, free_port, plan_of, started, steps_of, wait_for_step
+from launching import WORDS, free_port, plan_of, started, steps_of, wait_for_step
 from pool import ranks
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # exported without saying so
 
@@ -255,7 +256,7 @@ def test_a_fake_server_is_told_nothing_and_not_obeyed(
 def test_without_a_secret_no_other_address_is_served_or_joined(said: str, tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "DTRAIN_SECRET": said}
     served = [
-        *command(),
+        *COMMAND,
         *WORDS,
         *SLOW,
         "nodes=2",
@@ -276,7 +277,7 @@ def test_without_a_secret_no_other_address_is_served_or_joined(said: str, tmp_pa
 )
 def test_what_is_no_address_of_a_host_is_refused(address: str, tmp_path: Path) -> None:
     words = [
-        *command(),
+        *COMMAND,
         *WORDS,
         *SLOW,
         "nodes=2",

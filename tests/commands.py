@@ -1,0 +1,74 @@
+"""`python -m dtrain ...`, forked from the test process, which holds torch: a new interpreter takes seconds for what it imports."""
+
+import faulthandler
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Sequence
+from multiprocessing import resource_tracker
+from typing import Any
+
+from dtrain import __main__
+from dtrain.launcher import process
+
+COMMAND = (sys.executable, "-m", "dtrain")
+STANDARD = {name: signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)}
+
+
+class Forked(subprocess.Popen[str]):
+    """A command of `COMMAND` and words. As a new interpreter, it has the descriptors, folder and environment that it is given, and nothing
+    else but what was imported."""
+
+    def _execute_child(  # type: ignore[override] # subprocess keeps it to itself
+        self, args: Sequence[str], executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any, env: Any, startupinfo: Any,
+        creationflags: Any, shell: Any, p2cread: int, p2cwrite: int, c2pread: int, c2pwrite: int, errread: int, errwrite: int,
+        restore_signals: Any, gid: Any, gids: Any, uid: Any, umask: Any, start_new_session: bool, *more: Any,
+    ) -> None:  # fmt: skip
+        assert threading.active_count() == 1, "a fork has none of the threads of this process"
+        own = [end if end >= 0 else number for number, end in enumerate((p2cread, c2pwrite, errwrite))]
+        words = list(map(str, args[len(COMMAND) :]))
+        self.pid = process.fork(lambda: _become(words, own, cwd, env, start_new_session), "dtrain-command")
+        self._child_created = True
+        self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
+
+
+def _become(words: list[str], own: Sequence[int], cwd: Any, env: Any, session: bool) -> None:
+    faulthandler.disable()  # as the next lines do: it would write to a descriptor of which another file has the number now
+    logging.shutdown()
+    resource_tracker._resource_tracker._fd = None  # type: ignore[attr-defined]
+    for number, end in enumerate([os.dup(end) for end in own]):
+        os.dup2(end, number)
+    os.closerange(3, 1 << 16)
+    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode, closefd=False) for number, mode in enumerate("rww"))
+    sys.stderr.reconfigure(line_buffering=True)  # type: ignore[attr-defined] # as Python's own is
+    if session:
+        os.setsid()
+    os.chdir(cwd or ".")
+    if env is not None:
+        os.environ.clear()
+        os.environ.update({name: str(value) for name, value in env.items()})
+    for number, handler in STANDARD.items():
+        signal.signal(number, handler)
+    warnings.filters[:] = [each for each in warnings.filters if each[0] == "ignore"]
+    threading.excepthook = threading.__excepthook__
+    sys.unraisablehook = sys.__unraisablehook__
+    sys.modules["__main__"] = __main__  # loading processes import it
+    sys.argv = [str(__main__.__file__), *words]
+    sys.path[:0] = [os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]  # noqa: PTH109
+    sys.exit(__main__.main())
+
+
+def run(*words: str, timeout: float = 300, **how: Any) -> subprocess.CompletedProcess[str]:
+    """`subprocess.run` of the command, with its output as text."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with Forked([*COMMAND, *words], text=True, **{**pipes, **how}) as running:
+        try:
+            output, error = running.communicate(timeout=timeout)
+        except BaseException:
+            running.kill()
+            raise
+    return subprocess.CompletedProcess(running.args, running.returncode, output, error)

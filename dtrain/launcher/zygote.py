@@ -63,6 +63,7 @@ class Zygote:
     def wait(self, pid: int) -> int:
         """The exit code of a child, once it has ended."""
         try:
+            os.kill(self.pid, signal.SIGCONT)  # somebody may have stopped it (SIGSTOP)
             return self._ask(pid=pid)
         except ConnectionError:  # its children died with it
             return -signal.SIGKILL
@@ -138,8 +139,12 @@ def begin(*, threads: bool = False) -> None:
 
     Raises OSError if it cannot be forked.
     """
-    if _kept and (not _kept[-1] or _kept[-1].ended) and (threads or threading.active_count() == 1):
-        _kept[-1] = Zygote()
+    if not _kept or (threading.active_count() > 1 and not threads):
+        return
+    if _kept[-1] and _kept[-1].ended:
+        _kept[-1].close()
+        _kept[-1] = None
+    _kept[-1] = _kept[-1] or Zygote()
 
 
 def fork(function: str, *arguments: Any) -> Child | None:

@@ -8,6 +8,7 @@ from collections import deque
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,13 @@ LONGEST = (
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = "processes that run test files, one more than cores as many tests wait; 0: this process"
     parser.addoption("--workers", type=int, default=CORES + 1, help=text)
+    parser.addoption("--failed", type=Path, help="a file for the names of tests that fail, one a line: run them again with @<file>")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.option.failed:
+        bad = [report.nodeid for kind in ("failed", "error") for report in terminalreporter.getreports(kind)]
+        config.option.failed.write_text("".join(f"{name}\n" for name in dict.fromkeys(bad)))
 
 
 def pytest_runtestloop(session: pytest.Session) -> bool | None:

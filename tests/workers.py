@@ -17,15 +17,16 @@ from dtrain.launcher.process import ended, fork, kill
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 LONGEST = (
-    "lifecycle/test_loaders.py", "verb/test_verify.py", "test_train.py", "test_api.py", "checkpoint/test_sharded.py", "invariance/test_layouts.py",
-    "invariance/test_position.py", "compile/test_blocks.py", "faults/test_named.py", "faults/test_nccl.py", "launcher/local/test_rounds.py",
+    "lifecycle/test_loaders.py", "test_rehearsal.py", "test_api.py", "faults/test_crash_points.py", "predict/test_memory.py", "faults/test_nccl.py",
+    "predict/test_collectives.py", "verb/test_evaluate.py", "compile/test_blocks.py", "invariance/test_layouts.py", "checkpoint/test_sharded.py",
+    "launcher/test_warm.py", "test_package.py", "lifecycle/test_slowdown.py", "data/test_collate.py", "loop/test_agreement.py", "loop/test_spike.py",
 )  # fmt: skip
 """Files that begin first, so that no worker ends long after the others."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    text = "processes that run test files, one more than cores as many tests wait; 0: this process"
-    parser.addoption("--workers", type=int, default=CORES + 1, help=text)
+    text = "processes that run test files, two more than cores as many tests wait; 0: this process"
+    parser.addoption("--workers", type=int, default=CORES + 2, help=text)
     parser.addoption("--failed", type=Path, help="a file for the names of tests that fail, one a line: run them again with @<file>")
 
 

@@ -27,7 +27,9 @@ LONGEST = (
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = "processes that run test files, two more than cores as many tests wait; 0: this process"
     parser.addoption("--workers", type=int, default=CORES + 2, help=text)
-    parser.addoption("--failed", type=Path, help="a file for the names of tests that fail, one a line: run them again with @<file>")
+    parser.addoption(
+        "--failed", type=Path, help="a file for the names of tests that fail, one a line: run them again with @<file>"
+    )
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

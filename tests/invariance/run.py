@@ -10,15 +10,11 @@ from small import plan, whole_of
 from torch import Tensor
 
 from dtrain.backend.gloo import Gloo
-from dtrain.build import build
-from dtrain.data.stream import Stream, as_source
-from dtrain.loop.step import gradients_of, make_step, zero
+from dtrain.loop.assemble import assemble, prepare
+from dtrain.loop.step import gradients_of, zero
 from dtrain.mesh import Mesh
-from dtrain.model import balance, balanced, construct
-from dtrain.model.seeds import derive
+from dtrain.model import balance, balanced
 from dtrain.optim.clip import clip
-from dtrain.parallel.context import context_of
-from dtrain.parallel.order import parallelize
 from dtrain.planned import Plan
 
 # AdamW divides by the root of the second moment: of gradients that are all but zero a smaller eps makes steps of rounding errors
@@ -69,27 +65,12 @@ def _rank(plan: Plan, steps: int) -> dict[str, Any]:
 
 
 def _steps(plan: Plan, mesh: Mesh, steps: int) -> dict[str, Any]:
-    precision, strategy, objective = build(plan.precision), build(plan.strategy), build(plan.objective)
-    source = as_source(build(plan.data))
-    model = construct(plan.model, facts=source.facts, seed=derive(plan.seed, "model"))
-    wrapped = parallelize(
-        model,
-        mesh,
-        strategy,
-        precision=precision,
-        seed=plan.seed,
-        pipeline=plan.pipeline,
-        tensors=plan.tensor,
-        remat=build(plan.remat),
-    )
-    optimizer, schedule = build(plan.optim, model=model), build(plan.schedule, steps=steps)
-    stream = Stream(source, batch=plan.batch, mesh=mesh, seed=plan.seed, count=objective.count)
-    context = context_of(mesh, plan.context["attention"])
-    step = make_step(wrapped, objective, strategy, mesh, precision=precision, seed=plan.seed, context=context)
+    parts = assemble(plan, mesh)
+    training, model, precision = prepare(parts), parts.model, parts.precision
     parameters, moving = gradients_of(model), balanced(model)
     told: dict[str, Any] = {"losses": [], "norms": [], "gradients": {}}
     for number in range(steps):
-        loss = step(stream, number)
+        loss = training.step(training.stream, number)
         scale = precision.scale.value / mesh.batch_ranks if precision.scale else 1.0
         told["gradients"] = told["gradients"] or {
             name: (torch.tensor(whole_of(p.grad)) / scale).tolist()
@@ -97,12 +78,12 @@ def _steps(plan: Plan, mesh: Mesh, steps: int) -> dict[str, Any]:
             if p.grad is not None
         }
         norm = clip(parameters, plan.clip, scale=scale, stages=mesh.shape.pp)
-        assert schedule.factor(number) == 1
+        assert training.schedule.factor(number) == 1
         if precision.scale is None or precision.scale.accept(norm):
-            optimizer.step()
+            training.optimizer.step()
         balance(moving, mesh.sum)
         zero(parameters)
         told["losses"].append(mesh.sum_stages(mesh.sum(loss.sums["loss"].clone())).item() / loss.count)
         told["norms"].append(norm.item())
-    stream.close()
+    training.stream.close()
     return told | {"weights": {name: whole_of(p) for name, p in model.named_parameters()}}

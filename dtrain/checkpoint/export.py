@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dtrain.checkpoint.commit import DamagedError
-from dtrain.checkpoint.format import NAMES, Entry
+from dtrain.checkpoint.format import NAMES, Entry, header
 from dtrain.checkpoint.load import parse_file, read_file, tensor_of
 from dtrain.errors import StoreError, WordsError
 from dtrain.storage import store
@@ -97,18 +97,12 @@ def _laid_out(
     for name in sorted(kinds, key=lambda name: (-kinds[name].itemsize, name)):  # each aligned to its size
         entries[name] = Entry(kinds[name], shapes[name], begin)
         begin = entries[name].end
-    described = {
-        name: {"dtype": NAMES[one.dtype], "shape": list(one.shape), "data_offsets": [one.begin, one.end]}
-        for name, one in entries.items()
-    }
-    header = json.dumps({"__metadata__": {"format": "pt"}, **described}, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    start = 8 + len(header)
+    head = header(entries, {"format": "pt"})
+    start = len(head)
     with path.open("w+b") as file:
-        os.posix_fallocate(
-            file.fileno(), 0, start + begin
-        )  # a full disk would kill the process when the mapping is written to
-        file.write(len(header).to_bytes(8, "little") + header)
+        # without the space, a full disk would kill the process when the mapping is written to
+        os.posix_fallocate(file.fileno(), 0, start + begin)
+        file.write(head)
         file.flush()
         memory = mmap.mmap(file.fileno(), start + begin)
         whole = torch.frombuffer(memory, dtype=torch.uint8)

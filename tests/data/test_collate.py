@@ -133,9 +133,10 @@ def test_targets_that_are_names_tell_no_number_of_classes() -> None:
 # rows of several lengths
 
 
-def test_rows_of_several_lengths_are_refused_without_padding() -> None:
+@pytest.mark.parametrize("index", [(0, 1), (0, 1, 2)])
+def test_rows_of_several_lengths_are_refused_without_padding(index: tuple[int, ...]) -> None:
     with pytest.raises(WordsError, match=r"data\.pad=<the padding token>"):
-        take(Dataset(Rows(), inputs="input_ids", targets="labels"), 0, 1, 2)
+        take(Dataset(Rows(), inputs="input_ids", targets="labels"), *index)
 
 
 def test_rows_are_padded_to_the_longest_of_the_batch() -> None:

@@ -1,9 +1,10 @@
 """How two runs are compared, tensor by tensor: what is rounding alone is told from what is small."""
 
+import pytest
 import torch
 from torch import Tensor
 
-from dtrain.evaluation.parity import ROUNDING, First, Row, _apart, _first_rows, _rounded, first_difference
+from dtrain.evaluation.parity import ROUNDING, First, Row, _apart, _first_rows, _relative, _rounded, first_difference
 
 ALLOWED = {"gradients": 1e-5, "updates": 1e-3}
 
@@ -40,6 +41,11 @@ def test_a_small_gradient_is_compared_like_any_other() -> None:
 def test_a_wrong_gradient_is_named_however_small_it_is() -> None:
     here, there, parts = (noted(weight=large(), scaled=size * large(1)) for size in (1.1e-6, 1e-6, 1e-6))
     assert first_difference(rows(here, there, parts)) == "gradient of scaled at step 1"
+
+
+def test_a_small_loss_is_compared_to_itself() -> None:
+    assert _relative(1.01e-4, 1e-4) == pytest.approx(0.01)
+    assert _relative(None, None) == 0 and _relative(None, 1.0) == _relative(1.0, None) == float("inf")
 
 
 def test_what_depends_on_the_parts_is_no_rounding() -> None:

@@ -21,7 +21,14 @@ def writes(path: str) -> None:
     """What a child is: its environment, its session, whether it holds torch, which signals it blocks."""
     with Path(path).open("w") as file:
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-        print(os.environ["OF_NOW"], os.getsid(0) == os.getpid(), signal.SIGTERM in blocked, os.getppid(), file=file)
+        print(
+            os.environ["OF_NOW"],
+            "GONE" in os.environ,
+            os.getsid(0) == os.getpid(),
+            signal.SIGTERM in blocked,
+            os.getppid(),
+            file=file,
+        )
 
 
 def exits(code: int) -> None:
@@ -33,7 +40,8 @@ def sleeps() -> None:
 
 
 @pytest.fixture
-def begun() -> Iterator[zygote.Zygote]:
+def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[zygote.Zygote]:
+    monkeypatch.setenv("GONE", "when the child is forked")
     with zygote.kept():
         zygote.begin()
         begun = zygote._kept[-1]
@@ -45,9 +53,10 @@ def test_a_child_has_the_environment_of_now_and_a_session_of_its_own(
     begun: zygote.Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OF_NOW", "set after the zygote was forked")
+    monkeypatch.delenv("GONE")
     child = zygote.fork(f"{__name__}.writes", str(tmp_path / "said"))
     assert child and child.wait() == 0
-    assert (tmp_path / "said").read_text() == f"set after the zygote was forked True True {begun.pid}\n"
+    assert (tmp_path / "said").read_text() == f"set after the zygote was forked False True True {begun.pid}\n"
 
 
 def test_children_end_with_their_own_codes_in_any_order(begun: zygote.Zygote) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import selectors
 import shutil
 import socket
 import subprocess
@@ -247,6 +248,31 @@ def test_a_fake_server_is_told_nothing_and_not_obeyed(
     assert heard
     assert not [said for said in heard for word in (SECRET, json.dumps(socket.gethostname())) if word.encode() in said]
     assert not (tmp_path / "PWNED").exists()
+
+
+def test_of_many_strangers_the_oldest_are_hung_up_on(secret: None, tmp_path: Path) -> None:
+    """They hold no more than so many of the run's files, and nobody who knows the secret is kept out by them."""
+    with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
+        port = free_port()
+        entrance = door.Door(f"127.0.0.1:{port}", tmp_path, selector)
+        strangers = []
+        for _ in range(door.STRANGERS + 3):
+            strangers.append(stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10)))
+            entrance.accept()
+        gone = [ended(each) for each in strangers]
+        entrance.close()
+    assert gone == [True] * 3 + [False] * door.STRANGERS
+
+
+def ended(connection: socket.socket) -> bool:
+    """Whether the other end has hung up; it greets first."""
+    connection.settimeout(0.2)
+    try:
+        while connection.recv(1 << 12):
+            pass
+        return True
+    except TimeoutError:
+        return False
 
 
 # who may listen, and be joined

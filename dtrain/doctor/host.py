@@ -16,7 +16,7 @@ from pathlib import Path
 from dtrain.cluster import network
 from dtrain.config import environment
 from dtrain.doctor import Case, Finding
-from dtrain.launcher import process
+from dtrain.launcher import process, zygote
 from dtrain.secrets import screen
 
 UNSYNCHRONISED = 5
@@ -163,12 +163,8 @@ def room(folder: str, free: int, names: int | None) -> Finding:
 
 def left(case: Case) -> Iterable[Finding]:
     """Runs of this user that are going on here, and what is left of those that were killed."""
-    servers = {pid: int(told[1]) for pid in _mine() if (told := SERVER.search(_read(f"/proc/{pid}/cmdline")))}
-    parents = {pid: _parent(pid) for pid in servers}
-    first = [
-        pid for pid in servers if parents[pid] not in servers
-    ]  # agents and ranks are forked from it, under its name
-    orphans = [pid for pid in first if parents[pid] != servers[pid]]
+    runs = {pid: has_command for pid in _mine() if (has_command := _has_command(pid)) is not None}
+    orphans = [pid for pid, has_command in runs.items() if not has_command]
     if orphans:
         yield Finding(
             "left",
@@ -176,7 +172,7 @@ def left(case: Case) -> Iterable[Finding]:
             f"processes whose command is gone: {', '.join(map(str, orphans))}",
             f"kill {' '.join(map(str, orphans))}",
         )
-    others = len(first) - len(orphans)
+    others = len(runs) - len(orphans)
     stale = process.stale()
     if stale:
         size = sum(file.stat().st_size for folder in stale for file in folder.rglob("*") if file.is_file())
@@ -192,6 +188,20 @@ def left(case: Case) -> Iterable[Finding]:
             "ok",
             f"{others} other run(s) of this user are going on here" if others else "nothing of earlier runs",
         )
+
+
+def _has_command(pid: int) -> bool | None:
+    """Whether the command of a run lives, seen from its zygote, or its server where that is a new interpreter; None for
+    any other process.
+    """
+    line, parent = _read(f"/proc/{pid}/cmdline"), _parent(pid)
+    parents_line = _read(f"/proc/{parent}/cmdline")
+    if _read(f"/proc/{pid}/comm").strip() == zygote.NAME:
+        return parents_line == line  # a fork has the command line of who forked it
+    server = SERVER.search(line)
+    if not server or SERVER.search(parents_line):  # agents and ranks are forked from the server
+        return None
+    return parent == int(server[1])
 
 
 def _outward() -> str:

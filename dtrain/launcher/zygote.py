@@ -22,6 +22,9 @@ from dtrain.launcher import process
 from dtrain.launcher.warm import load
 from dtrain.lifecycle import signals
 
+NAME = "dtrain-zygote"
+"""The name of the process, for `ps` and `top`."""
+
 
 class Child:
     """A process forked by a zygote: a part of the interface of `subprocess.Popen`."""
@@ -48,7 +51,7 @@ class Zygote:
 
     def __init__(self) -> None:
         self._connection, theirs = socket.socketpair()
-        self.pid, self.ended = process.fork(lambda: _serve(self._connection, theirs), "dtrain-zygote"), False
+        self.pid, self.ended = process.fork(lambda: _serve(self._connection, theirs), NAME), False
         theirs.close()
         self._replies = self._connection.makefile()
 

@@ -13,7 +13,7 @@ import pytest
 from small import plan
 
 from dtrain.doctor import Case, Finding, host
-from dtrain.launcher import process
+from dtrain.launcher import process, zygote
 
 
 def case(address: str | None = None, **environ: str) -> Case:
@@ -127,3 +127,20 @@ def test_a_server_whose_command_is_gone_is_told_and_another_is_not(left: bool) -
     finally:
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
+
+
+def test_a_zygote_whose_command_is_gone_is_told_and_another_is_not() -> None:
+    name = f"import ctypes, time; ctypes.CDLL(None).prctl(15, b'{zygote.NAME}'); time.sleep(60)"
+    orphan = subprocess.Popen([sys.executable, "-c", name])  # what started it has another command line
+    living = zygote.Zygote()
+    try:
+        for pid in (orphan.pid, living.pid):
+            while host._read(f"/proc/{pid}/comm") != f"{zygote.NAME}\n":
+                time.sleep(0.01)
+        told = [(found.text, found.advice) for found in host.left(case())]
+        assert [str(orphan.pid) in advice.split() for text, advice in told if text.startswith("processes")] == [True]
+        assert str(living.pid) not in " ".join(advice for _, advice in told).split()
+    finally:
+        orphan.kill()
+        orphan.wait()
+        living.close()

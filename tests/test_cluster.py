@@ -270,7 +270,7 @@ def test_of_a_gpu_without_a_word_nothing_is_claimed() -> None:
 
 def test_figures_that_are_none_are_refused() -> None:
     for word in ("cluster.bandwidth=0", "cluster.flops.bf16=0"):
-        with pytest.raises(WordsError, match=rf"{word}.*a number above 0"):
+        with pytest.raises(WordsError, match=rf"{word}.*a number > 0"):
             resolve(composed("cluster=h100x8", word, "batch=64"), HERE)
 
 
@@ -278,7 +278,7 @@ def test_figures_that_are_none_are_refused() -> None:
     ("words", "told"),
     [
         (["cluster.memory=40GB"], "Type cluster.memory=40000000000"), (["cluster.memory=79GiB"], f"Type cluster.memory={79 << 30}"),
-        (["cluster.gpus=two"], "cluster.gpus is a whole number"), (["cluster.flops.bf12=1e15"], "no such type. Did you mean bf16?"),
+        (["cluster.gpus=two"], "cluster.gpus is an integer"), (["cluster.flops.bf12=1e15"], "no such type. Did you mean bf16?"),
         (["devices=16"], "a node of cluster=h100x8 has 8 GPU(s). Type nodes=2 devices=8"),
     ],
 )  # fmt: skip

@@ -16,7 +16,7 @@ def dtrain(*words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
 
 WRONG = {
     "a misspelt choice": (["strategy=fdsp"], 2, "Did you mean fsdp?"),
-    "a word for a number": (["nodes=two"], 2, "a whole number"),
+    "a word for a number": (["nodes=two"], 2, "an integer"),
     "a plus before a misspelt group": (["+stratgy=ddp"], 2, "Did you mean strategy?"),
     "an unknown argument": (["optim.lrr=1"], 2, "Did you mean optim.lr?"),
     "a batch that does not split": (["batch=7", "devices=2"], 2, "batch=6 or batch=8"),

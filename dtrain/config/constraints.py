@@ -1,9 +1,8 @@
-"""Constraints on an argument, in the few words of a YAML file: `whole from 1 steps`, `from 0 below 1`, `[forward,
-never]`, `text or null`.
+"""Constraints on an argument, as a YAML file states them: `int >= 1 steps`, `number >= 0 and < 1`, `[forward, never]`,
+`text or null`.
 
-A list is a choice. Else alternatives stand between `or`: a range of numbers (`whole` for integers; `from` and `to`
-include their end, `above` and `below` do not; what follows is the unit), `list of [count] <alternative>`, one of KINDS,
-or a bare word that stands for itself.
+A list is a choice. Otherwise alternatives are separated by `or`: a range (`int` or `number`, its bounds, its unit),
+`list of [count] <alternative>`, one of KINDS, or a word that stands for itself.
 """
 
 import math
@@ -17,8 +16,8 @@ from typing import Any
 from dtrain.config.grammar import typed
 
 RANGE = re.compile(
-    r"(?P<kind>whole ?|number ?)?(?:(?P<over>above|from) (?P<low>[-\d.e]+) ?)?(?:(?P<under>below|to) "
-    r"(?P<high>[-\d.e]+) ?)?(?P<unit>[\w ]*)"
+    r"(?P<kind>int|number)s?(?: (?P<over>>=?) (?P<low>[-\d.e]+))?(?:(?: and)? (?P<under><=?) (?P<high>[-\d.e]+))?"
+    r"(?: (?P<unit>[\w ]+))?"
 )
 BETWEEN = re.compile(r"(\d{1,7}):(\d{1,7})")
 CLOCK = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d\d(?:\.\d+)?)")
@@ -104,9 +103,22 @@ class Range:
         return (self.above and value == self.low) or (self.below and value == self.high)
 
     def say(self) -> str:
-        low = "" if self.low == -math.inf else f" {'above' if self.above else 'from'} {_plain(self.low)}"
-        high = "" if self.high == math.inf else f" {'below' if self.below else 'to'} {_plain(self.high)}"
-        return f"a {'whole ' * self.whole}number{low}{high}" + f", in {self.unit}" * bool(self.unit)
+        return f"{'an integer' if self.whole else 'a number'} {self.bounds()}".rstrip() + self._in_unit()
+
+    def say_many(self, count: int) -> str:
+        """As the items of a list; `count`: how many it has, or 0."""
+        kind = "integers" if self.whole else "numbers"
+        bounds = f", each {self.bounds()}" if self.bounds() else ""
+        return f"{count or 'a list of'} {kind}{bounds}{self._in_unit()}"
+
+    def bounds(self) -> str:
+        """`>= 0 and < 1`"""
+        low = [] if self.low == -math.inf else [f"{'>' if self.above else '>='} {_plain(self.low)}"]
+        high = [] if self.high == math.inf else [f"{'<' if self.below else '<='} {_plain(self.high)}"]
+        return " and ".join(low + high)
+
+    def _in_unit(self) -> str:
+        return f", in {self.unit}" if self.unit else ""
 
     def nearest(self, value: Any) -> float | None:
         """The number that `value` is nearest to or was meant as, if it can be told."""
@@ -140,6 +152,8 @@ class Many:
         )
 
     def say(self) -> str:
+        if isinstance(self.item, Range):
+            return self.item.say_many(self.count)
         return f"a list of {f'{self.count} times ' if self.count else ''}{_say(self.item)}"
 
 
@@ -162,17 +176,10 @@ def _alternative(text: str) -> Kind:
         assert not isinstance(item, Many)
         return Many(int(many[1] or 0), item)
     found = RANGE.fullmatch(text)
-    if found and (found["over"] or found["under"] or found["kind"]):
-        low, high = float(found["low"] or -math.inf), float(found["high"] or math.inf)
-        return Range(
-            (found["kind"] or "").startswith("whole"),
-            low,
-            high,
-            found["over"] == "above",
-            found["under"] == "below",
-            found["unit"],
-        )
-    return text
+    if not found:
+        return text
+    low, high = float(found["low"] or -math.inf), float(found["high"] or math.inf)
+    return Range(found["kind"] == "int", low, high, found["over"] == ">", found["under"] == "<", found["unit"] or "")
 
 
 def kinds(allowed: Any) -> tuple[Kind, ...]:
@@ -193,7 +200,7 @@ def wants_text(number: float, allowed: Any) -> bool:
 
 
 def say(allowed: Any) -> str:
-    """`a whole number from 1, in steps, or null`."""
+    """`an integer >= 1, in steps, or null`."""
     said = [_say(kind) for kind in kinds(allowed)]
     return said[0] if len(said) == 1 else ", ".join(said[:-1]) + f" or {said[-1]}"
 
@@ -251,7 +258,7 @@ def of_type(value: Any) -> str:
         return "mapping"
     table: Sequence[tuple[type, str]] = (
         (bool, "bool"),
-        (int, "whole"),
+        (int, "int"),
         (float, "number"),
         (str, "text"),
         (list, "list of any"),

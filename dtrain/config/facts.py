@@ -21,16 +21,18 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
         "reshard": ["forward", "never"], "reduce": ["last", "every"], "offload": ["none", "cpu"], "buckets": "bool",
     },
     "precision": {name: ["fp32", "bf16", "fp16"] for name in ("param", "compute", "reduce")},
-    "optim": {"state": "mapping", "needs": ["elements", "matrices", "statistics"], "copies": "from 0", "fused": "bool"},
+    "optim": {
+        "state": "mapping", "needs": ["elements", "matrices", "statistics"], "copies": "number >= 0", "fused": "bool",
+    },
     "remat": {"keeps": _KEEPS},
     "compile": {"keeps": _KEEPS},
     "pipeline": {
-        "stages": "whole from 1", "more": "bool", "layout": ["loop", "v"], "least": "whole from 0", "rounds": "bool",
+        "stages": "int >= 1", "more": "bool", "layout": ["loop", "v"], "least": "int >= 0", "rounds": "bool",
         "splits_backward": "bool", "keeps": ["all"], "runner": "text",
     },
     "objective": {"task": ["next_token", "classification", "regression"], "metrics": "list of text"},
     "data": {"gives": ["tokens", "samples", "any"], "dense": "bool", "loading": ["thread", "block", "step"]},
-    "launcher": {"where": ["here", "around"], "most": "whole from 1"},
+    "launcher": {"where": ["here", "around"], "most": "int >= 1"},
 }  # fmt: skip
 """Group -> fact -> the values it may have, in the words of dtrain/config/constraints.py."""
 

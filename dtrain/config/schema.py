@@ -79,13 +79,13 @@ def group(word: str | list[str], scope: str = "") -> Any:
 
 @dataclass
 class Mesh:
-    pp: int | None = key("whole from 1 or null", None, "pipeline stages")
-    dp_replicate: int | None = key("whole from 1 or null", None, "replicas of the model")
-    dp_shard: int | None = key("whole from 1 or null", None, "shards of the state")
-    cp: int | None = key("whole from 1 or null", None, "parts of a sequence (context parallelism)")
-    tp: int | None = key("whole from 1 or null", None, "parts of a matrix (tensor parallelism)")
+    pp: int | None = key("int >= 1 or null", None, "pipeline stages")
+    dp_replicate: int | None = key("int >= 1 or null", None, "replicas of the model")
+    dp_shard: int | None = key("int >= 1 or null", None, "shards of the state")
+    cp: int | None = key("int >= 1 or null", None, "parts of a sequence (context parallelism)")
+    tp: int | None = key("int >= 1 or null", None, "parts of a matrix (tensor parallelism)")
     ep: int | None = key(
-        "whole from 1 or null",
+        "int >= 1 or null",
         None,
         "groups of the ranks of dp_replicate, dp_shard and cp over which experts are split",
     )
@@ -98,9 +98,9 @@ class Pipeline:
         "1f1b",
         "order of forwards and backwards",
     )
-    stages: int | None = key("whole from 1 or null", None, "stages per rank; null: as many as the schedule needs")
+    stages: int | None = key("int >= 1 or null", None, "stages per rank; null: as many as the schedule needs")
     split: Any = key(
-        "blocks or cost or list of whole from 1",
+        "blocks or cost or list of ints >= 1",
         "blocks",
         "blocks: equal numbers of blocks; cost: equal work; or the number of blocks of each stage, such as [2,1]",
     )
@@ -128,40 +128,40 @@ class Context:
 @dataclass
 class Spike:
     sigma: Any = key(
-        "above 0 deviations or auto or null",
+        "number > 0 deviations or auto or null",
         "auto",
         "standard deviations above the mean; null: only NaN and infinity; auto: null for stop, 6 for skip and rewind",
     )
     window: int = key(
-        "whole from 8 steps", 128, "steps that the mean is taken over; before that many steps nothing is a jump"
+        "int >= 8 steps", 128, "steps that the mean is taken over; before that many steps nothing is a jump"
     )
 
 
 @dataclass
 class Log:
-    every: int = key("whole from 1 steps", 10, "steps between writes; every step has a row")
+    every: int = key("int >= 1 steps", 10, "steps between writes; every step has a row")
 
 
 @dataclass
 class Evaluate:
     every: int = key(
-        "whole from 0 steps",
+        "int >= 0 steps",
         200,
         "steps between evaluations on held-out data; the last step always has one; 0: only the last",
     )
-    samples: int | None = key("whole from 1 samples or null", 256, "held-out samples; null: all of them")
+    samples: int | None = key("int >= 1 samples or null", 256, "held-out samples; null: all of them")
 
 
 @dataclass
 class Generate:
     prompt: str = key("some text", "def ", "text to continue")
-    tokens: int = key("whole from 1 tokens", 400, "tokens to generate")
-    temperature: float = key("from 0", 0.8, "of sampling; 0: always the likeliest token")
+    tokens: int = key("int >= 1 tokens", 400, "tokens to generate")
+    temperature: float = key("number >= 0", 0.8, "of sampling; 0: always the likeliest token")
 
 
 @dataclass
 class Verify:
-    steps: int = key("whole from 1 steps", 5, "steps that `dtrain verify` compares")
+    steps: int = key("int >= 1 steps", 5, "steps that `dtrain verify` compares")
 
 
 @dataclass
@@ -174,13 +174,13 @@ class Requires:
     versions: list[str] = key(
         "list of text", [], "packages, such as [torch>=2.11, scikit-learn]; dtrain and python count too"
     )
-    gpus: int | None = key("whole from 0 or null", None, "GPUs per node")
-    memory: float | None = key("above 0 GiB or null", None, "GiB per GPU, or of the host if there is none")
+    gpus: int | None = key("int >= 0 or null", None, "GPUs per node")
+    memory: float | None = key("number > 0 GiB or null", None, "GiB per GPU, or of the host if there is none")
 
 
 @dataclass
 class Expect:
-    step: int | None = key("whole from 1 steps or null", None, "step at which the figures are checked; null: the last")
+    step: int | None = key("int >= 1 steps or null", None, "step at which the figures are checked; null: the last")
     loss: list[Any] | None = key("band or null", None, "of that step's batch")
     accuracy: list[Any] | None = key("band or null", None, "of that step's batch")
     eval_loss: list[Any] | None = key("band or null", None, "of the held-out data")
@@ -197,35 +197,35 @@ class Schema:
     """The top level of what a user can say."""
 
     nodes: Any = key(
-        "whole from 1 to 100000 or between",
+        "int >= 1 and <= 100000 or between",
         1,
         "machines; with launcher=local agents on this host; 1:2 (in YAML '1:2'): one or two, as many as join",
         "mesh",
     )
     devices: Any = key(
-        "whole from 1 to 1000 or auto", "auto", "processes per node; auto: one per GPU, or one on the CPU", "mesh"
+        "int >= 1 and <= 1000 or auto", "auto", "processes per node; auto: one per GPU, or one on the CPU", "mesh"
     )
-    steps: int = key("whole from 1 steps", 1000, "optimizer steps of the whole run")
+    steps: int = key("int >= 1 steps", 1000, "optimizer steps of the whole run")
     epochs: float | None = key(
-        "above 0 or null",
+        "number > 0 or null",
         None,
         "passes over the training data, instead of steps; for data that states its length before launch",
     )
     batch: int = key(
-        "whole from 1 to 1000000000 samples",
+        "int >= 1 and <= 1000000000 samples",
         8,
         "samples per optimizer step, of all ranks: microbatch x data-parallel ranks x accumulate",
     )
     microbatch: int | None = key(
-        "whole from 1 to 1000000000 samples or null", None, "samples per forward on one rank", "mesh"
+        "int >= 1 and <= 1000000000 samples or null", None, "samples per forward on one rank", "mesh"
     )
     accumulate: int | None = key(
-        "whole from 1 to 1000000000 or null", None, "forwards per optimizer step on one rank", "mesh"
+        "int >= 1 and <= 1000000000 or null", None, "forwards per optimizer step on one rank", "mesh"
     )
-    seed: int = key("whole from 0", 0, "of every random stream")
-    clip: float | None = key("above 0 or null", 1.0, "largest gradient norm; null: no clipping")
+    seed: int = key("int >= 0", 0, "of every random stream")
+    clip: float | None = key("number > 0 or null", 1.0, "largest gradient norm; null: no clipping")
     ema: float | None = key(
-        "from 0 below 1 or null",
+        "number >= 0 and < 1 or null",
         None,
         "decay per step of an average of the weights, such as 0.999, which is saved and evaluated too; null: none",
     )
@@ -258,18 +258,18 @@ class Schema:
         "aside",
     )
     stop_after: int | None = key(
-        "whole from 1 steps or null",
+        "int >= 1 steps or null",
         None,
         "save and stop after this step; the schedule still aims at `steps`",
         "mesh aside",
     )
     time_limit: Any = key(
-        "above 0 seconds or clock or null",
+        "number > 0 seconds or clock or null",
         None,
         "save and stop in time: seconds, or hours:minutes:seconds, since the command began",
         "aside",
     )
-    grace: float = key("from 0 seconds", 30, "seconds of the time limit that are reserved for the save", "aside")
+    grace: float = key("number >= 0 seconds", 30, "seconds of the time limit that are reserved for the save", "aside")
     trust: list[str] = key("list of text", [], "Python packages whose `_target_` may run", "aside typed")
     loop: str = key("text", "dtrain.train.train", "the function each rank runs", "mesh aside")
     mesh: Mesh = section(Mesh, "degrees of the mesh axes; null: the strategy decides", "mesh")

@@ -1,7 +1,7 @@
 """The shape of data that comes from a file: a table says what each place of it must be, and `fault` names the first
 place that is something else.
 
-fault({"step": "ten"}, {"step": COUNT})        # "step is 'ten', not a whole number from 0"
+fault({"step": "ten"}, {"step": COUNT})        # "step is 'ten', not an integer >= 0"
 fault({}, {"step?": COUNT})                    # "": a key with ? may be missing; other keys are not judged
 """
 
@@ -35,7 +35,7 @@ class Optional:
     shape: Any
 
 
-COUNT = Kind("a whole number from 0", lambda value: type(value) is int and 0 <= value < LARGEST)
+COUNT = Kind("an integer >= 0", lambda value: type(value) is int and 0 <= value < LARGEST)
 NUMBER = Kind("a number", lambda value: type(value) in (int, float) and abs(value) < LARGEST and math.isfinite(value))
 FINITE = Kind(
     "a finite number",

@@ -63,7 +63,7 @@ def _world(ledger: Ledger) -> None:
             ledger.skip(key, "as many as there are: devices=auto")
         else:
             ledger.refuse(
-                key, f"Accelerate takes a whole number from 1 here, not {ledger.leaves[key]!r}. Type nodes=1 devices=2."
+                key, f"Accelerate takes an integer >= 1 here, not {ledger.leaves[key]!r}. Type nodes=1 devices=2."
             )
             ledger.ask(
                 "nodes" if key == "num_machines" else "devices",

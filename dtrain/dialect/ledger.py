@@ -272,13 +272,13 @@ def number(value: Any) -> int | float:
 
 def whole(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float) or not float(value).is_integer():
-        raise ValueError("a whole number")
+        raise ValueError("an integer")
     return int(value)
 
 
 def count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float) or not float(value).is_integer() or value < 1:
-        raise ValueError("a whole number from 1")
+        raise ValueError("an integer >= 1")
     return int(value)
 
 

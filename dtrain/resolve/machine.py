@@ -51,7 +51,7 @@ def _check(part: Mapping[str, Any]) -> None:
     """Raises WordsError for peaks that are none."""
     wrong = [
         f"cluster.flops.{key}={value}: "
-        f"{'a number above 0, per second.' if key in TYPES else f'there is no such type.{nearest(key, TYPES)}'}"
+        f"{'a number > 0, per second.' if key in TYPES else f'there is no such type.{nearest(key, TYPES)}'}"
         for key, value in part["flops"].items()
         if key not in TYPES or not (is_number(value) and value > 0)
     ]

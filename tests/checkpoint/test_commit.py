@@ -118,15 +118,15 @@ def position(**changed: Any) -> dict[str, Any]:
 
 
 POSITIONS: dict[str, tuple[dict[str, Any], str]] = {
-    "samples are negative": ({"seen": -8}, "facts.stream.seen is -8, not a whole number from 0"),
+    "samples are negative": ({"seen": -8}, "facts.stream.seen is -8, not an integer >= 0"),
     "samples are beyond all data": (
         {"seen": 10**30},
-        "facts.stream.seen is a number too large, not a whole number from 0",
+        "facts.stream.seen is a number too large, not an integer >= 0",
     ),
-    "samples are a fraction": ({"seen": 160.5}, "facts.stream.seen is 160.5, not a whole number from 0"),
+    "samples are a fraction": ({"seen": 160.5}, "facts.stream.seen is 160.5, not an integer >= 0"),
     "a batch passed over is null": (
         {"passed_over": [None]},
-        r"facts.stream.passed_over\[0\] is None, not a whole number from 0",
+        r"facts.stream.passed_over\[0\] is None, not an integer >= 0",
     ),
     "samples are more than the steps": (
         {"seen": 40},
@@ -142,7 +142,7 @@ GUARDS: dict[str, tuple[dict[str, Any], str]] = {
     "norms are null": ({"norms": [None]}, r"facts.spikes.norms\[0\] is None, not a finite number"),
     "losses are not finite": ({"losses": [float("nan"), 1.0]}, r"facts.spikes.losses\[0\] is nan, not a finite number"),
     "norms are more than losses": ({"losses": []}, "facts.spikes has 2 norms and 0 losses"),
-    "the row is negative": ({"row": -1}, "facts.spikes.row is -1, not a whole number from 0"),
+    "the row is negative": ({"row": -1}, "facts.spikes.row is -1, not an integer >= 0"),
 }
 PLAIN = "is no plain file name"
 COVERED = "w does not lie in its pieces once and whole"
@@ -153,8 +153,8 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "a name of another system": ({"files": [SHARD | {"name": "..\\secret"}]}, PLAIN),
     "a list as a name": ({"files": [SHARD | {"name": ["a"]}]}, "name is a list, not text"),
     "one file twice": ({"files": [SHARD, SHARD]}, "stands in it twice"),
-    "a size below zero": ({"files": [SHARD | {"size": -1}]}, "size is -1, not a whole number from 0"),
-    "a size that is no number": ({"files": [SHARD | {"size": float("nan")}]}, "size is nan, not a whole number from 0"),
+    "a size below zero": ({"files": [SHARD | {"size": -1}]}, "size is -1, not an integer >= 0"),
+    "a size that is no number": ({"files": [SHARD | {"size": float("nan")}]}, "size is nan, not an integer >= 0"),
     "a digest that is none": ({"files": [SHARD | {"sha256": None}]}, "damaged"),
     "no files": ({"files": None}, "damaged"),
     "facts of another step": ({"facts": {"step": 9, "optim": {}}}, "it is of step 3, its facts of step 9"),
@@ -174,7 +174,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "one piece over another": ({"pieces": [piece([0, 0], [4, 1]), piece([0, 0], [4, 1])]}, COVERED),
     "a piece outside": ({"pieces": [piece([1, 0], [4, 2])]}, COVERED),
     "a piece of another number of dims": ({"pieces": [piece([0], [8])]}, COVERED),
-    "an offset below zero": ({"pieces": [piece([-1, 0], [4, 2])]}, "is -1, not a whole number from 0"),
+    "an offset below zero": ({"pieces": [piece([-1, 0], [4, 2])]}, "is -1, not an integer >= 0"),
     "a piece of nothing": ({"pieces": [piece([0, 0], [4, 2], name="v")]}, "damaged"),
     "a piece that lies nowhere": ({"pieces": [piece([0, 0], [4, 2], file="rank-1.safetensors")]}, "lies nowhere"),
     "a shape beyond all memory": (
@@ -183,7 +183,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a shape with a fraction": (
         {"tensors": {"w": {"shape": [4.0, 2], "dtype": "torch.float32"}}},
-        "is 4.0, not a whole number from 0",
+        "is 4.0, not an integer >= 0",
     ),
 }
 

@@ -59,7 +59,7 @@ def test_both_ways_give_the_same_config(words: tuple[str, ...], tmp_path: Path) 
 def test_words_of_a_folder_of_your_own(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model/mine.yaml").write_text(
-        "defaults: [/model/gpt, _self_]\n_target_: mine.Net\nlayers: 2\nfloor: 0.5\n_about_: {allowed: {floor: from 0 to 1}}\n"
+        "defaults: [/model/gpt, _self_]\n_target_: mine.Net\nlayers: 2\nfloor: 0.5\n_about_: {allowed: {floor: number >= 0 and <= 1}}\n"
     )
     config = compose(["model=mine", "model.floor=0.25", f"hydra.searchpath=[{tmp_path}]"])
     assert (config.model["_target_"], config.model["layers"], config.model["floor"]) == ("mine.Net", 2, 0.25)

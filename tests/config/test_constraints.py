@@ -11,17 +11,17 @@ from dtrain.config import constraints
 @pytest.mark.parametrize(
     ("allowed", "good", "bad"),
     [
-        ("whole from 1 steps", (1, 10**9), (0, 1.0, "1", True, None, math.nan, 10**400)),
-        ("above 0 or null", (0.1, 5, None), (0, -1, math.inf, "x")),
-        ("from 0 below 1", (0, 0.99), (1, -0.1)),
-        ("from 0 to 1", (0, 1), (1.01,)),
-        ("list of 2 from 0 below 1", ([0.9, 0.95],), ([0.9], [1, 1], 0.9, "ab")),
+        ("int >= 1 steps", (1, 10**9), (0, 1.0, "1", True, None, math.nan, 10**400)),
+        ("number > 0 or null", (0.1, 5, None), (0, -1, math.inf, "x")),
+        ("number >= 0 and < 1", (0, 0.99), (1, -0.1)),
+        ("number >= 0 and <= 1", (0, 1), (1.01,)),
+        ("list of 2 numbers >= 0 and < 1", ([0.9, 0.95],), ([0.9], [1, 1], 0.9, "ab")),
         (["forward", "never"], ("forward",), ("Forward", 1, None)),
         ("text", ("", "a", 7), (True, None, [])),
         ("between", ("1:2", "3:3"), ("2:1", "0:1", 1)),
-        ("above 0 seconds or clock", (5, "1:00:00", "2-00:00:00"), ("1h", 0)),
+        ("number > 0 seconds or clock", (5, "1:00:00", "2-00:00:00"), ("1h", 0)),
         ("part or null", ({"_target_": "a.b"}, None), ({"a": 1}, "a")),
-        ("blocks or cost or list of whole from 1", ("cost", [2, 1]), ("heavy", [0])),
+        ("blocks or cost or list of ints >= 1", ("cost", [2, 1]), ("heavy", [0])),
     ],
 )
 def test_what_is_allowed(allowed: Any, good: tuple[Any, ...], bad: tuple[Any, ...]) -> None:
@@ -32,12 +32,12 @@ def test_what_is_allowed(allowed: Any, good: tuple[Any, ...], bad: tuple[Any, ..
 @pytest.mark.parametrize(
     ("value", "allowed", "default", "instead"),
     [
-        ("8k", "whole from 1 samples", 8, 8000),
-        ("10m", "whole from 0 steps", 200, 10),
-        ("1h", "above 0 seconds", None, 3600),
-        ("1e-3s", "from 0", 0.1, 0.001),
-        (-5, "from 0 to 1", 0.5, 0),
-        (math.nan, "from 0", 0.1, 0.1),
+        ("8k", "int >= 1 samples", 8, 8000),
+        ("10m", "int >= 0 steps", 200, 10),
+        ("1h", "number > 0 seconds", None, 3600),
+        ("1e-3s", "number >= 0", 0.1, 0.001),
+        (-5, "number >= 0 and <= 1", 0.5, 0),
+        (math.nan, "number >= 0", 0.1, 0.1),
         ("nevr", ["forward", "never"], "forward", "never"),
         ("a", "list of text", None, ["a"]),
         ("???", "text", None, constraints.UNSAID),
@@ -48,5 +48,5 @@ def test_what_was_meant(value: Any, allowed: Any, default: Any, instead: Any) ->
 
 
 def test_it_is_said_in_words() -> None:
-    assert constraints.say("whole from 1 steps or null") == "a whole number from 1, in steps or null"
+    assert constraints.say("int >= 1 steps or null") == "an integer >= 1, in steps or null"
     assert constraints.say(["a", "b", "c"]) == "a, b or c"

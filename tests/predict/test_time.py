@@ -101,6 +101,11 @@ def test_a_group_uses_the_ways_out_of_all_its_ranks_on_a_node() -> None:
     assert one == pytest.approx(100e9 * 15 / 16 / (50e9 * LINK), rel=0.01)
 
 
+def test_of_an_exchange_only_what_leaves_the_node_takes_the_network() -> None:
+    call = Call("ep", "all_to_all", "tokens", 1, 100e9)
+    assert call_seconds(call, Group(16, 1), machine(), 8) == pytest.approx(100e9 * 8 / 16 / (50e9 * LINK), rel=0.01)
+
+
 def test_small_calls_take_their_latency() -> None:
     h100 = machine()
     tiny = [

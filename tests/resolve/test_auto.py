@@ -111,6 +111,12 @@ def test_the_layout_fits_where_one_does(memory: int) -> None:
     assert f"{0.85 * memory:.1f} GiB on each rank" in decided.why["strategy"]
 
 
+def test_the_reason_names_the_next_layout_or_the_faster_one_that_does_not_fit() -> None:
+    roomy, tight = (plan(*LARGE, on=Cluster(gpus=8, cpus=8, memory=size * GIB)) for size in (640, 10))
+    assert "next is strategy=" in roomy.why["strategy"]
+    assert "would be faster and need" in tight.why["strategy"]
+
+
 def test_where_none_fits_it_says_so_and_takes_the_least() -> None:
     decided = plan(*LARGE, on=Cluster(gpus=8, cpus=8, memory=GIB))
     assert "more than there is" in decided.why["strategy"]

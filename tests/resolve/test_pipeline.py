@@ -52,7 +52,7 @@ def test_a_list_of_blocks_survives_the_saved_plan() -> None:
         (("pipeline.schedule=looped_bfs", "pipeline.stages=-1"), "pipeline.stages=-1"),
         (("pipeline.split=heavy",), "pipeline.split is blocks, cost or a list"),
         (("pipeline.split=[4]",), "pipeline.split=[4]: 2 rank(s) x 1 stage(s) = 2 numbers are needed"),
-        (("pipeline.split=[0,4]",), "a list of a whole number from 1"),
+        (("pipeline.split=[0,4]",), "a list of integers, each >= 1"),
         (("pipeline.schedule=zbv", "pipeline.split=[2,2]"), "2 rank(s) x 2 stage(s) = 4 numbers are needed"),
     ],
 )

@@ -61,6 +61,20 @@ def test_a_folder_whose_sync_fails_is_an_error(tmp_path: Path, monkeypatch: pyte
         Disk().sync(tmp_path)
 
 
+def test_a_file_and_then_its_name_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this order, or after a power cut there may be a name with nothing behind it."""
+    synced, fsync = list[str](), os.fsync
+
+    def note(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        synced.append("folder" if path.is_dir() else path.read_text())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    place(Disk(), tmp_path / "a", b"something", Disk().link)
+    assert synced == ["something", "folder"]
+
+
 def test_folders_are_made_once_by_several(tmp_path: Path) -> None:
     makedirs(Disk(), tmp_path / "a" / "b")
     makedirs(Disk(), tmp_path / "a" / "b" / "c")

@@ -18,7 +18,7 @@ def test_without_a_limit_nothing_stops() -> None:
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (["time_limit=soon"], "hours:minutes:seconds"), (["time_limit=1h"], "time_limit=3600"), (["time_limit=30"], "time_limit=90"), (["time_limit=0"], "above 0"),
+    (["time_limit=soon"], "hours:minutes:seconds"), (["time_limit=1h"], "time_limit=3600"), (["time_limit=30"], "time_limit=90"), (["time_limit=0"], "> 0"),
     (["grace=-1"], "Type grace=0"),
 ])  # fmt: skip
 def test_what_is_no_limit_is_refused(words: list[str], said: str) -> None:

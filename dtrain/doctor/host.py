@@ -103,7 +103,7 @@ def named(host: str, address: str, leads: str, *, alone: bool, known: set[str], 
 
 
 def clock(case: Case) -> Iterable[Finding]:
-    """Whether the kernel's clock is held to a server's."""
+    """Whether the kernel's clock is NTP-synchronised."""
     state, error_us = _adjusted()
     yield kept(state, error_us, time.time())
 
@@ -124,15 +124,15 @@ def kept(state: int | None, error_us: int, now: float) -> Finding:
         return Finding(
             "clock",
             "note",
-            "not known to be held to a time server's, which a storage and the rows of other hosts are held against",
+            "may not be NTP-synchronised; timestamps may disagree with storage and other hosts",
             "timedatectl set-ntp true",
         )
     return Finding(
         "clock",
         "ok",
-        "the system does not tell how it is held"
+        "the system does not say whether it is synchronised"
         if state is None
-        else f"held to a time server's within {error_us / 1e3:.0f} ms",
+        else f"NTP-synchronised within {error_us / 1e3:.0f} ms",
     )
 
 

@@ -1,4 +1,4 @@
-"""Degrees of the mesh axes: their product is the world, and the strategy takes the ranks nobody asked for."""
+"""Degrees of the mesh axes: their product is the world; an axis of the strategy absorbs the ranks nobody assigned."""
 
 import math
 from collections.abc import Mapping, Sequence

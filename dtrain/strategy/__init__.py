@@ -12,7 +12,7 @@ from dtrain.precision import Precision
 
 
 class Strategy(Protocol):
-    """Its word says in `_about_` which axis takes the ranks nobody asked for (`fill`)."""
+    """Its word states in `_about_` which mesh axis absorbs the ranks that nobody assigned (`fill`)."""
 
     @property
     def holds(self) -> Literal["shards", "copies"]:

@@ -1,4 +1,4 @@
-"""Degrees of the axes: the strategy takes the ranks nobody asked for, and nothing is bent to fit."""
+"""Degrees of the axes: an axis of the strategy absorbs unassigned ranks, and nothing is bent to fit."""
 
 import re
 from pathlib import Path

@@ -1,11 +1,18 @@
 """What an argument may be, and what is told to whoever missed it."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+import dtrain
 from dtrain.config import constraints
+from dtrain.config.facts import FACTS
+from dtrain.config.schema import ALLOWED
+
+CONF = Path(dtrain.__file__).parents[1] / "conf"
 
 
 @pytest.mark.parametrize(
@@ -50,3 +57,21 @@ def test_what_was_meant(value: Any, allowed: Any, default: Any, instead: Any) ->
 def test_it_is_said_in_words() -> None:
     assert constraints.say("int >= 1 steps or null") == "an integer >= 1, in steps or null"
     assert constraints.say(["a", "b", "c"]) == "a, b or c"
+
+
+def stated() -> dict[str, Any]:
+    """Place -> constraint, of all keys, facts and words."""
+    found: dict[str, Any] = {**ALLOWED}
+    found |= {f"{group}.{name}": each for group, facts in FACTS.items() for name, each in facts.items()}
+    for path in sorted(CONF.rglob("*.yaml")):
+        word = yaml.safe_load(path.read_text()) or {}
+        allowed = (word.get("_about_") or {}).get("allowed") or {}
+        found |= {f"{path.parent.name}/{path.stem}.{name}": each for name, each in allowed.items()}
+    return found
+
+
+@pytest.mark.parametrize(("place", "allowed"), stated().items())
+def test_a_constraint_is_in_the_notation(place: str, allowed: Any) -> None:
+    """A slip of it would be taken for a word that may be typed, such as `whole from 1`."""
+    for kind in constraints.kinds(allowed):
+        assert not isinstance(kind, str) or kind in constraints.KINDS or " " not in kind, place

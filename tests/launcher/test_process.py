@@ -35,6 +35,14 @@ def test_a_child_dies_with_the_process_that_forked_it() -> None:
     assert not lives(child)
 
 
+def test_a_child_whose_parent_died_before_it_could_ask_ends_by_itself() -> None:
+    pid = os.fork()
+    if not pid:
+        process.die_with(1 << 22)  # of no process: above every pid
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+
+
 def test_how_a_child_ended_is_told() -> None:
     pids = [
         process.fork(lambda: None),

@@ -26,6 +26,8 @@ BUILT = 1_760_000_000
 FREE_BYTES = 1 << 30
 SERVER = re.compile(r"-m\0dtrain\.launcher\.local\.server\0(\d+)")
 """In the command line of a launcher's server: the process that started it."""
+ZYGOTE = re.compile(rf"{zygote.NAME} (\d+) ")
+"""In that of a process that forks servers: the same."""
 
 
 def loopback(case: Case) -> Iterable[Finding]:
@@ -196,8 +198,8 @@ def _has_command(pid: int) -> bool | None:
     """
     line, parent = _read(f"/proc/{pid}/cmdline"), _parent(pid)
     parents_line = _read(f"/proc/{parent}/cmdline")
-    if _read(f"/proc/{pid}/comm").strip() == zygote.NAME:
-        return parents_line == line  # a fork has the command line of who forked it
+    if forks := ZYGOTE.match(line):
+        return parent == int(forks[1])
     server = SERVER.search(line)
     if not server or SERVER.search(parents_line):  # agents and ranks are forked from the server
         return None

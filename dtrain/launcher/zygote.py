@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import socket
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -89,6 +90,7 @@ class Zygote:
 def _serve(parents: socket.socket, connection: socket.socket) -> None:
     """Answer the requests that come over the connection until it is closed: fork, or wait for, a child."""
     parents.close()
+    process.retitle(f"{NAME} {os.getppid()} {tempfile.gettempdir()}")
     signal.pthread_sigmask(signal.SIG_BLOCK, signals.STOP_SIGNALS)  # they are for the command, which passes them on
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     load()

@@ -130,12 +130,12 @@ def test_a_server_whose_command_is_gone_is_told_and_another_is_not(left: bool) -
 
 
 def test_a_zygote_whose_command_is_gone_is_told_and_another_is_not() -> None:
-    name = f"import ctypes, time; ctypes.CDLL(None).prctl(15, b'{zygote.NAME}'); time.sleep(60)"
-    orphan = subprocess.Popen([sys.executable, "-c", name])  # what started it has another command line
+    line = [f"{zygote.NAME} {1 << 22} /tmp", "-c", "import time; time.sleep(60)"]
+    orphan = subprocess.Popen(line, executable=sys.executable)  # by its name, another process started it
     living = zygote.Zygote()
     try:
         for pid in (orphan.pid, living.pid):
-            while host._read(f"/proc/{pid}/comm") != f"{zygote.NAME}\n":
+            while not host.ZYGOTE.match(host._read(f"/proc/{pid}/cmdline")):
                 time.sleep(0.01)
         told = [(found.text, found.advice) for found in host.left(case())]
         assert [str(orphan.pid) in advice.split() for text, advice in told if text.startswith("processes")] == [True]

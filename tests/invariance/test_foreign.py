@@ -94,7 +94,7 @@ def by_hand(name: str, words: str = "devices=1") -> dict[str, Any]:
     source = dtrain.build.build(asked.data)
     losses, gradients = [], {}
     for step in range(STEPS):
-        index, _ = samples(np.arange(8 * step, 8 * step + 8), n=len(source), seed=asked.seed)
+        index, _ = samples(np.arange(8 * step, 8 * step + 8), n=len(source), seed=derive(asked.seed, "data"))
         read = [TASKS[task].sample(int(i), torch.Generator().manual_seed(int(i))) for i in source.original(index)]
         total = 0.0
         for some in range(0, 8, asked.batch.microbatch):

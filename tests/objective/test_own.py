@@ -36,7 +36,9 @@ def by_hand(words: str) -> float:
     mesh = SimpleNamespace(
         device=torch.device("cpu"), data_rank=0, data_ranks=1, batch_ranks=1, sum=lambda tensor: tensor
     )
-    stream = Stream(source, batch=BatchShape(8, 8, 1, 1), mesh=mesh, seed=decided.seed, count=lambda batch: 1)  # type: ignore[arg-type]
+    stream = Stream(
+        source, batch=BatchShape(8, 8, 1, 1), mesh=mesh, seed=derive(decided.seed, "data"), count=lambda batch: 1
+    )  # type: ignore[arg-type]
     (batch,) = next(stream).microbatches
     model = construct(decided.model, facts=source.facts, seed=derive(decided.seed, "model"))
     loss: Tensor = model(**batch["inputs"], labels=batch["targets"]).loss

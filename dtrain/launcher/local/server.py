@@ -36,6 +36,7 @@ def main(parent: int, scratch: Path) -> None:
 
 def forked(request: dict[str, Any], scratch: str) -> None:
     """Serve the request in a child of the zygote."""
+    process.retitle(f"dtrain-server {scratch}")
     try:
         serve(dict(request), Path(scratch))
     except UnforkableError as error:

@@ -19,6 +19,7 @@ from dtrain import secrets
 from dtrain.build import build
 from dtrain.config import environment
 from dtrain.errors import DtrainError, LeaseError, MovedError, StoreError
+from dtrain.lifecycle.signals import StopRequested
 from dtrain.lifecycle.slowdown import Slowdown
 from dtrain.logger import Logger
 from dtrain.loop.spike import Spike
@@ -86,7 +87,7 @@ class Log:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if self._rows is None or self._events is None:
             return
-        if error is not None:
+        if error is not None and not isinstance(error, StopRequested):
             with suppress(LeaseError, MovedError):
                 self.event("failed", error=f"{type(error).__name__}: {error}")
         for name in list(self._loggers):

@@ -185,9 +185,8 @@ class Context:
         copies = math.lcm(K, self.size) // K
         k, v = (x.repeat_interleave(copies, 1) if copies > 1 else x for x in (k, v))
         q, k, v = (_Exchange.apply(x, 1, 2, self) for x in (q, k, v))  # type: ignore[no-untyped-call]
-        out = SDPA.decompose(
-            q, k, v, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-        )  # torch's own, whatever is open
+        with torch._C.DisableTorchFunction():  # a mode, as strategy/reach.py is, would call the operator again
+            out = SDPA.decompose(q, k, v, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
         return _Exchange.apply(out, 2, 1, self)  # type: ignore[no-any-return, no-untyped-call]
 
     def _check_length(self, T: int) -> None:

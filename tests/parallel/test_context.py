@@ -121,6 +121,21 @@ def worst(mesh: Mesh, method: str, cases: list[tuple[bool, int, int, torch.dtype
     return found
 
 
+def in_a_mode(mesh: Mesh, method: str) -> float:
+    """How far attention is from that of the whole sequence under a mode that sees every function, as a default device is one."""
+    context = context_of(mesh, method)
+    whole = [of_heads(2, 4, 12, 5, seed=seed, dtype=torch.float32) for seed in range(3)]
+    where = context.position_ids(12)[0]
+    with context.active(), torch.device("cpu"):
+        mine = F.scaled_dot_product_attention(*[x[:, :, where] for x in whole], is_causal=True)
+    return far(mine, F.scaled_dot_product_attention(*whole, is_causal=True)[:, :, where])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_mode_that_sees_every_function_changes_nothing(method: str) -> None:
+    assert max(on_mesh(partial(in_a_mode, method=method), cp=2)) < 1e-6
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("cp", [2, 4])
 def test_attention_and_gradients_are_those_of_the_whole_sequence(method: str, cp: int) -> None:

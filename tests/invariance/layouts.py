@@ -167,9 +167,10 @@ AXES = {
     "tp": ("gpt", "mesh.tp=2", 2),
     "pp": ("gpt", "mesh.pp=2", 2),
     "cp": ("gpt", "mesh.cp=2", 2),
+    "ulysses": ("gpt", "mesh.cp=2 context.attention=ulysses", 2),
     "ep": ("moe", "mesh.ep=2", 1),
 }
-"""axis -> the model it is shown on, the words that ask for it, by how much it multiplies the ranks of the strategy."""
+"""axis, or a way to split along it -> the model it is shown on, the words that ask for it, by how much it multiplies the ranks of the strategy."""
 PRECISIONS = ("fp32", "bf16", "bf16_true", "fp16")
 RANKS = {"hsdp": 4, "pipeline": 2}
 """Of the strategy alone; 2 for others."""

@@ -2,7 +2,9 @@
 
 from invariance.layouts import AXES, FAST, PRECISIONS, REFUSED, SLOW, STRATEGIES, combinations
 
-HEAD = {"data": "data axes", "tp": "`mesh.tp`", "pp": "`mesh.pp`", "cp": "`mesh.cp`", "ep": "`mesh.ep`"}
+HEAD = {
+    "data": "data axes", "tp": "`mesh.tp`", "pp": "`mesh.pp`", "cp": "`mesh.cp`, ring", "ulysses": "`mesh.cp`, ulysses", "ep": "`mesh.ep`",
+}  # fmt: skip
 
 
 def matrix() -> str:

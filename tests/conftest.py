@@ -13,6 +13,7 @@ for _variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_POR
 from collections.abc import Iterator
 from pathlib import Path
 
+import pages
 import pytest
 import servers
 import torch
@@ -33,6 +34,7 @@ def pytest_collection_finish() -> None:
     """Every rank is forked from here: a collector that looks at all tests would copy their pages, a second or more in the midst of a rank's work."""
     gc.collect()
     gc.freeze()
+    pages.collapse()
 
 
 @pytest.fixture(autouse=True)

@@ -24,6 +24,8 @@ COMMON = "batch=8 optim.eps=1e-5 optim.lr=1e-3 schedule=constant schedule.warmup
 def run(model: str, words: str, *, steps: int) -> dict[str, Any]:
     """Of the whole model: what the ranks hold is put together. All ranks must tell the same losses and norms."""
     asked = plan(*model.split(), *COMMON.split(), *words.split())
+    if not asked.model["_target_"].startswith("dtrain."):
+        import transformers.models.llama.modeling_llama  # noqa: F401 # 2 s, here once and not in every rank
     told = ranks(asked.world, _rank, asked, steps, seconds=600)
     for other in told[1:]:
         assert other["losses"] == told[0]["losses"], "ranks disagree about the loss"

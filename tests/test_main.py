@@ -51,10 +51,10 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
 def test_of_a_word_said_again_the_last_counts_and_that_is_told(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("seed: 5\n")
     done = dtrain("plan", "recipe=mine.yaml", "seed=3", "+seed=4", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "note: seed=3 (command line): said again, seed=4 counts.\n")
+    assert (done.returncode, done.stderr) == (0, "note: seed=3 (command line): given more than once, seed=4 counts.\n")
     assert "seed 4" in done.stdout
     done = dtrain("plan", "seed=3", "seed=4", "seed=3", cwd=tmp_path)
-    assert "seed=4 (command line): said again, seed=3 counts." in done.stderr and "seed 3" in done.stdout
+    assert "seed=4 (command line): given more than once, seed=3 counts." in done.stderr and "seed 3" in done.stdout
     assert not dtrain("plan", "recipe=mine.yaml", "seed=3", "seed=3", cwd=tmp_path).stderr
 
 

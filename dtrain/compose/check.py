@@ -1,7 +1,6 @@
-"""Judges words before anything is composed: one sentence per mistake, with its source and the words to type instead.
+"""Checks words before anything is composed: one sentence per mistake, with its source and the words to type instead.
 
-What values may be is judged later, over the whole run (dtrain/resolve/values.py); here it is whether there is such a
-word at all.
+Here it is checked that a key exists; values are checked later, over the whole run (dtrain/resolve/values.py).
 """
 
 import re
@@ -14,7 +13,8 @@ from dtrain import secrets
 from dtrain.config import constraints, files, grammar
 from dtrain.config.facts import about
 from dtrain.config.schema import ALLOWED, GROUPS, LISTS, NAMED, VERBS
-from dtrain.config.word import Word, cut, said
+from dtrain.config.word import Word, cut
+from dtrain.config.word import said as quoted
 from dtrain.errors import WordsError, nearest
 from dtrain.secrets import screen
 from dtrain.storage.options import is_one
@@ -24,7 +24,7 @@ HOLDERS = {
     for key in ALLOWED
     if "." in key
 }
-"""mesh, pipeline, ...: words that only hold others."""
+"""mesh, pipeline, ...: words that only hold other words."""
 TOPS = (*(key for key in ALLOWED if "." not in key), *HOLDERS)
 ELSEWHERE = {
     "epochs": "num_epochs max_epochs train_epochs num_train_epochs n_epochs",
@@ -66,16 +66,16 @@ ELSEWHERE = {
     "recipe": "config config_name config_file cfg_path", "hydra.searchpath": "config_dir config_path",
     "data": "dataset", "trust": "trust_remote_code",
 }  # fmt: skip
-"""Our word -> what other tools call it."""
+"""Our key -> its names in other tools."""
 OURS = {name: key for key, names in ELSEWHERE.items() for name in names.split()}
 FLAGS = {"cn": "recipe", "cp": "hydra.searchpath", "cd": "hydra.searchpath", "b": "batch", "lr": "optim.lr", "o": "out"}
-"""Letters behind one dash."""
+"""Options of one dash."""
 CALL = re.compile(r"\w+\(.*\)", re.DOTALL)
 OPEN = ("part", "mapping", "any")
-"""Kinds of values that the user gives whole, with names of their own."""
+"""Types of values that are given whole, with names chosen by the user."""
 
 NAMELESS = tuple(f"{group}._target_" for group in LISTS)
-"""A target of none of the several that such a group holds."""
+"""A target without the name that parts of such a list have."""
 
 
 CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
@@ -83,20 +83,20 @@ CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Everything that can be said."""
+    """All words that a run can be given."""
 
     options: Mapping[str, Sequence[str]]
     """group -> its words"""
     choices: Mapping[str, Any]
     """group -> the word (or words) of this run"""
     targets: Sequence[str]
-    """Keys whose `_target_` is the user's own: its signature says what they take, not our files."""
+    """Keys with a `_target_` of the user's own: its signature, not our files, tells its arguments."""
     load: Callable[[str, str], dict[str, Any]]
-    """(group, word) -> its arguments as written in its file"""
+    """(group, word) -> the arguments in its file"""
     foreign: bool = False
-    """Whether there are words from folders of the user's own."""
+    """Whether some words come from the user's own folders."""
     afar: bool = False
-    """Whether some of those are not of this machine."""
+    """Whether some of these folders are on other machines."""
 
     def node(self, group: str, name: Any) -> dict[str, Any]:
         return self.load(group, name) if name in self.options[group] else {}
@@ -106,7 +106,7 @@ class Vocabulary:
         return any(key.startswith(f"{target}.") for target in self.targets)
 
     def allowed(self, key: str) -> Any:
-        """The constraint on `key`; None where only a target of the user's own knows it."""
+        """The constraint on `key`; None if only a target of the user's own knows it."""
         group, *rest = key.split(".")
         if group not in GROUPS:
             return list(self.options[NAMED[key]]) if key in NAMED else ALLOWED.get(key)
@@ -117,8 +117,8 @@ class Vocabulary:
         return allowed_of(part, rest[0]) if len(rest) == 1 and rest[0] in part else None
 
     def near(self, key: str) -> str:
-        """A hint for a key that does not exist: what other tools call so, then the name of an argument, then by
-        likeness.
+        """A hint for a key that does not exist: by its name in other tools, then by the name of an argument, then by
+        similarity.
         """
         ours = OURS.get(key.split(".")[-1].lower().replace("-", "_"))
         if ours:
@@ -137,36 +137,36 @@ class Vocabulary:
 
 
 def allowed_of(part: Mapping[str, Any], name: str) -> Any:
-    """The constraint on an argument: as its word says in `_about_`, else the type of its default."""
-    said = (about(part).get("allowed") or {}).get(name)
-    return constraints.of_type(part.get(name)) if said is None else said
+    """The constraint on an argument: from the `_about_` of its word, otherwise the type of its default."""
+    stated = (about(part).get("allowed") or {}).get(name)
+    return constraints.of_type(part.get(name)) if stated is None else stated
 
 
 def judge(word: Word, known: Vocabulary) -> Iterable[str]:
     """One sentence per mistake in `word`."""
-    said = shown(word)
+    label = shown(word)
     top, *rest = word.key.split(".")
     if is_one(word.key):
-        return  # judged before, when the storage was told
+        return  # checked when it was passed to the storage
     if top not in GROUPS and secrets.redact_arg(str(word)) != str(word):
-        yield f"{said}: {secrets.REFUSED}"
+        yield f"{label}: {secrets.REFUSED}"
     elif top not in TOPS and top not in GROUPS:
-        yield f"{said}: there is no word {cut(word.key)}.{known.near(word.key)}"
+        yield f"{label}: there is no word {cut(word.key)}.{known.near(word.key)}"
     elif word.sweep and top in LISTS and word.key == top:
         listed = cut(",".join(map(str, _several(word))))
-        yield f"{said}: several of them are a list. Type {screen.typed(f'{word.key}=[{listed}]')}."
+        yield f"{label}: several of these need a list. Type {screen.typed(f'{word.key}=[{listed}]')}."
     elif word.sweep:
-        yield f"{said}: several values are a sweep. Add -m, or type {_one(word, known.allowed(word.key))}."
+        yield f"{label}: several values are a sweep. Add -m, or type {_one(word, known.allowed(word.key))}."
     elif word.key in GROUPS:
-        yield from _judge_choice(word, said, known)
+        yield from _judge_choice(word, label, known)
     elif top in GROUPS:
-        yield from _judge_argument(word, said, known, top, rest)
+        yield from _judge_argument(word, label, known, top, rest)
     elif word.key in HOLDERS:
         yield (
-            f"{said}: {word.key} holds other words. Type {', '.join(f'{name}=<value>' for name in HOLDERS[word.key])}."
+            f"{label}: {word.key} holds other words. Type {', '.join(f'{name}=<value>' for name in HOLDERS[word.key])}."
         )
     elif word.key not in ALLOWED:
-        yield f"{said}: there is no word {cut(word.key)}.{known.near(word.key)}"
+        yield f"{label}: there is no word {cut(word.key)}.{known.near(word.key)}"
 
 
 def _one(word: Word, allowed: Any) -> str:
@@ -182,17 +182,17 @@ def _one(word: Word, allowed: Any) -> str:
     listed = any(
         isinstance(kind, constraints.Many) and kind.holds(items) for kind in constraints.kinds(allowed or "any")
     )
-    return screen.typed(f"{word.key}={said(items) if listed else cut(str(items[0]))}")
+    return screen.typed(f"{word.key}={quoted(items) if listed else cut(str(items[0]))}")
 
 
 def _several(word: Word) -> list[Any]:
-    """The values of a sweep; of a call such as range(0,4), those that it makes."""
+    """The values of a sweep, also those that a call such as range(0,4) produces."""
     if not CALL.fullmatch(word.text.strip()):
         return constraints.listed(word.text)
     from dtrain.compose.hydra import jobs
 
     try:
-        return [grammar.typed(said.partition("=")[2]) for (said,) in jobs([word])]
+        return [grammar.typed(text.partition("=")[2]) for (text,) in jobs([word])]
     except (WordsError, ValueError):
         return ["<one value>"]
 
@@ -246,29 +246,29 @@ def no_word(text: str) -> str:
     return f"{cut(text)} (command line): neither a verb nor a word. Words look like key=value.{hint}"
 
 
-def _judge_choice(word: Word, said: str, known: Vocabulary) -> Iterable[str]:
-    """A word of a group."""
+def _judge_choice(word: Word, label: str, known: Vocabulary) -> Iterable[str]:
+    """One sentence per mistake in the choice of a word for a group."""
     if word.value == "???":
         yield f"{word.source} leaves {word.key} to you. Type {word.key}=<{', '.join(known.options[word.key])}>."
     elif isinstance(word.value, list) and word.key not in LISTS:
-        yield f"{said}: {word.key} takes one word."
+        yield f"{label}: {word.key} takes one word."
     elif isinstance(word.value, dict):
         yield (
-            f"{said}: {word.key} is a word, and its arguments are words too. Type {word.key}=<word> "
+            f"{label}: {word.key} is a word, and its arguments are words too. Type {word.key}=<word> "
             f"{word.key}.<argument>=<value>."
         )
     else:
         for name in word.value if isinstance(word.value, list) else [word.value]:
             if name not in known.options[word.key] and f"{word.key}.{name}" not in known.targets:
                 yield (
-                    f"{said}: "
-                    f"{f'there is no {word.key} {cut(str(name))}' if name != '' else f'{word.key} says nothing'}."
+                    f"{label}: "
+                    f"{f'there is no {word.key} {cut(str(name))}' if name != '' else f'{word.key} is empty'}."
                     f"{_other(word.key, name, known)}"
                 )
 
 
 def _other(group: str, name: Any, known: Vocabulary) -> str:
-    """The words to type for a word that the group does not have."""
+    """The hint for a word that the group does not have."""
     if group in LISTS and str(name).lower() in constraints.NONE:
         return f" Type {group}=[]."
     if CLASS.fullmatch(str(name)):
@@ -281,17 +281,17 @@ def _other(group: str, name: Any, known: Vocabulary) -> str:
     return nearest(str(name), known.options[group]) + own
 
 
-def _judge_argument(word: Word, said: str, known: Vocabulary, group: str, rest: list[str]) -> Iterable[str]:
-    """An argument of the word chosen for a group."""
+def _judge_argument(word: Word, label: str, known: Vocabulary, group: str, rest: list[str]) -> Iterable[str]:
+    """One sentence per mistake in an argument of the word chosen for a group."""
     if word.key in NAMELESS:
-        yield f"{said}: a {group} has a name. Type {screen.typed(f'{group}.mine._target_={cut(word.text)}')}."
+        yield f"{label}: a {group} has a name. Type {screen.typed(f'{group}.mine._target_={cut(word.text)}')}."
         return
     choice: Any = known.choices[group]
     names = [
         name for name in (choice if isinstance(choice, list) else [choice]) if f"{group}.{name}" not in known.targets
     ]
     if known.free(word.key) or any(name not in known.options[group] for name in names):
-        return  # not ours to judge, or the choice itself is the mistake
+        return  # the user's own argument, or the choice itself is the mistake
     if group in LISTS:
         choice, *rest = rest
         if choice not in names and not (names == ["auto"] and choice in known.options[group]):
@@ -301,33 +301,33 @@ def _judge_argument(word: Word, said: str, known: Vocabulary, group: str, rest: 
                 if choice in known.options[group]
                 else nearest(choice, known.options[group])
             )
-            yield f"{said}: {group} {cut(choice)} is not part of this run.{hint}"
+            yield f"{label}: {group} {cut(choice)} is not part of this run.{hint}"
             return
     path = group if group not in LISTS else f"{group}.{choice}"
     part: Any = known.node(group, choice)
     names = [name for name in part if name[0] != "_"]
     if not rest:
         yield (
-            f"{said}: {path} holds other words. Type "
+            f"{label}: {path} holds other words. Type "
             f"{', '.join(f'{path}.{name}=<value>' for name in names) or f'{group}=[{choice}]'}."
         )
     elif rest[0] == "_target_":
-        return  # whoever names the target of a word again means it
+        return  # replacing the target of a word is intended
     elif rest[0] not in names:
-        yield f"{said}: {group}={choice} has no {cut(rest[0])}.{_instead(known, group, names, path, rest[0])}"
+        yield f"{label}: {group}={choice} has no {cut(rest[0])}.{_instead(known, group, names, path, rest[0])}"
     elif (
         len(rest) > 1
         and not isinstance(part[rest[0]], dict)
         and not any(kind in OPEN for kind in constraints.kinds(allowed_of(part, rest[0])))
     ):
         yield (
-            f"{said}: {path}.{rest[0]} holds no other words, it is {constraints.say(allowed_of(part, rest[0]))}. "
+            f"{label}: {path}.{rest[0]} holds no other words, it is {constraints.say(allowed_of(part, rest[0]))}. "
             f"Type {path}.{rest[0]}=<value>."
         )
 
 
 def _instead(known: Vocabulary, group: str, arguments: Sequence[str], path: str, name: str) -> str:
-    """The near argument, or else the word of the group that has one of this name."""
+    """A hint: a similar argument, or the word of the group that has this argument."""
     near = (
         nearest(f"{path}.{name}", [f"{path}.{argument}" for argument in arguments])
         if arguments

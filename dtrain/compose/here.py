@@ -1,10 +1,11 @@
-"""The working folder's part in every run: its words in ./conf, and in ./dtrain.yaml the packages whose code may
-run and more folders of words.
+"""Settings of the working folder: its words in ./conf, and in ./dtrain.yaml the packages whose code may run, and more
+folders of words.
 
     trust: [mypkg]                  # dtrain.yaml
     searchpath: [more/words]
 
-What is found is said in one line before anything runs. The command line comes after it, so trust=[] there means that.
+They are shown in one line before anything runs. The command line comes after them and wins: trust=[] switches the first
+one off.
 """
 
 import os
@@ -24,7 +25,7 @@ SAYS = {"trust": "trust", "searchpath": "hydra.searchpath"}
 
 
 class Here(NamedTuple):
-    """`note`: what to tell the user; nothing where nothing was found."""
+    """The settings found. `note`: one line for the user; empty if there are none."""
 
     words: Sequence[Word] = ()
     problems: Sequence[str] = ()
@@ -32,29 +33,29 @@ class Here(NamedTuple):
 
 
 def look() -> Here:
-    """The words of the working folder. A file of another user's is not read: whoever wrote it would choose what
-    runs.
+    """The words of the working folder. A file that another user owns or may write is not read: its author could choose
+    what code runs.
     """
-    words, problems, told = list[Word](), list[str](), list[str]()
+    words, problems, notes = list[Word](), list[str](), list[str]()
     if FILE.is_file():
         if FILE.stat().st_uid not in (os.getuid(), 0) or FILE.stat().st_mode & 0o002:
-            told.append(
-                f"{FILE} is not read: another user wrote it, or may write it. chown or chmod it, or type what it says"
+            notes.append(
+                f"{FILE} is not read: another user owns it, or may write it. chown or chmod it, or type its words"
             )
         else:
             for word, problem in _read():
                 words += [word] if word else []
                 problems += [problem] if problem else []
-            told += [f"{FILE}: {' '.join(cut(f'{word.key}={said(word.value)}') for word in words)}"] if words else []
+            notes += [f"{FILE}: {' '.join(cut(f'{word.key}={said(word.value)}') for word in words)}"] if words else []
     own = own_words(FOLDER) if FOLDER.is_dir() and not FOLDER.samefile(files.folder("conf")) else []
     if own:
         words.append(Word("hydra.searchpath", [str(FOLDER)], f"[{FOLDER}]", f"./{FOLDER}"))
-        told.append(f"./{FOLDER}: {cut(' '.join(own))}")
-    return Here(words, problems, f"of this folder: {'; '.join(told)}" if told else "")
+        notes.append(f"./{FOLDER}: {cut(' '.join(own))}")
+    return Here(words, problems, f"of this folder: {'; '.join(notes)}" if notes else "")
 
 
 def _read() -> Iterator[tuple[Word | None, str]]:
-    """A word, or what is wrong, for each key of the file."""
+    """A word, or a mistake, for each key of the file."""
     try:
         document = parse(FILE.read_bytes()).value
     except Slip as slip:
@@ -85,7 +86,7 @@ def own_words(folder: Path) -> list[str]:
 
 
 def folders(words: Sequence[Word]) -> list[Path]:
-    """Those of this machine on the searchpath of some words."""
+    """The local folders on the searchpath among some words."""
     named = [
         path
         for word in words

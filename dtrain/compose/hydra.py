@@ -1,4 +1,4 @@
-"""The one file that touches Hydra: values beyond the plain grammar, folders of words on hydra.searchpath, sweeps.
+"""The only file that uses Hydra: for values beyond the plain grammar, folders of words on hydra.searchpath, and sweeps.
 Imported only for these.
 """
 
@@ -30,18 +30,18 @@ from dtrain.resolve.unknown import UNKNOWN
 
 
 def read(raw: str) -> list[Any]:
-    """The values of `raw`, as dtrain.config.grammar.read gives them. Raises Unread."""
+    """The values of `raw`, in the form of dtrain.config.grammar.read. Raises Unread."""
     try:
         override = OverridesParser.create().parse_override(f"key={raw}")
         if not override.is_sweep_override():
             return [_plain(override.value())]
     except (HydraException, RecursionError) as error:
         raise Unread(raw) from error
-    return [None, None]  # a sweep, whose values are its own to make
+    return [None, None]  # a sweep: Hydra makes its values later
 
 
 def _plain(value: Any) -> Any:
-    """Hydra's QuotedString and the like as plain Python."""
+    """Hydra's QuotedString and similar types as plain Python."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if isinstance(value, dict):
@@ -50,32 +50,32 @@ def _plain(value: Any) -> Any:
 
 
 class Shelf:
-    """The words of conf/, and of the user's own folders on hydra.searchpath."""
+    """The words of conf/ and of the user's own folders on hydra.searchpath."""
 
     def __init__(self, searchpath: Sequence[str]) -> None:
         self._loader = _hydra(searchpath).config_loader
         self.words = {group: sorted(self._loader.get_group_options(group)) for group in (*GROUPS, *NAMED.values())}
 
     def node(self, group: str, word: str) -> files.Node:
-        """The arguments of a word as its file has them. Raises WordsError for a file that is no YAML."""
+        """The arguments of a word as in its file. Raises WordsError if the file is no YAML."""
         try:
             loaded = self._loader.repository.load_config(f"{group}/{word}")  # type: ignore[attr-defined]
             plain = OmegaConf.to_container(loaded.config, resolve=False) if loaded else {}
             return dict(plain or {})  # type: ignore[arg-type]
-        except Exception as error:  # what YAML loaders raise is of many kinds
+        except Exception as error:  # YAML loaders raise many exceptions
             raise WordsError(f"{group}={word}: its file cannot be read: {first_line(error)}") from error
 
 
 def composed(words: Sequence[Word], replaced: Sequence[str]) -> files.Node:
-    """Hydra's composition of valid words, over the folders of the last Shelf; without the groups `replaced`
-    by targets of the user's own.
+    """Hydra's composition of valid words, over the folders of the last Shelf; without the groups `replaced` by targets
+    of the user's own.
     """
     overrides = [f"~{group}" for group in replaced]
     overrides += [f"{'' if word.key in GROUPS else '++'}{word}" for word in words if word.key not in replaced]
     try:
         composed = hydra_compose("config", overrides=overrides)
         return OmegaConf.to_container(composed, resolve=False)  # type: ignore[return-value]
-    except Exception as error:  # of Hydra, OmegaConf, or what loads YAML
+    except Exception as error:  # from Hydra, OmegaConf or the YAML loader
         raise WordsError(
             f"{' '.join(map(str, words))}: a file on hydra.searchpath cannot be composed: "
             f"{cut(' '.join(str(error).split()), 300)}"
@@ -83,13 +83,13 @@ def composed(words: Sequence[Word], replaced: Sequence[str]) -> files.Node:
 
 
 def resolved(tree: Mapping[str, Any], words: Sequence[Word], allowed: Callable[[str], Any]) -> list[str]:
-    """Put what `${...}` in the values of `words` stands for into `tree`. One sentence for each that stands for
-    nothing.
+    """Resolve the references `${...}` in the values of `words` and put the results into `tree`. One sentence for each
+    that cannot be resolved.
     """
     broken = {word.key: f"{cut(str(word))} ({word.source}): {why}." for word in words if (why := _broken(word.value))}
     problems = list(broken.values())
     for key in broken:
-        _put(tree, key, None)  # which OmegaConf can hold
+        _put(tree, key, None)  # a value that OmegaConf can hold
     whole = OmegaConf.create(dict(tree))
     for key in broken:
         _put(tree, key, UNKNOWN)
@@ -101,7 +101,7 @@ def resolved(tree: Mapping[str, Any], words: Sequence[Word], allowed: Callable[[
                 holder = holder[part]
             value = holder[name]
             value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-            if isinstance(value, str) and not fits(value, allowed(word.key) or "any"):  # the environment has only text
+            if isinstance(value, str) and not fits(value, allowed(word.key) or "any"):  # environment variables are text
                 value = typed(value)
             if (
                 isinstance(value, int | float)
@@ -117,14 +117,11 @@ def resolved(tree: Mapping[str, Any], words: Sequence[Word], allowed: Callable[[
 
 
 def _broken(value: Any) -> str:
-    """The mistake in a value that refers to others, if any."""
+    """The mistake in a value with references; empty if there is none."""
     try:
         OmegaConf.create({"value": value})
     except (OmegaConfBaseException, RecursionError):
-        return (
-            "${ begins what is looked up, which is not to be read. Type ${<another key>}, or \\${ where no other "
-            "value is meant"
-        )
+        return "${ begins a reference, which cannot be read. Type ${<another key>}, or \\${ for the plain text"
     return ""
 
 
@@ -136,9 +133,7 @@ def _put(tree: Any, key: str, value: Any) -> None:
 
 
 def jobs(swept: Sequence[Word]) -> list[Sequence[str]]:
-    """The words of every combination of the swept ones. Raises WordsError for a sweep that Hydra's own sweeper does not
-    know.
-    """
+    """The words of every combination of a sweep. Raises WordsError if Hydra's own sweeper cannot read it."""
     try:
         batches = BasicSweeper.split_arguments(
             OverridesParser.create().parse_overrides([str(word) for word in swept]), None
@@ -151,15 +146,15 @@ def jobs(swept: Sequence[Word]) -> list[Sequence[str]]:
 
 
 def sweep(words: Sequence[str], job: Callable[[Sequence[str]], float | None], searchpath: Sequence[str]) -> None:
-    """Run `job` with the words of every combination through Hydra's sweeper and launcher. What a sweeper returns is its
-    own: some return nothing.
+    """Run `job` with the words of every combination through Hydra's sweeper and launcher. Its result is not used: some
+    sweepers return nothing.
     """
 
     def task(_: Any) -> float | None:
         return job([word.removeprefix("++") for word in HydraConfig.get().overrides.task])
 
     quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
-    with tempfile.TemporaryDirectory() as folder:  # Hydra leaves a file of its own, and only knows local folders
+    with tempfile.TemporaryDirectory() as folder:  # Hydra writes a file there, and only to local folders
         try:
             _hydra(searchpath).multirun("config", task, [*words, *quiet, f"hydra.sweep.dir={quote(folder)}"])
         except (HydraException, OmegaConfBaseException) as error:

@@ -24,14 +24,14 @@ RULES = {
     "device": "resolve: what is here",
     "threads": "resolve: cores for each rank",
 }
-"""The source of decisions for which no `auto` gave a reason."""
+"""The source of decisions for which `auto` gave no reason."""
 LONGEST = 48
-"""Characters of a value that are shown."""
+"""Length at which a shown value is cut, in characters."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One value of a run. `overrode` holds (value, source) of what stood there before, the newest first."""
+    """One value of a run. `overrode` holds the (value, source) pairs that it replaced, newest first."""
 
     key: str
     value: Any
@@ -43,26 +43,26 @@ class Row:
 
 
 def untold(words: Iterable[Word]) -> Iterator[str]:
-    """One sentence for each secret that a run which was written down must be told again, or that stands in another's
-    place.
+    """One sentence for each secret of a saved run that must be given again, or for a placeholder that stands under
+    another secret's key.
     """
     for word in words:
-        for key, found in secrets.places(word.value, word.key):
-            if found == key:
+        for key, owner in secrets.places(word.value, word.key):
+            if owner == key:
                 yield f"{key} ({word.source}): {secrets.ASK.format(key=word.key)}"
             else:
                 yield (
-                    f"{word.key} ({word.source}): ${{secret:{found}}} is the secret of {found} and of no other "
+                    f"{word.key} ({word.source}): ${{secret:{owner}}} is the secret of {owner} and of no other "
                     f"key. Type {word.key}=<value>."
                 )
 
 
-def noted(config: Config, said: Sequence[Word], settled: Sequence[Word]) -> Config:
-    """`config`, with what its words overrode, with what reads the environment as it was said, and without secrets:
-    those are kept in memory.
+def noted(config: Config, given: Sequence[Word], settled: Sequence[Word]) -> Config:
+    """`config`, with the values that its words overrode, with references to the environment as they were written, and
+    without secrets, which are kept in memory.
     """
     stands = {word.key: word for word in settled}
-    for word in said:
+    for word in given:
         if stands.get(word.key) != word and not word.key.startswith("hydra"):
             config.history.setdefault(word.key, []).append((shown(word.key, word.value), word.source))
     raw = config.unresolved | {
@@ -70,7 +70,7 @@ def noted(config: Config, said: Sequence[Word], settled: Sequence[Word]) -> Conf
     }
     config.unresolved = {key: value for key, value in raw.items() if secrets.masked(str(value)) == value}
     read = [key for key, value in raw.items() if patterns.secret_variable(str(value))]
-    for _ in range(2):  # one may be made of another
+    for _ in range(2):  # one value may contain another
         for group in GROUPS:
             setattr(config, group, secrets.seal(getattr(config, group), group, read=read))
     return config
@@ -91,32 +91,32 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 def asked(config: Config) -> dict[str, Any]:
     """Dotted key -> value as composed; a group's own key has its word."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for field in fields(Schema):
         value = getattr(config, field.name)
         if field.name in GROUPS:
-            found[field.name] = config.choices.get(field.name) or value.get("_target_")
-        found |= leaves(vars(value) if is_dataclass(value) else value, field.name)
-    return found
+            values[field.name] = config.choices.get(field.name) or value.get("_target_")
+        values |= leaves(vars(value) if is_dataclass(value) else value, field.name)
+    return values
 
 
 def decided(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """A plan (`Plan.decided`, or plan.yaml read) in the keys of a Config, and beside them what only a plan has.
-    Tolerates plans of other versions.
+    """A plan (`Plan.decided`, or a plan.yaml) with the keys of a Config, plus the values that only a plan has. Accepts
+    plans of other versions.
     """
-    batch, found = plan.get("batch") or {}, {}
+    batch, values = plan.get("batch") or {}, {}
     for name, value in plan.items():
         if name in GROUPS:
-            found[name] = _word(value, name)
-            found |= leaves(value, name)
+            values[name] = _word(value, name)
+            values |= leaves(value, name)
         elif name in ("loggers", "hooks"):
-            found[name[:-1]] = list(value)
-            found |= leaves(value, name[:-1])
+            values[name[:-1]] = list(value)
+            values |= leaves(value, name[:-1])
         elif name in ("log_every", "evaluate_every", "evaluate_samples"):
-            found[name.replace("_", ".")] = value
+            values[name.replace("_", ".")] = value
         elif name not in ("batch", "why", "others"):
-            found |= leaves(value, name)
-    return found | {
+            values |= leaves(value, name)
+    return values | {
         "batch": batch.get("size"),
         "microbatch": batch.get("microbatch"),
         "accumulate": batch.get("accumulate"),
@@ -124,9 +124,9 @@ def decided(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rows(config: Config, plan: Plan) -> list[Row]:
-    """Every value of the run, in the order of the schema, then what only the plan has."""
+    """Every value of the run, in the order of the schema, then the values that only the plan has."""
     before, after = asked(config), decided(plan.decided())
-    found = []
+    table = []
     order = [field.name for field in fields(Schema)]
     keys = sorted(
         dict.fromkeys([*before, *after]),
@@ -134,7 +134,7 @@ def rows(config: Config, plan: Plan) -> list[Row]:
     )
     for key in keys:
         if str(after.get(key)).startswith("dtrain.") and key.endswith("._target_"):
-            continue  # the word says it
+            continue  # its word is a row already
         chosen = config.choices.get(key) if key not in LISTS else None
         value = chosen if isinstance(chosen, str) and chosen != "auto" else after.get(key, before.get(key))
         default = _default(key, after if key not in before else config.choices)
@@ -154,7 +154,7 @@ def rows(config: Config, plan: Plan) -> list[Row]:
         elif key not in before and (default is None or key in plan.why):
             overrode += [(shown(key, default[0]), default[1])] if default else []
             source = _reason(plan, key)
-        found.append(
+        table.append(
             Row(
                 key,
                 value,
@@ -162,11 +162,11 @@ def rows(config: Config, plan: Plan) -> list[Row]:
                 tuple(dict.fromkeys(one for one in overrode if one[0] != shown(key, value) or len(overrode) > 1)),
             )
         )
-    return found
+    return table
 
 
 def origin(config: Config, key: str, default: tuple[Any, str] | None) -> str:
-    """Who said the value that stands in the config: a word for it or for a mapping around it, or the default with its
+    """The source of a value in the config: the word that gave it or a mapping around it, or the default with its
     line.
     """
     parts = key.split(".")
@@ -180,10 +180,10 @@ def origin(config: Config, key: str, default: tuple[Any, str] | None) -> str:
     return f"default of {parts[0]}={choice}" if isinstance(choice, str) and len(parts) > 1 else "default"
 
 
-def table(found: Sequence[Row]) -> str:
-    """Aligned for a person: key, value, who set it, what it overrode."""
+def table(rows: Sequence[Row]) -> str:
+    """An aligned table: key, value, who set it, what it overrode."""
     cells = [("key", "value", "set by", "overrode")]
-    for row in found:
+    for row in rows:
         before = "; ".join(f"{value} ({source})" for value, source in row.overrode)
         cells.append(
             (
@@ -201,14 +201,14 @@ def table(found: Sequence[Row]) -> str:
 
 
 def shown(key: str, value: Any) -> str:
-    """A value as a person reads it, in one line, cut, without a secret."""
-    said = value if isinstance(value, str) else text(value)
-    said = secrets.HERE.sub(secrets.MASK, secrets.redact_arg(f"{key}={said}").partition("=")[2]).replace("\n", " ")
-    return said if len(said) <= LONGEST else f"{said[: LONGEST - 3]}..."
+    """A value for a person: on one line, shortened, without secrets."""
+    line = value if isinstance(value, str) else text(value)
+    line = secrets.HERE.sub(secrets.MASK, secrets.redact_arg(f"{key}={line}").partition("=")[2]).replace("\n", " ")
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}..."
 
 
 def _word(part: Any, group: str) -> Any:
-    """The word a part was made from, or its target when it is the user's own."""
+    """The word that a part was made from, or its target if it is the user's own."""
     target = str(part.get("_target_")) if isinstance(part, Mapping) else ""
     return target.split(".")[2] if target.startswith(f"dtrain.{group}.") and target.count(".") > 2 else target
 
@@ -226,9 +226,7 @@ def _plain(value: Any) -> Any:
 
 
 def _default(key: str, choices: Mapping[str, Any]) -> tuple[Any, str] | None:
-    """The value that the words of conf/ give a key, and where it stands; None where no file of ours has it. `choices`:
-    group -> word.
-    """
+    """The default of a key in conf/, and its file and line; None if it has none. `choices`: group -> word."""
     group, *rest = key.split(".")
     if group not in GROUPS or not rest:
         return _lines("config").get(key)
@@ -242,17 +240,17 @@ def _default(key: str, choices: Mapping[str, Any]) -> tuple[Any, str] | None:
 def _lines(name: str) -> dict[str, tuple[Any, str]]:
     """dotted key -> (value, `conf/optim/adamw.yaml:4`) of a file of conf/."""
     path = recipe.folder("conf") / f"{name}.yaml"
-    found = marked(path.read_text()) if path.is_file() else {}
-    return {key: (value, f"conf/{name}.yaml:{line}") for key, (value, line) in found.items()}
+    values = marked(path.read_text()) if path.is_file() else {}
+    return {key: (value, f"conf/{name}.yaml:{line}") for key, (value, line) in values.items()}
 
 
 def marked(document: str) -> dict[str, tuple[Any, int]]:
-    """dotted key -> (value, number of its line) of a YAML mapping; the choices of its defaults list under the names of
-    their groups.
+    """dotted key -> (value, line number) of a YAML mapping; choices in its defaults list stand under the names of their
+    groups.
     """
     import yaml
 
-    found: dict[str, tuple[Any, int]] = {}
+    values: dict[str, tuple[Any, int]] = {}
 
     def walk(node: Any, key: str) -> None:
         for name, item in node.value:
@@ -264,9 +262,9 @@ def marked(document: str) -> dict[str, tuple[Any, int]]:
                     if isinstance(entry, yaml.MappingNode):
                         walk(entry, "")
             else:
-                found[where] = (yaml.safe_load(yaml.serialize(item)), name.start_mark.line + 1)
+                values[where] = (yaml.safe_load(yaml.serialize(item)), name.start_mark.line + 1)
 
     root = yaml.compose(document, Loader=yaml.SafeLoader)
     if isinstance(root, yaml.MappingNode):
         walk(root, "")
-    return found
+    return values

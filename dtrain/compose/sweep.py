@@ -1,4 +1,4 @@
-"""The words of a sweep: which values have several, what each job is asked, and where it lands. `dtrain -m
+"""The words of a sweep: which keys have several values, the words of each job, and its folder. `dtrain -m
 optim.lr=1e-3,3e-3`.
 """
 
@@ -18,17 +18,17 @@ from dtrain.storage import options
 def multirun(
     words: Sequence[str], job: Callable[[Sequence[str]], float | None], *, check: Callable[[Sequence[str]], object]
 ) -> str:
-    """Run `job` with the words of every combination of the swept ones, through Hydra's sweeper and launcher. Returns
-    where they landed.
+    """Run `job` with the words of every combination of a sweep, through Hydra's sweeper and launcher. Returns the
+    folder of the jobs.
 
-    Each job gets a folder of its own below `sweep.out` (or `out`), named after its values. `check` sees the words of
-    every job of Hydra's own sweeper before the first one runs; the WordsErrors it raises are collected.
+    Each job gets its own folder below `sweep.out` (or `out`), named after its values. With Hydra's own sweeper, `check`
+    gets the words of every job before the first one runs; the WordsErrors that it raises are collected.
     """
     asked, problems = typed(words)
     for_hydra = [word for word in asked if re.match(r"hydra[/.](launcher|sweeper)\b", word.key)]
     ours = [word for word in asked if word not in for_hydra]
     problems += [
-        f"{word} ({word.source}): with -m Hydra takes hydra/launcher, hydra/sweeper and what they hold."
+        f"{word} ({word.source}): with -m, only hydra/launcher, hydra/sweeper and their arguments are allowed."
         for word in ours
         if word.key[:5] == "hydra"
     ]
@@ -67,11 +67,12 @@ def multirun(
 
     if not any(word.key == "hydra/sweeper" for word in for_hydra):
         _check_all(plain, swept, check)
-    # Hydra composes every job too; `++` lets it take what only our own composition can judge
-    told = [f"{'' if word.key in GROUPS else '++'}{word}" for word in swept] + [str(word) for word in for_hydra]
+    # Hydra composes every job too; `++` lets it accept keys that only our own composition can check
+    overrides = [f"{'' if word.key in GROUPS else '++'}{word}" for word in swept] + [str(word) for word in for_hydra]
     from dtrain.compose.hydra import sweep
 
-    sweep(told, task, [path for word in here.look().words if word.key == "hydra.searchpath" for path in word.value])
+    paths = [path for word in here.look().words if word.key == "hydra.searchpath" for path in word.value]
+    sweep(overrides, task, paths)
     return root
 
 

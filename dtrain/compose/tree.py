@@ -1,5 +1,5 @@
-"""Words that were found good, as one tree: the defaults, the choices in their places, then the values in order, as
-Hydra composes them.
+"""Valid words as one tree, as Hydra composes it: the defaults, then the choices in their places, then the values in
+order.
 """
 
 import re
@@ -21,7 +21,7 @@ from dtrain.storage.store import is_local
 
 RESOLVER = re.compile(r"\$\{\s*[\w.]+\s*:")
 AFAR = (
-    "{word.key} ({word.source}): a file from elsewhere reads nothing of this machine, and ${{<name>:...}} does. "
+    "{word.key} ({word.source}): a file from elsewhere may not read from this machine, as ${{<name>:...}} does. "
     "Type {word.key}=<value>."
 )
 
@@ -49,19 +49,19 @@ def vocabulary_of(searchpath: Sequence[str], words: Sequence[Word]) -> Vocabular
 def _own_target(
     key: str, choices: Mapping[str, Any], options: Mapping[str, Sequence[str]], node: Callable[[str, str], files.Node]
 ) -> Any:
-    """The default in conf/ of `key`."""
+    """The default of `key` in conf/."""
     group, *rest = key.split(".")
     if group not in GROUPS or (group in LISTS and len(rest) < 2):
         return None
     word, rest = (rest[0], rest[1:]) if group in LISTS else (choices[group], rest)
-    found: Any = node(group, word) if isinstance(word, str) and word in options[group] else {}
+    value: Any = node(group, word) if isinstance(word, str) and word in options[group] else {}
     for name in rest:
-        found = found.get(name) if isinstance(found, dict) else None
-    return found
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def config_of(words: Sequence[Word], vocabulary: Vocabulary, problems: list[str]) -> Config:
-    """The composition of valid words; problems with their references are added."""
+    """The composition of valid words; mistakes in their references are added to `problems`."""
     sources = {word.key: word.source for word in words}
     words = [_as_meant(word, vocabulary) for word in words if not options.is_one(word.key)]
     replaced = [group for group in GROUPS if group in vocabulary.targets]
@@ -82,7 +82,7 @@ def config_of(words: Sequence[Word], vocabulary: Vocabulary, problems: list[str]
     types = _types()
     config = Config(**{key: types[key](**value) if is_dataclass(types[key]) else value for key, value in tree.items()})
     named = {word.key for word in words}
-    for group in replaced:  # a target of the user's own keeps the facts of its word, when that word was said
+    for group in replaced:  # if its word was given too, a target of the user's own keeps the facts of that word
         facts = about(vocabulary.node(group, vocabulary.choices[group])) if group in named else {}
         getattr(config, group)["_about_"] = {name: value for name, value in facts.items() if name != "arithmetic"}
     config.choices = {group: None if group in replaced else vocabulary.choices[group] for group in GROUPS}
@@ -100,7 +100,7 @@ def config_of(words: Sequence[Word], vocabulary: Vocabulary, problems: list[str]
 
 
 def _as_meant(word: Word, vocabulary: Vocabulary) -> Word:
-    """A number that was typed where text is meant is that text."""
+    """A number typed for a text becomes that text."""
     allowed, value = vocabulary.allowed(word.key), word.value
     if (
         allowed is None
@@ -113,7 +113,7 @@ def _as_meant(word: Word, vocabulary: Vocabulary) -> Word:
 
 
 def _composed(words: Sequence[Word], replaced: Sequence[str], vocabulary: Vocabulary) -> files.Node:
-    """As Hydra composes them: the defaults, the choices in their places, then the values in order."""
+    """The tree as Hydra composes it: the defaults, then the choices in their places, then the values in order."""
     tree = schema_defaults()
     for group in GROUPS:
         choice = vocabulary.choices[group]
@@ -137,7 +137,7 @@ def _composed(words: Sequence[Word], replaced: Sequence[str], vocabulary: Vocabu
 
 
 def _filed(tree: Mapping[str, Any], words: Sequence[Word], vocabulary: Vocabulary) -> Iterator[Word]:
-    """References `${...}` in files of the user's own that nobody overrode."""
+    """References `${...}` in the user's own files that no word overrides."""
     named = {word.key for word in words}
     for group in GROUPS:
         for key, value in leaves(tree.get(group), group):
@@ -151,7 +151,7 @@ def _filed(tree: Mapping[str, Any], words: Sequence[Word], vocabulary: Vocabular
 
 
 def _of_files(word: Word, vocabulary: Vocabulary) -> Word:
-    """Without the parts of a list that no file holds: their `_target_` says what they are."""
+    """The word without those parts of a list that have no file: their `_target_` defines them."""
     names = word.value if isinstance(word.value, list) else [word.value]
     if word.key not in LISTS or all(name in vocabulary.options[word.key] for name in names):
         return word
@@ -166,7 +166,7 @@ def _merged(old: Any, new: Any) -> Any:
 
 
 def _converted(key: str, value: Any) -> Any:
-    """Whole numbers where the schema has fractions become those."""
+    """Whole numbers become floats where the schema has floats."""
     kind = _types().get(key)
     if is_dataclass(kind) and isinstance(value, dict):
         fields = get_type_hints(kind)

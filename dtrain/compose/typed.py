@@ -1,4 +1,6 @@
-"""Typed text as words: dashes, quotes, URLs and all. `dtrain plan --lr 1e-3` says what to type instead."""
+"""Typed text as words: dashes, quotes, URLs and all. For `dtrain plan --lr 1e-3`, the error shows what to type
+instead.
+"""
 
 import re
 from collections.abc import Sequence
@@ -11,7 +13,7 @@ from dtrain.config.word import Word, cut, quote
 from dtrain.errors import WordsError
 
 LONGEST = 100_000
-"""Characters of a value that are still read as more than a text."""
+"""A longer value, in characters, is always read as text."""
 KEY = re.compile(r"[a-zA-Z_$][\w$-]*(?:\.[\w$-]+)*(?:/\w+)*", re.ASCII)
 
 
@@ -46,19 +48,19 @@ def _parse(text: str, following: str | None) -> Word:
     if text.startswith("~"):
         key = text[1:].split("=")[0]
         hint = f" Type {key}=<another word>." if key in sayable() else ""
-        raise WordsError(f"{cut(text)} (command line): nothing is taken away with ~.{hint}")
+        raise WordsError(f"{cut(text)} (command line): a word cannot be removed with ~.{hint}")
     if "=" not in text:
         raise WordsError(no_word(text))
     key, raw = text.lstrip("+").split("=", 1)
     key = key.strip()
     if not KEY.fullmatch(key):
         raise WordsError(
-            f"{cut(text)} (command line): {f'{cut(key)!r} is no key' if key else 'there is no key before the ='}. "
+            f"{cut(text)} (command line): {f'{cut(key)!r} is not a key' if key else 'there is no key before the ='}. "
             "Words look like key=value."
         )
     try:
         values = _read(raw)
-    except grammar.Unread:  # a URL with `=`, a sentence with commas: what cannot be read as more is a text
+    except grammar.Unread:  # a URL with `=` or a sentence with commas: plain text
         return Word(key, raw, quote(raw), "command line")
     return Word(key, values[0] if len(values) == 1 else None, raw, "command line", len(values) > 1)
 

@@ -1,4 +1,4 @@
-"""A word: `key=value`, who said it, and how a value is written in Hydra's grammar."""
+"""A word: `key=value` with its source, and the form of values in Hydra's grammar."""
 
 import hashlib
 import re
@@ -11,7 +11,7 @@ from dtrain import secrets
 
 @dataclass(frozen=True)
 class Word:
-    """`key=value` and who said it. `text` is the value in Hydra's grammar."""
+    """`key=value` and its source. `text` is the value in Hydra's grammar."""
 
     key: str
     value: Any
@@ -19,14 +19,14 @@ class Word:
     source: str
     sweep: bool = False
     place: Any = None
-    """The `dtrain.recipe.locate.Place` it was read at; None: a person typed it."""
+    """The `dtrain.recipe.locate.Place` it was read from; None if the user typed it."""
 
     def __str__(self) -> str:
         return f"{self.key}={self.text}"
 
 
 def quote(text: str) -> str:
-    """`text` as one string, whatever it holds: backslashes count where a quote follows."""
+    """`text` as one quoted string: backslashes are doubled only before a quote."""
     return "'" + re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text) + "'"
 
 
@@ -53,14 +53,14 @@ def said(value: Any) -> str:
 
 
 def cut(text: str, most: int = 120) -> str:
-    """`text` on one line of a message."""
+    """`text` on one line of a message, shortened to `most` characters."""
     text = secrets.redact_suspect(text)
     plain = text.encode("unicode_escape").decode() if not text.isprintable() else text
     return plain if len(plain) <= most else f"{plain[: most - 20]}... ({len(text)} characters)"
 
 
 def slug(words: Iterable[str]) -> str:
-    """A folder name: no `=`, no separators; what had to be changed or cut ends in a digest."""
+    """A folder name without `=` and separators; a text that had to be changed or cut ends in a digest."""
     plain = "_".join(words)
     name = re.sub(r"[^\w.+-]+", "-", plain).strip("-.") or "job"
     if len(name) <= 80 and name == plain:

@@ -1,13 +1,11 @@
-"""Secrets: known by name, by shape, or because they were told as such; none is written, shown or
-hashed.
+"""Secrets: recognised by name, by shape, or because they were passed as one; none is written to disk, shown or hashed.
 
     dtrain logger.mine._target_=mypkg.Tracker logger.mine.api_key='${oc.env:MY_KEY}' trust=[mypkg]
     # the plan says ${secret:logger.mine.api_key}
 
-A Config and a Plan hold no secret: `seal` puts `${secret:<its key>}` in its place, the value stays in memory and
-reaches the ranks by standard input, and `dtrain.build` puts it back when it builds the part. Text of others (errors,
-notes, events) goes through `masked`. What a user's own code prints, or writes by itself, does not pass here and is not
-touched.
+A Config and a Plan hold no secrets: `seal` replaces each by `${secret:<its key>}`, the value stays in memory and
+reaches the ranks over standard input, and `dtrain.build` puts it back when it builds the part. Other text (errors,
+notes, events) goes through `masked`. What user code prints or writes by itself is not masked.
 """
 
 import json
@@ -36,14 +34,13 @@ from dtrain.secrets.patterns import (
 
 MASK = "***"
 HERE = re.compile(r"\$\{secret:([^}]*)\}")
-"""Stands where a secret was, with the key of the value it stands for."""
+"""The placeholder of a secret, with the key of its value."""
 ASK = (
-    "a secret, which is written nowhere. Type {key}=<value>, or {key}='${{oc.env:<NAME>}}' to take it from the "
-    "environment."
+    "a secret, which is never saved. Type {key}=<value>, or {key}='${{oc.env:<NAME>}}' to take it from the environment."
 )
 REFUSED = (
-    "it holds a secret and is written down. Only arguments of parts may, such as logger.<name>.<argument>; "
-    "storage is told by out_options.<name>."
+    "it holds a secret and would be saved. Only arguments of parts may hold one, such as "
+    "logger.<name>.<argument>; for storage, type out_options.<name>=<value>."
 )
 PASSWORD = re.compile(
     r"(\w://)(?!\*\*\*@)(?:[^/\s:@'\"]*:(?!\$\{)[^/\s'\"]+|(?=[^/\s@]*\d)(?=[^/\s@]*[A-Za-z])[A-Za-z0-9_-]{16,})(?=@)"
@@ -70,18 +67,18 @@ NAMED = re.compile(
     r"(\\*[\"']?\s*(?:=>|:=|[:=]|%3[AaDd])\s*|\\*[\"']\s*,\s*(?=\\*[\"'])|(?<=\w)\s+(?=\S))"
 )
 VALUE = re.compile(r"\\*\"[^\"]*\"|\\*'[^']*'|[^\s,;&\"'`()\[\]{}<>|\\]+")
-"""name=value, name: value, "name": "value", ("name", "value") and --name value."""
+"""The value in name=value, name: value, "name": "value", ("name", "value") and --name value."""
 _kept: dict[str, Any] = {}
 """key -> the secret that plans of this process leave out."""
 SCAN_SECONDS = 0.2
 _scan: list[Any] = [0.0, ()]
-"""When to look at the environment again, and the secrets in it."""
+"""When to scan the environment again, and the secrets found in it."""
 _known: dict[str, None] = {}
-"""Every form in which a secret that was told may turn up in a text."""
+"""Every form in which a known secret may appear in text."""
 
 
 def masked(text: str) -> str:
-    """`text` without the secrets that are known, can be told by their looks, or stand beside their name."""
+    """`text` without known secrets, texts shaped like a secret, and values beside the name of a secret."""
     if len(text) < 3:
         return text
     text = _exact(tuple(_known), _environment()).sub(MASK, text)
@@ -94,11 +91,11 @@ def masked(text: str) -> str:
         return text
     for pattern in (IN_URL, HEADER, COOKIES, SCHEME):
         text = pattern.sub(rf"\1{MASK}", text)
-    return "".join(_said(text))
+    return "".join(_pieces(text))
 
 
 def redact_tree(value: Any) -> Any:
-    """A tree of plain values, with every text in it masked, and what has the name of a secret."""
+    """A tree of plain values with every text masked, and every value under the name of a secret."""
     if isinstance(value, str):
         return masked(value)
     if isinstance(value, Mapping):
@@ -123,8 +120,8 @@ def redact_arg(word: str) -> str:
 
 
 def redact_suspect(text: str) -> str:
-    """`text` of a word that is wrong, without what may be a secret whose name is misspelt. A digest such as git's
-    stays.
+    """`text` of an invalid word, without random-looking values, which may be a secret under a misspelt name. Digests
+    such as a git commit stay.
     """
     return LOT.sub(
         lambda found: MASK if is_high_entropy(found[0]) and not DIGEST.fullmatch(found[0]) else found[0], text
@@ -132,7 +129,7 @@ def redact_suspect(text: str) -> str:
 
 
 def hear(words: Sequence[str]) -> None:
-    """Know the secrets among the words of a command before anything can go wrong with them."""
+    """Register the secrets among the words of a command, before any error could show them."""
     before = ""
     for word in words:
         key, equals, value = word.partition("=")
@@ -147,9 +144,7 @@ def hear(words: Sequence[str]) -> None:
 
 
 def know(value: Any, *, sure: bool = True) -> None:
-    """Mask `value` from now on wherever it turns up in a text, in the forms in which it may. `sure` also where it is
-    short.
-    """
+    """From now on, mask `value` in every text, in all its usual encodings. Short values are masked only if `sure`."""
     text, _scan[0] = str(value), 0.0
     if len(text) < (3 if sure else 8) or plain(text):
         return
@@ -174,9 +169,7 @@ def know(value: Any, *, sure: bool = True) -> None:
 
 
 def guard(visible: Callable[[str], str] = str) -> None:
-    """Mask what Python itself prints of this process: tracebacks that nobody caught, those of
-    threads, warnings.
-    """
+    """Mask what Python itself prints: uncaught tracebacks, also those of threads, and warnings."""
     import sys
     import threading
     import traceback
@@ -192,14 +185,14 @@ def guard(visible: Callable[[str], str] = str) -> None:
 
     before = warnings.formatwarning
     sys.excepthook = show
-    threading.excepthook = lambda told: (
-        None if told.exc_type is SystemExit else show(told.exc_type, told.exc_value, told.exc_traceback)
+    threading.excepthook = lambda failed: (
+        None if failed.exc_type is SystemExit else show(failed.exc_type, failed.exc_value, failed.exc_traceback)
     )
-    warnings.formatwarning = lambda *told, **more: visible(masked(before(*told, **more)))
+    warnings.formatwarning = lambda *args, **kwargs: visible(masked(before(*args, **kwargs)))
 
 
 def know_options(options: Mapping[str, Any]) -> None:
-    """Know the secrets among what a storage is told: there `key` is one."""
+    """Register the secrets among the options of a storage, where an option named `key` is one."""
     for name, value in options.items():
         if isinstance(value, Mapping):
             know_options(value)
@@ -208,47 +201,46 @@ def know_options(options: Mapping[str, Any]) -> None:
 
 
 def seal(part: Any, key: str, *, read: Iterable[str] = ()) -> Any:
-    """A group's arguments without secrets, which are kept here. `read`: keys whose value came from a variable with a
-    secret's name.
+    """The arguments of a group with secrets replaced by placeholders; the secrets are kept in memory. `read`: keys
+    whose value came from an environment variable with a secret's name.
     """
     sealed = _seal(part, key, frozenset(read), held=False, near=False)
-    return (
-        _seal(sealed, key, frozenset(), held=False, near=False) if _kept else sealed
-    )  # one that another value was made of
+    # again, for values that contain a secret just found
+    return _seal(sealed, key, frozenset(), held=False, near=False) if _kept else sealed
 
 
 def opened(value: Any) -> Any:
-    """The secret that `value` stands for, or `value` itself. Raises KeyError with the key when this process was not
-    told.
+    """The secret behind the placeholder `value`, or `value` itself if it is none. Raises KeyError with the key if this
+    process does not have the secret.
     """
-    found = HERE.fullmatch(value) if isinstance(value, str) else None
-    return _kept[found[1]] if found else value
+    placeholder = HERE.fullmatch(value) if isinstance(value, str) else None
+    return _kept[placeholder[1]] if placeholder else value
 
 
 def places(value: Any, key: str) -> Iterator[tuple[str, str]]:
-    """(key, key that stands there) for each `${secret:...}` in a value: what a run that was written down must be told
-    again.
+    """(key, key in the placeholder) for each `${secret:...}` in a value: the secrets to pass again when a saved run is
+    repeated.
     """
     if isinstance(value, str):
-        yield from ((key, found) for found in HERE.findall(value))
+        yield from ((key, name) for name in HERE.findall(value))
     value = dict(enumerate(value)) if isinstance(value, list | tuple) else value
     for name, item in value.items() if isinstance(value, Mapping) else ():
         yield from places(item, f"{key}.{name}")
 
 
 def hand_over() -> dict[str, Any]:
-    """State to hand to the ranks."""
+    """State for the ranks."""
     return {"kept": dict(_kept), "known": list(_known)}
 
 
-def take_over(told: Mapping[str, Any]) -> None:
-    """Take over the result of the parent's `hand_over`."""
-    _kept.update(told["kept"])
-    _known.update(dict.fromkeys(told["known"]))
+def take_over(state: Mapping[str, Any]) -> None:
+    """Restore the state of the parent's `hand_over`."""
+    _kept.update(state["kept"])
+    _known.update(dict.fromkeys(state["known"]))
 
 
 def _seal(value: Any, key: str, read: frozenset[str], *, held: bool, near: bool) -> Any:
-    """`held`: below a name that holds secrets; `near`: beside an AWS access key id."""
+    """As `seal`. `held`: below a name that holds secrets; `near`: beside an AWS access key id."""
     if isinstance(value, Mapping | list | tuple):
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
         inside = held or (
@@ -290,24 +282,24 @@ def _sealed_here(value: Any, key: str, read: bool, *, held: bool, near: bool) ->
     )
 
 
-def _said(text: str) -> Iterator[str]:
-    """The text in pieces, with a mask for what stands beside the name of a secret. What is none may be the next name:
-    `Error: token=...`.
+def _pieces(text: str) -> Iterator[str]:
+    """The text in pieces, each value beside the name of a secret masked. A value that is no secret may itself be the
+    next name: `Error: token=...`.
     """
     done, at = 0, 0
-    while found := NAMED.search(text, at):
-        at = found.end()
-        sure = strength(found[1])
-        value = VALUE.match(text, at) if sure or found[1].rsplit(".", 1)[-1].lower() == "key" else None
-        said = _hides(found, value, sure) if value else None
-        if value and said is not None:
-            yield from (text[done:at], said)
+    while name := NAMED.search(text, at):
+        at = name.end()
+        sure = strength(name[1])
+        value = VALUE.match(text, at) if sure or name[1].rsplit(".", 1)[-1].lower() == "key" else None
+        mask = _hides(name, value, sure) if value else None
+        if value and mask is not None:
+            yield from (text[done:at], mask)
             done = at = value.end()
     yield text[done:]
 
 
 def _hides(named: "re.Match[str]", value: "re.Match[str]", sure: int) -> str | None:
-    """The placeholder of a value that is a secret; of a key, where it looks random."""
+    """The mask of a value if it is a secret, else None. A `key` counts as one if its value looks random."""
     name, between = named.groups()
     quoted = re.fullmatch(r"(\\*[\"'])(.*?)(\\*[\"'])", value[0], re.S)
     inner = quoted[2] if quoted else value[0].rstrip(".")
@@ -319,19 +311,18 @@ def _hides(named: "re.Match[str]", value: "re.Match[str]", sure: int) -> str | N
         return None
     if not sure or plain(inner) or (not quoted and _is_code(value, name)):
         return None
-    prose = (
-        ":" in between and not quoted and re.compile(r"\s+\w").match(value.string, value.end())
-    )  # the password: it is asked for
+    # a sentence, such as "the password: it is asked for"
+    prose = ":" in between and not quoted and re.compile(r"\s+\w").match(value.string, value.end())
     if (apart or prose or (sure == 1 and not quoted)) and not random(inner):
         return None
     return f"{quoted[1]}{MASK}{quoted[3]}" if quoted else MASK
 
 
 def _is_code(value: "re.Match[str]", name: str) -> bool:
-    """A line of a program: `token=self.token`, `password = getpass(`, `key: str`."""
-    said, follows = value[0].rstrip("."), value.string[value.end() : value.end() + 1]
-    return re.fullmatch(r"[A-Za-z_][\w.]*", said) is not None and (
-        follows in ("(", "[") or strength(said) > 0 or said.endswith(name)
+    """Whether the value looks like source code: `token=self.token`, `password = getpass(`, `key: str`."""
+    text, follows = value[0].rstrip("."), value.string[value.end() : value.end() + 1]
+    return re.fullmatch(r"[A-Za-z_][\w.]*", text) is not None and (
+        follows in ("(", "[") or strength(text) > 0 or text.endswith(name)
     )
 
 
@@ -349,8 +340,8 @@ def _environment_of(names: frozenset[tuple[str, str]]) -> tuple[str, ...]:
 
 
 def _environment() -> tuple[str, ...]:
-    """Values of the environment that have the name of a secret, looked at anew now and then: it takes as long as ten
-    texts.
+    """Values of environment variables that have the name of a secret. Scanned only every SCAN_SECONDS, since a scan
+    costs as much as masking ten texts.
     """
     now = time.monotonic()
     if now > _scan[0]:
@@ -358,19 +349,19 @@ def _environment() -> tuple[str, ...]:
             now + SCAN_SECONDS,
             _environment_of(frozenset((name, value) for name, value in os.environ.items() if HINT.search(name))),
         ]
-    found: tuple[str, ...] = _scan[1]
-    return found
+    values: tuple[str, ...] = _scan[1]
+    return values
 
 
 @lru_cache(4096)
 def _name(name: str, known: str) -> str:
-    """A name of a value, masked; `known` is how this cache sees that there are more secrets."""
+    """A masked name; `known` makes the cache notice new secrets."""
     return masked(name)
 
 
 @lru_cache(8)
 def _exact(known: tuple[str, ...], environment: tuple[str, ...]) -> re.Pattern[str]:
-    """Known secrets, longest first; short ones only as words of their own."""
+    """A pattern of all known secrets, longest first; short ones match only as whole words."""
     forms = sorted({form for form in (*known, *environment) if form}, key=len, reverse=True)
     whole = [re.escape(form) if len(form) > 5 else rf"(?<!\w){re.escape(form)}(?!\w)" for form in forms]
     return re.compile("|".join(whole) or r"(?!)")

@@ -1,4 +1,4 @@
-"""Patterns of secrets: the names it goes by, how what is handed out begins, and what is plainly none."""
+"""Patterns of secrets: names of secrets, prefixes of issued keys, and values that are plainly no secret."""
 
 import os
 import re
@@ -24,9 +24,9 @@ WEAK = re.compile(
     r"^pass$|(?:^|_)(?:auth|bearer|cookies?|csrf|dsn|mfa|otp|pat|pin|pw|sas|session|session_?id|sid|sig|signature|"
     r"totp|xsrf)$|tokens?$"
 )
-"""Names that are as often something else: in a running text only a value that looks like a secret is taken for one."""
+"""Names that often mean something else: in running text, their value is masked only if it looks like a secret."""
 OF_DIGITS = re.compile(r"^pass$|(?:^|_)(?:pin|pw|otp|totp|mfa)$")
-"""Of the weak ones those whose secrets may be whole numbers."""
+"""Weak names whose secrets may be whole numbers."""
 SPECIAL = re.compile(
     r"tokens$|^(?!.*(?:access|api|auth|bot|hf|hub|id|personal|refresh|security|session|user)token$).*[a-z0-9]token$"
     r"|(?:^|_)(?:audio|begin|bos|class|cls|dist|end|eod|eos|eot|extra|first|frame|image|last|mask|max|min|new|newline|"
@@ -35,8 +35,8 @@ SPECIAL = re.compile(
 )
 """Names of models and tokenizers: tokens, next_token, pad_token."""
 HOLDERS = re.compile(r"(?:^|_)(?:storage_options|credentials?|secrets|auth|headers|cookies)$")
-"""Names that hold other values: below it a text is a secret unless it is plainly none; of headers, what their names
-say.
+"""Names that contain other values: a text below them counts as a secret unless it is plainly none; in headers and
+cookies, the inner names decide.
 """
 NUMBERED = re.compile(r"(?:_?\d+|_(?:value|string|base64|b64|raw|text|list|map|dict))$")
 LOT, DIGEST = re.compile(r"(?<![\w/.@:%-])[A-Za-z0-9+=]{20,}(?![\w/.@:%-])"), re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -47,10 +47,10 @@ MODES = frozenset((
     "string", "required",
     "secretstr", "true", "unset", "yes", "no",
 ))  # fmt: skip
-"""Values that say how, or of what type, and not what."""
+"""Values that name a mode or a type, not a secret."""
 OF_FILES = re.compile(r"\.(?:cfg|crt|ini|json|key|pem|toml|txt|ya?ml)$")
 OBSERVERS = ("logger.", "hook.")
-"""Groups in which an argument `key` is one to a service; elsewhere it may be that of a column."""
+"""Groups in which an argument `key` is the key of a service; elsewhere it may be the name of a column."""
 MIXED = re.compile(r"(?=.*\d)(?=.*[a-z])(?=.*[A-Z])[\w+/=-]{12,}", re.ASCII)
 SHAPES = {
     "AWS access key id": r"A(?:KIA|SIA|BIA|CCA|IDA|ROA)[A-Z0-9]{16}(?![A-Za-z0-9])",
@@ -86,14 +86,14 @@ SHAPES = {
     "Alibaba, age, Planetscale": r"LTAI[A-Za-z0-9]{12,}|AGE-SECRET-KEY-1[0-9A-Z]{58}|pscale_(?:tkn|pw|"
     r"oauth)_[\w.-]{32,}",
 }
-"""Whose -> how what they hand out begins: https://docs.github.com/en/code-security/secret-scanning,
-https://github.com/gitleaks/gitleaks, and theirs.
+"""Issuer -> prefix of its keys: https://docs.github.com/en/code-security/secret-scanning,
+https://github.com/gitleaks/gitleaks, and the documentation of the issuers.
 """
 KEY_BLOCK = (
     r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----(?:(?!-----)[\s\S])*(?:-----END [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----)?"
 )
 BESIDE = re.compile(r"(?<![A-Za-z0-9/+=])(?=[A-Za-z0-9/+]*[G-Zg-z/+])[A-Za-z0-9/+]{40}(?![A-Za-z0-9+=]|/[A-Za-z0-9+])")
-"""An AWS secret key has no mark of its own: forty such letters are one where an access key id is near."""
+"""An AWS secret key has no prefix: 40 such characters count as one near an access key id."""
 HINT = re.compile(
     r"pass|pwd|secret|token|cred|auth|key|jwt|conn|sig|cookie|session|sas|bearer|pat\b|webhook|_codes?\b|accesscode|"
     r"mnemonic|phrase|sess_?id"
@@ -103,8 +103,8 @@ HINT = re.compile(
 
 
 def strength(name: str) -> int:
-    """How surely the last part of a dotted key names a secret: 2, 1 or not at all. `key` alone is one among the options
-    of a storage.
+    """How surely the last part of a dotted key names a secret: 2, 1 or 0. `key` alone does only among the options of a
+    storage.
     """
     return 2 if name.endswith("options.key") else _strength(name.rsplit(".", 1)[-1])
 
@@ -121,7 +121,7 @@ def _strength(name: str) -> int:
 
 
 def is_secret(name: str, value: Any) -> bool:
-    """Whether `value` of that name is one. A number is only where the name leaves no doubt."""
+    """Whether `value` under this name is a secret. A number is one only if the name leaves no doubt."""
     if isinstance(value, bool) or not isinstance(value, str | int):
         return False
     leaf = name.rsplit(".", 1)[-1].lower()
@@ -133,14 +133,12 @@ def is_secret(name: str, value: Any) -> bool:
 
 
 def secret_variable(text: str) -> bool:
-    """Whether an interpolation reads a variable of the environment that has the name of a secret."""
+    """Whether an interpolation reads an environment variable that has the name of a secret."""
     return any(strength(name) for name in re.findall(r"\$\{oc\.env:\s*['\"]?([\w.-]+)", text))
 
 
 def plain(value: str) -> bool:
-    """Whether a value says openly that it is none: a mode, a token such as <pad>, a file that holds one, something that
-    stands for another value.
-    """
+    """Whether a value is plainly no secret: a mode, a token such as <pad>, a path, or a placeholder."""
     bare = value.strip()
     is_path = bare.startswith(("/", "./", "../", "~/"))
     if is_path and (OF_FILES.search(bare) or os.path.exists(os.path.expanduser(bare))):  # noqa: PTH110, PTH111
@@ -154,7 +152,7 @@ def plain(value: str) -> bool:
 
 
 def is_high_entropy(value: str) -> bool:
-    """Whether it looks like letters and digits drawn by lot, and like nothing that a person named."""
+    """Whether the value looks like random letters and digits, unlike any name that a person would choose."""
     return (
         bool(re.fullmatch(r"[A-Za-z0-9+=]{20,}", value)) and not value.isdigit() and len(re.findall(r"\d+", value)) > 2
     )

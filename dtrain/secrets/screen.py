@@ -1,7 +1,6 @@
-"""Printing: text of others never steers the terminal or passes for a line of ours, and who reads it may go.
+"""Printing: foreign text cannot control the terminal or imitate one of our messages, and a closed pipe does no harm.
 
-A pipe whose other end has gone, a closed terminal, or a disk that is full by now ends no run: `python -m dtrain |
-head`.
+A pipe whose reader has gone, a closed terminal or a full disk never ends a run: `python -m dtrain | head`.
 """
 
 import errno
@@ -15,40 +14,38 @@ from typing import Any
 GONE = (errno.EPIPE, errno.EIO)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
-"""Characters that a terminal obeys instead of showing, but for tabs and ends of lines: control characters, those that
-turn the direction of writing, halves of letters.
+"""Characters that a terminal interprets instead of showing, except tabs and newlines: control characters, changes of
+writing direction, lone surrogates.
 """
 OURS = re.compile(r"^(?=(?:dtrain|note|warning):)", re.MULTILINE)
-"""How a line of ours begins."""
+"""The prefixes of our own messages."""
 PLAIN_WORD, PLACEHOLDER = re.compile(r"[\w@%+=:,./\[\]*-]*"), re.compile(r"<[\w ,./|>=-]*>")
 _full: list[OSError] = []
 
 
 def say(*lines: str, error: bool = False, end: str = "\n") -> None:
-    """Print lines to standard output, or to standard error. Everything that a command tells a person goes through
-    here.
-    """
+    """Print lines to standard output or standard error. Everything that a command shows goes through here."""
     print(*map(visible, lines), sep="\n", end=end, file=sys.stderr if error else sys.stdout, flush=True)
 
 
 def complain(text: str, *, begin: str = "dtrain: ") -> None:
-    """Print to standard error a message of ours; of its further lines none passes for another one."""
+    """Print one of our messages to standard error; its further lines cannot imitate another message."""
     say(begin + OURS.sub("  ", text), error=True)
 
 
 def visible(text: str) -> str:
-    """`text` with what a terminal would obey written out, such as \\x1b."""
-    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    """`text` with control characters escaped, such as \\x1b."""
+    return CONTROL.sub(lambda char: char[0].encode("unicode_escape").decode(), text)
 
 
 def on_one_line(text: str) -> str:
-    """`text` as a part of a line: ends of lines are written out too."""
+    """`text` on one line: newlines and tabs are escaped too."""
     return visible(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def typed(word: str) -> str:
-    """A word or path of a command that is suggested: quoted where a shell would read more in it than one plain word.
-    `<...>` is for a person to fill in.
+    """A word or path of a suggested command, quoted where a shell would treat it as more than one plain word. `<...>`
+    is a placeholder for the user.
     """
     word = on_one_line(word)
     if word and PLAIN_WORD.fullmatch(PLACEHOLDER.sub("", word)):
@@ -57,13 +54,13 @@ def typed(word: str) -> str:
 
 
 class _Screen(io.FileIO):
-    """A file descriptor; from the write on that nobody can read, what is written to it is dropped."""
+    """A file descriptor. Once its reader is gone, what is written to it is dropped."""
 
     def write(self, data: Any) -> int:
         try:
             return super().write(data) or 0
         except OSError as error:
-            if error.errno in FULL:  # there may be room again
+            if error.errno in FULL:  # space may be freed later
                 _full[:] = [error]
                 return len(memoryview(data).cast("B"))
             if error.errno not in GONE:
@@ -75,13 +72,13 @@ class _Screen(io.FileIO):
 
 
 def full() -> OSError | None:
-    """Why something that was printed is lost: a disk without room."""
+    """Why printed text was lost: the disk is full. None if nothing was lost."""
     return _full[0] if _full else None
 
 
 def outlive_readers() -> None:
-    """From now on, for what this process prints and those that it forks. What was closed when it began is the null
-    device.
+    """Protect this process and its forks from readers that go away. Descriptors that were closed at start become the
+    null device.
     """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
@@ -100,7 +97,7 @@ def outlive_readers() -> None:
 
 
 def _fill(number: int) -> None:
-    """Open the null device as this descriptor, unless something else was opened as it since."""
+    """Open the null device as this descriptor, unless it is in use by now."""
     try:
         os.fstat(number)
     except OSError:

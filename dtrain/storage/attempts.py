@@ -1,10 +1,10 @@
-"""The attempts to save under a run's `out`, by their names alone: which there are, and in which order they were
+"""The save attempts under a run's `out`, read from folder names alone: which exist, and in which order they were
 written.
 
     <out>/checkpoints/step-00000100/00000003-20260101T000000-0123abcd-0001/
 
-An attempt's name begins with the number of the lease of its run. A new lease gets a number above all leases and all
-attempts that are there, so what a later run wrote is newer, whatever its step is and whatever the clocks said.
+The name of an attempt begins with the lease number of its run. A new lease gets a number above every existing lease and
+attempt, so a later run's attempts sort as newer, regardless of their step and of any clock.
 """
 
 import re
@@ -14,14 +14,14 @@ from typing import NamedTuple
 from dtrain.storage import store
 
 COMMIT = "COMMIT.json"
-"""The file that makes an attempt a checkpoint."""
+"""An attempt with this file is a committed checkpoint."""
 STEP = re.compile(r"step-([0-9]{8,15})")
 ATTEMPT = re.compile(r"(?:([0-9]{8,15})-)?[0-9]{8}T[0-9]{6}-[0-9a-f]{8}(?:-[0-9]{4,9})?")
-"""The lease of the run that wrote it, when its run began, which run it was, how many it had written before."""
+"""Lease number of the run, its start time, its run id, and how many attempts it had written before."""
 
 
 class Attempt(NamedTuple):
-    """One folder, as a listing shows it: `files` maps names to bytes."""
+    """One attempt folder as a listing shows it. `files` maps file names to sizes in bytes."""
 
     lease: int
     step: int
@@ -39,15 +39,13 @@ def folder(out: str, step: int) -> str:
 
 
 def lease_of(name: str) -> int:
-    """The number of the lease in an attempt's name; 0 when it has none."""
+    """The lease number in the name of an attempt; 0 if it has none."""
     match = ATTEMPT.fullmatch(name)
     return int(match[1] or 0) if match else 0
 
 
 def listed(out: str) -> list[Attempt]:
-    """Everything under `out` that may be a checkpoint, newest first. One listing on object stores. Raises
-    StoreError.
-    """
+    """All attempts under `out`, newest first. One listing request on object stores. Raises StoreError."""
     root = store.join(out, "checkpoints")
     files: dict[tuple[str, str], dict[str, int]] = {}
     for path, size in store.tree(root, depth=3).items():
@@ -60,7 +58,7 @@ def listed(out: str) -> list[Attempt]:
 
 
 def listed_in(folder: str) -> list[Attempt]:
-    """The same of one step's folder."""
+    """All attempts in the folder of one step, newest first. Raises StoreError."""
     step, files = folder.rstrip("/").rsplit("/", 1)[-1], dict[str, dict[str, int]]()
     for path, size in store.tree(folder, depth=2).items():
         attempt, name = (*path.split("/"), "")[:2]
@@ -70,12 +68,12 @@ def listed_in(folder: str) -> list[Attempt]:
 
 
 def listed_at(source: str) -> list[Attempt]:
-    """The same of a run's `out`, a step's folder or one attempt. What has the name of an attempt's file, and lies where
-    none is, hides nothing.
+    """All attempts at `source`: the `out` of a run, the folder of a step, or a single attempt. Newest first. Stray
+    files that are named like a checkpoint's but lie elsewhere are ignored. Raises StoreError.
     """
     *above, name = source.rstrip("/").split("/")
-    if (found := listed(source)) or STEP.fullmatch(name):
-        return found or listed_in(source)
+    if (attempts := listed(source)) or STEP.fullmatch(name):
+        return attempts or listed_in(source)
     files = store.sizes(source)
     if any(file == COMMIT or file.endswith(".safetensors") for file in files):
         step = STEP.fullmatch(above[-1]) if above else None
@@ -84,30 +82,32 @@ def listed_at(source: str) -> list[Attempt]:
 
 
 def place(url: str) -> str:
-    """Of an attempt below `checkpoints`: step-00000012/00000001-...; a copy under another step has the same name."""
+    """The path of an attempt below `checkpoints`, such as step-00000012/00000001-...; a copy under another step keeps
+    its name.
+    """
     return "/".join(url.rstrip("/").split("/")[-2:])
 
 
 def in_order(attempts: Iterable[Attempt]) -> list[Attempt]:
-    """The newest first."""
+    """Sort attempts, newest first."""
     return sorted(attempts, key=lambda one: (one.lease, one.step, one.name, one.url), reverse=True)
 
 
 def highest_lease(out: str) -> int:
-    """The highest lease number in the names of the attempts under `out`; 0 when there is none."""
+    """The highest lease number among the attempts under `out`; 0 if there are none."""
     return max((one.lease for one in listed(out)), default=0)
 
 
 def rivals(newest: Attempt, attempts: Sequence[Attempt], passed_over: Collection[str]) -> list[Attempt]:
-    """Committed attempts that come before `newest` in order although they have done more steps, but for those whose
-    place is in `passed_over`.
+    """Committed attempts that are older than `newest` but have done more steps, except those whose `place` is in
+    `passed_over`.
     """
     behind = attempts[attempts.index(newest) + 1 :]
     return [one for one in behind if one.step > newest.step and one.is_committed and place(one.url) not in passed_over]
 
 
 def dispute(newest: Attempt, rival: Attempt) -> str:
-    """A sentence about two checkpoints of which each may be the newest."""
+    """The error sentence for two checkpoints that could each be the newest."""
     return (
         f"two checkpoints claim to be the newest: step {rival.step} ({rival.url}) has done more steps, step "
         f"{newest.step} ({newest.url}) was written "

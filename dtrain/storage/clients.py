@@ -1,5 +1,5 @@
-"""The fsspec filesystem of a URL: one for each process and place, with the options that were told for it, and without a
-patience of its own.
+"""The fsspec filesystem of a URL: one per process and bucket, with the options given by `use`, and with the client's
+own retries switched off.
 """
 
 import logging
@@ -17,22 +17,22 @@ from dtrain.storage import web
 
 CLIENTS: dict[str, dict[str, Any]] = {
     "s3": {"config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "retries": {"total_max_attempts": 1}}},
-    "gs": {"requests_timeout": 300},  # of a whole request, not of a silence
+    "gs": {"requests_timeout": 300},  # for the whole request, not the time without data
     "az": {"connection_timeout": 10, "read_timeout": 60},
 }
-"""Default options of a client, unless `use` sets others: without a limit, a server that does not answer stops the world
-for minutes or for ever.
+"""Default options of each client, unless `use` sets others. Without timeouts, an unresponsive server would block a run
+for minutes or forever.
 """
 OBJECT_STORES = ("s3", "gs", "az")
-"""Schemes whose listing of a prefix has everything below it, a thousand names for each request."""
+"""Schemes that list everything below a prefix at once, a thousand names per request."""
 SAME = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
 
 FILE = re.compile(r"(file|local):(//(localhost(?=/))?|(?=/))", re.IGNORECASE)
-"""How a URL of a local file begins; fsspec knows both schemes."""
+"""Prefixes of a local file URL; fsspec accepts both schemes."""
 
 _judges: dict[str, web.Judge] = {}
-"""Host and port of a URL of the web -> which addresses may be connected to from there."""
-_told: dict[tuple[str, str], dict[str, Any]] = {}
+"""Host and port of a web server -> which addresses it may redirect to."""
+_chosen: dict[tuple[str, str], dict[str, Any]] = {}
 _open: dict[tuple[int, str, str], Any] = {}
 _lock = threading.RLock()
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
@@ -43,8 +43,8 @@ _here: list[Path] = []
 
 @contextmanager
 def anchored() -> Iterator[None]:
-    """Inside, paths are those of the folder it began in, in this process and those forked from it, though code of the
-    user's own may change to another.
+    """Inside this context, relative paths start from the current folder, in this process and its forks, even if user
+    code changes directory.
     """
     _here.append(Path.cwd())
     try:
@@ -58,10 +58,10 @@ def is_local(url: str) -> bool:
 
 
 def local_path(url: str) -> Path:
-    """The path that a text or a file URL means, as RFC 8089 has it: file:///x, file://localhost/x and file:/x are /x,
-    %20 is a space.
+    """The local path that a path or file URL refers to, per RFC 8089: file:///x, file://localhost/x and file:/x are /x,
+    and %20 is a space.
 
-    Raises ValueError for a file of another host.
+    Raises ValueError for a file on another host.
     """
     scheme = FILE.match(url)
     if not scheme:
@@ -76,26 +76,24 @@ def local_path(url: str) -> Path:
 
 
 def use(url: str, options: Mapping[str, Any]) -> None:
-    """fsspec options, credentials among them, for everything with the scheme and bucket of `url`, in this process and
-    those forked from it.
+    """Set the fsspec options, which may include credentials, for every URL with the scheme and bucket of `url`, in this
+    process and its forks.
 
-    They stay in memory: nothing here writes them, and no message has their secrets.
+    They stay in memory: they are never written to disk, and messages mask their secrets.
     """
     secrets.know_options(options)
-    _told[_place(url)] = dict(options)
+    _chosen[_place(url)] = dict(options)
     _open.pop((os.getpid(), *_place(url)), None)
 
 
 def wary(url: str) -> None:
-    """From now on what is read at this server of the web leads to public addresses alone: a recipe from elsewhere named
-    it.
-    """
+    """From now on, reads from this web server may lead only to public addresses: a recipe from elsewhere named it."""
     _judge(urlsplit(url.strip()).netloc, web.to_public)
 
 
 @contextmanager
 def from_a_person(url: str) -> Iterator[None]:
-    """Inside, a server of the web is one that a person named for a recipe."""
+    """Inside this context, web servers count as named by the user, not by a recipe."""
     server = urlsplit(url).netloc
     known = _judges.get(server)
     if known is None:
@@ -117,15 +115,15 @@ def _judge(server: str, judge: web.Judge | None) -> None:
 
 
 def hand_over() -> dict[str, Any]:
-    """State to hand to a child process: the servers that recipes from elsewhere named."""
+    """State for a child process: the servers named by recipes from elsewhere."""
     return {"wary": sorted(_judges), "named": web.hand_over()}
 
 
-def take_over(told: Mapping[str, Any]) -> None:
-    """Take over the result of the parent's `hand_over`."""
-    for server in told["wary"]:
+def take_over(state: Mapping[str, Any]) -> None:
+    """Restore the state of the parent's `hand_over`."""
+    for server in state["wary"]:
         _judge(server, web.to_public)
-    web.take_over(told["named"])
+    web.take_over(state["named"])
 
 
 def is_object_store(url: str) -> bool:
@@ -137,46 +135,46 @@ def _place(url: str) -> tuple[str, str]:
     return SAME.get(parts.scheme, parts.scheme), parts.netloc
 
 
-def _options(url: str, told: Mapping[str, Any]) -> dict[str, Any]:
+def _options(url: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
     if is_local(url):
         return {}
     scheme, server = _place(url)
     usual = {"get_client": web.client(_judges.get(server))} if scheme in ("http", "https") else CLIENTS.get(scheme, {})
-    # the cache of listings lies about other writers: https://github.com/fsspec/s3fs/issues/464
-    return {**usual, **told, "use_listings_cache": False}
+    # its cache of listings misses the files of other writers: https://github.com/fsspec/s3fs/issues/464
+    return {**usual, **chosen, "use_listings_cache": False}
 
 
 def client(url: str) -> Any:
-    """The fsspec filesystem of a URL: one per process and place, for all threads. A client does not survive a fork, and
-    fsspec has one for each thread.
+    """The fsspec filesystem of a URL: one per process and bucket, shared by all threads. A client does not survive a
+    fork, and fsspec would create one per thread.
     """
     key = (os.getpid(), *_place(url))
     with _lock:
         if key not in _open:
-            _open[key] = connect(url, _told.get(_place(url), {}))
+            _open[key] = connect(url, _chosen.get(_place(url), {}))
     return _open[key]
 
 
-def connect(url: str, told: Mapping[str, Any]) -> Any:
-    """A new fsspec filesystem for a URL, with these options."""
+def connect(url: str, chosen: Mapping[str, Any]) -> Any:
+    """A new fsspec filesystem for a URL, with the given options."""
     import fsspec
 
-    options = _options(url, told)
+    options = _options(url, chosen)
     scheme = _place(url)[0]
     if scheme == "flaky":  # also where dtrain is not installed
         fsspec.register_implementation("flaky", "dtrain.testing.flaky.FlakyFileSystem", clobber=True)
     if scheme == "gs" and (options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")):
         os.environ.setdefault(
             "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false"
-        )  # else its first call asks Google, for a minute
+        )  # otherwise its first call looks for credentials at Google, for a minute
     fs = fsspec.core.url_to_fs(str(local_path(url)) if is_local(url) else url, skip_instance_cache=True, **options)[0]
     _calm(scheme, fs)
     return fs
 
 
 def _calm(scheme: str, fs: Any) -> None:
-    """Switch off a client's own patience, which below ours would multiply, to minutes for a mistyped address; and its
-    log of what is tried again.
+    """Switch off the retries of the client itself, which would multiply with ours and take minutes for a mistyped
+    address; and silence its log of retries.
     """
     for name in ("azure", "gcsfs"):
         logging.getLogger(name).addHandler(logging.NullHandler())

@@ -1,8 +1,7 @@
 """The local disk: every operation that changes it, one method each, so that a test can count them, stop between two, or
-lose what was not synced.
+drop what was not synced. `store.disk` is the instance in use.
 
-`store.disk` is the one in use. What is called durable here has survived a power cut: bytes after `fsync` of their file,
-a name after `sync` of its folder.
+Durable means that it survives a power cut: the bytes of a file after `fsync`, its name after `sync` of its folder.
 """
 
 import contextlib
@@ -22,31 +21,33 @@ class Buffer(Protocol):
 
 
 NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
-"""How filesystems without hard links refuse one."""
+"""Errors with which filesystems without hard links refuse to create one."""
 NO_FILES = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 HANDED = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
-"""Paths that a shell hands over, which are read whatever they are."""
+"""Paths through which a shell passes a stream; they are read whatever kind of file they are."""
 FULL = {errno.ENOSPC, errno.EDQUOT}
 ROOM = ".dtrain-room"
-"""Files that begin so keep their bytes for what must be written beside them, or one folder below, when the disk is
-full.
+"""Reserve files with this prefix free their space when the disk is full, for files written beside them or one folder
+below.
 """
 NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM, errno.EISDIR}
-"""How a filesystem says that it cannot sync a folder, or that a folder above ours may not be opened."""
+"""Errors of a filesystem that cannot sync a folder, or of a parent folder that we may not open."""
 
 
 class Disk:
-    """Operations that change a local disk. Each method is one operation that may be the last one of a process."""
+    """Operations that change a local disk. A process may be killed between any two of them."""
 
     def mkdir(self, path: Path) -> None:
         path.mkdir(exist_ok=True)
 
     def create(self, path: Path) -> int:
-        """A descriptor of a new, empty file. Raises FileExistsError."""
+        """Create a file with durable bytes; its name is durable after a sync of the folder. On failure, the partial
+        file is removed. Raises FileExistsError.
+        """
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
 
     def write(self, descriptor: int, data: memoryview) -> int:
-        """How many bytes of `data` were taken."""
+        """Write `data` and return how many bytes were accepted."""
         return os.write(descriptor, data)
 
     def fsync(self, descriptor: int) -> None:
@@ -65,7 +66,7 @@ class Disk:
         path.rmdir()
 
     def sync(self, folder: Path) -> None:
-        """Make the names in a folder durable."""
+        """Make the file names in a folder durable."""
         try:
             descriptor = os.open(folder, os.O_RDONLY)
         except OSError as error:
@@ -82,8 +83,8 @@ class Disk:
 
 
 def a_file(path: Path) -> Path:
-    """`path`, which is to be opened. Raises OSError when something stands there that is no file: a pipe would be waited
-    for, a device read without end.
+    """`path`, checked before it is opened. Raises OSError if it is no regular file: reading a pipe would block, reading
+    a device might never end.
     """
     with contextlib.suppress(FileNotFoundError):
         kind = NO_FILES.get(stat.S_IFMT(path.stat().st_mode))
@@ -93,8 +94,8 @@ def a_file(path: Path) -> Path:
 
 
 def makedirs(disk: Disk, folder: Path) -> None:
-    """A folder and those above it, durably. Top down, and the lowest that was there is synced again: who made it may
-    have died before.
+    """Create a folder and its parents, durably. Folders are synced top down, including the lowest one that already
+    existed, because whoever created it may have died before syncing it.
     """
     if folder.is_dir():
         return
@@ -128,8 +129,8 @@ def create(disk: Disk, path: Path, parts: Sequence[Buffer]) -> None:
 
 
 def place(disk: Disk, path: Path, data: Buffer, put: Callable[[Path, Path], None], *, parents: bool = True) -> None:
-    """`data` in a new file beside `path`, brought there by `put`, which is `disk.link` or `disk.replace`, once its
-    bytes are durable.
+    """Write `data` to a new file beside `path`, make its bytes durable, and move it to `path` with `put`, which is
+    `disk.link` or `disk.replace`.
     """
     if parents:
         makedirs(disk, path.parent)
@@ -148,21 +149,21 @@ def place(disk: Disk, path: Path, data: Buffer, put: Callable[[Path, Path], None
 
 
 def with_room(path: Path, act: Callable[[], None]) -> None:
-    """`act`, which writes at `path`; where the disk is full, again as long as there is room that was kept for it and
-    can be given away.
+    """Call `act`, which writes at `path`. If the disk is full, delete reserve files and try again, as long as there are
+    any.
     """
     try:
         act()
     except OSError as error:
-        kept = (room for folder in (path.parent, path.parent.parent) for room in folder.glob(f"{ROOM}*"))
-        if error.errno not in FULL or not (room := next(kept, None)):
+        reserves = (room for folder in (path.parent, path.parent.parent) for room in folder.glob(f"{ROOM}*"))
+        if error.errno not in FULL or not (room := next(reserves, None)):
             raise
         room.unlink(missing_ok=True)
         with_room(path, act)
 
 
 def remove(disk: Disk, path: Path) -> None:
-    """A file, or a folder with all below it. Others may be removing it as well."""
+    """Remove a file, or a folder with everything below it. Others may be removing it at the same time."""
     with contextlib.suppress(FileNotFoundError):
         if not path.is_dir() or path.is_symlink():
             disk.unlink(path)

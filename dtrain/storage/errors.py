@@ -1,5 +1,5 @@
-"""Errors of storage: whether to try again, how to say it in one line, and what to type; the same for
-every fsspec client.
+"""Storage errors of every fsspec client: whether a retry may help, the message in one line, and the hint what to
+type.
 """
 
 import errno
@@ -15,7 +15,7 @@ BUSY = {
     errno.ECONNREFUSED,
     errno.ECONNABORTED, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTUNREACH, errno.EREMOTEIO, errno.ENOBUFS,
 }  # fmt: skip
-"""May be over when tried again. EIO too: a network disk answers so, and a new file is written each time."""
+"""Errors that may pass when tried again. EIO is one: network disks return it, and every retry writes a new file."""
 ERRNO = {
     **dict.fromkeys(BUSY, "busy"),
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "full"),
@@ -34,7 +34,7 @@ STATUS = {
     429: "busy",
     507: "full",
 } | dict.fromkeys((500, 502, 503, 504), "busy")
-"""Of HTTP. S3 answers 409 when two create the same key at once: the next try tells who won."""
+"""HTTP statuses. S3 answers 409 when two writers create the same key at once: a retry shows who won."""
 NAMES = {
     "ImportError": "package",
     "FileExistsError": "exists", "ResourceExistsError": "exists",
@@ -48,8 +48,8 @@ NAMES = {
     "GoogleAuthError": "denied", "PermissionError": "denied",
     "FileNotFoundError": "missing", "ResourceNotFoundError": "missing",
 }  # fmt: skip
-"""By the class or a base of it, for no client is imported here: aiohttp, botocore, azure-core, google-auth, requests,
-Python.
+"""By the name of the class or one of its bases, because no client is imported here: aiohttp, botocore, azure-core,
+google-auth, requests, Python.
 """
 FAMILY = {
     "s3": "s3",
@@ -73,30 +73,30 @@ TLS = {
     "CERTIFICATE_VERIFY_FAILED": "Set SSL_CERT_FILE=<the certificate of the authority that signed it>",
     "WRONG_VERSION_NUMBER": "No TLS is spoken there: type http://",
 }
-"""Message of the TLS client -> the remedy."""
+"""Text in a TLS error -> the remedy."""
 CONTAINER = re.compile(
     r"(specified|the) (bucket|container) (does not|doesn't) exist|NoSuchBucket|ContainerNotFound", re.IGNORECASE
 )
 LONGEST = 300
-"""Characters of a server's own words that are shown."""
+"""Length at which a server's own message is cut, in characters."""
 
 
 class Cause(NamedTuple):
     kind: str
-    """As `StoreError.kind`."""
+    """As in `StoreError.kind`."""
     sentence: str
     hint: str
 
 
 def explain(error: BaseException, url: str) -> Cause:
-    """Why an operation on `url` failed, without the secrets that are known."""
+    """Why an operation on `url` failed, with known secrets masked."""
     family = FAMILY.get(url.split("://")[0], "") if "://" in url else "disk"
     kind = next((kind for one in _chain(error) if (kind := _kind(one))), "other")
     text = _words(error)
-    told = family != "http" or any(
+    is_answer = family != "http" or any(
         404 in _statuses(one) for one in _chain(error)
-    )  # of the web, what is missing may be the answer
-    if kind == "missing" and told and not isinstance(error, NotADirectoryError):
+    )  # on the web, FileNotFoundError may also hide a failed connection
+    if kind == "missing" and is_answer and not isinstance(error, NotADirectoryError):
         return (
             Cause(kind, "there is no such bucket", "Create it, or check the URL")
             if CONTAINER.search(text)
@@ -115,7 +115,7 @@ def explain(error: BaseException, url: str) -> Cause:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what it came from, the outermost first."""
+    """The error and its causes, outermost first."""
     seen = list[BaseException]()
     while error is not None and error not in seen:
         seen.append(error)
@@ -126,7 +126,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 def _kind(error: BaseException) -> str | None:
     status = next((STATUS[code] for code in _statuses(error) if code in STATUS), None)
     name = next((NAMES[base.__name__] for base in type(error).__mro__ if base.__name__ in NAMES), None)
-    if str(error).startswith("Forbidden:"):  # all that gcsfs says of a 403
+    if str(error).startswith("Forbidden:"):  # the only sign of a 403 from gcsfs
         return "denied"
     number = ERRNO.get(error.errno or 0) if isinstance(error, OSError) else None
     return number if number in ("full", "denied") else name or status or number
@@ -145,11 +145,11 @@ def _statuses(error: BaseException) -> Iterator[int]:
 
 
 def _words(error: BaseException) -> str:
-    """The first line that says something, of the error or of what it came from."""
-    said = (
+    """The first non-empty line of the message of the error or one of its causes."""
+    messages = (
         one.strerror or one if type(one).__module__ == "builtins" and isinstance(one, OSError) else one
         for one in _chain(error)
     )
-    lines = (line.strip() for one in said for line in str(one).splitlines())
+    lines = (line.strip() for one in messages for line in str(one).splitlines())
     text = masked(next((line for line in lines if line), type(error).__name__))
     return (text if len(text) <= LONGEST else f"{text[:LONGEST]}...").rstrip(" .:")

@@ -1,7 +1,7 @@
-"""Whether the hub of Hugging Face answers, asked once when trusted code first imports its client: which, offline, waits
-a minute and more in tries of its own.
+"""Asks once whether the Hugging Face hub answers, before trusted code first imports its client: offline, that client
+would retry for a minute or more.
 
-HF_HUB_OFFLINE=1 dtrain plan model._target_=transformers.AutoModel.from_pretrained ...  # takes what the cache has
+    HF_HUB_OFFLINE=1 dtrain plan model._target_=transformers.AutoModel.from_pretrained ...  # only use the cache
 """
 
 import os
@@ -23,41 +23,41 @@ from dtrain.secrets import screen
 
 CLIENT, HUB = "huggingface_hub", "https://huggingface.co"
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-"""Variables with which a user chooses; its client reads them when it is imported."""
+"""Variables with which the user chooses; the client reads them at import."""
 NAME, REPOSITORY = "pretrained_model_name_or_path", re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 SECONDS = 4.0
-"""For an answer of any kind, the name server's included."""
+"""Time limit for any answer, including name resolution."""
 
 
 class _Asking(MetaPathFinder):
-    """Finds the client of the hub, which asks before it is executed."""
+    """An import finder for the client of the hub, which checks the hub before the client is executed."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        found = PathFinder.find_spec(fullname, path, target) if fullname == CLIENT else None
-        if found is None or found.loader is None:
+        spec = PathFinder.find_spec(fullname, path, target) if fullname == CLIENT else None
+        if spec is None or spec.loader is None:
             return None
-        execute = found.loader.exec_module
+        execute = spec.loader.exec_module
 
         def ask_first(module: ModuleType) -> None:
             _ask()
             execute(module)
 
-        vars(found.loader)["exec_module"] = ask_first
-        return found
+        vars(spec.loader)["exec_module"] = ask_first
+        return spec
 
 
 def watch() -> None:
-    """From now on the hub is asked before its client is imported, unless the user has chosen; where it is silent, this
-    process and its children are offline.
+    """From now on, check the hub before its client is imported, unless the user has chosen. If it does not answer, this
+    process and its children work offline.
     """
     if CLIENT not in sys.modules and not any(isinstance(each, _Asking) for each in sys.meta_path):
         sys.meta_path.insert(0, _Asking())
 
 
 def named(part: Any, key: str) -> Iterator[tuple[str, str]]:
-    """(key, name) of the models and tokenizers of the hub that a part of the plan loads, as far as its words tell."""
+    """(key, name) of the hub models and tokenizers that a part of the plan loads, as far as the config shows."""
     if isinstance(part, Mapping):
         name = part.get(NAME)
         loads = str(part.get("_target_")).endswith(".from_pretrained") and "cache_dir" not in part
@@ -71,7 +71,7 @@ def named(part: Any, key: str) -> Iterator[tuple[str, str]]:
 
 
 def absent(name: str) -> str:
-    """Why nothing of a model of the hub can be loaded here; nothing where it may be."""
+    """Why no file of a hub model can be loaded here; empty if one may be."""
     watch()
     try:
         from huggingface_hub import constants
@@ -88,16 +88,16 @@ def _ask() -> None:
         return
     os.environ[OFFLINE[0]] = "1"
     if os.environ.get("RANK", "0") == "0":
-        said = (
+        message = (
             f"{url} does not answer ({why}): what is not in the cache of this machine cannot be loaded. "
             f"{OFFLINE[0]}=0 leaves the waiting to its client."
         )
-        screen.complain(said, begin="note: ")
+        screen.complain(message, begin="note: ")
 
 
 def silence(url: str) -> str:
-    """Why a server gives no answer of any kind within SECONDS; nothing where it does, and where that cannot be told. Of
-    a proxy before it is only known whether it listens.
+    """Why a server does not answer within SECONDS; empty if it does, or if that is unknown. For a proxy, only whether
+    it accepts connections.
     """
     server = urlsplit(url)
     proxies, host = getproxies(), server.hostname or ""
@@ -107,27 +107,27 @@ def silence(url: str) -> str:
         asked = urlsplit(proxy or "") if proxied else server
         usual = {"http": 80, "https": 443}[asked.scheme]
         port = asked.port or usual
-    except (KeyError, ValueError):  # another protocol, or no URL: its client says so
+    except (KeyError, ValueError):  # another protocol or not a URL: the client reports it
         return ""
-    said, over = list[str](), Event()
+    reasons, over = list[str](), Event()
 
     def ask(address: tuple[str, int]) -> None:
         try:
             with socket.create_connection(address, timeout=SECONDS) as connection:
-                said.append("" if proxied else _talk(connection, host, tls=asked.scheme == "https"))
+                reasons.append("" if proxied else _talk(connection, host, tls=asked.scheme == "https"))
         except OSError as error:
-            said.append("timed out" if isinstance(error, TimeoutError) else error.strerror or str(error))
-        if "" in said:
+            reasons.append("timed out" if isinstance(error, TimeoutError) else error.strerror or str(error))
+        if "" in reasons:
             over.set()
 
     def ask_all() -> None:
         try:
             addresses = {
-                (str(found[4][0]), port) for found in socket.getaddrinfo(asked.hostname, port, type=socket.SOCK_STREAM)
+                (str(entry[4][0]), port) for entry in socket.getaddrinfo(asked.hostname, port, type=socket.SOCK_STREAM)
             }
         except (OSError, UnicodeError) as error:
             addresses = set()
-            said.append(getattr(error, "strerror", None) or str(error))
+            reasons.append(getattr(error, "strerror", None) or str(error))
         asking = [Thread(target=ask, args=(address,), daemon=True) for address in addresses]
         for thread in asking:
             thread.start()
@@ -135,20 +135,19 @@ def silence(url: str) -> str:
             thread.join()
         over.set()
 
-    Thread(
-        target=ask_all, daemon=True
-    ).start()  # resolvers have a patience of their own, and an address that is silent is not always the only one
+    # in a thread: resolvers have timeouts of their own, and other addresses may answer where one does not
+    Thread(target=ask_all, daemon=True).start()
     over.wait(SECONDS)
-    return "" if "" in said else (*said, "timed out")[0]
+    return "" if "" in reasons else (*reasons, "timed out")[0]
 
 
 def _talk(connection: socket.socket, host: str, *, tls: bool) -> str:
-    """Why a server that takes a connection says nothing. Raises OSError."""
+    """Why a server accepts a connection but sends nothing. Raises OSError."""
     try:
         spoken = ssl._create_unverified_context().wrap_socket(connection, server_hostname=host) if tls else connection
         spoken.sendall(f"HEAD / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
         return "" if spoken.recv(1) else "it closes the connection"
     except ssl.SSLEOFError:
         return "it closes the connection"
-    except ssl.SSLError:  # which is an answer, and for its client to judge
+    except ssl.SSLError:  # it did answer; the client judges the certificate
         return ""

@@ -1,8 +1,9 @@
-"""JSON lines under `out`: appended on a local disk, kept beside and put whole on storage that cannot append.
+"""JSON lines under `out`: appended on a local disk; on storage that cannot append, kept in a local file and uploaded
+whole.
 
-Storage that takes no rows (full, read-only, gone) ends nothing: rows stay in memory, up to `KEPT_BYTES`, and are
-written as soon as it takes them. A file that was removed, rotated or cut meanwhile, or is another one because other
-storage was mounted there, is made again from the rows in memory and what they do not hold of the rows in it.
+Storage that cannot be written (full, read-only, gone) stops nothing: rows stay in memory, up to `KEPT_BYTES`, and are
+written as soon as it works again. A file that was removed, rotated or truncated, or replaced because other storage was
+mounted there, is rebuilt from the rows in memory plus the older rows that the file still has.
 """
 
 import errno
@@ -25,25 +26,25 @@ from dtrain.storage.disk import a_file, place
 from dtrain.storage.errors import explain
 
 PUT_SECONDS = 15.0
-"""Remote journals are put at most this often, and at the end."""
+"""Remote journals are uploaded at most this often, and at the end."""
 KEPT_BYTES = 32 << 20
-"""The newest rows stay in memory up to this, 150,000 of them or so, written or not; of what was not written until then
-the oldest are lost.
+"""The newest rows stay in memory up to this size, about 150,000 rows, written or not; if even more rows could not be
+written, the oldest are lost.
 """
 
 
 class Journal:
-    """One file of rows. Only rank 0 has one. Numbers that JSON has no word for (nan, inf) become null. `by_step`: each
-    row has a step, and no step two.
+    """One file of rows. Only rank 0 has one. Numbers without a JSON form (nan, inf) become null. `by_step`: each row
+    has a step, and no two rows the same.
 
-    `check` is called before rows go to a file that is not the one of before; what it raises is raised by whatever was
-    called, and nothing is written.
+    `check` is called before rows are written to a file other than the previous one; if it raises, nothing is written,
+    and the caller gets the exception.
     """
 
     def __init__(self, url: str, *, by_step: bool = False, check: Callable[[], None] | None = None) -> None:
         self.url, self.name, self._by_step, self._check = url, url.rsplit("/", 1)[-1], by_step, check
         self.warnings: list[str] = []
-        """A sentence for each change for the worse or the better; whoever tells them takes them away."""
+        """A sentence for each failure or recovery; the caller shows and removes them."""
         self._scratch = (
             None if store.is_local(url) else store.scratch("journal", inside=os.environ.get(environment.REPORTS))
         )
@@ -55,7 +56,7 @@ class Journal:
         self._trouble = ""
         self._wanted: Callable[[dict[str, Any]], bool] = lambda row: True
         self._identity: tuple[int, int] | None = None
-        """Device and inode of the file that has the rows."""
+        """Device and inode of the file with the rows."""
         if self._scratch is not None and store.exists(url):
             self._path.write_bytes(store.read(url))
         self._load()
@@ -64,15 +65,15 @@ class Journal:
         with self._writing:
             self._remember([(json.dumps(clean(row)) + "\n").encode() for row in rows], new=True)
             self._dirty = True
-            with suppress(OSError):  # it was noted, and is tried again with the next row
+            with suppress(OSError):  # noted in `warnings`, and retried with the next row
                 self._write()
         if self._scratch is not None and time.monotonic() - self._put > PUT_SECONDS:
             self._put = time.monotonic()
             threading.Thread(target=self._put_quietly, name="dtrain-journal", daemon=True).start()
 
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-        """Drop the rows that are not wanted: those of steps that will be done again; and what follows a line that is
-        none. Returns those that stay.
+        """Drop the rows that are not `wanted`, because their steps will be repeated, and everything after a line that
+        is not JSON. Returns the rows that stay.
         """
         with self._writing:
             self._wanted = wanted
@@ -84,10 +85,7 @@ class Journal:
                     row = json.loads(line)
                     if not isinstance(row, dict):
                         break
-                except (
-                    ValueError,
-                    RecursionError,
-                ):  # a power cut left it: what must not be lost was made durable and stands before it
+                except (ValueError, RecursionError):  # after a power cut; durable rows are before it
                     break
                 if wanted(row):
                     rows.append((line, row))
@@ -102,10 +100,10 @@ class Journal:
         return [row for _, row in rows]
 
     def durable(self) -> None:
-        """Whatever dies after this, the rows appended before it stay, and others see them; any thread may call it.
-        Raises StoreError.
+        """Make the rows appended so far durable and visible to others, whatever is killed afterwards; any thread may
+        call it. Raises StoreError.
         """
-        with self._putting:  # of two puts the one with fewer rows must not come last, and one under way must be done
+        with self._putting:  # an upload must not overtake one with more rows
             with self._writing:
                 if not self._dirty and self._is_whole():
                     return
@@ -116,14 +114,14 @@ class Journal:
                     raise StoreError.during("write", self.url, error.strerror or error) from error
             try:
                 if self._scratch is not None:
-                    lease.verify(self.url.rsplit("/", 1)[0])  # the rows there may be those of a run that took over
+                    lease.verify(self.url.rsplit("/", 1)[0])  # the file may belong to a run that took over
                     store.write(self.url, data)
                 else:
                     store.fsync(self._path)
                     store.sync_folder(str(self._path.parent))
             except (OSError, StoreError) as error:
                 self._dirty = True
-                self._stale = self._scratch is None  # what a failed sync left in the file nobody knows
+                self._stale = self._scratch is None  # after a failed sync, the contents of the file are unknown
                 if isinstance(error, LeaseError):
                     raise
                 self._failed(error)
@@ -144,13 +142,13 @@ class Journal:
                 shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _put_quietly(self) -> None:
-        with suppress(StoreError):  # `durable` tells whom it concerns
+        with suppress(StoreError):  # `durable` has noted it in `warnings`
             self.durable()
 
     # the local file
 
     def _load(self) -> None:
-        """The rows of an earlier life, but for half a line that a process left when it died."""
+        """Read the rows of an earlier run, except an incomplete last line."""
         with suppress(OSError):
             with a_file(self._path).open("rb") as file:
                 self._identity, data = _identity(os.fstat(file.fileno())), file.read()
@@ -171,7 +169,7 @@ class Journal:
                 self._unwritten, self._lost = len(self._lines), self._lost + 1
 
     def _is_whole(self) -> bool:
-        """Whether the file at the path is the open one, and as long as it was."""
+        """Whether the file at the path is the open one and has not become shorter."""
         try:
             return (
                 self._file >= 0
@@ -183,8 +181,8 @@ class Journal:
             return False
 
     def _write(self, lines: Iterable[bytes] | None = None) -> None:
-        """Bring what is not there yet into the file, or all of `lines`; make it again when it is shorter than it was.
-        Raises OSError.
+        """Write the missing rows, or replace the file by `lines`; rebuild it if it has become shorter. Raises
+        OSError.
         """
         try:
             if lines is not None:
@@ -215,8 +213,8 @@ class Journal:
             self._trouble, self._lost = "", 0
 
     def _open(self) -> None:
-        """The file at the path, which may be another than before; made again from the rows in memory when it is shorter
-        than what was written.
+        """Open the file at the path, which may be another one than before; rebuild it from the rows in memory if it is
+        shorter than what was written.
         """
         self._close_file()
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -235,7 +233,7 @@ class Journal:
             self._replace(lines)
 
     def _merged(self, there: list[bytes]) -> list[bytes]:
-        """The rows of the file at the path that stay, and those in memory."""
+        """The rows to keep of the file at the path, and those in memory."""
         if self._by_step:
             rows = {_step(line): line for line in there if self._wanted(_row(line))} | {
                 _step(line): line for line in self._lines
@@ -253,8 +251,8 @@ class Journal:
         self._identity = _identity(os.fstat(self._file))
 
     def _verify(self) -> None:
-        """Raises LeaseError when the place of a local file is no longer this run's, and what `check` raises; OSError
-        when it cannot be known.
+        """Raises LeaseError if a local `out` no longer belongs to this run, and whatever `check` raises; OSError if
+        that is unknown.
         """
         if self._scratch is None:
             try:
@@ -277,7 +275,7 @@ class Journal:
         self._size, self._torn, self._unwritten = size + len(data), False, 0
 
     def _all(self) -> list[bytes]:
-        """Every row, from the file where it is whole, else those in memory."""
+        """Every row: from the file if it can be written, otherwise those in memory."""
         with suppress(OSError):
             self._write()
             return self._read()
@@ -296,7 +294,7 @@ class Journal:
 
 
 def clean(value: Any) -> Any:
-    """As JSON can say it, and without secrets."""
+    """`value` with secrets masked, and with null for numbers that JSON does not have."""
     return _finite(secrets.redact_tree(value))
 
 
@@ -313,7 +311,7 @@ def _row(line: bytes) -> dict[str, Any]:
 
 
 def _step(line: bytes) -> float:
-    """Infinity where a row has none."""
+    """The step of a row; infinity if it has none."""
     step = _row(line).get("step")
     return step if type(step) is int else math.inf
 

@@ -1,11 +1,11 @@
-"""One writer per `out`: a run holds a lease with a number that only grows, and whoever has an older number may commit
-no more.
+"""One writer per `out`: a run holds a lease with a number that only grows, and a run with an older number may not
+commit any more.
 
-    <out>/lease/00000003.json      who holds it, since when, when it was last renewed, whether it was given back
+    <out>/lease/00000003.json      owner, begin and last renewal of the lease, and whether it was released
 
-A file is created only if its number is not there yet, so of any number of runs that start together one wins; the others
-are refused. A lease whose owner is gone is taken over: at once where the owner's process can be looked for (this
-machine), else when its file has not changed for `STALE_SECONDS` while we watched. No two clocks are compared.
+A file is created only if its number does not exist yet, so if several runs start together, one wins and the others are
+refused. A lease whose owner is gone is taken over: at once if the owner ran on this machine and its process has ended,
+otherwise after watching its file for `STALE_SECONDS` without a change. Clocks of different machines are never compared.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ CLOCK = Kind("a time", lambda value: type(value) in (int, float) and 0 <= value 
 FILE = re.compile(r"([0-9]{8}|[1-9][0-9]{8,14})\.json")
 RENEW_SECONDS, STALE_SECONDS, LOOK_SECONDS = 10.0, 30.0, 1.0
 END_SECONDS = 10.0
-"""A run that lost its lease gets this long to end by itself."""
+"""Time in which a run that lost its lease should end by itself."""
 
 Record = Mapping[str, Any]
 SHAPE = {
@@ -44,15 +44,15 @@ SHAPE = {
     "started": Optional(TEXT), "begun": CLOCK, "renewed": CLOCK, "state": TEXT,
 }  # fmt: skip
 _held: dict[str, tuple[str, int, Record]] = {}
-"""The lease of this process, by its id: place, number and contents of the file."""
+"""The leases of this process, by id: place, number and contents of the file."""
 
 
 @contextlib.contextmanager
 def hold(out: str) -> Iterator[int]:
-    """Be the one run that writes under `out`; the number of the lease and its owner are also in the environment, for
+    """Be the only run that writes under `out`. The number of the lease and its owner are also in the environment, for
     `verify` on the ranks.
 
-    Raises LeaseError when another run holds it, and at the end when another run has taken over.
+    Raises LeaseError if another run holds it, and at the end if another run has taken over.
     """
     token, record = _claim(out)
     before = {name: os.environ.get(name) for name in (LEASE, LEASE_OWNER)}
@@ -65,7 +65,7 @@ def hold(out: str) -> Iterator[int]:
         renewal.stop()
         del _held[record["id"]]
         for name, value in before.items():
-            os.environ.pop(name, None)  # code of the user's own may have cleared it
+            os.environ.pop(name, None)  # user code may have cleared it
             if value is not None:
                 os.environ[name] = value
         if renewal.lost:
@@ -74,13 +74,13 @@ def hold(out: str) -> Iterator[int]:
 
 
 def give_back() -> None:
-    """All that this process holds, because it is about to end."""
+    """Release all leases of this process, which is about to end."""
     for out, token, record in list(_held.values()):
         _release(out, token, record)
 
 
 def _release(out: str, token: int, record: Record) -> None:
-    with contextlib.suppress(StoreError):  # what is not given back goes stale
+    with contextlib.suppress(StoreError):  # a lease that is not released becomes stale
         newest, there = _newest(out)
         if _is_others(newest, there, token, record["id"]):
             return
@@ -88,10 +88,10 @@ def _release(out: str, token: int, record: Record) -> None:
 
 
 def verify(out: str) -> None:
-    """Raises LeaseError when the newest lease of `out` is of another run: a newer one, or one of any number where
-    somebody removed the folder of leases, or where other storage has come to the place of `out`.
+    """Raises LeaseError if the newest lease of `out` belongs to another run: one with a higher number, or with any
+    number if the lease folder was removed or other storage was mounted at `out`.
 
-    Without a lease in the environment nothing is asked.
+    Does nothing without a lease in the environment.
     """
     token, owner = int(os.environ.get(LEASE, "0")), os.environ.get(LEASE_OWNER)
     if token:
@@ -101,8 +101,8 @@ def verify(out: str) -> None:
 
 
 def holder(out: str) -> tuple[Literal["free", "held", "left", "unknown"], str]:
-    """Who writes under `out`, as far as it can be seen at once: `left` by a process that is gone, `unknown` when it is
-    of another host. Raises StoreError.
+    """The state of `out` and its writer, as far as one look shows: `left` by a process that has ended, `unknown` if it
+    is on another host. Raises StoreError.
     """
     token, there = _newest(out)
     if not token or there.get("state") == "released":
@@ -114,7 +114,7 @@ def holder(out: str) -> tuple[Literal["free", "held", "left", "unknown"], str]:
 
 
 class _Renewal:
-    """Renews the lease beside the run; when another run has taken over, ends this one."""
+    """Renews the lease in a thread; ends this run if another one has taken over."""
 
     def __init__(self, out: str, token: int, record: Record) -> None:
         self.lost: str | None = None
@@ -125,7 +125,7 @@ class _Renewal:
 
     def stop(self) -> None:
         self._over.set()
-        self._thread.join(timeout=RENEW_SECONDS)  # longer it waits only for storage that is away
+        self._thread.join(timeout=RENEW_SECONDS)  # a longer wait could only be for unreachable storage
 
     def _keep(self) -> None:
         warned = False
@@ -145,8 +145,8 @@ class _Renewal:
                 warned = True
 
     def _end(self, sentence: str) -> None:
-        """As two signals from the user would: the first is a request, the second ends what did not follow; `hold` says
-        why.
+        """Interrupt this process as a user would with two Ctrl-C: the first asks it to end, the second ends it if it
+        does not; `hold` gives the reason.
         """
         self.lost = sentence
         for seconds in (1.0, END_SECONDS):
@@ -158,8 +158,9 @@ class _Renewal:
 
 
 def _claim(out: str) -> tuple[int, Record]:
-    """A lease of our own, with a number above all before it and above all that `checkpoints/` shows: those may have
-    been copied there, or the folder of the leases removed. Raises LeaseError when a living run holds the newest.
+    """Create a lease with a number above every earlier lease and above every attempt below `checkpoints/`, because
+    attempts may have been copied there or the lease folder removed. Raises LeaseError if a running process holds the
+    newest lease.
     """
     since, saved = time.monotonic(), highest_lease(out)
     seen: tuple[int, Record] = (0, {})
@@ -192,7 +193,9 @@ def _claim(out: str) -> tuple[int, Record]:
 
 
 def _create(out: str, token: int, record: Record) -> bool:
-    """Whether the lease is ours now. A number that was used and pruned long ago is free again, and worth nothing."""
+    """Whether the lease is ours now. A number far below the newest may have been pruned, and so be free again; such a
+    lease is removed.
+    """
     try:
         store.publish(_url(out, token), _bytes(record))
     except StoreError as error:
@@ -202,29 +205,29 @@ def _create(out: str, token: int, record: Record) -> bool:
     newest, there = _newest(out)
     if newest > token:
         store.remove(_url(out, token))
-    return (
-        newest == token and there.get("id") == record["id"]
-    )  # storage whose create is not exclusive let two in: the last one stays
+    return newest == token and there.get("id") == record["id"]  # without exclusive create, the last writer wins
 
 
 def _newest(out: str) -> tuple[int, Record]:
-    """The highest number and what its file says: nothing when it is torn; 0 when there is none."""
+    """The highest lease number and the record in its file, which is empty if the file is damaged; 0 if there is no
+    lease.
+    """
     token = max(_tokens(out), default=0)
     if not token:
         return 0, {}
     try:
-        found = json.loads(store.read(_url(out, token)))
-        return token, {} if fault(found, SHAPE) else found
+        record = json.loads(store.read(_url(out, token)))
+        return token, {} if fault(record, SHAPE) else record
     except (ValueError, RecursionError):
         return token, {}
     except StoreError as error:
-        if error.kind == "missing":  # pruned since it was listed
+        if error.kind == "missing":  # removed since the listing
             return _newest(out)
         raise
 
 
 def _tokens(out: str) -> list[int]:
-    """The numbers of the leases; a file that was named by somebody else is none."""
+    """The numbers of all leases; other files in the folder are ignored."""
     matches = (FILE.fullmatch(name) for name in store.children(store.join(out, "lease")))
     return [int(match[1]) for match in matches if match]
 
@@ -242,13 +245,13 @@ def _bytes(record: Record) -> bytes:
 
 
 def _record() -> Record:
-    """This process, as one that holds a lease from now on."""
+    """The record of this process as the holder of a lease from now on."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container may run under a number that has no name
+    except (KeyError, OSError):  # in a container, the user id may have no name
         user = str(os.getuid())
     now, pid = time.time(), os.getpid()
-    said = {
+    record = {
         "owner": f"{user}@{socket.gethostname()}",
         "pid": pid,
         "place": _place(),
@@ -256,13 +259,13 @@ def _record() -> Record:
         "begun": now,
         "renewed": now,
     }
-    return {"id": uuid.uuid4().hex, **said, "state": "held"}
+    return {"id": uuid.uuid4().hex, **record, "state": "held"}
 
 
 @cache
 def _place() -> str:
-    """Where a process id means something: this boot of this machine, and this namespace. Empty where the system does
-    not tell.
+    """Where a process id is valid: this boot of this machine, and this PID namespace. Empty if the system does not
+    tell.
     """
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{Path('/proc/self/ns/pid').readlink()}"
@@ -271,9 +274,7 @@ def _place() -> str:
 
 
 def _started(pid: int) -> str | None:
-    """When a process began, in ticks since boot; empty when it has ended and only waits to be collected; None when we
-    may not see it.
-    """
+    """When a process began, in ticks since boot; empty if it has ended and is a zombie; None if we may not see it."""
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except (OSError, IndexError):
@@ -282,7 +283,7 @@ def _started(pid: int) -> str | None:
 
 
 def _gone(record: Record) -> bool:
-    """Whether the owner's process is known to be no more."""
+    """Whether the owner's process is known to have ended."""
     if not _place() or record.get("place") != _place():
         return False
     if record["pid"] == os.getpid() and record["started"] == _started(record["pid"]):
@@ -291,7 +292,7 @@ def _gone(record: Record) -> bool:
         os.kill(record["pid"], 0)
     except ProcessLookupError:
         return True
-    except PermissionError:  # it lives, and belongs to another user
+    except PermissionError:  # it is alive, and belongs to another user
         pass
     started = _started(record["pid"])
     return started is not None and started != record["started"]
@@ -308,15 +309,13 @@ def _how_to_stop(record: Record) -> str:
     owner = str(record.get("owner", ""))
     here = record.get("place") == _place()
     pid = record.get("pid")
-    if not isinstance(pid, int) or owner.startswith("-"):  # anybody who may write there may say anything
+    if not isinstance(pid, int) or owner.startswith("-"):  # the file could contain anything
         return "end it where it runs"
     return f"kill {pid}" if here else f"ssh {screen.typed(owner)} kill {pid}"
 
 
 def _is_others(newest: int, there: Record, token: int, owner: str | None) -> bool:
-    """Whether the newest lease that is there is none of `owner`'s with the number `token`; where there is none at all,
-    it is nobody's.
-    """
+    """Whether the newest lease there is another one than number `token` of `owner`; False if there is none at all."""
     return newest not in (0, token) or (newest == token and owner is not None and there.get("id", owner) != owner)
 
 

@@ -1,7 +1,7 @@
-"""`out_options`: what the storage of `out` is told, credentials among them; it goes to the storage and to the ranks,
-and is written nowhere.
+"""`out_options`: options for the storage of `out`, which may include credentials. They are passed to the storage and to
+the ranks, and never written to disk.
 
-dtrain out=s3://bucket/run out_options.endpoint_url=http://127.0.0.1:9000 out_options.secret='${oc.env:MY_SECRET}'
+    dtrain out=s3://bucket/run out_options.endpoint_url=http://127.0.0.1:9000 out_options.secret='${oc.env:MY_SECRET}'
 """
 
 import json
@@ -24,10 +24,10 @@ PASSED_ON = {
     "abfss": (),
     "memory": (),
 }
-"""Clients whose options are known by their signatures, and what they take beside those. Others judge their options
-themselves.
+"""Clients whose options are known from their signatures, and further options that these clients accept. Other clients
+judge their options themselves.
 """
-_told: dict[str, Any] = {}
+_chosen: dict[str, Any] = {}
 
 
 def is_one(key: str) -> bool:
@@ -35,16 +35,18 @@ def is_one(key: str) -> bool:
 
 
 def judge(word: Word) -> Iterable[str]:
-    """One sentence per mistake in a word of out_options, without its value."""
-    said = f"{word.key}={secrets.MASK} ({word.source})"
+    """One sentence per mistake in a word of out_options; values are never shown."""
+    option = f"{word.key}={secrets.MASK} ({word.source})"
     if word.sweep:
-        yield f"{said}: several values are a sweep, and this is said once. Quote it: \"{word.key}='<value>'\"."
+        yield f"{option}: several values are a sweep, and an option takes one. Quote it: \"{word.key}='<value>'\"."
     elif word.key == NAME and not isinstance(word.value, Mapping):
-        yield f"{said}: options have names. Type {NAME}.<name>=<value>."
+        yield f"{option}: options have names. Type {NAME}.<name>=<value>."
 
 
 def tell(words: Sequence[Word], url: str | None) -> list[str]:
-    """Tell the storage of `url` the out_options among the words. One sentence per mistake; the values are in none."""
+    """Set the out_options among the words for the storage of `url`. Returns one sentence per mistake, without
+    values.
+    """
     mine = [word for word in words if is_one(word.key)]
     problems = [problem for word in mine for problem in judge(word)]
     if not mine or problems:
@@ -57,30 +59,30 @@ def tell(words: Sequence[Word], url: str | None) -> list[str]:
     options, problems = _values(mine)
     problems += _unknown(options, url)
     if not problems:
-        _told[url] = options
+        _chosen[url] = options
         store.use(url, options)
     return problems
 
 
 def hand_over() -> str:
-    """Everything that was told, and the secrets that the plan leaves out, as text for the standard input of a child:
-    neither arguments nor environment are private.
+    """All storage options, and the secrets that the plan leaves out, as text for the standard input of a child: neither
+    its arguments nor its environment are private.
     """
-    return json.dumps({"storage": _told, "secrets": secrets.hand_over(), "web": clients.hand_over()})
+    return json.dumps({"storage": _chosen, "secrets": secrets.hand_over(), "web": clients.hand_over()})
 
 
 def take_over(text: str) -> None:
-    """Tell this process what `hand_over` of the parent held."""
-    told = json.loads(text)
-    secrets.take_over(told["secrets"])
-    clients.take_over(told["web"])
-    for url, options in told["storage"].items():
-        _told[url] = options
+    """Restore the state of the parent's `hand_over`."""
+    state = json.loads(text)
+    secrets.take_over(state["secrets"])
+    clients.take_over(state["web"])
+    for url, options in state["storage"].items():
+        _chosen[url] = options
         store.use(url, options)
 
 
 def _values(words: Sequence[Word]) -> tuple[dict[str, Any], list[str]]:
-    """The options as one tree, `${oc.env:...}` looked up, and what is wrong with them."""
+    """The options as one tree with `${oc.env:...}` resolved, and the problems found."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -91,14 +93,14 @@ def _values(words: Sequence[Word]) -> tuple[dict[str, Any], list[str]]:
                 word.value.items() if word.key == NAME else [(word.key.removeprefix(f"{NAME}."), word.value)]
             ):
                 OmegaConf.update(options, key, value)
-        found: Any = OmegaConf.to_container(options, resolve=True)
+        tree: Any = OmegaConf.to_container(options, resolve=True)
     except OmegaConfBaseException as error:
         return {}, [f"{NAME}: {first_line(error)}"]
-    return dict(found), []
+    return dict(tree), []
 
 
 def _unknown(options: Mapping[str, Any], url: str) -> Iterable[str]:
-    """One sentence per option that the client of `url` does not have: most take any name, and say nothing."""
+    """One sentence per option that the client of `url` does not know: most clients silently accept any name."""
     scheme = url.split("://")[0]
     if scheme not in PASSED_ON:
         return
@@ -108,7 +110,7 @@ def _unknown(options: Mapping[str, Any], url: str) -> Iterable[str]:
 
     try:
         client = fsspec.get_filesystem_class(scheme)
-    except ImportError:  # the storage says what to install
+    except ImportError:  # the first use of the storage says what to install
         return
     names = {"use_listings_cache", "listings_expiry_time", "max_paths", *PASSED_ON[scheme]}
     for base in client.__mro__:

@@ -1,4 +1,4 @@
-"""Patience: an operation on storage that may succeed later is tried again, for so long; an error of any filesystem
+"""Retries: an operation on storage that may succeed later is retried for a limited time; an error of any filesystem
 becomes one line.
 """
 
@@ -19,16 +19,16 @@ from dtrain.storage.errors import explain
 T = TypeVar("T")
 
 PATIENCE = float(os.environ.get(environment.PATIENCE, "60"))
-"""Seconds for which an operation that may succeed later is tried again."""
+"""Seconds for which an operation is retried."""
 FIRST_WAIT, LONGEST_WAIT = 0.2, 8.0
-"""Seconds: a wait is anything between zero and a bound that doubles, so that ranks that failed together do not come
-back together.
+"""Seconds. Each wait is random between zero and a bound that doubles, so that ranks that failed together do not all
+retry at the same moment.
 """
 
 
 @contextlib.contextmanager
 def patience(seconds: float) -> Iterator[None]:
-    """How long the whole process tries again inside the context: short where a person waits for the answer."""
+    """Set how long the whole process retries inside this context: short where a person waits for the answer."""
     global PATIENCE
     before, PATIENCE = PATIENCE, seconds
     try:
@@ -38,12 +38,12 @@ def patience(seconds: float) -> Iterator[None]:
 
 
 def on_disk(operation: str, url: str, act: Callable[[Path], T]) -> T:
-    """`act` on the path of a local URL. Raises StoreError, as `elsewhere`."""
+    """Call `act` with the path of a local URL, with retries. Raises StoreError."""
     return _try(operation, url, lambda: act(local_path(url)))
 
 
 def elsewhere(operation: str, url: str, act: Callable[[Any, str], T]) -> T:
-    """`act` on the filesystem of a URL and the path in it."""
+    """Call `act` with the filesystem of a URL and the path in it, with retries. Raises StoreError."""
 
     def attempt() -> T:
         fs = client(url)
@@ -57,7 +57,7 @@ def _try(operation: str, url: str, act: Callable[[], T]) -> T:
     for tries in itertools.count(1):
         try:
             return act()
-        except Exception as error:  # every filesystem raises errors of its own; the user gets one line
+        except Exception as error:  # each filesystem has its own exceptions; the user gets one line
             cause = explain(error, url)
         wait = SystemRandom().uniform(0, min(LONGEST_WAIT, FIRST_WAIT * 2**tries))
         passed = time.monotonic() - begin

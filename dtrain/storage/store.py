@@ -1,5 +1,5 @@
-"""Bytes at URLs: any fsspec scheme, patience with what passes, one line for what does not, and one way to publish a
-file whole or not at all.
+"""Files at URLs of any fsspec scheme: temporary errors are retried, others become one line, and a file is published
+whole or not at all.
 """
 
 import contextlib
@@ -29,12 +29,12 @@ __all__ = [
 
 ABSENT = (FileNotFoundError, NotADirectoryError)
 ANSWER_SECONDS = 15.0
-"""For a small file, with all tries, where a person waits."""
+"""Time limit for a small file, with all retries, where a person waits."""
 BLOCK, STREAMS = 1 << 20, 16
-"""Elsewhere, at a time: bytes of a file, folders to list."""
+"""On other storage: bytes read at once, and folders listed at once."""
 
 disk = Disk()
-"""Everything that changes a local disk goes through it: `dtrain.testing.faults` puts another one here."""
+"""All changes to a local disk go through it: `dtrain.testing.faults` replaces it."""
 
 
 def join(url: str, *parts: str) -> str:
@@ -49,8 +49,8 @@ def read(url: str) -> bytes:
 
 
 def beginning(url: str, count: int, heard: Callable[[int], object] = int) -> bytes:
-    """The first `count` bytes of a file, which may be larger than memory, or all of it where it has less. `heard` is
-    told of each part. Raises StoreError.
+    """The first `count` bytes of a file, which may be larger than memory, or the whole file if it is shorter. `heard`
+    is called with the size of each part that arrives. Raises StoreError.
     """
 
     def head(file: Any) -> bytes:
@@ -58,19 +58,19 @@ def beginning(url: str, count: int, heard: Callable[[int], object] = int) -> byt
         with file:
             while (missing := count - sum(map(len, parts))) and (
                 part := file.read(min(missing, BLOCK))
-            ):  # the web gives what has come so far
+            ):  # a web server sends parts of any size
                 parts.append(part)
                 heard(len(part))
         return b"".join(parts)
 
     if is_local(url):
         return on_disk("read", url, lambda path: head(a_file(path).open("rb")))
-    block = 0 if url.startswith(("http://", "https://")) else BLOCK  # many servers give no part of a file
+    block = 0 if url.startswith(("http://", "https://")) else BLOCK  # many servers do not support ranges
 
     def opened(fs: Any, path: str) -> bytes:
         try:
             return head(fs.open(path, "rb", block_size=block))
-        except FileNotFoundError as error:  # of the web, also what hides why there was no answer
+        except FileNotFoundError as error:  # on the web it may also hide a failed connection
             hidden = error.__cause__ if getattr(error.__cause__, "status", 0) != 404 else None
             raise hidden or error from None
 
@@ -78,7 +78,7 @@ def beginning(url: str, count: int, heard: Callable[[int], object] = int) -> byt
 
 
 def ending(url: str, count: int) -> bytes:
-    """The last `count` bytes of a file, or all of it where it has less. Raises StoreError."""
+    """The last `count` bytes of a file, or the whole file if it is shorter. Raises StoreError."""
 
     def tail(path: Path) -> bytes:
         with a_file(path).open("rb") as file:
@@ -91,9 +91,9 @@ def ending(url: str, count: int) -> bytes:
 
 
 def small(url: str, most: int, *, seconds: float | None = None, pace: float = math.inf) -> bytes:
-    """A file that should be small, read as `beginning` does; from elsewhere beside this thread, which waits for it
-    ANSWER_SECONDS or less, because a server may be silent, or send in drops, and one more for every `pace` bytes while
-    they come. Raises StoreError.
+    """The first `most` bytes of a small file, as `beginning` reads it. A remote file is read in another thread, and
+    this one waits at most ANSWER_SECONDS, because a server may not answer or may send very slowly; plus one second for
+    every `pace` bytes that arrive. Raises StoreError.
     """
     seconds = ANSWER_SECONDS if seconds is None else seconds
     if is_local(url):
@@ -122,37 +122,39 @@ def exists(url: str) -> bool:
 
 
 def find(url: str) -> list[str]:
-    """Files that match a URL or glob, sorted by name; a folder means every file below it."""
+    """The files that match a URL or glob, sorted by name; a folder stands for every file below it."""
 
     def look(fs: Any, path: str) -> list[str]:
         web = url.startswith(("http://", "https://"))
-        if any(mark in path for mark in ("*[" if web else "*?[")):  # there a ? begins the query
-            found = [name for name in fs.glob(path) if fs.isfile(name)]
-        elif web:  # a page has no folders: isdir would download and parse it, and exists hides why not
+        if any(mark in path for mark in ("*[" if web else "*?[")):  # in a web URL, ? begins the query
+            matches = [name for name in fs.glob(path) if fs.isfile(name)]
+        elif web:  # the web has no folders: isdir would download and parse the page, and exists hides errors
             try:
                 fs.info(path)
             except FileNotFoundError as error:
                 raise error.__cause__ or error from None
-            found = [path]
+            matches = [path]
         else:
-            found = fs.find(path) if fs.isdir(path) else [path] * fs.exists(path)
-        return sorted(fs.unstrip_protocol(name).removeprefix("file://") for name in found)
+            matches = fs.find(path) if fs.isdir(path) else [path] * fs.exists(path)
+        return sorted(fs.unstrip_protocol(name).removeprefix("file://") for name in matches)
 
     return elsewhere("list", url, look)
 
 
 def size(url: str) -> int:
-    """Bytes of a file; -1 when it is not there."""
+    """The size of a file in bytes; -1 if it does not exist."""
 
     def look(fs: Any, path: str) -> int:
-        found = _info(fs, path)
-        return -1 if found is None else int(found["size"])
+        entry = _info(fs, path)
+        return -1 if entry is None else int(entry["size"])
 
     return elsewhere("look at", url, look)
 
 
 def sizes(url: str) -> dict[str, int]:
-    """Bytes of each file directly in a folder, by name, in one listing; none when there is no such folder."""
+    """The size in bytes of each file directly in a folder, by name, in one listing; empty if there is no such
+    folder.
+    """
 
     def look(fs: Any, path: str) -> dict[str, int]:
         return {_name(entry["name"]): int(entry["size"] or 0) for entry in _ls(fs, path) if entry["type"] == "file"}
@@ -161,16 +163,15 @@ def sizes(url: str) -> dict[str, int]:
 
 
 def tree(url: str, *, depth: int) -> dict[str, int]:
-    """Bytes of every file up to `depth` levels below a folder, by its path from there, and -1 for every folder where
-    the storage has folders; empty when there is no such folder. One listing on object stores, whatever lies there.
-    Raises StoreError.
+    """The size in bytes of every file up to `depth` levels below a folder, by its relative path; -1 for a folder, where
+    the storage has folders; empty if there is no such folder. One listing request on object stores. Raises StoreError.
     """
 
     def flat(fs: Any, path: str) -> dict[str, int]:
-        found = fs.find(path, detail=True)
+        entries = fs.find(path, detail=True)
         return {
             name.removeprefix(f"{path}/"): int(entry["size"] or 0)
-            for name, entry in found.items()
+            for name, entry in entries.items()
             if name.startswith(f"{path}/")
         }
 
@@ -181,14 +182,14 @@ def tree(url: str, *, depth: int) -> dict[str, int]:
         }
 
     def leveled(fs: Any, path: str, depth: int) -> dict[str, int]:
-        found = level(fs, path)
-        folders = [name for name, size in found.items() if size < 0 and depth > 1]
+        sizes = level(fs, path)
+        folders = [name for name, size in sizes.items() if size < 0 and depth > 1]
         with ThreadPoolExecutor(STREAMS) as pool:
             for name, below in zip(
                 folders, pool.map(lambda name: leveled(fs, f"{path}/{name}", depth - 1), folders), strict=True
             ):
-                found |= {f"{name}/{rest}": size for rest, size in below.items()}
-        return found
+                sizes |= {f"{name}/{rest}": size for rest, size in below.items()}
+        return sizes
 
     if is_local(url):
         return on_disk("list", url, lambda path: dict(_walk(path, depth)))
@@ -198,12 +199,12 @@ def tree(url: str, *, depth: int) -> dict[str, int]:
 
 
 def children(url: str) -> list[str]:
-    """Names directly below a folder; none when there is no such folder."""
+    """The names directly below a folder; empty if there is no such folder."""
     return elsewhere("list", url, lambda fs, path: sorted({_name(entry["name"]) for entry in _ls(fs, path)}))
 
 
 def folders(url: str) -> list[str]:
-    """Names of the folders directly below a folder; none when there is no such folder."""
+    """The names of the folders directly below a folder; empty if there is no such folder."""
     return elsewhere(
         "list",
         url,
@@ -212,14 +213,16 @@ def folders(url: str) -> list[str]:
 
 
 def fingerprint(url: str) -> str:
-    """Changes when the file at `url` does, as far as its storage tells: size and time, or an ETag."""
+    """A text that changes when the file at `url` does, as far as its storage tells: size and time, or an ETag."""
     if is_local(url):
         return on_disk("look at", url, lambda path: f"{path.stat().st_size}-{path.stat().st_mtime_ns}")
     return elsewhere("look at", url, lambda fs, path: str(fs.ukey(path)))
 
 
 def write(url: str, data: bytes) -> None:
-    """Put a whole file, replacing what was there; on a local disk a reader sees the old bytes or the new ones."""
+    """Write a whole file, replacing an existing one; on a local disk, a reader sees either the old bytes or the new
+    ones.
+    """
     if is_local(url):
         on_disk("write", url, lambda path: with_room(path, lambda: place(disk, path, data, disk.replace)))
     else:
@@ -227,9 +230,9 @@ def write(url: str, data: bytes) -> None:
 
 
 def put(url: str, parts: Sequence[Buffer]) -> None:
-    """Create a new file from buffers, in one go. On a local disk its bytes are durable, its name after `sync_folder`;
-    elsewhere both are, and counted. Names are the caller's to keep unique. Raises StoreError; nothing is left of what
-    failed on a local disk.
+    """Create a new file from buffers in one operation. On a local disk its bytes are durable at once and its name after
+    `sync_folder`; on other storage both are durable, and the size is checked. The caller chooses unique names. Raises
+    StoreError; on a local disk a failure leaves no file behind.
     """
 
     def new(path: Path) -> None:
@@ -244,14 +247,15 @@ def put(url: str, parts: Sequence[Buffer]) -> None:
 
 
 def publish(url: str, data: bytes, *, parents: bool = True) -> None:
-    """Create a file in one piece, durably, and only if it is not there yet. Raises StoreError of kind `exists` when
-    other bytes are; without `parents` also when the folder of a local file is not there.
+    """Create a file in one operation, durably, and only if it does not exist yet. Raises StoreError of kind `exists` if
+    there are other bytes; without `parents` also if the folder of a local file does not exist.
 
-    When the same bytes are there, a try whose answer was lost had made it: so let the bytes say who wrote them.
+    If the same bytes are there, an earlier attempt succeeded whose answer was lost; so the bytes should identify their
+    writer.
     """
 
     def create_only(fs: Any, path: str) -> None:
-        if _info(fs, path):  # some servers that speak S3 pass over the condition that makes a put create-only
+        if _info(fs, path):  # some S3 servers ignore the condition that makes a put create-only
             raise FileExistsError("it exists")
         fs.pipe_file(path, data, mode="create")
 
@@ -273,11 +277,11 @@ def _there(url: str, exists: StoreError) -> bytes:
     try:
         return read(url)
     except StoreError as error:
-        raise exists if error.kind == "missing" else error from None  # it was there, and is gone again
+        raise exists if error.kind == "missing" else error from None  # it existed, and has been removed since
 
 
 def sync_folder(url: str) -> None:
-    """Make the names of what was put into a folder durable. Raises StoreError. Only a local disk needs it."""
+    """Make the names of files created by `put` in a folder durable. Raises StoreError. Only local disks need it."""
     if is_local(url):
         on_disk("sync", url, disk.sync)
 
@@ -297,7 +301,7 @@ def download(url: str, target: Path) -> None:
 
 
 def remove(url: str) -> None:
-    """Remove a file or a folder with all below it, and on a local disk durably; what is not there is fine."""
+    """Remove a file, or a folder with everything below it; durably on a local disk. It need not exist."""
 
     def drop(path: Path) -> None:
         if path.exists() or path.is_symlink():
@@ -325,7 +329,9 @@ def probe(url: str) -> None:
 
 
 def scratch(prefix: str, *, inside: str | None = None) -> Path:
-    """A new private folder on the local disk; `inside` a folder that somebody removes should this process be killed."""
+    """A new private folder on the local disk. `inside`: a parent folder that another process removes should this one be
+    killed.
+    """
     return Path(tempfile.mkdtemp(prefix=f"dtrain-{prefix}-", dir=inside))
 
 
@@ -339,7 +345,7 @@ def fsync(path: Path) -> None:
 
 
 def _walk(folder: Path, depth: int, above: str = "") -> Iterator[tuple[str, int]]:
-    """As `tree`; what is removed meanwhile is not there."""
+    """As `tree`. Entries that are removed in the meantime are left out."""
     try:
         entries = list(os.scandir(folder))
     except ABSENT:
@@ -359,12 +365,12 @@ def _name(path: str) -> str:
 
 
 def _info(fs: Any, path: str) -> dict[str, Any] | None:
-    """fsspec's own `exists` takes every error for an absence."""
+    """The entry of a path, or None. (fsspec's own `exists` takes any error for absence.)"""
     try:
-        found: dict[str, Any] = fs.info(path)
+        entry: dict[str, Any] = fs.info(path)
     except ABSENT:
         return None
-    return found
+    return entry
 
 
 def _ls(fs: Any, path: str) -> list[dict[str, Any]]:
@@ -377,7 +383,7 @@ def _ls(fs: Any, path: str) -> list[dict[str, Any]]:
 
 
 def _pipe(fs: Any, path: str, data: bytes) -> None:
-    """One put, and a look at what landed: a stream that broke may have left the beginning of a file."""
+    """Write one object and check its size: a broken connection may have left part of it."""
     fs.pipe_file(path, data)
     landed = int(fs.info(path)["size"])
     if landed != len(data):

@@ -1,4 +1,4 @@
-"""A file of tokens as it is, memory-mapped and read without torch: .npy, or .bin of little-endian unsigned integers."""
+"""A file of tokens, memory-mapped and read without torch: .npy, or .bin of little-endian unsigned integers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +12,13 @@ from dtrain.storage import disk
 
 KINDS = ("uint8", "uint16", "uint32")
 CHUNK = 1 << 22
-"""Tokens that are looked at together."""
+"""Tokens checked at once."""
 
 
 def mapped(file: Path, url: str, dtype: str) -> NDArray[Any]:
-    """The tokens of `url`, which lie in `file`; `dtype` is that of a .bin. Raises StoreError where it holds none."""
+    """The tokens in `file`, which was read from `url`; `dtype` is the type of a .bin file's tokens. Raises StoreError
+    if it has none.
+    """
     try:
         disk.a_file(file)
         array: NDArray[Any] = (
@@ -34,9 +36,9 @@ def mapped(file: Path, url: str, dtype: str) -> NDArray[Any]:
 
 
 def outside(arrays: Sequence[NDArray[Any]], vocab: int, *, most: int | None = None) -> str:
-    """A sentence about the worst token that is not in 0 .. vocab-1, without its place; empty when there is none.
+    """A sentence about the smallest or largest token outside 0 .. vocab-1; empty if there is none.
 
-    Of `most` tokens at most, evenly spread over all of them; None: of every one.
+    `most`: check at most this many tokens, evenly spread over all files; None checks every token.
     """
     total = sum(map(len, arrays))
     stride = 1 if most is None else max(1, -(-total // most))

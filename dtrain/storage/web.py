@@ -1,9 +1,10 @@
-"""HTTP where a stranger chose the server: an address is judged when it is connected to, in every redirect, whatever its
-name resolved to before.
+"""HTTP to servers that a stranger chose: each address is checked when it is connected to, on every redirect, regardless
+of what its name resolved to before.
 
     dtrain plan recipe=https://host/a.yaml      # neither a redirect nor a name in it leads to 169.254.169.254
 
-What a person types goes where it likes; a public server from which a recipe is read sends nobody inside.
+A URL that the user typed may lead anywhere; but a public server that serves a recipe cannot redirect into the local
+network.
 """
 
 import errno
@@ -14,12 +15,12 @@ from functools import partial
 from typing import Any
 
 SILENCE_SECONDS = 60.0
-"""A server of the web that sends nothing for so long is left; a large file may take as long as it takes."""
+"""A web server that sends no data for this long is given up; a large file may take any time in total."""
 INSIDE = "it leads to this machine or its network, which a recipe from elsewhere may not"
 Judge = Callable[[Any], socket.socket]
-"""An entry of getaddrinfo -> the socket to connect with. Raises NotPublicError."""
+"""Takes an entry of getaddrinfo, returns the socket to connect with. Raises NotPublicError."""
 _named: set[tuple[str, int]] = set()
-"""Addresses that are not public, where a recipe lies that a person named: it may open what is there."""
+"""Private addresses of servers whose recipe the user named: such a recipe may read from them."""
 
 
 class NotPublicError(PermissionError):
@@ -27,7 +28,7 @@ class NotPublicError(PermissionError):
 
 
 def client(judge: Judge | None = None) -> Callable[..., Any]:
-    """Factory of fsspec's HTTP session."""
+    """A factory of fsspec's HTTP sessions."""
     return partial(_session, judge)
 
 
@@ -39,7 +40,7 @@ async def _session(judge: Judge | None, **options: Any) -> Any:
 
 
 def to_public(entry: Any) -> socket.socket:
-    """For what a recipe from elsewhere names."""
+    """The judge for URLs named by a recipe from elsewhere: public addresses only."""
     family, kind, protocol, _, (host, port, *_) = entry
     if not is_public(_address(host)) and (host, port) not in _named:
         raise NotPublicError(errno.EACCES, INSIDE)
@@ -47,7 +48,9 @@ def to_public(entry: Any) -> socket.socket:
 
 
 def from_a_person() -> Judge:
-    """For a recipe that a person named: they may mean a server inside, and one outside sends them nowhere inside."""
+    """The judge for a recipe URL that the user typed: it may be a private server, but a public server cannot redirect
+    to a private one.
+    """
     first = list[bool]()
 
     def judge(entry: Any) -> socket.socket:
@@ -61,13 +64,13 @@ def from_a_person() -> Judge:
 
 
 def hand_over() -> list[tuple[str, int]]:
-    """State to hand to a child process."""
+    """State for a child process."""
     return sorted(_named)
 
 
-def take_over(told: Sequence[Sequence[Any]]) -> None:
-    """Take over the result of the parent's `hand_over`."""
-    _named.update((str(host), int(port)) for host, port in told)
+def take_over(state: Sequence[Sequence[Any]]) -> None:
+    """Restore the state of the parent's `hand_over`."""
+    _named.update((str(host), int(port)) for host, port in state)
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
@@ -75,8 +78,8 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 
 def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """Whether an address is neither of this machine nor of a network that is not everybody's, an IPv4 address inside of
-    it included.
+    """Whether an address is outside this machine and outside private networks; an embedded IPv4 address is checked
+    too.
     """
     inner = getattr(address, "ipv4_mapped", None) or getattr(address, "sixtofour", None)
     if isinstance(address, ipaddress.IPv6Address) and address in ipaddress.ip_network("64:ff9b::/96"):

@@ -68,7 +68,7 @@ def test_a_file_that_another_user_may_write_is_not_read(folder: Path) -> None:
     (folder / "dtrain.yaml").chmod(0o666)
     found = here.look()
     assert [word.key for word in found.words] == ["hydra.searchpath"]
-    assert "dtrain.yaml is not read: another user wrote it, or may write it" in found.note
+    assert "dtrain.yaml is not read: another user owns it, or may write it" in found.note
     if os.getuid() == 0:
         (folder / "dtrain.yaml").chmod(0o644)
         os.chown(folder / "dtrain.yaml", 4711, 4711)

@@ -11,7 +11,7 @@ DIGITS = "9" * 400
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["steps=${"], "steps='${' (command line): ${ begins what is looked up"), (["model.layers=${x"], "${ begins what is looked up"), (["data.path=a${b:"], "${ begins what is looked up"),
+        (["steps=${"], "steps='${' (command line): ${ begins a reference"), (["model.layers=${x"], "${ begins a reference"), (["data.path=a${b:"], "${ begins a reference"),
         (["generate.prompt=${", "seed=x"], "seed is an integer"), (["loop=null"], "loop is text"), (["loop=[]"], "loop is text"), (["loop={a:1}"], "loop is text"),
         ([f"seed={DIGITS}"], "seed is an integer"), ([f"optim.lr={DIGITS}"], "optim.lr is a number"), ([f"optim.betas=[{DIGITS},0.9]"], "optim.betas is"), ([f"evaluate.every=-{DIGITS}"], "evaluate.every"),
         ([f"data.holdout={DIGITS}.5"], "data.holdout"), ([f"time_limit={DIGITS}"], "time_limit"), ([f"clip={DIGITS}"], "clip"), (["model.layers=1000000"], "model.layers is an integer >= 1 and <= 5000"),

@@ -200,7 +200,7 @@ def test_plans_mistakes_and_sweeps_tell_none(place: Place) -> None:
     code, said = place.run("diff", str(jobs[0].parent), str(jobs[1].parent))
     assert code == 1 and "seed" in said, said
     code, said = place.run(f"recipe={jobs[0]}", "trust=[leaky]", "out=again")
-    assert code == 2 and said.count("a secret, which is written nowhere. Type hook.leak.") == len(WORDS), said
+    assert code == 2 and said.count("a secret, which is never saved. Type hook.leak.") == len(WORDS), said
     place.search({})
 
 

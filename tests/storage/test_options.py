@@ -24,8 +24,8 @@ MEMORY = "memory://options/run"
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test leaves the storage told."""
-    monkeypatch.setattr(options, "_told", {})
-    monkeypatch.setattr(clients, "_told", {})
+    monkeypatch.setattr(options, "_chosen", {})
+    monkeypatch.setattr(clients, "_chosen", {})
 
 
 def refused(*words: str) -> str:
@@ -74,7 +74,7 @@ def test_the_ranks_are_told_what_the_command_was(monkeypatch: pytest.MonkeyPatch
         (("out=s3://b/x", "out_options.key=pass,word"), "out_options.key=*** (command line): several values are a sweep"),
         (("out=s3://b/x", f"--out_options.key={SECRET}"), "words have no dashes. Type out_options.key=***"),
         (("out=s3://b/x", "out_options.key=${oc.env:NOT_THERE}"), "Environment variable 'NOT_THERE' not found"),
-        ((f"out=s3://key:{SECRET[5:8]}@bucket/x",), "out=s3://***@bucket/x (command line): it holds a secret and is written down."),
+        ((f"out=s3://key:{SECRET[5:8]}@bucket/x",), "out=s3://***@bucket/x (command line): it holds a secret and would be saved."),
         (("init=https://me:pass@host/x",), "init=https://***@host/x (command line): it holds a secret"),
     ],
 )  # fmt: skip
@@ -87,7 +87,7 @@ def test_no_recipe_brings_options_or_passwords(tmp_path: Path) -> None:
     assert "out_options cannot come from a recipe. Say it on the command line." in refused(f"recipe={tmp_path}/a.yaml")
     (tmp_path / "b.yaml").write_text("init: s3://me:pass@bucket/x\n")
     told = refused(f"recipe={tmp_path}/b.yaml")
-    assert "init='s3://***@bucket/x'" in told and "it holds a secret and is written down" in told
+    assert "init='s3://***@bucket/x'" in told and "it holds a secret and would be saved" in told
 
 
 def test_jobs_of_a_sweep_are_told_too_and_a_launcher_that_writes_their_words_is_refused(

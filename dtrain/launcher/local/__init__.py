@@ -143,7 +143,7 @@ class _StopSignals:
 
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
-        self.first, self.again = signals.stop_request(), False
+        self.first, self.again = 0, False
         self.server: subprocess.Popen[bytes] | Child | None = None
 
     @property
@@ -152,6 +152,7 @@ class _StopSignals:
 
     def __enter__(self) -> "_StopSignals":
         self._before = {number: signal.signal(number, self._note) for number in signals.STOP_SIGNALS}
+        self.first = self.first or signals.stop_request()  # one may have arrived before
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -177,6 +178,8 @@ class _StopSignals:
 
 def _serve(scratch: Path, request: Mapping[str, Any], stop: _StopSignals) -> int:
     """Run a server to its end; its exit code. None of its processes lives afterwards."""
+    if stop.ends:
+        return -signal.SIGKILL
     request = {**request, "stop_request": stop.first}
     try:
         server: subprocess.Popen[bytes] | Child | None = _fork(request, scratch)

@@ -161,9 +161,10 @@ def served(plan: Plan, scratch: Path, **options: Any) -> Iterator[int]:
 def over(pid: int, scratch: Path, seconds: float = 300) -> dict[str, Any]:
     """What became of a run, when its server has ended."""
     deadline = time.monotonic() + seconds
-    while process.ended(pid) is None:
+    while (code := process.ended(pid)) is None:
         assert time.monotonic() < deadline, f"not over after {seconds} s: {below(pid)}"
         time.sleep(0.02)
+    assert code == 0, f"the server ended with {code}"
     return dict(json.loads((scratch / "over.json").read_text()))
 
 

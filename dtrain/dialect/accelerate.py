@@ -3,7 +3,7 @@ the fields of 1.15.
 
     dtrain import fsdp.yaml to=mine.yaml
 
-It says how processes are started and how the model is shared out; the run itself is in the user's script.
+The file describes the launch and the sharding; the training itself is in the user's script.
 """
 
 import re
@@ -35,7 +35,7 @@ SHARDING: dict[Any, dict[str, Any]] = {
     "hybrid_shard_zero2": {"strategy": "hsdp", "strategy.reshard": "never"},
 }
 NUMBERS = {"1": "full_shard", "2": "shard_grad_op", "3": "no_shard", "4": "hybrid_shard", "5": "hybrid_shard_zero2"}
-"""Of torch's ShardingStrategy, which older files give."""
+"""Values of torch's ShardingStrategy enum, which older files contain."""
 
 
 def translate(ledger: Ledger) -> None:
@@ -43,8 +43,7 @@ def translate(ledger: Ledger) -> None:
         for key in ledger.open():
             ledger.refuse(
                 key,
-                "a run of SageMaker is not started here. Start dtrain inside of its container, with the words of the "
-                "run.",
+                "dtrain does not start SageMaker jobs. Start dtrain inside the container instead.",
             )
         return
     for tell in (_world, _kind, _sharding, _deepspeed, _megatron, _axes, _dynamo):
@@ -53,14 +52,14 @@ def translate(ledger: Ledger) -> None:
 
 
 def _world(ledger: Ledger) -> None:
-    """num_processes are those of all machines; dtrain counts them per node."""
+    """Accelerate's num_processes counts all machines; dtrain's devices counts one node."""
     machines, processes = ledger.leaves.get("num_machines", 1), ledger.leaves.get("num_processes")
     wrong = [
         key for key in ("num_machines", "num_processes") if key in ledger.leaves and not _counted(ledger.leaves[key])
     ]
     for key in wrong:
         if ledger.leaves[key] in (None, -1):
-            ledger.skip(key, "as many as there are: devices=auto")
+            ledger.skip(key, "all available: devices=auto")
         else:
             ledger.refuse(
                 key, f"Accelerate takes an integer >= 1 here, not {ledger.leaves[key]!r}. Type nodes=1 devices=2."
@@ -73,7 +72,7 @@ def _world(ledger: Ledger) -> None:
         for key in ("num_machines", "num_processes"):
             ledger.refuse(
                 key,
-                f"{processes} processes are not the same number on each of {machines} machines. Type nodes={machines} "
+                f"{processes} processes cannot be split evenly over {machines} machines. Type nodes={machines} "
                 "devices=<processes per node>.",
             )
         return
@@ -90,11 +89,11 @@ def _world(ledger: Ledger) -> None:
 
 
 def _seen(ledger: Ledger, key: str, value: Any) -> None:
-    """gpu_ids: numbers with commas between them."""
+    """Refuse gpu_ids, a comma-separated list of numbers, and suggest CUDA_VISIBLE_DEVICES."""
     numbers = str(value) if re.fullmatch(r"[0-9][0-9, ]*", str(value)) else "<numbers>"
     ledger.refuse(
         key,
-        f"which GPUs are seen is said before the command: CUDA_VISIBLE_DEVICES={numbers.replace(' ', '')} dtrain ...",
+        f"the environment selects the GPUs. Type CUDA_VISIBLE_DEVICES={numbers.replace(' ', '')} dtrain ...",
     )
 
 
@@ -103,16 +102,14 @@ def _counted(value: Any) -> bool:
 
 
 def _meeting(ledger: Ledger, machines: int) -> None:
-    """Where several machines meet is said on the command line of the first one, since it is true of this place
-    alone.
-    """
+    """Put the rendezvous address on the first machine's command line: it is valid at this site only."""
     host, port = ledger.get("main_process_ip"), ledger.get("main_process_port")
     alone = machines == 1
     for key in ledger.under("main_process_ip", "main_process_port", "machine_rank"):
         if alone or ledger.leaves[key] is None:
             ledger.skip(key, "one machine" if alone else "empty")
         elif key == "machine_rank":
-            ledger.skip(key, "machines are numbered as they come")
+            ledger.skip(key, "machines are numbered in order of arrival")
         elif host and port:
             words = {"launcher": "local", "launcher.address": f"{host}:{port}", "launcher.here": 1}
             ledger.carry(
@@ -125,12 +122,13 @@ def _meeting(ledger: Ledger, machines: int) -> None:
         else:
             ledger.refuse(
                 key,
-                "nodes meet at a host and a port. Type launcher=local launcher.here=1 launcher.address=<host>:<port>.",
+                "a rendezvous needs a host and a port. Type launcher=local launcher.here=1 "
+                "launcher.address=<host>:<port>.",
             )
 
 
 def _kind(ledger: Ledger) -> None:
-    """How the model is shared out; fsdp and DeepSpeed say more below."""
+    """Choose the strategy; fsdp_config and deepspeed_config refine it."""
     key = "distributed_type"
     name = str(ledger.leaves.get(key, "")).lower()
     ranks = (ledger.words.get("nodes") or 1) * (ledger.words.get("devices") or 1)
@@ -139,17 +137,18 @@ def _kind(ledger: Ledger) -> None:
     if name not in TYPES:
         ledger.refuse(
             key,
-            f"{ledger.leaves[key]} is not run here: there are GPUs with nccl, and CPUs with gloo. Type strategy=ddp.",
+            f"{ledger.leaves[key]} is not supported: dtrain runs on GPUs with nccl and on CPUs with gloo. Type "
+            f"strategy=ddp.",
         )
     elif name == "deepspeed":
-        ledger.skip(key, "told with deepspeed_config")
+        ledger.skip(key, "covered by deepspeed_config")
     elif name == "no" and ranks > 1:
-        ledger.refuse(key, f"one process, but there are {ranks}. Type strategy=ddp, or devices=1.")
+        ledger.refuse(key, f"this means one process, but the file has {ranks}. Type strategy=ddp, or devices=1.")
     elif name == "fsdp" or (
         name == "megatron_lm" and switched_on(ledger, "megatron_lm_config.megatron_lm_use_distributed_optimizer")
     ):
         ledger.skip(
-            key, "told with fsdp_config" if name == "fsdp" else "told with megatron_lm_use_distributed_optimizer"
+            key, "covered by fsdp_config" if name == "fsdp" else "covered by megatron_lm_use_distributed_optimizer"
         )
         ledger.imply(SHARDING["full_shard"] if name == "fsdp" else {"strategy": "zero1"}, f"default of {name}")
     else:
@@ -164,15 +163,13 @@ def switched_on(ledger: Ledger, key: str) -> bool:
 
 
 def _sharding(ledger: Ledger) -> None:
-    """fsdp_config of both versions: the first names a sharding strategy, the second says whether weights are gathered
-    twice.
-    """
+    """Translate fsdp_config of both versions: FSDP1 names a sharding strategy, FSDP2 a flag reshard_after_forward."""
     fsdp = str(ledger.get("distributed_type", "")).lower() == "fsdp"
     for key in ledger.under("fsdp_config"):
         name = key.removeprefix("fsdp_config.").removeprefix("fsdp_")
         value = ledger.leaves[key]
         if not fsdp:
-            ledger.skip(key, f"of FSDP, and distributed_type is {ledger.get('distributed_type')}")
+            ledger.skip(key, f"an FSDP option, but distributed_type is {ledger.get('distributed_type')}")
         elif name in ("sharding_strategy", "reshard_after_forward") and not unread(
             ledger, key, value, "strategy.reshard"
         ):
@@ -183,44 +180,44 @@ def _sharding(ledger: Ledger) -> None:
             else:
                 ledger.refuse(
                     key,
-                    f"there is no sharding like {value}. Type strategy=fsdp, or strategy=hsdp with nodes and devices.",
+                    f"unknown sharding {value}. Type strategy=fsdp, or strategy=hsdp with nodes and devices.",
                 )
         elif name in FSDP:
             FSDP[name](ledger, key, value)
 
 
 def _deepspeed(ledger: Ledger) -> None:
-    """Either fields of its own, or the name of a DeepSpeed file, which is read with it."""
+    """Translate DeepSpeed's fields, or the DeepSpeed file that is named instead of them."""
     section = "deepspeed_config"
     if str(ledger.get("distributed_type", "")).lower() != "deepspeed":
         for key in ledger.under(section):
-            ledger.skip(key, f"of DeepSpeed, and distributed_type is {ledger.get('distributed_type')}")
+            ledger.skip(key, f"a DeepSpeed option, but distributed_type is {ledger.get('distributed_type')}")
         return
     file, key = ledger.get(f"{section}.deepspeed_config_file"), f"{section}.zero_stage"
     if file:
         nested(ledger, f"{section}.deepspeed_config_file", "deepspeed")
     stage = ledger.leaves.get(key)
     if stage is not None and (not isinstance(stage, int) or stage not in STAGES):
-        ledger.refuse(key, f"there are stages 0 to 3, not {stage!r}. Type strategy=<ddp, zero1, zero2 or zero3>.")
+        ledger.refuse(key, f"the stage is 0, 1, 2 or 3, not {stage!r}. Type strategy=<ddp, zero1, zero2 or zero3>.")
         ledger.ask("strategy")
     elif key in ledger.open():
         ledger.carry(key, {"strategy": STAGES[stage or 0]})
     elif not file:
         ledger.imply({"strategy": "zero2"}, "default of Accelerate's DeepSpeed")
     if not file:
-        ledger.imply({"clip": None}, "DeepSpeed does not clip unless told to")
-    note = "shards of weights and optimizer both rest there"
+        ledger.imply({"clip": None}, "DeepSpeed does not clip by default")
+    note = "offloads the weights and the optimizer state"
     for part in ("optimizer", "param"):
         for key in ledger.under(f"{section}.offload_{part}_device"):
             offload = (
                 says({"strategy.offload": "cpu"}, note)
                 if stage != 0
-                else refused("nothing is sharded in stage 0. Type strategy=zero2 strategy.offload=cpu.")
+                else refused("stage 0 shards nothing. Type strategy=zero2 strategy.offload=cpu.")
             )
             chosen({"none": unneeded("off, as here"), "cpu": offload}, refused(DISK))(ledger, key, ledger.leaves[key])
 
 
-DISK = "there is no offload to disks. Type strategy.offload=cpu for the host's memory, or take more ranks."
+DISK = "there is no offload to disk. Type strategy.offload=cpu for host memory, or use more ranks."
 
 
 def _megatron(ledger: Ledger) -> None:
@@ -229,17 +226,19 @@ def _megatron(ledger: Ledger) -> None:
     for key in ledger.under(section):
         name = key.removeprefix(f"{section}.").removeprefix("megatron_lm_")
         if not on:
-            ledger.skip(key, f"of Megatron-LM, and distributed_type is {ledger.get('distributed_type')}")
+            ledger.skip(key, f"a Megatron-LM option, but distributed_type is {ledger.get('distributed_type')}")
         elif name == "num_micro_batches":
-            to("accumulate", count, "microbatches of a step")(ledger, key, ledger.leaves[key])
+            to("accumulate", count, "microbatches per step")(ledger, key, ledger.leaves[key])
         elif name in MEGATRON:
             MEGATRON[name](ledger, key, ledger.leaves[key])
         else:
-            ledger.refuse(key, "an option of Megatron-LM's own. Leave it out, or look for its word with dtrain --help.")
+            ledger.refuse(
+                key, "an option of Megatron-LM only. Leave it out, or look for an equivalent in dtrain --help."
+            )
 
 
 def _axes(ledger: Ledger) -> None:
-    """parallelism_config: degrees of the mesh. sp is Ulysses, cp a ring; both are mesh.cp here."""
+    """Translate parallelism_config, the mesh degrees. Ulysses (sp) and ring attention (cp) are both mesh.cp here."""
     section = "parallelism_config"
     degrees = {
         "dp_replicate_size": "dp_replicate",
@@ -269,7 +268,7 @@ def _axes(ledger: Ledger) -> None:
             "sp_seq_length_is_variable",
             "sp_attn_implementation",
         ):
-            ledger.skip(key, "how the ring or Ulysses moves bytes")
+            ledger.skip(key, "an implementation detail of ring attention or Ulysses")
     replicas, shards = ledger.words.get("mesh.dp_replicate", 1), ledger.words.get("mesh.dp_shard", 1)
     if (replicas > 1 or shards > 1) and ledger.words.get("strategy") in ("ddp", "fsdp", None):
         ledger.words["strategy"] = {(True, True): "hsdp", (False, True): "fsdp"}.get((replicas > 1, shards > 1), "ddp")
@@ -278,27 +277,27 @@ def _axes(ledger: Ledger) -> None:
 def _dynamo(ledger: Ledger) -> None:
     for key in ledger.under("dynamo_backend", "dynamo_config.dynamo_backend"):
         table = {"no": says({"compile": "none"}), "inductor": says({"compile": "blocks"})}
-        chosen(table, refused("blocks are compiled by inductor. Type compile=blocks."))(ledger, key, ledger.leaves[key])
+        chosen(table, refused("inductor compiles the blocks. Type compile=blocks."))(ledger, key, ledger.leaves[key])
     for key in ledger.under("dynamo_config.dynamo_mode"):
-        (to("compile.mode", text) if ledger.words.get("compile") == "blocks" else unneeded("nothing is compiled"))(
+        (to("compile.mode", text) if ledger.words.get("compile") == "blocks" else unneeded("compilation is off"))(
             ledger, key, ledger.leaves[key]
         )
 
 
 FSDP: dict[str, Rule] = {
-    "version": unneeded("FSDP2 is the one that is used"),
+    "version": unneeded("dtrain uses FSDP2"),
     "offload_params": switched(says({"strategy.offload": "cpu"}), unneeded("off, as here")),
     "activation_checkpointing": switched(says({"remat": "full"}), unneeded("off, as here")),
-    "activation_checkpointing_offload": lacking("activations stay on the device. Type remat=full."),
-    **every("auto_wrap_policy transformer_layer_cls_to_wrap min_num_params", unneeded("the elements of a model's "
-        "ModuleLists and Sequentials are what is sharded")),
-    **every("backward_prefetch forward_prefetch limit_all_gathers", unneeded("the next block is gathered while one "
-        "computes")),
+    "activation_checkpointing_offload": lacking("there is no activation offload. Type remat=full."),
+    **every("auto_wrap_policy transformer_layer_cls_to_wrap min_num_params", unneeded("dtrain shards every element "
+    "of the model's ModuleLists and Sequentials")),
+    **every("backward_prefetch forward_prefetch limit_all_gathers", unneeded("the next block is prefetched while one "
+    "computes")),
     **every("state_dict_type", SHARDS),
     **every("use_orig_params", unneeded("FSDP2 always does")),
-    **every("sync_module_states cpu_ram_efficient_loading param_init_fn", unneeded("weights are filled shard by "
-        "shard, by name, the same on every mesh")),
-    "ignored_modules": lacking("every module is sharded. Freeze it in the model instead."),
+    **every("sync_module_states cpu_ram_efficient_loading param_init_fn", unneeded("each shard is initialised in "
+    "place, with the same values on every mesh")),
+    "ignored_modules": lacking("every module is sharded. Leave it out."),
 }  # fmt: skip
 
 MEGATRON: dict[str, Rule] = {
@@ -309,7 +308,7 @@ MEGATRON: dict[str, Rule] = {
     "sequence_parallelism": lambda ledger, key, value: (
         switched(says({"tensor.sequence": "split"}), unneeded("off, as here"))
         if ledger.get("megatron_lm_config.megatron_lm_tp_degree", 1) != 1
-        else unneeded("there is no tensor axis")
+        else unneeded("tensor parallelism is off")
     )(ledger, key, value),
     "recompute_activations": switched(says({"remat": "selective"}), unneeded("off, as here")),
     "recompute_granularity": chosen(
@@ -329,47 +328,46 @@ RULES: dict[str, Rule] = {
     "mixed_precision": chosen(
         {"no": says({"precision": "fp32"}), False: says({"precision": "fp32"}), "fp32": says({"precision": "fp32"}),
         "fp16": says({"precision": "fp16"}), "bf16": says({"precision": "bf16"}),
-        "fp8": says({"precision": "fp8"}, "needs torchao and a GPU that has the type")},
-        refused("there are no, fp16, bf16 and fp8. Type precision=bf16.", "precision"),
+        "fp8": says({"precision": "fp8"}, "needs torchao and a GPU with fp8")},
+        refused("allowed: no, fp16, bf16 and fp8. Type precision=bf16.", "precision"),
     ),
     "fp16": switched(says({"precision": "fp16"}), unneeded("off, as here")),
-    "downcast_bf16": lacking("of TPUs, on which nothing is run here. Leave it out."),
-    "use_cpu": switched(says({"backend": "gloo"}), unneeded("GPUs where there are any, as here")),
-    "gpu_ids": chosen({"all": unneeded("all that are visible, as here")}, _seen),
-    "debug": unneeded("a rank that hangs or fails is always named"),
-    "enable_cpu_affinity": lacking("processes are not bound to cores. Type numactl --cpunodebind=0 dtrain ... if you "
+    "downcast_bf16": lacking("dtrain does not run on TPUs. Leave it out."),
+    "use_cpu": switched(says({"backend": "gloo"}), unneeded("GPUs if available, as here")),
+    "gpu_ids": chosen({"all": unneeded("all visible GPUs, as here")}, _seen),
+    "debug": unneeded("dtrain always reports the rank that hangs or fails"),
+    "enable_cpu_affinity": lacking("dtrain does not bind processes to cores. Type numactl --cpunodebind=0 dtrain ... "
+    "if you "
         "need it."),
-    "rdzv_backend": unneeded("nodes meet at the launcher's own store, a new one for each round"),
-    "rdzv_conf.**": unneeded("nodes meet at the launcher's own store, a new one for each round"),
+    "rdzv_backend": unneeded("the launcher runs its own rendezvous store, a new one per round"),
+    "rdzv_conf.**": unneeded("the launcher runs its own rendezvous store, a new one per round"),
     "max_restarts": to("launcher.restarts", int),
-    "monitor_interval": unneeded("an end is seen at once"),
-    "same_network": unneeded("nodes need one address to meet at"),
-    "main_training_function": unneeded("there is no function to start: dtrain.train.train, or loop=<yours>"),
-    "dynamo_config.dynamo_use_fullgraph": lacking("a block may break its graph. Leave it out."),
-    "dynamo_config.dynamo_use_dynamic": lacking("shapes are the same in every step. Leave it out."),
+    "monitor_interval": unneeded("the launcher notices the end of a process immediately"),
+    "same_network": unneeded("nodes need one rendezvous address"),
+    "main_training_function": unneeded("dtrain starts dtrain.train.train, or your loop with loop=<yours>"),
+    "dynamo_config.dynamo_use_fullgraph": lacking("graph breaks are allowed. Leave it out."),
+    "dynamo_config.dynamo_use_dynamic": lacking("dtrain compiles for static shapes. Leave it out."),
     "dynamo_config.dynamo_use_regional_compilation": unneeded("block by block, as here"),
     "deepspeed_config.gradient_accumulation_steps": to("accumulate", count),
     "deepspeed_config.gradient_clipping": to("clip"),
-    "deepspeed_config.zero3_init_flag": unneeded("weights are filled shard by shard"),
+    "deepspeed_config.zero3_init_flag": unneeded("each shard is initialised in place"),
     "deepspeed_config.zero3_save_16bit_model": SHARDS,
     **every("offload_optimizer_nvme_path offload_param_nvme_path", refused(DISK), "deepspeed_config"),
     **every("deepspeed_hostfile deepspeed_exclusion_filter deepspeed_inclusion_filter",
-    refused("nodes join by themselves. On each of "
-        "the others: python -m dtrain.launcher.local.agent <host>:<port>."), "deepspeed_config"),
+    refused("dtrain has no hostfile. On each other node type python -m dtrain.launcher.local.agent "
+    "<host>:<port>."), "deepspeed_config"),
     "deepspeed_config.deepspeed_multinode_launcher": unneeded("nodes join by python -m dtrain.launcher.local.agent "
         "<host>:<port>"),
-    "deepspeed_config.deepspeed_moe_layer_cls_names": unneeded("the elements of a model's ModuleLists are what is "
-        "sharded"),
+    "deepspeed_config.deepspeed_moe_layer_cls_names": unneeded("dtrain shards every element of the model's "
+    "ModuleLists"),
     "fp8_config.backend": chosen({"ao": says({"precision": "fp8"}), "torchao": says({"precision": "fp8"})},
-    refused("products in fp8 are torchao's. Type "
-        "precision=fp8.")),
-    "fp8_config.**": refused("of other kernels than torchao's. Type precision=fp8 precision.recipe=tensorwise or "
+    refused("fp8 uses torchao. Type precision=fp8.")),
+    "fp8_config.**": refused("fp8 uses torchao's kernels only. Type precision=fp8 precision.recipe=tensorwise or "
         "rowwise."),
     **every("tpu_name tpu_zone tpu_use_cluster tpu_use_sudo tpu_vm tpu_env command_file commands",
-    lacking("nothing is run on TPUs here. Leave it "
-        "out.")),
-    "mpirun_config.**": refused("ranks of mpirun are taken as they are: mpirun -n 2 python -m dtrain <words>."),
-    "ipex_config.**": lacking("there is no ipex. Leave it out."),
+    lacking("dtrain does not run on TPUs. Leave it out.")),
+    "mpirun_config.**": refused("start the ranks with mpirun: mpirun -n 2 python -m dtrain <words>."),
+    "ipex_config.**": lacking("ipex is not supported. Leave it out."),
     "fsdp_config": unneeded("empty"), "deepspeed_config": unneeded("empty"), "megatron_lm_config": unneeded("empty"),
     "parallelism_config": unneeded("empty"),
     **{f"fsdp_config.fsdp_{name}": rule for name, rule in FSDP.items()},

@@ -2,7 +2,7 @@
 
     dtrain import fft-8b.yaml to=mine.yaml
 
-It fine-tunes models of transformers with their Trainer, whose defaults are meant where the file says nothing.
+axolotl fine-tunes transformers models with transformers' Trainer, whose defaults apply where the file has no value.
 """
 
 from collections.abc import Mapping
@@ -25,17 +25,18 @@ MARKS = names(
 SILENT = ("data",)
 MODEL = "transformers.AutoModelForCausalLM.from_pretrained"
 ADAPTERS = (
-    "all weights are trained: there is no LoRA. Type model._target_="
+    "dtrain trains all weights: LoRA is not supported. Type model._target_="
     + MODEL
     + " model.pretrained_model_name_or_path={} trust=[transformers]."
 )
+NO_LORA = "LoRA is not supported: dtrain trains all weights."
 LOGGERS = (
-    "metrics.jsonl and TensorBoard have every row; for others write a logger: logger.mine._target_=<yours> "
+    "metrics.jsonl and TensorBoard get every row. For another service write a logger: logger.mine._target_=<yours> "
     "trust=[<its package>]."
 )
-TOKENS = "of a tokenizer. Encode with it when you make the token files of data=tokens."
+TOKENS = "a tokenizer option. Apply it when you create the token files for data=tokens."
 REWARDS = (
-    "there is no preference training and no reinforcement. Write it as an objective of your own: "
+    "preference training and reinforcement learning are not built in. Write your own objective: "
     "objective._target_=<yours> trust=[<its package>]."
 )
 
@@ -48,7 +49,7 @@ def translate(ledger: Ledger) -> None:
 
 
 def _adapter(ledger: Ledger) -> None:
-    """Adapters: training a few new weights is another training than that of all."""
+    """Refuse adapters and their base model: full fine-tuning is a different training."""
     if ledger.get("adapter") or ledger.get("lora_model_dir"):
         why = ADAPTERS.format(screen.typed(str(ledger.get("base_model", "<name>"))))
         ledger.ask("model")
@@ -60,7 +61,7 @@ def _adapter(ledger: Ledger) -> None:
 
 
 def _steps(ledger: Ledger) -> None:
-    """max_steps, where they are said, end the run whatever its epochs."""
+    """max_steps, if set, overrides the epochs."""
     if ledger.get("max_steps") and ledger.leaves.get("max_steps") != -1:
         to("steps", count)(ledger, "max_steps", ledger.leaves["max_steps"])
         for key in ledger.under("num_epochs"):
@@ -74,7 +75,7 @@ def _shared(ledger: Ledger) -> bool:
 
 
 def _precision(ledger: Ledger) -> None:
-    """bf16 loads the weights in bf16 too, unless FSDP or DeepSpeed keep them in fp32."""
+    """Choose the precision: axolotl's bf16 also loads bf16 weights, unless FSDP or DeepSpeed keep them in fp32."""
     names = {
         "bf16": "bf16" if _shared(ledger) else "bf16_true",
         "bfloat16": "bf16_true",
@@ -84,25 +85,26 @@ def _precision(ledger: Ledger) -> None:
     for key, word in names.items():
         value = ledger.leaves.get(key)
         if key in ledger.leaves and value in (True, "true", "auto", "full"):
-            note = "weights are loaded in bf16 there too" if word == "bf16_true" else ""
+            note = "axolotl loads the weights in bf16 too" if word == "bf16_true" else ""
             ledger.carry(
                 key,
                 {"precision": word},
-                note if value != "auto" else f"auto: on a GPU that has it{'; ' * bool(note)}{note}",
+                note if value != "auto" else f"auto: on a GPU that supports it{'; ' * bool(note)}{note}",
             )
         elif key in ledger.leaves:
             lacking("type precision=bf16 or precision=fp16.", asked="precision")(ledger, key, value)
 
 
 def _model(ledger: Ledger) -> None:
-    """A causal language model of transformers, with its weights."""
+    """Translate the model: a transformers class with pretrained weights."""
     kind = ledger.get("model_type", ledger.get("type_of_model", "AutoModelForCausalLM"))
     if "base_model" not in ledger.open():
         return
     if not isinstance(kind, str) or not kind.isidentifier() or "For" not in kind:
         ledger.refuse(
             "base_model",
-            f"a {kind} is not known. Type model._target_=transformers.<class>.from_pretrained trust=[transformers].",
+            f"unknown model class {kind}. Type model._target_=transformers.<class>.from_pretrained "
+            f"trust=[transformers].",
         )
         ledger.ask("model")
         return
@@ -112,21 +114,21 @@ def _model(ledger: Ledger) -> None:
         "model.pretrained_model_name_or_path": str(ledger.leaves["base_model"]),
     }
     ledger.carry("base_model", words, "needs pip install transformers and trust=[transformers]")
-    ledger.imply({"model.dtype": dtype}, "the type of the weights, as precision says")
+    ledger.imply({"model.dtype": dtype}, "the weights' dtype, from precision")
     ledger.command["trust"] = "[transformers]"
     for key in ledger.under("model_type", "type_of_model"):
-        ledger.skip(key, "told with base_model")
+        ledger.skip(key, "covered by base_model")
     for key in ledger.under("model_revision", "revision_of_model"):
         to("model.revision", text)(ledger, key, ledger.leaves[key])
     for key in ledger.under("attn_implementation"):
         chosen(
             {"eager": to("model.attn_implementation", text)},
-            unneeded("torch's attention takes the fastest kernel there is"),
+            unneeded("torch's attention picks the fastest available kernel"),
         )(ledger, key, ledger.leaves[key])
 
 
 def _shards(ledger: Ledger) -> None:
-    """DeepSpeed by a file, FSDP by keys of Accelerate's, or copies."""
+    """Choose the strategy: DeepSpeed from its file, FSDP from Accelerate's keys, else DDP."""
     key = "deepspeed"
     if ledger.get(key):
         if isinstance(ledger.leaves[key], str):
@@ -139,37 +141,37 @@ def _shards(ledger: Ledger) -> None:
         value = ledger.leaves[key]
         kinds = [part for part in (value if isinstance(value, list) else [value]) if str(part).lower() in SHARDING]
         if key == "fsdp" and kinds:
-            ledger.carry(key, SHARDING[str(kinds[0]).lower()], "and the blocks are found by themselves")
+            ledger.carry(key, SHARDING[str(kinds[0]).lower()], "dtrain finds the blocks itself")
         elif name == "reshard_after_forward" and not unread(ledger, key, value, "strategy.reshard"):
             ledger.carry(key, SHARDING["full_shard" if switch(value) else "shard_grad_op"])
         elif name == "final_state_dict_type":
             ledger.skip(key, "dtrain checkpoint export writes one file")
         elif name == "mixed_precision_policy":
-            ledger.skip(key, "types follow from precision")
+            ledger.skip(key, "precision determines the dtypes")
         elif name == "cpu_offload_pin_memory":
-            ledger.skip(key, "how offloading moves bytes")
+            ledger.skip(key, "an implementation detail of offloading")
         elif name in FSDP:
             FSDP[name](ledger, key, value)
     ledger.imply(
         {"strategy": "fsdp"} if on else {"strategy": "ddp"},
-        "fsdp is configured" if on else "one process per GPU, each with everything",
+        "fsdp is configured" if on else "one process per GPU, each with a full replica",
     )
 
 
 def per_epoch(word: str) -> Rule:
-    """So often in an epoch, whose samples the file does not say."""
+    """Refuse a frequency per epoch, since the file does not give the samples of an epoch."""
 
     def rule(ledger: Ledger, key: str, value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float):
             to(word, number)(ledger, key, value)
             return
         if not value:
-            ledger.carry(key, {word: 0}, "the last step alone")
+            ledger.carry(key, {word: 0}, "only the last step")
             return
         ledger.ask(word, f"samples / batch / {value}")
         ledger.refuse(
             key,
-            f"dtrain counts steps, and how many samples an epoch has is not in this file. Type {word}=<samples / "
+            f"dtrain counts steps, and this file does not give the samples of an epoch. Type {word}=<samples / "
             f"batch / {value}>.",
         )
 
@@ -177,14 +179,14 @@ def per_epoch(word: str) -> Rule:
 
 
 def _part(word: str) -> Rule:
-    """Held-out samples, as a part of all."""
+    """Carry a fraction of held-out samples; refuse a number of them."""
 
     def rule(ledger: Ledger, key: str, value: Any) -> None:
         if isinstance(value, int | float) and 0 <= value < 1:
             ledger.carry(key, {word: str(value)}, command=True)
         else:
             ledger.refuse(
-                key, f"a part of all samples is held out, not a number of them. Type {word}=<{value} / samples>."
+                key, f"dtrain takes a fraction of the samples here, not a number. Type {word}=<{value} / samples>."
             )
 
     return rule
@@ -215,11 +217,11 @@ RULES: dict[str, Rule] = {
     ),
     **every("cosine_min_lr_ratio deepspeed fsdp fsdp_config fsdp_version fsdp_config.** fsdp.**", lacking(ODD)),
     **{key: chosen({1: unneeded("one, as here")}, to(word, count)) for key, word in MESH.items()},
-    **every("heads_k_stride ring_attn_func", unneeded("how the ring moves bytes")),
+    **every("heads_k_stride ring_attn_func", unneeded("an implementation detail of ring attention")),
     "output_dir": output,
     "micro_batch_size": to("microbatch", count),
     "batch_size": to("microbatch", count),
-    "eval_batch_size": unneeded("held-out samples are taken in microbatches"),
+    "eval_batch_size": unneeded("evaluation uses the microbatch size"),
     "gradient_accumulation_steps": to("accumulate", count),
     "num_epochs": epochs(),
     "max_steps": chosen({-1: unneeded("no limit"), 0: unneeded("no limit")}, to("steps", count)),
@@ -228,9 +230,9 @@ RULES: dict[str, Rule] = {
     "max_grad_norm": to("clip"),
     "seed": to("seed", whole),
     "sequence_len": lambda ledger, key, value: to(
-        "data.sequence", count, "beside data=..., which is typed there too", command=True
+        "data.sequence", count, "together with data=..., which you must type", command=True
     )(ledger, key, value),
-    "eval_sequence_len": refused("held-out samples are as long as the others. Leave it out."),
+    "eval_sequence_len": refused("evaluation uses the same sequence length. Leave it out."),
     "val_set_size": _part("data.holdout"),
     **every(
         "datasets.** test_datasets.** pretraining_dataset.** datasets test_datasets pretraining_dataset",
@@ -249,48 +251,48 @@ RULES: dict[str, Rule] = {
     **every(
         "sample_packing pretraining_sample_concatenation batch_flattening multipack_real_batches streaming",
         lacking(
-            "samples are not packed. Token files "
-            "hold one text after the other and are cut without padding: data=tokens."
+            "dtrain does not pack samples. Token files concatenate the texts and need no padding: type data=tokens."
         ),
     ),
     **every(
         "eval_sample_packing sample_packing_group_size sample_packing_bin_size sample_packing_sequentially "
         "pad_to_sequence_len pad_to_multiple_of excess_length_strategy min_sample_len",
-        unneeded("token files are cut into samples of one length"),
+        unneeded("token files are cut into samples of equal length"),
     ),
     "train_on_inputs": lacking(
-        "every token counts, unless a dataset gives -100 as its target. Type data=dataset "
+        "the loss covers every token, unless a dataset sets its target to -100. Type data=dataset "
         "data.dataset._target_=<yours> trust=[<its package>]."
     ),
-    "group_by_length": lacking("samples come in a seeded random order. Leave it out."),
+    "group_by_length": lacking("samples are shuffled with the seed. Leave it out."),
     **every(
         "shuffle_merged_datasets shuffle_before_merging_datasets curriculum_sampling",
-        unneeded("samples come in a seeded random order"),
+        unneeded("samples are shuffled with the seed"),
     ),
     **every(
         "dataset_prepared_path dataset_processes dataset_num_proc dataset_keep_in_memory dataset_shard_num "
         "dataset_shard_idx skip_prepare_dataset dataset_exact_deduplication remove_unused_columns push_dataset_to_hub",
-        unneeded("of the preparation of its data"),
+        unneeded("an option of axolotl's data preparation"),
     ),
     **every(
         "dataloader_pin_memory dataloader_prefetch_factor dataloader_drop_last",
-        unneeded("samples are read ahead, and go on into the next pass"),
+        unneeded("samples are prefetched, and batches continue into the next epoch"),
     ),
-    "dataloader_num_workers": lacking("loading processes are data.workers with data=dataset."),
-    **every("load_in_8bit load_in_4bit", lacking("weights are not quantised. Type precision=bf16_true for 16 bits.")),
-    **{key: lacking("there is no LoRA: all weights are trained.") for key in LORA - {"load_in_8bit", "load_in_4bit"}},
-    **{
-        f"{key}.**": lacking("there is no LoRA: all weights are trained.")
-        for key in ("peft", "loftq_config", "bnb_config_kwargs")
-    },
-    "lora_*": lacking("there is no LoRA: all weights are trained."),
+    "dataloader_num_workers": lacking("type data=dataset data.workers=<number> for loader processes."),
+    **every(
+        "load_in_8bit load_in_4bit",
+        lacking("dtrain does not quantise weights. Type precision=bf16_true for 16-bit weights."),
+    ),
+    **{key: lacking(NO_LORA) for key in LORA - {"load_in_8bit", "load_in_4bit"}},
+    **{f"{key}.**": lacking(NO_LORA) for key in ("peft", "loftq_config", "bnb_config_kwargs")},
+    "lora_*": lacking(NO_LORA),
     **every(
         "lora_r lora_alpha lora_dropout lora_target_modules lora_target_linear lora_model_dir "
         "lora_modules_to_save lora_fan_in_fan_out lora_on_cpu",
-        lacking("there is no LoRA: all weights are trained."),
+        lacking(NO_LORA),
     ),
     **every(
-        "unfrozen_parameters freeze_mm_modules", lacking("all weights are trained; freeze them in a model of your own.")
+        "unfrozen_parameters freeze_mm_modules",
+        lacking("dtrain trains all weights. Freeze parameters in your own model class."),
     ),
     **every(
         "rl reward_model process_reward_model trl.** dpo_beta orpo_alpha rl_beta kto_desirable_weight "
@@ -298,26 +300,26 @@ RULES: dict[str, Rule] = {
         lacking(REWARDS),
     ),
     "gradient_checkpointing": switched(says({"remat": "full"}), unneeded("off, as here")),
-    "gradient_checkpointing_kwargs.**": unneeded("how it is done; the numbers are the same"),
-    **every("activation_offloading layer_offloading", lacking("activations stay on the device. Type remat=full.")),
+    "gradient_checkpointing_kwargs.**": unneeded("an implementation detail; results are the same"),
+    **every("activation_offloading layer_offloading", lacking("there is no activation offload. Type remat=full.")),
     "tf32": lacking(
-        "products in fp32 are in fp32. Type TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 before the command.", "auto"
+        "fp32 products do not use TF32. Type TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 before the command.", "auto"
     ),
-    "fp8": switched(says({"precision": "fp8"}, "needs torchao and a GPU that has the type"), unneeded("off, as here")),
+    "fp8": switched(says({"precision": "fp8"}, "needs torchao and a GPU with fp8"), unneeded("off, as here")),
     **every(
         "flash_attention sdp_attention xformers_attention flex_attention sage_attention eager_attention "
         "s2_attention flash_attn_cross_entropy flash_attn_fuse_mlp flash_attn_rms_norm attn_implementation",
-        unneeded("torch's attention takes the fastest kernel there is"),
+        unneeded("torch's attention picks the fastest available kernel"),
     ),
     **every(
         "plugins liger_rope liger_rms_norm liger_glu_activation liger_layer_norm liger_fused_linear_cross_entropy "
         "liger_cross_entropy cut_cross_entropy chunked_cross_entropy unsloth_cross_entropy_loss",
-        lacking("no kernels of others. Type compile=blocks."),
+        lacking("third-party kernels are not supported. Type compile=blocks."),
     ),
     "torch_compile": switched(says({"compile": "blocks"}), says({"compile": "none"})),
-    **every("torch_compile_backend torch_compile_mode", unneeded("blocks are compiled by inductor")),
+    **every("torch_compile_backend torch_compile_mode", unneeded("inductor compiles the blocks")),
     "trust_remote_code": lacking(
-        "code from the Hub is not run. Install the package of the model and name its class: "
+        "dtrain does not run code from the Hub. Install the model's package and name its class: "
         "model._target_=<it> trust=[<its package>]."
     ),
     **every(
@@ -326,12 +328,12 @@ RULES: dict[str, Rule] = {
     ),
     **every(
         "overrides_of_model_config.** overrides_of_model_kwargs.** resize_token_embeddings_to_32x reinit_weights",
-        lacking("arguments of a model are said as model.<argument>=<value>."),
+        lacking("type model arguments as model.<argument>=<value>."),
     ),
     **every(
         "is_falcon_derived_model is_llama_derived_model is_mistral_derived_model is_qwen_derived_model "
         "low_cpu_mem_usage device_map device max_memory gpu_memory_limit",
-        unneeded("where weights lie follows from the strategy"),
+        unneeded("the strategy determines where the weights are placed"),
     ),
     **every("logging_steps", to("log.every", count)),
     "eval_steps": to("evaluate.every", count),
@@ -342,30 +344,30 @@ RULES: dict[str, Rule] = {
     "eval_strategy": chosen(
         {
             "steps": unneeded("evaluate.every counts steps"),
-            "no": says({"evaluate.every": 0}, "the last step is evaluated all the same"),
+            "no": says({"evaluate.every": 0}, "the last step is always evaluated"),
         },
         epochs("evaluate.every"),
     ),
     "save_strategy": chosen(
         {
             "steps": unneeded("checkpoint.every counts steps"),
-            "no": says({"checkpoint.every": 0}, "the last step is saved all the same"),
+            "no": says({"checkpoint.every": 0}, "the last step is always saved"),
         },
         epochs("checkpoint.every"),
     ),
-    "save_first_step": lacking("the first save is that of checkpoint.every. Leave it out."),
-    "load_best_model_at_end": lacking("type checkpoint.best=eval_loss: the best one stays, beside the newest."),
-    "metric_for_best_model": unneeded("of load_best_model_at_end"),
-    "greater_is_better": unneeded("of load_best_model_at_end"),
+    "save_first_step": lacking("checkpoint.every determines the first save. Leave it out."),
+    "load_best_model_at_end": lacking("type checkpoint.best=eval_loss to keep the best checkpoint beside the newest."),
+    "metric_for_best_model": unneeded("an option of load_best_model_at_end"),
+    "greater_is_better": unneeded("an option of load_best_model_at_end"),
     **every(
         "early_stopping_patience loss_watchdog_threshold loss_watchdog_patience",
-        lacking("a run ends at its steps, or where its loss is no number: on_spike=stop."),
+        lacking("a run ends at its last step, or at a NaN loss with on_spike=stop."),
     ),
-    **every("save_safetensors save_only_model", unneeded("checkpoints are safetensors, and whole")),
-    **every("resume_from_checkpoint auto_resume_from_checkpoints", unneeded("resume=auto goes on by itself")),
+    **every("save_safetensors save_only_model", unneeded("checkpoints are safetensors and contain the full state")),
+    **every("resume_from_checkpoint auto_resume_from_checkpoints", unneeded("resume=auto resumes automatically")),
     **every(
         "hub_model_id hub_strategy hub_revision hf_use_auth_token",
-        lacking("nothing is uploaded. Type dtrain checkpoint export out=<run> to=<folder>, and upload that."),
+        lacking("dtrain does not upload. Type dtrain checkpoint export out=<run> to=<folder>, and upload the result."),
     ),
     **every(
         "wandb_project wandb_entity wandb_watch wandb_name wandb_run_id wandb_mode wandb_log_model use_wandb "
@@ -380,19 +382,19 @@ RULES: dict[str, Rule] = {
         "neftune_noise_alpha embedding_lr embedding_lr_scale lr_quadratic_warmup lr_groups "
         "cosine_constant_lr_ratio lr_scheduler_kwargs.** optim_args.** optim_args auto_find_batch_size "
         "optim_target_modules",
-        lacking("there is no such thing. Leave it out, or write a part of your own."),
+        lacking("dtrain has no equivalent. Leave it out, or write your own component."),
     ),
-    "ddp_find_unused_parameters": unneeded("parameters that a step does not reach are no trouble"),
+    "ddp_find_unused_parameters": unneeded("unused parameters are allowed"),
     "ddp_bucket_cap_mb": to("strategy.bucket_mb", count),
     **every(
         "ddp ddp_timeout ddp_broadcast_buffers local_rank world_size",
-        unneeded("who starts the ranks sets them up: backend.timeout is 600 s"),
+        unneeded("the launcher sets it; backend.timeout is 600 s"),
     ),
     **every(
         "gc_steps gc_collect_steps torch_empty_cache_steps strict axolotl_config_path include_tokens_per_second "
         "include_tkps profiler_steps profiler_steps_start use_ray",
-        unneeded("of axolotl's own loop"),
+        unneeded("an option of axolotl's own loop"),
     ),
-    "debug": unneeded("a rank that hangs or fails is always named"),
+    "debug": unneeded("dtrain always reports the rank that hangs or fails"),
     "bnb_config_kwargs": unneeded("empty"),
 }

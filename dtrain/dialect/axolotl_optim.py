@@ -1,4 +1,4 @@
-"""axolotl's optimizer and schedule as words."""
+"""Translation of axolotl's optimizer and schedule."""
 
 from dtrain.dialect.ledger import Ledger, number
 from dtrain.dialect.rules import to, unneeded
@@ -13,8 +13,7 @@ def optimizer_section(ledger: Ledger) -> None:
         betas = [ledger.get("adam_beta1", 0.9), ledger.get("adam_beta2", 0.999)]
         if "optimizer" in ledger.leaves:
             ledger.carry("optimizer", {"optim": "adamw"})
-        told = ledger.under("adam_beta1", "adam_beta2")
-        for key in told:
+        for key in ledger.under("adam_beta1", "adam_beta2"):
             ledger.carry(key, {"optim.betas": betas})
         for key in ledger.under("adam_epsilon"):
             to("optim.eps", number)(ledger, key, ledger.leaves[key])
@@ -23,25 +22,26 @@ def optimizer_section(ledger: Ledger) -> None:
         ledger.carry("optimizer", {"optim": "sgd"})
         ledger.imply({"optim.momentum": 0.0, "optim.nesterov": False}, "default of transformers' Trainer")
     else:
-        ledger.refuse("optimizer", f"there is no {name}. Type optim=adamw, sgd, muon or adafactor.")
+        ledger.refuse("optimizer", f"unknown optimizer {name}. Type optim=adamw, sgd, muon or adafactor.")
         unknown_optimizer(ledger, name, ledger.get("learning_rate"))
         for key in ledger.under("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"):
-            ledger.refuse(key, f"of {name}. Type it with the optimizer that you choose.")
+            ledger.refuse(key, f"an option of {name}. Type it for the optimizer that you choose.")
         return
     ledger.imply({"optim.weight_decay": 0.0}, "default of transformers' Trainer")
 
 
 def schedule_section(ledger: Ledger) -> None:
-    """transformers' schedules end with the run; warm-up is counted in steps, or as a part of them."""
+    """Translate the schedule. It ends with the run; the warm-up is a number of steps or a fraction of the run."""
     name, steps = str(ledger.get("lr_scheduler", "cosine")), ledger.words.get("steps")
     warmup, floor = warmup_of(ledger, steps), ledger.get("cosine_min_lr_ratio", 0.0)
     shape = {"cosine": "cosine", "linear": "linear", "constant": "constant", "constant_with_warmup": "constant"}.get(
         name
     )
     if shape is None or (shape == "linear" and (steps is None or warmup < 1 < warmup * 2)):
-        why = f"there is no schedule like {name}. Type schedule=cosine, constant or wsd."
+        why = f"unknown schedule {name}. Type schedule=cosine, constant or wsd."
         why = (
-            "a linear decay needs its steps. Type schedule=wsd schedule.decay=<steps without warm-up> schedule.floor=0."
+            "a linear decay needs the number of steps. Type schedule=wsd schedule.decay=<steps without warm-up> "
+            "schedule.floor=0."
             if shape
             else why
         )
@@ -53,15 +53,17 @@ def schedule_section(ledger: Ledger) -> None:
         if "lr_scheduler" in ledger.leaves:
             ledger.carry("lr_scheduler", {"schedule": words["schedule"]})
         for key in ledger.under("cosine_min_lr_ratio"):
-            (to("schedule.floor") if shape == "cosine" else unneeded("of the cosine"))(ledger, key, ledger.leaves[key])
+            (to("schedule.floor") if shape == "cosine" else unneeded("only the cosine schedule uses it"))(
+                ledger, key, ledger.leaves[key]
+            )
         ledger.imply(
-            words, "default of axolotl" if "lr_scheduler" not in ledger.leaves else f"of {name} in transformers"
+            words, "default of axolotl" if "lr_scheduler" not in ledger.leaves else f"default of {name} in transformers"
         )
     for key in ledger.under("warmup_steps", "warmup_ratio"):
         if name == "constant":
             ledger.skip(key, "transformers' constant has no warm-up")
         elif key == "warmup_ratio" and ledger.get("warmup_steps") is not None:
-            ledger.skip(key, "warmup_steps are said")
+            ledger.skip(key, "warmup_steps takes precedence")
         else:
             note = BEHIND if warmup else ""
             note = f"of {steps} steps; {note}" if key == "warmup_ratio" and steps else note
@@ -71,10 +73,10 @@ def schedule_section(ledger: Ledger) -> None:
 
 
 def warmup_of(ledger: Ledger, steps: int | None) -> int | float:
-    """Steps; where only a part of the run is said, and not how long it is, that part, as schedule.warmup takes it."""
-    said, ratio = ledger.get("warmup_steps"), ledger.get("warmup_ratio")
-    if isinstance(said, int | float):
-        return 2 if said == 1 else said
+    """Return the warm-up in steps, or as a fraction of the run where its length is unknown."""
+    given, ratio = ledger.get("warmup_steps"), ledger.get("warmup_ratio")
+    if isinstance(given, int | float):
+        return 2 if given == 1 else given
     part = ratio if isinstance(ratio, int | float) else 0.03
     if steps is None:
         return part

@@ -22,8 +22,7 @@ SILENT = ("model", "data", "steps", "batch", "optim", "schedule")
 BATCH, MICRO, ACCUMULATE = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 OURS = {BATCH: "batch", MICRO: "microbatch", ACCUMULATE: "accumulate"}
 FP16 = (
-    "of precision=fp16, should that be typed: its scale then begins at precision.scale and doubles after "
-    "precision.growth good steps"
+    "only precision=fp16 uses it: precision.scale is the initial loss scale, doubled after precision.growth good steps"
 )
 MEASURED = unneeded("metrics.jsonl has the seconds of every step")
 
@@ -33,35 +32,40 @@ def translate(ledger: Ledger) -> None:
         tell(ledger)
     ledger.apply(RULES)
     if "gradient_clipping" not in ledger.leaves:
-        ledger.imply({"clip": None}, "DeepSpeed does not clip unless told to")
+        ledger.imply({"clip": None}, "DeepSpeed does not clip by default")
 
 
 def _batch(ledger: Ledger) -> None:
-    """batch = microbatch x ranks x accumulate: two of the three make the third; a lone one means that nothing is
-    accumulated.
+    """batch = microbatch x ranks x accumulate: two of the three determine the third.
+
+    One alone means no accumulation.
     """
-    told: dict[str, int] = {}
-    said = {key: ledger.leaves[key] for key in OURS if key in ledger.leaves}
-    free = 2 - sum(value != "auto" for value in said.values())
-    for key, value in said.items():
+    sizes: dict[str, int] = {}
+    given = {key: ledger.leaves[key] for key in OURS if key in ledger.leaves}
+    free = 2 - sum(value != "auto" for value in given.values())
+    for key, value in given.items():
         if value == "auto" and not ledger.auto and free <= 0:
-            ledger.skip(key, "follows from the other two and the ranks")
+            ledger.skip(key, "follows from the two other sizes and the ranks")
         if value == "auto":
             free -= 1
         if key not in ledger.open() or unread(ledger, key, value, OURS[key]):
             continue
         try:
-            told[key] = count(value)
+            sizes[key] = count(value)
         except (ValueError, TypeError) as error:
             ledger.refuse(key, f"DeepSpeed takes {error} here, not {value!r}. Type {OURS[key]}=<number>.")
             ledger.ask(OURS[key], "number")
-    if len(told) == 3:
-        _triple(ledger, *(told[key] for key in OURS))
+    if len(sizes) == 3:
+        _triple(ledger, *(sizes[key] for key in OURS))
         return
-    for key, value in told.items():
+    for key, value in sizes.items():
         ledger.carry(key, {OURS[key]: value})
-    if len(told) == 1 and not any(key in ledger.leaves for key in OURS if key not in told) and ACCUMULATE not in told:
-        ledger.imply({"accumulate": 1}, "DeepSpeed accumulates nothing unless told to")
+    if (
+        len(sizes) == 1
+        and not any(key in ledger.leaves for key in OURS if key not in sizes)
+        and (ACCUMULATE not in sizes)
+    ):
+        ledger.imply({"accumulate": 1}, "DeepSpeed does not accumulate by default")
 
 
 def _triple(ledger: Ledger, batch: int, micro: int, accumulate: int) -> None:
@@ -79,12 +83,14 @@ def _triple(ledger: Ledger, batch: int, micro: int, accumulate: int) -> None:
     )
     ledger.skip(
         ACCUMULATE,
-        "follows from batch, microbatch and the ranks; on other ranks it is solved again, and the numbers stay",
+        "follows from batch, microbatch and the ranks, and is recomputed for another number of ranks",
     )
 
 
 def _precision(ledger: Ledger) -> None:
-    """fp16, bf16 or torch_autocast. Weights and optimizer are fp32 here, as DeepSpeed's master weights are."""
+    """Choose the precision from fp16, bf16 or torch_autocast. Weights and optimizer state are fp32, like DeepSpeed's
+    master weights.
+    """
     whole_in = ledger.get("bf16.bf16_master_weights_and_grads") is True
     names = {"fp16": "fp16", "bf16": "bf16_true" if whole_in else "bf16", "bfloat16": "bf16"}
     for name, word in names.items():
@@ -98,7 +104,7 @@ def _precision(ledger: Ledger) -> None:
     else:
         for key in ledger.under("fp16"):
             if key in RULES:
-                ledger.skip(key, "of fp16, which is off" if ledger.get("fp16.enabled") != "auto" else FP16)
+                ledger.skip(key, "an option of fp16, which is off" if ledger.get("fp16.enabled") != "auto" else FP16)
     _autocast(ledger)
 
 
@@ -107,14 +113,14 @@ def _autocast(ledger: Ledger) -> None:
     if key not in ledger.leaves:
         return
     word = {"bfloat16": "bf16", "float16": "fp16"}.get(dtype.removeprefix("torch."))
-    on = says({"precision": word}) if word else refused(f"no autocast to {dtype}. Type precision=bf16.")
+    on = says({"precision": word}) if word else refused(f"autocast to {dtype} is not supported. Type precision=bf16.")
     switched(on, unneeded("off, as here"))(ledger, key, ledger.leaves[key])
     for other in ledger.under("torch_autocast.dtype"):
-        ledger.skip(other, "told with torch_autocast.enabled")
+        ledger.skip(other, "covered by torch_autocast.enabled")
 
 
 def _parallel(ledger: Ledger) -> None:
-    """Tensor, sequence, pipeline and expert degrees."""
+    """Translate the tensor, sequence, pipeline and expert degrees."""
     for key, words in (
         ("tensor_parallel.autotp_size", {"mesh.tp": 0}),
         ("sequence_parallel_size", {"mesh.cp": 0, "context.attention": "ulysses"}),
@@ -123,19 +129,19 @@ def _parallel(ledger: Ledger) -> None:
     ):
         value = ledger.leaves.get(key)
         if value == "auto":
-            ledger.skip(key, "as many as the ranks that the model's code asks for; type mesh.pp=<stages>")
+            ledger.skip(key, "the model's code determines it; type mesh.pp=<stages>")
         elif isinstance(value, int) and value < 2:
             ledger.skip(key, "one, as here")
         elif isinstance(value, int):
             ledger.carry(
                 key,
                 {word: extra or value for word, extra in words.items()},
-                "needs as many ranks, and a model that can be split so",
+                "needs that many ranks, and a model that supports the split",
             )
 
 
 def _section(name: str, why: str) -> Rule:
-    """Of a section that is switched off, nothing is needed; of one that is on, every key is refused."""
+    """Refuse every key of a section that is on; skip every key of one that is off."""
 
     def rule(ledger: Ledger, key: str, value: Any) -> None:
         on = ledger.get(f"{name}.enabled", ledger.get(f"{name}.deepcompile", True))
@@ -150,31 +156,32 @@ def _section(name: str, why: str) -> Rule:
 
 
 SECTIONS = {
-    "amp": "NVIDIA's amp is gone. Type precision=fp16 or precision=bf16.",
-    "sparse_attention": "there is none; write the model with it: model._target_=<yours> trust=[<its package>].",
-    "compression_training": "nothing is compressed in training. Compress what dtrain checkpoint export wrote.",
-    "data_efficiency": "no curriculum, and no token is dropped. Order the samples in a dataset of your own.",
-    "curriculum_learning": "no curriculum. Order the samples in a dataset of your own.",
-    "progressive_layer_drop": "no layer is dropped; write the model with it.",
-    "autotuning": "dtrain plan compares layouts by arithmetic, and strategy=auto takes the cheapest that fits. Leave "
+    "amp": "NVIDIA's amp is not supported. Type precision=fp16 or precision=bf16.",
+    "sparse_attention": "dtrain has no sparse attention. Use a model that implements it: model._target_=<yours> "
+    "trust=[<its package>].",
+    "compression_training": "there is no compression during training. Compress the output of dtrain checkpoint export.",
+    "data_efficiency": "curricula and token dropping are not supported. Order the samples in your own dataset.",
+    "curriculum_learning": "curricula are not supported. Order the samples in your own dataset.",
+    "progressive_layer_drop": "layer dropping is not built in. Implement it in your own model.",
+    "autotuning": "dtrain plan predicts and compares layouts, and strategy=auto picks the cheapest that fits. Leave "
     "it out.",
-    "elasticity": "the batch is the same on any world. Type nodes=1:4 for one to four nodes.",
-    "hybrid_engine": "nothing is generated while training goes on.",
-    "quantize_training": "weights are not quantised. Type precision=fp8 for products in that type.",
-    "weight_quantization": "weights are not quantised. Type precision=fp8 for products in that type.",
-    "eigenvalue": "there are no eigenvalues. Leave it out.",
-    "nebula": "saves are in the background without it. Leave it out.",
-    "comms_logger": "there is no log of collectives; failure.json has the last one of every rank. Leave it out.",
-    "flops_profiler": "nothing is profiled while training goes on. Leave it out.",
-    "wandb": "metrics.jsonl has every row; for wandb write a logger: logger.wandb._target_=<yours> trust=[<its "
+    "elasticity": "the batch size does not depend on the number of ranks. Type nodes=1:4 for one to four nodes.",
+    "hybrid_engine": "generation during training is not supported. Leave it out.",
+    "quantize_training": "dtrain does not quantise weights. Type precision=fp8 for fp8 matrix products.",
+    "weight_quantization": "dtrain does not quantise weights. Type precision=fp8 for fp8 matrix products.",
+    "eigenvalue": "eigenvalues are not computed. Leave it out.",
+    "nebula": "dtrain already saves in the background. Leave it out.",
+    "comms_logger": "collectives are not logged; failure.json has each rank's last one. Leave it out.",
+    "flops_profiler": "there is no profiler during training. Leave it out.",
+    "wandb": "metrics.jsonl gets every row. For wandb write a logger: logger.wandb._target_=<yours> trust=[<its "
     "package>].",
-    "comet": "metrics.jsonl has every row; for Comet write a logger: logger.comet._target_=<yours> trust=[<its "
+    "comet": "metrics.jsonl gets every row. For Comet write a logger: logger.comet._target_=<yours> trust=[<its "
     "package>].",
-    "compile": "there is no DeepCompile. Type compile=blocks.",
-    "expert_parallel": "experts are those of model=moe. Type model=moe mesh.ep=2.",
-    "zero_optimization.zenflow": "no update is late. Type strategy.offload=cpu.",
+    "compile": "DeepCompile is not supported. Type compile=blocks.",
+    "expert_parallel": "expert parallelism needs model=moe. Type model=moe mesh.ep=2.",
+    "zero_optimization.zenflow": "delayed updates are not supported. Type strategy.offload=cpu.",
 }
-"""section -> why, and what instead, where it is on."""
+"""section -> why it is refused when it is on, and what to type instead."""
 
 
 RULES: dict[str, Rule] = {
@@ -198,25 +205,25 @@ RULES: dict[str, Rule] = {
     "csv_monitor.**": unneeded("metrics.jsonl has a row for every step"),
     "dump_state": unneeded("config.yaml and plan.yaml are always written"),
     **every("wall_clock_breakdown memory_breakdown timers.**", MEASURED),
-    "log_level": unneeded("there is one level: what a person needs"),
-    "dataloader_drop_last": unneeded("samples go on into the next pass: no batch is smaller than another"),
-    "disable_allgather": lacking("shards are always gathered. Leave it out."),
-    "disable_python_gc": unneeded("the loop keeps the collector out of its steps"),
+    "log_level": unneeded("there is a single log level"),
+    "dataloader_drop_last": unneeded("batches continue into the next epoch, so all have the same size"),
+    "disable_allgather": lacking("shards are always all-gathered. Leave it out."),
+    "disable_python_gc": unneeded("the loop runs the garbage collector outside its steps"),
     "zero_allow_untested_optimizer": unneeded("every optimizer here is tested with every strategy"),
-    **every("zero_force_ds_cpu_optimizer optimizer.legacy_fusion", unneeded("which kernel runs")),
+    **every("zero_force_ds_cpu_optimizer optimizer.legacy_fusion", unneeded("selects a kernel only")),
     **every(
         "communication_data_type seq_parallel_communication_data_type",
         chosen(
-            {"fp32": unneeded("gradients travel in fp32"), "none": unneeded("gradients travel in fp32")},
+            {"fp32": unneeded("gradients are reduced in fp32"), "none": unneeded("gradients are reduced in fp32")},
             refused(
-                "gradients travel in fp32, or with "
-                "precision=bf16_true in bf16. Leave it out, or type precision=bf16_true."
+                "gradients are reduced in fp32, or in bf16 with precision=bf16_true. Leave it out, or type "
+                "precision=bf16_true."
             ),
         ),
     ),
     **every(
         "prescale_gradients gradient_predivide_factor",
-        unneeded("gradients are divided once, by the count of the whole batch"),
+        unneeded("gradients are divided once, by the size of the whole batch"),
     ),
     "gradient_allreduce_op": chosen(
         {"mean": unneeded("the mean over the whole batch, as here")},
@@ -224,67 +231,69 @@ RULES: dict[str, Rule] = {
     ),
     "sparse_gradients": lacking("gradients are dense. Leave it out."),
     "managed_gradient_accumulation": unneeded("the loop accumulates"),
-    "check_overflow": unneeded("every step is looked at; on_spike says what follows"),
+    "check_overflow": unneeded("every step is checked; on_spike selects the reaction"),
     "data_types.grad_accum_dtype": chosen(
-        {"fp32": unneeded("gradients are summed in fp32")},
-        refused("gradients are summed in the type of the weights. Type precision=bf16_true."),
+        {"fp32": unneeded("gradients are accumulated in fp32")},
+        refused("gradients are accumulated in the weights' dtype. Type precision=bf16_true."),
     ),
-    "data_types.*": refused("types follow from precision. Type precision=bf16 or precision=bf16_true."),
-    "bf16.immediate_grad_update": unneeded("how gradients are copied"),
-    "bf16.check_grad_overflow": unneeded("every step is looked at; on_spike says what follows"),
-    "bf16.bf16_master_weights_and_grads": unneeded("told with bf16.enabled"),
-    "bf16.bf16_optimizer_states": lacking("the state has the type of the weights. Type precision=bf16_true for both."),
-    "fp16.auto_cast": unneeded("inputs of products are cast"),
+    "data_types.*": refused("precision determines the dtypes. Type precision=bf16 or precision=bf16_true."),
+    "bf16.immediate_grad_update": unneeded("an implementation detail of gradient copies"),
+    "bf16.check_grad_overflow": unneeded("every step is checked; on_spike selects the reaction"),
+    "bf16.bf16_master_weights_and_grads": unneeded("covered by bf16.enabled"),
+    "bf16.bf16_optimizer_states": lacking(
+        "the optimizer state has the weights' dtype. Type precision=bf16_true for both."
+    ),
+    "fp16.auto_cast": unneeded("autocast casts the inputs of matrix products"),
     "fp16.loss_scale": chosen(
         {0: unneeded("0 means dynamic, as here")},
-        refused("the loss scale is dynamic. Type precision=bf16, which needs none."),
+        refused("dtrain's loss scale is always dynamic. Type precision=bf16, which needs none."),
     ),
     "fp16.initial_scale_power": to("precision.scale", lambda power: 2.0 ** whole(power)),
     "fp16.loss_scale_window": to("precision.growth", count),
     "fp16.hysteresis": chosen(
         {1: unneeded("the first overflow halves the scale, as here")},
-        refused("the first overflow halves the scale; theirs waits for more. Leave it out."),
+        refused("dtrain halves the scale at the first overflow. Leave it out."),
     ),
-    "fp16.consecutive_hysteresis": lacking("the first overflow halves the scale. Leave it out."),
-    "fp16.min_loss_scale": chosen({1: unneeded("1, as here")}, refused("the scale goes down to 1. Leave it out.")),
+    "fp16.consecutive_hysteresis": lacking("dtrain halves the scale at the first overflow. Leave it out."),
+    "fp16.min_loss_scale": chosen({1: unneeded("1, as here")}, refused("the minimum loss scale is 1. Leave it out.")),
     "fp16.fp16_master_weights_and_grads": lacking(
-        "weights stay in fp32. Type precision=bf16_true for weights of 16 bits."
+        "fp16 keeps the weights in fp32. Type precision=bf16_true for 16-bit weights."
     ),
     "torch_autocast.lower_precision_safe_modules": unneeded("torch.autocast's own list"),
     "scheduler.params.last_batch_iteration": chosen(
-        {-1: unneeded("from the beginning, as here")}, refused("a run goes on from its own checkpoint. Leave it out.")
+        {-1: unneeded("from the first step, as here")}, refused("a run resumes from its own checkpoint. Leave it out.")
     ),
-    **every("warmup_min_lr warmup_min_ratio", lacking("warm-up begins at nothing. Leave it out."), "scheduler.params"),
+    **every("warmup_min_lr warmup_min_ratio", lacking("the warm-up starts near 0. Leave it out."), "scheduler.params"),
     "activation_checkpointing.partition_activations": lacking(
-        "activations are not shared out. Type remat=full, and with mesh.tp tensor.sequence=split."
+        "activations are not partitioned. Type remat=full, or with mesh.tp tensor.sequence=split."
     ),
-    "activation_checkpointing.cpu_checkpointing": lacking("activations stay on the device. Type remat=full."),
+    "activation_checkpointing.cpu_checkpointing": lacking("there is no activation offload. Type remat=full."),
     "activation_checkpointing.number_checkpoints": lacking(
-        "type remat=full, remat=selective, or remat=budget remat.share=0.5 to say which blocks are computed again."
+        "type remat=full, remat=selective, or remat=budget remat.share=0.5 to select the blocks to recompute."
     ),
     **every(
         "contiguous_memory_optimization synchronize_checkpoint_boundary profile",
-        unneeded("how activations are laid out and timed"),
+        unneeded("an implementation detail of checkpointing"),
         "activation_checkpointing",
     ),
     "pipeline.partition": chosen(
         {
-            "best": unneeded("blocks are shared out evenly; pipeline.split=cost by their work"),
+            "best": unneeded("blocks are split evenly; type pipeline.split=cost to balance their cost"),
             "uniform": says({"pipeline.split": "blocks"}),
-            "parameters": says({"pipeline.split": "cost"}, "by the work of a block"),
+            "parameters": says({"pipeline.split": "cost"}, "by the cost of a block"),
         },
-        refused("type pipeline.split=[2,1]: how many blocks each stage has."),
+        refused("type pipeline.split=[2,1], the number of blocks per stage."),
     ),
     "pipeline.activation_checkpoint_interval": chosen(
         {0: unneeded("off, as here"), 1: says({"remat": "full"})},
         refused("type remat=full, or remat=budget remat.share=0.5 for a share of the blocks."),
     ),
-    "pipeline.seed_layers": unneeded("weights are drawn by name, the same on every mesh"),
-    **every("pipe_partitioned grad_partitioned", unneeded("what travels between stages is whole"), "pipeline"),
-    "tensor_parallel.**": refused("how a model is split is its own tp_plan: see docs/own-parts.md."),
+    "pipeline.seed_layers": unneeded("weights are initialised by name, the same on every mesh"),
+    **every("pipe_partitioned grad_partitioned", unneeded("tensors between stages are not partitioned"), "pipeline"),
+    "tensor_parallel.**": refused("the model's tp_plan defines how it is split: see docs/own-parts.md."),
     "checkpoint.**": SHARDS,
-    "aio.**": unneeded("of the offload to disks"),
-    "vocabulary_size": unneeded("a model says its own"),
+    "aio.**": unneeded("an option of offload to disk"),
+    "vocabulary_size": unneeded("the model defines it"),
     "use_data_before_expert_parallelism": unneeded("the order of the mesh is fixed"),
     **{f"zero_optimization.{name}": rule for name, rule in ZERO.items()},
     **{name: lacking(why, asked="precision" * (name == "amp")) for name, why in SECTIONS.items()},

@@ -1,4 +1,4 @@
-"""DeepSpeed's zero_optimization section as words."""
+"""Translation of DeepSpeed's zero_optimization section."""
 
 from typing import Any
 
@@ -8,25 +8,25 @@ from dtrain.dialect.rules import ODD, chosen, every, lacking, refused, says, swi
 STAGES = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
 
 
-SHARDS = unneeded("a checkpoint is shards that any mesh reads; dtrain checkpoint export writes one file")
+SHARDS = unneeded("checkpoints are sharded and any mesh can read them; dtrain checkpoint export writes one file")
 
 
-MOVES = unneeded("how offloading moves bytes; here FSDP2 does it")
+MOVES = unneeded("an implementation detail of offloading, which FSDP2 handles")
 
 
 def zero_section(ledger: Ledger) -> None:
-    """The stage is a strategy; what is offloaded lives on the CPU."""
+    """Translate the stage into a strategy, and the offload sections into strategy.offload."""
     top = "zero_optimization"
     key = f"{top}.stage"
-    if isinstance(ledger.leaves.get(top), bool):  # the oldest files
+    if isinstance(ledger.leaves.get(top), bool):  # very old files
         ledger.carry(top, {"strategy": "zero1" if ledger.leaves[top] else "ddp"})
         return
     stage = ledger.leaves.get(key, 0)
     if key not in ledger.leaves:
-        ledger.imply({"strategy": "ddp"}, "stage 0 unless told otherwise")
+        ledger.imply({"strategy": "ddp"}, "default of DeepSpeed: stage 0")
     elif not unread(ledger, key, stage, "strategy"):
         if isinstance(stage, bool) or not isinstance(stage, int) or stage not in STAGES:
-            ledger.refuse(key, f"there are stages 0 to 3, not {stage!r}. Type strategy=<ddp, zero1, zero2 or zero3>.")
+            ledger.refuse(key, f"the stage is 0, 1, 2 or 3, not {stage!r}. Type strategy=<ddp, zero1, zero2 or zero3>.")
             ledger.ask("strategy")
         else:
             ledger.carry(key, {"strategy": STAGES[stage]})
@@ -38,17 +38,15 @@ def zero_section(ledger: Ledger) -> None:
 
 def _offloads(stage: Any, part: str) -> Rule:
     if not isinstance(stage, int) or stage not in (1, 2, 3):
-        return refused(
-            "nothing is sharded in stage 0, so nothing can be offloaded. Type strategy=zero2 strategy.offload=cpu."
-        )
+        return refused("stage 0 shards nothing, so it cannot offload. Type strategy=zero2 strategy.offload=cpu.")
     return says(
         {"strategy.offload": "cpu"},
-        "" if part == "param" else "shards of weights and optimizer both rest there; theirs of the optimizer alone",
+        "" if part == "param" else "offloads weights too, not only the optimizer",
     )
 
 
 def _offload(ledger: Ledger, section: str, offload: Rule) -> None:
-    disk = refused("there is no offload to disks. Type strategy.offload=cpu for the host's memory, or take more ranks.")
+    disk = refused("there is no offload to disk. Type strategy.offload=cpu for host memory, or use more ranks.")
     device = ledger.leaves.get(f"{section}.device")
     for key in ledger.under(section):
         if key == f"{section}.device":
@@ -56,7 +54,7 @@ def _offload(ledger: Ledger, section: str, offload: Rule) -> None:
         elif device == "nvme" and ledger.leaves[key] is not False:
             disk(ledger, key, device)
         elif key == f"{section}.ratio":
-            chosen({1: MOVES}, refused("all shards rest on the CPU, or none. Leave it out."))(
+            chosen({1: MOVES}, refused("dtrain offloads all shards or none. Leave it out."))(
                 ledger, key, ledger.leaves[key]
             )
 
@@ -82,11 +80,11 @@ ZERO: dict[str, Rule] = {
         "enable_sanity_checks grad_hooks fast_init "
         "save_muon_momentum_buffer_in_memory log_trace_cache_warnings leaf_module.classes leaf_module.names "
         "leaf_module.name_suffixes",
-        unneeded("collectives go block by block, beside the computation"),
+        unneeded("collectives run per block and overlap the computation"),
     ),
     **every(
         "zero_quantized_weights zero_quantized_gradients zero_quantized_nontrainable_weights",
-        lacking("weights and gradients travel as they are. Leave it out."),
+        lacking("communication is not quantised. Leave it out."),
     ),
     **every("cpu_offload_use_pin_memory", MOVES),
     **every(
@@ -108,20 +106,18 @@ ZERO: dict[str, Rule] = {
             "cpuadam_cores_perc",
         ]
     },
-    "offload_optimizer.super_offload": lacking(
-        "shards rest on the CPU and are brought back for the update. Leave it out."
-    ),
-    "load_from_fp32_weights": unneeded("weights at rest are fp32"),
+    "offload_optimizer.super_offload": lacking("offloaded shards return to the device for the update. Leave it out."),
+    "load_from_fp32_weights": unneeded("stored weights are fp32"),
     "zero_hpz_partition_size": chosen(
         {0: unneeded("off, as here"), 1: unneeded("off, as here")},
-        refused("there are no second shards inside a node. The nearest: strategy=hsdp nodes=2 devices=8."),
+        refused("secondary shards inside a node are not supported. The closest: strategy=hsdp nodes=2 devices=8."),
     ),
     "mics_shard_size": chosen(
         {-1: unneeded("off, as here")},
         refused(
-            "shards inside a group, replicas between "
-            "groups: type strategy=hsdp mesh.dp_shard=<size of a group>, with nodes and devices."
+            "for shards inside a group and replicas between groups, type strategy=hsdp mesh.dp_shard=<size of a "
+            "group>, with nodes and devices."
         ),
     ),
-    "mics_hierarchical_params_gather": unneeded("how MiCS gathers"),
+    "mics_hierarchical_params_gather": unneeded("an implementation detail of MiCS"),
 }

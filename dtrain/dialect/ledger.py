@@ -1,8 +1,7 @@
-"""The ledger of another tool's file, key by key: carried over, not needed here, or refused; each once, and none is
-left out.
+"""The ledger of an imported file: every key is recorded exactly once as carried over, not needed here, or refused.
 
-A dialect first lets functions tell the keys that mean something only together, then hands the rest to a table: key ->
-Rule.
+A dialect first translates keys that depend on each other with functions, then applies a table (key -> Rule)
+to the rest.
 """
 
 import re
@@ -19,24 +18,24 @@ CHOICES = {
     "optim.lr": "value",
     "schedule": "cosine, constant or wsd", "precision": "fp32, bf16, bf16_true, fp16 or fp8", "clip": "value or null",
 }  # fmt: skip
-"""Words that every run needs: where a file's value is refused, the word is asked for."""
+"""Words that every run needs, and the hint shown when the user must type one because the file's value was refused."""
 
 
 class Code(str):
-    """A value that is not in the file: what is written in its place, and why that is not one."""
+    """An expression whose value is not in the file; `why` explains it."""
 
-    why = "computed in Python, which is not run"
+    why = "computed in Python, which dtrain does not run"
 
 
 class Differs(Code):
-    """A value of which several calls say different ones."""
+    """A value that differs between several calls."""
 
-    why = "several calls in this file say different values"
+    why = "several calls in this file give different values"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """`why`: the words it became, or the reason it did not."""
+    """The outcome of one key. `why` names the resulting words, or the reason there are none."""
 
     key: str
     value: Any
@@ -47,43 +46,43 @@ class Entry:
 
 @dataclass
 class Ledger:
-    """The keys of one file of `tool`, and what was said of each. `place` is the file's path or URL."""
+    """The keys of one file of `tool`, and the outcome of each. `place` is the file's path or URL."""
 
     tool: str
     tree: Mapping[str, Any]
     place: str = ""
     prefix: str = ""
-    """Before the keys of a file that another one names."""
+    """Prefix of the keys of a file that another file names."""
     auto: str = ""
-    """Who fills in `auto` in such a file; empty: nobody that is known here."""
+    """The software that replaces `auto` values in this file; empty if unknown."""
     entries: list[Entry] = field(default_factory=list)
     words: dict[str, Any] = field(default_factory=dict)
     """Words of the recipe."""
     implied: dict[str, str] = field(default_factory=dict)
-    """word -> why the recipe says it though no key does: a default of theirs that is not ours."""
+    """word -> why the recipe sets it although no key does: the tool's default differs from dtrain's."""
     command: dict[str, str] = field(default_factory=dict)
-    """Words for the command line, or to be typed: word -> value or <what it is>."""
+    """Words for the command line: word -> value, or <hint> if the user must type it."""
 
     def __post_init__(self) -> None:
         self.leaves = {key: _numbered(value) for key, value in flatten(self.tree)}
-        self._told: set[str] = set()
+        self._recorded: set[str] = set()
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of a key that has none below it; `default` also for an empty one."""
-        found = self.leaves.get(key, default)
-        return default if found is None else found
+        """Return the value of a leaf key; `default` if it is missing or null."""
+        value = self.leaves.get(key, default)
+        return default if value is None else value
 
     def under(self, *prefixes: str) -> list[str]:
-        """The keys below the prefixes (and they themselves) of which nothing was said yet."""
+        """Return the unrecorded keys that equal a prefix or lie below one."""
         return [key for key in self.open() if any(key == prefix or key.startswith(f"{prefix}.") for prefix in prefixes)]
 
     def open(self) -> list[str]:
-        """Keys of which nothing was said yet."""
-        return [key for key in self.leaves if key not in self._told]
+        """Return the keys that are not recorded yet."""
+        return [key for key in self.leaves if key not in self._recorded]
 
     def carry(self, key: str, words: Mapping[str, Any], note: str = "", *, command: bool = False) -> None:
-        """The key becomes these words of the recipe (or of the command line); where another key said them otherwise, it
-        is refused.
+        """Record that a key becomes these words of the recipe (or of the command line); refuse it on a conflict with
+        another key.
         """
         target: dict[str, Any] = self.command if command else self.words
         other = next(
@@ -95,42 +94,40 @@ class Ledger:
             None,
         )
         if other is not None:
-            self.refuse(key, f"another key of this file says {other}={target[other]}. Take one of them out.")
+            self.refuse(key, f"another key of this file gives {other}={target[other]}. Remove one of them.")
             return
         secret = next(
             (word for word, value in words.items() if redact_arg(f"{word}={value}") != f"{word}={value}"), None
         )
         if secret is not None:
-            self.refuse(key, f"a secret is not written anywhere. Type {secret}=<it> where it is needed.")
+            self.refuse(key, f"secrets are not written to recipes. Type {secret}=<secret> on the command line.")
             return
         for word in words:
             self.implied.pop(word, None)
         target.update(words)
-        said = " ".join(f"{word}={show(value)}" for word, value in words.items()) + (
+        assignments = " ".join(f"{word}={show(value)}" for word, value in words.items()) + (
             " on the command line" if command else ""
         )
-        self._tell(key, "carried", said + (f" ({note})" if note else ""), frozenset(words))
+        self._record(key, "carried", assignments + (f" ({note})" if note else ""), frozenset(words))
 
     def skip(self, key: str, why: str) -> None:
-        self._tell(key, "unneeded", why)
+        self._record(key, "unneeded", why)
 
     def refuse(self, key: str, why: str) -> None:
-        differs = self.leaves[key]
-        if isinstance(differs, Differs) and not why.startswith(differs.why):
-            why = f"{differs.why}: {why}"
-        self._tell(key, "refused", why)
+        value = self.leaves[key]
+        if isinstance(value, Differs) and not why.startswith(value.why):
+            why = f"{value.why}: {why}"
+        self._record(key, "refused", why)
 
     def imply(self, words: Mapping[str, Any], why: str) -> None:
-        """Words that a default of theirs means; a key that says otherwise wins, and what is asked for stays open."""
+        """Set words from a default of the tool, unless a key sets them or the user is asked for them."""
         for word, value in words.items():
             if word not in self.words and not self.asks(word):
                 self.words[word] = value
                 self.implied[word] = why
 
     def ask(self, word: str, what: str = "") -> None:
-        """A word that has to be typed, since the file does not say enough; no default of theirs or ours takes its
-        place.
-        """
+        """Ask the user to type a word that the file does not determine, instead of using a default."""
         self.command.setdefault(word, f"<{what or CHOICES.get(word, 'value')}>")
         if word in self.implied:
             del self.words[word], self.implied[word]
@@ -139,19 +136,19 @@ class Ledger:
         return str(self.command.get(word, "")).startswith("<")
 
     def apply(self, rules: "Mapping[str, Rule]") -> None:
-        """The table for every key of which nothing was said yet; what it does not know is refused as unknown."""
+        """Apply the table to every unrecorded key; refuse the keys that it does not contain."""
         for key in self.open():
             rule = find(rules, key)
             value = self.leaves[key]
-            if (value is None and rule) or (value in (None, {}) and self._holds(rules, key)):
+            if (value is None and rule) or (value in (None, {}) and self._has_keys_below(rules, key)):
                 self.skip(key, "empty")
             elif rule:
                 rule(self, key, value)
             else:
-                self.refuse(key, f"{self.tool} has no such key that dtrain knows.{self._near(rules, key)}")
+                self.refuse(key, f"{self.tool} has no such key as far as dtrain knows.{self._near(rules, key)}")
 
     def adopt(self, other: "Ledger") -> None:
-        """Take in the entries of a file that this one names; for keys of both, this one's count."""
+        """Add the entries and words of a file that this one names; this file's words win."""
         self.entries += other.entries
         for word, value in other.words.items():
             if word not in self.words or word in self.implied:
@@ -164,33 +161,35 @@ class Ledger:
             del self.words[word], self.implied[word]
 
     def take(self, other: "Ledger") -> None:
-        """Take in the entries of the same keys from another tool's dialect."""
-        self._told |= set(other.leaves)
+        """Add the entries and words of the same keys as translated by another dialect."""
+        self._recorded |= set(other.leaves)
         self.adopt(other)
 
     def of(self, kind: Kind) -> list[Entry]:
         return [entry for entry in self.entries if entry.kind == kind]
 
     def withdraw(self, word: str, why: str) -> None:
-        """A word that does not go with the others after all: the keys that alone say it are refused."""
+        """Remove a word that conflicts with the others, and refuse the keys that became this word alone."""
         self.words.pop(word, None)
         self.implied.pop(word, None)
         self.entries = [
             Entry(entry.key, entry.value, "refused", why) if entry.words == {word} else entry for entry in self.entries
         ]
 
-    def _tell(self, key: str, kind: Kind, why: str, words: frozenset[str] = frozenset()) -> None:
-        assert key in self.leaves and key not in self._told, key
-        self._told.add(key)
+    def _record(self, key: str, kind: Kind, why: str, words: frozenset[str] = frozenset()) -> None:
+        assert key in self.leaves and key not in self._recorded, key
+        self._recorded.add(key)
         self.entries.append(Entry(self.prefix + key, self.leaves[key], kind, why, words))
 
-    def _holds(self, rules: "Mapping[str, Rule]", key: str) -> bool:
-        """Whether the table has keys below this one."""
+    def _has_keys_below(self, rules: "Mapping[str, Rule]", key: str) -> bool:
+        """Return whether the table has keys below this one."""
         return any(pattern.startswith(f"{key}.") for pattern in rules)
 
     def _near(self, rules: "Mapping[str, Rule]", key: str) -> str:
         known = [
-            pattern for pattern in (*rules, *(key for key in self.leaves if key in self._told)) if "*" not in pattern
+            pattern
+            for pattern in (*rules, *(key for key in self.leaves if key in self._recorded))
+            if "*" not in pattern
         ]
         section, _, leaf = key.rpartition(".")
         beside = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == section and name != key}
@@ -198,16 +197,16 @@ class Ledger:
         near = [beside[name] for name in get_close_matches(leaf, beside, n=1, cutoff=0.75)] or get_close_matches(
             key, elsewhere, n=1, cutoff=0.4
         )
-        return f" Did you mean {near[0]}?" if near else " Take it out, or look up what it is called now."
+        return f" Did you mean {near[0]}?" if near else " Remove it, or look up its current name."
 
 
 Rule = Callable[[Ledger, str, Any], None]
-"""Tells one key, given its value."""
+"""Records the outcome of one key, given its value."""
 
 
 def find(rules: Mapping[str, Rule], key: str) -> Rule | None:
-    """The rule of a key: by its name, else by the first pattern, in which `*` is one part of the name and a last `**`
-    all that follow.
+    """Return the rule of a key: by its name, else by the first matching pattern, where `*` matches one part of the name
+    and a final `**` the rest.
     """
     return rules.get(key) or next(
         (rule for pattern, rule in rules.items() if "*" in pattern and _fits(pattern.split("."), key.split("."))), None
@@ -221,7 +220,7 @@ def _fits(pattern: list[str], parts: list[str]) -> bool:
 
 
 def flatten(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """dotted key -> value, for every value that holds no names; parts of a list that do are numbered."""
+    """Yield (dotted key, value) for every leaf; items of a list that contains mappings are numbered."""
     if isinstance(tree, Mapping) and tree:
         items: Iterable[tuple[Any, Any]] = tree.items()
     elif isinstance(tree, list) and any(isinstance(item, Mapping) for item in tree):
@@ -234,13 +233,13 @@ def flatten(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 NUMBER = re.compile(r"[-+]?(0|[1-9][0-9]*|(?=\.))(\.[0-9]*)?([eE][-+]?[0-9]{1,2})?")
-"""Not 012, which may be meant otherwise."""
+"""Excludes 012, which may be octal."""
 
 
 def _numbered(value: Any) -> Any:
-    """A number that is given as a text, "1e-5", as that number."""
+    """Convert a number written as a string, such as "1e-5"."""
     if isinstance(value, list):
-        return [_numbered(one) for one in value]
+        return [_numbered(item) for item in value]
     if (
         isinstance(value, Code)
         or not isinstance(value, str)
@@ -253,7 +252,7 @@ def _numbered(value: Any) -> Any:
 
 
 def show(value: Any) -> str:
-    """A value as a person would type it."""
+    """Format a value as a user would type it."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, list | tuple):
@@ -261,7 +260,7 @@ def show(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
 
 
-# kinds of values: each gives back what is meant, or raises ValueError with what was expected
+# value types: each returns the converted value, or raises ValueError naming the expected type
 
 
 def number(value: Any) -> int | float:
@@ -284,12 +283,12 @@ def count(value: Any) -> int:
 
 def text(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float) or value == "":
-        raise ValueError("a text")
+        raise ValueError("a string")
     return show(value)
 
 
 def switch(value: Any) -> bool:
-    """true, also as the texts that configs are full of."""
+    """Convert a boolean, also when written as a string such as "yes" or "off"."""
     named = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
     if isinstance(value, str) and value.lower() in named:
         return named[value.lower()]
@@ -302,5 +301,5 @@ def switch(value: Any) -> bool:
 
 
 def names(words: str) -> frozenset[str]:
-    """`a b c` as a set: tables of names are long."""
+    """Split `a b c` into a set."""
     return frozenset(words.split())

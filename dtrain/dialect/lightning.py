@@ -3,7 +3,7 @@ https://lightning.ai/docs/pytorch/stable/common/trainer.html
 
     dtrain import train.py to=mine.yaml
 
-Of a Python file only what stands in the call of Trainer is read, and names that are given a plain value once.
+From a Python file only the arguments of Trainer's call are read, and names assigned a literal exactly once.
 """
 
 import math
@@ -25,11 +25,11 @@ MARKS = names(
 )
 SILENT = ("model", "data", "optim", "schedule", "steps", "batch")
 YOURS = (
-    "a LightningModule holds its own loop. Type model._target_=<the torch.nn.Module in it> trust=[<its "
+    "a LightningModule contains its own loop. Type model._target_=<the torch.nn.Module in it> trust=[<its "
     "package>], with objective and optim."
 )
 DATA = (
-    "a DataModule holds its own loaders. Type data=dataset data.dataset._target_=<the dataset in it> trust=[<its "
+    "a DataModule contains its own loaders. Type data=dataset data.dataset._target_=<the dataset in it> trust=[<its "
     "package>] batch=<samples per step>."
 )
 CLOCK = re.compile(r"(\d+):(\d\d:\d\d:\d\d)")
@@ -47,7 +47,7 @@ def translate(ledger: Ledger) -> None:
     _optimizer(ledger, outer)
     unseen = ledger.under(*(key for key in ledger.leaves if key.startswith(f"{section}**")))
     for key in unseen:
-        ledger.refuse(key, "arguments that are not in this file. Type the words for what they say.")
+        ledger.refuse(key, "these arguments are not in this file. Type the equivalent words.")
     ledger.apply(
         {f"{section}{name}": rule for name, rule in TRAINER.items()}
         | {f"{outer}{name}": rule for name, rule in COMMANDS.items()}
@@ -56,11 +56,11 @@ def translate(ledger: Ledger) -> None:
         for word in ("precision", "clip", "steps"):
             if word not in ledger.words:
                 ledger.ask(word)
-    ledger.imply({"clip": None}, "Lightning does not clip unless told to")
+    ledger.imply({"clip": None}, "Lightning does not clip by default")
 
 
 def _steps(ledger: Ledger, t: str) -> None:
-    """max_steps ends a run; epochs alone need the number of samples; the clock may end it sooner."""
+    """Translate the length of the run: max_steps, epochs, or max_time."""
     steps, key = ledger.leaves.get(f"{t}max_steps"), f"{t}max_time"
     if isinstance(steps, int) and steps > 0:
         for other in ledger.under(f"{t}max_epochs"):
@@ -69,14 +69,14 @@ def _steps(ledger: Ledger, t: str) -> None:
             else:
                 ledger.refuse(
                     other,
-                    f"whichever comes first ends a run there, max_steps={steps} here. Type a smaller "
-                    f"steps=<{ledger.leaves[other]} x samples / batch> if epochs are meant.",
+                    f"Lightning stops at whichever comes first; this recipe stops at max_steps={steps}. Type a smaller "
+                    f"steps=<{ledger.leaves[other]} x samples / batch> if the epochs end first.",
                 )
     _batches(ledger, t)
-    found = CLOCK.fullmatch(str(ledger.get(key, "")))
-    if found:
+    clock = CLOCK.fullmatch(str(ledger.get(key, "")))
+    if clock:
         ledger.carry(
-            key, {"time_limit": f"{int(found[1])}-{found[2]}"}, "of the whole command, the last save within it"
+            key, {"time_limit": f"{int(clock[1])}-{clock[2]}"}, "covers the whole command, including the last save"
         )
     parts = ledger.under(key)
     amounts = {part.rpartition(".")[2]: ledger.leaves[part] for part in parts if part.rpartition(".")[2] in PARTS}
@@ -84,59 +84,60 @@ def _steps(ledger: Ledger, t: str) -> None:
         seconds = sum(PARTS[name] * amount for name, amount in amounts.items())
         for part in parts:
             if part.rpartition(".")[2] in PARTS:
-                ledger.carry(part, {"time_limit": seconds}, "of the whole command, the last save within it")
+                ledger.carry(part, {"time_limit": seconds}, "covers the whole command, including the last save")
             elif part.endswith("class_path"):
-                ledger.skip(part, "told with its arguments")
+                ledger.skip(part, "covered by its arguments")
 
 
 BATCHES: Mapping[str, Any] = {"limit_train_batches": None, "max_epochs": None, "accumulate_grad_batches": 1}
 
 
 def _batches(ledger: Ledger, t: str) -> None:
-    """A number of batches of each epoch makes the steps; 1 is one batch, and 1.0 all of them."""
+    """Compute the steps from a number of batches per epoch. An integer 1 is one batch, 1.0 all of them."""
     key, most = f"{t}limit_train_batches", ledger.leaves.get(f"{t}max_steps", -1)
     batches, passes, parts = (ledger.get(f"{t}{name}", default) for name, default in BATCHES.items())
     if most not in (-1, None) or not all(
-        isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in (batches, passes, parts)
+        isinstance(number, int) and not isinstance(number, bool) and number > 0 for number in (batches, passes, parts)
     ):
         return
     steps = passes * math.ceil(batches / parts)
     ledger.carry(
         key,
         {"steps": steps},
-        f"{passes} x {batches} batches{f', {parts} in a step' if parts > 1 else ''}; fewer there when the data has "
-        "not as many",
+        f"{passes} x {batches} batches{f', {parts} per step' if parts > 1 else ''}; fewer in Lightning if the data "
+        f"is shorter",
     )
-    ledger.skip(f"{t}max_epochs", "told with limit_train_batches")
+    ledger.skip(f"{t}max_epochs", "covered by limit_train_batches")
 
 
 def _clip(ledger: Ledger, t: str) -> None:
-    """By the norm; by each value it is another training, with another number."""
+    """Refuse clipping by value: dtrain clips by the norm."""
     key = f"{t}gradient_clip_val"
     if ledger.get(f"{t}gradient_clip_algorithm", "norm") != "norm" and ledger.get(key):
-        ledger.refuse(key, "gradients are clipped by their norm. Type clip=<the largest norm>.")
+        ledger.refuse(key, "dtrain clips gradients by their norm. Type clip=<largest norm>.")
         ledger.ask("clip")
 
 
 def _evaluation(ledger: Ledger, t: str) -> None:
-    """val_check_interval counts batches of the loader, which are microbatches here."""
+    """Convert val_check_interval from loader batches, which are microbatches here, to steps."""
     key, parts = f"{t}val_check_interval", ledger.get(f"{t}accumulate_grad_batches", 1)
     value = ledger.leaves.get(key)
     if isinstance(value, int) and not isinstance(value, bool) and isinstance(parts, int) and parts > 0:
         if value % parts:
             ledger.refuse(
-                key, f"{value} batches are no whole number of steps of {parts} each. Type evaluate.every=<steps>."
+                key,
+                f"{value} batches are not a multiple of {parts}, the batches per step. Type evaluate.every=<steps>.",
             )
         else:
             ledger.carry(
-                key, {"evaluate.every": value // parts}, f"{value} batches, {parts} in a step" if parts > 1 else ""
+                key, {"evaluate.every": value // parts}, f"{value} batches, {parts} per step" if parts > 1 else ""
             )
     elif isinstance(value, float) and value:
         epochs("evaluate.every")(ledger, key, value)
 
 
 def _logger(ledger: Ledger, t: str) -> None:
-    """true, false, an object, or a list of objects."""
+    """Translate loggers given as objects or a list of objects; the table handles true and false."""
     key = f"{t}logger"
     names = {"TensorBoardLogger": "tensorboard", "CSVLogger": ""}
     for section in [key, *(f"{key}.{index}" for index in range(20))]:
@@ -145,17 +146,17 @@ def _logger(ledger: Ledger, t: str) -> None:
             if name not in names:
                 ledger.refuse(
                     other,
-                    f"there is no {name}. The rows are in metrics.jsonl; or write a logger: "
+                    f"unknown logger {name}. The rows are in metrics.jsonl; or write a logger: "
                     "logger.mine._target_=<yours> trust=[<its package>].",
                 )
             elif other.endswith("class_path") and names[name]:
                 ledger.carry(other, {"logger": ["console", "tensorboard"]})
             else:
-                ledger.skip(other, "metrics.jsonl is always written; all is under <out>")
+                ledger.skip(other, "metrics.jsonl is always written under <out>")
 
 
 def _optimizer(ledger: Ledger, outer: str) -> None:
-    """LightningCLI may name an optimizer and a schedule beside the trainer."""
+    """Translate the optimizer and the schedule that a LightningCLI file may name."""
     section = f"{outer}optimizer"
     name = str(ledger.get(f"{section}.class_path", ""))
     if name.startswith("torch.optim."):
@@ -176,14 +177,14 @@ def _optimizer(ledger: Ledger, outer: str) -> None:
     ):
         ledger.carry(f"{section}.class_path", decaying("cosine", 0, None))
         for key in ledger.under(f"{section}.init_args"):
-            ledger.skip(key, "the cosine ends with the run, as T_max says")
+            ledger.skip(key, "the cosine ends with the run, as with this T_max")
     elif kind:
         ledger.ask("schedule")
     elif name:
         ledger.imply({"schedule": "constant", "schedule.warmup": 0}, "no lr_scheduler in this file")
 
 
-FP8 = "there are fp32, bf16, bf16_true, fp16, and fp8 by torchao. Type precision=bf16."
+FP8 = "dtrain has fp32, bf16, bf16_true, fp16, and fp8 with torchao. Type precision=bf16."
 MIXED = {
     "32-true": "fp32",
     "32": "fp32",
@@ -199,55 +200,53 @@ MIXED = {
 TRAINER: dict[str, Rule] = {
     "accelerator": chosen(
         {
-            "auto": unneeded("GPUs where there are any, as here"),
-            "gpu": unneeded("GPUs where there are any, as here"),
-            "cuda": unneeded("GPUs where there are any, as here"),
+            "auto": unneeded("GPUs if available, as here"),
+            "gpu": unneeded("GPUs if available, as here"),
+            "cuda": unneeded("GPUs if available, as here"),
             "cpu": says({"backend": "gloo"}),
         },
-        refused("there are GPUs with nccl, and CPUs with gloo. Leave it out."),
+        refused("dtrain runs on GPUs with nccl and on CPUs with gloo. Leave it out."),
     ),
     "devices": to("devices", count),
     "gpus": chosen(
-        {0: unneeded("none are asked for"), -1: unneeded("all that are there: devices=auto")}, to("devices", count)
+        {0: unneeded("no GPUs requested"), -1: unneeded("all available: devices=auto")}, to("devices", count)
     ),
     "num_nodes": to("nodes", count),
     "precision": precision_rule(MIXED, FP8),
     "max_steps": chosen({-1: unneeded("no limit")}, to("steps", count)),
     "max_epochs": chosen({-1: unneeded("no limit")}, epochs()),
-    "min_epochs": lacking("a run ends at its steps. Leave it out."),
-    "min_steps": lacking("a run ends at its steps. Leave it out."),
-    "max_time": refused("hours:minutes:seconds. Type time_limit=3:55:00."),
-    "max_time.**": refused("hours:minutes:seconds. Type time_limit=3:55:00."),
+    "min_epochs": lacking("a run always ends at steps. Leave it out."),
+    "min_steps": lacking("a run always ends at steps. Leave it out."),
+    "max_time": refused("time limits are hours:minutes:seconds. Type time_limit=3:55:00."),
+    "max_time.**": refused("time limits are hours:minutes:seconds. Type time_limit=3:55:00."),
     "accumulate_grad_batches": to("accumulate", count),
-    "accumulate_grad_batches.*": refused(
-        "the batch is the same in every step. Type accumulate=<number>.", "accumulate"
-    ),
+    "accumulate_grad_batches.*": refused("the batch size is constant. Type accumulate=<number>.", "accumulate"),
     "gradient_clip_val": chosen({0: says({"clip": None}, "0 means none")}, to("clip", number)),
     "gradient_clip_algorithm": chosen(
-        {"norm": unneeded("by the norm, as here")}, refused("gradients are clipped by their norm. Type clip=1.0.")
+        {"norm": unneeded("by the norm, as here")}, refused("dtrain clips gradients by their norm. Type clip=1.0.")
     ),
     "log_every_n_steps": to("log.every", count),
-    "val_check_interval": refused("held-out losses are counted in steps. Type evaluate.every=<steps>."),
+    "val_check_interval": refused("the evaluation interval is counted in steps. Type evaluate.every=<steps>."),
     "check_val_every_n_epoch": chosen(
         {1: unneeded("evaluate.every counts steps"), None: unneeded("empty")}, epochs("evaluate.every")
     ),
-    "num_sanity_val_steps": unneeded("dtrain verify runs a few steps before"),
+    "num_sanity_val_steps": unneeded("dtrain verify runs a few steps first"),
     "limit_val_batches": part(
-        unneeded("all of them: evaluate.samples=null, else 256"),
-        refused("held-out samples are counted. Type evaluate.samples=<batches x their size>."),
+        unneeded("type evaluate.samples=null for all of them; the default is 256"),
+        refused("evaluation counts samples. Type evaluate.samples=<batches x batch size>."),
     ),
-    "limit_train_batches": part(OFF, refused("a run ends at its steps. Type steps=<epochs x batches>.", "steps")),
-    **every("limit_test_batches limit_predict_batches", unneeded("of other commands of Lightning")),
+    "limit_train_batches": part(OFF, refused("a run always ends at steps. Type steps=<epochs x batches>.", "steps")),
+    **every("limit_test_batches limit_predict_batches", unneeded("an option of other Lightning commands")),
     "fast_dev_run": lacking("type steps=2, or dtrain verify with the same words."),
     "overfit_batches": lacking("type data.holdout=0 with a dataset of a few samples."),
     "enable_checkpointing": switched(
-        unneeded("a run is always saved"),
-        refused("the last step is always saved. Type checkpoint.every=0 for that one alone."),
+        unneeded("checkpoints are always saved"),
+        refused("the last step is always saved. Type checkpoint.every=0 to save only that one."),
     ),
     "enable_progress_bar": switched(
         unneeded("logger=console draws a bar on a terminal"), refused("type logger=[tensorboard].")
     ),
-    "enable_model_summary": unneeded("dtrain plan tells what is built"),
+    "enable_model_summary": unneeded("dtrain plan shows the model"),
     "logger": switched(unneeded("metrics.jsonl and TensorBoard, as here"), says({"logger": ["console"]})),
     "callbacks": lambda ledger, key, value: (
         unneeded("empty")
@@ -257,49 +256,50 @@ TRAINER: dict[str, Rule] = {
     **every(
         "callbacks.** logger.** plugins.**",
         refused(
-            "computed in Python, which is not run. Write a hook: hook.mine._target_=<yours> trust=[<its package>]."
+            "computed in Python, which dtrain does not run. Write a hook: hook.mine._target_=<yours> trust=[<its "
+            "package>]."
         ),
     ),
     "default_root_dir": output,
-    "default_root_dir.**": refused("computed in Python, which is not run. Type out=<URL>."),
-    "deterministic": lacking("on GPUs type backend=nccl backend.kernels=deterministic; the CPU's kernels are."),
-    "benchmark": lacking("kernels are torch's own. Leave it out."),
-    "detect_anomaly": lacking("a loss that is no number stops the run at its step: on_spike=stop."),
-    "sync_batchnorm": lacking("use GroupNorm or LayerNorm, whose numbers do not depend on how the batch is split."),
-    "reload_dataloaders_every_n_epochs": lacking("data is addressed by index, and never loaded again. Leave it out."),
-    "use_distributed_sampler": unneeded("samples are shared out by their position"),
-    "inference_mode": unneeded("nothing is kept for a backward in evaluation"),
-    "resume_from_checkpoint": lacking("a run goes on from its own checkpoint; init=<run of dtrain> takes weights."),
+    "default_root_dir.**": refused("computed in Python, which dtrain does not run. Type out=<URL>."),
+    "deterministic": lacking("on GPUs type backend=nccl backend.kernels=deterministic; CPU kernels are deterministic."),
+    "benchmark": lacking("torch chooses the kernels. Leave it out."),
+    "detect_anomaly": lacking("type on_spike=stop to stop the run at a NaN loss."),
+    "sync_batchnorm": lacking("use GroupNorm or LayerNorm, which do not depend on how the batch is split."),
+    "reload_dataloaders_every_n_epochs": lacking("data is accessed by index and never reloaded. Leave it out."),
+    "use_distributed_sampler": unneeded("dtrain distributes samples by index"),
+    "inference_mode": unneeded("evaluation always runs without autograd"),
+    "resume_from_checkpoint": lacking(
+        "a run resumes from its own checkpoint. Type init=<run of dtrain> to load weights only."
+    ),
     **every(
         "auto_lr_find auto_scale_batch_size",
-        lacking("nothing is searched for. Type optim.lr=<value> batch=<samples of a step>."),
+        lacking("dtrain does not tune these values. Type optim.lr=<value> batch=<samples per step>."),
     ),
     **every(
         "replace_sampler_ddp move_metrics_to_cpu progress_bar_refresh_rate weights_summary terminate_on_nan "
         "track_grad_norm",
         unneeded(
-            "of older versions: metrics.jsonl has the norm of the gradients, samples are shared out by their position"
+            "an option of older versions; metrics.jsonl has the gradient norm, and dtrain distributes samples by index"
         ),
     ),
-    "profiler": lacking("nothing is profiled while training goes on. Leave it out."),
-    "profiler.**": refused("nothing is profiled while training goes on. Leave it out."),
-    "plugins": lacking("launchers and precisions are words: launcher=external, precision=bf16."),
-    **every("barebones enable_autolog_hparams model_registry", unneeded("of Lightning's own loop")),
+    "profiler": lacking("there is no profiler during training. Leave it out."),
+    "profiler.**": refused("there is no profiler during training. Leave it out."),
+    "plugins": lacking("type words for launcher and precision: launcher=external, precision=bf16."),
+    **every("barebones enable_autolog_hparams model_registry", unneeded("an option of Lightning's own loop")),
     **every("strategy strategy.**", NO_STRATEGY),
-    "args.*": refused("given by position. Write its name before it."),
+    "args.*": refused("positional argument. Write it with its name."),
 }
 COMMANDS: dict[str, Rule] = {
     "seed_everything": lambda ledger, key, value: (
-        unneeded("runs are seeded: seed=0") if isinstance(value, bool) else to("seed", whole)
+        unneeded("runs are always seeded: seed=0") if isinstance(value, bool) else to("seed", whole)
     )(ledger, key, value),
     **every("model model.**", refused(YOURS, "model")),
     **every("data data.**", refused(DATA)),
     **every(
         "optimizer.** lr_scheduler.**",
-        refused(
-            "type optim=adamw, sgd, muon or adafactor, and schedule=cosine, constant or wsd, with their arguments."
-        ),
+        refused("type optim=adamw, sgd, muon or adafactor, and schedule=cosine, constant or wsd, with arguments."),
     ),
-    "ckpt_path": lacking("a run goes on from its own checkpoint; init=<run of dtrain> takes weights."),
-    **every("verbose return_predictions weights_only", unneeded("of other commands of Lightning")),
+    "ckpt_path": lacking("a run resumes from its own checkpoint. Type init=<run of dtrain> to load weights only."),
+    **every("verbose return_predictions weights_only", unneeded("an option of other Lightning commands")),
 }

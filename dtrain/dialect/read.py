@@ -1,7 +1,7 @@
-"""A file of another tool -> a tree of plain values: JSON, YAML, TOML, or the calls in a Python file, of which no line
-is run.
+"""Parse a file of another tool into a tree of plain values: JSON, YAML, TOML, or the calls in a Python file, which is
+never executed.
 
-What cannot be read is one line: the place, what is wrong there, what to do.
+Errors are one line: the location, the problem, and what to do.
 """
 
 import ast
@@ -29,32 +29,32 @@ CALLS = {
     "TorchTrainer": "ray_trainer",
     "DataParallelTrainer": "ray_trainer",
 }
-"""Calls that say how a run is made -> the name their arguments get in the tree."""
+"""Calls that configure a run -> the key of their arguments in the tree."""
 DEEPEST = 50
 LONGEST = 1 << 20
 """Bytes."""
 MOST = 20_000
-"""Values, those that aliases repeat counted each time."""
+"""Values, counting each expansion of an alias."""
 LARGEST = 1e30
-"""Above all numbers that mean something; nan is not below it."""
+"""Upper bound of plausible numbers; also excludes nan."""
 
 
 class Loader(yaml.SafeLoader):
-    """YAML as the tools mean it: 2e-5 is a number, and a key comes once."""
+    """A YAML loader that reads 2e-5 as a number and rejects duplicate keys."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen = set[str]()
         for key in [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]:
             if not isinstance(key, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(None, None, "a key that is no name", key.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, "a key that is not a scalar", key.start_mark)
             if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value} is said twice", key.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} is given twice", key.start_mark)
             seen.add(key.value)
-            key.tag = "tag:yaml.org,2002:str"  # else 1 and true would be one key
+            key.tag = "tag:yaml.org,2002:str"  # otherwise 1 and true would be the same key
         return super().construct_mapping(node, deep)
 
     def flatten_mapping(self, node: Any) -> None:
-        """`<<: *name` writes in what it stands for, which may do so itself."""
+        """Limit the expansion of `<<: *name` merges, which may be nested."""
         super().flatten_mapping(node)
         if len(node.value) > MOST:
             raise yaml.constructor.ConstructorError(None, None, f"more than {MOST} values", node.start_mark)
@@ -68,21 +68,22 @@ Loader.add_implicit_resolver(
 
 
 def read(place: str) -> dict[str, Any]:
-    """The tree of the file at a path or URL. Raises WordsError in one line, and StoreError."""
+    """Read the file at a path or URL into a tree. Raises a one-line WordsError, or StoreError."""
     return parse(store.small(place, LONGEST + 1), place)
 
 
 def parse(written: bytes, place: str) -> dict[str, Any]:
-    """The tree. Raises WordsError in one line."""
+    """Parse a file's bytes into a tree. Raises a one-line WordsError."""
     if len(written) > LONGEST:
         raise WordsError(
-            f"{place}: more than {LONGEST >> 20} MiB is no config. Give the file that the other tool is started with."
+            f"{place}: larger than {LONGEST >> 20} MiB, too large for a config. Give the file that starts the other "
+            f"tool."
         )
     try:
         text = written.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise WordsError(
-            f"{place}: not a text: byte {error.start} is no UTF-8. A config is JSON, YAML, TOML or Python."
+            f"{place}: not a text file: byte {error.start} is not UTF-8. A config is JSON, YAML, TOML or Python."
         ) from error
     if re.match(r"\s*<(!doctype|html)", text, re.IGNORECASE):
         raise WordsError(
@@ -93,8 +94,8 @@ def parse(written: bytes, place: str) -> dict[str, Any]:
         tree = {"json": _json, "toml": _toml, "py": _python}.get(kind, _any)(text, place)
         if _is_larger(tree, MOST):
             raise WordsError(
-                f"{place}: more than {MOST} values, with those that aliases repeat, are no config. Give the file that "
-                "the other tool is started with."
+                f"{place}: more than {MOST} values including expanded aliases, too many for a config. Give the file "
+                f"that starts the other tool."
             )
         if _depth(tree) > DEEPEST:
             raise WordsError(f"{place}: nested more than {DEEPEST} deep. Is it a config?")
@@ -107,17 +108,17 @@ def parse(written: bytes, place: str) -> dict[str, Any]:
             None,
         )
         if odd:
-            raise WordsError(f"{place}: {odd[:80]}: no number that a config may mean.")
+            raise WordsError(f"{place}: {odd[:80]}: not a plausible number. Correct it.")
     except RecursionError as error:
         raise WordsError(f"{place}: nested too deep. Is it a config?") from error
     if not isinstance(tree, dict) or not tree:
-        what = "empty" if tree in (None, {}, []) else f"{type(tree).__name__}, where keys and values are expected"
-        raise WordsError(f"{place}: {what}. Give the file that the other tool is started with.")
+        problem = "empty" if tree in (None, {}, []) else f"{type(tree).__name__}, where keys and values are expected"
+        raise WordsError(f"{place}: {problem}. Give the file that starts the other tool.")
     return tree
 
 
 def _any(text: str, place: str) -> Any:
-    """A file whose name does not tell: by how it looks."""
+    """Parse a file without a known extension, by its content."""
     if text.lstrip().startswith("{"):
         return _json(text, place)
     if re.search(rf"^[^#\n]*\b({'|'.join(CALLS)})\(", text, re.MULTILINE):
@@ -129,32 +130,32 @@ def _json(text: str, place: str) -> Any:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next((name for name, times in Counter(name for name, _ in pairs).items() if times > 1), None)
         if twice is not None:
-            raise WordsError(f"{place}: {twice} is said twice. Take one of them out.")
+            raise WordsError(f"{place}: {twice} is given twice. Remove one of them.")
         return dict(pairs)
 
     try:
         return json.loads(text, object_pairs_hook=once)
     except json.JSONDecodeError as error:
-        raise WordsError(f"{place}:{error.lineno}:{error.colno}: not JSON: {_slip(text, error)}") from error
+        raise WordsError(f"{place}:{error.lineno}:{error.colno}: not JSON: {_json_mistake(text, error)}") from error
     except ValueError as error:  # such as a number of 5,000 digits
         raise WordsError(f"{place}: not JSON: {first_line(error)}.") from error
 
 
-def _slip(text: str, error: json.JSONDecodeError) -> str:
-    """Common mistakes in JSON, by the text where reading ended."""
+def _json_mistake(text: str, error: json.JSONDecodeError) -> str:
+    """Describe a common JSON mistake from the text around the error."""
     before, here = text[: error.pos].rstrip(), text[error.pos :].lstrip()
-    slips = (
-        (here[:2] in ("//", "/*") or here[:1] == "#", "a comment, and JSON has none. Take it out."),
-        (before[-1:] == "," and here[:1] in ("}", "]"), "a comma after the last value. Take it out."),
-        (here[:1] in ("}", "]") and "trailing comma" in error.msg, "a comma after the last value. Take it out."),
-        (here[:1] == "'", 'texts stand in double quotes: "...".'),
-        (bool(re.match(r"True|False|None", here)), "Python's True, False and None are true, false and null in JSON."),
-        (here.startswith(","), "a comma too many. Take it out."),
+    mistakes = (
+        (here[:2] in ("//", "/*") or here[:1] == "#", "JSON has no comments. Remove this one."),
+        (before[-1:] == "," and here[:1] in ("}", "]"), "a comma after the last value. Remove it."),
+        (here[:1] in ("}", "]") and "trailing comma" in error.msg, "a comma after the last value. Remove it."),
+        (here[:1] == "'", 'strings need double quotes: "...".'),
+        (bool(re.match(r"True|False|None", here)), "JSON writes true, false and null, not True, False and None."),
+        (here.startswith(","), "an extra comma. Remove it."),
         (not here, "it ends too early: a bracket or quote is not closed."),
         ("Expecting ',' delimiter" in error.msg, "a comma is missing before this."),
         ("property name" in error.msg, 'a name in double quotes is expected: "name": value.'),
     )
-    return next((said for holds, said in slips if holds), f"{error.msg}.")
+    return next((message for matches, message in mistakes if matches), f"{error.msg}.")
 
 
 def _yaml(text: str, place: str) -> Any:
@@ -163,9 +164,9 @@ def _yaml(text: str, place: str) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         at = f"{place}:{mark.line + 1}:{mark.column + 1}" if mark else place
-        said = getattr(error, "problem", None) or first_line(error)
-        raise WordsError(f"{at}: not YAML: {said}. Look at the indentation, colons and brackets there.") from error
-    except ValueError as error:  # such as a date that is none
+        problem = getattr(error, "problem", None) or first_line(error)
+        raise WordsError(f"{at}: not YAML: {problem}. Check the indentation, colons and brackets there.") from error
+    except ValueError as error:  # such as an invalid date
         raise WordsError(f"{place}: not YAML: {first_line(error)}.") from error
 
 
@@ -177,7 +178,7 @@ def _toml(text: str, place: str) -> Any:
 
 
 def _python(text: str, place: str) -> Any:
-    """The outermost calls of CALLS, their arguments by name; those of a Trainer of Ray, which holds the others, at the
+    """Return the arguments of the outermost CALLS; those of Ray's Trainer, which contains the others, are at the
     top.
     """
     try:
@@ -200,9 +201,9 @@ def _python(text: str, place: str) -> Any:
     for call, arguments in read:
         name = CALLS[_last(call.func)]
         if id(call) not in script.inside:
-            tree[name] = _together(tree[name], arguments) if name in tree else arguments
+            tree[name] = _merge(tree[name], arguments) if name in tree else arguments
     if not tree:
-        raise WordsError(f"{place}: calls none of {', '.join(CALLS)}. Give the file in which the run is made.")
+        raise WordsError(f"{place}: calls none of {', '.join(CALLS)}. Give the file that creates the run.")
     outer = tree.pop("ray_trainer", {})
     tree = {
         **tree,
@@ -212,37 +213,37 @@ def _python(text: str, place: str) -> Any:
             else {}
         ),
     }
-    return _of_cli(tree, place) if "cli" in tree else tree
+    return _cli_defaults(tree, place) if "cli" in tree else tree
 
 
-def _together(one: Any, other: Any) -> Any:
-    """Several calls merged: values that are alike in all, and a note where they differ."""
+def _merge(one: Any, other: Any) -> Any:
+    """Merge the arguments of several calls; values that differ become Differs."""
     if isinstance(one, dict) and isinstance(other, dict):
-        return {name: _together(one.get(name), other.get(name)) for name in {**one, **other}}
+        return {name: _merge(one.get(name), other.get(name)) for name in {**one, **other}}
     if one == other and type(one) is type(other):
         return one
     return Differs(" or ".join("nothing" if each is None else str(each) for each in (one, other)))
 
 
-def _of_cli(tree: dict[str, Any], place: str) -> dict[str, Any]:
-    """The defaults that a script gives to LightningCLI, as its YAML has them."""
+def _cli_defaults(tree: dict[str, Any], place: str) -> dict[str, Any]:
+    """Return the defaults that a script passes to LightningCLI, in the form of its YAML."""
     cli = tree.pop("cli")
     trainer, seed = cli.get("trainer_defaults"), cli.get("seed_everything_default")
     if not isinstance(trainer, dict) and not tree:
         raise WordsError(
-            f"{place}: LightningCLI takes its trainer from a YAML here. Import that: the file after --config."
+            f"{place}: LightningCLI reads its trainer from a YAML file here. Import the file after --config."
         )
-    said = {"seed_everything": seed} if isinstance(seed, int) else {}
+    seeded = {"seed_everything": seed} if isinstance(seed, int) else {}
     model = (
         {"model": {"class_path": str(cli.get("args.0", cli.get("model_class")))}}
         if "args.0" in cli or "model_class" in cli
         else {}
     )
-    return {**said, **model, **tree, **({"trainer": trainer} if isinstance(trainer, dict) else {})}
+    return {**seeded, **model, **tree, **({"trainer": trainer} if isinstance(trainer, dict) else {})}
 
 
 class _Script:
-    """The values of a Python file that can be told without running it; `inside` are calls that are arguments of
+    """The values of a Python file that are known without running it; `inside` are the ids of calls nested in
     another.
     """
 
@@ -255,25 +256,25 @@ class _Script:
         times = Counter(name for node in ast.walk(module) for name in _changes(node, given))
         self._names = {
             name: value for name, value in given.items() if times[name] == 1
-        }  # else which value is meant is not known
+        }  # a reassigned name has no certain value
 
     def arguments(self, call: ast.Call, deep: int = 0) -> dict[str, Any]:
-        """By name; what **mapping holds too, where the file says it."""
-        found = {f"args.{number}": self.value(node, deep) for number, node in enumerate(call.args)}
+        """Return a call's arguments by name, including those of a literal **mapping."""
+        values = {f"args.{number}": self.value(node, deep) for number, node in enumerate(call.args)}
         for word in call.keywords:
             value = self.value(word.value, deep)
             if word.arg is not None:
-                found[word.arg] = value
+                values[word.arg] = value
             else:
-                found |= (
+                values |= (
                     value
                     if isinstance(value, dict) and "class_path" not in value
                     else {f"**{ast.unparse(word.value)}": Code(value)}
                 )
-        return found
+        return values
 
     def value(self, node: ast.expr, deep: int = 0) -> Any:
-        """A plain value; a call of another class in the form of class_path and init_args; what is computed as Code."""
+        """Return a plain value; class_path and init_args for a call of another class; Code for a computed value."""
         if isinstance(node, ast.Name) and node.id in self._names and deep < DEEPEST:
             return self.value(self._names[node.id], deep + 1)
         if isinstance(node, ast.List | ast.Tuple):
@@ -293,25 +294,23 @@ class _Script:
             return Code(ast.unparse(node))
 
     def _entries(self, node: ast.Dict, deep: int) -> dict[str, Any]:
-        """Of a mapping that is written out; one that it takes in with ** is said as such where the file does not hold
-        it.
-        """
-        found: dict[str, Any] = {}
+        """Return the entries of a literal mapping; an unknown ** mapping in it becomes Code."""
+        values: dict[str, Any] = {}
         for key, item in zip(node.keys, node.values, strict=True):
             value = self.value(item, deep)
             if isinstance(key, ast.Constant):
-                found[str(key.value)] = value
+                values[str(key.value)] = value
             else:
-                found |= (
+                values |= (
                     value
                     if isinstance(value, dict) and "class_path" not in value
                     else {f"**{ast.unparse(item)}": Code(value)}
                 )
-        return found
+        return values
 
 
 def _changes(node: ast.AST, given: Mapping[str, ast.expr]) -> Iterator[str]:
-    """The names that a node binds, or whose list or mapping it may change."""
+    """Yield the names that a node binds, or whose list or mapping it may mutate."""
     if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
         yield node.id
     elif isinstance(node, ast.arg):
@@ -320,9 +319,9 @@ def _changes(node: ast.AST, given: Mapping[str, ast.expr]) -> Iterator[str]:
         root: ast.expr = node
         while isinstance(root, ast.Subscript | ast.Attribute):
             root = root.value
-        held = given.get(root.id) if isinstance(root, ast.Name) else None
-        if isinstance(held, ast.List | ast.Dict) or (
-            isinstance(held, ast.Call) and _last(held.func) in ("dict", "list")
+        literal = given.get(root.id) if isinstance(root, ast.Name) else None
+        if isinstance(literal, ast.List | ast.Dict) or (
+            isinstance(literal, ast.Call) and _last(literal.func) in ("dict", "list")
         ):
             yield ast.unparse(root)
 
@@ -340,7 +339,7 @@ def _inside(tree: Any) -> Collection[Any]:
 
 
 def _is_larger(tree: Any, most: int) -> bool:
-    """Told without walking what an alias repeats for ever."""
+    """Return whether a tree has more than `most` values, without walking endless aliases."""
     left, seen = [tree], 0
     while left and seen <= most:
         one, seen = left.pop(), seen + 1

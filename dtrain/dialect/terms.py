@@ -1,8 +1,6 @@
-"""Terms that several tools share: optimizers of torch, warm-up and decay, types of numbers, places for
-output.
+"""Translations that several tools share: torch's optimizers, warm-up and decay, precision, and output.
 
-Formulas were read in the tools' own documentation; where one of theirs is not exactly ours, the note of the carried key
-says by how much.
+The formulas come from the tools' documentation; where one differs from dtrain's, the note of the carried key says how.
 """
 
 from collections.abc import Mapping
@@ -11,11 +9,11 @@ from typing import Any
 from dtrain.dialect.ledger import Ledger, Rule, number, show, text
 from dtrain.dialect.rules import chosen, lacking, refused, says, to, unneeded
 
-BEHIND = "theirs begins at 0 and stays a step behind, two in DeepSpeed"
+BEHIND = "their warm-up starts at 0 and lags one step behind, two in DeepSpeed"
 """transformers, torchtune and DeepSpeed warm up by step / warmup, counted from 0; dtrain by (step + 1) / warmup."""
-MATRICES = "here norms, biases and other vectors do not decay"
+MATRICES = "dtrain does not decay norms, biases and other vectors"
 NO_DATA = (
-    "dtrain has no such data. Type data=tokens data.path=<token files>, data=text data.path=<URL>, or "
+    "dtrain does not read this data format. Type data=tokens data.path=<token files>, data=text data.path=<URL>, or "
     "data=dataset data.dataset._target_=<yours> trust=[<its package>]"
 )
 
@@ -25,25 +23,24 @@ DEFAULTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "adam": ("adamw", ADAM),
     "sgd": ("sgd", {"lr": 1e-3, "momentum": 0.0, "nesterov": False, "weight_decay": 0.0}),
 }
-"""class of torch.optim in lower case -> our word, and its own defaults:
+"""class of torch.optim in lower case -> dtrain's word, and torch's defaults:
 https://docs.pytorch.org/docs/stable/optim.html
 """
-SPEED = "speed only; here one fused kernel is used where there is one"
+SPEED = "affects speed only; dtrain uses a fused kernel where available"
 REST: Mapping[str, Rule] = {
     "fused": unneeded(SPEED), "foreach": unneeded(SPEED), "capturable": unneeded(SPEED),
     "differentiable": unneeded(SPEED),
-    "amsgrad": lacking("there is no amsgrad. Leave it out, or write a schedule and optimizer of your own: "
+    "amsgrad": lacking("amsgrad is not supported. Leave it out, or write your own optimizer: "
         "optim._target_=<yours> trust=[<its package>]."),
-    "maximize": lacking("losses are minimised. Turn the sign of the loss in an objective of your own."),
-    "dampening": lacking("there is no dampening. Leave it out."),
+    "maximize": lacking("dtrain minimises the loss. Negate it in your own objective."),
+    "dampening": lacking("dampening is not supported. Leave it out."),
 }  # fmt: skip
-"""Arguments of torch's optimizers beside those that carry over."""
+"""Rules for the arguments of torch's optimizers that do not carry over."""
 
 
 def optimizer(ledger: Ledger, name_key: str, prefix: str, name: str, defaults: Mapping[str, Any] | None = None) -> None:
-    """An optimizer of torch by the name of its class, its arguments below `prefix`; `defaults` of the tool where they
-    are not torch's.
-    """
+    """Translate a torch optimizer by its class name, with its arguments below `prefix`; `defaults` are the tool's where
+    they differ from torch's."""
     word, own = DEFAULTS.get(name.lower(), ("", {}))
     arguments = ledger.under(prefix) if prefix else []
     arguments = [key for key in arguments if key != name_key]
@@ -51,17 +48,17 @@ def optimizer(ledger: Ledger, name_key: str, prefix: str, name: str, defaults: M
     adds = name.lower() == "adam" and decay != 0 and decay != "auto"
     if not word or adds:
         why = (
-            "Adam adds the decay to the gradient, optim=adamw takes it off the weights. Type optim=adamw "
-            f"optim.weight_decay={decay} if that is meant."
+            "Adam adds the decay to the gradient; optim=adamw decays the weights directly. Type optim=adamw "
+            f"optim.weight_decay={decay} if you want that."
             if adds
-            else f"there is no optimizer {name}. Type optim=adamw, sgd, muon or adafactor, or optim._target_=<yours> "
+            else f"unknown optimizer {name}. Type optim=adamw, sgd, muon or adafactor, or optim._target_=<yours> "
             "trust=[<its package>]."
         )
         for key in [name_key, *arguments]:
             ledger.refuse(key, why)
         unknown_optimizer(ledger, name, ledger.get(f"{prefix}.lr"))
         return
-    ledger.carry(name_key, {"optim": word}, "the same without decay" if name.lower() == "adam" else "")
+    ledger.carry(name_key, {"optim": word}, "equal to Adam without decay" if name.lower() == "adam" else "")
     known = {f"{prefix}.{argument}": argument for argument in own}
     for key in arguments:
         if key in known:
@@ -69,15 +66,19 @@ def optimizer(ledger: Ledger, name_key: str, prefix: str, name: str, defaults: M
             to(f"optim.{known[key]}", _pair if known[key] == "betas" else _plain, note)(ledger, key, ledger.leaves[key])
         elif key.removeprefix(f"{prefix}.") in REST:
             REST[key.removeprefix(f"{prefix}.")](ledger, key, ledger.leaves[key])
-    told = {argument for key, argument in known.items() if key in arguments}
+    given = {argument for key, argument in known.items() if key in arguments}
     ledger.imply(
-        {f"optim.{argument}": value for argument, value in {**own, **(defaults or {})}.items() if argument not in told},
+        {
+            f"optim.{argument}": value
+            for argument, value in {**own, **(defaults or {})}.items()
+            if argument not in given
+        },
         f"default of {name} in {ledger.tool}",
     )
 
 
 def unknown_optimizer(ledger: Ledger, name: str, lr: Any) -> None:
-    """Another one has to be chosen, and a learning rate for it."""
+    """Ask for another optimizer and its learning rate."""
     ledger.ask("optim")
     ledger.words.pop("optim.lr", None)
     ledger.ask("optim.lr", "value" if lr in (None, "auto") else f"{show(lr)} with {name}")
@@ -94,9 +95,8 @@ def _pair(value: Any) -> list[float]:
 
 
 def decaying(shape: str, warmup: float, steps: int | None, floor: float = 0.0) -> dict[str, Any]:
-    """Words of a schedule: `shape` is constant, cosine or linear, from the end of `warmup` to the end of the run;
-    linear needs its `steps`.
-    """
+    """Return the words of a schedule that is constant, cosine or linear from the end of `warmup` to the end of the run;
+    linear needs `steps`."""
     if shape == "linear" and steps is not None:
         return {
             "schedule": "wsd",
@@ -109,12 +109,12 @@ def decaying(shape: str, warmup: float, steps: int | None, floor: float = 0.0) -
 
 
 def output(ledger: Ledger, key: str, value: Any) -> None:
-    """Where a run lands is said on the command line alone."""
+    """Carry the output folder over to the command line."""
     to("out", text, command=True)(ledger, key, value)
 
 
 def epochs(word: str = "steps") -> Rule:
-    """Epochs mean a number of samples that the file does not say."""
+    """Refuse epochs, since the file does not give the number of samples."""
 
     def rule(ledger: Ledger, key: str, value: Any) -> None:
         if isinstance(value, str | bool) or not isinstance(value, int | float):
@@ -123,7 +123,7 @@ def epochs(word: str = "steps") -> Rule:
             ledger.ask(word, f"{value} x samples / batch")
             ledger.refuse(
                 key,
-                f"dtrain counts steps, and how many samples an epoch has is not in this file. Type {word}=<{value} x "
+                f"dtrain counts steps, and this file does not give the samples of an epoch. Type {word}=<{value} x "
                 "samples / batch>.",
             )
 
@@ -131,5 +131,5 @@ def epochs(word: str = "steps") -> Rule:
 
 
 def precision_rule(table: Mapping[Any, str], other: str) -> Rule:
-    """Carried by a table of their names -> ours."""
+    """Carry a precision over by a table of the tool's names -> dtrain's."""
     return chosen({name: says({"precision": word}) for name, word in table.items()}, refused(other, "precision"))

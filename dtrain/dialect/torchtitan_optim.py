@@ -1,4 +1,4 @@
-"""torchtitan's optimizer and lr_scheduler sections as words."""
+"""Translation of torchtitan's optimizer and lr_scheduler sections."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,18 +14,18 @@ SCHEDULES = {
 
 
 DECAY = (
-    "the decay is a straight line over the last steps, or a cosine from the end of the warm-up. Type "
+    "dtrain decays linearly over the last steps, or by a cosine from the end of the warm-up. Type "
     "schedule=wsd schedule.decay=<steps>, or schedule=cosine."
 )
 
 
 def optimizer_section(ledger: Ledger) -> None:
-    """One optimizer for all, or groups by patterns; a single group for everything is the former."""
+    """Translate a single optimizer, also given as one parameter group for all weights; refuse several groups."""
     if "optimizer.name" in ledger.leaves:
         betas = [ledger.get("optimizer.beta1", 0.9), ledger.get("optimizer.beta2", 0.95)]
         name = str(ledger.leaves["optimizer.name"])
         for key in ledger.under("optimizer.implementation"):
-            ledger.skip(key, "speed only; here one fused kernel is used where there is one")
+            ledger.skip(key, "affects speed only; dtrain uses a fused kernel where available")
         for key in ledger.under("optimizer.beta1", "optimizer.beta2"):
             if name == "AdamW":
                 ledger.carry(key, {"optim.betas": betas})
@@ -42,7 +42,7 @@ def optimizer_section(ledger: Ledger) -> None:
     for key in ledger.under(groups):
         ledger.refuse(
             key,
-            "optimizers by patterns of names are optim=muon, or one of your own: optim._target_=<yours> trust=[<its "
+            "for optimizers by parameter name, type optim=muon or write your own: optim._target_=<yours> trust=[<its "
             "package>].",
         )
         if "optim" not in ledger.words:
@@ -51,18 +51,16 @@ def optimizer_section(ledger: Ledger) -> None:
 
 
 def schedule_section(ledger: Ledger) -> None:
-    """Flat, then down over the last decay_ratio of the run; without one down from the end of the warm-up."""
+    """Translate the schedule: decay over the last decay_ratio of the run, or from the end of the warm-up."""
     p = "lr_scheduler"
     values = {name: ledger.get(f"{p}.{name}", default) for name, default in SCHEDULER.items()}
     steps, ratio = ledger.get("training.steps", 10000), values["decay_ratio"]
     total = steps if values["total_steps"] is None else values["total_steps"]
     numbers = (steps, total, values["warmup_steps"], values["min_lr_factor"], 0 if ratio is None else ratio)
-    if not all(isinstance(one, int | float) and not isinstance(one, bool) for one in numbers):
-        return  # the table refuses what is odd
+    if not all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers):
+        return  # the table refuses invalid values
     if total != steps and "training.steps" in ledger.leaves:
-        ledger.carry(
-            "training.steps", {"steps": total, "stop_after": steps}, "the schedule aims further than the run goes"
-        )
+        ledger.carry("training.steps", {"steps": total, "stop_after": steps}, "the schedule is longer than the run")
     warmup = min(values["warmup_steps"], total)
     decay = total - warmup if ratio is None else min(round(total * ratio), total - warmup)
     words = {
@@ -91,7 +89,7 @@ def schedule_section(ledger: Ledger) -> None:
             else:
                 ledger.carry(key, {word: words[word]}, f"of {total} steps" if name == "decay_ratio" else "")
     for key in ledger.under(f"{p}.total_steps"):
-        ledger.skip(key, "told with training.steps")
+        ledger.skip(key, "covered by training.steps")
     ledger.imply(words, "default of torchtitan")
 
 

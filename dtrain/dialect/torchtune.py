@@ -2,7 +2,7 @@
 
     dtrain import 8B_full.yaml to=mine.yaml
 
-Its recipes for several devices shard with FSDP2; which one is meant is said to `tune run`, not in the file.
+Its distributed recipes shard with FSDP2; the recipe is chosen by `tune run`, not in the file.
 """
 
 import re
@@ -30,7 +30,7 @@ LOSSES = names(
     "torchtune.modules.loss.SFTLoss torchtune.modules.loss.cross_entropy_loss.LinearCrossEntropyLoss"
 )
 TINY = (
-    "optim=adamw has its state in the type of the weights. Type optim=adamw, and precision=bf16_true or "
+    "optim=adamw keeps its state in the weights' dtype. Type optim=adamw, and precision=bf16_true or "
     "strategy.offload=cpu to save memory."
 )
 
@@ -40,23 +40,23 @@ def translate(ledger: Ledger) -> None:
     for tell in (_steps, _model, _parts, _optimizer, _schedule, _mesh):
         tell(ledger)
     ledger.apply(RULES)
-    ledger.imply({"clip": None}, "torchtune does not clip unless told to")
+    ledger.imply({"clip": None}, "torchtune does not clip by default")
     if f"optimizer.{COMPONENT}" in ledger.leaves and not any(key.startswith("lr_scheduler.") for key in ledger.leaves):
         ledger.imply({"schedule": "constant", "schedule.warmup": 0}, "no lr_scheduler in this file")
 
 
 def _fill_in(ledger: Ledger) -> None:
-    """Keys that stand for others of the file. What reads the environment stays as it is written."""
+    """Resolve references to other keys of the file; references to the environment stay unresolved."""
     plain = {key: value for key, value in ledger.leaves.items() if not isinstance(value, str) or "${" not in value}
     for key, value in ledger.leaves.items():
         if isinstance(value, str) and "${" in value:
             alone = INNER.fullmatch(value)
-            said = INNER.sub(lambda found: str(plain.get(found[1], found[0])), value)
-            ledger.leaves[key] = plain[alone[1]] if alone and alone[1] in plain else said
+            text = INNER.sub(lambda match: str(plain.get(match[1], match[0])), value)
+            ledger.leaves[key] = plain[alone[1]] if alone and alone[1] in plain else text
 
 
 def _steps(ledger: Ledger) -> None:
-    """epochs x max_steps_per_epoch, where both are said; epochs alone need the number of samples."""
+    """Compute the steps from epochs x max_steps_per_epoch, if both are set."""
     passes, most = ledger.leaves.get("epochs"), ledger.leaves.get("max_steps_per_epoch")
     if most is not None and passes is not None:
         try:
@@ -64,13 +64,13 @@ def _steps(ledger: Ledger) -> None:
         except (ValueError, TypeError):
             return
         ledger.carry(
-            "max_steps_per_epoch", {"steps": steps}, f"{passes} x {most}; fewer there when the data has not as many"
+            "max_steps_per_epoch", {"steps": steps}, f"{passes} x {most}; fewer in torchtune if the data is shorter"
         )
-        ledger.skip("epochs", "told with max_steps_per_epoch")
+        ledger.skip("epochs", "covered by max_steps_per_epoch")
 
 
 def _model(ledger: Ledger) -> None:
-    """A builder of torchtune is a function that gives a module, which is what model._target_ takes."""
+    """Translate the model: torchtune's builders are functions that return a module, as model._target_ expects."""
     key = f"model.{COMPONENT}"
     name = str(ledger.get(key, ""))
     if not name:
@@ -83,16 +83,17 @@ def _model(ledger: Ledger) -> None:
         for other in ledger.under("model"):
             ledger.refuse(
                 other,
-                "dtrain trains all weights: there is no LoRA. Type model._target_=<the builder without lora_> "
+                "dtrain trains all weights: LoRA is not supported. Type model._target_=<the builder without lora_> "
                 "trust=[torchtune].",
             )
         ledger.ask("model")
         return
-    if not re.fullmatch(r"torchtune(\.\w+)+", name):  # whose code runs is the user's to say, never the file's
+    if not re.fullmatch(r"torchtune(\.\w+)+", name):  # only the user may trust code, never a file
         for other in ledger.under("model"):
             ledger.refuse(
                 other,
-                f"{name} is not of torchtune. If you trust its package, type {screen.typed(f'model._target_={name}')} "
+                f"{name} is not part of torchtune. If you trust its package, type "
+                f"{screen.typed(f'model._target_={name}')} "
                 "trust=[<the package>].",
             )
         ledger.ask("model")
@@ -101,13 +102,13 @@ def _model(ledger: Ledger) -> None:
     ledger.command["trust"] = "[torchtune]"
     for other in ledger.under("model"):
         if COMPONENT in other:
-            ledger.refuse(other, "an argument that is built itself. Type model.<argument>._target_=<what it is>.")
+            ledger.refuse(other, "this argument is an object. Type model.<argument>._target_=<its class>.")
         else:
             ledger.carry(other, {other: ledger.leaves[other]})
 
 
 def _parts(ledger: Ledger) -> None:
-    """Sections that are components of torchtune's own; all of a section goes one way."""
+    """Record the sections that configure torchtune's components; all keys of a section share one outcome."""
     for section, (why, known) in SECTIONS.items():
         name = str(ledger.get(f"{section}.{COMPONENT}", ""))
         for key in ledger.under(section):
@@ -116,26 +117,26 @@ def _parts(ledger: Ledger) -> None:
         if key == f"loss.{COMPONENT}" and str(ledger.leaves[key]) in LOSSES:
             ledger.carry(key, {"objective": "next_token"})
         elif str(ledger.get(f"loss.{COMPONENT}")) in LOSSES:
-            ledger.skip(key, "how the logits are cut into pieces; -100 is left out, as here")
+            ledger.skip(key, "the chunking of the logits; -100 is ignored, as here")
         else:
-            ledger.refuse(key, "there is no such loss. Type objective._target_=<yours> trust=[<its package>].")
+            ledger.refuse(key, "unknown loss. Type objective._target_=<yours> trust=[<its package>].")
 
 
 CHECKPOINTS = (
-    "weights come from a run of dtrain (init=<out>), or a model that loads its own: "
+    "initial weights come from a dtrain run (init=<out>), or from a model that loads its own: "
     "model._target_=transformers.AutoModelForCausalLM.from_pretrained model.pretrained_model_name_or_path={} "
     "trust=[transformers]."
 )
 LOGGED = (
-    "metrics.jsonl and TensorBoard have every row; for others write a logger: logger.mine._target_=<yours> "
+    "metrics.jsonl and TensorBoard get every row. For another service write a logger: logger.mine._target_=<yours> "
     "trust=[<its package>]."
 )
 SECTIONS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "dataset": (NO_DATA, {}),
-    "dataset_val": ("held-out samples are a part of the data: data.holdout, or data.holdout_dataset.", {}),
-    "tokenizer": ("token files are encoded already, and data=text takes data.tokenizer=<URL of a tokenizer.json>.", {}),
-    "collate_fn": ("samples are stacked. Make them of equal length in the dataset.", {}),
-    "quantizer": ("weights are not quantised. Quantise what dtrain checkpoint export wrote.", {}),
+    "dataset_val": ("the data provides held-out samples: data.holdout, or data.holdout_dataset.", {}),
+    "tokenizer": ("token files are already encoded; data=text takes data.tokenizer=<URL of a tokenizer.json>.", {}),
+    "collate_fn": ("dtrain stacks the samples. Give them equal lengths in your dataset.", {}),
+    "quantizer": ("dtrain does not quantise weights. Quantise the output of dtrain checkpoint export.", {}),
     "metric_logger": (
         LOGGED,
         {
@@ -144,13 +145,13 @@ SECTIONS: Mapping[str, tuple[str, Mapping[str, str]]] = {
             "torchtune.training.metric_logging.TensorBoardLogger": "logger=tensorboard",
         },
     ),
-    "tensor_parallel_plan": ("a model brings its own tp_plan: see docs/own-parts.md.", {}),
-    "teacher_model": ("there is no distillation. Write it as an objective of your own.", {}),
-    "teacher_checkpointer": ("there is no distillation. Write it as an objective of your own.", {}),
-    "kd_loss": ("there is no distillation. Write it as an objective of your own.", {}),
-    "ref_checkpointer": ("there is no preference training. Write it as an objective of your own.", {}),
+    "tensor_parallel_plan": ("the model defines its own tp_plan: see docs/own-parts.md.", {}),
+    "teacher_model": ("distillation is not built in. Write your own objective.", {}),
+    "teacher_checkpointer": ("distillation is not built in. Write your own objective.", {}),
+    "kd_loss": ("distillation is not built in. Write your own objective.", {}),
+    "ref_checkpointer": ("preference training is not built in. Write your own objective.", {}),
 }
-"""section -> why it is refused, and the components of it that need nothing."""
+"""section -> why it is refused, and its components that dtrain does not need (with the reason)."""
 
 
 def _optimizer(ledger: Ledger) -> None:
@@ -163,16 +164,16 @@ def _optimizer(ledger: Ledger) -> None:
         lr = other == "optimizer.lr"
         ledger.refuse(
             other,
-            f"Type optim.lr={ledger.leaves[other]} with the optimizer that you choose."
+            f"Type optim.lr={ledger.leaves[other]} for the optimizer that you choose."
             if lr
-            else f"there is no {name}: {TINY}",
+            else f"unknown optimizer {name}: {TINY}",
         )
     if name:
         unknown_optimizer(ledger, name, ledger.get("optimizer.lr"))
 
 
 def _schedule(ledger: Ledger) -> None:
-    """Its cosine goes to 0; the steps are those of the run."""
+    """Translate the schedule: a cosine to 0 at the end of the run."""
     p, key = "lr_scheduler", f"lr_scheduler.{COMPONENT}"
     name = str(ledger.get(key, ""))
     if not name:
@@ -180,21 +181,21 @@ def _schedule(ledger: Ledger) -> None:
     cosine = name.endswith("get_cosine_schedule_with_warmup") and ledger.get(f"{p}.num_cycles", 0.5) == 0.5
     for other in [key, *(other for other in ledger.under(p) if other != key)]:
         if not cosine:
-            ledger.refuse(other, f"there is no schedule like {name}. Type schedule=cosine, constant or wsd.")
+            ledger.refuse(other, f"unknown schedule {name}. Type schedule=cosine, constant or wsd.")
             ledger.ask("schedule")
         elif other == key:
             ledger.carry(
                 key, {word: value for word, value in decaying("cosine", 0, None).items() if word != "schedule.warmup"}
             )
-            ledger.imply({"schedule.warmup": 0}, "no warm-up is said")
+            ledger.imply({"schedule.warmup": 0}, "no warm-up in this file")
         elif other == f"{p}.num_warmup_steps":
             to("schedule.warmup", whole, BEHIND)(ledger, other, ledger.leaves[other])
         elif other == f"{p}.num_cycles":
-            ledger.skip(other, "half a cosine, as here")
+            ledger.skip(other, "half a cosine period, as here")
 
 
 def _mesh(ledger: Ledger) -> None:
-    """Keys that only recipes for several devices read say that the model is sharded."""
+    """Translate the mesh degrees; keys of torchtune's distributed recipes imply FSDP."""
     if any(
         ledger.leaves.get(key) is not None
         for key in (
@@ -204,7 +205,7 @@ def _mesh(ledger: Ledger) -> None:
             "data_parallel_shard_dim",
         )
     ):
-        ledger.imply({"strategy": "fsdp"}, "what torchtune's distributed recipes do")
+        ledger.imply({"strategy": "fsdp"}, "as in torchtune's distributed recipes")
     for key, axis in (
         ("tensor_parallel_dim", "tp"),
         ("data_parallel_replicate_dim", "dp_replicate"),
@@ -213,7 +214,7 @@ def _mesh(ledger: Ledger) -> None:
     ):
         value: Any = ledger.leaves.get(key)
         if key in ledger.leaves and value in (1, -1, None):
-            ledger.skip(key, "all the others" if value == -1 else "one, as here")
+            ledger.skip(key, "the remaining ranks" if value == -1 else "one, as here")
         elif key in ledger.leaves:
             to(f"mesh.{axis}", count)(ledger, key, value)
     if ledger.words.get("mesh.dp_replicate", 1) > 1:
@@ -233,58 +234,58 @@ RULES: dict[str, Rule] = {
     "output_dir": output,
     **{f"{section}.**": refused(why) for section, (why, _) in SECTIONS.items()},
     "checkpointer.**": lambda ledger, key, value: _checkpointer(ledger, key, value)(ledger, key, value),
-    "resume_from_checkpoint": switched(says({"resume": "must"}), unneeded("resume=auto goes on where there is "
-        "something to go on from")),
+    "resume_from_checkpoint": switched(says({"resume": "must"}), unneeded("resume=auto resumes if there is a "
+    "checkpoint")),
     "save_every_n_steps": to("checkpoint.every", count),
     "save_every_n_epochs": epochs("checkpoint.every"),
     **every("save_adapter_weights_only enable_async_checkpointing", SHARDS),
     "keep_last_n_checkpoints": to("checkpoint.keep", count),
     "epochs": epochs(),
     "max_steps_per_epoch": epochs(),
-    "batch_size": to("microbatch", count, "samples of a forward on one rank"),
-    "batch_size_val": unneeded("held-out samples are taken in microbatches"),
+    "batch_size": to("microbatch", count, "samples per forward on one rank"),
+    "batch_size_val": unneeded("evaluation uses the microbatch size"),
     "gradient_accumulation_steps": to("accumulate", count),
     "run_val_every_n_steps": to("evaluate.every", count),
     "seed": to("seed", whole),
-    "shuffle": switched(unneeded("samples come in a seeded random order"), refused("samples come in a seeded random "
-        "order. Leave it out.")),
+    "shuffle": switched(unneeded("samples are shuffled with the seed"), refused("samples are shuffled with the seed. "
+    "Leave it out.")),
     "clip_grad_norm": to("clip", number),
     "compile": switched(says({"compile": "blocks"}), says({"compile": "none"})),
     "compile.model": switched(says({"compile": "blocks"}), says({"compile": "none"})),
-    "compile.*": unneeded("blocks are what is compiled"),
-    "optimizer_in_bwd": lacking("the optimizer steps after the backward. Type strategy=fsdp to shard its state."),
-    "device": chosen({"cuda": unneeded("GPUs where there are any, as here"), "cpu": says({"backend": "gloo"})},
-    refused("GPUs with nccl, CPUs with gloo. Leave "
-        "it out.")),
+    "compile.*": unneeded("dtrain compiles the blocks"),
+    "optimizer_in_bwd": lacking("the optimizer steps after the whole backward. Type strategy=fsdp to shard its state."),
+    "device": chosen({"cuda": unneeded("GPUs if available, as here"), "cpu": says({"backend": "gloo"})},
+    refused("dtrain runs on GPUs with nccl and on CPUs with gloo. Leave it out.")),
     "enable_activation_checkpointing": switched(says({"remat": "full"}), says({"remat": "none"})),
-    "enable_activation_offloading": lacking("activations stay on the device. Type remat=full."),
+    "enable_activation_offloading": lacking("there is no activation offload. Type remat=full."),
     "ac_mode": chosen({"full": says({"remat": "full"}), "selective": says({"remat": "selective"})},
     refused("type remat=full or remat=selective.")),
-    "ac_option": refused("which blocks are computed again: type remat=budget remat.share=0.5."),
-    "custom_sharded_layers": unneeded("what is in no block is sharded by itself"),
+    "ac_option": refused("type remat=budget remat.share=0.5 for the share of blocks to recompute."),
+    "custom_sharded_layers": unneeded("parameters outside the blocks are sharded separately"),
     "fsdp_cpu_offload": switched(says({"strategy.offload": "cpu"}), unneeded("off, as here")),
     "fsdp_reshard_after_forward": switched(says({"strategy.reshard": "forward"}), says({"strategy.reshard": "never"})),
-    "memory_efficient_fsdp_wrap": unneeded("what is in no block is sharded by itself"),
+    "memory_efficient_fsdp_wrap": unneeded("parameters outside the blocks are sharded separately"),
     "dtype": chosen(
-        {"bf16": says({"precision": "bf16_true"}, "weights too, as there"), "fp32": says({"precision": "fp32"})},
-        refused("type precision=fp16, which keeps weights in fp32.", "precision"),
+        {"bf16": says({"precision": "bf16_true"}, "bf16 weights, as in "
+        "torchtune"), "fp32": says({"precision": "fp32"})},
+        refused("16-bit weights are bf16 only. Type precision=fp16, which keeps fp32 weights.", "precision"),
     ),
-    "enable_fp8_training": switched(says({"precision": "fp8"}, "needs torchao and a GPU that has the type"),
+    "enable_fp8_training": switched(says({"precision": "fp8"}, "needs torchao and a GPU with fp8"),
     unneeded("off, as here")),
     "fp8_recipe_name": to("precision.recipe", text),
     "log_every_n_steps": to("log.every", count),
-    "log_peak_memory_stats": unneeded("metrics.jsonl has what is measured"),
-    "log_level": unneeded("there is one level: what a person needs"),
+    "log_peak_memory_stats": unneeded("metrics.jsonl has all measurements"),
+    "log_level": unneeded("there is a single log level"),
     "profiler.**": lambda ledger, key, value: (
         (
-        refused("nothing is profiled while training goes on. Leave it out.")
+        refused("there is no profiler during training. Leave it out.")
         if ledger.get("profiler.enabled")
         else unneeded("off, as here")
         )(ledger, key, value)
     ),
-    "cudnn_deterministic_mode": lacking("on GPUs type backend=nccl backend.kernels=deterministic; the CPU's kernels "
-        "are."),
-    "low_cpu_ram": unneeded("weights are filled shard by shard"),
+    "cudnn_deterministic_mode": lacking("on GPUs type backend=nccl backend.kernels=deterministic; CPU kernels are "
+    "deterministic."),
+    "low_cpu_ram": unneeded("each shard is initialised in place"),
     "use_distributed_state_dict": SHARDS,
-    **every("kd_ratio", refused("there is no distillation. Write it as an objective of your own.")),
+    **every("kd_ratio", refused("distillation is not built in. Write your own objective.")),
 }  # fmt: skip

@@ -1,6 +1,4 @@
-"""The recipe of an imported file: three lists as comments, then the words, each default of theirs
-marked as such.
-"""
+"""Write the recipe of an imported file: three lists as comments, then the words, with the tool's defaults marked."""
 
 import re
 import shlex
@@ -13,34 +11,34 @@ from dtrain.config.schema import GROUPS
 from dtrain.dialect.ledger import Entry, Ledger, show
 from dtrain.secrets import masked, screen
 
-HEADS = {"carried": "carried over", "unneeded": "not needed here", "refused": "refused, and what to do"}
+HEADS = {"carried": "carried over", "unneeded": "not needed here", "refused": "refused, and what to type instead"}
 LONGEST = 100
-"""Characters of a value of theirs that are shown."""
+"""Characters shown of an imported value."""
 
 
 def recipe(ledger: Ledger, silent: Iterable[str], name: str) -> str:
-    """The recipe as a text; `silent` is what files of this tool never say, `name` what stands for it after
+    """Return the recipe as text; `silent` are the words that files of this tool never set, `name` goes after
     `recipe=`.
     """
     lines = [
         "# @package _global_",
-        f"# {ledger.place.rsplit('/', 1)[-1]}, which {ledger.tool} reads, in words of dtrain",
+        f"# {ledger.place.rsplit('/', 1)[-1]}, a config of {ledger.tool}, in dtrain's words",
         f"# plan       dtrain plan {_typed('recipe', name)}{_needed(ledger)}",
         f"# run        {command(ledger, name)}",
     ]
     missing = [
         word
         for word in silent
-        if word not in ledger.command and not any(said.split(".")[0] == word for said in ledger.words)
+        if word not in ledger.command and not any(given.split(".")[0] == word for given in ledger.words)
     ]
     if missing:
-        lines.append(f"# not said   {', '.join(missing)}: type them, or get dtrain's defaults")
+        lines.append(f"# not given  {', '.join(missing)}: type them, or get dtrain's defaults")
     lines += [f"# {line}".rstrip() for line in lists(ledger)]
     return "\n".join([*map(_plain, lines), *_words(ledger), ""])
 
 
 def command(ledger: Ledger, name: str) -> str:
-    """The words to type; a value that is a secret stands as ***."""
+    """Return the command to type, with secret values as ***."""
     return " ".join(
         [
             "dtrain",
@@ -51,13 +49,13 @@ def command(ledger: Ledger, name: str) -> str:
 
 
 def _typed(word: str, value: Any) -> str:
-    """As it is typed in a shell, which must neither run what a file says nor take <...> for a file to read."""
-    said = masked(f"{word}={value}")
-    return shlex.quote(screen.on_one_line(said)) if str(value).startswith("<") else screen.typed(said)
+    """Quote a word for a shell, which must neither execute file contents nor read <...> as a redirection."""
+    assignment = masked(f"{word}={value}")
+    return shlex.quote(screen.on_one_line(assignment)) if str(value).startswith("<") else screen.typed(assignment)
 
 
 def _plain(line: str) -> str:
-    """One line: what could end it, or hide a part of it, is written out."""
+    """Escape unprintable characters, which could end the line or hide a part of it."""
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in line)
 
 
@@ -65,16 +63,16 @@ TRUSTED = re.compile(r"trust=\[([\w, ]+|<[\w ]+>)\]")
 
 
 def allows(text: str) -> Iterable[str]:
-    """Packages that each trust=[...] in a text would allow."""
+    """Yield a warning for each trust=[...] in a text."""
     for package in dict.fromkeys(TRUSTED.findall(text)):
         yield (
-            f"trust=[{package}] lets any code of {package.strip('<>')} run as you, and read what you may read: "
-            "look at it first, and at who wrote what it loads"
+            f"trust=[{package}] lets any code of {package.strip('<>')} run with your permissions: review the package "
+            f"first, and the source of the files it loads"
         )
 
 
 def lists(ledger: Ledger) -> Iterable[str]:
-    """Every key of theirs, in one of three lists, and what a trust that is named there would allow."""
+    """Yield every key in one of three lists, then a warning for each trust that they mention."""
     lines = list(_lists(ledger))
     yield from lines
     yield from allows("\n".join([*lines, *(f"{word}={value}" for word, value in ledger.command.items())]))
@@ -84,27 +82,27 @@ def _lists(ledger: Ledger) -> Iterable[str]:
     for kind, head in HEADS.items():
         entries = ledger.of(kind)  # type: ignore[arg-type]
         yield f"{head} ({len(entries)})"
-        for why in dict.fromkeys(entry.why for entry in entries):  # what is said of several keys is said once
-            *before, last = [_theirs(entry) for entry in entries if entry.why == why]
+        for why in dict.fromkeys(entry.why for entry in entries):  # keys with the same reason share one line for it
+            *before, last = [_entry(entry) for entry in entries if entry.why == why]
             yield from map(_plain, before)
             yield _plain(masked(f"{last}{' -> ' if kind == 'carried' else ': '}{why}"))
 
 
-def _theirs(entry: Entry) -> str:
+def _entry(entry: Entry) -> str:
     value = show(entry.value)
     key, _, value = masked(f"{entry.key}={value if len(value) <= LONGEST else f'{value[:LONGEST]}...'}").partition("=")
     return f"  {key} = {value}"
 
 
 def _needed(ledger: Ledger) -> str:
-    """Without these a plan is refused."""
+    """Return the words without which dtrain plan is refused."""
     return "".join(
         f" {_typed(word, value)}" for word, value in ledger.command.items() if word == "trust" or ledger.asks(word)
     )
 
 
 def _words(ledger: Ledger) -> Iterable[str]:
-    """The words as YAML: choices of groups in the defaults list, the others as a tree."""
+    """Yield the words as YAML: group choices in the defaults list, the others as a tree."""
     choices = {word: value for word, value in ledger.words.items() if word in GROUPS}
     if choices:
         yield "defaults:"

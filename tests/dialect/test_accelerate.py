@@ -27,7 +27,7 @@ def test_the_first_fsdp() -> None:
         "batch": 8,
     }
     assert read.words == words
-    assert read.command == {"batch": "<samples of a step>"}
+    assert read.command == {"batch": "<samples per step>"}
     assert not read.told("refused")
 
 

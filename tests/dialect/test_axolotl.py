@@ -52,7 +52,7 @@ def test_qlora_is_refused_and_what_is_left_is_typed() -> None:
     assert read.words["strategy.offload"] == "cpu"
     assert read.command["optim.lr"] == "<0.0002 with paged_adamw_8bit>"
     assert read.command["optim"] == "<adamw, sgd, muon or adafactor>"
-    assert "no LoRA" in read.told("refused")["lora_r"]
+    assert "LoRA is not supported" in read.told("refused")["lora_r"]
     assert "preference" in read.told("refused")["rl"]
 
 
@@ -82,4 +82,4 @@ def test_held_out_samples_are_a_part(tmp_path: Path) -> None:
 
 
 def test_code_of_the_hub_is_not_run(tmp_path: Path) -> None:
-    assert "not run" in config(tmp_path, trust_remote_code=True).told("refused")["trust_remote_code"]
+    assert "does not run" in config(tmp_path, trust_remote_code=True).told("refused")["trust_remote_code"]

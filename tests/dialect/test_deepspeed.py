@@ -23,7 +23,7 @@ def test_a_finetuning_file() -> None:
     }  # fmt: skip
     assert "8 data-parallel rank(s)" in read.told("carried")["train_micro_batch_size_per_gpu"]
     assert not read.told("refused")
-    assert "a step behind" in read.told("carried")["scheduler.params.warmup_num_steps"]
+    assert "one step behind" in read.told("carried")["scheduler.params.warmup_num_steps"]
 
 
 def test_numbers_that_stand_there_as_texts(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_what_is_not_here_is_refused() -> None:
     read = example("ds_zero3_nvme.json")
     assert read.words == {"microbatch": 1, "accumulate": 16, "strategy": "zero3", "precision": "bf16", "clip": None}
     refused = read.told("refused")
-    assert "no offload to disks" in refused["zero_optimization.offload_param.device"]
+    assert "no offload to disk" in refused["zero_optimization.offload_param.device"]
     assert "strategy=hsdp" in refused["zero_optimization.zero_hpz_partition_size"]
     assert "remat=full" in refused["activation_checkpointing.cpu_checkpointing"]
     assert "Did you mean zero_optimization.stage?" in refused["zero_optimisation.stage"]
@@ -86,7 +86,7 @@ def test_a_foreign_optimizer() -> None:
         "clip": None,
         "precision": "fp32",
     }
-    assert "there is no optimizer OneBitAdam" in read.told("refused")["optimizer.params.freeze_step"]
+    assert "unknown optimizer OneBitAdam" in read.told("refused")["optimizer.params.freeze_step"]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_no_other_stages(stage: Any, tmp_path: Path) -> None:
 
 def test_nothing_rests_where_nothing_is_sharded(tmp_path: Path) -> None:
     read = config(tmp_path, zero_optimization={"stage": 0, "offload_optimizer": {"device": "cpu"}})
-    assert "nothing is sharded" in read.told("refused")["zero_optimization.offload_optimizer.device"]
+    assert "stage 0 shards nothing" in read.told("refused")["zero_optimization.offload_optimizer.device"]
     assert "strategy.offload" not in read.words
 
 

@@ -121,8 +121,8 @@ def test_an_unknown_key_is_refused_with_a_near_name(dialect: str, tmp_path: Path
         ),
         ("lightning", {"trainer": {"gpuz": 2}}, "Did you mean trainer.gpus?"),
         ("lightning", {"trainer": {"grus": 2}}, "Did you mean trainer.gpus?"),
-        ("lightning", {"trainer": {"loggin": 2}}, "Take it out"),
-        ("ray", {"run_config": {"num_workes": 2}}, "Take it out"),
+        ("lightning", {"trainer": {"loggin": 2}}, "Remove it"),
+        ("ray", {"run_config": {"num_workes": 2}}, "Remove it"),
         (
             "ray",
             {"run_config": {"checkpoint_config": {"num_to_kep": 2}}},
@@ -252,7 +252,7 @@ def _with(name: str, path: tuple[Any, ...], value: Any) -> None:
 
 
 def test_a_file_that_two_tools_may_read_asks_which() -> None:
-    with pytest.raises(WordsError, match=r"could be of \w+ or \w+.* Type as="):
+    with pytest.raises(WordsError, match=r"could be a file of \w+ or \w+.* Type as="):
         recognise({"train_batch_size": 8, "num_workers": 2}, "file")
 
 

@@ -30,7 +30,7 @@ def test_lora_is_refused_and_epochs_are_asked_for() -> None:
     assert "model._target_" not in read.words
     assert "optim" not in read.words
     refused = read.told("refused")
-    assert "no LoRA" in refused["model.lora_rank"]
+    assert "LoRA is not supported" in refused["model.lora_rank"]
     assert "optim.lr=0.002" in refused["optimizer.lr"]
     assert "steps=<1 x samples / batch>" in refused["epochs"]
     assert read.command["steps"] == "<1 x samples / batch>"

@@ -165,7 +165,7 @@ def test_an_answer_without_end_is_not_read_to_its_end(capsys: pytest.CaptureFixt
         with pytest.raises(WordsError, match="larger than 1 MiB"):
             recipe.read(url)
         assert main(["import", url]) == 2
-    assert "more than 1 MiB is no config" in capsys.readouterr().err
+    assert "larger than 1 MiB, too large for a config" in capsys.readouterr().err
 
 
 def test_a_file_to_import_is_waited_for_as_a_recipe_is(

@@ -35,7 +35,7 @@ def test_to_writes_it_and_prints_the_lists(capsys: pytest.CaptureFixture[str], t
     assert [line.split(" (")[0] for line in printed.splitlines() if not line.startswith(" ")][1:4] == [
         "carried over",
         "not needed here",
-        "refused, and what to do",
+        "refused, and what to type instead",
     ]
     assert printed.splitlines()[-1].startswith(f"next  dtrain recipe={to} ")
     assert "trust=[torchtune]" in printed.splitlines()[-1]
@@ -107,8 +107,10 @@ def test_no_trust_is_named_without_what_it_allows(tmp_path: Path, capsys: pytest
         for words in ([str(path), "as=axolotl"], [str(path), "as=axolotl", f"to={tmp_path}/mine.yaml"]):
             assert run(words) == 0
             said = capsys.readouterr().out
-            assert "trust=[transformers]" in said and "lets any code of transformers run as you" in said
+            assert "trust=[transformers]" in said and "lets any code of transformers run with your permissions" in said
             (tmp_path / "mine.yaml").unlink(missing_ok=True)
     path.write_text('{"per_device_train_batch_size": 8, "num_train_epochs": 1}')
     assert main(["import", str(path)]) == 2
-    assert "trust=[transformers], which lets any code of transformers run as you" in capsys.readouterr().err
+    assert (
+        "trust=[transformers], which lets any code of transformers run with your permissions" in capsys.readouterr().err
+    )

@@ -186,7 +186,7 @@ def _remat(ledger: Ledger) -> None:
             ledger.carry(
                 key,
                 {"remat": "budget", "remat.share": 1 - 1 / int(option)} if option != "1" else {"remat": "full"},
-                f"one block of {option} keeps its activations",
+                f"one block of {option} is recomputed",
             )
         elif mode in ("none", "full", "selective"):
             ledger.carry(key, {"remat": mode})

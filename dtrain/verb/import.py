@@ -34,7 +34,7 @@ def run(words: Sequence[str]) -> int:
     to = said["to"]
     _write(to, recipe(ledger, silent, to))
     screen.say(
-        screen.on_one_line(f"{place} is read by {ledger.tool}; {to} says it in words of dtrain"),
+        screen.on_one_line(f"{place} is a file of {ledger.tool}; {to} is a recipe of dtrain"),
         *lists(ledger),
         f"next  {command(ledger, to)}",
     )

@@ -145,6 +145,7 @@ def _ended(process: "subprocess.Popen[str]") -> str:
 def served(plan: Plan, scratch: Path, **options: Any) -> Iterator[int]:
     """The launcher's server, forked from this process, which holds torch already: a second less for each test. Its pid."""
     told = {"restarts": 3, "silence": 15, "wait": 30, "address": None, "here": plan.nodes} | options
+    command = process.claim(scratch, "command")  # other runs remove the folders of a run whose command is gone
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals.STOP_SIGNALS)
     pid = process.fork(
         lambda: (process.claim(scratch), Rounds(plan, scratch, RestartLog.read(scratch), **told).run()), "dtrain-server"
@@ -155,6 +156,7 @@ def served(plan: Plan, scratch: Path, **options: Any) -> Iterator[int]:
     finally:
         process.kill(pid)
         process.gone(process.memory(scratch), 120)
+        os.close(command)
         shutil.rmtree(process.memory(scratch), ignore_errors=True)
 
 

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import commands
 import nbformat
 import pytest
 from nbclient import NotebookClient
@@ -109,14 +110,7 @@ def test_what_can_be_imported_is_named_and_its_recipe_runs_again(tmp_path: Path)
     )
     assert first.returncode == 0, first.stderr
     words = ["recipe=a/config.yaml", "trust=[mine]", "out=b"]
-    second = subprocess.run(
-        [sys.executable, "-m", "dtrain", *words],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    second = commands.run(*words, cwd=tmp_path, env=environment())
     assert second.returncode == 0, second.stderr
     results = [json.loads((tmp_path / name / "result.json").read_text())["loss"] for name in "ab"]
     assert results[0] == results[1]
@@ -125,10 +119,7 @@ def test_what_can_be_imported_is_named_and_its_recipe_runs_again(tmp_path: Path)
 def test_what_cannot_be_imported_is_asked_for_again(tmp_path: Path) -> None:
     use = f'{CELL}\ndtrain.run(*WORDS, model=Net, data=Sums(), out="a")\n'
     subprocess.run([sys.executable, "-c", use], cwd=tmp_path, env=environment(), capture_output=True, check=True)
-    ran = subprocess.run(
-        [sys.executable, "-m", "dtrain", "recipe=a/config.yaml", "out=b"],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    ran = commands.run("recipe=a/config.yaml", "out=b", cwd=tmp_path, env=environment())
     assert ran.returncode == 2
     assert "data.Sums was given by a call of dtrain.run(..., data=...). Call it again." in ran.stderr
 
@@ -154,10 +145,7 @@ def test_the_loop_of_the_page_trains_as_ours_and_goes_on(words: list[str], tmp_p
     common += ["logger=[]", "hook=[]", "devices=2", "evaluate.samples=8"]
 
     def loss(*more: str) -> float:
-        ran = subprocess.run(
-            [sys.executable, "-m", "dtrain", *common, *words, *more],
-            cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=240, check=False,
-        )  # fmt: skip
+        ran = commands.run(*common, *words, *more, cwd=tmp_path, env=environment())
         assert ran.returncode == 0, ran.stderr
         (value,) = re.findall(r"last step's loss (\d+\.\d+)", ran.stdout)
         return float(value)

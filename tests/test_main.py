@@ -5,13 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import commands
 import pytest
 
 
 def dtrain(*words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "dtrain", *words], capture_output=True, text=True, timeout=300, cwd=cwd, check=False
-    )
+    return commands.run(*words, cwd=cwd)
 
 
 WRONG = {

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -124,10 +123,7 @@ def test_a_fact_or_an_order_that_means_nothing_is_refused(
     source = kit / f"kit/{file}.py"
     assert old in source.read_text()
     source.write_text(source.read_text().replace(old, new))
-    ran = subprocess.run(
-        [sys.executable, "-m", "dtrain", "plan", "devices=2", *words.split()],
-        cwd=kit, env={**os.environ, "PYTHONPATH": str(kit)}, check=False, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    ran = commands.run("plan", "devices=2", *words.split(), cwd=kit, env={**os.environ, "PYTHONPATH": str(kit)})
     assert ran.returncode == (2 if sentence else 0), ran.stdout + ran.stderr
     assert sentence in ran.stderr
 

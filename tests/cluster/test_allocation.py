@@ -131,6 +131,7 @@ def test_a_single_task_a_batch_script_and_torchrun_stay_what_they_are(left: dict
     assert environ == left
 
 
+@pytest.mark.campaign("network")
 def test_two_ranks_of_mpirun_train_one_run(tmp_path: Path) -> None:
     """Not two runs of one rank each, which would be silent."""
     words = [

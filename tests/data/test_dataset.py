@@ -225,6 +225,7 @@ class Deadly(Squares):
         return super().__getitem__(index)
 
 
+@pytest.mark.campaign("kills")
 @pytest.mark.parametrize(
     ("sample", "ending"),
     [(1, "was ended by SIGKILL"), (2, "was ended by SIGSEGV"), (3, "ended by itself with exit code 4")],

@@ -73,6 +73,7 @@ def with_errors(by: list[str]) -> list[str]:
     return ["bash", "-c", 'exec "$@" 3>&2', "bash", *by]
 
 
+@pytest.mark.campaign("network")
 def test_an_address_that_is_in_use(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"

@@ -137,6 +137,7 @@ def pairs(names: tuple[str, ...], folder: Path) -> None:
             hold_against(source, target, together([rank[source] for rank in ranks]), saved[source])
 
 
+@pytest.mark.campaign("kills")
 def test_some_pairs_go_on_as_if_nothing_had_been(tmp_path: Path) -> None:
     pairs(FAST, tmp_path)
 

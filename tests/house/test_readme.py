@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import commands
 import pytest
 
 from dtrain.config.schema import GROUPS, Schema
@@ -45,15 +46,7 @@ def test_the_tour_runs(line: str, place: Path, corpus: Path) -> None:
             corpus.rename(shared)
         small = [*SMALL, f"data.path={shared}"]
     env = {**os.environ, "XDG_CACHE_HOME": str(place / "cache")}
-    done = subprocess.run(
-        [sys.executable, "-m", "dtrain", *words, *small],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=place,
-        env=env,
-        check=False,
-    )
+    done = commands.run(*words, *small, cwd=place, env=env)
     assert done.returncode == (1 if words[0] == "diff" else 0), done.stdout + done.stderr
 
 
@@ -89,9 +82,7 @@ def test_the_readme_is_one_that_people_read() -> None:
 def test_the_example_of_a_mistake_is_real() -> None:
     block = re.search(r"```text\n\$ python -m dtrain (.*?)\n(.*?)```", README, re.DOTALL)
     assert block
-    done = subprocess.run(
-        [sys.executable, "-m", "dtrain", *block[1].split()], capture_output=True, text=True, timeout=300, check=False
-    )
+    done = commands.run(*block[1].split())
     assert done.stderr == block[2]
 
 
@@ -170,15 +161,7 @@ def test_the_examples_of_parts_are_those_of_the_kit() -> None:
 
 def trained(folder: Path, *words: str) -> str:
     env = {**os.environ, "PYTHONPATH": str(folder)}
-    done = subprocess.run(
-        [sys.executable, "-m", "dtrain", *words],
-        cwd=folder,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = commands.run(*words, cwd=folder, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 

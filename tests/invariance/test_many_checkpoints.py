@@ -5,6 +5,7 @@ import uuid
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from checkpoint.test_commit import SHARD, body
 from checkpoint.test_sharded import alone, commit, sharded, state_on
 
@@ -54,6 +55,7 @@ def requests_of_saves(mesh: Mesh, out: str, count: int) -> list[dict[str, int]]:
     return found
 
 
+@pytest.mark.campaign("network")
 def test_requests_of_a_save_do_not_grow_with_the_checkpoints(s3: str) -> None:
     few, many = (
         alone(lambda mesh, count=count: requests_of_saves(mesh, f"{s3}/{uuid.uuid4().hex}", count))

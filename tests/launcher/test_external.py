@@ -29,6 +29,7 @@ def torchrun(*words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=env, check=False)
 
 
+@pytest.mark.campaign("network")
 def test_the_ranks_that_are_there_are_used(tmp_path: Path) -> None:
     done = torchrun("model=mlp", f"out={tmp_path}")
     assert done.returncode == 0, done.stderr
@@ -43,9 +44,7 @@ def test_wrong_words_are_told_once(tmp_path: Path) -> None:
 
 
 def test_without_ranks_it_is_refused() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "dtrain", "launcher=external"], capture_output=True, text=True, timeout=300, check=False
-    )
+    done = commands.run("launcher=external")
     assert done.returncode == 2
     assert "torchrun" in done.stderr
 

@@ -80,6 +80,7 @@ def test_each_rank_imports_what_no_fork_survives(source: str, deed: str, tmp_pat
     assert steps_of(tmp_path / "run") == [1, 2, 3, 4]
 
 
+@pytest.mark.campaign("network")
 def test_a_node_of_another_host_does_so_too(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(CUDA)
     address = f"127.0.0.1:{free_port()}"

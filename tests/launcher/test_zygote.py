@@ -99,6 +99,7 @@ def test_a_process_with_threads_is_not_forked() -> None:
         thread.join()
 
 
+@pytest.mark.campaign("kills")
 @pytest.mark.parametrize("target", ["zygote", "server"])
 def test_a_run_goes_on_when_what_forked_its_ranks_is_killed(target: str, tmp_path: Path) -> None:
     out = tmp_path / "run"

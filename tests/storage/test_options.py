@@ -136,6 +136,7 @@ def descendants(pid: int) -> set[int]:
     return found - {pid}
 
 
+@pytest.mark.campaign("network")
 def test_a_run_on_object_storage_writes_its_credentials_nowhere(s3: str, tmp_path: Path) -> None:
     """The command is told by words alone; everything that it leaves, says and starts is searched."""
     endpoint, out = os.environ["AWS_ENDPOINT_URL"], f"{s3}/options-{os.getpid()}"

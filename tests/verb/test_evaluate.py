@@ -1,11 +1,9 @@
 """evaluate and generate: a run's checkpoint, from any mesh."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import commands
 import pytest
 
 SMALL = [
@@ -29,14 +27,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def dtrain(*words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "dtrain", *words],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ},
-        check=False,
-    )
+    done = commands.run(*words)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -65,22 +56,13 @@ def test_every_mesh_writes_the_same_text(run: Path) -> None:
 
 
 def test_no_run_is_named() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "dtrain", "evaluate"], capture_output=True, text=True, timeout=300, check=False
-    )
+    done = commands.run("evaluate")
     assert done.returncode == 2
     assert "out=<the run>" in done.stderr
 
 
 def test_no_run_is_there(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "dtrain", "evaluate", "out=gone"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=tmp_path,
-        check=False,
-    )
+    done = commands.run("evaluate", "out=gone", cwd=tmp_path)
     assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
     assert "gone" in done.stderr
     assert list(tmp_path.iterdir()) == []

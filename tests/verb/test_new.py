@@ -19,6 +19,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "moons"
 
 
+@pytest.mark.campaign("documents")
 def test_it_passes_its_own_test(project: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     ran = subprocess.run(

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -21,15 +22,15 @@ from dtrain.cluster import Cluster
 from dtrain.compose import compose
 from dtrain.config.schema import GROUPS, NAMED, Config
 from dtrain.data.order import samples
-from dtrain.data.stream import Stream, as_source
-from dtrain.loop.step import gradients_of, make_step, zero
+from dtrain.data.stream import as_source
+from dtrain.loop.assemble import assemble, prepare
+from dtrain.loop.step import gradients_of, zero
 from dtrain.mesh import Mesh
 from dtrain.model import balance, balanced, blocks, construct
 from dtrain.model.gpt import GPT
-from dtrain.model.seeds import fill
+from dtrain.model.seeds import derive, fill
 from dtrain.optim.clip import clip
-from dtrain.parallel.context import context_of
-from dtrain.parallel.order import materialize, parallelize
+from dtrain.parallel.order import materialize
 from dtrain.planned import BatchShape, MeshShape, PipelineShape, Plan
 from dtrain.resolve import resolve
 
@@ -86,6 +87,10 @@ def config(*words: str) -> Config:
 
 def plan(*words: str, on: Cluster = CPUS) -> Plan:
     return resolve(config(*words), on)
+
+
+GIVEN = plan()
+"""Of which the steps below take what they are not given: made before ranks are forked."""
 
 
 class Collectives(TorchDispatchMode):
@@ -167,31 +172,26 @@ def steps_on(
     tensors: dict[str, str] | None = None,
     context: str = "ring",
 ) -> dict[str, Any]:
-    precision, strategy, objective = (build(parts[name]) for name in ("precision", "strategy", "objective"))
-    source = as_source(build(parts["data"]))
-    model = construct(parts["model"], facts=source.facts, seed=seed)
-    extra = {name: build(parts[name]) for name in ("remat", "compile") if name in parts}
-    wrapped = parallelize(
-        model, mesh, strategy, precision=precision, seed=seed, pipeline=pipeline, tensors=tensors, **extra
-    )
-    optimizer = build(parts["optim"], model=model)
-    shape = BatchShape(size, microbatch, mesh.data_ranks, size // mesh.data_ranks // microbatch)
-    stream = Stream(source, batch=shape, mesh=mesh, seed=seed, count=objective.count)
-    ring = context_of(mesh, context)
-    step = make_step(wrapped, objective, strategy, mesh, precision=precision, seed=seed, context=ring)
+    data = size // mesh.data_ranks
+    asked = replace(
+        GIVEN, **parts, batch=BatchShape(size, microbatch, mesh.data_ranks, data // microbatch), seed=seed,
+        pipeline=pipeline or PipelineShape(), tensor=tensors or GIVEN.tensor, context={"attention": context},
+    )  # fmt: skip
+    assembled = assemble(asked, mesh)
+    model, precision, training = assembled.model, assembled.precision, prepare(assembled)
     parameters, losses, norms, first = gradients_of(model), [], [], {}
     for number in range(steps):
-        loss = step(stream, number)
+        loss = training.step(training.stream, number)
         first = first or {name: whole_of(p.grad) for name, p in model.named_parameters() if p.grad is not None}
         scale = precision.scale.value / mesh.batch_ranks if precision.scale else 1.0
         norm = clip(parameters, clip_at, scale=scale, stages=mesh.shape.pp)
         if precision.scale is None or precision.scale.accept(norm):
-            optimizer.step()
+            training.optimizer.step()
         balance(balanced(model), mesh.sum)
         zero(parameters)
         losses.append(mesh.sum_stages(mesh.sum(loss.sums["loss"].clone())).item() / loss.count)
         norms.append(norm.item())
-    stream.close()
+    training.stream.close()
     whole = {name: whole_of(p) for name, p in model.named_parameters()}
     buffers = {name: buffer.tolist() for name, buffer in model.named_buffers()}
     return {
@@ -258,10 +258,10 @@ def same_bits(run: dict[str, Any], reference: dict[str, Any]) -> None:
 def first_batch(parts: dict[str, Any], *, size: int = 8, seed: int = 5) -> tuple[torch.nn.Module, dict[str, Tensor]]:
     """The model and the batch that `few_steps` begins with, by the shortest way."""
     source = as_source(build(parts["data"]))
-    model = construct(parts["model"], facts=source.facts, seed=seed)
+    model = construct(parts["model"], facts=source.facts, seed=derive(seed, "model"))
     materialize(model, torch.device("cpu"))
     fill(model, seed)
-    return model, source.take(*samples(np.arange(size), n=len(source), seed=seed))
+    return model, source.take(*samples(np.arange(size), n=len(source), seed=derive(seed, "data")))
 
 
 def agree(run: dict[str, Any], reference: dict[str, Any], *, tolerance: float = 1e-5) -> None:

@@ -1,6 +1,7 @@
 """The store at which ranks meet: reached, watched, and missed within a bound."""
 
 import datetime
+import errno
 import json
 import os
 import signal
@@ -37,6 +38,21 @@ def test_a_lost_connection_to_the_store_is_tried_again() -> None:
             return int(os.environ["RANK"]), len(tries)
 
     assert ranks(2, once_lost) == [(0, 2), (1, 2)]
+
+
+def test_who_opens_the_store_under_an_address_of_a_router_listens_at_all_of_its_own() -> None:
+    """127.0.0.3 plays the router's, which leads here."""
+
+    def answered() -> bool:
+        def listen(host: str, port: int) -> socket.socket:
+            raise OSError(errno.EADDRNOTAVAIL, f"{host} is the router's")
+
+        rendezvous.network.listen, port = listen, free_port()  # type: ignore[assignment]
+        store = rendezvous.connect("127.0.0.3", port, 1, is_master=True, shared=False, seconds=20)
+        socket.create_connection(("127.0.0.4", port), timeout=5).close()
+        return store.port == port
+
+    assert ranks(1, answered) == [True]
 
 
 def ended(folder: Path, then: Callable[[int], None], *, timeout: float, wish: bool = False) -> tuple[int, str]:

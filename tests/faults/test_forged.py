@@ -25,6 +25,7 @@ from dtrain.compose import compose
 from dtrain.data.text import Text
 from dtrain.data.tokens import Tokens
 from dtrain.errors import DtrainError, StoreError, WordsError
+from dtrain.launcher.run import finished
 from dtrain.mesh import Mesh
 from dtrain.resolve import resolve
 from dtrain.storage import lease
@@ -171,7 +172,7 @@ def fuzzed(out: Path, count: int) -> list[str]:
         (out / "events.jsonl", lambda: (diff.run([str(out), str(out)]), rows("events.jsonl")), lines_of, as_lines),
         (
             out / "plan.yaml",
-            lambda: (verb_train._there(plan), diff.run([str(out), str(out)]), verb.run(["ls", f"out={out}"])),
+            lambda: (finished(plan), diff.run([str(out), str(out)]), verb.run(["ls", f"out={out}"])),
             yaml.safe_load,
             yaml.safe_dump,
         ),
@@ -186,7 +187,7 @@ def fuzzed(out: Path, count: int) -> list[str]:
         ),
         (
             out / "result.json",
-            lambda: (verb_train._there(plan), diff.run([str(out), str(out)])),
+            lambda: (finished(plan), diff.run([str(out), str(out)])),
             json.loads,
             json.dumps,
         ),
@@ -302,8 +303,8 @@ def said_of(out: Path, make: Callable[[Path], None]) -> dict[str, str]:
     tokens = Tokens(path=str(data), holdout_path=None, holdout=0.1, vocab=256, sequence=8, dtype="uint8", cache=cache)
     text = Text(path=str(data.with_suffix(".txt")), sequence=8, tokenizer="bytes", holdout=0.1, cache=cache)
     readers: dict[Path, Callable[[], Any]] = {
-        out / "plan.yaml": lambda: verb_train._there(plan),
-        out / "result.json": lambda: verb_train._there(plan),
+        out / "plan.yaml": lambda: finished(plan),
+        out / "result.json": lambda: finished(plan),
         out / "config.yaml": lambda: compose([f"recipe={out}/config.yaml"]),
         next((out / "lease").iterdir()): hold,
         out / "metrics.jsonl": row,

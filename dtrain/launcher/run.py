@@ -1,0 +1,118 @@
+"""One run from its Plan on: its lease, the files that describe it, its ranks, and the report of a failure."""
+
+import json
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import yaml
+
+from dtrain.build import build
+from dtrain.config.structure import fault
+from dtrain.errors import DtrainError, LeaseError, StoreError, WordsError
+from dtrain.lifecycle import failure
+from dtrain.planned import SHAPE as PLAN
+from dtrain.planned import Plan
+from dtrain.result import SHAPE, Result, note_code
+from dtrain.secrets import screen
+from dtrain.storage import lease, store
+
+NUMBERS = ("model", "data", "objective", "optim", "schedule", "seed", "clip", "batch")
+"""Keys that identify a run."""
+ELSEWHERE = ("path", "holdout_path", "cache", "workers")
+"""Parts of those that do not."""
+LOOK_SECONDS = 5.0
+"""Patience with storage before anything has begun."""
+
+
+def run(plan: Plan, config: str, *, first: bool = True) -> Result | None:
+    """Hold the lease of `plan.out`, write plan.yaml and `config`, its config.yaml, and launch the ranks. None if the
+    run has finished by the time that the lease is free. `first`: this process is no rank other than 0 of an outer
+    launcher.
+
+    Raises LeaseError if another process runs it, and DtrainError as its launcher does; then failure.json says why.
+    """
+    with store.anchored(), lease.hold(plan.out) if first else nullcontext():
+        if first:
+            if finished(plan):
+                return None
+            note_code()
+            _describe(plan, config)
+            store.remove(store.join(plan.out, "failure.json"))  # of an earlier start
+        try:
+            result: Result = build(plan.launcher).launch(plan)
+        except DtrainError as error:
+            if first and error.facts:
+                _leave(plan.out, error.facts)
+            raise
+        if first and not store.exists(store.join(plan.out, "plan.yaml")):  # somebody removed `out` meanwhile
+            _describe(plan, config)
+    if result.status == "spiked":
+        raise DtrainError(result.reason)
+    return result
+
+
+def _describe(plan: Plan, config: str) -> None:
+    store.write(store.join(plan.out, "config.yaml"), config.encode())
+    store.write(store.join(plan.out, "plan.yaml"), plan.document().encode())
+
+
+def _leave(out: str, facts: Mapping[str, Any]) -> None:
+    """Write failure.json, if the storage allows it. Raises LeaseError: a run without its lease writes no more."""
+    try:
+        with store.patience(LOOK_SECONDS):
+            lease.verify(out)
+            failure.save(out, facts)
+    except LeaseError:
+        raise
+    except StoreError as error:
+        screen.complain(f"there is no failure.json: {error}")
+
+
+def finished(plan: Plan) -> Result | None:
+    """The result under `out` if this run has finished there. Raises WordsError if another run is there."""
+    if plan.resume == "never" or plan.out.startswith("memory://"):
+        return None
+    try:
+        there = yaml.safe_load(store.read(store.join(plan.out, "plan.yaml")))
+        begun = store.children(store.join(plan.out, "checkpoints"))
+    except StoreError:
+        return None
+    except (yaml.YAMLError, ValueError, RecursionError):
+        there, begun = None, []
+    if wrong := fault(there, PLAN):
+        raise StoreError.during(
+            "read",
+            store.join(plan.out, "plan.yaml"),
+            f"it is no plan: {wrong}",
+            "Remove it, or type out=<another place>",
+        )
+    here = json.loads(json.dumps(plan.decided()))
+    here["batch"], there["batch"] = here["batch"]["size"], there["batch"]["size"]
+    other = [key for key in NUMBERS if _differ(there.get(key), here[key])]
+    if begun and other:
+        said = ", ".join(
+            f"{key} ({there.get(key, 'none')} there, {here[key]} here)" if not isinstance(here[key], dict) else key
+            for key in other
+        )
+        raise WordsError(
+            f"out={plan.out} holds a run with another {said}. Type out=<another place>, or init={plan.out} to start "
+            "from its weights."
+        )
+    try:
+        found = json.loads(store.read(store.join(plan.out, "result.json")))
+        result = None if fault(found, SHAPE) else Result(**found)
+    except (StoreError, ValueError, TypeError, RecursionError):
+        return None
+    if result is None:
+        return None
+    return result if result.status == "finished" and result.step >= plan.steps else None
+
+
+def _differ(there: Any, here: Any) -> bool:
+    """Whether two values of a plan give different numbers. The location of files does not: data is identified by its
+    fingerprint.
+    """
+    if isinstance(there, dict) and isinstance(here, dict):
+        return any(_differ(there[key], here[key]) for key in there.keys() & here.keys() - set(ELSEWHERE))
+    return bool(there != here)

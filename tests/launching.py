@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from commands import COMMAND, Forked
 from torch import Tensor, nn
@@ -152,3 +153,8 @@ def mentioning(text: str) -> list[str]:
         if text in line:
             found.append(line)
     return found
+
+
+def threads(plan: Plan) -> int:
+    """A loop that only looks at the threads of its rank."""
+    return torch.get_num_threads()

@@ -37,6 +37,8 @@ class Cluster:
     """The driver's name of the first of them."""
     capability: float = 0.0
     """Compute capability of the oldest of them (https://developer.nvidia.com/cuda-gpus); 0: not known."""
+    threads: int | None = None
+    """OMP_NUM_THREADS."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +84,15 @@ def detect(environ: Mapping[str, str] = os.environ) -> Cluster:
     """The cluster as seen from here. Raises PreflightError where the variables of ranks make no sense."""
     gpus = visible_gpus(environ)
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    ranks = external(environ)
+    ranks, threads = external(environ), environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    wanted = int(threads) if re.fullmatch("0*[1-9][0-9]{0,3}", threads) else None
     if not gpus:
-        return Cluster(0, cpus, ranks, _memory())
+        return Cluster(0, cpus, ranks, _memory(), threads=wanted)
     count = (
         ranks.local_world if ranks and len(gpus) == 1 else len(gpus)
     )  # each rank sees its own alone, as under srun --gpus-per-task=1
     return Cluster(
-        count, cpus, ranks, min(gpu.memory for gpu in gpus), gpus[0].name, min(gpu.capability for gpu in gpus)
+        count, cpus, ranks, min(gpu.memory for gpu in gpus), gpus[0].name, min(gpu.capability for gpu in gpus), wanted
     )
 
 

@@ -2,8 +2,10 @@
 Imported only for these.
 """
 
+import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -38,6 +41,52 @@ def read(raw: str) -> list[Any]:
     except (HydraException, RecursionError) as error:
         raise Unread(raw) from error
     return [None, None]  # a sweep: Hydra makes its values later
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """`interval(low,high)`; `whole`: of integers."""
+
+    low: float
+    high: float
+    whole: bool
+    tags: frozenset[str]
+
+
+def sweep_of(raw: str, names: Sequence[str], most: int) -> Bounds | tuple[list[Any], bool]:
+    """An interval, or the values of a function such as range(0,4) and whether they are to be shuffled. `names`: those
+    that a glob may match.
+
+    Raises ValueError with a sentence if there is no value, or more than `most`.
+    """
+    sweep: Any = OverridesParser.create().parse_override(f"key={raw}").value()
+    if isinstance(sweep, IntervalSweep):
+        return _bounds(sweep)
+    if isinstance(sweep, Glob):
+        matches = sweep.filter([*names])
+        if not matches:
+            raise ValueError(f"no name matches. There are: {', '.join(names) or 'none, because it is no group'}.")
+        return list(matches), False
+    if isinstance(sweep, ChoiceSweep):
+        return [_plain(value) for value in sweep.list or ()], sweep.shuffle
+    count = math.ceil((sweep.stop - sweep.start) / sweep.step) if sweep.step else math.inf
+    if count > most:
+        raise ValueError(f"{count:,} values. A sweep has at most {most:,} jobs.")
+    if count <= 0:
+        raise ValueError("an empty range. Its end is left out: range(0,3) is 0, 1, 2.")
+    return list(sweep.range()), sweep.shuffle
+
+
+def _bounds(sweep: IntervalSweep) -> Bounds:
+    low, high = float(sweep.start or 0), float(sweep.end or 0)
+    tags = frozenset(map(str, sweep.tags))
+    if unknown := tags - {"log", "int"}:
+        raise ValueError(f"an interval may have the tags log and int, not {', '.join(sorted(unknown))}.")
+    if not low < high:
+        raise ValueError(f"the interval from {low:g} to {high:g} is empty.")
+    if "log" in tags and low <= 0:
+        raise ValueError("the logarithm of an interval needs a lower bound above 0.")
+    return Bounds(low, high, "int" in tags or isinstance(sweep.start, int), tags)
 
 
 def _plain(value: Any) -> Any:

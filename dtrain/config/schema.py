@@ -205,6 +205,13 @@ class Schema:
     devices: Any = key(
         "int >= 1 and <= 1000 or auto", "auto", "processes per node; auto: one per GPU, or one on the CPU", "mesh"
     )
+    threads: Any = key(
+        "int >= 1 and <= 1000 or auto",
+        "auto",
+        "CPU threads of a rank, which decide the last bits of its numbers; auto: OMP_NUM_THREADS, or the cores of this "
+        "host shared by its ranks",
+        "mesh",
+    )
     steps: int = key("int >= 1 steps", 1000, "optimizer steps of the whole run")
     epochs: float | None = key(
         "number > 0 or null",

@@ -110,7 +110,6 @@ def cores(case: Case) -> Iterable[Finding]:
     quota = _quota()
     yield threads(
         case.plan.devices,
-        case.environ.get("OMP_NUM_THREADS", ""),
         case.plan.threads,
         cores=min(allowed, quota or allowed),
         load=os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,
@@ -118,15 +117,12 @@ def cores(case: Case) -> Iterable[Finding]:
     )
 
 
-def threads(ranks: int, said: str, planned: int, *, cores: float, load: float, limit: str = "") -> Finding:
-    """The verdict on `ranks` of as many threads as OMP_NUM_THREADS says, or else as were `planned`, on a host of this
-    load.
-    """
-    each = int(said.split(",")[0]) if said.split(",")[0].isdigit() else planned
+def threads(ranks: int, each: int, *, cores: float, load: float, limit: str = "") -> Finding:
+    """The verdict on `ranks` with `each` so many threads, on a host with this load."""
     text = f"{cores:g} core(s){limit}, load {load:.1f}; {ranks} rank(s) of {each} thread(s)"
     if ranks * each > 2 * cores:
         fitting = max(1, int(cores // ranks))
-        advice = f"OMP_NUM_THREADS={fitting} before the command" if fitting < each else f"devices={max(1, int(cores))}"
+        advice = f"threads={fitting}" if fitting < each else f"devices={max(1, int(cores))}"
         return Finding("cores", "note", f"{text}: more than twice as many as cores", advice)
     if load > cores + 1:
         return Finding("cores", "note", f"{text}: others are computing here", "see them with top")

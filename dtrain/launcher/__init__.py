@@ -61,14 +61,12 @@ def _run(plan: Plan, forked: bool) -> Result:
         import torch._dynamo  # the optimizer would import it
 
         loop = locate(plan.loop)
-    omp = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
-    threads = int(omp) if omp.isdigit() else plan.threads
     # A forked process renews its thread pool here, before two autograd threads do so at once (INTERNAL ASSERT "Invalid
     # thread pool" of the CUDA builds). The call is left out where nothing changes, because it ends MKL's own choice of
     # threads: 6% of a small GPT's step.
-    if forked or threads != torch.get_num_threads():
-        torch.set_num_threads(threads)
+    if forked or plan.threads != torch.get_num_threads():
+        torch.set_num_threads(plan.threads)
     torch.backends.mha.set_fastpath_enabled(False)  # its kernels ignore autocast on the CPU
-    with waiting.yielding(threads):
+    with waiting.yielding(plan.threads):
         result: Result = loop(plan)
     return result

@@ -169,7 +169,11 @@ def launcher(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[st
 
 
 def threads(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """CPU cores divided by the processes that share them; OMP_NUM_THREADS, when set, is obeyed by torch itself."""
+    """As asked for, by the word or OMP_NUM_THREADS; else CPU cores divided by the processes that share them."""
+    if config.threads != "auto":
+        return {"threads": config.threads}
+    if cluster.threads:
+        return {"threads": cluster.threads}
     elsewhere = cluster.external or (
         cluster.gpus and config.choices["cluster"] != "auto"
     )  # the nodes are machines of their own

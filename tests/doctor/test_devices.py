@@ -101,18 +101,18 @@ def test_an_answer_of_nvidia_smi_that_cannot_be_read_is_told(
 
 
 @pytest.mark.parametrize(
-    ("ranks", "said", "cores", "load", "verdict", "advice"),
+    ("ranks", "threads", "cores", "load", "verdict", "advice"),
     [
-        (4, "", 8.0, 1.0, "ok", ""),
-        (4, "8", 8.0, 1.0, "note", "OMP_NUM_THREADS=2 before the command"),
-        (4, "1", 1.0, 1.0, "note", "devices=1"),
-        (1, "", 2.0, 9.0, "note", "see them with top"),
+        (4, 1, 8.0, 1.0, "ok", ""),
+        (4, 8, 8.0, 1.0, "note", "threads=2"),
+        (4, 1, 1.0, 1.0, "note", "devices=1"),
+        (1, 1, 2.0, 9.0, "note", "see them with top"),
     ],
 )
 def test_more_threads_than_cores_are_told(
-    ranks: int, said: str, cores: float, load: float, verdict: str, advice: str
+    ranks: int, threads: int, cores: float, load: float, verdict: str, advice: str
 ) -> None:
-    found = devices.threads(ranks, said, 1, cores=cores, load=load)
+    found = devices.threads(ranks, threads, cores=cores, load=load)
     assert (found.verdict, found.advice) == (verdict, advice)
 
 

@@ -29,14 +29,14 @@ FLOORS = (
     ("evaluation", "tracing"),
     ("train",),
     ("launcher",),
-    ("doctor",),
+    ("doctor", "sweep"),
     ("verb",),
     ("api",),
     ("__main__",),
 )
 WITHOUT_TORCH = (
     "__main__", "api", "build", "cluster", "compose", "config", "dialect", "doctor", "errors", "launcher", "lifecycle", "planned", "predict", "recipe", "report",
-    "resolve", "result", "secrets", "storage", "tracing", "verb",
+    "resolve", "result", "secrets", "storage", "sweep", "tracing", "verb",
 )  # fmt: skip
 """The rooms that the parent uses before any rank exists, and of the others none."""
 IN_RANKS = {

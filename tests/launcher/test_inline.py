@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from launching import plan_of
 
 from dtrain.errors import RankError
@@ -47,3 +48,13 @@ def test_what_a_run_makes_is_collected_and_torch_is_not_walked() -> None:
     """In a process of its own, which has no torch."""
     said = subprocess.run([sys.executable, "-c", LOADS], capture_output=True, text=True, timeout=300)
     assert said.stdout == "as before\n", said.stderr
+
+
+def test_the_threads_of_the_plan_are_those_of_the_rank_whatever_the_environment_says(tmp_path) -> None:
+    before = torch.get_num_threads()
+    try:
+        for number in (3, 2):
+            words = (f"threads={number}", "loop=launching.threads", "trust=[launching]")
+            assert Inline().launch(plan_of(tmp_path, *words)) == number
+    finally:
+        torch.set_num_threads(before)

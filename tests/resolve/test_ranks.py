@@ -3,7 +3,7 @@
 import pytest
 from small import CPUS, plan
 
-from dtrain.cluster import Cluster
+from dtrain.cluster import Cluster, detect
 from dtrain.cluster.allocation import External
 from dtrain.errors import WordsError
 
@@ -65,6 +65,14 @@ def test_products_are_of_bf16_on_gpus_that_have_it(
 
 def test_two_nodes_on_this_host_share_its_cores() -> None:
     assert plan("nodes=2", "devices=2").threads == 2
+
+
+def test_the_word_decides_the_threads_and_before_the_cores_the_environment_does() -> None:
+    told = Cluster(gpus=0, cpus=8, threads=3)
+    assert plan("devices=2", on=told).threads == 3
+    assert plan("devices=2", "threads=5", on=told).threads == 5
+    for variable, threads in {"3": 3, "2,4": 2, "": None, "0": None, "many": None}.items():
+        assert detect({"OMP_NUM_THREADS": variable}).threads == threads
 
 
 def test_no_choice_is_silent() -> None:

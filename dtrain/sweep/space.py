@@ -1,0 +1,101 @@
+"""The space of a sweep: the keys that have several values, or an interval, and their combinations.
+
+    optim.lr=1e-3,3e-3   seed=range(0,4)   model=glob(g*)   optim.lr=tag(log,interval(1e-4,1e-2))
+
+The functions are Hydra's (https://hydra.cc/docs/advanced/override_grammar/extended/), read by its parser; plain lists
+are read here, without Hydra.
+"""
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dtrain.compose.check import shown
+from dtrain.config import grammar
+from dtrain.config.word import Word, cut, said
+from dtrain.errors import WordsError
+
+MOST = 10_000
+"""The most jobs of a grid."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The values of a key, in the order in which they are tried."""
+
+    key: str
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """All numbers from `low` to `high`; `log`: drawn by their logarithm; `whole`: integers alone."""
+
+    key: str
+    low: float
+    high: float
+    log: bool
+    whole: bool
+
+
+Axis = Choices | Interval
+
+
+def axes(swept: Iterable[Word], names: Callable[[str], Sequence[str]], seed: int) -> list[Axis]:
+    """The axes of the words that have several values. `names(key)`: what a glob over this key may match; `seed`: of
+    shuffle.
+
+    Raises WordsError with the problems of all of them.
+    """
+    made, problems = list[Axis](), list[str]()
+    for word in swept:
+        try:
+            made.append(_axis(word, names, seed))
+        except ValueError as error:
+            problems.append(f"{shown(word)}: {error}")
+    if problems:
+        raise WordsError(*problems)
+    return made
+
+
+def _axis(word: Word, names: Callable[[str], Sequence[str]], seed: int) -> Axis:
+    """Raises ValueError with a sentence."""
+    try:
+        return Choices(word.key, tuple(grammar.read(word.text)))
+    except grammar.Unread:
+        from dtrain.compose.hydra import Bounds, sweep_of
+
+    sweep = sweep_of(word.text, names(word.key), MOST)
+    if isinstance(sweep, Bounds):
+        return Interval(word.key, sweep.low, sweep.high, "log" in sweep.tags, sweep.whole)
+    values, shuffled = sweep
+    if shuffled:
+        random.Random(f"{seed} {word.key}").shuffle(values)
+    return Choices(word.key, tuple(values))
+
+
+def size(space: Iterable[Axis]) -> float:
+    """The number of combinations; infinite with an interval."""
+    return math.prod(len(axis.values) if isinstance(axis, Choices) else math.inf for axis in space)
+
+
+def grid(space: Sequence[Axis]) -> Iterator[dict[str, Any]]:
+    """Every combination as key -> value; the last key changes fastest. Raises ValueError for an interval."""
+    choices = [axis for axis in space if isinstance(axis, Choices)]
+    if len(choices) < len(space):
+        raise ValueError("an interval has no grid")
+    for values in itertools.product(*(axis.values for axis in choices)):
+        yield {axis.key: value for axis, value in zip(choices, values, strict=True)}
+
+
+def words(values: Mapping[str, Any]) -> list[str]:
+    """The values of a job as words."""
+    return [f"{key}={said(value)}" for key, value in values.items()]
+
+
+def label(values: Mapping[str, Any]) -> str:
+    """The values of a job on one line."""
+    return cut(" ".join(words(values)))

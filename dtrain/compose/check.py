@@ -14,7 +14,7 @@ from dtrain.config import constraints, files, grammar
 from dtrain.config.facts import about
 from dtrain.config.schema import ALLOWED, GROUPS, LISTS, NAMED, VERBS
 from dtrain.config.word import Word, cut
-from dtrain.config.word import said as quoted
+from dtrain.config.word import spelling as quoted
 from dtrain.errors import WordsError, nearest
 from dtrain.secrets import screen
 from dtrain.storage.options import is_one

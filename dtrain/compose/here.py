@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from dtrain.config import files
 from dtrain.config.schema import GROUPS, NAMED
-from dtrain.config.word import Word, cut, said, text
+from dtrain.config.word import Word, cut, spelling, text
 from dtrain.recipe.document import Slip, parse
 from dtrain.storage.store import is_local, local_path
 
@@ -46,7 +46,9 @@ def look() -> Here:
             for word, problem in _read():
                 words += [word] if word else []
                 problems += [problem] if problem else []
-            notes += [f"{FILE}: {' '.join(cut(f'{word.key}={said(word.value)}') for word in words)}"] if words else []
+            notes += (
+                [f"{FILE}: {' '.join(cut(f'{word.key}={spelling(word.value)}') for word in words)}"] if words else []
+            )
     own = own_words(FOLDER) if FOLDER.is_dir() and not FOLDER.samefile(files.folder("conf")) else []
     if own:
         words.append(Word("hydra.searchpath", [str(FOLDER)], f"[{FOLDER}]", f"./{FOLDER}"))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dtrain.config import constraints, facts, files
 from dtrain.config.schema import ALLOWED, GROUPS, LISTS, NAMED, SENTENCES, VERBS, WORDS, default
-from dtrain.config.word import said
+from dtrain.config.word import spelling
 from dtrain.errors import WordsError, nearest
 
 EXAMPLES = """\
@@ -51,7 +51,9 @@ def overview() -> str:
     lines = ["dtrain [verb] [word=choice] [key=value] ... [-m]", "", "verbs"]
     lines += [f"  {verb:<12} {sentence}" for verb, sentence in VERBS.items()]
     lines += ["", "groups"]
-    lines += [f"  {group:<12} {', '.join(files.groups()[group])}  (default {said(WORDS[group])})" for group in GROUPS]
+    lines += [
+        f"  {group:<12} {', '.join(files.groups()[group])}  (default {spelling(WORDS[group])})" for group in GROUPS
+    ]
     lines += [f"  {key} {', '.join(files.groups()[group])}" for key, group in NAMED.items()]
     lines += ["", "recipes"]
     lines += [f"  {name:<12} {files.sentences(path).get('', '')[:WIDTH]}" for name, path in files.recipes().items()]
@@ -152,7 +154,7 @@ def _word(group: str, word: str, only: str = "") -> Iterable[str]:
 
 
 def _row(key: str, default: object, allowed: object, sentence: str) -> str:
-    shown = "needed" if default == "???" else said(default)
+    shown = "needed" if default == "???" else spelling(default)
     return f"  {f'{key}={shown}':<34} {constraints.say(allowed)}" + (f"; {sentence}" if sentence else "")
 
 

@@ -43,12 +43,12 @@ def text(value: Any) -> str:
     return quote(value) if isinstance(value, str) else str(value)
 
 
-def said(value: Any) -> str:
-    """A value as a person types it: without quotes where it needs none."""
+def spelling(value: Any) -> str:
+    """The spelling of a value on the command line, with quotes only where they are needed."""
     if isinstance(value, list | tuple):
-        return "[" + ",".join(map(said, value)) + "]"
+        return "[" + ",".join(map(spelling, value)) + "]"
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{said(item)}" for key, item in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{spelling(item)}" for key, item in value.items()) + "}"
     return value if isinstance(value, str) and re.fullmatch(r"[\w./:+@%-]+", value) else text(value)
 
 

@@ -1,8 +1,8 @@
 """resolve(config, cluster) -> Plan: a pure function, without torch, network or process group.
 
-Every rule that spans fields is one small function of the tuple RULES. A rule gets the config, the cluster and the draft
-of what earlier rules decided, returns the fields it decides and raises WordsError for what cannot be. Rules that build
-on a field whose rule failed are skipped, so the user sees every mistake that can be known, and no echo of one.
+Every rule that spans fields is one small function in the tuple RULES. A rule takes the config, the cluster and the
+draft of earlier decisions; it returns the fields it decides, or raises WordsError. A rule that reads a field whose own
+rule failed is skipped, so the user sees every mistake once, without its consequences.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import Any
 
 from dtrain.cluster import Cluster
 from dtrain.config.schema import Config
-from dtrain.config.word import said
+from dtrain.config.word import spelling
 from dtrain.errors import WordsError
 from dtrain.planned import Plan
 from dtrain.resolve import (
@@ -87,43 +87,46 @@ RULES: tuple[Rule, ...] = (
 
 @deciding()
 def resolve(config: Config, cluster: Cluster) -> Plan:
-    """The decisions, for every number of nodes that is allowed. Raises WordsError with every problem that can
-    be known before launch.
+    """Decide every field of the plan, for each allowed number of nodes. Raises WordsError with all problems that can be
+    known before launch.
     """
-    return _all(config, cluster)
+    return _resolve(config, cluster)
 
 
-def _all(config: Config, cluster: Cluster) -> Plan:
+def _resolve(config: Config, cluster: Cluster) -> Plan:
     config, cluster = own.stated(config), machine.named(config, cluster)
     most, *fewer = ranks.counts(config, cluster)
-    first = _on(most, config, cluster)
+    first = _plan_on(most, config, cluster)
     plans = []
     for nodes in fewer:
         try:
             plans.append(
                 replace(
-                    _fewer(nodes, first, config, cluster), out=first.out, launcher=first.launcher, threads=first.threads
+                    _plan_on_fewer(nodes, first, config, cluster),
+                    out=first.out,
+                    launcher=first.launcher,
+                    threads=first.threads,
                 )
             )
-        except WordsError as error:  # the rest would fail alike: a range of nodes is one mistake
+        except WordsError as error:  # report the first count that fails: a bad range of nodes is one mistake
             raise WordsError(*(f"with nodes={nodes}: {problem}" for problem in error.problems)) from error
     return replace(first, others=tuple(plans))
 
 
-def _fewer(nodes: int, first: Plan, config: Config, cluster: Cluster) -> Plan:
-    """The same batch on fewer nodes, and no more of it at once on one rank than `first` has."""
+def _plan_on_fewer(nodes: int, first: Plan, config: Config, cluster: Cluster) -> Plan:
+    """Plan the same batch on fewer nodes, with a microbatch no larger than that of `first`."""
     same = replace(config, batch=first.batch.size, microbatch=None, accumulate=None)
-    plan = _on(nodes, same, cluster)
+    plan = _plan_on(nodes, same, cluster)
     if plan.batch.microbatch <= first.batch.microbatch:
         return plan
     micro = max(size for size in mesh.divisors(plan.batch.local) if size <= first.batch.microbatch)
-    return _on(nodes, replace(same, microbatch=micro), cluster)
+    return _plan_on(nodes, replace(same, microbatch=micro), cluster)
 
 
 def further(config: Config, cluster: Cluster) -> tuple[str, ...]:
-    """The problems of a config of which something is not known, because it was asked for wrongly."""
+    """Problems of a config in which invalid values are UNKNOWN."""
     try:
-        _all(config, cluster)
+        _resolve(config, cluster)
     except WordsError as error:
         return error.problems
     except Undecided:
@@ -131,7 +134,7 @@ def further(config: Config, cluster: Cluster) -> tuple[str, ...]:
     return ()
 
 
-def _on(nodes: Any, config: Config, cluster: Cluster) -> Plan:
+def _plan_on(nodes: Any, config: Config, cluster: Cluster) -> Plan:
     draft = Draft(why={}, elastic="" if nodes == config.nodes else config.nodes)
     config, undecided = replace(config, nodes=nodes), False
     wrong = values.judge(config)
@@ -153,17 +156,17 @@ def _on(nodes: Any, config: Config, cluster: Cluster) -> Plan:
 
 
 def _with_sources(problem: str, config: Config) -> str:
-    """The sentence and, behind it, who said each `key=value` that it blames and that is so in this run."""
-    facts, told = problem.partition(" Type ")[0], {}
-    for found in KEY.finditer(facts):
-        value = _value(config, found[1])
-        if value is not UNKNOWN and facts.startswith((said(value), str(value)), found.end()):
-            told[found[1]] = config.sources.get(found[1], "default")
-    return problem + f" ({', '.join(f'{key}: {source}' for key, source in told.items())})" * bool(told)
+    """Append to a problem the source of each `key=value` in it that has this value in the config."""
+    facts, sources = problem.partition(" Type ")[0], {}
+    for match in KEY.finditer(facts):
+        value = _value(config, match[1])
+        if value is not UNKNOWN and facts.startswith((spelling(value), str(value)), match.end()):
+            sources[match[1]] = config.sources.get(match[1], "default")
+    return problem + f" ({', '.join(f'{key}: {source}' for key, source in sources.items())})" * bool(sources)
 
 
 def _value(config: Config, key: str) -> Any:
-    """The config's value of a dotted key; UNKNOWN where there is none."""
+    """The config's value of a dotted key; UNKNOWN if it has none."""
     if key in config.choices:
         return config.choices[key]
     value: Any = config

@@ -1,7 +1,7 @@
-"""strategy=auto: the cheapest layout that fits, by arithmetic: bytes each rank must hold, and seconds of computing,
-talking and waiting.
+"""strategy=auto: picks the fastest layout that fits in memory, by a cost model: bytes per rank, and seconds of compute,
+communication and waiting.
 
-The axes of the data come first; the model itself is split only where they alone do not fit.
+Data-parallel axes come first; the model itself is split only if they alone do not fit.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,18 +24,18 @@ from dtrain.resolve import batch, fit, mesh, model_axes, pipeline
 from dtrain.resolve.ranks import choose
 
 SPEED = {"cuda": (4e14, 3e11, 2.5e10, 2e-5), "cpu": (5e10, 2e9, 2e9, 2e-4)}
-"""device -> multiply-adds x 2 per second, bytes per second inside a node, between nodes, seconds until a collective
-begins: one H100 at half its peak, NVLink, 200 Gbit/s; one CPU core and loopback.
+"""device -> FLOP per second, bytes per second inside a node, bytes per second between nodes, and latency of a
+collective in seconds: one H100 at half its peak, NVLink, 200 Gbit/s; one CPU core and loopback.
 """
-ROOM = 0.85
-"""Of a device's memory, what a run may plan with: the rest goes to fragments and the libraries."""
+USABLE = 0.85
+"""Fraction of a device's memory that a plan may use; the rest is for fragmentation and libraries."""
 VOCABULARY = 50257
-"""Assumed vocabulary of a tokenizer that is not read: as many tokens as GPT-2's."""
+"""Assumed vocabulary of a tokenizer that is not loaded: that of GPT-2."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One way to run, decided as far as predictions read a Plan; `seconds` per step."""
+    """A candidate layout, with the fields of a Plan that predictions read; `seconds`: predicted time per step."""
 
     mode: str
     seconds: float
@@ -62,8 +62,8 @@ class Layout:
         return memory(self, self.shapes)
 
     @property
-    def held(self) -> int:
-        """Bytes on the fullest rank, at its peak."""
+    def peak(self) -> int:
+        """Peak bytes on the fullest rank."""
         return self.memory.peak
 
     @property
@@ -82,7 +82,7 @@ class Layout:
 
 
 def strategy(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
-    """The strategy, and in `layout` the degrees that `auto` chose where the user said none."""
+    """Choose the strategy; `auto` also writes its degrees of tp and pp to `layout` in the draft."""
     ranks = draft["nodes"] * draft["devices"]
     if config.choices["strategy"] != "auto":
         return {"strategy": choose(config, "strategy", "", draft["why"], "")}
@@ -95,9 +95,9 @@ def strategy(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[st
             else ("ddp", f"{ranks} ranks, and the model's size is not known before it is built")
         )
         return {"strategy": choose(config, "strategy", word, draft["why"], reason)}
-    room = (
+    budget = (
         cluster.memory
-        * ROOM
+        * USABLE
         / (1 if draft["device"] == "cuda" else ranks // max(1, draft["nodes"] if cluster.external else 1))
     )
     layouts = sorted(_layouts(config, cluster, draft, seeds), key=lambda layout: layout.seconds)
@@ -106,33 +106,31 @@ def strategy(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[st
         for layout in layouts
         if layout.mesh.tp == (config.mesh.tp or 1) and layout.mesh.pp == (config.mesh.pp or 1)
     ]
-    if not simple:  # something else is wrong with the words, and the rules behind this one say what
+    if not simple:  # other words are wrong; later rules report them
         return {"strategy": choose(config, "strategy", "ddp", draft["why"], f"{ranks} ranks")}
-    fitting = next((layout for some in (simple, layouts) for layout in some if layout.held <= room), None)
-    best = fitting or min(layouts, key=lambda layout: layout.held)
+    fits = next((layout for some in (simple, layouts) for layout in some if layout.peak <= budget), None)
+    best = fits or min(layouts, key=lambda layout: layout.peak)
     draft["layout"] = {axis: getattr(best.mesh, axis) for axis in ("tp", "pp") if getattr(best.mesh, axis) > 1}
     draft["microbatch"] = best.batch.microbatch
     return {
         "strategy": choose(
-            config, "strategy", best.mode, draft["why"], _reason(best, layouts, room, fits=fitting is not None)
+            config, "strategy", best.mode, draft["why"], _reason(best, layouts, budget, fits=fits is not None)
         )
     }
 
 
 def _modes(config: Config) -> list[str]:
-    """The words that may be chosen (fact `try`), the one that saves least memory first."""
+    """Strategies that `auto` may choose (fact `try`), in ascending order of memory saved."""
     parts = {word: part for word, part in config.options["strategy"].items() if about(part).get("try")}
     return sorted(parts, key=lambda word: STRENGTH["strategy"](parts[word]))
 
 
 def _seeds(config: Config, cluster: Cluster, draft: Mapping[str, Any], modes: Sequence[str]) -> list[Layout]:
-    """Bytes that are the same in all layouts, for each way to hold state; none for a model whose shapes are not known
-    here.
-    """
-    aside, groups = {**draft, "why": {}}, ("remat", "optim", "checkpoint")
+    """One layout per mode on one rank, with the shapes of the model; empty if its shapes cannot be known here."""
+    trial, groups = {**draft, "why": {}}, ("remat", "optim", "checkpoint")
     try:
-        aside |= fit.objective(config, cluster, aside)
-        data, model = fit.synthetic(config, cluster, aside)["data"], dict(config.model)
+        trial |= fit.objective(config, cluster, trial)
+        data, model = fit.synthetic(config, cluster, trial)["data"], dict(config.model)
         if model.get("vocab") == "auto" and formulas.facts_of(data).get("vocab") is None:
             model["vocab"] = VOCABULARY
         seed = Layout(
@@ -140,18 +138,18 @@ def _seeds(config: Config, cluster: Cluster, draft: Mapping[str, Any], modes: Se
             PipelineShape(), vars(config.tensor),
             vars(config.context), BatchShape(1, 1, 1, 1), config.ema, compile=draft["compile"],
             precision=draft["precision"], model=model, data=data,
-            objective=aside["objective"], strategy=config.options["strategy"][modes[0]],
+            objective=trial["objective"], strategy=config.options["strategy"][modes[0]],
                 **{group: dict(getattr(config, group)) for group in groups},
         )  # fmt: skip
         seeds = [replace(seed, mode=mode, strategy=config.options["strategy"][mode]) for mode in modes]
-        found = [formulas.shapes(each) for each in seeds]
-    except (WordsError, TypeError, KeyError, ValueError, ZeroDivisionError):  # wrong words are told by others
+        shapes = [formulas.shapes(seed) for seed in seeds]
+    except (WordsError, TypeError, KeyError, ValueError, ZeroDivisionError):  # later rules report wrong words
         return []
-    return [replace(each, shapes=shapes) for each, shapes in zip(seeds, found, strict=True) if shapes is not None]
+    return [replace(seed, shapes=each) for seed, each in zip(seeds, shapes, strict=True) if each is not None]
 
 
 def _layouts(config: Config, cluster: Cluster, draft: Mapping[str, Any], seeds: list[Layout]) -> Iterator[Layout]:
-    """Every legal one that keeps what the user said of the mesh."""
+    """Every valid layout that respects the user's mesh degrees and microbatch."""
     ranks, asked = draft["nodes"] * draft["devices"], config.mesh
     for tp in _degrees(asked.tp, draft["devices"]):
         for pp in _degrees(asked.pp, ranks):
@@ -173,7 +171,7 @@ def _layouts(config: Config, cluster: Cluster, draft: Mapping[str, Any], seeds: 
 
 
 def _decided(config: Config, cluster: Cluster, trial: dict[str, Any]) -> dict[str, Any]:
-    """The draft after the rules that follow; None where they would refuse it."""
+    """Fields that later rules decide for this trial; empty if one of them refuses it."""
     try:
         for rule in (mesh.degrees, pipeline.shape, batch.arithmetic, model_axes.model):
             trial.update(rule(config, cluster, trial))
@@ -183,8 +181,8 @@ def _decided(config: Config, cluster: Cluster, trial: dict[str, Any]) -> dict[st
 
 
 def _microbatches(config: Config, data: int, pp: int) -> list[int]:
-    """The user's value; else all samples of a rank at once, and every part of that, or of very many parts the largest
-    between powers of two.
+    """The user's microbatch; otherwise every divisor of a rank's samples, or, if there are many, the largest below each
+    power of two.
     """
     local = max(1, config.batch // data)
     if config.microbatch or config.accumulate:
@@ -199,8 +197,8 @@ def _degrees(asked: int | None, most: int) -> Sequence[int]:
 
 
 def _seconds(layout: Layout, draft: Mapping[str, Any]) -> float:
-    """Of a step: computing, waiting for the pipeline, what the wire takes beyond two thirds of the computing, and until
-    each collective begins.
+    """Predicted seconds per step: compute, the pipeline bubble, communication that does not overlap with two thirds of
+    the compute, and the latency of each collective.
     """
     shape, shapes, batches, holding = layout.mesh, layout.shapes, layout.batch.accumulate, holding_of(layout)
     rate, near, far, wait = SPEED[draft["device"]]
@@ -218,20 +216,20 @@ def _seconds(layout: Layout, draft: Mapping[str, Any]) -> float:
     return compute * (1 + (shape.pp - 1) / batches) + max(0.0, sent - compute * 2 / 3) + split + handed + wait * calls
 
 
-def _reason(best: Layout, layouts: list[Layout], room: float, *, fits: bool) -> str:
-    """`layouts` from the fastest on."""
+def _reason(best: Layout, layouts: list[Layout], budget: float, *, fits: bool) -> str:
+    """Explain the choice of `best`; `layouts` are sorted, the fastest first."""
     parameters = best.shapes.parameters
     count = f"{parameters / 1e9:.2f}B" if parameters >= 1e8 else f"{parameters / 1e6:.2f}M"
-    said = f"{count} parameters need about {_bytes(best.held)} of {_bytes(room)} on each rank"
+    need = f"{count} parameters need about {_bytes(best.peak)} of {_bytes(budget)} on each rank"
     if not fits:
         return (
-            f"{best.words} needs least, {said}: more than there is. Type a smaller batch or microbatch, "
+            f"{best.words} needs least, {need}, more than there is. Type a smaller batch or microbatch, "
             "remat=full, or more devices"
         )
     if layouts[0].seconds < best.seconds:
-        return f"{best.words}, {said}; {layouts[0].words} would be faster and need {_bytes(layouts[0].held)}"
-    other = next((layout for layout in layouts if layout.kind != best.kind and layout.held <= room), None)
-    return f"{best.words}, {said}" + (
+        return f"{best.words}, {need}; {layouts[0].words} would be faster and need {_bytes(layouts[0].peak)}"
+    other = next((layout for layout in layouts if layout.kind != best.kind and layout.peak <= budget), None)
+    return f"{best.words}, {need}" + (
         f"; next is {other.words}, {other.seconds / best.seconds:.2f}x the time" if other else ""
     )
 

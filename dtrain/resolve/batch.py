@@ -1,5 +1,5 @@
-"""batch = microbatch x data-parallel ranks x accumulate: any two give the third. In a pipeline `accumulate` counts its
-microbatches.
+"""batch = microbatch x data-parallel ranks x accumulate: any two give the third. In a pipeline, `accumulate` is the
+number of microbatches.
 """
 
 import math
@@ -14,7 +14,7 @@ from dtrain.resolve.mesh import divisors
 from dtrain.resolve.pipeline import check_microbatches, least
 
 MOST = 1_000_000_000
-"""Samples of a batch that anybody means."""
+"""Largest batch that is accepted, in samples."""
 
 
 def arithmetic(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,13 +38,13 @@ def _shape(config: Config, micro: int | None, draft: Mapping[str, Any]) -> Batch
         if product > MOST:
             raise WordsError(
                 f"microbatch={micro} x {data} data-parallel ranks x accumulate={accumulate} = {product} samples: "
-                f"{MOST} is the most."
+                f"at most {MOST} are allowed."
             )
         return BatchShape(product, micro, data, accumulate)
     step = data * (micro or accumulate or 1)
     if batch % step:
-        said = {"microbatch": micro, "accumulate": accumulate}
-        parts = next((f"{name}={number} on " for name, number in said.items() if number), "")
+        sizes = {"microbatch": micro, "accumulate": accumulate}
+        parts = next((f"{name}={size} on " for name, size in sizes.items() if size), "")
         raise WordsError(
             f"batch={batch} does not split over {parts}{data} data-parallel ranks. "
             f"{_nearest(batch, step, draft['nodes'], draft['elastic'])}"
@@ -57,8 +57,8 @@ def _shape(config: Config, micro: int | None, draft: Mapping[str, Any]) -> Batch
 
 
 def _nearest(batch: int, step: int, nodes: int, elastic: str) -> str:
-    """The words to type instead of a batch that is no multiple of `step`; of a range of nodes, each has to divide
-    it.
+    """Suggest what to type instead of a batch that is no multiple of `step`; with a range of nodes, every count has to
+    divide it.
     """
     if elastic and step % nodes == 0:
         fewest, most = map(int, elastic.split(":"))
@@ -70,8 +70,8 @@ def _nearest(batch: int, step: int, nodes: int, elastic: str) -> str:
 
 
 def _for_pipeline(local: int, pp: int, shape: PipelineShape) -> int:
-    """Microbatches of `local` samples: enough to fill the pipeline twice if there are as many, in a number that the
-    schedule takes.
+    """Number of microbatches that `local` samples are split into: at least two per stage if possible, and a number that
+    the schedule accepts.
     """
     fitting = [count for count in divisors(local) if not check_microbatches(shape, count, pp)]
     enough = max(2 * pp, least(shape, pp))

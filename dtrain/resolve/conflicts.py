@@ -1,7 +1,7 @@
-"""Values that are each allowed, and not together: sizes of a model that do not divide, a model smaller than its data,
-words that contradict or that nothing reads.
+"""Refuses values that are each allowed but conflict with each other: sizes of a model that do not divide, a model that
+does not fit its data, contradictory words, and words that nothing reads.
 
-Which sizes must divide stands in the `_about_` of a word (`multiples`, `at_most`).
+The `_about_` of a word lists the sizes that must divide (`multiples`) or be ordered (`at_most`).
 """
 
 import math
@@ -17,7 +17,7 @@ from dtrain.resolve.unknown import UNKNOWN
 
 
 def sizes(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of one word against each other."""
+    """Check the arguments of each word against each other."""
     problems = [
         problem for group in GROUPS if group not in LISTS for problem in _divided(group, getattr(config, group))
     ]
@@ -27,7 +27,7 @@ def sizes(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
 
 
 def data(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """The model against the data."""
+    """Check the model against the data."""
     part, given = config.model, draft["data"]
     vocab = given.get("vocab") if about(part).get("takes") == "tokens" else None
     if given.get("tokenizer") == "bytes":
@@ -52,7 +52,7 @@ def data(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str
 
 
 def contradictions(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """Words that cannot both be meant, and words on the command line that nothing would read."""
+    """Refuse contradictory words, and words on the command line that nothing reads."""
     typed = {key for key, source in config.sources.items() if source == "command line"}
     problems = []
     if config.resume == "must" and config.init is not None:
@@ -86,11 +86,11 @@ def _divided(group: str, part: Any) -> Iterable[str]:
         whole = math.prod(size for size in sizes.values() if isinstance(size, int))
         size = part.get(name)
         if isinstance(size, int) and whole and size % whole:
-            said = " x ".join(
+            product = " x ".join(
                 f"{group}.{factor}={size}" if not factor.isdecimal() else factor for factor, size in sizes.items()
             )
             yield (
-                f"{group}.{name}={size} is no multiple of {said}. Type "
+                f"{group}.{name}={size} is no multiple of {product}. Type "
                 f"{group}.{name}={max(1, round(size / whole)) * whole}."
             )
     for name, most in about(part).get("at_most", {}).items():
@@ -100,7 +100,7 @@ def _divided(group: str, part: Any) -> Iterable[str]:
 
 
 def _shapes(part: Mapping[str, Any], given: Mapping[str, Any]) -> Iterable[str]:
-    """Of random samples, which are as they are asked to be."""
+    """Check the model against synthetic data, whose shapes the config sets."""
     wanted, have = part.get("inputs"), given.get("inputs")
     if isinstance(have, list) and about(part).get("takes") == "image" and len(have) != 3:
         yield f"data.inputs={have}: the model takes images. Type data.inputs=[1,8,8]."
@@ -119,8 +119,8 @@ def _shapes(part: Mapping[str, Any], given: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _stated(config: Config, stated: Mapping[str, Any], *, alike: bool) -> Iterable[str]:
-    """Of a dataset whose class says how many classes there are, or which shapes a sample has. `alike`: outputs and
-    targets are to have one shape.
+    """Check the model against a dataset whose class states its number of classes or its shapes. `alike`: outputs and
+    targets must have the same shape.
     """
     part, takes, asked = config.model, about(config.model).get("takes"), config.data.get("outputs")
     classes, have = stated.get("outputs", 0), None if config.data.get("inputs") else stated.get("inputs")
@@ -153,8 +153,8 @@ def _stated(config: Config, stated: Mapping[str, Any], *, alike: bool) -> Iterab
 
 
 def _reduced(part: Mapping[str, Any], shape: list[int]) -> Iterable[str]:
-    """Of an image that each stage after the first halves: group norm makes zero of a group of one number, and no
-    gradient comes back.
+    """Check the image that reaches each stage, as every stage after the first halves it: group norm of a group of one
+    number is zero and has no gradient.
     """
     for stage in range(part["stages"]):
         channels, sides = part["width"] * 2**stage, [-(-side // 2**stage) for side in shape[1:]]

@@ -1,4 +1,4 @@
-"""Faults of dtrain itself while words are judged."""
+"""Reports bugs of dtrain itself while it validates words."""
 
 import os
 from collections.abc import Iterator
@@ -11,9 +11,7 @@ from dtrain.secrets import masked
 
 @contextmanager
 def deciding() -> Iterator[None]:
-    """Whatever else goes wrong while words are judged is a fault of ours: one line for the user, the traceback with
-    DTRAIN_DEBUG=1.
-    """
+    """Turn any exception that is no DtrainError into one line for the user; DTRAIN_DEBUG=1 shows the traceback."""
     try:
         yield
     except DtrainError:
@@ -25,9 +23,9 @@ def deciding() -> Iterator[None]:
         while trace and trace.tb_next:
             trace = trace.tb_next
         place = f"{trace.tb_frame.f_globals.get('__name__')}:{trace.tb_lineno}" if trace else "?"
-        said = masked(" ".join(str(error).split()))[:200]
+        message = masked(" ".join(str(error).split()))[:200]
         raise WordsError(
-            f"dtrain could not judge these words: {type(error).__name__} at {place}: {said}. This is a fault of "
+            f"dtrain could not judge these words: {type(error).__name__} at {place}: {message}. This is a fault of "
             "dtrain, not of yours: please report it, "
             "with the words and what DTRAIN_DEBUG=1 shows."
         ) from error

@@ -1,7 +1,7 @@
-"""Declarations of a model, dataset, objective or hook of the user's own, or of the config of a Hugging Face model:
-read off its source, like its signature, without running a line of it.
+"""Reads what a user's own model, dataset, objective or hook, or the config of a Hugging Face model, declares in its
+source, without running it.
 
-A mesh that such a model cannot take is refused before launch: `dtrain plan model._target_=mypkg.Net trust=[mypkg]
+A mesh that such a model cannot run on is refused before launch: `dtrain plan model._target_=mypkg.Net trust=[mypkg]
 devices=2 mesh.tp=2`.
 """
 
@@ -22,15 +22,11 @@ from dtrain.resolve.source import assigned, literal
 
 MODULES = ("nn.Module", "torch.nn.Module", "Module")
 HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads", "v_proj": "num_key_value_heads"}
-"""The last part of a name in the tensor-parallel plan of a Hugging Face config -> the size that a rank gets an even
-part of.
-"""
+"""Last part of a name in the tensor-parallel plan of a Hugging Face config -> the size that tp must divide."""
 
 
 def model(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """Raises WordsError for each axis that a model of the user's own cannot be split over, as far as its source
-    tells.
-    """
+    """Raises WordsError for each mesh axis that, according to its source, cannot split a user's own model."""
     mesh, part = draft["mesh"], config.model
     problems = list[str]()
     if config.choices["model"] is None and isinstance(part.get("_target_"), str):
@@ -42,21 +38,21 @@ def model(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
 
 
 def dataset(part: Any) -> Mapping[str, Any]:
-    """Facts that the class of a map-style dataset states, or a base class: `outputs`, where it has `classes` (their
-    number or names) that no method changes, and the shapes of `inputs` and `targets` and the number of `samples` in its
-    `about`.
+    """Facts that the class of a map-style dataset or one of its bases states: `outputs`, from a `classes` attribute
+    (number or names) that no method changes, and from `about` the shapes of `inputs` and `targets` and the number of
+    `samples`.
     """
     target = part["_target_"] if isinstance(part, Mapping) and isinstance(part.get("_target_"), str) else ""
-    of = [found for _, found in lineage(target)]
-    classes, about = _inherited(of, "classes"), _inherited(of, "about")
+    statements = [statement for _, statement in lineage(target)]
+    classes, about = _inherited(statements, "classes"), _inherited(statements, "about")
     count, stated = (
         len(classes) if isinstance(classes, list | tuple) else classes,
         about if isinstance(about, dict) else {},
     )
     stores = [
         node
-        for found in of
-        for node in ast.walk(found)
+        for statement in statements
+        for node in ast.walk(statement)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
     ]
     changed = any(node.attr == "classes" for node in stores)
@@ -67,23 +63,22 @@ def dataset(part: Any) -> Mapping[str, Any]:
 
 
 def figures(part: Mapping[str, Any]) -> Mapping[str, str]:
-    """Figure -> lowest or highest, whichever is the best, as the word of an objective or a hook states it, or its class
-    in `about`, or the word or class it is derived from.
+    """Figure -> whether its lowest or highest value is the best, as stated by the word of an objective or hook, by the
+    `about` of its class, or by the word or class it derives from.
     """
     stated = [part.get("_about_")]
-    for module, found in lineage(_own_target(part)):
+    for module, statement in lineage(_own_target(part)):
         group, _, word = module.removeprefix("dtrain.").partition(".")
         ours = module.startswith("dtrain.") and word in files.groups().get(group, ())
-        stated.append(files.node(group, word).get("_about_") if ours else literal(found, "about"))
+        stated.append(files.node(group, word).get("_about_") if ours else literal(statement, "about"))
     return {name: which for each in reversed(stated) for name, which in _directions(each).items()}
 
 
 def states_figures(part: Mapping[str, Any]) -> bool:
-    """Whether all figures of an objective or a hook are known: of ours, and where a class of one's own says which it
-    has.
-    """
-    of = [literal(found, "about") for module, found in lineage(_own_target(part)) if not module.startswith("dtrain.")]
-    stated = [each for each in (part.get("_about_"), *of) if isinstance(each, Mapping)]
+    """Whether all figures of an objective or hook are known: it is dtrain's own, or its class declares them."""
+    classes = lineage(_own_target(part))
+    own = [literal(statement, "about") for module, statement in classes if not module.startswith("dtrain.")]
+    stated = [each for each in (part.get("_about_"), *own) if isinstance(each, Mapping)]
     return not _own_target(part) or any(_directions(each) or each.get("figures") == {} for each in stated)
 
 
@@ -102,15 +97,15 @@ def _directions(stated: Any) -> dict[str, str]:
 
 
 def _own(mesh: MeshShape, target: str) -> Iterable[str]:
-    """A class that stands on nn.Module alone, and makes no module but those of torch and of its own file, has the
-    tables of that file.
+    """Problems of a class that derives from nn.Module alone and whose file imports no other modules: all its tables are
+    in that file.
     """
-    file, found = class_of(target) or (None, None)
+    file, statement = class_of(target) or (None, None)
     if (
         file is None
-        or found is None
-        or found.keywords
-        or [ast.unparse(base) for base in found.bases] not in ([name] for name in MODULES)
+        or statement is None
+        or statement.keywords
+        or [ast.unparse(base) for base in statement.bases] not in ([name] for name in MODULES)
     ):
         return
     text = file.read_text()
@@ -131,19 +126,18 @@ def _own(mesh: MeshShape, target: str) -> Iterable[str]:
             "they run."
         )
     forward = next(
-        (entry.args for entry in found.body if isinstance(entry, ast.FunctionDef) and entry.name == "forward"), None
+        (entry.args for entry in statement.body if isinstance(entry, ast.FunctionDef) and entry.name == "forward"), None
     )
     takes = {each.arg for each in (*forward.posonlyargs, *forward.args, *forward.kwonlyargs)} if forward else set()
     if mesh.cp > 1 and forward and not forward.kwarg and "position_ids" not in takes:
         yield (
-            f"mesh.cp={mesh.cp}: the forward of {target} takes no position_ids, and a part of a sequence does not "
-            "know where it stands. "
-            "Give a model of sequences that argument ([1, T], whole numbers), or leave mesh.cp out."
+            f"mesh.cp={mesh.cp}: the forward of {target} takes no position_ids, so a rank cannot know the "
+            "positions of its part of a sequence. Add that argument (int64, shape [1, T]), or leave mesh.cp out."
         )
 
 
 def _knows_its_modules(text: str) -> bool:
-    """Whether a file imports nothing that may be, or make, a model with tables of its own."""
+    """Whether a file imports nothing that could define a model with its own tables."""
     imported = set[str]()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -154,7 +148,7 @@ def _knows_its_modules(text: str) -> bool:
 
 
 def _hugging_face(mesh: MeshShape, part: Any) -> Iterable[str]:
-    """Sizes in the words of its config, against the tensor-parallel plan that the class of the config declares."""
+    """Problems of the sizes in a Hugging Face config with the tensor-parallel plan that its class declares."""
     if not isinstance(part, Mapping) or not isinstance(part.get("_target_"), str):
         return
     if mesh.pp > 1 and part.get("tie_word_embeddings") is True:
@@ -162,8 +156,8 @@ def _hugging_face(mesh: MeshShape, part: Any) -> Iterable[str]:
             f"mesh.pp={mesh.pp}: model.config.tie_word_embeddings=true is one weight in the first and the last stage. "
             "Type model.config.tie_word_embeddings=false, or leave mesh.pp out."
         )
-    found = class_of(part["_target_"]) if mesh.tp > 1 else None
-    plan = literal(found[1], "base_model_tp_plan") if found else None
+    definition = class_of(part["_target_"]) if mesh.tp > 1 else None
+    plan = literal(definition[1], "base_model_tp_plan") if definition else None
     if not isinstance(plan, dict):
         return
     split = {
@@ -178,11 +172,9 @@ def _hugging_face(mesh: MeshShape, part: Any) -> Iterable[str]:
             yield f"mesh.tp={mesh.tp} does not divide model.config.{name}={size}. {fits}"
 
 
-def _inherited(of: Iterable[ast.ClassDef], name: str) -> Any:
-    """The value of an attribute of the first of these classes that has it, where that is written out."""
-    having = (
-        found
-        for found in of
-        if name in {said for entry in found.body for said in (getattr(entry, "name", ""), *assigned(entry))}
-    )
-    return next((literal(found, name) for found in having), None)
+def _inherited(classes: Iterable[ast.ClassDef], name: str) -> Any:
+    """The attribute of the first of these classes that defines it, if its value is a literal."""
+    for statement in classes:
+        if any(name == getattr(entry, "name", "") or name in assigned(entry) for entry in statement.body):
+            return literal(statement, name)
+    return None

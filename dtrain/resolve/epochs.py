@@ -1,4 +1,4 @@
-"""`epochs` instead of `steps`: passes over the training data, where the data states its length before anything runs.
+"""`epochs` instead of `steps`: passes over training data whose length is known before launch.
 
 See it with `dtrain plan epochs=3 data=synthetic model=mlp objective=regression`.
 """
@@ -15,7 +15,7 @@ from dtrain.resolve.declared import dataset
 
 
 def steps(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
-    """Of the whole run: the last batch of the last pass is a whole one. Steps that are typed go before epochs of a
+    """Steps of the whole run, rounded up to a full last batch. Steps on the command line override epochs of a
     recipe.
     """
     typed = [key for key in ("epochs", "steps") if config.sources.get(key) == "command line"]
@@ -23,7 +23,7 @@ def steps(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, 
         return {"steps": config.steps}
     if len(typed) == 2:
         raise WordsError(
-            f"epochs={config.epochs:g} and steps={config.steps} both say how long the run is. Leave one of them out."
+            f"epochs={config.epochs:g} and steps={config.steps} both set the length of the run. Leave one of them out."
         )
     length, batch = _length(config.data), draft["batch"].size
     if length is None:
@@ -41,8 +41,8 @@ def steps(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, 
 
 
 def _length(part: Mapping[str, Any]) -> int | None:
-    """Training samples: in the argument that the word says, or of a dataset whose class states them, without what is
-    kept for evaluation.
+    """Number of training samples, from the argument that the word names or from the class of the dataset, without the
+    samples held out for evaluation.
     """
     stated = part.get(str(about(part).get("length")))
     if isinstance(stated, int):
@@ -51,5 +51,5 @@ def _length(part: Mapping[str, Any]) -> int | None:
     holdout = part.get("holdout")
     if whole is None or not isinstance(holdout, int | float):
         return whole
-    held = min(max(1, round(whole * holdout)), whole - 1) if holdout and part.get("holdout_dataset") is None else 0
-    return whole - held
+    held_out = min(max(1, round(whole * holdout)), whole - 1) if holdout and part.get("holdout_dataset") is None else 0
+    return whole - held_out

@@ -1,4 +1,4 @@
-"""Words of different groups fit together: what the data gives, the model takes and the objective needs."""
+"""Checks that data, model and objective fit together, and fills in values that depend on several groups."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ NATURAL = {"tokens": "next_token", "image": "classification", "features": "regre
 
 
 def objective(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
-    """next_token for tokens, classification for images and labelled samples, regression for features."""
+    """Choose next_token for tokens, classification for images and labelled samples, regression for features."""
     gives, takes = about(config.data).get("gives", "samples"), about(config.model).get("takes")
     if gives == "tokens":
         word = "next_token"
@@ -64,11 +64,11 @@ def objective(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[s
             f"data.shift=true makes the next token the target, objective={config.choices['objective']} asks for none. "
             "Type objective=next_token."
         )
-    return {"objective": _stating(part, eval_loss="lowest")}
+    return {"objective": _with_figures(part, eval_loss="lowest")}
 
 
 def together(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """A loss that is no sum over targets depends on what it is computed over: whole samples, and as many of them on
+    """Check the layout for a loss that is no sum over targets: it needs whole samples, and the same number of them on
     every mesh.
     """
     part, mesh, batch = draft["objective"], draft["mesh"], draft["batch"]
@@ -80,30 +80,29 @@ def together(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict
                 "microbatch."
             )
         return {}
-    said, size = (
+    subject, size = (
         weights[0] if weights else f"objective={config.choices['objective']}",
         part.get("together") or batch.size,
     )
     problems = [
-        f"{said}: the model computes it from whole samples, and mesh.{axis}={degree} splits them. Leave mesh.{axis} "
+        f"{subject}: the model computes it from whole samples, and mesh.{axis}={degree} splits them. Leave mesh.{axis} "
         "out."
         for axis, degree in (("pp", mesh.pp), ("cp", mesh.cp))
         if degree > 1
     ]
     if not weights and config.tensor.loss == "split":
         problems.append(
-            f"{said}: tensor.loss=split leaves no rank the logits that the model's own loss needs. Leave it out."
+            f"{subject}: tensor.loss=split leaves no rank the logits that the model's own loss needs. Leave it out."
         )
     if batch.microbatch != size:
-        seen = (
+        count = (
             f"{batch.microbatch} of {size} samples together"
             if part.get("together") is None
             else f"{batch.microbatch} samples together, not {size}"
         )
         problems.append(
-            f"{said}: such a loss may depend on which samples a forward sees together, and here it sees {seen}. Type "
-            f"objective.together={batch.microbatch}: "
-            "the same numbers on every mesh with that microbatch."
+            f"{subject}: such a loss may depend on which samples a forward sees together, and here it sees {count}. "
+            f"Type objective.together={batch.microbatch}: the same numbers on every mesh with that microbatch."
         )
     elif (
         config.data.get("pad") is not None
@@ -113,7 +112,7 @@ def together(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict
         problems.append(
             f"data.pad={config.data['pad']}: rows are filled up to the longest of those that a rank reads at once, "
             "which differs from mesh to mesh, and "
-            f"{said} may depend on it. Type data.length=<the longest row>."
+            f"{subject} may depend on it. Type data.length=<the longest row>."
         )
     if problems:
         raise WordsError(*problems)
@@ -121,7 +120,7 @@ def together(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict
 
 
 def synthetic(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """Data that can give anything is told what this run wants."""
+    """Set the task and input shape of synthetic data to what this run needs."""
     data = dict(config.data)
     if about(data).get("gives") == "any":
         task = fact(draft["objective"], "task")
@@ -137,14 +136,14 @@ def synthetic(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dic
     return {"data": data}
 
 
-def _stating(part: Part, **known: str) -> Part:
-    """With the figures that its class states, and those `known` of any, for those who look at the plan later."""
+def _with_figures(part: Part, **known: str) -> Part:
+    """Add to a part the figures that its class states and the `known` ones, so that the plan holds them."""
     stated = {**known, **figures(part)}
     return {**part, "_about_": {**about(part), "figures": stated}} if stated else part
 
 
 def hooks(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
-    """`auto` samples text when the data is text; a hook that needs text is refused elsewhere."""
+    """Choose `sample` for text data when `hook` is auto; refuse a hook that needs text if the data has none."""
     text = bool(about(config.data).get("text"))
     chosen = {name: dict(part) for name, part in config.hook.items()}
     if config.choices["hook"] == "auto":
@@ -156,23 +155,23 @@ def hooks(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, 
     refused = [name for name, part in chosen.items() if about(part).get("needs") == "text" and not text]
     if refused:
         raise WordsError(f"hook={refused[0]} needs text, data={config.choices['data']} has none. Type hook=[].")
-    return {"hooks": {name: _stating(part) for name, part in chosen.items()}}
+    return {"hooks": {name: _with_figures(part) for name, part in chosen.items()}}
 
 
 def checkpoint(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether the lowest or the highest figure is the best is known to who states the figure, or is asked for: the
-    others are deleted.
+    """Decide whether the lowest or highest value of `checkpoint.best` is the best: its objective or hook states it, or
+    the user must.
     """
     part = dict(config.checkpoint)
-    best, said = part.get("best"), None if part.get("best_is") == "auto" else part.get("best_is")
+    best, best_is = part.get("best"), None if part.get("best_is") == "auto" else part.get("best_is")
     measured, hooks = figures(draft["objective"]), draft["hooks"].values()
     averaged = {name.replace("eval_", "eval_ema_", 1): which for name, which in measured.items()} if config.ema else {}
     known = {**{name: which for hook in hooks for name, which in figures(hook).items()}, **measured, **averaged}
     silent = not all(states_figures(part) for part in (config.objective, *config.hook.values()))
-    if best is None and said is not None:
+    if best is None and best_is is not None:
         raise WordsError(
-            f"checkpoint.best_is={said}: nothing in this run reads it. Type checkpoint.best=<a figure> too, or leave "
-            "it out."
+            f"checkpoint.best_is={best_is}: nothing in this run reads it. Type checkpoint.best=<a figure> too, or "
+            "leave it out."
         )
     if best is not None and best not in known and not silent:
         raise WordsError(
@@ -183,21 +182,23 @@ def checkpoint(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> di
         raise WordsError(
             f"checkpoint.best={best}: nothing is held out to measure it on. Type data.{next(iter(kept))}=0.1."
         )
-    if best is not None and said is None and best not in known:
+    if best is not None and best_is is None and best not in known:
         raise WordsError(
-            f"checkpoint.best={best}: neither the objective nor a hook says which is the best, and the others go. "
-            "Type checkpoint.best_is=lowest or highest."
+            f"checkpoint.best={best}: neither the objective nor a hook says whether its lowest or highest value is the "
+            "best. Type checkpoint.best_is=lowest or highest."
         )
-    if best is not None and best in known and said not in (None, known[best]):
-        raise WordsError(f"checkpoint.best_is={said}: of {best} the {known[best]} is the best. Leave it out.")
+    if best is not None and best in known and best_is not in (None, known[best]):
+        raise WordsError(
+            f"checkpoint.best_is={best_is}: of {best} the {known[best]} is the best. Leave checkpoint.best_is out."
+        )
     if "best_is" in part:
-        part["best_is"] = said or known.get(best or "", "lowest")
+        part["best_is"] = best_is or known.get(best or "", "lowest")
     return {"checkpoint": part}
 
 
 def optim(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """Products that an optimizer makes are in the type of those of the model, on a GPU; on the CPU a 16-bit type is
-    slower, and no two meshes would agree.
+    """Choose the type of an optimizer's matrix products: on a GPU that of the model; on the CPU fp32, as 16-bit types
+    are slower there and their results depend on the mesh.
     """
     part = dict(config.optim)
     if part.get("products") == "auto":
@@ -210,7 +211,7 @@ def optim(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
 
 
 def parts(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts that no rule bends."""
+    """Copy the parts that no rule changes."""
     return {group: dict(getattr(config, group)) for group in PARTS} | {
         "loggers": {name: dict(part) for name, part in config.logger.items()}
     }

@@ -1,5 +1,5 @@
-"""The machine a run is planned for: the one that is here, or another that `cluster` names, of which all rules then see
-GPUs, cores and memory.
+"""The machine that a run is planned for: this one, or the one that `cluster` names, whose GPUs, cores and memory all
+rules then see.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ TYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
 
 def named(config: Config, here: Cluster) -> Cluster:
-    """The machine as rules see it. Figures that are none are told by numbers.judge, and no rule builds on them."""
+    """The cluster that rules see. Invalid figures are UNKNOWN in it; `values.judge` reports them."""
     if config.choices["cluster"] == "auto" or not config.cluster:
         return here
     known = values.without(config, [key for key in values.judge(config) if key.startswith("cluster.")])
@@ -25,30 +25,30 @@ def named(config: Config, here: Cluster) -> Cluster:
 
 
 def machine(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
-    """Its figures; of `auto`, those of the word whose GPU is here, or the cores that are."""
+    """Figures of the machine; for `auto`, those of the word for the local GPU, or of this CPU."""
     if config.choices["cluster"] != "auto":
         _check(config.cluster)
         return {"cluster": dict(config.cluster)}
     words = {word: part for word, part in config.options["cluster"].items() if part}
-    found = next((word for word, part in words.items() if part["gpu"] and part["gpu"] in cluster.gpu), None)
-    if cluster.gpus and found is None:
+    match = next((word for word, part in words.items() if part["gpu"] and part["gpu"] in cluster.gpu), None)
+    if cluster.gpus and match is None:
         draft["why"]["cluster"] = (
-            f"not known (auto: {cluster.gpu or 'a GPU without a name'} is no word of this group); no times are "
+            f"not known (auto: {cluster.gpu or 'a GPU without a name'} is not listed in this group); no times are "
             "predicted"
         )
         return {"cluster": {}}
-    word = found or "laptop"
+    word = match or "laptop"
     here = {"gpus": cluster.gpus, "cpus": cluster.cpus, "memory": cluster.memory}
     draft["why"]["cluster"] = (
         f"{word} (auto: {cluster.gpus} x {cluster.gpu})"
-        if found
+        if match
         else f"{word} (auto: {cluster.cpus} cores and no GPU here)"
     )
     return {"cluster": {**words[word], **here}}
 
 
 def _check(part: Mapping[str, Any]) -> None:
-    """Raises WordsError for peaks that are none."""
+    """Raises WordsError for invalid FLOP rates."""
     wrong = [
         f"cluster.flops.{key}={value}: "
         f"{'a number > 0, per second.' if key in TYPES else f'there is no such type.{nearest(key, TYPES)}'}"

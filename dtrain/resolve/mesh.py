@@ -1,4 +1,6 @@
-"""Degrees of the mesh axes: their product is the world; an axis of the strategy absorbs the ranks nobody assigned."""
+"""Degrees of the mesh axes: their product is the world size; one axis of the strategy absorbs the ranks you did not
+assign.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,11 +15,11 @@ from dtrain.planned import AXES, MeshShape
 
 
 def degrees(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
-    """The whole mesh at once; an error names the product that failed."""
+    """Decide all degrees together; an error names the product that does not match."""
     nodes, devices = draft["nodes"], draft["devices"]
     ranks, facts, name = nodes * devices, about(draft["strategy"]), config.choices["strategy"] or "of yours"
     asked = {axis: getattr(config.mesh, axis) for axis in AXES if getattr(config.mesh, axis) is not None}
-    asked |= draft.pop("layout", {})  # what `auto` chose beside the strategy
+    asked |= draft.pop("layout", {})  # degrees chosen by strategy=auto
     ep = 1 if config.mesh.ep is None else config.mesh.ep
     fill, inside = facts.get("fill"), facts.get("inside")
     if "fill" in facts and fill is None and ranks > 1:
@@ -32,18 +34,18 @@ def degrees(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
             devices // math.prod(spread.get(axis, 1) for axis in ("cp", "tp")) if nodes > 1 else max(1, left // 2)
         )
     taken = math.prod(asked.values())
-    said = " x ".join(f"{axis}={degree}" for axis, degree in asked.items())
+    product = " x ".join(f"{axis}={degree}" for axis, degree in asked.items())
     spare = next((axis for axis in (fill, inside) if axis and axis not in asked), None)
     if "fill" not in facts and spare is None and taken != ranks:
         raise WordsError(
-            f"strategy={draft['strategy'].get('_target_')} does not state fill, the axis of the ranks that nobody "
-            f"asked for. Type mesh.dp_replicate={ranks}, or give its class about = {{'fill': 'dp_replicate'}}."
+            f"strategy={draft['strategy'].get('_target_')} does not state fill, the axis that takes the ranks you "
+            f"did not assign. Type mesh.dp_replicate={ranks}, or give its class about = {{'fill': 'dp_replicate'}}."
         )
     shards = inside is not None or fill == "dp_shard"
     if taken < 1 or ranks % taken or (spare is None and taken != ranks):
         enough = f"devices={-(-max(1, taken) // nodes)}"
         raise WordsError(
-            f"mesh: {said or 'all axes 1'} is {taken} ranks, but nodes x devices = {nodes} x {devices} = {ranks}. "
+            f"mesh: {product or 'all axes 1'} is {taken} ranks, but nodes x devices = {nodes} x {devices} = {ranks}. "
             "Type "
             f"{' or '.join([enough, *_instead(asked, ranks, spare is not None, shards=shards)])}."
         )
@@ -51,7 +53,7 @@ def degrees(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
     if inside and (shape.dp_replicate == 1 or shape.dp_shard == 1):
         raise WordsError(
             f"strategy={name}: {shape.dp_replicate} replica(s) of {shape.dp_shard} shard(s) is not hybrid. "
-            f"It needs 2 x 2 of them at least: type nodes=2 devices={2 * shape.pp * shape.cp * shape.tp}, or "
+            f"It needs at least 2 x 2: type nodes=2 devices={2 * shape.pp * shape.cp * shape.tp}, or "
             "strategy=fsdp."
         )
     if facts.get("holds") == "copies" and shape.dp_shard > 1:
@@ -72,32 +74,30 @@ def degrees(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
 
 @cache
 def divisors(of: int) -> Sequence[int]:
-    """Ascending; in the time of the square root of what is left when small factors are gone, because worlds are
-    large.
-    """
-    found, left, factor = [1], of, 2
+    """Divisors in ascending order, built from prime factors because world sizes can be large."""
+    products, left, factor = [1], of, 2
     while left > 1:
         factor = factor if factor * factor <= left else left
         powers = [1]
         while left % factor == 0:
             left //= factor
             powers.append(powers[-1] * factor)
-        found = [degree * power for degree in found for power in powers]
+        products = [degree * power for degree in products for power in powers]
         factor += 1
-    return sorted(found)
+    return sorted(products)
 
 
 def nearest_divisors(key: str, wanted: int, of: int) -> str:
-    """`Type mesh.tp=2 or mesh.tp=4.`: the divisors of `of` next to `wanted`."""
+    """Suggest the divisors of `of` next to `wanted`: `Type mesh.tp=2 or mesh.tp=4.`"""
     below, above = [d for d in divisors(of) if d < wanted][-1:], [d for d in divisors(of) if d > wanted][:1]
     return f"Type {' or '.join(f'{key}={degree}' for degree in below + above)}."
 
 
 def _instead(asked: Mapping[str, int], ranks: int, open_ended: bool, *, shards: bool) -> list[str]:
-    """The one degree that could be another: per axis the nearest with which the product is the ranks, or divides them
-    if an axis takes the rest.
+    """Suggest changes of a single degree: for each axis the nearest degrees whose product with the others is the number
+    of ranks, or divides it if `open_ended` (another axis absorbs the rest).
     """
-    found = []
+    words = []
     for axis, degree in asked.items():
         if axis == "dp_shard" and not shards:
             continue
@@ -107,5 +107,5 @@ def _instead(asked: Mapping[str, int], ranks: int, open_ended: bool, *, shards: 
             for d in divisors(ranks)
             if d != degree and (ranks % (d * others) == 0 if open_ended else d * others == ranks)
         ]
-        found += [f"mesh.{axis}={d}" for d in sorted(fits, key=lambda d: abs(math.log(d / max(1, degree))))[:2]]
-    return found[:3]
+        words += [f"mesh.{axis}={d}" for d in sorted(fits, key=lambda d: abs(math.log(d / max(1, degree))))[:2]]
+    return words[:3]

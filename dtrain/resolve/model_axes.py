@@ -1,7 +1,7 @@
 """Sizes that a mesh splits must divide: heads and widths by tp, blocks by pp, experts by ep, the sequence by cp.
 
-A model's word says in `_about_` which of its arguments those are. A model of the user's own says nothing here but for
-the sequence, which the data has.
+The `_about_` of a model's word names those arguments. For a user's own model only the sequence is checked, which the
+data states.
 """
 
 import math
@@ -20,7 +20,7 @@ OPTIONS = {
     "tensor.loss": ("whole", "split"),
     "context.attention": ("ring", "ulysses"),
 }
-"""How an axis is used: key -> what is allowed."""
+"""Key that sets how an axis is used -> allowed values, the default first."""
 
 
 def model(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def model(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
 
 
 def options(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """How tp and cp are used. What is typed for an axis that has one rank is refused: nobody would read it."""
+    """Decide how tp and cp are used. An option typed for an axis of one rank is refused, as nothing reads it."""
     mesh, problems = draft["mesh"], list[str]()
     values: dict[str, dict[str, str]] = {}
     for key, allowed in OPTIONS.items():
@@ -58,7 +58,7 @@ def options(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[
 
 
 def rows(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """Padded rows: what needs one length all through the run, and what it divides."""
+    """Check padded rows: some layouts need rows of one fixed length, which the mesh must divide."""
     mesh, data, part = draft["mesh"], config.data, config.model
     if "pad" not in data:
         return {}
@@ -83,15 +83,15 @@ def rows(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str
     whole = math.lcm(2 * mesh.cp if mesh.cp > 1 else 1, mesh.cp * mesh.tp if split else 1)
     if isinstance(length, int) and length % whole:
         problems.append(
-            f"data.length={length} does not divide by {whole}, into which mesh.cp and mesh.tp cut a row. Type "
+            f"data.length={length} is not divisible by {whole}, into which mesh.cp and mesh.tp cut a row. Type "
             f"data.length={_up(length, whole)}."
         )
     inputs = data.get("inputs")
     if mesh.cp > 1 and pad is not None and isinstance(inputs, list | tuple) and "attention_mask" in inputs:
         problems.append(
-            f"mesh.cp={mesh.cp}: attention_mask of data.inputs hides tokens, which a part of a sequence cannot. Leave "
-            "it out for a causal model, "
-            "which never looks at the padding behind a row, or leave mesh.cp out."
+            f"mesh.cp={mesh.cp}: attention_mask of data.inputs masks tokens, which does not work on a part of a "
+            "sequence. Leave it out for a causal model, which never attends to the padding after a row, or leave "
+            "mesh.cp out."
         )
     if problems:
         raise WordsError(*problems)
@@ -112,10 +112,8 @@ def _tensor(config: Config, mesh: MeshShape, part: Mapping[str, Any], facts: Map
         if size % mesh.tp:
             fits = nearest_divisors("mesh.tp", mesh.tp, math.gcd(*sizes.values(), mesh.ranks))
             yield f"mesh.tp={mesh.tp} does not divide model.{name}={size}. {fits}"
-    shared = (
-        part.get("shared"),
-        part.get("hidden"),
-    )  # experts that see every token are one feed-forward of their widths together
+    # shared experts form one feed-forward layer of their combined width
+    shared = (part.get("shared"), part.get("hidden"))
     if all(isinstance(size, int) for size in shared) and math.prod(shared) % mesh.tp:  # type: ignore[arg-type]
         yield (
             f"mesh.tp={mesh.tp} does not divide model.shared={shared[0]} x model.hidden={shared[1]}. Type "
@@ -127,7 +125,7 @@ def _tensor(config: Config, mesh: MeshShape, part: Mapping[str, Any], facts: Map
             yield f"tensor.sequence=split: model={config.choices['model']} keeps its sequences whole. Leave it out."
         elif isinstance(sequence, int) and sequence % whole:
             yield (
-                f"tensor.sequence=split: data.sequence={sequence} does not divide by cp x tp = {whole}. Type "
+                f"tensor.sequence=split: data.sequence={sequence} is not divisible by cp x tp = {whole}. Type "
                 f"data.sequence={_up(sequence, whole)}."
             )
 
@@ -189,7 +187,7 @@ def _sequence(config: Config, mesh: MeshShape) -> Iterable[str]:
     sequence, whole = config.data.get("sequence"), 2 * mesh.cp
     if mesh.cp > 1 and isinstance(sequence, int) and sequence % whole:
         yield (
-            f"mesh.cp={mesh.cp}: data.sequence={sequence} does not divide by 2 x cp = {whole}. Type "
+            f"mesh.cp={mesh.cp}: data.sequence={sequence} is not divisible by 2 x cp = {whole}. Type "
             f"data.sequence={_up(sequence, whole)}."
         )
 
@@ -202,12 +200,12 @@ def _optimizer(config: Config, part: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _remat(config: Config, mesh: MeshShape, shape: PipelineShape) -> Iterable[str]:
-    """In-place results of experts and split sequences cannot be kept for a second pass through a
-    block.
+    """Problems of remat with cp, ep and pp.
 
-    A backward in halves goes through a block once for its inputs and once for each group of its weights: torch computes
-    the block again every time, keeps it all, and with remat=selective refuses (torch/utils/checkpoint.py of torch
-    2.13).
+    Selective remat keeps results inside a block, which experts and split sequences overwrite in place. A schedule that
+    splits the backward pass runs a block's backward once for its inputs and once for each group of its weights: torch
+    recomputes the block each time and keeps all results, and refuses remat=selective (torch/utils/checkpoint.py of
+    torch 2.13).
     """
     word, keeps = config.choices["remat"], fact(config.remat, "keeps")
     for axis in ("cp", "ep"):
@@ -218,8 +216,8 @@ def _remat(config: Config, mesh: MeshShape, shape: PipelineShape) -> Iterable[st
             )
     if mesh.pp > 1 and fact(shape.order, "splits_backward") and keeps != "all":
         yield (
-            f"remat={word}: pipeline.schedule={shape.schedule} goes backward in halves and would keep more with it "
-            "than without. Type remat=none, or pipeline.schedule=interleaved_1f1b."
+            f"remat={word}: pipeline.schedule={shape.schedule} splits the backward pass and would keep more "
+            "activations with remat than without. Type remat=none, or pipeline.schedule=interleaved_1f1b."
         )
 
 

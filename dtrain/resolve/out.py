@@ -1,4 +1,4 @@
-"""Where a run lives: the user's `out`, or a folder named after the words, so that the same words come back to the same
+"""Where a run is stored: the user's `out`, or a folder named after the words, so that the same words resume the same
 run.
 """
 
@@ -37,6 +37,6 @@ def where(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
 
 
 def _name(config: Config, group: str) -> str:
-    """The word of a group; of a target of the user's own the class, or else the function."""
+    """The word of a group; for a user's own target the name of its class or function."""
     *_, last = names = str(getattr(config, group).get("_target_", group)).split(".")
     return slug([str(config.choices[group] or next((name for name in reversed(names) if name[:1].isupper()), last))])

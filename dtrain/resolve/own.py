@@ -1,5 +1,5 @@
-"""Facts of parts that are not words of ours, read off the source of their class: what `about` of the class and of those
-it is derived from states, ours with the facts of their words.
+"""Facts of parts that are not dtrain's own words, read from the source of their class: the `about` of the class and of
+its bases; a base that is a word of dtrain contributes that word's facts.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ from dtrain.resolve.signature import home_of, lineage
 from dtrain.resolve.source import literal
 
 GROUPS = ("strategy", "precision", "remat", "compile", "data", "objective", "optim", "schedule", "backend", "launcher")
-"""Those whose facts an own class inherits. What a model is shaped like is seen by running it."""
+"""Groups in which a user's class inherits facts. A model is traced instead."""
 _ADAM = {"state": {"every": ["whole", "whole", "count"]}, "needs": "elements", "copies": 2, "fused": True}
 _MOMENTUM = {"state": {"every": [{"whole": "momentum"}]}, "needs": "elements", "copies": 2}
 OF_TORCH: Mapping[str, Mapping[str, Any]] = {
@@ -27,12 +27,12 @@ OF_TORCH: Mapping[str, Mapping[str, Any]] = {
         **_MOMENTUM, "state": {"every": ["whole", "count", {"whole": "momentum"}, {"whole": "centered"}]},
     },
 }  # fmt: skip
-"""Classes of torch, which state no facts."""
+"""Facts of torch classes, which state none themselves."""
 
 
 def stated(config: Config) -> Config:
-    """The config in which each part has the facts that its class states; those of its word go before them. Raises
-    WordsError for a fact that means nothing.
+    """Add to each part the facts that its class states; those of its word take precedence. Raises WordsError for an
+    invalid fact.
     """
     parts: dict[str, Any] = {group: _stated(group, getattr(config, group)) for group in GROUPS}
     options = {
@@ -50,13 +50,13 @@ def _stated(group: str, part: Any) -> Any:
     if not isinstance(target, str) or (target.startswith("dtrain.") and about(part)):
         return part
     facts: dict[str, Any] = {}
-    for found in _of_classes(group, target):
-        facts |= found
+    for inherited in _of_classes(group, target):
+        facts |= inherited
     return {**part, "_about_": {**facts, **about(part)}} if facts else part
 
 
 def _of_classes(group: str, target: str) -> Iterator[Mapping[str, Any]]:
-    """From the last base to the class itself."""
+    """Facts in the order of increasing precedence: from the last base to the class itself."""
     for module, statement in reversed(lineage(target)):
         own = literal(statement, "about")
         yield {**_of_word(group, module), **OF_TORCH.get(f"{module}.{statement.name}", {})}
@@ -66,7 +66,7 @@ def _of_classes(group: str, target: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _of_word(group: str, module: str) -> Mapping[str, Any]:
-    """Arguments and facts of the word whose file is `module`, but for what its values may be."""
+    """Arguments and facts of the word defined in `module`, without the fact `allowed`."""
     _, _, word = module.removeprefix("dtrain.").partition(".")
     if not module.startswith(f"dtrain.{group}.") or word not in files.groups()[group]:
         return {}

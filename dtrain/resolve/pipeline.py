@@ -1,4 +1,4 @@
-"""The schedule of a pipeline: how many stages a rank holds, where they are, and what the schedule needs."""
+"""Decides the pipeline schedule, the stages per rank and their placement, and checks what the schedule needs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from dtrain.planned import PipelineShape
 
 
 def shape(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """Decided also where there is one stage, so that what a recipe asks for is judged on every mesh."""
+    """Decide the shape even for one stage, so that the words of a recipe are validated on every mesh."""
     asked, pp = config.pipeline, draft["mesh"].pp
     word, split = str(asked.schedule), asked.split
     order = config.options["pipeline"][word]
@@ -32,13 +32,13 @@ def shape(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
         problems.append(
             f"pipeline.split={list(split)}: {pp} rank(s) x {stages} stage(s) = {pp * stages} numbers are needed."
         )
-    said = [
+    typed = [
         f"pipeline.{key}"
         for key in ("schedule", "stages", "split")
         if config.sources.get(f"pipeline.{key}") == "command line"
     ]
-    if pp == 1 and said:
-        problems.append(f"{said[0]}: the mesh has one stage, mesh.pp=1. Type mesh.pp=2, or leave {said[0]} out.")
+    if pp == 1 and typed:
+        problems.append(f"{typed[0]}: the mesh has one stage, mesh.pp=1. Type mesh.pp=2, or leave {typed[0]} out.")
     if problems:
         raise WordsError(*problems)
     split = split if isinstance(split, str) else tuple(split)
@@ -46,7 +46,7 @@ def shape(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
 
 
 def least(shape: PipelineShape, pp: int) -> int:
-    """The fewest microbatches that the schedule takes."""
+    """The minimum number of microbatches of a schedule."""
     return max(1, int(fact(shape.order, "least", 0)) * pp)
 
 
@@ -59,7 +59,7 @@ def check_microbatches(shape: PipelineShape, count: int, pp: int) -> str | None:
         )
     if fact(shape.order, "rounds") and count % max(1, count // pp):
         return (
-            f"pipeline.schedule={shape.schedule} runs whole rounds of mesh.pp={pp} microbatches, {count} are not. Type "
-            f"accumulate={count // pp * pp}."
+            f"pipeline.schedule={shape.schedule} runs rounds of mesh.pp={pp} microbatches, which {count} do not fill. "
+            f"Type accumulate={count // pp * pp}."
         )
     return None

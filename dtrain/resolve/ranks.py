@@ -1,4 +1,4 @@
-"""How many ranks, on what device, talking through what, started by whom."""
+"""Decides the number of ranks, their device and backend, the precision, the launcher and the threads per rank."""
 
 import re
 from collections.abc import Mapping
@@ -10,11 +10,11 @@ from dtrain.config.schema import Config
 from dtrain.errors import WordsError
 
 TENSOR_CORES = 8.0
-"""Compute capability from which on these multiply bf16."""
+"""First compute capability whose tensor cores support bf16."""
 
 
 def choose(config: Config, group: str, word: str, why: dict[str, str], reason: str) -> Part:
-    """The arguments of a group's word; when the user said `auto`, of `word`, with the reason noted."""
+    """The arguments of the chosen word of a group. `auto` means `word`, and `reason` is recorded in `why`."""
     if config.choices[group] != "auto":
         return dict(getattr(config, group))
     why[group] = f"{word} (auto: {reason})"
@@ -22,35 +22,35 @@ def choose(config: Config, group: str, word: str, why: dict[str, str], reason: s
 
 
 def counts(config: Config, cluster: Cluster) -> list[Any]:
-    """Numbers of nodes that the words allow, descending; one when they name one, or make no sense."""
-    found = re.fullmatch(r"(\d+):(\d+)", str(config.nodes))
-    if not found or not 1 <= int(found[1]) <= int(found[2]):
+    """Allowed numbers of nodes in descending order; just `nodes` itself if it is no valid range."""
+    match = re.fullmatch(r"(\d+):(\d+)", str(config.nodes))
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
         return [config.nodes]
-    allowed = range(int(found[2]), int(found[1]) - 1, -1)
-    if not _outside(config, cluster):
+    allowed = range(int(match[2]), int(match[1]) - 1, -1)
+    if not _is_external(config, cluster):
         return list(allowed)
     assert cluster.external
     here = cluster.external.world // cluster.external.local_world
     return [here] if here in allowed else [allowed[0]]
 
 
-def _outside(config: Config, cluster: Cluster) -> bool:
-    """Whether someone else's ranks are used."""
+def _is_external(config: Config, cluster: Cluster) -> bool:
+    """Whether an external launcher has started the ranks."""
     around = config.choices["launcher"] == "auto" or fact(config.launcher, "where") == "around"
     return cluster.external is not None and around
 
 
 def devices(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
-    """Nodes, and processes per node."""
+    """Decide the number of nodes and of processes per node."""
     asked, nodes, external = config.devices, config.nodes, cluster.external
-    if external and _outside(config, cluster):
+    if external and _is_external(config, cluster):
         here = (external.world // external.local_world, external.local_world)
-        said = {
+        typed = {
             key: value
             for key, value in (("nodes", nodes), ("devices", asked))
             if key in config.sources and value != "auto"
         }
-        wrong = [f"{key}={value}" for key, value in said.items() if value != here[0 if key == "nodes" else 1]]
+        wrong = [f"{key}={value}" for key, value in typed.items() if value != here[0 if key == "nodes" else 1]]
         if wrong:
             raise WordsError(
                 f"{' '.join(wrong)}: this process was started as one of {external.world} ranks, {here[1]} per node. "
@@ -64,7 +64,7 @@ def devices(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
 
 
 def world(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """External ranks must exist when they are asked for, and be able to meet again in other numbers."""
+    """Check that the launcher matches the ranks that exist, and that elastic ranks can rendezvous again."""
     word, where = config.choices["launcher"], fact(config.launcher, "where")
     if where == "around" and not cluster.external:
         raise WordsError(
@@ -79,7 +79,7 @@ def world(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
         )
     if cluster.external and cluster.external.one_store and draft["elastic"]:
         raise WordsError(
-            f"nodes={draft['elastic']}: ranks that meet again hang on what the last ones left in torchrun's store. "
+            f"nodes={draft['elastic']}: restarted ranks hang on keys that the previous ones left in torchrun's store. "
             "Type TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun ..."
         )
     most, ranks = fact(config.launcher, "most"), draft["nodes"] * draft["devices"]
@@ -92,7 +92,7 @@ def world(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
 
 
 def backend(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
-    """GPUs talk through nccl; the device follows from the backend."""
+    """Choose nccl for GPUs and gloo otherwise; the device follows from the backend."""
     fits = cluster.gpus >= draft["devices"]
     if cluster.gpus and not fits and config.choices["backend"] == "auto":
         who = "this host" if config.choices["cluster"] == "auto" else f"a node of cluster={config.choices['cluster']}"
@@ -109,20 +109,20 @@ def backend(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str
             f"backend={config.choices['backend']} needs {draft['devices']} GPU(s), this host has {cluster.gpus}. Type "
             "backend=gloo."
         )
-    return {"backend": _decided(part, draft["nodes"] * draft["devices"], draft["why"]), "device": device}
+    return {"backend": _fill_auto(part, draft["nodes"] * draft["devices"], draft["why"]), "device": device}
 
 
-def _decided(part: Part, ranks: int, why: dict[str, str]) -> Part:
-    """Decisions that a backend of GPUs leaves to `auto`, each with its reason."""
+def _fill_auto(part: Part, ranks: int, why: dict[str, str]) -> Part:
+    """Replace `auto` in the arguments of a GPU backend, and record the reasons in `why`."""
     together = (
-        ("start", "what keeps GPUs apart is told before the first step")
+        ("start", "connection problems between GPUs are reported before the first step")
         if ranks > 1
-        else ("use", "one GPU connects to none")
+        else ("use", "a single GPU has no connections")
     )
     reasons = {
         "connect": together,
-        "segments": ("expandable", "less memory is lost to fragments"),
-        "cores": ("near", "a GPU is reached fastest from the cores next to it"),
+        "segments": ("expandable", "less memory is lost to fragmentation"),
+        "cores": ("near", "the cores next to a GPU reach it fastest"),
     }
     for name in [name for name in reasons if part.get(name) == "auto"]:
         word, reason = reasons[name]
@@ -131,23 +131,21 @@ def _decided(part: Part, ranks: int, why: dict[str, str]) -> Part:
 
 
 def compiled(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
-    """Compiling pays on a GPU, where it fuses what would wait for memory; on a CPU it costs seconds and gains nothing
-    reliable.
+    """Compile blocks on a GPU, where fusing memory-bound operations pays; on a CPU compilation takes seconds and does
+    not reliably gain any.
     """
     word, reason = ("blocks", "on a GPU") if draft["device"] == "cuda" else ("none", "on the CPU")
     return {"compile": choose(config, "compile", word, draft["why"], reason)}
 
 
 def precision(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
-    """Matrix products in bf16 where tensor cores take it, in fp32 on the CPU; a type that only some devices have is
-    refused elsewhere.
-    """
+    """Choose bf16 where tensor cores support it and fp32 elsewhere; refuse a precision that the device lacks."""
     flops = draft["cluster"].get("flops") or {"bf16": 1.0}
     word, reason = "fp32", "on the CPU"
     if draft["device"] == "cuda":
         fast = flops.get("bf16", 0.0) > flops.get("fp32", 0.0) and not 0 < cluster.capability < TENSOR_CORES
         word, reason = (
-            ("bf16", "on a GPU") if fast else ("fp32", "this GPU multiplies bf16 no faster; precision=fp16 may be")
+            ("bf16", "on a GPU") if fast else ("fp32", "bf16 is no faster on this GPU; precision=fp16 may be")
         )
     part = choose(config, "precision", word, draft["why"], reason)
     needs = about(part).get("device", draft["device"])
@@ -160,7 +158,7 @@ def precision(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[s
 
 
 def launcher(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[str, Any]:
-    """external inside someone else's ranks, inline for one, local for more."""
+    """Choose external under an external launcher, inline for one rank, local for more."""
     ranks = draft["nodes"] * draft["devices"]
     word, reason = ("inline", "one rank") if ranks == 1 else ("local", f"{ranks} ranks")
     if cluster.external:
@@ -169,13 +167,12 @@ def launcher(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[st
 
 
 def threads(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """As asked for, by the word or OMP_NUM_THREADS; else CPU cores divided by the processes that share them."""
+    """Use `threads` or OMP_NUM_THREADS if set; otherwise divide the CPU cores among the processes that share them."""
     if config.threads != "auto":
         return {"threads": config.threads}
     if cluster.threads:
         return {"threads": cluster.threads}
-    elsewhere = cluster.external or (
-        cluster.gpus and config.choices["cluster"] != "auto"
-    )  # the nodes are machines of their own
-    here = draft["devices"] * (1 if elsewhere else draft["nodes"])
+    # otherwise all nodes share this machine
+    separate = cluster.external or (cluster.gpus and config.choices["cluster"] != "auto")
+    here = draft["devices"] * (1 if separate else draft["nodes"])
     return {"threads": max(1, cluster.cpus // here)}

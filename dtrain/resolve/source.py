@@ -1,4 +1,4 @@
-"""A module's source as names and the statements that define them, read without running it."""
+"""The names that a module's source defines and their statements, read without running it."""
 
 import ast
 import contextlib
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Module:
-    """The top level of a source file. `stars`: it also takes over names that are not to be seen here."""
+    """The top level of a source file. `stars`: modules it star-imports; `dynamic`: it may define names at runtime."""
 
     name: str
     package: bool
@@ -23,7 +23,7 @@ class Module:
 
 @cache
 def file_of(name: str, paths: tuple[str, ...]) -> Path | None:
-    """The source of a module; of a package, its __init__.py."""
+    """The source file of a module; for a package, its __init__.py."""
     *above, last = name.split(".")
     for folder in folders_of(above, paths):
         for path in (folder / last / "__init__.py", folder / f"{last}.py"):
@@ -33,7 +33,7 @@ def file_of(name: str, paths: tuple[str, ...]) -> Path | None:
 
 
 def folders_of(package: Sequence[str], paths: tuple[str, ...]) -> list[Path]:
-    """Where the modules of a package lie; of one without an __init__.py that may be several folders."""
+    """Folders with the modules of a package; a namespace package may have several."""
     if not package:
         return [Path(path or ".") for path in paths]
     file = file_of(".".join(package), paths)
@@ -90,9 +90,9 @@ def module_of(name: str, paths: tuple[str, ...]) -> Module | None:
 
 @cache
 def mentions(module: str, name: str, paths: tuple[str, ...]) -> bool:
-    """Whether a module may define a name: the name is in its source, or in that of a module whose names it takes over.
+    """Whether a name occurs in the source of a module or of its star imports, so that it may be defined there.
 
-    Reading is quick. Parsing all of transformers takes 20 seconds and a gigabyte.
+    A text search is fast; parsing all of transformers takes 20 seconds and a gigabyte.
     """
     path = file_of(module, paths)
     with contextlib.suppress(OSError, RecursionError):
@@ -118,11 +118,11 @@ QUIET = (
     ast.AugAssign,
     ast.Assert,
 )
-"""Statements of a module whose names are all to be seen; a loop may make others."""
+"""Statements whose defined names are visible in the source; a loop, for example, may define others."""
 
 
 def statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Of the top level, those in `if` and `try` too."""
+    """Top-level statements, including those inside `if` and `try`."""
     for entry in body:
         yield entry
         for inner in ("body", "orelse", "finalbody"):
@@ -138,9 +138,9 @@ def _absolute(entry: ast.ImportFrom, module: str, *, package: bool) -> str:
     return ".".join([*base, *([entry.module] if entry.module else [])])
 
 
-def literal(found: ast.ClassDef, name: str) -> Any:
-    """The value of a class attribute that is written out."""
-    for entry in found.body:
+def literal(statement: ast.ClassDef, name: str) -> Any:
+    """The value of a class attribute, if it is a literal."""
+    for entry in statement.body:
         if isinstance(entry, ast.Assign | ast.AnnAssign) and entry.value and assigned(entry) == [name]:
             with contextlib.suppress(ValueError):
                 return ast.literal_eval(entry.value)

@@ -1,4 +1,4 @@
-"""The arguments of every `_target_`, nested ones too, against what its source says it takes."""
+"""Checks the arguments of every `_target_`, including nested ones, against the signature in its source."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -17,37 +17,36 @@ GIVEN: Mapping[str, frozenset[str]] = {
     "checkpoint": frozenset({"out", "mesh", "resume", "before_commit"}),
     "logger": frozenset({"out", "steps"}),
 }
-"""group -> the keywords that the loop gives when it builds a part of it."""
+"""group -> keywords that the training loop passes when it builds a part of the group."""
 
 
 def arguments(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """Raises WordsError for each argument that a target does not take, or needs and does not get."""
+    """Raises WordsError for each argument that a target does not take, and for each missing one."""
     try:
         trust.targets(config, cluster, draft)
     except WordsError:
-        raise Undecided from None  # what may not run is not read either
+        raise Undecided from None  # code that may not run is not inspected either
     problems = list[str]()
     for group in GROUPS:
         parts = getattr(config, group)
         if parts is UNKNOWN:
-            continue  # another mistake, which hides none here
+            continue  # reported by another rule
         for path, part in (
             [(f"{group}.{word}", part) for word, part in parts.items()] if group in LISTS else [(group, parts)]
         ):
             given = GIVEN.get(group, frozenset()) if part.get("_target_") else frozenset()
             own = config.choices[group] is not None and str(part.get("_target_", "")).startswith("dtrain.")
             called = {f"{path}.{name}" for name in about(part).get("calls", ())}
-            problems += [problem for nested, found in _targets(part, path)
-                         for problem in _judge(found, nested, given if found is part else frozenset(),
-                         called=nested in called)
-                         if not (own and found is part)]  # fmt: skip
+            for place, nested in _targets(part, path):
+                if not (own and nested is part):
+                    problems += _judge(nested, place, given if nested is part else frozenset(), called=place in called)
     if problems:
         raise WordsError(*problems)
     return {}
 
 
 def _targets(node: Any, path: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
-    """(where it stands, the part) for all that have a `_target_`."""
+    """(dotted key, part) of every nested part that has a `_target_`."""
     if isinstance(node, Mapping):
         if "_target_" in node:
             yield path, node
@@ -60,40 +59,40 @@ def _targets(node: Any, path: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
 
 
 def _judge(part: Mapping[str, Any], path: str, given: frozenset[str], *, called: bool) -> Iterable[str]:
-    """`called`: a function that is called while the run goes on, with arguments that are not known here."""
+    """Problems of one part. `called`: a function that the run calls later, with arguments that are not known yet."""
     target = part["_target_"]
-    found = signature(target) if isinstance(target, str) else None
-    if isinstance(found, Missing):
+    takes = signature(target) if isinstance(target, str) else None
+    if isinstance(takes, Missing):
         yield (
-            f"{path}._target_={target}: {found.module} has no "
-            f"{found.name}.{nearest(found.name, found.others) if found.others else ''}"
+            f"{path}._target_={target}: {takes.module} has no "
+            f"{takes.name}.{nearest(takes.name, takes.others) if takes.others else ''}"
         )
-    elif found is not None:
+    elif takes is not None:
         hidden = sorted(
-            name for name in part if name.startswith("_") and name not in ("_target_", "_about_", *found.names)
+            name for name in part if name.startswith("_") and name not in ("_target_", "_about_", *takes.names)
         )
-        said = {name for name in part if name not in ("_target_", "_about_", *hidden)}
+        names = {name for name in part if name not in ("_target_", "_about_", *hidden)}
         for name in hidden:
             yield (
-                f"{path}.{name}={part[name]}: of Hydra's own, a part has _target_ alone. Name a function of yours "
-                "that makes what you mean."
+                f"{path}.{name}={part[name]}: of Hydra's own keys, only _target_ is supported. Name a function of "
+                "yours that builds the object."
             )
-        unasked = sorted(given - set(found.names)) if not found.open else []
+        unasked = sorted(given - set(takes.names)) if not takes.open else []
         if unasked:
             yield (
                 f"{path}._target_={target} takes no {', '.join(unasked)}, which the run gives it. Name a function "
                 f"of yours that does, or a word: {path}=<word>."
             )
-        takes = [name for name in found.names if name not in given]
-        for name in () if found.open else sorted(said - set(found.names)):
+        accepted = [name for name in takes.names if name not in given]
+        for name in () if takes.open else sorted(names - set(takes.names)):
             near = (
-                nearest(name, takes).replace("Did you mean ", f"Did you mean {path}.")
-                if takes
-                else " It takes nothing."
+                nearest(name, accepted).replace("Did you mean ", f"Did you mean {path}.")
+                if accepted
+                else " It takes no arguments."
             )
             yield f"{path}.{name}={part[name]}: {target} takes no {name}.{near}"
-        for name in sorted(said & given):
+        for name in sorted(names & given):
             yield f"{path}.{name}={part[name]}: the run itself gives {target} its {name}. Leave it out."
-        for name in found.required if not unasked and not hidden and not called else ():
-            if name not in said | given:
+        for name in takes.required if not unasked and not hidden and not called else ():
+            if name not in names | given:
                 yield f"{path}._target_={target} needs {name}. Type {path}.{name}=<value>."

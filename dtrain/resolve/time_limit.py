@@ -1,4 +1,4 @@
-"""How long a run may take by the clock."""
+"""Time limit of a run."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,24 +10,24 @@ from dtrain.errors import WordsError
 
 
 def clock(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """`time_limit` in seconds, of which `grace` are left for the save."""
+    """Decide `time_limit` in seconds, which includes `grace` seconds for the save."""
     limit = seconds(config.time_limit)
     if limit is not None and limit <= config.grace:
         raise WordsError(
-            f"time_limit={config.time_limit} leaves nothing beside grace={config.grace:g}, the seconds kept for the "
+            f"time_limit={config.time_limit} must be longer than grace={config.grace:g}, the seconds reserved for the "
             "save. "
             f"Type time_limit={config.grace + 60:g}, or a smaller grace."
         )
     return {"time_limit": limit, "grace": float(config.grace)}
 
 
-def seconds(said: Any) -> float | None:
-    """3600, 60:00, 1:00:00 and 0-01:00:00 are the same; None for what is no time."""
+def seconds(duration: Any) -> float | None:
+    """Seconds of a duration: 3600, 60:00, 1:00:00 and 0-01:00:00 are the same; None for anything else."""
     try:
-        return float(said)
+        return float(duration)
     except (TypeError, ValueError):
-        found = CLOCK.fullmatch(str(said))
-    if not found:
+        match = CLOCK.fullmatch(str(duration))
+    if not match:
         return None
-    days, hours, minutes, rest = (float(part or 0) for part in found.groups())
+    days, hours, minutes, rest = (float(part or 0) for part in match.groups())
     return ((days * 24 + hours) * 60 + minutes) * 60 + rest

@@ -1,5 +1,5 @@
-"""A recipe may come from anywhere, so a `_target_` runs only when it is dtrain's own, torch's, or of a package the user
-trusts: `dtrain.config.trust`.
+"""Refuses untrusted code: a recipe may come from anywhere, so a `_target_` runs only if it belongs to dtrain, torch or
+a package that the user trusts (`dtrain.config.trust`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,9 +14,7 @@ from dtrain.resolve.unknown import UNKNOWN
 
 
 def targets(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """Refuses every target outside the allow-list, wherever it stands, by its dotted name; `dtrain.build` looks at the
-    object behind it once more.
-    """
+    """Refuse every target whose dotted name is not on the allow-list; `dtrain.build` checks the object again."""
     problems = [
         refusal(key, name)
         for key, name in [

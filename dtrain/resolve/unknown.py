@@ -1,14 +1,14 @@
-"""A value that was asked for wrongly: no rule may build on it, and none has to ask whether it is one."""
+"""Placeholder of an invalid value: using it raises Undecided, so that no rule has to check for it."""
 
 from typing import Any, NoReturn
 
 
 class Undecided(Exception):
-    """A rule asked for what is not known, because a rule before it failed or the word was wrong."""
+    """A rule needs a value that is not known, because an earlier rule failed or the word is invalid."""
 
 
 class Unknown:
-    """Whatever is done with it raises Undecided."""
+    """Raises Undecided in any operation."""
 
     def _undecided(self, *_: Any, **__: Any) -> NoReturn:
         raise Undecided

@@ -1,5 +1,5 @@
-"""Every value against what it may be: ALLOWED of dtrain/config/schema.py for plain keys, `allowed` in the `_about_` of
-its file for an argument.
+"""Checks every value against its allowed values: ALLOWED in dtrain/config/schema.py for plain keys, `allowed` in the
+`_about_` of the word's file for arguments.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,17 +10,17 @@ from dtrain.cluster import Cluster
 from dtrain.config import constraints, files
 from dtrain.config.facts import about
 from dtrain.config.schema import ALLOWED, GROUPS, LISTS, NAMED, Config, defaults
-from dtrain.config.word import cut, said
+from dtrain.config.word import cut, spelling
 from dtrain.planned import Part
 from dtrain.resolve.unknown import UNKNOWN
 from dtrain.secrets import screen
 
 SIGMA = 6.0
-"""Standard deviations above the mean that skip and rewind call a spike."""
+"""Default threshold of a spike for skip and rewind, in standard deviations above the mean."""
 
 
 def judge(config: Config) -> dict[str, str]:
-    """key -> a sentence, for every value that is not allowed."""
+    """key -> problem, for every value that is not allowed."""
     wrong = (
         (key, value, allowed)
         for key, value, allowed in _values(config)
@@ -30,7 +30,7 @@ def judge(config: Config) -> dict[str, str]:
 
 
 def without(config: Config, wrong: Iterable[str]) -> Config:
-    """The same config, in which no rule can build on the values of these keys."""
+    """Replace the values of these keys by UNKNOWN."""
     for key in wrong:
         top, *rest = key.split(".")
         config = replace(config, **{top: _set(getattr(config, top), rest)})
@@ -38,14 +38,14 @@ def without(config: Config, wrong: Iterable[str]) -> Config:
 
 
 def plain(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
-    """Length, order and state of a run."""
+    """Copy the plain keys, and decide the spike threshold."""
     sigma = config.spike.sigma
     if sigma == "auto":
         sigma = None if config.on_spike == "stop" else SIGMA
         counts = (
             "nan and inf"
             if sigma is None
-            else f"nan, inf, and what is {sigma:g} standard deviations above the last {config.spike.window} steps"
+            else f"nan, inf, and {sigma:g} standard deviations above the mean of the last {config.spike.window} steps"
         )
         draft["why"]["spike"] = f"{config.on_spike} at {counts}"
     return {
@@ -60,7 +60,7 @@ def plain(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
 
 
 def _values(config: Config) -> Iterable[tuple[str, Any, Any]]:
-    """(key, value, what is allowed) of the whole run."""
+    """(key, value, allowed values) for all keys of the config."""
     for key, allowed in ALLOWED.items():
         allowed = list(config.options[NAMED[key]]) or allowed if key in NAMED else allowed
         top, _, name = key.partition(".")
@@ -90,23 +90,23 @@ def _sentence(key: str, value: Any, allowed: Any, config: Config) -> str:
         return f"{who}. Type {typed}."
     near, source = constraints.instead(value, allowed, _default(config, key)), config.sources.get(key, "default")
     largest = " below 2^63" if isinstance(value, int) and abs(value) >= 2**63 else ""
-    instead = f"{key}={'<another>' if near is constraints.UNSAID else said(near)}"
+    instead = f"{key}={'<another>' if near is constraints.UNSAID else spelling(near)}"
     if near is constraints.UNSAID and "part" in constraints.kinds(allowed):
         instead = f"{key}._target_={value if isinstance(value, str) and '.' in value else '<package.Class>'}"
     return (
-        f"{key}={cut(said(value))} ({source}): {key} is {constraints.say(allowed)}{largest}. Type "
+        f"{key}={cut(spelling(value))} ({source}): {key} is {constraints.say(allowed)}{largest}. Type "
         f"{screen.typed(instead)}."
     )
 
 
 def _default(config: Config, key: str) -> Any:
-    """The default of a value; None where it is not known."""
+    """The default of a key; None if it is not known."""
     group, *rest = key.split(".")
     word = str(rest[0] if group in LISTS else config.choices.get(group))
-    found: Any = files.node(group, word) if word in files.groups().get(group, ()) else defaults().get(group)
+    value: Any = files.node(group, word) if word in files.groups().get(group, ()) else defaults().get(group)
     for name in rest[1:] if group in LISTS else rest:
-        found = found.get(name) if isinstance(found, dict) else None
-    return found
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def _set(holder: Any, path: list[str]) -> Any:

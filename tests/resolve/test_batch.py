@@ -128,7 +128,7 @@ def test_a_pipeline_gets_enough_microbatches_to_fill_it_twice(words: tuple[str, 
         ),
         (
             ("batch=9", "accumulate=9", "pipeline.schedule=interleaved_1f1b"),
-            "runs whole rounds of mesh.pp=2 microbatches, 9 are not",
+            "runs rounds of mesh.pp=2 microbatches, which 9 do not fill",
         ),
         (("batch=5", "devices=4", "strategy=fsdp"), "Nearest: batch=4 or batch=6."),
     ],

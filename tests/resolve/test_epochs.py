@@ -51,7 +51,7 @@ def test_what_is_not_known_is_asked_for(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_both_are_one_too_many_and_what_is_typed_goes_before_a_recipe(tmp_path: Path) -> None:
-    with pytest.raises(WordsError, match=r"epochs=3 and steps=9 both say how long the run is"):
+    with pytest.raises(WordsError, match=r"epochs=3 and steps=9 both set the length of the run"):
         plan(*WORDS, "epochs=3", "steps=9")
     (tmp_path / "a.yaml").write_text("epochs: 3\nsteps: 1000\n")
     assert plan(f"recipe={tmp_path}/a.yaml", *WORDS).steps == 375, "as the config.yaml of a run has both"

@@ -23,7 +23,7 @@ TABLE = [
     ),
     (
         ("mesh.tp=2", "devices=2", "tensor.sequence=split", "data.sequence=17"),
-        "data.sequence=17 does not divide by cp x tp = 2. Type data.sequence=18.",
+        "data.sequence=17 is not divisible by cp x tp = 2. Type data.sequence=18.",
     ),
     (
         ("mesh.tp=2", "devices=2", "tensor.sequence=split", "model=mlp"),
@@ -65,13 +65,13 @@ TABLE = [
     # pp: a backward in halves
     (
         ("mesh.pp=2", "devices=2", "accumulate=4", "pipeline.schedule=zbv", "remat=full"),
-        "remat=full: pipeline.schedule=zbv goes backward in halves and would keep more with it than without. "
+        "remat=full: pipeline.schedule=zbv splits the backward pass and would keep more activations with remat than without. "
         "Type remat=none, or pipeline.schedule=interleaved_1f1b.",
     ),
     # cp: the sequence
     (
         ("mesh.cp=2", "devices=2", "data.sequence=18"),
-        "mesh.cp=2: data.sequence=18 does not divide by 2 x cp = 4. Type data.sequence=20.",
+        "mesh.cp=2: data.sequence=18 is not divisible by 2 x cp = 4. Type data.sequence=20.",
     ),
     (("mesh.cp=2", "devices=2", "model=mlp"), "mesh.cp=2: model=mlp has no sequence to split. Leave mesh.cp out."),
     (
@@ -154,7 +154,7 @@ def test_the_sequence_of_the_data_is_judged_whatever_the_model() -> None:
     own = (*SYNTHETIC, "model._target_=mine.Model", "trust=[mine]", "devices=2", "mesh.cp=2", "data.sequence=18")
     for words in (("objective=next_token",), ("data=text",)):
         with pytest.raises(
-            WordsError, match=r"mesh.cp=2: data.sequence=18 does not divide by 2 x cp = 4. Type data.sequence=20."
+            WordsError, match=r"mesh.cp=2: data.sequence=18 is not divisible by 2 x cp = 4. Type data.sequence=20."
         ):
             plan(*own, *words)
     plan(*own, "objective=regression")
@@ -190,13 +190,13 @@ ROWS = (
         ("data.pad=0 mesh.cp=2", "mesh.cp=2 needs rows of one length"),
         (
             "data.pad=0 mesh.cp=2 data.length=10",
-            "data.length=10 does not divide by 4, into which mesh.cp and mesh.tp cut a row. Type data.length=12.",
+            "data.length=10 is not divisible by 4, into which mesh.cp and mesh.tp cut a row. Type data.length=12.",
         ),
         ("data.pad=0 mesh.tp=2 tensor.sequence=split data.length=9", "Type data.length=10."),
         ("data.pad=0 model=moe", "model.balance needs rows of one length"),
         (
             "data.pad=0 data.length=8 mesh.cp=2 data.inputs=[input_ids,attention_mask]",
-            "attention_mask of data.inputs hides tokens",
+            "attention_mask of data.inputs masks tokens",
         ),
     ],
 )

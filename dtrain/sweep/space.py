@@ -15,7 +15,7 @@ from typing import Any
 
 from dtrain.compose.check import shown
 from dtrain.config import grammar
-from dtrain.config.word import Word, cut, said
+from dtrain.config.word import Word, cut, spelling
 from dtrain.errors import WordsError
 
 MOST = 10_000
@@ -93,7 +93,7 @@ def grid(space: Sequence[Axis]) -> Iterator[dict[str, Any]]:
 
 def words(values: Mapping[str, Any]) -> list[str]:
     """The values of a job as words."""
-    return [f"{key}={said(value)}" for key, value in values.items()]
+    return [f"{key}={spelling(value)}" for key, value in values.items()]
 
 
 def label(values: Mapping[str, Any]) -> str:

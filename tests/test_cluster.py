@@ -182,7 +182,7 @@ def test_the_program_of_windows_driver_is_found_outside_of_the_path(
     program.chmod(0o755)
     (tmp_path / "dxg").touch()
     monkeypatch.setattr(cluster, "FILES", tmp_path)
-    monkeypatch.setattr(cluster, "OF_WINDOWS", program)
+    monkeypatch.setattr(cluster, "WSL_NVIDIA_SMI", program)
     monkeypatch.setattr(cluster.shutil, "which", lambda name: None)
     assert detect({}).gpu == "NVIDIA GeForce RTX 4090"
 

@@ -1,5 +1,5 @@
-"""Ranks that another launcher started. The variables of srun and mpirun are translated to torchrun's, which torch and
-all of dtrain read.
+"""Ranks that another launcher started. The variables of srun and mpirun are translated to those of torchrun, which
+torch and dtrain read.
 """
 
 import re
@@ -13,16 +13,14 @@ PORTS = range(20000, 32000)
 """Below the ephemeral ports."""
 
 NUMBER = re.compile(r"[0-9]{1,9}")
-OF_THE_HOST = ("LOCAL_RANK", "GROUP_RANK")
-INSTEAD = "Set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun does, or unset them all"
+PLACE_ON_HOST = ("LOCAL_RANK", "GROUP_RANK")
+SET_OR_UNSET = "Set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun does, or unset them all"
 
 
 @dataclass(frozen=True)
 class External:
-    """This process is one of `world` ranks, `local_world` on this host, that torchrun (or any launcher that sets RANK
-    and WORLD_SIZE) started.
-
-    `one_store`: all its attempts share a rendezvous store.
+    """This process is one of `world` ranks (`local_world` on this host) started by torchrun, or by any launcher that
+    sets RANK and WORLD_SIZE. `one_store`: all attempts share a rendezvous store.
     """
 
     rank: int
@@ -33,7 +31,7 @@ class External:
 
 @dataclass(frozen=True)
 class Starter:
-    """The variables by which a launcher gives a process its place; `job` identifies its jobs."""
+    """Names of the variables by which a launcher gives a process its rank; `job` identifies the job."""
 
     rank: str
     world: str
@@ -43,7 +41,7 @@ class Starter:
     hosts: str = ""
 
     def missing(self, environ: Mapping[str, str]) -> list[str]:
-        """Variables without which a process does not know its rank."""
+        """Variables that are needed to know the rank, but are not set."""
         return [name for name in (self.rank, self.world, self.local_rank, self.local_world) if not environ.get(name)]
 
 
@@ -65,26 +63,22 @@ STARTERS = (
         "SLURM_STEP_NODELIST",
     ),
 )
-"""In this order: in a Slurm allocation mpirun starts its own helpers by srun. A batch script itself is no step, and no
-rank.
+"""The order matters: inside a Slurm allocation, mpirun starts its daemons by srun. The batch script itself is not a
+step, so not a rank.
 """
 
 
 def adopt(environ: MutableMapping[str, str]) -> None:
-    """If several processes were started without RANK and WORLD_SIZE, as by mpirun and srun: set these, and the host of
-    rank 0 if it is known.
-    """
-    said = {"RANK", "WORLD_SIZE"} & environ.keys()
+    """Set RANK, WORLD_SIZE and, if known, the host of rank 0, for processes that mpirun or srun started."""
     starter = next((one for one in STARTERS if not one.missing(environ)), None)
-    if said or starter is None or environ[starter.world] == "1":
+    if {"RANK", "WORLD_SIZE"} & environ.keys() or starter is None or environ[starter.world] == "1":
         return
-    # Slurm tells the number of each node: 4(x2),3
+    # Slurm lists the ranks of each node: 4(x2),3
     counts = re.findall(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", environ[starter.local_world])
     each = [count for count, times in counts for _ in range(int(times or 1))]
     node = environ.get("SLURM_NODEID", "0") if starter.hosts else "0"
-    mine = (
-        each[int(node)] if NUMBER.fullmatch(node) and int(node) < len(each) else environ[starter.local_world]
-    )  # `external` says what is wrong
+    known = NUMBER.fullmatch(node) and int(node) < len(each)
+    mine = each[int(node)] if known else environ[starter.local_world]  # which `external` then refuses
     environ.update(
         RANK=environ[starter.rank],
         WORLD_SIZE=environ[starter.world],
@@ -97,52 +91,53 @@ def adopt(environ: MutableMapping[str, str]) -> None:
         environ.setdefault("MASTER_PORT", str(PORTS[zlib.crc32(environ.get(starter.job, "").encode()) % len(PORTS)]))
 
 
-def _never_alone(environ: Mapping[str, str]) -> None:
-    """Raises PreflightError for one of several processes whose launcher does not give it a rank: each would train its
-    own run.
+def _refuse_missing_rank(environ: Mapping[str, str]) -> None:
+    """Raises PreflightError if the launcher started several processes without giving them ranks: each would train a run
+    of its own.
     """
-    half = next(
+    starter = next(
         (one for one in STARTERS if environ.get(one.rank) and environ.get(one.world, "") not in ("", "1")), None
     )
-    if half and all(one.missing(environ) for one in STARTERS):
-        lacking = " nor ".join(half.missing(environ))
+    if starter and all(one.missing(environ) for one in STARTERS):
+        missing = " nor ".join(starter.missing(environ))
         raise PreflightError(
-            f"{half.world}={environ[half.world]} says that this is one of several ranks, but its launcher set no "
-            f"{lacking}. {INSTEAD}."
+            f"{starter.world}={environ[starter.world]} says that this is one of several ranks, but its launcher set no "
+            f"{missing}. {SET_OR_UNSET}."
         )
 
 
 def _first(hosts: str) -> str:
-    """The first host of Slurm's list: gpu03-ib of gpu[03-05,9]-ib,b."""
+    """The first host of a Slurm host list, such as gpu03-ib of gpu[03-05,9]-ib,b."""
     return re.sub(r"\[(\w+)[^]]*\]", r"\1", re.match(r"([^,[]|\[[^]]*\])*", hosts)[0])  # type: ignore[index]
 
 
 def external(environ: Mapping[str, str]) -> External | None:
-    """The rank in the environment; None for a single process. Raises PreflightError for an impossible one."""
+    """The rank in the environment; None for a single process. Raises PreflightError if the variables contradict."""
     rank, world = environ.get("RANK"), environ.get("WORLD_SIZE")
     if (rank is None and world in (None, "1")) or (world is None and rank == "0"):
-        _never_alone(environ)
+        _refuse_missing_rank(environ)
         return None
     local = environ.get("LOCAL_WORLD_SIZE", world)
-    said = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": local} | {
-        name: environ[name] for name in OF_THE_HOST if name in environ
+    values = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": local} | {
+        name: environ[name] for name in PLACE_ON_HOST if name in environ
     }
-    numbers = {name: int(value) for name, value in said.items() if value and NUMBER.fullmatch(value)}
+    numbers = {name: int(value) for name, value in values.items() if value and NUMBER.fullmatch(value)}
     problem = next(
         (
-            f"{name}={value} is no number" if value else f"{name} is not set"
-            for name, value in said.items()
+            f"{name}={value} is not a number" if value else f"{name} is not set"
+            for name, value in values.items()
             if name not in numbers
         ),
         "",
     )
     if not problem and not 0 <= numbers["RANK"] < numbers["WORLD_SIZE"]:
-        problem = f"RANK={rank} is none of WORLD_SIZE={world} ranks, which count from 0"
+        problem = f"RANK={rank} is not one of WORLD_SIZE={world} ranks, which count from 0"
     if not problem and (not numbers["LOCAL_WORLD_SIZE"] or numbers["WORLD_SIZE"] % numbers["LOCAL_WORLD_SIZE"]):
-        problem = f"WORLD_SIZE={world} ranks are not the same number, LOCAL_WORLD_SIZE={local}, on each node"
+        problem = f"WORLD_SIZE={world} is not a multiple of LOCAL_WORLD_SIZE={local}, the ranks of each node"
     if not problem and numbers.get("LOCAL_RANK", 0) >= numbers["LOCAL_WORLD_SIZE"]:
         problem = (
-            f"LOCAL_RANK={said['LOCAL_RANK']} is none of LOCAL_WORLD_SIZE={local} ranks of a node, which count from 0"
+            f"LOCAL_RANK={values['LOCAL_RANK']} is not one of LOCAL_WORLD_SIZE={local} ranks of a node, which count "
+            "from 0"
         )
     port = environ.get("MASTER_PORT", "")
     if (
@@ -150,7 +145,7 @@ def external(environ: Mapping[str, str]) -> External | None:
         and numbers["WORLD_SIZE"] > 1
         and not (environ.get("MASTER_ADDR") and NUMBER.fullmatch(port) and 0 < int(port) < 1 << 16)
     ):
-        where = f"MASTER_PORT={port} is no port" if port else "MASTER_PORT is not set"
+        where = f"MASTER_PORT={port} is not a port" if port else "MASTER_PORT is not set"
         if not environ.get("MASTER_ADDR"):
             where = "MASTER_ADDR is not set"
         problem = (
@@ -158,7 +153,7 @@ def external(environ: Mapping[str, str]) -> External | None:
             "(mpirun -x MASTER_ADDR=<host>)"
         )
     if problem:
-        unset = "" if "Set both" in problem else f". {INSTEAD}"
+        unset = "" if "Set both" in problem else f". {SET_OR_UNSET}"
         raise PreflightError(f"the environment has RANK or WORLD_SIZE, but {problem}{unset}.")
     return External(
         numbers["RANK"],

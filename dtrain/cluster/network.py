@@ -18,13 +18,13 @@ HOW = (
 
 
 def endpoint(address: str) -> tuple[str, int]:
-    """Host and port of <host>:<port>. Raises ValueError with a sentence."""
+    """Host and port of <host>:<port>. Raises ValueError."""
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isascii() or not port.isdecimal() or int(port) >= 1 << 16:
-        raise ValueError(f"{address} is no <host>:<port>")
+        raise ValueError(f"{address} is not <host>:<port>")
     if _is_every(host):
-        raise ValueError(f"{address} means every interface of this host, not one that others can be told")
+        raise ValueError(f"{address} means all interfaces of this host; other hosts need the address of one")
     return host, int(port)
 
 
@@ -36,16 +36,16 @@ def _is_every(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address is of loopback."""
+    """Whether a name or an address is on loopback."""
     try:
-        found = {str(info[4][0]).partition("%")[0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    except (OSError, UnicodeError):  # nobody knows it, or it can be no name
+        answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):  # unknown, or not a valid name
         return False
-    return all(ipaddress.ip_address(address).is_loopback for address in found)
+    return all(ipaddress.ip_address(str(answer[4][0]).partition("%")[0]).is_loopback for answer in answers)
 
 
 def is_only_here(host: str) -> bool:
-    """Whether `host` means the reader's own host, on every host."""
+    """Whether `host` is localhost or a loopback address, which other hosts cannot reach."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -53,29 +53,27 @@ def is_only_here(host: str) -> bool:
 
 
 def weakness(host: str, environ: Mapping[str, str]) -> str:
-    """Why a run may neither be served nor joined at `host`; empty for loopback, and for any other if the secret is set
-    and long enough.
-    """
+    """Why serving or joining a run at `host` is not safe; empty on loopback or with a secret that is long enough."""
     secret = environ.get(SECRET, "")
     if secret and len(secret) < SHORTEST:
-        return f"{SECRET} has {len(secret)} characters and can be guessed: {SHORTEST} at least. {HOW}"
+        return f"{SECRET} has {len(secret)} characters and can be guessed: use {SHORTEST} or more. {HOW}"
     if not secret and not is_loopback(host):
-        return f"{host} is reached from other hosts, and {SECRET} is not set. {HOW}"
+        return f"{host} is reachable from other hosts, but {SECRET} is not set. {HOW}"
     return ""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens at this address of the host alone. Raises OSError."""
-    family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    return socket.create_server(place[:2], family=family)
+    """A socket that listens only on this address of the host. Raises OSError."""
+    family, _, _, _, name = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    return socket.create_server(name[:2], family=family)
 
 
 # interfaces
 
 
 def interfaces() -> dict[str, str]:
-    """Interface -> its IPv4 address, on this host; None if this is not Linux."""
-    found = {}
+    """The interfaces of this host -> their IPv4 addresses; empty unless this is Linux."""
+    addresses = {}
     if sys.platform == "linux":
         import fcntl
         import struct
@@ -83,13 +81,13 @@ def interfaces() -> dict[str, str]:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
                 answer = fcntl.ioctl(probe, 0x8915, struct.pack("256s", name.encode()[:15]))  # SIOCGIFADDR
-                found[name] = socket.inet_ntoa(answer[20:24])
-    return found
+                addresses[name] = socket.inet_ntoa(answer[20:24])
+    return addresses
 
 
 def sockets(address: str) -> dict[str, str]:
-    """The variables that make gloo, and on loopback NCCL too, listen at the interface with this address alone. None if
-    no interface has it: then they use the one that the host's name resolves to.
+    """Variables that make gloo (on loopback NCCL too) listen only on the interface with this address. Empty if no
+    interface has it: they then use the one that the host's name resolves to.
     """
     alone = ipaddress.ip_address(address).is_loopback
     here = (
@@ -111,11 +109,11 @@ def take_interface(address: str) -> None:
 
 @contextmanager
 def on_loopback() -> Iterator[None]:
-    """Make gloo and NCCL listen on loopback alone, unless the environment says otherwise."""
-    told = {name: value for name, value in sockets("127.0.0.1").items() if name not in os.environ}
-    os.environ.update(told)
+    """Make gloo and NCCL listen only on loopback, unless the environment sets an interface."""
+    added = {name: value for name, value in sockets("127.0.0.1").items() if name not in os.environ}
+    os.environ.update(added)
     try:
         yield
     finally:
-        for name in told:
+        for name in added:
             os.environ.pop(name, None)

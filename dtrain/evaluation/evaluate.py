@@ -11,7 +11,7 @@ from dtrain.secrets import screen
 
 
 def evaluate(plan: Plan) -> Result:
-    """`metrics`: `eval_loss` and the objective's own."""
+    """Evaluate a checkpoint; the result's `metrics` are `eval_loss` and the objective's own."""
     began = time.perf_counter()
     with load(plan) as (parts, commit):
         source = parts.source.holdout()

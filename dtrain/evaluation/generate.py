@@ -15,7 +15,7 @@ from dtrain.result import Result, versions
 
 
 def generate(plan: Plan) -> Result:
-    """`metrics["text"]`: the prompt and its continuation."""
+    """Generate text; `metrics["text"]` of the result is the prompt and its continuation."""
     began = time.perf_counter()
     with load(plan) as (parts, commit):
         if not hasattr(parts.source, "decode"):

@@ -1,6 +1,6 @@
 """The loss on held-out data: the same samples on every mesh, divided among the data-parallel ranks.
 
-Every forward starts from the buffers of training and its own random numbers, so none depends on the forwards before it.
+Every forward starts from the buffers of training and its own random seed, so it does not depend on earlier forwards.
 """
 
 from collections.abc import Callable
@@ -24,27 +24,26 @@ from dtrain.parallel.context import Context
 from dtrain.precision import Precision
 
 DRAWS = (
-    "in evaluation the model still draws random numbers (of {}): its held-out loss is another one on another mesh. "
-    "F.dropout, say, takes training=self.training."
+    "the model still draws random numbers in evaluation (of {}): its held-out loss differs from mesh to mesh. "
+    "For F.dropout, pass training=self.training."
 )
 
 
 def chosen(source: Source, samples: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Indices of `samples` samples spread evenly over the source; None: all."""
+    """Indices of `samples` samples, spread evenly over the source; None means all."""
     count = len(source) if samples is None else min(samples, len(source))
     return np.arange(count, dtype=np.int64) * len(source) // max(1, count)
 
 
 def measure(model: nn.Module, source: Source, *arguments: Any, ema: EMA | None, **options: Any) -> dict[str, float]:
-    """As `evaluate`, with metrics of the average of the weights too, as `eval_ema_loss` and so on. Empty if it was cut
-    short.
-    """
-    found = evaluate(model, source, *arguments, **options)
-    if ema and found:
+    """Like `evaluate`, and also measures the averaged weights (`eval_ema_loss` and so on). Empty if cut short."""
+    metrics = evaluate(model, source, *arguments, **options)
+    if ema and metrics:
         with ema.instead(model):
             averaged = evaluate(model, source, *arguments, **options)
-        found = averaged and found | {name.replace("eval_", "eval_ema_", 1): value for name, value in averaged.items()}
-    return found
+        metrics |= {name.replace("eval_", "eval_ema_", 1): value for name, value in averaged.items()}
+        return metrics if averaged else {}
+    return metrics
 
 
 def evaluate(
@@ -60,9 +59,10 @@ def evaluate(
     enough: Callable[[], bool] = lambda: False,
     tell: Callable[[str], None] = lambda text: None,
 ) -> dict[str, float]:
-    """`eval_loss` and the objective's metrics over the held-out samples; nan if no target counts. All ranks call it,
-    and run equally many forwards. `enough` is called before each of them, on all ranks: True cuts the evaluation short,
-    with no metrics. `tell` is called with the name of a model that draws random numbers in them.
+    """`eval_loss` and the objective's metrics over the held-out samples; nan if no target counts.
+
+    All ranks call it and run the same number of forwards. `enough` is called before each forward, on all ranks: True
+    cuts the evaluation short, without metrics. `tell` is called with a warning if the model draws random numbers.
     """
     indices, first = chosen(source, samples), Shapes()
     sums: dict[str, torch.Tensor] = {}
@@ -96,5 +96,5 @@ def evaluate(
     agreed(objective, first, mesh)
     counts = torch.full((1,), count, device=mesh.device, dtype=torch.float64)
     *totals, whole = mesh.sum(torch.cat([*(value.reshape(-1) for value in sums.values()), counts])).tolist()
-    found = figures(objective, {name: value.shape for name, value in sums.items()}, totals, whole)
-    return {f"eval_{name}": value for name, value in found.items()}
+    metrics = figures(objective, {name: value.shape for name, value in sums.items()}, totals, whole)
+    return {f"eval_{name}": value for name, value in metrics.items()}

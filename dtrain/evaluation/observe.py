@@ -1,4 +1,4 @@
-"""Observers of a run: the held-out loss and the hooks, each with its own period. They change no number."""
+"""Observers of a run: the held-out loss and the hooks, each with its own period. They do not affect training."""
 
 from collections.abc import Callable, Collection
 from functools import partial
@@ -21,8 +21,10 @@ from dtrain.model.seeds import drawn
 
 
 class Observers:
-    """All ranks call the methods alike. `scored` is called with every evaluation; `enough` cuts one short, which then
-    has no metrics.
+    """Evaluation and hooks of a run; all ranks call the methods in the same order.
+
+    `scored` is called with the metrics of every evaluation. If `enough` returns True, a running evaluation is cut short
+    and has no metrics.
     """
 
     def __init__(
@@ -50,30 +52,29 @@ class Observers:
         self._unsaved = Unsaved(parts.model)
         self._draws: Callable[[int], str] | None = partial(_draws, forward, plan.seed, mesh.batch_rank)
         self._check = state.check
-        self._told = set[str]()
+        self._warned = set[str]()
         self._measured: Collection[str] = ()
         self.metrics: dict[str, Any] = {}
-        """The newest held-out metrics, and those of the hooks; on rank 0."""
+        """The newest metrics of the evaluation and of the hooks, on rank 0."""
         if self._heldout is None:
             log.caveat("nothing is held out: there will be no evaluation")
 
     def look(self, step: int, seen: int, loss: StepLoss, norm: Tensor, lr: float) -> None:
-        """Call after a step; `drawn`: the generators that the forward of the first step of a start drew from."""
+        """Call after every step: warn of irreproducible state, and run the evaluation and the hooks that are due."""
         if self._draws:
             self._check()
-            drew, self._draws = self._draws(step - 1), None
-            if drew:
-                self._tell(drew)
+            warning, self._draws = self._draws(step - 1), None
+            if warning:
+                self._tell(warning)
         for name in self._unsaved.changed():
             self._tell(
                 f"{name} is a buffer with persistent=False that training changes: each rank has its own, and a "
-                "restart begins with the first value "
-                "again. Register it with persistent=True."
+                "restart begins with its initial value. Register it with persistent=True."
             )
         for name in self._unsaved.counted():
             self._tell(
-                f"{name} is a number that every step changes, and no checkpoint holds: a restart begins with the "
-                "first value again. Make it a buffer."
+                f"{name} is a number that every step changes, but it is not in the checkpoint: a restart begins with "
+                "its initial value. Make it a buffer."
             )
         plan, last = self._plan, step == self._plan.steps
         if is_due(plan.evaluate_every, step, last=last):
@@ -81,20 +82,20 @@ class Observers:
         for hook in (hook for hook in self._hooks if is_due(hook.every, step, last=last)):
             self._log.flush()
             info = StepInfo(step, plan.steps, seen, plan.seed, loss.sums["loss"], norm, lr, self._source, self._forward)
-            said = plain(hook(info), type(hook).__name__)
-            self._log.saw(step, type(hook).__name__.lower(), said)
-            self._report(step, {name: value for name, value in numbers(said).items() if self._is_free(name)})
+            returned = plain(hook(info), type(hook).__name__)
+            self._log.saw(step, type(hook).__name__.lower(), returned)
+            self._report(step, {name: value for name, value in numbers(returned).items() if self._is_free(name)})
 
     def evaluate(self, step: int) -> None:
         """Evaluate now, if there is held-out data."""
         if self._heldout is None:
             return
         self._log.flush()
-        found = self._measure(source=self._heldout)
+        metrics = self._measure(source=self._heldout)
         self._watchdog.rest()
-        if found:
-            self._measured = found.keys()
-            self._report(step, found)
+        if metrics:
+            self._measured = metrics.keys()
+            self._report(step, metrics)
 
     def _report(self, step: int, figures: dict[str, float]) -> None:
         if figures:
@@ -103,12 +104,12 @@ class Observers:
             self._scored(step, figures, complete=self._complete)
 
     def _is_free(self, name: str) -> bool:
-        """Whether a hook may return this metric: not one of the evaluation."""
+        """Whether a hook may use this name for a metric; warns if the evaluation has a metric of that name."""
         taken = name == "eval_loss" or name in self._measured
         if taken:
             self._tell(
-                f"a hook returns {name}, which the evaluation measures: that of the hook is left out. Call it "
-                "something else."
+                f"a hook returns {name}, which is a metric of the evaluation: the value of the hook is ignored. Give "
+                "it another name."
             )
         return not taken
 
@@ -117,14 +118,14 @@ class Observers:
         return self._asked()
 
     def _tell(self, text: str) -> None:
-        """Warn once in a run."""
-        if text not in self._told:
-            self._told.add(text)
+        """Warn, once per message."""
+        if text not in self._warned:
+            self._warned.add(text)
             self._log.caveat(text)
 
 
 def _draws(model: nn.Module, seed: int, rank: int, step: int) -> str:
-    """A sentence for a step whose forward drew random numbers, though no module of the model is known to do so."""
+    """A warning if this step's forward drew random numbers and no module of the model explains it; else empty."""
     generators = drawn(seed, step, rank)
     if not generators or any("dropout" in sentence for sentence in caveats(model)):
         return ""

@@ -1,5 +1,5 @@
-"""Compares two runs: losses and norms of every step, first gradients and updates, the final weights, tensor by
-tensor.
+"""Compares two runs: losses and norms of every step, gradients and updates of the first step, and the final weights,
+tensor by tensor.
 """
 
 import json
@@ -19,34 +19,34 @@ TOLERANCES: Mapping[str, Mapping[str, float]] = {
     "bfloat16": {"loss": 3e-2, "norm": 1e-1, "gradients": 1e-1, "weights": 1e-1},
     "float16": {"loss": 2e-3, "norm": 2e-2, "gradients": 2e-2, "weights": 3e-2},
 }
-"""Largest relative difference, by the type of matrix products: losses and norms to their own size, tensors as the L2
-norm of the difference to that of the tensor (of single weights whose gradient is all but zero, AdamW makes steps of
-rounding errors).
+"""Largest relative difference allowed, by the type of matrix products. Tensors are compared by L2 norm, because AdamW
+turns the rounding errors of single near-zero gradients into full steps.
 
-Measured on gloo over 20 steps with AdamW: fp32 1e-6, 2e-7 and 4e-5; bf16 1e-3 to 1e-2, because a sum in another order
-rounds to 8 bits: there the first updates of AdamW, which are signs, are not compared.
+Measured on gloo over 20 steps with AdamW: fp32 1e-6, 2e-7 and 4e-5; bf16 1e-3 to 1e-2, because sums in another order
+round to 8 bits. In bf16 the first updates of AdamW, which are signs, are not compared.
 """
 ROUNDING: Mapping[str, float] = {"float32": 2e-6, "bfloat16": 2e-2, "float16": 2e-3}
-"""The most that rounding moves a gradient, as a fraction of the root mean square of all."""
+"""Upper bound of the rounding error of a gradient, as a fraction of the root mean square of all gradients."""
 GROWN = 50
-"""The factor after a few steps, which accumulate rounding."""
+"""The factor by which `ROUNDING` grows over a few steps."""
 TIMES, ALONE, MUCH = 10, 1e-3, 1000
-"""If rounding moves a tensor when one process splits its batch in two, another mesh may move it by this factor more;
-for a tensor that is rounding ALONE (rounding moves it by more than that fraction of itself), by MUCH.
+"""A tensor that differs when one process splits its batch in two may differ TIMES as much on another mesh; MUCH times
+as much if it is rounding error alone (it differs by more than the fraction ALONE of itself).
 """
 MOMENTS = (".exp_avg", ".momentum_buffer")
-"""Optimizer entries that are averages of gradients."""
+"""Suffixes of optimizer states that are averages of gradients."""
 SMALL = 1e-3
-"""Fraction of a tensor's gradient below which its elements are not compared as updates, and the least size of a weight
-in comparisons.
+"""Updates of elements whose gradient is below this fraction of the tensor's RMS are not compared; also the smallest
+size, relative to the RMS of the model, that a weight is compared to.
 """
 
 
 @dataclass(frozen=True)
 class Row:
-    """The largest difference of one quantity, and its place; `first`: the first place above `allowed`, at `step`.
-    `compared`: the number of tensors; `rounded`: tensors left out because their gradient is mostly rounding error,
-    which some optimizers turn into full steps.
+    """The largest difference of one quantity, and `where` it is.
+
+    `first` is the first place above `allowed`, at `step`; `compared` the number of tensors; `rounded` the number of
+    tensors left out because their gradient is mostly rounding error, which some optimizers turn into full steps.
     """
 
     quantity: str
@@ -61,9 +61,7 @@ class Row:
 
 @dataclass(frozen=True)
 class First:
-    """Records of the ranks of a run at step `step`: whole tensors, the generators used, and the samples that each rank
-    read.
-    """
+    """A run's first step, as its ranks recorded it: full tensors, the generators used, and the samples of each rank."""
 
     step: int
     drawn: list[str]
@@ -75,8 +73,8 @@ class First:
 
 
 def compare(asked: str, one: str, compute: str, *, parts: str | None = None, weights: bool = True) -> list[Row]:
-    """Compare the runs under two URLs. `parts`: one process that splits its batch, which shows the size of rounding;
-    `compute`: the type of matrix products. Raises StoreError if a run has no rows or no checkpoint.
+    """Compare the runs under two URLs. `parts` is the run of one process that splits its batch, which shows the size of
+    rounding errors; `compute` the type of matrix products. Raises StoreError if a run has no rows or no checkpoint.
     """
     allowed = TOLERANCES[compute]
     mine, reference = _rows(asked), _rows(one)
@@ -119,7 +117,7 @@ def compare(asked: str, one: str, compute: str, *, parts: str | None = None, wei
 
 
 def first_difference(rows: Sequence[Row]) -> str | None:
-    """`loss at step 1`: the earliest of the differences that are too large. Weights are the final ones."""
+    """The earliest difference that is too large, such as `loss at step 1`; weights count as last."""
     bad = sorted((row for row in rows if row.first), key=lambda row: float("inf") if row.step is None else row.step)
     if not bad:
         return None
@@ -134,7 +132,7 @@ def to_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def first(out: str) -> First | None:
-    """Records of the ranks of a run at its first step; None for your own loop."""
+    """The records of a run's first step; None if there are none, as with your own loop."""
     names = sorted(store.sizes(store.join(out, "first")))
     notes = [json.loads(store.read(store.join(out, "first", name))) for name in names if name.endswith(".json")]
     if not notes:
@@ -157,7 +155,7 @@ def first(out: str) -> First | None:
 
 
 def other_sample(asked: str, one: str) -> tuple[int, int] | None:
-    """(sample, rank) of the first sample that a rank of `asked` read differently from one process."""
+    """(sample, rank) of the first sample that differs between a rank of `asked` and the run of `one` process."""
     here, there = first(asked), first(one)
     for (rank, place), (sample, digest) in here.samples.items() if here and there else ():
         if there and there.samples.get((0, place), (sample, digest))[1] != digest:
@@ -166,7 +164,7 @@ def other_sample(asked: str, one: str) -> tuple[int, int] | None:
 
 
 def random_data(out: str) -> bool:
-    """Whether the samples of a run changed when they were read again."""
+    """Whether samples differ each time they are read."""
     _, commit = find(out)
     stream = commit["facts"].get("stream") or {}
     return str(stream.get("fingerprint", "")).endswith("-random")
@@ -186,14 +184,14 @@ def _first_rows(
         yield _tensors("updates", allowed["updates"], ours, theirs, more, quiet, 0.0, lost=lost, step=there.step)
 
 
-def _clear(noted: First, there: First) -> dict[str, Tensor]:
-    """Updates of the elements with a gradient that is not tiny in its tensor."""
-    found = {}
-    for name, update in noted.updates.items():
+def _clear(record: First, there: First) -> dict[str, Tensor]:
+    """Updates of the elements whose gradient is not tiny compared with the rest of its tensor."""
+    updates = {}
+    for name, update in record.updates.items():
         gradient = there.gradients.get(name)
         if gradient is not None and gradient.shape == update.shape:
-            found[name] = update[gradient.abs() > SMALL * gradient.square().mean().sqrt()]
-    return found
+            updates[name] = update[gradient.abs() > SMALL * gradient.square().mean().sqrt()]
+    return updates
 
 
 def _tensors(
@@ -208,8 +206,8 @@ def _tensors(
     lost: Mapping[str, float] | None = None,
     step: int | None = None,
 ) -> Row:
-    """Compare tensor by tensor. `quiet` tensors may differ by the rounding of `beside` again; `lost`: what an addition
-    rounds away.
+    """Compare tensor by tensor. Tensors in `quiet` may differ by a multiple of the rounding error of `beside`; `lost`
+    is the rounding error of adding an update to its weight.
     """
     differences, rounded = [], 0
     for name in sorted(here.keys() | there.keys()):
@@ -226,7 +224,7 @@ def _tensors(
 
 
 def _rounded(beside: Mapping[str, Tensor], there: Mapping[str, Tensor], most: float) -> set[str]:
-    """Tensors whose gradients (or averages of them) are moved by rounding alone when one process splits its batch."""
+    """Tensors whose gradients (or their averages) differ by rounding alone when one process splits its batch."""
     bound = most * _rms(there.values())
     return {
         name
@@ -268,7 +266,7 @@ def _weights(out: str) -> dict[str, Tensor]:
 
 
 def _put(whole: dict[str, Tensor], name: str, shape: Sequence[int], piece: Mapping[str, Any], part: Tensor) -> None:
-    """Write a piece into its tensor, which is nan elsewhere."""
+    """Write a piece into its tensor, which starts as nan."""
     tensor = whole.setdefault(
         name, torch.full(tuple(shape), torch.nan, dtype=torch.complex128 if part.is_complex() else torch.float64)
     )
@@ -283,14 +281,14 @@ def _rms(tensors: Any) -> float:
 
 
 def _relative(here: float | None, there: float | None) -> float:
-    """Whether one value is nan, which JSON writes as null, and the other is not."""
+    """The relative difference of two numbers; infinite if only one of them is None, which is how JSON writes nan."""
     if here is None or there is None:
         return 0.0 if here is there else float("inf")
     return abs(here - there) / max(abs(there), 1e-12)
 
 
 def _apart(here: Tensor | None, there: Tensor | None, floor: float) -> float:
-    """The difference relative to `there`, or to size `floor` where it is almost zero."""
+    """The difference relative to the norm of `there`, or to a tensor of RMS `floor` if that is larger."""
     if here is None or there is None or here.shape != there.shape:
         return float("inf")
     return (

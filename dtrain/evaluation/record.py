@@ -26,7 +26,7 @@ from dtrain.storage import store
 
 
 def recorded(*, kind: str, seed: int, out: str, mesh: Mesh, **options: Any) -> Checkpoint:
-    """The checkpoint `kind` of the plan, which also records the first step of a run."""
+    """The plan's checkpoint (`kind`), which also records the first step of a run."""
     checkpoint: Checkpoint = build({"_target_": kind, **options}, out=out, mesh=mesh)
     restore = checkpoint.restore
 
@@ -41,7 +41,7 @@ def recorded(*, kind: str, seed: int, out: str, mesh: Mesh, **options: Any) -> C
 
 
 def _watch(state: TrainState, mesh: Mesh, seed: int, folder: str) -> None:
-    """Record around the first call of the optimizer, when the gradients are those of the whole batch, clipped."""
+    """Record around the first optimizer step, when the gradients are those of the whole batch and clipped."""
     optimizer, stream = state.optimizer, state.stream
     assert optimizer is not None and stream is not None
     read = [(place, sample, _digest(batch)) for place, sample, batch in stream.alone(stream.seen)]
@@ -81,7 +81,7 @@ def _digest(batch: Batch) -> str:
 
 
 def _summed(parameter: torch.nn.Parameter) -> Tensor:
-    """The gradient; of a tensor that tensor parallelism replicates it may be a partial sum."""
+    """The gradient, reduced: tensor parallelism may leave a partial sum for a replicated parameter."""
     gradient = parameter.grad
     assert gradient is not None
     if isinstance(gradient, DTensor) and isinstance(parameter, DTensor) and gradient.placements != parameter.placements:
@@ -90,7 +90,7 @@ def _summed(parameter: torch.nn.Parameter) -> Tensor:
 
 
 def _real(tensor: Tensor) -> Tensor:
-    """In fp32; a complex number as two."""
+    """The tensor in fp32, a complex number as two real ones."""
     tensor = tensor.detach()
     tensor = tensor.to_dense() if tensor.is_sparse else tensor
     return torch.view_as_real(tensor).float() if tensor.is_complex() else tensor.float()

@@ -1,4 +1,4 @@
-"""A model that is used without training: loaded for evaluate and generate, or called by the hooks of a run."""
+"""Models used without training: loaded for evaluate and generate, or called by the hooks of a run."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -46,8 +46,8 @@ def weights(plan: Plan, source: str) -> nn.Module:
 
 
 def whole_steps(forward: Callable[[Any], Any], step: int) -> Callable[[Any], Any]:
-    """`forward` for tokens [B, T] of any T: padded at the end to a multiple of `step`, which a causal model does not
-    see.
+    """`forward` for tokens [B, T] of any T: they are padded at the end to a multiple of `step`, which does not change
+    the other outputs of a causal model.
     """
 
     def padded(tokens: Any) -> Any:
@@ -58,7 +58,7 @@ def whole_steps(forward: Callable[[Any], Any], step: int) -> Callable[[Any], Any
 
 
 def watch(model: nn.Module, mesh: Mesh, precision: Precision, *, step: int) -> Callable[[Any], Any]:
-    """A forward for hooks: no gradients, evaluation mode, inputs moved to the device; `step` as in `whole_steps`."""
+    """A forward for hooks: without gradients, in evaluation mode, on the device. `step` is that of `whole_steps`."""
 
     def forward(inputs: Any) -> Any:
         compile.begin()

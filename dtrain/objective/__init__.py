@@ -1,7 +1,7 @@
-"""The objective, which is minimised. It returns sums, and the count they are to be divided by: the mean is then right
-on every mesh.
+"""The objective, which training minimises. It returns sums and the count to divide them by, so the mean is correct on
+every mesh.
 
-Means of means are wrong as soon as two microbatches count differently
+A mean of means is wrong as soon as two microbatches have different counts
 (https://github.com/huggingface/transformers/issues/34242).
 """
 
@@ -22,11 +22,11 @@ from dtrain.result import OF_THE_MACHINE
 
 @dataclass(frozen=True)
 class Loss:
-    """Sums over one microbatch, on the device, which are added over microbatches, ranks and, of held-out data, all
-    batches.
+    """Sums over one microbatch, on the device. They are added up over microbatches and ranks, and over all batches of
+    held-out data.
 
-    They have the same names and shapes in every batch. `sum` and each number of `metrics` is then divided by the count.
-    A tensor with dims, such as a histogram or the counts of a confusion matrix, is for `figures` alone.
+    Names and shapes are the same in every batch. `sum` and each scalar of `metrics` is then divided by the count. A
+    tensor with dims, such as a histogram or the counts of a confusion matrix, goes to `figures` only.
     """
 
     sum: Tensor
@@ -40,7 +40,7 @@ class Objective(Protocol):
         ...
 
     def count(self, batch: Batch) -> int:
-        """The number of terms in the sum over this batch; read on the CPU, before the batch moves to the device."""
+        """The number of terms in the sum over this batch; called on the CPU, before the batch moves to the device."""
         ...
 
     def inputs(self, batch: Batch) -> Any:
@@ -48,60 +48,59 @@ class Objective(Protocol):
         ...
 
     def loss(self, outputs: Any, batch: Batch) -> Loss:
-        """An objective may also have `figures(sums, count) -> {name: number}`: what is no mean, out of all sums of the
-        whole batch, or of the held-out data.
+        """The sums of one microbatch.
 
-        `sums` holds the loss and the metrics by name: numbers, and fp64 tensors where they have dims.
+        An objective may also have `figures(sums, count) -> {name: number}`, for metrics that are not means, such as an
+        F1 score. `sums` holds the loss and the metrics of the whole batch, or of all held-out data, by name: numbers,
+        and fp64 tensors where they have dims.
         """
         ...
 
 
 COLUMNS = frozenset({"step", "seen", "loss", "lr", "norm", *OF_THE_MACHINE})
-"""Columns of every row, which no metric may be named."""
+"""Columns of every row of metrics.jsonl; no metric may have one of these names."""
 Shapes = dict[str, list[int]]
-"""The name of the loss among the sums of a batch."""
+"""Name -> shape of the sums of a batch; the loss is `loss`."""
 
 
 def loss_of(objective: Objective, outputs: Any, batch: Batch, first: Shapes | None = None) -> Loss:
-    """The objective's Loss of a forward. Raises WordsError unless it is a Loss of named tensors with the sums of the
-    `first` batch, which is recorded.
+    """Call the objective's `loss`. Raises WordsError unless it returns a Loss whose sums have the names and shapes of
+    the `first` batch; the first call fills `first`.
     """
-    found = objective.loss(outputs, batch)
-    if not isinstance(found, Loss):
+    loss = objective.loss(outputs, batch)
+    if not isinstance(loss, Loss):
         raise WordsError(
-            f"objective {type(objective).__name__}: its loss returned a {type(found).__name__}. "
-            "Let it return dtrain.objective.Loss(sum): the sum over the batch, of which the mean is made by its count."
+            f"objective {type(objective).__name__}: its loss returned a {type(loss).__name__}. "
+            "Let it return dtrain.objective.Loss(sum), the sum over the batch; dtrain divides it by the count."
         )
-    for name, value in found.metrics.items():
+    for name, value in loss.metrics.items():
         if not isinstance(name, str) or not isinstance(value, Tensor) or value.is_complex():
-            what = f"of {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            kind = f"of {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
             raise WordsError(
-                f"objective {type(objective).__name__}: its metric {name!r} is {what}. Let it be a tensor of real "
-                "numbers, called by a text."
+                f"objective {type(objective).__name__}: its metric {name!r} is {kind}. Metrics must be tensors of "
+                "real numbers, named by strings."
             )
         check_name(objective, name, "metric")
-    shapes: Shapes = {"loss": list(found.sum.shape)} | {
-        name: list(value.shape) for name, value in found.metrics.items()
-    }
+    shapes: Shapes = {"loss": list(loss.sum.shape)} | {name: list(value.shape) for name, value in loss.metrics.items()}
     if first is not None and not first:
         first.update(shapes)
     elif first is not None and first != shapes:
         raise WordsError(_differ(objective, "in all batches", first, shapes))
-    return found
+    return loss
 
 
 def check_name(objective: Objective, name: str, what: str) -> None:
-    """Raises WordsError for a name that is a column of every row."""
+    """Raises WordsError for a name that is empty or a column of dtrain's own."""
     if name in COLUMNS or name.startswith(("lr_", "eval_")) or not name.strip():
         raise WordsError(
-            f"objective {type(objective).__name__}: its {what} is called {name!r}, which rows of a run use otherwise. "
-            "Call it something else."
+            f"objective {type(objective).__name__}: its {what} is called {name!r}, a name that dtrain uses itself. "
+            "Give it another name."
         )
 
 
 def agreed(objective: Objective, mine: Shapes, mesh: Mesh) -> Shapes:
-    """The shapes of the sums, which must agree on all ranks; ranks without the last stage of a pipeline have none. All
-    ranks call it. Raises WordsError.
+    """The shapes of the sums. All ranks call it; ranks without the last pipeline stage have none. Raises WordsError if
+    the ranks disagree.
     """
     known = [each for each in mesh.gather(list(mine.items())) if each] if mesh.world > 1 else [list(mine.items())]
     other = next((each for each in known if each != known[0]), None)
@@ -119,7 +118,7 @@ def _differ(objective: Objective, where: str, first: Shapes, other: Shapes) -> s
     return (
         f"objective {type(objective).__name__}: names or shapes of its sums are not the same {where}: "
         f"{', '.join(odd) or 'they come in another order'}. "
-        "Give all of them always, in the same shapes; of what a batch lacks the sum is zero."
+        "Always return all of them, in the same shapes; use zero for what a batch does not have."
     )
 
 
@@ -130,11 +129,10 @@ def answer(outputs: Any) -> Tensor:
 
 
 def logits_of(outputs: Any, losses: Collection[str] = ()) -> Tensor:
-    """The tensor a model returned, bare or as `logits` of an object or a mapping; the caller takes `losses` of it as
-    well.
+    """The tensor that a model returned, bare or as `logits` of an object or a mapping.
 
-    Raises WordsError when there are no logits, or where gradients flow when the model returns another loss, which would
-    be dropped.
+    Raises WordsError if there are no logits or, with gradients enabled, if the model returns a loss that is not in
+    `losses` and would be dropped.
     """
     logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
     if not isinstance(logits, Tensor):
@@ -150,9 +148,7 @@ def logits_of(outputs: Any, losses: Collection[str] = ()) -> Tensor:
 
 
 def losses_of(outputs: Any) -> dict[str, Tensor]:
-    """The losses that a model returned by name, beside its logits: `loss`, and each with the suffix `_loss` and a
-    gradient.
-    """
+    """The losses that a model returned beside its logits: `loss` and names in `_loss`, if they have a gradient."""
     if isinstance(outputs, Tensor):
         return {}
     fields = (
@@ -174,17 +170,16 @@ def add_losses(loss: Loss, outputs: Any, weights: Mapping[str, float], count: in
     """`loss` plus the weighted losses of the model, each a mean over the `count` targets of this microbatch."""
     if not weights:
         return loss
-    found = outputs if isinstance(outputs, Mapping) else getattr(outputs, "__dict__", {})
+    returned = outputs if isinstance(outputs, Mapping) else getattr(outputs, "__dict__", {})
     total, metrics = loss.sum, dict(loss.metrics)
     for name, weight in weights.items():
-        value = found.get(name)
+        value = returned.get(name)
         if not isinstance(value, Tensor) or value.numel() != 1:
-            if not torch.is_grad_enabled():  # some models compute it in training alone
+            if not torch.is_grad_enabled():  # some models compute it only in training
                 continue
             raise WordsError(
                 f"objective.losses.{name}={weight:g}: the model returns no number called {name}. Leave it out, or "
-                "have the model return it "
-                "(Hugging Face's routers: model.config.output_router_logits=true)."
+                "have the model return it (Hugging Face's routers: model.config.output_router_logits=true)."
             )
         if weight:
             summed = value.float().reshape(()) * count
@@ -195,22 +190,20 @@ def add_losses(loss: Loss, outputs: Any, weights: Mapping[str, float], count: in
 def _dropped(name: str) -> str:
     if name == "loss":
         return (
-            "model: it returns a `loss` of its own beside the logits, and two losses cannot both be meant. Type "
-            "objective=own to train on the model's, "
-            "objective.losses.loss=0 to leave it out, or give the model no labels (data.inputs)."
+            "model: it returns a `loss` of its own beside the logits, so it is not clear which loss to train on. Type "
+            "objective=own to train on the model's, objective.losses.loss=0 to ignore it, or give the model no labels "
+            "(data.inputs)."
         )
     return (
         f"model: it returns `{name}`, which would be dropped. Type objective.losses.{name}=<weight> to add it to the "
-        "loss "
-        f"(Hugging Face's routers: what the config calls router_aux_loss_coef), objective.losses.{name}=0 to leave it "
-        "out, "
-        "beside the name of the objective, such as objective=next_token."
+        f"loss (Hugging Face's routers: router_aux_loss_coef of the config) or objective.losses.{name}=0 to ignore it, "
+        "together with the name of the objective, such as objective=next_token."
     )
 
 
 def nats(logits: Tensor, targets: Tensor) -> Tensor:
-    """The sum over `targets` [N, ...] but IGNORE of -log softmax(logits [N, classes, ...])[target]; 0-dim. Raises
-    WordsError for a class that the model lacks.
+    """Cross entropy in nats, summed over the `targets` [N, ...] that are not IGNORE: -log softmax(logits)[target] for
+    `logits` [N, classes, ...]. Raises WordsError for a target outside of the classes.
     """
     try:
         return F.cross_entropy(logits.float(), targets, ignore_index=IGNORE, reduction="sum")
@@ -224,7 +217,7 @@ def check_targets(targets: Tensor, classes: int) -> None:
     outside = targets[(targets != IGNORE) & ((targets < 0) | (targets >= classes))]
     if len(outside):
         raise WordsError(
-            f"data: a target is {int(outside[0])}, and the model gives {classes} classes, 0 to {classes - 1}. "
-            "Give the model more outputs (model.outputs, data.outputs, vocab_size), or mark what does not count with "
-            "-100."
+            f"data: a target is {int(outside[0])}, but the model has {classes} classes, 0 to {classes - 1}. "
+            "Give the model more outputs (model.outputs, data.outputs, vocab_size), or set targets that do not count "
+            "to -100."
         ) from None

@@ -9,8 +9,8 @@ from dtrain.objective import Loss, add_losses, logits_of, nats
 
 
 class Classification:
-    """Outputs [B, classes, ...], targets [B, ...] of whole numbers, of which -100 does not count. The loss is in nats
-    per target. `losses`: weights of further ones that the model returns.
+    """Outputs [B, classes, ...], targets [B, ...] of integers; -100 does not count. The loss is in nats per target.
+    `losses`: weights of other losses that the model returns.
     """
 
     unit = "samples"
@@ -27,15 +27,14 @@ class Classification:
     def loss(self, outputs: Any, batch: Batch) -> Loss:
         if batch["targets"].is_floating_point():
             raise WordsError(
-                "objective=classification needs whole numbers as targets, the data has fractions. Type "
+                "objective=classification needs integer targets, but those of the data are floats. Type "
                 "objective=regression."
             )
         logits, targets = logits_of(outputs, self._losses), batch["targets"].long()
         if logits.ndim < 2 or logits.shape[:1] + logits.shape[2:] != targets.shape:
             raise WordsError(
-                f"objective=classification: the model gives {list(logits.shape)}, the targets are "
-                f"{list(targets.shape)}. "
-                "Needed are [B, classes, ...] and [B, ...]."
+                f"objective=classification: the model returns {list(logits.shape)} and the targets are "
+                f"{list(targets.shape)}. They must be [B, classes, ...] and [B, ...]."
                 + (" Type objective=next_token." if logits.shape[:-1] == targets.shape else "")
             )
         loss = Loss(

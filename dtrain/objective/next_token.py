@@ -17,17 +17,17 @@ HALVES = (torch.bfloat16, torch.float16)
 LARGEST_EXPONENT = 709.0
 """The largest integer whose exp is finite in fp64."""
 COPIES = (
-    "objective=next_token: the targets of the first samples are their inputs (Hugging Face's labels are so), and the "
+    "objective=next_token: the targets of the first samples equal their inputs (as Hugging Face's labels do), so the "
     "model would learn to copy. "
-    "Type data.shift=true (of data=dataset), which makes the next token the target, or have the data give it."
+    "Type data.shift=true (data=dataset), which makes the next token the target, or shift the targets in the data."
 )
 
 
 class NextToken:
-    """Outputs [B, T, V], targets [B, T] int64. The loss is in nats per token that counts, beside its perplexity.
-    `losses`: weights of further ones that the model returns.
+    """Outputs [B, T, V], targets [B, T] int64. The loss is in nats per token that counts; its perplexity is reported
+    too. `losses`: weights of other losses that the model returns.
 
-    Raises WordsError when the first targets are the inputs themselves: a model would learn to copy.
+    Raises WordsError if the first targets equal the inputs: the model would learn to copy.
     """
 
     unit = "tokens"
@@ -54,7 +54,7 @@ class NextToken:
         return add_losses(loss, outputs, self._losses, (targets != IGNORE).sum()) if self._losses else loss
 
     def figures(self, sums: Mapping[str, Any], count: float) -> dict[str, float]:
-        """exp of the cross entropy, without further losses."""
+        """Perplexity: exp of the cross entropy, without the other losses."""
         nats = sums["loss"] - sum(
             weight * sums.get("model_loss" if name == "loss" else name, 0.0) for name, weight in self._losses.items()
         )

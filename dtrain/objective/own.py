@@ -1,6 +1,4 @@
-"""The loss that the model computes itself, from the labels that it is called with: `loss` of its output, or all of it
-if it is one number.
-"""
+"""The loss that the model computes itself from its labels: `loss` of its output, or the output if it is one number."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -14,15 +12,14 @@ from dtrain.objective import Loss
 
 
 class Own:
-    """The model is called with the targets as `labels`. Its loss is taken for a mean over what `over` says:
+    """The model is called with the targets as `labels`. `over` says what its loss is a mean over:
 
-    targets      those of the microbatch that are not -100
+    targets      targets of the microbatch that are not -100
     next_tokens  the same without the first of every sample, which causal models of Hugging Face shift away
-    samples      the samples of the microbatch
+    samples      samples of the microbatch
 
-    It is multiplied by their number, so that microbatches that count differently weigh as much as they count. What is
-    no such mean, as a router's loss, depends on which samples are seen together: `together` of them, which fixes the
-    microbatch.
+    The loss is multiplied by their number, so that every microbatch gets the weight of its count. A loss that is not
+    such a mean, such as a router's, depends on which samples are in one microbatch: `together` fixes their number.
     """
 
     def __init__(
@@ -39,8 +36,8 @@ class Own:
             self._checked = True
             if self._over == "next_tokens" and leads(batch):
                 raise WordsError(
-                    "objective.over=next_tokens: the model shifts its labels, and the targets are the next tokens "
-                    "already. Leave data.shift out."
+                    "objective.over=next_tokens: the model shifts its labels, but the targets are the next tokens "
+                    "already. Leave out data.shift."
                 )
         return int(self._counted(batch["targets"]))
 
@@ -52,9 +49,9 @@ class Own:
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", outputs)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise WordsError(
-                f"objective=own: the model returns a {type(outputs).__name__} without a `loss` that is one number, "
-                "though it is called with "
-                f"{self._labels}. Type objective.labels=<what its forward calls them>, or another objective."
+                f"objective=own: the model was called with {self._labels}, but returns a {type(outputs).__name__} "
+                "without a `loss` that is one number. Type objective.labels=<argument of its forward>, or another "
+                "objective."
             )
         if self._over == "targets" and "CausalLM" in type(outputs).__name__:
             raise WordsError(
@@ -65,7 +62,7 @@ class Own:
     def _counted(self, targets: Any) -> int | Tensor:
         if not isinstance(targets, Tensor):
             raise WordsError(
-                "objective=own: the targets have several parts. Give one of them in data.targets, and the others in "
+                "objective=own: the targets have several parts. Name one of them in data.targets and the others in "
                 "data.inputs."
             )
         if self._over == "samples" or targets.is_floating_point():

@@ -11,10 +11,8 @@ from dtrain.objective import Loss, add_losses, logits_of
 
 
 class Regression:
-    """Outputs and targets of one shape, dims of size 1 aside. Raises WordsError when they differ, where broadcasting
-    would hide it.
-
-    `losses`: weights of further ones that the model returns.
+    """Outputs and targets have the same shape, dims of size 1 aside. Raises WordsError otherwise: broadcasting would
+    hide it. `losses`: weights of other losses that the model returns.
     """
 
     unit = "samples"
@@ -33,7 +31,7 @@ class Regression:
         if predicted.shape != targets.shape:
             if [size for size in predicted.shape if size > 1] != [size for size in targets.shape if size > 1]:
                 raise WordsError(
-                    f"objective=regression: the model gives {list(predicted.shape)}, the targets are "
+                    f"objective=regression: the model returns {list(predicted.shape)}, but the targets are "
                     f"{list(targets.shape)}."
                 )
             predicted = predicted.view_as(targets)

@@ -1,9 +1,7 @@
-"""Cross entropy that never holds all logits in fp32: of those in 16 bits, and of those that are split over the
-vocabulary.
+"""Cross entropy that never has all logits in fp32, for logits in 16 bits or split over the vocabulary.
 
-A few rows at a time are raised to fp32, and again in the backward; in between stay the logits as they came, and two
-numbers for each row. Where they are split, three small all-reduces take the place of gathering [N, V] (arXiv
-1909.08053).
+A few rows at a time are cast to fp32, and again in the backward; only the original logits and two numbers per row are
+kept in between. For split logits, small all-reduces replace gathering [N, V] (arXiv 1909.08053).
 """
 
 from collections.abc import Iterator
@@ -18,15 +16,14 @@ from dtrain.mesh.sharding import local, offset
 from dtrain.objective import check_targets
 
 CHUNK_BYTES = 64 << 20
-"""Bytes of the rows that are in fp32 at one time."""
+"""Bytes of the rows that are in fp32 at a time."""
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, *, ignore: int) -> Tensor:
-    """The sum over all targets [...] but `ignore` of -log softmax(logits [..., V])[target]; fp32, 0-dim, the same on
-    all ranks.
+    """Cross entropy summed over the targets [...] that are not `ignore`; fp32, 0-dim, the same on all ranks.
 
-    `logits` are whole, or split in their last dim over a mesh of one axis. Raises WordsError for a target outside of
-    the vocabulary.
+    `logits` [..., V] are whole, or split in their last dim over a mesh of one axis. Raises WordsError for a target
+    outside of the vocabulary.
     """
     first, whole = offset(logits)[-1], logits.shape[-1]
     group = logits.device_mesh.get_group() if isinstance(logits, DTensor) else None
@@ -54,14 +51,13 @@ class _CrossEntropy(torch.autograd.Function):
         width = logits_NV.shape[1]
         largest_N = (
             logits_NV.amax(1).float() if width else logits_NV.new_full((len(logits_NV),), -torch.inf).float()
-        )  # few words on many ranks
+        )  # fewer tokens than ranks
         if group is not None:
             dist.all_reduce(largest_N, op=dist.ReduceOp.MAX, group=group)
         index_N = targets_N - first
         here_N = (index_N >= 0) & (index_N < width)
-        outside_N = (targets_N != ignore) & (
-            (targets_N < 0) | (targets_N >= whole)
-        )  # gather refuses these, on a GPU without waiting for it
+        # gather refuses these itself, so a GPU need not be synchronised to check them
+        outside_N = (targets_N != ignore) & ((targets_N < 0) | (targets_N >= whole))
         index_N = index_N.where(here_N | outside_N, 0)
         chosen_N = (
             (logits_NV.gather(1, index_N[:, None])[:, 0] - largest_N) * here_N if width else torch.zeros_like(largest_N)

@@ -1,4 +1,4 @@
-"""Faults on purpose, for your own tests of a run: processes that die, disks that lose, storage that fails, files that
+"""Fault injection for your own tests of a run: processes that die, disks that lose data, storage that fails, files that
 rot.
 
 faults.py    hook.fault._target_=dtrain.testing.faults.AtStep hook.fault.action=kill hook.fault.step=5 hook.fault.rank=1

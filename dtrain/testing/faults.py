@@ -1,13 +1,13 @@
-"""A fault at a step, at an operation on the local disk, or in a file; each is the real thing: a signal, a dead process,
-lost bytes.
+"""Faults at a step, at an operation on the local disk, or in a file. They are real: a signal, a dead process, lost
+bytes.
 
 python -m dtrain devices=2 strategy=ddp hook.fault._target_=dtrain.testing.faults.AtStep hook.fault.action=kill
 hook.fault.step=5 hook.fault.rank=1
 
-with faults.crashing(out, at=17) as disk:            # the 17th operation on the local disk is the last one
+with faults.crashing(out, at=17) as disk:            # the local disk fails at operation 17, counted from 0
     with contextlib.suppress(faults.Crash):
         store.publish(f"{out}/a", b"x")
-disk.cut_power(seed=1)                               # some of what was not synced is gone as well
+disk.cut_power(seed=1)                               # some unsynced data is lost too
 """
 
 import errno
@@ -28,37 +28,35 @@ from dtrain.storage.disk import Disk
 
 
 class FaultError(RuntimeError):
-    """The error of `raise`: an error as a rank's own code may have it."""
+    """The error of the action `raise`, like an error in a rank's own code."""
 
 
 class Crash(BaseException):
-    """The process would be dead here. No `except Exception` catches it, and nothing it had reaches the disk any
-    more.
-    """
+    """Simulates the death of the process: `except Exception` does not catch it, and no later data reaches the disk."""
 
 
 class Step(Protocol):
-    """Of a hook's StepInfo, what is needed here."""
+    """The part of a hook's StepInfo that is used here."""
 
     @property
     def step(self) -> int: ...
 
 
 def strike(action: str) -> None:
-    """Do it to this process. Actions: kill (SIGKILL), stop (SIGSTOP), sigterm, raise (FaultError), hang (for ever), or
-    an OSError by its name: ENOSPC, EIO.
+    """Inject a fault into this process: kill (SIGKILL), stop (SIGSTOP), sigterm, raise (FaultError), hang (forever), or
+    an OSError by its name, such as ENOSPC or EIO.
     """
-    _known(action)
+    _check_action(action)
     if action not in ACTIONS:
         number = getattr(errno, action)
         raise OSError(number, os.strerror(number))
     ACTIONS[action]()
 
 
-def _known(action: str) -> None:
-    """Raises ValueError for what is no fault."""
+def _check_action(action: str) -> None:
+    """Raises ValueError for an unknown action."""
     if action not in ACTIONS and action not in errno.errorcode.values():
-        raise ValueError(f"there is no fault {action}. Allowed: {', '.join(ACTIONS)}, and the names of errno")
+        raise ValueError(f"there is no fault {action}. Allowed: {', '.join(ACTIONS)}, and the names in errno")
 
 
 def _send(number: int) -> Callable[[], None]:
@@ -66,7 +64,7 @@ def _send(number: int) -> Callable[[], None]:
 
 
 def _raise() -> NoReturn:
-    raise FaultError("a fault on purpose")
+    raise FaultError("an injected fault")
 
 
 def _hang() -> NoReturn:
@@ -84,8 +82,8 @@ ACTIONS: dict[str, Callable[[], None]] = {
 class AtStep:
     """A hook: `action` on rank `rank` (None: on all) after step `step`, before its checkpoint.
 
-    It strikes when ranks run for the first time, not after a restart. With `once`, a file that need not exist, it
-    strikes when the file is not there yet, and makes it: so once for all restarts, and all commands that name it.
+    It strikes only in the first start of the ranks, not after a restart. With `once`, the path of a file, it strikes
+    only if the file does not exist, and creates it: once for all restarts, and for all commands with the same path.
     """
 
     about: ClassVar[Mapping[str, Any]] = {"figures": {}}
@@ -96,7 +94,7 @@ class AtStep:
     once: str | None = None
 
     def __post_init__(self) -> None:
-        _known(self.action)
+        _check_action(self.action)
 
     def __call__(self, info: Step) -> None:
         here = self.rank is None or self.rank == int(os.environ.get("RANK", "0"))
@@ -115,8 +113,8 @@ class AtStep:
 
 @dataclass(eq=False)
 class _File:
-    """Its bytes: those written, and those that a power cut leaves for sure. `past`: it was there before, and may be
-    changed past the store.
+    """The bytes of a file: those written, and those that survive a power cut. `past`: the file existed before, and may
+    be changed without the store.
     """
 
     data: bytearray = field(default_factory=bytearray)
@@ -126,23 +124,23 @@ class _File:
 
 @dataclass(eq=False)
 class _Folder:
-    """The contents of each name: for programs, and after a power cut."""
+    """The entries of a folder: as programs see them, and as they are after a power cut."""
 
     names: dict[str, "_File | _Folder"] = field(default_factory=dict)
     durable: dict[str, "_File | _Folder"] = field(default_factory=dict)
 
 
 class CrashingDisk(Disk):
-    """A Disk that counts its operations and strikes at the `at`-th, counted from 0: of a write half is done, of all
-    else nothing.
+    """A Disk that counts its operations and fails at the `at`-th, counted from 0: half of a write is done, and nothing
+    of any other operation.
 
-    It knows what of `root` was synced, and keeps its bytes in memory. What is written past the store (a log that is
-    appended to) counts as synced.
+    It records which data under `root` was synced, and keeps all bytes in memory. Data written without the store, such
+    as an appended log, counts as synced.
     """
 
     def __init__(self, root: Path, at: int | None, action: str) -> None:
         self.root, self.operations = root, list[str]()
-        """`operations` that were begun, as `write /run/a`."""
+        """`operations`: those begun, such as `write /run/a`."""
         self._at, self._action, self._dead = at, action, False
         self._lock, self._open = threading.RLock(), dict[int, tuple[_File, Path]]()
         root.mkdir(parents=True, exist_ok=True)
@@ -217,11 +215,9 @@ class CrashingDisk(Disk):
                 known.durable = dict(known.names)
 
     def cut_power(self, seed: int | None = None) -> None:
-        """Leave under `root` what a power cut leaves: all that was synced, and of the rest nothing, or with a seed any
-        part of it.
+        """Simulate a power cut: `root` keeps all that was synced and, with a seed, a random part of the rest.
 
-        Of a file's bytes that were not synced, a part may be missing at the end, or be zero. Names may come back in any
-        order.
+        The unsynced end of a file may be missing in part, or be zero. Changes of names survive in any order.
         """
         chance = random.Random(seed) if seed is not None else None
         _refresh(self._tree, self.root)
@@ -264,7 +260,7 @@ class CrashingDisk(Disk):
 def crashing(root: str | Path, *, at: int | None = None, action: str = "crash") -> Iterator[CrashingDisk]:
     """Put a CrashingDisk under the store of this process; at=None only counts.
 
-    Actions: crash (Crash is raised, and nothing reaches the disk any more), and those of `strike`.
+    Actions: crash (raise Crash; nothing reaches the disk after it), and those of `strike`.
     """
     before, store.disk = store.disk, CrashingDisk(Path(root), at, action)
     try:
@@ -274,35 +270,35 @@ def crashing(root: str | Path, *, at: int | None = None, action: str = "crash") 
 
 
 def flip(url: str, bit: int = 0) -> None:
-    """Turn one bit of a file over; counted from its beginning, and round when it is shorter."""
+    """Flip one bit of a file, counted from its beginning; the number wraps around at its end."""
     data = bytearray(store.read(url))
     data[bit // 8 % len(data)] ^= 1 << bit % 8
-    _over(url, bytes(data))
+    _overwrite(url, bytes(data))
 
 
 def truncate(url: str, size: int) -> None:
     """Keep the first `size` bytes of a file; a negative size counts from its end."""
-    _over(url, store.read(url)[:size])
+    _overwrite(url, store.read(url)[:size])
 
 
 def empty(url: str) -> None:
-    """A file of the name is there, and nothing in it."""
-    _over(url, b"")
+    """Make a file empty."""
+    _overwrite(url, b"")
 
 
 def swap(one: str, other: str) -> None:
-    """Two files change names."""
+    """Swap the contents of two files."""
     data = store.read(one)
-    _over(one, store.read(other))
-    _over(other, data)
+    _overwrite(one, store.read(other))
+    _overwrite(other, data)
 
 
 def lose(url: str) -> None:
-    """The file is gone."""
+    """Remove a file."""
     store.remove(url)
 
 
-def _over(url: str, data: bytes) -> None:
+def _overwrite(url: str, data: bytes) -> None:
     if store.is_local(url):
         store.local_path(url).write_bytes(data)
     else:
@@ -311,23 +307,23 @@ def _over(url: str, data: bytes) -> None:
 
 def _scan(root: Path) -> _Folder:
     names: dict[str, _File | _Folder] = {
-        path.name: _scan(path) if path.is_dir() else _past(path) for path in root.iterdir()
+        path.name: _scan(path) if path.is_dir() else _existing(path) for path in root.iterdir()
     }
     return _Folder(names, dict(names))
 
 
-def _past(path: Path) -> _File:
+def _existing(path: Path) -> _File:
     data = path.read_bytes()
     return _File(bytearray(data), data, past=True)
 
 
 def _refresh(folder: _Folder, at: Path) -> None:
-    """Take over what happened past the store to files that were there before."""
+    """Update files that existed before with changes that were made without the store."""
     for name, node in list(folder.names.items()):
         if isinstance(node, _Folder):
             _refresh(node, at / name)
         elif node.past and (at / name).exists():
-            folder.names[name] = folder.durable[name] = _past(at / name)
+            folder.names[name] = folder.durable[name] = _existing(at / name)
         elif node.past:
             del folder.names[name], folder.durable[name]
 
@@ -340,19 +336,19 @@ def _paths(folder: _Folder, at: Path) -> Iterator[Path]:
 
 
 def _survivors(folder: _Folder, at: Path, chance: random.Random | None) -> dict[Path, bytes | None]:
-    """The contents of a folder after the cut: bytes of files, None of folders; what is above comes first."""
+    """A folder after the power cut: path -> bytes of a file, or None of a folder; parents come first."""
     names = dict(folder.durable)
     for name in {**folder.durable, **folder.names}:
         if chance and chance.random() < 0.5:  # this change reached the disk by itself
             names.pop(name, None)
             names |= {name: folder.names[name]} if name in folder.names else {}
-    found = dict[Path, bytes | None]()
+    contents = dict[Path, bytes | None]()
     for name, node in names.items():
         if isinstance(node, _Folder):
-            found |= {at / name: None, **_survivors(node, at / name, chance)}
+            contents |= {at / name: None, **_survivors(node, at / name, chance)}
         else:
-            found[at / name] = _bytes(node, chance)
-    return found
+            contents[at / name] = _bytes(node, chance)
+    return contents
 
 
 def _bytes(file: _File, chance: random.Random | None) -> bytes:

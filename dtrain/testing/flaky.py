@@ -1,11 +1,11 @@
-"""flaky://<scheme>/<path>: any other fsspec filesystem, with faults. flaky://s3/bucket/run is s3://bucket/run,
+"""flaky://<scheme>/<path>: another fsspec filesystem, with faults. flaky://s3/bucket/run is s3://bucket/run,
 flaky://file//data/run is /data/run.
 
 python -m dtrain out=flaky://file//data/run out_options.share=0.2 out_options.kinds=[503,timeout] out_options.seed=1
 DTRAIN_FLAKY="share=0.2 kinds=503,timeout seed=1" python -m dtrain out=flaky://s3/bucket/run
 
-Whether an operation fails, and how, follows from the seed, the rank and how many operations this process has done: the
-same again each time.
+Whether an operation fails, and how, depends only on the seed, the rank and the number of operations that this process
+has done, so faults are reproducible.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from dtrain.testing.faults import Crash
 
 
 class AnswerError(OSError):
-    """An error that a server answered."""
+    """An HTTP error status from a server."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"the server answered {status}")
@@ -44,24 +44,24 @@ ERRORS: dict[str, Callable[[], Exception]] = {
     **{str(status): partial(AnswerError, status) for status in (401, 403, 404, 429, 500, 502, 503, 504)},
     **{name: partial(_system_error, name) for name in ("EIO", "ENOSPC", "EDQUOT", "EROFS")},
 }
-"""Told instead of doing it."""
+"""Errors that are raised instead of the operation."""
 KINDS = (*ERRORS, "unanswered", "delay", "hang", "kill", "crash", "partial", "torn", "short", "flip", "unsynced")
 """
-unanswered  it is done, and a timeout told             partial   a put leaves its first half, and a cut connection
-delay       it is done `delay` seconds later           torn      a put leaves the first half, and the process crashes
-hang        it never returns                           short     a put leaves the first half, and nobody is told
-kill        SIGKILL instead of doing it                flip      one bit is flipped, of a put or of a read
-crash       faults.Crash, now and for ever after       unsynced  a put that only this process sees, until `cut_power`
+unanswered  done, but a timeout is raised              partial   a put writes its first half, and the connection is cut
+delay       done `delay` seconds later                 torn      a put writes its first half, and the process crashes
+hang        never returns                              short     a put writes its first half, without an error
+kill        SIGKILL instead of the operation           flip      one bit of a put or a read is flipped
+crash       faults.Crash, now and ever after           unsynced  only this process sees the put, until `cut_power`
 """
-OF_PUTS = ("partial", "torn", "short", "unsynced")
+PUT_KINDS = ("partial", "torn", "short", "unsynced")
 OPERATIONS = ("put", "get", "look", "remove")
 
 
 class FlakyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """`share` of the operations fail in one of the `kinds`; or the `at`-th alone does (from 0), or with `on` only
-    operations of those names count.
+    """A fraction `share` of the operations fails, each in one of the `kinds`; with `at`, only the `at`-th (from 0).
+    `on`: the operations that may fail, and count.
 
-    `options` are those of the filesystem below. What is not given comes from DTRAIN_FLAKY.
+    `options` are those of the filesystem below. DTRAIN_FLAKY gives the defaults.
     """
 
     protocol = "flaky"
@@ -69,22 +69,15 @@ class FlakyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has n
 
     def __init__(self, options: Mapping[str, Any] | None = None, **given: Any) -> None:
         super().__init__(use_listings_cache=False)
-        told = {
-            **_environment(),
-            **{name: value for name, value in given.items() if name in ("share", "kinds", "at", "on", "seed", "delay")},
-        }
-        self.share, self.delay, self.seed = (
-            float(told.get("share", 0)),
-            float(told.get("delay", 1)),
-            int(told.get("seed", 0)),
-        )
-        self.at = None if told.get("at") is None else int(told["at"])
-        self.kinds, self.on = (
-            _words(told.get("kinds", ("503", "timeout", "cut")), KINDS),
-            _words(told.get("on", OPERATIONS), OPERATIONS),
-        )
+        known = ("share", "kinds", "at", "on", "seed", "delay")
+        faults = _environment() | {name: value for name, value in given.items() if name in known}
+        self.share, self.delay = float(faults.get("share", 0)), float(faults.get("delay", 1))
+        self.seed = int(faults.get("seed", 0))
+        self.at = None if faults.get("at") is None else int(faults["at"])
+        self.kinds = _words(faults.get("kinds", ("503", "timeout", "cut")), KINDS)
+        self.on = _words(faults.get("on", OPERATIONS), OPERATIONS)
         self.operations = list[str]()
-        """Requests so far, as `put file//run/a`, of those in `on`."""
+        """Operations so far that are in `on`, such as `put file//run/a`."""
         self._options = dict(options or {})
         self._below = dict[str, Any]()
         self._unsynced = dict[str, bytes]()
@@ -131,27 +124,27 @@ class FlakyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has n
         path = self._strip_protocol(path)
         fault, fs, below = self._begin("look", path)
         mine = self._unsynced.get(path)
-        found = self._outer(path, fs.info(below)) if mine is None else {"name": path, "size": len(mine), "type": "file"}
+        entry = self._outer(path, fs.info(below)) if mine is None else {"name": path, "size": len(mine), "type": "file"}
         self._end(fault)
-        return found
+        return entry
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         path = self._strip_protocol(path)
         fault, fs, below = self._begin("look", path)
-        found = dict[str, dict[str, Any]]()
+        entries = dict[str, dict[str, Any]]()
         with contextlib.suppress(FileNotFoundError):
-            found = {
+            entries = {
                 entry["name"]: entry for entry in (self._outer(path, entry) for entry in fs.ls(below, detail=True))
             }
         for name, data in self._unsynced.items():
             if name.startswith(f"{path}/"):
                 first, below_it, _rest = name.removeprefix(f"{path}/").partition("/")
                 kind, size = ("directory", 0) if below_it else ("file", len(data))
-                found[f"{path}/{first}"] = {"name": f"{path}/{first}", "size": size, "type": kind}
-        if not found:
+                entries[f"{path}/{first}"] = {"name": f"{path}/{first}", "size": size, "type": kind}
+        if not entries:
             raise FileNotFoundError(path)
         self._end(fault)
-        return list(found.values()) if detail else list(found)
+        return list(entries.values()) if detail else list(entries)
 
     def rm_file(self, path: str) -> None:
         fault, fs, below = self._begin("remove", path)
@@ -181,13 +174,13 @@ class FlakyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has n
     def find(
         self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **_: Any
     ) -> Any:
-        """As fsspec's, which passes over the folders that it could not list."""
+        """Like fsspec's `find`, but an error of listing a folder is raised, not ignored."""
         path = self._strip_protocol(path)
         if self.isfile(path):
-            found: dict[str, dict[str, Any]] = {path: {"name": path, "type": "file"}}
+            entries: dict[str, dict[str, Any]] = {path: {"name": path, "type": "file"}}
         else:
-            found = dict(self._walk(path, maxdepth, withdirs))
-        return dict(sorted(found.items())) if detail else sorted(found)
+            entries = dict(self._walk(path, maxdepth, withdirs))
+        return dict(sorted(entries.items())) if detail else sorted(entries)
 
     def ukey(self, path: str) -> str:
         fault, fs, below = self._begin("look", path)
@@ -215,11 +208,11 @@ class FlakyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has n
                     yield from self._walk(entry["name"], depth and depth - 1, withdirs)
 
     def cut_power(self) -> None:
-        """Drop what was put and not synced."""
+        """Drop the files that were put, but not synced."""
         self._unsynced.clear()
 
     def _begin(self, operation: str, path: str) -> tuple[str, Any, str]:
-        """(the fault that is left to do, the filesystem below, the path there)"""
+        """(the fault that remains to be injected, the filesystem below, the path there)"""
         fault = self._fault(operation, path)
         if fault == "delay":
             time.sleep(self.delay)
@@ -246,7 +239,7 @@ class FlakyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has n
             self.operations.append(f"{operation} {path}")
             count = len(self.operations) - 1
             chance = random.Random(f"{self.seed} {os.environ.get('RANK', '0')} {count}")
-            kinds = [kind for kind in self.kinds if operation == "put" or kind not in OF_PUTS]
+            kinds = [kind for kind in self.kinds if operation == "put" or kind not in PUT_KINDS]
             struck = count == self.at if self.at is not None else chance.random() < self.share
             fault = chance.choice(kinds) if struck and kinds else ""
             self._dead = fault in ("crash", "torn")
@@ -269,8 +262,8 @@ class FlakyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has n
         return {**entry, "name": f"{scheme}/{entry['name'] if scheme == 'file' else entry['name'].lstrip('/')}"}
 
 
-def _words(told: Any, allowed: Sequence[str]) -> tuple[str, ...]:
-    words = tuple(str(told).split(",")) if isinstance(told, str | int) else tuple(map(str, told))
+def _words(value: Any, allowed: Sequence[str]) -> tuple[str, ...]:
+    words = tuple(str(value).split(",")) if isinstance(value, str | int) else tuple(map(str, value))
     if unknown := set(words) - set(allowed):
         raise ValueError(f"there is no {', '.join(sorted(unknown))}. Allowed: {', '.join(allowed)}")
     return words

@@ -171,4 +171,4 @@ def test_a_model_that_draws_in_evaluation_is_told_and_gives_the_same_again() -> 
 
     ((told, (first, second)),) = on_mesh(rank, dp_replicate=1)
     assert first == second
-    assert len(told) == 2 and told[0].startswith("in evaluation the model still draws random numbers (of torch)")
+    assert len(told) == 2 and told[0].startswith("the model still draws random numbers in evaluation (of torch)")

@@ -180,7 +180,7 @@ def test_object_storage_at_every_operation(tmp_path: Path, below: str, kind: str
                 {
                     "at": at,
                     "kinds": kind,
-                    "on": "put" if kind in (*flaky.OF_PUTS, "flip") else ",".join(flaky.OPERATIONS),
+                    "on": "put" if kind in (*flaky.PUT_KINDS, "flip") else ",".join(flaky.OPERATIONS),
                 },
             )
             client, landed = store.client(out), False

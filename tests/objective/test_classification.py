@@ -42,7 +42,7 @@ def test_every_pixel_may_have_a_class() -> None:
 
 @pytest.mark.parametrize("shape", [(3, 1), (2,), (3, 5)])
 def test_shapes_that_do_not_fit_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(WordsError, match=r"the model gives \[3, 5\], the targets are"):
+    with pytest.raises(WordsError, match=r"the model returns \[3, 5\] and the targets are"):
         Classification().loss(torch.zeros(3, 5), {"inputs": None, "targets": torch.zeros(shape, dtype=torch.int64)})
 
 

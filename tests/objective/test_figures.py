@@ -86,7 +86,7 @@ def test_the_verb_evaluate_measures_the_same_on_another_mesh(alone: Any, tmp_pat
 
 def test_a_sum_with_dims_that_nothing_is_made_of_is_named() -> None:
     with pytest.raises(
-        WordsError, match=r"its sum confusion has the shape \[2, 2\].* Give the class figures\(sums, count\)"
+        WordsError, match=r"its sum confusion has the shape \[2, 2\].* Give the class a method figures\(sums, count\)"
     ):
         figures(Classification(), {"loss": [], "confusion": [2, 2]}, [1.0, 1.0, 2.0, 3.0, 4.0], 10)
 
@@ -146,7 +146,7 @@ def test_a_figure_hides_no_column(name: str) -> None:
         def figures(self, sums: Any, count: float) -> Any:
             return {name: 1.0}
 
-    with pytest.raises(WordsError, match="which rows of a run use otherwise"):
+    with pytest.raises(WordsError, match="a name that dtrain uses itself"):
         figures(Odd(), {"loss": []}, [1.0], 10)
 
 
@@ -216,7 +216,7 @@ def test_what_a_hook_returns_is_a_figure_of_rows_best_and_result(tmp_path: Path)
         (5, ["eval_weight"]),
     ]
     assert [event["text"] for event in events if event["event"] == "caveat" and "hook" in event["text"]] == [
-        "a hook returns eval_loss, which the evaluation measures: that of the hook is left out. Call it something else."
+        "a hook returns eval_loss, which is a metric of the evaluation: the value of the hook is ignored. Give it another name."
     ]
     (tmp_path / "run" / "plan.yaml").write_text(plan.document())
     (tmp_path / "run" / "config.yaml").write_text("steps: 5\n")

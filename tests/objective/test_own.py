@@ -92,7 +92,7 @@ def test_shifted_targets_give_the_loss_of_hugging_face_on_every_mesh(words: str)
 def test_targets_that_are_the_inputs_are_refused_with_the_word_that_shifts() -> None:
     with pytest.raises(
         RankFailed,
-        match=r"objective=next_token: the targets of the first samples are their inputs.*Type data\.shift=true",
+        match=r"objective=next_token: the targets of the first samples equal their inputs.*Type data\.shift=true",
     ):
         run(LLAMA, "objective=next_token devices=1", steps=1)
 
@@ -163,7 +163,7 @@ def test_labels_that_would_be_shifted_twice_are_refused() -> None:
         match=r"objective\.over=next_tokens: the model shifts its labels, and data=text gives the next token",
     ):
         resolve(compose(["model._target_=invariance.zoo.llama", "trust=[invariance]", "data=text", *OWN.split()]), CPUS)
-    with pytest.raises(RankFailed, match=r"the targets are the next tokens already\. Leave data\.shift out"):
+    with pytest.raises(RankFailed, match=r"the targets are the next tokens already\. Leave out data\.shift"):
         run(
             LLAMA.replace("zoo.Labels data.inputs=[input_ids] data.targets=labels", "zoo.Uneven data.inputs=[0]"),
             f"{OWN} devices=1",
@@ -201,5 +201,7 @@ def test_the_mean_of_a_microbatch_weighs_as_much_as_it_counts() -> None:
         objective = Own(over=over)  # type: ignore[arg-type]
         assert objective.count(batch) == count
         assert objective.loss({"loss": torch.tensor(0.5)}, batch).sum.item() == count * 0.5
-    with pytest.raises(WordsError, match="objective=own: the model returns a dict without a `loss`"):
+    with pytest.raises(
+        WordsError, match="objective=own: the model was called with labels, but returns a dict without a `loss`"
+    ):
         Own().loss({"logits": targets}, batch)

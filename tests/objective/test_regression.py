@@ -22,7 +22,7 @@ def test_one_output_fits_targets_without_a_dim() -> None:
 
 
 def test_shapes_that_differ_are_refused() -> None:
-    with pytest.raises(WordsError, match=r"the model gives \[3, 2\], the targets are \[3\]"):
+    with pytest.raises(WordsError, match=r"the model returns \[3, 2\], but the targets are \[3\]"):
         Regression().loss(torch.zeros(3, 2), {"inputs": None, "targets": torch.zeros(3)})
-    with pytest.raises(WordsError, match=r"the model gives \[4, 2, 3\], the targets are \[4, 3, 2\]"):
+    with pytest.raises(WordsError, match=r"the model returns \[4, 2, 3\], but the targets are \[4, 3, 2\]"):
         Regression().loss(torch.zeros(4, 2, 3), {"inputs": None, "targets": torch.zeros(4, 3, 2)})

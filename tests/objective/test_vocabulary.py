@@ -92,7 +92,7 @@ def test_of_logits_in_16_bits_a_few_rows_at_a_time_are_in_fp32(
 
 
 def test_a_target_outside_of_the_vocabulary_is_an_error_in_16_bits_too() -> None:
-    with pytest.raises(WordsError, match="a target is 13, and the model gives 13 classes"):
+    with pytest.raises(WordsError, match="a target is 13, but the model has 13 classes"):
         NextToken().loss(drawn(13, dtype=torch.bfloat16), {"inputs": None, "targets": torch.full((2, 5), 13)})
 
 
@@ -118,7 +118,7 @@ def refusal(mesh: Mesh, target: int) -> str:
 @pytest.mark.parametrize("target", [13, 5000, -1])
 def test_a_target_outside_of_the_vocabulary_is_an_error_on_every_rank(target: int) -> None:
     for message in on_mesh(lambda mesh: refusal(mesh, target), tp=2):
-        assert f"a target is {target}, and the model gives 13 classes" in message
+        assert f"a target is {target}, but the model has 13 classes" in message
 
 
 def test_large_logits_do_not_overflow() -> None:

@@ -98,7 +98,7 @@ def test_a_word_of_any_run(tmp_path: Path) -> None:
         [sys.executable, "-m", "dtrain", *words], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 1
-    assert "a fault on purpose" in done.stderr + (tmp_path / "run" / "failure.json").read_text()
+    assert "an injected fault" in done.stderr + (tmp_path / "run" / "failure.json").read_text()
 
 
 def work(root: Path) -> None:

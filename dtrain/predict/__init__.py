@@ -1,3 +1,3 @@
-"""Predicted memory, collectives and time of a plan, from the shapes of its model alone: by arithmetic, for one class of
-ranks, whatever their number.
+"""Predicts memory, collectives and time of a plan from the shapes of its model, by arithmetic on one rank of each
+class: the cost does not depend on the number of ranks.
 """

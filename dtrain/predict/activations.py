@@ -1,5 +1,5 @@
-"""One block's way through torch in numbers alone: what each operator keeps for the backward, what it computes, what is
-alive at one time.
+"""A symbolic forward of one block that records, for each operator, the tensors saved for the backward, the
+multiply-adds and the live memory.
 
 The rules are those of torch's derivatives
 (https://github.com/pytorch/pytorch/blob/main/tools/autograd/derivatives.yaml) and of autocast
@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 from dtrain.predict.shapes import Attention, Block, Experts, Kept, Split, Types, Weight
 
-HELD = {
+LAYOUT = {
     "colwise": "inside", "rowwise": "stream", "rowwise_split_input": "stream", "embedding_rowwise": "stream",
     "colwise_gather_output": "logits",
     "colwise_rep": "logits", "sequence_parallel": "whole",
 }  # fmt: skip
-"""Style of a model's `tp_plan` -> how what comes out is held."""
+"""Style of a model's `tp_plan` -> layout of the module's output, a field of Kept."""
 DIM = {
     "colwise": 0,
     "rowwise": 1,
@@ -27,18 +27,18 @@ DIM = {
     "colwise_gather_output": 0,
     "colwise_rep": 0,
 }
-"""Style -> the dim of the weight that is split."""
+"""Style -> dim along which tp splits the weight."""
 
 
 @dataclass(eq=False)
 class Value:
-    """A value between two operators: `numbers` of one sample of `bytes` each; `held` names a field of Kept. A
-    gradient flows to what is `trained`; a `sample` is there whether it is kept or not.
+    """A tensor between two operators: `numbers` of one sample, `bytes` each; `layout` names a field of Kept. `trained`:
+    it receives a gradient; `sample`: it is an input, in memory in any case.
     """
 
     numbers: float
     bytes: int
-    held: str
+    layout: str
     trained: bool = True
     sample: bool = False
 
@@ -49,7 +49,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Step:
-    """`passed`: the gradient of `out` is that of the inputs, without a copy."""
+    """One operator. `passed`: the gradient of `out` becomes that of the inputs without a copy."""
 
     inputs: tuple[Value, ...]
     out: Value
@@ -58,7 +58,7 @@ class Step:
 
 
 class ActivationModel:
-    """Of one block. `fused`: norms are one operator, as on a GPU."""
+    """Records the forward of one block. `fused`: a norm is one operator, as on a GPU."""
 
     def __init__(self, name: str, types: Types, *, fused: bool) -> None:
         self.name, self.types, self.fused = name, types, fused
@@ -73,7 +73,7 @@ class ActivationModel:
         self._first: Value | None = None
 
     def begin(self, x: Value) -> Value:
-        """The input of the block."""
+        """Start the block with its input `x`."""
         self._first = x
         return x
 
@@ -101,7 +101,7 @@ class ActivationModel:
     def op(
         self, inputs: Sequence[Value], out: Value, *saved: Value, passed: bool = False, deferred_wgrad: bool = False
     ) -> Value:
-        """`deferred_wgrad`: with a weight, whose gradient waits for that of `out`."""
+        """Record one operator. `deferred_wgrad`: it has a weight, whose gradient is computed from that of `out`."""
         out.trained = any(value.trained for value in inputs) or out.trained
         self._deferred_wgrad += [out] * deferred_wgrad
         self._steps.append(Step(tuple(inputs), out, saved, passed))
@@ -109,7 +109,7 @@ class ActivationModel:
         return out
 
     def cast(self, x: Value, size: int) -> Value:
-        return x if x.bytes == size else self.op([x], Value(x.numbers, size, x.held))
+        return x if x.bytes == size else self.op([x], Value(x.numbers, size, x.layout))
 
     def linear(
         self,
@@ -123,7 +123,7 @@ class ActivationModel:
         bias: bool = False,
         hidden: bool = True,
     ) -> Value:
-        """`rows` of `inputs` numbers times a matrix [outputs, inputs]."""
+        """Multiply `rows` rows by a weight [outputs, inputs]."""
         whole = f"{self.name}.{name}" if name else self.name
         dim = DIM.get(style)
         self.weights.append(Weight(f"{whole}.weight", (outputs, inputs), dim, product=True, hidden=hidden))
@@ -132,11 +132,11 @@ class ActivationModel:
         if style:
             self.splits.append(Split(whole, style, rows * inputs, rows * outputs, outputs, grad_in=x.trained))
         return self.product(
-            x, Value(rows * outputs, self.types.compute, HELD.get(style, x.held)), rows * inputs * outputs
+            x, Value(rows * outputs, self.types.compute, LAYOUT.get(style, x.layout)), rows * inputs * outputs
         )
 
     def product(self, x: Value, out: Value, work: int) -> Value:
-        """A matrix product with a weight: the input is kept in the type it is multiplied in."""
+        """A matrix product with a weight; the input is saved in the compute type."""
         self.work += work
         self.backward_work += work * (2 if x.trained else 1)
         low = self.cast(x, self.types.compute)
@@ -146,10 +146,8 @@ class ActivationModel:
         return out
 
     def norm(self, x: Value, name: str, width: int, *, groups: int, style: str = "", out: str = "") -> Value:
-        """Root mean square over `groups` of `width` numbers, times a weight where it has a name; `out` says how the
-        result is held.
-        """
-        statistics = Value(groups, 4, x.held)
+        """RMS norm over `groups` of `width` numbers, with a weight if it has a name; `out`: layout of the result."""
+        statistics = Value(groups, 4, x.layout)
         if name:
             self.weights.append(
                 Weight(f"{self.name}.{name}.weight" if name != self.name else f"{name}.weight", (width,))
@@ -164,53 +162,53 @@ class ActivationModel:
                         width,
                     )
                 )
-        result = Value(x.numbers, x.bytes, out or x.held)
+        result = Value(x.numbers, x.bytes, out or x.layout)
         if self.fused:
             return self.op([x], result, x, statistics, deferred_wgrad=bool(name))
         high = self.cast(x, 4)
-        scaled = self.op([high], Value(x.numbers, 4, x.held), high, statistics)
+        scaled = self.op([high], Value(x.numbers, 4, x.layout), high, statistics)
         return self.op([scaled], result, *((scaled,) if name else ()), deferred_wgrad=bool(name))
 
     def rotate(self, x: Value) -> Value:
-        return self.op([x], Value(x.numbers, self.types.compute, x.held))
+        return self.op([x], Value(x.numbers, self.types.compute, x.layout))
 
     def attention(self, q: Value, k: Value, v: Value, shape: Attention, *, copied: bool) -> Value:
-        """`copied`: what comes out is laid out anew, because it came from other ranks."""
+        """Scaled dot-product attention. `copied`: the output is copied, because it came from other ranks."""
         self.attentions.append(shape)
         self.attention_work += 2 * shape.heads * shape.head * shape.tokens**2
-        sums, out = Value(shape.heads * shape.tokens, 4, q.held), Value(q.numbers, shape.bytes, q.held)
+        sums, out = Value(shape.heads * shape.tokens, 4, q.layout), Value(q.numbers, shape.bytes, q.layout)
         self._products += [out, sums]
         self.op([q, k, v], out, q, k, v, out, sums)
-        return self.op([out], Value(out.numbers, out.bytes, out.held)) if copied else out
+        return self.op([out], Value(out.numbers, out.bytes, out.layout)) if copied else out
 
     def add(self, a: Value, b: Value) -> Value:
-        return self.op([a, b], Value(a.numbers, max(a.bytes, b.bytes), a.held), passed=True)
+        return self.op([a, b], Value(a.numbers, max(a.bytes, b.bytes), a.layout), passed=True)
 
     def times(self, a: Value, b: Value) -> Value:
-        return self.op([a, b], Value(max(a.numbers, b.numbers), max(a.bytes, b.bytes), a.held), a, b)
+        return self.op([a, b], Value(max(a.numbers, b.numbers), max(a.bytes, b.bytes), a.layout), a, b)
 
-    def pointwise(self, x: Value, *, keeps: str = "input", held: str = "") -> Value:
-        """silu and gelu keep what goes in, relu and sigmoid what comes out."""
-        out = Value(x.numbers, x.bytes, held or x.held)
+    def pointwise(self, x: Value, *, keeps: str = "input", layout: str = "") -> Value:
+        """A pointwise function: silu and gelu save their input, relu and sigmoid their output."""
+        out = Value(x.numbers, x.bytes, layout or x.layout)
         return self.op([x], out, x if keeps == "input" else out)
 
     def tokens(self, logits: Value, rows: int) -> Value:
-        """Cross entropy of the next token: of logits in 16 bits these stay, and two numbers for each of `rows`
+        """Cross entropy of the next token. 16-bit logits are saved as they are, plus two numbers per row
         (dtrain.objective.vocabulary).
         """
         if logits.bytes > 2:
             return self.cross_entropy(logits)
-        return self.op([logits], Value(0, 4, "whole"), logits, Value(2 * rows, 4, logits.held))
+        return self.op([logits], Value(0, 4, "whole"), logits, Value(2 * rows, 4, logits.layout))
 
     def cross_entropy(self, logits: Value) -> Value:
-        """In fp32; the targets are those of the sample."""
+        """Cross entropy in fp32; the targets are part of the sample."""
         high = self.cast(logits, 4)
-        softmax = Value(high.numbers, 4, logits.held)
+        softmax = Value(high.numbers, 4, logits.layout)
         self.op([high], softmax, softmax)
         return self.op([softmax], Value(0, 4, "whole"))
 
     def _ends(self, out: Value) -> Iterator[Value]:
-        """Saved behind the last product; and products whose gradient is that of `out`, without a copy."""
+        """Values saved after the last product, and products whose gradient is that of `out` without a copy."""
         deferred_wgrad, users = (
             {id(value) for value in self._deferred_wgrad},
             Counter(id(value) for step in self._steps for value in step.inputs),
@@ -225,9 +223,7 @@ class ActivationModel:
         yield from (value for value in self._deferred_wgrad if id(value) in same)
 
     def _peak_live(self, out: Value) -> Kept:
-        """The most alive at one time, from the last step to the first: what is still kept, and gradients on their
-        way.
-        """
+        """Peak live memory of the backward, from the last step to the first: saved tensors and flowing gradients."""
         holders = Counter(
             id(value) for step in self._steps for value in {id(value): value for value in step.saved}.values()
         )
@@ -235,11 +231,11 @@ class ActivationModel:
         flowing = {id(out): out}
         most, best = 0.0, Kept()
         for step in reversed(self._steps):
-            borne = [value for value in step.inputs if value.trained and id(value) not in flowing]
-            made = borne[:1] if step.passed else borne
+            inputs = [value for value in step.inputs if value.trained and id(value) not in flowing]
+            allocated = inputs[:1] if step.passed else inputs
             if step.passed:
                 flowing.pop(id(step.out), None)
-            flowing |= {id(value): value for value in made}
+            flowing |= {id(value): value for value in allocated}
             now = [*alive.values(), *flowing.values()]
             size = sum(value.size for value in now)
             if size > most:
@@ -253,12 +249,12 @@ class ActivationModel:
 
 
 def _sum(values: object) -> Kept:
-    """Each once."""
+    """Total size; a value that occurs twice counts once."""
     return _tally({id(value): value for value in values}.values())  # type: ignore[attr-defined]
 
 
 def _tally(values: object) -> Kept:
     sizes = dict.fromkeys(("whole", "stream", "inside", "logits"), 0.0)
     for value in (each for each in values if not each.sample):  # type: ignore[attr-defined]
-        sizes[value.held] += value.size
+        sizes[value.layout] += value.size
     return Kept(**sizes)

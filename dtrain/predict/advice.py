@@ -1,7 +1,7 @@
-"""Advice where a plan does not fit: changes of a few words that were tried, the cheapest first.
+"""Suggests changes of a few words that make a plan fit, the cheapest first.
 
-A change is tried as the user would: its words are resolved and predicted again. Cheap is what takes the fewest seconds
-of all ranks together; with as many ranks as before that is the shortest step.
+Each change is tried: its words are resolved and predicted again. Its cost is the seconds of a step times the number of
+ranks.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,9 +19,9 @@ from dtrain.predict.state_bytes import holding_of
 
 MOST = 3
 TRIES = 40
-"""Predictions after which no more changes are put together: each takes up to a tenth of a second."""
+"""Number of predictions after which no more changes are combined: each takes up to a tenth of a second."""
 Try = Callable[[tuple[str, ...]], tuple[Plan, Prediction]]
-"""Words that are added -> the plan and what is predicted of it. Raises WordsError where they cannot be."""
+"""Added words -> the plan with them, and its prediction. Raises WordsError if they are invalid."""
 
 
 @dataclass(frozen=True)
@@ -32,35 +32,34 @@ class Change:
 
     @property
     def cost(self) -> float:
-        """Seconds of all ranks; where no time is known, bytes."""
-        found = self.prediction.time
-        return found.seconds * self.plan.world if found else float(self.prediction.memory.peak)
+        """Seconds summed over all ranks; peak bytes if the time is not known."""
+        time = self.prediction.time
+        return time.seconds * self.plan.world if time else float(self.prediction.memory.peak)
 
 
 def advise(plan: Plan, attempt: Try) -> list[Change]:
-    """At most three changes with which it fits, alike ones once; two or three together where fewer are not enough."""
+    """At most three changes that make the plan fit, one per kind; two or three are combined if fewer are not enough."""
     ladders, tried = [ladder for ladder in _ladders(plan) if ladder], [0]
 
     def counted(words: tuple[str, ...]) -> tuple[Plan, Prediction]:
-        found = attempt(words)
         tried[0] += 1
-        return found
+        return attempt(words)
 
-    found: dict[tuple[int, ...], Change] = {}
+    changes: dict[tuple[int, ...], Change] = {}
     for index, ladder in enumerate(ladders):
         fitting = [change for words in ladder if (change := _fitting(words, counted))]
         if fitting:
-            found[(index,)] = min(fitting, key=lambda change: change.cost)
+            changes[(index,)] = min(fitting, key=lambda change: change.cost)
     for together in (2, 3):
-        if len(found) >= MOST:
+        if len(changes) >= MOST:
             break
         for indices in combinations(range(len(ladders)), together):
-            if tried[0] > TRIES or any(set(enough) <= set(indices) for enough in found):
+            if tried[0] > TRIES or any(set(enough) <= set(indices) for enough in changes):
                 continue
             change = _fitting(tuple(word for index in indices for word in ladders[index][-1]), counted)
             if change:
-                found[indices] = change
-    best = sorted(found.items(), key=lambda item: item[1].cost)[:MOST]
+                changes[indices] = change
+    best = sorted(changes.items(), key=lambda item: item[1].cost)[:MOST]
     return sorted(
         (_milder([ladders[index] for index in indices], change, attempt) for indices, change in best),
         key=lambda change: change.cost,
@@ -70,13 +69,13 @@ def advise(plan: Plan, attempt: Try) -> list[Change]:
 def _fitting(words: tuple[str, ...], attempt: Try) -> Change | None:
     try:
         plan, prediction = attempt(words)
-    except WordsError:  # other words are in its way
+    except WordsError:  # it conflicts with other words
         return None
     return Change(words, plan, prediction) if prediction.fits else None
 
 
 def _milder(ladders: list[list[tuple[str, ...]]], best: Change, attempt: Try) -> Change:
-    """Of changes together the strongest were tried: each is taken as mild as it may be, where that is cheaper."""
+    """Replace the strongest step of each combined change by the mildest one that fits, if that is cheaper."""
     if len(ladders) == 1:
         return best
     steps = [ladder[-1] for ladder in ladders]
@@ -97,12 +96,12 @@ STRENGTH: Mapping[str, Callable[[Part], Any]] = {
     ),
     "precision": lambda part: tuple(-BYTES[fact(part, name)] for name in ("param", "compute")),
 }  # fmt: skip
-"""Group -> how much memory a word of it saves, to be compared."""
+"""Group -> sort key of its words: the larger, the more memory a word saves."""
 
 
 def _stronger(group: str, now: Part) -> list[str]:
-    """The words of a group that may be tried (fact `try`) and save more memory than `now`, those that save least
-    first.
+    """Words of a group that may be tried (fact `try`) and save more memory than `now`, in ascending order of memory
+    saved.
     """
     parts = {word: files.node(group, word) for word in files.groups()[group]}
     saved = {word: STRENGTH[group](part) for word, part in parts.items() if about(part).get("try")}
@@ -110,9 +109,7 @@ def _stronger(group: str, now: Part) -> list[str]:
 
 
 def _ladders(plan: Plan) -> list[list[tuple[str, ...]]]:
-    """For each thing that may be changed, the changes from mild to strong. Those that change no number of the run come
-    first.
-    """
+    """One list of changes per kind, from mild to strong. Kinds that leave the results unchanged come first."""
     micro, holding, cuda, mesh = plan.batch.microbatch, holding_of(plan), plan.device == "cuda", plan.mesh
     remats, strategies, precisions = (_stronger(group, getattr(plan, group)) for group in STRENGTH)
     gpus = int(plan.cluster.get("gpus", 0)) if cuda else 0

@@ -1,14 +1,14 @@
-"""Which collectives a rank takes part in during one optimizer step: over which axis, how many, how many bytes. See it
-with `dtrain plan`.
+"""Predicts the collectives of one rank in one optimizer step: axis, number of calls and bytes. See them with `dtrain
+plan`.
 
 Bytes are the payload of a call on one rank as nccl-tests counts it
-(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): the whole of what is reduced, gathered or
-scattered, padding included; of an exchange what a rank gives away, its own part included; of a message its tensor. What
-crosses a wire is less, or more: `dtrain.predict.time` says how much. Groups of one rank are left out.
+(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): the whole tensor that is reduced, gathered or
+scattered, including padding; for an all-to-all the send buffer of a rank, including its own part; for a message its
+tensor. `dtrain.predict.time` converts this to bytes on the wire. Groups of one rank are left out.
 
-One rank of each stage of the pipeline is looked at, the first of all other axes, never each rank. Rows that experts
-exchange depend on the data: here every expert gets as many, which is right on average. Not told: evaluation, saves, and
-what is done once at the start.
+Only one rank per pipeline stage is examined, the first on all other axes. The rows that experts exchange depend on the
+data: here all experts get equally many, which is right on average. Evaluation, saves and setup at the start are not
+included.
 """
 
 import itertools
@@ -24,13 +24,13 @@ from dtrain.predict.state_bytes import gathered
 from dtrain.predict.view import View
 
 STOP_BYTES = 8
-"""Two numbers by which ranks agree on a stop."""
+"""Two numbers with which ranks agree on a stop."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """`calls` collectives of one `kind` among `ranks` ranks, `bytes` in all of them together; `when`: step, flush (of
-    the log), data or agreement.
+    """`calls` collectives of one `kind` over `axis`, with `bytes` in total; `when`: step, flush (of the log), data or
+    agreement.
     """
 
     axis: str
@@ -42,25 +42,25 @@ class Call:
 
 
 def padded(shape: tuple[int, ...], ranks: int) -> int:
-    """Numbers of all shards together: dim 0 in equal parts."""
+    """Number of elements of all shards together, with dim 0 padded to equal parts."""
     return math.prod((-(-shape[0] // ranks) * ranks, *shape[1:]))
 
 
 def collectives(plan: Plan, shapes: Shapes, rank: int = 0) -> tuple[Call, ...]:
-    """Of one rank of the pipeline's stage(s) number `rank` (0 where there is no pipeline)."""
+    """Collectives of one rank with pipeline rank `rank` (0 without a pipeline)."""
     view = View(plan, shapes, rank)
     parts = (_data, _tensor, _loss, _context, _experts, _pipeline, _optimizer, _loop)
-    found: dict[tuple[str, str, str, str], Call] = {}
+    merged: dict[tuple[str, str, str, str], Call] = {}
     for call in (call for part in parts for call in part(view)):
         key = (call.axis, call.kind, call.what, call.when)
         if call.calls and view.groups[call.axis].size > 1:
-            before = found.get(key, replace(call, calls=0, bytes=0.0))
-            found[key] = replace(call, calls=before.calls + call.calls, bytes=before.bytes + call.bytes)
-    return tuple(found.values())
+            before = merged.get(key, replace(call, calls=0, bytes=0.0))
+            merged[key] = replace(call, calls=before.calls + call.calls, bytes=before.bytes + call.bytes)
+    return tuple(merged.values())
 
 
 def busiest(plan: Plan, shapes: Shapes) -> tuple[int, tuple[Call, ...]]:
-    """(the rank of the pipeline that moves most bytes, its collectives)."""
+    """The pipeline rank that moves the most bytes, and its collectives."""
     each = [collectives(plan, shapes, rank) for rank in range(plan.mesh.pp)]
     most = max(range(plan.mesh.pp), key=lambda rank: sum(call.bytes for call in each[rank]))
     return most, each[most]
@@ -80,8 +80,8 @@ def _data(view: View) -> Iterator[Call]:
 
 
 def _sharded(view: View, stage: tuple[Block, ...]) -> Iterator[Call]:
-    """FSDP2: each listed block and the head is gathered and reduced by itself, the rest with the root, experts among
-    those who hold the same ones.
+    """FSDP2: each listed block and the head is an FSDP unit, the rest belongs to the root; experts are sharded over the
+    ranks that hold the same ones.
     """
     apart, several = view.plan.mesh.ep > 1, view.plan.batch.accumulate > 1
     listed = [index for index, block in enumerate(stage) if block.listed]
@@ -96,7 +96,7 @@ def _sharded(view: View, stage: tuple[Block, ...]) -> Iterator[Call]:
         if not block.listed:
             root += dense * block.count
             continue
-        one = int(index == stays)  # it is wanted again at once, and stays
+        one = int(index == stays)  # its backward follows at once, so it stays gathered
         yield from _unit(view, dense, block.count - one, _gathers(view, block))
         yield from _unit(view, dense, one, _gathers(view, block, stays=True))
         yield from _unit(
@@ -107,20 +107,20 @@ def _sharded(view: View, stage: tuple[Block, ...]) -> Iterator[Call]:
             axis="expert_shard",
         )
     yield from _unit(view, root, 1, once)
-    yield from _in_vain(view, [stage[index] for index in listed], root, several=several)
+    yield from _wasted(view, [stage[index] for index in listed], root, several=several)
 
 
 def _gathers(view: View, block: Block, *, stays: bool = False) -> int:
-    """How often a block is gathered in a step: before each forward and backward of it, unless it is there."""
+    """Number of all-gathers of a block per step: before each forward and backward, unless it is still gathered."""
     back = block.uses * block.grad_out
     if view.holding.frees:
         return view.plan.batch.accumulate * (max(1, back) if stays else block.uses + back)
     return max(1, back) if view.plan.mesh.pp == 1 else 1
 
 
-def _in_vain(view: View, listed: list[Block], root: list[Weight], *, several: bool) -> Iterator[Call]:
-    """FSDP2 gathers what it takes for the next backward: also the last block without one, and, where gradients are
-    accumulated and the root has nothing to gather, the last of the microbatch before.
+def _wasted(view: View, listed: list[Block], root: list[Weight], *, several: bool) -> Iterator[Call]:
+    """Unneeded prefetches of FSDP2 for the next backward: the last block without a backward; and, if gradients are
+    accumulated and the root has no weights, the last block of the previous microbatch.
     """
     if view.plan.mesh.pp > 1:
         return
@@ -132,9 +132,7 @@ def _in_vain(view: View, listed: list[Block], root: list[Weight], *, several: bo
 
 
 def _unit(view: View, weights: list[Weight], count: int, gathers: int, *, axis: str = "dp_shard") -> Iterator[Call]:
-    """`count` equal groups of weights that are gathered, so many times, and reduced together; those without dims stay
-    whole.
-    """
+    """`count` equal FSDP units, each gathered `gathers` times and reduced; scalar weights are not sharded."""
     weights = [weight for weight in weights if weight.shape]
     if not weights or not count:
         return
@@ -154,14 +152,14 @@ def _gathered(view: View, weights: list[Weight], times: int, axis: str) -> Itera
 
 
 def _ddp(view: View) -> Iterator[Call]:
-    """DistributedDataParallel: buckets in the order in which gradients come, from the last weight to the first."""
+    """DistributedDataParallel: buckets in the order in which gradients are ready, from the last weight to the first."""
     sizes = [weight.count * view.types.param for weight in view.weights]
     if sizes:
         yield Call("batch", "all_reduce", "gradients", _buckets(sizes[::-1], _bucket(view.plan)), sum(sizes))
 
 
 def _averaged(view: View) -> Iterator[Call]:
-    """Collectives of dtrain.strategy.ddp.average after the backward, beside other axes."""
+    """Collectives of dtrain.strategy.ddp.average after the backward, used together with other axes."""
     mesh = view.plan.mesh
     for axis, some in (
         ("batch", [w for w in view.weights if not (w.experts and mesh.ep > 1)]),
@@ -177,18 +175,18 @@ def _bucket(plan: Plan) -> int:
 
 
 def _buckets(sizes: list[int], bucket: int) -> int:
-    """How many there are when each is closed as soon as it holds `bucket` bytes."""
-    count, held = 0, 0
+    """Number of buckets, each closed as soon as it has `bucket` bytes."""
+    count, filled = 0, 0
     for size in sizes:
-        held += size
-        if held >= bucket:
-            count, held = count + 1, 0
-    return count + (held > 0)
+        filled += size
+        if filled >= bucket:
+            count, filled = count + 1, 0
+    return count + (filled > 0)
 
 
 def _tensor(view: View) -> Iterator[Call]:
-    """Megatron's (arXiv 1909.08053), and with tensor.sequence=split those of arXiv 2205.05198, module by module of the
-    model's table.
+    """Tensor parallelism of Megatron (arXiv 1909.08053) and, with tensor.sequence=split, of arXiv 2205.05198, for each
+    module in the model's `tp_plan`.
     """
     if view.plan.mesh.tp == 1:
         return
@@ -196,41 +194,41 @@ def _tensor(view: View) -> Iterator[Call]:
         for split in block.splits:
             forwards = block.count * view.plan.batch.accumulate
             yield from _module(view, split, forwards, again * split.recompute * view.plan.batch.accumulate)
-        yield from _whole_weights(view, block)
+        yield from _replicated_weights(view, block)
 
 
 def _module(view: View, split: Split, forwards: int, repeated: int) -> Iterator[Call]:
-    """`forwards` of one module, `repeated` of them once more in the backward."""
+    """Collectives of one module: `forwards` passes, of which `repeated` are recomputed in the backward."""
     sequence = view.plan.tensor["sequence"] == "split"
     product = view.types.compute
-    call = partial(_flow, view, forwards)
+    call = partial(_activations, view, forwards)
     kind = split.style
     if kind.startswith("colwise") and not sequence and split.grad_in:
-        yield call("all_reduce", split.inputs * view.stream)  # of the gradient of what goes in
+        yield call("all_reduce", split.inputs * view.stream)  # gradient of the input
     if kind in ("colwise_gather_output", "colwise_rep") and view.plan.tensor["loss"] == "whole":
         whole = -(-split.width // view.plan.mesh.tp) * view.plan.mesh.tp
         yield call("all_gather", split.outputs // split.width * whole * product)
     if kind.startswith("rowwise") or kind == "embedding_rowwise":
         each = split.outputs * (view.stream if kind == "embedding_rowwise" else product)
         whole_sum = split.summed or not sequence
-        yield _flow(view, forwards + repeated, "all_reduce" if whole_sum else "reduce_scatter", each)
+        yield _activations(view, forwards + repeated, "all_reduce" if whole_sum else "reduce_scatter", each)
         if sequence and split.grad_out:
             yield call("all_gather", each)
         if split.twice:
             yield call("all_reduce", each)
     if kind == "sequence_parallel" and sequence:
-        yield _flow(view, forwards + repeated, "all_gather", split.outputs * view.stream)
+        yield _activations(view, forwards + repeated, "all_gather", split.outputs * view.stream)
         if split.grad_out:
             yield call("reduce_scatter", split.outputs * view.stream)
 
 
-def _flow(view: View, times: int, kind: str, each: float) -> Call:
-    """`each` in bytes of one sample."""
+def _activations(view: View, times: int, kind: str, each: float) -> Call:
+    """`times` calls, each with `each` bytes per sample."""
     return Call("tp", kind, "activations", times, times * each * view.rows)
 
 
-def _whole_weights(view: View, block: Block) -> Iterator[Call]:
-    """Gradients of norms that see a part of the sequence, or of the heads, are parts of a sum."""
+def _replicated_weights(view: View, block: Block) -> Iterator[Call]:
+    """Norms that see a part of the sequence or of the heads compute partial gradients, which are summed."""
     styles = (
         ("sequence_parallel", "replicated_with_grad_allreduce")
         if view.plan.tensor["sequence"] == "split"
@@ -245,7 +243,7 @@ def _whole_weights(view: View, block: Block) -> Iterator[Call]:
 
 
 def _loss(view: View) -> Iterator[Call]:
-    """The loss of logits that are split over the vocabulary: the largest, then two sums, of every token in fp32."""
+    """Loss of logits split over the vocabulary: per token, a maximum and then two sums in fp32."""
     last = max(view.stages) == view.plan.mesh.pp * view.plan.pipeline.stages - 1 or view.plan.mesh.pp == 1
     if view.plan.tensor["loss"] == "split" and last:
         times = view.plan.batch.accumulate
@@ -265,14 +263,14 @@ def _context(view: View) -> Iterator[Call]:
                 each = row * (queries + math.lcm(heads, mesh.cp)) * width * one.bytes
                 yield Call("cp", "all_to_all", "heads", 4 * (forwards + backs), (forwards + backs) * each)
                 continue
-            steps = (mesh.cp - 1) * (forwards + backs)  # keys and values, in the forward and again in the backward
+            steps = (mesh.cp - 1) * (forwards + backs)  # keys and values, in the forward and in the backward
             size = steps * one.bytes + mesh.cp * backs * 4  # their gradients in fp32
             for kind in ("send", "recv"):
                 yield Call("cp", kind, "keys and values", 2 * (steps + mesh.cp * backs), row * heads * width * size)
 
 
 def _experts(view: View) -> Iterator[Call]:
-    """Counts and rows to the experts, rows back; in the backward rows alone. And once a step who was how busy."""
+    """Forward: counts and rows to the experts, rows back; backward: rows only. Once per step: load of the experts."""
     mesh, times = view.plan.mesh, view.plan.batch.accumulate
     for block, again in view.blocks:
         for one in block.experts:
@@ -292,8 +290,8 @@ def _experts(view: View) -> Iterator[Call]:
 
 
 def _pipeline(view: View) -> Iterator[Call]:
-    """Transfers between stages on other ranks, forward and backward; along the sequence it is split where
-    tensor.sequence says so.
+    """Transfers between stages on different ranks, forward and backward; split along the sequence with
+    tensor.sequence=split.
     """
     mesh, times = view.plan.mesh, view.plan.batch.accumulate
     if mesh.pp == 1:
@@ -325,8 +323,8 @@ def _optimizer(view: View) -> Iterator[Call]:
 
 
 def _adafactor(view: View, weights: Sequence[Weight], data: Sequence[str]) -> Iterator[Call]:
-    """Over each axis that splits some weights of one mesh: their squares with sums along the dim it splits, sums of row
-    means, squares of updates.
+    """For weights on one mesh, over each axis that splits some of them: squared norms together with the sums along the
+    split dim, sums of row means, squared norms of updates.
     """
     for axis in (*data, "tp"):
         count = numbers = means = 0
@@ -348,7 +346,7 @@ def _adafactor(view: View, weights: Sequence[Weight], data: Sequence[str]) -> It
 
 
 def _muon(view: View, weight: Weight, size: int) -> Iterator[Call]:
-    """A matrix is put together from its shards; where both axes split its rows, those of the data come first."""
+    """Assemble a matrix from its shards; if both axes split its rows, gather over the data axis first."""
     tp, bytes_ = view.plan.mesh.tp if weight.tp is not None else 1, view.types.param
     rows, columns = weight.shape
     if weight.tp == 0:
@@ -361,7 +359,7 @@ def _muon(view: View, weight: Weight, size: int) -> Iterator[Call]:
 
 
 def _loop(view: View) -> Iterator[Call]:
-    """The gradient norm, with the loss where a jump of it counts; what is asked now and then."""
+    """Gradient norm, with the loss if spikes of it are detected; buffers, and periodic agreements."""
     plan, mesh = view.plan, view.plan.mesh
     beside = plan.spike.get("sigma") is not None
     split = mesh.pp > 1 or mesh.ep > 1 or mesh.tp > 1 or (view.holding.shards and mesh.dp_shard * mesh.cp > 1)

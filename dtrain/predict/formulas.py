@@ -1,7 +1,7 @@
-"""The shapes of this package's own models, by arithmetic on their arguments: their forwards once more, on a Tape. No
-torch.
+"""The shapes of dtrain's own models, by arithmetic on their arguments: their forwards are recorded with
+ActivationModel, without torch.
 
-Tests hold them against the models themselves, run for real.
+Tests compare them with the real models.
 """
 
 import itertools
@@ -33,14 +33,14 @@ NEXT = "sequence_parallel"
 
 @dataclass(frozen=True)
 class Run:
-    """Inputs of the formulas beside the model's arguments. `tokens` of a sample; `apart`: its sequence lies
-    on several ranks; `cast`: it is not used as it comes.
+    """Inputs of the formulas besides the model's arguments. `tokens` per sample; `sharded`: its sequence is split over
+    several ranks; `cast`: inputs are cast to another type.
     """
 
     types: Types
     fused: bool
     tokens: int
-    apart: bool
+    sharded: bool
     cast: bool
     task: str
 
@@ -49,8 +49,8 @@ class Run:
 
 
 def shapes(plan: Decided) -> Shapes | None:
-    """None for a model that is not ours, or where the data, which is not read here, has to say an argument, or how long
-    a sample is.
+    """Shapes of the plan's model; None if it is not one of dtrain's, or if an argument or the sample length is only
+    known from the data.
     """
     formula, facts = about(plan.model).get("arithmetic"), facts_of(plan.data)
     part = {name: facts.get(name, value) if value == "auto" else value for name, value in plan.model.items()}
@@ -63,7 +63,7 @@ def shapes(plan: Decided) -> Shapes | None:
 
 
 def facts_of(data: Part) -> Mapping[str, Any]:
-    """The values of `auto` in a model, as far as the words of the data tell."""
+    """Values for arguments of a model that are `auto`, as far as the words of the data give them."""
     by_tokenizer = {"vocab": fact(data, "vocab_of", {}).get(data.get("tokenizer"))}
     names = ("vocab", "inputs", "outputs") if fact(data, "gives") == "any" else ("vocab",)
     stated = {name: fact(data, name, by_tokenizer.get(name)) for name in names}
@@ -81,24 +81,15 @@ def gpt(part: Mapping[str, Any], run: Run) -> Shapes:
 def moe(part: Mapping[str, Any], run: Run) -> Shapes:
     C, E, K, shared = part["width"], part["experts"], part["active"], part["shared"]
     hidden = part["hidden"] or 64 * math.ceil(C * 8 / 3 / (K + shared) / 64)
-    found = _transformer(part, run, lambda tape, x: _mixture(tape, x, C, hidden, E, K, shared, run), sequence=False)
+    base = _transformer(part, run, lambda tape, x: _mixture(tape, x, C, hidden, E, K, shared, run), sequence=False)
     bias = 4 * E * part["layers"]
-    return Shapes(
-        found.blocks,
-        found.buffers + bias + 8 * E * part["layers"],
-        bias,
-        found.tables,
-        found.sample,
-        found.tokens,
-        found.inputs,
-        found.returns,
-    )
+    return replace(base, buffers=base.buffers + bias + 8 * E * part["layers"], saved=bias)
 
 
 def _transformer(
     part: Mapping[str, Any], run: Run, feed_forward: Callable[[ActivationModel, Value], Value], *, sequence: bool
 ) -> Shapes:
-    """`sequence`: its norms may hold a part of the sequence each."""
+    """`sequence`: norms support sequence parallelism."""
     C, V, T, H, rest = part["width"], part["vocab"], run.tokens, part["heads"], run.types.param
     style = NEXT if sequence else ""
     embed = run.tape("embed")
@@ -133,7 +124,7 @@ def _attention(tape: ActivationModel, x: Value, part: Mapping[str, Any], run: Ru
         for name, heads in (("q", H), ("k", K), ("v", K))
     )
     q, k = (tape.rotate(tape.norm(x, "", D, groups=heads * T)) for x, heads in ((q, H), (k, K)))
-    out = tape.attention(q, k, v, Attention(H, K, D, D, T, run.types.compute), copied=run.apart)
+    out = tape.attention(q, k, v, Attention(H, K, D, D, T, run.types.compute), copied=run.sharded)
     return tape.linear(out, "attention.out", C, C, rows=T, style="rowwise")
 
 
@@ -155,7 +146,7 @@ def _mixture(tape: ActivationModel, x: Value, C: int, F: int, E: int, K: int, sh
     high = tape.cast(x, 4)
     tape.op([high], scores, high, scores, deferred_wgrad=True)
     chosen, sums = Value(R, 4, "whole"), Value(2 * T, 4, "whole")
-    indices = Value(3 * R, 8, "whole")  # the experts of each token, there and back
+    indices = Value(3 * R, 8, "whole")  # expert of each row, and the permutation and its inverse
     weight = tape.op([scores], Value(R, 4, "whole"), chosen, sums, indices)
     rows = tape.op([x], Value(R * C, x.bytes, "whole"))
     rows = tape.cast(rows, low)
@@ -164,9 +155,9 @@ def _mixture(tape: ActivationModel, x: Value, C: int, F: int, E: int, K: int, sh
     ]
     tape.mixtures.append(Experts(E, K, C, F, R, low))
     gate, up = (tape.product(rows, Value(R * F, low, "whole"), R * F * C) for _ in range(2))
-    said = tape.product(tape.times(tape.pointwise(gate), up), Value(R * C, low, "whole"), R * F * C)
-    said = tape.op([said], Value(R * C, low, "whole"))
-    wide = tape.op([said, weight], Value(R * C, 4, "whole"), said, weight)
+    y = tape.product(tape.times(tape.pointwise(gate), up), Value(R * C, low, "whole"), R * F * C)
+    y = tape.op([y], Value(R * C, low, "whole"))
+    wide = tape.op([y, weight], Value(R * C, 4, "whole"), y, weight)
     out = tape.op([wide], Value(T * C, low, "stream"))
     return tape.add(out, _feed_forward(tape, x, "feed_forward.shared", C, shared * F, run)) if shared else out
 
@@ -183,10 +174,10 @@ def mlp(part: Mapping[str, Any], run: Run) -> Shapes:
         tape = run.tape(f"layers.{index}")
         style = "rowwise" if index % 2 else "colwise"
         product = tape.linear(tape.begin(x), "", a, b, rows=1, style=style, bias=True)
-        tape.splits[-1] = replace(tape.splits[-1], twice=style == "rowwise")  # by the backward of gelu
+        tape.splits[-1] = replace(tape.splits[-1], twice=style == "rowwise")  # because of the backward of gelu
         y = tape.pointwise(product)
         blocks.append(tape.block(y))
-        x = Value(y.numbers, y.bytes, y.held)
+        x = Value(y.numbers, y.bytes, y.layout)
     head = run.tape("head")
     style = "rowwise" if part["layers"] % 2 else "colwise_gather_output"
     out = head.linear(x, "", sizes[-2], sizes[-1], rows=1, style=style, bias=True, hidden=False)
@@ -230,9 +221,9 @@ def _conv(tape: ActivationModel, x: Value, name: str, inputs: int, outputs: int,
 
 
 def _normed(tape: ActivationModel, x: Value, name: str, channels: int) -> Value:
-    """relu(group norm)."""
+    """relu(group_norm(x))"""
     tape.weights += [Weight(f"{tape.name}.{name}.{kind}", (channels,)) for kind in ("weight", "bias")]
-    high = tape.cast(x, 4) if tape.fused else x  # the autocast of a GPU takes it for one that needs fp32
+    high = tape.cast(x, 4) if tape.fused else x  # on a GPU, autocast runs it in fp32
     y = tape.op(
         [high],
         Value(x.numbers, high.bytes, "whole"),

@@ -1,7 +1,7 @@
-"""The most a rank holds at one time, and of what. See it with `dtrain plan`.
+"""Peak memory of a rank, and its breakdown. See it with `dtrain plan`.
 
-What is at rest, and the gradients that the optimizer reads, are exact (held.py). What lives for a moment is what
-torch's operators make on the CPU, where it is measured, or on a GPU, where it was not yet (moments.py).
+Persistent state and the gradients that the optimizer reads are exact (state_bytes.py). Temporary memory is that of
+torch's operators (peak_memory.py): compared with measurements on the CPU, not yet on a GPU.
 """
 
 import math
@@ -16,11 +16,11 @@ from dtrain.predict.state_bytes import StateBytes, count_state, holding_of, piec
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the rank that holds most. `parameters` and `optimizer` at rest, `gradients` when the optimizer reads
-    them, `activations` that wait for a backward, at their most, `buffers`: those of the model, tables, and a step's
-    samples. `peak` is the most at one time: `when`, on which `stage`, and `moment` of what: its values add up to
-    `peak`. `host`: bytes in the host's memory, of a checkpoint on its way and of offloaded state; `copies`: those kept
-    there between checkpoints. `known` is False where activations are not in it.
+    """Bytes on the fullest rank. `parameters` and `optimizer` at rest, `gradients` when the optimizer reads them,
+    `activations` at their maximum, `buffers`: those of the model, tables, and a step's samples. `peak`: maximum of the
+    total, reached at `when` on `stage`; `moment` is its breakdown. `host`: bytes in host memory for a checkpoint being
+    written and for offloaded state; `copies`: for copies kept there between checkpoints. `known`: False if activations
+    are not included.
     """
 
     parameters: int
@@ -38,12 +38,12 @@ class Memory:
 
 
 def memory(plan: Decided, shapes: Shapes) -> Memory:
-    """Of the fullest class of ranks."""
-    return max(classes(plan, shapes), key=lambda found: found.peak)
+    """Memory of the fullest rank."""
+    return max(classes(plan, shapes), key=lambda memory: memory.peak)
 
 
 def classes(plan: Decided, shapes: Shapes) -> list[Memory]:
-    """Of the fullest rank of each class: all ranks are alike, but that a pipeline has a class for each of its ranks."""
+    """Memory of the fullest rank of each class: ranks differ only by their pipeline rank."""
     every = stages_of(plan, shapes)
     return [_of_rank(plan, shapes, every, rank) for rank in range(plan.mesh.pp)]
 
@@ -60,15 +60,15 @@ def _of_rank(plan: Decided, shapes: Shapes, every: Sequence[Sequence[Block]], ra
     base: Moment = {"buffers": buffers, "average": state.average}
     base |= {} if away else {"parameters": state.parameters, "optimizer": state.optimizer}
     handed = [sizes_of(plan, shapes, stage[-1]).passes for stage in every]
-    found = [*(moments(plan, sizes[0]) if plan.mesh.pp == 1 else pipelined(plan, shapes, sizes, handed, rank))]
-    found.append(
+    timeline = [*(moments(plan, sizes[0]) if plan.mesh.pp == 1 else pipelined(plan, shapes, sizes, handed, rank))]
+    timeline.append(
         (
             "optimizer step",
             {} if away else {"gradients": state.gradients, "optimizer's own": _update(plan, blocks, state)},
         )
     )
-    when, moment = max(((when, base | moment) for when, moment in found), key=lambda each: sum(each[1].values()))
-    kept = max(moment.get("activations", 0.0) for _, moment in found)
+    when, moment = max(((when, base | moment) for when, moment in timeline), key=lambda each: sum(each[1].values()))
+    kept = max(moment.get("activations", 0.0) for _, moment in timeline)
     local = state.parameters + state.optimizer + state.average
     return Memory(
         state.parameters, state.gradients, state.optimizer, round(kept), round(buffers), round(sum(moment.values())),
@@ -80,10 +80,11 @@ def _of_rank(plan: Decided, shapes: Shapes, every: Sequence[Sequence[Block]], ra
 
 
 def _update(plan: Decided, blocks: Sequence[Block], state: StateBytes) -> float:
-    """Temporary memory of an update: none where it is fused, else the copies of the weights that the optimizer states.
+    """Temporary memory of an update: none if it is fused, otherwise as many copies of the weights as the optimizer
+    states.
 
-    Muon puts the hidden matrices of one shape together, whole: the stack, its two iterates, and two of their squares;
-    or the stack, what it is divided by its norm, that in bf16, and two squares.
+    Muon stacks all hidden matrices of the same shape, unsharded. It needs the stack, two iterates and two of their
+    squares; in bf16 the stack, the normalised stack, its bf16 copy, and two squares.
     """
     types = types_of(plan)
     if fact(plan.optim, "needs") != "matrices":

@@ -1,14 +1,14 @@
-"""Live memory of one rank at the moments of a step that can be its peak: backwards, reductions, the optimizer's
-update.
+"""Live memory of one rank at the points of a step that can be its peak: backwards, gradient reductions and the
+optimizer's update.
 
-    backward     of block j: what the blocks before it have kept, what is alive inside it, gradients of those behind it
-                 and its own
-    reduction    of block j's gradients: whole ones, the buffer they are sent from, the pieces that arrive
-    update       gradients, and what the optimizer needs for itself
+    backward     of block j: activations of the blocks before it, live memory inside it, and gradients of the blocks
+                 after it and its own
+    reduction    of block j's gradients: unsharded gradients, the send buffer, and the shards received
+    update       gradients, and temporary memory of the optimizer
 
-Everything grows or shrinks evenly along a run of equal blocks, so only the ends of a run are looked at: the cost
-depends neither on the number of layers nor of ranks. When FSDP2 gathers, frees and reduces:
-torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py of torch 2.13.
+Memory changes linearly along a run of equal blocks, so only the ends of a run are examined: the cost depends neither on
+the number of layers nor of ranks. torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py of torch 2.13 shows when
+FSDP2 gathers, frees and reduces.
 """
 
 import math
@@ -27,12 +27,12 @@ Moment = dict[str, float]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes on one rank, of one block and one microbatch; `unit` as in Block. Of its weights: as computed with
-    (`whole`), copies that autocast makes (`casts`). Of their gradients: as autograd makes them (`made`), as
-    microbatches are summed up (`summed`), on the wire (`sent`), at the end (`end`), the `largest`. Of activations: what
-    is `kept`, of it what it was handed (`taken`) and hands on (`given`), the most alive in its backward (`peak_live`),
-    what it `passes` on, and the gradients that wait for a backward of the weights alone (`deferred_wgrad`), without
-    what only a block behind needs (`ends`).
+    """Bytes of one block and one microbatch on one rank; `unit` as in Block. Weights: gathered (`whole`), and the
+    copies of autocast (`casts`). Gradients: from autograd (`made`), accumulated over microbatches (`summed`), on the
+    wire (`sent`), after reduction (`end`), and the `largest` one. Activations: saved for the backward (`kept`), of
+    these the block's input (`taken`) and output (`given`); peak live memory of its backward (`peak_live`), the output
+    (`passes`), and gradients that wait for the weight backward (`deferred_wgrad`), with the part that only the
+    following block needs (`ends`).
     """
 
     count: int
@@ -72,7 +72,9 @@ def sizes_of(plan: Decided, shapes: Shapes, block: Block) -> Sizes:
 
 
 def _activations(plan: Decided, shapes: Shapes, block: Block) -> tuple[float, float]:
-    """(kept, most alive in the backward) of one sample; what is computed again is alive then as if it had been kept."""
+    """(saved bytes, peak live bytes of the backward) of one sample; recomputed tensors are live in the backward as if
+    saved.
+    """
     everything = block.kept["all"].of(plan)
     whole = min(everything, block.kept[fact(plan.compile, "keeps")].of(plan)) if block.listed else everything
     peak_live = block.peak_live.of(plan) - (everything - whole)
@@ -86,7 +88,7 @@ def _activations(plan: Decided, shapes: Shapes, block: Block) -> tuple[float, fl
 
 @dataclass(frozen=True)
 class Place:
-    """One block of a stage in its backward, and what lies before and behind it."""
+    """One block of a stage in its backward, and the blocks before and after it."""
 
     before: Sequence[Sizes]
     block: Sizes
@@ -106,19 +108,19 @@ def places(blocks: Sequence[Sizes]) -> Iterator[Place]:
 
 
 def total(blocks: Sequence[Sizes], name: str, *, unit: bool | None = None) -> float:
-    """Of all blocks, or of those that are units (or not)."""
+    """Sum over all blocks, or over those whose `unit` is as given."""
     return sum(size.count * float(getattr(size, name)) for size in blocks if unit is None or size.unit == unit)
 
 
 def inside(place: Place) -> Moment:
-    """Activations in the backward of one microbatch."""
+    """Activations during the backward of one microbatch."""
     block = place.block
     kept = total(place.before, "kept") + total(place.before, "casts") + block.kept + block.casts
     return {"activations": kept, "inside a block": max(0.0, block.peak_live - block.kept)}
 
 
 def moments(plan: Decided, blocks: Sequence[Sizes]) -> Iterator[tuple[str, Moment]]:
-    """The backwards and reductions of a rank without a pipeline."""
+    """Memory during the backwards and reductions of a rank without a pipeline."""
     state, several = holding_of(plan), plan.batch.accumulate > 1
     for place in places(blocks):
         if not state.shards:
@@ -137,8 +139,8 @@ def moments(plan: Decided, blocks: Sequence[Sizes]) -> Iterator[tuple[str, Momen
 
 
 def _copies(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: bool) -> Moment:
-    """One more of the gradients is there for a moment before it is added to what is there; before its last microbatch
-    ddp sums them up beside its buckets.
+    """Gradients without sharding. Each new gradient exists briefly before it is added to the accumulated one; ddp
+    accumulates them in addition to its buckets before the last microbatch.
     """
     if several or state.buckets:
         return {
@@ -149,8 +151,8 @@ def _copies(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: b
 
 
 def _gathered(state: Holding, place: Place, blocks: Sequence[Sizes], *, last: bool, own: bool) -> float:
-    """The root always, and the block; the one before it is on its way. Or all, of which the `last` backward frees one
-    after the other.
+    """Bytes of gathered weights: the root, the block and the prefetched one before it; or, without resharding after the
+    forward, all blocks, which the `last` backward frees one by one.
     """
     root = total(blocks, "whole", unit=False)
     mine = place.block.whole * (own and place.block.unit)
@@ -161,7 +163,9 @@ def _gathered(state: Holding, place: Place, blocks: Sequence[Sizes], *, last: bo
 
 
 def _sharded(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: bool, last: bool) -> Moment:
-    """The root's gradients are whole until the end; those of the block behind are still being sent."""
+    """Sharded gradients during a backward. The root's stay unsharded until the end; those of the following block are
+    still being sent.
+    """
     behind = [size for size in place.behind if size.unit and size.count]
     root = total(place.behind, "made", unit=False)
     if several and state.every:
@@ -180,7 +184,7 @@ def _sharded(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: 
 
 
 def _reduced(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: bool) -> Moment:
-    """The block's activations are gone and it is no longer gathered."""
+    """Memory while a block's gradients are reduced: its activations and gathered weights are freed."""
     if not place.block.unit:
         return {}
     root = total(place.behind, "made", unit=False)
@@ -203,10 +207,10 @@ def _reduced(state: Holding, place: Place, blocks: Sequence[Sizes], *, several: 
 def pipelined(
     plan: Decided, shapes: Shapes, stages: Sequence[Sequence[Sizes]], handed: Sequence[float], rank: int
 ) -> Iterator[tuple[str, Moment]]:
-    """Of a rank that holds these stages: gradients are summed whole over the microbatches, and FSDP2 keeps all blocks
-    gathered.
+    """Memory of a rank that holds these stages: gradients are accumulated unsharded over the microbatches, and FSDP2
+    keeps all blocks gathered.
 
-    `handed`: bytes of one microbatch that each stage of the pipeline gives to the next.
+    `handed`: bytes of one microbatch that each stage of the pipeline sends to the next.
     """
     state, blocks = holding_of(plan), [size for stage in stages for size in stage]
     mine = dict(zip(_owned(plan, rank), stages, strict=True))
@@ -215,9 +219,8 @@ def pipelined(
         for stage, some in mine.items()
     }
     both = {"gradients": total(blocks, "summed"), "gathered blocks": total(blocks, "whole") if state.shards else 0.0}
-    between = {
-        "between stages": _between(plan, handed, rank) + shapes.inputs * plan.batch.local / plan.mesh.cp
-    }  # of all microbatches, put together
+    # the inputs of all microbatches, concatenated
+    between = {"between stages": _between(plan, handed, rank) + shapes.inputs * plan.batch.local / plan.mesh.cp}
     largest = max(size.made if state.shards else size.largest for size in blocks)
     for most, own in _in_flight(plan, flights, rank):
         yield (
@@ -233,25 +236,24 @@ def pipelined(
 
 @dataclass(frozen=True)
 class Flight:
-    """Bytes of one microbatch in one stage. From its forward on: what autograd `kept`, and what is `sent` to another
-    rank. In its backward: `inside` a block, then the gradient sent `backward_work`; and what waits for the backward of
-    the weights (`left`).
+    """Bytes of one microbatch in one stage. From its forward on: tensors that autograd `kept`, and the output `sent` to
+    another rank. In its backward: live memory `inside` a block, then the gradient sent (`returned`), and memory that
+    waits for the weight backward (`left`).
     """
 
     kept: float
     sent: float
     inside: float
-    backward_work: float
+    returned: float
     left: float
 
 
 def _flight(plan: Decided, blocks: Sequence[Sizes], stage: int, handed: Sequence[float], returns: float) -> Flight:
-    """Tensors from other stages have buffers of their own (`_between`); a stage of the same rank is handed the tensor
-    itself.
+    """Memory of one microbatch in a stage. Tensors from other ranks are in receive buffers (`_between`); a stage on the
+    same rank gets the tensor itself.
 
-    Until the last gradient of a weight is there the graph below it stays whole
-    (torch/distributed/pipelining/_backward.py of torch 2.13); the first stage leaves all to the backward of the
-    weights.
+    The graph below a weight stays alive until its gradient is computed (torch/distributed/pipelining/_backward.py of
+    torch 2.13); the first stage leaves everything to the weight backward.
     """
     owners = plan.pipeline.owners(plan.mesh.pp)
     first, last = stage == 0, stage == len(owners) - 1
@@ -267,10 +269,10 @@ def _flight(plan: Decided, blocks: Sequence[Sizes], stage: int, handed: Sequence
 
 
 def _in_flight(plan: Decided, flights: Mapping[int, Flight], rank: int) -> Iterator[tuple[float, float]]:
-    """(activations kept, alive beside them inside a block): when both are most together, and when most are kept.
+    """(saved activations, live memory inside a block), when their sum is largest and when the activations are.
 
-    Schedules of several stages wait at the end of a step for what they sent, and keep it until then; that of one until
-    the next is sent.
+    Schedules with several stages per rank keep sent tensors until the end of the step; those with one stage, until the
+    next send.
     """
     count, shape = plan.batch.accumulate, plan.pipeline
     if fact(shape.order, "keeps") == "all":
@@ -279,27 +281,27 @@ def _in_flight(plan: Decided, flights: Mapping[int, Flight], rank: int) -> Itera
             max(each.inside for each in flights.values()),
         )
         return
-    few = min(count, 4 * plan.mesh.pp * shape.stages)  # by then it has come to a steady state
+    few = min(count, 4 * plan.mesh.pp * shape.stages)  # enough to reach the steady state
     few = few if count == few else few - few % max(1, count // max(1, count // plan.mesh.pp))
     best, most, ends = (0.0, 0.0), 0.0, shape.stages > 1
-    flying = 0.0 if ends else sum(each.sent + each.backward_work for each in flights.values())
+    flying = 0.0 if ends else sum(each.sent + each.returned for each in flights.values())
     for kind, stage, _ in actions(shape, plan.mesh.pp, few, rank):
         here = flights[stage]
         if kind == "F":
             flying += here.kept + here.sent
             continue
         best = max(best, (flying, here.inside * (kind != "W")), key=sum)
-        flying += here.backward_work * ends * (kind in "BI") + here.left * (kind == "I")
+        flying += here.returned * ends * (kind in "BI") + here.left * (kind == "I")
         most = max(most, flying)
         if kind != "I":
             flying -= here.kept + here.sent * (not ends) + here.left * (kind == "W")
-    more = ends * (count - few) * sum(each.sent + each.backward_work for each in flights.values())
+    more = ends * (count - few) * sum(each.sent + each.returned for each in flights.values())
     yield best[0] + more, best[1]
     yield most + more, 0.0
 
 
 def _between(plan: Decided, handed: Sequence[float], rank: int) -> float:
-    """Torch's schedules keep room for what comes from each side, of every microbatch."""
+    """Receive buffers: torch's schedules allocate one for each neighbour and microbatch."""
     return plan.batch.accumulate * sum(
         (handed[stage - 1] if stage else 0.0) + handed[stage] * (stage < len(handed) - 1)
         for stage in _owned(plan, rank)

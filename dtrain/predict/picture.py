@@ -1,6 +1,4 @@
-"""A plan drawn in letters: which ranks form which axis on which node, and what each rank of a pipeline does from left
-to right.
-"""
+"""Draws a plan as text: the ranks of each axis and node, and the timeline of a pipeline."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -10,14 +8,14 @@ from dtrain.predict.schedule import Action, Timeline, timeline
 from dtrain.predict.view import groups
 
 MOST_NODES, MOST_ROWS = 8, 16
-"""Items drawn one by one; of more, a part and the number."""
+"""Most items that are drawn; of longer lists, the first ones and the number of the others."""
 FORWARD, BACKWARD, WEIGHTS = "0123456789", "abcdefghij", "ABCDEFGHIJ"
-LEGEND = "0-9 forward of a microbatch, a-j its backward, A-J that of the weights alone, · waiting"
+LEGEND = "0-9 forward of a microbatch, a-j its backward, A-J its weight gradients alone, · idle"
 
 
 def mesh(plan: Plan, width: int = 100) -> list[str]:
-    """Lines: the nodes with their ranks, innermost groups in brackets; then every axis with its groups. Empty for one
-    rank.
+    """Lines of the nodes with their ranks, innermost groups in brackets, then of every axis with its groups. Empty for
+    one rank.
     """
     if plan.world == 1:
         return []
@@ -33,7 +31,7 @@ def mesh(plan: Plan, width: int = 100) -> list[str]:
     drawn = min(plan.nodes, MOST_NODES if plan.world <= MOST_NODES * 8 else 1)
     lines = [_node(plan, node, inner, width) for node in range(drawn)]
     if drawn < plan.nodes:
-        lines.append(f"{plan.nodes - drawn} more like it, up to rank {plan.world - 1}")
+        lines.append(f"{plan.nodes - drawn} more nodes, up to rank {plan.world - 1}")
     for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"):
         group = among[axis]
         if group.size > 1 and not (axis == "cp" and plan.mesh.dp_shard == 1):
@@ -50,15 +48,15 @@ def mesh(plan: Plan, width: int = 100) -> list[str]:
 
 
 def pipeline(plan: Plan, width: int = 100) -> list[str]:
-    """A line for each rank of the pipeline, time from left to right, as if all stages were equal; and the legend. Empty
-    where there is no pipeline.
+    """One line per pipeline rank, time from left to right, with all stages taken as equal; then the legend. Empty
+    without a pipeline.
     """
     if plan.mesh.pp == 1:
         return []
     shown = [*range(min(plan.mesh.pp, MOST_ROWS))]
-    room = width - len(str(plan.mesh.pp)) - 1
-    count, found = _drawn(plan, room)
-    lines = [f"{rank:>{len(str(plan.mesh.pp))}} {''.join(_row(found, rank, room))}" for rank in shown]
+    columns = width - len(str(plan.mesh.pp)) - 1
+    count, schedule = _drawn(plan, columns)
+    lines = [f"{rank:>{len(str(plan.mesh.pp))}} {''.join(_row(schedule, rank, columns))}" for rank in shown]
     if len(shown) < plan.mesh.pp:
         lines.append(f"and {plan.mesh.pp - len(shown)} more")
     fewer = (
@@ -66,19 +64,19 @@ def pipeline(plan: Plan, width: int = 100) -> list[str]:
         if count < plan.batch.accumulate
         else ""
     )
-    narrow = "; there is no room for every one" if found.length > room else ""
+    narrow = "; too narrow to draw every action" if schedule.length > columns else ""
     return [*lines, LEGEND + fewer + narrow]
 
 
-def _drawn(plan: Plan, room: int) -> tuple[int, Timeline]:
-    """As many whole rounds of microbatches as there is room for."""
+def _drawn(plan: Plan, columns: int) -> tuple[int, Timeline]:
+    """Number of microbatches to draw, in whole rounds as far as they fit, and their timeline."""
     pp, count = plan.mesh.pp, plan.batch.accumulate
-    found = timeline(plan.pipeline, pp, min(count, 4 * pp) if count % pp == 0 else count)
+    schedule = timeline(plan.pipeline, pp, min(count, 4 * pp) if count % pp == 0 else count)
     count = min(count, 4 * pp) if count % pp == 0 else count
-    while found.length > room and count % pp == 0 and count > 2 * pp:
+    while schedule.length > columns and count % pp == 0 and count > 2 * pp:
         count -= pp
-        found = timeline(plan.pipeline, pp, count)
-    return count, found
+        schedule = timeline(plan.pipeline, pp, count)
+    return count, schedule
 
 
 def _node(plan: Plan, node: int, inner: int, width: int) -> str:
@@ -96,11 +94,11 @@ def _ranks(size: int, stride: int) -> str:
     return ",".join(each if size <= 8 else [*each[:3], "...", str((size - 1) * stride)])
 
 
-def _row(found: Timeline, rank: int, room: int) -> Iterator[str]:
-    """One letter for each moment: as many to a forward as there is room for, or every so many forwards one."""
-    scale = max(1, int(room / found.length)) if found.length <= room else room / found.length
-    columns, row, place = math.floor(found.length * scale), found.rows[rank], 0
-    for column in range(columns):
+def _row(schedule: Timeline, rank: int, columns: int) -> Iterator[str]:
+    """The letters of one rank, scaled to the width: each forward is several letters, or several forwards are one."""
+    scale = max(1, int(columns / schedule.length)) if schedule.length <= columns else columns / schedule.length
+    length, row, place = math.floor(schedule.length * scale), schedule.rows[rank], 0
+    for column in range(length):
         now = (column + 0.5) / scale
         while place < len(row) and row[place][1] <= now:
             place += 1

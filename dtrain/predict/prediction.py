@@ -1,5 +1,5 @@
-"""All that is predicted of a plan, in one place: `python -m dtrain plan <words>`, or `python -m dtrain plan json
-<words>` for tools.
+"""The complete prediction of a plan: `python -m dtrain plan <words>`, or `python -m dtrain plan json <words>` for
+tools.
 """
 
 from collections.abc import Mapping
@@ -18,16 +18,16 @@ from dtrain.predict.time import Time, time
 from dtrain.predict.work import Work, recomputed, work
 
 BUDGET = 0.95
-"""Of the memory of a device, what a run may be predicted to need: the rest is the libraries'."""
+"""Fraction of a device's memory that a prediction may reach; the rest is for libraries."""
 LIBRARIES = 0.37 * 2**30
-"""Bytes of a rank on the CPU without a model: Python and torch 2.13, as seen."""
+"""Measured bytes of a rank on the CPU without a model: Python and torch 2.13."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """`budget`: bytes that a rank may use. `rank` of the pipeline is the one whose `calls` these are; `bubble` the
-    share of the schedule that a rank waits, and `in_flight` microbatches of each stage. `machine` and `time` are None
-    where too little is known.
+    """`budget`: bytes that a rank may use. `calls` are the collectives of pipeline rank `rank`; `bubble`: fraction of
+    the schedule that a rank is idle; `in_flight`: microbatches in flight per stage. `machine` and `time` are None if
+    too little is known.
     """
 
     shapes: Shapes
@@ -47,7 +47,7 @@ class Prediction:
         return self.memory.peak <= self.budget
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """The prediction as a JSON object."""
         shapes = {"parameters": self.shapes.parameters, "unknown": self.shapes.unknown}
         parts: Mapping[str, Any] = {
             name: getattr(self, name) for name in ("budget", "checkpoint", "rank", "bubble", "in_flight", "fits")
@@ -70,25 +70,25 @@ class Prediction:
 
 
 def predict(plan: Plan, shapes: Shapes) -> Prediction:
-    """A pure function; it costs the same for any number of ranks."""
+    """Predict a plan; a pure function whose cost does not depend on the number of ranks."""
     machine: Machine | None = build(plan.cluster) if plan.cluster else None
     if not shapes.blocks:
         nothing = Memory(0, 0, 0, 0, 0, 0, "", "", {}, 0, 0, known=False)
         return Prediction(shapes, nothing, budget_of(plan, machine), Work(0, 0, 0), 0, 0, (), 0.0, (), machine, None)
-    held = memory(plan, shapes)
+    predicted = memory(plan, shapes)
     rank, calls = busiest(plan, shapes)
     pp, count = plan.mesh.pp, plan.batch.accumulate
     few = min(count, 8 * pp) if count % pp == 0 else count
     return Prediction(
-        shapes, held, budget_of(plan, machine), work(plan, shapes), saved(plan, shapes), rank, calls,
+        shapes, predicted, budget_of(plan, machine), work(plan, shapes), saved(plan, shapes), rank, calls,
         timeline(plan.pipeline, pp, few, None, 0.0, recomputed(plan, shapes.listed)).bubble if pp > 1 else 0.0,
         in_flight(plan.pipeline, pp, few) if pp > 1 else (),
-        machine, time(plan, shapes, held, machine) if machine else None,
+        machine, time(plan, shapes, predicted, machine) if machine else None,
     )  # fmt: skip
 
 
 def budget_of(plan: Plan, machine: Machine | None) -> float:
-    """Without a GPU the ranks of this host share its memory."""
+    """Memory that a rank may use; without a GPU, the ranks of a host share its memory."""
     if machine is None:
         return float("inf")
     return BUDGET * machine.memory if machine.gpus else BUDGET * machine.memory / plan.devices - LIBRARIES

@@ -1,4 +1,4 @@
-"""A prediction as a person reads it: rows of a name and a text, of which the widest is about as wide as a screen."""
+"""Formats a prediction as rows of a name and a text, at most about as wide as a screen."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -12,44 +12,42 @@ from dtrain.predict.view import groups
 Row = tuple[str, str]
 WHEN = {"step": "", "flush": "at a flush of the log", "data": "", "agreement": "now and then"}
 SMALL = 1 << 16
-"""Bytes in a step below which the calls of an axis are one row."""
+"""Axes with fewer bytes per step share one row."""
 
 
-def rows(plan: Plan, found: Prediction, *, width: int = 110) -> Iterator[Row]:
-    """Memory, work, collectives, time, and pictures where there is something to see."""
-    if found.shapes.blocks:
-        yield from _memory(plan, found)
-        yield "work", _work(found)
-        yield from _collectives(plan, found)
-        yield from _time(plan, found)
-        yield from _named("pipeline", _pipeline(plan, found, width))
+def rows(plan: Plan, prediction: Prediction, *, width: int = 110) -> Iterator[Row]:
+    """Rows of memory, work, collectives and time, and pictures of pipeline and mesh."""
+    if prediction.shapes.blocks:
+        yield from _memory(plan, prediction)
+        yield "work", _work(prediction)
+        yield from _collectives(plan, prediction)
+        yield from _time(plan, prediction)
+        yield from _named("pipeline", _pipeline(plan, prediction, width))
     else:
-        yield "memory", f"not known, nor work, nor time: {found.shapes.unknown}"
+        yield "memory", f"not known, nor are work and time: {prediction.shapes.unknown}"
     yield from _named("placement", picture.mesh(plan, width - 12))
 
 
-def short(plan: Plan, found: Prediction) -> Iterator[Row]:
+def short(plan: Plan, prediction: Prediction) -> Iterator[Row]:
     """Rows printed before a run: predicted memory, and the time of a step."""
-    yield next(iter(_memory(plan, found)))
-    yield from list(_time(plan, found))[:1]
+    yield next(iter(_memory(plan, prediction)))
+    yield from list(_time(plan, prediction))[:1]
 
 
-def warning(found: Prediction) -> str:
-    """One line for a run that is predicted not to fit. It is a warning, because activations are an estimate: only the
-    device itself can refuse.
-    """
-    held = found.memory
+def warning(prediction: Prediction) -> str:
+    """One line for a run that is predicted not to fit. It is only a warning, because activations are estimated."""
+    memory = prediction.memory
     return (
-        f"{size(held.peak)} are predicted at the {held.when} on each rank, more than the {size(found.budget)} there "
-        "are. Type dtrain plan and the same words to see what would fit."
+        f"predicted peak {size(memory.peak)} per rank, in the {memory.when}, more than the {size(prediction.budget)} "
+        "available. Type dtrain plan and the same words to see what would fit."
     )
 
 
 def advice(changes: Iterable[Change], plan: Plan) -> Iterator[Row]:
-    """Words to type."""
+    """Rows of words to type."""
     listed = list(changes)
     if not listed:
-        yield "fits not", "and none of the changes that were tried is enough. Type more nodes, or a smaller model."
+        yield "try", "more nodes, or a smaller model: none of the changes that were tried is enough"
     wide = max((len(" ".join(change.words)) for change in listed), default=0)
     for change in listed:
         time = change.prediction.time
@@ -58,48 +56,58 @@ def advice(changes: Iterable[Change], plan: Plan) -> Iterator[Row]:
         yield "try", f"{' '.join(change.words):<{wide}} {size(change.prediction.memory.peak)}{seconds}{more}"
 
 
-def _memory(plan: Plan, found: Prediction) -> Iterator[Row]:
-    held = found.memory
-    where = f", {held.stage}" if held.stage else ""
-    budget = f" (of {size(found.budget)})" if found.budget < float("inf") else ""
-    verdict = "" if found.fits else "  DOES NOT FIT"
+def _memory(plan: Plan, prediction: Prediction) -> Iterator[Row]:
+    memory = prediction.memory
+    where = f", {memory.stage}" if memory.stage else ""
+    budget = f" (of {size(prediction.budget)})" if prediction.budget < float("inf") else ""
+    verdict = "" if prediction.fits else "  DOES NOT FIT"
     libraries = f"; plus {size(LIBRARIES)} for Python and torch" if plan.device == "cpu" else ""
-    unknown = "" if held.known else f"; without activations: {found.shapes.unknown}"
-    yield "memory", f"peak {size(held.peak)} per rank{budget}, in the {held.when}{where}{libraries}{unknown}{verdict}"
-    parts = sorted(held.moment.items(), key=lambda part: -part[1])
-    yield "", "  ".join(f"{name} {size(part)}" for name, part in parts if part >= held.peak / 200)
+    unknown = "" if memory.known else f"; without activations: {prediction.shapes.unknown}"
+    yield (
+        "memory",
+        f"peak {size(memory.peak)} per rank{budget}, in the {memory.when}{where}{libraries}{unknown}{verdict}",
+    )
+    parts = sorted(memory.moment.items(), key=lambda part: -part[1])
+    yield "", "  ".join(f"{name} {size(part)}" for name, part in parts if part >= memory.peak / 200)
     yield (
         "at rest",
-        f"parameters {size(held.parameters)}  gradients {size(held.gradients)}  optimizer {size(held.optimizer)}  "
-        f"activations {size(held.activations)}  host {size(held.host)}",
+        "  ".join(
+            f"{name} {size(getattr(memory, name))}"
+            for name in ("parameters", "gradients", "optimizer", "activations", "host")
+        ),
     )
 
 
-def _work(found: Prediction) -> str:
-    work, again = found.work, f" + {operations(found.work.recomputed)} computed again" if found.work.recomputed else ""
-    said = (
+def _work(prediction: Prediction) -> str:
+    work, again = (
+        prediction.work,
+        f" + {operations(prediction.work.recomputed)} recomputed" if prediction.work.recomputed else "",
+    )
+    amount = (
         f"{operations(work.forward)} forward + {operations(work.backward)} backward{again} a step"
         if work.total
         else "operations not known"
     )
-    return f"{count(found.shapes.parameters)} parameters, {said}, checkpoint {size(found.checkpoint)}"
+    return f"{count(prediction.shapes.parameters)} parameters, {amount}, checkpoint {size(prediction.checkpoint)}"
 
 
-def _collectives(plan: Plan, found: Prediction) -> Iterator[Row]:
-    """A row for each axis and kind; what is small goes together."""
+def _collectives(plan: Plan, prediction: Prediction) -> Iterator[Row]:
+    """One row per axis; axes with few bytes share a row."""
     among = groups(plan)
-    who = f"of pp rank {found.rank}" if plan.mesh.pp > 1 else ""
+    who = f"of pp rank {prediction.rank}" if plan.mesh.pp > 1 else ""
     title = "collectives"
     little: list[Call] = []
     for axis in among:
         mine = [
-            call for call in found.calls if call.axis == axis and call.when in ("step", "data") and call.kind != "recv"
+            call
+            for call in prediction.calls
+            if call.axis == axis and call.when in ("step", "data") and call.kind != "recv"
         ]
         if sum(call.bytes for call in mine) < SMALL:
             little += mine
             continue
-        said = ", ".join(f"{call.what}: {call.kind} {size(call.bytes)} in {call.calls:,}" for call in mine)
-        yield title, f"{axis}={among[axis].size}  {said}"
+        text = ", ".join(f"{call.what}: {call.kind} {size(call.bytes)} in {call.calls:,}" for call in mine)
+        yield title, f"{axis}={among[axis].size}  {text}"
         title = ""
     if little:
         yield (
@@ -108,22 +116,23 @@ def _collectives(plan: Plan, found: Prediction) -> Iterator[Row]:
             f"{', '.join(dict.fromkeys(call.what for call in little))}",
         )
         title = ""
-    if found.calls:
+    if prediction.calls:
         yield "", " ".join(filter(None, ("calls and bytes a step on one rank", who)))
-    if found.shapes.unknown and plan.world > 1:
+    if prediction.shapes.unknown and plan.world > 1:
         yield (
             title,
-            f"a guess: every block is taken to run once, and what forwards send is left out: {found.shapes.unknown}",
+            "a guess: every block is assumed to run once, without the communication inside forwards: "
+            f"{prediction.shapes.unknown}",
         )
 
 
-def _time(plan: Plan, found: Prediction) -> Iterator[Row]:
-    time = found.time
+def _time(plan: Plan, prediction: Prediction) -> Iterator[Row]:
+    time = prediction.time
     if time is None:
         return
     tokens = (
         f"{count(time.tokens_per_second)} tokens/s"
-        if found.shapes.tokens > 1
+        if prediction.shapes.tokens > 1
         else f"{count(time.samples_per_second)} samples/s"
     )
     yield (
@@ -135,11 +144,13 @@ def _time(plan: Plan, found: Prediction) -> Iterator[Row]:
     parts = {
         "products": time.products,
         "activations": time.activations,
-        "starting kernels": time.starting,
+        "kernel launches": time.starting,
         **{f"{axis} calls": spent for axis, spent in waited.items()},
     }
-    parts |= {"waiting in the pipeline": time.waits, "optimizer": time.optimizer}
-    hidden = f"; {duration(time.hidden)} of calls are hidden behind them" if time.hidden >= time.seconds / 100 else ""
+    parts |= {"pipeline bubble": time.waits, "optimizer": time.optimizer}
+    hidden = (
+        f"; {duration(time.hidden)} of communication overlaps with compute" if time.hidden >= time.seconds / 100 else ""
+    )
     yield (
         "",
         " + ".join(f"{name} {duration(spent)}" for name, spent in parts.items() if spent >= time.seconds / 100)
@@ -147,12 +158,12 @@ def _time(plan: Plan, found: Prediction) -> Iterator[Row]:
     )
 
 
-def _pipeline(plan: Plan, found: Prediction, width: int) -> list[str]:
+def _pipeline(plan: Plan, prediction: Prediction, width: int) -> list[str]:
     if plan.mesh.pp == 1:
         return []
-    stages = ", ".join(map(str, found.in_flight))
+    stages = ", ".join(map(str, prediction.in_flight))
     return [
-        f"a rank waits {found.bubble:.0%} of its time; microbatches in flight on each stage: {stages}",
+        f"a rank is idle {prediction.bubble:.0%} of the time; microbatches in flight per stage: {stages}",
         *picture.pipeline(plan, width - 12),
     ]
 

@@ -1,10 +1,9 @@
-"""How a pipeline spends its step: what each rank computes in which order, how long it waits, and what it keeps
-meanwhile.
+"""Simulates one step of a pipeline: the order of actions on each rank, idle time, and microbatches in flight.
 
     python -m dtrain plan strategy=pipeline devices=4 pipeline.schedule=zbv
 
-A pipeline is simulated once, for all its replicas alike: the cost grows with pp x stages x microbatches, not with the
-ranks beside them.
+One pipeline is simulated for all replicas: the cost grows with pp x stages x microbatches, not with the number of
+ranks.
 """
 
 from collections import Counter, defaultdict
@@ -19,7 +18,7 @@ from dtrain.planned import PipelineShape
 
 
 class Action(NamedTuple):
-    """`kind`: F forward, B whole backward, I backward of the inputs alone, W of the weights alone."""
+    """`kind`: F forward, B full backward, I input gradients only, W weight gradients only."""
 
     kind: str
     stage: int
@@ -27,19 +26,19 @@ class Action(NamedTuple):
 
 
 COST = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
-"""In forwards of one stage: a backward multiplies twice as often (arXiv 2401.10241 takes the same)."""
+"""Cost in units of one forward: a backward has twice the products (as assumed in arXiv 2401.10241)."""
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """One step of a pipeline in forwards of a stage: when each rank does what, (begin, end, action)."""
+    """One step of a pipeline: for each rank (begin, end, action), in units of one forward."""
 
     rows: tuple[tuple[tuple[float, float, Action], ...], ...]
     length: float
 
     @property
     def bubble(self) -> float:
-        """The share of the step that a rank waits, the mean over all ranks."""
+        """Idle fraction of the step, averaged over all ranks."""
         busy = sum(end - begin for row in self.rows for begin, end, _ in row)
         return 1 - busy / (self.length * len(self.rows))
 
@@ -51,8 +50,8 @@ def actions(shape: PipelineShape, pp: int, microbatches: int, rank: int) -> tupl
 
 
 def orders(shape: PipelineShape, pp: int, microbatches: int) -> list[tuple[Action, ...]]:
-    """The actions of every rank. Raises WordsError where some microbatch does not go once forth and then back through
-    each stage, on the rank that holds it.
+    """The actions of every rank. Raises WordsError unless every microbatch passes forward and then backward exactly
+    once through each stage, on the rank that holds the stage.
     """
     ranks = [actions(shape, pp, microbatches, rank) for rank in range(pp)]
     asked = Counter((rank, kind, *action[1:]) for rank, mine in enumerate(ranks) for action in mine
@@ -90,10 +89,10 @@ def timeline(
     hop: float = 0.0,
     again: float = 0.0,
 ) -> Timeline:
-    """Every action as early as what it needs is there, a rank doing one at a time.
+    """Schedule every action as early as its inputs allow, one at a time on each rank.
 
-    `forward` is the cost of each stage's forward (None: 1 each), `hop` the time from one rank to the next, `again` the
-    share of a forward that a backward does once more (1: remat=full).
+    `forward`: cost of each stage's forward (None: 1 each); `hop`: transfer time between ranks; `again`: fraction of a
+    forward that a backward recomputes (1: remat=full).
     """
     owners = shape.owners(pp)
     each = forward or (1.0,) * len(owners)
@@ -124,20 +123,20 @@ def timeline(
 
 
 def in_flight(shape: PipelineShape, pp: int, microbatches: int) -> tuple[int, ...]:
-    """Of each stage the most microbatches whose activations wait at one time: from their forward to the end of their
-    backward.
-    """
+    """Maximum number of microbatches in flight in each stage, from their forward to the end of their backward."""
     most = [0] * (pp * shape.stages)
     for rank in range(pp):
-        held: dict[int, int] = defaultdict(int)
+        flying: dict[int, int] = defaultdict(int)
         for action in actions(shape, pp, microbatches, rank):
-            held[action.stage] += {"F": 1, "B": -1, "I": 0, "W": -1}[action.kind]
-            most[action.stage] = max(most[action.stage], held[action.stage])
+            flying[action.stage] += {"F": 1, "B": -1, "I": 0, "W": -1}[action.kind]
+            most[action.stage] = max(most[action.stage], flying[action.stage])
     return tuple(most)
 
 
 def _ready(action: Action, owners: Sequence[int], done: Mapping[Action, float], hop: float) -> float | None:
-    """When what it needs of its neighbours is there; None: not yet known. Of its own rank the order sees to it."""
+    """Time when the inputs from neighbouring ranks arrive; None: not known yet. The order ensures those of its own
+    rank.
+    """
     kind, stage, microbatch = action
     if kind == "W" or (kind == "F" and stage == 0) or (kind != "F" and stage == len(owners) - 1):
         return 0.0

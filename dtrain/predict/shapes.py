@@ -1,8 +1,8 @@
-"""The shapes of a model, for all predictions: its weights, what each block keeps for the backward, and what it
-computes. See it with `dtrain plan`.
+"""The shapes of a model, on which all predictions build: its weights, and the saved activations and work of each block.
+See them with `dtrain plan`.
 
-Of the models of this package it is arithmetic on their arguments (known.py); any other is built and run once on tensors
-without memory (dtrain/tracing/).
+For dtrain's own models they are computed from the arguments (formulas.py); any other model is built and run once on
+tensors without memory (dtrain/tracing/).
 """
 
 import itertools
@@ -17,7 +17,7 @@ from dtrain.planned import BatchShape, MeshShape, PipelineShape
 
 
 class Decided(Protocol):
-    """The fields of a Plan that predictions read; `strategy=auto` asks about layouts that are no Plan yet."""
+    """The fields of a Plan that predictions read; `strategy=auto` predicts layouts that are not yet a Plan."""
 
     @property
     def device(self) -> str: ...
@@ -55,8 +55,8 @@ class Decided(Protocol):
 
 @dataclass(frozen=True)
 class Weight:
-    """One parameter, whole. `tp`: the dim that tensor parallelism splits by the model's table, None where it stays
-    whole; `product`: a matrix product takes it, so that autocast copies it; `hidden`: a matrix that muon turns.
+    """One parameter, unsharded. `tp`: the dim that the model's `tp_plan` splits, None if it is replicated; `product`:
+    used in a matrix product, so autocast copies it; `hidden`: a matrix that muon orthogonalises.
     """
 
     name: str = field(compare=False)
@@ -75,11 +75,11 @@ class Weight:
 
 @dataclass(frozen=True)
 class Split:
-    """A module that the model's `tp_plan` names. `inputs` and `outputs`: numbers of one sample, whole, in rows of
-    `width` that come out.
+    """A module that the model's `tp_plan` names. `inputs` and `outputs`: unsharded elements of one sample; an output
+    row has `width` of them.
 
-    A gradient flows to what goes in (`grad_in`), to what comes out (`grad_out`); a second forward comes by
-    (`recompute`). `summed`: what comes out is needed whole at once; `twice`: its gradient is summed once more.
+    `grad_in`, `grad_out`: the input, the output receives a gradient; `recompute`: a recomputed forward runs it again;
+    `summed`: its output is all-reduced even with sequence parallelism; `twice`: its output gradient is all-reduced too.
     """
 
     name: str = field(compare=False)
@@ -96,10 +96,10 @@ class Split:
 
 @dataclass(frozen=True)
 class Attention:
-    """One scaled dot product over `tokens`; `head` is the width of a head, `value` that of one in v, `bytes` those of a
-    number of q, k and v.
+    """One scaled dot-product attention over `tokens`; `head`: width of a head in q and k, `value`: in v, `bytes`: of an
+    element.
 
-    `split`: tensor parallelism shares out its heads; `grad_out`: a gradient flows through it.
+    `split`: tensor parallelism splits its heads; `grad_out`: its output receives a gradient.
     """
 
     heads: int
@@ -114,8 +114,8 @@ class Attention:
 
 @dataclass(frozen=True)
 class Experts:
-    """One mixture: `rows` of one sample, each `width` numbers of `bytes`, go to `count` experts; a token to `active` of
-    them.
+    """One mixture of `count` experts, of which each token uses `active`: a sample sends them `rows` rows of `width`
+    elements of `bytes`.
     """
 
     count: int
@@ -128,8 +128,8 @@ class Experts:
 
 @dataclass(frozen=True)
 class Kept:
-    """Bytes of one sample, by what tensor parallelism makes of them: `whole` on each rank; `stream`: a part on each
-    where tensor.sequence=split; `inside`: always a part on each; `logits`: a part on each where tensor.loss=split.
+    """Bytes of one sample, by their layout over the tp ranks: `whole`: replicated; `stream`: split with
+    tensor.sequence=split; `inside`: always split; `logits`: split with tensor.loss=split.
     """
 
     whole: float = 0
@@ -152,18 +152,20 @@ class Kept:
 
 @dataclass(frozen=True)
 class Block:
-    """`count` equal modules, one after the other; all figures are of one of them and of one sample.
+    """`count` equal modules in a row; all figures are for one of them and one sample.
 
-    `listed`: one of dtrain.model.blocks, sharded, recomputed and compiled by itself; else it belongs to the root, but
-    for the `head`, which is sharded by itself. `kept` for the backward, in the precision of the plan: `all`, with
-    remat=selective (`products`), with remat=full (`inputs`); of `all` what it was handed (`taken`) and hands on
-    (`given`); `deferred_wgrad`: gradients that a backward of the inputs alone leaves for that of the weights, and
-    `ends`, what it needs neither of `all` nor of these where nothing comes behind the block. `peak_live`: the most
-    alive while its backward runs. One forward runs it so many times (`uses`); `grad_out`: its backward runs; `stays`:
-    it is the last of the model's lists, though not the last to run. `work`: multiply-adds of matrix products in the
-    forward, `backward_work` in the backward; `attention_work`: those inside attention, of the whole square, as
-    torch.utils.flop_counter counts; `recompute_work`: what of both a second forward computes, which stops where all is
-    there that the backward needs. `passes`: numbers handed to the next.
+    `listed`: it is one of dtrain.model.blocks, which are sharded, recomputed and compiled separately; otherwise it
+    belongs to the root, except the `head`, which is sharded separately. `kept`: saved for the backward in the plan's
+    precision, in total (`all`), with remat=selective (`products`) and with remat=full (`inputs`); of `all`, the block's
+    input (`taken`) and output (`given`); `deferred_wgrad`: gradients that a backward of the inputs leaves for that of
+    the weights; `ends`: the part of both that is not needed if no block follows. `peak_live`: peak live memory of the
+    backward.
+
+    `uses`: how often one forward runs it; `grad_out`: it has a backward; `stays`: it is the last one in the model's
+    lists but not the last to run. `work`, `backward_work`: multiply-adds of matrix products in forward and backward;
+    `attention_work`: those inside attention, of the full square, as in torch.utils.flop_counter; `recompute_work`: the
+    part of `work` and `attention_work` that a recomputed forward runs, which stops as soon as the backward has all it
+    needs. `passes`: elements of the output.
     """
 
     name: str = field(compare=False)
@@ -187,21 +189,21 @@ class Block:
 
     @property
     def unit(self) -> bool:
-        """Whether it is gathered and reduced by itself, and not with the root."""
+        """Whether it is gathered and reduced separately from the root."""
         return self.listed or self.head
 
     @property
     def parameters(self) -> int:
-        """Of one of them."""
+        """Number of parameters of one module."""
         return sum(weight.count for weight in self.weights)
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """`blocks` in the order they run. In bytes: `buffers` of the model, of which a checkpoint holds `saved` and a
-    training forward changes `moving` (whether they are floating, bytes; one of each type); `tables` that all blocks
-    share and keep; `sample`, of which `inputs`, and what the model `returns` for it. `unknown` says why activations and
-    work are not known; empty where they are.
+    """`blocks` in execution order. In bytes: `buffers` of the model, of which a checkpoint holds `saved` and a training
+    forward changes `moving` (pairs of is_floating and bytes, one per type); `tables` shared by all blocks; `sample`, of
+    which `inputs` are model inputs; and the output that the model `returns` for it. `unknown`: why activations and work
+    are not known, or empty.
     """
 
     blocks: tuple[Block, ...]
@@ -217,7 +219,7 @@ class Shapes:
 
     @property
     def parameters(self) -> int:
-        """Of the whole model; tied ones stand in the first block that has them, and count once."""
+        """Number of parameters of the model; tied ones count once, in the first block that has them."""
         return sum(block.parameters * block.count for block in self.blocks)
 
     @property
@@ -227,7 +229,7 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Types:
-    """Bytes of a number: `param` at rest, `compute` in matrix products, `reduce` of gradients on the wire."""
+    """Bytes per element: `param` of stored weights, `compute` in matrix products, `reduce` of gradients on the wire."""
 
     param: int
     compute: int
@@ -239,7 +241,7 @@ class Types:
 
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-"""Of a number of a type, as the facts of a precision name it."""
+"""Type, as the facts of a precision name it -> bytes per element."""
 
 
 def types_of(plan: Decided) -> Types:
@@ -247,8 +249,8 @@ def types_of(plan: Decided) -> Types:
 
 
 def stages_of(plan: Decided, shapes: Shapes) -> list[tuple[Block, ...]]:
-    """The blocks of each stage of the pipeline, as dtrain.parallel.stages cuts them; one stage where there is no
-    pipeline. Raises WordsError where there are too few.
+    """The blocks of each pipeline stage, as dtrain.parallel.stages assigns them; one stage without a pipeline. Raises
+    WordsError if there are fewer blocks than stages.
     """
     count = plan.mesh.pp * plan.pipeline.stages
     if plan.mesh.pp == 1:
@@ -270,11 +272,11 @@ def stages_of(plan: Decided, shapes: Shapes) -> list[tuple[Block, ...]]:
 
 
 def runs(blocks: Iterable[Block]) -> tuple[Block, ...]:
-    """Neighbours that differ in their names alone, as one."""
-    found: list[Block] = []
+    """Merge neighbours that differ only in their names."""
+    merged: list[Block] = []
     for block in blocks:
-        if found and found[-1] == block:
-            found[-1] = replace(found[-1], count=found[-1].count + block.count)
+        if merged and merged[-1] == block:
+            merged[-1] = replace(merged[-1], count=merged[-1].count + block.count)
         else:
-            found.append(block)
-    return tuple(found)
+            merged.append(block)
+    return tuple(merged)

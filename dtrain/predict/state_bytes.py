@@ -1,8 +1,7 @@
-"""Bytes on the fullest rank of the weights, their gradients, the optimizer's state and the average: exact bytes. No
-torch.
+"""Exact bytes of weights, gradients, optimizer state and averaged weights on the fullest rank, without torch.
 
-The fullest rank is the first of every axis: a dim that does not divide is cut into pieces of ceil(size / ranks), as
-torch.chunk does, and FSDP2 fills every piece up to the first one's size
+The fullest rank is the first of every axis: a dim that does not divide evenly is split into pieces of ceil(size /
+ranks), as in torch.chunk, and FSDP2 pads every piece to the size of the first
 (https://github.com/pytorch/pytorch/blob/main/torch/distributed/fsdp/_fully_shard/_fsdp_param.py).
 """
 
@@ -19,9 +18,9 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Holding:
-    """How a strategy holds state. `shards` of weights, gradients and optimizer; `frees` gathered blocks after their
-    forward; reduces gradients in `every` microbatch; `buckets`: gradients live in buckets from the beginning; `cpu`:
-    state rests in the memory of the host.
+    """How a strategy stores state. `shards`: weights, gradients and optimizer state are sharded; `frees`: gathered
+    blocks are freed after their forward; `every`: gradients are reduced in every microbatch; `buckets`: gradients are
+    in buckets from the start; `cpu`: state is offloaded to host memory.
     """
 
     shards: bool = False
@@ -40,22 +39,22 @@ def holding_of(plan: Decided) -> Holding:
 
 
 def flowing(plan: Decided) -> Types:
-    """The types between operators: FSDP2 gathers weights in the type they are multiplied in, so embeddings, and all
-    that is added to them, have it too.
+    """The types between operators: FSDP2 gathers weights in the compute type, so embeddings and the residual stream
+    have it too.
     """
     types = types_of(plan)
     return replace(types, param=types.compute) if holding_of(plan).shards else types
 
 
 def shards_of(plan: Decided, weight: Weight) -> int:
-    """Over how many ranks of the data axes a weight is cut."""
+    """Number of ranks over which the data axes shard a weight."""
     if not holding_of(plan).shards:
         return 1
     return plan.mesh.batch // plan.mesh.ep if weight.experts and plan.mesh.ep > 1 else plan.mesh.dp_shard * plan.mesh.cp
 
 
 def gathered(plan: Decided, weight: Weight) -> Shape:
-    """The shape that one rank computes with: what tp and ep left of it."""
+    """The shape that one rank computes with, split by tp and ep only."""
     shape = list(weight.shape)
     if weight.experts:
         shape[0] //= plan.mesh.ep
@@ -65,7 +64,7 @@ def gathered(plan: Decided, weight: Weight) -> Shape:
 
 
 def piece(plan: Decided, weight: Weight) -> Shape:
-    """The shape that rests on the fullest rank."""
+    """The shape of the shard on the fullest rank."""
     shape = gathered(plan, weight)
     return (-(-shape[0] // shards_of(plan, weight)), *shape[1:]) if shape else ()
 
@@ -75,7 +74,9 @@ LIKE: Mapping[str, Callable[[Shape], Shape]] = {
     "rows": lambda shape: (*shape[:-1], 1),
     "columns": lambda shape: (*shape[:-2], 1, shape[-1]),
 }
-"""A tensor that an optimizer keeps of a parameter -> its shape. Beside these, `count`: a number of four bytes."""
+"""Kind of optimizer state -> function from the shape of a parameter to that of the state. Another kind is `count`, a
+scalar of four bytes.
+"""
 
 
 FITS: Mapping[str, Callable[[Weight, Shape], bool]] = {
@@ -83,12 +84,12 @@ FITS: Mapping[str, Callable[[Weight, Shape], bool]] = {
     "matrices": lambda weight, shape: len(shape) > 1,
     "every": lambda weight, shape: True,
 }
-"""Parameters of which an optimizer keeps the same; the first that fits counts."""
+"""Classes of parameters with the same optimizer state; the first that matches applies."""
 
 
 def state_bytes(plan: Decided, weight: Weight, shape: Shape) -> int:
-    """Of one weight of which `shape` rests here, as the fact `state` of the optimizer has it. `{whole: momentum}`
-    is kept where the argument `momentum` is not 0.
+    """Bytes of optimizer state for a weight whose local shard has `shape`, from the fact `state` of the optimizer.
+    `{whole: momentum}` exists only if the argument `momentum` is not 0.
     """
     if not weight.trained:
         return 0
@@ -120,7 +121,7 @@ class StateBytes:
 
 
 def count_state(plan: Decided, blocks: Iterable[Block]) -> StateBytes:
-    """Of these blocks, when a step ends: what the optimizer reads and leaves."""
+    """Bytes of these blocks at the end of a step."""
     types, sums = types_of(plan), [0, 0, 0, 0]
     for block in blocks:
         for weight in block.weights:
@@ -137,7 +138,7 @@ def count_state(plan: Decided, blocks: Iterable[Block]) -> StateBytes:
 
 
 def saved(plan: Decided, shapes: Shapes) -> int:
-    """Bytes of the tensors in one checkpoint, files of all ranks together, without the headers of the files."""
+    """Bytes of the tensors in one checkpoint, summed over the files of all ranks, without file headers."""
     types, ema, total = types_of(plan), plan.ema is not None, shapes.saved
     for block in shapes.blocks:
         for weight in block.weights:

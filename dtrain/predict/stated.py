@@ -1,4 +1,4 @@
-"""The facts that predictions need of each part, and what to state where one is missing."""
+"""The facts that predictions need from each part, and an example to state where one is missing."""
 
 from collections.abc import Mapping
 
@@ -15,13 +15,13 @@ NEEDED: Mapping[str, tuple[tuple[str, ...], str]] = {
     "remat": (("keeps",), "'keeps': 'inputs'"),
     "compile": (("keeps",), "'keeps': 'all'"),
 }
-"""Group -> (facts, an example of them)."""
+"""Group -> (required facts, an example)."""
 SHARDS = (("holds", "reshard", "reduce"), "'holds': 'shards', 'reshard': 'forward', 'reduce': 'last'")
 """The same for a strategy that holds shards."""
 
 
 def unstated(plan: Decided) -> str:
-    """A sentence for each part that lacks a fact; empty where all are there."""
+    """A sentence for each part that lacks a required fact; empty if none does."""
     sentences = []
     for group in NEEDED:
         part = getattr(plan, group)

@@ -1,19 +1,19 @@
-"""How long one optimizer step takes on a machine, and with what its seconds are spent. See it with `dtrain plan
-cluster=h100x8 nodes=4`.
+"""Predicts the time of one optimizer step on a machine, and its breakdown. See it with `dtrain plan cluster=h100x8
+nodes=4`.
 
-    step       = pipeline + data axes not hidden + optimizer + gradient norm
-    pipeline   = every stage's microbatches in the order of the schedule (dtrain.predict.schedule); without one,
-                 accumulate x a microbatch
-    microbatch = products / (peak x efficiency) + activations moved / memory bandwidth + what tp, ep and cp send; on a
-                 GPU no less than starting it takes
-    a call     = start + hops x latency + bytes that cross / (bandwidth x LINK)   (alpha-beta, over the slowest link)
+    step       = pipeline + data-axis communication that is not hidden + optimizer + gradient norm
+    pipeline   = microbatches of every stage in the order of the schedule (dtrain.predict.schedule); without a
+                 pipeline, accumulate x microbatch
+    microbatch = products / (peak x efficiency) + activation traffic / memory bandwidth + communication of tp, ep, cp;
+                 on a GPU at least the time to launch its kernels
+    a call     = start + hops x latency + bytes on the wire / (bandwidth x LINK)   (alpha-beta, over the slowest link)
 
-A ring carries (n - 1) / n of what n ranks gather or scatter, twice that of what they reduce for all
-(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md), and its k ranks on a node share k ways out of it.
-What is gathered and reduced over the data axes hides behind the computing, but for the first and the last piece. MFU
-counts 3 x the forward, attention as a whole square, against the peak (PaLM, arXiv 2204.02311, appendix B).
+A ring moves (n - 1) / n of the bytes that n ranks gather or scatter, and twice that for an all-reduce
+(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md); its k ranks on a node share k links out of it.
+Gathers and reductions over the data axes overlap with compute, except the first and the last one. MFU counts 3 x the
+forward, with attention as a full square, against the peak (PaLM, arXiv 2204.02311, appendix B).
 
-It is an estimate: of published runs it was between 0.6 and 1.6 times as fast (tests/predict/test_time.py).
+It is an estimate: published runs were between 0.6 and 1.6 times as fast (tests/predict/test_time.py).
 """
 
 import math
@@ -34,25 +34,27 @@ from dtrain.predict.view import Group, groups
 from dtrain.predict.work import recomputed, work
 
 LINK = 0.8
-"""The share of a link that large collectives reach: nccl-tests shows 360 to 370 of 450 GB/s on eight H100."""
+"""Fraction of link bandwidth that large collectives reach: nccl-tests shows 360 to 370 of 450 GB/s on eight H100."""
 MOVED = 4
-"""How often the bytes that wait for a backward are moved: written, read, and their gradients too."""
+"""How often saved activations cross the memory bus: they and their gradients are written and read once each."""
 CAUSAL = 0.5
-"""Of the square of attention that kernels compute."""
+"""Fraction of the attention square that kernels compute."""
 HOST_BANDWIDTH = 2e11
-"""Bytes per second of a host's memory, where the optimizer works there: eight channels of DDR5-4800 at two thirds."""
-STARTING = 2e-4
-"""Seconds in which a host starts the kernels of one block on a GPU, forward and backward: fifty compiled ones of 4 us
-each. Assumed; no model is faster.
+"""Bytes per second of host memory, for an optimizer that runs there: eight channels of DDR5-4800 at two thirds of their
+peak.
 """
-ON_THE_WAY = ("tp", "ep", "cp")
-"""Axes whose collectives a microbatch waits for."""
+STARTING = 2e-4
+"""Seconds in which a host launches the kernels of one block on a GPU, forward and backward. An assumption: fifty
+compiled kernels of 4 us each, as a lower bound.
+"""
+BLOCKING = ("tp", "ep", "cp")
+"""Axes whose collectives are not overlapped with compute."""
 
 
 @dataclass(frozen=True)
 class Time:
-    """Seconds of one step, of the rank that takes longest; `collectives` by axis is what is waited for, `hidden` what
-    is not.
+    """Seconds of one step on the slowest rank; `collectives`: exposed communication per axis, `hidden`: overlapped
+    communication.
     """
 
     products: float
@@ -70,14 +72,14 @@ class Time:
 
 
 def time(plan: Plan, shapes: Shapes, memory: Memory, machine: Machine) -> Time | None:
-    """None where the model's work is not known."""
+    """Predict the time of a step; None if the work of the model is not known."""
     if shapes.unknown:
         return None
     peak, bandwidth = _peak(plan, machine), _bandwidth(plan, machine)
     stages = [_computing(plan, shapes, blocks, machine) for blocks in stages_of(plan, shapes)]
     owners = plan.pipeline.owners(plan.mesh.pp) if plan.mesh.pp > 1 else [0]
     calls = [collectives(plan, shapes, rank) for rank in range(plan.mesh.pp)]
-    sent = [_on_the_way(plan, machine, each) for each in calls]
+    sent = [_blocking(plan, machine, each) for each in calls]
     starting = [_starting(plan, blocks) for blocks in stages_of(plan, shapes)]
     busy = [
         max(sum(stages[index]), starting[index]) + sum(sent[owner].values()) / owners.count(owner)
@@ -103,8 +105,8 @@ def time(plan: Plan, shapes: Shapes, memory: Memory, machine: Machine) -> Time |
 
 
 def at_peak(plan: Plan) -> float | None:
-    """Seconds of a step of nothing but products at the peak of the ranks' GPUs: over the seconds of a step, its MFU.
-    None where GPUs or model are not known.
+    """Seconds of a step that only runs matrix products at the peak of the GPUs; divided by the seconds of a real step,
+    its MFU. None if GPUs or model are not known.
     """
     shapes = formulas.shapes(plan) if plan.cluster.get("gpus") else None
     return (
@@ -115,7 +117,7 @@ def at_peak(plan: Plan) -> float | None:
 
 
 def call_seconds(call: Call, group: Group, machine: Machine, devices: int) -> float:
-    """Of all `call.calls` together, on nodes of `devices` ranks."""
+    """Seconds of all calls together, on nodes of `devices` ranks."""
     here = min(group.size, max(1, devices // group.stride))
     nodes = -(-group.size // here)
     size, way = group.size, machine.intra_node if nodes == 1 else min(machine.intra_node, here * machine.inter_node)
@@ -128,7 +130,7 @@ def call_seconds(call: Call, group: Group, machine: Machine, devices: int) -> fl
         share, way = (size - here) / size, machine.inter_node
     between = (2 if call.kind == "all_reduce" else 1) * (nodes - 1)
     hop = (hops - between) * machine.intra_node_latency + between * machine.inter_node_latency
-    if call.kind == "all_reduce":  # small ones go up and down a tree
+    if call.kind == "all_reduce":  # small ones use a tree
         hop = min(
             hop,
             2 * ((here - 1) * machine.intra_node_latency + math.ceil(math.log2(nodes)) * machine.inter_node_latency),
@@ -139,19 +141,19 @@ def call_seconds(call: Call, group: Group, machine: Machine, devices: int) -> fl
 
 
 def _peak(plan: Plan, machine: Machine) -> float:
-    """Operations per second of one rank."""
+    """FLOP per second of one rank."""
     compute = fact(plan.precision, "compute")
-    found = machine.flops.get(fact(plan.precision, "flops", compute), machine.flops.get("bf16", machine.flops["fp32"]))
-    return found * (1 if machine.gpus else plan.threads)
+    flops = machine.flops.get(fact(plan.precision, "flops", compute), machine.flops.get("bf16", machine.flops["fp32"]))
+    return flops * (1 if machine.gpus else plan.threads)
 
 
 def _bandwidth(plan: Plan, machine: Machine) -> float:
-    """Of the memory of one rank."""
+    """Memory bandwidth of one rank in bytes per second."""
     return machine.bandwidth / (1 if machine.gpus else plan.devices)
 
 
 def _computing(plan: Plan, shapes: Shapes, blocks: tuple[Block, ...], machine: Machine) -> tuple[float, float]:
-    """Seconds of a step that one rank spends on a stage: (with products, with moving activations)."""
+    """(products, activation traffic) in seconds per step that one rank spends on a stage."""
     samples, split = plan.batch.local, plan.mesh.tp * plan.mesh.cp
     again = recomputed(plan, shapes.listed)
     operations = moved = 0.0
@@ -168,21 +170,21 @@ def _computing(plan: Plan, shapes: Shapes, blocks: tuple[Block, ...], machine: M
 
 
 def _starting(plan: Plan, blocks: tuple[Block, ...]) -> float:
-    """Seconds of a step in which the host starts a stage's kernels. What computes longer than that hides them."""
+    """Seconds per step in which the host launches a stage's kernels; they are hidden if compute takes longer."""
     return STARTING * plan.batch.accumulate * sum(block.count for block in blocks) if plan.device == "cuda" else 0.0
 
 
-def _on_the_way(plan: Plan, machine: Machine, calls: tuple[Call, ...]) -> dict[str, float]:
-    """Axis -> seconds of a step that forwards and backwards of one rank wait for."""
+def _blocking(plan: Plan, machine: Machine, calls: tuple[Call, ...]) -> dict[str, float]:
+    """Axis -> seconds of communication per step that forwards and backwards of one rank wait for."""
     among, spent = groups(plan), dict[str, float]()
     for call in calls:
-        if call.when == "step" and call.axis in ON_THE_WAY and call.what != "optimizer":
+        if call.when == "step" and call.axis in BLOCKING and call.what != "optimizer":
             spent[call.axis] = spent.get(call.axis, 0.0) + call_seconds(call, among[call.axis], machine, plan.devices)
     return spent
 
 
 def _hop(plan: Plan, machine: Machine, calls: tuple[Call, ...]) -> float:
-    """Seconds from the end of an action on one rank of the pipeline until its neighbour may begin."""
+    """Seconds of a transfer between neighbouring pipeline ranks."""
     sent = [call for call in calls if call.axis == "pp" and call.kind == "send" and call.when == "step"]
     return max(
         (call_seconds(call, groups(plan)["pp"], machine, plan.devices) / call.calls for call in sent), default=0.0
@@ -190,7 +192,9 @@ def _hop(plan: Plan, machine: Machine, calls: tuple[Call, ...]) -> float:
 
 
 def _pipeline(plan: Plan, shapes: Shapes, busy: list[float], hop: float) -> float:
-    """Of many microbatches the first rounds are simulated; the rest take as long as the slowest rank."""
+    """Seconds of the whole pipeline. Only the first rounds of many microbatches are simulated; the rest run at the
+    speed of the slowest rank.
+    """
     if plan.mesh.pp == 1:
         return busy[0]
     pp, count, again = plan.mesh.pp, plan.batch.accumulate, recomputed(plan, shapes.listed)
@@ -205,12 +209,12 @@ def _pipeline(plan: Plan, shapes: Shapes, busy: list[float], hop: float) -> floa
 def _data_axes(
     plan: Plan, machine: Machine, calls: tuple[Call, ...], computing: float
 ) -> tuple[dict[str, float], float]:
-    """(axis -> seconds that are waited for, seconds that are hidden behind the computing)."""
+    """(axis -> seconds of exposed communication, seconds that overlap with compute)."""
     among, spent, first = groups(plan), dict[str, float](), dict[str, float]()
     waited: dict[str, float] = {}
     overlaps = plan.mesh.pp == 1 and (holding_of(plan).shards or holding_of(plan).buckets)
     for call in calls:
-        if call.when != "step" or call.axis == "pp" or (call.axis in ON_THE_WAY and call.what != "optimizer"):
+        if call.when != "step" or call.axis == "pp" or (call.axis in BLOCKING and call.what != "optimizer"):
             continue
         seconds = call_seconds(call, among[call.axis], machine, plan.devices)
         if overlaps and call.what in ("weights", "gradients"):
@@ -226,10 +230,10 @@ def _data_axes(
 
 
 def _optimizer(plan: Plan, memory: Memory, bandwidth: float) -> float:
-    """Gradients are read for the norm, read and written by the clip, read by the update, which reads and writes weights
-    and its own state.
+    """Seconds of norm, clipping and update: gradients are read for the norm, read and written by clipping, and read by
+    the update, which reads and writes weights and optimizer state.
 
-    Where state rests in the host's memory it is moved there, and gradients and weights cross over.
+    With offload this happens in host memory, and gradients and weights are transferred.
     """
     moved = 4 * memory.gradients + 2 * (memory.parameters + memory.optimizer)
     if not holding_of(plan).cpu or plan.device == "cpu":

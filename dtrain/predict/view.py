@@ -1,5 +1,5 @@
-"""The mesh as predictions see it: who is on which axis, and how one rank of each pipeline stage
-holds and computes its part.
+"""The mesh as predictions see it: the groups of every axis, and the blocks, weights and types of one rank per pipeline
+stage.
 """
 
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ class Group:
 
 
 def groups(plan: Plan) -> Mapping[str, Group]:
-    """Of every axis that collectives go over. dp_shard holds cp, because parameters are sharded over both; batch is all
-    that shares gradients.
+    """The groups of every axis used by collectives. dp_shard includes cp, because parameters are sharded over both;
+    batch: all ranks that average gradients.
     """
     mesh = plan.mesh
     shards = mesh.dp_shard * mesh.cp
@@ -41,7 +41,7 @@ def groups(plan: Plan) -> Mapping[str, Group]:
 
 @dataclass(frozen=True)
 class View:
-    """Of the first rank of the stages that `rank` of the pipeline holds; 0 where there is no pipeline."""
+    """The first rank with pipeline rank `rank` (0 without a pipeline), and its stages."""
 
     plan: Plan
     shapes: Shapes
@@ -61,7 +61,7 @@ class View:
 
     @cached_property
     def every(self) -> list[tuple[Block, ...]]:
-        """The blocks of every stage of the pipeline."""
+        """The blocks of every pipeline stage."""
         return stages_of(self.plan, self.shapes)
 
     @cached_property
@@ -72,39 +72,40 @@ class View:
 
     @cached_property
     def blocks(self) -> list[tuple[Block, int]]:
-        """Each with how many of it the backward computes again."""
-        found, index, keeps = list[tuple[Block, int]](), 0, fact(self.plan.remat, "keeps")
+        """The blocks of this rank, each with the number of its modules that the backward recomputes."""
+        pairs, index, keeps = list[tuple[Block, int]](), 0, fact(self.plan.remat, "keeps")
         share = 1.0 if keeps == "all" else float(fact(self.plan.remat, "share", 0.0))
         for block in (block for stage in self.stages.values() for block in stage):
             places = range(index, index + block.count) if block.listed else range(0)
-            found.append(
+            pairs.append(
                 (block, block.grad_out * sum(int((place + 1) * share) == int(place * share) for place in places))
             )
             index += len(places)
-        return found
+        return pairs
 
     @cached_property
     def weights(self) -> list[Weight]:
-        """Trained ones, in the order of the model; equal ones as often as they are."""
+        """Trained weights of this rank in the order of the model, one entry per module."""
         return [
             weight for block, _ in self.blocks for _ in range(block.count) for weight in block.weights if weight.trained
         ]
 
     @property
     def stream(self) -> int:
-        """Bytes of a number of a gathered weight, of its gradient before it is reduced, and of what flows from block to
-        block.
+        """Bytes per element of gathered weights, of their gradients before reduction, and of activations between
+        blocks.
 
-        FSDP2 casts weights when it gathers them; autocast alone leaves what flows in the type of the weights.
+        FSDP2 casts weights when it gathers them; with autocast alone, activations between blocks keep the type of the
+        weights.
         """
         return self.types.compute if self.holding.shards else self.types.param
 
     @property
     def rows(self) -> float:
-        """Samples of a forward, as far as this rank holds their tokens."""
+        """Samples per forward, scaled by the part of their tokens on this rank."""
         return self.plan.batch.microbatch / self.plan.mesh.cp
 
     @property
     def reduces(self) -> int:
-        """How often gradients cross the data axes in a step."""
+        """Number of gradient reductions over the data axes per step."""
         return self.plan.batch.accumulate if self.holding.every and self.plan.mesh.pp == 1 else 1

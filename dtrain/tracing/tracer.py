@@ -42,7 +42,7 @@ from dtrain.parallel.order import lower, materialize
 from dtrain.parallel.tensor import matches, plan_of
 from dtrain.planned import Plan
 from dtrain.precision import Precision
-from dtrain.predict.activations import DIM, HELD
+from dtrain.predict.activations import DIM, LAYOUT
 from dtrain.predict.shapes import Block, Kept, Shapes, Split, Weight, runs, types_of
 from dtrain.predict.state_bytes import flowing
 from dtrain.tracing import notes
@@ -212,7 +212,7 @@ def _listening(model: nn.Module, listed: list[nn.Module], watch: Watch) -> Itera
         hooks.append(module.register_forward_hook(lambda _, args, out, part=part: watch.leave(part, out)))
     for module in model.modules():
         style = _style(model, names[id(module)])
-        if style in HELD:
+        if style in LAYOUT:
             hooks.append(module.register_forward_hook(_split(watch, names[id(module)], style)))
         if any(True for _ in module.parameters(recurse=False)):
             hooks.append(module.register_forward_pre_hook(_reaching(watch, names[id(module)])))
@@ -241,7 +241,7 @@ def _split(watch: Watch, name: str, style: str) -> Callable[..., None]:
                 summed=_goes_on(module, nn.Embedding), twice=style == "rowwise" and _goes_on(module, nn.Linear),
             )
         )  # fmt: skip
-        watch.mark(out, HELD[style])
+        watch.mark(out, LAYOUT[style])
 
     return after
 

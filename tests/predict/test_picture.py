@@ -60,7 +60,7 @@ def test_a_large_world_is_one_node_and_a_number() -> None:
     )
     assert picture.mesh(asked) == [
         "node 0  [0 1 2 3 4 5 6 7]",
-        "127 more like it, up to rank 1023",
+        "127 more nodes, up to rank 1023",
         "pp=4: 256 group(s) such as 0,256,512,768, across nodes",
         "dp_shard=32: 32 group(s) such as 0,8,16,...,248, across nodes",
         "tp=8: 128 group(s) such as 0,1,2,3,4,5,6,7, inside a node",

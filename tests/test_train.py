@@ -282,5 +282,5 @@ def test_weights_that_were_not_drawn_are_not_trained(
     """Storage may go away between two looks at it: the values of a model that its checkpoint should have brought are whatever the memory held."""
     run(plan(tmp_path, corpus, "stop_after=3"))
     monkeypatch.setattr(commits, "candidates", lambda out: [])
-    with pytest.raises(AssertionError, match="were there a moment ago, and are gone"):
+    with pytest.raises(AssertionError, match="were there a moment ago, but are gone"):
         run(plan(tmp_path, corpus))

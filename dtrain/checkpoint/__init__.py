@@ -14,7 +14,7 @@ class Checkpoint(AbstractContextManager[Any], Protocol):
     damaged: list[str]
     """One sentence for every checkpoint that `restore` skipped as damaged."""
     passed_over: Collection[str]
-    """The places (`attempts.place`) of these, and of those that earlier starts skipped."""
+    """The places (`attempts.place`) of the skipped checkpoints, including those that earlier starts skipped."""
 
     def due(self, step: int) -> bool:
         """Whether a checkpoint is due after this step."""
@@ -33,11 +33,11 @@ class Checkpoint(AbstractContextManager[Any], Protocol):
         ...
 
     def scored(self, step: int, metrics: Mapping[str, float], *, complete: bool = True) -> None:
-        """Record metrics of the state after this step; `complete`: no hook adds more."""
+        """Record metrics of the state after this step; `complete`: no hook will add more."""
         ...
 
     def brings(self) -> bool:
-        """Whether `restore` will load a state, or raise; all ranks call it."""
+        """Whether `restore` will find a checkpoint: it then loads one, or raises; all ranks call it."""
         ...
 
     def restore(self, state: TrainState) -> dict[str, Any] | None:

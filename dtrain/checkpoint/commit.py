@@ -18,9 +18,9 @@ from dtrain.storage.attempts import ATTEMPT, COMMIT, STEP, Attempt, dispute, lis
 NAME = COMMIT
 FORMAT = 1
 LARGEST = 256 << 20
-"""The most bytes of a commit."""
+"""Largest size of a commit, in bytes."""
 STREAMS = 16
-"""Commits that are read at once."""
+"""Number of commits read at a time."""
 
 SHAPE = {
     "format?": COUNT, "step": COUNT, "attempt?": TEXT, "lease?": COUNT, "world?": COUNT,
@@ -40,19 +40,19 @@ FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class DamagedError(StoreError):
-    """A checkpoint with other bytes than were saved; an older one may be valid."""
+    """The bytes of a checkpoint are not those that were saved; an older one may be valid."""
 
 
 def write(url: str, commit: Mapping[str, Any]) -> None:
-    """Write the commit of the attempt at `url`, with a digest of itself, to the storage that holds the files of the
-    attempt, not to one mounted there since.
+    """Write the commit of the attempt at `url`, with a digest of itself. Its folder must exist: another storage may
+    have been mounted there since the files were written.
     """
     body = {"format": FORMAT, **commit}
     store.publish(store.join(url, NAME), json.dumps({**body, "digest": _digest(body)}).encode(), parents=False)
 
 
 def fault(commit: Mapping[str, Any]) -> str:
-    """The reason why this commit could not be read back; empty if it can."""
+    """Why this commit could not be read back; empty if it can."""
     try:
         _check(commit)
     except (ValueError, KeyError, TypeError) as error:
@@ -61,9 +61,10 @@ def fault(commit: Mapping[str, Any]) -> str:
 
 
 def read(url: str, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """The commit of an attempt, in which every tensor is covered once. Raises DamagedError if it is missing or altered,
-    or if a file is missing or has another size; StoreError if the storage does not answer. `sizes`: of its files, if
-    they were just listed.
+    """The verified commit of an attempt. `sizes`: those of its files, if they were just listed.
+
+    Raises DamagedError if it is missing or altered, or if a file is missing or has another size; StoreError if the
+    storage does not answer.
     """
     sizes = store.sizes(url) if sizes is None else sizes
     if NAME not in sizes:
@@ -86,7 +87,7 @@ def read(url: str, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
 
 
 def _read(where: str) -> bytes:
-    """Raises ValueError if something else than a file has the name of a commit."""
+    """The bytes of a commit. Raises ValueError if there is a folder, or anything but a file, of that name."""
     try:
         return store.read(where)
     except StoreError as error:
@@ -100,9 +101,9 @@ def _check_place(url: str, commit: Mapping[str, Any]) -> None:
     above, name = ("", *url.rstrip("/").split("/"))[-2:]
     step, attempt = STEP.fullmatch(above), ATTEMPT.fullmatch(name)
     if step and int(step[1]) != commit["step"]:
-        raise ValueError(f"it is one of step {commit['step']}, and stands in another's place")
+        raise ValueError(f"it is of step {commit['step']}, but in the folder of another step")
     if attempt and commit.get("attempt", name) != name:
-        raise ValueError(f"it is of the attempt {commit['attempt']}, and stands in another's place")
+        raise ValueError(f"it is of the attempt {commit['attempt']}, but in the folder of another attempt")
 
 
 def check_files(url: str, files: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> None:
@@ -120,7 +121,7 @@ def candidates(out: str) -> Iterator[tuple[str, dict[str, Any] | None, str]]:
 
 
 def read_each(attempts: Sequence[Attempt]) -> Iterator[tuple[str, dict[str, Any] | None, str]]:
-    """As `candidates`, for these attempts."""
+    """Like `candidates`, for these attempts."""
     for attempt in attempts:
         if attempt.is_committed:
             try:
@@ -133,7 +134,7 @@ def read_each(attempts: Sequence[Attempt]) -> Iterator[tuple[str, dict[str, Any]
 
 
 def agree(newest: Attempt, commit: Mapping[str, Any], attempts: Sequence[Attempt]) -> None:
-    """Raises StoreError if a checkpoint has more steps than the `newest`, and was not skipped as damaged before that
+    """Raises StoreError if a checkpoint has more steps than `newest`, unless it was skipped as damaged before `newest`
     was written.
     """
     for rival in rivals(newest, attempts, commit.get("passed_over", ())):
@@ -145,14 +146,14 @@ def agree(newest: Attempt, commit: Mapping[str, Any], attempts: Sequence[Attempt
 
 
 def newest(out: str) -> tuple[tuple[str, dict[str, Any]] | None, list[str]]:
-    """The newest valid attempt, with its commit, and a sentence for every damaged one that was skipped. Digests of
+    """The newest valid attempt with its commit, and a sentence for every damaged one that was skipped. Digests of
     shards are not verified.
     """
     return _first(candidates(out))
 
 
 def found_at(source: str) -> Iterator[tuple[str, dict[str, Any] | None, str]]:
-    """As `candidates`, for a run's `out`, a step's folder or one attempt."""
+    """Like `candidates`, for a run's `out`, a step's folder or one attempt."""
     return read_each(listed_at(source))
 
 
@@ -168,17 +169,17 @@ def _first(
     candidates: Iterable[tuple[str, dict[str, Any] | None, str]],
 ) -> tuple[tuple[str, dict[str, Any]] | None, list[str]]:
     damaged = list[str]()
-    for url, commit, wrong in candidates:
+    for url, commit, problem in candidates:
         if commit is not None:
             return (url, commit), damaged
-        damaged.append(wrong)
+        damaged.append(problem)
     return None, damaged
 
 
 def _check(commit: Mapping[str, Any]) -> None:
-    """Raises ValueError unless the commit describes tensors of which every element is in exactly one piece."""
-    if wrong := structure.fault(commit, SHAPE):
-        raise ValueError(wrong)
+    """Raises ValueError unless every element of every tensor is in exactly one piece."""
+    if problem := structure.fault(commit, SHAPE):
+        raise ValueError(problem)
     if commit["facts"]["step"] != commit["step"]:
         raise ValueError(f"it is of step {commit['step']}, its facts of step {commit['facts']['step']}")
     _check_spikes(commit["facts"].get("spikes") or {})
@@ -187,39 +188,39 @@ def _check(commit: Mapping[str, Any]) -> None:
     files = set[str]()
     for file in commit["files"]:
         if not FILE.fullmatch(file["name"]) or file["name"] in files:
-            raise ValueError(f"{file['name']!r} is no plain file name, or stands in it twice")
+            raise ValueError(f"{file['name']!r} is not a plain file name, or is listed twice")
         if not re.fullmatch("[0-9a-f]{64}", file["sha256"]):
-            raise ValueError(f"the digest of {file['name']} is none")
+            raise ValueError(f"the digest of {file['name']} is not a SHA-256")
         files.add(file["name"])
     pieces: dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {name: [] for name in commit["tensors"]}
     for piece in commit["pieces"]:
         if piece["file"] not in files or piece["name"] not in pieces:
-            raise ValueError(f"a piece of {piece['name']} lies nowhere")
+            raise ValueError(f"a piece of {piece['name']} has no file or no tensor")
         pieces[piece["name"]].append((tuple(piece["offset"]), tuple(piece["shape"])))
     for name, facts in commit["tensors"].items():
         if not _covered(tuple(facts["shape"]), pieces[name]):
-            raise ValueError(f"{name} does not lie in its pieces once and whole")
+            raise ValueError(f"the pieces of {name} do not cover it exactly once")
 
 
 def _check_spikes(spikes: Mapping[str, Any]) -> None:
-    """Raises ValueError if a step of its window has a gradient norm and no loss."""
+    """Raises ValueError unless the spike window has as many losses as gradient norms."""
     norms, losses = (len(spikes.get(name, ())) for name in ("norms", "losses"))
     if norms != losses:
         raise ValueError(f"facts.spikes has {norms} norms and {losses} losses")
 
 
 def _check_position(step: int, stream: Mapping[str, Any]) -> None:
-    """Raises ValueError unless the samples seen are those of the steps done and the batches skipped."""
+    """Raises ValueError unless the number of samples seen is that of the steps done and the batches skipped."""
     batch, passed = stream["batch"], stream["passed"]
     if stream["seen"] != batch * (step + passed):
         raise ValueError(
-            f"it has seen {stream['seen']} samples, but {step} steps and {passed} batches passed over, of {batch} "
-            f"samples each, are {batch * (step + passed)}"
+            f"it has seen {stream['seen']} samples, but {step} steps and {passed} skipped batches of {batch} samples "
+            f"are {batch * (step + passed)}"
         )
 
 
 def _covered(shape: tuple[int, ...], pieces: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
-    """Whether the (offset, shape) of pieces partition a tensor of `shape`: inside, disjoint, and as large together."""
+    """Whether pieces (offset, shape) partition a tensor of `shape`: inside it, disjoint, and of the same total size."""
     boxes = [
         (low, tuple(map(sum, zip(low, size, strict=True))))
         for low, size in pieces
@@ -230,9 +231,8 @@ def _covered(shape: tuple[int, ...], pieces: Sequence[tuple[tuple[int, ...], tup
         return False
     open_: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     for low, high in sorted(box for box in boxes if all(a < b for a, b in zip(*box, strict=True))):
-        open_ = [
-            box for box in open_ if box[1][:1] > low[:1]
-        ]  # in order of the first dim: what ended before cannot meet what comes
+        # boxes are sorted by the first dim: those that end before this one begins cannot overlap it or a later one
+        open_ = [box for box in open_ if box[1][:1] > low[:1]]
         if any(all(max(a, c) < min(b, d) for a, b, c, d in zip(low, high, *box, strict=True)) for box in open_):
             return False
         open_.append((low, high))

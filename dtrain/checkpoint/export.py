@@ -71,7 +71,7 @@ def _chosen(url: str, commit: Mapping[str, Any], weights: str) -> dict[str, str]
 
 
 def _check_sizes(url: str, commit: Mapping[str, Any]) -> None:
-    """Raises DamagedError if the pieces of a file exceed its size: a false shape would fill the disk."""
+    """Raises DamagedError if the pieces of a file exceed its size, because a false shape would fill the disk."""
     sizes = dict.fromkeys((file["name"] for file in commit["files"]), 0)
     for piece in commit["pieces"]:
         sizes[piece["file"]] += (
@@ -84,7 +84,7 @@ def _check_sizes(url: str, commit: Mapping[str, Any]) -> None:
 
 def _kind(url: str, saved: str, asked: str | None) -> torch.dtype:
     if saved not in KINDS:
-        raise DamagedError.during("read the commit of", url, f"{saved[:40]!r} is no type of numbers")
+        raise DamagedError.during("read the commit of", url, f"{saved[:40]!r} is not a dtype")
     return DTYPES[asked] if asked and KINDS[saved].is_floating_point else KINDS[saved]
 
 
@@ -92,7 +92,7 @@ def _kind(url: str, saved: str, asked: str | None) -> torch.dtype:
 def _laid_out(
     path: Path, kinds: Mapping[str, torch.dtype], shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[dict[str, Tensor]]:
-    """Tensors mapped to the file `path`, which is complete when they are filled."""
+    """Tensors mapped to the file `path`; filling them completes the file."""
     entries, begin = dict[str, Entry](), 0
     for name in sorted(kinds, key=lambda name: (-kinds[name].itemsize, name)):  # each aligned to its size
         entries[name] = Entry(kinds[name], shapes[name], begin)
@@ -100,7 +100,7 @@ def _laid_out(
     head = header(entries, {"format": "pt"})
     start = len(head)
     with path.open("w+b") as file:
-        # without the space, a full disk would kill the process when the mapping is written to
+        # else a full disk would kill the process when the mapping is written to
         os.posix_fallocate(file.fileno(), 0, start + begin)
         file.write(head)
         file.flush()
@@ -132,7 +132,7 @@ def _fill(url: str, commit: Mapping[str, Any], targets: Mapping[str, Tensor]) ->
                 or list(entry.shape) != piece["shape"]
                 or str(entry.dtype) != commit["tensors"][piece["name"]]["dtype"]
             ):
-                raise DamagedError.during("load", where, f"its {piece['key'][:80]!r} is not what the commit says")
+                raise DamagedError.during("load", where, f"its {piece['key'][:80]!r} does not match the commit")
             place = tuple(
                 slice(begin, begin + size) for begin, size in zip(piece["offset"], piece["shape"], strict=True)
             )
@@ -140,7 +140,7 @@ def _fill(url: str, commit: Mapping[str, Any], targets: Mapping[str, Tensor]) ->
 
 
 def _config(commit: Mapping[str, Any], to: str, dtype: str | None) -> Iterator[str]:
-    """Write config.json, if the checkpoint has one, without names of code to run."""
+    """Write config.json, if the checkpoint has one, without the names of code to run."""
     config = commit["facts"].get("huggingface")
     if not isinstance(config, Mapping):
         return

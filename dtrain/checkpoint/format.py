@@ -1,4 +1,4 @@
-"""The two formats of a checkpoint, JSON and safetensors: written, and read without trust in the bytes.
+"""The two formats of a checkpoint, JSON and safetensors. Readers do not trust the bytes.
 
 A safetensors file is 8 bytes with the length of a JSON header, the header, and the data:
 https://github.com/huggingface/safetensors#format
@@ -20,13 +20,13 @@ DTYPES = {
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 HEADER_BYTES = 100_000_000
-"""The longest header that is read, as in the reference reader."""
+"""Longest header that is read, as in the reference reader."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of a file; `begin`: its first byte, from the end of the header when written and from the start of the
-    file when read.
+    """One tensor of a file. `begin` is the offset of its first byte, from the end of the header when writing, and from
+    the start of the file when reading.
     """
 
     dtype: torch.dtype
@@ -39,7 +39,7 @@ class Entry:
 
 
 def header(entries: Mapping[str, Entry], mark: Mapping[str, str] | None = None) -> bytes:
-    """The header of a file, padded so that the data begin at a multiple of 8 bytes. `mark`: its metadata."""
+    """The header of a file, padded so that the data begins at a multiple of 8 bytes. `mark`: its metadata."""
     text = json.dumps(
         ({"__metadata__": dict(mark)} if mark else {})
         | {
@@ -53,12 +53,12 @@ def header(entries: Mapping[str, Entry], mark: Mapping[str, str] | None = None) 
 
 
 def parse(data: bytes | bytearray | memoryview) -> dict[str, Entry]:
-    """The tensors of a complete file. Raises ValueError if it is no valid safetensors file."""
+    """The tensors of a complete file. Raises ValueError if it is not a valid safetensors file."""
     return parse_marked(data)[0]
 
 
 def parse_marked(data: bytes | bytearray | memoryview) -> tuple[dict[str, Entry], dict[str, str]]:
-    """The same, and the metadata of the file."""
+    """Like `parse`, and the metadata of the file."""
     view = memoryview(data)
     length = int.from_bytes(view[:8], "little")
     if len(view) < 8 or length > min(len(view) - 8, HEADER_BYTES):
@@ -70,7 +70,7 @@ def parse_marked(data: bytes | bytearray | memoryview) -> tuple[dict[str, Entry]
 
 
 def strict(data: bytes) -> Any:
-    """JSON without duplicate names. Raises ValueError for any fault."""
+    """Parse JSON without duplicate names. Raises ValueError if it is malformed."""
     try:
         return json.loads(data, object_pairs_hook=_once)
     except RecursionError:
@@ -78,16 +78,16 @@ def strict(data: bytes) -> Any:
 
 
 def numbers(value: object) -> tuple[int, ...]:
-    """A list of integers, none negative. Raises ValueError."""
+    """The value as a tuple. Raises ValueError unless it is a list of integers >= 0."""
     if not isinstance(value, list) or not all(type(number) is int and number >= 0 for number in value):
-        raise ValueError(f"{str(value)[:40]} is no list of sizes")
+        raise ValueError(f"{str(value)[:40]} is not a list of sizes")
     return tuple(value)
 
 
 def mapping(value: object) -> dict[str, Any]:
-    """Raises ValueError when it is none."""
+    """The value itself. Raises ValueError unless it is a mapping."""
     if not isinstance(value, dict):
-        raise ValueError(f"{str(value)[:40]} is no mapping")
+        raise ValueError(f"{str(value)[:40]} is not a mapping")
     return value
 
 
@@ -95,15 +95,15 @@ def _entry(facts: object, start: int, size: int) -> Entry:
     facts = mapping(facts)
     dtype, offsets = DTYPES.get(str(facts.get("dtype"))), numbers(facts.get("data_offsets"))
     if dtype is None or len(offsets) != 2:
-        raise ValueError(f"its header has an entry that is none: {str(facts)[:80]}")
+        raise ValueError(f"its header has an entry that is not a tensor: {str(facts)[:80]}")
     entry = Entry(dtype, numbers(facts.get("shape")), start + offsets[0])
     if entry.end != start + offsets[1] or entry.end > size:
-        raise ValueError(f"its header has an entry that does not lie in the file: {str(facts)[:80]}")
+        raise ValueError(f"its header has an entry outside of the file: {str(facts)[:80]}")
     return entry
 
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     data = dict(pairs)
     if len(data) != len(pairs):
-        raise ValueError("a name stands in it twice")
+        raise ValueError("it has a name twice")
     return data

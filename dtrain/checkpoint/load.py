@@ -1,5 +1,5 @@
-"""Loads the files of a commit into the tensors of this rank. All needed bytes are verified, on every rank, before a
-tensor changes.
+"""Loads the files of a commit into the tensors of this rank. Every rank verifies all bytes it needs before any tensor
+changes.
 """
 
 import hashlib
@@ -19,9 +19,9 @@ from dtrain.errors import StoreError
 from dtrain.storage import store
 
 STREAMS = 4
-"""Files that are read and verified at once; each is in memory whole."""
-HELD_BYTES = 2 << 30
-"""Bytes of verified files that stay in memory; the rest are read and verified a second time."""
+"""Number of files read and verified at a time; each is in memory as a whole."""
+KEPT_BYTES = 2 << 30
+"""Bytes of verified files kept in memory; other files are read and verified a second time."""
 
 
 class Reading:
@@ -47,7 +47,7 @@ class Reading:
         for overlap in self._overlaps.values():
             for piece, *_ in overlap.overlaps:
                 expected.setdefault(piece["file"], []).append(piece)
-        room = HELD_BYTES
+        room = KEPT_BYTES
         for file, data in _ahead(self._files, self._read):
             self._check(file["name"], parse_file(self._where(file), data, self._commit), expected[file["name"]])
             if len(data) <= room:
@@ -77,7 +77,7 @@ class Reading:
             entry = entries.get(piece["key"])
             if entry is None or list(entry.shape) != piece["shape"] or str(entry.dtype) != self._dtypes[piece["name"]]:
                 raise DamagedError.during(
-                    "load", store.join(self._url, name), f"its {piece['key'][:80]!r} is not what the commit says"
+                    "load", store.join(self._url, name), f"its {piece['key'][:80]!r} does not match the commit"
                 )
 
 
@@ -99,11 +99,11 @@ def parse_file(where: str, data: bytes, commit: Mapping[str, Any]) -> dict[str, 
     try:
         entries, mark = parse_marked(data)
     except ValueError as error:
-        raise DamagedError.during("load", where, f"it is no safetensors file ({error})") from error
+        raise DamagedError.during("load", where, f"it is not a safetensors file ({error})") from error
     for name, value in mark.items():
         if name in commit and value != str(commit[name]):
             raise DamagedError.during(
-                "load", where, f"its tensors are of {name} {value[:80]}, the commit says {str(commit[name])[:80]}"
+                "load", where, f"its tensors are of {name} {value[:80]}, but the commit is of {str(commit[name])[:80]}"
             )
     return entries
 
@@ -113,7 +113,7 @@ def tensor_of(data: bytes, entry: Entry) -> Tensor:
     if not entry.end - entry.begin:
         return torch.empty(entry.shape, dtype=entry.dtype)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that it can be written to, and the bytes cannot
+        warnings.simplefilter("ignore", UserWarning)  # torch warns that the bytes are read-only
         flat = torch.frombuffer(data, dtype=torch.uint8, count=entry.end - entry.begin, offset=entry.begin)
     aligned = flat if flat.data_ptr() % entry.dtype.itemsize == 0 else flat.clone()
     return aligned.view(entry.dtype).view(entry.shape)
@@ -122,18 +122,18 @@ def tensor_of(data: bytes, entry: Entry) -> Tensor:
 def mismatches(
     commit: Mapping[str, Any], wanted: Mapping[str, Tensor], everywhere: Iterable[str], strict: tuple[str, ...]
 ) -> list[str]:
-    """Reasons why a commit cannot fill `wanted`: names that are missing, of another shape or kind of number, and names
-    that begin with one of `strict` and that no rank wants (`everywhere`: the names that some rank wants).
+    """Why a commit cannot fill `wanted`: missing names, other shapes, integers for floats, and names that begin with
+    one of `strict` but are wanted on no rank (`everywhere`: the names wanted on any rank).
     """
     saved = commit["tensors"]
     missing = [name for name in wanted if name not in saved]
     extra = sorted({name for name in saved if name.startswith(strict)} - set(everywhere))
-    wrong = [
+    shapes = [
         f"{name} is {saved[name]['shape']} there, {list(tensor.shape)} here"
         for name, tensor in wanted.items()
         if name in saved and saved[name]["shape"] != list(tensor.shape)
     ]
-    kinds = [
+    dtypes = [
         f"{name} is {saved[name]['dtype']} there, {tensor.dtype} here"
         for name, tensor in wanted.items()
         if name in saved and ("float" in saved[name]["dtype"]) != tensor.dtype.is_floating_point
@@ -141,8 +141,8 @@ def mismatches(
     return (
         [f"missing: {', '.join(missing[:3])}"] * bool(missing)
         + [f"left over: {', '.join(extra[:3])}"] * bool(extra)
-        + wrong[:3]
-        + kinds[:3]
+        + shapes[:3]
+        + dtypes[:3]
     )
 
 

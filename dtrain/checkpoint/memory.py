@@ -1,10 +1,10 @@
-"""Copies of the state in the memory of the nodes, which outlive the ranks: each rank's copy is on its own node and on
-the next one.
+"""Copies of the state in the memory of the nodes, which outlive the ranks: the copy of each rank is on its own node and
+on the next one.
 
-    $DTRAIN_MEMORY/<run>-00003-0.bytes, .json     rank 3 at one step; -1: the copy before or after
+    $DTRAIN_MEMORY/<run>-00003-0.bytes, .json     rank 3, slot 0; the copy before or after is in slot 1
 
-A copy is valid when its description exists, which is removed before bytes change and written atomically after them. A
-step is complete when the copies of all its ranks are on the nodes that are left.
+A copy is valid if its description exists: it is removed before bytes change and written atomically after them. A step
+is complete if the surviving nodes have the copies of all its ranks.
 """
 
 import json
@@ -33,8 +33,8 @@ STEM = re.compile(r"[0-9A-Za-z-]{1,80}-[0-9]{5,9}-[01]")
 
 @dataclass(frozen=True)
 class Copy:
-    """The copies of one step. `parts`: name of the copy of each rank -> its description; `holders`: -> the ranks of its
-    nodes.
+    """The copies of one step. `parts`: name of each rank's copy -> its description; `holders`: name -> the ranks whose
+    nodes have it.
     """
 
     step: int
@@ -43,7 +43,7 @@ class Copy:
 
     @property
     def commit(self) -> dict[str, Any]:
-        """As in a commit; `file` of a piece is the name of a rank's copy."""
+        """The copies as a commit; the `file` of a piece is the name of a rank's copy."""
         first = min(self.parts.values(), key=lambda part: part["rank"])
         return {
             "step": self.step,
@@ -59,8 +59,8 @@ class Copy:
 
 
 class Memory:
-    """The copies of this rank, in a `folder` shared by the ranks of its node. `run`: a name that no other start of the
-    ranks has.
+    """The copies of this rank, in a `folder` shared by the ranks of its node. `run`: a unique name of this start of the
+    ranks.
     """
 
     def __init__(self, mesh: Mesh, folder: str, run: str) -> None:
@@ -71,12 +71,12 @@ class Memory:
         self._next, self._sources = _neighbours(mesh)
 
     def take(self, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Copy the shards that this rank writes, and receive those of the node before. All ranks call it. Raises
-        StoreError on all if one has no room.
+        """Copy the shards that this rank writes, and receive those of the previous node; all ranks call it. Raises
+        StoreError on all ranks if one has no room.
         """
         slot, self._count = self._count % 2, self._count + 1
-        place = self._path(self._mesh.rank, slot, "json")
-        place.unlink(missing_ok=True)
+        description = self._path(self._mesh.rank, slot, "json")
+        description.unlink(missing_ok=True)
         files: list[File] = self._on_all(lambda: self._slots[slot].take(tensors))
         self._slots[slot].wait()
         pieces = list[dict[str, Any]]()
@@ -101,33 +101,33 @@ class Memory:
         about = {"step": step, "rank": self._mesh.rank, "world": self._mesh.world, "run": self._run, "facts": facts}
         about |= {"tensors": shapes, "pieces": pieces, "stem": self._stem(self._mesh.rank, slot)}
         text = json.dumps(about).encode()
-        _appear(place, text)
+        _write_atomically(description, text)
         if self._next is not None:
             self._swap(text, self._slots[slot].memory, slot)
-        if self._count == 2:  # what these ranks began from is not needed any more
+        if self._count == 2:  # the copies that these ranks started from are no longer needed
             self.forget(lambda stem: stem.startswith(self._run))
 
     def newest(self) -> Copy | None:
-        """The newest step that is complete on the nodes that are left; all ranks call it."""
-        mine = dict(_found(self._folder)) if int(os.environ.get("LOCAL_RANK", 0)) == 0 else {}
+        """The newest step that is complete on the surviving nodes; all ranks call it."""
+        mine = dict(_descriptions(self._folder)) if int(os.environ.get("LOCAL_RANK", 0)) == 0 else {}
         steps: dict[tuple[int, str], tuple[dict[str, Mapping[str, Any]], dict[str, list[int]]]] = {}
         for rank, copies in enumerate(self._mesh.gather(mine)):
             for stem, about in copies.items():
                 parts, holders = steps.setdefault((about["step"], about["run"]), ({}, {}))
                 parts[stem] = about
                 holders.setdefault(stem, []).append(rank)
-        whole = [
-            at
-            for at, (parts, _) in steps.items()
+        complete = [
+            key
+            for key, (parts, _) in steps.items()
             if {part["rank"] for part in parts.values()} >= set(range(next(iter(parts.values()))["world"]))
         ]
-        if not whole:
+        if not complete:
             return None
-        parts, holders = steps[max(whole)]
-        return Copy(max(whole)[0], dict(sorted(parts.items())), holders)
+        parts, holders = steps[max(complete)]
+        return Copy(max(complete)[0], dict(sorted(parts.items())), holders)
 
     def fill(self, copy: Copy, wanted: Mapping[str, Tensor]) -> None:
-        """Copy the parts of `wanted` that this rank holds, also from other nodes; all ranks call it."""
+        """Fill this rank's parts of `wanted`, also from other nodes; all ranks call it."""
         pieces: dict[str, list[Mapping[str, Any]]] = {}
         for piece in copy.commit["pieces"]:
             pieces.setdefault(piece["name"], []).append(piece)
@@ -146,7 +146,7 @@ class Memory:
         """Remove the copies on this node, except those with these names."""
         for path in self._folder.glob("*"):
             if not but(path.stem):
-                path.unlink(missing_ok=True)  # another rank of the node may be faster
+                path.unlink(missing_ok=True)  # another rank of the node may remove it first
 
     def _everywhere(self, stem: str, copy: Copy) -> Tensor:
         """The bytes of one rank's copy, on every rank."""
@@ -161,34 +161,34 @@ class Memory:
         return data
 
     def _swap(self, text: bytes, memory: Tensor, slot: int) -> None:
-        """Send this rank's copy to the next node, and receive those of the node before."""
-        from_ = self._sources
-        sizes = {rank: torch.zeros(2, dtype=torch.int64) for rank in from_}
-        self._exchange(torch.tensor([len(text), memory.numel()]), [sizes[rank] for rank in from_])
-        texts = {rank: torch.empty(int(sizes[rank][0]), dtype=torch.uint8) for rank in from_}
+        """Send this rank's copy to the next node, and receive those of the previous node."""
+        sources = self._sources
+        sizes = {rank: torch.zeros(2, dtype=torch.int64) for rank in sources}
+        self._exchange(torch.tensor([len(text), memory.numel()]), [sizes[rank] for rank in sources])
+        texts = {rank: torch.empty(int(sizes[rank][0]), dtype=torch.uint8) for rank in sources}
         self._exchange(torch.frombuffer(bytearray(text), dtype=torch.uint8), list(texts.values()))
-        for rank in from_:
+        for rank in sources:
             self._path(rank, slot, "json").unlink(missing_ok=True)
         rooms = self._on_all(
-            lambda: [self._room(self._path(rank, slot, "bytes"), int(sizes[rank][1])) for rank in from_]
+            lambda: [self._room(self._path(rank, slot, "bytes"), int(sizes[rank][1])) for rank in sources]
         )
         self._exchange(memory, rooms)
-        for rank in from_:
-            _appear(self._path(rank, slot, "json"), bytes(texts[rank].numpy()))
+        for rank in sources:
+            _write_atomically(self._path(rank, slot, "json"), bytes(texts[rank].numpy()))
 
     def _on_all(self, act: Callable[[], Any]) -> Any:
-        """The result of `act`; an error of any rank is raised on all, since the others would wait for it."""
-        error, answer = "", None
+        """The result of `act`. An error on any rank is raised on all ranks, which would otherwise wait for it."""
+        error, result = "", None
         try:
-            answer = act()
+            result = act()
         except StoreError as failure:
             error = str(failure)
         if message := next(filter(None, self._mesh.gather(error)), None):
             raise StoreError(message)
-        return answer
+        return result
 
     def _exchange(self, send: Tensor, receive: list[Tensor]) -> None:
-        """Send `send` to the next node, and receive `receive` from the ranks of the node before."""
+        """Send `send` to the next node, and fill `receive` from the ranks of the previous node."""
         works = [dist.isend(send, self._next)] if send.numel() else []
         works += [
             dist.irecv(tensor, rank) for tensor, rank in zip(receive, self._sources, strict=True) if tensor.numel()
@@ -213,8 +213,8 @@ class Memory:
 
 
 def _neighbours(mesh: Mesh) -> tuple[int | None, list[int]]:
-    """The rank of the next node that receives this one's copy (None on a single node), and the ranks of the node before
-    whose copies it receives.
+    """The rank on the next node that receives this rank's copy (None on a single node), and the ranks of the previous
+    node whose copies it receives.
     """
     places = mesh.gather(int(os.environ.get("GROUP_RANK", 0)))
     nodes = {node: [rank for rank, place in enumerate(places) if place == node] for node in sorted(set(places))}
@@ -229,7 +229,7 @@ def _neighbours(mesh: Mesh) -> tuple[int | None, list[int]]:
     return to[mesh.rank], [rank for rank, target in to.items() if target == mesh.rank]
 
 
-def _found(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _descriptions(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for path in folder.glob("*.json"):
         with suppress(ValueError, KeyError, TypeError, OSError):
             about = strict(path.read_bytes())
@@ -237,15 +237,15 @@ def _found(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield path.stem, about
 
 
-def _appear(path: Path, text: bytes) -> None:
-    """Write a file atomically; in memory nothing has to be synced."""
+def _write_atomically(path: Path, text: bytes) -> None:
+    """Write a file atomically. It is in memory, so it needs no sync."""
     beside = path.with_suffix(".new")
     beside.write_bytes(text)
     beside.replace(path)
 
 
 def _mapped(path: Path, size: int) -> Tensor:
-    """`size` bytes mapped to the file. Raises StoreError if there is no room: a missing page would end the process."""
+    """Map `size` bytes of a file. Raises StoreError if there is no room: a missing page would kill the process."""
     try:
         with path.open("w+b") as file:
             if size:
@@ -254,13 +254,13 @@ def _mapped(path: Path, size: int) -> Tensor:
     except OSError as error:
         path.unlink(missing_ok=True)
         raise StoreError.during(
-            "keep a copy in memory at", str(path), error.strerror or error, "Type checkpoint.memory=0 for none"
+            "keep a copy in memory at", str(path), error.strerror or error, "Type checkpoint.memory=0 to do without"
         ) from error
     return torch.empty(0, dtype=torch.uint8)
 
 
 def _read(path: Path) -> Tensor:
-    """The bytes of a copy, without copying them."""
+    """The bytes of a copy, mapped."""
     with path.open("r+b") as file:
         size = path.stat().st_size
         return (

@@ -1,6 +1,4 @@
-"""Loads a commit, or a copy in memory, into the state: the same one on all ranks, and none in which any rank found
-damage.
-"""
+"""Loads a commit, or a copy in memory, into the state: the same one on all ranks, and only if it is intact on all."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -17,12 +15,12 @@ from dtrain.storage.attempts import place
 
 Commit = Mapping[str, Any]
 Candidates = Iterator[tuple[str, dict[str, Any] | None, str]]
-"""As `commits.candidates` yields them."""
+"""The result of `commits.candidates`."""
 
 
 class Restore:
-    """All ranks call the methods in the same order. Skipped checkpoints are recorded: a sentence in `damaged`, the
-    place of the attempt in `passed_over`.
+    """Loads checkpoints; all ranks call the methods in the same order. A skipped checkpoint adds a sentence to
+    `damaged` and its place to `passed_over`.
     """
 
     def __init__(self, mesh: Mesh) -> None:
@@ -31,7 +29,7 @@ class Restore:
         self.passed_over: set[str] = set()
 
     def candidates(self, look: Callable[[], Candidates]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(URL, commit) of the candidates that `look` yields on rank 0, newest first, on every rank."""
+        """(URL, commit) on every rank of the candidates that `look` yields on rank 0, newest first."""
         candidates = look() if self._mesh.rank == 0 else iter(())
 
         def following() -> tuple[list[tuple[str, str]], tuple[str, dict[str, Any]] | None]:
@@ -61,7 +59,7 @@ class Restore:
         return True
 
     def load_weights(self, url: str, commit: Commit, state: TrainState) -> bool:
-        """As `load`, for the weights alone, which also initialise their average."""
+        """Like `load`, but only the weights, which also initialise their average."""
         loaded = self._fill(
             url,
             commit,
@@ -73,7 +71,7 @@ class Restore:
         return loaded
 
     def load_copy(self, memory: Memory, copy: Copy, url: str, state: TrainState) -> None:
-        """As `load`, from the memory of the nodes."""
+        """Like `load`, from the memory of the nodes."""
         commit = copy.commit
         wanted = self._wanted(commit, state)
         self._check(url, commit, wanted, ("model.", "optim."))
@@ -81,15 +79,15 @@ class Restore:
         self._finish(url, commit, state, wanted)
 
     def _wanted(self, commit: Commit, state: TrainState) -> dict[str, Tensor]:
-        """The tensors of `state`, with room for those of the commit; without the average of the weights if the commit
-        has none.
+        """The tensors of `state` to load: with the optimizer states that the commit has, and without averaged weights
+        if it has none.
         """
         state.make_room([*commit["tensors"], *commit["facts"]["optim"]])
         averaged = any(name.startswith("ema.") for name in commit["tensors"])
         return {name: tensor for name, tensor in state.tensors().items() if averaged or not name.startswith("ema.")}
 
     def _fill(self, url: str, commit: Commit, wanted: Mapping[str, Tensor], strict: tuple[str, ...]) -> bool:
-        """Verify on all ranks, then copy."""
+        """Verify on all ranks, then fill. Returns whether the bytes are intact."""
         self._check(url, commit, wanted, strict)
         reading = Reading(url, commit, wanted)
 
@@ -128,5 +126,5 @@ class Restore:
             state.load_facts(commit["facts"])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise StoreError.during(
-                "load", url, f"its facts are not those of a run ({type(error).__name__}: {error})"
+                "load", url, f"its facts cannot be loaded ({type(error).__name__}: {error})"
             ) from error

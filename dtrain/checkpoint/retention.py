@@ -16,7 +16,7 @@ from dtrain.storage.attempts import Attempt, in_order, lease_of, listed, place
 
 Best = Literal["lowest", "highest"]
 SCORES = "METRICS.json"
-"""The file of metrics beside a commit."""
+"""Name of the file with metrics beside a commit."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,17 @@ class Policy:
         return any(period and step % period == 0 for period in (self.every, self.ephemeral))
 
     def passing(self, step: int) -> bool:
-        """Whether it is kept only until the next checkpoint."""
+        """Whether the checkpoint of this step is kept only until the next one is committed."""
         return bool(self.ephemeral) and step % self.ephemeral == 0 and not (self.every and step % self.every == 0)
 
     def staying(self, steps: list[int], scores: Mapping[int, float]) -> set[int]:
-        """The steps to keep, of those with a valid checkpoint, newest first."""
+        """The steps to keep, newest first, out of those with a valid checkpoint."""
         lasting = [step for step in steps if not self.passing(step)]
         periodic = {step for step in lasting if self.keep is None or (self.keep_every and step % self.keep_every == 0)}
         return self.relied_on(steps, scores) | periodic
 
     def relied_on(self, steps: list[int], scores: Mapping[int, float]) -> set[int]:
-        """The kept steps that others are removed in favour of: the newest and the best."""
+        """The steps in favour of which others are removed: the newest and the best."""
         lasting = [step for step in steps if not self.passing(step)]
         newest = {*steps[:1], *lasting[: max(1, self.keep or 0)]}
         scored = {step: scores[step] for step in lasting if math.isfinite(scores.get(step, math.nan))}
@@ -77,13 +77,13 @@ class Retention:
     _busy: bool = False
 
     def begin(self, url: str, step: int) -> None:
-        """A save of this step begins: it is kept until another begins."""
+        """Note that a save of this step begins; its files are kept until another save begins."""
         name = url.rsplit("/", 1)[-1]
         self._living = url
         self._begun[url] = Attempt(lease_of(name), step, name, url, {})
 
     def committed(self, url: str) -> None:
-        """The checkpoint is known to be valid."""
+        """Note that the checkpoint is valid."""
         self._valid[url] = True
 
     def score(self, url: str, metrics: Mapping[str, float]) -> None:
@@ -122,7 +122,7 @@ class Retention:
             raise failed
 
     def _next(self) -> int | None:
-        """The next work; None, which ends the turn, if there is none."""
+        """The next removal to do; None if there is none, which ends the turn."""
         with self._turn:
             step, self._wanted = self._wanted, None
             if step is None:
@@ -143,9 +143,9 @@ class Retention:
         for one in reversed(attempts):
             kept = (
                 one.step > step or one.url == self._living or one in stay
-            )  # what has done more steps is never removed
+            )  # checkpoints with more steps are never removed
             if not kept and (self._may_be_valid(one) or one.step < oldest or self._is_left_over(one)):
-                lease.verify(self.out)  # it may be long since the commit
+                lease.verify(self.out)  # the commit may be long ago
                 faults += self._remove(one)
         if faults:
             raise StoreError("; ".join(faults[:3]))
@@ -179,11 +179,11 @@ class Retention:
             doubtful = [one for one in doubtful if one not in wrong]
 
     def _may_be_valid(self, one: Attempt) -> bool:
-        """From what is known without reading it."""
+        """Whether the attempt may be valid, judged without reading it."""
         return place(one.url) not in self.damaged and self._valid.get(one.url, one.is_committed)
 
     def _is_left_over(self, one: Attempt) -> bool:
-        """Attempts of a dead run, or of a save that failed."""
+        """Whether the attempt was left by a dead run or a failed save."""
         return not one.is_committed and not store.exists(store.join(one.url, commits.NAME))
 
     def _remove(self, one: Attempt) -> Iterable[str]:
@@ -213,15 +213,15 @@ class Retention:
     def _score(self, one: Attempt) -> float:
         if one.url not in self._scores and SCORES in one.files:
             try:
-                told: dict[str, Any] = json.loads(store.read(store.join(one.url, SCORES)))
-                self._scores[one.url] = float(told[str(self.policy.best)])
+                scores: dict[str, Any] = json.loads(store.read(store.join(one.url, SCORES)))
+                self._scores[one.url] = float(scores[str(self.policy.best)])
             except (StoreError, ValueError, KeyError, TypeError, RecursionError):
                 self._scores[one.url] = math.nan
         return self._scores.get(one.url, math.nan)
 
 
 def _ours(url: str) -> bool:
-    """Whether a folder may be removed: not the target of a link."""
+    """Whether a folder may be removed: neither it nor its parent is a link."""
     return not store.is_local(url) or not any(
         path.is_symlink() for path in (store.local_path(url), store.local_path(url).parent)
     )

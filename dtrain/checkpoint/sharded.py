@@ -2,10 +2,10 @@
 
     <out>/checkpoints/step-00000100/<attempt>/rank-00000-0000.safetensors ... COMMIT.json
 
-The loop waits for a copy (snapshot.py), which is written and committed in the background (writer.py); old checkpoints
-are removed (retention.py); any mesh loads a checkpoint of any other (restore.py, load.py). Between checkpoints, copies
-may stay in the memory of the nodes (memory.py). A directory is never written twice; without a valid COMMIT.json it is
-no checkpoint.
+The loop waits only for a copy of the state (snapshot.py), which is written and committed in the background (writer.py).
+Old checkpoints are removed (retention.py); any mesh loads a checkpoint of any other (restore.py, load.py). Between
+checkpoints, copies may be kept in the memory of the nodes (memory.py). No directory is written twice, and without a
+valid COMMIT.json it is not a checkpoint.
 """
 
 import contextlib
@@ -32,11 +32,9 @@ from dtrain.mesh import Mesh
 from dtrain.storage import attempts, store
 
 END_SECONDS = 30.0, 1.0
-"""How long a failed run waits for a save that is being written: on one rank, and on several, one of which may be
-gone.
-"""
+"""How long a failed run waits for a running save: with one rank, and with several, one of which may be dead."""
 TIDY_SECONDS = 10.0
-"""How long a finished run waits for the removal of old checkpoints; the next run under `out` goes on with it."""
+"""How long a finished run waits for the removal of old checkpoints; the next run under `out` continues it."""
 
 
 class Sharded:
@@ -72,8 +70,8 @@ class Sharded:
         self._snapshot: Snapshot | None = None
         self._every_copy, self._restored = memory, False
         self._memory: Memory | None = None
-        self._drain: CheckpointWriter | None = None
-        self._drained: CheckpointWriter | None = None
+        self._writer: CheckpointWriter | None = None
+        self._previous: CheckpointWriter | None = None
         self._step, self._stall = -1, 0.0
         self._run, self._count = "", 0
         self._last: tuple[int, str] | None = None
@@ -91,11 +89,11 @@ class Sharded:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """After an error, a running save has little time to finish; else it is waited for."""
-        if self._drain and kind:
-            if issubclass(kind, Exception):  # who interrupts does not want to wait
-                self._drain.join(END_SECONDS[self._mesh.world > 1])
-            self._drain.stop()
+        """After an error, give a running save a little time to finish."""
+        if self._writer and kind:
+            if issubclass(kind, Exception):  # a user who interrupts does not want to wait
+                self._writer.join(END_SECONDS[self._mesh.world > 1])
+            self._writer.stop()
 
     def due(self, step: int) -> bool:
         return self._policy.due(step) or self._copies(step)
@@ -104,7 +102,7 @@ class Sharded:
         """Copy `state` and return the URL of its checkpoint; all ranks call it, and wait for a save that is still being
         written.
 
-        When it is not the `last`, and only a copy in memory is due, there is no checkpoint: None.
+        Returns an empty string if only a copy in memory is due and this is not the `last` save.
         """
         begin = time.monotonic()
         if self._copies(state.step):
@@ -120,8 +118,8 @@ class Sharded:
         files = self._snapshot.take(tensors)
         url = store.join(attempts.folder(self._out, state.step), self._attempt())
         self._retention.begin(url, state.step)
-        held = {piece.name for file in files for piece in file.pieces}
-        self._drain = CheckpointWriter(
+        names = {piece.name for file in files for piece in file.pieces}
+        self._writer = CheckpointWriter(
             self._mesh,
             out=self._out,
             url=url,
@@ -141,22 +139,22 @@ class Sharded:
                 "tensors": {
                     name: {"shape": list(tensor.shape), "dtype": str(tensor.dtype)}
                     for name, tensor in tensors.items()
-                    if name in held or not tensor.numel()
+                    if name in names or not tensor.numel()
                 },
             },
             before_commit=self._before,
             after_commit=self._tidy,
-            before=self._drained,
+            before=self._previous,
         )
         self._step, self._stall = state.step, time.monotonic() - begin
         if self._mode == "blocking":
-            self._drain.join()
+            self._writer.join()
             self._stall = time.monotonic() - begin
         return url
 
     def landed(self) -> list[SaveResult]:
         """Results of saves since the last call, without waiting. Raises LeaseError if another run has taken over."""
-        if self._drain and self._drain.done:
+        if self._writer and self._writer.done:
             self._settle()
         if not self._landed:
             return []
@@ -168,7 +166,7 @@ class Sharded:
         self._settle()
         for note in self._notes:
             note.join()
-        self._await_tidiness()
+        self._await_removals()
         if self._error:
             raise StoreError(self._error)
 
@@ -185,12 +183,12 @@ class Sharded:
             self._scores[step] = {**self._scores.get(step, {}), **metrics}
             self._notes = [note for note in self._notes if note.is_alive()]
             self._notes.append(
-                threading.Thread(target=self._note, args=(self._drain,), name="dtrain-score", daemon=True)
+                threading.Thread(target=self._note, args=(self._writer,), name="dtrain-score", daemon=True)
             )
             self._notes[-1].start()
 
     def brings(self) -> bool:
-        """Whether there is a commit; even without one, a copy in memory may be loaded."""
+        """Whether there is a committed checkpoint; without one, a copy in memory may still be loaded."""
         self._promised = self._mesh.on_rank_0(
             "look for checkpoints", lambda: any(attempt.is_committed for attempt in attempts.listed(self._out))
         )
@@ -210,8 +208,8 @@ class Sharded:
             self.passed_over |= {*commit.get("passed_over", ()), *restore.passed_over}
             if resume == "never":
                 raise PreflightError(
-                    f"resume=never: {self._out} holds a run already. Type out=<another place>, or resume=auto to go "
-                    "on with it."
+                    f"resume=never: {self._out} has a run already. Type out=<another place>, or resume=auto to "
+                    "continue it."
                 )
             if copy and copy.step > commit["step"]:
                 break
@@ -223,7 +221,7 @@ class Sharded:
         if copy:
             restore.load_copy(self._nodes(), copy, os.environ[MEMORY], state)
             return {**copy.commit, "url": os.environ[MEMORY]}
-        if self.damaged:  # to begin again would remove what can perhaps be mended
+        if self.damaged:  # a new start would remove checkpoints that may be repairable
             raise PreflightError(
                 f"no checkpoint under {self._out} can be read: {'; '.join(self.damaged[:3])}. "
                 f"Type out=<another place>, or remove {store.join(self._out, 'checkpoints')} to start from the "
@@ -233,15 +231,15 @@ class Sharded:
             raise PreflightError(
                 f"resume=must: there is no checkpoint under {self._out}. Type resume=auto to start from the beginning."
             )
-        if self._promised:  # and no weights were drawn
+        if self._promised:  # so the weights were not initialised
             raise StoreError(
-                f"the checkpoints under {self._out} were there a moment ago, and are gone. Type the same words again "
-                "when their storage is back."
+                f"the checkpoints under {self._out} were there a moment ago, but are gone. Run the same command again "
+                "when the storage is back."
             )
         return None
 
     def load_weights(self, source: str, state: TrainState) -> dict[str, Any]:
-        """Load the weights alone, from a run's `out`, a step's folder or one attempt; all ranks call it. Raises
+        """Load only the weights, from a run's `out`, a step's folder or one attempt; all ranks call it. Raises
         StoreError.
         """
         restore = Restore(self._mesh)
@@ -258,7 +256,7 @@ class Sharded:
         return bool(self._every_copy) and MEMORY in os.environ and step % self._every_copy == 0
 
     def _copy(self, state: TrainState) -> None:
-        """Copy into the memory of the nodes; after a failure of one rank, no rank tries again."""
+        """Copy into the memory of the nodes; after a failure on one rank, no rank tries again."""
         try:
             self._nodes().take(state.step, state.tensors(), state.facts())
         except StoreError as error:
@@ -271,8 +269,8 @@ class Sharded:
         return self._memory
 
     def _newest_copy(self) -> Copy | None:
-        """The copy that outlived the ranks before; None when these ranks have restored before, because then
-        they went too far.
+        """The copy that previous ranks left in memory. None if these ranks restored before: they rewind, and the copy
+        is too new.
         """
         if not self._every_copy or MEMORY not in os.environ:
             return None
@@ -282,12 +280,10 @@ class Sharded:
         self._mesh.barrier()
         return copy
 
-    # saves under way
+    # running saves
 
     def _attempt(self) -> str:
-        """The name of a folder that never was: the number of the lease, when this run began, which run it is, how many
-        it has written.
-        """
+        """A unique folder name: number of the lease, start and random id of the run, number of the save."""
         self._count += 1
         return f"{self._name()}-{self._count:04d}"
 
@@ -299,57 +295,57 @@ class Sharded:
         return self._run
 
     def _settle(self) -> None:
-        """Wait for the save under way, and note what became of it."""
-        if self._drain is None:
+        """Wait for the running save, and record its result."""
+        if self._writer is None:
             return
-        self._drained, self._drain = self._drain, None
-        drain = self._drained
-        drain.join()
-        self._error = drain.error
-        if not drain.error:
-            self._last = (self._step, drain.url)
-        kind: Literal["committed", "failed"] = "failed" if drain.error else "committed"
+        self._previous, self._writer = self._writer, None
+        writer = self._previous
+        writer.join()
+        self._error = writer.error
+        if not writer.error:
+            self._last = (self._step, writer.url)
+        kind: Literal["committed", "failed"] = "failed" if writer.error else "committed"
         self._landed.append(
-            SaveResult(kind, self._step, drain.url, drain.error or self._left() or None, self._stall, drain.seconds)
+            SaveResult(kind, self._step, writer.url, writer.error or self._left() or None, self._stall, writer.seconds)
         )
-        if drain.fatal:
-            raise LeaseError(drain.error)
+        if writer.fatal:
+            raise LeaseError(writer.error)
 
     def _tidy(self, url: str, commit: Mapping[str, Any]) -> None:
-        """In the thread of a drain on rank 0: what is older than the commit may go."""
+        """Remove what the new commit makes obsolete; runs on rank 0 in the thread of the writer."""
         try:
             self._urls[commit["step"]] = url
             self._retention.committed(url)
             with self._noting:
                 self._write_scores()
             self._retention.apply(commit["step"])
-        except Exception as error:  # it is committed all the same
+        except Exception as error:  # the checkpoint is committed nevertheless
             self._untidy.append(describe(error))
 
-    def _await_tidiness(self) -> None:
-        """The newest save, if nobody has read its result yet, reports what could not be removed."""
+    def _await_removals(self) -> None:
+        """Wait for removals; the newest save, if its result was not read yet, reports what could not be removed."""
         deadline = time.monotonic() + TIDY_SECONDS
-        if self._drained and not (
-            self._drained.ended(TIDY_SECONDS) and self._retention.settled(deadline - time.monotonic())
+        if self._previous and not (
+            self._previous.ended(TIDY_SECONDS) and self._retention.settled(deadline - time.monotonic())
         ):
             self._untidy.append(
-                f"after {TIDY_SECONDS:g} s old checkpoints are still there; the next save here removes them"
+                f"after {TIDY_SECONDS:g} s old checkpoints are still there; the next save under this out removes them"
             )
         if self._landed and not self._landed[-1].error:
             self._landed[-1] = replace(self._landed[-1], error=self._left() or None)
 
     def _left(self) -> str:
-        """Report files that could not be removed, once."""
+        """The files that could not be removed since the last call."""
         faults, self._untidy = self._untidy, []
         return "; ".join(faults[:3])
 
-    def _note(self, drain: CheckpointWriter | None) -> None:
-        if drain:
-            drain.join()
+    def _note(self, writer: CheckpointWriter | None) -> None:
+        if writer:
+            writer.join()
         with self._noting:
             self._write_scores()
 
     def _write_scores(self) -> None:
         for step in [step for step in self._scores if step in self._urls]:
-            with contextlib.suppress(StoreError):  # it is remembered for as long as the run lasts
+            with contextlib.suppress(StoreError):  # the run itself still remembers it
                 self._retention.score(self._urls[step], self._scores.pop(step))

@@ -1,4 +1,4 @@
-"""Tensors and the pieces that ranks hold: saved on one mesh, loaded on any other.
+"""Tensors and their pieces on the ranks: saved on one mesh, loaded on any other.
 
 A piece is {name, shape, offset, key, file}: its position in the whole tensor, and the location of its bytes.
 """

@@ -1,5 +1,5 @@
-"""A copy of the shards that this rank writes, laid out like the files, in memory that every save reuses: the loop waits
-for this copy alone.
+"""A copy of the shards that this rank writes, laid out like the files, in memory that every save reuses. The loop waits
+only for this copy.
 """
 
 import mmap
@@ -17,13 +17,13 @@ from dtrain.errors import StoreError
 from dtrain.mesh.sharding import local
 
 FILE_BYTES = 64 << 20
-"""The size of a file, unless a single row is larger."""
+"""Largest size of a file, unless a single row is larger."""
 ALIGN = 4096
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows [first, last) of a rank's part of a tensor; None: all of it. `key`: its name in the file."""
+    """A piece of a tensor: `rows` [first, last) of this rank's part; None: all of it. `key`: its name in the file."""
 
     name: str
     key: str
@@ -36,14 +36,14 @@ class Piece:
     def bytes(self) -> int:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
-    def of(self, held: Tensor) -> Tensor:
-        return held[self.rows[0] : self.rows[1]] if self.rows else held
+    def of(self, part: Tensor) -> Tensor:
+        return part[self.rows[0] : self.rows[1]] if self.rows else part
 
 
 @dataclass(frozen=True)
 class File:
-    """A file to write. `parts`: its bytes, of which the second begin at `begin` of the shared memory, and are
-    overwritten by the next snapshot. `mark`: its metadata, the step and attempt.
+    """A file to write. `parts`: its header and its data; the data is at `begin` of the reused memory, and the next
+    snapshot overwrites it. `mark`: its metadata, the step and attempt.
     """
 
     name: str
@@ -75,8 +75,8 @@ class File:
 
 
 class Snapshot:
-    """The snapshot of one rank. `coords`: `Mesh.replica_coords`. `room(bytes)`: allocates other memory than that of the
-    process.
+    """The snapshot of one rank. `coords`: `Mesh.replica_coords`. `room(bytes)`: allocates the memory, instead of the
+    process's own.
     """
 
     def __init__(self, rank: int, coords: Mapping[str, int], room: Callable[[int], Tensor] | None = None) -> None:
@@ -99,10 +99,10 @@ class Snapshot:
         if signature != self._signature:
             self._lay_out(tensors)
             self._signature = signature
-        held = {
+        parts = {
             name: local(tensors[name]) for name in {piece.name: None for file in self._files for piece in file.pieces}
         }
-        sources = [piece.of(held[piece.name]) for file in self._files for piece in file.pieces]
+        sources = [piece.of(parts[piece.name]) for file in self._files for piece in file.pieces]
         if sources:
             with torch.no_grad():
                 torch._foreach_copy_(self._targets, sources, non_blocking=True)
@@ -118,14 +118,14 @@ class Snapshot:
             self._copied.synchronize()
 
     def _lay_out(self, tensors: Mapping[str, Tensor]) -> None:
-        """Allocate memory for all files, and set the position of each piece in it."""
+        """Allocate memory for all files, and assign each piece its position."""
         packed = list(pack(shards.mine(tensors, self._coords)))
         begins, total = [], 0
         for pieces in packed:
             begins.append(total)
             total += -(-sum(piece.bytes for piece in pieces) // ALIGN) * ALIGN
         self._signature, self._targets, self._files = None, [], []
-        self.memory = torch.empty(0, dtype=torch.uint8)  # the old one goes before the new one comes
+        self.memory = torch.empty(0, dtype=torch.uint8)  # free the old memory before allocating the new
         if self._room:
             self.memory = self._room(total)
         elif total:
@@ -142,12 +142,12 @@ class Snapshot:
             self._files.append(File(name, begin, entries, view[begin : begin + end], tuple(pieces)))
 
 
-def pack(held: Iterable[tuple[str, Tensor, Sequence[int]]], limit: int = FILE_BYTES) -> Iterable[list[Piece]]:
-    """A rank's tensors, cut into rows if larger than a file, in groups that fill a file; wide types first, so that all
-    are aligned.
+def pack(tensors: Iterable[tuple[str, Tensor, Sequence[int]]], limit: int = FILE_BYTES) -> Iterable[list[Piece]]:
+    """Group a rank's tensors into files; tensors larger than a file are cut into rows. Wide types come first in a file,
+    so that all are aligned.
     """
     group, size = list[Piece](), 0
-    for name, tensor, offset in held:
+    for name, tensor, offset in tensors:
         for piece in cut(name, tensor, offset, limit):
             if group and size + piece.bytes > limit:
                 yield sorted(group, key=lambda piece: -piece.dtype.itemsize)
@@ -159,9 +159,9 @@ def pack(held: Iterable[tuple[str, Tensor, Sequence[int]]], limit: int = FILE_BY
 
 
 def cut(name: str, tensor: Tensor, offset: Sequence[int], limit: int) -> Iterable[Piece]:
-    """Raises StoreError for a type that safetensors has no name for."""
+    """Cut a tensor into pieces of at most `limit` bytes. Raises StoreError for a dtype that safetensors lacks."""
     if tensor.dtype not in NAMES:
-        raise StoreError(f"cannot save {name}: a checkpoint has no name for {tensor.dtype}")
+        raise StoreError(f"cannot save {name}: safetensors has no dtype for {tensor.dtype}")
     shape, size = tuple(tensor.shape), tensor.numel() * tensor.dtype.itemsize
     if size <= limit or not shape:
         yield Piece(name, name, shape, tuple(offset), tensor.dtype, None)

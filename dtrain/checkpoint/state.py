@@ -19,7 +19,7 @@ from dtrain.precision import LossScale
 
 
 class Stateful(Protocol):
-    """An object with state in JSON."""
+    """An object whose state is JSON."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -31,7 +31,7 @@ class TrainState:
     """`step`: optimizer steps done. Tensors are named `model.<parameter>`, `optim.<parameter>.<entry>` and
     `ema.<parameter>`.
 
-    `model` has the plain names of its parameters: it is no wrapper.
+    `model` has plain parameter names: it is not a wrapper.
     """
 
     model: nn.Module
@@ -42,7 +42,7 @@ class TrainState:
     spikes: Stateful | None = None
     step: int = 0
     began: float = field(default_factory=time.perf_counter)
-    """Start of the run by `time.perf_counter`, without its interruptions."""
+    """Start of the run on the clock of `time.perf_counter`, moved forward by its interruptions."""
     _built: frozenset[str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -65,12 +65,12 @@ class TrainState:
         names = {name for name, _ in self._model_tensors()}
         if other := sorted(name.removeprefix("model.") for name in names ^ self._built):
             raise WordsError(
-                f"the model has got or lost parameters or buffers while it trained: {', '.join(other[:5])}. Make them "
+                f"the model gained or lost parameters or buffers while it trained: {', '.join(other[:5])}. Create them "
                 "in __init__, or with persistent=False."
             )
 
     def facts(self) -> dict[str, Any]:
-        """The state outside of tensors, as JSON."""
+        """The state that is not in tensors, as JSON."""
         return {
             "step": self.step,
             "seconds": time.perf_counter() - self.began,
@@ -92,14 +92,14 @@ class TrainState:
         parameters = dict(self.model.named_parameters())
         for name, value in facts["optim"].items():
             parameter, entry = name.removeprefix("optim.").rsplit(".", 1)
-            if self.optimizer and parameter in parameters:  # else another stage of the pipeline holds it
+            if self.optimizer and parameter in parameters:  # else it is on another pipeline stage
                 self.optimizer.state[parameters[parameter]][entry] = value
         self.step = facts["step"]
 
     def make_room(self, saved: Iterable[str]) -> None:
         """Make the optimizer create its state, by a step with zero gradients and learning rates.
 
-        Only for parameters with an entry among the `saved` names: one that no step has reached has none.
+        Only for parameters with a state among the `saved` names: those without gradients have none.
         """
         if self.optimizer is None:
             return
@@ -120,7 +120,7 @@ class TrainState:
         persistent = self.model.state_dict(keep_vars=True)
         seen: set[int] = set()
         for name, tensor in persistent.items():
-            if isinstance(tensor, Tensor) and id(tensor) not in seen:  # tied weights are kept once
+            if isinstance(tensor, Tensor) and id(tensor) not in seen:  # tied weights are saved once
                 seen.add(id(tensor))
                 yield f"model.{name}", tensor.detach()
 

@@ -15,12 +15,12 @@ from dtrain.storage import attempts as listing
 from dtrain.storage import store
 
 STREAMS = 4
-"""Files that are verified at once; each is in memory whole, and small unless one row of a tensor is large."""
+"""Number of files verified at a time; each is in memory as a whole, and small unless a row of a tensor is large."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """`commit`: of a valid attempt; `fault`: of a damaged one; `begun`: start of its run, from its name."""
+    """One attempt to save. `commit`: if valid; `fault`: if damaged; `begun`: the start of its run, from its name."""
 
     listed: listing.Attempt
     status: Literal["valid", "damaged", "uncommitted"]
@@ -44,9 +44,7 @@ class Attempt:
 
 
 def attempts(source: str) -> Iterator[Attempt]:
-    """The attempts of a run's `out`, a step's folder or one attempt, newest first. Raises StoreError if there is
-    none.
-    """
+    """The attempts at a run's `out`, a step's folder or one attempt, newest first. Raises StoreError if none exist."""
     attempts_at = listing.listed_at(source)
     if not attempts_at:
         raise StoreError.during("find a checkpoint at", source, "nothing is there")
@@ -55,7 +53,7 @@ def attempts(source: str) -> Iterator[Attempt]:
 
 
 def dispute(attempts: Sequence[Attempt]) -> str:
-    """The reason why the first valid one is not the newest; empty if it is."""
+    """Why the first valid attempt may not be the newest; empty if it is."""
     valid = [attempt for attempt in attempts if attempt.commit is not None]
     if not valid or valid[0].commit is None:
         return ""
@@ -86,7 +84,7 @@ def faults(url: str, commit: Mapping[str, Any]) -> Iterator[str]:
                 or str(entry.dtype) != commit["tensors"][piece["name"]]["dtype"]
             ):
                 return str(
-                    commits.DamagedError.during("load", where, f"its {piece['key'][:80]!r} is not what the commit says")
+                    commits.DamagedError.during("load", where, f"its {piece['key'][:80]!r} does not match the commit")
                 )
         return ""
 
@@ -106,7 +104,7 @@ def _look(listed: listing.Attempt) -> Attempt:
 
 
 def _begun(name: str) -> datetime.datetime | None:
-    """The time in the name of an attempt."""
+    """The time in the name of an attempt; None if there is none."""
     match = listing.ATTEMPT.fullmatch(name)
     stamp = next((part for part in name.split("-") if "T" in part), "") if match else ""
     try:
@@ -116,7 +114,7 @@ def _begun(name: str) -> datetime.datetime | None:
 
 
 def _scores(url: str) -> Mapping[str, float]:
-    """Metrics of an evaluation; empty if they cannot be read."""
+    """The metrics beside a commit; empty if they cannot be read."""
     try:
         scores = json.loads(store.read(store.join(url, SCORES)))
         return {str(name): float(value) for name, value in scores.items()}

@@ -1,4 +1,4 @@
-"""A save in the background: every rank writes its files, then rank 0 commits them, or all learn why not.
+"""A save in the background: every rank writes its files, then rank 0 commits them, or all ranks learn why not.
 
 Ranks exchange messages over the rendezvous store, never by collectives, which belong to the loop.
 """
@@ -23,11 +23,11 @@ from dtrain.mesh import Mesh
 from dtrain.storage import lease, store
 
 REMOTE_STREAMS, LOCAL_STREAMS = 4, 2
-"""Files that a rank writes at once; on a remote URL each takes its size in memory once more."""
+"""Number of files a rank writes at a time; with a remote URL each is in memory once more."""
 BEAT_SECONDS = 1.0
-"""The interval of a rank's signs of life."""
+"""Seconds between heartbeats of a rank."""
 NICENESS = 10
-"""The nice value of the writing threads, on Linux: on a full host the loop goes first."""
+"""The nice value of the writing threads, on Linux: on a busy host the loop goes first."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class CheckpointWriter:
 
     @property
     def done(self) -> bool:
-        """Whether it has been committed, or has failed."""
+        """Whether the save is committed or has failed."""
         return self._over.is_set()
 
     def join(self, seconds: float | None = None) -> None:
@@ -91,7 +91,7 @@ class CheckpointWriter:
         return not self._thread.is_alive()
 
     def stop(self) -> None:
-        """Write no further file: the save fails, unless it is committed already."""
+        """Write no more files: the save fails, unless it is committed already."""
         self._stop.set()
 
     def _run(self) -> None:
@@ -100,7 +100,7 @@ class CheckpointWriter:
             threading.Thread(target=self._beat, name="dtrain-beat", daemon=True).start()
         try:
             self._land()
-        except Exception as error:  # a thread's exception would reach nobody
+        except Exception as error:  # nobody sees the exception of a thread
             self.error, self.fatal = describe(error), isinstance(error, LeaseError)
         finally:
             self.seconds = time.monotonic() - self._begin
@@ -117,7 +117,7 @@ class CheckpointWriter:
                 "files": self._write(),
                 "pieces": [piece for file in self._files for piece in file.manifest()],
             }
-        except Exception as error:  # the others must hear of it, whatever it is
+        except Exception as error:  # the other ranks must learn of any error
             mine["error"] = describe(error)
         if self._mesh.world == 1:
             self._decide([mine])
@@ -180,7 +180,7 @@ class CheckpointWriter:
             self.error += f"; {error}"
 
     def _write(self) -> list[dict[str, Any]]:
-        """Write all files of this rank; the first error ends it."""
+        """Write all files of this rank; stop at the first error."""
         remaining, lock = iter(self._files), threading.Lock()
         done: dict[str, dict[str, Any]] = {}
         errors: list[Exception] = []
@@ -214,7 +214,7 @@ class CheckpointWriter:
         return [done[file.name] for file in self._files]
 
     def _put(self, file: File) -> dict[str, Any]:
-        """Write one file and read it back: bytes that changed on the way must not replace an older checkpoint."""
+        """Write a file and read it back: a checkpoint with corrupt bytes must not replace an older one."""
         digest = hashlib.sha256()
         for part in file.parts:
             digest.update(part)
@@ -229,8 +229,8 @@ class CheckpointWriter:
         return f"checkpoint/{self._key}/{what}"
 
     def _beat(self) -> None:
-        """Send signs of life while the save is running, however slow the storage is."""
-        with contextlib.suppress(RuntimeError):  # without the store nobody listens
+        """Send heartbeats while the save is running, however slow the storage is."""
+        with contextlib.suppress(RuntimeError):  # without the store nobody receives it
             for beat in itertools.count():
                 self._mesh.kv_set(f"checkpoint/alive/{self._mesh.rank}", f"{self._key} {beat}")
                 if self._over.wait(BEAT_SECONDS):

@@ -13,11 +13,11 @@ Loading = Literal["thread", "block", "step"]
 Batch = dict[str, Any]
 """`inputs` and `targets`, each a tensor [B, ...] (inputs may be a mapping of tensors for models with several)."""
 IGNORE = -100
-"""Whole-number targets with this value do not count."""
+"""Integer targets with this value do not count."""
 
 
 class Source(Protocol):
-    """Samples by index. Every data word builds a Source."""
+    """Samples by index. Every `data` choice builds a Source."""
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -39,13 +39,13 @@ class Source(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """A digest of the samples; a checkpoint refuses to go on with other data."""
+        """A digest of the samples; a run does not resume with other data."""
         ...
 
     def __len__(self) -> int: ...
 
     def take(self, index: Indices, epoch: Indices) -> Batch:
-        """A batch, on the CPU. `epoch`: for whatever may differ from pass to pass, such as augmentation."""
+        """A batch, on the CPU. `epoch` is for everything that differs from pass to pass, such as augmentation."""
         ...
 
     def holdout(self) -> "Source | None":

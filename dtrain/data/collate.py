@@ -1,9 +1,9 @@
-"""Samples become a batch: numbers of any kind become tensors, and rows of several lengths are padded to one.
+"""Collates samples: numbers of any kind become tensors, and rows of different lengths are padded.
 
-    data.pad=0                              # shorter rows are filled: token 0, target -100, attention_mask 0
+    data.pad=0                              # shorter rows are padded: token 0, target -100, attention_mask 0
     data.collate._target_=mypkg.collate     # a list of samples -> a batch with data.inputs and data.targets
 
-Padded positions count in no loss, so the loss does not depend on which rows share a batch.
+Padded positions do not count in the loss, so it does not depend on which rows share a batch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,16 +20,15 @@ from dtrain.errors import WordsError
 
 MASK = "attention_mask"
 ZERO = (MASK, "token_type_ids", "position_ids")
-"""Inputs that are padded with 0, whatever the padding token."""
-WHOLE = (torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32, torch.uint64)
-FRACTIONS = (torch.float64, torch.float16, torch.bfloat16)
+"""Inputs that are padded with 0, not with the padding token."""
+INTEGERS = (torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32, torch.uint64)
+FLOATS = (torch.float64, torch.float16, torch.bfloat16)
 
 
 def tensor(value: Any) -> Tensor:
-    """A number, an array or a list of numbers: fractions become 32-bit floats, whole numbers int64; images of bytes
-    stay as they are.
+    """A tensor of a number, an array or a list of numbers: floats become fp32, integers int64; uint8 images stay.
 
-    Raises WordsError for what is not made of numbers.
+    Raises WordsError for anything else.
     """
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
         value = torch.from_numpy(np.array(value))
@@ -37,16 +36,16 @@ def tensor(value: Any) -> Tensor:
         try:
             value = torch.tensor(value)
         except ValueError as error:
-            raise WordsError(f"data.dataset: an input or target is a list that is no array: {error}.") from None
+            raise WordsError(f"data.dataset: an input or target is a list that is not an array: {error}.") from None
     if not isinstance(value, Tensor):
         raise WordsError(f"data.dataset: an input or target is {_described(value)}")
-    if value.dtype in WHOLE or (value.dtype == torch.uint8 and value.ndim < 2):
+    if value.dtype in INTEGERS or (value.dtype == torch.uint8 and value.ndim < 2):
         return value.long()
-    return value.float() if value.dtype in FRACTIONS else value
+    return value.float() if value.dtype in FLOATS else value
 
 
 def tree(change: Callable[..., Any], first: Any, *others: Any) -> Any:
-    """`change` applied to the leaves of mappings of one shape."""
+    """Apply `change` to the leaves of nested mappings with the same keys."""
     if isinstance(first, Mapping):
         return {key: tree(change, item, *(other[key] for other in others)) for key, item in first.items()}
     return change(first, *others)
@@ -55,11 +54,10 @@ def tree(change: Callable[..., Any], first: Any, *others: Any) -> Any:
 def stack(
     samples: Sequence[tuple[Any, Any]], *, pad: float | None, length: int | None, masked: bool = False
 ) -> tuple[Any, Any]:
-    """(inputs, targets) of a batch: those of its samples, one below the other; with `pad` filled up to `length`, or to
-    the longest row.
+    """Stack samples into (inputs, targets) of a batch; with `pad`, rows are padded to `length` or to the longest row.
 
-    `masked`: the inputs are to have an attention_mask, made here where a sample has none. Raises WordsError where
-    shapes differ and nothing may be filled up.
+    `masked`: the inputs need an attention_mask, which is created for samples without one. Raises WordsError if shapes
+    differ and cannot be padded.
     """
     inputs, targets = ([tree(tensor, each) for each in column] for column in zip(*samples, strict=True))
     if pad is None:
@@ -82,8 +80,8 @@ def joined(parts: Sequence[Any], fill: float | None, name: str = "") -> Any:
     if any(part.shape[1:2] != longest for part in parts):
         if fill is None:
             raise WordsError(
-                "data.collate: the processes of data.workers make rows of several lengths. Type data.pad=<the padding "
-                "token> as well."
+                "data.collate: the processes of data.workers return rows of different lengths. Also type "
+                "data.pad=<the padding token>."
             )
         value = 0 if name in ZERO else fill
         parts = [
@@ -94,7 +92,7 @@ def joined(parts: Sequence[Any], fill: float | None, name: str = "") -> Any:
 
 
 def _is_numbers(value: Any) -> bool:
-    """A list or tuple of numbers, or of such lists."""
+    """Whether the value is a nested list or tuple of numbers."""
     if not isinstance(value, list | tuple) or not value:
         return False
     return isinstance(value[0], Number | np.generic) or _is_numbers(value[0])
@@ -104,14 +102,14 @@ def _described(value: Any) -> str:
     kind = type(value).__name__
     if isinstance(value, str | bytes):
         return f"text ({value[:20]!r}). Return numbers: encode it first."
-    if hasattr(value, "getbands"):  # of PIL
+    if hasattr(value, "getbands"):  # PIL
         return (
             f"an image ({kind}). Return an array of it, such as numpy.asarray(image, dtype='float32') / 255, or "
             "use ToTensor of torchvision."
         )
     if value is None:
-        return "None. Return a number for each, -100 for a target that does not count."
-    return f"a {kind}. Give several parts names: return them as a mapping."
+        return "None. Return a number, or -100 for a target that does not count."
+    return f"a {kind}. Return several parts as a mapping, so that they have names."
 
 
 def _stacked(*rows: Tensor) -> Tensor:
@@ -119,21 +117,20 @@ def _stacked(*rows: Tensor) -> Tensor:
     if len(shapes) > 1:
         one, other, *_ = sorted(map(list, shapes))
         raise WordsError(
-            f"data.dataset: samples have the shapes {one} and {other}, and a batch has one. "
-            "Type data.pad=<the padding token> for rows of several lengths, or data.collate._target_=<a function of "
-            "yours>."
+            f"data.dataset: samples have the shapes {one} and {other}, but a batch needs one shape. "
+            "Type data.pad=<the padding token> for rows of different lengths, or data.collate._target_=<your function>."
         )
     return torch.stack(rows)
 
 
 def _rows(inputs: Any) -> int:
-    """The length of a sample's first input with a dim."""
+    """The length of a sample's first input that is not a scalar."""
     leaves = inputs.values() if isinstance(inputs, Mapping) else [inputs]
     return next((len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim), 0)
 
 
 def _padded(column: Sequence[Any], rows: Sequence[int], length: int | None, fill: float) -> Any:
-    """One part of the samples, padded if it is a row: to the sample's first input, or to `length`."""
+    """Stack one part of the samples; rows as long as the sample's first input are padded, to `length` if given."""
     if isinstance(column[0], Mapping):
         return {
             key: _padded([each[key] for each in column], rows, length, 0 if key in ZERO else fill) for key in column[0]
@@ -148,6 +145,6 @@ def _padded(column: Sequence[Any], rows: Sequence[int], length: int | None, fill
         )
     if fill == IGNORE and column[0].is_floating_point() and min(sizes) < longest:
         raise WordsError(
-            "data.pad: the targets are fractions, of which none says that it does not count. Return rows of one length."
+            "data.pad: the targets are floats, which cannot be marked as not counting. Return rows of one length."
         )
     return _stacked(*(F.pad(each, [*[0, 0] * (each.ndim - 1), 0, longest - len(each)], value=fill) for each in column))

@@ -1,7 +1,7 @@
 """Any map-style dataset as a Source: `__len__`, `__getitem__`, nothing to inherit.
 
-Augmentation is reproducible: before sample i of pass e is read, Python's, numpy's and torch's generators are seeded
-from (i, e).
+Augmentation is reproducible: the generators of Python, numpy and torch are seeded from (i, e) before sample i of pass e
+is read.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ Keys = tuple[Inputs, int | str]
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples of `dataset` by index, and how a batch is made of them."""
+    """Reads samples of `dataset` by index, and makes batches of them."""
 
     dataset: Any
     keys: Keys
@@ -47,19 +47,17 @@ class Samples:
     collate: Callable[[list[Any]], Any] | None = None
 
     def one(self, index: int, epoch: int) -> Any:
-        """As the user's dataset gives it, without what is not asked for; a collate function of the user's own wants all
-        of it.
-        """
+        """A sample of the user's dataset: the keys that are used, or all of it for the user's collate function."""
         _note(index)
         _seed(index, epoch)
         try:
             sample = self.dataset[index]
         except IndexError as error:
-            said = (
-                f"data.dataset: {type(self.dataset).__name__} has no sample {index}, and its __len__ says "
-                f"{len(self.dataset)}"
-            )
-            raise IndexError(f"{said}, so there are samples 0 to {len(self.dataset) - 1} ({error})") from error
+            size = len(self.dataset)
+            raise IndexError(
+                f"data.dataset: {type(self.dataset).__name__} has no sample {index}, but its __len__ is {size}, so it "
+                f"must have samples 0 to {size - 1} ({error})"
+            ) from error
         return sample if self.collate else _pick(sample, self.keys, optional=MASK if self.pad is not None else None)
 
     def batch(self, index: Indices, epoch: Indices) -> tuple[Any, Any]:
@@ -74,18 +72,18 @@ class Samples:
 
 
 _samples: Samples | None = None
-"""The exit code of a loading process, by pid."""
+"""The samples that this loading process reads."""
 _note: Callable[[int], None] = lambda index: None  # noqa: E731
-"""Reports to the rank, if this process dies, the sample that it was reading."""
+"""Records which sample is being read, for the rank to report if this process dies."""
 
 
 class Dataset:
-    """`inputs` and `targets` are the keys of a sample, in a tuple or a mapping; several inputs stay a mapping;
-    `workers` processes read samples, 0 means this one.
+    """A Source of a map-style dataset. `inputs` and `targets` are the keys of a sample, in a tuple or a mapping;
+    several inputs stay a mapping. `workers` processes read samples; 0 means this process.
 
-    Rows of several lengths are padded with `pad`, to the longest of a batch or to `length`; or `collate` makes a batch
-    of a list of samples. Of `holdout`, a part of the samples, at least one is held out and one is not. Raises
-    WordsError when the object is not map-style or a sample lacks a key.
+    Rows of different lengths are padded with `pad`, to the longest of a batch or to `length`; or `collate` makes a
+    batch of a list of samples. `holdout` is a fraction; at least one sample is held out and one is not. Raises
+    WordsError if the object is not map-style or a sample lacks a key.
     """
 
     def __init__(
@@ -105,10 +103,10 @@ class Dataset:
         start: int = 0,
         stop: int | None = None,
     ) -> None:
-        if isinstance(dataset, IterableDataset | str) or not (hasattr(dataset, "__len__") and _gives_one(dataset)):
+        if isinstance(dataset, IterableDataset | str) or not (hasattr(dataset, "__len__") and _has_getitem(dataset)):
             raise WordsError(
-                f"data.dataset: {type(dataset).__name__} is not map-style: __len__ and __getitem__ are needed. "
-                f"{_instead(dataset)}"
+                f"data.dataset: {type(dataset).__name__} is not map-style: it needs __len__ and __getitem__. "
+                f"{_remedy(dataset)}"
             )
         if len(dataset) < 1:
             raise WordsError(f"data.dataset: {type(dataset).__name__} has no samples.")
@@ -116,11 +114,11 @@ class Dataset:
         stated = about.get("samples") if isinstance(about, dict) and stop is None else None
         if stated not in (None, len(dataset)):
             raise WordsError(
-                f"data.dataset: {type(dataset).__name__} states samples = {stated} in its about, and its __len__ says "
-                f"{len(dataset)}. Make them one, or leave samples out there."
+                f"data.dataset: {type(dataset).__name__} states samples = {stated} in its about, but its __len__ is "
+                f"{len(dataset)}. Make them equal, or leave out samples in about."
             )
         if workers < 0:
-            raise WordsError(f"data.workers={workers}: a number of processes, 0 for none. Type data.workers=0.")
+            raise WordsError(f"data.workers={workers} must be >= 0. Type data.workers=0 for no extra processes.")
         if collate is not None and not callable(collate):
             raise WordsError(
                 f"data.collate: a {type(collate).__name__} cannot be called with a list of samples. Name a function, "
@@ -131,8 +129,9 @@ class Dataset:
         )
         self._kept, self._outputs, self._workers = holdout_dataset, outputs, workers
         self._whole, self._shift = len(dataset), shift
-        held = min(max(1, round(self._whole * holdout)), self._whole - 1) if holdout and holdout_dataset is None else 0
-        self._start, self._stop = start, self._whole - held if stop is None else stop
+        split = holdout > 0 and holdout_dataset is None
+        heldout = min(max(1, round(self._whole * holdout)), self._whole - 1) if split else 0
+        self._start, self._stop = start, self._whole - heldout if stop is None else stop
         self._batched = isinstance(dataset, TensorDataset) and collate is None
         self.loading: Loading = "thread" if workers else "step"
         if self._batched:
@@ -159,9 +158,9 @@ class Dataset:
     @cached_property
     def fingerprint(self) -> str:
         first, again = (repr([self._samples.one(index, 0) for index in (0, self._whole - 1)]) for _ in range(2))
-        # samples that draw from a generator of their own are other ones every time they are read
-        told = hashlib.sha256(first.encode()).hexdigest()[:16] if first == again else "random"
-        return f"{type(self._samples.dataset).__name__}-{self._whole}-{told}"
+        # samples that use a random generator of their own differ each time they are read
+        digest = hashlib.sha256(first.encode()).hexdigest()[:16] if first == again else "random"
+        return f"{type(self._samples.dataset).__name__}-{self._whole}-{digest}"
 
     def __len__(self) -> int:
         return self._stop - self._start
@@ -184,37 +183,36 @@ class Dataset:
 
     def original(self, index: Indices) -> Indices:
         """Indices of these samples in the user's dataset."""
-        # the split is a fixed permutation, because datasets tend to be sorted by class
+        # the held-out part is chosen by a fixed permutation, because datasets tend to be sorted by class
         return permute(index + self._start, n=self._whole, key=1) if self._kept is None else index
 
     def holdout(self) -> "Dataset | None":
         if self._kept is None and self._stop == self._whole:
             return None
-        of, (inputs, targets) = self._samples, self._samples.keys
+        samples, (inputs, targets) = self._samples, self._samples.keys
         dataset, part = (
-            (of.dataset, {"start": self._stop, "stop": self._whole})
+            (samples.dataset, {"start": self._stop, "stop": self._whole})
             if self._kept is None
             else (self._kept, {"stop": len(self._kept)})
         )
         return Dataset(
-            dataset, holdout=0, inputs=inputs, targets=targets, shift=self._shift, outputs=self._outputs, pad=of.pad,
-                length=of.length, collate=of.collate,
-            workers=self._workers, **part,
+            dataset, holdout=0, inputs=inputs, targets=targets, shift=self._shift, outputs=self._outputs,
+            pad=samples.pad, length=samples.length, collate=samples.collate, workers=self._workers, **part,
         )  # fmt: skip
 
     def _read_by_workers(self, index: Indices, epoch: Indices) -> list[Any]:
-        """Raises RuntimeError, with the sample and the signal, if a loading process died."""
+        """Read in the loading processes. Raises RuntimeError, with the sample and the signal, if one of them died."""
         pool = self._pool
-        processes = pool._processes  # private, and gone from the pool as soon as one of them is: a test reads it
+        processes = pool._processes  # private; taken now, because the pool clears it when a process dies
         try:
             return list(pool.map(_read, np.array_split(index, self._workers), np.array_split(epoch, self._workers)))
         except BrokenProcessPool as error:
-            at = loaders.reading()
-            told = [
-                f"a loading process {_ending(code)} while it read sample {at.get(pid, '?')} of data.dataset"
+            reading = loaders.reading()
+            deaths = [
+                f"a loading process {_ending(code)} while it read sample {reading.get(pid, '?')} of data.dataset"
                 for pid, code in _dead(list(dict(processes or {}).values())).items()
             ]
-            raise RuntimeError("; ".join(told) or "a loading process died") from error
+            raise RuntimeError("; ".join(deaths) or "a loading process died") from error
 
     @cached_property
     def _reading(self) -> Any:
@@ -222,7 +220,7 @@ class Dataset:
 
     @cached_property
     def _pool(self) -> ProcessPoolExecutor:
-        # a fresh interpreter each: this process has threads, and a fork would copy their locks
+        # fresh interpreters: this process has threads, whose locks a fork would copy
         context = multiprocessing.get_context("spawn")
         return ProcessPoolExecutor(
             self._workers, context, initializer=_adopt, initargs=(self._samples, self._reading, context.Value("i", 0))
@@ -230,11 +228,11 @@ class Dataset:
 
 
 def _dead(processes: Sequence[Any]) -> dict[int, int]:
-    """pid -> exit code of those that ended by themselves; empty when none is known to within a second."""
+    """pid -> exit code of the processes that ended by themselves; empty if no exit code is known within a second."""
     deadline = time.monotonic() + 1.0
     while True:
-        # the pool ends the others; it also waits for them, in a thread of its own, and knows an exit code a moment
-        # before this one does
+        # the pool terminates the others; it waits for them in a thread of its own, which may see an exit code before
+        # this thread does
         dead = {
             process.pid: process.exitcode for process in processes if process.exitcode not in (None, 0, -signal.SIGTERM)
         }
@@ -248,8 +246,8 @@ def _ending(code: int) -> str:
 
 
 def _adopt(samples: Samples, reading: Any, count: Any) -> None:
-    """Set up a loading process: signals are for the rank, which needs samples until it stops; the process dies with the
-    rank.
+    """Set up a loading process. It ignores stop signals, because the rank needs samples until it stops; it dies with
+    the rank.
     """
     global _samples, _note
     _note = loaders.answer(reading, count)
@@ -266,18 +264,18 @@ def _end_with(parent: Any) -> None:
 
 
 def _read(index: Indices, epoch: Indices) -> Any:
-    """The samples as a tree of numpy arrays: a loading process sends it, and the waiting thread must not use torch."""
+    """The samples as nested numpy arrays, because the receiving thread must not use torch."""
     assert _samples
     try:
         return tuple(tree(Tensor.numpy, part) for part in _samples.batch(index, epoch)) if len(index) else None
     except Exception as error:
-        if _travels(error):
+        if _can_pickle(error):
             raise
         raise RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__) from error.__cause__
 
 
-def _travels(error: Exception) -> bool:
-    """Whether an error can be pickled; else the rank would only learn that a process has ended."""
+def _can_pickle(error: Exception) -> bool:
+    """Whether an error can be pickled; if not, the rank would only learn that a process has ended."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -317,24 +315,22 @@ def _seed(index: int, epoch: int) -> None:
     torch.default_generator.manual_seed(value >> 1)
 
 
-def _gives_one(dataset: Any) -> bool:
-    """Whether it has its own `__getitem__`, not that of torch's base class, which raises."""
+def _has_getitem(dataset: Any) -> bool:
+    """Whether it overrides `__getitem__` of torch's Dataset, which raises."""
     return (
         getattr(type(dataset), "__getitem__", torch.utils.data.Dataset.__getitem__)
         is not torch.utils.data.Dataset.__getitem__
     )
 
 
-def _instead(dataset: Any) -> str:
+def _remedy(dataset: Any) -> str:
     if hasattr(dataset, "__getitems__"):
         return "Samples are read one by one: add def __getitem__(self, i): return self.__getitems__([i])[0]."
     if isinstance(dataset, DataLoader):
-        return (
-            "Give the dataset it reads from: batches, order and processes are the words batch, seed and data.workers."
-        )
+        return "Give the dataset it reads from; set batches, order and processes with batch=, seed= and data.workers=."
     return (
-        "A stream cannot be gone on with from its middle on another mesh: give its items an index, or write them "
-        "to files for data=text or data=tokens."
+        "A stream cannot be resumed in its middle on another mesh: give its items an index, or write them to files "
+        "for data=text or data=tokens."
     )
 
 
@@ -352,7 +348,7 @@ def _classes(dataset: Any) -> int | None:
         targets = dataset.tensors[-1]
     try:
         labels = torch.as_tensor(targets)
-    except (TypeError, ValueError, RuntimeError):  # no labels, or none that are numbers
+    except (TypeError, ValueError, RuntimeError):  # no labels, or labels that are not numbers
         return None
-    whole = not (labels.is_floating_point() or labels.is_complex()) and labels.numel()
-    return int(labels.max()) + 1 if whole else None
+    integers = not (labels.is_floating_point() or labels.is_complex()) and labels.numel()
+    return int(labels.max()) + 1 if integers else None

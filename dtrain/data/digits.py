@@ -22,7 +22,7 @@ class Digits(TensorDataset):
             from sklearn.datasets import load_digits
         except ImportError:
             raise PreflightError("the digits come with scikit-learn. Type: pip install 'dtrain[digits]'") from None
-        found = load_digits()
+        digits = load_digits()
         super().__init__(
-            torch.from_numpy(found.images.astype(np.float32))[:, None] / 16, torch.from_numpy(found.target)
+            torch.from_numpy(digits.images.astype(np.float32))[:, None] / 16, torch.from_numpy(digits.target)
         )

@@ -1,5 +1,4 @@
-"""The global order of samples: a counter-based permutation, so that position p of the world is all there is to
-remember.
+"""The global order of samples: a counter-based permutation, whose only state is the position p.
 
 epoch = p // n, and inside an epoch sample = permutation(p % n; seed, epoch): a Feistel network over the smallest number
 of bits that holds n (halves of unequal width when it is odd), cycle-walked until the value is below n: at most twice on
@@ -18,20 +17,20 @@ Indices = NDArray[np.int64]
 
 
 def samples(positions: Indices, *, n: int, seed: int) -> tuple[Indices, Indices]:
-    """(sample, epoch) of every position of the world; both int64, shaped like `positions`.
+    """(sample, epoch) of each position in the global order; both int64, shaped like `positions`.
 
     The order of a run with `seed` and `batch`, whose step counts from 0:
 
-        source = dtrain.data.dataset.Dataset(mine, holdout=0.1)  # as its data words say; without what is held out
+        source = dtrain.data.dataset.Dataset(mine, holdout=0.1)  # the arguments of the run's `data`
         index, epoch = samples(np.arange(step * batch, (step + 1) * batch), n=len(source), seed=derive(seed, "data"))
-        source.original(index)  # where these samples stand in `mine`
+        source.original(index)  # indices of these samples in `mine`
     """
     epochs = positions // n
-    found = np.empty_like(positions)
+    order = np.empty_like(positions)
     for epoch in np.unique(epochs):
         here = epochs == epoch
-        found[here] = permute(positions[here] % n, n=n, key=_mix64(_mix64(seed) ^ int(epoch)))
-    return found, epochs
+        order[here] = permute(positions[here] % n, n=n, key=_mix64(_mix64(seed) ^ int(epoch)))
+    return order, epochs
 
 
 def permute(values: Indices, *, n: int, key: int) -> Indices:
@@ -49,8 +48,8 @@ def permute(values: Indices, *, n: int, key: int) -> Indices:
 
 
 def _feistel(values: NDArray[np.uint64], bits: int, keys: list[np.uint64]) -> NDArray[np.uint64]:
-    """Each round changes one half by what the other half and a key mix to; a round undoes itself, so the whole is a
-    bijection.
+    """A Feistel network: each round XORs one half with a hash of the other half and a key. A round is its own inverse,
+    so the whole is a bijection.
     """
     low = bits // 2
     shift, left_mask, right_mask = np.uint64(low), np.uint64((1 << (bits - low)) - 1), np.uint64((1 << low) - 1)
@@ -64,7 +63,7 @@ def _feistel(values: NDArray[np.uint64], bits: int, keys: list[np.uint64]) -> ND
 
 
 def _mix32(x: Any) -> Any:
-    """A 32-bit integer hash, the constants of https://github.com/skeeto/hash-prospector (lowbias32)."""
+    """A 32-bit integer hash with the constants of https://github.com/skeeto/hash-prospector (lowbias32)."""
     low = np.uint64(0xFFFFFFFF)
     x = x & low
     x ^= x >> np.uint64(16)

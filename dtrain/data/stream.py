@@ -1,8 +1,8 @@
-"""The walk through a Source: step s of the run is samples [s*batch, (s+1)*batch) of the global order, on every mesh.
+"""Reads a Source: step s of the run takes samples [s*batch, (s+1)*batch) of the global order, on every mesh.
 
-Positions are read in blocks of several steps, by a background thread if the source allows it, so that a step costs a
-few views. The state is the number of samples seen, the batches to skip when they come, and the number of those already
-skipped, which relates samples to steps.
+Samples are read in blocks of several steps, by a background thread if the source allows it, so a step costs only a few
+views. The state is the number of samples seen, the batches to skip later, and the number of batches already skipped,
+which relates samples to steps.
 """
 
 import time
@@ -23,13 +23,13 @@ from dtrain.mesh import Mesh
 from dtrain.planned import BatchShape
 
 BLOCK_BYTES, BLOCK_STEPS = 4 << 20, 64
-"""The most bytes of a block on a rank, and its most steps."""
+"""Largest number of bytes and of steps in a block of one rank."""
 
 
 @dataclass(frozen=True)
 class StepBatch:
-    """One rank's part of a step: its microbatches, and the number of targets that count in the whole batch, whose
-    samples begin at `first`.
+    """One rank's part of a step: its microbatches, the number of targets that count in the whole batch, and the
+    position of the batch's first sample.
     """
 
     microbatches: list[Batch]
@@ -38,13 +38,13 @@ class StepBatch:
 
 
 def as_source(built: Any) -> Source:
-    """The source of a data word; a bare map-style dataset is wrapped."""
+    """The Source itself, or a Source that wraps a map-style dataset."""
     return built if hasattr(built, "take") else Dataset(built)
 
 
 class Stream:
-    """Iterate for a StepBatch per step, without end. `count(batch)`: the objective's number of targets that count in a
-    batch on the CPU.
+    """An endless iterator with a StepBatch per step. `count(batch)` is the objective's number of targets that count in
+    a batch on the CPU.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class Stream:
         self.seen = self.first = 0
         """Samples seen or skipped, and the position of the newest step in the global order."""
         self.waited = 0.0
-        """Seconds in which a step waited for its samples."""
+        """Seconds that steps waited for samples."""
         self._passed: set[int] = set()
         self._before = 0
-        """Batches skipped beyond those: by the run that was loaded."""
+        """Number of batches that the restored run skipped and that are not in `_passed`."""
         self._source, self._batch, self._mesh, self._seed, self._count = source, batch, mesh, seed, count
         if len(source) < 1:
             raise WordsError("data: there is no sample to train on. Type a smaller data.holdout.")
@@ -89,7 +89,7 @@ class Stream:
             "order": VERSION,
             "fingerprint": self._source.fingerprint,
         }
-        position = {"seen": self.seen, "batch": self._batch.size, "passed": self._before + self._gone_by()}
+        position = {"seen": self.seen, "batch": self._batch.size, "passed": self._before + self._skipped()}
         return {**position, "passed_over": sorted(first for first in self._passed if first >= self.seen), **source}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -98,8 +98,8 @@ class Stream:
         if state["seed"] != mine["seed"]:
             raise WordsError(
                 "resume: the newest checkpoint is of a run with another seed. Type seed=<that of this run>, or "
-                "out=<another place>; where the checkpoints of "
-                "two runs lie in one folder (dtrain checkpoint ls), remove those of one of them."
+                "out=<another place>. If the folder has checkpoints of two runs (dtrain checkpoint ls), remove those "
+                "of one."
             )
         for key in ("samples", "fingerprint", "order", "batch"):
             if state[key] != mine[key]:
@@ -108,25 +108,25 @@ class Stream:
                     "Type out=<another place>, or init=<this run> to start from its weights."
                 )
         self.skip(state.get("passed_over", ()), seen=state["seen"])
-        self._before = state["passed"] - self._gone_by()
+        self._before = state["passed"] - self._skipped()
 
     def skip(self, batches: Iterable[int], *, seen: int) -> None:
-        """Go on after `seen` samples, and skip the batches that begin at these positions."""
+        """Continue after `seen` samples, and skip the batches that begin at these positions."""
         self.seen = self.first = seen
         self._passed.update(batches)
         self._next, self._ready = None, iter(())
 
-    def _gone_by(self) -> int:
+    def _skipped(self) -> int:
         return sum(first < self.seen for first in self._passed)
 
     def samples(self, first: int) -> list[int]:
-        """The samples of the step that begins at this position: indices of the user's dataset if there is one, else of
-        the source.
+        """The samples of the step that begins at this position, as indices of the user's dataset if there is one, else
+        of the source.
         """
         return self._named(self._order(np.arange(first, first + self._batch.size))[0])
 
     def alone(self, first: int) -> Iterator[tuple[int, int, Batch]]:
-        """This rank's samples of that step, read one by one: position, name in `samples`, sample."""
+        """This rank's samples of that step, read one by one: (position, index as in `samples`, sample)."""
         places = self._mine([first])
         index, epoch = self._order(places)
         for number, sample in enumerate(self._named(index)):
@@ -147,10 +147,10 @@ class Stream:
         self.waited += time.perf_counter() - began
         parts = _split(batch, self._batch.microbatch)
         steps = [parts[i : i + self._batch.accumulate] for i in range(0, len(parts), self._batch.accumulate)]
-        found = zip(steps, self._counts(steps), firsts, strict=True)
+        rows = zip(steps, self._counts(steps), firsts, strict=True)
         return [
             StepBatch([to_device(part, self._mesh.device) for part in parts], count, first)
-            for parts, count, first in found
+            for parts, count, first in rows
         ]
 
     def _firsts(self, seen: int) -> list[int]:
@@ -163,12 +163,11 @@ class Stream:
         return firsts
 
     def _counts(self, steps: list[list[Batch]]) -> list[int]:
-        """Targets that count in each step's whole batch: constant for dense data, else summed over the ranks."""
+        """The targets that count in each step's whole batch: constant for dense data, else summed over ranks."""
         if not self._source.dense:
             counts = self._mesh.sum(torch.tensor([sum(map(self._count, parts)) for parts in steps]))
-            return (
-                counts // (self._mesh.batch_ranks // self._mesh.data_ranks)
-            ).tolist()  # ranks of cp count the same samples
+            # the ranks of cp count the same samples
+            return (counts // (self._mesh.batch_ranks // self._mesh.data_ranks)).tolist()
         if self._dense is None:
             self._dense = sum(map(self._count, steps[0])) * self._batch.data
         return [self._dense] * len(steps)
@@ -193,7 +192,7 @@ class Stream:
 
 
 def _use(device: torch.device) -> None:
-    """Set the device of a new thread: its default is the first GPU, and pinning memory would open a context there."""
+    """Set the device of a new thread, because pinning memory would open a context on its default, the first GPU."""
     if device.type != "cpu":
         torch.accelerator.set_device_index(device)
 

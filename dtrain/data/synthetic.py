@@ -20,8 +20,8 @@ INPUT_BITS = 21
 
 @dataclass(frozen=True)
 class Synthetic:
-    """A Source. Inputs are uniform in [-1, 1); targets are a fixed linear map of them, or its largest row for
-    classification.
+    """A Source of random samples. Inputs are uniform in [-1, 1); targets are a fixed linear map of them, or the index
+    of its largest value for classification.
     """
 
     task: str

@@ -1,6 +1,6 @@
 """Text from any fsspec URL or glob, encoded once into a memory-mapped file of tokens.
 
-The documents are ordered by a digest of their names, so the end of the corpus, which is held out, is a fair part of it.
+The documents are ordered by a digest of their names, so the held-out end of the corpus is a representative sample.
 """
 
 import fcntl
@@ -25,9 +25,9 @@ from dtrain.storage import store
 SEPARATOR = b"\0"
 """The token between documents of the byte tokenizer."""
 LARGEST_TOKENIZER = 1 << 28
-"""The most bytes of a tokenizer.json; one with a vocabulary of 256,000 has 33 MB."""
+"""Largest size of a tokenizer.json, in bytes; one with a vocabulary of 256,000 has 33 MB."""
 SLOWEST = 1 << 16
-"""The slowest link that is waited for, in bytes per second: 33 MB may take nine minutes."""
+"""Slowest download that is not given up, in bytes per second: 33 MB may take nine minutes."""
 
 
 class Tokenizer(Protocol):
@@ -40,7 +40,7 @@ class Tokenizer(Protocol):
 
 
 class Bytes:
-    """A token is a byte; 0 separates documents."""
+    """Tokens are bytes; 0 separates documents."""
 
     vocab, name = 256, "bytes"
 
@@ -84,8 +84,8 @@ class Vocabulary:
 
 
 class Text:
-    """A Source of windows of text, which reads nothing before samples are needed. `sequence`: in tokens; `holdout`: a
-    fraction of the corpus in [0, 1). Raises StoreError and PreflightError.
+    """A Source of windows of text, read when samples are first needed. `sequence` in tokens; `holdout`: a fraction of
+    the corpus in [0, 1). Raises StoreError and PreflightError.
     """
 
     dense = True
@@ -93,7 +93,7 @@ class Text:
 
     def __init__(self, *, path: str, sequence: int, tokenizer: str, holdout: float, cache: str | None) -> None:
         if not 0 <= holdout < 1:
-            raise WordsError(f"data.holdout={holdout}: a part of the text, from 0 to below 1.")
+            raise WordsError(f"data.holdout={holdout} must be a fraction of the text, >= 0 and < 1.")
         self._path, self._sequence, self._part = path, sequence, holdout
         self._tokenizer: Tokenizer = Bytes() if tokenizer == "bytes" else Vocabulary(tokenizer)
         self._cache = Path(cache).expanduser() if cache else cache_folder()
@@ -178,16 +178,8 @@ def _documents(path: str) -> Iterator[tuple[str, str, str]]:
     """(name below the common folder, URL, fingerprint of size and time), ordered by a digest of the name."""
     if path == "stdlib":
         root = sysconfig.get_paths()["stdlib"]
-        skip = {
-            "site-packages",
-            "dist-packages",
-            "test",
-            "tests",
-            "idle_test",
-            "__pycache__",
-            "encodings",
-            "pydoc_data",
-        }  # the last two: tables
+        skip = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+        skip |= {"encodings", "pydoc_data"}  # tables
         urls = [str(file) for file in Path(root).rglob("*.py") if not skip & set(file.relative_to(root).parts)]
     else:
         urls = store.find(path)

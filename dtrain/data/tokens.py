@@ -34,7 +34,7 @@ class Tokens:
         cache: str | None,
     ) -> None:
         if dtype not in tokenfile.KINDS:
-            raise WordsError(f"data.dtype={dtype}: a .bin file holds {', '.join(tokenfile.KINDS)}.")
+            raise WordsError(f"data.dtype={dtype} is not a type of a .bin file. Allowed: {', '.join(tokenfile.KINDS)}.")
         self._path, self._holdout_path, self._part = path, holdout_path, holdout
         self._vocab, self._sequence, self._dtype = vocab, sequence, dtype
         self._cache = Path(cache).expanduser() if cache else cache_folder()

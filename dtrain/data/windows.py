@@ -18,7 +18,7 @@ from dtrain.errors import PreflightError
 @dataclass(frozen=True)
 class Windows:
     """A Source over token arrays of any unsigned type. Every pass cuts at another offset, so windows do not repeat.
-    Raises PreflightError for less than one window.
+    Raises PreflightError if there is not one full window.
     """
 
     arrays: Sequence[NDArray[Any]]
@@ -35,7 +35,7 @@ class Windows:
         if len(self) < 1:
             tokens = sum(len(array) for array in self.arrays)
             raise PreflightError(
-                f"data: {tokens} tokens are less than one sample of data.sequence={self.sequence}. Type a smaller "
+                f"data: {tokens} tokens are too few for one sample of data.sequence={self.sequence}. Type a smaller "
                 "data.sequence."
             )
 
@@ -52,7 +52,7 @@ class Windows:
         return np.cumsum([max(0, (len(array) - spare) // self.sequence) for array in self.arrays])
 
     def take(self, index: Indices, epoch: Indices) -> Batch:
-        """inputs and targets [B, T] int64."""
+        """`inputs` and `targets`, both [B, T] int64."""
         ends = self._ends
         owner = np.searchsorted(ends, index, side="right")
         starts = (index - np.where(owner > 0, ends[owner - 1], 0)) * self.sequence
@@ -73,7 +73,7 @@ class Windows:
 
 
 def split(arrays: Sequence[NDArray[Any]], part: float) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
-    """The arrays without their last `part` of tokens, and that part."""
+    """Split off the last fraction `part` of all tokens: (the arrays before, the arrays of that part)."""
     keep = round(sum(len(array) for array in arrays) * part)
     train, kept = list(arrays), list[NDArray[Any]]()
     while keep > 0 and train:

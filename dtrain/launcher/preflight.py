@@ -196,9 +196,7 @@ def _resume(plan: Plan) -> Iterable[str]:
     if plan.resume == "must" and not there:
         yield f"resume=must: there is no checkpoint under {plan.out}. Type resume=auto to start from the beginning."
     if plan.resume == "never" and there:
-        yield (
-            f"resume=never: {plan.out} holds a run already. Type out=<another place>, or resume=auto to go on with it."
-        )
+        yield (f"resume=never: {plan.out} has a run already. Type out=<another place>, or resume=auto to continue it.")
 
 
 def _out(plan: Plan) -> Iterable[str]:

@@ -55,7 +55,7 @@ def test_a_checkpoint_in_the_place_of_another_is_passed_over(tmp_path: Path) -> 
     attempt(tmp_path, 7).parent.rename(tmp_path / "checkpoints/step-00000009")
     chosen, damaged = commit.newest(str(tmp_path))
     assert chosen and chosen[1]["step"] == 3
-    assert len(damaged) == 1 and "it is one of step 7" in damaged[0]
+    assert len(damaged) == 1 and "it is of step 7" in damaged[0]
 
 
 def test_a_commit_is_never_replaced(tmp_path: Path) -> None:
@@ -130,11 +130,11 @@ POSITIONS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "samples are more than the steps": (
         {"seen": 40},
-        "it has seen 40 samples, but 3 steps and 1 batches passed over, of 8 samples each, are 32",
+        "it has seen 40 samples, but 3 steps and 1 skipped batches of 8 samples are 32",
     ),
     "samples are fewer than the steps": (
         {"batch": 16},
-        "it has seen 32 samples, but 3 steps and 1 batches passed over, of 16 samples each, are 64",
+        "it has seen 32 samples, but 3 steps and 1 skipped batches of 16 samples are 64",
     ),
 }
 GUARD: dict[str, Any] = {"norms": [1.0, 1e30], "losses": [2.0, -1.0], "row": 0}
@@ -144,15 +144,15 @@ GUARDS: dict[str, tuple[dict[str, Any], str]] = {
     "norms are more than losses": ({"losses": []}, "facts.spikes has 2 norms and 0 losses"),
     "the row is negative": ({"row": -1}, "facts.spikes.row is -1, not an integer >= 0"),
 }
-PLAIN = "is no plain file name"
-COVERED = "w does not lie in its pieces once and whole"
+PLAIN = "is not a plain file name"
+COVERED = "the pieces of w do not cover it exactly once"
 HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "a path": ({"files": [SHARD | {"name": "../../../secret"}]}, PLAIN),
     "an absolute path": ({"files": [SHARD | {"name": "/etc/passwd"}]}, PLAIN),
     "a url": ({"files": [SHARD | {"name": "memory://x"}]}, PLAIN),
     "a name of another system": ({"files": [SHARD | {"name": "..\\secret"}]}, PLAIN),
     "a list as a name": ({"files": [SHARD | {"name": ["a"]}]}, "name is a list, not text"),
-    "one file twice": ({"files": [SHARD, SHARD]}, "stands in it twice"),
+    "one file twice": ({"files": [SHARD, SHARD]}, "is listed twice"),
     "a size below zero": ({"files": [SHARD | {"size": -1}]}, "size is -1, not an integer >= 0"),
     "a size that is no number": ({"files": [SHARD | {"size": float("nan")}]}, "size is nan, not an integer >= 0"),
     "a digest that is none": ({"files": [SHARD | {"sha256": None}]}, "damaged"),
@@ -176,7 +176,10 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "a piece of another number of dims": ({"pieces": [piece([0], [8])]}, COVERED),
     "an offset below zero": ({"pieces": [piece([-1, 0], [4, 2])]}, "is -1, not an integer >= 0"),
     "a piece of nothing": ({"pieces": [piece([0, 0], [4, 2], name="v")]}, "damaged"),
-    "a piece that lies nowhere": ({"pieces": [piece([0, 0], [4, 2], file="rank-1.safetensors")]}, "lies nowhere"),
+    "a piece that lies nowhere": (
+        {"pieces": [piece([0, 0], [4, 2], file="rank-1.safetensors")]},
+        "has no file or no tensor",
+    ),
     "a shape beyond all memory": (
         {"tensors": {"w": {"shape": [10**30, 10**30], "dtype": "torch.float32"}}},
         "a number too large",
@@ -221,7 +224,7 @@ def test_a_name_that_stands_twice_is_refused(tmp_path: Path) -> None:
     folder = attempt(tmp_path, 3)
     path = folder / commit.NAME
     path.write_text(path.read_text().replace('{"format": 1,', '{"format": 1, "step": 4,'))
-    with pytest.raises(commit.DamagedError, match="a name stands in it twice"):
+    with pytest.raises(commit.DamagedError, match="it has a name twice"):
         commit.read(str(folder))
 
 

@@ -180,7 +180,7 @@ def test_storage_that_does_not_answer_is_no_damage(two: Path, monkeypatch: pytes
 
 
 def test_what_is_larger_than_memory_is_read_and_verified_twice(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "HELD_BYTES", 300)
+    monkeypatch.setattr(load, "KEPT_BYTES", 300)
     seen, reads, read = Held(0, 9), list[str](), load.read_file
     monkeypatch.setattr(load, "read_file", lambda where, file: reads.append(where) or read(where, file))  # type: ignore[func-returns-value]
     checkpoint(two).restore(state(seen))
@@ -232,7 +232,7 @@ def test_a_file_that_is_not_what_the_commit_says_is_refused(
     tmp_path: Path, tensors: dict[str, torch.Tensor], pieces: dict[str, Any]
 ) -> None:
     url, target = hostile(tmp_path, tensors, **pieces), torch.zeros(6, 1)
-    with pytest.raises(commits.DamagedError, match="is not what the commit says"):
+    with pytest.raises(commits.DamagedError, match="does not match the commit"):
         Reading(url, find(url)[1], {"model.1": target}).verify()
 
 

@@ -101,7 +101,7 @@ def test_two_copies_are_kept_and_what_died_before_goes(tmp_path: Path) -> None:
     assert on_mesh(go_on, dp_shard=2)[0] == [4, 8, 8, 8], "what they came from stays until there are two new ones"
 
 
-@pytest.mark.parametrize("at", [(torch, "_foreach_copy_"), (memory, "_appear")], ids=["bytes", "description"])
+@pytest.mark.parametrize("at", [(torch, "_foreach_copy_"), (memory, "_write_atomically")], ids=["bytes", "description"])
 def test_a_rank_killed_in_the_middle_of_a_copy_costs_that_copy_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: Any
 ) -> None:

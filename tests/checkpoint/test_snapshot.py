@@ -78,5 +78,5 @@ def test_a_rank_copies_what_it_is_the_one_to_write() -> None:
 
 
 def test_a_type_without_a_name_in_the_format_is_refused_by_name() -> None:
-    with pytest.raises(StoreError, match=r"cannot save odd: a checkpoint has no name for torch\.complex128"):
+    with pytest.raises(StoreError, match=r"cannot save odd: safetensors has no dtype for torch\.complex128"):
         Snapshot(0, FIRST).take({"odd": torch.zeros(2, dtype=torch.complex128)})

@@ -359,7 +359,7 @@ def test_what_could_not_be_read_is_not_committed(tmp_path: Path) -> None:
             kept_back = {piece: lost.pop(piece)}
         url = checkpoint.save(state)
         with pytest.raises(
-            StoreError, match=r"cannot save to .*: optim\.[\w.]+ does not lie in its pieces once and whole"
+            StoreError, match=r"cannot save to .*: the pieces of optim\.[\w.]+ do not cover it exactly once"
         ):
             checkpoint.wait()
         assert last(checkpoint).kind == "failed"

@@ -84,7 +84,7 @@ def test_what_is_no_number_is_refused_with_what_to_return() -> None:
     for value, said in (
         ("abc", "encode it first"),
         (None, "-100 for a target"),
-        ([[1], [2, 3]], "no array"),
+        ([[1], [2, 3]], "not an array"),
         ({1, 2}, "names"),
         ((torch.ones(2),), "names"),
     ):
@@ -181,7 +181,7 @@ def test_what_is_no_row_is_not_padded() -> None:
 
 
 def test_fractions_that_cannot_say_that_they_do_not_count_are_not_padded() -> None:
-    with pytest.raises(WordsError, match="targets are fractions"):
+    with pytest.raises(WordsError, match="targets are floats"):
         stack([(torch.ones(n), torch.ones(n)) for n in (2, 4)], pad=0, length=None)
 
 

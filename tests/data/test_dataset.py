@@ -114,7 +114,7 @@ def test_what_cannot_be_read_is_refused() -> None:
         Dataset([])
     with pytest.raises(WordsError, match=r"data\.workers=-1"):
         Dataset(Squares(), workers=-1)
-    with pytest.raises(WordsError, match="Give several parts names"):
+    with pytest.raises(WordsError, match="Return several parts as a mapping"):
         take(Dataset([((torch.ones(2), torch.ones(2)), 1)] * 3), [0])
 
 
@@ -295,7 +295,7 @@ def test_a_sample_that_is_not_there_is_named_with_the_length(workers: int) -> No
     source = Dataset(Overstated(), holdout=0, workers=workers)
     with pytest.raises(
         IndexError,
-        match=r"Overstated has no sample 8, and its __len__ says 9, so there are samples 0 to 8 \(list index out of range\)",
+        match=r"Overstated has no sample 8, but its __len__ is 9, so it must have samples 0 to 8 \(list index out of range\)",
     ):
         source.take(np.arange(9), np.zeros(9, dtype=np.int64))
 
@@ -306,5 +306,5 @@ def test_a_length_that_the_class_states_is_the_one_there_is() -> None:
 
     whole, other = Faces([(1.0, 1.0)] * 8), Faces([(1.0, 1.0)] * 5)
     assert len(Dataset(whole, holdout=0.25)) == 6 and len(Dataset(whole, holdout_dataset=other).holdout() or ()) == 5
-    with pytest.raises(WordsError, match="Faces states samples = 8 in its about, and its __len__ says 5"):
+    with pytest.raises(WordsError, match="Faces states samples = 8 in its about, but its __len__ is 5"):
         Dataset(other)

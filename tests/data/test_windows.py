@@ -67,7 +67,7 @@ def test_a_split_loses_no_token(part: float) -> None:
 
 
 def test_too_few_tokens_are_refused_with_what_to_type() -> None:
-    with pytest.raises(PreflightError, match=r"7 tokens are less than one sample.*Type a smaller data\.sequence"):
+    with pytest.raises(PreflightError, match=r"7 tokens are too few for one sample.*Type a smaller data\.sequence"):
         windows(np.arange(7))
 
 

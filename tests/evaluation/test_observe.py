@@ -69,14 +69,14 @@ def test_an_extra_state_is_told_before_the_first_step(tmp_path: Path) -> None:
 
 def test_a_parameter_that_comes_late_is_refused_before_a_checkpoint_that_nothing_could_load(tmp_path: Path) -> None:
     plan = plan_of(tmp_path / "run", "model._target_=wrong_models.Late", *WORDS, "devices=1", "strategy=single")
-    with pytest.raises(RankFailed, match="the model has got or lost parameters or buffers while it trained: late"):
+    with pytest.raises(RankFailed, match="the model gained or lost parameters or buffers while it trained: late"):
         ranks(1, train, plan)
     assert not list((tmp_path / "run").glob("checkpoints/*/*/COMMIT.json"))
 
 
 def test_a_buffer_of_the_first_forward_is_refused_after_the_first_step(tmp_path: Path) -> None:
     plan = plan_of(tmp_path / "run", "model._target_=wrong_models.Lazy", *WORDS, "devices=1", "strategy=single")
-    with pytest.raises(RankFailed, match="the model has got or lost parameters or buffers while it trained: scale"):
+    with pytest.raises(RankFailed, match="the model gained or lost parameters or buffers while it trained: scale"):
         ranks(1, train, plan)
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) <= 1
 

@@ -1,1 +1,1 @@
-"""Every word a user can say: its schema, its grammar, its files, its constraints."""
+"""The words of the command line: their schema, grammar, files and constraints."""

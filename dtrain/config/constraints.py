@@ -1,8 +1,8 @@
-"""Constraints on an argument, as a YAML file states them: `int >= 1 steps`, `number >= 0 and < 1`, `[forward, never]`,
+"""Constraints on an argument, as written in YAML files: `int >= 1 steps`, `number >= 0 and < 1`, `[forward, never]`,
 `text or null`.
 
-A list is a choice. Otherwise alternatives are separated by `or`: a range (`int` or `number`, its bounds, its unit),
-`list of [count] <alternative>`, one of KINDS, or a word that stands for itself.
+A list is a choice. Otherwise alternatives are separated by `or`: a range (`int` or `number`, bounds, unit), `list of
+[count] <alternative>`, one of KINDS, or a literal word.
 """
 
 import math
@@ -21,7 +21,7 @@ RANGE = re.compile(
 )
 BETWEEN = re.compile(r"(\d{1,7}):(\d{1,7})")
 CLOCK = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d\d(?:\.\d+)?)")
-"""Minutes and seconds, with hours, with days, as Slurm writes them."""
+"""[[days-]hours:]minutes:seconds, as in Slurm."""
 SCALES = {"%": 0.01, "k": 1_000, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000, "B": 1_000_000_000}
 BYTES = (
     SCALES
@@ -39,7 +39,8 @@ NONE = ("none", "null", "nil", "no", "off", "false", "~", "")
 """Spellings of null."""
 
 
-UNSAID: Any = object()
+NO_SUGGESTION: Any = object()
+"""Result of `instead` if there is nothing to suggest."""
 
 
 def is_number(value: Any) -> bool:
@@ -59,8 +60,8 @@ def _is_band(value: Any) -> bool:
 
 
 def _between(value: str) -> bool:
-    found = BETWEEN.fullmatch(value)
-    return found is not None and 1 <= int(found[1]) <= int(found[2])
+    match = BETWEEN.fullmatch(value)
+    return match is not None and 1 <= int(match[1]) <= int(match[2])
 
 
 KINDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
@@ -74,7 +75,7 @@ KINDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
         "hours:minutes:seconds",
         lambda value: isinstance(value, str) and re.fullmatch(rf"{CLOCK.pattern}|\d+(\.\d+)?", value) is not None,
     ),
-    "between": ("from how many to how many, such as 1:2", lambda value: isinstance(value, str) and _between(value)),
+    "between": ("a range <fewest>:<most>, such as 1:2", lambda value: isinstance(value, str) and _between(value)),
     "band": ("[lowest, highest], null for an open end", _is_band),
     "any": ("a value", lambda value: True),
 }
@@ -82,7 +83,7 @@ KINDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 
 @dataclass(frozen=True)
 class Range:
-    """Finite numbers from `low` to `high`; `above` and `below`: without that end."""
+    """Finite numbers from `low` to `high`; `above` and `below` exclude that end."""
 
     whole: bool
     low: float
@@ -106,7 +107,7 @@ class Range:
         return f"{'an integer' if self.whole else 'a number'} {self.bounds()}".rstrip() + self._in_unit()
 
     def say_many(self, count: int) -> str:
-        """As the items of a list; `count`: how many it has, or 0."""
+        """The same for the items of a list of `count` numbers; 0: of any length."""
         kind = "integers" if self.whole else "numbers"
         bounds = f", each {self.bounds()}" if self.bounds() else ""
         return f"{count or 'a list of'} {kind}{bounds}{self._in_unit()}"
@@ -121,16 +122,16 @@ class Range:
         return f", in {self.unit}" if self.unit else ""
 
     def nearest(self, value: Any) -> float | None:
-        """The number that `value` is nearest to or was meant as, if it can be told."""
-        found = SCALED.fullmatch(value.strip()) if isinstance(value, str) else None
+        """The allowed number that `value` probably means, or the nearest one; None if it is no number."""
+        match = SCALED.fullmatch(value.strip()) if isinstance(value, str) else None
         try:
             scales = {"seconds": SECONDS, "bytes": BYTES, "GiB": GIB}.get(self.unit, SCALES)
-            number = float(found[1].replace("_", "")) * scales.get(found[2], 1) if found else float(value)
+            number = float(match[1].replace("_", "")) * scales.get(match[2], 1) if match else float(value)
         except (TypeError, ValueError, OverflowError):
             return None
         if not math.isfinite(number) or isinstance(value, bool):
             return None
-        if self.whole and number < 1 and found and found[2] == "%":
+        if self.whole and number < 1 and match and match[2] == "%":
             return None
         number = min(max(number, self.low), self.high)
         number = round(number) if self.whole or float(number).is_integer() else number
@@ -139,7 +140,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Many:
-    """A list, of `count` items if that is not 0."""
+    """A list of `count` items; 0: of any length."""
 
     count: int
     item: "Range | str"
@@ -175,11 +176,11 @@ def _alternative(text: str) -> Kind:
         item = _alternative(many[2])
         assert not isinstance(item, Many)
         return Many(int(many[1] or 0), item)
-    found = RANGE.fullmatch(text)
-    if not found:
+    match = RANGE.fullmatch(text)
+    if not match:
         return text
-    low, high = float(found["low"] or -math.inf), float(found["high"] or math.inf)
-    return Range(found["kind"] == "int", low, high, found["over"] == ">", found["under"] == "<", found["unit"] or "")
+    low, high = float(match["low"] or -math.inf), float(match["high"] or math.inf)
+    return Range(match["kind"] == "int", low, high, match["over"] == ">", match["under"] == "<", match["unit"] or "")
 
 
 def kinds(allowed: Any) -> tuple[Kind, ...]:
@@ -187,12 +188,12 @@ def kinds(allowed: Any) -> tuple[Kind, ...]:
 
 
 def fits(value: Any, allowed: Any) -> bool:
-    """Whether `value` is one of what is allowed."""
+    """Whether `value` is allowed."""
     return any(_holds(kind, value) for kind in kinds(allowed))
 
 
 def wants_text(number: float, allowed: Any) -> bool:
-    """Whether a number that was typed is meant as text."""
+    """Whether a typed number is meant as text."""
     texts = ("text", "some text")
     return any(kind in texts for kind in kinds(allowed)) and not any(
         kind not in texts and _holds(kind, number) for kind in kinds(allowed)
@@ -201,19 +202,18 @@ def wants_text(number: float, allowed: Any) -> bool:
 
 def say(allowed: Any) -> str:
     """`an integer >= 1, in steps, or null`."""
-    said = [_say(kind) for kind in kinds(allowed)]
-    return said[0] if len(said) == 1 else ", ".join(said[:-1]) + f" or {said[-1]}"
+    names = [_say(kind) for kind in kinds(allowed)]
+    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + f" or {names[-1]}"
 
 
 def instead(value: Any, allowed: Any, default: Any = None) -> Any:
-    """The allowed value that is nearest to what was typed; else the default, or the first choice; UNSAID when nothing
-    can be told.
+    """Suggest the allowed value nearest to what was typed, otherwise the default or the first choice; NO_SUGGESTION if
+    there is none.
     """
     choices = choices_of(allowed)
     near = get_close_matches(str(value).lower(), choices, n=1, cutoff=0.6)
-    numbers = [
-        found for kind in kinds(allowed) if isinstance(kind, Range) and (found := kind.nearest(value)) is not None
-    ]
+    ranges = [kind for kind in kinds(allowed) if isinstance(kind, Range)]
+    numbers = [number for kind in ranges if (number := kind.nearest(value)) is not None]
     ends = BETWEEN.fullmatch(str(value)) if "between" in kinds(allowed) else None
     if ends:
         return ":".join(sorted(ends.groups(), key=int))
@@ -226,16 +226,16 @@ def instead(value: Any, allowed: Any, default: Any = None) -> Any:
         return typed(near[0]) if near else numbers[0]
     if default is not None and fits(default, allowed):
         return default
-    return typed(choices[0]) if choices else UNSAID
+    return typed(choices[0]) if choices else NO_SUGGESTION
 
 
 def listed(value: Any) -> list[Any]:
-    """The items of a text that is meant as a list: with commas, with brackets of any kind."""
+    """The items of a text that is meant as a list, with commas and optional brackets."""
     return [typed(item.strip(" '\"")) for item in value.strip("[]() ").split(",")] if isinstance(value, str) else []
 
 
 def choices_of(allowed: Any) -> list[str]:
-    """The words that may be typed."""
+    """The allowed words."""
     named = [kind for kind in kinds(allowed) if isinstance(kind, str) and kind not in KINDS]
     return named + ["true", "false"] * ("bool" in kinds(allowed)) + ["null"] * ("null" in kinds(allowed))
 
@@ -253,7 +253,7 @@ def _say(kind: Kind) -> str:
 
 
 def of_type(value: Any) -> str:
-    """The constraint of a default of which nothing else is known."""
+    """A constraint derived from a default value, for arguments without a stated one."""
     if isinstance(value, Mapping):
         return "mapping"
     table: Sequence[tuple[type, str]] = (

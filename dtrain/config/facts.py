@@ -1,5 +1,5 @@
-"""The facts of a part: what its word states in `_about_`, or its class in `about`. Whoever decides or predicts reads
-these, never a name.
+"""The facts of a part: properties that its word states in `_about_`, or its class in `about`. Decisions and predictions
+depend on these, never on a name.
 """
 
 from collections.abc import Iterator, Mapping
@@ -8,12 +8,12 @@ from typing import Any
 from dtrain.config import constraints
 
 Part = Mapping[str, Any]
-"""`{"_target_": "dtrain.optim.adamw.build", **arguments}`: data until a rank builds it."""
+"""`{"_target_": "dtrain.optim.adamw.build", **arguments}`: plain data until a rank builds it."""
 
 KEPT = ("whole", "rows", "columns", "count")
-"""Tensors that an optimizer keeps of a parameter: like it, one number for each row or column, or one number."""
+"""Kinds of optimizer state per parameter: of its shape, one number per row or column, or one number."""
 OF = ("hidden", "matrices", "every")
-"""Parameters of which it keeps the same: hidden matrices, other matrices, every parameter."""
+"""Classes of parameters with the same optimizer state: hidden matrices, other matrices, every parameter."""
 _KEEPS = ["all", "products", "inputs"]
 FACTS: Mapping[str, Mapping[str, Any]] = {
     "strategy": {
@@ -34,11 +34,11 @@ FACTS: Mapping[str, Mapping[str, Any]] = {
     "data": {"gives": ["tokens", "samples", "any"], "dense": "bool", "loading": ["thread", "block", "step"]},
     "launcher": {"where": ["here", "around"], "most": "int >= 1"},
 }  # fmt: skip
-"""Group -> fact -> the values it may have, in the words of dtrain/config/constraints.py."""
+"""Group -> fact -> allowed values, in the syntax of dtrain/config/constraints.py."""
 
 
 def wrong(group: str, part: Part) -> Iterator[str]:
-    """A sentence for each fact that is stated with a value that means nothing."""
+    """A sentence for each fact with an invalid value."""
     for name, allowed in FACTS.get(group, {}).items():
         value = about(part).get(name)
         if value is None:
@@ -47,8 +47,8 @@ def wrong(group: str, part: Part) -> Iterator[str]:
             yield f"{part['_target_']} states {name}={value!r}: {name} is {constraints.say(allowed)}."
         elif name == "state" and not _is_state(value):
             yield (
-                f"{part['_target_']} states state={value!r}: it has for each of {', '.join(OF)} a list of "
-                f"{', '.join(KEPT)}, or {{'whole': 'momentum'}} where that argument is not 0; every is needed."
+                f"{part['_target_']} states state={value!r}: it maps any of {', '.join(OF)} to a list of "
+                f"{', '.join(KEPT)}, or {{'whole': 'momentum'}} if it depends on that argument; every is required."
             )
 
 
@@ -62,11 +62,11 @@ def _is_state(value: Mapping[str, Any]) -> bool:
 
 
 def about(part: Part) -> Mapping[str, Any]:
-    """The facts alone; they are no arguments."""
+    """The facts of a part, without its arguments."""
     facts: Mapping[str, Any] = part.get("_about_") or {}
     return facts
 
 
 def fact(part: Part, name: str, default: Any = None) -> Any:
-    """One fact; an argument of its name, such as `reshard` of fsdp, is that fact."""
+    """One fact of a part; an argument of the same name, such as `reshard` of fsdp, takes precedence."""
     return part[name] if name in part else about(part).get(name, default)

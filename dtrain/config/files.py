@@ -1,6 +1,6 @@
-"""The words at hand: what the YAML files of conf/ and recipes/ say, each read once. Without Hydra, OmegaConf and torch.
+"""Reads the available words from the YAML files of conf/ and recipes/, each once, without Hydra, OmegaConf and torch.
 
-`python -m dtrain --help` shows them, `python -m dtrain optim --help` what the words of a group take.
+`python -m dtrain --help` lists them, `python -m dtrain optim --help` shows the arguments of the words of a group.
 """
 
 import re
@@ -30,12 +30,12 @@ Loader.add_implicit_resolver(
 
 
 def folder(name: str) -> Path:
-    """conf/, recipes/ or project/: inside the package when installed as a wheel, beside it in a checkout."""
+    """Path of conf/, recipes/ or project/: inside the package if installed as a wheel, next to it in a checkout."""
     here = Path(dtrain.__file__).resolve().parent
     for path in (here / name, here.parent / name):
         if path.is_dir():
             return path
-    raise WordsError(f"dtrain is not installed whole: there is no {name}/ inside or beside {here}.")
+    raise WordsError(f"the installation of dtrain is incomplete: no {name}/ inside or next to {here}.")
 
 
 _beside: list[Path] = []
@@ -43,7 +43,7 @@ _beside: list[Path] = []
 
 @contextmanager
 def beside(folders: Sequence[Path]) -> Iterator[None]:
-    """Inside, the words of these folders are at hand as well, behind ours."""
+    """Make the words of these folders available inside the context; dtrain's own words take precedence."""
     before = [*_beside]
     try:
         _set_beside(folders)
@@ -59,7 +59,7 @@ def _set_beside(folders: Sequence[Path]) -> None:
 
 
 def path(group: str, word: str) -> Path:
-    """The file of a word; ours comes before another of its name."""
+    """The file of a word; dtrain's own takes precedence over another of the same name."""
     places = [place / group / f"{word}.yaml" for place in (folder("conf"), *_beside)]
     return next((place for place in places if place.is_file()), places[0])
 
@@ -68,11 +68,11 @@ def path(group: str, word: str) -> Path:
 def groups() -> Mapping[str, list[str]]:
     """group -> its words."""
     ours = [path.name for path in folder("conf").iterdir() if path.is_dir()]
-    found = {
+    words_of = {
         name: sorted({file.stem for place in (folder("conf"), *_beside) for file in (place / name).glob("*.yaml")})
         for name in ours
     }
-    return {group: words for group, words in found.items() if words and not group.startswith("_")}
+    return {group: words for group, words in words_of.items() if words and not group.startswith("_")}
 
 
 @cache
@@ -81,9 +81,9 @@ def recipes() -> Mapping[str, Path]:
 
 
 def node(group: str, word: str) -> Node:
-    """The arguments of a word as its file has them: a copy."""
-    made: Node = copied(_node(group, word))
-    return made
+    """A copy of the arguments in the file of a word."""
+    arguments: Node = copied(_node(group, word))
+    return arguments
 
 
 @cache
@@ -106,15 +106,15 @@ def copied(value: Any) -> Any:
 
 
 def sentences(path: Path) -> dict[str, str]:
-    """dotted key -> the comment behind it; under the empty key, the comment that the file begins with."""
-    found: dict[str, str] = {}
+    """dotted key -> the comment after it; the empty key has the first comment of the file."""
+    comments: dict[str, str] = {}
     above: list[tuple[int, str]] = []
     for line in path.read_text("utf-8").splitlines():
         key = re.match(r"( *)([\w]+):", line)
         _, _, comment = line.partition(" # ")
         if line.startswith("# ") and not line.startswith("# @package"):
-            found.setdefault("", line[2:])
+            comments.setdefault("", line[2:])
         elif key:
             above = [entry for entry in above if entry[0] < len(key[1])] + [(len(key[1]), key[2])]
-            found[".".join(name for _, name in above)] = comment
-    return found
+            comments[".".join(name for _, name in above)] = comment
+    return comments

@@ -1,13 +1,13 @@
-"""Values as text: the plain part of Hydra's override grammar, read without Hydra.
+"""Parses values in the plain part of Hydra's override grammar, without Hydra.
 
-Numbers, true, false, null, text, quotes, lists, mappings, and several values by comma. Functions such as range(1,4),
-escapes and interpolations are Hydra's to read; whatever neither can read is text.
+Supported: numbers, true, false, null, text, quotes, lists, mappings, and several values separated by commas. Functions
+such as range(1,4), escapes and interpolations are left to Hydra; whatever neither can parse is text.
 """
 
 import re
 from typing import Any
 
-# https://github.com/facebookresearch/hydra/blob/main/hydra/grammar/OverrideLexer.g4 says what each of these is
+# as in https://github.com/facebookresearch/hydra/blob/main/hydra/grammar/OverrideLexer.g4
 INT = re.compile(r"[+-]?(?:0|[1-9](?:_?\d)*)", re.ASCII)
 POINT = r"(?:(?:0|[1-9](?:_?\d)*)\.|(?:0|[1-9](?:_?\d)*)?\.\d(?:_?\d)*)"
 FLOAT = re.compile(rf"[+-]?(?:(?:0|[1-9](?:_?\d)*|{POINT})e[+-]?\d(?:_?\d)*|{POINT}|inf|nan)", re.ASCII | re.IGNORECASE)
@@ -21,11 +21,11 @@ NAMED = {"true": True, "false": False, "null": None}
 
 
 class Unread(ValueError):
-    """The text is no value of the grammar."""
+    """The text is not a value of the grammar."""
 
 
 def read(text: str) -> list[Any]:
-    """The values that `text` lists by comma, which are one for most. Raises Unread."""
+    """Parse the values in `text`, usually one, otherwise separated by commas. Raises Unread."""
     values, at = [], 0
     while True:
         value, at = _element(text, at, 0)
@@ -37,13 +37,13 @@ def read(text: str) -> list[Any]:
 
 
 def typed(text: str) -> Any:
-    """A number, true, false or null when all of the text is one; else the text."""
+    """The number, true, false or null that the whole text spells; otherwise the text."""
     try:
         if INT.fullmatch(text):
             return int(text)
         if FLOAT.fullmatch(text):
             return float(text)
-    except ValueError:  # more digits than Python reads
+    except ValueError:  # more digits than Python converts
         return text
     return NAMED.get(text.lower(), text) if text.isascii() else text
 
@@ -59,10 +59,10 @@ def _element(text: str, at: int, depth: int) -> tuple[Any, int]:
     quoted = QUOTED.match(text, at)
     if quoted:
         return quoted[1] if quoted[2] is None else quoted[2], quoted.end()
-    found = PRIMITIVE.match(text, at)
-    if not found:
+    primitive = PRIMITIVE.match(text, at)
+    if not primitive:
         raise Unread(text)
-    return typed(found[0].strip(" \t")), found.end()
+    return typed(primitive[0].strip(" \t")), primitive.end()
 
 
 def _sequence(text: str, at: int, depth: int) -> tuple[list[Any], int]:

@@ -1,9 +1,9 @@
-"""The pages of `--help`: the command, or the words of a group with what each argument may be. Read off files, without
-torch and OmegaConf.
+"""The pages of `--help`: the overview, or the words of a group with the allowed values of each argument. Read from
+files, without torch and OmegaConf.
 
 dtrain --help              verbs, groups, recipes, examples
 dtrain optim --help        dtrain help optim optim=sgd: words, arguments, defaults, allowed values, your own parts
-dtrain runs --help         what stands at the top of dtrain/verb/runs.py
+dtrain runs --help         the docstring of dtrain/verb/runs.py
 """
 
 import ast
@@ -26,25 +26,25 @@ dtrain model --help                               the words of a group, and what
 """
 WIDTH = 150
 YOURS = {
-    "model": "an nn.Module, or a function that makes one; its arguments are words, too: model.width=64",
-    "data": "samples that load themselves (dtrain/data/__init__.py); rows that you have need none of it: data=dataset "
-    "data.dataset._target_=mypkg.Faces",
+    "model": "an nn.Module, or a function that returns one; its arguments are words too: model.width=64",
+    "data": "a source of samples (dtrain/data/__init__.py); for a map-style dataset type data=dataset "
+    "data.dataset._target_=mypkg.Faces instead",
     "objective": "has inputs(batch), count(batch), loss(outputs, batch) -> Loss(sum, metrics) and unit "
-    "(dtrain/objective/__init__.py); one derived from a word's class, "
-    "such as dtrain.objective.classification.Classification, says what differs alone; a batch holds inputs and targets",
-    "optim": "a function of the model that gives a torch optimizer, of groups with other values if you like: def "
+    "(dtrain/objective/__init__.py); it may derive from the class of a word, such as "
+    "dtrain.objective.classification.Classification, and override only what differs; a batch has inputs and targets",
+    "optim": "a function of the model that returns a torch optimizer, with parameter groups if you like: def "
     "optimizer(model, lr=1e-3)",
-    "schedule": "takes steps, those of the whole run; has factor(step), from step 0: what the lr of each group is "
-    "multiplied with",
-    "logger": "takes out and steps; has log(step, row), note(text) and close(), and, if it likes, begin(facts), which "
-    "is told the words first; lives on rank 0",
-    "strategy": "has shard, wrap and sync (dtrain/strategy/__init__.py), and states how it holds state, "
+    "schedule": "takes steps, the length of the run; has factor(step), with step from 0, which multiplies the lr "
+    "of each group",
+    "logger": "takes out and steps; has log(step, row), note(text) and close(), and optionally begin(facts), which is "
+    "called first with the words; runs on rank 0",
+    "strategy": "has shard, wrap and sync (dtrain/strategy/__init__.py), and states how it stores state, "
     "about = {'fill': 'dp_shard', 'holds': 'shards', 'reshard': 'forward', 'reduce': 'last'}",
     "hook": "has every, in steps, and __call__(info) on all ranks: info.forward(inputs) runs the model, "
-    "dtrain/hook/__init__.py lists the rest; numbers it returns by "
-    "name are figures",
+    "dtrain/hook/__init__.py lists the rest; a returned mapping "
+    "of names to numbers is logged as figures",
 }
-"""Group -> what a part of one's own is, in a package that `trust` names."""
+"""Group -> requirements on a user's own part, in a package that `trust` names."""
 
 
 def overview() -> str:
@@ -62,15 +62,13 @@ def overview() -> str:
 
 
 def about(topics: Sequence[str]) -> str:
-    """Pages of the groups, words (`optim=sgd`), keys, arguments, verbs and recipes among `topics`; the overview when
-    there are none. Raises WordsError.
+    """Pages of the groups, words (`optim=sgd`), keys, arguments, verbs and recipes in `topics`; the overview if there
+    are none. Raises WordsError for an unknown topic.
     """
     pages = {topic: [*_page(*topic.partition("=")[::2])] for topic in topics}
     own = {word for topic in topics if topic in VERBS for word in re.findall(r"[\w-]+", _verb(topic))}
     unknown = [
-        topic
-        for topic, found in pages.items()
-        if not found and "=" not in topic and topic[0] != "-" and topic not in own
+        topic for topic, page in pages.items() if not page and "=" not in topic and topic[0] != "-" and topic not in own
     ]
     if unknown:
         words = dict.fromkeys(word for words in files.groups().values() for word in words)
@@ -85,16 +83,15 @@ def about(topics: Sequence[str]) -> str:
         near = {topic: nearest(topic, known) for topic in unknown}
         raise WordsError(
             *(
-                f"help {topic}: there is nothing of this "
-                f"name.{hint if 'Did you' in hint else ' dtrain --help lists all.'}"
+                f"help {topic}: there is no such topic.{hint if 'Did you' in hint else ' dtrain --help lists all.'}"
                 for topic, hint in near.items()
             )
         )
-    return "\n".join(page for found in pages.values() for page in found) or overview()
+    return "\n".join(page for parts in pages.values() for page in parts) or overview()
 
 
 def _arguments(group: str) -> Iterable[str]:
-    """Of all words of a group."""
+    """Names of the arguments of all words of a group."""
     return dict.fromkeys(name for word in files.groups()[group] for name in files.node(group, word) if name[0] != "_")
 
 
@@ -119,16 +116,16 @@ def _page(topic: str, word: str) -> Iterable[str]:
 
 
 def _verb(verb: str) -> str:
-    """The docstring of its file, and the keys of the same name."""
+    """The page of a verb: the docstring of its file, and the keys of the same name."""
     source = (Path(__file__).parents[1] / "verb" / f"{verb}.py").read_bytes()
     return "\n".join([f"{ast.get_docstring(ast.parse(source))}\n", *_keys(verb)])
 
 
 def _keys(topic: str) -> Iterable[str]:
-    """A plain key, or those that begin so."""
-    found = [key for key in ALLOWED if key == topic or key.startswith(f"{topic}.")]
-    if found:
-        yield "\n".join(_row(key, default(key), ALLOWED[key], SENTENCES[key]) for key in found) + "\n"
+    """The page of a plain key, or of all keys with this prefix."""
+    names = [key for key in ALLOWED if key == topic or key.startswith(f"{topic}.")]
+    if names:
+        yield "\n".join(_row(key, default(key), ALLOWED[key], SENTENCES[key]) for key in names) + "\n"
     for key in NAMED.keys() & {topic}:
         yield "".join("\n".join(_word(NAMED[key], word)) + "\n" for word in files.groups()[NAMED[key]])
 
@@ -142,7 +139,7 @@ def _yours(group: str) -> Iterable[str]:
 
 
 def _word(group: str, word: str, only: str = "") -> Iterable[str]:
-    """The page of a word, or what it says of one argument."""
+    """The page of a word, or its row for one argument."""
     part = files.node(group, word)
     sentences = files.sentences(files.path(group, word))
     yield f"{group}={word}  {sentences.get('', '')}"

@@ -1,5 +1,5 @@
-"""The schema: one row per key, with its type, range, default, scope and sentence; help, validation, conf/config.yaml
-and the identity of a run are read off it.
+"""The schema: one row per key, with its type, range, default, scope and sentence. Help, validation, conf/config.yaml
+and the identity of a run are derived from it.
 
     python -m dtrain.config.schema > conf/config.yaml
 """
@@ -29,51 +29,51 @@ GROUPS = (
     "launcher", "backend", "strategy", "precision", "remat", "compile", "model", "data", "objective", "optim",
     "schedule", "checkpoint", "logger", "hook", "cluster",
 )  # fmt: skip
-"""Folders of conf/; one word of each makes a run (logger and hook take a list of words)."""
+"""Folders of conf/; a run has one word of each (logger and hook take a list of words)."""
 
 VERBS = {
     "train": "run it (the default, so it may be left out); -m for a sweep",
-    "plan": "what would happen, without doing it",
-    "evaluate": "held-out loss of a run's newest checkpoint",
-    "generate": "text from a run's newest checkpoint",
-    "verify": "a few steps of it, stopped and resumed, against one process",
-    "recipes": "complete runs at hand, or in a folder or at a URL",
-    "checkpoint": "ls, verify, export: what was saved",
-    "import": "a config of another tool as a recipe",
-    "doctor": "what this machine, a storage and the ranks of the words can do",
-    "runs": "runs in a folder or at a URL: when, what was changed, how far, how good; best, rm",
-    "diff": "what differs between runs, recipes or lists of words",
-    "new": "a small project of your own in a new folder: a model, a dataset, a recipe and a test",
-    "completion": "bash, zsh or fish: a script with which the shell completes all of this",
+    "plan": "show what would happen, without running it",
+    "evaluate": "compute the held-out loss of a run's newest checkpoint",
+    "generate": "generate text with a run's newest checkpoint",
+    "verify": "compare a few steps, stopped and resumed, with one process; check `expect`",
+    "recipes": "list recipes: complete runs that come with dtrain, in a folder or at a URL",
+    "checkpoint": "ls, verify or export the checkpoints of a run",
+    "import": "convert a config of another tool into a recipe",
+    "doctor": "check this machine, the storage and the ranks of a run",
+    "runs": "list runs in a folder or at a URL: date, changed words, progress, figures; best, rm",
+    "diff": "show the differences between runs, recipes or lists of words",
+    "new": "create a small project in a new folder: a model, a dataset, a recipe and a test",
+    "completion": "print a completion script for bash, zsh or fish",
 }
-"""Verb -> its sentence; one file of dtrain/verb/ each."""
+"""Verb -> its sentence; each is a file in dtrain/verb/."""
 NAMED = {"pipeline.schedule": "pipeline"}
 """Key -> the folder of conf/ whose words it takes."""
 LISTS = ("logger", "hook")
-"""Groups that take a list of words, each in a package of its own."""
+"""Groups that take a list of words; the arguments of each are under `<group>.<word>`."""
 
 Scope = Literal["mesh", "aside", "typed"]
 
 
 def key(allowed: Any, default: Any, sentence: str, scope: str = "") -> Any:
-    """One row of the schema: the values it allows (in the words of dtrain/config/constraints.py), its default, what it
-    means, and its scope, any of
+    """One row of the schema: allowed values (in the syntax of dtrain/config/constraints.py), default, meaning, and
+    scope, any of
 
-        mesh   a choice of the machine: another verb that reads the run makes its own
-        aside  changes no number: the same run with another value is the same run
-        typed  only a person may say it, no recipe
+        mesh   depends on the machine: another verb that reads the run chooses its own
+        aside  does not affect results: a run with another value is the same run
+        typed  set by the user only, never by a recipe
     """
-    made = {"default_factory": lambda: copy(default)} if isinstance(default, list | dict) else {"default": default}
-    return field(**made, metadata={"allowed": allowed, "sentence": sentence, "scope": scope})
+    options = {"default_factory": lambda: copy(default)} if isinstance(default, list | dict) else {"default": default}
+    return field(**options, metadata={"allowed": allowed, "sentence": sentence, "scope": scope})
 
 
 def section(kind: type, sentence: str, scope: str = "") -> Any:
-    """Rows with a name in common."""
+    """Rows with a common prefix."""
     return field(default_factory=kind, metadata={"sentence": sentence, "scope": scope})
 
 
 def group(word: str | list[str], scope: str = "") -> Any:
-    """A folder of conf/, of which the run without words takes `word`."""
+    """A folder of conf/ with its default `word`."""
     return field(default_factory=dict, metadata={"word": word, "scope": scope})
 
 
@@ -133,7 +133,7 @@ class Spike:
         "standard deviations above the mean; null: only NaN and infinity; auto: null for stop, 6 for skip and rewind",
     )
     window: int = key(
-        "int >= 8 steps", 128, "steps that the mean is taken over; before that many steps nothing is a jump"
+        "int >= 8 steps", 128, "steps over which the mean is taken; no spikes are detected before that many steps"
     )
 
 
@@ -156,7 +156,7 @@ class Evaluate:
 class Generate:
     prompt: str = key("some text", "def ", "text to continue")
     tokens: int = key("int >= 1 tokens", 400, "tokens to generate")
-    temperature: float = key("number >= 0", 0.8, "of sampling; 0: always the likeliest token")
+    temperature: float = key("number >= 0", 0.8, "sampling temperature; 0: always the most likely token")
 
 
 @dataclass
@@ -166,7 +166,7 @@ class Verify:
 
 @dataclass
 class Sweep:
-    out: str | None = key("text or null", None, "folder of the jobs of -m, one folder each")
+    out: str | None = key("text or null", None, "folder for the jobs of -m, one subfolder each")
 
 
 @dataclass
@@ -194,7 +194,7 @@ class Expect:
 
 @dataclass
 class Schema:
-    """The top level of what a user can say."""
+    """The top-level keys."""
 
     nodes: Any = key(
         "int >= 1 and <= 100000 or between",
@@ -208,8 +208,8 @@ class Schema:
     threads: Any = key(
         "int >= 1 and <= 1000 or auto",
         "auto",
-        "CPU threads of a rank, which decide the last bits of its numbers; auto: OMP_NUM_THREADS, or the cores of this "
-        "host shared by its ranks",
+        "CPU threads per rank, which affect the last bits of results; auto: OMP_NUM_THREADS, or the cores of this host "
+        "divided by its ranks",
         "mesh",
     )
     steps: int = key("int >= 1 steps", 1000, "optimizer steps of the whole run")
@@ -229,7 +229,7 @@ class Schema:
     accumulate: int | None = key(
         "int >= 1 and <= 1000000000 or null", None, "forwards per optimizer step on one rank", "mesh"
     )
-    seed: int = key("int >= 0", 0, "of every random stream")
+    seed: int = key("int >= 0", 0, "seed of all random numbers")
     clip: float | None = key("number > 0 or null", 1.0, "largest gradient norm; null: no clipping")
     ema: float | None = key(
         "number >= 0 and < 1 or null",
@@ -237,7 +237,7 @@ class Schema:
         "decay per step of an average of the weights, such as 0.999, which is saved and evaluated too; null: none",
     )
     out: str | None = key(
-        "text or null", None, "any fsspec URL; null: outputs/<a name made of the words>", "aside typed"
+        "text or null", None, "any fsspec URL; null: outputs/<name derived from the words>", "aside typed"
     )
     out_options: dict[str, Any] = key(
         "mapping",
@@ -248,13 +248,13 @@ class Schema:
     resume: str = key(
         ["auto", "never", "must"],
         "auto",
-        "auto: continue a run that is there; must: refuse to begin a new one; never: begin anew",
+        "auto: continue an existing run; must: refuse to start a new one; never: start over",
         "mesh aside",
     )
     init: str | None = key(
         "text or null",
         None,
-        "URL of a run or checkpoint whose weights training begins with; optimizer and position are new",
+        "URL of a run or checkpoint whose weights training starts from; optimizer and position are new",
         "mesh",
     )
     on_spike: str = key(
@@ -273,7 +273,7 @@ class Schema:
     time_limit: Any = key(
         "number > 0 seconds or clock or null",
         None,
-        "save and stop in time: seconds, or hours:minutes:seconds, since the command began",
+        "save and stop in time: seconds, or hours:minutes:seconds, since the start of the command",
         "aside",
     )
     grace: float = key("number >= 0 seconds", 30, "seconds of the time limit that are reserved for the save", "aside")
@@ -283,7 +283,7 @@ class Schema:
     pipeline: Pipeline = section(Pipeline, "how mesh.pp runs")
     tensor: Tensor = section(Tensor, "how mesh.tp runs")
     context: Context = section(Context, "how mesh.cp runs")
-    spike: Spike = section(Spike, "what counts as a jump for on_spike", "aside")
+    spike: Spike = section(Spike, "what counts as a spike for on_spike", "aside")
     log: Log = section(Log, "", "aside")
     evaluate: Evaluate = section(Evaluate, "")
     generate: Generate = section(Generate, "", "aside")
@@ -314,22 +314,22 @@ class Schema:
 
 @dataclass
 class Config(Schema):
-    """A composed Schema with where everything came from."""
+    """A composed Schema with the source of every value."""
 
     choices: dict[str, Any] = field(default_factory=dict)
     """group -> word, or list of words."""
     sources: dict[str, str] = field(default_factory=dict)
     """dotted key -> `command line` or the recipe that set it; absent: the default of its conf file."""
     history: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
-    """dotted key -> (value, source) of every word that another took the place of, the oldest first."""
+    """dotted key -> (value, source) of every word that was overridden, the oldest first."""
     unresolved: dict[str, str] = field(default_factory=dict)
-    """dotted key -> what was said, where that reads the environment."""
+    """dotted key -> text of a value that reads the environment."""
     options: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
-    """group -> word -> its arguments, for every group: what `auto` may pick from."""
+    """group -> word -> its arguments: the words that `auto` may choose from."""
 
 
 def _rows() -> Iterator[tuple[str, Field[Any]]]:
-    """(dotted key, its row) of every plain key."""
+    """(dotted key, row) of every plain key."""
     for top in fields(Schema):
         inner = top.default_factory
         if "allowed" in top.metadata:
@@ -342,7 +342,7 @@ ROWS: Mapping[str, Field[Any]] = dict(_rows())
 ALLOWED: Mapping[str, Any] = {name: row.metadata["allowed"] for name, row in ROWS.items()}
 SENTENCES: Mapping[str, str] = {name: row.metadata["sentence"] for name, row in ROWS.items()}
 WORDS: Mapping[str, Any] = {top.name: top.metadata["word"] for top in fields(Schema) if "word" in top.metadata}
-"""Group -> the word, or the words, of a run that says none."""
+"""Group -> its default word or words."""
 
 
 def default(name: str) -> Any:
@@ -364,7 +364,7 @@ def of_scope(scope: Scope) -> tuple[str, ...]:
 
 
 def document() -> str:
-    """conf/config.yaml."""
+    """The contents of conf/config.yaml."""
     lines = [HEADER, "defaults:", "  - schema # dtrain/config/schema.py: the types"]
     lines += [f"  - {name}: {_yaml(word)}" for name, word in WORDS.items()] + ["  - _self_", ""]
     for top in fields(Schema):

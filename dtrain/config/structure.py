@@ -1,8 +1,8 @@
-"""The shape of data that comes from a file: a table says what each place of it must be, and `fault` names the first
-place that is something else.
+"""Validates the structure of data from a file: a table lists the type of each key, and `fault` names the first
+mismatch.
 
 fault({"step": "ten"}, {"step": COUNT})        # "step is 'ten', not an integer >= 0"
-fault({}, {"step?": COUNT})                    # "": a key with ? may be missing; other keys are not judged
+fault({}, {"step?": COUNT})                    # "": a key with ? may be missing; other keys are ignored
 """
 
 import math
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 LARGEST = 1 << 62
-"""No count reaches it, so that the sum of two is still one for numpy and torch."""
+"""Upper bound of a count, so that the sum of two fits in an int64 of numpy or torch."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Each:
-    """A list of which each item has the shape `item`; of a mapping (`named`), each value."""
+    """A list whose items have the shape `item`; with `named`, a mapping whose values do."""
 
     item: Any
     named: bool = False
@@ -30,7 +30,7 @@ class Each:
 
 @dataclass(frozen=True)
 class Optional:
-    """Null, or what has this shape."""
+    """Null, or a value of this shape."""
 
     shape: Any
 
@@ -46,12 +46,12 @@ MAPPING = Kind("a mapping", lambda value: isinstance(value, dict))
 
 
 def fault(value: Any, shape: Any, place: str = "it") -> str:
-    """A clause about the first place where `value` is not as `shape` says; nothing when all is."""
+    """Describe the first place where `value` does not have `shape`; empty if there is none."""
     if isinstance(shape, Kind):
         return "" if shape.holds(value) else f"{place} is {_short(value)}, not {shape.name}"
     if isinstance(shape, Optional):
-        found = "" if value is None else fault(value, shape.shape, place)
-        return f"{found} or null" if found and isinstance(shape.shape, Kind) else found
+        problem = "" if value is None else fault(value, shape.shape, place)
+        return f"{problem} or null" if problem and isinstance(shape.shape, Kind) else problem
     if isinstance(shape, Each):
         if not isinstance(value, dict if shape.named else list):
             return f"{place} is {_short(value)}, not a {'mapping' if shape.named else 'list'}"
@@ -64,8 +64,8 @@ def fault(value: Any, shape: Any, place: str = "it") -> str:
         if name not in value:
             if name == key:
                 return f"{place} has no {name}"
-        elif found := fault(value[name], wanted, name if place == "it" else f"{place}.{name}"):
-            return found
+        elif problem := fault(value[name], wanted, name if place == "it" else f"{place}.{name}"):
+            return problem
     return ""
 
 

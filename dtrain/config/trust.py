@@ -1,8 +1,8 @@
-"""Which code may run: dtrain's own words, each in its group, the classes of torch.nn and torch.optim, and packages the
-user names.
+"""Decides which code may run: dtrain's own words, each in its group, the classes of torch.nn and torch.optim, and
+packages that the user trusts.
 
-Here names are judged, without importing anything; `dtrain.build` looks at the object behind a name once more. See what
-is refused with `dtrain plan model._target_=os.system`.
+Only names are checked here, without importing anything; `dtrain.build` checks the imported object again. To see a
+refusal: `dtrain plan model._target_=os.system`.
 """
 
 import re
@@ -20,26 +20,26 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "loop": ("dtrain.train.train",),
     "hook": ("dtrain.testing.faults.AtStep",),
 }
-"""Targets of ours that are no words of conf/. The fault is for the command line: a recipe from elsewhere may not name
-it.
+"""dtrain's own targets that are not words in conf/. The fault hook is for the command line: a recipe from elsewhere may
+not name it.
 """
 MADE_OF = ("model", "data", "objective", "optim", "schedule")
-"""Groups in which a recipe from elsewhere may name code of a package that the user trusts; what the other groups name
-acts on the machine.
+"""Groups in which a recipe from elsewhere may name code of a package that the user trusts; parts of the other groups
+act on the machine.
 """
 
 
 @cache
 def own() -> Mapping[str, frozenset[str]]:
-    """Group -> what its words name, read off conf/."""
-    found = {
+    """Group -> targets of its words, read from conf/."""
+    targets = {
         group.name: re.findall(
             r"^_target_: (\S+)", "\n".join(path.read_text() for path in group.glob("*.yaml")), re.MULTILINE
         )
         for group in folder("conf").iterdir()
         if group.is_dir()
     }
-    return {group: frozenset((*found.get(group, ()), *BESIDE.get(group, ()))) for group in {*found, *BESIDE}}
+    return {group: frozenset((*targets.get(group, ()), *BESIDE.get(group, ()))) for group in {*targets, *BESIDE}}
 
 
 def allowed(name: str, group: str, trusted: Collection[str]) -> bool:
@@ -54,24 +54,23 @@ def allowed(name: str, group: str, trusted: Collection[str]) -> bool:
 
 
 def from_elsewhere(name: str, group: str) -> bool:
-    """Whether a recipe that is not of this machine may name it: outside of what a model learns from, only dtrain's own
-    words.
-    """
+    """Whether a recipe from elsewhere may name a target: in MADE_OF any, in other groups only dtrain's own words."""
     return group in MADE_OF or name in own().get(group, frozenset()) - set(BESIDE["hook"])
 
 
 def refusal(key: str, name: str) -> str:
-    """The sentence for a name that is not allowed. `key` is where it stands."""
+    """The message for a name that is not allowed; `key`: the key that has it."""
     package = name.split(".")[0]
-    said = f"{key}={name}: {package} is not trusted to run code."
+    refused = f"{key}={name}: {package} is not trusted to run code."
     if not NAME.fullmatch(name):
         return f"{key}={name}: a class or function has a dotted name, such as mypkg.nets.Net."
     short = f"torch.{name.split('.')[1]}.{name.split('.')[-1]}"
     if package == "torch" and TORCH.fullmatch(short) and short != name:
         return (
-            f"{said} Of torch, classes are taken from where it shows them: type {key}={short}, or trust=[torch] "
-            "for all of it."
+            f"{refused} Name classes of torch by their public path: type {key}={short}, or trust=[torch] for all of "
+            "torch."
         )
     if package == "dtrain":
-        return f"{said} Of dtrain, {key.split('.')[0]} takes: {', '.join(sorted(own().get(key.split('.')[0], ())))}."
-    return f"{said} Type trust=[{package}] if you know what it does."
+        group = key.split(".")[0]
+        return f"{refused} Targets of dtrain allowed for {group}: {', '.join(sorted(own().get(group, ())))}."
+    return f"{refused} Type trust=[{package}] if you know what it does."

@@ -1,4 +1,4 @@
-"""A word: `key=value` with its source, and the form of values in Hydra's grammar."""
+"""A word: `key=value` with its source; and values written in Hydra's grammar."""
 
 import hashlib
 import re
@@ -26,8 +26,8 @@ class Word:
 
 
 def quote(text: str) -> str:
-    """`text` as one quoted string: backslashes are doubled only before a quote."""
-    return "'" + re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text) + "'"
+    """Quote `text`; backslashes are doubled only before a quote."""
+    return "'" + re.sub(r"(\\*)('|\Z)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text) + "'"
 
 
 def text(value: Any) -> str:
@@ -53,14 +53,14 @@ def spelling(value: Any) -> str:
 
 
 def cut(text: str, most: int = 120) -> str:
-    """`text` on one line of a message, shortened to `most` characters."""
+    """`text` for one line of a message: secrets redacted, escaped, at most `most` characters."""
     text = secrets.redact_suspect(text)
     plain = text.encode("unicode_escape").decode() if not text.isprintable() else text
     return plain if len(plain) <= most else f"{plain[: most - 20]}... ({len(text)} characters)"
 
 
 def slug(words: Iterable[str]) -> str:
-    """A folder name without `=` and separators; a text that had to be changed or cut ends in a digest."""
+    """A folder name without `=` and separators; a digest is appended if the text had to be changed or cut."""
     plain = "_".join(words)
     name = re.sub(r"[^\w.+-]+", "-", plain).strip("-.") or "job"
     if len(name) <= 80 and name == plain:

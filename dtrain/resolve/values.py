@@ -90,8 +90,8 @@ def _sentence(key: str, value: Any, allowed: Any, config: Config) -> str:
         return f"{who}. Type {typed}."
     near, source = constraints.instead(value, allowed, _default(config, key)), config.sources.get(key, "default")
     largest = " below 2^63" if isinstance(value, int) and abs(value) >= 2**63 else ""
-    instead = f"{key}={'<another>' if near is constraints.UNSAID else spelling(near)}"
-    if near is constraints.UNSAID and "part" in constraints.kinds(allowed):
+    instead = f"{key}={'<another>' if near is constraints.NO_SUGGESTION else spelling(near)}"
+    if near is constraints.NO_SUGGESTION and "part" in constraints.kinds(allowed):
         instead = f"{key}._target_={value if isinstance(value, str) and '.' in value else '<package.Class>'}"
     return (
         f"{key}={cut(spelling(value))} ({source}): {key} is {constraints.say(allowed)}{largest}. Type "

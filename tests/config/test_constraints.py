@@ -47,7 +47,7 @@ def test_what_is_allowed(allowed: Any, good: tuple[Any, ...], bad: tuple[Any, ..
         (math.nan, "number >= 0", 0.1, 0.1),
         ("nevr", ["forward", "never"], "forward", "never"),
         ("a", "list of text", None, ["a"]),
-        ("???", "text", None, constraints.UNSAID),
+        ("???", "text", None, constraints.NO_SUGGESTION),
     ],
 )
 def test_what_was_meant(value: Any, allowed: Any, default: Any, instead: Any) -> None:

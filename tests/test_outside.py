@@ -107,9 +107,9 @@ def test_what_states_nothing_is_unknown_with_what_to_state(kit: Path, words: str
     [
         ("strategy", '"holds": "shards"', '"holds": "pieces"', "strategy=thin", "kit.strategy.Thin states holds='pieces': holds is copies or shards."),
         ("strategy", '"fill": "dp_shard"', '"fill": "dp"', "strategy=thin", "kit.strategy.Thin states fill='dp': fill is pp, dp_replicate, dp_shard, cp or tp."),
-        ("optim", '["whole"]', '"whole"', "optim=lion", "kit.optim.lion states state={'every': 'whole'}: it has for each of hidden, matrices, every a list"),
-        ("optim", '["whole"]', '[["whole"]]', "optim=lion", "it has for each of hidden, matrices, every a list"),
-        ("optim", '"every"', '"all"', "optim=lion", "every is needed"),
+        ("optim", '["whole"]', '"whole"', "optim=lion", "kit.optim.lion states state={'every': 'whole'}: it maps any of hidden, matrices, every to a list"),
+        ("optim", '["whole"]', '[["whole"]]', "optim=lion", "it maps any of hidden, matrices, every to a list"),
+        ("optim", '"every"', '"all"', "optim=lion", "every is required"),
         ("pipeline", '"layout": "loop", ', "", "pipeline.schedule=stack strategy=pipeline", "kit.pipeline.Stack does not state layout."),
         ("pipeline", '"loop"', '"w"', "pipeline.schedule=stack strategy=pipeline", "kit.pipeline.Stack states layout='w': layout is loop or v."),
         ("pipeline", "reversed(range(count))", "range(1, count)", "pipeline.schedule=stack strategy=pipeline", "the backward of microbatch 0 in stage 0 is run 0 times by rank 0"),

@@ -116,8 +116,8 @@ def timeline(
                 left -= 1
         if left == before:
             raise WordsError(
-                f"pipeline.schedule={shape.schedule}: with {pp} ranks and {microbatches} microbatches its ranks wait "
-                "for each other for ever. Its order must run what another rank waits for first."
+                f"pipeline.schedule={shape.schedule}: with {pp} ranks and {microbatches} microbatches its ranks "
+                "deadlock. Its order must run first what another rank waits for."
             )
     return Timeline(tuple(map(tuple, rows)), max(clock))
 

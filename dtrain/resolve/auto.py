@@ -223,7 +223,8 @@ def _reason(best: Layout, layouts: list[Layout], budget: float, *, fits: bool) -
     need = f"{count} parameters need about {_bytes(best.peak)} of {_bytes(budget)} on each rank"
     if not fits:
         return (
-            f"{best.words} needs least, {need}, more than there is. Type a smaller batch or microbatch, "
+            f"{best.words} needs the least memory, {need}, which is more than there is. Type a smaller batch or "
+            "microbatch, "
             "remat=full, or more devices"
         )
     if layouts[0].seconds < best.seconds:

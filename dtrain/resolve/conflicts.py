@@ -57,8 +57,8 @@ def contradictions(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -
     problems = []
     if config.resume == "must" and config.init is not None:
         problems.append(
-            f"resume=must goes on with the weights of this run, init={config.init} starts from others. Type "
-            "resume=auto, or leave init out."
+            f"resume=must continues with the weights of this run, but init={config.init} starts from others. "
+            "Type resume=auto, or leave init out."
         )
     if config.stop_after is not None and config.stop_after > draft["steps"] and "stop_after" in typed:
         problems.append(
@@ -141,9 +141,8 @@ def _stated(config: Config, stated: Mapping[str, Any], *, alike: bool) -> Iterab
     ):
         count = math.prod(stated["targets"])
         yield (
-            f"objective={config.choices['objective']}: the model gives {gives} numbers, a target of the data is "
-            f"{count}. "
-            f"Type data.outputs={count}, or objective=classification."
+            f"objective={config.choices['objective']}: the model outputs {gives} numbers, but a target of the data "
+            f"has {count}. Type data.outputs={count}, or objective=classification."
         )
     wanted = part.get("inputs")
     if have is not None and takes in ("image", "features") and wanted not in (None, "auto"):
@@ -160,9 +159,8 @@ def _reduced(part: Mapping[str, Any], shape: list[int]) -> Iterable[str]:
         channels, sides = part["width"] * 2**stage, [-(-side // 2**stage) for side in shape[1:]]
         if channels // math.gcd(channels, 8) * math.prod(sides) < 2:
             yield (
-                f"model.stages={part['stages']} model.width={part['width']}: of an image {shape} stage {stage + 1} "
-                f"leaves {math.prod(sides)} x 1 number(s) "
-                "to each group of channels, which its norm makes zero. Type "
+                f"model.stages={part['stages']} model.width={part['width']}: stage {stage + 1} has one number "
+                f"per group of channels of an image {shape}, which group norm makes zero. Type "
                 + (
                     f"model.stages={stage}, or model.width={8 * part['width']}."
                     if stage

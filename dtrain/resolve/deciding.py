@@ -25,7 +25,6 @@ def deciding() -> Iterator[None]:
         place = f"{trace.tb_frame.f_globals.get('__name__')}:{trace.tb_lineno}" if trace else "?"
         message = masked(" ".join(str(error).split()))[:200]
         raise WordsError(
-            f"dtrain could not judge these words: {type(error).__name__} at {place}: {message}. This is a fault of "
-            "dtrain, not of yours: please report it, "
-            "with the words and what DTRAIN_DEBUG=1 shows."
+            f"dtrain could not validate these words: {type(error).__name__} at {place}: {message}. This is a fault of "
+            "dtrain, not yours: please report it with the words and the output of DTRAIN_DEBUG=1."
         ) from error

@@ -61,8 +61,8 @@ def objective(config: Config, cluster: Cluster, draft: dict[str, Any]) -> dict[s
         and not about(part).get("whole")
     ):
         raise WordsError(
-            f"data.shift=true makes the next token the target, objective={config.choices['objective']} asks for none. "
-            "Type objective=next_token."
+            f"data.shift=true makes the next token the target, but objective={config.choices['objective']} predicts "
+            "none. Type objective=next_token."
         )
     return {"objective": _with_figures(part, eval_loss="lowest")}
 
@@ -92,7 +92,8 @@ def together(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict
     ]
     if not weights and config.tensor.loss == "split":
         problems.append(
-            f"{subject}: tensor.loss=split leaves no rank the logits that the model's own loss needs. Leave it out."
+            f"{subject}: with tensor.loss=split no rank has the full logits that the model's own loss needs. Leave "
+            "tensor.loss out."
         )
     if batch.microbatch != size:
         count = (

@@ -211,7 +211,7 @@ def _remat(config: Config, mesh: MeshShape, shape: PipelineShape) -> Iterable[st
     for axis in ("cp", "ep"):
         if getattr(mesh, axis) > 1 and keeps == "products":
             yield (
-                f"remat={word} keeps results inside a block, which mesh.{axis}={getattr(mesh, axis)} changes there. "
+                f"remat={word} keeps results inside a block, which mesh.{axis}={getattr(mesh, axis)} overwrites. "
                 "Type remat=full."
             )
     if mesh.pp > 1 and fact(shape.order, "splits_backward") and keeps != "all":

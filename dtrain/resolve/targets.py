@@ -80,8 +80,8 @@ def _judge(part: Mapping[str, Any], path: str, given: frozenset[str], *, called:
         unasked = sorted(given - set(takes.names)) if not takes.open else []
         if unasked:
             yield (
-                f"{path}._target_={target} takes no {', '.join(unasked)}, which the run gives it. Name a function "
-                f"of yours that does, or a word: {path}=<word>."
+                f"{path}._target_={target} takes no {', '.join(unasked)}, which the run passes to it. Name a "
+                f"function of yours that does, or a word: {path}=<word>."
             )
         accepted = [name for name in takes.names if name not in given]
         for name in () if takes.open else sorted(names - set(takes.names)):
@@ -92,7 +92,7 @@ def _judge(part: Mapping[str, Any], path: str, given: frozenset[str], *, called:
             )
             yield f"{path}.{name}={part[name]}: {target} takes no {name}.{near}"
         for name in sorted(names & given):
-            yield f"{path}.{name}={part[name]}: the run itself gives {target} its {name}. Leave it out."
+            yield f"{path}.{name}={part[name]}: the run itself passes {name} to {target}. Leave it out."
         for name in takes.required if not unasked and not hidden and not called else ():
             if name not in names | given:
                 yield f"{path}._target_={target} needs {name}. Type {path}.{name}=<value>."

@@ -130,7 +130,7 @@ def test_a_model_may_return_its_loss_alone() -> None:
         (f"{ROUTED} objective.together=4 microbatch=2", r"sees 2 samples together, not 4"),
         (f"{ROUTED} mesh.cp=2 devices=2", r"mesh\.cp=2 splits them"),
         (f"{OWN} mesh.pp=2 devices=2", r"objective=own: .* mesh\.pp=2 splits them"),
-        (f"{OWN} mesh.tp=2 devices=2 tensor.loss=split", r"tensor\.loss=split leaves no rank the logits"),
+        (f"{OWN} mesh.tp=2 devices=2 tensor.loss=split", r"tensor\.loss=split no rank has the full logits"),
         (
             f"{OWN} data.pad=0 objective.together=2 devices=2",
             r"data\.pad=0: rows are filled up .* objective=own may depend on it\. Type data\.length=<the longest row>",

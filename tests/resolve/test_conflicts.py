@@ -25,7 +25,7 @@ from dtrain.errors import WordsError
         (("schedule.warmup=200", "steps=100"), "schedule.warmup=200 is longer than steps=100."),
         (
             ("data=synthetic", "model=cnn", "model.width=1", "model.stages=5"),
-            "of an image [1, 8, 8] stage 4 leaves 1 x 1",
+            "stage 4 has one number per group of channels of an image [1, 8, 8]",
         ),
         (
             ("data=synthetic", "model=cnn", "model.width=1", "model.inputs=[2,1,1]", "data.inputs=[2,1,1]"),

@@ -133,10 +133,13 @@ class Other:
         ),
         (
             ("Shaped", "model=mlp", "objective=regression"),
-            "the model gives 10 numbers, a target of the data is 1. Type data.outputs=1, or",
+            "the model outputs 10 numbers, but a target of the data has 1. Type data.outputs=1, or",
         ),
         (("Shaped", "model=mlp", "model.inputs=63"), "model.inputs=63: a sample of the data has the shape [1, 8, 8]."),
-        (("Shaped", "model=cnn", "model.width=1", "model.stages=5"), "of an image [1, 8, 8] stage 4 leaves 1 x 1"),
+        (
+            ("Shaped", "model=cnn", "model.width=1", "model.stages=5"),
+            "stage 4 has one number per group of channels of an image [1, 8, 8]",
+        ),
     ],
     ids=lambda each: " ".join(each) if isinstance(each, tuple) else "",
 )

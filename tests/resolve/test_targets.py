@@ -35,7 +35,7 @@ def _mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             ("optim._target_=torch.optim.SGD", "optim.lr=1"),
-            "torch.optim.SGD takes no model, which the run gives it. Name a function of yours",
+            "torch.optim.SGD takes no model, which the run passes to it. Name a function of yours",
         ),
         (
             (*MINE, "data.dataset.root=/x", "data.dataset.crop={_target_:torch.nn.Linear,_partial_:true}"),

@@ -2,11 +2,11 @@
 
 A folder holds the reports of the ranks of one start:
 
-    began-<rank>.json  done-<rank>                  it runs; its loop has returned
+    began-<rank>.json  done-<rank>                  the rank has started; its loop has returned
     failure-<rank>-<ns>.json                        why it ended (kind: error, gpu, words, stopped, hung, lost, timeout)
-    report-<rank>.json stack-<rank>.txt step-<rank> its position when asked (SIGUSR2); its stacks; its last step
-    loading-<pid>.txt                               the stack of a loading process, when its rank asked
-    ended-<rank>.json  lost-<ns>.json               written by its agent: exit code, signal, a stopped or lost process
+    report-<rank>.json stack-<rank>.txt step-<rank> its position on SIGUSR2; its stacks; its last step
+    loading-<pid>.txt                               the stack of a loading process, requested by its rank
+    ended-<rank>.json  lost-<ns>.json               from its agent: exit code, signal, a stopped or lost process
     gpu-<rank>.json    xids-<rank>.json             bus address of its GPU; Xid errors during the run
 """
 
@@ -34,23 +34,23 @@ from dtrain.result import Result
 from dtrain.storage import store
 
 STEP = struct.Struct("<qqq")
-"""step-<rank>: the number of the step, the position of its first sample, and its samples: 0 once it is done."""
+"""step-<rank>: number of the step, position of its first sample, number of its samples (0 once the step is done)."""
 
 KINDS = ("began", "done", "failure", "report", "stack", "step", "ended", "gpu", "xids")
 KIND_OF = {WordsError: "words", LeaseError: "words", MovedError: "lost"}
-"""Kinds of dtrain's own errors that decide about a restart."""
-SILENT = "said nothing"
+"""dtrain's own errors -> the kinds that decide about a restart."""
+SILENT = "reported nothing"
 
 _known: dict[str, Any] = {}
 _left: list[BaseException] = []
 _gpus: dict[int, int] = {}
-"""pid -> its GPU; a fork inherits the table, not the GPU"""
+"""pid -> its GPU; a fork inherits the table, but not the GPU"""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """`line`: rank, place and error; `paragraph`: also the state of the other ranks, and the stack; `facts`: the
-    content of failure.json.
+    """A failure for the user. `line`: rank, place and error; `paragraph`: also the state of the other ranks, and the
+    stack; `facts`: the content of failure.json.
     """
 
     line: str
@@ -67,13 +67,13 @@ def know(**facts: Any) -> None:
 
 
 def forget() -> None:
-    """Start afresh, as a run begins."""
+    """Forget all facts at the start of a run."""
     _known.clear()
     _left.clear()
 
 
 def facts_of(error: BaseException, rank: int) -> dict[str, Any]:
-    """The facts of this error, which ends this process."""
+    """The report of an error that ends this process."""
     message, code = "".join(traceback.format_exception(error)), 1
     if isinstance(error, DtrainError):
         kind, message, code = KIND_OF.get(type(error), "error"), str(error), error.exit_code
@@ -114,7 +114,7 @@ def leave(folder: Path, rank: int, error: BaseException) -> None:
 
 
 def tell(folder: Path, rank: int | None, kind: str, message: str, **facts: Any) -> None:
-    """Report a failure that is no exception, of a watchdog or an agent. `rank` None: of a lost node or process."""
+    """Report a failure that a watchdog or an agent detected. `rank` None: a node or process was lost."""
     name = "lost" if rank is None else f"failure-{rank}"
     report = {**_who(rank), "step": 0, "kind": kind, "error": message, "message": message, "exit_code": 1}
     _write(folder, f"{name}-{time.monotonic_ns()}.json", {**report, **_known, **facts})
@@ -130,7 +130,7 @@ def has_gpu(folder: Path, rank: int, address: str) -> None:
 
 
 def done(folder: Path, rank: int) -> None:
-    """The loop of this rank has returned: its exit code no longer matters."""
+    """Report that the loop of this rank has returned: its exit code no longer matters."""
     (folder / f"done-{rank}").touch()
 
 
@@ -147,7 +147,7 @@ def of_rank(folder: Path, rank: int) -> list[dict[str, Any]]:
 
 
 def ended_by_others(folder: Path, rank: int, code: int) -> bool:
-    """Whether a rank with this exit code failed only because another rank was lost or did not come."""
+    """Whether a rank with this exit code failed only because another rank was lost or kept it waiting."""
     failures, stack = of_rank(folder, rank), folder / f"stack-{rank}.txt"
     return (
         is_victim(failures[0]) if failures else stack.exists() and is_aborted(code, stack.read_text(errors="replace"))
@@ -166,7 +166,7 @@ def log_xids(folder: Path, rank: int, log: kernel_log.KernelLog) -> None:
 
 
 def look(folder: Path, rank: int, pid: int) -> None:
-    """Report a living rank that does not answer, with its state in /proc."""
+    """Report a living rank that does not respond, with its state in /proc."""
     state = ""
     if Path(f"/proc/{pid}/stat").exists():
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -177,7 +177,7 @@ def look(folder: Path, rank: int, pid: int) -> None:
 
 
 def outcome(folder: Path) -> Result:
-    """The result of rank 0; else raises the error of the root cause."""
+    """The result of rank 0. Raises the error of the root cause if there is none."""
     if (folder / "result.json").exists():
         return Result(**json.loads((folder / "result.json").read_text()))
     failure = explain(folder)
@@ -188,7 +188,7 @@ def outcome(folder: Path) -> Result:
 
 
 def error_of(failure: Failure) -> DtrainError:
-    """The error that ends the command, with the facts, of the class that dtrain raised on the rank."""
+    """The error that ends the command: of the class that dtrain raised on the rank, and with its facts."""
     known = {WordsError.exit_code: WordsError, PreflightError.exit_code: PreflightError}.get(failure.facts["exit_code"])
     error = known(failure.facts["message"]) if known else RankError(failure.paragraph)
     error.facts = failure.facts
@@ -196,7 +196,7 @@ def error_of(failure: Failure) -> DtrainError:
 
 
 def save(out: str, facts: Mapping[str, Any]) -> None:
-    """Write failure.json. A report of a lost peer does not replace one of a root cause."""
+    """Write failure.json, but do not replace a root cause by the report of a rank that lost a peer."""
     url = store.join(out, "failure.json")
     if not (facts.get("victim") and store.exists(url)):
         store.write(url, json.dumps(facts, indent=1).encode())
@@ -220,7 +220,7 @@ def explain(folder: Path) -> Failure:
 
 
 def describe(cause: dict[str, Any], ranks: list[dict[str, Any]]) -> Failure:
-    """The root cause in words, with the state of each rank."""
+    """The root cause as a message, with the state of each rank."""
     where, rank = cause.get("where"), cause.get("rank")
     samples = cause.get("samples")
     step = f" {'in' if samples else 'after'} step {cause['step']}" if cause.get("step") else ""
@@ -276,10 +276,10 @@ def _write(folder: Path, name: str, facts: Mapping[str, Any]) -> None:
     store.write(str(folder / name), json.dumps(secrets.redact_tree(facts)).encode())
 
 
-def _read(folder: Path, what: str) -> dict[int, dict[str, Any]]:
+def _read(folder: Path, kind: str) -> dict[int, dict[str, Any]]:
     return {
         int(path.stem.split("-")[1]): _json(path)
-        for path in folder.glob(f"{what}-*")
+        for path in folder.glob(f"{kind}-*")
         if path.stem.split("-")[1].isdigit()
     }
 
@@ -291,6 +291,6 @@ def _failures(folder: Path, rank: str = "*") -> list[dict[str, Any]]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """The content of a report; empty for a file that is only a mark."""
+    """The content of a report; empty for a marker file."""
     content: dict[str, Any] = json.loads(path.read_text() or "{}")
     return content

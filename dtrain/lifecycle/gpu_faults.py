@@ -1,11 +1,11 @@
-"""Errors of GPUs: a mistake of the program, too little memory, or a broken GPU."""
+"""Errors of GPUs: a bug of the program, too little memory, or a broken GPU."""
 
 import re
 from typing import NamedTuple
 
 
 class Xid(NamedTuple):
-    """An error that NVIDIA's driver reports: its meaning in plain words, and whose fault it is."""
+    """An error that NVIDIA's driver reports: its meaning, and whose fault it is."""
 
     meaning: str
     whose: str
@@ -17,37 +17,37 @@ class Xid(NamedTuple):
 
 WHOSE = {
     "GPU": "the GPU's fault, not the program's",
-    "memory": "the GPU's fault, which may go on; have it reset (nvidia-smi -r) when it is free",
+    "memory": "the GPU's fault; it still works, but reset it (nvidia-smi -r) when it is free",
     "program": "the program's fault, not the GPU's",
-    "earlier": "which follows an earlier error, or the end of the program",
+    "earlier": "a consequence of an earlier error, or of the end of the program",
 }
 XIDS = {
-    13: Xid("a kernel gave the GPU an address or instruction that it does not take", "program"),
-    31: Xid("a kernel read or wrote memory that is not there", "program"),
-    43: Xid("the GPU stopped this program's work after an error of it", "program"),
+    13: Xid("a kernel used an invalid address or instruction", "program"),
+    31: Xid("a kernel accessed an invalid memory address", "program"),
+    43: Xid("the GPU stopped this program after an error in it", "program"),
     45: Xid("the driver removed this program's work", "earlier"),
     48: Xid("its memory has an error that ECC cannot correct", "GPU"),
     61: Xid("its own controller stopped at a breakpoint or gave a warning", "GPU"),
     62: Xid("its own controller halted", "GPU"),
-    63: Xid("the driver takes bad rows of its memory out of use", "memory"),
-    64: Xid("the driver could not take bad rows of its memory out of use", "GPU"),
+    63: Xid("the driver is retiring bad rows of its memory", "memory"),
+    64: Xid("the driver could not retire bad rows of its memory", "GPU"),
     74: Xid("its links to other GPUs fail (NVLink)", "GPU"),
-    79: Xid("the host no longer reaches it, it has fallen off the bus", "GPU"),
+    79: Xid("the host no longer reaches it: it has fallen off the bus", "GPU"),
     92: Xid("ECC corrects errors of its memory more often than it should", "memory"),
-    94: Xid("an error of its memory ended this program, and no other", "memory"),
-    95: Xid("an error of its memory may have reached any program on it", "GPU"),
+    94: Xid("a memory error ended this program, but no other", "memory"),
+    95: Xid("a memory error may affect any program on it", "GPU"),
     119: Xid("its system processor (GSP) did not answer the driver", "GPU"),
     120: Xid("its system processor (GSP) failed", "GPU"),
     140: Xid("its memory has an ECC error from which it did not recover", "GPU"),
 }
-"""Xid number -> its meaning, for those that training meets.
+"""Xid number -> its meaning, for the errors that occur in training.
 https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html
 """
 UNKNOWN = Xid("see https://docs.nvidia.com/deploy/xid-errors", "earlier")
 
 
 class Fault(NamedTuple):
-    """`meaning` is added to the error; `broken`: the GPU is broken, whatever runs on it."""
+    """A pattern of error messages. `meaning` is added to the error; `broken`: the GPU itself is broken."""
 
     pattern: re.Pattern[str]
     meaning: str
@@ -77,7 +77,7 @@ FAULTS = (
         "its host has not set up its links: nvidia-fabricmanager must run",
         broken=True,
     ),
-    Fault(re.compile(FULL), "the GPU's memory is full: a smaller microbatch= or remat=full needs less"),
+    Fault(re.compile(FULL), "the GPU's memory is full: type a smaller microbatch=, or remat=full"),
     Fault(
         re.compile(r"shared memory segment|/dev/shm/nccl"),
         "/dev/shm has no room for NCCL: docker run --shm-size=1g, an emptyDir of Kubernetes there, or "
@@ -88,18 +88,18 @@ FAULTS = (
             r"device-side assert triggered|illegal memory access|misaligned address|invalid program counter|illegal "
             r"instruction"
         ),
-        "a kernel was given wrong values, as an index out of range, maybe at an earlier line: CUDA_LAUNCH_BLOCKING=1 "
-        "shows which",
+        "a kernel got invalid values, such as an index out of range, maybe from an earlier line: "
+        "CUDA_LAUNCH_BLOCKING=1 shows which",
     ),
     Fault(re.compile(r"CUDA error: |unhandled cuda error", re.IGNORECASE), "CUDA failed on this rank itself"),
 )
-"""The first match counts. Texts of c10/cuda and c10d of torch 2.13.0 and 2.14.1, of cudaGetErrorString of CUDA
-13 and of NCCL 2.27.
+"""The first match counts. The messages are those of c10/cuda and c10d of torch 2.13.0 and 2.14.1, of cudaGetErrorString
+of CUDA 13 and of NCCL 2.27.
 """
 
 
 def fault_of(message: str) -> Fault | None:
-    """The fault of a GPU in the message of an error, if any."""
+    """The GPU fault that an error message describes, if any."""
     return next((fault for fault in FAULTS if fault.pattern.search(message)), None)
 
 

@@ -9,13 +9,13 @@ from typing import Any
 from dtrain.secrets import screen
 
 KMSG = Path("/dev/kmsg")
-"""A record for each read, https://www.kernel.org/doc/Documentation/ABI/testing/dev-kmsg; for all users where
+"""Each read returns one record, https://www.kernel.org/doc/Documentation/ABI/testing/dev-kmsg; readable by all users if
 kernel.dmesg_restrict=0.
 """
 XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-f]+:[0-9a-f]+:[0-9a-f]+)[^)]*\): (\d+)\b[, ]*(.*)", re.IGNORECASE)
 """`NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=python, GPU has fallen off the bus.`"""
 RECORD, MOST, LETTERS = 8192, 1 << 24, 200
-"""Bytes of a record, the most bytes that are read, the most letters of a reported line."""
+"""Largest record in bytes, largest number of bytes read, largest number of letters of a reported line."""
 
 
 class KernelLog:
@@ -37,9 +37,9 @@ class KernelLog:
         while self._file is not None and len(data) < MOST:
             try:
                 record = os.read(self._file, RECORD)
-            except BrokenPipeError:  # older records have made room for new ones
+            except BrokenPipeError:  # new records have overwritten older ones
                 continue
-            except OSError:  # that was all, for now
+            except OSError:  # no more records for now
                 break
             if not record:
                 break
@@ -53,6 +53,6 @@ class KernelLog:
 
 
 def bus(address: str) -> str:
-    """The normal form of a PCI bus address: the driver leaves out the function, torch the zeros."""
+    """The normal form of a PCI bus address: the driver omits the function, and torch leading zeros."""
     domain, number, device = (int(part.split(".")[0], 16) for part in address.split(":"))
     return f"{domain:04x}:{number:02x}:{device:02x}"

@@ -1,4 +1,4 @@
-"""Loading processes: the sample that each reads, and its stack on SIGUSR2 of its rank, even in native code."""
+"""Loading processes: the sample that each reads, and its stack when the rank sends SIGUSR2, even in native code."""
 
 import faulthandler
 import multiprocessing
@@ -15,7 +15,7 @@ from dtrain.lifecycle import stacks
 from dtrain.lifecycle.signals import REPORT
 
 ANSWER_SECONDS, QUIET_SECONDS = 3.0, 0.2
-"""The longest wait for a stack, and the pause after which a stack is complete."""
+"""How long to wait for a stack, and the pause after which it counts as complete."""
 
 _tables: list[Any] = []
 
@@ -24,19 +24,19 @@ _tables: list[Any] = []
 
 
 def table(workers: int) -> Any:
-    """Memory shared with the loading processes: the pid of each, and one more than the sample it reads."""
+    """Memory shared with the loading processes: pid of each, then 1 + the sample that each is reading."""
     table = multiprocessing.get_context("spawn").RawArray("q", 2 * workers)
     _tables.append(table)
     return table
 
 
 def reading() -> dict[int, int]:
-    """pid -> the sample that it reads or has read last; -1 before the first"""
+    """pid -> the sample that it is reading or read last; -1 before the first"""
     return {pid: sample - 1 for table in _tables for pid, sample in zip(table[::2], table[1::2], strict=True) if pid}
 
 
 def loader_stacks(folder: Path) -> dict[int, list[str]]:
-    """pid -> the stack of a loading process, outermost line first; empty if it does not answer"""
+    """pid -> the stack of a loading process, outermost line first; empty if it does not respond"""
     living = {child.pid for child in multiprocessing.active_children()}
     files = {pid: path for pid in reading() if pid in living and (path := _file(folder, pid)).exists()}
     before = written = _sizes(files)
@@ -61,7 +61,7 @@ def _sizes(files: Mapping[int, Path]) -> dict[int, int]:
 
 
 def busy(folder: Path) -> tuple[str, list[str]] | None:
-    """The position of a loading process that is busy with a sample, in words, and its stack."""
+    """The position of a loading process that is reading a sample, as text, and its stack."""
     for pid, stack in loader_stacks(folder).items():
         where = stacks.dumped("Current thread 0x\n" + "\n".join(stack[::-1]))
         sample, heading = f"sample {reading()[pid]} of data.dataset", f"loading process {pid}:"
@@ -76,8 +76,8 @@ def busy(folder: Path) -> tuple[str, list[str]] | None:
 
 
 def answer(shared: Any, count: Any) -> Callable[[int], None]:
-    """Set up a loading process: take a slot in the table, and answer SIGUSR2. Returns a function that records the
-    sample in work.
+    """Set up a loading process: take a slot in the table, and answer SIGUSR2. Returns a function that records which
+    sample is being read.
     """
     with count.get_lock():
         slot, count.value = count.value % (len(shared) // 2), count.value + 1

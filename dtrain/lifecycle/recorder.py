@@ -1,9 +1,9 @@
-"""The collectives of this rank in torch's flight recorder: which were queued, began and ended on its device, in each
-process group.
+"""This rank's collectives in torch's flight recorder: which were queued, began and ended on its device, in each process
+group.
 
-The host may be far ahead of a GPU, or wait for it outside of a collective; the record has the position of the GPU.
+The host may be far ahead of a GPU, or wait for it outside of a collective; the flight recorder knows what the GPU does.
 Format 2.10 of the dump, as in FlightRecorder.hpp and FlightRecorderDetail.hpp of torch 2.13.0 and 2.14.1. NCCL records
-the begin of a collective only with TORCH_NCCL_ENABLE_TIMING=1.
+the start of a collective only with TORCH_NCCL_ENABLE_TIMING=1.
 """
 
 import json
@@ -14,13 +14,13 @@ from typing import Any
 from torch._C import _distributed_c10d
 
 SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-"""torch's variables for the number of recorded calls; 0: none. Later versions of torch warn of the second."""
+"""torch's variables for the number of recorded calls; 0: none. Newer versions of torch warn of the second."""
 CALLS = "2000"
 """torch's default."""
 OVER, OPEN = 2, 6
-"""Reported calls of each group: the last completed ones, and the first others."""
+"""Number of calls reported per group: of the last completed ones, and of the first others."""
 GROUPS, TENSORS, LETTERS = 16, 4, 60
-"""The most groups, tensors of a call and letters of a name in a report."""
+"""Limits of a report: number of groups, of tensors per call, of letters per name."""
 
 
 def record(environ: MutableMapping[str, str]) -> None:
@@ -30,7 +30,7 @@ def record(environ: MutableMapping[str, str]) -> None:
 
 
 def calls(names: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
-    """Group -> its calls on this rank. `names`: torch's names of the groups -> ours."""
+    """Group -> its calls on this rank. `names`: torch's name of each group -> dtrain's."""
     by_group: dict[str, list[dict[str, Any]]] = {}
     dumps = (
         getattr(_distributed_c10d, "_dump_fr_trace_json", None),
@@ -50,7 +50,7 @@ def read(dump: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, list[di
         group = str(entry["process_group"][0])
         if group in names:
             by_group.setdefault(names[group], []).append(_call(entry))
-    return {name: _some(entries) for name, entries in by_group.items()}
+    return {name: _reported(entries) for name, entries in by_group.items()}
 
 
 def is_over(call: Mapping[str, Any]) -> bool:
@@ -68,15 +68,15 @@ def _call(entry: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _some(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def _reported(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     kernels: dict[Any, dict[str, Any]] = {}
     for call in entries:
         kernel = (call["library"], call["between_two"], call["number"])
-        kernels[kernel] = _together(kernels[kernel], call) if kernel in kernels else call
+        kernels[kernel] = _merged(kernels[kernel], call) if kernel in kernels else call
     over = [call for call in kernels.values() if is_over(call)]
     return [*over[-OVER:], *[call for call in kernels.values() if not is_over(call)][:OPEN]]
 
 
-def _together(first: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
-    """Merge the calls of one kernel: torch records the state with the last one, which has no name."""
+def _merged(first: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
+    """Merge two calls of one kernel: torch records the state with the last one, which has no name."""
     return {**first, "state": last["state"]}

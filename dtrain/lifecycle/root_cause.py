@@ -1,5 +1,5 @@
-"""The root cause among the reports of all ranks: the first that failed by itself, else the one the others waited
-for.
+"""Finds the root cause in the reports of all ranks: the first rank that failed by itself, else the one that the others
+waited for.
 """
 
 import re
@@ -28,24 +28,24 @@ TIMED_OUT = re.compile(
     "out during",
     re.IGNORECASE,
 )
-"""torch's messages on a rank that waited for another in vain."""
+"""torch's messages on a rank that timed out waiting for another."""
 SEEN_LATE_SECONDS = 0.5
-"""Victims may report before the agent has seen that a rank was killed."""
+"""How much later than a victim's report an agent may notice that a rank was killed."""
 KILLED = {
     signal.SIGKILL: ("was killed", "SIGKILL, from outside or out of memory"),
     signal.SIGSEGV: ("crashed", "SIGSEGV, a segmentation fault in native code"),
-    signal.SIGABRT: ("aborted", "SIGABRT, native code gave up"),
+    signal.SIGABRT: ("aborted", "SIGABRT, native code called abort()"),
 }
 STATES = ("scheduled", "started", "completed")
-"""Of a collective on a device, in the flight recorder."""
-OF_ONE_SIZE = ("all_reduce", "broadcast")
-"""Collectives with inputs of one size on all ranks."""
-UNSEEN = {"verb": "ended without a word", "error": "killed from outside, out of memory, or ended by os._exit"}
+"""States of a collective on a device, in the flight recorder."""
+SAME_SIZE = ("all_reduce", "broadcast")
+"""Collectives whose inputs have the same size on all ranks."""
+UNREPORTED = {"verb": "ended without a report", "error": "killed from outside, out of memory, or ended by os._exit"}
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Reports by rank, except `failures` (by time), `lost` (nodes) and `xids` (the driver's errors on a host)."""
+    """Reports by rank, except `failures` (by time), `lost` (nodes) and `xids` (errors of the driver)."""
 
     began: Mapping[int, Facts]
     failures: list[Facts]
@@ -66,7 +66,7 @@ def find(evidence: Evidence) -> tuple[Facts, list[Facts]]:
     """The root cause, and the known facts of every rank, in the order of ranks."""
     ranks = sorted({*evidence.began, *evidence.spoke, *evidence.ended})
     known = [_known(evidence, rank) for rank in ranks]
-    rules: tuple[Callable[[Evidence, list[Facts]], Facts | None], ...] = (_by_itself, _hung, _unseen, _first)
+    rules: tuple[Callable[[Evidence, list[Facts]], Facts | None], ...] = (_independent, _hung, _unreported, _earliest)
     for rule in rules:
         cause = rule(evidence, known)
         if cause:
@@ -75,10 +75,10 @@ def find(evidence: Evidence) -> tuple[Facts, list[Facts]]:
 
 
 def _with_driver(evidence: Evidence, cause: Facts, known: list[Facts]) -> Facts:
-    """The cause with the driver's error of its GPU; or another rank, if its GPU is broken, or if its program was
-    stopped while the cause only waited.
+    """The cause, with the driver's error about its GPU. Another rank becomes the cause if its GPU is broken, or if its
+    program was stopped while the cause only waited.
 
-    An error of the program that has nothing to do with a GPU stays as it is.
+    An error of the program that is not about a GPU stays as it is.
     """
     if cause["kind"] in ("words", "stopped") or (cause["kind"] == "error" and not fault_of(cause["message"])):
         return cause
@@ -89,12 +89,13 @@ def _with_driver(evidence: Evidence, cause: Facts, known: list[Facts]) -> Facts:
         if (one["host"], one["bus"]) in ranks and one["xid"] in XIDS
     ]
     waited = cause["kind"] == "hung" or cause.get("victim")
-    wanted: tuple[Callable[[int, str], bool], ...] = (
+    preferences: tuple[Callable[[int, str], bool], ...] = (
         lambda rank, whose: whose == "GPU",
         lambda rank, whose: rank == cause["rank"],
         lambda rank, whose: whose == "program" and bool(waited),
     )
-    match = next(((rank, one) for want in wanted for rank, one in xids if want(rank, XIDS[one["xid"]].whose)), None)
+    matches = ((rank, one) for prefers in preferences for rank, one in xids if prefers(rank, XIDS[one["xid"]].whose))
+    match = next(matches, None)
     if match is None:
         return cause
     rank, one = match
@@ -108,10 +109,10 @@ def _with_driver(evidence: Evidence, cause: Facts, known: list[Facts]) -> Facts:
 
 
 def kind_of(error: BaseException, message: str) -> str:
-    """`lost` or `timeout` if torch only reports that another rank was lost or did not come, `gpu` if one is broken,
-    else `error`.
+    """The kind of an error: `lost` or `timeout` if torch only reports that another rank was lost or kept it waiting,
+    `gpu` if a GPU is broken, else `error`.
     """
-    if isinstance(error, OSError):  # of the user's own connections
+    if isinstance(error, OSError):  # from the user's own connections
         return "error"
     if fault := fault_of(message):
         return "gpu" if fault.broken else "error"
@@ -126,7 +127,7 @@ def is_victim(failure: Mapping[str, Any]) -> bool:
 
 
 def is_aborted(code: int | None, stack: str) -> bool:
-    """Whether a rank with this exit code and stack waited for others: NCCL's watchdog ends such a rank by SIGABRT."""
+    """Whether a rank with this exit code and stack only waited: NCCL's watchdog ends such a rank by SIGABRT."""
     return code == -signal.SIGABRT and waited(stack) is not None
 
 
@@ -135,31 +136,31 @@ def _aborted(evidence: Evidence, rank: int) -> bool:
     return rank not in reported and is_aborted(evidence.ended.get(rank, {}).get("code"), evidence.stacks.get(rank, ""))
 
 
-def _by_itself(evidence: Evidence, known: list[Facts]) -> Facts | None:
-    """The earliest error, signal, exit or lost node that nobody else is the cause of; a broken GPU before what others
-    say of it.
+def _independent(evidence: Evidence, known: list[Facts]) -> Facts | None:
+    """The earliest error, signal, exit or lost node that no other rank caused; a broken GPU comes before errors that
+    report it.
     """
-    found = [
+    causes = [
         (failure["time"], failure)
         for failure in evidence.failures
         if failure["kind"] != "hung" and not is_victim(failure)
     ]
-    found += [(lost["time"], lost) for lost in evidence.lost]
+    causes += [(lost["time"], lost) for lost in evidence.lost]
     spoke = {failure["rank"] for failure in evidence.failures}
     for facts in known:
         code = evidence.ended.get(facts["rank"], {}).get("code")
         if code is not None and facts["rank"] not in spoke and not _aborted(evidence, facts["rank"]):
-            late = SEEN_LATE_SECONDS if code in (-signal.SIGKILL, -signal.SIGSEGV) else 0.0
+            delay = SEEN_LATE_SECONDS if code in (-signal.SIGKILL, -signal.SIGSEGV) else 0.0
             ending = _ending(code, evidence.stacks.get(facts["rank"], ""))
-            found.append(
-                (evidence.ended[facts["rank"]]["time"] - late, {**facts, "exit_code": 1, "message": "", **ending})
+            causes.append(
+                (evidence.ended[facts["rank"]]["time"] - delay, {**facts, "exit_code": 1, "message": "", **ending})
             )
-    return min(found, key=lambda entry: (entry[1]["kind"] != "gpu", float(entry[0])))[1] if found else None
+    return min(causes, key=lambda entry: (entry[1]["kind"] != "gpu", float(entry[0])))[1] if causes else None
 
 
 def _ending(code: int, stack: str) -> Facts:
-    if stack.startswith("Timeout ("):  # its watchdog could not speak
-        return {"kind": "hung", "verb": "hung", "error": "native code held the interpreter"}
+    if stack.startswith("Timeout ("):  # its watchdog thread could not run
+        return {"kind": "hung", "verb": "hung", "error": "native code held the GIL"}
     if code in (EXIT_CODES["preempted"], EXIT_CODES["interrupted"]):
         return {"kind": "stopped", "verb": "ended", "error": "it was asked to", "exit_code": code}
     if code == 0:
@@ -169,13 +170,13 @@ def _ending(code: int, stack: str) -> Facts:
             "error": "with exit code 0 before the run was done, by os._exit(0) or the exit of native code",
         }
     if code > 0:
-        return {"kind": "exited", "verb": "ended", "error": f"with exit code {code} and without a word"}
+        return {"kind": "exited", "verb": "ended", "error": f"with exit code {code} and without a report"}
     verb, error = KILLED.get(signal.Signals(-code), ("was killed", signal.Signals(-code).name))
     return {"kind": "killed", "verb": verb, "error": error, "signal": signal.Signals(-code).name}
 
 
 def _hung(evidence: Evidence, known: list[Facts]) -> Facts | None:
-    """The rank that the others waited for: it does not answer, is behind in a collective, or is in none."""
+    """The rank that the others waited for: it does not respond, is behind in a collective, or is in none."""
     late = [failure for failure in evidence.failures if failure["kind"] in ("hung", "timeout")]
     aborted = [facts["rank"] for facts in known if _aborted(evidence, facts["rank"])]
     if not late and not aborted:
@@ -186,24 +187,24 @@ def _hung(evidence: Evidence, known: list[Facts]) -> Facts | None:
             state = evidence.ended.get(facts["rank"], {}).get("state")
             if state in ("T", "t"):
                 return {**facts, **hung, "verb": "was stopped", "error": "SIGSTOP, and the others waited for it"}
-            return {**facts, **hung, "error": "it did not answer: native code holds the interpreter"}
-    apart = _unlike(known) or _behind(known) or _unfinished(known)
-    if apart:
-        return {**apart[0], **hung, "error": apart[1]}
+            return {**facts, **hung, "error": "it did not respond: native code holds the GIL"}
+    culprit = _mismatched(known) or _behind(known) or _unfinished(known)
+    if culprit:
+        return {**culprit[0], **hung, "error": culprit[1]}
     idle = [facts for facts in known if not facts.get("collective")]
     if idle and (len(idle) < len(known) or len(known) == 1):
         own = [failure["error"] for failure in late if failure["rank"] == idle[0]["rank"]]
-        return {**idle[0], **hung, "error": [*own, "it is in no collective, and the others wait in one"][0]}
+        return {**idle[0], **hung, "error": [*own, "it is in no collective, but the others wait in one"][0]}
     if late:
-        return {**late[0], **hung, "error": late[0]["error"] + _all_in(known)}
+        return {**late[0], **hung, "error": late[0]["error"] + _all_waiting(known)}
     first = min(aborted, key=lambda rank: float(evidence.ended[rank]["time"]))
     facts = next(facts for facts in known if facts["rank"] == first)
     return {**facts, **_ending(-signal.SIGABRT, ""), "exit_code": 1, "message": ""}
 
 
 def _behind(known: list[Facts]) -> tuple[Facts, str] | None:
-    """A rank that never reached a collective that others of its group are in, and the sentence."""
-    # stages of a pipeline do not send equally often
+    """A rank that never reached a collective that others of its group are in, and the message."""
+    # pipeline stages send different numbers of messages
     names = {name for facts in known for name in facts.get("groups") or {} if not name.startswith("pp")}
     for name in sorted(names, key=lambda name: (name != "the world", name)):
         numbers = [(facts["groups"][name], facts) for facts in known if name in (facts.get("groups") or {})]
@@ -213,8 +214,8 @@ def _behind(known: list[Facts]) -> tuple[Facts, str] | None:
             waits = first.get("collective") or next(
                 (call["call"] for call in _calls(first, name) if call["state"] != "completed"), None
             )
-            what = f", where rank {first['rank']} waits in {waits}" if waits else f", as rank {first['rank']} did"
-            return facts, f"it never reached collective {late + 1} of {name}{what}"
+            state = f", where rank {first['rank']} waits in {waits}" if waits else f", as rank {first['rank']} did"
+            return facts, f"it never reached collective {late + 1} of {name}{state}"
     return None
 
 
@@ -224,7 +225,7 @@ def _calls(facts: Facts, name: str) -> list[Facts]:
 
 
 def _by_number(known: list[Facts]) -> Iterator[tuple[str, list[tuple[Facts, Facts]]]]:
-    """Each collective of each group, in words, oldest first, with (rank, call) of the ranks that recorded it."""
+    """Each collective of each group as text, oldest first, with (rank, call) of the ranks that recorded it."""
     names = dict.fromkeys(name for facts in known for name in facts.get("calls") or {} if not name.startswith("pp"))
     for name in sorted(names, key=lambda name: (name != "the world", name)):
         by_number: dict[tuple[str, int], list[tuple[Facts, Facts]]] = {}
@@ -235,32 +236,30 @@ def _by_number(known: list[Facts]) -> Iterator[tuple[str, list[tuple[Facts, Fact
             yield f"collective {number} of {name}", by_number[_, number]
 
 
-def _unlike(known: list[Facts]) -> tuple[Facts, str] | None:
-    """A rank that called another collective than most, or with other shapes, and the sentence."""
-    for which, calls in _by_number(known):
+def _mismatched(known: list[Facts]) -> tuple[Facts, str] | None:
+    """A rank that called another collective than most ranks, or with other shapes, and the message."""
+    for name, calls in _by_number(known):
         for key in ("call", "sizes"):
-            kinds = Counter(str(call[key]) for _, call in calls)
-            most = kinds.most_common(1)[0][0]
+            counts = Counter(str(call[key]) for _, call in calls)
+            most = counts.most_common(1)[0][0]
             odd = next(((facts, call) for facts, call in reversed(calls) if str(call[key]) != most), None)
             usual = next((facts, call) for facts, call in calls if str(call[key]) == most)
             if odd and key == "call":
                 facts, call = odd
                 return (
                     facts,
-                    f"it calls {call['call']} as {which}, where rank {usual[0]['rank']} calls {usual[1]['call']}",
+                    f"it calls {call['call']} as {name}, where rank {usual[0]['rank']} calls {usual[1]['call']}",
                 )
-            if odd and most and odd[1]["call"] in OF_ONE_SIZE:
+            if odd and most and odd[1]["call"] in SAME_SIZE:
                 facts, call = odd
                 shapes = f"the shapes {call['sizes']}, where rank {usual[0]['rank']} gives {most}"
-                return facts, f"it gives {call['call']}, {which}, {shapes}"
+                return facts, f"it gives {call['call']}, {name}, {shapes}"
     return None
 
 
 def _unfinished(known: list[Facts]) -> tuple[Facts, str] | None:
-    """A rank whose device has not begun, or not ended, a collective that has begun or ended on others, and the
-    sentence.
-    """
-    for which, calls in _by_number(known):
+    """A rank whose device has not begun, or not ended, a collective that others have; and the message."""
+    for name, calls in _by_number(known):
         # gloo records a collective that failed as completed too
         calls = [(facts, call) for facts, call in calls if call["library"] == "nccl"]
         for state, verb in (("scheduled", "begun"), ("started", "ended")):
@@ -268,40 +267,40 @@ def _unfinished(known: list[Facts]) -> tuple[Facts, str] | None:
             others = [facts for facts, call in calls if STATES.index(call["state"]) > STATES.index(state)]
             if here and others:
                 facts, call = here[0]
-                there = f"which has {verb} on that of rank {others[0]['rank']}"
-                return facts, f"its device has not {verb} {call['call']}, {which}, {there}"
+                elsewhere = f"which has {verb} on the device of rank {others[0]['rank']}"
+                return facts, f"its device has not {verb} {call['call']}, {name}, {elsewhere}"
     return None
 
 
-def _all_in(known: list[Facts]) -> str:
-    """The sentence for ranks whose devices are all in one collective."""
-    for which, calls in _by_number(known):
+def _all_waiting(known: list[Facts]) -> str:
+    """The message if the devices of all ranks are in the same collective; else empty."""
+    for name, calls in _by_number(known):
         if len(calls) == len(known) > 1 and all(
             (call["library"], call["state"]) == ("nccl", "scheduled") for _, call in calls
         ):
             return (
-                f": no device has ended {calls[0][1]['call']}, {which}; with TORCH_NCCL_ENABLE_TIMING=1 it is "
-                "known which one has not begun it"
+                f": no device has ended {calls[0][1]['call']}, {name}; TORCH_NCCL_ENABLE_TIMING=1 "
+                "would show which one has not begun it"
             )
     return ""
 
 
-def _unseen(evidence: Evidence, known: list[Facts]) -> Facts | None:
-    """A rank that began and reported nothing; of several, one that is known to have ended."""
+def _unreported(evidence: Evidence, known: list[Facts]) -> Facts | None:
+    """A rank that began and reported nothing; among several, one that is known to have ended."""
     silent = [facts for facts in known if facts["rank"] not in evidence.spoke]
     seen = [facts for facts in silent if facts["rank"] in evidence.ended]
-    return {**(seen or silent)[0], **UNSEEN, "kind": "killed", "exit_code": 1, "message": ""} if silent else None
+    return {**(seen or silent)[0], **UNREPORTED, "kind": "killed", "exit_code": 1, "message": ""} if silent else None
 
 
-def _first(evidence: Evidence, known: list[Facts]) -> Facts:
+def _earliest(evidence: Evidence, known: list[Facts]) -> Facts:
     if evidence.failures:
         return {**evidence.failures[0], "victim": True}
-    error = "the ranks ended before one of them could say anything"
+    error = "the ranks ended before any of them could report why"
     return {"rank": None, "kind": "lost", "exit_code": 1, "error": error, "message": ""}
 
 
 def _known(evidence: Evidence, rank: int) -> Facts:
-    """Everything known of one rank; later reports replace earlier ones."""
+    """Everything known about one rank; later reports override earlier ones."""
     facts: Facts = {"rank": rank, **evidence.began.get(rank, {})}
     step, seen, batch = evidence.steps.get(rank, (0, 0, 0))
     if step:

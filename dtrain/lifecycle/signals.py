@@ -1,4 +1,4 @@
-"""Signals: the first one ends a run that has nothing to save and asks any other to stop; a repeated one ends it.
+"""Signals: the first one ends a run that has nothing to save and asks any other run to stop; the second ends it.
 
 SIGTERM, SIGUSR1, SIGINT and SIGHUP (a closed terminal) request a stop, the last two unless the shell ignores them
 (nohup, `&` in a script); SIGUSR2 asks a rank for a report (`dtrain.lifecycle.watchdog`).
@@ -24,8 +24,8 @@ STOP_SIGNALS = (
     *(number for number in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN),
 )
 REPORT = signal.SIGUSR2
-ENDING_SECONDS, LOOK_SECONDS = 3.0, 0.05
-"""The time that a process with nothing to save has to clean up, and between two looks at it."""
+ENDING_SECONDS, CHECK_SECONDS = 3.0, 0.05
+"""Seconds that a process with nothing to save has to clean up, and between two checks of it."""
 SAME_REQUEST_SECONDS = 1.0
 """SIGTERM and SIGUSR1 within this time are one request: a scheduler signals every process, and the launcher forwards
 its own. A second Ctrl-C always counts, a second SIGHUP never: the shell and the kernel both send one.
@@ -33,15 +33,13 @@ its own. A second Ctrl-C always counts, a second SIGHUP never: the shell and the
 
 
 class StopRequested(KeyboardInterrupt):
-    """A request to stop while there is nothing to save. It derives from BaseException alone, so that no `except
-    Exception` catches it.
-    """
+    """A request to stop while there is nothing to save. Not an Exception, so that no `except Exception` catches it."""
 
     def __init__(self, number: int) -> None:
         self.exit_code = EXIT_CODES["interrupted" if number == signal.SIGINT else "preempted"]
         super().__init__(
-            f"stopped by {signal.Signals(number).name} before there was anything new to save: the same words begin it "
-            "again"
+            f"stopped by {signal.Signals(number).name} before there was anything new to save; run the same command "
+            "to start again"
         )
 
 
@@ -65,7 +63,7 @@ def asked() -> StopRequested | None:
 
 
 def by_signal(error: BaseException) -> bool:
-    """Whether it is the KeyboardInterrupt of a signal handler of this module, not one that other code raised."""
+    """Whether the error is a KeyboardInterrupt that a signal handler of this module raised."""
     trace = error.__traceback__
     while trace and trace.tb_next:
         trace = trace.tb_next
@@ -75,20 +73,20 @@ def by_signal(error: BaseException) -> bool:
 
 
 def note(number: int) -> bool:
-    """Record a signal. Returns whether it repeats the request, and so ends the process at once."""
+    """Record a signal. Returns whether it repeats the request, and so must end the process at once."""
     now = time.monotonic()
-    again = (
+    repeated = (
         bool(_received)
         and number != signal.SIGHUP
         and (number == _received[0][0] == signal.SIGINT or now - _received[0][1] > SAME_REQUEST_SECONDS)
     )
     _received.append((number, now))
-    return again
+    return repeated
 
 
 def listen(*, forwarded: bool = False) -> None:
-    """From now on signals request a stop, here and in forked children. `forwarded`: they come from a launcher, which
-    ends this process itself when they are repeated.
+    """Make signals request a stop, here and in forked children. `forwarded`: they come from a launcher, which itself
+    ends this process when they are repeated.
     """
     if forwarded:
         _repeats_end[0] = False
@@ -97,10 +95,10 @@ def listen(*, forwarded: bool = False) -> None:
 
 @contextmanager
 def ending() -> Iterator[None]:
-    """A context in which, until `listen`, a signal raises `StopRequested`; afterwards the old handlers are back.
+    """A context in which, until `listen`, a signal raises `StopRequested`; the old handlers are restored at its end.
 
-    It may be raised anywhere. Where a library raises another error in its place, or where nothing can be raised, it is
-    `StopRequested` all the same.
+    It may be raised anywhere. If a library turns it into another error, or swallows it, the context raises
+    `StopRequested` nevertheless.
     """
     before, hook = {number: signal.getsignal(number) for number in STOP_SIGNALS}, sys.unraisablehook
     _install(dict.fromkeys(STOP_SIGNALS, _end))
@@ -131,7 +129,7 @@ def importing() -> Iterator[None]:
 
 @contextmanager
 def training() -> Iterator[None]:
-    """As `ending`, in a process that trains. An earlier request ends it here."""
+    """Like `ending`, in a process that trains. An earlier request takes effect here."""
     with ending():
         _rank[:] = [os.getpid()]
         try:
@@ -167,12 +165,12 @@ def _end_now() -> None:
 
 
 def _enforce(mine: object, number: int) -> None:
-    """Beside the main thread: raise the request again where it was lost (in a `__del__`, a callback, an `except:`), and
-    end the process when the time is over.
+    """Runs beside the main thread: raises the request again if it was lost (in a `__del__`, a callback, an `except:`),
+    and ends the process when its time is up.
     """
     deadline = time.monotonic() + ENDING_SECONDS
     while True:
-        time.sleep(LOOK_SECONDS)
+        time.sleep(CHECK_SECONDS)
         if _enforcer != [mine]:
             return
         if time.monotonic() > deadline:
@@ -191,13 +189,13 @@ def _is_unwinding() -> bool:
 
 
 def _install(handlers: Mapping[signal.Signals, Any]) -> None:
-    if threading.current_thread() is threading.main_thread():  # elsewhere Python refuses
+    if threading.current_thread() is threading.main_thread():  # Python refuses it in other threads
         for number, handler in handlers.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _reset_child() -> None:
-    """In a child of a rank: stop signals are for the rank, which ends the child by SIGTERM."""
+    """Reset a forked child of a rank: it ignores stop signals, because the rank ends it by SIGTERM."""
     if _rank and _rank[0] != os.getpid():
         _rank.clear()
         _received.clear()

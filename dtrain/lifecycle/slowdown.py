@@ -1,4 +1,4 @@
-"""Reports steps that became ten times slower, with the cause that this host shows. Changes no number."""
+"""Reports when steps become ten times slower, with the cause as far as this host shows it. Does not affect training."""
 
 import resource
 import time
@@ -8,23 +8,23 @@ from pathlib import Path
 from dtrain.lifecycle.waiting import Meter, cores
 
 SLOWER = 10
-"""Steps are slow above this multiple of the best time."""
+"""Steps are slow if they take more than this multiple of the best time."""
 AGAIN = 3
-"""Slow steps are fast again below this multiple of the best time."""
+"""Slow steps are fast again if they take less than this multiple of the best time."""
 STEPS, SHORT, LONG = 64, 1.0, 20.0
-"""A group of steps is judged when it has this many (as `data.stream` reads at a time) and this many seconds, or this
-many seconds alone.
+"""Steps are judged in groups of at least STEPS steps (the most that `data.stream` reads at a time) and SHORT seconds,
+or of at least LONG seconds.
 """
 TWICE = 2
-"""Slow groups in a row before a report."""
+"""Number of slow groups in a row before a report."""
 TAKEN = 0.4
-"""The least weight of a cause: cores that others take, the fraction of time without a core or without samples."""
+"""Smallest weight of a reported cause: cores that others use, or the fraction of time without a core or samples."""
 PAGES = 100
-"""Major page faults in a second that count as weight 1."""
+"""Major page faults per second that have weight 1."""
 
 
 class Slowdown:
-    """Judges the steps of one start. `waited`: the total seconds in which steps waited for samples."""
+    """Detects slow steps of one start. `waited`: the total seconds that steps waited for samples."""
 
     def __init__(self, waited: Callable[[], float]) -> None:
         self._waited = waited
@@ -38,24 +38,24 @@ class Slowdown:
         for step, seconds in steps:
             self._steps, self._seconds = self._steps + 1, self._seconds + seconds
             if self._seconds >= (SHORT if self._steps >= STEPS else LONG):
-                one, self._steps, self._seconds = self._seconds / self._steps, 0, 0.0
-                yield from self._judge(step, one)
+                mean, self._steps, self._seconds = self._seconds / self._steps, 0, 0.0
+                yield from self._judge(step, mean)
         if not self._slow and time.perf_counter() - self._since[0] > SHORT:
             self._mark()
 
-    def _judge(self, step: int, one: float) -> Iterator[str]:
-        best, was, self._best = self._best, self._slow, min(self._best, one)
-        self._slow = was + 1 if one > best * (AGAIN if was >= TWICE else SLOWER) else 0
+    def _judge(self, step: int, mean: float) -> Iterator[str]:
+        best, streak, self._best = self._best, self._slow, min(self._best, mean)
+        self._slow = streak + 1 if mean > best * (AGAIN if streak >= TWICE else SLOWER) else 0
         if self._slow == TWICE:
             yield (
-                f"up to step {step} a step takes {_of(one)}, {one / best:.0f} times what it took ({_of(best)}): "
+                f"up to step {step} a step takes {_of(mean)}, {mean / best:.0f} times as long as before ({_of(best)}): "
                 f"{self._cause()}"
             )
-        elif was >= TWICE and not self._slow:
-            yield f"up to step {step} a step takes {_of(one)} again"
+        elif streak >= TWICE and not self._slow:
+            yield f"up to step {step} a step takes {_of(mean)} again"
 
     def _mark(self) -> None:
-        """Measure causes from now on."""
+        """Start to measure causes."""
         self._meter, self._since = Meter(), self._now()
 
     def _cause(self) -> str:
@@ -63,18 +63,17 @@ class Slowdown:
         others = self._meter.others()
         causes = {
             f"{waited / now:.0%} of the time it waits for samples (data)": waited / now,
-            f"other processes of this host take {others:.1f} of its {cores()} cores": others,
-            f"the control group keeps it from the cores {throttled / now:.0%} of the time (its CPU quota)": throttled
-            / now,
-            f"memory is short, {pages / now:.0f} pages a second are read back from the disk": pages / now / PAGES,
+            f"other processes on this host use {others:.1f} of its {cores()} cores": others,
+            f"its control group throttles it {throttled / now:.0%} of the time (its CPU quota)": throttled / now,
+            f"memory is short: {pages / now:.0f} pages per second are read back from disk": pages / now / PAGES,
         }
         texts = [text for text, weight in causes.items() if weight >= TAKEN]
         if not texts:
-            return "this host shows no cause; where there are several, look at the others and at what connects them"
+            return "this host shows no cause; if there are other hosts, check them and the network between them"
         return " and ".join(texts)
 
     def _now(self) -> tuple[float, float, float, float]:
-        """Seconds: now, waiting for samples, throttled by the control group; major page faults."""
+        """(seconds now, seconds waiting for samples, seconds throttled by the control group, major page faults)"""
         return time.perf_counter(), self._waited(), _throttled(), resource.getrusage(resource.RUSAGE_SELF).ru_majflt
 
 

@@ -1,4 +1,4 @@
-"""Reads stacks: the innermost line of the user's code or of dtrain, the collective it waits in, the microbatch."""
+"""Reads stacks: the innermost line of the user's code or of dtrain, the collective that it is in, the microbatch."""
 
 import os
 import re
@@ -15,13 +15,13 @@ Frames = Sequence[tuple[FrameType, int]]
 """Frames and line numbers, outermost first."""
 
 LIBRARIES = re.compile(r"[/\\](site|dist)-packages[/\\](torch|functorch|numpy|fsspec|safetensors|pluggy|_pytest)[/\\]")
-"""Libraries whose lines are not shown as the place of an error."""
+"""Libraries whose lines are not reported as the place of an error."""
 STANDARD = sysconfig.get_path("stdlib") + os.sep
 DISTRIBUTED = re.compile(r"[/\\]torch[/\\]distributed[/\\](?!c10d_logger)")
 BACKWARD = "_engine_run_backward"
-"""torch's call of the backward, which may wait for other ranks without a Python frame."""
+"""torch's function for the backward, which may wait for other ranks without a Python frame of its own."""
 STARTED = "run_rank"
-"""The function that calls the loop."""
+"""The function that calls the training loop."""
 DUMPED = re.compile(r'^  File "(.+)", line (\d+),? in (.+)$', re.MULTILINE)
 """A line of a stack as faulthandler writes it, or as a traceback does."""
 
@@ -33,17 +33,17 @@ def of_thread(identity: int | None) -> Frames:
 
 
 def own(frames: Frames) -> str | None:
-    """The innermost line of code that is not a library's, as `mypkg/model.py:12 in forward`."""
+    """The innermost line outside of libraries, such as `mypkg/model.py:12 in forward`."""
     return _innermost(_entries(frames))
 
 
 def collective(frames: Frames) -> str | None:
-    """The collective a stack is in, as `all_reduce (dtrain/mesh/__init__.py:92 in max)`, or None."""
+    """The collective that a stack is in, such as `all_reduce (dtrain/mesh/__init__.py:92 in max)`, or None."""
     return _collective(_entries(frames))
 
 
 def microbatch(frames: Frames) -> int | None:
-    """The number of the microbatch, from 0, if the stack is inside of one."""
+    """The number of the microbatch, from 0, if the stack is inside one."""
     file = f"dtrain{os.sep}loop{os.sep}step.py"
     indices = (frame.f_locals.get("index") for frame, _ in frames if frame.f_code.co_filename.endswith(file))
     return next((index for index in indices if isinstance(index, int)), None)
@@ -56,7 +56,9 @@ def lines(frames: Frames) -> list[str]:
 
 
 def current(text: str) -> list[str]:
-    """The stack of faulthandler's last current thread, else of the main one, outermost line first, from the loop on."""
+    """The stack of the current thread in faulthandler's last dump, else of the main thread: outermost line first, from
+    the loop on.
+    """
     start = "Current thread " if "Current thread " in text else "Thread 0x"
     block = text.rpartition(start)[2].split("\n\n")[0].splitlines()
     inner = takewhile(lambda line: not line.endswith(f" in {STARTED}"), filter(DUMPED.match, block))
@@ -64,17 +66,17 @@ def current(text: str) -> list[str]:
 
 
 def dumped(text: str) -> str | None:
-    """The innermost line of code that is not a library's, of that thread."""
+    """The innermost line outside of libraries in the stack of `current`."""
     return _innermost([DUMPED.findall(line)[0] for line in reversed(current(text))])
 
 
 def waited(text: str) -> str | None:
-    """The collective that thread is in, or None."""
+    """The collective in the stack of `current`, or None."""
     return _collective([DUMPED.findall(line)[0] for line in reversed(current(text))])
 
 
 def sent(error: BaseException) -> str | None:
-    """As `own`, of the traceback that another process sent with its error: multiprocessing puts it in the cause."""
+    """Like `own`, in the traceback from another process, which multiprocessing makes the cause of the error."""
     cause = error.__cause__
     while cause is not None and not type(cause).__name__.endswith("RemoteTraceback"):
         cause = cause.__cause__
@@ -83,7 +85,7 @@ def sent(error: BaseException) -> str | None:
 
 
 def place(file: str, line: int, function: str) -> str:
-    """`file` as it is imported: from its package, or the entry of the import path it lies under."""
+    """`file` relative to the parent of its package, or to the entry of the import path that has it."""
     package = Path(file).parent
     while (package / "__init__.py").exists():
         package = package.parent
@@ -94,7 +96,7 @@ def place(file: str, line: int, function: str) -> str:
 
 
 def others(main: int | None, leave_out: Iterable[int | None]) -> dict[str, str]:
-    """Thread name -> its innermost line, of each other thread that runs code that is not a library's."""
+    """Name -> innermost line outside of libraries, of each other thread that has one."""
     threads = [thread for thread in threading.enumerate() if thread.ident not in (main, *leave_out)]
     lines = {thread.name: own(of_thread(thread.ident)) for thread in threads}
     return {name: line for name, line in lines.items() if line}
@@ -114,7 +116,7 @@ def _collective(stack: Sequence[tuple[str, str, str]]) -> str | None:
 
 
 def _innermost(stack: Iterable[tuple[str, str, str]]) -> str | None:
-    """The first entry that is not a library's."""
+    """The first entry outside of libraries."""
     return next((place(file, int(line), function) for file, line, function in stack if _is_own_file(file)), None)
 
 

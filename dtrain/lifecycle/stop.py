@@ -17,13 +17,13 @@ from dtrain.mesh import Mesh
 from dtrain.result import Status
 
 AGREE_SECONDS = 0.25
-"""The time between two agreements of the ranks: the longest wait of a request."""
+"""Seconds between two agreements of the ranks, and so the longest delay of a request."""
 TIME_IS_UP = 99
-"""No number of a signal."""
+"""Not the number of any signal."""
 
 
 class StopSignal:
-    """Call `requested(step)` before every step and `done()` after it; `status` and `cause` then hold why the run ended.
+    """Call `requested(step)` before every step and `done()` after it; `status` and `cause` say why the run ended.
 
     `after`: the last step of this start. `seconds`: the time limit, from DTRAIN_BEGAN, the start of the command on the
     monotonic clock of this host.
@@ -53,17 +53,15 @@ class StopSignal:
         return self.status != "finished"
 
     def done(self) -> None:
-        """A step is computed: from now on a signal waits for its save. Handlers that other code replaced are installed
-        again.
+        """Call after a step: from now on a signal lets the run save first. Reinstalls handlers that other code
+        replaced.
         """
         if time.monotonic() >= self._listen:
             signals.listen()
             self._listen = time.monotonic() + AGREE_SECONDS
 
     def meanwhile(self, mesh: Mesh) -> bool:
-        """As `requested`, between two parts of long work inside a step, such as an evaluation, that may be cut
-        short.
-        """
+        """Like `requested`, between two parts of long work that may be cut short, such as an evaluation."""
         return self._agreed(self._within, mesh)
 
     def _agreed(self, pace: "Pace", mesh: Mesh) -> bool:
@@ -83,7 +81,7 @@ class StopSignal:
 
 
 class Pace:
-    """Counts turns between meetings, so that ranks with equal turns meet at the same one."""
+    """Schedules meetings of ranks by the number of their turns, so that all ranks meet at the same turn."""
 
     def __init__(self) -> None:
         self._left, self._far, self._done, self._since = 1, 1, 0, time.perf_counter()
@@ -94,12 +92,12 @@ class Pace:
         return self._left <= 0
 
     def turns(self, seconds: float) -> float:
-        """Turns that fit into `seconds`, at the pace since the last meeting; at least one."""
+        """The turns that fit into `seconds` at the pace since the last meeting; at least one."""
         return max(1.0, self._done / max(1e-6, time.perf_counter() - self._since) * seconds)
 
     def wait(self, turns: int) -> None:
-        """Set the next meeting `turns` turns ahead, at most twice as far as the last: the first turns may be quicker
-        than the rest.
+        """Set the next meeting `turns` turns ahead, but at most twice as far as the last: the first turns may be
+        quicker than the rest.
         """
         self._far = min(turns, 2 * self._far)
         self._left, self._done, self._since = self._far, 0, time.perf_counter()

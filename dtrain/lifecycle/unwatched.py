@@ -1,4 +1,4 @@
-"""A process without an agent reports its own failure."""
+"""Failure reports of a process that has no agent."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ from dtrain.secrets import screen
 from dtrain.storage import lease, store
 
 GIVE_UP_SECONDS = 5.0
-"""The longest wait for storage of a process that gives up."""
+"""How long a process that gives up waits for storage."""
 
 _alone: list[str] = []
 """`out` of the run, if no agent reports its failure."""
@@ -31,10 +31,10 @@ def is_watched() -> bool:
 def give_up(
     folder: Path | None, rank: int, message: str, *, kind: str = "hung", exit_code: int = 1, **facts: Any
 ) -> NoReturn:
-    """End a process that cannot go on, from any of its threads: write its report, which one rank of the host prints if
-    no agent reads it, and give back its lease. `kind` lost: the cause is no rank.
+    """End a process that cannot continue, from any of its threads: write its report, which one rank of the host prints
+    if there is no agent, and return the lease. `kind` lost: the cause is not a rank.
     """
-    with suppress(Exception), store.patience(GIVE_UP_SECONDS):  # the process ends, whatever fails here
+    with suppress(Exception), store.patience(GIVE_UP_SECONDS):  # the process must end, whatever fails here
         if folder:
             tell(folder, None if kind == "lost" else rank, kind, message, **facts)
             if _alone and _first(folder):
@@ -57,20 +57,20 @@ def _first(folder: Path) -> bool:
 
 @contextmanager
 def alone(out: str, rank: int, launcher: int | None = None) -> Iterator[None]:
-    """A context in which this process reports its own failure, with the reports of the other ranks of its host. Other
-    errors than DtrainError become a RankError.
+    """A context in which this process reports its own failure, using the reports of the other ranks on its host. Errors
+    other than DtrainError become a RankError.
     """
     siblings = (launcher or os.getppid()) if "RANK" in os.environ else os.getpid()
     parent, name = Path(tempfile.gettempdir()), f"dtrain-{os.getuid()}"
     for stale in parent.glob(f"{name}-*-*"):
-        if not Path(f"/proc/{stale.name.split('-')[2]}").exists():  # of ranks that were killed
+        if not Path(f"/proc/{stale.name.split('-')[2]}").exists():  # left by ranks that were killed
             shutil.rmtree(stale, ignore_errors=True)
     restart, port = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0), os.environ.get("MASTER_PORT", "")
     folder = parent / f"{name}-{siblings}-{restart}-{port}"
     folder.mkdir(mode=0o700, exist_ok=True)
     for kind in KINDS:
         for old in (*folder.glob(f"{kind}-{rank}"), *folder.glob(f"{kind}-{rank}[.-]*")):
-            old.unlink()  # of an earlier start by the same shell
+            old.unlink()  # left by an earlier start from the same shell
     os.environ[environment.REPORTS] = str(folder)
     _alone[:] = [out]
     log = kernel_log.KernelLog()

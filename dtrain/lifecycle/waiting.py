@@ -1,9 +1,9 @@
-"""The waiting of OpenMP threads: they spin while cores are free, and sleep when other processes need the cores.
+"""How OpenMP threads wait: they spin while cores are free, and sleep when other processes need the cores.
 
-A spinning thread keeps its core from the thread that it waits for: on two cores beside two busy processes, a step of a
-small GPT takes 3 to 40 times as long as with sleeping threads; on free cores, sleeping threads make it twice as long
-(tests/bench/RESULTS.md). OpenMP reads its setting once, when torch is loaded; this module follows the load. No number
-depends on it.
+A spinning thread blocks the core that the thread it waits for may need: on two cores beside two busy processes, a step
+of a small GPT takes 3 to 40 times as long as with sleeping threads; on free cores, sleeping threads make it twice as
+long (tests/bench/RESULTS.md). OpenMP reads its setting only once, when torch is loaded; this module follows the load.
+It does not change any result.
 """
 
 import os
@@ -14,15 +14,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 CHOSEN = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-"""Environment variables by which a user chooses."""
+"""Environment variables by which the user chooses; then this module does nothing."""
 SHORTEST = 0.05
-"""Seconds of the shortest measurement: the system counts in hundredths."""
+"""Seconds of the shortest measurement, because the system counts in hundredths."""
 SPARE = 0.5
 """Cores that other processes may take before our threads sleep."""
 PERIOD = 1.0
 """Seconds between two measurements."""
 MOST = 16
-"""The most sleeping threads."""
+"""Largest number of sleeping threads."""
 
 
 class Meter:
@@ -41,7 +41,7 @@ class Meter:
         return max(0.0, cores() - (idle + ranks() * own) / now) if now >= SHORTEST else 0.0
 
     def crowds(self, threads: int) -> bool:
-        """Whether others took cores that `threads` threads of each rank need."""
+        """Whether other processes took cores that `threads` threads of each rank need."""
         return self.others() > cores() - threads * ranks() + SPARE
 
 
@@ -71,16 +71,16 @@ def _follow(over: threading.Event, threads: int, sleepers: int) -> None:
     with stack:
         is_crowded = False
         while not over.wait(PERIOD):
-            was, is_crowded, meter = is_crowded, meter.crowds(threads), Meter()
-            if is_crowded and not was:
+            was_crowded, is_crowded, meter = is_crowded, meter.crowds(threads), Meter()
+            if is_crowded and not was_crowded:
                 stack.enter_context(_asleep(sleepers))
-            elif was and not is_crowded:
+            elif was_crowded and not is_crowded:
                 stack.close()
 
 
 @contextmanager
 def _asleep(number: int) -> Iterator[None]:
-    """Keep `number` sleeping threads that have used OpenMP."""
+    """A context with `number` sleeping threads that have used OpenMP."""
     import torch
 
     over = threading.Event()

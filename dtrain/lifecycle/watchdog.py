@@ -1,6 +1,6 @@
 """The watchdog of a rank: reports its position on SIGUSR2, and ends it when a step takes too long.
 
-kill -USR2 <pid>        report-<rank>.json in DTRAIN_REPORTS; while native code holds the GIL, stack-<rank>.txt alone
+kill -USR2 <pid>        report-<rank>.json in DTRAIN_REPORTS; while native code holds the GIL, only stack-<rank>.txt
 """
 
 import datetime
@@ -29,18 +29,18 @@ from dtrain.mesh import Mesh
 from dtrain.storage import store
 
 FIRST_STEP = 3
-"""Times the timeout, for the first step and its collectives, which compile, open connections and fill caches. A part of
-an evaluation may do so too.
+"""Multiple of the timeout for the first step and its collectives, which compile, connect and fill caches, and for parts
+of an evaluation, which may do so too.
 """
-LOOKS = 10
-"""Checks within one timeout."""
+CHECKS = 10
+"""Number of checks within one timeout."""
 DATA = f"dtrain{os.sep}data{os.sep}"
-"""A main thread in this folder waits for samples."""
+"""A main thread in this folder is waiting for samples."""
 
 
 class Watchdog:
-    """A context. `timeout`: seconds of a step and of every collective; `batch`: samples of a step; `folder`: for
-    reports, None: nobody reads them.
+    """A context that ends this rank when it makes no progress. `timeout`: seconds of a step and of every collective;
+    `batch`: samples of a step; `folder`: for reports, None if nobody reads them.
 
     Between `rest` and the next `beat` or `part` only collectives have a timeout.
     """
@@ -57,7 +57,7 @@ class Watchdog:
         self._over = False
 
     def beat(self, step: int, seen: int) -> None:
-        """A step begins, after `step` others and `seen` samples. Costs less than a microsecond after the first."""
+        """A step begins, after `step` steps and `seen` samples. Takes less than a microsecond after the first call."""
         if not self._beats:
             self._arm(2 * FIRST_STEP * self._timeout)
         self._step, self._seen, self._resting, self._in_step = step + 1, seen, False, True
@@ -65,12 +65,12 @@ class Watchdog:
         failure.STEP.pack_into(self._page, 0, step + 1, seen, self._batch)
 
     def rest(self) -> None:
-        """The step is done, or all parts are."""
+        """The step, or the last part, is done."""
         self._resting, self._in_step = True, False
         failure.STEP.pack_into(self._page, 0, self._step, self._seen, 0)
 
     def part(self) -> None:
-        """A part of longer work between two steps begins: a batch of an evaluation."""
+        """A part of longer work between two steps begins, such as a batch of an evaluation."""
         self._resting = False
         self._beats += 1
 
@@ -97,7 +97,7 @@ class Watchdog:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if error is not None:
             failure.know(**self._position())
-            if is_victim({"kind": kind_of(error, str(error))}):  # after its own error a device may not answer
+            if is_victim({"kind": kind_of(error, str(error))}):  # after an error of its own, the device may not respond
                 failure.know(calls=recorder.calls(_labels()))
             if self._folder:  # before the others can see that this rank has ended
                 with suppress(StoreError):  # reported by the caller that ends this process
@@ -131,10 +131,10 @@ class Watchdog:
     # the thread
 
     def _watch(self) -> None:
-        beats, since, looked, waits = -1, time.monotonic(), 0, None
+        beats, since, checked, waits = -1, time.monotonic(), 0, None
         entered = since
         while not self._over:
-            if select.select([self._ear], [], [], self._timeout / LOOKS)[0] and REPORT in self._ear.recv(4096):
+            if select.select([self._ear], [], [], self._timeout / CHECKS)[0] and REPORT in self._ear.recv(4096):
                 self._report()
             now, first = time.monotonic(), self._beats <= 1
             if self._resting or self._beats != beats:
@@ -145,16 +145,16 @@ class Watchdog:
             if not first:
                 self._set_timeouts(self._timeout)
             patience = self._timeout * (FIRST_STEP if first or not self._in_step else 1)
-            late = self._timeout * ((FIRST_STEP if first else 1) + 2 / LOOKS)  # gloo raises before, NCCL never
+            late = self._timeout * ((FIRST_STEP if first else 1) + 2 / CHECKS)  # gloo raises earlier, NCCL never
             if now - since > patience or now - entered > late:
                 unwatched.give_up(
                     self._folder, self._mesh.rank, f"no progress for {now - min(since, entered):.0f} s", **self._now()
                 )
-            if self._beats > looked or not self._resting:
+            if self._beats > checked or not self._resting:
                 self._arm(2 * patience)
             elif self._beats:
                 faulthandler.cancel_dump_traceback_later()
-            looked = self._beats
+            checked = self._beats
 
     def _waits(self) -> object:
         """The collective that the main thread is in, and the number of collectives in each group."""
@@ -188,16 +188,16 @@ class Watchdog:
         return {"step": self._step, "samples": samples, "groups": sequence_numbers()}
 
     def _set_timeouts(self, seconds: float) -> None:
-        """Set the timeout of every process group. NCCL's comes last: it ends the process by SIGABRT, mostly a rank that
-        waits.
+        """Set the timeout of every process group. That of NCCL is the longest, because it ends the process by SIGABRT,
+        mostly a rank that only waits.
         """
         last = 2 * FIRST_STEP * self._timeout
         for group in list(groups._world.pg_names):
             if (group, seconds) not in self._timed:
                 self._timed.add((group, seconds))
                 for backend in {group._get_backend(device) for device in group._device_types}:
-                    if tell := getattr(backend, "_set_default_timeout", None):  # torch 2.13: of gloo and NCCL alone
-                        tell(datetime.timedelta(seconds=last if backend.name().startswith("nccl") else seconds))
+                    if set_timeout := getattr(backend, "_set_default_timeout", None):  # torch 2.13: gloo and NCCL only
+                        set_timeout(datetime.timedelta(seconds=last if backend.name().startswith("nccl") else seconds))
 
 
 def sequence_numbers() -> dict[str, int]:

@@ -211,7 +211,7 @@ def test_a_full_folder_for_temporary_files_hides_no_error_and_keeps_nobody_from_
     )
     said = process.communicate(timeout=300)[0]
     assert "ValueError: planned" in said
-    assert "ended without a word" not in said
+    assert "ended without a report" not in said
     assert process.returncode == (1 if always else 0), said
     if always:
         facts = json.loads((out / "failure.json").read_text())

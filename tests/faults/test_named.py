@@ -41,7 +41,7 @@ FAULTS: dict[str, tuple[str, str, str]] = {
         "rank 1 hung in step 4 (samples 24 to 31, microbatch 0): it never reached collective",
         "in sleep",
     ),
-    "lock_gil": ("hung", "rank 1 hung in step 4 (samples 24 to 31): it did not answer", "in lock_gil"),
+    "lock_gil": ("hung", "rank 1 hung in step 4 (samples 24 to 31): it did not respond", "in lock_gil"),
     "sigstop": ("hung", "rank 1 was stopped in step 4 (samples 24 to 31): SIGSTOP", ""),
 }
 """fault: kind, how the paragraph begins, where it was"""

@@ -76,7 +76,7 @@ CASES: dict[str, tuple[str, str]] = {
         "(Xid 119 of the GPU at 0000:01:00: its system processor (GSP) did not answer the driver; the GPU's fault, not the program's)",
     ),
     "off_the_bus": ("gpu", "GPU 1: RuntimeError: CUDA error: unknown error (the host no longer reaches it)"),
-    "out_of_memory": ("error", "the GPU's memory is full: a smaller microbatch= or remat=full needs less"),
+    "out_of_memory": ("error", "the GPU's memory is full: type a smaller microbatch=, or remat=full"),
     "device_assert": ("error", "CUDA_LAUNCH_BLOCKING=1 shows which"),
     "killed": ("killed", "rank 1 was killed"),
     "aborted_by_itself": ("killed", "rank 1 aborted"),

@@ -46,12 +46,12 @@ TOLD: dict[str, tuple[Exception, str, str]] = {
     "an address": (
         torch.AcceleratorError("CUDA error: an illegal memory access was encountered" + KERNELS),
         "error",
-        "wrong values",
+        "invalid values",
     ),
     "a program counter": (
         torch.AcceleratorError("CUDA error: invalid program counter" + KERNELS),
         "error",
-        "wrong values",
+        "invalid values",
     ),
     "a launch": (
         torch.AcceleratorError("CUDA error: unspecified launch failure" + KERNELS),
@@ -72,7 +72,7 @@ TOLD: dict[str, tuple[Exception, str, str]] = {
         "is full",
     ),
     "shared memory of NCCL": (dist.DistBackendError(SHARED), "error", "/dev/shm has no room for NCCL"),
-    "CUDA in NCCL": (dist.DistBackendError(CUDA), "error", "wrong values"),
+    "CUDA in NCCL": (dist.DistBackendError(CUDA), "error", "invalid values"),
     "another rank": (dist.DistBackendError(REMOTE), "lost", ""),
     "an abort": (dist.DistBackendError(ABORTED.format(rank=0)), "lost", ""),
     "a late rank": (dist.DistBackendError(TIMEOUT), "timeout", ""),

@@ -55,7 +55,7 @@ def apart(*calls: list[tuple[Any, ...]], numbers: tuple[int, ...] = ()) -> Evide
     return evidence(len(calls), *hung)
 
 
-TOGETHER = "no progress for 60 s: no device has ended all_reduce, collective 7 of the world; with TORCH_NCCL_ENABLE_TIMING=1 it is known which one has not begun it"
+TOGETHER = "no progress for 60 s: no device has ended all_reduce, collective 7 of the world; TORCH_NCCL_ENABLE_TIMING=1 would show which one has not begun it"
 CUDA = "torch.AcceleratorError: CUDA error: unspecified launch failure"
 
 
@@ -66,32 +66,32 @@ def driver(given: Evidence, *xids: tuple[int, int]) -> Evidence:
     return replace(given, gpus=gpus, xids=[*said, {"host": "there", "bus": "0000:00:00", "xid": 79, "text": ""}])
 
 
-LOST = "Xid 79 of the GPU at 0000:01:00: the host no longer reaches it, it has fallen off the bus; the GPU's fault, not the program's"
+LOST = "Xid 79 of the GPU at 0000:01:00: the host no longer reaches it: it has fallen off the bus; the GPU's fault, not the program's"
 BY_DRIVER: dict[str, tuple[Evidence, int | None, str, str]] = {
     "a GPU off the bus, of which the others heard first": (
         driver(evidence(2, error(0, CUDA, 1.0), error(1, GONE, 1.1, kind="lost")), (1, 79)), 1, "gpu", LOST,
     ),
     "of a rank that was killed": (
-        driver(evidence(2, error(0, GONE, 1.0, kind="lost"), ended=ended(1, -signal.SIGABRT)), (1, 79)), 1, "gpu", f"SIGABRT, native code gave up ({LOST})",
+        driver(evidence(2, error(0, GONE, 1.0, kind="lost"), ended=ended(1, -signal.SIGABRT)), (1, 79)), 1, "gpu", f"SIGABRT, native code called abort() ({LOST})",
     ),
     "of a rank that hung": (driver(apart([("all_reduce", 7, "scheduled")], [("all_reduce", 7, "scheduled")]), (1, 79)), 1, "gpu", f"no progress for 60 s ({LOST})"),
     "its own words are kept": (driver(evidence(2, error(1, CUDA, 1.0)), (1, 79), (1, 45)), 1, "gpu", f"{CUDA} ({LOST})"),
     "a mistake of the program": (
         driver(evidence(2, error(1, CUDA, 1.0)), (1, 31)), 1, "error",
-        f"{CUDA} (Xid 31 of the GPU at 0000:01:00: a kernel read or wrote memory that is not there; the program's fault, not the GPU's)",
+        f"{CUDA} (Xid 31 of the GPU at 0000:01:00: a kernel accessed an invalid memory address; the program's fault, not the GPU's)",
     ),
     "what follows an earlier error moves no blame": (
         driver(apart([("all_reduce", 7, "scheduled")], [("all_reduce", 7, "scheduled")]), (0, 45), (1, 45)), 0, "hung",
-        f"{TOGETHER} (Xid 45 of the GPU at 0000:00:00: the driver removed this program's work; which follows an earlier error, or the end of the program)",
+        f"{TOGETHER} (Xid 45 of the GPU at 0000:00:00: the driver removed this program's work; a consequence of an earlier error, or of the end of the program)",
     ),
     "a mistake of the program, for which others waited": (
         driver(apart([("all_reduce", 7, "scheduled")], [("all_reduce", 7, "scheduled")]), (1, 43)), 1, "error",
-        "no progress for 60 s (Xid 43 of the GPU at 0000:01:00: the GPU stopped this program's work after an error of it; the program's fault, not the GPU's)",
+        "no progress for 60 s (Xid 43 of the GPU at 0000:01:00: the GPU stopped this program after an error in it; the program's fault, not the GPU's)",
     ),
     "memory that may go on": (
         driver(evidence(2, error(1, CUDA, 1.0)), (1, 94)), 1, "error",
-        f"{CUDA} (Xid 94 of the GPU at 0000:01:00: an error of its memory ended this program, and no other; "
-        "the GPU's fault, which may go on; have it reset (nvidia-smi -r) when it is free)",
+        f"{CUDA} (Xid 94 of the GPU at 0000:01:00: a memory error ended this program, but no other; "
+        "the GPU's fault; it still works, but reset it (nvidia-smi -r) when it is free)",
     ),
     "an error that tells of no GPU": (driver(evidence(2, error(0, "ValueError: a", 1.0)), (1, 74), (0, 74)), 0, "error", "ValueError: a"),
     "another host's GPU, or one that no rank has": (driver(evidence(1, error(0, CUDA, 1.0)), (7, 79)), 0, "error", CUDA),
@@ -118,7 +118,7 @@ CASES: dict[str, tuple[Evidence, int | None, str]] = {
     "killed": (evidence(2, error(0, GONE, 1.0, kind="lost"), ended=ended(1, -signal.SIGKILL)), 1, "SIGKILL, from outside or out of memory"),
     "crashed": (evidence(2, error(0, GONE, 1.0, kind="lost"), ended=ended(1, -signal.SIGSEGV)), 1, "SIGSEGV, a segmentation fault in native code"),
     "aborted after an error elsewhere": (evidence(2, error(0, "ValueError: a", 1.9), ended=ended(1, -signal.SIGABRT)), 0, "ValueError: a"),
-    "an exit code": (evidence(2, error(0, GONE, 1.0, kind="lost"), ended=ended(1, 7)), 1, "with exit code 7 and without a word"),
+    "an exit code": (evidence(2, error(0, GONE, 1.0, kind="lost"), ended=ended(1, 7)), 1, "with exit code 7 and without a report"),
     "asked before it began": (evidence(2, error(0, GONE, 1.0, kind="lost"), ended=ended(1, 75)), 1, "it was asked to"),
     "gone unseen": (evidence(2, error(0, GONE, 1.0, kind="lost")), 1, "killed from outside, out of memory, or ended by os._exit"),
     "a lost node": (
@@ -128,7 +128,7 @@ CASES: dict[str, tuple[Evidence, int | None, str]] = {
         evidence(2, error(0, LATE, 1.0, kind="timeout"), ended=ended(1, None, state="T")), 1, "SIGSTOP, and the others waited for it",
     ),
     "a held interpreter": (
-        evidence(2, error(0, LATE, 1.0, kind="timeout"), ended=ended(1, None, state="R")), 1, "it did not answer: native code holds the interpreter",
+        evidence(2, error(0, LATE, 1.0, kind="timeout"), ended=ended(1, None, state="R")), 1, "it did not respond: native code holds the GIL",
     ),
     "behind in a collective": (
         evidence(
@@ -154,11 +154,11 @@ CASES: dict[str, tuple[Evidence, int | None, str]] = {
     ),
     "a device that is busy with what comes before": (
         apart([("all_reduce", 7, "started")], [("all_reduce", 6, "completed"), ("all_reduce", 7, "scheduled")]),
-        1, "its device has not begun all_reduce, collective 7 of the world, which has begun on that of rank 0",
+        1, "its device has not begun all_reduce, collective 7 of the world, which has begun on the device of rank 0",
     ),
     "a device that does not end what the others have ended": (
         apart([("all_reduce", 7, "completed"), ("all_reduce", 8, "scheduled")], [("all_reduce", 7, "started")], [("all_reduce", 7, "completed")]),
-        1, "its device has not ended all_reduce, collective 7 of the world, which has ended on that of rank 0",
+        1, "its device has not ended all_reduce, collective 7 of the world, which has ended on the device of rank 0",
     ),
     "all devices in one collective": (apart([("all_reduce", 7, "scheduled")], [("all_reduce", 7, "scheduled")]), 0, TOGETHER),
     "devices in no collective": (apart([("all_reduce", 7, "completed")], [("all_reduce", 7, "completed")]), 0, "no progress for 60 s"),
@@ -166,11 +166,11 @@ CASES: dict[str, tuple[Evidence, int | None, str]] = {
         evidence(
             2, error(0, LATE, 1.0, kind="timeout", collective="recv (dtrain/parallel/pipeline.py:9 in step)", groups={"pp of ranks 0,1": 7, "the world": 3}),
             reports={1: {"rank": 1, "groups": {"pp of ranks 0,1": 9, "the world": 3}, "where": "mypkg/model.py:12 in forward"}},
-        ), 1, "it is in no collective, and the others wait in one",
+        ), 1, "it is in no collective, but the others wait in one",
     ),
     "alone": (evidence(1, error(0, "no progress for 60 s", 1.0, kind="hung", where="mypkg/data.py:3 in read")), 0, "no progress for 60 s"),
     "only victims": (evidence(2, error(0, GONE, 1.0, kind="lost"), error(1, GONE, 1.1, kind="lost")), 0, GONE),
-    "nothing at all": (evidence(0), None, "the ranks ended before one of them could say anything"),
+    "nothing at all": (evidence(0), None, "the ranks ended before any of them could report why"),
 }  # fmt: skip
 
 

@@ -69,7 +69,7 @@ def test_ten_times_slower_is_told_once_until_it_is_as_fast_again() -> None:
         Slowdown(lambda: 0.0), 0.02, 0.19, 0.19, 0.22, 0.22, 1.0, 0.07, 0.04, 0.02, 5.0
     )
     assert not any((*quiet, still, better, once))
-    assert slow.startswith("up to step 320 a step takes 220 ms, 11 times what it took (20 ms): ")
+    assert slow.startswith("up to step 320 a step takes 220 ms, 11 times as long as before (20 ms): ")
     assert re.search(r"a step takes 4\d.* ms again$", fast)
     assert "250 times" in again
 

@@ -76,7 +76,7 @@ def test_an_interpreter_held_by_native_code_ends_too_and_leaves_its_stack(tmp_pa
     failure.ended(tmp_path, 0, 1)
     failed = failure.explain(tmp_path)
     assert failed.line.startswith(
-        "rank 0 hung in step 3 (samples 16 to 23): native code held the interpreter, at lifecycle/test_watchdog.py:"
+        "rank 0 hung in step 3 (samples 16 to 23): native code held the GIL, at lifecycle/test_watchdog.py:"
     )
     assert "in holding_the_interpreter" in failed.line
 

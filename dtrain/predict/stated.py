@@ -17,7 +17,7 @@ NEEDED: Mapping[str, tuple[tuple[str, ...], str]] = {
 }
 """Group -> (required facts, an example)."""
 SHARDS = (("holds", "reshard", "reduce"), "'holds': 'shards', 'reshard': 'forward', 'reduce': 'last'")
-"""The same for a strategy that holds shards."""
+"""The same for a strategy that shards state."""
 
 
 def unstated(plan: Decided) -> str:

@@ -11,7 +11,7 @@ from dtrain.secrets import masked
 
 @contextmanager
 def deciding() -> Iterator[None]:
-    """Turn any exception that is no DtrainError into one line for the user; DTRAIN_DEBUG=1 shows the traceback."""
+    """Turn any exception that is not a DtrainError into one line for the user; DTRAIN_DEBUG=1 shows the traceback."""
     try:
         yield
     except DtrainError:

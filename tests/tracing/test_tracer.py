@@ -166,7 +166,7 @@ def test_a_model_that_squeezes_a_batch_of_one_is_not_refused() -> None:
     assert "takes no batch of one sample" in shapes.unknown and shapes.parameters == sum(
         parameter.numel() for parameter in Tower().parameters()
     )
-    with pytest.raises(WordsError, match="the model gives"):
+    with pytest.raises(WordsError, match="the model returns"):
         shapes_of(plan(*words, "model._target_=tracing.test_tracer.Flat"))
 
 

@@ -167,6 +167,12 @@ class Verify:
 @dataclass
 class Sweep:
     out: str | None = key("text or null", None, "folder for the jobs of -m, one subfolder each")
+    parallel: Any = key(
+        "int >= 1 and <= 1000 or auto", "auto", "jobs at a time; auto: by cores, GPUs and predicted memory"
+    )
+    retries: int = key("int >= 0", 1, "how often a job that was killed or met trouble that may pass is tried again")
+    fail: str = key(["go_on", "stop"], "go_on", "when a job has failed: go on with the others, or stop")
+    seed: int = key("int >= 0", 0, "of the order of shuffle(...)")
 
 
 @dataclass

@@ -67,7 +67,6 @@ class Zygote:
     def wait(self, pid: int) -> int:
         """The exit code of a child, once it has ended."""
         try:
-            os.kill(self.pid, signal.SIGCONT)  # somebody may have stopped it (SIGSTOP)
             return self._ask(pid=pid)
         except ConnectionError:  # its children died with it
             return -signal.SIGKILL
@@ -80,6 +79,7 @@ class Zygote:
 
     def _ask(self, **request: Any) -> int:
         try:
+            os.kill(self.pid, signal.SIGCONT)  # somebody may have stopped it (SIGSTOP)
             self._connection.sendall(f"{json.dumps(request)}\n".encode())
             return int(self._replies.readline())
         except (ConnectionError, ValueError) as error:

@@ -17,15 +17,7 @@ from dtrain.errors import WordsError
 def where(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[str, Any]:
     out = config.out
     if out is None:
-        aside = of_scope("aside")
-        words = {
-            field.name: value
-            for field in fields(Schema)
-            if field.name not in aside
-            for value in [getattr(config, field.name)]
-        }
-        digest = hashlib.sha256(json.dumps(words, sort_keys=True, default=vars).encode()).hexdigest()[:8]
-        out = f"outputs/{_name(config, 'model')}-{_name(config, 'data')}-{digest}"
+        out = f"outputs/{_name(config, 'model')}-{_name(config, 'data')}-{digest(config)}"
     if not out.strip("/ "):
         raise WordsError(f"out={out!r} is no place for a run. Type out=<a folder or URL>.")
     if out.startswith("memory://") and draft["nodes"] * draft["devices"] > 1:
@@ -34,6 +26,14 @@ def where(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
             "out=<a folder or URL>."
         )
     return {"out": out.rstrip("/")}
+
+
+def digest(config: Config, **more: Any) -> str:
+    """8 digits that say what a run computes: of every key but those that change nothing of it, and of `more`."""
+    aside = of_scope("aside")
+    words = {field.name: getattr(config, field.name) for field in fields(Schema) if field.name not in aside}
+    text = json.dumps({**words, **more}, sort_keys=True, default=vars)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _name(config: Config, group: str) -> str:

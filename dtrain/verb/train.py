@@ -4,16 +4,13 @@ dtrain recipe=digits out=runs/a optim.lr=1e-3              the same words go on 
 dtrain -m optim.lr=1e-3,3e-3 seed=0,1 sweep.out=runs/s     four runs, and what came of them
 """
 
-import sys
 from collections.abc import Sequence
 
 from dtrain import recipe
 from dtrain.cluster import Cluster, detect
 from dtrain.compose import compose
-from dtrain.compose.sweep import multirun
 from dtrain.config.schema import Config
-from dtrain.config.word import cut
-from dtrain.errors import DtrainError, PreflightError, WordsError, why
+from dtrain.errors import PreflightError, WordsError, why
 from dtrain.launcher import preflight, zygote
 from dtrain.launcher.run import LOOK_SECONDS, finished
 from dtrain.launcher.run import run as run_plan
@@ -21,52 +18,18 @@ from dtrain.planned import Plan
 from dtrain.recipe import requires
 from dtrain.resolve import resolve
 from dtrain.result import Result
-from dtrain.secrets import redact_arg, screen
+from dtrain.secrets import screen
 from dtrain.storage import store
-from dtrain.verb import runs
 from dtrain.verb.plan import before, show
 
 
 def run(words: Sequence[str]) -> int:
+    if "-m" in words or "--multirun" in words:
+        from dtrain.verb import sweep
+
+        return sweep.run([word for word in words if word not in ("-m", "--multirun")])
     with zygote.kept():
-        if "-m" in words or "--multirun" in words:
-            return sweep([word for word in words if word not in ("-m", "--multirun")])
         return one(compose(words)).exit_code
-
-
-def sweep(words: Sequence[str]) -> int:
-    """Every job is a complete run in its own folder; a failed one does not stop the others."""
-    failed, measured = list[int](), list[str]()
-
-    def job(words: Sequence[str]) -> float | None:
-        try:
-            config = compose(words)
-            result = one(config)
-        except DtrainError as error:
-            screen.complain(f"{' '.join(cut(redact_arg(word)) for word in words)}: {error}")
-            failed.append(error.exit_code)
-            return None
-        if result.exit_code:  # asked to stop: that means the sweep, not one job
-            sys.exit(result.exit_code)
-        name, value = figure(config, result)
-        measured.append(name)
-        return value
-
-    root = multirun(words, job, check=lambda words: decide(compose(words), detect()))
-    if measured:
-        screen.say(f"the figure of a job, which a sweeper of Hydra's is told: {', '.join(dict.fromkeys(measured))}")
-    runs.show(root)
-    return max(failed, default=0)
-
-
-def figure(config: Config, result: Result) -> tuple[str, float | None]:
-    """The metric of a job of a sweep, and whether more is better: `checkpoint.best`, else the held-out loss, else the
-    training loss.
-    """
-    for name in (config.checkpoint.get("best"), "eval_loss"):
-        if name in result.metrics:
-            return name, result.metrics[name]
-    return "loss of training (nothing is held out)", result.loss
 
 
 def decide(config: Config, cluster: Cluster) -> Plan:

@@ -15,10 +15,9 @@ import pytest
 from dtrain.__main__ import main
 from dtrain.compose import compose
 from dtrain.errors import LeaseError, StoreError, WordsError
-from dtrain.result import Result
 from dtrain.storage import lease
 from dtrain.verb import runs, train
-from dtrain.verb.train import figure
+from dtrain.verb.sweep import figure
 
 WORDS = ["model=mlp", "data=synthetic", "data.samples=256", "steps=6", "logger=[]", "launcher=inline", "devices=1"]
 
@@ -334,4 +333,4 @@ def test_a_sweep_ends_with_its_runs(
 def test_a_job_of_a_sweep_is_judged_by_what_was_held_out(
     words: tuple[str, ...], metrics: dict[str, float], judged: tuple[str, float]
 ) -> None:
-    assert figure(compose(words), Result("finished", 5, 3.0, 1.0, metrics)) == judged
+    assert figure(compose(words), metrics, 3.0) == judged

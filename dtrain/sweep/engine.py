@@ -1,0 +1,262 @@
+"""The engine of a sweep: keeps its slots full of jobs until none is left.
+
+    the command (no torch) ── zygote (loads torch) ── a child for each job
+
+The command composes and resolves the words of a job and sends the plan; the child holds the lease, trains and saves.
+Its output comes back over a pipe. A child ends with the zygote and so with the command, whatever kills it; the same
+command then runs what is missing. Who may write a job is decided by the lease of its run alone.
+"""
+
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from dtrain import secrets
+from dtrain.launcher import zygote
+from dtrain.launcher.zygote import Child
+from dtrain.lifecycle import signals
+from dtrain.planned import Plan
+from dtrain.secrets import screen
+from dtrain.storage import lease, options, store
+from dtrain.sweep import folder
+from dtrain.sweep.folder import Job
+from dtrain.sweep.log import Log
+from dtrain.sweep.space import label
+
+AGAIN = ("killed", "exited", "lost", "storage", "gpu", "timeout")
+"""Kinds of failures that may pass; the others are the job's own."""
+LOOK_SECONDS = 5.0
+"""Between two looks at a job that another worker runs."""
+TICK_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A job that may begin. `config`: its config.yaml; `environment`: variables of its slot."""
+
+    plan: Plan
+    config: str
+    environment: Mapping[str, str]
+
+
+@dataclass
+class Running:
+    """A job in its slot."""
+
+    job: Job
+    slot: int
+    child: "Child | subprocess.Popen[bytes]"
+    scratch: Path
+    log: Log
+    began: float
+
+
+@dataclass
+class Ended:
+    """How one attempt at a job ended: the contents of its outcome.json."""
+
+    status: Literal["finished", "failed", "stopped"]
+    exit_code: int
+    kind: str = ""
+    error: str = ""
+    step: int = 0
+    loss: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Engine:
+    """`slots`: jobs at a time; `retries`: of a failure that may pass; `stop_at_failure`: begin none after one."""
+
+    root: str
+    decide: Callable[[Job, int], Decided]
+    """(job, number of its slot)"""
+    slots: int
+    retries: int
+    stop_at_failure: bool
+    ended: Callable[[Job, Ended, float, int], None]
+    """Called when a job is over, with its seconds and the number of jobs that are left."""
+
+    def __post_init__(self) -> None:
+        self.finished, self.failed = list[str](), dict[str, Ended]()
+        self._waiting, self._running = deque[Job](), dict[int, Running]()
+        self._elsewhere: dict[str, tuple[Job, float]] = {}
+        """Jobs that another worker runs, and when they were looked at."""
+        self._tries = Counter[str]()
+        self._free = list(range(self.slots))
+        self._selector = selectors.DefaultSelector()
+        self._asked = 0
+        self._scratch = store.scratch("sweep")
+
+    def run(self, jobs: Iterable[Job]) -> None:
+        """Returns when every job is finished, has failed for good or runs elsewhere, or when the sweep was asked to
+        stop. Raises KeyboardInterrupt when asked twice.
+        """
+        self._waiting.extend(jobs)
+        signals.listen()
+        try:
+            while self._running or (not self._over() and (self._waiting or self._elsewhere)):
+                self._look_elsewhere()
+                self._fill()
+                self._listen()
+                self._pass_on()
+        finally:
+            self._end_all()
+            self._selector.close()
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _over(self) -> bool:
+        return bool(signals.stop_request()) or (self.stop_at_failure and bool(self.failed))
+
+    # begin
+
+    def _fill(self) -> None:
+        while self._free and self._waiting and not self._over():
+            job = self._waiting.popleft()
+            if not self._is_taken(job):
+                self._begin(job, self._free.pop(0))
+
+    def _is_taken(self, job: Job) -> bool:
+        """Whether another worker runs the job; it is looked at again later."""
+        if lease.holder(store.join(self.root, job.name))[0] in ("held", "unknown"):
+            self._elsewhere[job.name] = job, time.monotonic()
+            return True
+        return False
+
+    def _begin(self, job: Job, slot: int) -> None:
+        decided = self.decide(job, slot)
+        scratch = self._scratch / f"{job.name[:80]}-{self._tries[job.name]}"
+        scratch.mkdir()
+        log = Log(scratch / "log", store.join(decided.plan.out, "log.txt"))
+        arguments = (
+            decided.plan.to_dict(), decided.config, decided.environment, options.hand_over(), str(scratch)
+        )  # fmt: skip
+        child = _fork(arguments) or _start(arguments)
+        self._tries[job.name] += 1
+        running = Running(job, slot, child, scratch, log, time.monotonic())
+        self._running[slot] = running
+        handle = os.pidfd_open(child.pid)
+        self._selector.register(handle, selectors.EVENT_READ, running)
+        self._selector.register(log, selectors.EVENT_READ, log)
+
+    # end
+
+    def _listen(self) -> None:
+        """Read output, and end jobs whose process has ended."""
+        for key, _ in self._selector.select(TICK_SECONDS):
+            if isinstance(key.data, Log):
+                if not key.data.read():
+                    self._selector.unregister(key.data)
+            else:
+                self._selector.unregister(key.fd)
+                os.close(key.fd)
+                self._end(key.data)
+        for running in self._running.values():
+            running.log.publish()
+
+    def _end(self, running: Running) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(running.child.pid, signal.SIGKILL)  # what it forked
+        ended = _outcome(running.scratch, running.child.wait())
+        with suppress(KeyError, ValueError):
+            self._selector.unregister(running.log)
+        running.log.close(keep=ended.kind != "lease")
+        shutil.rmtree(running.scratch, ignore_errors=True)
+        del self._running[running.slot]
+        self._free.append(running.slot)
+        job = running.job
+        if ended.kind == "lease":
+            self._elsewhere[job.name] = job, time.monotonic()
+            return
+        may_pass = ended.status == "failed" and ended.kind in AGAIN and self._tries[job.name] <= self.retries
+        if may_pass and not self._over():
+            screen.complain(f"{label(job.values)}: {ended.error}; it starts again", begin="note: ")
+            self._waiting.append(job)
+            return
+        self._settle(job, ended, time.monotonic() - running.began)
+
+    def _settle(self, job: Job, ended: Ended, seconds: float) -> None:
+        if ended.status == "finished":
+            self.finished.append(job.name)
+        elif ended.status == "failed":
+            self.failed[job.name] = ended
+        self.ended(job, ended, seconds, len(self._waiting) + len(self._running) + len(self._elsewhere))
+
+    def _look_elsewhere(self) -> None:
+        """Take back jobs that their worker left, and count those that it finished."""
+        for name, (job, looked) in list(self._elsewhere.items()):
+            if time.monotonic() - looked < LOOK_SECONDS and (self._running or self._waiting or looked):
+                continue
+            state = folder.state(self.root, name)
+            if state.status == "finished":
+                del self._elsewhere[name]
+                self._settle(
+                    job, Ended("finished", 0, step=state.step, loss=state.loss, metrics=dict(state.figures)), 0.0
+                )
+            elif lease.holder(store.join(self.root, name))[0] in ("free", "left"):
+                del self._elsewhere[name]
+                self._waiting.append(job)
+            else:
+                self._elsewhere[name] = job, time.monotonic()
+
+    # stop
+
+    def _pass_on(self) -> None:
+        """Have every job save and stop when the sweep was asked to stop, or a failure ends it."""
+        number = signals.stop_request() or (signal.SIGTERM if self._over() else 0)
+        if number and not self._asked:
+            self._asked = number
+            for running in self._running.values():
+                with suppress(ProcessLookupError):
+                    os.kill(running.child.pid, number)
+
+    def _end_all(self) -> None:
+        for running in self._running.values():
+            with suppress(ProcessLookupError):
+                os.killpg(running.child.pid, signal.SIGKILL)
+            running.child.wait()
+            running.log.close(keep=True)
+        self._running.clear()
+
+
+def _fork(arguments: Sequence[Any]) -> Child | None:
+    """A child of the zygote; None if there is none."""
+    zygote.begin()
+    return zygote.fork("dtrain.sweep.job.run", *arguments)
+
+
+def _start(arguments: Sequence[Any]) -> "subprocess.Popen[bytes]":
+    """A new interpreter, where no zygote can be forked: this process has threads."""
+    code = "import json, sys; from dtrain.sweep.job import run; run(*json.load(sys.stdin))"
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, start_new_session=True)
+    assert child.stdin
+    with suppress(BrokenPipeError), child.stdin:
+        child.stdin.write(json.dumps(arguments).encode())
+    return child
+
+
+def _outcome(scratch: Path, code: int) -> Ended:
+    try:
+        return Ended(**json.loads((scratch / "outcome.json").read_text()))
+    except (OSError, ValueError, TypeError):
+        pass
+    if code < 0:
+        return Ended("failed", 1, "killed", f"its process was killed by {signal.Signals(-code).name}")
+    return Ended("failed", 1, "exited", f"its process ended with exit code {code} and without a word")
+
+
+def summary(failed: Iterable[Ended]) -> list[str]:
+    """How many jobs failed of each cause, a line each."""
+    causes = Counter(secrets.masked(ended.error) for ended in failed)
+    return [f"{count} x {cause}" for cause, count in causes.most_common()]

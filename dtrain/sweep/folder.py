@@ -1,0 +1,191 @@
+"""The folder of a sweep: what it is, and how far each of its jobs is, read off the jobs' own files.
+
+    <sweep.out>/sweep.yaml             the words of all jobs and the spaces, written before the first job begins
+    <sweep.out>/workers/<name>.jsonl   what each worker began, and how it ended
+    <sweep.out>/<values>-<digest>/     a job: a complete run, and log.txt, what it printed
+
+The digest says what the job means: `1e-3` and `0.001` are one job, whatever its values are called.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from dtrain.config.schema import of_scope
+from dtrain.config.structure import COUNT, TEXT, Each, fault
+from dtrain.config.word import spelling
+from dtrain.errors import StoreError, WordsError
+from dtrain.result import SHAPE as RESULT
+from dtrain.storage import store
+
+FORMAT = 1
+"""Of sweep.yaml; a larger number was written by a newer dtrain."""
+LARGEST = 16 << 20
+"""The most bytes of sweep.yaml."""
+STREAMS = 32
+"""Results that are read at a time, elsewhere."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """`values`: key -> value of what is swept; `words`: those and the words of all jobs; `name`: of its folder."""
+
+    values: Mapping[str, Any]
+    words: tuple[str, ...]
+    name: str
+
+    @property
+    def digest(self) -> str:
+        return self.name.rpartition("-")[2]
+
+
+@dataclass(frozen=True)
+class Description:
+    """sweep.yaml. `words`: key -> text of the words of all jobs; each of `spaces`: key -> values, one grid."""
+
+    words: Mapping[str, str]
+    spaces: Sequence[Mapping[str, Sequence[Any]]] = field(default_factory=list)
+
+    def document(self) -> bytes:
+        data = {"format": FORMAT, "words": dict(self.words), "spaces": [dict(space) for space in self.spaces]}
+        return yaml.dump(data, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120).encode()
+
+
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def read(root: str) -> Description | None:
+    """The sweep at URL `root`; None if there is none. Raises StoreError for a damaged file or a newer format."""
+    url = store.join(root, "sweep.yaml")
+    try:
+        data = yaml.safe_load(store.beginning(url, LARGEST))
+    except StoreError as error:
+        if error.kind == "missing":
+            return None
+        raise
+    except (yaml.YAMLError, ValueError, RecursionError):
+        data = None
+    if isinstance(data, dict) and type(data.get("format")) is int and data["format"] > FORMAT:
+        raise StoreError.during("read", url, f"format {data['format']} is of a newer dtrain", "Upgrade dtrain")
+    wrong = fault(data, {"format": COUNT, "words": Each(TEXT, named=True)}) or _wrong_spaces(data)
+    if wrong:
+        raise StoreError.during("read", url, f"it is no sweep: {wrong}", "Remove it, or type sweep.out=<another place>")
+    return Description(data["words"], data["spaces"])
+
+
+def _wrong_spaces(data: Mapping[str, Any]) -> str:
+    spaces = data.get("spaces")
+    right = isinstance(spaces, list) and all(
+        isinstance(space, dict) and all(isinstance(values, list) for values in space.values()) for space in spaces
+    )
+    return "" if right else "spaces is no list of keys with lists of values"
+
+
+def join(root: str, asked: Description) -> Description:
+    """Add a space to the sweep at `root`, or begin one there. Raises WordsError if the jobs there have other words."""
+    there = read(root)
+    if there is None:
+        try:
+            store.publish(store.join(root, "sweep.yaml"), asked.document())
+            return asked
+        except StoreError as error:
+            if error.kind != "exists":
+                raise
+        there = read(root) or asked  # another worker was faster
+    problems = [
+        f"{key} is {here} here and {before} there" for key, (before, here) in _differences(there, asked).items()
+    ]
+    if problems:
+        raise WordsError(
+            f"sweep.out={root} holds another sweep: {'; '.join(problems)}. Type sweep.out=<another place>, or the same "
+            "words."
+        )
+    known = [_canonical(space) for space in there.spaces]
+    new = [space for space in asked.spaces if _canonical(space) not in known]
+    both = Description({**there.words, **asked.words}, [*there.spaces, *new])
+    if both != there:
+        store.write(store.join(root, "sweep.yaml"), both.document())
+    return both
+
+
+def _canonical(space: Mapping[str, Sequence[Any]]) -> str:
+    return json.dumps([[key, list(map(spelling, values))] for key, values in space.items()])
+
+
+def _differences(there: Description, here: Description) -> dict[str, tuple[str, str]]:
+    """Key -> (the word there, the word here), of words that change what jobs compute and that neither sweeps."""
+    aside, swept = of_scope("aside"), dict[str, set[str]]()
+    for space in (*there.spaces, *here.spaces):
+        for key, values in space.items():
+            swept.setdefault(key, set()).update(map(spelling, values))
+    found = {}
+    for key in {**there.words, **here.words}:
+        before, now = there.words.get(key), here.words.get(key)
+        if before == now or key.split(".")[0] in aside:
+            continue
+        if key in swept and all(each is None or each in swept[key] for each in (before, now)):
+            continue  # the space became wider, or narrower
+        found[key] = (before or "not given", now or "not given")
+    return found
+
+
+@dataclass(frozen=True)
+class State:
+    """How far a job is: `status` finished, failed, stopped or new; `figures`: of its result."""
+
+    status: str
+    step: int = 0
+    loss: float | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+
+def states(root: str, jobs: Iterable[Job]) -> dict[str, State]:
+    """The name of each job -> its state, with one listing of the folder. Raises StoreError."""
+    files, jobs = store.tree(root, depth=2), list(jobs)
+    having = [job.name for job in jobs if f"{job.name}/result.json" in files]
+    results = dict(zip(having, _each(root, having), strict=True))
+    return {
+        job.name: _state(
+            results.get(job.name), failed=f"{job.name}/failure.json" in files, begun=f"{job.name}/plan.yaml" in files
+        )
+        for job in jobs
+    }
+
+
+def state(root: str, name: str) -> State:
+    """The state of one job. Raises StoreError."""
+    return states(root, [Job({}, (), name)])[name] if store.is_local(root) else _state(_result(root, name))
+
+
+def _each(root: str, names: Sequence[str]) -> Iterable[Mapping[str, Any] | None]:
+    if store.is_local(root):
+        return [_result(root, name) for name in names]
+    with ThreadPoolExecutor(STREAMS) as pool:
+        return list(pool.map(lambda name: _result(root, name), names))
+
+
+def _result(root: str, name: str) -> Mapping[str, Any] | None:
+    """result.json of a job; None if it is missing or damaged."""
+    try:
+        data = json.loads(store.read(store.join(root, name, "result.json")))
+    except StoreError as error:
+        if error.kind == "missing":
+            return None
+        raise
+    except (ValueError, RecursionError):
+        return None
+    return None if fault(data, RESULT) else data
+
+
+def _state(result: Mapping[str, Any] | None, *, failed: bool = False, begun: bool = False) -> State:
+    if result is None:
+        return State("failed" if failed else "stopped" if begun else "new")
+    figures = {name: value for name, value in result.get("metrics", {}).items() if type(value) in (int, float)}
+    done = {"finished": "finished", "spiked": "failed"}.get(result["status"], "stopped")
+    return State(done, result["step"], result["loss"], figures)

@@ -1,0 +1,91 @@
+"""One job of a sweep, in a process that a zygote forked: a complete run, whose output goes to its engine.
+
+Its folder on the local disk holds `log`, a pipe to the engine, and at the end outcome.json: how it ended.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dtrain import secrets
+from dtrain.config.environment import BEGAN
+from dtrain.errors import DtrainError, LeaseError, StoreError, first_line
+from dtrain.launcher import process, zygote
+from dtrain.launcher.run import finished
+from dtrain.launcher.run import run as run_plan
+from dtrain.lifecycle import signals
+from dtrain.planned import Plan
+from dtrain.result import Result
+from dtrain.secrets import screen
+from dtrain.storage import options
+
+
+def run(plan: Mapping[str, Any], config: str, environment: Mapping[str, str], storage: str, scratch: str) -> None:
+    """Run `plan` and write what came of it to <scratch>/outcome.json. `config`: its config.yaml; `environment`:
+    variables of its slot; `storage`: as `dtrain.storage.options.hand_over` gives it.
+    """
+    folder = Path(scratch)
+    _print_to(folder / "log")
+    options.take_over(storage)
+    job = Plan.from_dict(plan)
+    process.retitle(f"dtrain-job {job.out}")
+    os.environ.update({**environment, BEGAN: str(time.monotonic())})
+    outcome = _run(job, config)
+    (folder / "new").write_text(json.dumps(outcome))
+    (folder / "new").rename(folder / "outcome.json")
+
+
+def _print_to(pipe: Path) -> None:
+    descriptor = os.open(pipe, os.O_WRONLY)
+    for number in (1, 2):
+        os.dup2(descriptor, number)
+    os.close(descriptor)
+    for name in ("stdout", "stderr"):
+        getattr(sys, name).reconfigure(line_buffering=True)
+
+
+def _run(plan: Plan, config: str) -> dict[str, Any]:
+    try:
+        with signals.ending(), zygote.kept():
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.STOP_SIGNALS)
+            if plan.world > 1:
+                zygote.begin()
+            result = run_plan(plan, config) or finished(plan)
+            assert result
+            return _of_result(result)
+    except DtrainError as error:
+        screen.complain(str(error))
+        return {"status": "failed", "kind": _kind(error), "error": first_line(error), "exit_code": error.exit_code}
+    except KeyboardInterrupt as error:  # StopRequested too
+        code = error.exit_code if isinstance(error, signals.StopRequested) else 130
+        return {"status": "stopped", "exit_code": code}
+    except Exception as error:
+        screen.say(secrets.masked(traceback.format_exc().rstrip()), error=True)
+        return {
+            "status": "failed",
+            "kind": "error",
+            "error": secrets.masked(f"{type(error).__name__}: {first_line(error)}"),
+            "exit_code": 1,
+        }
+
+
+def _of_result(result: Result) -> dict[str, Any]:
+    status = "finished" if result.status == "finished" else "stopped"
+    return {
+        "status": status, "exit_code": result.exit_code, "step": result.step, "loss": result.loss,
+        "metrics": {name: value for name, value in result.metrics.items() if type(value) in (int, float)},
+    }  # fmt: skip
+
+
+def _kind(error: DtrainError) -> str:
+    if isinstance(error, LeaseError):
+        return "lease"
+    if isinstance(error, StoreError):
+        return "storage"
+    return str(error.facts.get("kind") or {2: "words", 3: "preflight"}.get(error.exit_code, "error"))

@@ -1,0 +1,180 @@
+"""The words of a sweep -> its jobs, all of them judged before the first one begins."""
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dtrain import recipe, secrets
+from dtrain.cluster import Cluster, share
+from dtrain.compose import compose
+from dtrain.compose.check import shown
+from dtrain.compose.typed import typed
+from dtrain.config import files
+from dtrain.config.schema import GROUPS, Config, of_scope
+from dtrain.config.word import Word, cut, quote, slug, spelling
+from dtrain.errors import WordsError
+from dtrain.planned import Plan
+from dtrain.predict import formulas
+from dtrain.predict.prediction import predict
+from dtrain.resolve import values
+from dtrain.resolve.out import digest
+from dtrain.storage import options
+from dtrain.sweep import space
+from dtrain.sweep.engine import Decided
+from dtrain.sweep.folder import Description, Job
+from dtrain.sweep.space import Axis
+
+Judge = Callable[[Config, Cluster], Plan]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The words of a sweep. `words`: those of all jobs; `settings`: those that begin with `sweep.`."""
+
+    root: str
+    words: tuple[Word, ...]
+    settings: tuple[Word, ...]
+    space: tuple[Axis, ...]
+
+    def description(self) -> Description:
+        """What sweep.yaml says: no secrets, and of options of storage nothing."""
+        kept = {word.key: spelling(word.value) for word in self.words if not _is_private(word)}
+        return Description(
+            kept, [{axis.key: list(axis.values) for axis in self.space if isinstance(axis, space.Choices)}]
+        )
+
+
+def read(words: Sequence[str]) -> Asked:
+    """Raises WordsError with every mistake that can be seen before a job is composed."""
+    asked, problems = typed(words)
+    swept = [word for word in asked if word.sweep]
+    if not swept and not problems:
+        problems.append("-m: no word has several values. Type optim.lr=1e-3,3e-3 for example, or leave -m out.")
+    problems += [
+        f"{shown(word)}: the folder of a job is named after what is swept, and a secret cannot be."
+        for word in swept
+        if _is_private(word)
+    ]
+    problems += [
+        f"{shown(word)}: it cannot be swept. Type {word.key}=<one value>."
+        for word in swept
+        if word.key.split(".")[0] in ("out", "trust", "sweep", "hydra") and not _is_private(word)
+    ]
+    places = [word for word in asked if word.key in ("sweep.out", "out") and not word.sweep]
+    problems += [
+        f"{shown(word)}: a folder or URL. Type {word.key}=<text>."
+        for word in places
+        if not isinstance(word.value, str | int | None)
+    ]
+    root = _root(asked, swept)
+    if root.startswith("memory://"):
+        problems.append(f"sweep.out={cut(root)}: memory belongs to one process. Type sweep.out=<a folder or URL>.")
+    if problems:
+        raise WordsError(*problems)
+    settings = tuple(word for word in asked if word.key.startswith("sweep.") and word.key != "sweep.out")
+    seed = next((word.value for word in settings if word.key == "sweep.seed" and type(word.value) is int), 0)
+    fixed = tuple(word for word in asked if not word.sweep and word not in places and word not in settings)
+    return Asked(root, fixed, settings, tuple(space.axes(swept, _names, seed)))
+
+
+def _is_private(word: Word) -> bool:
+    return options.is_one(word.key) or secrets.redact_arg(str(word)) != str(word)
+
+
+def _root(asked: Iterable[Word], swept: Iterable[Word]) -> str:
+    named = {word.key: str(word.value) for word in asked if word.value is not None}
+    given = named.get("sweep.out") or named.get("out")
+    name = slug(secrets.redact_arg(str(word)).replace("=", "-", 1) for word in swept)
+    return (given or f"outputs/sweep-{name}").rstrip("/") or "/"
+
+
+def _names(key: str) -> Sequence[str]:
+    """The words that a glob over a key may match."""
+    if key == "recipe":
+        return sorted(path.stem for path in files.folder("recipes").rglob("*.yaml"))
+    return files.groups().get(key, ()) if key in GROUPS else ()
+
+
+def judged(asked: Asked, cluster: Cluster, judge: Judge) -> tuple[list[Job], Config, Plan]:
+    """The jobs of a grid, each once, and of the first one its config, with the settings of the sweep, and its plan.
+
+    Raises WordsError with the mistakes of all jobs.
+    """
+    count = space.size(asked.space)
+    if count > space.MOST:
+        raise WordsError(
+            f"-m: {count:,.0f} jobs. At most {space.MOST:,} can be asked for at once. Type fewer values."
+            if count < float("inf")
+            else "-m: an interval has no end of values. Type the values: optim.lr=1e-3,3e-3."
+        )
+    jobs, first, problems = dict[str, Job](), list[tuple[Config, Plan]](), dict[str, None]()
+    for chosen in space.grid(asked.space):
+        words = (*map(str, asked.words), *space.words(chosen))
+        try:
+            config = compose([*words, f"out={quote(f'{asked.root}/job')}"])
+            plan = judge(config, cluster)
+        except WordsError as error:
+            problems |= dict.fromkeys(error.problems)
+            continue
+        meant = digest(config, swept=_aside(chosen))
+        jobs.setdefault(
+            meant, Job(chosen, words, f"{slug(f'{key}-{spelling(chosen[key])}' for key in chosen)}-{meant}")
+        )
+        if not first:
+            first.append((config, plan))
+    if problems:
+        raise WordsError(*problems)
+    config, plan = first[0]
+    if asked.settings:
+        config = compose([*next(iter(jobs.values())).words, *map(str, asked.settings)])
+        wrong = {key: problem for key, problem in values.judge(config).items() if key.startswith("sweep.")}
+        if wrong:
+            raise WordsError(*wrong.values())
+    return list(jobs.values()), config, plan
+
+
+def _aside(chosen: Mapping[str, Any]) -> dict[str, str]:
+    """The swept values that the digest of a config leaves out."""
+    aside = of_scope("aside")
+    return {key: spelling(value) for key, value in chosen.items() if key.split(".")[0] in aside}
+
+
+def slots(parallel: Any, plan: Plan, cluster: Cluster) -> int:
+    """The number of jobs at a time: as asked, or as many as GPUs or cores and memory hold."""
+    if parallel != "auto":
+        return int(parallel)
+    if plan.device == "cuda":
+        return max(1, cluster.gpus // plan.world)
+    number = max(1, cluster.cpus // plan.world)
+    number += plan.world == 1 and number > 1  # while one waits for its disk, another computes
+    shapes = formulas.shapes(plan)
+    if shapes is not None:
+        each = (predict(plan, shapes).memory.peak + FORK) * plan.world
+        number = min(number, int(cluster.memory * SHARE // each))
+    return max(1, number)
+
+
+FORK = 64 << 20
+"""Bytes that a forked rank takes beside its model."""
+SHARE = 0.8
+"""Of the memory of the host that jobs may take."""
+
+
+def of_slot(cluster: Cluster, number: int) -> Cluster:
+    """What one of `number` slots has of the cluster."""
+    return replace(
+        cluster, cpus=max(1, cluster.cpus // number), gpus=cluster.gpus // number,
+        memory=cluster.memory if cluster.gpus else cluster.memory // number,
+    )  # fmt: skip
+
+
+def decided(job: Job, root: str, cluster: Cluster, judge: Judge, slot: int) -> Decided:
+    """The job, decided for its slot, which has `cluster`. Its config.yaml states the threads: two give other bits than
+    one.
+    """
+    config = compose([*job.words, f"out={quote(f'{root}/{job.name}')}"])
+    plan = judge(config, cluster)
+    config.threads = plan.threads
+    gpus = share(os.environ, slot, cluster.gpus) if cluster.gpus else {}
+    return Decided(plan, recipe.write(config), gpus)

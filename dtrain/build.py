@@ -81,7 +81,7 @@ def build(part: Part, kind: Any = None, /, **given: Any) -> Any:
     }
     arguments |= given
     try:
-        inspect.signature(target).bind(**arguments)
+        _signature(target).bind(**arguments)
     except TypeError as error:
         misfit = error  # of a signature that may not tell all: configs of transformers take more than theirs says
     except ValueError:  # builtins without a signature judge their arguments themselves
@@ -91,7 +91,7 @@ def build(part: Part, kind: Any = None, /, **given: Any) -> Any:
     except TypeError:
         if misfit is None:
             raise
-        takes = ", ".join(inspect.signature(target).parameters)
+        takes = ", ".join(_signature(target).parameters)
         raise WordsError(f"{part['_target_']}: {misfit}. It takes: {takes}.") from None
     except ValueError as error:
         if not str(part["_target_"]).startswith("dtrain."):
@@ -105,6 +105,15 @@ def build(part: Part, kind: Any = None, /, **given: Any) -> Any:
             f"A part of {group} has {', '.join(_members(kind))}. Type dtrain {group} --help."
         )
     return made
+
+
+def _signature(target: Any) -> inspect.Signature:
+    """Its signature. inspect copies sys.modules to find that of a class without a constructor."""
+    if type(target) is type and not {"__init__", "__new__"} & {
+        name for each in target.__mro__[:-1] for name in vars(each)
+    }:
+        return inspect.Signature()
+    return inspect.signature(target)
 
 
 def _members(kind: Any) -> list[str]:

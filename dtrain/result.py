@@ -5,6 +5,7 @@ import platform
 import resource
 import subprocess
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from typing import Any, Literal
 
 from dtrain.config.environment import CODE
@@ -47,8 +48,8 @@ class Result:
         return asdict(self)
 
 
-def versions() -> dict[str, str]:
-    """Of what decides the numbers."""
+@cache
+def _versions() -> dict[str, str]:
     from importlib.metadata import (
         PackageNotFoundError,
         version,
@@ -60,7 +61,12 @@ def versions() -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:  # a plain checkout is not installed
             found[package] = "checkout"
-    return found | ({"code": os.environ[CODE]} if os.environ.get(CODE) else {})
+    return found
+
+
+def versions() -> dict[str, str]:
+    """Of what decides the numbers."""
+    return _versions() | ({"code": os.environ[CODE]} if os.environ.get(CODE) else {})
 
 
 def note_code() -> None:

@@ -13,11 +13,12 @@ for _variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_POR
 from collections.abc import Iterator
 from pathlib import Path
 
-import pages
 import pytest
 import servers
 import torch
 import torch._dynamo
+
+from dtrain.launcher import pages
 
 torch.set_num_threads(1)
 

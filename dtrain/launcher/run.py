@@ -13,7 +13,7 @@ from dtrain.errors import DtrainError, LeaseError, StoreError, WordsError
 from dtrain.lifecycle import failure
 from dtrain.planned import SHAPE as PLAN
 from dtrain.planned import Plan
-from dtrain.result import SHAPE, Result, note_code
+from dtrain.result import SHAPE, Result
 from dtrain.secrets import screen
 from dtrain.storage import lease, store
 
@@ -36,7 +36,6 @@ def run(plan: Plan, config: str, *, first: bool = True) -> Result | None:
         if first:
             if finished(plan):
                 return None
-            note_code()
             _describe(plan, config)
             store.remove(store.join(plan.out, "failure.json"))  # of an earlier start
         try:

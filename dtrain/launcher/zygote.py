@@ -8,6 +8,7 @@ its children with it.
 """
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from dtrain.build import locate
@@ -55,6 +57,7 @@ class Zygote:
         self.pid, self.ended = process.fork(lambda: _serve(self._connection, theirs), NAME), False
         theirs.close()
         self._replies = self._connection.makefile()
+        self._prepared: list[Any] = []
 
     def fork(self, function: str, *arguments: Any) -> Child:
         """Fork a child that calls `function`, a dotted name, with `arguments`, which JSON can hold. It has a session of
@@ -63,6 +66,14 @@ class Zygote:
         Raises ConnectionError if the zygote has ended.
         """
         return Child(self, self._ask(function=function, arguments=arguments, environment=dict(os.environ)))
+
+    def prepare(self, function: str, *arguments: Any) -> None:
+        """Call `function` in the zygote itself, unless the last call was the same: what it imports, every later child
+        has. It must start no thread. Raises ConnectionError if the zygote has ended.
+        """
+        if self._prepared != [function, *arguments]:
+            self._ask(prepare=function, arguments=arguments)
+            self._prepared = [function, *arguments]
 
     def wait(self, pid: int) -> int:
         """The exit code of a child, once it has ended."""
@@ -97,8 +108,15 @@ def _serve(parents: socket.socket, connection: socket.socket) -> None:
     with connection.makefile() as requests:
         for line in requests:
             request = json.loads(line)
-            reply = _wait(**request) if "pid" in request else _fork(connection, **request)
+            act = _wait if "pid" in request else _prepare if "prepare" in request else partial(_fork, connection)
+            reply = act(**request)
             connection.sendall(f"{reply}\n".encode())
+
+
+def _prepare(prepare: str, arguments: list[Any]) -> int:
+    locate(prepare)(*arguments)
+    gc.freeze()
+    return 0
 
 
 def _wait(pid: int) -> int:
@@ -150,6 +168,13 @@ def begin(*, threads: bool = False) -> None:
         _kept[-1].close()
         _kept[-1] = None
     _kept[-1] = _kept[-1] or Zygote()
+
+
+def prepare(function: str, *arguments: Any) -> None:
+    """Have the zygote call a function, as `Zygote.prepare` says, if there is one."""
+    with contextlib.suppress(ConnectionError):
+        if _kept and _kept[-1]:
+            _kept[-1].prepare(function, *arguments)
 
 
 def fork(function: str, *arguments: Any) -> Child | None:

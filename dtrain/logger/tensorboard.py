@@ -13,6 +13,12 @@ from dtrain.storage import store
 PUT_SECONDS = 15.0
 
 
+def preload() -> None:
+    """Import what the first row will need, in a process that others are forked from."""
+    import tensorboard.plugins.hparams.metadata
+    import tensorboard.summary.writer.event_file_writer  # noqa: F401
+
+
 class TensorBoard:
     """Scalars as `train/`, `eval/` and `speed/`, notes as text, the settings as hparams.
 

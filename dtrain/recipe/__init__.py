@@ -233,7 +233,7 @@ class _Said(str):
     """A value that reads the environment, as it was typed: it is looked up anew."""
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
     """Writes what `dtrain.recipe.document` reads as the same values."""
 
 
@@ -245,7 +245,8 @@ def _text(dumper: _Dumper, value: str) -> yaml.ScalarNode:
     if not isinstance(value, _Said) and not HERE.fullmatch(value):
         value = value.replace("${", "\\${")  # it was looked up, and is no interpolation any more
     quotes = '"' if "\n" in value else "'"
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else quotes)
+    node: yaml.ScalarNode = dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else quotes)
+    return node
 
 
 _Dumper.add_representer(str, _text)

@@ -10,7 +10,7 @@ from typing import Any
 
 from dtrain.cluster import Cluster
 from dtrain.config.facts import about
-from dtrain.config.schema import GROUPS, LISTS, Config
+from dtrain.config.schema import ALLOWED, GROUPS, LISTS, Config
 from dtrain.errors import WordsError
 from dtrain.resolve.declared import dataset
 from dtrain.resolve.unknown import UNKNOWN
@@ -174,7 +174,11 @@ def _unread(config: Config, typed: set[str]) -> Iterable[str]:
     spikes = config.on_spike != "stop" or config.spike.sigma not in ("auto", None)
     text = bool(about(config.data).get("text"))
     for key, read, hint in (
-        ("sweep.out", False, "Type -m for a sweep, out=<folder> for a run"),
+        *(
+            (key, False, "Type -m for a sweep" + ", out=<folder> for a run" * (key == "sweep.out"))
+            for key in ALLOWED
+            if key.startswith("sweep.")
+        ),
         ("spike.window", spikes, "Type on_spike=skip or spike.sigma=6 as well"),
         *((f"generate.{name}", text, "Type data=text") for name in ("prompt", "tokens", "temperature")),
     ):

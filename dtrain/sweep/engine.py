@@ -85,6 +85,8 @@ class Engine:
     slots: int
     retries: int
     stop_at_failure: bool
+    modules: Sequence[str]
+    """Those of dtrain that its jobs need."""
     ended: Callable[[Job, Ended, float, int], None]
     """Called when a job is over, with its seconds and the number of jobs that are left."""
 
@@ -142,7 +144,7 @@ class Engine:
         arguments = (
             decided.plan.to_dict(), decided.config, decided.environment, options.hand_over(), str(scratch)
         )  # fmt: skip
-        child = _fork(arguments) or _start(arguments)
+        child = _fork(arguments, self.modules) or _start(arguments)
         self._tries[job.name] += 1
         running = Running(job, slot, child, scratch, log, time.monotonic())
         self._running[slot] = running
@@ -230,9 +232,10 @@ class Engine:
         self._running.clear()
 
 
-def _fork(arguments: Sequence[Any]) -> Child | None:
-    """A child of the zygote; None if there is none."""
+def _fork(arguments: Sequence[Any], modules: Sequence[str]) -> Child | None:
+    """A child of the zygote, which has imported `modules`; None if there is none."""
     zygote.begin()
+    zygote.prepare("dtrain.sweep.job.prepare", modules)
     return zygote.fork("dtrain.sweep.job.run", *arguments)
 
 

@@ -3,27 +3,38 @@
 Its folder on the local disk holds `log`, a pipe to the engine, and at the end outcome.json: how it ended.
 """
 
+import importlib
 import json
 import os
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dtrain import secrets
 from dtrain.config.environment import BEGAN
 from dtrain.errors import DtrainError, LeaseError, StoreError, first_line
-from dtrain.launcher import process, zygote
+from dtrain.launcher import pages, process, zygote
 from dtrain.launcher.run import finished
 from dtrain.launcher.run import run as run_plan
 from dtrain.lifecycle import signals
 from dtrain.planned import Plan
-from dtrain.result import Result
+from dtrain.result import Result, versions
 from dtrain.secrets import screen
-from dtrain.storage import options
+from dtrain.storage import options, store
+
+
+def prepare(modules: Sequence[str]) -> None:
+    """In the zygote: import what every job would, of dtrain's own modules and of what they load late."""
+    for name in modules:
+        module = importlib.import_module(name)
+        getattr(module, "preload", int)()
+    store.children(os.curdir)  # loads what every storage needs
+    versions()
+    pages.collapse()
 
 
 def run(plan: Mapping[str, Any], config: str, environment: Mapping[str, str], storage: str, scratch: str) -> None:
@@ -61,7 +72,8 @@ def _run(plan: Plan, config: str) -> dict[str, Any]:
             return _of_result(result)
     except DtrainError as error:
         screen.complain(str(error))
-        return {"status": "failed", "kind": _kind(error), "error": first_line(error), "exit_code": error.exit_code}
+        cause = str(error.facts.get("error") or first_line(error))
+        return {"status": "failed", "kind": _kind(error), "error": cause, "exit_code": error.exit_code}
     except KeyboardInterrupt as error:  # StopRequested too
         code = error.exit_code if isinstance(error, signals.StopRequested) else 130
         return {"status": "stopped", "exit_code": code}

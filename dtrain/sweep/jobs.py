@@ -96,11 +96,21 @@ def _names(key: str) -> Sequence[str]:
     return files.groups().get(key, ()) if key in GROUPS else ()
 
 
-def judged(asked: Asked, cluster: Cluster, judge: Judge) -> tuple[list[Job], Config, Plan]:
-    """The jobs of a grid, each once, and of the first one its config, with the settings of the sweep, and its plan.
-
-    Raises WordsError with the mistakes of all jobs.
+@dataclass(frozen=True)
+class Judged:
+    """The jobs of a sweep, each once. `config` and `plan`: of the first one, with the settings of the sweep; `slots`:
+    jobs at a time; `cluster`: of a slot.
     """
+
+    jobs: list[Job]
+    config: Config
+    plan: Plan
+    slots: int
+    cluster: Cluster
+
+
+def judged(asked: Asked, cluster: Cluster, judge: Judge) -> Judged:
+    """Every job of a grid, judged for the slot it runs in. Raises WordsError with the mistakes of all of them."""
     count = space.size(asked.space)
     if count > space.MOST:
         raise WordsError(
@@ -108,30 +118,44 @@ def judged(asked: Asked, cluster: Cluster, judge: Judge) -> tuple[list[Job], Con
             if count < float("inf")
             else "-m: an interval has no end of values. Type the values: optim.lr=1e-3,3e-3."
         )
-    jobs, first, problems = dict[str, Job](), list[tuple[Config, Plan]](), dict[str, None]()
+    jobs, first, problems = dict[str, Job](), list[Judged](), dict[str, None]()
     for chosen in space.grid(asked.space):
         words = (*map(str, asked.words), *space.words(chosen))
         try:
             config = compose([*words, f"out={quote(f'{asked.root}/job')}"])
-            plan = judge(config, cluster)
+            plan = judge(config, first[0].cluster if first else cluster)
+            if not first:
+                config.sweep = _settings(asked, words)
+                number = slots(config.sweep.parallel, plan, cluster)
+                part = of_slot(cluster, number)
+                first.append(Judged([], config, judge(config, part), number, part))
         except WordsError as error:
             problems |= dict.fromkeys(error.problems)
             continue
         meant = digest(config, swept=_aside(chosen))
-        jobs.setdefault(
-            meant, Job(chosen, words, f"{slug(f'{key}-{spelling(chosen[key])}' for key in chosen)}-{meant}")
-        )
-        if not first:
-            first.append((config, plan))
+        name = slug(f"{key}-{spelling(value)}" for key, value in chosen.items())
+        jobs.setdefault(meant, Job(chosen, words, f"{name}-{meant}"))
     if problems:
         raise WordsError(*problems)
-    config, plan = first[0]
-    if asked.settings:
-        config = compose([*next(iter(jobs.values())).words, *map(str, asked.settings)])
-        wrong = {key: problem for key, problem in values.judge(config).items() if key.startswith("sweep.")}
-        if wrong:
-            raise WordsError(*wrong.values())
-    return list(jobs.values()), config, plan
+    return replace(first[0], jobs=[*jobs.values()])
+
+
+def _settings(asked: Asked, words: Sequence[str]) -> Any:
+    """The section `sweep` of the config. Raises WordsError."""
+    config = compose([*words, *map(str, asked.settings)])
+    wrong = {key: problem for key, problem in values.judge(config).items() if key.startswith("sweep.")}
+    if wrong:
+        raise WordsError(*wrong.values())
+    return config.sweep
+
+
+def modules(plan: Plan) -> list[str]:
+    """The modules of dtrain that a job with this plan imports."""
+    parts = [part for part in vars(plan).values() if isinstance(part, Mapping) and "_target_" in part]
+    names = [
+        str(part["_target_"]).rpartition(".")[0] for part in (*parts, *plan.loggers.values(), *plan.hooks.values())
+    ]
+    return sorted({name for name in names if name.startswith("dtrain.") and "testing" not in name})
 
 
 def _aside(chosen: Mapping[str, Any]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from dtrain.launcher import preflight, zygote
 from dtrain.launcher.run import LOOK_SECONDS
 from dtrain.lifecycle import signals
 from dtrain.recipe import requires
-from dtrain.result import EXIT_CODES
+from dtrain.result import EXIT_CODES, note_code
 from dtrain.secrets import redact_arg, screen
 from dtrain.storage import store
 from dtrain.sweep import folder, jobs
@@ -43,14 +43,12 @@ def run(words: Sequence[str]) -> int:
         raise WordsError(
             "-m: ranks that somebody else started cannot run a sweep. Type the command once, without them."
         )
-    every, config, plan = jobs.judged(asked, cluster, decide)
+    judged = jobs.judged(asked, cluster, decide)
+    every, config, slots = judged.jobs, judged.config, judged.slots
     requires.check(config, cluster)
-    slots = jobs.slots(config.sweep.parallel, plan, cluster)
-    of_slot = jobs.of_slot(cluster, slots)
-    if slots > 1:  # a mesh that no slot holds is told before the first job
-        jobs.judged(asked, of_slot, decide)
     with store.patience(LOOK_SECONDS):
-        preflight.check(replace(plan, out=asked.root))
+        preflight.check(replace(judged.plan, out=asked.root))
+    note_code()
     folder.join(asked.root, asked.description())
     states = folder.states(asked.root, every)
     left = [job for job in every if states[job.name].status != "finished"]
@@ -72,10 +70,11 @@ def run(words: Sequence[str]) -> int:
 
     engine = Engine(
         asked.root,
-        lambda job, slot: jobs.decided(job, asked.root, of_slot, decide, slot),
+        lambda job, slot: jobs.decided(job, asked.root, judged.cluster, decide, slot),
         slots,
         config.sweep.retries,
         config.sweep.fail == "stop",
+        jobs.modules(judged.plan),
         ended,
     )
     with zygote.kept():

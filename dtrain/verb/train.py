@@ -17,7 +17,7 @@ from dtrain.launcher.run import run as run_plan
 from dtrain.planned import Plan
 from dtrain.recipe import requires
 from dtrain.resolve import resolve
-from dtrain.result import Result
+from dtrain.result import Result, note_code
 from dtrain.secrets import screen
 from dtrain.storage import store
 from dtrain.verb.plan import before, show
@@ -66,6 +66,7 @@ def one(config: Config) -> Result:
         screen.say(f"{show(plan)}\n{before(plan)}".rstrip())
         if full := screen.full():
             raise PreflightError(f"standard output: {why(full)}. Send it elsewhere: > <another file>.")
+        note_code()
     result = run_plan(plan, recipe.write(config), first=first) or _finished(plan, say=True)
     assert result
     if first:

@@ -1,4 +1,6 @@
-"""The memory of this process in huge pages: a fork copies the tables of its pages, which takes 10 ms for 250 MiB in small ones and 2 in huge ones."""
+"""The memory of this process in huge pages: a fork copies the tables of its pages, which takes 10 ms for 250 MiB in
+small ones and 2 in huge ones.
+"""
 
 import ctypes
 import re

@@ -1,0 +1,190 @@
+"""A sweep as a user runs it: every job once, whatever happens to jobs, workers and the command."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import commands
+import pytest
+import yaml
+from commands import COMMAND, Forked
+from killing import mentioning
+
+SMALL = ["model=mlp", "data=synthetic", "data.samples=64", "objective=regression", "steps=4", "hook=[]", "logger=[]"]
+TROUBLE = [
+    "model._target_=sweeping.Trouble",
+    "trust=[sweeping]",
+    "data=synthetic",
+    "data.inputs=[16]",
+    "data.samples=64",
+]
+TROUBLE += ["objective=classification", "steps=4", "hook=[]", "logger=[]"]
+
+
+def jobs(root: Path) -> dict[str, Path]:
+    """The name of each job without its digest -> its folder."""
+    return {path.parent.name.rpartition("-")[0]: path.parent for path in root.glob("*/config.yaml")}
+
+
+def starts(job: Path) -> int:
+    """How often a job was begun."""
+    return (job / "events.jsonl").read_text().count('"event": "started"')
+
+
+def test_every_job_is_run_once_and_the_same_command_runs_what_is_missing(tmp_path: Path) -> None:
+    first = commands.run("-m", *SMALL, "optim.lr=1e-3,3e-3", "seed=0,1", "sweep.out=s", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    root = tmp_path / "s"
+    lrs = ("0.001", "0.003")
+    assert sorted(jobs(root)) == [f"optim.lr-{lr}_seed-{seed}" for lr in lrs for seed in (0, 1)]
+    gone = jobs(root)["optim.lr-0.003_seed-1"]
+    (gone / "result.json").unlink()
+    wider = commands.run("-m", *SMALL, "optim.lr=0.001,0.003,1e-2", "seed=0,1", "sweep.out=s", cwd=tmp_path)
+    assert wider.returncode == 0, wider.stderr
+    assert "6 jobs in s, of which 3 are finished" in wider.stdout
+    assert len(jobs(root)) == 6
+    assert {job: starts(path) for job, path in jobs(root).items() if path != gone} == dict.fromkeys(
+        [job for job, path in jobs(root).items() if path != gone], 1
+    )
+    assert [len(space["optim.lr"]) for space in yaml.safe_load((root / "sweep.yaml").read_text())["spaces"]] == [2, 3]
+    other = commands.run("-m", *SMALL, "batch=16", "optim.lr=0.001,0.003", "sweep.out=s", cwd=tmp_path)
+    assert other.returncode == 2
+    assert "holds another sweep: batch is 16 here and not given there" in other.stderr
+    assert len(jobs(root)) == 6
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_the_weights_of_a_job_are_those_of_a_run_alone(slots: int, tmp_path: Path) -> None:
+    """And no job sees what another did to its process."""
+    words = ["model._target_=sweeping.Counting", "trust=[sweeping]", "data=synthetic", "data.inputs=[16]"]
+    words += ["data.samples=64", "data.outputs=1", "objective=regression", "steps=4", "hook=[]", "logger=[]"]
+    done = commands.run("-m", *words, "seed=0,1,2", f"sweep.parallel={slots}", "sweep.out=s", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for name, job in jobs(tmp_path / "s").items():
+        alone = commands.run(f"recipe={job}/config.yaml", "trust=[sweeping]", f"out={name}", cwd=tmp_path)
+        assert alone.returncode == 0, alone.stderr
+        assert result(job) == result(tmp_path / name)
+
+
+def result(run: Path) -> tuple[float, list[bytes]]:
+    """The loss of a run, and the bytes of the tensors in its shards, behind the header of each."""
+    shards = [path.read_bytes() for path in sorted(run.glob("checkpoints/*/*/*.safetensors"))]
+    loss = json.loads((run / "result.json").read_text())["loss"]
+    return loss, [shard[8 + int.from_bytes(shard[:8], "little") :] for shard in shards]
+
+
+def test_failures_are_counted_by_cause_and_what_may_pass_is_tried_again(tmp_path: Path) -> None:
+    hows = ["none", "raises", "killed", "exits", "segfault", "diverges", "forks", "prints"]
+    done = commands.run(
+        "-m", *TROUBLE, f"model.how={','.join(hows)}", "sweep.out=s", "sweep.parallel=3", cwd=tmp_path, timeout=240
+    )
+    assert done.returncode == 1, done.stderr
+    root, states = tmp_path / "s", {}
+    for name, job in jobs(root).items():
+        finished = (job / "result.json").exists() and json.loads((job / "result.json").read_text())["status"]
+        states[name.removeprefix("model.how-")] = finished == "finished", starts(job)
+    assert states == {
+        "none": (True, 1), "forks": (True, 1), "prints": (True, 1), "raises": (False, 1), "diverges": (False, 1),
+        "killed": (False, 2), "segfault": (False, 2), "exits": (False, 2),
+    }  # fmt: skip
+    for sentence in ("ValueError: planned", "killed by SIGKILL", "killed by SIGSEGV", "exit code 0 and without a word"):
+        assert any(line.startswith("dtrain: failed: 1 x") and sentence in line for line in done.stderr.splitlines())
+    log = (jobs(root)["model.how-prints"] / "log.txt").read_bytes()
+    assert (
+        len(log) < 4 << 20 and b"bytes are left out" in log and log.rstrip().endswith(b"the end")
+    ) or b"the end" in log
+    assert not mentioning(str(tmp_path)), "a process stayed behind"
+
+
+def test_a_job_that_was_killed_once_finishes(tmp_path: Path) -> None:
+    once = tmp_path / "once"
+    done = commands.run("-m", *TROUBLE, f"model.once={once}", "model.how=killed,none", "sweep.out=s", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "killed by SIGKILL; it starts again" in done.stderr
+
+
+def test_jobs_of_several_ranks(tmp_path: Path) -> None:
+    words = ["strategy=single,ddp", "devices=2"]
+    wrong = commands.run("-m", *SMALL, *words, "sweep.out=s", cwd=tmp_path)
+    assert wrong.returncode == 2 and not (tmp_path / "s").exists(), "one job is refused: none begins"
+    done = commands.run("-m", *SMALL, "strategy=ddp,fsdp", "devices=2", "sweep.out=s", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    losses = [json.loads((job / "result.json").read_text())["loss"] for job in jobs(tmp_path / "s").values()]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_secrets_and_what_cannot_be_swept_are_refused_before_anything(tmp_path: Path) -> None:
+    for words, sentence in (
+        (["out=a,b"], "it cannot be swept"),
+        (["seed=0,1", "sweep.parallel=0"], "sweep.parallel=0"),
+        (["seed=0,1", "sweep.out=memory://x"], "memory belongs to one process"),
+        (["optim.lr=interval(1e-4,1e-2)"], "an interval has no end of values"),
+        (["seed=range(0,5000)", "optim.lr=1,2,3"], "15,000 jobs"),
+        (["seed=0", "model.width=4"], "no word has several values"),
+    ):
+        done = commands.run("-m", *SMALL, *words, cwd=tmp_path)
+        assert done.returncode == 2 and sentence in done.stderr, (words, done.stderr)
+    alone = commands.run(*SMALL, "sweep.parallel=2", cwd=tmp_path)
+    assert alone.returncode == 2 and "sweep.parallel: nothing in this run reads it. Type -m" in alone.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def begin(place: Path, *words: str) -> "subprocess.Popen[str]":
+    return Forked([*COMMAND, "-m", *words], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=place)
+
+
+def wait_for(what: object, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.campaign("signals")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_a_sweep_that_is_asked_to_stop_saves_its_jobs_and_goes_on_later(number: int, code: int, tmp_path: Path) -> None:
+    words = [*SMALL, "steps=4000", "seed=0,1,2", "sweep.parallel=2", "sweep.out=s"]
+    sweep = begin(tmp_path, *words)
+    wait_for(lambda: len([*(tmp_path / "s").glob("*/metrics.jsonl")]) == 2)
+    os.kill(sweep.pid, number)
+    _, error = sweep.communicate(timeout=60)
+    assert sweep.returncode == code, error
+    begun = {job: json.loads((job / "result.json").read_text()) for job in jobs(tmp_path / "s").values()}
+    assert len(begun) == 2 and all(result["step"] > 0 for result in begun.values())
+    assert not mentioning(str(tmp_path))
+    again = commands.run("-m", *words, cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    for job, before in begun.items():
+        events = [json.loads(line) for line in (job / "events.jsonl").read_text().splitlines()]
+        assert [event["step"] for event in events if event["event"] == "started"] == [0, before["step"]]
+
+
+@pytest.mark.campaign("kills")
+def test_whatever_is_killed_every_job_finishes_and_none_begins_again_after_that(tmp_path: Path) -> None:
+    words = [*SMALL, "steps=60", "seed=range(0,30)", "sweep.out=s", "checkpoint.every=20"]
+    for number in range(6):
+        sweep = begin(tmp_path, *words)
+        time.sleep(1.0 + 0.3 * number)
+        os.kill(sweep.pid, signal.SIGKILL)
+        sweep.communicate(timeout=60)
+        wait_for(lambda: not mentioning(str(tmp_path)))
+    finished = {job: starts(job) for job in jobs(tmp_path / "s").values() if (job / "result.json").exists()}
+    last = commands.run("-m", *words, cwd=tmp_path)
+    assert last.returncode == 0, last.stderr
+    results = [json.loads(path.read_text()) for path in (tmp_path / "s").glob("*/result.json")]
+    assert len(results) == 30 and all(result["status"] == "finished" for result in results)
+    assert {job: starts(job) for job in finished} == finished
+
+
+@pytest.mark.campaign("kills")
+def test_two_commands_share_the_jobs_of_one_folder(tmp_path: Path) -> None:
+    words = [*SMALL, "steps=200", "seed=range(0,12)", "sweep.out=s", "sweep.parallel=2"]
+    both = [begin(tmp_path, *words) for _ in range(2)]
+    for sweep in both:
+        output, error = sweep.communicate(timeout=120)
+        assert sweep.returncode == 0, error
+        assert "[12/12]" in output
+    assert sorted(starts(job) for job in jobs(tmp_path / "s").values()) == [1] * 12

@@ -1,0 +1,58 @@
+"""Models of sweeps: what goes wrong in a job, and what one job must not see of another."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from torch import Tensor, nn
+
+MADE: list[int] = []
+"""The models that this process has made."""
+
+
+class Counting(nn.Module):
+    """Computes other numbers in each model that a process makes after the first."""
+
+    def __init__(self, outputs: int = 1) -> None:
+        super().__init__()
+        MADE.append(len(MADE))
+        self.net, self.more = nn.Linear(16, outputs), len(MADE)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.net(inputs.flatten(1)) * self.more
+
+
+class Trouble(nn.Module):
+    """Meets trouble in its third forward, in the way that `how` says; `once`: a file that says it has."""
+
+    def __init__(self, how: str, once: str = "") -> None:
+        super().__init__()
+        self.net, self.how, self.calls, self.once = nn.Linear(16, 10), how, 0, Path(once) if once else None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == 3 and not (self.once and self.once.exists()):
+            if self.once:
+                self.once.touch()
+            trouble(self.how)
+        return self.net(inputs.flatten(1)) * (float("nan") if self.how == "diverges" and self.calls >= 3 else 1.0)
+
+
+def trouble(how: str) -> None:
+    if how == "raises":
+        raise ValueError("planned")
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "segfault":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if how == "exits":
+        os._exit(0)
+    if how == "prints":
+        for _ in range(64):
+            os.write(1, b"x" * (1 << 20))
+        os.write(1, b"\nthe end\n")
+    if how == "forks" and not os.fork():
+        time.sleep(600)
+    if how == "slow":
+        time.sleep(600)

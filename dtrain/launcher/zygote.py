@@ -15,7 +15,7 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -108,8 +108,12 @@ def _serve(parents: socket.socket, connection: socket.socket) -> None:
     with connection.makefile() as requests:
         for line in requests:
             request = json.loads(line)
-            act = _wait if "pid" in request else _prepare if "prepare" in request else partial(_fork, connection)
-            reply = act(**request)
+            acts: dict[str, Callable[..., int]] = {
+                "pid": _wait,
+                "prepare": _prepare,
+                "function": partial(_fork, connection),
+            }
+            reply = next(act for name, act in acts.items() if name in request)(**request)
             connection.sendall(f"{reply}\n".encode())
 
 

@@ -245,7 +245,8 @@ def _text(dumper: _Dumper, value: str) -> yaml.ScalarNode:
     if not isinstance(value, _Said) and not HERE.fullmatch(value):
         value = value.replace("${", "\\${")  # it was looked up, and is no interpolation any more
     quotes = '"' if "\n" in value else "'"
-    node: yaml.ScalarNode = dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else quotes)
+    style = None if plain else quotes
+    node: yaml.ScalarNode = dumper.represent_scalar("tag:yaml.org,2002:str", str(value), style=style)
     return node
 
 

@@ -185,7 +185,7 @@ def _result(root: str, name: str) -> Mapping[str, Any] | None:
 
 def _state(result: Mapping[str, Any] | None, *, failed: bool = False, begun: bool = False) -> State:
     if result is None:
-        return State("failed" if failed else "stopped" if begun else "new")
+        return State("failed" if failed else ("new", "stopped")[begun])
     figures = {name: value for name, value in result.get("metrics", {}).items() if type(value) in (int, float)}
     done = {"finished": "finished", "spiked": "failed"}.get(result["status"], "stopped")
     return State(done, result["step"], result["loss"], figures)

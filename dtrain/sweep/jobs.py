@@ -29,7 +29,7 @@ Judge = Callable[[Config, Cluster], Plan]
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """The words of a sweep. `words`: those of all jobs; `settings`: those that begin with `sweep.`."""
 
     root: str
@@ -38,17 +38,17 @@ class Asked:
     space: tuple[Axis, ...]
 
     def description(self) -> Description:
-        """What sweep.yaml says: no secrets, and of options of storage nothing."""
+        """The contents of sweep.yaml, without secrets and options of storage."""
         kept = {word.key: spelling(word.value) for word in self.words if not _is_private(word)}
         return Description(
             kept, [{axis.key: list(axis.values) for axis in self.space if isinstance(axis, space.Choices)}]
         )
 
 
-def read(words: Sequence[str]) -> Asked:
+def read(words: Sequence[str]) -> Request:
     """Raises WordsError with every mistake that can be seen before a job is composed."""
-    asked, problems = typed(words)
-    swept = [word for word in asked if word.sweep]
+    request, problems = typed(words)
+    swept = [word for word in request if word.sweep]
     if not swept and not problems:
         problems.append("-m: no word has several values. Type optim.lr=1e-3,3e-3 for example, or leave -m out.")
     problems += [
@@ -61,29 +61,29 @@ def read(words: Sequence[str]) -> Asked:
         for word in swept
         if word.key.split(".")[0] in ("out", "trust", "sweep", "hydra") and not _is_private(word)
     ]
-    places = [word for word in asked if word.key in ("sweep.out", "out") and not word.sweep]
+    places = [word for word in request if word.key in ("sweep.out", "out") and not word.sweep]
     problems += [
         f"{shown(word)}: a folder or URL. Type {word.key}=<text>."
         for word in places
         if not isinstance(word.value, str | int | None)
     ]
-    root = _root(asked, swept)
+    root = _root(request, swept)
     if root.startswith("memory://"):
         problems.append(f"sweep.out={cut(root)}: memory belongs to one process. Type sweep.out=<a folder or URL>.")
     if problems:
         raise WordsError(*problems)
-    settings = tuple(word for word in asked if word.key.startswith("sweep.") and word.key != "sweep.out")
+    settings = tuple(word for word in request if word.key.startswith("sweep.") and word.key != "sweep.out")
     seed = next((word.value for word in settings if word.key == "sweep.seed" and type(word.value) is int), 0)
-    fixed = tuple(word for word in asked if not word.sweep and word not in places and word not in settings)
-    return Asked(root, fixed, settings, tuple(space.axes(swept, _names, seed)))
+    fixed = tuple(word for word in request if not word.sweep and word not in places and word not in settings)
+    return Request(root, fixed, settings, tuple(space.axes(swept, _names, seed)))
 
 
 def _is_private(word: Word) -> bool:
     return options.is_one(word.key) or secrets.redact_arg(str(word)) != str(word)
 
 
-def _root(asked: Iterable[Word], swept: Iterable[Word]) -> str:
-    named = {word.key: str(word.value) for word in asked if word.value is not None}
+def _root(request: Iterable[Word], swept: Iterable[Word]) -> str:
+    named = {word.key: str(word.value) for word in request if word.value is not None}
     given = named.get("sweep.out") or named.get("out")
     name = slug(secrets.redact_arg(str(word)).replace("=", "-", 1) for word in swept)
     return (given or f"outputs/sweep-{name}").rstrip("/") or "/"
@@ -109,23 +109,23 @@ class Judged:
     cluster: Cluster
 
 
-def judged(asked: Asked, cluster: Cluster, judge: Judge) -> Judged:
+def judged(request: Request, cluster: Cluster, judge: Judge) -> Judged:
     """Every job of a grid, judged for the slot it runs in. Raises WordsError with the mistakes of all of them."""
-    count = space.size(asked.space)
+    count = space.size(request.space)
     if count > space.MOST:
         raise WordsError(
-            f"-m: {count:,.0f} jobs. At most {space.MOST:,} can be asked for at once. Type fewer values."
+            f"-m: {count:,.0f} jobs. At most {space.MOST:,} can be request for at once. Type fewer values."
             if count < float("inf")
             else "-m: an interval has no end of values. Type the values: optim.lr=1e-3,3e-3."
         )
     jobs, first, problems = dict[str, Job](), list[Judged](), dict[str, None]()
-    for chosen in space.grid(asked.space):
-        words = (*map(str, asked.words), *space.words(chosen))
+    for chosen in space.grid(request.space):
+        words = (*map(str, request.words), *space.words(chosen))
         try:
-            config = compose([*words, f"out={quote(f'{asked.root}/job')}"])
+            config = compose([*words, f"out={quote(f'{request.root}/job')}"])
             plan = judge(config, first[0].cluster if first else cluster)
             if not first:
-                config.sweep = _settings(asked, words)
+                config.sweep = _settings(request, words)
                 number = slots(config.sweep.parallel, plan, cluster)
                 part = of_slot(cluster, number)
                 first.append(Judged([], config, judge(config, part), number, part))
@@ -140,9 +140,9 @@ def judged(asked: Asked, cluster: Cluster, judge: Judge) -> Judged:
     return replace(first[0], jobs=[*jobs.values()])
 
 
-def _settings(asked: Asked, words: Sequence[str]) -> Any:
+def _settings(request: Request, words: Sequence[str]) -> Any:
     """The section `sweep` of the config. Raises WordsError."""
-    config = compose([*words, *map(str, asked.settings)])
+    config = compose([*words, *map(str, request.settings)])
     wrong = {key: problem for key, problem in values.judge(config).items() if key.startswith("sweep.")}
     if wrong:
         raise WordsError(*wrong.values())
@@ -165,10 +165,10 @@ def _aside(chosen: Mapping[str, Any]) -> dict[str, str]:
 
 
 def slots(parallel: Any, plan: Plan, cluster: Cluster) -> int:
-    """The number of jobs at a time: as asked, or as many as GPUs or cores and memory hold."""
+    """The number of jobs at a time: as request, or as many as GPUs or cores and memory hold."""
     if parallel != "auto":
         return int(parallel)
-    if plan.device == "cuda":
+    if cluster.gpus and plan.device != "cpu":
         return max(1, cluster.gpus // plan.world)
     number = max(1, cluster.cpus // plan.world)
     number += plan.world == 1 and number > 1  # while one waits for its disk, another computes
@@ -186,7 +186,7 @@ SHARE = 0.8
 
 
 def of_slot(cluster: Cluster, number: int) -> Cluster:
-    """What one of `number` slots has of the cluster."""
+    """The share of the cluster that one of `number` slots has."""
     return replace(
         cluster, cpus=max(1, cluster.cpus // number), gpus=cluster.gpus // number,
         memory=cluster.memory if cluster.gpus else cluster.memory // number,

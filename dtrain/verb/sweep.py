@@ -38,23 +38,23 @@ def run(words: Sequence[str]) -> int:
     """Exit codes: 0 all jobs are finished, 1 some failed, 75 or 130 asked to stop."""
     if any(re.match(r"\+*hydra[/.](launcher|sweeper)\b", word) for word in words):
         return _by_hydra(words)
-    asked, cluster = jobs.read(words), detect()
+    request, cluster = jobs.read(words), detect()
     if cluster.external:
         raise WordsError(
             "-m: ranks that somebody else started cannot run a sweep. Type the command once, without them."
         )
-    judged = jobs.judged(asked, cluster, decide)
+    judged = jobs.judged(request, cluster, decide)
     every, config, slots = judged.jobs, judged.config, judged.slots
     requires.check(config, cluster)
     with store.patience(LOOK_SECONDS):
-        preflight.check(replace(judged.plan, out=asked.root))
+        preflight.check(replace(judged.plan, out=request.root))
     note_code()
-    folder.join(asked.root, asked.description())
-    states = folder.states(asked.root, every)
+    folder.join(request.root, request.description())
+    states = folder.states(request.root, every)
     left = [job for job in every if states[job.name].status != "finished"]
     done = len(every) - len(left)
     screen.say(
-        f"{len(every)} jobs in {cut(asked.root)}"
+        f"{len(every)} jobs in {cut(request.root)}"
         + f", of which {done} are finished" * bool(done)
         + f"; {min(slots, len(left))} at a time" * bool(left)
     )
@@ -69,8 +69,8 @@ def run(words: Sequence[str]) -> int:
             )
 
     engine = Engine(
-        asked.root,
-        lambda job, slot: jobs.decided(job, asked.root, judged.cluster, decide, slot),
+        request.root,
+        lambda job, slot: jobs.decided(job, request.root, judged.cluster, decide, slot),
         slots,
         config.sweep.retries,
         config.sweep.fail == "stop",
@@ -80,7 +80,7 @@ def run(words: Sequence[str]) -> int:
     with zygote.kept():
         engine.run(left)
     if len(every) <= SHOWN:
-        runs.show(asked.root)
+        runs.show(request.root)
     for line in summary(engine.failed.values()):
         screen.complain(f"failed: {line}")
     missing = len(left) - len(engine.finished)

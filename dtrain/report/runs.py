@@ -1,9 +1,9 @@
-"""The runs under a folder or URL, read off what they left: when they began, what was changed, how far they came, what
-they gave. Without torch.
+"""The runs under a folder or URL, read from their files: start, changed words, last step, held-out metrics. Needs no
+torch.
 
     outputs/sweep-a/optim.lr-0.001         config.yaml, events.jsonl, result.json, lease: read, never written
 
-What stands in these files may be anybody's: whoever prints it passes it through `dtrain.config.word.cut`.
+The content of these files is not trusted: pass it through `dtrain.config.word.cut` before printing it.
 """
 
 import json
@@ -26,43 +26,43 @@ from dtrain.storage import lease, store
 from dtrain.storage.attempts import STEP
 
 DEEPEST = 3
-"""Folders between the one that is named and a run: of a sweep, of a project."""
+"""Levels of folders that are searched for runs, such as project and sweep."""
 MOST = 10_000
-"""Runs that are read."""
+"""Most runs that are read."""
 STREAMS = 64
-"""Runs read at a time, elsewhere."""
+"""Runs read at the same time from a remote storage."""
 LARGEST = 1 << 18
-"""Bytes of a config.yaml or result.json, and of the end of a journal, that are read."""
+"""Most bytes that are read of a config.yaml or result.json, or of the end of a journal."""
 LINE = re.compile(r"( *)(?:- override /)?(\w[\w.-]*):(?: (.*))?")
 BEGAN = re.compile(rb'\{"time": (\d{1,11}(?:\.\d+)?),')
 DECIDES = re.compile(r"(?:objective|model|data)(?:\._target_)?$|checkpoint\.best")
-"""Words that decide which figures there are, and which of two is better."""
+"""Words that decide which metrics a run has, and which direction is better."""
 ENDED = (*EXIT_CODES, "failed")
 
 
 @dataclass(frozen=True)
 class Run:
-    """`said`: dotted key -> value as text; `usual`: those of which that is the default; `figures`: the newest of each;
-    `began`: seconds since 1970.
+    """`words`: dotted key -> value as text; `at_default`: the keys whose value is the default; `figures`: the newest
+    evaluation; `began`: seconds since 1970.
     """
 
     url: str
     name: str
     began: float | None
-    said: Mapping[str, str]
-    usual: frozenset[str]
+    words: Mapping[str, str]
+    at_default: frozenset[str]
     step: int
     figures: Mapping[str, float]
     status: str
 
 
 def below(url: str) -> list[Run]:
-    """The run at `url`, or those in folders below it, as they began. Raises StoreError when there is no such folder."""
-    found: list[tuple[str, bytes]] = []
+    """The run at `url`, or the runs in folders below it, oldest first. Raises StoreError if the folder is missing."""
+    configs: list[tuple[str, bytes]] = []
     level = [url.rstrip("/") or "/"]
     for depth in range(DEEPEST + 1):
         read = [*_each(_config, level, url)]
-        found += [(place, config) for place, config in zip(level, read, strict=True) if config is not None]
+        configs += [(place, config) for place, config in zip(level, read, strict=True) if config is not None]
         others = [place for place, config in zip(level, read, strict=True) if config is None]
         if depth == 0 and others and store.is_local(url) and not store.exists(url):
             raise StoreError.during("look for runs in", url, "there is no such folder", kind="missing")
@@ -71,12 +71,12 @@ def below(url: str) -> list[Run]:
             for place, names in zip(others, _each(_folders, others, url), strict=True)
             for name in names
         ][: MOST * 4]
-    runs = _each(lambda pair: _run(*pair, above=url), found[:MOST], url)
+    runs = _each(lambda pair: _run(*pair, above=url), configs[:MOST], url)
     return sorted(runs, key=lambda run: (run.began or math.inf, run.name))
 
 
 def _each(act: Any, items: Sequence[Any], url: str) -> Iterable[Any]:
-    """`act` of each; elsewhere many at a time, because each waits for answers."""
+    """`act(item)` for each item; in threads for a remote storage, to hide its latency."""
     if store.is_local(url):
         return map(act, items)
     with ThreadPoolExecutor(STREAMS) as pool:
@@ -89,12 +89,12 @@ def _folders(url: str) -> list[str]:
 
 
 def _config(url: str) -> bytes | None:
-    """Of a run; None where none is."""
+    """The config.yaml of the run at `url`; None if there is no run."""
     return _bytes(store.join(url, "config.yaml"))
 
 
 def _bytes(url: str) -> bytes | None:
-    """The beginning of a file; None where there is none, or none that can be read."""
+    """The beginning of a file; None if it is missing, or is local and cannot be read."""
     try:
         return store.beginning(url, LARGEST)
     except StoreError as error:
@@ -127,7 +127,7 @@ def _run(url: str, config: bytes, *, above: str) -> Run:
         url,
         name,
         float(began[1]) if began else None,
-        *said(config.decode(errors="replace")),
+        *changed_words(config.decode(errors="replace")),
         step if type(step) is int and step >= 0 else 0,
         {
             key: float(value)
@@ -139,8 +139,8 @@ def _run(url: str, config: bytes, *, above: str) -> Run:
 
 
 def _rows(data: bytes, wanted: Sequence[bytes]) -> Iterator[Mapping[str, Any]]:
-    """The rows of a journal's end that have one of the texts `wanted` in them; a line that was cut, or is none, is left
-    out.
+    """The rows of a journal's end that contain one of the texts `wanted`. Incomplete lines and lines that are not JSON
+    objects are left out.
     """
     for line in data.splitlines():
         if any(text in line for text in wanted):
@@ -154,14 +154,14 @@ def _rows(data: bytes, wanted: Sequence[bytes]) -> Iterator[Mapping[str, Any]]:
 
 def _result(url: str) -> Mapping[str, Any]:
     try:
-        found = json.loads(_bytes(store.join(url, "result.json")) or b"{}")
+        result = json.loads(_bytes(store.join(url, "result.json")) or b"{}")
     except (ValueError, RecursionError):
         return {}
-    return {} if fault(found, SHAPE) else found
+    return {} if fault(result, SHAPE) else result
 
 
 def _newest_step(url: str) -> int:
-    """Of metrics.jsonl, of a run that has not ended."""
+    """The newest step in metrics.jsonl, for a run that has not ended."""
     try:
         tail = store.ending(store.join(url, "metrics.jsonl"), 1 << 13)
     except StoreError:
@@ -171,27 +171,27 @@ def _newest_step(url: str) -> int:
 
 
 def _unended(url: str, status: str) -> str:
-    """A run whose last event is no end, as its lease has it."""
+    """The status, according to the lease, of a run whose events record no end."""
     try:
-        held, _ = lease.holder(url)
+        state, _ = lease.holder(url)
     except StoreError:
         return "unknown"
-    if held in ("held", "unknown"):
-        return "running" if held == "held" else "elsewhere"
+    if state in ("held", "unknown"):
+        return "running" if state == "held" else "elsewhere"
     if status == "failed":
         return status
     return "died" if status else "never began"
 
 
-# what was changed
+# changed words
 
 
-def said(config: str) -> tuple[dict[str, str], frozenset[str]]:
-    """Dotted key -> value as config.yaml has it, of each that somebody said, and the keys that were given their
-    default. A line at a time: YAML costs milliseconds a file.
+def changed_words(config: str) -> tuple[dict[str, str], frozenset[str]]:
+    """Dotted key -> value as text, for the values that config.yaml gives a source, and the keys whose value is the
+    default. Read line by line, because parsing YAML takes milliseconds per file.
     """
     choices: dict[str, Any] = {}
-    found: dict[str, str] = {}
+    words: dict[str, str] = {}
     above: list[tuple[int, str]] = []
     for line in config.splitlines():
         match = LINE.match(line)
@@ -208,8 +208,8 @@ def said(config: str) -> tuple[dict[str, str], frozenset[str]]:
             text = rest.rpartition("  # ")[0] or rest
             choices[name] = _value(text)
         if "  # " in rest:
-            found[name if chosen else ".".join([*(part for _, part in above), name])] = rest.rpartition("  # ")[0]
-    return found, frozenset(key for key, text in found.items() if _is_default(key, text, choices))
+            words[name if chosen else ".".join([*(part for _, part in above), name])] = rest.rpartition("  # ")[0]
+    return words, frozenset(key for key, text in words.items() if _is_default(key, text, choices))
 
 
 def _is_default(key: str, text: str, choices: Mapping[str, Any]) -> bool:
@@ -221,7 +221,7 @@ def _is_default(key: str, text: str, choices: Mapping[str, Any]) -> bool:
 
 @cache
 def _defaults(group: str, word: str | None) -> Mapping[str, Any]:
-    """Dotted key -> default, of a group with that word, or of a plain key."""
+    """Dotted key -> default, for a group with that word, or for a plain key."""
     if group not in GROUPS:
         return dict(_flat(defaults().get(group), group))
     node = files.node(group, word) if word in files.groups()[group] else {}
@@ -238,39 +238,39 @@ def _flat(value: Any, key: str) -> Iterator[tuple[str, Any]]:
 
 @lru_cache(4096)
 def _value(text: str) -> Any:
-    """The value of a text of config.yaml; the text itself where it has none."""
+    """The value of a text of config.yaml; the text itself if it is not YAML."""
     try:
         return yaml.load(text, files.Loader)
     except (yaml.YAMLError, ValueError, RecursionError):
         return text
 
 
-# which is the best
+# directions of metrics
 
 
 def directions(runs: Iterable[Run]) -> dict[str, str]:
-    """Figure -> lowest or highest, as the objectives of the runs and `checkpoint.best_is` state it; what two of them
-    state otherwise is left out.
+    """Figure -> lowest or highest, as the objectives of the runs and `checkpoint.best_is` state it. Figures on which
+    two runs disagree are left out.
     """
-    found: dict[str, set[str]] = {}
+    directions_of: dict[str, set[str]] = {}
     seen = set()
     for run in runs:
-        kind = tuple(sorted((key, text) for key, text in run.said.items() if DECIDES.match(key)))
-        stated = _stated(run.url) if kind not in seen else {}
+        deciding = tuple(sorted((key, text) for key, text in run.words.items() if DECIDES.match(key)))
+        stated = _stated(run.url) if deciding not in seen else {}
         if stated:
-            seen.add(kind)
+            seen.add(deciding)
             for figure, which in stated.items():
                 for name in (figure, figure.replace("eval_", "eval_ema_", 1)):
-                    found.setdefault(name, set()).add(which)
-    return {figure: min(ways) for figure, ways in found.items() if len(ways) == 1}
+                    directions_of.setdefault(name, set()).add(which)
+    return {figure: min(ways) for figure, ways in directions_of.items() if len(ways) == 1}
 
 
 def _stated(url: str) -> dict[str, str]:
-    """By the plan of a run; `checkpoint.best` comes first."""
+    """Figure -> lowest or highest, from the plan of a run. Its figures override `checkpoint.best_is`."""
     try:
         plan = yaml.load(_bytes(store.join(url, "plan.yaml")) or b"{}", getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        kept, stated = plan.get("checkpoint") or {}, plan.get("figures") or {}
-        stated = {**({kept["best"]: kept["best_is"]} if kept.get("best") else {}), **stated}
+        checkpoint, stated = plan.get("checkpoint") or {}, plan.get("figures") or {}
+        stated = {**({checkpoint["best"]: checkpoint["best_is"]} if checkpoint.get("best") else {}), **stated}
         return {str(figure): which for figure, which in stated.items() if which in ("lowest", "highest")}
     except (yaml.YAMLError, ValueError, RecursionError, AttributeError, KeyError, TypeError):
         return {}

@@ -1,11 +1,11 @@
-"""`dtrain checkpoint ls|verify|export out=<URL>`: what was saved, whether it is whole, and as a file for others. No
-GPU, no model, any storage.
+"""`dtrain checkpoint ls|verify|export out=<URL>`: lists checkpoints, verifies their bytes, exports one for other tools.
+Needs no GPU and no model; works on any storage.
 
     dtrain checkpoint ls out=runs/a                     every attempt to save: valid, damaged or never committed
-    dtrain checkpoint verify out=s3://bucket/run        every byte; exit code 1 when one is not what was saved
+    dtrain checkpoint verify out=s3://bucket/run        reads every byte; exit code 1 if one is damaged
     dtrain checkpoint export out=runs/a to=runs/hf      as model.safetensors [step=100] [weights=ema] [dtype=bf16]
 
-`out` is a run, a step's folder or one attempt. Nothing that a checkpoint says is run.
+`out` is a run, a step's folder or one attempt. No code in a checkpoint is run.
 """
 
 import datetime
@@ -34,64 +34,66 @@ def run(words: Sequence[str]) -> int:
         raise WordsError(
             f"checkpoint {cut(act) or '<what>'}:{nearest(act, TAKES)} Type dtrain checkpoint ls out=<a run>."
         )
-    said = _read(act, words[1:])
-    source = said["out"].rstrip("/")
+    options = _read(act, words[1:])
+    source = options["out"].rstrip("/")
     connect(words[1:], source)
-    from dtrain.checkpoint import survey  # with torch: this is where it is needed
+    from dtrain.checkpoint import survey  # imports torch
 
-    found = [attempt for attempt in survey.attempts(source) if "step" not in said or attempt.step == int(said["step"])]
-    if not found:
+    attempts = [
+        attempt for attempt in survey.attempts(source) if "step" not in options or attempt.step == int(options["step"])
+    ]
+    if not attempts:
         raise StoreError.during(
-            "find a checkpoint at", source, f"there is none{' of step ' + said['step'] if 'step' in said else ''}"
+            "find a checkpoint at", source, f"there is none{' of step ' + options['step'] if 'step' in options else ''}"
         )
     if act == "ls":
-        screen.say(_table(found, _policy(source)))
+        screen.say(_table(attempts, _policy(source)))
         return 0
-    if act == "export" and "step" not in said and (dispute := survey.dispute(found)):
+    if act == "export" and "step" not in options and (dispute := survey.dispute(attempts)):
         raise StoreError.during("export", source, dispute, "Or type step=<one of them>")
-    return _verify(found) if act == "verify" else _export(found, source, said)
+    return _verify(attempts) if act == "verify" else _export(attempts, source, options)
 
 
 def _read(act: str, words: Sequence[str]) -> dict[str, str]:
-    """The words by name. Raises WordsError with all mistakes."""
+    """Option -> value. Raises WordsError with all mistakes."""
     names = list(dict.fromkeys(word.split("=")[0] for word in words))
     problems = [
         f"{name}: checkpoint {act} does not take it.{nearest(name, TAKES[act])}"
         for name in names
         if name not in TAKES[act] and name.split(".")[0] != "out_options"
     ]
-    said = {name: value for name in TAKES[act] if (value := value_of(words, name)) is not None}
+    options = {name: value for name in TAKES[act] if (value := value_of(words, name)) is not None}
     problems += [
         f"checkpoint {act} needs {name}. Type {name}=<URL>."
         for name in ("out", "to")
-        if name in TAKES[act] and name not in said
+        if name in TAKES[act] and name not in options
     ]
     problems += [
-        f"{name}={said[name]}:{nearest(said[name], CHOICES[name])}"
+        f"{name}={options[name]}:{nearest(options[name], CHOICES[name])}"
         for name in CHOICES
-        if name in said and said[name] not in CHOICES[name]
+        if name in options and options[name] not in CHOICES[name]
     ]
-    if not said.get("step", "0").isdecimal():
-        problems.append(f"step={said['step']}: a step is a number. Type step=100.")
+    if not options.get("step", "0").isdecimal():
+        problems.append(f"step={options['step']}: a step is a number. Type step=100.")
     problems += [
         f"{name}=: it is empty. Type {name}=<a folder or URL>."
         for name in ("out", "to")
-        if name in said and not said[name]
+        if name in options and not options[name]
     ]
-    source, target = (said.get(name, "").rstrip("/") for name in ("out", "to"))
+    source, target = (options.get(name, "").rstrip("/") for name in ("out", "to"))
     if target and (target == source or f"{target}/".startswith(f"{source}/checkpoints/")):
-        problems.append(f"to={said['to']}: the run itself writes there. Type to=<another place>.")
+        problems.append(f"to={options['to']}: the run itself writes there. Type to=<another place>.")
     if problems:
         raise WordsError(*problems)
-    return said
+    return options
 
 
-def _verify(found: Sequence["Attempt"]) -> int:
+def _verify(attempts: Sequence["Attempt"]) -> int:
     """Verify every byte; exit code 1, with the damaged files named, if a checkpoint is damaged."""
     from dtrain.checkpoint import survey
 
     damaged = 0
-    for attempt in found:
+    for attempt in attempts:
         faults = [attempt.fault] if attempt.status == "damaged" else []
         if attempt.commit is not None:
             faults += survey.faults(attempt.url, attempt.commit)
@@ -101,25 +103,25 @@ def _verify(found: Sequence["Attempt"]) -> int:
         screen.say(f"{status:<12} step {attempt.step}  {screen.on_one_line(attempt.url)}  {_bytes(attempt.size)}")
         for fault in faults:
             screen.say(f"             {screen.on_one_line(fault)}")
-    screen.say(f"{len(found)} looked at, {damaged} damaged")
+    screen.say(f"{len(attempts)} checked, {damaged} damaged")
     return 1 if damaged else 0
 
 
-def _export(found: Sequence["Attempt"], source: str, said: Mapping[str, str]) -> int:
-    """The newest valid one."""
+def _export(attempts: Sequence["Attempt"], source: str, options: Mapping[str, str]) -> int:
+    """Export the newest valid checkpoint."""
     from dtrain.checkpoint.export import CONFIG, export
 
-    attempt = next((attempt for attempt in found if attempt.commit is not None), None)
+    attempt = next((attempt for attempt in attempts if attempt.commit is not None), None)
     if attempt is None or attempt.commit is None:
         raise StoreError.during(
-            "export", source, next((one.fault for one in found if one.fault), "no checkpoint was committed")
+            "export", source, next((one.fault for one in attempts if one.fault), "no checkpoint was committed")
         )
     written = export(
-        attempt.url, attempt.commit, said["to"], weights=said.get("weights", "model"), dtype=said.get("dtype")
+        attempt.url, attempt.commit, options["to"], weights=options.get("weights", "model"), dtype=options.get("dtype")
     )
     screen.say(*map(screen.on_one_line, [f"step {attempt.step} of {attempt.url}", *(f"  {url}" for url in written)]))
     if not any(url.endswith(CONFIG) for url in written):
-        screen.say("  (no config.json: the model is none of transformers')")
+        screen.say("  (no config.json: the model is not from transformers)")
     return 0
 
 
@@ -132,10 +134,10 @@ def _policy(source: str) -> Mapping[str, object]:
         return {}
 
 
-def _table(found: Sequence["Attempt"], policy: Mapping[str, object]) -> str:
+def _table(attempts: Sequence["Attempt"], policy: Mapping[str, object]) -> str:
     rows = [("step", "attempt", "state", "size", "mesh", "run began", "kept as", "figures")]
-    valid = [attempt for attempt in found if attempt.commit is not None]
-    for attempt in found:
+    valid = [attempt for attempt in attempts if attempt.commit is not None]
+    for attempt in attempts:
         figures = "  ".join(f"{name} {value:.4g}" for name, value in attempt.scores.items())
         rows.append(
             (
@@ -153,12 +155,12 @@ def _table(found: Sequence["Attempt"], policy: Mapping[str, object]) -> str:
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     from dtrain.checkpoint import survey
 
-    faults = [f"step {attempt.step}: {attempt.fault}" for attempt in found if attempt.fault]
-    return "\n".join(map(screen.on_one_line, [*lines, *faults, *filter(None, [survey.dispute(found)])]))
+    faults = [f"step {attempt.step}: {attempt.fault}" for attempt in attempts if attempt.fault]
+    return "\n".join(map(screen.on_one_line, [*lines, *faults, *filter(None, [survey.dispute(attempts)])]))
 
 
 def _kept(attempt: "Attempt", valid: Sequence["Attempt"], policy: Mapping[str, object]) -> str:
-    """Why retention keeps it."""
+    """Why the retention policy keeps this checkpoint."""
     if attempt.commit is None:
         return ""
     every, best = policy.get("keep_every"), str(policy.get("best"))
@@ -173,7 +175,7 @@ def _kept(attempt: "Attempt", valid: Sequence["Attempt"], policy: Mapping[str, o
 
 
 def _mesh(attempt: "Attempt") -> str:
-    """Ranks, and the axes that are longer than one."""
+    """Ranks, and the mesh axes larger than 1."""
     commit = attempt.commit or {}
     shape = commit.get("mesh")
     axes = [f"{axis}={degree}" for axis, degree in shape.items() if degree != 1] if isinstance(shape, Mapping) else []

@@ -1,10 +1,10 @@
-"""`dtrain completion bash|zsh|fish`: the script that lets a shell complete verbs, words, arguments, recipes and what
-stands behind `=`.
+"""`dtrain completion bash|zsh|fish`: prints the script that lets a shell complete verbs, words, arguments, recipes
+and values.
 
     eval "$(dtrain completion bash)"        in ~/.bashrc; for zsh in ~/.zshrc
     dtrain completion fish | source         in ~/.config/fish/config.fish
 
-The shell asks `dtrain completion words <what was typed>`, which reads YAML alone: no torch, no Hydra.
+The shell asks `dtrain completion words <what was typed>`, which reads only YAML and imports neither torch nor Hydra.
 """
 
 import re
@@ -45,9 +45,9 @@ FISH = """\
 complete -c dtrain -f -a '(dtrain completion words (commandline -opc)[2..-1] (commandline -ct))'
 """
 MOST = 200
-"""Files that are offered."""
+"""Most files that are offered."""
 HARMLESS = re.compile(r"[\w@%+=:,.~-]+")
-"""A name that a shell takes as it is: what is offered is typed for the person, and run by their next key."""
+"""A file name that needs no quoting. Others are not offered: the shell would run what is in them."""
 SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 
 
@@ -59,7 +59,7 @@ BEHIND = {
     "completion": tuple(SCRIPTS),
     "import": ("as=", "to="),
 }
-"""Arguments of a verb that are no words of a run; those with a value may come later, too."""
+"""Arguments of a verb that are not words of a run; those with a value may also come later."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -79,9 +79,9 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
-def found(said: Sequence[str]) -> list[str]:
-    """Completions of the last word typed; it is empty when a new one begins."""
-    *before, current = said or [""]
+def found(typed: Sequence[str]) -> list[str]:
+    """Completions of the last word typed; it is empty if a new one begins."""
+    *before, current = typed or [""]
     key, sign, value = current.partition("=")
     candidates = _values(key, before) if sign else _keys(before)
     items = value.removeprefix("[").split(",") if value.startswith("[") else [""]
@@ -93,7 +93,7 @@ def found(said: Sequence[str]) -> list[str]:
 
 
 def _files(begin: str) -> Iterable[str]:
-    """Completions from the files of this machine."""
+    """Files of this machine whose paths begin like this."""
     if "://" not in begin and re.search(r"[/.~]", begin):
         above, slash, name = begin.rpartition("/")
         folder = Path(above or slash or ".").expanduser()
@@ -139,13 +139,11 @@ def _values(key: str, before: Sequence[str]) -> Iterable[str]:
 
 
 def _parts(group: str, before: Sequence[str]) -> list[tuple[str, files.Node]]:
-    """(path, arguments) of the words of a group that this run has, as far as it was typed; of all when that is
-    `auto`.
-    """
-    said = [word.partition("=")[2] for word in before if word.startswith(f"{group}=")]
+    """(path, arguments) of each part that a group has in the run as typed so far; of every part for `auto`."""
+    choices = [word.partition("=")[2] for word in before if word.startswith(f"{group}=")]
     default = WORDS[group]
     names = default if isinstance(default, list) else [default]
-    if said:
-        names = said[-1].strip("[]").split(",")
+    if choices:
+        names = choices[-1].strip("[]").split(",")
     names = files.groups()[group] if names == ["auto"] else [name for name in names if name in files.groups()[group]]
     return [(f"{group}.{name}" if group in LISTS else group, files.node(group, name)) for name in names]

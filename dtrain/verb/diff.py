@@ -1,9 +1,8 @@
-"""`dtrain diff A B ...`: what differs between runs, recipes or lists of words: words, plan, code, results, and what was
-measured.
+"""`dtrain diff A B ...`: compares runs, recipes or lists of words: their words, plans, code, results and speeds.
 
     dtrain diff runs/a s3://bucket/b out_options.key=...         two runs, wherever they lie; nothing is written there
     dtrain diff digits "recipe=digits optim.lr=1e-2"             a recipe, and words
-    dtrain diff runs/a "strategy=fsdp devices=2"                 what another run would have been asked
+    dtrain diff runs/a "strategy=fsdp devices=2"                 a run, and words that have not been run
     dtrain diff runs/a runs/b runs/c                             three of them, or more: distances are from the first
 
 Exit code 0: no difference; 1: some. Time, speed and memory are shown, and are no difference.
@@ -31,11 +30,11 @@ from dtrain.secrets import masked, redact_arg, screen
 from dtrain.storage import store
 
 BESIDE = ("out_options", "trust", "hydra")
-"""Words for all sides."""
+"""Words that apply to all sides."""
 ITS_OWN = ("out", "resume", "trust")
 """Fields of a plan that identify a run."""
 NO_RESULTS = {*OF_THE_MACHINE, "seen", "step"}
-"""Columns of metrics.jsonl that are measurements, not results."""
+"""Columns of metrics.jsonl that are not results: counters, and measurements of the machine."""
 APART = 0.05
 """The smallest relative difference of a measured figure that is shown."""
 
@@ -61,7 +60,7 @@ class Line:
     """One difference: the value of each side, and a remark."""
 
     key: str
-    said: Sequence[str]
+    values: Sequence[str]
     note: str = ""
 
 
@@ -74,61 +73,61 @@ def run(words: Sequence[str]) -> int:
             '"recipe=digits seed=1".'
         )
     sides = [_named(text, beside) for text in named]
-    found = {
-        name: [*differences(sides)]
-        for name, differences in (("words", _words), ("plan", _plan), ("code", _code), ("results", _results))
+    differences = {
+        name: [*compare(sides)]
+        for name, compare in (("words", _words), ("plan", _plan), ("code", _code), ("results", _results))
     }
-    screen.say(_table(sides, {**found, "measured": [*_measured(sides)]}))
-    return 1 if any(found.values()) else 0
+    screen.say(_table(sides, {**differences, "measured": [*_measured(sides)]}))
+    return 1 if any(differences.values()) else 0
 
 
 # the sides
 
 
 def _named(text: str, beside: Sequence[str]) -> Side:
-    """Raises WordsError that names the side with the mistake."""
+    """The side that `text` names. Raises WordsError, which names the side with the mistake."""
     try:
         return _side(text, beside)
     except WordsError as error:
-        hint = "" if "=" in text else f' More words stand with it in quotes: "recipe={redact_arg(text)} <key>=<value>".'
+        hint = "" if "=" in text else f' To add words, put all in quotes: "recipe={redact_arg(text)} <key>=<value>".'
         raise WordsError(*(f"{redact_arg(text)}: {problem}{hint}" for problem in error.problems)) from error
 
 
 def _side(text: str, beside: Sequence[str]) -> Side:
-    """Whatever `text` names. Raises WordsError and StoreError."""
+    """A run, a recipe, or words in quotes. Raises WordsError and StoreError."""
     if re.match(r"[\w.]+=", text) and not (store.is_local(text) and store.exists(text)):
-        return _asked(shlex.split(text), beside)
-    told = [word for word in beside if word.startswith("out_options")]
-    if told and not store.is_local(text):
-        connect(told, text)
+        return _of_words(shlex.split(text), beside)
+    options = [word for word in beside if word.startswith("out_options")]
+    if options and not store.is_local(text):
+        connect(options, text)
     if not text.endswith((".yaml", ".yml")) and (re.search(r"[/.]", text) or store.local_path(text).is_dir()):
         if store.exists(store.join(text, "plan.yaml")):
-            return _left(text.rstrip("/"))
+            return _of_run(text.rstrip("/"))
         if store.is_local(text):
             raise StoreError.during("find a run at", text, "there is no plan.yaml")
-    return _asked([f"recipe={text}"], [word for word in beside if word not in told])
+    return _of_words([f"recipe={text}"], [word for word in beside if word not in options])
 
 
-def _asked(words: Sequence[str], beside: Sequence[str]) -> Side:
+def _of_words(words: Sequence[str], beside: Sequence[str]) -> Side:
     """Words that have not been run, on this machine."""
     config = compose([*words, *beside])
     plan = json.loads(json.dumps(resolve(config, detect()).decided()))
     note_code()
-    return Side(" ".join(map(redact_arg, words)), _said(recipe.write(config)), provenance.decided(plan), versions())
+    return Side(" ".join(map(redact_arg, words)), _words_of(recipe.write(config)), provenance.decided(plan), versions())
 
 
-def _left(url: str) -> Side:
+def _of_run(url: str) -> Side:
     """A run, read from the files it left."""
     events, result = _lines(store.join(url, "events.jsonl")), _json(store.join(url, "result.json"))
     begun = [event for event in events if event.get("event") == "started"]
     code = result.get("versions") or (begun[-1].get("versions") if begun else None) or {}
     code = {} if fault(code, Each(TEXT, named=True)) else code
     rows = {row["step"]: row for row in _lines(store.join(url, "metrics.jsonl")) if isinstance(row.get("step"), int)}
-    words = _said(store.read(store.join(url, "config.yaml")).decode())
+    words = _words_of(store.read(store.join(url, "config.yaml")).decode())
     return Side(masked(url), words, provenance.decided(_yaml(store.join(url, "plan.yaml"))), code, result, rows)
 
 
-def _said(document: str) -> dict[str, tuple[Any, str]]:
+def _words_of(document: str) -> dict[str, tuple[Any, str]]:
     """A config.yaml: each value with its source, from the comment."""
     lines = document.splitlines()
     return {
@@ -139,31 +138,31 @@ def _said(document: str) -> dict[str, tuple[Any, str]]:
 
 def _yaml(url: str) -> dict[str, Any]:
     try:
-        found = yaml.safe_load(store.read(url))
+        plan = yaml.safe_load(store.read(url))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise StoreError.during("read", url, "it is not YAML") from error
-    if wrong := fault(found, PLAN):
+    if wrong := fault(plan, PLAN):
         raise StoreError.during("read", url, f"it is no plan: {wrong}")
-    return dict(found)
+    return dict(plan)
 
 
 def _json(url: str) -> dict[str, Any]:
     """Empty if the run has not written the file yet."""
     try:
-        found = json.loads(store.read(url))
+        result = json.loads(store.read(url))
     except StoreError as error:
         if error.kind != "missing":
             raise
         return {}
     except (ValueError, RecursionError):
         return {}
-    if wrong := fault(found, SHAPE):
+    if wrong := fault(result, SHAPE):
         raise StoreError.during("read", url, f"it is no result of a run: {wrong}")
-    return dict(found)
+    return dict(result)
 
 
 def _lines(url: str) -> list[dict[str, Any]]:
-    """Complete rows: the run may be writing the next one."""
+    """The complete rows of a file; the run may be writing the next one."""
     rows = []
     for line in store.read(url).decode(errors="replace").splitlines() if store.exists(url) else []:
         try:
@@ -177,7 +176,7 @@ def _lines(url: str) -> list[dict[str, Any]]:
 
 
 def _all(of: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Their keys, each once."""
+    """The keys of all mappings, each once."""
     return list(dict.fromkeys(key for each in of for key in each))
 
 
@@ -191,18 +190,20 @@ def _words(sides: Sequence[Side]) -> Iterator[Line]:
             yield Line(key, [_word(key, side.words.get(key)) for side in sides])
 
 
-def _word(key: str, said: tuple[Any, str] | None) -> str:
-    return "-" if said is None else f"{provenance.shown(key, said[0])} ({said[1]})"
+def _word(key: str, entry: tuple[Any, str] | None) -> str:
+    return "-" if entry is None else f"{provenance.shown(key, entry[0])} ({entry[1]})"
 
 
 def _plan(sides: Sequence[Side]) -> Iterator[Line]:
     """Decisions that differ, except repetitions of a word that differs, and arguments of another word."""
     for key in _all(side.plan for side in sides):
         group = key.split(".")[0]
-        decided, told = [side.plan.get(key) for side in sides], [side.words.get(key, (None, ""))[0] for side in sides]
+        decided, typed = [side.plan.get(key) for side in sides], [side.words.get(key, (None, ""))[0] for side in sides]
         alone = any(key not in side.plan for side in sides) and _differ([side.plan.get(group) for side in sides])
-        said = key.endswith("._target_") and all(str(value).startswith("dtrain.") for value in decided)  # by the word
-        if _differ(decided) and decided != told and key not in ITS_OWN and not alone and not said:
+        implied = key.endswith("._target_") and all(
+            str(value).startswith("dtrain.") for value in decided
+        )  # by the word
+        if _differ(decided) and decided != typed and key not in ITS_OWN and not alone and not implied:
             yield Line(key, [_decided(key, side) for side in sides])
 
 
@@ -245,26 +246,26 @@ def _end(side: Side) -> dict[str, Any]:
 
 
 def _columns(of: Iterable[Rows]) -> list[str]:
-    """Those that are results."""
+    """The columns that are results."""
     return [name for name in _all(row for rows in of for row in [*rows.values()][:1]) if name not in NO_RESULTS]
 
 
 def _measured(sides: Sequence[Side]) -> Iterator[Line]:
-    """Figures of the machine that are clearly apart: the median step, the whole, the memory."""
-    found: dict[str, list[Any]] = {
+    """Time, speed and memory that differ clearly."""
+    figures: dict[str, list[Any]] = {
         name: [_median(side.rows, name) for side in sides]
         for name in ("step_seconds", "samples_per_second", "tokens_per_second")
     }
-    found |= {name: [side.result.get(name) for side in sides] for name in ("wall_seconds", "peak_bytes")}
-    for name, values in found.items():
+    figures |= {name: [side.result.get(name) for side in sides] for name in ("wall_seconds", "peak_bytes")}
+    for name, values in figures.items():
         if all(values) and max(values) - min(values) > APART * max(values):
             yield Line(name, [*map(_figure, values)], ", ".join(f"{value / values[0]:.2f}x" for value in values[1:]))
 
 
 def _median(rows: Rows, name: str) -> float | None:
     """The median over all steps but the first, which is slower than others."""
-    found = [value for step in sorted(rows)[1:] if isinstance(value := rows[step].get(name), int | float)]
-    return statistics.median(found) if found else None
+    values = [value for step in sorted(rows)[1:] if isinstance(value := rows[step].get(name), int | float)]
+    return statistics.median(values) if values else None
 
 
 def _relative(values: Sequence[Any]) -> float:
@@ -287,18 +288,18 @@ def _figure(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _table(sides: Sequence[Side], found: Mapping[str, Sequence[Line]]) -> str:
-    """The parts that have differences, aligned; `no difference` where there are none but what was measured."""
+def _table(sides: Sequence[Side], differences: Mapping[str, Sequence[Line]]) -> str:
+    """The parts that differ, aligned; `no difference` if at most measurements differ."""
     empty = [""] * len(sides)
     cells = [["", *(side.name for side in sides), ""]]
-    for name, lines in found.items():
+    for name, lines in differences.items():
         if lines:
-            cells += [[name, *empty, ""], *([f"  {line.key}", *line.said, line.note] for line in lines)]
+            cells += [[name, *empty, ""], *([f"  {line.key}", *line.values, line.note] for line in lines)]
     cells = [[*map(screen.on_one_line, cell)] for cell in cells]
     widths = [max(len(cell[column]) for cell in cells) for column in range(len(sides) + 1)]
     text = [
         "  ".join([*(part.ljust(width) for part, width in zip(cell, widths, strict=False)), cell[-1]]).rstrip()
         for cell in cells
     ]
-    equal = not any(lines for name, lines in found.items() if name != "measured")
+    equal = not any(lines for name, lines in differences.items() if name != "measured")
     return "\n".join([*(text if len(text) > 1 else []), *["no difference"] * equal])

@@ -1,9 +1,9 @@
-"""`dtrain doctor [json] [words]`: what this machine, the storage of `out` and the ranks of these words can do, and what
-to type where something is wrong.
+"""`dtrain doctor [json] [words]`: checks this machine, the storage of `out` and the ranks of these words, and says what
+to type if something is wrong.
 
     dtrain doctor                                        this machine
-    dtrain doctor out=s3://bucket/run                    and that storage: written to, measured, left as it was
-    dtrain doctor strategy=fsdp nodes=2 devices=4        and these ranks: started, and measured over the mesh
+    dtrain doctor out=s3://bucket/run                    also that storage: writes, measures, cleans up
+    dtrain doctor strategy=fsdp nodes=2 devices=4        also these ranks: starts and measures them
     dtrain doctor json devices=2                         the same for tools
 
 Exit code 0: nothing would stop a run; 3: something would; 2: the words are wrong.
@@ -26,7 +26,7 @@ from dtrain.storage.jsonl import clean
 
 
 def needed(case: Case) -> Iterable[Finding]:
-    """Missing things that the words name."""
+    """Files, packages and services that the words name but that are missing."""
     with store.patience(storage.LOOK_SECONDS):
         sentences = preflight.missing(case.plan)
     for sentence in sentences:
@@ -41,7 +41,7 @@ CHECKS: tuple[Check, ...] = (
     storage.held, storage.storage, storage.space,
     loading.torch, ranks.exchange,
 )  # fmt: skip
-"""In the order of the report; the slowest come last."""
+"""In the order of the report; the slowest are last."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -61,18 +61,18 @@ def run(words: Sequence[str]) -> int:
 
 
 def _findings(words: Sequence[str]) -> Iterator[Finding]:
-    """Check the words. Raises WordsError."""
+    """Run all checks. Raises WordsError for wrong words."""
     cluster = detect()
     if cluster.external is not None:
         raise WordsError(
-            "doctor starts its own ranks, and is one of someone else's here. Start it without torchrun, or unset RANK "
-            "and WORLD_SIZE."
+            "doctor starts its own ranks, but another launcher started this process as one of its ranks. Start doctor "
+            "without torchrun, or unset RANK and WORLD_SIZE."
         )
     try:
         plan = resolve(compose(words), cluster)
     except DtrainError:
         raise
-    except Exception:  # of a plugin
+    except Exception:  # raised by a plugin
         broken = [replace(finding, verdict="stop") for finding in loading.plugins() if finding.verdict != "ok"]
         if not broken:
             raise

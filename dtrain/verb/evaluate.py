@@ -26,11 +26,11 @@ def run(words: Sequence[str]) -> int:
 
 
 def look_back(words: Sequence[str], *, loop: str) -> tuple[Plan, Result | None]:
-    """Run `loop` with the words of the run that `out` or `init` names, then the user's own. The result, on the first
-    rank only.
+    """Run `loop` with the words of the run that `out` or `init` names, then the user's own. Returns the result on the
+    first rank only.
 
-    Everything is taken over from the run but its mesh. Raises WordsError when no run is named, StoreError when none is
-    there.
+    Everything but the mesh is taken from the run. Raises WordsError if no run is named, StoreError if it does not
+    exist.
     """
     source = value_of(words, "out") or value_of(words, "init")
     if not source:

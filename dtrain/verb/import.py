@@ -1,11 +1,11 @@
-"""`dtrain import <file or URL>`: a config of another tool as a recipe, and what became of each of its keys. Nothing of
-the file is run.
+"""`dtrain import <file or URL>`: translates a config of another tool into a recipe, and reports on each of its keys. No
+code in the file is run.
 
-    dtrain import ds_config.json                     the recipe, and the fate of every key
-    dtrain import llama3_8b.toml to=mine.yaml        written there; then: dtrain plan recipe=mine.yaml
-    dtrain import train.py as=lightning              when it is not clear whose file it is
+    dtrain import ds_config.json                     prints the recipe, and the result for every key
+    dtrain import llama3_8b.toml to=mine.yaml        writes it there; then: dtrain plan recipe=mine.yaml
+    dtrain import train.py as=lightning              if the tool cannot be recognised
 
-Known are DeepSpeed's JSON, Accelerate's, torchtune's and axolotl's YAML, torchtitan's TOML and JSON, and the calls of
+It reads DeepSpeed's JSON, Accelerate's, torchtune's and axolotl's YAML, torchtitan's TOML and JSON, and the calls of
 Lightning's and Ray's Trainer and configs in a Python file, or the same as YAML.
 """
 
@@ -22,16 +22,16 @@ TAKES = ("as", "to")
 
 
 def run(words: Sequence[str]) -> int:
-    place, said = _read(words)
+    place, options = _read(words)
     tree = read(place)
-    name = said.get("as") or recognise(tree, place)
+    name = options.get("as") or recognise(tree, place)
     ledger = translate(tree, name, place)
     complete(ledger)
     silent = load(name).SILENT
-    if "to" not in said:
+    if "to" not in options:
         screen.say(recipe(ledger, silent, "<this file>").removesuffix("\n"))
         return 0
-    to = said["to"]
+    to = options["to"]
     _write(to, recipe(ledger, silent, to))
     screen.say(
         screen.on_one_line(f"{place} is a file of {ledger.tool}; {to} is a recipe of dtrain"),
@@ -42,7 +42,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _read(words: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """The file, and as= and to=. Raises WordsError with every mistake."""
+    """The file, and the options as= and to=. Raises WordsError with every mistake."""
     pairs = [word.split("=", 1) for word in words if word.split("=", 1)[0] in TAKES and "=" in word]
     others = [word for word in words if word.split("=", 1)[0] not in TAKES or "=" not in word]
     files = [word for word in others if not word.startswith("-") and ("=" not in word or "/" in word.split("=")[0])]
@@ -56,22 +56,22 @@ def _read(words: Sequence[str]) -> tuple[str, dict[str, str]]:
     ]
     if len(files) != 1:
         problems.append(f"import takes one file or URL, not {len(files) or 'none'}. Type dtrain import ds_config.json.")
-    said: dict[str, str] = {}
+    options: dict[str, str] = {}
     for key, value in pairs:
-        if said.setdefault(key, value) != value:
-            problems.append(f"{key}={value}: {key}={said[key]} was said before. Leave one of them out.")
+        if options.setdefault(key, value) != value:
+            problems.append(f"{key}={value}: {key}={options[key]} was given before. Leave one of them out.")
     if problems:
         raise WordsError(*problems)
-    if "as" in said:
-        load(said["as"])
-    return files[0], said
+    if "as" in options:
+        load(options["as"])
+    return files[0], options
 
 
 def _write(url: str, text: str) -> None:
-    """Raises WordsError where something else is already."""
+    """Write the recipe. Raises WordsError if another file is there already."""
     try:
         store.publish(url, text.encode())
     except StoreError as error:
         if error.kind != "exists":
             raise
-        raise WordsError(f"to={url}: something else is there already. Remove it, or name another file.") from error
+        raise WordsError(f"to={url}: another file is there already. Remove it, or name another file.") from error

@@ -17,16 +17,18 @@ from dtrain.errors import PreflightError, WordsError, why
 from dtrain.secrets import screen
 
 TEMPLATE = "mypkg"
-"""The name of the project that is copied."""
+"""Name of the project that is copied."""
 
 
 def run(words: Sequence[str]) -> int:
-    """Raises WordsError for a name that cannot be imported or is taken, PreflightError where nothing can be written."""
+    """Copy the project. Raises WordsError for a name that is taken or cannot be imported, PreflightError if the folder
+    cannot be written.
+    """
     if len(words) != 1:
         raise WordsError("new takes one name. Type dtrain new mypkg.")
     name, target = words[0], Path(words[0])
     if not name.isidentifier() or not name.isascii() or keyword.iskeyword(name):
-        raise WordsError(f"new {cut(name)}: a package has a name of letters, digits and _, such as mypkg.")
+        raise WordsError(f"new {cut(name)}: a package name consists of letters, digits and _, such as mypkg.")
     if name in sys.stdlib_module_names or name in ("dtrain", "torch", "numpy", "tests"):
         raise WordsError(f"new {name}: import {name} would find another package. Type another name.")
     if target.exists():

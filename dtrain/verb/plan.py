@@ -1,7 +1,7 @@
-"""`dtrain plan <words>`: what would happen and what it would cost, without torch and without doing it.
+"""`dtrain plan <words>`: shows the plan of a run and predicts its cost, without starting it.
 
 dtrain plan strategy=fsdp nodes=2 devices=2                       here
-dtrain plan cluster=h100x8 nodes=16 strategy=fsdp batch=256       on machines that are elsewhere
+dtrain plan cluster=h100x8 nodes=16 strategy=fsdp batch=256       on other machines
 dtrain plan json strategy=fsdp devices=2                          the same for tools
 dtrain plan why optim mesh strategy=fsdp devices=2                who set each value, and what it overrode
 """
@@ -27,7 +27,7 @@ from dtrain.verb import why
 def run(words: Sequence[str]) -> int:
     if words[:1] == ["why"] or "--why" in words:
         return why.run([word for word in words if word not in ("why", "--why")])
-    machine_reads, words = list(words[:1]) == ["json"], words[1:] if list(words[:1]) == ["json"] else words
+    for_tools, words = list(words[:1]) == ["json"], words[1:] if list(words[:1]) == ["json"] else words
     config, cluster = compose(words), detect()
 
     def attempt(more: Sequence[str] = ()) -> tuple[Plan, Prediction]:
@@ -35,51 +35,53 @@ def run(words: Sequence[str]) -> int:
         if not more and plan.trust and formulas.shapes(plan) is None:
             packages = ", ".join(plan.trust)
             screen.complain(
-                f"this plan runs code of {packages}, which trust names: it builds the model and reads a sample of the "
-                "data.",
+                f"planning runs code of {packages}, which `trust` allows: it builds the model and reads one "
+                "sample of the data.",
                 begin="note: ",
             )
         return plan, predict(plan, shapes_of(plan))
 
-    plan, found = attempt()
-    changes = [] if found.fits else advise(plan, attempt)
-    if machine_reads:
+    plan, prediction = attempt()
+    changes = [] if prediction.fits else advise(plan, attempt)
+    if for_tools:
         instead = [{"words": list(change.words), "prediction": change.prediction.to_dict()} for change in changes]
-        screen.say(json.dumps({"plan": plan.decided(), "prediction": found.to_dict(), "changes": instead}, indent=1))
+        screen.say(
+            json.dumps({"plan": plan.decided(), "prediction": prediction.to_dict(), "changes": instead}, indent=1)
+        )
         return 0
     screen.say(show(plan))
     screen.say(
         _table(
             [
-                *report.rows(plan, found, width=_width()),
+                *report.rows(plan, prediction, width=_width()),
                 *(("not here", screen.on_one_line(sentence)) for sentence in requires.unmet(config, cluster)),
             ]
         )
     )
-    if not found.fits:
+    if not prediction.fits:
         screen.say(_table(report.advice(changes, plan)))
     return 0
 
 
 def explained(plan: Plan) -> str:
-    """The plan with its cost."""
+    """The plan with its predicted cost, as text."""
     return f"{show(plan)}\n{_table(report.rows(plan, predict(plan, shapes_of(plan)), width=_width()))}"
 
 
 def before(plan: Plan) -> str:
-    """Prediction that is printed before a run begins, for a model that is known without torch: memory and time, and a
-    warning where it does not fit.
+    """Prediction to print before a run begins: memory and time, and a warning if it does not fit. Empty for a model
+    that only torch can measure.
     """
     shapes = formulas.shapes(plan)
     if shapes is None:
         return ""
-    found = predict(plan, shapes)
-    warning = () if found.fits else (("warning", report.warning(found)),)
-    return _table([*report.short(plan, found), *warning])
+    prediction = predict(plan, shapes)
+    warning = () if prediction.fits else (("warning", report.warning(prediction)),)
+    return _table([*report.short(plan, prediction), *warning])
 
 
 def _width() -> int:
-    """The width of the pictures: that of the screen, within limits."""
+    """Width of the drawings: that of the terminal, within limits."""
     return min(max(shutil.get_terminal_size((110, 24)).columns, 60), 160)
 
 
@@ -128,13 +130,13 @@ def show(plan: Plan) -> str:
 
 
 def _launch(plan: Plan) -> str:
-    """The command; none for another machine."""
+    """The launch command, or why this machine cannot run it."""
     missing = build(plan.cluster).missing(detect()) if plan.cluster and "cluster" not in plan.why else ""
     return f"not from here: {missing}" if missing else build(plan.launcher).command(plan)
 
 
 def _fewer(plan: Plan) -> Iterable[tuple[str, str]]:
-    """Rows about the run on fewer nodes."""
+    """A row for each smaller number of nodes that the run may continue on."""
     for other in plan.others:
         mesh = " ".join(f"{axis}={degree}" for axis, degree in vars(other.mesh).items() if degree > 1) or "one rank"
         yield (
@@ -145,7 +147,7 @@ def _fewer(plan: Plan) -> Iterable[tuple[str, str]]:
 
 
 def _axes(plan: Plan) -> Iterable[tuple[str, str]]:
-    """The use of the axes that are longer than one."""
+    """Rows for the pipeline, tensor and context axes in use."""
     if plan.mesh.pp > 1:
         pipeline = plan.pipeline
         split = pipeline.split if isinstance(pipeline.split, str) else list(pipeline.split)

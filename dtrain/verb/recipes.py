@@ -1,8 +1,8 @@
-"""`dtrain recipes [folder or URL]`: the recipes at hand, each with its story, what it requires and what it gives.
-Nothing of them is run.
+"""`dtrain recipes [folder or URL]`: lists recipes, each with its description, requirements and expected figures. No
+code of a recipe is run.
 
-dtrain recipes                      those that dtrain brings, and those in ./recipes
-dtrain recipes s3://bucket/shared   those in a folder or bucket
+dtrain recipes                      the recipes of dtrain, and those in ./recipes
+dtrain recipes s3://bucket/shared   the recipes in a folder or bucket
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ from dtrain.storage import store
 
 HERE = "recipes"
 MOST = 200
-"""Recipes of a folder that are read."""
+"""Most recipes that are read from one folder."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -43,16 +43,16 @@ def run(words: Sequence[str]) -> int:
 
 
 def _in(place: str) -> list[str]:
-    """The names of the recipes in a folder, as `recipe=` takes them. Raises StoreError when there are none."""
+    """The recipes in a folder, as values of `recipe=`. Raises StoreError if there are none."""
     with store.patience(SECONDS):
-        found = [name for name in store.children(place) if name.endswith((".yaml", ".yml"))]
-    if not found:
+        names = [name for name in store.children(place) if name.endswith((".yaml", ".yml"))]
+    if not names:
         raise StoreError.during("find recipes in", place, "there is no .yaml file")
-    return [store.join(place, name) for name in found[:MOST]]
+    return [store.join(place, name) for name in names[:MOST]]
 
 
 def _about(name: str) -> Iterable[str]:
-    """The story of a recipe, then what it says about itself; or why it cannot be read."""
+    """The description of a recipe, then its requirements and expected figures; or why it cannot be read."""
     try:
         place = find(name)
         data = fetch(place)
@@ -61,25 +61,28 @@ def _about(name: str) -> Iterable[str]:
         return [f"cannot be read: line {slip.line}: {slip}"]
     except DtrainError as error:
         return [f"cannot be read: {error}"]
-    said = document if isinstance(document, dict) else {}
-    told = [*_required(said.get("requires")), *_expected(said.get("expect"))]
+    keys = document if isinstance(document, dict) else {}
+    facts = [*_required(keys.get("requires")), *_expected(keys.get("expect"))]
     return [
-        masked(story(data.decode(errors="replace"))) or "(says nothing about itself)",
-        *([" · ".join(told)] if told else []),
+        masked(story(data.decode(errors="replace"))) or "(no description)",
+        *([" · ".join(facts)] if facts else []),
     ]
 
 
-def _required(said: Any) -> Iterable[str]:
-    if isinstance(said, Mapping):
-        needs = [*map(str, said.get("versions") or []), *(f"{said['gpus']} GPU(s)" for _ in "1" if said.get("gpus"))]
-        needs += [f"{said['memory']} GiB" for _ in "1" if said.get("memory")]
+def _required(requires: Any) -> Iterable[str]:
+    if isinstance(requires, Mapping):
+        needs = [
+            *map(str, requires.get("versions") or []),
+            *(f"{requires['gpus']} GPU(s)" for _ in "1" if requires.get("gpus")),
+        ]
+        needs += [f"{requires['memory']} GiB" for _ in "1" if requires.get("memory")]
         if needs:
             yield f"needs {', '.join(needs)}"
 
 
-def _expected(said: Any) -> Iterable[str]:
-    if isinstance(said, Mapping):
-        at = f" at step {said['step']}" if said.get("step") else ""
+def _expected(expect: Any) -> Iterable[str]:
+    if isinstance(expect, Mapping):
+        at = f" at step {expect['step']}" if expect.get("step") else ""
         for name in BANDS:
-            if said.get(name):
-                yield f"{name} {band(said[name])}{at}"
+            if expect.get(name):
+                yield f"{name} {band(expect[name])}{at}"

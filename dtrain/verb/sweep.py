@@ -106,7 +106,7 @@ def figure(config: Config, metrics: dict[str, float], loss: float | None) -> tup
     for name in (config.checkpoint.get("best"), "eval_loss"):
         if name in metrics:
             return name, metrics[name]
-    return "loss of training (nothing is held out)", loss
+    return "training loss (no held-out data)", loss
 
 
 def _by_hydra(words: Sequence[str]) -> int:

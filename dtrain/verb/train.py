@@ -1,7 +1,7 @@
-"""`dtrain [train] <words>`: the main job, alone or with -m once for every combination of swept values.
+"""`dtrain [train] <words>`: trains; with -m, once for every combination of the swept values.
 
-dtrain recipe=digits out=runs/a optim.lr=1e-3              the same words go on where it stopped
-dtrain -m optim.lr=1e-3,3e-3 seed=0,1 sweep.out=runs/s     four runs, and what came of them
+dtrain recipe=digits out=runs/a optim.lr=1e-3              the same words continue a stopped run
+dtrain -m optim.lr=1e-3,3e-3 seed=0,1 sweep.out=runs/s     four runs, and a table of their results
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def decide(config: Config, cluster: Cluster) -> Plan:
-    """Raises WordsError as resolve does, and for words that training does not look at."""
+    """Resolve the plan. Raises WordsError also for words that training does not use."""
     plan = resolve(config, cluster)
     unused = [
         key
@@ -43,7 +43,7 @@ def decide(config: Config, cluster: Cluster) -> Plan:
     if unused:
         raise WordsError(
             *(
-                f"{key} (command line): only verify looks at it. Type dtrain verify <the words>, or leave {key} out."
+                f"{key} (command line): only verify uses it. Type dtrain verify <the words>, or leave {key} out."
                 for key in unused
             )
         )
@@ -51,7 +51,7 @@ def decide(config: Config, cluster: Cluster) -> Plan:
 
 
 def one(config: Config) -> Result:
-    """Decide, check, run."""
+    """Resolve, check and run one training."""
     cluster = detect()
     plan = decide(config, cluster)
     first = cluster.external is None or cluster.external.rank == 0
@@ -75,20 +75,22 @@ def one(config: Config) -> Result:
 
 
 def _finished(plan: Plan, *, say: bool) -> Result | None:
-    """The result under `out` if there is nothing left to do."""
-    found = finished(plan)
-    if found and say:
+    """The result under `out` if the run has finished."""
+    result = finished(plan)
+    if result and say:
         screen.say(
-            f"already finished: {plan.out} has done {found.step} steps, loss {found.loss}. Type steps=<more> to go "
-            "on, or out=<another place>."
+            f"already finished: {plan.out} has done {result.step} steps, loss {result.loss}. Type steps=<more> to "
+            "continue, or out=<another place>."
         )
-    return found
+    return result
 
 
 def _farewell(plan: Plan, result: Result) -> str:
     loss = "" if result.loss is None else f", last step's loss {result.loss:.4f}"
-    held = "".join(f", held-out {name.removeprefix('eval_')} {value:.4f}" for name, value in result.metrics.items())
+    evaluation = "".join(
+        f", held-out {name.removeprefix('eval_')} {value:.4f}" for name, value in result.metrics.items()
+    )
     line = screen.on_one_line(
-        f"{result.status} after {result.step} steps in {result.wall_seconds:.1f} s{loss}{held} · {plan.out}"
+        f"{result.status} after {result.step} steps in {result.wall_seconds:.1f} s{loss}{evaluation} · {plan.out}"
     )
     return line if result.status == "finished" else f"{line}\ngo on with the same words and out={plan.out}"

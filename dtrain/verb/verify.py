@@ -1,15 +1,15 @@
-"""`dtrain verify <words>`: a few steps of the asked run, and of one process on the whole batch at once, held against
-each other.
+"""`dtrain verify <words>`: compares a few steps of the requested run with the same steps in one process that takes the
+whole batch at once.
 
     dtrain verify strategy=fsdp mesh.pp=2 mesh.tp=2 devices=8
     dtrain verify model._target_=mypkg.Net trust=[mypkg] strategy=ddp devices=2 verify.steps=20
 
     asked   the words, stopped half way and resumed       one     one process, all samples of a step in one forward
-    again   the same a second time                        parts   one process, the batch in parts: what rounding does
-    straight, split   where asked differs: without a stop; one process with its microbatch
+    again   `one` a second time                           parts   one process, the batch in parts: effect of rounding
+    straight, split   only if `asked` differs: without the stop; one process with the microbatch of `asked`
 
-All are real runs, with the real loop and checkpoint, under <out>/verify. Exit code 0: the same; 1: not; verify.json
-says why, as far as it can be told.
+All are real runs, with the real loop and checkpoints, under <out>/verify. Exit code 0: the same; 1: not. verify.json
+gives the likely cause.
 """
 
 import json
@@ -45,13 +45,12 @@ PLAIN: Mapping[str, Any] = {
         "here": None,
     },
 }
-"""Words of the run in one process: nothing that splits, recomputes or compiles."""
+"""Config of the run in one process: nothing is split, recomputed or compiled."""
 
 
 SPLIT = (
-    "it is the split over ranks that makes the difference. A model or objective that looks at its rank, or keeps sums "
-    "of its rank's samples, does that; "
-    "if yours does not, the fault is dtrain's."
+    "the split over ranks causes the difference. This happens if a model or objective uses its rank, or keeps sums "
+    "over its own rank's samples; if yours does neither, it is a bug in dtrain."
 )
 MEMORY = re.compile(r"out of memory|can.t allocate memory|MemoryError|SIGKILL", re.IGNORECASE)
 """Messages of a rank that ran out of memory or was killed for it."""
@@ -65,7 +64,10 @@ def run(words: Sequence[str]) -> int:
 def _verify(words: Sequence[str]) -> int:
     config, cluster = compose(words), detect()
     if cluster.external is not None:
-        raise WordsError("verify starts its own ranks, and is one of someone else's here. Start it without torchrun.")
+        raise WordsError(
+            "verify starts its own ranks, but another launcher started this process as one of its ranks. Start "
+            "verify without torchrun."
+        )
     plan = replace(resolve(config, cluster), others=())
     figures = expect.asked(config.expect)
     zygote.begin()
@@ -77,14 +79,17 @@ def _verify(words: Sequence[str]) -> int:
     report |= _parity(plan, config) if plan.world > 1 or not figures else {}
     written = store.join(plan.out, "verify.json")
     store.write(written, json.dumps(clean(report), indent=1).encode())
-    for key, sentence in (("expected", "what was expected was not found"), ("same", f"{report.get('first')} differs")):
+    for key, sentence in (
+        ("expected", "the expected figures were not reached"),
+        ("same", f"{report.get('first')} differs"),
+    ):
         if report.get(key) is False:
             screen.complain(f"verify: {sentence}. See {written}.")
     return 0 if report.get("same", True) and report.get("expected", True) else 1
 
 
 def _expected(words: Sequence[str], config: Config, plan: Plan) -> dict[str, Any]:
-    """The run in a few steps, and its metrics against those that its recipe expects."""
+    """Run a few steps, and compare the metrics with those that the recipe expects."""
     small = resolve(compose([*config.expect.small, *words]), detect())
     last = min(config.expect.step or small.steps, small.steps, small.stop_after or small.steps)
     small = replace(
@@ -112,12 +117,12 @@ def _expected(words: Sequence[str], config: Config, plan: Plan) -> dict[str, Any
 
 
 def _parity(plan: Plan, config: Config) -> dict[str, Any]:
-    """The asked run against one process."""
+    """Compare the requested run with one process."""
     runs = Runs(plan, config)
     half = f", stopped after {runs.stop} and resumed" if runs.stop else ""
-    seen = f"{runs.whole} of the" if runs.whole < plan.batch.size else "all"
+    samples = f"{runs.whole} of the" if runs.whole < plan.batch.size else "all"
     screen.say(
-        f"verify     {runs.steps} steps on {plan.world} rank(s){half}, then twice on one with {seen} "
+        f"verify     {runs.steps} steps on {plan.world} rank(s){half}, then twice on one with {samples} "
         f"{plan.batch.size} samples of a step at once"
     )
     try:
@@ -136,7 +141,7 @@ def _parity(plan: Plan, config: Config) -> dict[str, Any]:
 
 
 class Failed(Exception):
-    """One of the runs, by name."""
+    """A run of the comparison failed. `name` describes the run, `cause` is its error."""
 
     def __init__(self, name: str, cause: DtrainError) -> None:
         super().__init__(name)
@@ -149,11 +154,11 @@ class Runs:
     def __init__(self, plan: Plan, config: Config) -> None:
         self._plan, self.steps = plan, min(config.verify.steps, plan.steps)
         self.stop = self.steps // 2
-        """The step after which the asked run is stopped and resumed; 0 if it has too few."""
+        """The step after which the requested run is stopped and resumed; 0 if it has too few steps."""
         self.micro = plan.batch.microbatch
         self.parts: str | None = None
         self.whole = plan.objective.get("together") or plan.batch.size
-        """Samples of a forward on one process: all of a step, unless the objective says how many belong together."""
+        """Samples per forward in one process: the whole batch, unless the objective says how many belong together."""
 
     def where(self, name: str) -> str:
         return store.join(self._plan.out, "verify", name)
@@ -165,7 +170,7 @@ class Runs:
         self._launch(plan, f"the asked run, resumed after step {self.stop}," if stops else "the asked run")
 
     def one(self) -> None:
-        """Twice, with the largest part of the batch that fits in memory."""
+        """Run twice in one process, with the largest part of the batch that fits in memory."""
         sizes = [size for size in range(self.whole, 0, -1) if self.whole % size == 0]
         for size in sizes:
             plan = self._short(_on_one(self._plan, size), "one")
@@ -199,24 +204,24 @@ class Runs:
         )
 
     def order(self) -> str:
-        """The words to type where kernels may add in another order each time."""
+        """Advice for GPUs, whose fast kernels may add in a different order each time."""
         fast = self._plan.backend.get("kernels") == "fast"
         return (
-            " Kernels of a GPU may be neither: type backend=nccl backend.kernels=deterministic, and verify again."
+            " Fast GPU kernels may not be either: type backend=nccl backend.kernels=deterministic, and verify again."
             if fast
             else ""
         )
 
     def _short(self, plan: Plan, name: str) -> Plan:
-        """The same run, stopped after a few steps; its ranks note the first of them."""
+        """The same run, stopped after a few steps; its ranks record the first step."""
         plan = _quiet(plan, self.where(name))
-        noting = {
+        recording = {
             **plan.checkpoint,
             "_target_": "dtrain.evaluation.record.recorded",
             "kind": plan.checkpoint["_target_"],
             "seed": plan.seed,
         }
-        return replace(plan, stop_after=self.steps, log_every=1, checkpoint=noting)
+        return replace(plan, stop_after=self.steps, log_every=1, checkpoint=recording)
 
     def _launch(self, plan: Plan, name: str) -> None:
         try:
@@ -228,7 +233,7 @@ class Runs:
 
 
 def _judge(runs: Runs) -> dict[str, Any]:
-    """The rows of the comparison, what differs first, and of what kind the fault looks."""
+    """Run and compare: the rows, the first difference, and its likely cause."""
     runs.asked("asked", stops=runs.stop > 0)
     runs.one()
     from dtrain.evaluation import parity  # with torch, which the ranks have loaded by now in processes of their own
@@ -239,22 +244,22 @@ def _judge(runs: Runs) -> dict[str, Any]:
         parity.compare(asked, one, built["computed"], parts=runs.parts),
         parity.compare(again, one, built["computed"]),
     )
-    first, trembles = parity.first_difference(rows), parity.first_difference(noise)
-    noted = parity.first(asked)
-    drawn = noted.drawn if noted else []
+    first, unstable = parity.first_difference(rows), parity.first_difference(noise)
+    record = parity.first(asked)
+    drawn = record.drawn if record else []
     report = {
-        "same": first is None and trembles is None,
-        "first": first or trembles,
+        "same": first is None and unstable is None,
+        "first": first or unstable,
         "rows": parity.to_json(rows),
         "whole": runs.whole,
         "drawn": drawn,
     }
-    if trembles:
-        what = (
+    if unstable:
+        culprit = (
             "the samples of the dataset are" if parity.random_data(one) else "the model (or its loss, or the data) is"
         )
         sentence = (
-            f"two runs of one process differ from each other, {trembles}: {what} not deterministic. The mesh "
+            f"two runs of one process differ from each other, {unstable}: {culprit} not deterministic. The mesh "
             "is not to blame."
         )
         report["kinds"] = [("deterministic", sentence + runs.order())]
@@ -264,7 +269,7 @@ def _judge(runs: Runs) -> dict[str, Any]:
 
 
 def _kinds(runs: Runs, drawn: Sequence[str], compute: str) -> Iterator[tuple[str, str]]:
-    """Name of each fault -> its sentence: the conclusion of further runs about a difference from one process."""
+    """(kind, sentence) for each cause of a difference from one process, as further runs show it."""
     from dtrain.evaluation import parity
 
     asked, one = runs.where("asked"), runs.where("one")
@@ -273,10 +278,9 @@ def _kinds(runs: Runs, drawn: Sequence[str], compute: str) -> Iterator[tuple[str
         yield (
             "data",
             (
-                f"sample {other[0]} is another one on rank {other[1]} than on one process: the dataset looks at how "
-                "often it was asked, at a generator that goes on "
-                "from sample to sample, or at its rank. A sample is to depend on its index alone. The mesh is not to "
-                "blame."
+                f"sample {other[0]} differs between rank {other[1]} and one process: the dataset depends on the number "
+                "of calls, on a random generator shared by the samples, or on its rank. A sample must depend on its "
+                "index alone. The mesh is not to blame."
             ),
         )
         return
@@ -291,8 +295,8 @@ def _kinds(runs: Runs, drawn: Sequence[str], compute: str) -> Iterator[tuple[str
             "resume",
             (
                 f"stopped after step {runs.stop} and resumed, the run gives other numbers than without the stop: the "
-                "model, the objective or the data keeps "
-                "something that no checkpoint holds, such as a plain attribute or a generator of its own."
+                "model, the objective or the data keeps state that is not in the checkpoint, such as a plain attribute "
+                "or its own random generator."
             ),
         )
 
@@ -301,18 +305,17 @@ def _split(runs: Runs, asked: str, drawn: Sequence[str], compute: str) -> tuple[
     """Why a run without a stop differs from one process."""
     if drawn:
         return "random", (
-            f"the forward draws random numbers (dropout, of {', '.join(drawn)}): on another mesh every sample gets "
-            "other ones. Set dropout to 0 to compare the rest."
+            f"the forward draws random numbers (dropout, of {', '.join(drawn)}): every sample gets different ones on "
+            "another mesh. Set dropout to 0 to compare the rest."
         )
     if runs.micro == runs.whole:
         return "mesh", f"one process sees as many samples in a forward: {SPLIT}"
     runs.split()
     if not runs.differ(asked, runs.where("split"), compute, weights=False):
         return "microbatch", (
-            f"one process with microbatch={runs.micro} gives the numbers of the asked run: they depend on which "
-            "samples a forward sees together, "
-            "as with batch norm, a mean over a microbatch, a forward that looks at its whole batch. The mesh is not "
-            "to blame."
+            f"one process with microbatch={runs.micro} gives the numbers of the requested run: they depend on which "
+            "samples share a forward, as with batch norm, a mean over a microbatch, or a forward that mixes the "
+            "samples of its batch. The mesh is not to blame."
         )
     if not runs.differ(runs.where("split"), runs.where("one"), compute, weights=False):
         return (
@@ -321,13 +324,13 @@ def _split(runs: Runs, asked: str, drawn: Sequence[str], compute: str) -> tuple[
         )
     return (
         "both",
-        f"one process with microbatch={runs.micro} agrees with neither: the numbers depend on which samples a forward "
-        "sees together, and on the mesh.",
+        f"one process with microbatch={runs.micro} agrees with neither: the numbers depend on which samples share a "
+        "forward, and on the mesh.",
     )
 
 
 def _quiet(plan: Plan, out: str) -> Plan:
-    """The same run elsewhere, that shows nothing and leaves its last checkpoint alone."""
+    """The same run under `out`, without output; its only checkpoint is the last."""
     checkpoint = {**plan.checkpoint, "every": 0}
     return replace(
         plan, out=out, resume="auto", evaluate_every=0, evaluate_samples=1, checkpoint=checkpoint, loggers={}, hooks={}
@@ -335,7 +338,7 @@ def _quiet(plan: Plan, out: str) -> Plan:
 
 
 def _on_one(plan: Plan, micro: int) -> Plan:
-    """The same plan on one rank, `micro` samples in a forward, with nothing that could change numbers switched on."""
+    """The same plan on one rank with `micro` samples per forward and every part that could change numbers off."""
     return replace(
         plan,
         nodes=1,
@@ -354,7 +357,7 @@ def _launch(plan: Plan) -> None:
 
 
 def _events(out: str) -> dict[str, Any]:
-    """The `built` event of a run, and the type of its matrix products."""
+    """Facts of a run's events: its ranks as built, the dtype of its matrix products, its caveats."""
     lines = store.read(store.join(out, "events.jsonl")).decode().splitlines()
     events = [json.loads(line) for line in lines]
     built = next(event for event in events if event["event"] == "built")
@@ -370,25 +373,25 @@ def _table(report: dict[str, Any]) -> str:
     for row in report["rows"]:
         verdict = "ok" if row["first"] is None else f"first at {row['first']}"
         if row["rounded"]:
-            verdict += f"; {row['rounded']} of {row['compared']} tensors are moved by rounding alone"
+            verdict += f"; {row['rounded']} of {row['compared']} tensors differ by rounding alone"
         lines.append(
             f"{row['quantity']:<10} {row['difference']:<20.1e} {row['where']:<34.34} {row['allowed']:<9.0e} {verdict}"
         )
-    for found in report["built"][:8]:
+    for rank in report["built"][:8]:
         split = (
-            ", ".join(f"{count} over {axis}" for axis, count in found["split"].items() if axis != "experts")
-            or "nothing"
+            ", ".join(f"{count} over {axis}" for axis, count in rank["split"].items() if axis != "experts") or "nothing"
         )
-        stages = f", stages {found['stages']} of {found['schedule']}" if found["stages"] else ""
+        stages = f", stages {rank['stages']} of {rank['schedule']}" if rank["stages"] else ""
         lines.append(
-            f"rank {found['rank']:<5} {found['wrapper']}: holds {found['held']} of {found['parameters']}, split "
+            f"rank {rank['rank']:<5} {rank['wrapper']}: holds {rank['held']} of {rank['parameters']}, split "
             f"{split}{stages}"
         )
     lines += [f"note       {sentence}" for sentence in report.get("caveats", ())]
     lines += [f"because    {sentence}" for _, sentence in report.get("kinds", ())]
     if report["same"] and report.get("drawn"):
         lines.append(
-            f"note       the forward draws random numbers (of {', '.join(report['drawn'])}): other ones on another mesh"
+            f"note       the forward draws random numbers (of {', '.join(report['drawn'])}): different ones on another "
+            "mesh"
         )
     if "error" in report:
         lines.append(str(report["error"]))

@@ -13,17 +13,17 @@ from dtrain.secrets import screen
 
 
 def run(words: Sequence[str]) -> int:
-    """Words without `=` are the keys, or beginnings of keys, to explain; without any, all keys."""
+    """Words without `=` are the keys, or prefixes of keys, to explain; without any, all keys are shown."""
     keys = [word for word in words if "=" not in word and not word.startswith("-")]
     config = compose([word for word in words if word not in keys])
-    found = provenance.rows(config, resolve(config, detect()))
-    known = {".".join(row.key.split(".")[:end]) for row in found for end in range(1, row.key.count(".") + 2)}
+    rows = provenance.rows(config, resolve(config, detect()))
+    known = {".".join(row.key.split(".")[:end]) for row in rows for end in range(1, row.key.count(".") + 2)}
     problems = [
         f"{key} (command line): this run has no such value.{nearest(key, known)}" for key in keys if key not in known
     ]
     if problems:
         raise WordsError(*problems)
     screen.say(
-        provenance.table([row for row in found if not keys or any(f"{row.key}.".startswith(f"{key}.") for key in keys)])
+        provenance.table([row for row in rows if not keys or any(f"{row.key}.".startswith(f"{key}.") for key in keys)])
     )
     return 0

@@ -285,7 +285,7 @@ def test_a_comma_inside_a_call_parts_nothing(word: str, instead: str) -> None:
 
 
 def test_what_only_verify_reads_is_refused_where_it_is_typed(here: Path) -> None:
-    with pytest.raises(WordsError, match=r"verify.steps \(command line\): only verify looks at it"):
+    with pytest.raises(WordsError, match=r"verify.steps \(command line\): only verify uses it"):
         train.one(compose(["verify.steps=3", "out=x"]))
 
 

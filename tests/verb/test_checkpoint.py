@@ -135,10 +135,10 @@ def test_a_stray_commit_or_shard_beside_the_checkpoints_hides_none(
         (folder / "COMMIT.json").write_text("{}")
         shutil.copy(next(attempt.glob("*.safetensors")), folder)
     assert dtrain(capsys, "ls", f"out={out}")[1].count("valid") == 2
-    assert "2 looked at, 0 damaged" in dtrain(capsys, "verify", f"out={out}")[1]
+    assert "2 checked, 0 damaged" in dtrain(capsys, "verify", f"out={out}")[1]
     assert newest(out) == newest(attempt.parent) == newest(attempt) == attempt
     for place in (attempt.parent, attempt):
-        assert "1 looked at, 0 damaged" in dtrain(capsys, "verify", f"out={place}")[1]
+        assert "1 checked, 0 damaged" in dtrain(capsys, "verify", f"out={place}")[1]
 
 
 def test_verify_names_every_damaged_file(out: Path, capsys: pytest.CaptureFixture[str]) -> None:

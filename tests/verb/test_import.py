@@ -46,7 +46,7 @@ def test_to_writes_it_and_prints_the_lists(capsys: pytest.CaptureFixture[str], t
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     to = tmp_path / "mine.yaml"
     to.write_text("steps: 3\n")
-    with pytest.raises(WordsError, match="something else is there already"):
+    with pytest.raises(WordsError, match="another file is there already"):
         run([DS, f"to={to}"])
     assert to.read_text() == "steps: 3\n"
 
@@ -69,7 +69,7 @@ def test_as_says_whose_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Path)
         ([DS, "--as=deepspeed"], "Did you mean as?"),
         ([DS, "as=deepsped"], "Did you mean deepspeed?"),
         ([DS, "to="], "to= is empty"),
-        ([DS, "as=ray", "as=deepspeed"], "was said before"),
+        ([DS, "as=ray", "as=deepspeed"], "was given before"),
     ],
 )
 def test_wrong_words(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

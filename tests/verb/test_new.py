@@ -65,9 +65,9 @@ def test_nothing_of_the_template_is_left(project: Path) -> None:
     [
         ([], "new takes one name. Type dtrain new mypkg."),
         (["a", "b"], "new takes one name."),
-        (["my-pkg"], "a package has a name of letters, digits and _"),
-        (["class"], "a package has a name of letters"),
-        (["../moons"], "a package has a name of letters"),
+        (["my-pkg"], "a package name consists of letters, digits and _"),
+        (["class"], "a package name consists of letters"),
+        (["../moons"], "a package name consists of letters"),
         (["json"], "import json would find another package"),
         (["there"], "there is a there in this folder already"),
     ],

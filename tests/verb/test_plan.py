@@ -115,6 +115,6 @@ def test_a_plan_says_before_it_runs_code_of_others(
     ]
     assert main(["plan", *own]) == 0
     said = capsys.readouterr().err
-    assert said.index("note: this plan runs code of said_first") < said.index("IT RUNS")
+    assert said.index("note: planning runs code of said_first") < said.index("IT RUNS")
     assert main(["plan", "model=mlp", "data=synthetic", "objective=regression", "trust=[said_first]"]) == 0
     assert "runs code" not in capsys.readouterr().err, "a model of ours is known without running anything"

@@ -39,7 +39,7 @@ def test_recipes_of_this_folder_come_after_ours(here: Path, capsys: pytest.Captu
 
 def test_a_folder_or_url_can_be_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "a.yaml").write_text("steps: 5\n")
-    assert listed(capsys, ".") == "./a.yaml  (says nothing about itself)\n"
+    assert listed(capsys, ".") == "./a.yaml  (no description)\n"
     assert main(["recipes", "nothing"]) == 3
     assert "there is no .yaml file" in capsys.readouterr().err
     assert main(["recipes", "--all"]) == 2

@@ -67,7 +67,7 @@ def test_a_line_says_what_differs_and_what_is_shared_stands_once(
     made("sweep/b", lr=0.25)
     lines = shown(capsys, "runs")
     assert (
-        lines[0].startswith("all of them: ")
+        lines[0].startswith("all runs: ")
         and "model=mlp" in lines[0]
         and "data.samples=256" in lines[0]
         and "optim.lr" not in lines[0]
@@ -261,9 +261,9 @@ def test_rm_refuses_what_is_held_and_what_is_no_run(made: Callable[..., Path], m
     monkeypatch.setattr("sys.stdin", io.StringIO("yes\n"))
     with lease.hold(str(b)), pytest.raises(LeaseError, match="is being written by a run"):
         runs.run(["rm", "runs/a", "runs/b"])
-    with pytest.raises(WordsError, match="runs is no run"):
+    with pytest.raises(WordsError, match="runs is not a run"):
         runs.run(["rm", "runs"])
-    with pytest.raises(WordsError, match="which"):
+    with pytest.raises(WordsError, match="no run is named"):
         runs.run(["rm"])
     assert (a / "config.yaml").exists() and (b / "config.yaml").exists()
 
@@ -327,7 +327,7 @@ def test_a_sweep_ends_with_its_runs(
     [
         ((), {"eval_loss": 2.0, "eval_perplexity": 7.4}, ("eval_loss", 2.0)),
         (("checkpoint.best=eval_perplexity",), {"eval_loss": 2.0, "eval_perplexity": 7.4}, ("eval_perplexity", 7.4)),
-        ((), {}, ("loss of training (nothing is held out)", 3.0)),
+        ((), {}, ("training loss (no held-out data)", 3.0)),
     ],
 )
 def test_a_job_of_a_sweep_is_judged_by_what_was_held_out(

@@ -95,7 +95,7 @@ def test_what_was_not_expected_is_named(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(MINE.format(low=8))
     done = verify(tmp_path / "run", f"recipe={tmp_path}/mine.yaml", "strategy=ddp", "devices=2")
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "what was expected was not found" in done.stderr
+    assert "the expected figures were not reached" in done.stderr
     report = json.loads((tmp_path / "run" / "verify.json").read_text())
     assert not report["expected"] and report["same"], "and two ranks are held against one all the same"
 

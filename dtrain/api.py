@@ -1,4 +1,4 @@
-"""dtrain as a library: `run`, `plan` and `load`, with words and with objects of the caller.
+"""dtrain as a library: `run`, `plan` and `load`, with words and with the caller's own objects.
 
 import dtrain
 result = dtrain.run("steps=100", "strategy=ddp", "devices=2", model=Net, data=dataset, out="runs/a")
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from torch import nn
 
 ALONE = ("nodes=1", "devices=1", "strategy=single", "launcher=inline", "backend=gloo", "cluster=auto")
-"""Words for a model that is only read."""
+"""Words for loading a model without training."""
 PLACES = {"model": "model", "data": "data.dataset", "objective": "objective"}
-"""Argument -> where its `_target_` stands."""
+"""Argument -> the key whose `_target_` names it."""
 
 
 class PrintedPlan(Plan):
-    """A Plan that shows itself as `python -m dtrain plan` does, with the objects that `plan` was given."""
+    """A Plan that prints like `python -m dtrain plan`, with the objects that were passed to `plan`."""
 
     def __repr__(self) -> str:
         with giving(vars(self).get("_objects", {})):
@@ -48,20 +48,20 @@ class PrintedPlan(Plan):
 def run(
     *words: str, model: Any = None, data: Any = None, objective: Any = None, out: str | os.PathLike[str] | None = None
 ) -> Result:
-    """Train as `python -m dtrain <words>` does. One rank runs in this process; several are forked.
+    """Train as `python -m dtrain <words>` does. A single rank runs in this process; several ranks are forked.
 
-    `model`: a class or function that makes a `torch.nn.Module`, called with the `model.` words, or a module. `data`: a
-    map-style dataset, or what makes one. `objective`: as the `_target_` of objective=own. They may live anywhere: in a
-    script, a notebook cell, a function.
+    `model`: a `torch.nn.Module`, or a class or function that makes one, called with the `model.` words. `data`: a
+    map-style dataset, or a class or function that makes one. `objective`: an objective, or a class or function that
+    makes one. They may be defined anywhere: in a script, a notebook cell, a function.
 
-    Raises WordsError (the words are wrong), PreflightError (this machine cannot do it) or DtrainError (the training
+    Raises WordsError (the words are wrong), PreflightError (this machine cannot do it) or DtrainError (training
     failed).
     """
-    with _given(words, model, data, objective, out) as said:
+    with _given(words, model, data, objective, out) as all_words:
         os.environ[environment.BEGAN] = str(time.monotonic())
         try:
-            return one(compose(said))
-        except DtrainError as error:  # which quotes the caller's own line: not once more through all of dtrain
+            return one(compose(all_words))
+        except DtrainError as error:  # it quotes the caller's own line; without the traceback through dtrain
             raise error.with_traceback(None) from None
 
 
@@ -69,26 +69,26 @@ def plan(
     *words: str, model: Any = None, data: Any = None, objective: Any = None, out: str | os.PathLike[str] | None = None
 ) -> Plan:
     """The plan that `run` would follow; print it. Arguments and errors as for `run`."""
-    with _given(words, model, data, objective, out) as said:
-        decided = PrintedPlan(**vars(resolve(compose(said), detect())))
+    with _given(words, model, data, objective, out) as all_words:
+        decided = PrintedPlan(**vars(resolve(compose(all_words), detect())))
     vars(decided)["_objects"] = _unnamed(model=model, data=data, objective=objective)
     return decided
 
 
 def load(source: str | os.PathLike[str], *words: str, model: Any = None, data: Any = None) -> "nn.Module":
-    """The model of the run at URL `source`, or of one of its checkpoints: with the newest weights, whole, on the CPU,
-    in evaluation mode.
+    """The unsharded model of the run at URL `source`, or of one of its checkpoints: with the newest weights, on the
+    CPU, in evaluation mode.
 
-    `model`, `data`: as they were given to `run`; the data is read only where the model takes its sizes from it. Raises
-    StoreError when there is no checkpoint.
+    `model`, `data`: those that were passed to `run`; the data is read only if the model takes its sizes from it. Raises
+    StoreError if there is no checkpoint.
     """
     url = os.fspath(source)
     connect(words, url)
     root = url.split("/checkpoints/")[0]
     if not store.children(root):
         raise StoreError.during("find a checkpoint at", root, "nothing is there")
-    with _given(words, model, data, None, root) as said:
-        decided = resolve(compose([*said, *ALONE], run=root), detect())
+    with _given(words, model, data, None, root) as all_words:
+        decided = resolve(compose([*all_words, *ALONE], run=root), detect())
         from dtrain.evaluation.session import weights
 
         return weights(decided, url).eval()
@@ -98,47 +98,47 @@ def load(source: str | os.PathLike[str], *words: str, model: Any = None, data: A
 def _given(
     words: tuple[str, ...], model: Any, data: Any, objective: Any, out: str | os.PathLike[str] | None
 ) -> Iterator[list[str]]:
-    """The words, with those that name the objects: by their dotted names where every process can import them."""
-    things = {"model": model, "data": data, "objective": objective}
-    said, trusted = list(words), list[str]()
-    for name, thing in things.items():
-        if thing is None:
+    """The words, plus words that name the objects: by dotted names if every process can import them."""
+    objects = {"model": model, "data": data, "objective": objective}
+    all_words, trusted = list(words), list[str]()
+    for name, value in objects.items():
+        if value is None:
             continue
         if name == "data" and value_of(words, "data") is None:
-            said.append("data=dataset")
-        target = _importable(thing)
-        said.append(f"{PLACES[name]}._target_={target or 'dtrain.build.given'}")
+            all_words.append("data=dataset")
+        target = _importable(value)
+        all_words.append(f"{PLACES[name]}._target_={target or 'dtrain.build.given'}")
         if target:
             trusted.append(target.split(".")[0])
         else:
-            said.append(f"{PLACES[name]}.of={_label(name, thing)}")
+            all_words.append(f"{PLACES[name]}.of={_label(name, value)}")
     if trusted:
-        said.append(f"trust=[{','.join(dict.fromkeys([*_trusted(words), *trusted]))}]")
+        all_words.append(f"trust=[{','.join(dict.fromkeys([*_trusted(words), *trusted]))}]")
     if out is not None:
-        said.append(f"out={text(os.fspath(out))}")
-    with giving(_unnamed(**things)):
-        yield said
+        all_words.append(f"out={text(os.fspath(out))}")
+    with giving(_unnamed(**objects)):
+        yield all_words
 
 
-def _unnamed(**things: Any) -> dict[str, Any]:
-    """Those that only this process can hand to its ranks, as `dtrain.build.given` knows them."""
+def _unnamed(**objects: Any) -> dict[str, Any]:
+    """The objects that only this process can pass to its ranks, by their labels for `dtrain.build.given`."""
     return {
-        _label(name, thing): thing for name, thing in things.items() if thing is not None and not _importable(thing)
+        _label(name, value): value for name, value in objects.items() if value is not None and not _importable(value)
     }
 
 
-def _label(name: str, thing: Any) -> str:
-    """model.Net"""
-    return f"{name}.{getattr(thing, '__name__', type(thing).__name__).strip('<>')}"
+def _label(name: str, value: Any) -> str:
+    """A label such as model.Net."""
+    return f"{name}.{getattr(value, '__name__', type(value).__name__).strip('<>')}"
 
 
-def _importable(thing: Any) -> str:
-    """The dotted name by which any process finds a class or function; empty where there is none."""
-    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "")
+def _importable(value: Any) -> str:
+    """The dotted name by which any process can import a class or function; empty if there is none."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
     if not isinstance(module, str) or module == "__main__" or not name.isidentifier():
         return ""
     home = sys.modules.get(module)
-    return f"{module}.{name}" if home is not None and getattr(home, name, None) is thing and home.__file__ else ""
+    return f"{module}.{name}" if home is not None and getattr(home, name, None) is value and home.__file__ else ""
 
 
 def _trusted(words: tuple[str, ...]) -> list[str]:

@@ -1,7 +1,7 @@
-"""A part of the plan -> the object it names. The last check of trust: the object itself, not only its name.
+"""Builds the objects that the parts of a plan name. Makes the last check of trust: on the object, not only on its name.
 
-A caller of `dtrain.run` may give objects of its own process, which have no name that another process could import:
-their parts name `dtrain.build.given`.
+A caller of `dtrain.run` may pass objects that no other process could import by name; their parts name
+`dtrain.build.given`.
 """
 
 import contextlib
@@ -18,15 +18,15 @@ from dtrain.planned import Part
 from dtrain.storage import hub
 
 _trusted: Collection[str] | None = None
-"""Packages that the user trusts, while a plan is run; None: nobody has said, and every name is taken."""
+"""Packages that the user trusts while a plan is run; None: not set, and every name is allowed."""
 
 _given: dict[str, Any] = {}
-"""Objects of the caller of `dtrain.run`, by the name of their part; ranks that are forked from it have them too."""
+"""Objects that the caller of `dtrain.run` passed, by the name of their part; forked ranks inherit them."""
 
 
 @contextlib.contextmanager
 def giving(objects: Mapping[str, Any]) -> Iterator[None]:
-    """Inside, `given` finds these objects."""
+    """A context in which `given` returns these objects."""
     before = dict(_given)
     _given.update(objects)
     try:
@@ -41,20 +41,20 @@ def has_given() -> bool:
 
 
 def given(*, of: str, **arguments: Any) -> Any:
-    """The object that the caller of `dtrain.run` gave as `of`; a class or a function is called with `arguments`.
+    """The object that the caller of `dtrain.run` passed as `of`; a class or function is called with `arguments`.
 
-    Raises WordsError in a process that was given none.
+    Raises WordsError in a process that does not have it.
     """
     if of not in _given:
         name = of.partition(".")[0]
-        raise WordsError(f"{name}: {of} was given by a call of dtrain.run(..., {name}=...). Call it again.")
+        raise WordsError(f"{name}: {of} was passed to dtrain.run(..., {name}=...). Call that again.")
     thing = _given[of]
     return thing(**arguments) if inspect.isclass(thing) or inspect.isroutine(thing) else thing
 
 
 @contextlib.contextmanager
 def trusting(packages: Collection[str]) -> Iterator[None]:
-    """Inside, only what dtrain, torch and these packages hold is found, whatever name it goes by."""
+    """A context in which only objects of dtrain, torch and these packages can be located, whatever their names."""
     global _trusted
     before, _trusted = _trusted, packages
     if packages:
@@ -66,11 +66,11 @@ def trusting(packages: Collection[str]) -> Iterator[None]:
 
 
 def build(part: Part, kind: Any = None, /, **given: Any) -> Any:
-    """Call the part's `_target_` with its arguments and `given`; nested parts are built first, functions that its word
-    `calls` are left to it.
+    """Call the part's `_target_` with its arguments and `given`. Nested parts are built first, except functions that
+    the target itself `calls`, as its facts state.
 
-    Raises WordsError when the target cannot be imported, does not take the arguments, or lacks what the protocol `kind`
-    has.
+    Raises WordsError if the target cannot be imported, does not take the arguments, or lacks a member of the protocol
+    `kind`.
     """
     target, misfit = locate(str(part["_target_"])), None
     called = about(part).get("calls", ())
@@ -83,8 +83,8 @@ def build(part: Part, kind: Any = None, /, **given: Any) -> Any:
     try:
         _signature(target).bind(**arguments)
     except TypeError as error:
-        misfit = error  # of a signature that may not tell all: configs of transformers take more than theirs says
-    except ValueError:  # builtins without a signature judge their arguments themselves
+        misfit = error  # the signature may be incomplete: configs of transformers take more than theirs says
+    except ValueError:  # builtins without a signature check their arguments themselves
         pass
     try:
         made = target(**arguments)
@@ -101,8 +101,8 @@ def build(part: Part, kind: Any = None, /, **given: Any) -> Any:
     if lacking:
         group = kind.__module__.removeprefix("dtrain.")
         raise WordsError(
-            f"{part['_target_']} gives a {type(made).__name__} without {', '.join(lacking)}. "
-            f"A part of {group} has {', '.join(_members(kind))}. Type dtrain {group} --help."
+            f"{part['_target_']} returned a {type(made).__name__} without {', '.join(lacking)}. "
+            f"A part of {group} needs {', '.join(_members(kind))}. Type dtrain {group} --help."
         )
     return made
 
@@ -117,14 +117,13 @@ def _signature(target: Any) -> inspect.Signature:
 
 
 def _members(kind: Any) -> list[str]:
-    """The names that a protocol asks for."""
+    """The names of the members of a protocol."""
     own = [*vars(kind), *vars(kind).get("__annotations__", ())] if kind else []
     return [name for name in own if name[0] != "_" or name == "__call__"]
 
 
 def locate(name: str) -> Any:
-    """The object behind a dotted name, when it lives in the package that the name begins with, or in another one that
-    is trusted.
+    """The object with a dotted name, which must live in the package that the name begins with, or in a trusted one.
 
     `mypkg.os.system` is not mypkg's, `torch.nn.modules.os` not torch's. Raises WordsError.
     """
@@ -134,13 +133,13 @@ def locate(name: str) -> Any:
             f"{name}: {package} is not trusted to run code. Type trust=[{package}] if you know what it does."
         )
     try:
-        found: Any = importlib.import_module(path)
+        target: Any = importlib.import_module(path)
         for attribute in rest:
             path = f"{path}.{attribute}"
-            found = (
+            target = (
                 importlib.import_module(path)
-                if inspect.ismodule(found) and not hasattr(found, attribute)
-                else getattr(found, attribute)
+                if inspect.ismodule(target) and not hasattr(target, attribute)
+                else getattr(target, attribute)
             )
     except (ImportError, AttributeError) as error:
         if isinstance(error, AttributeError) or (
@@ -150,30 +149,30 @@ def locate(name: str) -> Any:
         raise WordsError(
             f"{name}: cannot be imported: {error}. Is the package installed, or in this folder?"
         ) from error
-    if not callable(found):
-        raise WordsError(f"{name}: is a {type(found).__name__}, not a class or a function.")
-    whole = found
-    while isinstance(whole, functools.partial):  # it is where what it calls is
-        whole = whole.func
-    home = str(getattr(whole, "__module__", None) or type(whole).__module__)
+    if not callable(target):
+        raise WordsError(f"{name} is a {type(target).__name__}, not a class or a function.")
+    function = target
+    while isinstance(function, functools.partial):
+        function = function.func
+    home = str(getattr(function, "__module__", None) or type(function).__module__)
     if not (f"{home}.".startswith(f"{package}.") or _is_trusted(f"{home}.")):
         raise WordsError(
             f"{name}: leads out of {package}, to {home}. Type trust=[{home.split('.')[0]}] if you know what it does."
         )
-    if package == "torch" and not _is_trusted(name) and not _is_shown_by_torch(found):
+    if package == "torch" and not _is_trusted(name) and not _is_public_in_torch(target):
         raise WordsError(
             f"{name}: of torch, only the classes of torch.nn and torch.optim may run. Type trust=[torch] if you know "
             "what it does."
         )
-    return found
+    return target
 
 
 def _is_trusted(name: str) -> bool:
     return any(name.startswith(f"{package}.") for package in _trusted or ())
 
 
-def _is_shown_by_torch(found: Any) -> bool:
-    """Whether it is, as an object, one of the modules, optimizers and schedules that torch.nn and torch.optim show."""
+def _is_public_in_torch(target: Any) -> bool:
+    """Whether the object itself is one of the public modules, optimizers and schedules of torch.nn and torch.optim."""
     import torch
 
     kinds = {
@@ -181,8 +180,8 @@ def _is_shown_by_torch(found: Any) -> bool:
         torch.optim: torch.optim.Optimizer,
         torch.optim.lr_scheduler: torch.optim.lr_scheduler.LRScheduler,
     }
-    return inspect.isclass(found) and any(
-        issubclass(found, kind) and getattr(space, found.__name__, None) is found for space, kind in kinds.items()
+    return inspect.isclass(target) and any(
+        issubclass(target, kind) and getattr(space, target.__name__, None) is target for space, kind in kinds.items()
     )
 
 
@@ -204,6 +203,6 @@ def _nested(value: Any) -> Any:
         return secrets.opened(value)
     except KeyError as error:
         raise WordsError(
-            f"{error.args[0]}: this process was not told the secret. A node that joins needs the DTRAIN_SECRET of the "
-            "run."
+            f"{error.args[0]}: this process does not have the secret. A node that joins needs the DTRAIN_SECRET of "
+            "the run."
         ) from None

@@ -1,14 +1,14 @@
-"""Every way a run can be refused or fail, and the exit code each one means.
+"""Every way in which a run can be refused or fail, and its exit code.
 
     DtrainError            1   training failed
-    ├── WordsError         2   the words were wrong; carries every problem found, not the first
+    ├── WordsError         2   the words are wrong; lists every problem, not only the first
     └── PreflightError     3   storage, devices or ports are not as the plan needs them
-        └── StoreError     3   one storage operation on one URL
+        └── StoreError     3   one storage operation on one URL failed
             ├── LeaseError 3   another run writes under the same `out`
-            └── MovedError 3   other storage came to the place of `out`
-    RankError              1   a rank raised; carries the first failing rank's traceback
+            └── MovedError 3   other storage was mounted at `out`
+    RankError              1   a rank failed; carries the traceback of the first rank that failed
 
-0 is done, 75 preempted (run me again), 130 interrupted: see `dtrain.result.Result.exit_code`.
+0 is done, 75 preempted (run it again), 130 interrupted: see `dtrain.result.Result.exit_code`.
 """
 
 import errno
@@ -20,16 +20,16 @@ from typing import Any, Self
 from dtrain.secrets import masked
 
 HELP = {
-    errno.EMFILE: "ulimit -n has the number of open files",
-    errno.ENFILE: "fs.file-max has the number of open files of this host",
-    errno.EAGAIN: "ulimit -u and the control group have the number of processes and threads",
-    errno.ENOSPC: "free room there, or inodes",
+    errno.EMFILE: "raise the number of open files: ulimit -n",
+    errno.ENFILE: "raise the number of open files of this host: fs.file-max",
+    errno.EAGAIN: "raise the number of processes and threads: ulimit -u, and the control group",
+    errno.ENOSPC: "free space there, or inodes",
 }
-"""Error number -> the limit that was hit."""
+"""Error number -> the fix for the user."""
 
 
 class DtrainError(Exception):
-    """Base of all errors meant for the user: printed as one message, never as a traceback, and never with a secret."""
+    """Base of all errors for the user: printed as one message without a traceback and without secrets."""
 
     exit_code = 1
     facts: Mapping[str, Any] = MappingProxyType({})
@@ -40,7 +40,7 @@ class DtrainError(Exception):
 
 
 class WordsError(DtrainError):
-    """The words cannot become a plan. `problems` holds one sentence per mistake, all found at once."""
+    """The words cannot become a plan. `problems` has a sentence for every mistake."""
 
     exit_code = 2
 
@@ -50,9 +50,7 @@ class WordsError(DtrainError):
 
 
 class PreflightError(DtrainError):
-    """Something that the plan needs is missing: a device, a file, a place to write. `problems` holds one sentence for
-    each.
-    """
+    """The plan needs something that is missing: a device, a file, writable storage. `problems`: a sentence for each."""
 
     exit_code = 3
 
@@ -62,11 +60,11 @@ class PreflightError(DtrainError):
 
 
 class StoreError(PreflightError):
-    """A storage operation failed: says in one line the URL, the operation, the cause and what to type."""
+    """A storage operation failed. The message names the operation, the URL, the cause and, if known, the fix."""
 
     kind = "other"
-    """missing, exists, odd (a folder, or no file at all, has its name), denied, full, package, busy (was tried again
-    until patience ended) or other.
+    """missing, exists, odd (a folder, or something else that is not a file, has the name), denied, full, package, busy
+    (retried until patience ended) or other.
     """
 
     @classmethod
@@ -82,8 +80,8 @@ class LeaseError(StoreError):
 
 
 class MovedError(StoreError):
-    """Other storage has come to the place of `out`, on which this run has done more steps than this start of it: what a
-    later start goes on from.
+    """Other storage was mounted at `out`, with more steps of this run than this start has done; a later start continues
+    from there.
     """
 
 
@@ -92,7 +90,7 @@ class RankError(DtrainError):
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """` Did you mean strategy=fsdp?`, or all that is allowed when nothing is near."""
+    """A hint such as ` Did you mean strategy=fsdp?`, or all allowed words if none is similar."""
     names = sorted(allowed)
     plain = {name.lower(): name for name in names}
     near = get_close_matches(word.lower(), plain, n=1, cutoff=0.6)
@@ -100,7 +98,7 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
 
 
 def why(error: OSError) -> str:
-    """The system's message in words, with the file it is about, and what may help."""
+    """The system's message, the file it is about, and a possible fix."""
     text = (error.strerror or str(error)).split(" (while attempting")[0]
     where = f" {error.filename}" if error.filename else ""
     limit = HELP.get(error.errno or 0)

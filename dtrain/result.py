@@ -17,16 +17,16 @@ SHAPE = {
     "versions?": Each(TEXT, named=True),
     "reason?": TEXT, "peak_bytes?": Optional(COUNT),
 }  # fmt: skip
-"""Of result.json."""
+"""The structure of result.json."""
 OF_THE_MACHINE = ("step_seconds", "samples_per_second", "tokens_per_second", "mfu", "peak_bytes")
-"""Columns of metrics.jsonl that tell how fast the run was and what it took: the same words give other numbers."""
+"""Columns of metrics.jsonl about speed and memory, which differ between runs of the same words."""
 EXIT_CODES: dict[Status, int] = {"finished": 0, "stopped": 0, "interrupted": 130, "preempted": 75, "spiked": 1}
 
 
 @dataclass(frozen=True)
 class Result:
-    """`loss` is the mean over the last step's batch; `metrics` holds the last evaluation (held-out data) or a verb's
-    answer.
+    """The result of a run. `loss` is the mean over the last step's batch; `metrics` are those of the last evaluation,
+    or the result of a command such as `generate`.
     """
 
     status: Status
@@ -36,9 +36,9 @@ class Result:
     metrics: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     reason: str = ""
-    """Why it stopped, for a person."""
+    """Why the run stopped, as a message."""
     peak_bytes: int | None = None
-    """The most memory that rank 0 had: of its device, or of its process on the CPU."""
+    """Peak memory of rank 0: of its GPU, or of its process on the CPU."""
 
     @property
     def exit_code(self) -> int:
@@ -50,49 +50,47 @@ class Result:
 
 @cache
 def _versions() -> dict[str, str]:
-    from importlib.metadata import (
-        PackageNotFoundError,
-        version,
-    )  # not at the top: `dtrain plan` answers in half a second
+    # not at the top, because `dtrain plan` must answer in half a second
+    from importlib.metadata import PackageNotFoundError, version
 
-    found = {"python": platform.python_version()}
+    numbers = {"python": platform.python_version()}
     for package in ("dtrain", "torch", "numpy", "hydra-core"):
         try:
-            found[package] = version(package)
+            numbers[package] = version(package)
         except PackageNotFoundError:  # a plain checkout is not installed
-            found[package] = "checkout"
-    return found
+            numbers[package] = "checkout"
+    return numbers
 
 
 def versions() -> dict[str, str]:
-    """Of what decides the numbers."""
+    """Versions of the packages and the code that determine the results."""
     return _versions() | ({"code": os.environ[CODE]} if os.environ.get(CODE) else {})
 
 
 def note_code() -> None:
-    """Keep for `versions`, here and in the ranks, which commit this folder is at: `3f786850e387`, `-dirty` where files
+    """Record the commit of this folder for `versions`, here and in the ranks: `3f786850e387`, plus `-dirty` if files
     were changed since.
 
-    Nothing is kept where git does not know the folder, or does not answer in time. No hook and no file monitor of the
-    folder's is run.
+    Records nothing if the folder is not in git or git does not answer in time. Runs no hook and no file monitor of the
+    folder.
     """
     quiet = ("--no-optional-locks", "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false")
     os.environ.pop(CODE, None)
     try:
-        said = subprocess.run(
+        answer = subprocess.run(
             ["git", *quiet, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
             capture_output=True,
             text=True,
             timeout=2,
             check=True,
         )
-        os.environ[CODE] = said.stdout.strip()
+        os.environ[CODE] = answer.stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return
 
 
 def peak_bytes(device: str) -> int:
-    """The most memory this process has had so far, of its `cuda` device or of its own."""
+    """Peak memory of this process so far, on its GPU (`cuda`) or on the host."""
     if device == "cuda":
         import torch
 

@@ -121,7 +121,7 @@ def test_what_cannot_be_imported_is_asked_for_again(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", use], cwd=tmp_path, env=environment(), capture_output=True, check=True)
     ran = commands.run("recipe=a/config.yaml", "out=b", cwd=tmp_path, env=environment())
     assert ran.returncode == 2
-    assert "data.Sums was given by a call of dtrain.run(..., data=...). Call it again." in ran.stderr
+    assert "data.Sums was passed to dtrain.run(..., data=...). Call that again." in ran.stderr
 
 
 def test_the_import_is_light() -> None:

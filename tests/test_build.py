@@ -105,7 +105,7 @@ def test_a_partial_is_where_what_it_calls_is(tmp_path: Path, monkeypatch: pytest
     assert build({"_target_": "presets.preset", "a": 1}) == 3
     with pytest.raises(WordsError, match="leads out of presets, to os"):
         locate("presets.bad")
-    with pytest.raises(WordsError, match=r"presets\.number: is a int, not a class or a function"):
+    with pytest.raises(WordsError, match=r"presets\.number is a int, not a class or a function"):
         locate("presets.number")
 
 
@@ -162,7 +162,7 @@ def test_a_function_that_is_called_later_is_left_as_it_is() -> None:
     [
         (
             "objective._target_=wrong_parts.Unfinished data.task=regression",
-            "gives a Unfinished without unit, count, inputs. A part of objective has unit, count, inputs, loss",
+            "returned a Unfinished without unit, count, inputs. A part of objective needs unit, count, inputs, loss",
         ),
         (
             "objective._target_=wrong_parts.BareTensor data.task=regression",
@@ -174,16 +174,16 @@ def test_a_function_that_is_called_later_is_left_as_it_is() -> None:
         ),
         (
             "schedule._target_=wrong_parts.factors",
-            "wrong_parts.factors gives a function without factor. A part of schedule has factor. Type dtrain schedule --help.",
+            "wrong_parts.factors returned a function without factor. A part of schedule needs factor. Type dtrain schedule --help.",
         ),
-        ("optim._target_=wrong_parts.weights", "wrong_parts.weights gives a list without"),
+        ("optim._target_=wrong_parts.weights", "wrong_parts.weights returned a list without"),
         (
             "logger.mine._target_=wrong_parts.Mute",
-            "gives a Mute without note, close. A part of logger has log, note, close",
+            "returned a Mute without note, close. A part of logger needs log, note, close",
         ),
         (
             "hook.mine._target_=wrong_parts.Timeless",
-            "gives a Timeless without every. A part of hook has every, __call__",
+            "returned a Timeless without every. A part of hook needs every, __call__",
         ),
     ],
 )

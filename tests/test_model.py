@@ -40,7 +40,7 @@ def test_odd_parameters_train_as_in_one_process(model: str, words: str, strategy
     if strategy == "fsdp" and model in ("Complex", "Mixed"):
         with pytest.raises(
             RankFailed,
-            match=r"strategy=fsdp: spectrum holds complex numbers|inner.*are gathered together and differ in type",
+            match=r"strategy=fsdp: spectrum holds complex numbers|inner.*are gathered together but have different dtypes",
         ):
             trained(split, tmp_path / "split")
         return

@@ -1,5 +1,5 @@
-"""How the data axes hold state. All strategies average gradients over the data-parallel ranks, so the step treats them
-alike.
+"""How the data-parallel axes hold state. All strategies average gradients over the data-parallel ranks, so the training
+step treats them alike.
 """
 
 from contextlib import AbstractContextManager
@@ -12,7 +12,7 @@ from dtrain.precision import Precision
 
 
 class Strategy(Protocol):
-    """Its word states in `_about_` which mesh axis absorbs the ranks that nobody assigned (`fill`)."""
+    """A strategy; its YAML states in `_about_` which mesh axis absorbs unassigned ranks (`fill`)."""
 
     @property
     def holds(self) -> Literal["shards", "copies"]:
@@ -21,26 +21,24 @@ class Strategy(Protocol):
 
     @property
     def offload(self) -> Literal["none", "cpu"]:
-        """Where parameters and optimizer state lie between two uses."""
+        """Where parameters and optimizer state are kept between uses."""
         ...
 
     def shard(self, model: nn.Module, mesh: Mesh, precision: Precision) -> None:
-        """Split the parameters in place, of a model or of one stage of a pipeline; it may still be on the meta
-        device.
-        """
+        """Split the parameters of a model, or of a pipeline stage, in place; it may still be on the meta device."""
         ...
 
     def wrap(self, model: nn.Module, mesh: Mesh) -> nn.Module:
-        """The module to call; runs once the weights exist. Of a pipeline, whose stages are called, only its effect
-        counts.
+        """The module to call; runs once the weights exist. The result is not used for a pipeline, whose stages are
+        called instead.
         """
         ...
 
     def sync(self, model: nn.Module, last: bool) -> AbstractContextManager[list[nn.Parameter] | None]:
-        """Around a forward and backward of what `wrap` returned, or around all of a pipeline; gradients cross ranks
-        only in the `last`.
+        """A context for a forward and backward of the wrapped module, or for a step of a pipeline; gradients are
+        reduced only in the `last` one of a step.
 
-        All ranks average the same parameters. Where gradients crossed ranks, the list holds those for which this rank
-        had none when it ends.
+        All ranks average the same parameters. If gradients were reduced, the list has at the end the parameters for
+        which this rank had no gradient.
         """
         ...

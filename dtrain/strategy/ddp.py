@@ -1,7 +1,7 @@
-"""Every rank holds everything; gradients are averaged in buckets while the backward runs (arXiv 2006.15704).
+"""Every rank holds a full copy; gradients are averaged in buckets during the backward (arXiv 2006.15704).
 
-Beside pp, tp or ep they are averaged after it: DistributedDataParallel around the stages of a pipeline fails an
-assertion or is wrong without a word (https://github.com/pytorch/torchtitan/issues/577), and it takes no sharded
+With pp, tp or ep they are averaged after the backward: DistributedDataParallel around pipeline stages fails an
+assertion or is silently wrong (https://github.com/pytorch/torchtitan/issues/577), and it does not take sharded
 parameters.
 """
 
@@ -23,13 +23,13 @@ from dtrain.model.moe import Experts
 from dtrain.precision import Precision
 from dtrain.strategy.units import EXPERTS, Order
 
-# strides of dims of size 1 differ from those of the bucket, in depthwise convolutions: nothing that a user could mend
+# in depthwise convolutions, strides of dims of size 1 differ from the bucket's: users can do nothing about it
 warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
 
 
 @dataclass(frozen=True)
 class DDP:
-    """`bucket_mb` in MiB of gradients per all-reduce."""
+    """DistributedDataParallel. `bucket_mb`: MiB of gradients per all-reduce."""
 
     bucket_mb: float
     holds: ClassVar[Literal["copies"]] = "copies"
@@ -37,7 +37,7 @@ class DDP:
     _afterwards: list[tuple[list[nn.Parameter], dist.ProcessGroup, int]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
-    """(parameters, the ranks that hold the same, by what their sum is divided)."""
+    """Parameters to average after the backward: (parameters, the ranks with copies of them, divisor of their sum)."""
     _orders: list[Order] = field(default_factory=list, init=False, repr=False, compare=False)
     _trained: list[nn.Parameter] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -54,11 +54,11 @@ class DDP:
                 if mesh.shape.ep > 1
                 else set()
             )
-            alike = mesh.axis("expert_shard", view="experts").get_group() if experts else mesh.group("batch")
+            copies = mesh.axis("expert_shard", view="experts").get_group() if experts else mesh.group("batch")
             self._afterwards.append(
                 ([p for p in trained if id(p) not in experts], mesh.group("batch"), mesh.batch_ranks)
             )
-            self._afterwards.append(([p for p in trained if id(p) in experts], alike, mesh.batch_ranks))
+            self._afterwards.append(([p for p in trained if id(p) in experts], copies, mesh.batch_ranks))
             if experts and mesh.shape.pp == 1:
                 self._orders.append(order := Order(model, mesh.group("batch"), EXPERTS))
                 for name, module in model.named_modules():
@@ -67,9 +67,7 @@ class DDP:
             return model
         self._trained.extend(trained)
         wrapped = DistributedDataParallel(model, bucket_cap_mb=self.bucket_mb, gradient_as_bucket_view=True)
-        wrapped.broadcast_buffers = (
-            False  # under every strategy they are made alike after the step (dtrain/loop/agreement.py)
-        )
+        wrapped.broadcast_buffers = False  # dtrain/loop/agreement.py synchronises them after the step
         return wrapped
 
     def sync(self, model: nn.Module, last: bool) -> AbstractContextManager[list[nn.Parameter] | None]:
@@ -90,8 +88,8 @@ class DDP:
 
     @contextmanager
     def _complete(self) -> Iterator[list[nn.Parameter]]:
-        """Every bucket is sent, also those with parameters that this rank's samples did not reach: zeros stand in for
-        their gradients.
+        """Reduce every bucket, including those with parameters that this rank's samples did not reach: their gradients
+        are zeros.
         """
         before = [
             (parameter.grad, -1 if parameter.grad is None else parameter.grad._version) for parameter in self._trained
@@ -99,23 +97,23 @@ class DDP:
         missing: list[nn.Parameter] = []
         yield missing
         missing += [parameter for parameter in self._trained if parameter.grad is None]
-        silent = [
+        unreached = [
             p
             for p, (was, version) in zip(self._trained, before, strict=True)
             if p.grad is was and (was is None or was._version == version)
         ]
-        if silent:
-            torch.autograd.backward(silent, [torch.zeros_like(parameter) for parameter in silent])
+        if unreached:
+            torch.autograd.backward(unreached, [torch.zeros_like(parameter) for parameter in unreached])
 
 
 @torch.no_grad()
 def average(
     parameters: list[nn.Parameter], group: dist.ProcessGroup, divisor: int, *, bucket: int
 ) -> list[nn.Parameter]:
-    """Sum gradients over `group` and divide them, in place, in all-reduces of about `bucket` bytes, two at a time; one
-    that is missing counts as zero, and is returned.
+    """Sum gradients over `group` and divide them, in place, in all-reduces of about `bucket` bytes, two at a time.
+    Returns the parameters without a gradient, which count as zero.
 
-    Gradients of what tensor parallelism left whole may be parts of a sum over tp: they are added up first.
+    Parameters that tensor parallelism replicates may have partial gradients, which are first summed over tp.
     """
     pieces: dict[torch.dtype, list[Tensor]] = {}
     missing = [parameter for parameter in parameters if parameter.grad is None]
@@ -133,32 +131,32 @@ def average(
         if divisor > 1:
             torch._foreach_div_([piece for same in pieces.values() for piece in same], divisor)
         return missing
-    crossing: tuple[dist.Work, Tensor, list[Tensor]] | None = None
+    in_flight: tuple[dist.Work, Tensor, list[Tensor]] | None = None
     for some in (some for same in pieces.values() for some in _buckets(same, bucket)):
         flat = torch.cat([piece.flatten() for piece in some])
         work = dist.all_reduce(flat, group=group, async_op=True)
-        _put_back(crossing, divisor)
-        crossing = work, flat, some
-    _put_back(crossing, divisor)
+        _put_back(in_flight, divisor)
+        in_flight = work, flat, some
+    _put_back(in_flight, divisor)
     return missing
 
 
-def _put_back(crossing: tuple[dist.Work, Tensor, list[Tensor]] | None, divisor: int) -> None:
-    """The reduced bucket; the next one is on its way meanwhile."""
-    if crossing:
-        work, flat, some = crossing
+def _put_back(in_flight: tuple[dist.Work, Tensor, list[Tensor]] | None, divisor: int) -> None:
+    """Wait for a bucket and copy it back; the next one is reduced meanwhile."""
+    if in_flight:
+        work, flat, some = in_flight
         work.wait()
         parts = flat.div_(divisor).split([piece.numel() for piece in some])
         torch._foreach_copy_(some, [part.view_as(piece) for part, piece in zip(parts, some, strict=True)])
 
 
 def _buckets(pieces: list[Tensor], size: int) -> Iterator[list[Tensor]]:
-    some, held = list[Tensor](), 0
+    some, filled = list[Tensor](), 0
     for piece in pieces:
         some.append(piece)
-        held += piece.nbytes
-        if held >= size:
+        filled += piece.nbytes
+        if filled >= size:
             yield some
-            some, held = [], 0
+            some, filled = [], 0
     if some:
         yield some

@@ -23,7 +23,7 @@ from dtrain.strategy.ddp import average
 from dtrain.strategy.outputs import restore, show
 from dtrain.strategy.units import Order, gather_first, take_part
 
-# logits gathered by tensor parallelism are views; nothing here changes an output in place
+# logits gathered by tensor parallelism are views; dtrain changes no output in place
 warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view tensor")
 
 RESHARD = ("forward", "never")
@@ -33,11 +33,12 @@ REDUCE = ("last", "every")
 
 @dataclass(frozen=True)
 class FSDP:
-    """`reshard`: `forward` frees gathered parameters after the forward, `never` keeps them for the backward, as every
-    pipeline does: a schedule that splits the backward in two would lose gradients. `offload`: between two uses
-    parameters, gradients and optimizer state lie on the device or, for the price of copies, in the memory of the CPU.
-    `reduce`: gradients cross ranks in the last microbatch of a step or in every one, after which a rank keeps its shard
-    alone.
+    """Fully sharded data parallelism (FSDP2).
+
+    `reshard`: `forward` frees gathered parameters after the forward; `never` keeps them for the backward. Pipelines
+    always keep them, because a schedule that splits the backward in two would lose gradients. `offload`: between uses,
+    parameters, gradients and optimizer state stay on the device or, at the cost of copies, in CPU memory. `reduce`:
+    gradients are reduced in the last microbatch of a step, or in every one, after which a rank keeps only its shard.
     """
 
     reshard: str
@@ -57,7 +58,7 @@ class FSDP:
                 raise WordsError(f"strategy.{name}={value}: allowed are {' and '.join(allowed)}.")
 
     _whole: list[nn.Parameter] = field(default_factory=list, init=False, repr=False, compare=False)
-    """Those without dims, of which every rank holds a copy, and the ranks that average their gradients."""
+    """Parameters without dims, of which every rank holds a copy; `_ranks` average their gradients."""
     _ranks: list[dist.ProcessGroup] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def shard(self, model: nn.Module, mesh: Mesh, precision: Precision) -> None:
@@ -79,37 +80,37 @@ class FSDP:
 
     @contextmanager
     def sync(self, model: nn.Module, last: bool) -> Iterator[list[nn.Parameter] | None]:
-        crossing = last or self.reduce == "every"
-        if isinstance(model, FSDPModule):  # else a pipeline, whose schedule says it to each stage
-            model.set_requires_gradient_sync(crossing)
+        reducing = last or self.reduce == "every"
+        if isinstance(model, FSDPModule):  # else a pipeline, whose schedule tells each stage
+            model.set_requires_gradient_sync(reducing)
             model.set_is_last_backward(last)
             model.set_reshard_after_backward(last or self.reshard == "forward")
         missing: list[nn.Parameter] = []
         self._reached.clear()
-        yield missing if crossing else None
+        yield missing if reducing else None
         missing += [parameter for parameter, reached in self._reached.items() if not reached]
         for order in self._orders:
             order.end()
         if last and self._whole:
             (group,) = self._ranks
             missing += average(self._whole, group, group.size(), bucket=2**25)
-        elif crossing:
+        elif reducing:
             missing += [parameter for parameter in self._whole if parameter.grad is None]
 
 
 def shard_blocks(model: nn.Module, mesh: Mesh, precision: Precision, *, again: bool, offload: str) -> None:
-    """Experts, then every block, then the head, then what is left with the root. `again`: gather for the backward once
-    more.
+    """Shard experts, then every block, then the head, then the rest with the root. `again`: free gathered parameters
+    after the forward, and gather them again for the backward.
 
-    The gradients of the head are the first in the backward: by itself it is reduced and freed while the blocks go on,
-    with the root it would wait for the end (as torchtitan groups them,
+    The head has the first gradients of the backward. As a unit of its own it is reduced and freed during the backward
+    of the blocks; with the root it would wait for the end (torchtitan groups them the same way,
     https://github.com/pytorch/torchtitan/blob/main/torchtitan/models/llama3/parallelize.py). Parameters without dims
-    stay whole. Raises WordsError for one of complex numbers, or of another type than those it would be gathered with.
+    are not sharded. Raises WordsError for complex parameters, and for different dtypes in a unit.
     """
     for name, parameter in model.named_parameters():
         if parameter.ndim == 0 and offload == "cpu" and mesh.device.type != "cpu":
             raise WordsError(
-                f"strategy.offload=cpu: {name} has no dims, and stays on the device. Give it the shape [1], or type "
+                f"strategy.offload=cpu: {name} has no dims, so it stays on the device. Give it the shape [1], or type "
                 "strategy.offload=none."
             )
         if parameter.is_complex():
@@ -131,21 +132,18 @@ def shard_blocks(model: nn.Module, mesh: Mesh, precision: Precision, *, again: b
             offload_policy=offloading,
         )
         assert isinstance(experts, FSDPModule)
-        # tokens of all ranks came to the expert: its gradient is a sum over them already
+        # an expert gets the tokens of all ranks, so its gradient is already a sum over them
         experts.set_gradient_divide_factor(float(mesh.batch_ranks))
         if mesh.device.type == "cpu" and mesh.batch_ranks > mesh.shape.ep:
-            experts.set_force_sum_reduction_for_comms(
-                True
-            )  # gloo has no PREMUL_SUM; alone, an expert's gradient is divided without it
-    listed = _apart(dict.fromkeys(blocks(model)))
+            # gloo has no PREMUL_SUM; with one rank per expert, FSDP2 divides without it
+            experts.set_force_sum_reduction_for_comms(True)
+    listed = _untied(dict.fromkeys(blocks(model)))
     head = head_of(model)
-    apart = {
-        parameter for parameter in model.parameters() if not parameter.numel() or not parameter.ndim
-    }  # nothing to shard
+    ignored = {parameter for parameter in model.parameters() if not parameter.numel() or not parameter.ndim}
     units = [*listed, *([head] if head else []), model]
     _check_types(units)
     for module in units:
-        free = again and module in listed[:-1]  # the last block, the head and the root are wanted again at once
+        free = again and module in listed[:-1]  # the backward needs the last block, the head and the root at once
         module.register_forward_hook(show)
         fully_shard(
             module,
@@ -153,13 +151,13 @@ def shard_blocks(model: nn.Module, mesh: Mesh, precision: Precision, *, again: b
             mp_policy=policy,
             reshard_after_forward=free,
             offload_policy=offloading,
-            ignored_params=apart,
+            ignored_params=ignored,
         )
         module.register_forward_hook(restore)
 
 
-def _apart(listed: Iterable[nn.Module]) -> list[nn.Module]:
-    """Those blocks that share no weight with another one: what they share is gathered with the root."""
+def _untied(listed: Iterable[nn.Module]) -> list[nn.Module]:
+    """The blocks that share no weight with another block; those that do are gathered with the root."""
     owners = Counter(id(parameter) for block in listed for parameter in block.parameters())
     return [block for block in listed if all(owners[id(parameter)] == 1 for parameter in block.parameters())]
 
@@ -169,9 +167,7 @@ def _experts(model: nn.Module) -> list[nn.Module]:
 
 
 def _check_types(units: list[nn.Module]) -> None:
-    """Raises WordsError where parameters that are gathered together, of a unit without those inside it, are of several
-    types.
-    """
+    """Raises WordsError if the parameters of a unit, without those of inner units, have different dtypes."""
     seen = set[int]()
     for module in units:
         types: dict[torch.dtype, str] = {}
@@ -182,6 +178,6 @@ def _check_types(units: list[nn.Module]) -> None:
         if len(types) > 1:
             both = " and ".join(f"{name} ({str(dtype).removeprefix('torch.')})" for dtype, name in types.items())
             raise WordsError(
-                f"strategy=fsdp: {both} of {type(module).__name__} are gathered together and differ in type. Give "
-                "them one type, or type strategy=ddp."
+                f"strategy=fsdp: {both} of {type(module).__name__} are gathered together but have different dtypes. "
+                "Give them one dtype, or type strategy=ddp."
             )

@@ -3,4 +3,4 @@
 from dtrain.strategy.fsdp import FSDP
 
 HSDP = FSDP
-"""The same class: with dp_replicate > 1 its mesh has two axes. The word only asks for another mesh."""
+"""The same class as FSDP; with dp_replicate > 1 its mesh has two axes. strategy=hsdp only asks for another mesh."""

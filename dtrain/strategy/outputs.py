@@ -1,8 +1,8 @@
-"""Outputs of any class, shown to wrappers that look for tensors in tuples and mappings alone.
+"""Makes the tensors of any output class visible to wrappers that search only tuples and mappings.
 
-FSDP2 and DDP hang their backward on the tensors of an output. What they do not find they leave out without a word:
-gradients then stay on their rank. `show`, a forward hook that runs before theirs, puts an object's fields in a tuple;
-`restore`, which runs after, makes the object again.
+FSDP2 and DDP attach their backward hooks to the tensors of an output, and silently ignore those they cannot find, whose
+gradients are then not reduced. `show`, a forward hook that runs before theirs, puts the fields of an object in a tuple;
+`restore`, which runs after theirs, makes it an object again.
 """
 
 from collections.abc import MutableMapping
@@ -34,6 +34,6 @@ def restore(module: nn.Module, arguments: Any, output: Any) -> Any:
 
 
 def _fields(output: Any) -> MutableMapping[Any, Any]:
-    """Where an object keeps its values."""
-    found: MutableMapping[Any, Any] = output if isinstance(output, MutableMapping) else getattr(output, "__dict__", {})
-    return found
+    """The mapping in which an object keeps its values."""
+    fields: MutableMapping[Any, Any] = output if isinstance(output, MutableMapping) else getattr(output, "__dict__", {})
+    return fields

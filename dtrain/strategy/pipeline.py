@@ -1,6 +1,6 @@
-"""Each rank holds some layers of the model; beside them every data axis holds copies, as ddp does."""
+"""Each rank holds some layers of the model; the data-parallel axes hold copies of them, as in ddp."""
 
 from dtrain.strategy.ddp import DDP
 
 Pipeline = DDP
-"""The same class: the word only asks for another mesh."""
+"""The same class as DDP; strategy=pipeline only asks for another mesh."""

@@ -1,12 +1,12 @@
-"""Weights that are used outside of the forward of their unit: `F.linear(x, self.blocks[0].weight)` in a parent, a
-penalty on all parameters, an embedding inside the first block that its parent calls. FSDP2 has not gathered them there:
-torch fails on a mixture of types, or computes with shards.
+"""Handles weights that are used outside of the forward of their unit: `F.linear(x, self.blocks[0].weight)` in a parent,
+a penalty on all parameters, an embedding in the first block that its parent calls. FSDP2 has not gathered them there,
+so torch fails on a mixture of types, or computes with shards.
 
-The first pass of each kind is watched, function by function. A unit that is reached so is gathered with the root from
-then on, and reduced with it at the end of the backward. That costs the memory of the unit through the whole step;
-passes that are not watched cost nothing.
+The first pass of each kind is watched, function by function. A unit whose weights are used this way is from then on
+gathered with the root, and reduced with it at the end of the backward. That costs the memory of the unit during the
+whole step; passes that are not watched cost nothing.
 
-Private parts of FSDP2 are used: `_get_fsdp_state`, `_fsdp_param_groups`, and `unsharded_param` of a parameter.
+Uses private attributes of FSDP2: `_get_fsdp_state`, `_fsdp_param_groups`, and `unsharded_param` of a parameter.
 """
 
 from collections.abc import Callable
@@ -24,18 +24,18 @@ FACTS = {
     "size", "dim", "ndimension", "numel", "nelement", "stride", "is_floating_point", "is_complex", "is_contiguous",
     "element_size", "__len__", "__hash__",
 }  # fmt: skip
-"""Functions that read no numbers of a tensor."""
+"""Functions that do not read the values of a tensor."""
 
 
 class Reach(TorchFunctionMode):
-    """Between `begin` and `end`, a sharded weight that a function of torch is given is gathered first. Code that is
-    compiled is not watched.
+    """Between `begin` and `end`, sharded weights are gathered before torch functions use them. Compiled code is not
+    watched.
     """
 
     def __init__(self, root: nn.Module) -> None:
         super().__init__()
         self.units: list[str] = []
-        """The names of those that are gathered with the root because of it."""
+        """Names of the units that are therefore gathered with the root."""
         self._root = root
         self._owners: dict[int, tuple[str, Any, Any, Any]] = {}
         self._compiled: dict[nn.Module, Any] = {}
@@ -63,7 +63,7 @@ class Reach(TorchFunctionMode):
             self.__enter__()  # type: ignore[no-untyped-call]
 
     def end(self) -> None:
-        """Also when it has not begun."""
+        """Stop watching; does nothing before `begin`."""
         if self._owners:
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         for module, call in self._compiled.items():
@@ -86,7 +86,7 @@ class Reach(TorchFunctionMode):
             root: Any = self._root._get_fsdp_state()  # type: ignore[operator]
             if not hasattr(state, "_fsdp_param_groups"):
                 raise WordsError(
-                    f"strategy: weights of {name} are used outside of its forward, where they are sharded. Type "
+                    f"strategy: weights of {name} are used outside of its forward, but are sharded there. Type "
                     "strategy=ddp."
                 )
             state._fsdp_param_groups.remove(group)
@@ -97,7 +97,7 @@ class Reach(TorchFunctionMode):
         return gathered
 
     def _aside(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """A compiled call, which would be compiled again without this mode."""
+        """A compiled call without this mode, with which it would be compiled again."""
 
         def proceed(*arguments: Any, **keywords: Any) -> Any:
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]

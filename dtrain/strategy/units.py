@@ -1,14 +1,14 @@
-"""FSDP2's units, the modules it gathers and reduces together, kept alike on ranks whose samples take different ways.
+"""Keeps FSDP2's units, the modules it gathers and reduces together, the same on ranks whose samples take different
+paths through the model.
 
-FSDP2 reduces those parameters of a unit that have a gradient on this rank, in the order in which its own forward and
-backward come by. Ranks that reached different ones would add up gradients of different parameters, or wait for ever.
-Here
-- every trainable parameter of a unit takes part, with zeros where this rank has no gradient;
-- the units that each rank calls, and goes backward through, are compared: in the first pass with the other ranks, later
-  with the first. A rank that leaves the order stops before the collective in which it would be wrong.
+FSDP2 reduces those parameters of a unit that have a gradient on this rank, in the order of the rank's own forward and
+backward. Ranks that reach different parameters would add up unrelated gradients, or deadlock. Therefore
+- every trainable parameter of a unit takes part, with zeros if this rank has no gradient;
+- the order in which units are called and go backward is compared: in the first pass with other ranks, later with the
+  first pass. A rank that deviates stops before the collective that would be wrong.
 
-Private parts of FSDP2 are used: `_get_fsdp_state`, `_fsdp_param_group(s)` and of a group `pre_forward`, `pre_backward`,
-`post_backward`, `_register_post_backward_hook`; a canary test fails when they move.
+Uses private attributes of FSDP2: `_get_fsdp_state`, `_fsdp_param_group(s)` and of a group `pre_forward`,
+`pre_backward`, `post_backward`, `_register_post_backward_hook`; a canary test fails when they move.
 """
 
 from collections.abc import Callable
@@ -24,28 +24,25 @@ from dtrain.errors import WordsError
 from dtrain.strategy.reach import Reach
 
 METHODS = ("pre_forward", "calls"), ("pre_backward", "goes backward through"), ("post_backward", "ends the backward of")
-"""Of a group, before and after FSDP2's collectives, and what a rank does then."""
+"""Methods of a parameter group around FSDP2's collectives, and the verb for what the rank does."""
 KINDS, END = len(METHODS), -1
 
 
 def units(root: nn.Module) -> list[tuple[str, Any]]:
     """(name, FSDP2's parameter group) of every unit in the tree of `root`."""
-    found = []
+    named = []
     for name, module in root.named_modules():
         if isinstance(module, FSDPModule):
             state: Any = module._get_fsdp_state()
             groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-            kind = next(
-                base for base in type(module).__mro__ if not issubclass(base, FSDPModule)
-            )  # FSDP2 makes a class of its own of it
-            found += [(name or kind.__name__, group) for group in groups if group is not None]
-    return found
+            # FSDP2 replaces the class of a module by a subclass of its own
+            kind = next(base for base in type(module).__mro__ if not issubclass(base, FSDPModule))
+            named += [(name or kind.__name__, group) for group in groups if group is not None]
+    return named
 
 
 def take_part(root: nn.Module, reached: dict[nn.Parameter, bool]) -> None:
-    """From now on all parameters of a unit cross ranks, and `reached` says of each whether it had a gradient on this
-    rank.
-    """
+    """Reduce all parameters of each unit from now on; `reached` records which of them had a gradient on this rank."""
     parts = [Part(group, reached) for _, group in units(root)]
 
     def begin(root: nn.Module, arguments: Any) -> None:
@@ -56,8 +53,8 @@ def take_part(root: nn.Module, reached: dict[nn.Parameter, bool]) -> None:
 
 
 def gather_first(root: nn.Module) -> None:
-    """Gather all units before each forward of `root`, in their order, where they are kept gathered anyway: then ranks
-    may call different ones.
+    """Gather all units before each forward of `root`, in order, if they stay gathered anyway: ranks may then call
+    different units.
     """
 
     def gather(module: nn.Module, arguments: Any) -> None:
@@ -68,10 +65,10 @@ def gather_first(root: nn.Module) -> None:
 
 
 class Part:
-    """A unit all of whose parameters are reduced together, once in a backward however often the forward called it.
+    """A unit whose parameters are all reduced together, once per backward, however often the forward called the unit.
 
-    Its gradients are whole after the backward of its last open call. Where some calls have no backward, torch calls
-    `post_backward` of the group at the end of everything.
+    Its gradients are complete after the backward of its last open call. If some calls have no backward, torch calls
+    `post_backward` of the group at the end of the backward.
     """
 
     def __init__(self, group: Any, reached: dict[nn.Parameter, bool]) -> None:
@@ -81,17 +78,17 @@ class Part:
         self._open, self._early = 0, False
 
     def begin(self) -> None:
-        """Before a forward of the root. Calls still open then were in one without a backward."""
+        """Called before a forward of the root. Calls that are still open had no backward."""
         if not _backward_runs():
             self._open = 0
 
     def _called(self, arguments: Any, keywords: Any) -> Any:
         if torch.is_grad_enabled() and not _backward_runs():
             self._open += 1
-        return self._register(self, arguments, keywords)  # torch calls `post_backward` of what is given
+        return self._register(self, arguments, keywords)  # torch calls `post_backward` of its first argument
 
     def post_backward(self) -> None:
-        """At the end of the backward of one call."""
+        """Called at the end of the backward of one call."""
         self._open = max(0, self._open - 1)
         self._early = self._open > 0
         self._group.post_backward()
@@ -100,31 +97,29 @@ class Part:
     def _post_backward(self, *arguments: Any) -> None:
         group = self._group
         trained = [each for each in group.fsdp_params if each.sharded_param.requires_grad]
-        if not all(hasattr(each, "_unsharded_param") for each in trained):  # no rank has ever called it
+        if not all(hasattr(each, "_unsharded_param") for each in trained):  # no rank has called it yet
             if group.reduce_grads:
                 self._reached.update((each.sharded_param, False) for each in trained)
             return
-        crossing, group.reduce_grads = group.reduce_grads, group.reduce_grads and not self._early
+        reducing, group.reduce_grads = group.reduce_grads, group.reduce_grads and not self._early
         if group.reduce_grads:
             self._fill(trained)
         self._proceed(*arguments)
-        group.reduce_grads = crossing
+        group.reduce_grads = reducing
         if self._early:
-            group._training_state = type(
-                group._training_state
-            ).IDLE  # so torch comes back at the end, if no other call does
+            # so that torch calls this again at the end, if no other call does
+            group._training_state = type(group._training_state).IDLE
 
     def _fill(self, trained: list[Any]) -> None:
-        """Zeros where this rank has no gradient."""
+        """Record which parameters have a gradient on this rank, and fill in zeros for the others."""
         for each in trained:
             each.accumulate_unsharded_grad_if_needed()
             here = each.unsharded_accumulated_grad is not None or each._unsharded_param.grad is not None
             self._reached[each.sharded_param] = here or self._reached.get(each.sharded_param, False)
             if not here:
                 each._unsharded_param.grad = torch.zeros_like(each._unsharded_param)
-        if any(
-            each.unsharded_accumulated_grad is not None for each in trained
-        ):  # all in the type of the sums, or torch refuses the mixture
+        # torch refuses a mixture of dtypes, so all get the dtype of the accumulated gradients
+        if any(each.unsharded_accumulated_grad is not None for each in trained):
             for each in trained:
                 each.to_accumulated_grad_if_needed()
 
@@ -134,19 +129,18 @@ def _backward_runs() -> bool:
 
 
 UNITS = (
-    "and here all ranks must call the same elements of ModuleLists and Sequentials in the same order, because they "
-    "are gathered when they are called. "
-    "Type strategy=ddp for a model that chooses among them."
+    "but all ranks must call the same elements of ModuleLists and Sequentials in the same order, because this strategy "
+    "gathers them when they are called. Type strategy=ddp for a model that chooses among them."
 )
 EXPERTS = (
-    "and the experts that mesh.ep splits must be called by all ranks in the same order, as rows travel between "
-    "them. Leave mesh.ep out for a model that skips some."
+    "but all ranks must call the experts that mesh.ep splits in the same order, because they exchange rows. Leave out "
+    "mesh.ep for a model that skips some."
 )
 
 
 class Order:
-    """The order in which the units under `root` are called and gone backward through: the same in every pass, on every
-    rank of `group`. `rule` says so.
+    """Checks that every rank of `group` calls the units under `root`, and goes backward through them, in the same order
+    in every pass. `rule` is the message for the user.
     """
 
     def __init__(self, root: nn.Module, group: dist.ProcessGroup, rule: str = UNITS) -> None:
@@ -168,7 +162,9 @@ class Order:
         self._names.append("ends its step")
 
     def followed(self, name: str, exchange: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        """Mark collectives of a forward and its backward as `name`. Code that is compiled is not watched."""
+        """Wrap `exchange`, so that its forward and backward are part of the order as `name`. Compiled code is not
+        watched.
+        """
         forth, back = len(self._names) - 1, len(self._names)
         self._names[-1:-1] = [f"calls {name}", f"goes backward through {name}"]
 
@@ -184,15 +180,15 @@ class Order:
         return watched
 
     def end(self) -> None:
-        """After a backward, or a forward without one."""
+        """Call after a backward, or after a forward without one."""
         if self._open:
             self._pass(END)
             self._open = False
-            if self._key[2] == len(self._reach.units):  # else the next pass is another one
+            if self._key[2] == len(self._reach.units):  # else units were moved to the root, which changes the order
                 self._orders[self._key] = self._seen
 
     def _begin(self, root: nn.Module, arguments: Any) -> None:
-        if _backward_runs():  # and computes this again
+        if _backward_runs():  # a recomputation
             return
         self.end()
         self._key = root.training, torch.is_grad_enabled(), len(self._reach.units)
@@ -207,14 +203,13 @@ class Order:
             self.end()
 
     def _watched(self, unit: Any, event: int, proceed: Callable[..., Any], *arguments: Any) -> Any:
-        if self._open and (
-            event % KINDS != 1 or unit._training_state.name != "PRE_BACKWARD"
-        ):  # else another output of the unit has said so
+        # the unit may have several outputs, each of which announces its backward
+        if self._open and (event % KINDS != 1 or unit._training_state.name != "PRE_BACKWARD"):
             self._pass(event)
         return proceed(*arguments)
 
     def _pass(self, event: int) -> None:
-        """Raises WordsError: in the first pass on all ranks, later on this one."""
+        """Record an event. Raises WordsError if out of order: in the first pass on all ranks, then on this one."""
         number = len(self._seen)
         self._seen.append(event)
         if self._expected is None:

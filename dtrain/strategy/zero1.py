@@ -1,8 +1,8 @@
 """Optimizer state is sharded over dp_shard; parameters and gradients are whole while a step runs (ZeRO-1, arXiv
 1910.02054).
 
-Between steps a rank keeps its shard of the parameters: FSDP2 whose gathered blocks live from the forward to the end of
-the backward, and whose gradients cross ranks once per step. On the wire that is what ddp costs.
+Between steps a rank keeps only its shard of the parameters: FSDP2 with blocks that stay gathered from the forward to
+the end of the backward, and with gradients reduced once per step. It communicates as much as ddp.
 """
 
 from typing import Literal

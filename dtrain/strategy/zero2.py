@@ -1,7 +1,7 @@
 """Gradients and optimizer state are sharded over dp_shard; parameters are whole while a step runs (ZeRO-2, arXiv
 1910.02054).
 
-As zero1, but the gradients of every microbatch cross ranks at once, and a rank keeps the sum of its shard.
+Like zero1, but gradients are reduced in every microbatch, and a rank keeps only the sum of its shard.
 """
 
 from typing import Literal

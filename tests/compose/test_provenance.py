@@ -209,7 +209,7 @@ def test_no_recipe_gets_the_secret_of_another_key(tmp_path: Path) -> None:
 
 
 def test_a_part_that_was_not_told_says_so() -> None:
-    with pytest.raises(WordsError, match=r"logger.mine.api_key: this process was not told the secret"):
+    with pytest.raises(WordsError, match=r"logger.mine.api_key: this process does not have the secret"):
         build({"_target_": "builtins.dict", "api_key": "${secret:logger.mine.api_key}"})
 
 

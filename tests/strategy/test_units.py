@@ -54,7 +54,7 @@ def test_ranks_that_do_not_all_call_experts_are_stopped_by_their_names(unused: b
     chosen = {"model": {"_target_": "reaching.Skipping", "unused": unused, "calm": calm}, "strategy": STRATEGIES["ddp"]}
     with pytest.raises(
         RankFailed,
-        match=r"strategy: rank \d .* where (rank \d|the first step) .*, and the experts that mesh\.ep splits",
+        match=r"strategy: rank \d .* where (rank \d|the first step) .*, but all ranks must call the experts that mesh\.ep splits",
     ) as error:
         ranks(2, lambda: few_steps(parts("Ways") | chosen, {"dp_replicate": 2, "ep": 2}, microbatch=1, steps=8))
     assert "mixtures.1.experts" in str(error.value)

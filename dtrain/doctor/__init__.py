@@ -1,7 +1,6 @@
-"""Checks of a machine, a storage and a set of ranks: small checks, each of which says what it found, and what to type
-where something is wrong.
+"""Checks of a machine, a storage and a set of ranks. Each check yields findings, with advice if something is wrong.
 
-See them with `python -m dtrain doctor`; the table of them is in dtrain/verb/doctor.py.
+Run them with `python -m dtrain doctor`; dtrain/verb/doctor.py lists them.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -13,12 +12,12 @@ from dtrain.planned import Plan
 from dtrain.secrets import masked
 
 Verdict = Literal["ok", "note", "stop"]
-"""`stop` would stop a run; `note` makes one slower or riskier than it need be."""
+"""`stop`: would prevent a run; `note`: may slow it down or endanger it."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """`check` is the subject in a word; `advice` words or commands to type; `facts` figures for tools."""
+    """`check`: the subject in one word; `advice`: words or commands to type; `facts`: figures for tools."""
 
     check: str
     verdict: Verdict
@@ -29,8 +28,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class Case:
-    """The subject of the checks: the plan of the user's words, this environment, and what a process of its own said of
-    torch (`dtrain.doctor.loading`).
+    """Input of the checks: the plan of the user's words, the environment, and facts about torch, which a separate
+    process reports (`dtrain.doctor.loading`).
     """
 
     plan: Plan
@@ -42,12 +41,12 @@ Check = Callable[[Case], Iterable[Finding]]
 
 
 def found(check: Check, case: Case) -> list[Finding]:
-    """Findings of a check, without secrets. One that fails itself is a note: it says nothing about the machine."""
+    """Findings of a check, without secrets. If the check itself fails, that is a note."""
     findings = list[Finding]()
     try:
         findings.extend(check(case))
     except Exception as error:
         findings.append(
-            Finding(check.__name__, "note", f"this could not be looked at: {type(error).__name__}: {first_line(error)}")
+            Finding(check.__name__, "note", f"this check failed: {type(error).__name__}: {first_line(error)}")
         )
     return [replace(finding, text=masked(finding.text)) for finding in findings]

@@ -1,8 +1,7 @@
-"""Bandwidth between the ranks of a plan: a loop, `Plan -> Result`, that measures collectives over the axes of the
-mesh instead of training.
+"""Loop that measures collectives over the mesh axes of a plan instead of training: `Plan -> Result`.
 
-Bus bandwidth is that of nccl-tests, so that figures can be held against published ones and against the wire, whatever
-the number of ranks: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+Bus bandwidth is defined as in nccl-tests, so that figures compare with published ones, and with the speed of the wire,
+for any number of ranks: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
 """
 
 import os
@@ -24,26 +23,24 @@ from dtrain.planned import Plan
 from dtrain.result import Result, versions
 
 SIZES = {"gloo": (4 << 10, 1 << 20, 16 << 20), "nccl": (4 << 10, 4 << 20, 256 << 20)}
-"""Bytes of a message: the smallest shows how long a collective takes at least."""
+"""Bytes of a message; the smallest shows the latency."""
 FACTORS: Mapping[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
     "reduce_scatter": lambda n: (n - 1) / n,
     "send_recv": lambda n: 1.0,
 }
-"""Bus bandwidth = bytes / seconds x this, for n ranks. `bytes`: of the whole tensor, that is of all parts that are
-gathered or scattered.
-"""
-# since torch 2.13 the usual names warn that they are old
+"""Operation -> factor for n ranks: bus bandwidth = bytes / seconds x factor. `bytes`: of the whole tensor."""
+# torch 2.13 deprecates the old names
 GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 MEASURE_SECONDS, FEWEST, MOST = 0.06, 3, 50
-"""How long one figure is measured, and in how many repetitions."""
+"""Time per figure, and limits of its repetitions."""
 
 
 def measure(plan: Plan) -> Result:
-    """`metrics`: `links`, a row for each axis, size and operation; `ranks`, what each of them is. The same on every
-    rank.
+    """Measure. `metrics` are the same on every rank: `links`, a row per axis, size and operation; `ranks`, facts about
+    each rank.
     """
     began = time.perf_counter()
     with build(plan.backend).open():
@@ -57,8 +54,8 @@ def measure(plan: Plan) -> Result:
 
 
 def groups(mesh: Mesh) -> Iterator[tuple[str, Any]]:
-    """The world, and the axes that are longer than one, each with this rank's group; all ranks make them in this order.
-    An axis that is the world is one row.
+    """(name, this rank's group) of the world and of each axis larger than 1, except one that spans the world. All ranks
+    create them in this order.
     """
     yield "world", dist.group.WORLD
     shape = mesh.shape
@@ -75,10 +72,10 @@ def groups(mesh: Mesh) -> Iterator[tuple[str, Any]]:
 
 
 def rows(mesh: Mesh, name: str, group: Any) -> list[dict[str, Any]]:
-    """Figures of all groups of an axis at the same time, as in training: the slowest rank's. `right`: whether every
-    rank was given what it should.
+    """Figures of the slowest rank while all groups of an axis communicate at the same time, as in training. `right`:
+    whether every rank received the right numbers.
     """
-    found = []
+    figures = []
     count = dist.get_world_size(group)
     for backend, device in (("nccl", "cuda"), ("gloo", "cpu")):
         if device != mesh.device.type and (device == "cuda" or name != "world"):
@@ -89,13 +86,13 @@ def rows(mesh: Mesh, name: str, group: Any) -> list[dict[str, Any]]:
             seconds, right = _measured(mesh, call, device)
             busbw = 4 * numbers / seconds * FACTORS[operation](count)
             row = {"axis": name, "ranks": count, "backend": backend, "operation": operation, "bytes": 4 * numbers}
-            found.append({**row, "seconds": seconds, "busbw": busbw, "right": right})
-    return found
+            figures.append({**row, "seconds": seconds, "busbw": busbw, "right": right})
+    return figures
 
 
 @dataclass(frozen=True)
 class Call:
-    """`act` sends `given` and fills `taken`, each element of which is `expected` where all of `given` are 1."""
+    """`act` sends `given` and fills `taken`: with `expected` if `given` is all ones."""
 
     act: Callable[[], object]
     given: Tensor
@@ -104,7 +101,7 @@ class Call:
 
 
 def _call(operation: str, numbers: int, count: int, group: Any, device: torch.device) -> Call:
-    """An operation of `count` ranks over `numbers` fp32 numbers in all."""
+    """An operation of `count` ranks on `numbers` fp32 numbers in total."""
     whole, part = torch.zeros(numbers, device=device), torch.zeros(numbers // count, device=device)
     if operation == "all_reduce":
         return Call(lambda: dist.all_reduce(whole, group=group), whole, whole, count)
@@ -125,8 +122,8 @@ def _call(operation: str, numbers: int, count: int, group: Any, device: torch.de
 
 
 def _measured(mesh: Mesh, call: Call, device: str) -> tuple[float, bool]:
-    """The median of one call on the slowest rank, and whether its answer was right everywhere; what the first call sets
-    up is not counted.
+    """(median seconds of a call on the slowest rank, whether the first call gave right numbers on all ranks). The first
+    call sets up connections and is not timed.
     """
     call.given.fill_(1)
     call.act()

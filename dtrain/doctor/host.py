@@ -1,6 +1,4 @@
-"""How this host stands among others, and what earlier runs left on it: ports, its name, its clock, processes, temporary
-files.
-"""
+"""Checks of the host: ports, name, clock, temporary files, and leftovers of earlier runs."""
 
 import ctypes
 import os
@@ -22,16 +20,16 @@ from dtrain.secrets import screen
 UNSYNCHRONISED = 5
 """TIME_ERROR, what adjtimex returns: https://man7.org/linux/man-pages/man2/adjtimex.2.html"""
 BUILT = 1_760_000_000
-"""Seconds since 1970 of October 2025: no clock that is right shows less."""
+"""October 2025 in seconds since 1970: an earlier clock is wrong."""
 FREE_BYTES = 1 << 30
 SERVER = re.compile(r"-m\0dtrain\.launcher\.local\.server\0(\d+)")
-"""In the command line of a launcher's server: the process that started it."""
+"""Matches the command line of a launcher's server; the group is the pid of the process that started it."""
 ZYGOTE = re.compile(rf"{zygote.NAME} (\d+) ")
-"""In that of a process that forks servers: the same."""
+"""The same for a zygote, which forks servers."""
 
 
 def loopback(case: Case) -> Iterable[Finding]:
-    """Ranks of a host meet at a port that the system picks."""
+    """Whether a port of 127.0.0.1, at which the ranks of a host meet, can be opened and reached."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as door, socket.create_connection(door.getsockname(), timeout=5):
             yield Finding("ports", "ok", "a port of 127.0.0.1 can be opened and reached")
@@ -45,7 +43,7 @@ def loopback(case: Case) -> Iterable[Finding]:
 
 
 def door(case: Case) -> Iterable[Finding]:
-    """Where nodes of other hosts would join."""
+    """Whether `launcher.address`, at which other nodes join, can be opened."""
     address = case.plan.launcher.get("address")
     if not address:
         return
@@ -72,9 +70,7 @@ def door(case: Case) -> Iterable[Finding]:
 
 
 def name(case: Case) -> Iterable[Finding]:
-    """This host's name, and the interface that leads to others: gloo takes the one its name resolves to, unless it is
-    told.
-    """
+    """This host's name, and its interface to other hosts. Gloo defaults to the interface that the name resolves to."""
     here = {address: each for each, address in network.interfaces().items()}
     host, outward = socket.gethostname(), _outward()
     leads = (
@@ -88,13 +84,13 @@ def name(case: Case) -> Iterable[Finding]:
         leads,
         alone=not case.plan.launcher.get("address"),
         known=set(here),
-        told="GLOO_SOCKET_IFNAME" in case.environ,
+        configured="GLOO_SOCKET_IFNAME" in case.environ,
     )
 
 
-def named(host: str, address: str, leads: str, *, alone: bool, known: set[str], told: bool) -> Finding:
-    """The verdict on a host's name and what it resolves to (nothing: empty), on a host with these addresses."""
-    if alone or told or (address in known and not address.startswith("127.")):
+def named(host: str, address: str, leads: str, *, alone: bool, known: set[str], configured: bool) -> Finding:
+    """Judge a host's name by the address that it resolves to (empty: none). `known`: the addresses of this host."""
+    if alone or configured or (address in known and not address.startswith("127.")):
         return Finding("name", "ok", f"{host} is {address or 'no name that resolves'}; {leads}")
     return Finding(
         "name",
@@ -111,15 +107,13 @@ def clock(case: Case) -> Iterable[Finding]:
 
 
 def kept(state: int | None, error_us: int, now: float) -> Finding:
-    """The verdict on a clock in this state of adjtimex (None: it does not tell), with this largest error in
-    microseconds.
-    """
+    """Judge a clock by the state that adjtimex returns (None: unknown) and its maximum error in microseconds."""
     if now < BUILT:
-        said = time.strftime("%Y-%m-%d", time.gmtime(now))
+        date = time.strftime("%Y-%m-%d", time.gmtime(now))
         return Finding(
             "clock",
             "stop",
-            f"it says {said}: certificates and signatures of a storage will be refused",
+            f"its date is {date}: certificates and signatures of a storage will be refused",
             "set it: timedatectl set-ntp true",
         )
     if state == UNSYNCHRONISED:
@@ -139,20 +133,20 @@ def kept(state: int | None, error_us: int, now: float) -> Finding:
 
 
 def scratch(case: Case) -> Iterable[Finding]:
-    """The folder in which a run keeps what its processes say."""
+    """The temporary folder, which holds the logs of processes."""
     folder = tempfile.gettempdir()
     place = os.statvfs(folder)
     yield room(folder, place.f_frsize * place.f_bavail, place.f_favail if place.f_files else None)
 
 
 def room(folder: str, free: int, names: int | None) -> Finding:
-    """The verdict on free bytes, and free names (inodes) where the filesystem counts them."""
+    """Judge free bytes, and free inodes if the filesystem counts them."""
     text = f"{free / (1 << 30):.1f} GiB free in {folder}"
     if free < FREE_BYTES >> 4 or names == 0:
         return Finding(
             "scratch",
             "stop",
-            text + ", and no name for a new file" * (names == 0),
+            text + ", and no free inodes" * (names == 0),
             "free some, or TMPDIR=<another folder> before the command",
         )
     return Finding(
@@ -164,14 +158,14 @@ def room(folder: str, free: int, names: int | None) -> Finding:
 
 
 def left(case: Case) -> Iterable[Finding]:
-    """Runs of this user that are going on here, and what is left of those that were killed."""
+    """Runs of this user on this host, and what killed runs left behind."""
     runs = {pid: has_command for pid in _mine() if (has_command := _has_command(pid)) is not None}
     orphans = [pid for pid, has_command in runs.items() if not has_command]
     if orphans:
         yield Finding(
             "left",
             "note",
-            f"processes whose command is gone: {', '.join(map(str, orphans))}",
+            f"processes whose command has ended: {', '.join(map(str, orphans))}",
             f"kill {' '.join(map(str, orphans))}",
         )
     others = len(runs) - len(orphans)
@@ -188,14 +182,12 @@ def left(case: Case) -> Iterable[Finding]:
         yield Finding(
             "left",
             "ok",
-            f"{others} other run(s) of this user are going on here" if others else "nothing of earlier runs",
+            f"{others} other run(s) of this user on this host" if others else "no leftovers of earlier runs",
         )
 
 
 def _has_command(pid: int) -> bool | None:
-    """Whether the command of a run lives, seen from its zygote, or its server where that is a new interpreter; None for
-    any other process.
-    """
+    """Whether the command that started this zygote or server is alive; None for any other process."""
     line, parent = _read(f"/proc/{pid}/cmdline"), _parent(pid)
     parents_line = _read(f"/proc/{parent}/cmdline")
     if forks := ZYGOTE.match(line):
@@ -207,11 +199,11 @@ def _has_command(pid: int) -> bool | None:
 
 
 def _outward() -> str:
-    """The address of this host from which others are reached: nothing is sent to find out."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+    """The address of this host towards other hosts; empty if there is none. Sends no packet."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            asking.connect(("192.0.2.1", 9))  # of no host: RFC 5737
-            return str(asking.getsockname()[0])
+            probe.connect(("192.0.2.1", 9))  # reserved by RFC 5737
+            return str(probe.getsockname()[0])
         except OSError:
             return ""
 
@@ -226,9 +218,9 @@ def _resolved(host: str) -> str:
 def _adjusted() -> tuple[int | None, int]:
     if sys.platform != "linux":
         return None, 0
-    told = ctypes.create_string_buffer(256)  # struct timex, with modes = 0: ask, and change nothing
-    state = ctypes.CDLL(None).adjtimex(told)
-    return (None, 0) if state < 0 else (state, struct.unpack_from("l", told, 24)[0])
+    timex = ctypes.create_string_buffer(256)  # struct timex; modes = 0 changes nothing
+    state = ctypes.CDLL(None).adjtimex(timex)
+    return (None, 0) if state < 0 else (state, struct.unpack_from("l", timex, 24)[0])
 
 
 def _mine() -> list[int]:

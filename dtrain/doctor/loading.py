@@ -1,8 +1,8 @@
-"""Python packages of this host: the versions of what dtrain stands on, whether torch starts and sees the GPUs, and
-plugins of Hydra that break every command.
+"""Checks of Python packages: versions of dependencies, torch and its view of the GPUs, and Hydra plugins that break
+every command.
 
-torch and plugins are loaded in processes of their own, which begin at once and are asked last: they take seconds, and
-may crash.
+torch and plugins take seconds to load and may crash, so separate processes load them: torch starts to load at once and
+is checked last.
 """
 
 import importlib.util
@@ -24,19 +24,19 @@ NEEDS = {
     "tensorboard": ("", ""), "safetensors": ("", ""),
     "rich": ("", ""),
 }  # fmt: skip
-"""Package -> the oldest version that is supported, and the first that is not: as pyproject.toml has them."""
+"""Package -> (oldest supported version, first unsupported one), as in pyproject.toml."""
 PYTHON = (3, 11)
 CLIENTS = {"s3": "s3fs", "gcs": "gcsfs", "azure": "adlfs", "http": "aiohttp"}
 SLOW_SECONDS, GIVE_UP_SECONDS = 30.0, 120.0
-"""torch is loaded in one to four seconds from a local disk."""
+"""From a local disk torch loads in one to four seconds."""
 TORCH = """
 import json, time
 began = time.perf_counter()
 import torch, torch.distributed as dist
 seconds, cuda = time.perf_counter() - began, torch.version.cuda
 nccl = ".".join(map(str, torch.cuda.nccl.version())) if cuda and dist.is_nccl_available() else None
-said = {"version": torch.__version__, "seconds": seconds, "cuda": cuda, "nccl": nccl, "gloo": dist.is_gloo_available()}
-print(json.dumps({**said, "gpus": torch.cuda.device_count() if cuda else 0}))
+facts = {"version": torch.__version__, "seconds": seconds, "cuda": cuda, "nccl": nccl, "gloo": dist.is_gloo_available()}
+print(json.dumps({**facts, "gpus": torch.cuda.device_count() if cuda else 0}))
 """
 PLUGINS = """
 import importlib, json, pkgutil, hydra_plugins
@@ -51,56 +51,54 @@ print(json.dumps(broken))
 
 
 def begin(code: str) -> Callable[[], Mapping[str, Any]]:
-    """Run `code` in a process of its own, now. What is returned waits for the JSON it prints last; `error` stands in it
-    when it failed.
-    """
+    """Start `code` in a new process. The returned function waits for the JSON on its last line, or returns `error`."""
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    kept: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
 
     def answer() -> Mapping[str, Any]:
-        if not kept:
+        if not facts:
             try:
                 out, err = process.communicate(timeout=GIVE_UP_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.communicate()
-                out, err = "", f"it was not done within {GIVE_UP_SECONDS:.0f} s"
-            said = (err.strip().splitlines() or [f"it ended with exit code {process.returncode}"])[-1]
-            kept.update(json.loads(out.splitlines()[-1]) if process.returncode == 0 and out else {"error": said})
-        return kept
+                out, err = "", f"it did not finish within {GIVE_UP_SECONDS:.0f} s"
+            last = (err.strip().splitlines() or [f"it ended with exit code {process.returncode}"])[-1]
+            facts.update(json.loads(out.splitlines()[-1]) if process.returncode == 0 and out else {"error": last})
+        return facts
 
     return answer
 
 
 def packages(case: Case) -> Iterable[Finding]:
-    """The versions, all good ones in one line."""
+    """Versions of dtrain's dependencies; all supported ones in one finding."""
     good = [f"python {platform.python_version()}", f"dtrain {_version('dtrain') or 'from a checkout'}"]
     if sys.version_info < PYTHON:
         yield Finding(
             "python", "stop", f"{platform.python_version()}: dtrain needs {'.'.join(map(str, PYTHON))} or newer"
         )
     for name, (least, below) in NEEDS.items():
-        there = _version(name)
-        wrong = judged(name, there, least, below)
+        installed = _version(name)
+        wrong = judged(name, installed, least, below)
         if wrong:
             yield wrong
         else:
-            good.append(f"{name} {there}")
+            good.append(f"{name} {installed}")
     yield Finding("packages", "ok", ", ".join(good))
 
 
-def judged(name: str, there: str | None, least: str, below: str) -> Finding | None:
-    """The problem with the version of a package, if any."""
+def judged(name: str, installed: str | None, least: str, below: str) -> Finding | None:
+    """The problem with the version of a package; None if it is supported."""
     spec = name + f">={least}" * bool(least) + f",<{below}" * bool(below)
-    if there is None:
+    if installed is None:
         return Finding(name, "stop", "is not installed", f"pip install '{spec}'")
-    if (least and _number(there) < _number(least)) or (below and _number(there) >= _number(below)):
-        return Finding(name, "stop", f"{there} is not supported", f"pip install '{spec}'")
+    if (least and _number(installed) < _number(least)) or (below and _number(installed) >= _number(below)):
+        return Finding(name, "stop", f"{installed} is not supported", f"pip install '{spec}'")
     return None
 
 
 def client(case: Case) -> Iterable[Finding]:
-    """The package that speaks to the storage of `out`."""
+    """The fsspec client for the storage of `out`."""
     scheme = case.plan.out.split("://")[0]
     if store.is_local(case.plan.out):
         return
@@ -126,60 +124,60 @@ def client(case: Case) -> Iterable[Finding]:
 
 
 def torch(case: Case) -> Iterable[Finding]:
-    """Whether torch can be loaded, how long that takes, and whether it sees the GPUs of the plan."""
-    said = case.torch()
-    if "error" in said:
-        yield Finding("torch", "stop", f"cannot be loaded: {said['error']}", "pip install --force-reinstall torch")
+    """Whether torch loads, how long that takes, and whether it sees the GPUs of the plan."""
+    facts = case.torch()
+    if "error" in facts:
+        yield Finding("torch", "stop", f"cannot be loaded: {facts['error']}", "pip install --force-reinstall torch")
         return
-    built = f"CUDA {said['cuda']}, NCCL {said['nccl']}" if said["cuda"] else "for the CPU"
-    text = f"{said['version']}, {built}, loaded in {said['seconds']:.1f} s"
-    if case.plan.device == "cuda" and said["gpus"] < case.plan.devices:
-        why = f"it sees {said['gpus']} GPU(s) where the words need {case.plan.devices} on a node"
+    built = f"CUDA {facts['cuda']}, NCCL {facts['nccl']}" if facts["cuda"] else "for the CPU"
+    text = f"{facts['version']}, {built}, loaded in {facts['seconds']:.1f} s"
+    if case.plan.device == "cuda" and facts["gpus"] < case.plan.devices:
+        why = f"it sees {facts['gpus']} GPU(s) where the words need {case.plan.devices} on a node"
         yield Finding(
             "torch",
             "stop",
             f"{text}: {why}",
             "install the build of torch for your driver's CUDA, or put CUDA_VISIBLE_DEVICES= before the command",
-            said,
+            facts,
         )
-    elif not said["gloo"]:
+    elif not facts["gloo"]:
         yield Finding(
             "torch",
             "stop",
-            f"{text}: built without gloo, over which ranks agree",
+            f"{text}: built without gloo, which ranks need",
             "pip install --force-reinstall torch",
-            said,
+            facts,
         )
-    elif said["seconds"] > SLOW_SECONDS:
+    elif facts["seconds"] > SLOW_SECONDS:
         yield Finding(
             "torch",
             "note",
             f"{text}: that is slow",
             "install it on a local disk: a network disk is read file by file",
-            said,
+            facts,
         )
     else:
-        yield Finding("torch", "ok", text, facts=said)
+        yield Finding("torch", "ok", text, facts=facts)
 
 
 def plugins(case: Case | None = None) -> Iterable[Finding]:
-    """Hydra loads every plugin of the environment whenever it is used, and fails with one that fails."""
+    """Whether every Hydra plugin can be imported: Hydra imports all of them, and fails if one fails."""
     if importlib.util.find_spec("hydra_plugins") is None:
         return
-    said = begin(PLUGINS)()
-    for name, error in said.items():
+    broken = begin(PLUGINS)()
+    for name, error in broken.items():
         yield Finding(
             "plugins",
             "note",
-            f"{name} cannot be loaded, and Hydra loads all it finds: {error}",
+            f"{name} cannot be imported, and Hydra imports every plugin: {error}",
             f"pip uninstall {_distribution(name)}",
         )
-    if not said:
-        yield Finding("plugins", "ok", "those of Hydra that are installed can be loaded")
+    if not broken:
+        yield Finding("plugins", "ok", "all installed Hydra plugins can be imported")
 
 
 def _distribution(module: str) -> str:
-    """The package to uninstall so that a module of `hydra_plugins` is gone."""
+    """The package that installed a module of `hydra_plugins`."""
     folder = "/".join(module.split(".")[:2])
     owners = (each.name for each in distributions() if any(str(path).startswith(folder) for path in each.files or ()))
     return next(owners, f"the package that brought {folder}")

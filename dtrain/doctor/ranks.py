@@ -1,6 +1,4 @@
-"""A meeting of real ranks of the user's words: whether they do, what they exchange per second, and whether
-their hosts are alike.
-"""
+"""Check that starts the ranks of the plan: whether they connect, their bandwidth, and whether their hosts agree."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,9 +11,9 @@ from dtrain.planned import Plan
 
 LOOP = "dtrain.doctor.bandwidth.measure"
 TIMEOUT_SECONDS, WAIT_SECONDS = 60.0, 60.0
-"""For a collective, and for the nodes of a plan to come."""
+"""Limits for a collective, and for the nodes to join."""
 SLOW = {"gloo": 0.05e9, "nccl": 5e9}
-"""Bytes per second of the bus, of the largest all_reduce: less is found on a broken or an overloaded network only."""
+"""Bus bandwidth of the largest all_reduce, in bytes per second; less means a broken or overloaded network."""
 APART_SECONDS = 5.0
 SAME = ("dtrain", "torch")
 
@@ -23,9 +21,9 @@ Row = Mapping[str, Any]
 
 
 def exchange(case: Case) -> Iterable[Finding]:
-    """Start the ranks of the plan, by its own launcher, with a loop that measures."""
+    """Start the ranks with the plan's own launcher and a loop that measures."""
     if case.plan.world == 1:
-        yield Finding("ranks", "ok", "one: nothing to exchange. Type devices=2 or nodes=2 to measure between ranks")
+        yield Finding("ranks", "ok", "only one. Type devices=2 or nodes=2 to measure between ranks")
         return
     if "error" in case.torch():
         return
@@ -36,7 +34,7 @@ def exchange(case: Case) -> Iterable[Finding]:
             "ranks",
             "stop",
             f"{case.plan.world} rank(s) could not work together: {first_line(error)}",
-            "try devices=2, then nodes=2: where it begins to fail is where to look",
+            "try devices=2, then nodes=2, to see where it begins to fail",
         )
         return
     yield alike(result.metrics["ranks"])
@@ -44,7 +42,7 @@ def exchange(case: Case) -> Iterable[Finding]:
 
 
 def measuring(plan: Plan) -> Plan:
-    """The same ranks, which measure, and wait for each other no longer than a person would."""
+    """The same plan with the measuring loop, no restarts and short timeouts."""
     launcher = {**plan.launcher, "restarts": 0, **({"wait": WAIT_SECONDS} if "wait" in plan.launcher else {})}
     return replace(
         plan.with_loop(LOOP), launcher=launcher, backend={**plan.backend, "timeout": TIMEOUT_SECONDS}, others=()
@@ -52,17 +50,17 @@ def measuring(plan: Plan) -> Plan:
 
 
 def alike(ranks: Sequence[Row]) -> Finding:
-    """The verdict on what ranks say they are."""
+    """Judge whether the ranks have the same versions and time."""
     hosts = sorted({rank["host"] for rank in ranks})
     text = f"{len(ranks)} met, on {', '.join(hosts)}"
     for package in ranks[0]["versions"]:
         there = {rank["versions"].get(package): rank["host"] for rank in ranks}
         if len(there) > 1:
-            said = ", ".join(f"{version} on {host}" for version, host in there.items())
+            where = ", ".join(f"{version} on {host}" for version, host in there.items())
             return Finding(
                 "ranks",
                 "stop" if package in SAME else "note",
-                f"{text}: {package} is {said}",
+                f"{text}: {package} is {where}",
                 f"pip install {package}=={ranks[0]['versions'][package]} on all",
             )
     clocks = [rank["clock"] for rank in ranks]
@@ -75,18 +73,18 @@ def alike(ranks: Sequence[Row]) -> Finding:
 
 
 def judged(links: Sequence[Row]) -> Finding:
-    """The verdict on figures of `dtrain.doctor.bandwidth`, and a table of them."""
+    """Judge the figures of `dtrain.doctor.bandwidth`, with a table of them."""
     facts, text = (
         {"links": list(links)},
-        f"bus bandwidth in GB/s, of the slowest group; of small messages the time\n{table(links)}",
+        f"bus bandwidth in GB/s of the slowest group; for small messages the latency\n{table(links)}",
     )
     wrong = next((row for row in links if not row["right"]), None)
     if wrong:
-        said = f"{wrong['operation']} over {wrong['axis']} by {wrong['backend']} gives wrong numbers"
+        problem = f"{wrong['operation']} over {wrong['axis']} by {wrong['backend']} gives wrong numbers"
         return Finding(
             "bandwidth",
             "stop",
-            f"{said}\n{table(links)}",
+            f"{problem}\n{table(links)}",
             "dtrain doctor with fewer devices or nodes finds the one that is broken",
             facts,
         )
@@ -98,7 +96,7 @@ def judged(links: Sequence[Row]) -> Finding:
             "bandwidth",
             "note",
             f"{slow[0]} is slow; {text}",
-            advice if slow[0] == "nccl" else "look for what else runs on these cores or this network",
+            advice if slow[0] == "nccl" else "look for other programs on these cores or this network",
             facts,
         )
     return Finding("bandwidth", "ok", text, facts=facts)

@@ -1,7 +1,8 @@
-"""Whether the storage of `out` can hold a run: reachable, writable, create-only puts, listings that tell the truth,
-speed, room, its clock, its lease.
+"""Checks of the storage of `out`: reading and writing, create-only puts, consistent listings, clock, speed, free space
+and lease.
 
-Everything is written below one new folder, which is removed again; of a local `out` that is not there yet, beside it.
+Everything is written below one new folder, which is removed again. If a local `out` does not exist yet, the folder is
+in its nearest existing parent.
 """
 
 import contextlib
@@ -23,20 +24,20 @@ from dtrain.storage import lease, store
 from dtrain.storage.errors import explain
 
 LOOK_SECONDS = 5.0
-"""Storage that does not answer within this time is reported, and not asked again."""
+"""A storage that does not answer within this time is reported and not asked again."""
 SMALL, LARGE, TIMES = 100, 8 << 20, 5
 SLOW_BYTES, SLOW_SECONDS = 10e6, 1.0
-"""Per second, and for a small file: below, a save takes long enough to be noticed."""
+"""A save is slow below so many bytes per second, or above so many seconds for a small file."""
 FREE_BYTES = 5 << 30
 SKEW_SECONDS = 60.0
 REFUSED_SECONDS = 900.0
-"""S3 refuses what was signed by a clock that is further off:
+"""S3 refuses signatures by a clock with a larger error:
 https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html RequestTimeTooSkewed
 """
 
 
 def storage(case: Case) -> Iterable[Finding]:
-    """All that is found by writing. What cannot be done stops what would come after it."""
+    """The checks that write. An error ends them."""
     with store.patience(LOOK_SECONDS):
         try:
             with _place(case.plan.out) as place:
@@ -50,13 +51,13 @@ def storage(case: Case) -> Iterable[Finding]:
 def reached(place: str, out: str) -> Iterable[Finding]:
     """Write, read back, write again, read back."""
     url = store.join(place, "again")
-    for said in (b"first", b"second"):
-        store.write(url, said)
-        if store.read(url) != said:
+    for data in (b"first", b"second"):
+        store.write(url, data)
+        if store.read(url) != data:
             yield Finding(
                 "storage",
                 "stop",
-                f"{out}: reading gives other bytes than were written last",
+                f"{out}: a read returns older bytes than the last write",
                 "use another storage: a run's events and lease would be lost",
             )
             return
@@ -64,49 +65,42 @@ def reached(place: str, out: str) -> Iterable[Finding]:
 
 
 def created(place: str) -> Iterable[Finding]:
-    """Whether a file that is there is refused to whoever creates it: that is how of two runs one gets `out`, and how a
-    checkpoint is committed.
-    """
+    """Whether creating an existing file is refused. Leases on `out` and commits of checkpoints depend on it."""
     url = store.join(place, "once")
     store.publish(url, b"mine")
     if not _refused(url, b"theirs"):
-        text = (
-            "a file that is there can be created again: of two runs that start in the same instant both may "
-            "believe that `out` is theirs"
-        )
+        text = "creating an existing file is not refused: two runs that start in the same instant may both take `out`"
         yield Finding(
             "create-only", "note", text, "start one run at a time there, or use a storage with conditional puts"
         )
     elif store.read(url) != b"mine":
-        yield Finding(
-            "create-only", "stop", "a create that was refused changed the file all the same", "use another storage"
-        )
+        yield Finding("create-only", "stop", "a refused create still changed the file", "use another storage")
     else:
-        yield Finding("create-only", "ok", "a file that is there is refused to whoever creates it")
+        yield Finding("create-only", "ok", "creating an existing file is refused")
 
 
 def listed(place: str) -> Iterable[Finding]:
-    """Whether a listing shows what was just written, and not what was just removed."""
+    """Whether a listing shows new files at once, and removed files no longer."""
     folder = store.join(place, "list")
     names = [f"{number}" for number in range(3)]
     for name in names:
         store.write(store.join(folder, name), b"")
-    seen = store.children(folder)
+    first = store.children(folder)
     store.remove(store.join(folder, names[0]))
-    later = store.children(folder)
-    if seen != names or later != names[1:]:
+    second = store.children(folder)
+    if first != names or second != names[1:]:
         yield Finding(
             "listing",
             "stop",
-            f"lags behind: {len(seen)} of 3 new files seen, {len(later)} of 2 left",
+            f"lags behind: {len(first)} of 3 new files listed, then {len(second)} of 2",
             "use a storage with consistent listings: a checkpoint could be missed",
         )
     else:
-        yield Finding("listing", "ok", "shows what was just written, and not what was just removed")
+        yield Finding("listing", "ok", "shows new files at once, and removed files no longer")
 
 
 def dated(place: str) -> Iterable[Finding]:
-    """The storage's clock against ours, where it dates files."""
+    """Whether the clock of a storage that dates files agrees with that of this host."""
     url = store.join(place, "date")
     before = time.time()
     store.write(url, b"now")
@@ -116,7 +110,7 @@ def dated(place: str) -> Iterable[Finding]:
 
 
 def off(seconds: float) -> Finding:
-    """The verdict on two clocks that are so many seconds apart."""
+    """Judge the difference of two clocks."""
     text = f"the storage's clock and this one are {seconds:.1f} s apart"
     if seconds > REFUSED_SECONDS:
         return Finding("its clock", "stop", f"{text}: signed requests are refused", "timedatectl set-ntp true")
@@ -129,7 +123,7 @@ def off(seconds: float) -> Finding:
 
 
 def fast(place: str) -> Iterable[Finding]:
-    """Small files per second and bytes per second, one after the other: medians."""
+    """Median speed of small files, of writes and of reads, one after the other."""
     data = os.urandom(LARGE)
     small = _seconds(lambda number: store.write(store.join(place, f"small-{number}"), data[:SMALL]), TIMES)
     writing = _seconds(lambda number: store.write(store.join(place, f"large-{number}"), data), 2)
@@ -138,7 +132,7 @@ def fast(place: str) -> Iterable[Finding]:
 
 
 def speed(small: float, write: float, read: float) -> Finding:
-    """The verdict on seconds for a small file, and bytes per second of a large one."""
+    """Judge seconds per small file, and bytes per second of a large one."""
     text = (
         f"{1 / small:.0f} small files/s, one after the other; {write / 1e6:.0f} MB/s written, {read / 1e6:.0f} "
         "MB/s read, in one stream"
@@ -152,7 +146,7 @@ def speed(small: float, write: float, read: float) -> Finding:
 
 
 def space(case: Case) -> Iterable[Finding]:
-    """Free space on the disk of a local `out`, against the checkpoints that will stand there."""
+    """Whether the disk of a local `out` has room for the checkpoints of the run."""
     if store.is_local(case.plan.out):
         shapes = formulas.shapes(case.plan)
         each = saved(case.plan, shapes) if shapes else None
@@ -160,7 +154,7 @@ def space(case: Case) -> Iterable[Finding]:
 
 
 def standing(plan: Plan) -> int:
-    """How many checkpoints stand at a time, the one that is being written too."""
+    """Most checkpoints that exist at a time, including the one being written."""
     word, steps = plan.checkpoint, plan.steps
     every, keep = word.get("every") or steps, word.get("keep")
     saves = -(-steps // every) + 1
@@ -173,14 +167,12 @@ def standing(plan: Plan) -> int:
 
 
 def room(out: str, free: int, each: int | None, count: int) -> Finding:
-    """The verdict on so many free bytes for `count` checkpoints of `each` bytes; None where the model is not known
-    without torch.
-    """
+    """Judge the free bytes for `count` checkpoints of `each` bytes (None: unknown without torch)."""
     text = f"{size(free)} free for {out}"
     if each is None:
         few = free < FREE_BYTES
         text, advice = (
-            f"{text}: a checkpoint of AdamW takes 12 bytes for each number of the model",
+            f"{text}: a checkpoint with AdamW takes 12 bytes per parameter",
             "free some, type checkpoint.keep=1 or out=<another place>",
         )
         return Finding("space", "note" if few else "ok", text, advice if few else "")
@@ -208,7 +200,7 @@ def room(out: str, free: int, each: int | None, count: int) -> Finding:
 
 
 def held(case: Case) -> Iterable[Finding]:
-    """Whether another run writes under `out`."""
+    """Whether another run holds the lease of `out`."""
     with store.patience(LOOK_SECONDS):
         state, who = lease.holder(case.plan.out)
     if state == "held":
@@ -220,41 +212,39 @@ def held(case: Case) -> Iterable[Finding]:
         )
     elif state == "left":
         yield Finding(
-            "lease", "ok", f"{case.plan.out} was held by {who}, which is gone: the next run takes over at once"
+            "lease", "ok", f"{case.plan.out} was used by {who}, which has ended: the next run takes over at once"
         )
     elif state == "unknown":
-        text = f"{case.plan.out} is held by {who}, of which nothing can be seen from here"
+        text = f"{case.plan.out} is used by {who}, on a host that cannot be checked from here"
         yield Finding(
             "lease",
             "note",
             text,
-            f"if it is gone, the next run takes over after {lease.STALE_SECONDS:.0f} s; else out=<another place>",
+            f"if it has ended, the next run takes over after {lease.STALE_SECONDS:.0f} s; else out=<another place>",
         )
     else:
-        yield Finding("lease", "ok", f"nobody writes under {case.plan.out}")
+        yield Finding("lease", "ok", f"no run writes under {case.plan.out}")
 
 
 @contextlib.contextmanager
 def _place(out: str) -> Iterator[str]:
-    """A new folder at the storage of `out`, for as long as the context lasts."""
+    """A new folder in the storage of `out`, removed at the end of the context."""
     place = store.join(str(_standing(out)) if store.is_local(out) else out, f".doctor-{uuid.uuid4().hex[:12]}")
     try:
         yield place
     finally:
-        with contextlib.suppress(StoreError):  # it was told already why
+        with contextlib.suppress(StoreError):  # already reported
             store.remove(place)
 
 
 def _standing(out: str) -> Path:
-    """A local `out`, or the nearest of what it lies under that is there: a folder, if all is well."""
+    """A local `out`, or its nearest existing parent."""
     path = store.local_path(out).absolute()
     return next(each for each in (path, *path.parents) if each.exists())
 
 
 def _refused(url: str, data: bytes) -> bool:
-    """Whether the storage itself refuses to create a file that is there. `store.publish` also looks before it
-    creates.
-    """
+    """Whether the storage itself refuses to create an existing file; `store.publish` also checks before it creates."""
     try:
         if store.is_local(url):
             store.publish(url, data)
@@ -269,7 +259,7 @@ def _refused(url: str, data: bytes) -> bool:
 
 
 def _modified(url: str) -> float | None:
-    """When a file was written by its storage's clock, in seconds since 1970; None where it does not tell."""
+    """Modification time of a file by the clock of its storage, in seconds since 1970; None if it has none."""
     if store.is_local(url):
         return store.local_path(url).stat().st_mtime
     fs = store.client(url)
@@ -280,10 +270,10 @@ def _modified(url: str) -> float | None:
 
 
 def _seconds(act: Callable[[int], object], times: int) -> float:
-    """The median of so many acts."""
-    taken = []
+    """Median duration of `act` over so many calls."""
+    durations = []
     for number in range(times):
-        began = time.perf_counter()
+        start = time.perf_counter()
         act(number)
-        taken.append(time.perf_counter() - began)
-    return max(median(taken), 1e-9)
+        durations.append(time.perf_counter() - start)
+    return max(median(durations), 1e-9)

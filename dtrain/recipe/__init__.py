@@ -1,8 +1,7 @@
-"""A recipe: nothing but words written down in YAML. Reading one gives words, every run writes one: `dtrain plan
-recipe=<out>/config.yaml`.
+"""Recipes: words in a YAML file. Reading one gives words; every run writes one: `dtrain plan recipe=<out>/config.yaml`.
 
-It may come from anywhere: `dtrain.recipe.locate` says how far that place is trusted, `dtrain.recipe.policy` what it may
-say then.
+A recipe may come from anywhere: `dtrain.recipe.locate` decides how far its place is trusted, `dtrain.recipe.policy`
+which words it may then contain.
 """
 
 import re
@@ -27,31 +26,30 @@ from dtrain.storage import store
 __all__ = ["folder", "of_run", "read", "write"]
 
 NOT_WRITTEN = (*NEVER, "expect")
-"""Keys that config.yaml does not carry. What a recipe expects need not hold for a run with other words."""
+"""Keys that are not written to config.yaml. Expectations of a recipe need not hold for a run with other words."""
 DEEPEST, MOST = 8, 32
-"""Recipes below each other, and in all."""
+"""Limits: levels of recipes that build on each other, and recipes in total."""
 
 
 def read(name: str, *, said: Collection[str] = ()) -> list[Word]:
-    """The words of a recipe: one of ours by its name, or a path or URL. Raises WordsError with every mistake that can
-    be told.
+    """The words of a recipe: a built-in one by its name, or one at a path or URL. Raises WordsError with every mistake.
 
-    Keys that a person `said` on the command line are taken from there, so nothing is wrong with what a recipe says
-    about them.
+    Keys that a person `said` on the command line come from there; the recipe's values for them are not checked.
     """
     problems = list[str]()
     words = _read(find(name), [], [], problems, time.monotonic() + store.ANSWER_SECONDS)
-    problems += [problem for word in words if not _is_said(word.key, said) for problem in refused(word, word.place)]
+    problems += [
+        problem for word in words if not _is_overridden(word.key, said) for problem in refused(word, word.place)
+    ]
     if problems:
         raise WordsError(*problems)
     return words
 
 
 def of_run(run: str, *, said: Collection[str] = ()) -> list[Word]:
-    """The words of the run at URL `run`; from elsewhere, without those that no recipe from elsewhere may say. Raises
-    WordsError.
+    """The words of the run at URL `run`; of a remote run, without those that a remote recipe may not set.
 
-    What its model and data are made of is not left out in silence: a person says it, or it is refused.
+    Raises WordsError if that would change its model or data: a person must type these words.
     """
     problems = list[str]()
     words = _read(find(f"{run.rstrip('/')}/config.yaml"), [], [], problems, time.monotonic() + store.ANSWER_SECONDS)
@@ -60,34 +58,39 @@ def of_run(run: str, *, said: Collection[str] = ()) -> list[Word]:
         wrong = list(refused(word, word.place))
         if not wrong:
             kept.append(word)
-        elif word.key.split(".")[0] in MADE_OF and word.key.split(".")[-1] != "cache" and not _is_said(word.key, said):
+        elif (
+            word.key.split(".")[0] in MADE_OF
+            and word.key.split(".")[-1] != "cache"
+            and not _is_overridden(word.key, said)
+        ):
             problems += wrong
     if problems:
         raise WordsError(*problems)
     return kept
 
 
-def _is_said(key: str, said: Collection[str]) -> bool:
-    """A key, or the word of its group."""
+def _is_overridden(key: str, said: Collection[str]) -> bool:
+    """Whether the command line gives this key, or the word of its group."""
     return key in said or key.split(".")[0] in said
 
 
 def _read(place: Place, chain: Sequence[Place], seen: list[Place], problems: list[str], until: float) -> list[Word]:
-    """The words of a recipe, and before them those of the recipes it builds on. Raises WordsError when it cannot be
-    read.
+    """The words of the recipes that a recipe builds on, then its own. Raises WordsError if it cannot be read.
 
-    `until` is a monotonic time: whoever waits, waits for all of them together.
+    `until` is the deadline (monotonic time) for all of them together.
     """
     check(place, chain)
     seen.append(place)
     if len(chain) >= DEEPEST or len(seen) > MOST:
         raise WordsError(
-            f"{chain[-1]}: more than {DEEPEST} recipes build on each other, or {MOST} in all. Write their words into "
-            "one."
+            f"{chain[-1]}: at most {DEEPEST} recipes may build on each other, {MOST} in all. Merge some of them into "
+            "one file."
         )
     left = until - time.monotonic()
     if place.trust == "remote" and left <= 0:
-        raise WordsError(f"recipe={place}: was not asked for: those before it took {store.ANSWER_SECONDS:g} s already.")
+        raise WordsError(
+            f"recipe={place}: was not read: the recipes before it took {store.ANSWER_SECONDS:g} s, the limit for all."
+        )
     try:
         data = fetch(place, seconds=left)
         document = parse(data).value
@@ -97,7 +100,7 @@ def _read(place: Place, chain: Sequence[Place], seen: list[Place], problems: lis
         column = f":{slip.column}" if slip.column else ""
         raise WordsError(f"{place}:{slip.line}{column}: {slip}") from slip
     if not isinstance(document, dict):
-        raise WordsError(f"{place}:1: not a recipe: a mapping of words to values is expected.")
+        raise WordsError(f"{place}:1: not a recipe: it must be a mapping of words to values.")
     problems += _package(data, place)
     below = list[Word]()
     for name in _names(document.get("recipe"), place, problems):
@@ -111,16 +114,16 @@ def _read(place: Place, chain: Sequence[Place], seen: list[Place], problems: lis
 
 
 def _package(data: bytes, place: Place) -> Iterable[str]:
-    found = re.search(rb"^#\s*@package\s+(\S+)", data, re.MULTILINE)
-    if found and found[1] != b"_global_":
+    match = re.search(rb"^#\s*@package\s+(\S+)", data, re.MULTILINE)
+    if match and match[1] != b"_global_":
         yield (
-            f"{place}: # @package {found[1].decode(errors='replace')[:60]} is not read. Write whole keys, such as "
-            "model.width, and leave the line out."
+            f"{place}: # @package {match[1].decode(errors='replace')[:60]} is not supported. Remove the line, and "
+            "write full keys such as model.width."
         )
 
 
 def _names(node: Node | None, place: Place, problems: list[str]) -> Iterable[str]:
-    """The recipes that one builds on."""
+    """The names of the recipes that a recipe builds on."""
     names: list[Any] = []
     if node is not None:
         names = node.plain() if isinstance(node.value, list) else [node.value]
@@ -135,8 +138,8 @@ def _names(node: Node | None, place: Place, problems: list[str]) -> Iterable[str
 
 
 def _words(document: Mapping[str, Node], place: Place, problems: list[str]) -> Iterable[Word]:
-    """Choices first, then what takes the place of a choice, then arguments: whoever is chosen drops what was said about
-    another.
+    """The words of one document: choices first, then `_target_`s, then arguments, because a choice drops the arguments
+    of the previous one.
     """
     chosen = list(_defaults(document.get("defaults"), place, problems))
     rest = list[Word]()
@@ -144,14 +147,14 @@ def _words(document: Mapping[str, Node], place: Place, problems: list[str]) -> I
         if key in GROUPS and isinstance(node.value, str | list):
             chosen.append(Word(key, node.plain(), _choice(node.plain()), f"{place}:{node.line}"))
         elif key in GROUPS and node.value is None:
-            problems.append(f"{place}:{node.line}: {key} says nothing. Leave it out, or write {key}: <word>.")
+            problems.append(f"{place}:{node.line}: {key} is empty. Remove it, or write {key}: <word>.")
         elif key not in ("defaults", "recipe") and node.value != {}:
             rest += _leaves(key, node, place, problems)
-    said: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for word in (*chosen, *sorted(rest, key=_order)):
-        if word.key in said:
-            problems.append(f"{word.source}: {word.key} is said in {said[word.key]} already.")
-        said[word.key] = word.source
+        if word.key in sources:
+            problems.append(f"{word.source}: {word.key} is already set in {sources[word.key]}.")
+        sources[word.key] = word.source
         yield word
 
 
@@ -160,16 +163,16 @@ def _order(word: Word) -> int:
 
 
 def _defaults(node: Node | None, place: Place, problems: list[str]) -> Iterable[Word]:
-    """Choices as Hydra's defaults list writes them."""
+    """The choices in a Hydra defaults list."""
     entries: list[Any] = []
     if node is not None and node.value is not None:
         entries = node.value if isinstance(node.value, list) else [node]
     for entry in entries:
         pairs = list(entry.value.items()) if isinstance(entry.value, dict) else []
-        found = OVERRIDE.fullmatch(pairs[0][0]) if len(pairs) == 1 else None
-        if found:
+        match = OVERRIDE.fullmatch(pairs[0][0]) if len(pairs) == 1 else None
+        if match:
             choice = pairs[0][1].plain()
-            yield Word(found[1], choice, _choice(choice), f"{place}:{entry.line}")
+            yield Word(match[1], choice, _choice(choice), f"{place}:{entry.line}")
         elif entry.value != "_self_":
             problems.append(
                 f"{place}:{entry.line}: defaults: {str(entry.plain())[:60]!r} is not understood. Write `- override "
@@ -184,18 +187,18 @@ def _leaves(key: str, node: Node, place: Place, problems: list[str]) -> Iterable
             yield from _leaves(f"{key}.{name}", inner, place, problems)
         return
     problems += [
-        f"{place}:{node.line}: {key}: {name} is no argument. A part has _target_ and its arguments."
+        f"{place}:{node.line}: {key}: {name} is not an argument. A part has _target_ and its arguments."
         for name in _private(key, node)
     ]
     if not KEY.fullmatch(key):
-        problems.append(f"{place}:{node.line}: {key!r:.60} belongs into a defaults list.")
+        problems.append(f"{place}:{node.line}: {key!r:.60} belongs in a defaults list.")
         return
     as_written = INTEGER.fullmatch(node.raw) or FLOAT.fullmatch(node.raw)
     yield Word(key, node.plain(), node.raw if as_written else text(node.plain()), f"{place}:{node.line}")
 
 
 def _private(key: str, node: Node) -> Iterable[str]:
-    """Names that belong to Hydra or to Python, in a key and below it."""
+    """Names in a key, and below it, that are reserved for Hydra or Python."""
     yield from (name for name in key.split(".") if name.startswith("_") and name != "_target_")
     below = node.value.items() if isinstance(node.value, dict) else []
     if isinstance(node.value, list):
@@ -209,13 +212,13 @@ def _choice(word: Any) -> str:
 
 
 def write(config: Config) -> str:
-    """config.yaml: what was asked, as a recipe, with the source of every value that is not a default."""
-    lines = ["# @package _global_", "# what was asked; recipe=<this file> runs it again"]
+    """config.yaml: the requested config as a recipe, with the source of every value that is not a default."""
+    lines = ["# @package _global_", "# the requested config; recipe=<this file> runs it again"]
     if config.trust:
         lines.append(f"# needs trust={text(list(config.trust))}")
-    told = [key for key in config.sources if key.split(".")[0] == "out_options"]
-    if told:
-        lines.append(f"# needs {' '.join(f'{key}=<not written>' for key in told)}")
+    storage_options = [key for key in config.sources if key.split(".")[0] == "out_options"]
+    if storage_options:
+        lines.append(f"# needs {' '.join(f'{key}=<not written>' for key in storage_options)}")
     lines.append("defaults:")
     lines += [
         f"  - override /{group}: {_flow(word)}{_source(config, group)}"
@@ -229,12 +232,12 @@ def write(config: Config) -> str:
     return "\n".join(lines) + "\n"
 
 
-class _Said(str):
-    """A value that reads the environment, as it was typed: it is looked up anew."""
+class _AsTyped(str):
+    """A value with an interpolation, as it was typed, so that a new run resolves it again."""
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-    """Writes what `dtrain.recipe.document` reads as the same values."""
+    """Writes YAML that `dtrain.recipe.document` reads back as the same values."""
 
 
 def _text(dumper: _Dumper, value: str) -> yaml.ScalarNode:
@@ -242,8 +245,8 @@ def _text(dumper: _Dumper, value: str) -> yaml.ScalarNode:
         plain = scalar(value) == value and KEY.fullmatch(value)
     except ValueError:
         plain = None
-    if not isinstance(value, _Said) and not HERE.fullmatch(value):
-        value = value.replace("${", "\\${")  # it was looked up, and is no interpolation any more
+    if not isinstance(value, _AsTyped) and not HERE.fullmatch(value):
+        value = value.replace("${", "\\${")  # a resolved value is not an interpolation
     quotes = '"' if "\n" in value else "'"
     style = None if plain else quotes
     node: yaml.ScalarNode = dumper.represent_scalar("tag:yaml.org,2002:str", str(value), style=style)
@@ -251,7 +254,7 @@ def _text(dumper: _Dumper, value: str) -> yaml.ScalarNode:
 
 
 _Dumper.add_representer(str, _text)
-_Dumper.add_representer(_Said, _text)
+_Dumper.add_representer(_AsTyped, _text)
 
 
 def _flow(value: Any) -> str:
@@ -280,7 +283,7 @@ def _yaml_lines(name: str, value: Any, config: Config, indent: str, key: str) ->
     else:
         yield (
             f"{indent}{name}: "
-            f"{_flow(_said(config.unresolved[key]) if key in config.unresolved else value)}{_source(config, key)}"
+            f"{_flow(_as_typed(config.unresolved[key]) if key in config.unresolved else value)}{_source(config, key)}"
         )
 
 
@@ -288,7 +291,7 @@ def _source(config: Config, key: str) -> str:
     return f"  # {masked(config.sources[key])}" if key in config.sources else ""
 
 
-def _said(value: Any) -> Any:
+def _as_typed(value: Any) -> Any:
     if isinstance(value, list):
-        return [_said(item) for item in value]
-    return _Said(value) if isinstance(value, str) else value
+        return [_as_typed(item) for item in value]
+    return _AsTyped(value) if isinstance(value, str) else value

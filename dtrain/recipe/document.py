@@ -1,10 +1,8 @@
-"""YAML as recipes are written -> values that know their line, or one sentence with the place: `dtrain plan
-recipe=mine.yaml`.
+"""Parser for recipes: YAML -> values with their lines, or one error with its line: `dtrain plan recipe=mine.yaml`.
 
-Nothing is made of it but mappings, lists, texts, numbers, true, false and null. What an alias would repeat is counted
-before it is repeated. Plain values are read by the core schema of YAML 1.2
-(https://yaml.org/spec/1.2.2/#103-core-schema), not by that of 1.1, in which `no` is false, `1:30` ninety and `1e-3` a
-text; what the two read as different numbers is refused.
+The only types are mapping, list, text, number, true, false and null. Values that aliases repeat are counted before they
+are expanded. Plain values follow the core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema), not YAML
+1.1, in which `no` is false, `1:30` is ninety and `1e-3` is a text; a number that the two read differently is refused.
 """
 
 import re
@@ -16,7 +14,7 @@ from typing import Any
 import yaml
 
 DEEPEST, MOST, LONGEST, LONGEST_KEY = 20, 10_000, 20_000, 200
-"""Levels, values with those that aliases repeat, characters of a text, of a key."""
+"""Limits: levels, values including repetitions by aliases, characters of a text, characters of a key."""
 LONGEST_NUMBER = 40
 PLAIN = {"": None, "~": None, "null": None, "Null": None, "NULL": None} | {
     word: word.lower() == "true" for word in ("true", "True", "TRUE", "false", "False", "FALSE")
@@ -30,14 +28,12 @@ KEY = re.compile(r"[A-Za-z0-9_][\w+-]*(\.[A-Za-z0-9_][\w+-]*)*", re.ASCII)
 OVERRIDE = re.compile(r"(?:override )?/(\w+)", re.ASCII)
 """A group in a defaults list, as Hydra writes it."""
 HIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\u202a-\u202e\u2066-\u2069]")
-"""Characters that a terminal obeys instead of showing: control characters, and those that turn the direction of
-writing.
-"""
+"""Characters that control a terminal instead of being shown: control characters, and bidirectional overrides."""
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Slip(Exception):
-    """A mistake and its place: line and column count from 1, column 0 is the whole line."""
+    """A mistake in a document. Line and column count from 1; column 0 means the whole line."""
 
     def __init__(self, sentence: str, line: int, column: int = 0) -> None:
         self.line, self.column = line, column
@@ -51,9 +47,9 @@ class Node:
     value: Any
     line: int
     raw: str = ""
-    """A number as it was written."""
+    """Source text of a number."""
     size: int = 1
-    """Values in it, those that aliases repeat counted each time."""
+    """Number of values in it, including every repetition by an alias."""
 
     def plain(self) -> Any:
         """The value without lines."""
@@ -64,7 +60,7 @@ class Node:
 
 @dataclass
 class _Open:
-    """A list or mapping whose end has not come; of a mapping, keys and values take turns."""
+    """A list or mapping whose end has not been read. In a mapping, keys and values alternate."""
 
     mapping: bool
     line: int
@@ -91,8 +87,8 @@ def parse(data: bytes) -> Node:
 
 
 def scalar(raw: str) -> Any:
-    """The value of a plain scalar. Raises ValueError for a number that two versions of YAML read differently, or that
-    is none.
+    """The value of a plain scalar. Raises ValueError for a number that is too long, or that two versions of YAML read
+    differently.
     """
     if raw in PLAIN:
         return PLAIN[raw]
@@ -112,7 +108,7 @@ def scalar(raw: str) -> Any:
 
 
 def _text(data: bytes) -> str:
-    """The characters. Raises Slip for what is no text, or not all to be seen."""
+    """Decode. Raises Slip for bytes that are not text, and for hidden characters."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -138,7 +134,7 @@ def _named(character: str) -> str:
 
 
 def _build(events: Iterator[yaml.Event]) -> Node:
-    """One tree of the events of one document, without recursion: a hostile one may be deeper than the stack."""
+    """The tree of one document. Not recursive: a hostile document may be deeper than the stack."""
     anchors: dict[str, Node] = {}
     stack = [_Open(False, 1, None)]
     documents = 0
@@ -146,7 +142,7 @@ def _build(events: Iterator[yaml.Event]) -> Node:
         line = event.start_mark.line + 1 if event.start_mark else 1
         documents += isinstance(event, yaml.DocumentStartEvent)
         if documents > 1:
-            raise Slip("a second document begins. A recipe is one.", line)
+            raise Slip("a second document begins. A recipe is one document.", line)
         _check(event, line)
         if isinstance(event, yaml.SequenceStartEvent | yaml.MappingStartEvent):
             if len(stack) > DEEPEST:
@@ -173,7 +169,7 @@ def _build(events: Iterator[yaml.Event]) -> Node:
 
 
 def _check(event: yaml.Event, line: int) -> None:
-    """Raises Slip."""
+    """Raises Slip for tags and for texts that are too long."""
     tag = getattr(event, "tag", None)
     if tag:
         raise Slip(
@@ -184,7 +180,7 @@ def _check(event: yaml.Event, line: int) -> None:
     if not isinstance(event, yaml.ScalarEvent):
         return
     if len(event.value) > LONGEST:
-        raise Slip(f"a text of {len(event.value)} characters, of {LONGEST} at most.", line)
+        raise Slip(f"a text of {len(event.value)} characters; the limit is {LONGEST}.", line)
 
 
 def _scalar(event: yaml.ScalarEvent, line: int) -> Node:
@@ -208,11 +204,11 @@ def _collection(ended: _Open) -> Node:
             merged += value.value if isinstance(value.value, list) else [value]
             continue
         if name in pairs:
-            raise Slip(f"{name} stands in line {pairs[name].line} already.", key.line)
+            raise Slip(f"{name} is already in line {pairs[name].line}.", key.line)
         pairs[name] = Node(value.value, key.line, value.raw, value.size)
-    for other in merged:  # https://yaml.org/type/merge.html: what is said here wins, then the first of those merged
+    for other in merged:  # https://yaml.org/type/merge.html: own keys win, then the first merged mapping
         if not isinstance(other.value, dict):
-            raise Slip("<< merges mappings, and this is none.", ended.line)
+            raise Slip("<< merges mappings, but this is not a mapping.", ended.line)
         pairs = {**other.value, **pairs}
     return Node(pairs, ended.line, size=_size(pairs.values(), ended.line))
 
@@ -225,7 +221,7 @@ def _size(nodes: Any, line: int) -> int:
 
 
 def _key(node: Node) -> str:
-    """A key as text. Raises Slip for one that is no word: nothing else reaches a command line, a file or a call."""
+    """A key as text. Raises Slip unless it is a word: keys become parts of command lines, files and calls."""
     if isinstance(node.value, dict | list):
         raise Slip("a key is a word, not a list or mapping.", node.line)
     name = node.raw or str(node.value)
@@ -235,5 +231,5 @@ def _key(node: Node) -> str:
     if strange:
         raise Slip(f"the key {name!r:.60} has {_named(strange)}. Keys are ASCII.", node.line)
     if not (KEY.fullmatch(name) or OVERRIDE.fullmatch(name)) or len(name) > LONGEST_KEY:
-        raise Slip(f"{name!r:.60} is no key. Keys are made of letters, digits, _ and dots between them.", node.line)
+        raise Slip(f"{name!r:.60} is not a key. Keys are made of letters, digits, _ and dots between them.", node.line)
     return name

@@ -1,8 +1,7 @@
-"""Expected figures of a run against the actual ones: `dtrain verify recipe=digits`.
+"""Compares expected with actual figures of a run: `dtrain verify recipe=digits`.
 
-A figure is expected to lie in a band, [lowest, highest], either of them null. Losses, accuracies and steps depend on
-the words alone, so they are judged anywhere; memory and speed depend on the machine, and are judged on the one that
-`expect.hardware` names.
+A figure is expected in a band, [lowest, highest]; one of them may be null. Losses, accuracies and steps depend on the
+words alone and are judged on any machine; memory and speed only on the one that `expect.hardware` names.
 """
 
 import json
@@ -23,13 +22,13 @@ HELD_OUT = ("eval_loss", "eval_accuracy")
 OF_THE_MACHINE = ("memory", "samples_per_second", "tokens_per_second")
 BANDS = (*OF_A_STEP, *HELD_OUT, *OF_THE_MACHINE)
 WARM = 5
-"""Steps at the beginning that no speed is taken from, of a run that is longer."""
+"""First steps that are left out of speeds, if the run has more."""
 GIB = 1 << 30
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One figure: what was expected, what was found (None: the run has none), and how it was judged: ok, outside,
+    """A figure with its expected band, its actual value `found` (None: the run has none), and a verdict: ok, outside,
     absent or elsewhere.
     """
 
@@ -45,7 +44,7 @@ class Finding:
 
 
 def asked(expect: Expect) -> list[str]:
-    """The figures that are expected. Raises WordsError when a band is none."""
+    """The names of the expected figures. Raises WordsError for a malformed band."""
     names = [name for name in BANDS if getattr(expect, name) is not None]
     wrong = [
         f"expect.{name}={getattr(expect, name)}: a band is [lowest, highest], as [1.2, 1.4] or [null, 1.4]."
@@ -58,7 +57,7 @@ def asked(expect: Expect) -> list[str]:
 
 
 def band(limits: Any) -> str:
-    """`1.2 to 1.4`, `at most 1.4`, for a person; of what is no band, nothing sensible."""
+    """A band as text: `1.2 to 1.4`, `1.4 or less`. Accepts any value, as recipes are listed unchecked."""
     low, high = limits if isinstance(limits, list) and len(limits) == 2 else (None, None)
     if low is None or high is None:
         return f"{high} or less" if low is None else f"{low} or more"
@@ -66,21 +65,21 @@ def band(limits: Any) -> str:
 
 
 def machine(cluster: Cluster) -> str:
-    """This machine as `expect.hardware` names one: GPUs by their model, or CPU cores by theirs."""
+    """This machine in the notation of `expect.hardware`: count and model of its GPUs, or else of its CPU cores."""
     if cluster.gpus:
         models = [
-            found[1]
+            match[1]
             for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-            for found in [_line("Model", path)]
-            if found
+            for match in [_line("Model", path)]
+            if match
         ]
         return f"{cluster.gpus} x {models[0] if models else 'GPU'}"
-    found = _line("model name", Path("/proc/cpuinfo"))
-    return f"{cluster.cpus} x {found[1] if found else 'CPU'}"
+    match = _line("model name", Path("/proc/cpuinfo"))
+    return f"{cluster.cpus} x {match[1] if match else 'CPU'}"
 
 
 def judge(expect: Expect, out: str, *, here: str) -> list[Finding]:
-    """The findings on a run under `out`; `here` is this machine. Raises StoreError when it left no rows."""
+    """Judge the run under `out`; `here` is this machine. Raises StoreError if the run has no metrics."""
     rows = [json.loads(line) for line in store.read(store.join(out, "metrics.jsonl")).decode().splitlines()]
     result = json.loads(store.read(store.join(out, "result.json")))
     figures = figures_of(rows, result)
@@ -91,8 +90,8 @@ def judge(expect: Expect, out: str, *, here: str) -> list[Finding]:
 
 
 def figures_of(rows: list[Mapping[str, Any]], result: Mapping[str, Any]) -> dict[str, float]:
-    """Every figure that can be expected, of the rows of metrics.jsonl and of result.json: those of the last row, the
-    last held-out ones, medians of speeds.
+    """Every figure of a run that a recipe may expect: losses of the last row, the last held-out metrics, median speeds,
+    peak memory. From the rows of metrics.jsonl and from result.json.
     """
     warm = rows[WARM:] or rows
     speeds = {
@@ -111,22 +110,22 @@ def figures_of(rows: list[Mapping[str, Any]], result: Mapping[str, Any]) -> dict
 def table(findings: Iterable[Finding], hardware: str | None) -> str:
     lines = [f"{'figure':<20} {'expected':<22} {'found':<12}"]
     for one in findings:
-        found = "none" if one.found is None else f"{one.found:.5g}"
+        actual = "none" if one.found is None else f"{one.found:.5g}"
         verdict = {"absent": "the run has no such figure", "elsewhere": f"not judged: expected on {hardware}"}.get(
             one.verdict, one.verdict
         )
-        lines.append(f"{one.figure:<20} {band([one.low, one.high]):<22} {found:<12} {verdict}")
+        lines.append(f"{one.figure:<20} {band([one.low, one.high]):<22} {actual:<12} {verdict}")
     return "\n".join(lines)
 
 
-def _judged(name: str, limits: list[Any], found: float | None, same_machine: bool) -> Finding:
+def _judged(name: str, limits: list[Any], actual: float | None, same_machine: bool) -> Finding:
     low, high = limits
     if name in OF_THE_MACHINE and not same_machine:
-        return Finding(name, low, high, found, "elsewhere")
-    if found is None:
+        return Finding(name, low, high, actual, "elsewhere")
+    if actual is None:
         return Finding(name, low, high, None, "absent")
-    inside = (low is None or found >= low) and (high is None or found <= high)
-    return Finding(name, low, high, found, "ok" if inside else "outside")
+    inside = (low is None or actual >= low) and (high is None or actual <= high)
+    return Finding(name, low, high, actual, "ok" if inside else "outside")
 
 
 def _is_band(expect: Expect, name: str) -> bool:

@@ -1,5 +1,5 @@
-"""Places that a recipe from elsewhere may open: public addresses, and the host it came from itself; no files of this
-machine, nothing of its network.
+"""Rules for the addresses in a remote recipe: it may open public addresses and the host it came from, but no files of
+this machine and no hosts of its network.
 
 dtrain plan recipe=https://host/a.yaml      # data.path=/etc/passwd in it is refused, and so is http://169.254.169.254/
 """
@@ -17,42 +17,42 @@ from urllib.parse import unquote, urlsplit
 from dtrain.storage import web
 
 REACHABLE = ("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf")
-"""Schemes that a recipe from elsewhere may name: none of them leads to this machine's files, or takes its keys to
-another one.
+"""Schemes that a remote recipe may name: none of them opens files of this machine, or sends its credentials to another
+machine.
 """
 OPENS = re.compile(
     r"(?:^|_)(?:paths?|files?|filenames?|folders?|dirs?|directory|roots?|urls?|uri|cache|location|sources?|glob|init|"
     r"checkpoint|ckpt|weights_file)$"
 )
 NAMES = re.compile(r"(?:^|_)(?:tokenizer|name_or_path|repo|repo_id|processor)$")
-"""Keys that take the name of something on a hub as well as a path."""
+"""Keys that take either a path or the name of something on a hub."""
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 BARE_NAME = re.compile(r"[\w-]+(/[\w-]+)?")
 TEXT = re.compile(r"(?:^|_)(?:prompts?|text)$")
 """Keys whose values are only read as text."""
 HERE = re.compile(r"\s*(?:[/~\\]|\.{1,2}(?:[/\\]|\s*$)|[A-Za-z]:[/\\])|.*[/\\]\.\.(?:[/\\]|$)", re.DOTALL)
-"""How a path of this machine begins, or climbs."""
+"""A path that is absolute, begins with `.` or `~`, or contains `..`."""
 SCHEME = re.compile(r"(?:(?<=^)|(?<=[\s,;|'\"(\[]))\s*([A-Za-z][A-Za-z0-9+.-]*)(::|://|:/)")
 CHAIN = re.compile(r"://[^\s\[\]]*::|::[^\s\[\]]*://")
 URL = re.compile(r"https?:[/\\]+[^\s,;|'\"]+", re.IGNORECASE)
 ADDRESS = re.compile(r"(\d+\.\d+\.\d+\.\d+|\[[0-9A-Fa-f:.%]+\]|localhost)(:\d+)?(/.*)?", re.IGNORECASE)
 INSIDE = ("localhost", "local", "internal", "intranet", "lan", "home", "corp", "home.arpa")
-"""Ends of names that no public server has."""
+"""Top-level domains of private networks."""
 LOOKUP_SECONDS = 2.0
 
 
 def refusal(key: str, value: str, beside: str) -> str | None:
-    """Why a recipe at the URL `beside` may not say this, or nothing."""
+    """Why a recipe at the URL `beside` may not set `key` to `value`; None if it may."""
     last = next((name for name in reversed(key.lower().split(".")) if not name.isdecimal()), "")
     if TEXT.search(last):
         return None
     if CHAIN.search(value):
         return "cannot open one address through another"
-    for found in SCHEME.finditer(value):
-        scheme, sign = found.groups()
+    for match in SCHEME.finditer(value):
+        scheme, sign = match.groups()
         if sign == "::" or (sign == ":/" and scheme.lower() not in ("http", "https")):
             return f"cannot open {scheme}:"
-        if scheme.lower() not in REACHABLE and not _is_beside(value[found.start(1) :], beside):
+        if scheme.lower() not in REACHABLE and not _is_beside(value[match.start(1) :], beside):
             return f"cannot open {scheme}://"
     for url in URL.findall(value):
         if not _is_beside(url, beside) and is_private(host := _host(url)):
@@ -72,8 +72,8 @@ def refusal(key: str, value: str, beside: str) -> str | None:
 
 
 def is_private(host: str) -> bool:
-    """Whether a host is of this machine or of a network that is not public. Names are judged by their looks:
-    `resolves_inside` asks.
+    """Whether a host is this machine or belongs to a private network. A name is judged by its domain;
+    `resolves_inside` looks it up.
     """
     name = host.strip(".").lower()
     number = _number(name)
@@ -83,35 +83,35 @@ def is_private(host: str) -> bool:
 
 
 def resolves_inside(hosts: Iterable[str]) -> list[str]:
-    """Those of the hosts whose name leads to an address that is not public. What cannot be told within two seconds is
-    not among them.
+    """The hosts whose names resolve to a private address. A name that does not resolve within LOOKUP_SECONDS counts as
+    public.
     """
-    found = list[str]()
+    inside = list[str]()
 
-    def ask(host: str) -> None:
+    def look_up(host: str) -> None:
         try:
-            known = {ipaddress.ip_address(str(each[4][0]).split("%")[0]) for each in socket.getaddrinfo(host, None)}
+            addresses = {ipaddress.ip_address(str(each[4][0]).split("%")[0]) for each in socket.getaddrinfo(host, None)}
         except (OSError, ValueError):
             return
-        if not all(map(web.is_public, known)):
-            found.append(host)
+        if not all(map(web.is_public, addresses)):
+            inside.append(host)
 
-    asking = [threading.Thread(target=ask, args=(host,), daemon=True) for host in sorted(set(hosts))]
-    for thread in asking:
+    threads = [threading.Thread(target=look_up, args=(host,), daemon=True) for host in sorted(set(hosts))]
+    for thread in threads:
         thread.start()
     until = time.monotonic() + LOOKUP_SECONDS
-    for thread in asking:
+    for thread in threads:
         thread.join(max(0.0, until - time.monotonic()))
-    return sorted(found)
+    return sorted(inside)
 
 
 def servers(value: str) -> list[str]:
-    """The URLs of the web in a value, and the value itself, as a client takes it."""
+    """The http(s) URLs in a value, and the value itself if it is a URL."""
     return [each for each in (value, *URL.findall(value)) if urlsplit(each.strip()).netloc]
 
 
 def named_hosts(value: str, beside: str) -> list[str]:
-    """The hosts of a value's addresses that are names, without that of `beside`."""
+    """The host names in the URLs of a value, without IP addresses and the host of `beside`."""
     hosts = [_host(url) for url in URL.findall(value) if not _is_beside(url, beside)]
     return [host for host in hosts if host and _number(host) is None]
 
@@ -124,7 +124,7 @@ def _is_file_here(value: str, name: re.Pattern[str]) -> bool:
 
 
 def _host(url: str) -> str:
-    """The host as a client reads it; the empty text where there is none."""
+    """The host of a URL as a client reads it; empty if there is none."""
     try:
         parts = urlsplit(re.sub(r"^(https?):[/\\]+", r"\1://", url.strip(), flags=re.IGNORECASE))
         host = unicodedata.normalize("NFKC", unquote(parts.hostname or "")).replace("\u3002", ".")
@@ -134,7 +134,7 @@ def _host(url: str) -> str:
 
 
 def _is_beside(url: str, beside: str) -> bool:
-    """Whether it lies on the host, or in the store, that the recipe came from."""
+    """Whether `url` has the host or bucket that the recipe came from."""
     try:
         one, other = urlsplit(url.strip()), urlsplit(beside)
     except ValueError:
@@ -144,7 +144,7 @@ def _is_beside(url: str, beside: str) -> bool:
 
 
 def _number(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address that a host is when it is none of names: in all the ways that inet_aton reads one."""
+    """The IP address that a host stands for, in every notation of inet_aton; None for a name."""
     try:
         return ipaddress.ip_address(host.split("%")[0])
     except ValueError:

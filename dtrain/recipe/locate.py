@@ -1,8 +1,7 @@
-"""Where a recipe lies, how far that place is trusted, and the bytes that are there: `dtrain plan
-recipe=https://host/a.yaml@sha256:<hex>`.
+"""Location of a recipe, its trust level, and its bytes: `dtrain plan recipe=https://host/a.yaml@sha256:<hex>`.
 
-Three places: `own`, shipped with dtrain; `local`, a path of this machine; `remote`, every other URL. What a recipe
-builds on has at most the trust of its own place.
+Three levels: `own`, shipped with dtrain; `local`, a path of this machine; `remote`, every other URL. A recipe that
+another one builds on is trusted no more than that one.
 """
 
 import hashlib
@@ -23,51 +22,49 @@ from dtrain.secrets import masked, screen
 from dtrain.storage import clients, store
 
 LARGEST = 1 << 20
-"""Bytes of a recipe."""
+"""Most bytes of a recipe."""
 SECONDS = 5.0
-"""A storage that refuses is asked again only for so long: a person waits."""
+"""Time limit of retries: a person waits."""
 SHORTEST_PIN = 32
-"""Hex digits. A pin holds against somebody who writes another file on purpose: with 128 bits that is out of reach, with
-32 it takes minutes.
-"""
+"""Hex digits. A pin must resist an attacker who forges a file: 128 bits are out of reach, 32 bits take minutes."""
 Trust = Literal["own", "local", "remote"]
 
 
 @dataclass(frozen=True)
 class Place:
-    """`url` is a path or URL; `digest` the beginning of the SHA-256 that its bytes must have, or nothing."""
+    """`url` is a path or URL; `digest` the beginning of the SHA-256 that its bytes must have; empty: any."""
 
     url: str
     trust: Trust
     digest: str = ""
 
     def __str__(self) -> str:
-        """As messages name it: without secrets, and a built-in recipe by its short path."""
+        """For messages: without secrets, a built-in recipe by its short path."""
         return f"recipes/{Path(self.url).name}" if self.trust == "own" else masked(self.url)
 
 
 def find(name: str, beside: Place | None = None) -> Place:
-    """The place that a person, or the recipe at `beside`, calls `name`. Raises WordsError."""
+    """The place that `name` means to a person, or to the recipe at `beside`. Raises WordsError."""
     plain, pinned, digest = name.partition("@sha256:")
     known = recipes()
     if pinned and not re.fullmatch(rf"[0-9a-fA-F]{{{SHORTEST_PIN},64}}", digest):
         raise WordsError(f"recipe={cut(masked(name))}: a pin is @sha256: and {SHORTEST_PIN} to 64 hex digits.")
     if plain in known:
-        found = Place(str(known[plain]), "own")
+        place = Place(str(known[plain]), "own")
     elif not re.search(r"[/.]", plain) and (beside or len(plain) > 255 or not Path(plain).is_dir()):
         raise WordsError(
             f"recipe={cut(masked(plain))}: there is no such recipe.{nearest(plain, known)} Or give a path or URL."
         )
     elif beside is None:
-        found = Place(plain, "local" if store.is_local(plain) else "remote")
+        place = Place(plain, "local" if store.is_local(plain) else "remote")
     else:
-        found = _from(beside, plain)
-    return replace(found, digest=digest.lower())
+        place = _from(beside, plain)
+    return replace(place, digest=digest.lower())
 
 
 def fetch(place: Place, *, seconds: float | None = None) -> bytes:
-    """The bytes there; another machine is waited for as long as `store.small` does, or `seconds`. Raises WordsError and
-    StoreError.
+    """The bytes of a recipe. `seconds` limits the wait for a remote one, instead of the limit of `store.small`. Raises
+    WordsError and StoreError.
     """
     if store.is_local(place.url) and store.local_path(place.url).is_dir():
         instead = screen.typed(f"recipe={place.url.rstrip('/')}/config.yaml")
@@ -76,15 +73,15 @@ def fetch(place: Place, *, seconds: float | None = None) -> bytes:
     with store.patience(SECONDS), clients.from_a_person(place.url) if place.trust == "remote" else nullcontext():
         data = store.small(place.url, LARGEST + 1, seconds=seconds)
     if len(data) > LARGEST:
-        raise WordsError(f"{place}: larger than {LARGEST >> 20} MiB, which no recipe is.")
-    found = hashlib.sha256(data).hexdigest()
-    if not found.startswith(place.digest):
-        raise WordsError(f"{place}: is not what was pinned: it has @sha256:{found}.")
+        raise WordsError(f"{place}: larger than {LARGEST >> 20} MiB, the limit for a recipe.")
+    actual = hashlib.sha256(data).hexdigest()
+    if not actual.startswith(place.digest):
+        raise WordsError(f"{place}: does not match its pin: it has @sha256:{actual}.")
     return data
 
 
 def check(place: Place, chain: Sequence[Place]) -> None:
-    """Whether what the last recipe of `chain` builds on may be read. Raises WordsError."""
+    """Raises WordsError if the last recipe of `chain` may not build on `place`."""
     if place.url in [other.url for other in chain]:
         raise WordsError(
             f"{chain[-1]}: recipes build on each other in a circle: {' -> '.join(map(str, [*chain, place]))}."
@@ -98,13 +95,13 @@ def check(place: Place, chain: Sequence[Place]) -> None:
 
 
 def story(text: str) -> str:
-    """The sentence a recipe begins with: the first comment that says something."""
+    """The description of a recipe: its first comment with text."""
     comments = (line.lstrip("# ").strip() for line in text.splitlines() if line.startswith("#"))
     return next((line for line in comments if line and not line.startswith("@package")), "")
 
 
 def _from(beside: Place, name: str) -> Place:
-    """`name` as the recipe at `beside` means it. Raises WordsError when that leads from elsewhere to this machine."""
+    """The place that the recipe at `beside` calls `name`. Raises WordsError if a remote one refers to this machine."""
     if beside.trust != "remote":
         absolute = "://" in name or name.startswith(("/", "~"))
         url = name if absolute else posixpath.normpath(store.local_path(beside.url).parent / name)
@@ -124,7 +121,7 @@ def _from(beside: Place, name: str) -> Place:
 
 
 def _joined(url: str, name: str) -> str:
-    """`name` beside the file at `url`; a bucket or host stays the same, however many levels `..` goes up."""
+    """The URL of `name` relative to the file at `url`. `..` never leaves the bucket or host."""
     if url.startswith(("http://", "https://")):
         return urljoin(url, name)
     scheme, path = url.split("://", 1)

@@ -1,8 +1,8 @@
-"""Rights of a recipe, by the place it lies at: never what a run does to the machine of whoever runs it.
+"""Permissions of a recipe, by the trust level of its place.
 
-No recipe says whom to trust, where to write, with which credentials, or where words are looked for. One from elsewhere
-moreover reads neither environment nor files, opens no addresses, and brings no code to what acts on the machine. See it
-with `dtrain plan recipe=<URL>`.
+No recipe may set `trust`, the output folder, credentials or search paths. A remote recipe, moreover, may not read the
+environment or files, open private addresses, or bring code to parts that act on the machine. Try it with `dtrain plan
+recipe=<URL>`.
 """
 
 import re
@@ -21,11 +21,11 @@ from dtrain.secrets.patterns import is_secret
 from dtrain.storage import clients
 
 NEVER = ("hydra", *of_scope("typed"))
-"""From no recipe."""
+"""Keys that no recipe may set."""
 NEVER_FROM_ELSEWHERE = re.compile(r"loop|launcher\.(address|here)|data(\.\w+)*\.cache")
-"""The loop itself, addresses where others may join, folders that are written to."""
+"""Keys that a remote recipe may not set: the loop, addresses that listen, folders that are written to."""
 REFERENCE = re.compile(r"\$\{\s*(\w+(?:\.\w+)*)\s*\}", re.ASCII)
-"""${model.width}: another key, and nothing that is run to find the value."""
+"""${model.width}: another key; no resolver."""
 FOREIGN_CODE: Mapping[str, Any] = {
     "trust_remote_code": lambda value: value not in (False, None),
     "allow_pickle": lambda value: value not in (False, None),
@@ -33,58 +33,57 @@ FOREIGN_CODE: Mapping[str, Any] = {
     "attn_implementation": lambda value: "/" in str(value),
     "custom_generate": lambda value: value is not None,
 }
-"""Arguments with which somebody else's package runs code that it downloads -> whether a value asks for it."""
+"""Argument that makes a package run downloaded code -> whether a value does."""
 NO_SMALL = ("recipe", "expect", "requires")
-"""Keys that `expect.small` may not hold."""
+"""Keys that `expect.small` may not contain."""
 
 
 def refused(word: Word, place: Place) -> Iterable[str]:
-    """One sentence for each thing that a recipe at this place may not say, with what a person may type instead."""
-    said = HIDDEN.sub("?", masked(f"{str(word)[:200]} ({word.source})").replace("\n", "\\n"))
+    """A sentence for each rule that this word breaks in a recipe at this place, with words to type instead."""
+    shown = HIDDEN.sub("?", masked(f"{str(word)[:200]} ({word.source})").replace("\n", "\\n"))
     top = word.key.split(".")[0]
     if top in NEVER:
-        yield f"{said}: {top} cannot come from a recipe. Say it on the command line."
+        yield f"{shown}: {top} cannot come from a recipe. Say it on the command line."
     if word.key == "expect.small":
-        yield from _inside_small(word, place, said)
+        yield from _inside_small(word, place, shown)
     if place.trust == "remote":
-        yield from _from_elsewhere(word, place, said, top)
+        yield from _from_elsewhere(word, place, shown, top)
 
 
-def _from_elsewhere(word: Word, place: Place, said: str, top: str) -> Iterable[str]:
+def _from_elsewhere(word: Word, place: Place, shown: str, top: str) -> Iterable[str]:
     if NEVER_FROM_ELSEWHERE.fullmatch(word.key) and word.value is not None and word.value not in own().get(top, ()):
-        yield f"{said}: {word.key} cannot come from a recipe of elsewhere. Say it on the command line."
+        yield f"{shown}: {word.key} cannot come from a recipe of elsewhere. Say it on the command line."
     for key, value in _inside(word.key, word.value):
         if key.endswith("._target_") and not from_elsewhere(str(value), top):
             package = str(value).split(".")[0]
             instead = f"{screen.typed(f'{key}={value}')} {screen.typed(f'trust=[{package}]')}"
-            yield f"{said}: a recipe from elsewhere cannot bring code to {top}. Type {instead} if you mean it."
-        told = f"{key}={HERE.sub('', value)}" if isinstance(value, str) else ""
-        if redact_arg(told) != told:
-            yield f"{masked(said)}: a recipe from elsewhere cannot bring credentials. Put yours into the environment."
+            yield f"{shown}: a recipe from elsewhere cannot bring code to {top}. Type {instead} if you mean it."
+        assignment = f"{key}={HERE.sub('', value)}" if isinstance(value, str) else ""
+        if redact_arg(assignment) != assignment:
+            yield f"{masked(shown)}: a recipe from elsewhere cannot bring credentials. Put yours into the environment."
         leaf = key.rsplit(".", 1)[-1]
         if leaf in FOREIGN_CODE and FOREIGN_CODE[leaf](value):
             yield (
-                f"{said}: a recipe from elsewhere cannot have downloaded code run. Type {key}=<value> if you trust "
+                f"{shown}: a recipe from elsewhere cannot have downloaded code run. Type {key}=<value> if you trust "
                 "whoever wrote it."
             )
         if isinstance(value, str) and not key.endswith("._target_") and (why := refusal(key, value, place.url)):
-            yield f"{said}: a recipe from elsewhere {why}. Type {key}=<value> if you mean it."
+            yield f"{shown}: a recipe from elsewhere {why}. Type {key}=<value> if you mean it."
         if isinstance(value, str) and HIDDEN.search(value):
-            yield f"{said}: a recipe from elsewhere cannot say what a terminal obeys instead of showing."
+            yield f"{shown}: a recipe from elsewhere cannot say what a terminal obeys instead of showing."
         if isinstance(value, str) and not _looks_up_keys_only(value, word.key):
             yield (
-                f"{said}: a recipe from elsewhere may not read the environment, files or what it may not set: only "
+                f"{shown}: a recipe from elsewhere may not read the environment, files or what it may not set: only "
                 f"other keys, as ${{model.width}}. "
                 f"Type {word.key}=<value>, or copy the recipe to a local file if you trust it."
             )
 
 
 def borrowed(word: Word, settled: Sequence[Word], said: Sequence[Word], *, foreign: bool) -> Iterable[str]:
-    """One sentence for each key that a recipe from elsewhere looks up though no recipe that is not of this machine set
-    it.
+    """A sentence for each private key that a remote recipe looks up: one that the command line or a local file sets.
 
-    A number may be typed in place of one of the recipe's. `foreign`: with words from folders of the user's own, whose
-    defaults are not public.
+    A number that overrides one of the recipe's own is not private. `foreign`: words come from the user's own folders,
+    so that defaults are private too.
     """
     if word.place is None or word.place.trust != "remote":
         return
@@ -110,8 +109,8 @@ def borrowed(word: Word, settled: Sequence[Word], said: Sequence[Word], *, forei
 
 
 def reaches(words: Iterable[Word], value_of: Mapping[str, Any]) -> Iterable[str]:
-    """One sentence for each word of a recipe from elsewhere that leads to this machine or its network once everything
-    in it was looked up. Whatever is read where it leads is judged again then, at each address.
+    """A sentence for each word of a remote recipe that leads to this machine or its network after interpolation.
+    Redirects are judged again when the address is opened.
     """
     hosts = dict[str, Word]()
     for word in words:
@@ -135,30 +134,30 @@ def reaches(words: Iterable[Word], value_of: Mapping[str, Any]) -> Iterable[str]
 
 
 def _is_of_here(word: Word) -> bool:
-    """Whether a person typed it, or a file of this machine says it."""
+    """Whether the word was typed, or comes from a local file."""
     return word.place is None or word.place.trust == "local"
 
 
 def _is_number_of(word: Word, said: Sequence[Word]) -> bool:
-    """Whether it is a plain number in place of what a recipe says that is not of this machine."""
+    """Whether the word is a plain number that overrides a word of a remote or built-in recipe."""
     number = isinstance(word.value, bool | int | float) and not is_secret(word.key, word.value)
     return number and any(other.key == word.key and not _is_of_here(other) for other in said)
 
 
-def _inside_small(word: Word, place: Place, said: str) -> Iterable[str]:
-    """The words of expect.small obey what those of the recipe do."""
+def _inside_small(word: Word, place: Place, shown: str) -> Iterable[str]:
+    """Apply the rules of the recipe to the words in expect.small."""
     for small in word.value if isinstance(word.value, list) else []:
         key, equals, value = str(small).partition("=")
         if not equals or not KEY.fullmatch(key) or key.split(".")[0] in NO_SMALL:
-            yield f"{said}: {small!r:.60} is no word here. Write words such as steps=50."
+            yield f"{shown}: {small!r:.60} is no word here. Write words such as steps=50."
         elif place.trust == "remote" and grammar.FOR_HYDRA.search(value):
-            yield f"{said}: {small!r:.60}: a recipe from elsewhere makes itself small with plain values alone."
+            yield f"{shown}: {small!r:.60}: a recipe from elsewhere makes itself small with plain values alone."
         else:
             yield from refused(Word(key, _plain(value), value, word.source), place)
 
 
 def _plain(text: str) -> Any:
-    """The value of a part of the typed text."""
+    """The value of a typed text."""
     try:
         values = grammar.read(text)
     except grammar.Unread:
@@ -167,7 +166,7 @@ def _plain(text: str) -> Any:
 
 
 def _inside(key: str, value: Any) -> Iterable[tuple[str, Any]]:
-    """(key, value) of everything in a value that is no list or mapping itself."""
+    """(key, value) of each leaf of a value."""
     if isinstance(value, Mapping):
         for name, item in value.items():
             yield from _inside(f"{key}.{name}", item)
@@ -179,8 +178,8 @@ def _inside(key: str, value: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _looks_up_keys_only(value: str, own_key: str) -> bool:
-    """Whether nothing is looked up for a text but keys that its recipe could set; `${secret:<own key>}` asks the
-    person.
+    """Whether the interpolations of a text use only keys that its recipe may set. `${secret:<own key>}` is allowed: it
+    asks the person.
     """
     if value == f"${{secret:{own_key}}}":
         return True

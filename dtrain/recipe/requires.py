@@ -1,5 +1,4 @@
-"""Whether what a recipe requires is here, before anything is launched, and without torch: `requires` of
-dtrain/config/schema.py.
+"""Checks the `requires` section of a config (dtrain/config/schema.py) before anything is launched, without torch.
 
 dtrain requires.versions="['torch>=2.11',scikit-learn]" requires.gpus=1 requires.memory=40
 """
@@ -16,14 +15,14 @@ GIB = 1 << 30
 
 
 def check(config: Config, cluster: Cluster) -> None:
-    """Raises PreflightError with everything that is required and not here."""
+    """Raises PreflightError with every requirement that is not met."""
     missing = unmet(config, cluster)
     if missing:
         raise PreflightError(*missing)
 
 
 def unmet(config: Config, cluster: Cluster) -> list[str]:
-    """One sentence for everything that is required and not here."""
+    """One sentence for each requirement that is not met."""
     required = config.requires
     problems = [(f"versions={each}", sentence) for each in required.versions if (sentence := _version(str(each)))]
     if required.gpus is not None and cluster.gpus < required.gpus:
@@ -46,24 +45,24 @@ def _source(config: Config, word: str) -> str:
 
 
 def _version(text: str) -> str:
-    """The problem with a package, if any."""
+    """The problem with a required version; empty if it is met."""
     from packaging.requirements import InvalidRequirement, Requirement
 
     try:
         wanted = Requirement(text)
     except InvalidRequirement:
         return "not a package with a version. Write torch>=2.11, or scikit-learn."
-    found = _installed(wanted.name)
-    if found and wanted.specifier.contains(found, prereleases=True):
+    installed = _installed(wanted.name)
+    if installed and wanted.specifier.contains(installed, prereleases=True):
         return ""
     return (
-        f"{wanted.name} {f'is {found}' if found else 'is not installed'}. Type pip install "
+        f"{wanted.name} {f'is {installed}' if installed else 'is not installed'}. Type pip install "
         f"'{wanted.name}{wanted.specifier}'."
     )
 
 
 def _installed(name: str) -> str:
-    """The version that is here, or nothing."""
+    """The installed version; empty if there is none."""
     ours = {"dtrain": dtrain.__version__, "python": platform.python_version()}
     try:
         return ours.get(name) or version(name)

@@ -24,10 +24,10 @@ def case(**environ: str) -> Case:
     ("changed", "verdict", "said"),
     [
         ({}, "ok", "NVIDIA H200, 140 GiB, driver 580.1, free"),
-        ({"memory.used": "40000"}, "note", "39.1 GiB are taken by pid 77 (python3)"),
+        ({"memory.used": "40000"}, "note", "39.1 GiB are used by pid 77 (python3)"),
         ({"mig.mode.current": "Enabled"}, "note", "MIG"),
         ({"mig.mode.current": "[N/A]", "ecc.errors.uncorrected.volatile.total": "[N/A]"}, "ok", "free"),
-        ({"ecc.errors.uncorrected.volatile.total": "3"}, "stop", "3 memory errors"),
+        ({"ecc.errors.uncorrected.volatile.total": "3"}, "stop", "3 uncorrected memory errors"),
     ],
 )
 def test_a_gpu_is_judged_by_what_its_driver_tells(changed: dict[str, str], verdict: str, said: str) -> None:
@@ -70,7 +70,7 @@ def test_gpus_that_are_all_hidden_are_told(tmp_path: Path, monkeypatch: pytest.M
     (found,) = devices.gpus(case(CUDA_VISIBLE_DEVICES="7"))
     assert (found.verdict, found.text) == (
         "note",
-        "2 are there, and CUDA_VISIBLE_DEVICES=7 names none of them: ranks compute on the CPU",
+        "this host has 2, but CUDA_VISIBLE_DEVICES=7 names none of them: ranks compute on the CPU",
     )
 
 
@@ -84,7 +84,7 @@ def test_gpus_without_a_driver_stop_a_run_and_no_gpus_do_not(tmp_path: Path, mon
         (files / f"nvidia{number}").touch()
     monkeypatch.setattr("dtrain.cluster.FILES", files)
     (found,) = devices.gpus(case(CUDA_VISIBLE_DEVICES="0,1"))
-    assert (found.verdict, "2 are there" in found.text, "has failed" in found.text) == ("stop", True, True)
+    assert (found.verdict, "this host has 2" in found.text, "has failed" in found.text) == ("stop", True, True)
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
     monkeypatch.setattr("dtrain.cluster.FILES", tmp_path / "nowhere")
     (found,) = devices.gpus(case(CUDA_VISIBLE_DEVICES=""))

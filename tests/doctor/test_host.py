@@ -48,7 +48,7 @@ def test_the_address_for_other_nodes_must_be_free() -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "alone", "told", "verdict"),
+    ("address", "alone", "configured", "verdict"),
     [
         ("10.0.0.5", False, False, "ok"),
         ("127.0.1.1", False, False, "note"),
@@ -58,8 +58,10 @@ def test_the_address_for_other_nodes_must_be_free() -> None:
         ("127.0.1.1", False, True, "ok"),
     ],
 )
-def test_a_name_must_lead_other_hosts_here(address: str, alone: bool, told: bool, verdict: str) -> None:
-    found = host.named("node7", address, "", alone=alone, known={"10.0.0.5", "127.0.0.1", "127.0.1.1"}, told=told)
+def test_a_name_must_lead_other_hosts_here(address: str, alone: bool, configured: bool, verdict: str) -> None:
+    found = host.named(
+        "node7", address, "", alone=alone, known={"10.0.0.5", "127.0.0.1", "127.0.1.1"}, configured=configured
+    )
     assert found.verdict == verdict
 
 

@@ -108,7 +108,7 @@ def plugins(folder: Path, monkeypatch: pytest.MonkeyPatch, **files: str) -> list
 def test_a_broken_plugin_is_named_and_a_good_one_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = plugins(tmp_path, monkeypatch, good="a = 1", bad="import re\nre.no_such_thing\n")
     assert found.verdict == "note"
-    assert "hydra_plugins.bad cannot be loaded" in found.text
+    assert "hydra_plugins.bad cannot be imported" in found.text
     assert "AttributeError" in found.text
     assert found.advice == "pip uninstall the package that brought hydra_plugins/bad"
 

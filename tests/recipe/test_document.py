@@ -45,7 +45,7 @@ def test_merges_and_aliases_repeat_what_they_name() -> None:
     ("text", "line", "said"),
     [
         ("a: 012", 1, "Write 12, or '012' for a name"),
-        ("a: 1\nb: 2\na: 3", 3, "a stands in line 1 already"),
+        ("a: 1\nb: 2\na: 3", 3, "a is already in line 1"),
         ("a:\n\tb: 1", 2, "a tab"),
         ("a: 1\n  b: 2", 2, "not YAML"),
         ("a: [1\n", 2, "not YAML"),
@@ -54,7 +54,7 @@ def test_merges_and_aliases_repeat_what_they_name() -> None:
         ("a: 1\nst\u0435ps: 3", 2, "CYRILLIC SMALL LETTER IE"),
         ("\uff53teps: 3", 1, "FULLWIDTH"),
         ("a: \u202eabc", 1, "RIGHT-TO-LEFT OVERRIDE"),
-        ("a: 1\n'b c=d': 1", 2, "is no key"),
+        ("a: 1\n'b c=d': 1", 2, "is not a key"),
         ("a: 1\n? [b]\n: 1", 2, "a key is a word"),
         ("a: !!python/object/apply:os.system [ls]", 1, "the tag"),
         ("a: !!str 3", 1, "the tag"),

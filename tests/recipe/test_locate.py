@@ -59,7 +59,8 @@ def test_a_pin_holds_the_bytes(tmp_path: Path) -> None:
         assert fetch(find(f"{tmp_path}/a.yaml@sha256:{pin}")) == b"steps: 3\n"
     (tmp_path / "a.yaml").write_bytes(b"steps: 4\n")
     with pytest.raises(
-        WordsError, match=f"not what was pinned: it has @sha256:{hashlib.sha256(b'steps: 4' + bytes([10])).hexdigest()}"
+        WordsError,
+        match=f"does not match its pin: it has @sha256:{hashlib.sha256(b'steps: 4' + bytes([10])).hexdigest()}",
     ):
         fetch(find(f"{tmp_path}/a.yaml@sha256:{digest}"))
 

@@ -64,7 +64,7 @@ def test_another_choice_drops_the_arguments_of_the_recipe(tmp_path: Path) -> Non
     ("text", "said"),
     [
         ("a: [1\n b: 2", "mine.yaml:2:3: not YAML"),
-        ("- 1", "a mapping of words to values is expected"),
+        ("- 1", "it must be a mapping of words to values"),
         ("trust: [x]", "trust cannot come from a recipe"),
         ("out: /tmp", "out cannot come from a recipe"),
         ("defaults:\n  - model: gpt\n", "override /model: gpt"),
@@ -364,7 +364,7 @@ def test_circles_and_towers_are_named(tmp_path: Path) -> None:
     )
     for n in range(12):
         (tmp_path / f"t{n}.yaml").write_text(f"recipe: t{n + 1}.yaml\n" if n < 11 else "steps: 1\n")
-    assert "more than 8 recipes build on each other" in refused(f"recipe={tmp_path}/t0.yaml")
+    assert "at most 8 recipes may build on each other" in refused(f"recipe={tmp_path}/t0.yaml")
     for n in range(7):
         (tmp_path / f"w{n}.yaml").write_text(
             f"recipe: [w{n + 1}.yaml, w{n + 1}.yaml, w{n + 1}.yaml]\n" if n < 6 else "steps: 1\n"
@@ -387,7 +387,7 @@ def test_what_a_person_says_is_not_refused_of_the_recipe(tmp_path: Path) -> None
 
 
 def test_a_header_that_is_not_read_is_told(tmp_path: Path) -> None:
-    assert "@package model is not read" in refused(written(tmp_path, "# @package model\nwidth: 3\n"))
+    assert "@package model is not supported" in refused(written(tmp_path, "# @package model\nwidth: 3\n"))
 
 
 def test_a_recipe_below_another_is_named_by_its_shortest_path_and_by_who_builds_on_it(tmp_path: Path) -> None:

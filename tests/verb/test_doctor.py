@@ -89,7 +89,7 @@ def test_a_check_that_fails_itself_is_a_line(
     monkeypatch.setattr(doctor, "CHECKS", (shaky,))
     code, told = dtrain(capsys, f"out={tmp_path}")
     assert code == 0
-    assert "note  shaky        this could not be looked at: RuntimeError: secret at s3://***@host/b" in told
+    assert "note  shaky        this check failed: RuntimeError: secret at s3://***@host/b" in told
     assert "hidden" not in told
 
 

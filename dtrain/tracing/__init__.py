@@ -1,5 +1,5 @@
-"""The shapes of a plan's model: of this package's own by arithmetic, of any other by running it once without memory.
-Torch is imported for those alone.
+"""The shapes of a plan's model: by arithmetic for built-in models; any other model runs once on tensors without memory,
+and only then torch is imported.
 """
 
 from typing import Any
@@ -12,13 +12,11 @@ from dtrain.predict.state_bytes import flowing
 from dtrain.predict.stated import unstated
 
 _traced: dict[str, tuple[Shapes, Any]] = {}
-"""(shapes, the model or None) by all that a trace depends on: the changes that advice tries mostly leave it as it
-is.
-"""
+"""Cache of (shapes, model or None). Most changes that advice tries do not affect a trace."""
 
 
 def shapes_of(plan: Plan) -> Shapes:
-    """Raises WordsError as building the model would, and splitting it over the mesh."""
+    """Trace the model, or use a formula. Raises WordsError if the model cannot be built or split over the mesh."""
     missing = unstated(plan)
     if missing:
         return Shapes((), 0, 0, 0, 0, 0, unknown=missing)

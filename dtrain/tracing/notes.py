@@ -1,7 +1,7 @@
-"""Memory and work of a forward and a backward, noted operator by operator for each part of a model. See it with
-`dtrain plan` of your own model.
+"""Records memory and operations of a forward and backward, for each part of a model. See them with `dtrain plan`
+for your own model.
 
-What is kept is seen by autograd's own hooks, what is computed by the formulas of torch.utils.flop_counter.
+Autograd's saved-tensor hooks show what is kept; the formulas of torch.utils.flop_counter count operations.
 """
 
 import weakref
@@ -29,8 +29,8 @@ WAYS = ("all", "products", "inputs", "taken", "given", "deferred_wgrad", "ends")
 
 @dataclass
 class Part:
-    """A block, or what runs before the first (`listed` False) or behind the last. Sizes are bytes, by how tensor
-    parallelism holds them.
+    """A block (`listed`), or what runs before, between or after blocks. Sizes are bytes by the layout that tensor
+    parallelism gives them.
     """
 
     name: str
@@ -51,23 +51,19 @@ class Part:
 
 @dataclass(frozen=True)
 class Saved:
-    """A tensor that waits for the backward of a part."""
+    """A tensor saved for the backward of a part."""
 
     tensor: Tensor
     part: Part
 
 
 def _confusion(numbers: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    """torch.bincount of numbers that are not there, as an objective counts a confusion matrix: taken to be as long as
-    was asked for.
-    """
+    """torch.bincount without values, which objectives use for a confusion matrix; assumes a result of `minlength`."""
     return numbers.new_empty(minlength, dtype=torch.int64) if minlength else BINCOUNT(numbers, weights)
 
 
 class Watch(TorchDispatchMode):
-    """Notes of every operator what it makes and computes, and for which part. A storage is `held` as what it was made
-    of.
-    """
+    """Records for every operator, by part, its results and operations. A storage inherits the layout of its inputs."""
 
     def __init__(self, model: nn.Module, samples: list[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -76,9 +72,9 @@ class Watch(TorchDispatchMode):
         self._weights = {storage(each) for each in (*model.parameters(), *model.buffers())}
         self._trained = {storage(each) for each in model.parameters() if each.requires_grad}
         self._known = self._weights | {storage(each) for each in samples}
-        self._held: dict[int, str] = {}
+        self._layouts: dict[int, str] = {}
         self.reached: dict[str, int] = {}
-        self._noted: dict[int, Part] = {}
+        self._keepers: dict[int, Part] = {}
         self._products: dict[int, Part] = {}
         self._deferred_wgrad: dict[int, Part] = {}
         self._passed: set[int] = set()
@@ -86,7 +82,7 @@ class Watch(TorchDispatchMode):
         self._last = 0, 0, "stream"
         self._before: dict[int, float] = {}
         self.returns, self.tables = Kept(), 0
-        """Bytes that several parts keep, and no gradient flows to: rotations, masks."""
+        """`tables`: bytes that several parts share and that get no gradient, such as rotations and masks."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = (
@@ -113,27 +109,27 @@ class Watch(TorchDispatchMode):
         return out
 
     def _turn(self, tensor: Tensor) -> None:
-        """An operator with a weight, whose gradient waits for that of `tensor`, and all that was saved below."""
+        """An operator uses a weight; the gradient of the weight needs that of `tensor` and everything saved so far."""
         self._add("deferred_wgrad", tensor)
         self._deferred_wgrad[storage(tensor)] = self.part
         self.part.kept["ends"] = dict(NOTHING)
         self._last = tensor.numel(), nbytes(tensor), self._how(tensor)
 
-    def mark(self, tensor: Any, held: str) -> None:
-        """Also of what was noted before its module said how it is held."""
+    def mark(self, tensor: Any, layout: str) -> None:
+        """Set the layout of tensors, also in what was recorded before the layout was known."""
         for each in tree_leaves(tensor):
             if isinstance(each, Tensor):
                 for way, parts in (("products", self._products), ("deferred_wgrad", self._deferred_wgrad)):
                     if storage(each) in parts:
                         parts[storage(each)].kept[way][self._how(each)] -= nbytes(each)
-                        parts[storage(each)].kept[way][held] += nbytes(each)
-                self._held[storage(each)] = held
+                        parts[storage(each)].kept[way][layout] += nbytes(each)
+                self._layouts[storage(each)] = layout
 
     def pack(self, tensor: Tensor) -> Saved:
         key, self.part.tail = storage(tensor), 0
-        first = self._noted.get(key)
+        first = self._keepers.get(key)
         if key not in self._known and first is None:
-            self._noted[key] = self.part
+            self._keepers[key] = self.part
             if key in self._taken:
                 self._add("taken", tensor)
             self._add("all", tensor)
@@ -154,9 +150,8 @@ class Watch(TorchDispatchMode):
         part.uses += 1
         self.parts.append(part)
         handed = [each for each in tree_leaves(inputs) if isinstance(each, Tensor)]
-        for each in [each for each in handed if each.requires_grad] or handed[
-            :1
-        ]:  # the first that learns is handed what did not
+        # no input of the first block may require a gradient
+        for each in [each for each in handed if each.requires_grad] or handed[:1]:
             if storage(each) not in self._known:
                 self._passed.add(storage(each))
                 self._taken.add(storage(each))
@@ -169,14 +164,14 @@ class Watch(TorchDispatchMode):
             sum(each.numel() for each in made),
             part.grad_out or any(each.requires_grad for each in made),
         )
-        if not part.grad_out:  # nobody asks what a second forward would need
+        if not part.grad_out:  # there is no backward, so nothing is recomputed
             part.kept |= {way: dict(NOTHING) for way in WAYS if way != "all"}
         if (
             made and self._last[:2] == (made[0].numel(), nbytes(made[0])) and not any(part.kept["ends"].values())
-        ):  # its gradient is that of `out`
+        ):  # its gradient is the gradient of `out`
             part.kept["ends"][self._last[2]] += self._last[1]
         for each in made:
-            if self._noted.get(storage(each)) is part:
+            if self._keepers.get(storage(each)) is part:
                 part.kept["given"][self._how(each)] += nbytes(each)
         if part.splits and part.tail:
             part.splits[-1] = replace(part.splits[-1], recompute=False)
@@ -195,7 +190,7 @@ class Watch(TorchDispatchMode):
             )  # fmt: skip
 
     def reach(self, name: str) -> None:
-        """A module with weights of its own begins."""
+        """A module with its own weights begins."""
         self.reached.setdefault(name, len(self.parts))
 
     def turn(self) -> None:
@@ -208,28 +203,28 @@ class Watch(TorchDispatchMode):
             sizes[id(part)] = sum(part.kept["all"].values())
 
     def settle(self, weight: Tensor) -> None:
-        """Its gradient is there: no longer a matter of activations."""
+        """The gradient of `weight` is complete: it no longer counts as an activation."""
         if weight.grad is not None and storage(weight.grad) not in self._known:
             self._known.add(storage(weight.grad))
             self.alive -= nbytes(weight.grad)
 
     def _how(self, tensor: Tensor) -> str:
-        return self._held.get(storage(tensor), "stream")
+        return self._layouts.get(storage(tensor), "stream")
 
     def _add(self, way: str, tensor: Tensor) -> None:
         self.part.kept[way][self._how(tensor)] += nbytes(tensor)
 
     def _meet(self, tensor: Tensor, taken: list[Tensor], *, copy: bool) -> None:
         key = storage(tensor)
-        if key in self._known or key in self._held:
+        if key in self._known or key in self._layouts:
             return
         if copy and storage(taken[0]) in self._weights:  # autocast's copies of weights are counted with the weights
             self._known.add(key)
             self._trained |= {key} if storage(taken[0]) in self._trained else set()
             return
-        found = [self._how(each) for each in taken if storage(each) not in self._known]
-        self._held[key] = next(
-            (held for held in ("logits", "inside", "stream") if held in found), "whole" if found else "stream"
+        layouts = [self._how(each) for each in taken if storage(each) not in self._known]
+        self._layouts[key] = next(
+            (layout for layout in ("logits", "inside", "stream") if layout in layouts), "whole" if layouts else "stream"
         )
         size = nbytes(tensor)
         self.alive += size
@@ -238,10 +233,10 @@ class Watch(TorchDispatchMode):
             self.part.peak_live = max(self.part.peak_live, self.alive - self._before[id(self.part)])
 
     def _gone(self, key: int, size: int) -> None:
-        """Another storage may come to lie there."""
+        """Forget a freed storage: another one may get its address."""
         self.alive -= size * (key not in self._known)
         self._known.discard(key)
-        for notes in (self._held, self._noted, self._products, self._deferred_wgrad):
+        for notes in (self._layouts, self._keepers, self._products, self._deferred_wgrad):
             notes.pop(key, None)
 
     def _count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
@@ -260,7 +255,7 @@ class Watch(TorchDispatchMode):
 
 
 class Listener(TorchFunctionMode):
-    """Notes every attention, by whatever name it is called."""
+    """Records every call of attention, under any of its names."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()

@@ -1,12 +1,11 @@
-"""The shapes of a model that is built and run once on tensors without memory: what it holds, keeps and computes, block
-by block.
+"""Traces a model once on tensors without memory: weights, activations and operations of each block.
 
     dtrain plan model._target_=mypkg.Model trust=[mypkg] data=...
 
 One sample goes forward and backward under FakeTensorMode
 (https://docs.pytorch.org/docs/stable/torch.compiler_fake_tensor.html): no process group, no GPU, no memory for weights;
-dtrain/tracing/notes.py notes what it does. The operators are those of the CPU, also for a run on a GPU, whose norms
-keep less. Where a forward looks into numbers, which are not there, the weights are known and the rest is not.
+dtrain/tracing/notes.py records it. The operators are those of the CPU even for a run on a GPU, whose norms keep less.
+If a forward depends on values of tensors, which do not exist, only the weights are known.
 """
 
 import os
@@ -52,11 +51,11 @@ LOOKS = (DataDependentOutputException, GuardOnDataDependentSymNode)
 
 
 def trace(plan: Plan, *, real: bool = False) -> tuple[Shapes, nn.Module | None]:
-    """The shapes, and the model as it was built; None: it cannot be. `real`: on tensors with memory, for a small model
-    that looks into its numbers.
+    """The shapes, and the built model (None if it cannot be built). `real`: use tensors with memory, for a small model
+    whose forward depends on values.
 
-    What a forward raises, or data that is not here, is the reason why something is unknown; so is a model that cannot
-    be built, when the plan is for another machine. Raises WordsError when it is for this one.
+    If the forward fails, or the data is missing, `Shapes.unknown` gives the reason. A model that cannot be built is
+    such a reason in a plan for another machine; in one for this machine it raises WordsError.
     """
     one, facts, unknown = _first(plan)
     fake = None if real else FakeTensorMode(allow_non_fake_inputs=True)
@@ -64,7 +63,7 @@ def trace(plan: Plan, *, real: bool = False) -> tuple[Shapes, nn.Module | None]:
         try:
             model = _built(plan, facts, fake)
         except DtrainError:
-            if unknown and "auto" in plan.model.values():  # the data would have said what the model takes
+            if unknown and "auto" in plan.model.values():  # the data would decide these arguments
                 return Shapes((), 0, 0, 0, 0, 1, unknown=unknown), None
             raise
         except Exception as error:
@@ -93,7 +92,7 @@ def trace(plan: Plan, *, real: bool = False) -> tuple[Shapes, nn.Module | None]:
 
 
 def _lower(model: nn.Module, plan: Plan, *, real: bool) -> None:
-    """Give the model memory (none under the fake mode) and the types that the precision computes with."""
+    """Give the model memory (none under the fake mode) and the dtypes of the precision."""
     precision = build(plan.precision)
     if any(each.is_meta for each in model.parameters()):
         materialize(model, torch.device("cpu"))
@@ -107,7 +106,7 @@ def _lower(model: nn.Module, plan: Plan, *, real: bool) -> None:
 
 
 def _step(plan: Plan, model: nn.Module, batch: Any, listed: list[nn.Module], watch: Watch) -> str:
-    """One forward and backward, which `watch` sees; why it cannot be, or nothing. Raises DtrainError."""
+    """Run one forward and backward under `watch`. Returns why it failed, or an empty text. Raises DtrainError."""
     objective, precision = build(plan.objective, Objective), build(plan.precision)
     try:
         with _listening(model, listed, watch), watch, Listener(watch), saved_tensors_hooks(watch.pack, watch.unpack):
@@ -130,8 +129,8 @@ def _step(plan: Plan, model: nn.Module, batch: Any, listed: list[nn.Module], wat
 
 
 def _built(plan: Plan, facts: Mapping[str, Any], fake: FakeTensorMode | None) -> nn.Module:
-    """The model without memory. One whose constructor looks into numbers, and that will run here, is built as each rank
-    builds it, and lets its memory go.
+    """The model without memory. If its constructor depends on values, and the plan is for this machine, it is built
+    with memory, which is then released.
     """
     try:
         return construct(plan.model, facts=facts, seed=0)
@@ -146,13 +145,13 @@ def _built(plan: Plan, facts: Mapping[str, Any], fake: FakeTensorMode | None) ->
         each: fake.from_tensor(each) for each in (*model.parameters(), *model.buffers())
     }  # each once: modules may share it
     for module in model.modules():
-        for held in (module._parameters, module._buffers):
-            held.update({name: light[each] for name, each in held.items() if each is not None})
+        for tensors in (module._parameters, module._buffers):
+            tensors.update({name: light[each] for name, each in tensors.items() if each is not None})
     return model
 
 
 def _first(plan: Plan) -> tuple[Mapping[str, Any], Mapping[str, Any], str]:
-    """(a sample with real numbers, which data may look at; what the data says of itself; why there is none)."""
+    """(a sample with real values, facts about the data, why there is no sample or an empty text)."""
     try:
         source = as_source(build(plan.data))
         return source.take(np.array([0]), np.array([0])), source.facts, ""
@@ -163,7 +162,7 @@ def _first(plan: Plan) -> tuple[Mapping[str, Any], Mapping[str, Any], str]:
 
 
 def _takes_two(model: nn.Module, objective: Objective, precision: Precision, batch: Any) -> bool:
-    """Whether a forward goes well with the same sample twice: some models squeeze away the dim of a batch of one."""
+    """Whether a forward works with the same sample twice: some models squeeze the dim of a batch of one."""
     twice = tree_map_only(Tensor, lambda each: torch.cat([each, each]), batch)
     try:
         with precision.autocast(torch.device("cpu")):
@@ -174,7 +173,7 @@ def _takes_two(model: nn.Module, objective: Objective, precision: Precision, bat
 
 
 def _why(error: Exception) -> str:
-    """The error and its place in the code, for a person."""
+    """The error and its place in the code, as text."""
     if os.environ.get(environment.DEBUG):
         raise error
     place = own(_frames(error))
@@ -192,7 +191,7 @@ def _frames(error: Exception) -> list[tuple[FrameType, int]]:
 
 
 def _tokens(targets: Any) -> int:
-    """Of one sample, of which each has a class of its own."""
+    """Targets per sample: the length of a sequence, otherwise 1."""
     return (
         targets.shape[1] if isinstance(targets, Tensor) and targets.ndim == 2 and not targets.is_floating_point() else 1
     )
@@ -200,7 +199,7 @@ def _tokens(targets: Any) -> int:
 
 @contextmanager
 def _listening(model: nn.Module, listed: list[nn.Module], watch: Watch) -> Iterator[None]:
-    """Blocks say when they begin and end, modules that tensor parallelism splits how their outputs are held."""
+    """Hooks that tell `watch` when blocks begin and end, and how tensor parallelism splits the outputs of modules."""
     names, hooks = {id(module): name for name, module in model.named_modules()}, list[Any]()
     for module in listed:
         part = Part(names[id(module)], True)
@@ -232,13 +231,13 @@ def _reaching(watch: Watch, name: str) -> Callable[..., None]:
 
 def _split(watch: Watch, name: str, style: str) -> Callable[..., None]:
     def after(module: nn.Module, args: Any, out: Any) -> None:
-        taken, given = ([each for each in tree_leaves(tree) if isinstance(each, Tensor)] for tree in (args, out))
-        inputs, outputs = (sum(each.numel() for each in some) for some in (taken, given))
-        grad_in, grad_out = (any(each.requires_grad for each in some) for some in (taken, given))
+        received, returned = ([each for each in tree_leaves(tree) if isinstance(each, Tensor)] for tree in (args, out))
+        inputs, outputs = (sum(each.numel() for each in some) for some in (received, returned))
+        grad_in, grad_out = (any(each.requires_grad for each in some) for some in (received, returned))
         watch.part.splits.append(
             Split(
-                name, style, inputs, outputs, given[0].shape[-1], grad_in, grad_out,
-                summed=_goes_on(module, nn.Embedding), twice=style == "rowwise" and _goes_on(module, nn.Linear),
+                name, style, inputs, outputs, returned[0].shape[-1], grad_in, grad_out,
+                summed=_continues(module, nn.Embedding), twice=style == "rowwise" and _continues(module, nn.Linear),
             )
         )  # fmt: skip
         watch.mark(out, LAYOUT[style])
@@ -246,8 +245,8 @@ def _split(watch: Watch, name: str, style: str) -> Callable[..., None]:
     return after
 
 
-def _goes_on(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a class derived from `kind` computes more with its result, which is one rank's part of a sum."""
+def _continues(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a class derived from `kind` processes its result further; on a rank that is only a part of a sum."""
     return isinstance(module, kind) and type(module).forward is not kind.forward
 
 
@@ -256,7 +255,7 @@ def _style(model: nn.Module, name: str) -> str:
 
 
 def _blocks(model: nn.Module, listed: list[nn.Module], watch: Watch, *, known: bool) -> list[Block]:
-    """The part before the first block, the blocks in the order they ran, the part behind them."""
+    """The part before the first block, the blocks in the order they ran, the part after them."""
     names = {id(module): name for name, module in model.named_modules()}
     mine = {names[id(module)]: _weights(model, module, names[id(module)]) for module in listed}
     inside = {weight.name for weights in mine.values() for weight in weights}
@@ -273,7 +272,7 @@ def _blocks(model: nn.Module, listed: list[nn.Module], watch: Watch, *, known: b
     head = [weight for weight in root if apart is not None and weight.name.rpartition(".")[0] == names[id(apart)]]
     behind = [weight for weight in root if weight not in before and weight not in head]
     ends = [_block(end, "behind", behind)]
-    if head:  # all activations with it, which comes first in the backward
+    if head:  # it has all activations, as its backward runs first
         ends = [
             _block(Part("behind", False, splits=end.splits), "behind", behind),
             replace(_block(end, "head", head), splits=(), head=True),
@@ -289,8 +288,8 @@ def _blocks(model: nn.Module, listed: list[nn.Module], watch: Watch, *, known: b
 
 def _join(end: Part, part: Part) -> None:
     for way, sizes in part.kept.items():
-        for held, size in sizes.items():
-            end.kept[way][held] += size
+        for layout, size in sizes.items():
+            end.kept[way][layout] += size
     end.peak_live = max(end.peak_live, part.peak_live)
     end.work, end.backward_work, end.attention_work = (
         end.work + part.work,
@@ -325,12 +324,12 @@ def _block(part: Part, name: str, weights: list[Weight]) -> Block:
 
 
 def _weights(model: nn.Module, module: nn.Module, prefix: str) -> list[Weight]:
-    """Each once, as `parameters` gives them."""
+    """The weights of a module, each once, in the order of `parameters`."""
     owners: dict[int, list[nn.Module]] = {}
     for each in model.modules():
         for parameter in each.parameters(recurse=False):
             owners.setdefault(id(parameter), []).append(each)
-    deferred_wgrad, found = {id(parameter) for parameter in hidden_matrices(model)}, []
+    deferred_wgrad, weights = {id(parameter) for parameter in hidden_matrices(model)}, []
     for name, parameter in module.named_parameters():
         whole = f"{prefix}.{name}" if prefix else name
         kinds = [isinstance(each, nn.Embedding) for each in owners[id(parameter)]]
@@ -339,18 +338,18 @@ def _weights(model: nn.Module, module: nn.Module, prefix: str) -> list[Weight]:
         )
         dim = DIM.get(_style(model, whole.rpartition(".")[0]))
         split = dim if parameter.ndim > 1 or dim == 0 else None
-        found.append(
+        weights.append(
             Weight(
                 whole, tuple(parameter.shape), split, isinstance(owners[id(parameter)][0], Experts),
                 multiplied and not all(kinds),
                 id(parameter) in deferred_wgrad, any(kinds), parameter.requires_grad,
             )
         )  # fmt: skip
-    return found
+    return weights
 
 
 def _moving(before: list[tuple[nn.Module, Tensor, int]]) -> tuple[tuple[bool, int], ...]:
-    """(whether floating, bytes) of the buffers of each type in modules whose forward has changed one of theirs."""
+    """(is floating, bytes) for each dtype, over the buffers of modules whose forward changed a buffer."""
     touched = {id(module) for module, buffer, version in before if buffer._version != version}
     sizes = Counter[torch.dtype]()
     for module, buffer, _ in before:
@@ -359,7 +358,7 @@ def _moving(before: list[tuple[nn.Module, Tensor, int]]) -> tuple[tuple[bool, in
 
 
 def _persistent(model: nn.Module) -> int:
-    """Bytes of the buffers that a checkpoint holds."""
+    """Bytes of the buffers in a checkpoint."""
     weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     return sum(
         value.nbytes for name, value in model.state_dict().items() if name not in weights and isinstance(value, Tensor)

@@ -50,7 +50,7 @@ def compose(words: Sequence[str], *, run: str | None = None) -> Config:
     problems += options.tell(
         asked, next((str(word.value) for word in reversed(asked) if word.key == "out" and word.value), None)
     )
-    written = recipe.of_run(run, said={word.key for word in asked}) if run else []
+    written = recipe.of_run(run, overridden={word.key for word in asked}) if run else []
     written = [word for word in written if word.key.split(".")[0] not in of_scope("mesh") and not _not_needed(word)]
     given = [*written, *_with_recipes(asked, problems)]
     settled = _settle(given)
@@ -119,7 +119,7 @@ def _with_recipes(asked: list[Word], problems: list[str]) -> list[Word]:
         for name in (word.value if isinstance(word.value, list) else [word.value])
     ]:
         try:
-            written += recipe.read(str(name), said=given)
+            written += recipe.read(str(name), overridden=given)
         except DtrainError as error:
             problems += getattr(error, "problems", (str(error),))
     return written + [word for word in asked if word.key != "recipe"]

@@ -31,22 +31,22 @@ DEEPEST, MOST = 8, 32
 """Limits: levels of recipes that build on each other, and recipes in total."""
 
 
-def read(name: str, *, said: Collection[str] = ()) -> list[Word]:
+def read(name: str, *, overridden: Collection[str] = ()) -> list[Word]:
     """The words of a recipe: a built-in one by its name, or one at a path or URL. Raises WordsError with every mistake.
 
-    Keys that a person `said` on the command line come from there; the recipe's values for them are not checked.
+    Keys that are `overridden` on the command line come from there; the recipe's values for them are not checked.
     """
     problems = list[str]()
     words = _read(find(name), [], [], problems, time.monotonic() + store.ANSWER_SECONDS)
     problems += [
-        problem for word in words if not _is_overridden(word.key, said) for problem in refused(word, word.place)
+        problem for word in words if not _is_overridden(word.key, overridden) for problem in refused(word, word.place)
     ]
     if problems:
         raise WordsError(*problems)
     return words
 
 
-def of_run(run: str, *, said: Collection[str] = ()) -> list[Word]:
+def of_run(run: str, *, overridden: Collection[str] = ()) -> list[Word]:
     """The words of the run at URL `run`; of a remote run, without those that a remote recipe may not set.
 
     Raises WordsError if that would change its model or data: a person must type these words.
@@ -61,7 +61,7 @@ def of_run(run: str, *, said: Collection[str] = ()) -> list[Word]:
         elif (
             word.key.split(".")[0] in MADE_OF
             and word.key.split(".")[-1] != "cache"
-            and not _is_overridden(word.key, said)
+            and not _is_overridden(word.key, overridden)
         ):
             problems += wrong
     if problems:
@@ -69,9 +69,9 @@ def of_run(run: str, *, said: Collection[str] = ()) -> list[Word]:
     return kept
 
 
-def _is_overridden(key: str, said: Collection[str]) -> bool:
+def _is_overridden(key: str, overridden: Collection[str]) -> bool:
     """Whether the command line gives this key, or the word of its group."""
-    return key in said or key.split(".")[0] in said
+    return key in overridden or key.split(".")[0] in overridden
 
 
 def _read(place: Place, chain: Sequence[Place], seen: list[Place], problems: list[str], until: float) -> list[Word]:

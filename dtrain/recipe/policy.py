@@ -43,7 +43,7 @@ def refused(word: Word, place: Place) -> Iterable[str]:
     shown = HIDDEN.sub("?", masked(f"{str(word)[:200]} ({word.source})").replace("\n", "\\n"))
     top = word.key.split(".")[0]
     if top in NEVER:
-        yield f"{shown}: {top} cannot come from a recipe. Say it on the command line."
+        yield f"{shown}: {top} cannot come from a recipe. Type it on the command line."
     if word.key == "expect.small":
         yield from _inside_small(word, place, shown)
     if place.trust == "remote":
@@ -52,7 +52,7 @@ def refused(word: Word, place: Place) -> Iterable[str]:
 
 def _from_elsewhere(word: Word, place: Place, shown: str, top: str) -> Iterable[str]:
     if NEVER_FROM_ELSEWHERE.fullmatch(word.key) and word.value is not None and word.value not in own().get(top, ()):
-        yield f"{shown}: {word.key} cannot come from a recipe of elsewhere. Say it on the command line."
+        yield f"{shown}: {word.key} cannot come from a recipe from elsewhere. Type it on the command line."
     for key, value in _inside(word.key, word.value):
         if key.endswith("._target_") and not from_elsewhere(str(value), top):
             package = str(value).split(".")[0]
@@ -64,13 +64,13 @@ def _from_elsewhere(word: Word, place: Place, shown: str, top: str) -> Iterable[
         leaf = key.rsplit(".", 1)[-1]
         if leaf in FOREIGN_CODE and FOREIGN_CODE[leaf](value):
             yield (
-                f"{shown}: a recipe from elsewhere cannot have downloaded code run. Type {key}=<value> if you trust "
+                f"{shown}: a recipe from elsewhere cannot run downloaded code. Type {key}=<value> if you trust "
                 "whoever wrote it."
             )
         if isinstance(value, str) and not key.endswith("._target_") and (why := refusal(key, value, place.url)):
             yield f"{shown}: a recipe from elsewhere {why}. Type {key}=<value> if you mean it."
         if isinstance(value, str) and HIDDEN.search(value):
-            yield f"{shown}: a recipe from elsewhere cannot say what a terminal obeys instead of showing."
+            yield f"{shown}: a recipe from elsewhere cannot contain control characters."
         if isinstance(value, str) and not _looks_up_keys_only(value, word.key):
             yield (
                 f"{shown}: a recipe from elsewhere may not read the environment, files or what it may not set: only "
@@ -79,7 +79,7 @@ def _from_elsewhere(word: Word, place: Place, shown: str, top: str) -> Iterable[
             )
 
 
-def borrowed(word: Word, settled: Sequence[Word], said: Sequence[Word], *, foreign: bool) -> Iterable[str]:
+def borrowed(word: Word, settled: Sequence[Word], written: Sequence[Word], *, foreign: bool) -> Iterable[str]:
     """A sentence for each private key that a remote recipe looks up: one that the command line or a local file sets.
 
     A number that overrides one of the recipe's own is not private. `foreign`: words come from the user's own folders,
@@ -98,7 +98,7 @@ def borrowed(word: Word, settled: Sequence[Word], said: Sequence[Word], *, forei
             for other in settled
             if f"{other.key}.".startswith(f"{name}.") or f"{name}.".startswith(f"{other.key}.")
         ]
-        private = [other for other in meant if _is_of_here(other) and not _is_number_of(other, said)]
+        private = [other for other in meant if _is_of_here(other) and not _is_number_of(other, written)]
         if private or (foreign and not meant):
             yield (
                 f"{HIDDEN.sub('?', masked(str(word)[:200]))} ({word.source}): a recipe from elsewhere may not look up "
@@ -138,10 +138,10 @@ def _is_of_here(word: Word) -> bool:
     return word.place is None or word.place.trust == "local"
 
 
-def _is_number_of(word: Word, said: Sequence[Word]) -> bool:
+def _is_number_of(word: Word, written: Sequence[Word]) -> bool:
     """Whether the word is a plain number that overrides a word of a remote or built-in recipe."""
     number = isinstance(word.value, bool | int | float) and not is_secret(word.key, word.value)
-    return number and any(other.key == word.key and not _is_of_here(other) for other in said)
+    return number and any(other.key == word.key and not _is_of_here(other) for other in written)
 
 
 def _inside_small(word: Word, place: Place, shown: str) -> Iterable[str]:
@@ -149,7 +149,7 @@ def _inside_small(word: Word, place: Place, shown: str) -> Iterable[str]:
     for small in word.value if isinstance(word.value, list) else []:
         key, equals, value = str(small).partition("=")
         if not equals or not KEY.fullmatch(key) or key.split(".")[0] in NO_SMALL:
-            yield f"{shown}: {small!r:.60} is no word here. Write words such as steps=50."
+            yield f"{shown}: {small!r:.60} is not a word. Write words such as steps=50."
         elif place.trust == "remote" and grammar.FOR_HYDRA.search(value):
             yield f"{shown}: {small!r:.60}: a recipe from elsewhere makes itself small with plain values alone."
         else:

@@ -110,7 +110,7 @@ def figure(config: Config, metrics: dict[str, float], loss: float | None) -> tup
 
 
 def _by_hydra(words: Sequence[str]) -> int:
-    """A launcher or sweeper of Hydra's runs the jobs one after another in this process; a failed one does not stop the
+    """Let a Hydra launcher or sweeper run the jobs one after another in this process. A failed job does not stop the
     others.
     """
     failed, measured = list[int](), list[str]()
@@ -132,6 +132,6 @@ def _by_hydra(words: Sequence[str]) -> int:
     with zygote.kept():
         root = multirun(words, job, check=lambda words: decide(compose(words), detect()))
     if measured:
-        screen.say(f"the figure of a job, which a sweeper of Hydra's is told: {', '.join(dict.fromkeys(measured))}")
+        screen.say(f"the objective value that a Hydra sweeper gets from each job: {', '.join(dict.fromkeys(measured))}")
     runs.show(root)
     return max(failed, default=0)

@@ -84,7 +84,7 @@ def test_a_mistake_is_told_without_the_value(words: tuple[str, ...], sentence: s
 
 def test_no_recipe_brings_options_or_passwords(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(f"out_options: {{key: '{SECRET}'}}\n")
-    assert "out_options cannot come from a recipe. Say it on the command line." in refused(f"recipe={tmp_path}/a.yaml")
+    assert "out_options cannot come from a recipe. Type it on the command line." in refused(f"recipe={tmp_path}/a.yaml")
     (tmp_path / "b.yaml").write_text("init: s3://me:pass@bucket/x\n")
     told = refused(f"recipe={tmp_path}/b.yaml")
     assert "init='s3://***@bucket/x'" in told and "it holds a secret and would be saved" in told

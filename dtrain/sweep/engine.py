@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dtrain import secrets
+from dtrain.errors import StoreError
 from dtrain.launcher import zygote
 from dtrain.launcher.zygote import Child
-from dtrain.lifecycle import signals
+from dtrain.lifecycle import failure, signals
 from dtrain.planned import Plan
 from dtrain.secrets import screen
 from dtrain.storage import lease, options, store
@@ -37,7 +38,9 @@ from dtrain.sweep.space import label
 AGAIN = ("killed", "exited", "lost", "storage", "gpu", "timeout")
 """Kinds of failures that may pass; the others are the job's own."""
 LOOK_SECONDS = 5.0
-"""Between two looks at a job that another worker runs."""
+"""Between two looks at the jobs that other workers run."""
+PATIENCE_SECONDS = 60.0
+"""After so long, a job that another host seems to run is tried, in case that host is gone."""
 TICK_SECONDS = 1.0
 
 
@@ -93,8 +96,10 @@ class Engine:
     def __post_init__(self) -> None:
         self.finished, self.failed = list[str](), dict[str, Ended]()
         self._waiting, self._running = deque[Job](), dict[int, Running]()
-        self._elsewhere: dict[str, tuple[Job, float]] = {}
-        """Jobs that another worker runs, and when they were looked at."""
+        self._elsewhere = list[Job]()
+        """Jobs that another worker runs."""
+        self._looked, self._since = 0.0, dict[str, float]()
+        """When they were looked at, and since when each is run elsewhere."""
         self._tries = Counter[str]()
         self._free = list(range(self.slots))
         self._selector = selectors.DefaultSelector()
@@ -130,10 +135,20 @@ class Engine:
                 self._begin(job, self._free.pop(0))
 
     def _is_taken(self, job: Job) -> bool:
-        """Whether another worker runs the job; it is looked at again later."""
-        if lease.holder(store.join(self.root, job.name))[0] in ("held", "unknown"):
-            self._elsewhere[job.name] = job, time.monotonic()
+        """Whether another worker runs the job, and it is looked at again later, or has finished it."""
+        url = store.join(self.root, job.name)
+        if store.exists(store.join(url, "result.json")):
+            state = folder.state(self.root, job.name)
+            if state.status == "finished":
+                metrics = dict(state.figures)
+                self._settle(job, Ended("finished", 0, step=state.step, loss=state.loss, metrics=metrics), 0.0)
+                return True
+        holder, since = lease.holder(url)[0], self._since.setdefault(job.name, time.monotonic())
+        # on another host nobody sees whether it lives: the lease decides, which watches it
+        if holder == "held" or (holder == "unknown" and time.monotonic() - since < PATIENCE_SECONDS):
+            self._elsewhere.append(job)
             return True
+        del self._since[job.name]
         return False
 
     def _begin(self, job: Job, slot: int) -> None:
@@ -178,8 +193,11 @@ class Engine:
         del self._running[running.slot]
         self._free.append(running.slot)
         job = running.job
+        if ended.kind in ("killed", "exited"):
+            self._leave(job, ended)
         if ended.kind == "lease":
-            self._elsewhere[job.name] = job, time.monotonic()
+            self._since[job.name] = time.monotonic()
+            self._elsewhere.append(job)
             return
         may_pass = ended.status == "failed" and ended.kind in AGAIN and self._tries[job.name] <= self.retries
         if may_pass and not self._over():
@@ -187,6 +205,13 @@ class Engine:
             self._waiting.append(job)
             return
         self._settle(job, ended, time.monotonic() - running.began)
+
+    def _leave(self, job: Job, ended: Ended) -> None:
+        """Write failure.json for a process that could not."""
+        facts = {"rank": 0, "kind": ended.kind, "error": ended.error, "message": ended.error, "exit_code": 1}
+        with suppress(StoreError):
+            if lease.holder(store.join(self.root, job.name))[0] == "left":
+                failure.save(store.join(self.root, job.name), facts)
 
     def _settle(self, job: Job, ended: Ended, seconds: float) -> None:
         if ended.status == "finished":
@@ -196,21 +221,11 @@ class Engine:
         self.ended(job, ended, seconds, len(self._waiting) + len(self._running) + len(self._elsewhere))
 
     def _look_elsewhere(self) -> None:
-        """Take back jobs that their worker left, and count those that it finished."""
-        for name, (job, looked) in list(self._elsewhere.items()):
-            if time.monotonic() - looked < LOOK_SECONDS and (self._running or self._waiting or looked):
-                continue
-            state = folder.state(self.root, name)
-            if state.status == "finished":
-                del self._elsewhere[name]
-                self._settle(
-                    job, Ended("finished", 0, step=state.step, loss=state.loss, metrics=dict(state.figures)), 0.0
-                )
-            elif lease.holder(store.join(self.root, name))[0] in ("free", "left"):
-                del self._elsewhere[name]
-                self._waiting.append(job)
-            else:
-                self._elsewhere[name] = job, time.monotonic()
+        """Put the jobs of other workers back into the queue, which asks whether they are finished."""
+        if self._elsewhere and time.monotonic() - self._looked > LOOK_SECONDS:
+            self._looked = time.monotonic()
+            self._waiting.extend(self._elsewhere)
+            self._elsewhere.clear()
 
     # stop
 

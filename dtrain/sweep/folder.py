@@ -163,6 +163,19 @@ def state(root: str, name: str) -> State:
     return states(root, [Job({}, (), name)])[name] if store.is_local(root) else _state(_result(root, name))
 
 
+def failures(root: str) -> dict[str, Mapping[str, Any]]:
+    """The name of each job that has failed -> its failure.json. Raises StoreError."""
+    names = [path.split("/")[0] for path in store.tree(root, depth=2) if path.endswith("/failure.json")]
+    causes = dict[str, Mapping[str, Any]]()
+    for name in sorted(names):
+        try:
+            facts = json.loads(store.beginning(store.join(root, name, "failure.json"), LARGEST))
+        except (StoreError, ValueError, RecursionError):
+            continue
+        causes[name] = facts if isinstance(facts, dict) else {}
+    return causes
+
+
 def _each(root: str, names: Sequence[str]) -> Iterable[Mapping[str, Any] | None]:
     if store.is_local(root):
         return [_result(root, name) for name in names]

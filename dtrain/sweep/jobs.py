@@ -13,14 +13,16 @@ from dtrain.compose.typed import typed
 from dtrain.config import files
 from dtrain.config.schema import GROUPS, Config, of_scope
 from dtrain.config.word import Word, cut, quote, slug, spelling
-from dtrain.errors import WordsError
+from dtrain.errors import StoreError, WordsError
 from dtrain.planned import Plan
 from dtrain.predict import formulas
 from dtrain.predict.prediction import predict
+from dtrain.recipe import policy
+from dtrain.recipe.locate import find
 from dtrain.resolve import values
 from dtrain.resolve.out import digest
 from dtrain.storage import options
-from dtrain.sweep import space
+from dtrain.sweep import folder, space
 from dtrain.sweep.engine import Decided
 from dtrain.sweep.folder import Description, Job
 from dtrain.sweep.space import Axis
@@ -38,8 +40,9 @@ class Request:
     space: tuple[Axis, ...]
 
     def description(self) -> Description:
-        """The contents of sweep.yaml, without secrets and options of storage."""
-        kept = {word.key: spelling(word.value) for word in self.words if not _is_private(word)}
+        """The contents of sweep.yaml, without what no file may say: trust, secrets, options of storage."""
+        words = [word for word in self.words if word.key.split(".")[0] not in of_scope("typed")]
+        kept = {word.key: spelling(word.value) for word in words if not _is_private(word)}
         return Description(
             kept, [{axis.key: list(axis.values) for axis in self.space if isinstance(axis, space.Choices)}]
         )
@@ -76,6 +79,40 @@ def read(words: Sequence[str]) -> Request:
     seed = next((word.value for word in settings if word.key == "sweep.seed" and type(word.value) is int), 0)
     fixed = tuple(word for word in request if not word.sweep and word not in places and word not in settings)
     return Request(root, fixed, settings, tuple(space.axes(swept, _names, seed)))
+
+
+def again(root: str, more: Sequence[str]) -> list[Request]:
+    """The sweep at URL `root`, a request for each of its spaces. `more`: settings, and the words that no file gives:
+    secrets, options of storage, trust. Raises WordsError, and StoreError if there is no sweep.
+
+    Its words have the rights of a recipe at that place, as whoever wrote it need not be whoever reads it.
+    """
+    there, place = folder.read(root), find(f"{root}/sweep.yaml")
+    if there is None:
+        raise StoreError.during("find a sweep at", root, "it has no sweep.yaml")
+    added, problems = typed(more)
+    problems += [
+        f"{shown(word)}: the words of a sweep are those of its sweep.yaml. Leave it out."
+        for word in added
+        if word.key.split(".")[0] not in of_scope("typed") and not _is_private(word)
+    ]
+    written, wrong = typed([f"{key}={text}" for key, text in there.words.items()])
+    words = [replace(word, source=str(place), place=place) for word in written]
+    swept = [
+        Word(key, value, spelling(value), str(place), place=place)
+        for axes in there.spaces
+        for key, values in axes.items()
+        for value in values
+    ]
+    problems += [*wrong, *(problem for word in (*words, *swept) for problem in policy.refused(word, place))]
+    if problems:
+        raise WordsError(*dict.fromkeys(problems))
+    settings = tuple(word for word in added if word.key.startswith("sweep."))
+    fixed = (*words, *(word for word in added if word not in settings))
+    return [
+        Request(root, fixed, settings, tuple(space.Choices(key, tuple(values)) for key, values in axes.items()))
+        for axes in there.spaces
+    ]
 
 
 def _is_private(word: Word) -> bool:

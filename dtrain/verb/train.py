@@ -27,7 +27,7 @@ def run(words: Sequence[str]) -> int:
     if "-m" in words or "--multirun" in words:
         from dtrain.verb import sweep
 
-        return sweep.run([word for word in words if word not in ("-m", "--multirun")])
+        return sweep.multirun([word for word in words if word not in ("-m", "--multirun")])
     with zygote.kept():
         return one(compose(words)).exit_code
 

@@ -188,3 +188,23 @@ def test_two_commands_share_the_jobs_of_one_folder(tmp_path: Path) -> None:
         assert sweep.returncode == 0, error
         assert "[12/12]" in output
     assert sorted(starts(job) for job in jobs(tmp_path / "s").values()) == [1] * 12
+
+
+def test_another_command_takes_the_jobs_that_are_left_and_says_what_failed(tmp_path: Path) -> None:
+    words = [*TROUBLE, "model.how=none,raises", "seed=0,1", "sweep.out=s"]
+    assert commands.run("-m", *words, cwd=tmp_path).returncode == 1
+    (jobs(tmp_path / "s")["model.how-none_seed-1"] / "result.json").unlink()
+    work = commands.run("sweep", "work", "s", "sweep.retries=0", cwd=tmp_path)
+    assert work.returncode == 2 and "trust=[sweeping]" in work.stderr, "no file says whom to trust"
+    work = commands.run("sweep", "work", "s", "trust=[sweeping]", cwd=tmp_path)
+    assert work.returncode == 1, work.stderr
+    assert "4 jobs in s, of which 1 are finished" in work.stdout
+    assert "failed: 2 x ValueError: planned" in work.stderr
+    why = commands.run("sweep", "why", "s", cwd=tmp_path)
+    assert [line.partition(": ")[2] for line in why.stdout.splitlines()[:2]] == ["ValueError: planned"] * 2
+    assert why.stdout.splitlines()[-1] == "2 of 4 jobs have failed"
+    for words, sentence in (
+        (["work"], "type dtrain sweep"), (["work", "nowhere"], "it has no sweep.yaml"), (["work", "s", "batch=4"], "Leave it out"),
+    ):  # fmt: skip
+        wrong = commands.run("sweep", *words, cwd=tmp_path)
+        assert wrong.returncode in (2, 3) and sentence in wrong.stderr, wrong.stderr

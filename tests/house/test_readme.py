@@ -122,6 +122,7 @@ HELD = {
         '"""': "the same; tests/test_outside.py runs them",
     },
     "recipes.md": {"# One line": "test_the_recipe_is_one"},
+    "sweeps.md": {"python -m dtrain -m": "test_the_commands_of_sweeps_run"},
     "reliability.md": {
         "python -m dtrain strategy=ddp": "test_faults_that_are_planted_are_survived",
         "<out>/": "test_a_run_leaves_what_the_page_says",
@@ -157,6 +158,19 @@ def test_the_examples_of_parts_are_those_of_the_kit() -> None:
     }
     for name, text in shown.items():
         assert (ROOT / "tests/outside" / name).read_text().startswith(text.rstrip("\n")), name
+
+
+def test_the_commands_of_sweeps_run(tmp_path: Path) -> None:
+    small = ["model=mlp", "data=synthetic", "objective=regression", "steps=4", "hook=[]"]
+    (block,) = blocks(ROOT / "docs/sweeps.md")
+    printed = []
+    for line in block.splitlines():
+        words = shlex.split(line, comments=True)[3:]
+        done = commands.run(*words, *(small if words[0] == "-m" else []), cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        printed.append(done.stdout)
+    assert "6 jobs in runs/s, of which 6 are finished" in printed[1]
+    assert "no job has failed" in printed[4]
 
 
 def trained(folder: Path, *words: str) -> str:

@@ -47,6 +47,20 @@ def family(command: int) -> dict[str, list[int]]:
     return {"command": [command], "zygote": zygotes, "server": servers} | _below(servers, parents)
 
 
+def descendants(pid: int) -> set[int]:
+    """Processes below `pid`, and those of its sessions, as far as they are to be seen."""
+    parents = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(entry.parent.name)] = int(entry.read_text().rsplit(")", 1)[1].split()[1])
+        except OSError:
+            continue
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {pid}
+
+
 def below(server: int) -> dict[str, list[int]]:
     """The same of a server that is no child of a command."""
     return _below([server], _children())

@@ -84,11 +84,14 @@ class Zygote:
 
     def close(self) -> None:
         """End the zygote, and the children that still live."""
+        self.ended = True
         self._replies.close()
         self._connection.close()
         process.kill(self.pid)
 
     def _ask(self, **request: Any) -> int:
+        if self.ended:
+            raise ConnectionResetError("the zygote has ended")
         try:
             os.kill(self.pid, signal.SIGCONT)  # somebody may have stopped it (SIGSTOP)
             self._connection.sendall(f"{json.dumps(request)}\n".encode())

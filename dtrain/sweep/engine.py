@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dtrain import secrets
-from dtrain.errors import StoreError
+from dtrain.errors import StoreError, WordsError, first_line
 from dtrain.launcher import zygote
 from dtrain.launcher.zygote import Child
 from dtrain.lifecycle import failure, signals
@@ -39,6 +39,8 @@ AGAIN = ("killed", "exited", "lost", "storage", "gpu", "timeout")
 """Kinds of failures that may pass; the others are the job's own."""
 LOOK_SECONDS = 5.0
 """Between two looks at the jobs that other workers run."""
+MOST_TROUBLES = 10
+"""After so many looks in vain, with no job running, the sweep ends."""
 PATIENCE_SECONDS = 60.0
 """After so long, a job that another host seems to run is tried, in case that host is gone."""
 TICK_SECONDS = 1.0
@@ -97,7 +99,9 @@ class Engine:
         self.finished, self.failed = list[str](), dict[str, Ended]()
         self._waiting, self._running = deque[Job](), dict[int, Running]()
         self._elsewhere = list[Job]()
-        """Jobs that another worker runs."""
+        """Jobs that another worker runs, or that wait for the storage."""
+        self._troubles = 0
+        """How often in a row no job could begin."""
         self._looked, self._since = 0.0, dict[str, float]()
         """When they were looked at, and since when each is run elsewhere."""
         self._tries = Counter[str]()
@@ -131,8 +135,23 @@ class Engine:
     def _fill(self) -> None:
         while self._free and self._waiting and not self._over():
             job = self._waiting.popleft()
-            if not self._is_taken(job):
-                self._begin(job, self._free.pop(0))
+            try:
+                if not self._is_taken(job):
+                    self._begin(job, self._free[0])
+            except WordsError as error:  # what it needs has changed since it was judged
+                self._settle(job, Ended("failed", error.exit_code, "words", first_line(error)), 0.0)
+            except (StoreError, OSError) as error:
+                self._wait(job, error)
+
+    def _wait(self, job: Job, error: Exception) -> None:
+        """Try a job again later: the storage or the system has trouble now. Raises the error if it does not pass."""
+        self._troubles += 1
+        if self._troubles > MOST_TROUBLES and not self._running:
+            raise error
+        screen.complain(f"{label(job.values)} waits: {first_line(error)}", begin="note: ")
+        self._looked = time.monotonic()
+        self._elsewhere += [job, *self._waiting]
+        self._waiting.clear()
 
     def _is_taken(self, job: Job) -> bool:
         """Whether another worker runs the job, and it is looked at again later, or has finished it."""
@@ -154,31 +173,40 @@ class Engine:
     def _begin(self, job: Job, slot: int) -> None:
         decided = self.decide(job, slot)
         scratch = self._scratch / f"{job.name[:80]}-{self._tries[job.name]}"
-        scratch.mkdir()
+        scratch.mkdir(exist_ok=True)
+        (scratch / "log").unlink(missing_ok=True)
         log = Log(scratch / "log", store.join(decided.plan.out, "log.txt"))
         arguments = (
             decided.plan.to_dict(), decided.config, decided.environment, options.hand_over(), str(scratch)
         )  # fmt: skip
-        child = _fork(arguments, self.modules) or _start(arguments)
+        try:
+            child = _fork(arguments, self.modules) or _start(arguments)
+        except OSError:
+            log.close(keep=False)
+            raise
+        self._free.remove(slot)
+        self._troubles = 0
         self._tries[job.name] += 1
         running = Running(job, slot, child, scratch, log, time.monotonic())
         self._running[slot] = running
-        handle = os.pidfd_open(child.pid)
-        self._selector.register(handle, selectors.EVENT_READ, running)
-        self._selector.register(log, selectors.EVENT_READ, log)
+        self._selector.register(log, selectors.EVENT_READ, running)
+        if hasattr(os, "pidfd_open"):  # elsewhere the end of its output is its end
+            self._selector.register(os.pidfd_open(child.pid), selectors.EVENT_READ, running)
 
     # end
 
     def _listen(self) -> None:
         """Read output, and end jobs whose process has ended."""
         for key, _ in self._selector.select(TICK_SECONDS):
-            if isinstance(key.data, Log):
-                if not key.data.read():
-                    self._selector.unregister(key.data)
-            else:
+            running: Running = key.data
+            if key.fileobj is not running.log:
                 self._selector.unregister(key.fd)
                 os.close(key.fd)
-                self._end(key.data)
+                self._end(running)
+            elif self._running.get(running.slot) is running and not running.log.read():
+                self._selector.unregister(running.log)
+                if not hasattr(os, "pidfd_open"):
+                    self._end(running)
         for running in self._running.values():
             running.log.publish()
 

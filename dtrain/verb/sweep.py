@@ -53,12 +53,16 @@ def multirun(words: Sequence[str]) -> int:
     if any(re.match(r"\+*hydra[/.](launcher|sweeper)\b", word) for word in words):
         return _by_hydra(words)
     request = jobs.read(words)
-    return _take_part([request], begin=True)
+    with zygote.kept():
+        return _take_part([request], begin=True)
 
 
 def _work(root: str, more: Sequence[str]) -> int:
     """Take jobs of a sweep that another command began."""
-    return _take_part(jobs.again(root, more), begin=False)
+    with zygote.kept():
+        if not store.is_local(root):
+            zygote.begin()  # a client of that storage starts threads
+        return _take_part(jobs.again(root, more), begin=False)
 
 
 def _take_part(requests: Sequence[jobs.Request], *, begin: bool) -> int:
@@ -72,6 +76,8 @@ def _take_part(requests: Sequence[jobs.Request], *, begin: bool) -> int:
     config, plan, slots = judged[0].config, judged[0].plan, judged[0].slots
     every = list({job.name: job for each in judged for job in each.jobs}.values())
     requires.check(config, cluster)
+    if not store.is_local(root):
+        zygote.begin()  # a client of that storage starts threads
     with store.patience(LOOK_SECONDS):
         preflight.check(replace(plan, out=root))
     note_code()
@@ -105,8 +111,7 @@ def _take_part(requests: Sequence[jobs.Request], *, begin: bool) -> int:
     )
     if not begin:
         random.shuffle(left)
-    with zygote.kept():
-        engine.run(left)
+    engine.run(left)
     if len(every) <= SHOWN:
         runs.show(root)
     for line in summary(engine.failed.values()):

@@ -9,6 +9,7 @@ from pathlib import Path
 import fsspec
 import pytest
 from commands import COMMAND
+from killing import descendants
 from launching import WORDS
 
 from dtrain import recipe
@@ -120,20 +121,6 @@ def test_a_verb_that_looks_at_a_run_can_tell_its_storage_first(monkeypatch: pyte
     assert list(told.values()) == [{"key": SECRET}]
     with pytest.raises(WordsError, match="no such option"):
         connect(["out_options.kye=1"], "s3://b/run")
-
-
-def descendants(pid: int) -> set[int]:
-    """Processes below `pid`, and those of its sessions, as far as they are to be seen."""
-    parents = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(entry.parent.name)] = int(entry.read_text().rsplit(")", 1)[1].split()[1])
-        except OSError:
-            continue
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {pid}
 
 
 @pytest.mark.campaign("network")

@@ -11,7 +11,10 @@ import commands
 import pytest
 import yaml
 from commands import COMMAND, Forked
-from killing import mentioning
+from killing import descendants, family, mentioning
+from pool import ranks
+
+from dtrain.storage import store
 
 SMALL = ["model=mlp", "data=synthetic", "data.samples=64", "objective=regression", "steps=4", "hook=[]", "logger=[]"]
 TROUBLE = [
@@ -208,3 +211,62 @@ def test_another_command_takes_the_jobs_that_are_left_and_says_what_failed(tmp_p
     ):  # fmt: skip
         wrong = commands.run("sweep", *words, cwd=tmp_path)
         assert wrong.returncode in (2, 3) and sentence in wrong.stderr, wrong.stderr
+
+
+@pytest.mark.campaign("network")
+def test_two_commands_share_the_jobs_on_object_storage(s3: str, tmp_path: Path) -> None:
+    root = f"{s3}/sweep-{os.getpid()}"
+    words = [*SMALL, "seed=range(0,6)", f"sweep.out={root}", "sweep.parallel=2"]
+    both = [begin(tmp_path, *words) for _ in range(2)]
+    for sweep in both:
+        output, error = sweep.communicate(timeout=200)
+        assert sweep.returncode == 0, error
+        assert "[6/6]" in output
+
+    def left() -> list[int]:
+        names = [name for name in store.folders(root) if name.startswith("seed-")]
+        return [store.read(f"{root}/{name}/events.jsonl").count(b'"event": "started"') for name in names]
+
+    assert ranks(1, left) == [[1] * 6]
+    again = commands.run("-m", *words, cwd=tmp_path)
+    assert again.returncode == 0 and "6 jobs in" in again.stdout and "of which 6 are finished" in again.stdout
+    work = commands.run("sweep", "work", root, cwd=tmp_path)
+    assert work.returncode == 0, work.stderr
+
+
+@pytest.mark.campaign("kills")
+def test_jobs_go_on_when_what_forks_them_is_killed(tmp_path: Path) -> None:
+    sweep = begin(
+        tmp_path, *SMALL, "steps=400", "seed=range(0,4)", "sweep.parallel=2", "sweep.out=s", "sweep.retries=2"
+    )
+    wait_for(lambda: len([*(tmp_path / "s").glob("*/metrics.jsonl")]) == 2)
+    os.kill(family(sweep.pid)["zygote"][0], signal.SIGKILL)
+    _, error = sweep.communicate(timeout=120)
+    assert sweep.returncode == 0, error
+    assert error.count("killed by SIGKILL; it starts again") >= 1
+    results = [json.loads(path.read_text()) for path in (tmp_path / "s").glob("*/result.json")]
+    assert [result["status"] for result in results] == ["finished"] * 4
+
+
+@pytest.mark.campaign("signals")
+def test_a_worker_that_is_stopped_for_a_minute_loses_its_jobs_and_commits_nothing_of_them(tmp_path: Path) -> None:
+    words = [*SMALL, "steps=600", "seed=0,1", "sweep.parallel=1", "sweep.out=s", "checkpoint.every=100"]
+    first = begin(tmp_path, *words)
+    wait_for(lambda: len([*(tmp_path / "s").glob("*/metrics.jsonl")]) == 1)
+    processes = [first.pid, *descendants(first.pid) - {first.pid}]
+    for pid in processes:
+        os.kill(pid, signal.SIGSTOP)
+    (taken,) = [path.parent for path in (tmp_path / "s").glob("*/metrics.jsonl")]
+    forged = max(taken.glob("lease/*.json"))
+    record = json.loads(forged.read_text())
+    forged.write_text(json.dumps({**record, "place": "another host"}))  # where nobody sees whether it lives
+    second = begin(tmp_path, *words)
+    _, error = second.communicate(timeout=240)
+    assert second.returncode == 0, error
+    ended = {path: path.read_bytes() for path in (tmp_path / "s").glob("*/result.json")}
+    assert len(ended) == 2
+    for pid in reversed(processes):
+        os.kill(pid, signal.SIGCONT)
+    _, error = first.communicate(timeout=120)
+    assert first.returncode == 0, error
+    assert {path: path.read_bytes() for path in (tmp_path / "s").glob("*/result.json")} == ended

@@ -50,8 +50,8 @@ class Request:
 
 def read(words: Sequence[str]) -> Request:
     """Raises WordsError with every mistake that can be seen before a job is composed."""
-    request, problems = typed(words)
-    swept = [word for word in request if word.sweep]
+    given, problems = typed(words)
+    swept = [word for word in given if word.sweep]
     if not swept and not problems:
         problems.append("-m: no word has several values. Type optim.lr=1e-3,3e-3 for example, or leave -m out.")
     problems += [
@@ -64,20 +64,20 @@ def read(words: Sequence[str]) -> Request:
         for word in swept
         if word.key.split(".")[0] in ("out", "trust", "sweep", "hydra") and not _is_private(word)
     ]
-    places = [word for word in request if word.key in ("sweep.out", "out") and not word.sweep]
+    places = [word for word in given if word.key in ("sweep.out", "out") and not word.sweep]
     problems += [
         f"{shown(word)}: a folder or URL. Type {word.key}=<text>."
         for word in places
         if not isinstance(word.value, str | int | None)
     ]
-    root = _root(request, swept)
+    root = _root(given, swept)
     if root.startswith("memory://"):
         problems.append(f"sweep.out={cut(root)}: memory belongs to one process. Type sweep.out=<a folder or URL>.")
     if problems:
         raise WordsError(*problems)
-    settings = tuple(word for word in request if word.key.startswith("sweep.") and word.key != "sweep.out")
+    settings = tuple(word for word in given if word.key.startswith("sweep.") and word.key != "sweep.out")
     seed = next((word.value for word in settings if word.key == "sweep.seed" and type(word.value) is int), 0)
-    fixed = tuple(word for word in request if not word.sweep and word not in places and word not in settings)
+    fixed = tuple(word for word in given if not word.sweep and word not in places and word not in settings)
     return Request(root, fixed, settings, tuple(space.axes(swept, _names, seed)))
 
 
@@ -119,11 +119,11 @@ def _is_private(word: Word) -> bool:
     return options.is_one(word.key) or secrets.redact_arg(str(word)) != str(word)
 
 
-def _root(request: Iterable[Word], swept: Iterable[Word]) -> str:
-    named = {word.key: str(word.value) for word in request if word.value is not None}
-    given = named.get("sweep.out") or named.get("out")
+def _root(given: Iterable[Word], swept: Iterable[Word]) -> str:
+    places = {word.key: str(word.value) for word in given if word.value is not None}
+    place = places.get("sweep.out") or places.get("out")
     name = slug(secrets.redact_arg(str(word)).replace("=", "-", 1) for word in swept)
-    return (given or f"outputs/sweep-{name}").rstrip("/") or "/"
+    return (place or f"outputs/sweep-{name}").rstrip("/") or "/"
 
 
 def _names(key: str) -> Sequence[str]:
@@ -136,7 +136,7 @@ def _names(key: str) -> Sequence[str]:
 @dataclass(frozen=True)
 class Judged:
     """The jobs of a sweep, each once. `config` and `plan`: of the first one, with the settings of the sweep; `slots`:
-    jobs at a time; `cluster`: of a slot.
+    jobs at a time; `cluster`: of a slot; `places`: slots with GPUs of their own, which more slots share.
     """
 
     jobs: list[Job]
@@ -144,6 +144,7 @@ class Judged:
     plan: Plan
     slots: int
     cluster: Cluster
+    places: int
 
 
 def judged(request: Request, cluster: Cluster, judge: Judge) -> Judged:
@@ -151,7 +152,7 @@ def judged(request: Request, cluster: Cluster, judge: Judge) -> Judged:
     count = space.size(request.space)
     if count > space.MOST:
         raise WordsError(
-            f"-m: {count:,.0f} jobs. At most {space.MOST:,} can be request for at once. Type fewer values."
+            f"-m: {count:,.0f} jobs. At most {space.MOST:,} can be asked for at once. Type fewer values."
             if count < float("inf")
             else "-m: an interval has no end of values. Type the values: optim.lr=1e-3,3e-3."
         )
@@ -165,7 +166,8 @@ def judged(request: Request, cluster: Cluster, judge: Judge) -> Judged:
                 config.sweep = _settings(request, words)
                 number = slots(config.sweep.parallel, plan, cluster)
                 part = of_slot(cluster, number)
-                first.append(Judged([], config, judge(config, part), number, part))
+                places = cluster.gpus // max(1, part.gpus)
+                first.append(Judged([], config, judge(config, part), number, part, places))
         except WordsError as error:
             problems |= dict.fromkeys(error.problems)
             continue
@@ -202,7 +204,7 @@ def _aside(chosen: Mapping[str, Any]) -> dict[str, str]:
 
 
 def slots(parallel: Any, plan: Plan, cluster: Cluster) -> int:
-    """The number of jobs at a time: as request, or as many as GPUs or cores and memory hold."""
+    """The number of jobs at a time: as asked, or as many as GPUs or cores and memory hold."""
     if parallel != "auto":
         return int(parallel)
     if cluster.gpus and plan.device != "cpu":
@@ -225,17 +227,15 @@ SHARE = 0.8
 def of_slot(cluster: Cluster, number: int) -> Cluster:
     """The share of the cluster that one of `number` slots has."""
     return replace(
-        cluster, cpus=max(1, cluster.cpus // number), gpus=cluster.gpus // number,
+        cluster, cpus=max(1, cluster.cpus // number), gpus=min(cluster.gpus, max(1, cluster.gpus // number)),
         memory=cluster.memory if cluster.gpus else cluster.memory // number,
     )  # fmt: skip
 
 
-def decided(job: Job, root: str, cluster: Cluster, judge: Judge, slot: int) -> Decided:
-    """The job, decided for its slot, which has `cluster`. Its config.yaml states the threads: two give other bits than
-    one.
-    """
+def decided(job: Job, root: str, judged: Judged, judge: Judge, slot: int) -> Decided:
+    """The job, decided for its slot. Its config.yaml states the threads: two give other bits than one."""
     config = compose([*job.words, f"out={quote(f'{root}/{job.name}')}"])
-    plan = judge(config, cluster)
+    plan = judge(config, judged.cluster)
     config.threads = plan.threads
-    gpus = share(os.environ, slot, cluster.gpus) if cluster.gpus else {}
+    gpus = share(os.environ, slot % judged.places, judged.cluster.gpus) if judged.places else {}
     return Decided(plan, recipe.write(config), gpus)

@@ -102,7 +102,7 @@ def _take_part(requests: Sequence[jobs.Request], *, begin: bool) -> int:
 
     engine = Engine(
         root,
-        lambda job, slot: jobs.decided(job, root, judged[0].cluster, decide, slot),
+        lambda job, slot: jobs.decided(job, root, judged[0], decide, slot),
         slots,
         config.sweep.retries,
         config.sweep.fail == "stop",

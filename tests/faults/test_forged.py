@@ -61,9 +61,9 @@ def test_a_checkpoint_that_was_relabelled_is_not_accepted(tmp_path: Path) -> Non
 
     step, damaged = alone(work)
     assert step == 80
-    assert len(damaged) == 1 and "its tensors are of step 80, the commit says 999" in damaged[0]
+    assert len(damaged) == 1 and "its tensors are of step 80, but the commit is of 999" in damaged[0]
     assert verb.run(["verify", f"out={tmp_path}"]) == 1
-    with pytest.raises(StoreError, match="its tensors are of step 80, the commit says 999"):
+    with pytest.raises(StoreError, match="its tensors are of step 80, but the commit is of 999"):
         verb.run(["export", f"out={tmp_path}", f"to={tmp_path / 'x'}"])
     assert not (tmp_path / "x/model.safetensors").exists()
 

@@ -28,6 +28,7 @@ from dtrain.launcher.local import Local
 from dtrain.lifecycle import failure
 from dtrain.planned import Plan
 from dtrain.resolve import resolve
+from dtrain.sweep.engine import Engine
 from dtrain.train import train
 
 MOST_LINES = 12
@@ -52,6 +53,7 @@ def _nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     for launcher in (Inline, Local, External):
         monkeypatch.setattr(launcher, "launch", launch)
+    monkeypatch.setattr(Engine, "run", launch)
     monkeypatch.setattr(preflight, "check", lambda plan: None)
     monkeypatch.setattr(failure, "save", lambda *_: None)
     monkeypatch.setattr("dtrain.storage.patience.PATIENCE", 0.2)

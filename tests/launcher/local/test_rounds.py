@@ -56,7 +56,7 @@ def test_a_run_goes_on_whatever_is_killed(target: str, untouched: Path, tmp_path
         os.kill(below(server)[target][-1], signal.SIGKILL)
         assert over(server, tmp_path)["error"] is None
         memory = process.memory(tmp_path)
-        assert {path.name for path in memory.iterdir()} == {"lock", "node-0", "node-1"}
+        assert {path.name for path in memory.iterdir()} == {"command", "lock", "node-0", "node-1"}
         assert not any(lives(pid) for pid in before)
     assert steps_of(out) == list(range(1, 101))
     assert leavings(out) == leavings(untouched)

@@ -239,7 +239,7 @@ def test_jobs_go_on_when_what_forks_them_is_killed(tmp_path: Path) -> None:
     sweep = begin(
         tmp_path, *SMALL, "steps=400", "seed=range(0,4)", "sweep.parallel=2", "sweep.out=s", "sweep.retries=2"
     )
-    wait_for(lambda: len([*(tmp_path / "s").glob("*/metrics.jsonl")]) == 2)
+    wait_for(lambda: len([*(tmp_path / "s").glob("*/metrics.jsonl")]) >= 2)
     os.kill(family(sweep.pid)["zygote"][0], signal.SIGKILL)
     _, error = sweep.communicate(timeout=120)
     assert sweep.returncode == 0, error

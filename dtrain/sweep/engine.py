@@ -18,9 +18,9 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from dtrain import secrets
 from dtrain.errors import StoreError, WordsError, first_line
@@ -33,6 +33,7 @@ from dtrain.storage import lease, options, store
 from dtrain.sweep import folder
 from dtrain.sweep.folder import Job
 from dtrain.sweep.log import Log
+from dtrain.sweep.proposer import Ended, Proposer
 from dtrain.sweep.space import label
 
 AGAIN = ("killed", "exited", "lost", "storage", "gpu", "timeout")
@@ -68,19 +69,6 @@ class Running:
 
 
 @dataclass
-class Ended:
-    """How one attempt at a job ended: the contents of its outcome.json."""
-
-    status: Literal["finished", "failed", "stopped"]
-    exit_code: int
-    kind: str = ""
-    error: str = ""
-    step: int = 0
-    loss: float | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass
 class Engine:
     """`slots`: jobs at a time; `retries`: of a failure that may pass; `stop_at_failure`: begin none after one."""
 
@@ -92,32 +80,35 @@ class Engine:
     stop_at_failure: bool
     modules: Sequence[str]
     """Those of dtrain that its jobs need."""
-    ended: Callable[[Job, Ended, float, int], None]
-    """Called when a job is over, with its seconds and the number of jobs that are left."""
+    proposer: Proposer
+    ended: Callable[[Job, Ended, float], None]
+    """Called when a job is over, with its seconds."""
 
     def __post_init__(self) -> None:
         self.finished, self.failed = list[str](), dict[str, Ended]()
         self._waiting, self._running = deque[Job](), dict[int, Running]()
+        """Jobs that were proposed and have not begun; those in slots."""
         self._elsewhere = list[Job]()
         """Jobs that another worker runs, or that wait for the storage."""
         self._troubles = 0
         """How often in a row no job could begin."""
         self._looked, self._since = 0.0, dict[str, float]()
         """When they were looked at, and since when each is run elsewhere."""
+        self._quiet = 0.0
+        """No job is proposed before this time."""
         self._tries = Counter[str]()
         self._free = list(range(self.slots))
         self._selector = selectors.DefaultSelector()
         self._asked = 0
         self._scratch = store.scratch("sweep")
 
-    def run(self, jobs: Iterable[Job]) -> None:
-        """Returns when every job is finished, has failed for good or runs elsewhere, or when the sweep was asked to
-        stop. Raises KeyboardInterrupt when asked twice.
+    def run(self) -> None:
+        """Returns when every job that the proposer gives is finished or has failed for good, or when the sweep was
+        asked to stop. Raises KeyboardInterrupt when asked twice.
         """
-        self._waiting.extend(jobs)
         signals.listen()
         try:
-            while self._running or (not self._over() and (self._waiting or self._elsewhere)):
+            while self._running or (not self._over() and self._is_something_left()):
                 self._look_elsewhere()
                 self._fill()
                 self._listen()
@@ -130,10 +121,14 @@ class Engine:
     def _over(self) -> bool:
         return bool(signals.stop_request()) or (self.stop_at_failure and bool(self.failed))
 
+    def _is_something_left(self) -> bool:
+        return bool(self._waiting or self._elsewhere) or not self.proposer.is_done()
+
     # begin
 
     def _fill(self) -> None:
-        while self._free and self._waiting and not self._over():
+        """Begin jobs while slots are free; then have one more proposed, which waits for the next slot."""
+        while not self._over() and self._propose() and self._free:
             job = self._waiting.popleft()
             try:
                 if not self._is_taken(job):
@@ -141,17 +136,30 @@ class Engine:
             except WordsError as error:  # what it needs has changed since it was judged
                 self._settle(job, Ended("failed", error.exit_code, "words", first_line(error)), 0.0)
             except (StoreError, OSError) as error:
-                self._wait(job, error)
+                self._elsewhere += [job, *self._waiting]
+                self._waiting.clear()
+                self._wait(label(job.values), error)
 
-    def _wait(self, job: Job, error: Exception) -> None:
-        """Try a job again later: the storage or the system has trouble now. Raises the error if it does not pass."""
+    def _propose(self) -> bool:
+        """Whether a job is there to begin."""
+        if self._waiting or time.monotonic() < self._quiet:
+            return bool(self._waiting)
+        try:
+            job = self.proposer.next()
+        except (StoreError, OSError) as error:
+            self._wait("the next job", error)
+            return False
+        self._waiting.extend([job] if job else [])
+        return bool(job)
+
+    def _wait(self, what: str, error: Exception) -> None:
+        """Try again later: the storage or the system has trouble now. Raises the error if it does not pass."""
         self._troubles += 1
         if self._troubles > MOST_TROUBLES and not self._running:
             raise error
-        screen.complain(f"{label(job.values)} waits: {first_line(error)}", begin="note: ")
+        screen.complain(f"{what} waits: {first_line(error)}", begin="note: ")
         self._looked = time.monotonic()
-        self._elsewhere += [job, *self._waiting]
-        self._waiting.clear()
+        self._quiet = self._looked + LOOK_SECONDS
 
     def _is_taken(self, job: Job) -> bool:
         """Whether another worker runs the job, and it is looked at again later, or has finished it."""
@@ -165,10 +173,14 @@ class Engine:
         holder, since = lease.holder(url)[0], self._since.setdefault(job.name, time.monotonic())
         # on another host nobody sees whether it lives: the lease decides, which watches it
         if holder == "held" or (holder == "unknown" and time.monotonic() - since < PATIENCE_SECONDS):
-            self._elsewhere.append(job)
+            self._leave_to_others(job)
             return True
         del self._since[job.name]
         return False
+
+    def _leave_to_others(self, job: Job) -> None:
+        self._elsewhere.append(job)
+        self.proposer.tell(job, Ended("elsewhere"))
 
     def _begin(self, job: Job, slot: int) -> None:
         decided = self.decide(job, slot)
@@ -222,10 +234,10 @@ class Engine:
         self._free.append(running.slot)
         job = running.job
         if ended.kind in ("killed", "exited"):
-            self._leave(job, ended)
+            self._write_cause(job, ended)
         if ended.kind == "lease":
             self._since[job.name] = time.monotonic()
-            self._elsewhere.append(job)
+            self._leave_to_others(job)
             return
         may_pass = ended.status == "failed" and ended.kind in AGAIN and self._tries[job.name] <= self.retries
         if may_pass and not self._over():
@@ -234,7 +246,7 @@ class Engine:
             return
         self._settle(job, ended, time.monotonic() - running.began)
 
-    def _leave(self, job: Job, ended: Ended) -> None:
+    def _write_cause(self, job: Job, ended: Ended) -> None:
         """Write failure.json for a process that could not."""
         facts = {"rank": 0, "kind": ended.kind, "error": ended.error, "message": ended.error, "exit_code": 1}
         with suppress(StoreError):
@@ -242,11 +254,13 @@ class Engine:
                 failure.save(store.join(self.root, job.name), facts)
 
     def _settle(self, job: Job, ended: Ended, seconds: float) -> None:
+        self._tries.pop(job.name, None)  # it may be proposed again
         if ended.status == "finished":
             self.finished.append(job.name)
         elif ended.status == "failed":
             self.failed[job.name] = ended
-        self.ended(job, ended, seconds, len(self._waiting) + len(self._running) + len(self._elsewhere))
+        self.proposer.tell(job, ended)
+        self.ended(job, ended, seconds)
 
     def _look_elsewhere(self) -> None:
         """Put the jobs of other workers back into the queue, which asks whether they are finished."""

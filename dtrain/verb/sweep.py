@@ -8,6 +8,7 @@ dtrain sweep ls runs/s                    its jobs, as `dtrain runs` lists them;
 dtrain sweep why runs/s                   what the jobs that failed failed of
 """
 
+import itertools
 import random
 import re
 import signal
@@ -29,8 +30,9 @@ from dtrain.result import EXIT_CODES, note_code
 from dtrain.secrets import redact_arg, screen
 from dtrain.storage import store
 from dtrain.sweep import folder, jobs
-from dtrain.sweep.engine import Ended, Engine, summary
+from dtrain.sweep.engine import Engine, summary
 from dtrain.sweep.folder import Job
+from dtrain.sweep.proposer import Ended, Listed
 from dtrain.sweep.space import label
 from dtrain.verb import runs
 from dtrain.verb.train import decide, one
@@ -92,14 +94,18 @@ def _take_part(requests: Sequence[jobs.Request], *, begin: bool) -> int:
         + f"; {min(slots, len(left))} at a time" * bool(left)
     )
 
-    def ended(job: Job, how: Ended, seconds: float, others: int) -> None:
-        number = f"[{len(every) - others}/{len(every)}]"
+    ends = itertools.count(done + 1)
+
+    def ended(job: Job, how: Ended, seconds: float) -> None:
+        number = f"[{next(ends)}/{len(every)}]"
         if how.status == "failed":
             screen.complain(f"{number} {label(job.values)} failed: {how.error}")
         else:
             line = f"{number} {how.status} {label(job.values)}{_figure(config, how)} · {seconds:.1f} s"
             screen.say(screen.on_one_line(line))
 
+    if not begin:
+        random.shuffle(left)
     engine = Engine(
         root,
         lambda job, slot: jobs.decided(job, root, judged[0], decide, slot),
@@ -107,11 +113,10 @@ def _take_part(requests: Sequence[jobs.Request], *, begin: bool) -> int:
         config.sweep.retries,
         config.sweep.fail == "stop",
         jobs.modules(plan),
+        Listed(left),
         ended,
     )
-    if not begin:
-        random.shuffle(left)
-    engine.run(left)
+    engine.run()
     if len(every) <= SHOWN:
         runs.show(root)
     for line in summary(engine.failed.values()):

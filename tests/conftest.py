@@ -18,9 +18,10 @@ import servers
 import torch
 import torch._dynamo
 
-from dtrain.launcher import pages
+from dtrain.launcher import pages, warm
 
 torch.set_num_threads(1)
+warm.first_step()
 
 pytest_plugins = ["workers", "changed"]
 

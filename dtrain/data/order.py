@@ -27,9 +27,9 @@ def samples(positions: Indices, *, n: int, seed: int) -> tuple[Indices, Indices]
     """
     epochs = positions // n
     order = np.empty_like(positions)
-    for epoch in np.unique(epochs):
+    for epoch in set(epochs.ravel().tolist()):
         here = epochs == epoch
-        order[here] = permute(positions[here] % n, n=n, key=_mix64(_mix64(seed) ^ int(epoch)))
+        order[here] = permute(positions[here] % n, n=n, key=_mix64(_mix64(seed) ^ epoch))
     return order, epochs
 
 

@@ -5,6 +5,7 @@ views. The state is the number of samples seen, the batches to skip later, and t
 which relates samples to steps.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -44,12 +45,13 @@ def as_source(built: Any) -> Source:
 
 class Stream:
     """An endless iterator with a StepBatch per step. `count(batch)` is the objective's number of targets that count in
-    a batch on the CPU.
+    a batch on the CPU; `end`: the position in the global order beyond which nothing is read ahead.
     """
 
     def __init__(
-        self, source: Source, *, batch: BatchShape, mesh: Mesh, seed: int, count: Callable[[Batch], int]
-    ) -> None:
+        self, source: Source, *, batch: BatchShape, mesh: Mesh, seed: int, count: Callable[[Batch], int],
+        end: float = math.inf,
+    ) -> None:  # fmt: skip
         self.seen = self.first = 0
         """Samples seen or skipped, and the position of the newest step in the global order."""
         self.waited = 0.0
@@ -58,15 +60,18 @@ class Stream:
         self._before = 0
         """Number of batches that the restored run skipped and that are not in `_passed`."""
         self._source, self._batch, self._mesh, self._seed, self._count = source, batch, mesh, seed, count
+        self._end = end
         if len(source) < 1:
             raise WordsError("data: there is no sample to train on. Type a smaller data.holdout.")
         one = source.take(np.array([0]), np.array([0]))
         share = batch.local * max(1, sum(part.nbytes for part in leaves(one)))
-        self._steps = 1 if source.loading == "step" else max(1, min(BLOCK_STEPS, BLOCK_BYTES // share))
+        self._most = 1 if source.loading == "step" else max(1, min(BLOCK_STEPS, BLOCK_BYTES // share))
+        self._steps = 1
+        """Of the next block: blocks grow from one step, which the first step of a run waits for."""
         self._thread = (
             ThreadPoolExecutor(1, "dtrain-data", _use, (mesh.device,)) if source.loading == "thread" else None
         )
-        self._next: Future[Batch] | None = None
+        self._next: tuple[list[int], Future[Batch]] | None = None
         self._dense: int | None = None
         self._ready: Iterator[StepBatch] = iter(())
 
@@ -138,11 +143,13 @@ class Stream:
 
     def _block(self) -> list[StepBatch]:
         """The next block's steps, on the device, with their global counts."""
-        firsts, began = self._firsts(self.seen), time.perf_counter()
+        began = time.perf_counter()
         if self._thread:
-            batch = (self._next or self._thread.submit(self._load, firsts)).result()
-            self._next = self._thread.submit(self._load, self._firsts(firsts[-1] + self._batch.size))
+            firsts, loading = self._next or self._begin(self._thread, self.seen)
+            batch, after = loading.result(), firsts[-1] + self._batch.size
+            self._next = self._begin(self._thread, after) if after < self._end else None
         else:
+            firsts = self._firsts(self.seen)
             batch = self._load(firsts)
         self.waited += time.perf_counter() - began
         parts = _split(batch, self._batch.microbatch)
@@ -153,13 +160,19 @@ class Stream:
             for parts, count, first in rows
         ]
 
+    def _begin(self, thread: ThreadPoolExecutor, seen: int) -> tuple[list[int], Future[Batch]]:
+        """Have a thread load the next block, after `seen` samples: the positions of its steps, and its samples."""
+        firsts = self._firsts(seen)
+        return firsts, thread.submit(self._load, firsts)
+
     def _firsts(self, seen: int) -> list[int]:
         """Positions of the next block's steps, after `seen` samples."""
         firsts = list[int]()
-        while len(firsts) < self._steps:
+        while not firsts or (len(firsts) < self._steps and seen < self._end):
             if seen not in self._passed:
                 firsts.append(seen)
             seen += self._batch.size
+        self._steps = min(2 * self._steps, self._most)
         return firsts
 
     def _counts(self, steps: list[list[Batch]]) -> list[int]:

@@ -48,12 +48,28 @@ def load() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the stack of whatever lost its peer, beside the error
     os.environ.setdefault(BY_NVML, "1")
     with loading_torch():
+        import numpy.ma  # noqa: F401 # numpy.unique would import it, in every rank
         import torch
-        import torch._dynamo  # the first optimizer would import it, in every rank
+        import torch._dynamo  # the first optimizer would
 
         import dtrain.train  # noqa: F401
     torch.set_num_threads(1)
+    first_step()
     gc.freeze()  # else the collector of each rank would copy these pages
+
+
+def first_step() -> None:
+    """Train a tiny network for one step: what torch sets up in it, ranks then share. Not where torch was built for an
+    accelerator, which the backward would start.
+    """
+    import torch
+    from torch import nn
+
+    if torch.accelerator.current_accelerator() is None:
+        network = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 8))
+        optimizer = torch.optim.AdamW(network.parameters(), fused=True)
+        nn.functional.mse_loss(network(torch.randn(8, 8)), torch.zeros(8, 8)).backward()
+        optimizer.step()
 
 
 def warm(plan: Plan, cold: str) -> None:

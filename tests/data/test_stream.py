@@ -49,9 +49,9 @@ class Numbers:
         return {"inputs": torch.from_numpy(index), "targets": torch.from_numpy(index * 1000 + epoch)}
 
 
-def stream(source: Any, shape: BatchShape, *, rank: int = 0, seed: int = 5) -> Stream:
+def stream(source: Any, shape: BatchShape, *, rank: int = 0, seed: int = 5, **end: float) -> Stream:
     mesh: Any = OneRank(shape.data, rank)
-    return Stream(source, batch=shape, mesh=mesh, seed=seed, count=lambda batch: len(batch["targets"]))
+    return Stream(source, batch=shape, mesh=mesh, seed=seed, count=lambda batch: len(batch["targets"]), **end)
 
 
 def walk(made: Stream, steps: int) -> list[list[int]]:
@@ -198,3 +198,38 @@ def test_a_source_that_counts_all_targets_is_counted_without_asking_the_others()
     )  # type: ignore[arg-type]
     assert next(made).count == 12
     made.close()
+
+
+class Counted(Numbers):
+    """Notes how many samples each call of `take` asks for."""
+
+    def __init__(self, length: int, *, loading: str) -> None:
+        super().__init__(length, loading=loading)
+        self.taken: list[int] = []
+
+    def take(self, index: np.ndarray, epoch: np.ndarray) -> dict[str, Any]:
+        self.taken.append(len(index))
+        return super().take(index, epoch)
+
+
+@pytest.mark.parametrize("loading", ["thread", "block"])
+def test_the_first_step_waits_for_its_own_samples_alone(loading: str) -> None:
+    source = Counted(1000, loading=loading)
+    made = stream(source, BatchShape(12, 12, 1, 1))
+    looked = len(source.taken)
+    next(made)
+    assert source.taken[looked] == 12
+    walk(made, 40)
+    assert max(source.taken) >= 12 * 16  # later ones come in larger blocks
+
+
+@pytest.mark.parametrize("skipped", [(), (24, 36)])
+def test_nothing_is_read_beyond_the_end_of_a_run(skipped: tuple[int, ...]) -> None:
+    source = Counted(1000, loading="thread")
+    made = stream(source, BatchShape(12, 12, 1, 1), end=12 * 20)
+    made.skip(skipped, seen=0)
+    looked = len(source.taken)
+    whole, _ = samples(np.arange(12 * 22), n=1000, seed=5)
+    steps = [whole[first : first + 12].tolist() for first in range(0, 12 * 22, 12) if first not in skipped][:20]
+    assert walk(made, 20) == steps
+    assert sum(source.taken[looked:]) == 12 * 20

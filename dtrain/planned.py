@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import yaml
@@ -200,7 +200,8 @@ class Plan:
         return sequence if isinstance(sequence, int) else self.mesh.tp
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "trust": list(self.trust), "others": [other.to_dict() for other in self.others]}
+        """As JSON can hold it; `from_dict` reads it back."""
+        return dict(_plain(self))
 
     def decided(self) -> dict[str, Any]:
         """As plan.yaml has it: without the facts of words, but `figures` (figure -> lowest or highest, whichever is the
@@ -209,7 +210,7 @@ class Plan:
         parts = (self.objective, *self.hooks.values())
         figures = {name: which for part in parts for name, which in (about(part).get("figures") or {}).items()}
         others = [other.decided() for other in self.others]
-        return {**_without_facts(self.to_dict()), "figures": figures, "others": others}
+        return {**_plain(self, facts=False), "figures": figures, "others": others}
 
     def document(self) -> str:
         """plan.yaml."""
@@ -238,10 +239,13 @@ class Plan:
         return replace(self, loop=loop, others=tuple(other.with_loop(loop) for other in self.others))
 
 
-def _without_facts(node: Any) -> Any:
+def _plain(node: Any, *, facts: bool = True) -> Any:
+    """Mappings, lists and values alone; `facts`: with those of words."""
+    if is_dataclass(node):
+        node = vars(node)
     if isinstance(node, Mapping):
-        return {name: _without_facts(value) for name, value in node.items() if name != "_about_"}
-    return [_without_facts(value) for value in node] if isinstance(node, list | tuple) else node
+        return {name: _plain(value, facts=facts) for name, value in node.items() if facts or name != "_about_"}
+    return [_plain(value, facts=facts) for value in node] if isinstance(node, list | tuple) else node
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]

@@ -176,6 +176,11 @@ class Plan:
         return self.nodes * self.devices
 
     @property
+    def last_step(self) -> int:
+        """The last step of this start."""
+        return min(self.steps, self.stop_after or self.steps)
+
+    @property
     def stop_seconds(self) -> float | None:
         """After so long, by the clock, the save begins."""
         return None if self.time_limit is None else self.time_limit - self.grace

@@ -82,7 +82,7 @@ def train(plan: Plan) -> Result:
             loss = training.step(stream, state.step)
             total, scale = spikes.part(loss), precision.scaled_by(mesh.batch_ranks)
             norm = clip(parameters, plan.clip, scale=scale, stages=mesh.shape.pp, beside=total)
-            last, due = state.step + 1 == plan.steps, checkpoint.due(state.step + 1)
+            last, due = state.step + 1 == plan.last_step, checkpoint.due(state.step + 1)
             decision = spikes.decide(state.step, stream.first, loss, norm, total, now=last or due)
             watchdog.rest()
             stop_asked.done()
@@ -119,11 +119,11 @@ def train(plan: Plan) -> Result:
             if plan.on_spike != "skip":
                 go_back(state, spike)
                 log.back(state.step)
-        if state.step >= plan.steps and not observers.metrics:  # it was complete before this start
+        log.flush()
+        if state.step:
+            checkpoint.save(state)  # unless this step is saved
+        if state.step >= plan.last_step and not observers.metrics:  # it was there before this start
             observers.evaluate(state.step)
-        elif 0 < state.step < plan.steps:
-            log.flush()
-            checkpoint.save(state)
         checkpoint.wait()
         log.saves(checkpoint.landed())
         ended = "spiked" if spiked else stop_asked.status

@@ -122,6 +122,33 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(
     assert_same(reference[0], tmp_path)
 
 
+def evaluated(out: Path) -> dict[int, list[float]]:
+    """Step -> the held-out losses that events.jsonl has of it."""
+    events = map(json.loads, (out / "events.jsonl").read_text().splitlines())
+    losses: dict[int, list[float]] = {}
+    for event in events:
+        if event["event"] == "evaluated":
+            losses.setdefault(event["step"], []).append(event["eval_loss"])
+    return losses
+
+
+def test_a_run_evaluates_where_stop_after_ends_it(reference: tuple[Path, Path], tmp_path: Path) -> None:
+    """The figure of a stop is the one that a run without stops has there; a later stop goes on from it."""
+    run(plan(tmp_path / "whole", reference[1], "evaluate.every=1"))
+    wanted = evaluated(tmp_path / "whole")
+    for after in (4, 7, 7):  # the last start finds nothing to train
+        stopped = run(plan(tmp_path / "parts", reference[1], "evaluate.every=0", f"stop_after={after}"))
+        assert (stopped.status, stopped.step) == ("stopped", after)
+        assert stopped.metrics["eval_loss"] == wanted[after][0]
+        saved = json.loads((tmp_path / "parts" / "result.json").read_text())
+        assert saved["metrics"]["eval_loss"] == wanted[after][0]
+    done = run(plan(tmp_path / "parts", reference[1], "evaluate.every=0"))
+    assert (done.status, done.metrics["eval_loss"]) == ("finished", wanted[12][0])
+    assert evaluated(tmp_path / "parts") == {4: wanted[4], 7: 2 * wanted[7], 12: wanted[12]}
+    losses = [{step: row["loss"] for step, row in rows(tmp_path / name).items()} for name in ("whole", "parts")]
+    assert losses[0] == losses[1]
+
+
 def test_the_same_mesh_resumes_bit_for_bit(reference: tuple[Path, Path], tmp_path: Path) -> None:
     run(plan(tmp_path, reference[1], "stop_after=7"))
     run(plan(tmp_path, reference[1]))
@@ -166,7 +193,8 @@ def with_model(out: Path, *words: str) -> Plan:
     )
 
 
-def test_a_failing_evaluation_loses_no_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stop", [[], ["stop_after=4"]])
+def test_a_failing_evaluation_loses_no_step(stop: list[str], tmp_path: Path) -> None:
     cover = tmp_path / "cover"
     cover.touch()
     words = [
@@ -175,13 +203,15 @@ def test_a_failing_evaluation_loses_no_step(tmp_path: Path) -> None:
         "data=synthetic",
         "objective=regression",
         "data.samples=256",
+        *stop,
     ]
+    status, last = ("stopped", 4) if stop else ("finished", 6)
     with pytest.raises(RuntimeError, match="nothing to be seen"):
         train(with_model(tmp_path / "out", *words))
-    assert find(str(tmp_path / "out"))[1]["step"] == 6
+    assert find(str(tmp_path / "out"))[1]["step"] == last
     cover.unlink()
     result = train(with_model(tmp_path / "out", *words))
-    assert (result.status, result.step) == ("finished", 6)
+    assert (result.status, result.step) == (status, last)
     assert result.metrics["eval_loss"] > 0, "what was missing is made up for"
 
 

@@ -148,7 +148,7 @@ class Evaluate:
     every: int = key(
         "int >= 0 steps",
         200,
-        "steps between evaluations on held-out data; the last step always has one; 0: only the last",
+        "steps between evaluations on held-out data; the last step and that of stop_after always have one; 0: only these",
     )
     samples: int | None = key("int >= 1 samples or null", 256, "held-out samples; null: all of them")
 
@@ -274,7 +274,7 @@ class Schema:
     stop_after: int | None = key(
         "int >= 1 steps or null",
         None,
-        "save and stop after this step; the schedule still aims at `steps`",
+        "save, evaluate and stop after this step; the schedule still aims at `steps`",
         "mesh aside",
     )
     time_limit: Any = key(

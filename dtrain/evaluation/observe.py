@@ -76,7 +76,7 @@ class Observers:
                 f"{name} is a number that every step changes, but it is not in the checkpoint: a restart begins with "
                 "its initial value. Make it a buffer."
             )
-        plan, last = self._plan, step == self._plan.steps
+        plan, last = self._plan, step == self._plan.last_step
         if is_due(plan.evaluate_every, step, last=last):
             self.evaluate(step)
         for hook in (hook for hook in self._hooks if is_due(hook.every, step, last=last)):

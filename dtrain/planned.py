@@ -143,6 +143,7 @@ class Plan:
     out: str
     resume: str
     init: str | None
+    fork: str | None
     trust: tuple[str, ...]
     log_every: int
     evaluate_every: int

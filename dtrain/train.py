@@ -43,7 +43,7 @@ def train(plan: Plan) -> Result:
         checkpoint = stack.enter_context(
             build(plan.checkpoint, out=plan.out, mesh=mesh, resume=plan.resume, before_commit=log.durable)
         )
-        parts = assemble(plan, mesh, brought=checkpoint.brings() or bool(plan.init))
+        parts = assemble(plan, mesh, brought=checkpoint.brings() or bool(plan.init or plan.fork))
         log.event("built", **build_check.check(parts))
         model, precision = parts.model, parts.precision
         training = prepare(parts, began=began)
@@ -58,13 +58,15 @@ def train(plan: Plan) -> Result:
         restored = checkpoint.restore(state)
         if restored:
             state.began -= restored["facts"].get("seconds", 0.0)
+        elif plan.fork:
+            log.event("forked", source=checkpoint.load_state(plan.fork, state)["url"], step=state.step)
         elif plan.init:
             checkpoint.load_weights(plan.init, state)
-        if plan.on_spike == "rewind" and not restored:
-            checkpoint.save(state)  # something to go back to
+        if not restored and (plan.fork or plan.on_spike == "rewind"):
+            checkpoint.save(state)  # something to go back to, whatever becomes of the other run
         log.started(
-            state.step, parameters=parts.parameters, damaged=checkpoint.damaged, passed_over=checkpoint.passed_over,
-            caveats=caveats(model),
+            state.step, first=state.first, parameters=parts.parameters, damaged=checkpoint.damaged,
+            passed_over=checkpoint.passed_over, caveats=caveats(model),
         )  # fmt: skip
         observers = Observers(
             parts, state=state, log=log, scored=checkpoint.scored, enough=partial(stop_asked.meanwhile, mesh),

@@ -1,6 +1,7 @@
 """The command as a user meets it: exit codes, one message, nothing left behind."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,35 @@ def test_wrong_words_get_one_message(case: str, tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.rglob("metrics.jsonl"))
+
+
+def test_a_fork_that_cannot_go_on_is_refused_before_the_launch(tmp_path: Path) -> None:
+    words = ["model=mlp", "data=synthetic", "objective=regression", "steps=10", "logger=[]", "stop_after=2"]
+    assert dtrain(*words, "out=first", cwd=tmp_path).returncode == 0
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "notes").touch()
+    for more, sentences in (
+        (["fork=nowhere"], ["fork=nowhere: nothing is there."]),
+        (["fork=empty"], ["fork=empty: there is no committed checkpoint."]),
+        (["fork=first", "steps=2", "stop_after=null"], ["has done 2 steps, but steps=2. Type steps=<more than 2>."]),
+        (
+            ["fork=first", "seed=1", "batch=4"],
+            [
+                "stop_after=2. Type stop_after=<more than 2>",
+                "Type seed=0, or init=first",
+                "Type batch=8, or init=first",
+            ],
+        ),
+    ):
+        done = dtrain(*words, "out=second", *more, cwd=tmp_path)
+        assert done.returncode == 3 and "Traceback" not in done.stderr
+        assert len(done.stderr.splitlines()) == len(sentences)
+        for sentence in sentences:
+            assert sentence in done.stderr
+    assert not (tmp_path / "second").exists()
+    assert dtrain(*words, "out=second", "fork=first", "stop_after=3", cwd=tmp_path).returncode == 0
+    shutil.rmtree(tmp_path / "first")
+    assert dtrain(*words, "out=second", "fork=first", "stop_after=4", cwd=tmp_path).returncode == 0, "it has its own"
 
 
 def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:

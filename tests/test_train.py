@@ -1,6 +1,7 @@
 """The loop as a whole: the same losses on every mesh, exact resume, every step accounted for."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from pool import ranks
 from torch import nn
 
+from dtrain.build import build
 from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint.commit import find
 from dtrain.checkpoint.load import Reading
@@ -314,3 +316,63 @@ def test_weights_that_were_not_drawn_are_not_trained(
     monkeypatch.setattr(commits, "candidates", lambda out: [])
     with pytest.raises(AssertionError, match="were there a moment ago, but are gone"):
         run(plan(tmp_path, corpus))
+
+
+def test_a_fork_goes_on_with_weights_optimizer_and_position(reference: tuple[Path, Path], tmp_path: Path) -> None:
+    """With the same words it is the run that it was forked from, bit for bit; and it needs that run no more."""
+    corpus, source = reference[1], tmp_path / "source"
+    run(plan(source, corpus, "stop_after=5"))
+    fork = f"fork={source}"
+    (step,) = (source / "checkpoints").iterdir()
+    for name, place in {"run": source, "step": step, "attempt": next(step.iterdir())}.items():
+        stopped = run(plan(tmp_path / name, corpus, f"fork={place}", "stop_after=7"))
+        assert (stopped.status, stopped.step) == ("stopped", 7)
+        assert list(rows(tmp_path / name)) == [6, 7]
+    shutil.rmtree(source)
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000007")  # it was killed before that save
+    assert run(plan(tmp_path / "run", corpus, fork)).status == "finished"
+    wanted = rows(reference[0])
+    for step, row in rows(tmp_path / "run").items():
+        assert (row["loss"], row["seen"], row["lr"]) == (wanted[step]["loss"], wanted[step]["seen"], wanted[step]["lr"])
+    assert list(rows(tmp_path / "run")) == [6, 7, 8, 9, 10, 11, 12]
+    for name, tensor in weights(reference[0]).items():
+        assert torch.equal(weights(tmp_path / "run")[name], tensor), name
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in events if event["event"] == "forked"] == [5]
+    assert not any("lacks the rows" in event.get("text", "") for event in events)
+
+
+def test_a_fork_has_other_words_and_another_mesh(reference: tuple[Path, Path], tmp_path: Path) -> None:
+    corpus, source = reference[1], tmp_path / "source"
+    run(plan(source, corpus, "stop_after=5"))
+    words = [f"fork={source}", "optim.lr=0.01", "steps=20"]
+    run(plan(tmp_path / "one", corpus, *words, "stop_after=8"))
+    run(plan(tmp_path / "two", corpus, *words, "stop_after=8", "strategy=fsdp", "devices=2"))
+    factor = schedule_of(20)
+    for step in (6, 7, 8):
+        one, two = rows(tmp_path / "one")[step], rows(tmp_path / "two")[step]
+        assert one["lr"] == pytest.approx(0.01 * factor(step - 1))
+        assert two["loss"] == pytest.approx(one["loss"], rel=1e-5)
+    assert rows(tmp_path / "one")[8]["loss"] != rows(reference[0])[8]["loss"]
+
+
+def schedule_of(steps: int) -> Any:
+    decided = resolve(compose([*TINY, f"steps={steps}"]), Cluster(gpus=0, cpus=1))
+    return build(decided.schedule, steps=steps).factor
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["model.width=64", "model.heads=2"], "Type the model and optim of that run, or init="),
+        (["optim=sgd"], "Type the model and optim of that run, or init="),
+        (["batch=4"], r"other data \(batch"),
+        (["seed=1"], "another seed. Type seed="),
+    ],
+)
+def test_what_cannot_go_on_is_refused(
+    words: list[str], sentence: str, reference: tuple[Path, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(AssertionError, match=sentence):
+        run(plan(tmp_path, reference[1], f"fork={reference[0]}", "steps=20", *words))
+    assert not list(tmp_path.glob("checkpoints/*/*/COMMIT.json"))

@@ -26,7 +26,7 @@ SHAPE = {
     "format?": COUNT, "step": COUNT, "attempt?": TEXT, "lease?": COUNT, "world?": COUNT,
     "mesh?": Each(COUNT, named=True), "passed_over?": Each(TEXT),
     "facts": {
-        "step": COUNT, "seconds?": NUMBER, "optim": MAPPING,
+        "step": COUNT, "first?": COUNT, "seconds?": NUMBER, "optim": MAPPING,
         "stream?": Optional({"seen": COUNT, "passed_over?": Each(COUNT), "batch": COUNT, "passed": COUNT}),
         "scale?": Optional({"value": FINITE, "good": COUNT}),
         "spikes?": Optional({"norms": Each(FINITE), "losses": Each(FINITE), "row": COUNT}),

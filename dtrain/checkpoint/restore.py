@@ -20,11 +20,11 @@ Candidates = Iterator[tuple[str, dict[str, Any] | None, str]]
 
 class Restore:
     """Loads checkpoints; all ranks call the methods in the same order. A skipped checkpoint adds a sentence to
-    `damaged` and its place to `passed_over`.
+    `damaged` and its place to `passed_over`. `hint`: what to type if one is of another model or optimizer.
     """
 
-    def __init__(self, mesh: Mesh) -> None:
-        self._mesh = mesh
+    def __init__(self, mesh: Mesh, hint: str = "") -> None:
+        self._mesh, self._hint = mesh, hint
         self.damaged: list[str] = []
         self.passed_over: set[str] = set()
 
@@ -115,7 +115,8 @@ class Restore:
 
         def check() -> None:
             if faults := mismatches(commit, wanted, everywhere, strict):
-                raise StoreError.during("load", url, f"it is of another model or optimizer. {'; '.join(faults)}")
+                cause = f"it is of another model or optimizer. {'; '.join(faults)}"
+                raise StoreError.during("load", url, cause, self._hint)
 
         self._mesh.on_all(f"load {url}", check)
 

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from dtrain.checkpoint import commit as commits
 from dtrain.checkpoint.memory import Copy, Memory
-from dtrain.checkpoint.restore import Restore
+from dtrain.checkpoint.restore import Commit, Restore
 from dtrain.checkpoint.retention import Best, Policy, Retention
 from dtrain.checkpoint.snapshot import Snapshot
 from dtrain.checkpoint.state import TrainState
@@ -243,8 +243,24 @@ class Sharded:
         StoreError.
         """
         restore = Restore(self._mesh)
+        return self._load_from(source, restore, restore.load_weights, state)
+
+    def load_state(self, source: str, state: TrainState) -> dict[str, Any]:
+        """Like `load_weights`, the whole state. Raises WordsError if it was trained on other data or with another
+        seed.
+        """
+        hint = f"Type the model and optim of that run, or init={source} to take its weights alone"
+        restore = Restore(self._mesh, hint)
+        commit = self._load_from(source, restore, restore.load, state)
+        state.first = state.step
+        return commit
+
+    def _load_from(
+        self, source: str, restore: Restore, load: Callable[[str, Commit, TrainState], bool], state: TrainState
+    ) -> dict[str, Any]:
+        """The commit of the newest checkpoint at `source` that is intact, after `load` has loaded it."""
         for url, commit in restore.candidates(lambda: commits.found_at(source)):
-            if restore.load_weights(url, commit, state):
+            if load(url, commit, state):
                 return {**commit, "url": url}
         raise StoreError.during(
             "find a checkpoint at", source, "; ".join(restore.damaged) or "there is no committed one"

@@ -41,6 +41,8 @@ class TrainState:
     ema: EMA | None = None
     spikes: Stateful | None = None
     step: int = 0
+    first: int = 0
+    """Steps that were done by the run that this one was forked from."""
     began: float = field(default_factory=time.perf_counter)
     """Start of the run on the clock of `time.perf_counter`, moved forward by its interruptions."""
     _built: frozenset[str] = field(init=False, repr=False)
@@ -73,6 +75,7 @@ class TrainState:
         """The state that is not in tensors, as JSON."""
         return {
             "step": self.step,
+            "first": self.first,
             "seconds": time.perf_counter() - self.began,
             "stream": self.stream.state_dict() if self.stream else None,
             "scale": self.scale.state_dict() if self.scale else None,
@@ -94,7 +97,7 @@ class TrainState:
             parameter, entry = name.removeprefix("optim.").rsplit(".", 1)
             if self.optimizer and parameter in parameters:  # else it is on another pipeline stage
                 self.optimizer.state[parameters[parameter]][entry] = value
-        self.step = facts["step"]
+        self.step, self.first = facts["step"], facts.get("first", 0)
 
     def make_room(self, saved: Iterable[str]) -> None:
         """Make the optimizer create its state, by a step with zero gradients and learning rates.

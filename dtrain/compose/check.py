@@ -61,6 +61,7 @@ ELSEWHERE = {
         "pipeline_parallel pp_size",
     "mesh.cp": "context_parallel_size context_parallel cp_size", "mesh.ep": "expert_parallel_size expert_parallel "
         "ep_size",
+    "fork": "fork_from branch_from continue_from",
     "init": "resume_from_checkpoint load_checkpoint ckpt_path pretrained", "seed": "random_seed manual_seed",
     "time_limit": "max_time timeout walltime",
     "recipe": "config config_name config_file cfg_path", "hydra.searchpath": "config_dir config_path",

@@ -148,7 +148,7 @@ class Evaluate:
     every: int = key(
         "int >= 0 steps",
         200,
-        "steps between evaluations on held-out data; the last step and that of stop_after always have one; 0: only these",
+        "steps between evaluations on held-out data; the last step, or stop_after, always has one; 0: only that",
     )
     samples: int | None = key("int >= 1 samples or null", 256, "held-out samples; null: all of them")
 
@@ -262,6 +262,13 @@ class Schema:
         "text or null",
         None,
         "URL of a run or checkpoint whose weights training starts from; optimizer and position are new",
+        "mesh",
+    )
+    fork: str | None = key(
+        "text or null",
+        None,
+        "URL of a run or checkpoint from which this run goes on: weights, optimizer and position; its model, optim, "
+        "data, seed and batch must be the same, other words may differ",
         "mesh",
     )
     on_spike: str = key(

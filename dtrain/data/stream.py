@@ -102,15 +102,14 @@ class Stream:
         mine = self.state_dict()
         if state["seed"] != mine["seed"]:
             raise WordsError(
-                "resume: the newest checkpoint is of a run with another seed. Type seed=<that of this run>, or "
-                "out=<another place>. If the folder has checkpoints of two runs (dtrain checkpoint ls), remove those "
-                "of one."
+                "the checkpoint is of a run with another seed. Type seed=<that of its run>, or out=<another place>. If "
+                "the folder has checkpoints of two runs (dtrain checkpoint ls), remove those of one."
             )
         for key in ("samples", "fingerprint", "order", "batch"):
             if state[key] != mine[key]:
                 raise WordsError(
-                    f"resume: the checkpoint was trained on other data ({key} {state[key]!r}, here {mine[key]!r}). "
-                    "Type out=<another place>, or init=<this run> to start from its weights."
+                    f"the checkpoint was trained on other data ({key} {state[key]!r}, here {mine[key]!r}). "
+                    "Type out=<another place>, or init=<its run> to start from its weights."
                 )
         self.skip(state.get("passed_over", ()), seen=state["seen"])
         self._before = state["passed"] - self._skipped()

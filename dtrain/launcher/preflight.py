@@ -15,9 +15,11 @@ from dtrain.cluster import detect, network
 from dtrain.config.facts import about
 from dtrain.config.word import cut
 from dtrain.errors import PreflightError, StoreError, why
+from dtrain.launcher.run import described
 from dtrain.planned import Plan
 from dtrain.secrets import screen
-from dtrain.storage import hub, store
+from dtrain.storage import attempts, hub, store
+from dtrain.storage.attempts import Attempt
 
 FEWEST_FILES, TASKS = 32, 16
 """Open files of a single rank, and its threads beside those that compute."""
@@ -178,12 +180,38 @@ def _hub(plan: Plan) -> Iterable[str]:
             )
 
 
-def _init(plan: Plan) -> Iterable[str]:
+def _source(plan: Plan) -> Iterable[str]:
+    """Whether the checkpoint that a new run begins with is there, and of a run that this one can continue."""
+    key, url = ("fork", plan.fork) if plan.fork else ("init", plan.init)
+    if not url:
+        return
     try:
-        if plan.init and not store.children(plan.init):
-            yield f"init={cut(plan.init or '', LONGEST)}: nothing is there."
+        if any(one.is_committed for one in attempts.listed(plan.out)):
+            return  # it goes on from its own
+        if not store.children(url):
+            yield f"{key}={cut(url, LONGEST)}: nothing is there."
+        elif key == "fork":
+            yield from _continues(plan, url, next((one for one in attempts.listed_at(url) if one.is_committed), None))
     except StoreError as error:
-        yield f"init={cut(plan.init or '', LONGEST)}: {error}"
+        yield f"{key}={cut(url, LONGEST)}: {error}"
+
+
+def _continues(plan: Plan, url: str, newest: Attempt | None) -> Iterable[str]:
+    """Whether steps are left after the checkpoint, and its position is one of this run. The ranks compare the rest."""
+    fork = f"fork={cut(url, LONGEST)}"
+    if newest is None:
+        yield f"{fork}: there is no committed checkpoint."
+        return
+    for key, last in ("steps", plan.steps), ("stop_after", plan.stop_after):
+        if last is not None and last <= newest.step:
+            yield f"{fork} has done {newest.step} steps, but {key}={last}. Type {key}=<more than {newest.step}>."
+    there = described(url.split("/checkpoints/")[0]) or plan.decided()
+    for key, theirs, mine in ("seed", there.get("seed"), plan.seed), ("batch", there["batch"]["size"], plan.batch.size):
+        if theirs != mine:
+            yield (
+                f"{fork} was trained with {key}={theirs}, which its position depends on, but {key}={mine}. Type "
+                f"{key}={theirs}, or init={cut(url, LONGEST)} to take its weights alone."
+            )
 
 
 def _resume(plan: Plan) -> Iterable[str]:
@@ -206,4 +234,4 @@ def _out(plan: Plan) -> Iterable[str]:
         yield f"out={cut(plan.out, LONGEST)}: {error}"
 
 
-CHECKS = (_machine, _gpus, limits, _loopback, _address, _data, _packages, _hub, _init, _resume)
+CHECKS = (_machine, _gpus, limits, _loopback, _address, _data, _packages, _hub, _source, _resume)

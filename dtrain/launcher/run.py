@@ -72,20 +72,13 @@ def finished(plan: Plan) -> Result | None:
     """The result under `out` if this run has finished there. Raises WordsError if another run is there."""
     if plan.resume == "never" or plan.out.startswith("memory://"):
         return None
+    there = described(plan.out)
+    if there is None:
+        return None
     try:
-        there = yaml.safe_load(store.read(store.join(plan.out, "plan.yaml")))
         begun = store.children(store.join(plan.out, "checkpoints"))
     except StoreError:
         return None
-    except (yaml.YAMLError, ValueError, RecursionError):
-        there, begun = None, []
-    if wrong := fault(there, PLAN):
-        raise StoreError.during(
-            "read",
-            store.join(plan.out, "plan.yaml"),
-            f"it is no plan: {wrong}",
-            "Remove it, or type out=<another place>",
-        )
     here = json.loads(json.dumps(plan.decided()))
     here["batch"], there["batch"] = here["batch"]["size"], there["batch"]["size"]
     other = [key for key in NUMBERS if _differ(there.get(key), here[key])]
@@ -106,6 +99,20 @@ def finished(plan: Plan) -> Result | None:
     if result is None:
         return None
     return result if result.status == "finished" and result.step >= plan.steps else None
+
+
+def described(out: str) -> dict[str, Any] | None:
+    """The plan.yaml under `out`; None if there is none. Raises StoreError if it is damaged."""
+    url = store.join(out, "plan.yaml")
+    try:
+        there = yaml.safe_load(store.read(url))
+    except StoreError:
+        return None
+    except (yaml.YAMLError, ValueError, RecursionError):
+        there = None
+    if wrong := fault(there, PLAN):
+        raise StoreError.during("read", url, f"it is no plan: {wrong}", "Remove it, or type out=<another place>")
+    return dict(there)
 
 
 def _differ(there: Any, here: Any) -> bool:

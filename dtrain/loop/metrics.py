@@ -121,17 +121,18 @@ class Log:
         self,
         step: int,
         *,
+        first: int = 0,
         parameters: int,
         damaged: Iterable[str],
         passed_over: Collection[str],
         caveats: Iterable[str],
     ) -> None:
-        """Resume after `step` steps of an earlier start, or none; later rows are written again. `damaged`: the faults
-        of checkpoints skipped in this start; `passed_over`: the places of these and earlier ones. Raises MovedError if
-        the storage is not the one that was restored from.
+        """Resume after `step` steps of an earlier start, or none; later rows are written again. `first`: those of them
+        that another run did. `damaged`: the faults of checkpoints skipped in this start; `passed_over`: the places of
+        these and earlier ones. Raises MovedError if the storage is not the one that was restored from.
         """
         self._reached, self._passed_over = step, passed_over
-        missing = step - self.back(step) if self._rows is not None else 0
+        missing = step - first - self.back(step) if self._rows is not None else 0
         if missing:
             self.caveat(f"metrics.jsonl lacks the rows of {missing} of the {step} steps that are done")
         if environment.RESTART_REASON in os.environ:

@@ -184,5 +184,7 @@ def _looks_up_keys_only(value: str, own_key: str) -> bool:
     if value == f"${{secret:{own_key}}}":
         return True
     keys = REFERENCE.findall(value)
-    forbidden = any(key.split(".")[0] in (*NEVER, "init") or NEVER_FROM_ELSEWHERE.fullmatch(key) for key in keys)
+    forbidden = any(
+        key.split(".")[0] in (*NEVER, "init", "fork") or NEVER_FROM_ELSEWHERE.fullmatch(key) for key in keys
+    )
     return len(keys) == value.count("${") and not forbidden

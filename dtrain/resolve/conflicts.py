@@ -60,6 +60,8 @@ def contradictions(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -
             f"resume=must continues with the weights of this run, but init={config.init} starts from others. "
             "Type resume=auto, or leave init out."
         )
+    if config.fork is not None:
+        problems += _fork(config)
     if config.stop_after is not None and config.stop_after > draft["steps"] and "stop_after" in typed:
         problems.append(
             f"stop_after={config.stop_after} is never reached: steps={draft['steps']}. Type "
@@ -76,6 +78,20 @@ def contradictions(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -
     if problems:
         raise WordsError(*problems)
     return {}
+
+
+def _fork(config: Config) -> Iterable[str]:
+    """Check the run that training goes on from against where its own weights come from."""
+    fork = f"fork={config.fork}"
+    if config.resume == "must":
+        yield f"resume=must continues this run, but {fork} continues another. Type resume=auto, or leave fork out."
+    if config.init is not None:
+        yield f"{fork} brings the weights of that run, but so does init={config.init}. Leave one of them out."
+    if config.out is not None and str(config.fork).split("/checkpoints/")[0].rstrip("/") == config.out.rstrip("/"):
+        yield (
+            f"{fork} is this run: out={config.out}. Leave fork out to continue it, or type out=<another place> to "
+            "fork it."
+        )
 
 
 def _divided(group: str, part: Any) -> Iterable[str]:

@@ -53,7 +53,8 @@ def plain(config: Config, cluster: Cluster, draft: Mapping[str, Any]) -> dict[st
         "clip": config.clip, "ema": config.ema,
         "on_spike": config.on_spike, "spike": {"sigma": None if sigma is None else float(sigma),
         "window": config.spike.window},
-        "resume": config.resume, "init": config.init, "trust": tuple(config.trust), "log_every": config.log.every,
+        "resume": config.resume, "init": config.init, "fork": config.fork, "trust": tuple(config.trust),
+        "log_every": config.log.every,
         "evaluate_every": config.evaluate.every, "evaluate_samples": config.evaluate.samples,
         "generate": vars(config.generate).copy(),
     }  # fmt: skip

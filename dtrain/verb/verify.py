@@ -330,11 +330,14 @@ def _split(runs: Runs, asked: str, drawn: Sequence[str], compute: str) -> tuple[
 
 
 def _quiet(plan: Plan, out: str) -> Plan:
-    """The same run under `out`, without output; its only checkpoint is the last."""
+    """The same run under `out`, without output; its only checkpoint is the last. A fork begins with the weights: what
+    is compared are the first steps.
+    """
     checkpoint = {**plan.checkpoint, "every": 0}
     return replace(
-        plan, out=out, resume="auto", evaluate_every=0, evaluate_samples=1, checkpoint=checkpoint, loggers={}, hooks={}
-    )
+        plan, out=out, resume="auto", init=plan.init or plan.fork, fork=None, evaluate_every=0, evaluate_samples=1,
+        checkpoint=checkpoint, loggers={}, hooks={},
+    )  # fmt: skip
 
 
 def _on_one(plan: Plan, micro: int) -> Plan:

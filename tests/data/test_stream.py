@@ -140,7 +140,7 @@ def test_batches_to_pass_over_are_left_out_when_they_come(steps: int, loading: s
     ("other", "why"),
     [
         (lambda: stream(Numbers(51), SHAPES[0]), r"other data \(samples"),
-        (lambda: stream(Numbers(50), SHAPES[0], seed=6), r"of a run with another seed\. Type seed=<that of this run>"),
+        (lambda: stream(Numbers(50), SHAPES[0], seed=6), r"of a run with another seed\. Type seed=<that of its run>"),
         (lambda: stream(Numbers(50), BatchShape(10, 10, 1, 1)), r"other data \(batch"),
         (lambda: stream(Synthetic("regression", [3], 2, 0, 0, 50), SHAPES[0]), r"other data \(fingerprint"),
     ],

@@ -21,6 +21,9 @@ from dtrain.errors import WordsError
         (("data=synthetic", "model=cnn", "data.inputs=[3]"), "Type data.inputs=[1,8,8]."),
         (("data=synthetic", "model=cnn", "model.outputs=3"), "Type model.outputs=auto."),
         (("resume=must", "init=runs/a"), "leave init out"),
+        (("resume=must", "fork=runs/a"), "leave fork out"),
+        (("init=runs/b", "fork=runs/a"), "fork=runs/a brings the weights of that run, but so does init=runs/b"),
+        (("out=runs/a", "fork=runs/a/checkpoints/step-00000100"), "is this run: out=runs/a"),
         (("stop_after=2000",), "stop_after=2000 is never reached: steps=1000."),
         (("schedule.warmup=200", "steps=100"), "schedule.warmup=200 is longer than steps=100."),
         (

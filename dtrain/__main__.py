@@ -86,7 +86,7 @@ def _refused(error: OSError | RuntimeError) -> bool:
 
 
 def _do(words: list[str]) -> int:
-    from dtrain.config.schema import VERBS
+    from dtrain.config.verbs import VERBS
 
     secrets.hear(words)
     if words[:1] == ["help"] or {"--help", "-h"} & set(words):

@@ -44,16 +44,16 @@ def test_wrong_words_get_one_message(case: str, tmp_path: Path) -> None:
 
 
 def test_a_fork_that_cannot_go_on_is_refused_before_the_launch(tmp_path: Path) -> None:
-    words = ["model=mlp", "data=synthetic", "objective=regression", "steps=10", "logger=[]", "stop_after=2"]
-    assert dtrain(*words, "out=first", cwd=tmp_path).returncode == 0
+    words = ["model=mlp", "data=synthetic", "objective=regression", "logger=[]"]
+    assert dtrain(*words, "steps=10", "stop_after=2", "out=first", cwd=tmp_path).returncode == 0
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "notes").touch()
     for more, sentences in (
         (["fork=nowhere"], ["fork=nowhere: nothing is there."]),
         (["fork=empty"], ["fork=empty: there is no committed checkpoint."]),
-        (["fork=first", "steps=2", "stop_after=null"], ["has done 2 steps, but steps=2. Type steps=<more than 2>."]),
+        (["fork=first", "steps=2"], ["has done 2 steps, but steps=2. Type steps=<more than 2>."]),
         (
-            ["fork=first", "seed=1", "batch=4"],
+            ["fork=first", "stop_after=2", "seed=1", "batch=4"],
             [
                 "stop_after=2. Type stop_after=<more than 2>",
                 "Type seed=0, or init=first",
@@ -67,9 +67,11 @@ def test_a_fork_that_cannot_go_on_is_refused_before_the_launch(tmp_path: Path) -
         for sentence in sentences:
             assert sentence in done.stderr
     assert not (tmp_path / "second").exists()
-    assert dtrain(*words, "out=second", "fork=first", "stop_after=3", cwd=tmp_path).returncode == 0
+    assert dtrain(*words, "out=second", "fork=first", "steps=10", "stop_after=3", cwd=tmp_path).returncode == 0
     shutil.rmtree(tmp_path / "first")
-    assert dtrain(*words, "out=second", "fork=first", "stop_after=4", cwd=tmp_path).returncode == 0, "it has its own"
+    assert dtrain(*words, "out=second", "fork=first", "steps=10", "stop_after=4", cwd=tmp_path).returncode == 0, (
+        "it has its own"
+    )
 
 
 def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 from dtrain import secrets
 from dtrain.config import constraints, files, grammar
 from dtrain.config.facts import about
-from dtrain.config.schema import ALLOWED, GROUPS, LISTS, NAMED, VERBS
+from dtrain.config.schema import ALLOWED, GROUPS, LISTS, NAMED
+from dtrain.config.verbs import VERBS
 from dtrain.config.word import Word, cut
 from dtrain.config.word import spelling as quoted
 from dtrain.errors import WordsError, nearest

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from dtrain.config import constraints, facts, files
-from dtrain.config.schema import ALLOWED, GROUPS, LISTS, NAMED, SENTENCES, VERBS, WORDS, default
+from dtrain.config.schema import ALLOWED, GROUPS, LISTS, NAMED, SENTENCES, WORDS, default
+from dtrain.config.verbs import VERBS
 from dtrain.config.word import spelling
 from dtrain.errors import WordsError, nearest
 

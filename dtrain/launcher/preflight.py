@@ -33,7 +33,7 @@ def check(plan: Plan) -> None:
     """Raises PreflightError with all problems."""
     problems = missing(plan) or [*_out(plan)]
     if problems:
-        raise PreflightError("\n".join(problems))
+        raise PreflightError(*problems)
 
 
 def missing(plan: Plan) -> list[str]:

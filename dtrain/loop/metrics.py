@@ -17,6 +17,8 @@ from torch import Tensor
 
 from dtrain import secrets
 from dtrain.build import build
+from dtrain.checkpoint import Checkpoint
+from dtrain.checkpoint.state import TrainState
 from dtrain.config import environment
 from dtrain.errors import DtrainError, LeaseError, MovedError, StoreError
 from dtrain.lifecycle.signals import StopRequested
@@ -117,27 +119,18 @@ class Log:
         self.event("spike", answer=answer, **vars(spike), samples=samples)
         self.note(f"step {spike.step}: {spike.why}: {answer}")
 
-    def started(
-        self,
-        step: int,
-        *,
-        first: int = 0,
-        parameters: int,
-        damaged: Iterable[str],
-        passed_over: Collection[str],
-        caveats: Iterable[str],
-    ) -> None:
-        """Resume after `step` steps of an earlier start, or none; later rows are written again. `first`: those of them
-        that another run did. `damaged`: the faults of checkpoints skipped in this start; `passed_over`: the places of
-        these and earlier ones. Raises MovedError if the storage is not the one that was restored from.
+    def started(self, state: TrainState, checkpoint: Checkpoint, *, parameters: int, caveats: Iterable[str]) -> None:
+        """Resume after the steps of an earlier start, or none; later rows are written again. Raises MovedError if the
+        storage is not the one that was restored from.
         """
-        self._reached, self._passed_over = step, passed_over
-        missing = step - first - self.back(step) if self._rows is not None else 0
+        step = self._reached = state.step
+        self._passed_over = checkpoint.passed_over
+        missing = step - state.first - self.back(step) if self._rows is not None else 0
         if missing:
             self.caveat(f"metrics.jsonl lacks the rows of {missing} of the {step} steps that are done")
         if environment.RESTART_REASON in os.environ:
             self.event("restarted", reason=os.environ[environment.RESTART_REASON])
-        for sentence in damaged:
+        for sentence in checkpoint.damaged:
             self.event("damaged", error=sentence)
             self.note(f"passed over a damaged checkpoint: {sentence}")
         self.event(

@@ -16,7 +16,8 @@ from dtrain.compose.check import allowed_of
 from dtrain.compose.typed import typed
 from dtrain.config import constraints, files
 from dtrain.config.manual import YOURS
-from dtrain.config.schema import ALLOWED, GROUPS, LISTS, NAMED, VERBS, WORDS
+from dtrain.config.schema import ALLOWED, GROUPS, LISTS, NAMED, WORDS
+from dtrain.config.verbs import VERBS
 from dtrain.dialect import DIALECTS
 from dtrain.errors import WordsError, nearest
 from dtrain.secrets import screen

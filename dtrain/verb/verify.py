@@ -330,9 +330,7 @@ def _split(runs: Runs, asked: str, drawn: Sequence[str], compute: str) -> tuple[
 
 
 def _quiet(plan: Plan, out: str) -> Plan:
-    """The same run under `out`, without output; its only checkpoint is the last. A fork begins with the weights: what
-    is compared are the first steps.
-    """
+    """The same run under `out`, without output; its only checkpoint is the last. A fork takes the weights alone."""
     checkpoint = {**plan.checkpoint, "every": 0}
     return replace(
         plan, out=out, resume="auto", init=plan.init or plan.fork, fork=None, evaluate_every=0, evaluate_samples=1,

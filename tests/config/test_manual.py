@@ -8,7 +8,8 @@ import pytest
 
 from dtrain.__main__ import main
 from dtrain.config import files, manual
-from dtrain.config.schema import GROUPS, VERBS
+from dtrain.config.schema import GROUPS
+from dtrain.config.verbs import VERBS
 from dtrain.hook import Hook
 from dtrain.logger import Logger
 from dtrain.objective import Objective

@@ -14,7 +14,8 @@ from dtrain.cluster import Cluster
 from dtrain.cluster.allocation import External
 from dtrain.compose import compose
 from dtrain.config import constraints, files
-from dtrain.config.schema import ALLOWED, GROUPS, NAMED, SENTENCES, Schema, default, document
+from dtrain.config.document import document
+from dtrain.config.schema import ALLOWED, GROUPS, NAMED, SENTENCES, Schema, default
 from dtrain.model import construct
 from dtrain.recipe import folder
 from dtrain.resolve import resolve
@@ -123,7 +124,7 @@ def test_every_plain_key_says_what_it_may_be_and_its_default_is_that() -> None:
 
 
 def test_the_file_of_defaults_is_written_by_the_schema() -> None:
-    assert (CONF / "config.yaml").read_text() == document(), "python -m dtrain.config.schema > conf/config.yaml"
+    assert (CONF / "config.yaml").read_text() == document(), "python -m dtrain.config.document > conf/config.yaml"
 
 
 def test_every_key_says_what_it_means() -> None:

@@ -4,12 +4,15 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from small import on_mesh, plan
+from torch import nn
 
+from dtrain.checkpoint.state import TrainState
 from dtrain.lifecycle.slowdown import Slowdown
 from dtrain.loop.metrics import Log
 from dtrain.mesh import Mesh
@@ -76,7 +79,8 @@ def rows(path: Path) -> list[dict[str, Any]]:
 def run(mesh: Mesh, made: Plan, *, steps: int = 6, start: int = 0) -> list[tuple[Any, ...]]:
     """Steps whose loss sum is 10 x step on rank 0 and step on rank 1, over a count of 11."""
     with Log(made, mesh) as log:
-        log.started(start, parameters=1, damaged=[], passed_over=(), caveats=[])
+        nothing_skipped: Any = SimpleNamespace(damaged=[], passed_over=())
+        log.started(TrainState(nn.Linear(1, 1), step=start), nothing_skipped, parameters=1, caveats=[])
         log.begin(NextToken(), Slowdown(lambda: 0.0))
         for step in range(start + 1, start + steps + 1):
             sums = {

@@ -1,0 +1,18 @@
+"""The verbs of the command, each a file in dtrain/verb/, with the sentence that help has of it."""
+
+VERBS = {
+    "train": "run it (the default, so it may be left out); -m for a sweep",
+    "plan": "show what would happen, without running it",
+    "evaluate": "compute the held-out loss of a run's newest checkpoint",
+    "generate": "generate text with a run's newest checkpoint",
+    "verify": "compare a few steps, stopped and resumed, with one process; check `expect`",
+    "recipes": "list recipes: complete runs that come with dtrain, in a folder or at a URL",
+    "checkpoint": "ls, verify or export the checkpoints of a run",
+    "import": "convert a config of another tool into a recipe",
+    "doctor": "check this machine, the storage and the ranks of a run",
+    "runs": "list runs in a folder or at a URL: date, changed words, progress, figures; best, rm",
+    "sweep": "work: take jobs of a sweep on this host too; ls, best and why: its jobs, the best one, what failed",
+    "diff": "show the differences between runs, recipes or lists of words",
+    "new": "create a small project in a new folder: a model, a dataset, a recipe and a test",
+    "completion": "print a completion script for bash, zsh or fish",
+}

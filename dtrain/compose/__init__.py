@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dtrain import recipe, secrets
 from dtrain.cluster import detect
 from dtrain.compose import here, provenance
-from dtrain.compose.check import judge, shown
+from dtrain.compose.check import Vocabulary, judge, shown
 from dtrain.compose.tree import config_of, vocabulary_of
 from dtrain.compose.typed import typed
 from dtrain.config.schema import GROUPS, LISTS, Config, of_scope
@@ -100,6 +100,11 @@ def connect(words: Sequence[str], url: str) -> None:
     problems = options.tell(typed(words)[0], url)
     if problems:
         raise WordsError(*problems)
+
+
+def vocabulary(words: Sequence[str]) -> Vocabulary:
+    """The words of conf/ and of the folders that `words` and the working folder add."""
+    return vocabulary_of(_searchpath([*here.look().words, *typed(words)[0]], []), [])
 
 
 def value_of(words: Sequence[str], key: str) -> str | None:

@@ -140,7 +140,35 @@ class Sweep:
     )
     retries: int = key("int >= 0", 1, "how often a job that was killed or met trouble that may pass is tried again")
     fail: str = key(["go_on", "stop"], "go_on", "when a job has failed: go on with the others, or stop")
-    seed: int = key("int >= 0", 0, "of the order of shuffle(...)")
+    seed: int = key("int >= 0", 0, "of shuffle(...), and of the values that a search draws")
+    search: str = key(
+        ["grid", "random", "sobol", "tpe", "cmaes", "nsga2"],
+        "grid",
+        "grid: every combination; random, sobol: values spread over the space; tpe, cmaes: near the best ones so far; "
+        "nsga2: the same for two metrics",
+    )
+    trials: int | None = key(
+        "int >= 1 and <= 10000 or null", None, "jobs of a search, or the first ones of a grid; null: all of the grid"
+    )
+    metric: Any = key(
+        "text or list of text or null",
+        None,
+        "figure that a search improves and `best` compares, such as eval_accuracy; nsga2 takes two; null: "
+        "checkpoint.best, eval_loss, or loss if nothing is held out",
+    )
+    goal: Any = key(
+        "min or max or list of text or null",
+        None,
+        "whether its lowest or highest value is the best; null: as the objective states",
+    )
+    begin: list[Any] = key(
+        "list of mapping", [], "values that a search tries first, such as [{optim.lr:1e-3},{optim.lr:3e-3}]"
+    )
+    time_limit: Any = key(
+        "number > 0 seconds or clock or null",
+        None,
+        "begin no more jobs after so many seconds, or hours:minutes:seconds, since the start of the command",
+    )
 
 
 @dataclass

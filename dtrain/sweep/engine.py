@@ -8,6 +8,7 @@ command then runs what is missing. Who may write a job is decided by the lease o
 """
 
 import json
+import math
 import os
 import selectors
 import shutil
@@ -80,12 +81,14 @@ class Engine:
     stop_at_failure: bool
     modules: Sequence[str]
     """Those of dtrain that its jobs need."""
+    seconds: float | None
+    """After so long no more jobs begin."""
     proposer: Proposer
     ended: Callable[[Job, Ended, float], None]
     """Called when a job is over, with its seconds."""
 
     def __post_init__(self) -> None:
-        self.finished, self.failed = list[str](), dict[str, Ended]()
+        self.finished, self.stopped, self.failed = list[str](), list[str](), dict[str, Ended]()
         self._waiting, self._running = deque[Job](), dict[int, Running]()
         """Jobs that were proposed and have not begun; those in slots."""
         self._elsewhere = list[Job]()
@@ -96,6 +99,7 @@ class Engine:
         """When they were looked at, and since when each is run elsewhere."""
         self._quiet = 0.0
         """No job is proposed before this time."""
+        self._until = math.inf if self.seconds is None else time.monotonic() + self.seconds
         self._tries = Counter[str]()
         self._free = list(range(self.slots))
         self._selector = selectors.DefaultSelector()
@@ -108,7 +112,7 @@ class Engine:
         """
         signals.listen()
         try:
-            while self._running or (not self._over() and self._is_something_left()):
+            while self._running or (self._may_begin() and self.is_something_left()):
                 self._look_elsewhere()
                 self._fill()
                 self._listen()
@@ -121,14 +125,18 @@ class Engine:
     def _over(self) -> bool:
         return bool(signals.stop_request()) or (self.stop_at_failure and bool(self.failed))
 
-    def _is_something_left(self) -> bool:
+    def _may_begin(self) -> bool:
+        return not self._over() and time.monotonic() < self._until
+
+    def is_something_left(self) -> bool:
+        """Whether a job is still to begin, or runs elsewhere."""
         return bool(self._waiting or self._elsewhere) or not self.proposer.is_done()
 
     # begin
 
     def _fill(self) -> None:
         """Begin jobs while slots are free; then have one more proposed, which waits for the next slot."""
-        while not self._over() and self._propose() and self._free:
+        while self._may_begin() and self._propose() and self._free:
             job = self._waiting.popleft()
             try:
                 if not self._is_taken(job):
@@ -240,7 +248,7 @@ class Engine:
             self._leave_to_others(job)
             return
         may_pass = ended.status == "failed" and ended.kind in AGAIN and self._tries[job.name] <= self.retries
-        if may_pass and not self._over():
+        if may_pass and self._may_begin():
             screen.complain(f"{label(job.values)}: {ended.error}; it starts again", begin="note: ")
             self._waiting.append(job)
             return
@@ -257,7 +265,9 @@ class Engine:
         self._tries.pop(job.name, None)  # it may be proposed again
         if ended.status == "finished":
             self.finished.append(job.name)
-        elif ended.status == "failed":
+        elif ended.status == "stopped":
+            self.stopped.append(job.name)
+        else:
             self.failed[job.name] = ended
         self.proposer.tell(job, ended)
         self.ended(job, ended, seconds)

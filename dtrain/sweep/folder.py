@@ -1,7 +1,7 @@
 """The folder of a sweep: what it is, and how far each of its jobs is, read off the jobs' own files.
 
-    <sweep.out>/sweep.yaml             the words of all jobs and the spaces, written before the first job begins
-    <sweep.out>/workers/<name>.jsonl   what each worker began, and how it ended
+    <sweep.out>/sweep.yaml             the words of all jobs, the spaces and the study, written before the first job
+    <sweep.out>/trials/<number>.json   a search: the values that it drew (dtrain/sweep/trials.py)
     <sweep.out>/<values>-<digest>/     a job: a complete run, and log.txt, what it printed
 
 The digest says what the job means: `1e-3` and `0.001` are one job, whatever its values are called.
@@ -10,7 +10,7 @@ The digest says what the job means: `1e-3` and `0.001` are one job, whatever its
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import yaml
@@ -21,6 +21,8 @@ from dtrain.config.word import spelling
 from dtrain.errors import StoreError, WordsError
 from dtrain.result import SHAPE as RESULT
 from dtrain.storage import store
+from dtrain.sweep import study
+from dtrain.sweep.study import Study
 
 FORMAT = 1
 """Of sweep.yaml; a larger number was written by a newer dtrain."""
@@ -45,13 +47,19 @@ class Job:
 
 @dataclass(frozen=True)
 class Description:
-    """sweep.yaml. `words`: key -> text of the words of all jobs; each of `spaces`: key -> values, one grid."""
+    """sweep.yaml. `words`: key -> text of the words of all jobs; each of `spaces`: key -> values, or an interval as it
+    is typed; `study`: what it looks for, and how.
+    """
 
     words: Mapping[str, str]
-    spaces: Sequence[Mapping[str, Sequence[Any]]] = field(default_factory=list)
+    spaces: Sequence[Mapping[str, Sequence[Any] | str]] = field(default_factory=list)
+    study: Study = field(default_factory=Study)
 
     def document(self) -> bytes:
-        data = {"format": FORMAT, "words": dict(self.words), "spaces": [dict(space) for space in self.spaces]}
+        data = {
+            "format": FORMAT, "words": dict(self.words), "spaces": [dict(space) for space in self.spaces],
+            "study": self.study.document(),
+        }  # fmt: skip
         return yaml.dump(data, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120).encode()
 
 
@@ -73,18 +81,20 @@ def read(root: str) -> Description | None:
         data = None
     if isinstance(data, dict) and type(data.get("format")) is int and data["format"] > FORMAT:
         raise StoreError.during("read", url, f"format {data['format']} is of a newer dtrain", "Upgrade dtrain")
-    wrong = fault(data, {"format": COUNT, "words": Each(TEXT, named=True)}) or _wrong_spaces(data)
+    shape = {"format": COUNT, "words": Each(TEXT, named=True), "study?": study.SHAPE}
+    wrong = fault(data, shape) or _wrong_spaces(data)
     if wrong:
         raise StoreError.during("read", url, f"it is no sweep: {wrong}", "Remove it, or type sweep.out=<another place>")
-    return Description(data["words"], data["spaces"])
+    looks_for = Study.from_document(data["study"]) if "study" in data else Study()
+    return Description(data["words"], data["spaces"], looks_for)
 
 
 def _wrong_spaces(data: Mapping[str, Any]) -> str:
     spaces = data.get("spaces")
     right = isinstance(spaces, list) and all(
-        isinstance(space, dict) and all(isinstance(values, list) for values in space.values()) for space in spaces
+        isinstance(space, dict) and all(isinstance(values, list | str) for values in space.values()) for space in spaces
     )
-    return "" if right else "spaces is no list of keys with lists of values"
+    return "" if right else "spaces is no list of keys with lists of values or intervals"
 
 
 def join(root: str, asked: Description) -> Description:
@@ -98,9 +108,8 @@ def join(root: str, asked: Description) -> Description:
             if error.kind != "exists":
                 raise
         there = read(root) or asked  # another worker was faster
-    problems = [
-        f"{key} is {here} here and {before} there" for key, (before, here) in _differences(there, asked).items()
-    ]
+    found = {**_differences(there, asked), **_other_search(there, asked)}
+    problems = [f"{key} is {here} here and {before} there" for key, (before, here) in found.items()]
     if problems:
         raise WordsError(
             f"sweep.out={root} holds another sweep: {'; '.join(problems)}. Type sweep.out=<another place>, or the same "
@@ -108,14 +117,42 @@ def join(root: str, asked: Description) -> Description:
         )
     known = [_canonical(space) for space in there.spaces]
     new = [space for space in asked.spaces if _canonical(space) not in known]
-    both = Description({**there.words, **asked.words}, [*there.spaces, *new])
+    both = Description({**there.words, **asked.words}, [*there.spaces, *new], _wider(there.study, asked.study))
     if both != there:
         store.write(store.join(root, "sweep.yaml"), both.document())
     return both
 
 
-def _canonical(space: Mapping[str, Sequence[Any]]) -> str:
-    return json.dumps([[key, list(map(spelling, values))] for key, values in space.items()])
+def _canonical(space: Mapping[str, Sequence[Any] | str]) -> str:
+    return json.dumps([[key, _spelled(values)] for key, values in space.items()])
+
+
+def _spelled(values: Sequence[Any] | str) -> Sequence[str]:
+    return [values] if isinstance(values, str) else [spelling(value) for value in values]
+
+
+def _typed(values: Sequence[Any] | str) -> str:
+    return ",".join(_spelled(values))
+
+
+def _wider(there: Study, here: Study) -> Study:
+    """The study of both: a search keeps on with the larger number of trials."""
+    if not here.is_search:
+        return here
+    trials = max(there.trials or 0, here.trials or 0) or None
+    return replace(here, trials=trials, ahead=max(there.ahead, here.ahead))
+
+
+def _other_search(there: Description, here: Description) -> dict[str, tuple[str, str]]:
+    """Key -> (the word there, the word here), of what makes two searches different ones: also the space."""
+    if not (there.study.is_search or here.study.is_search):
+        return {}
+    before, now = (
+        {**each.study.words(), **{key: _typed(values) for space in each.spaces for key, values in space.items()}}
+        for each in (there, here)
+    )
+    pairs = {key: (before.get(key, "not swept"), now.get(key, "not swept")) for key in {**before, **now}}
+    return {key: (first, second) for key, (first, second) in pairs.items() if first != second}
 
 
 def _differences(there: Description, here: Description) -> dict[str, tuple[str, str]]:
@@ -123,7 +160,7 @@ def _differences(there: Description, here: Description) -> dict[str, tuple[str, 
     aside, swept = of_scope("aside"), dict[str, set[str]]()
     for space in (*there.spaces, *here.spaces):
         for key, values in space.items():
-            swept.setdefault(key, set()).update(map(spelling, values))
+            swept.setdefault(key, set()).update(_spelled(values))
     found = {}
     for key in {**there.words, **here.words}:
         before, now = there.words.get(key), here.words.get(key)

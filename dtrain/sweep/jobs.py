@@ -1,17 +1,19 @@
 """The words of a sweep -> its jobs, all of them judged before the first one begins."""
 
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from dtrain import recipe, secrets
 from dtrain.cluster import Cluster, share
-from dtrain.compose import compose
+from dtrain.compose import compose, vocabulary
 from dtrain.compose.check import shown
 from dtrain.compose.typed import typed
 from dtrain.config import files
-from dtrain.config.schema import GROUPS, Config, of_scope
+from dtrain.config.schema import GROUPS, Config, Sweep, of_scope
 from dtrain.config.word import Word, cut, quote, slug, spelling
 from dtrain.errors import StoreError, WordsError
 from dtrain.planned import Plan
@@ -22,10 +24,12 @@ from dtrain.recipe.locate import find
 from dtrain.resolve import values
 from dtrain.resolve.out import digest
 from dtrain.storage import options
-from dtrain.sweep import folder, space
+from dtrain.sweep import folder, space, study
+from dtrain.sweep.conditional import Conditions, conditions, corners, exists
 from dtrain.sweep.engine import Decided
 from dtrain.sweep.folder import Description, Job
-from dtrain.sweep.space import Axis
+from dtrain.sweep.space import Axis, Choices
+from dtrain.sweep.study import Study
 
 Judge = Callable[[Config, Cluster], Plan]
 
@@ -39,13 +43,18 @@ class Request:
     settings: tuple[Word, ...]
     space: tuple[Axis, ...]
 
-    def description(self) -> Description:
+    def description(self, study: Study) -> Description:
         """The contents of sweep.yaml, without what no file may say: trust, secrets, options of storage."""
         words = [word for word in self.words if word.key.split(".")[0] not in of_scope("typed")]
         kept = {word.key: spelling(word.value) for word in words if not _is_private(word)}
-        return Description(
-            kept, [{axis.key: list(axis.values) for axis in self.space if isinstance(axis, space.Choices)}]
-        )
+        values = {axis.key: list(axis.values) if isinstance(axis, Choices) else axis.text() for axis in self.space}
+        return Description(kept, [values], study)
+
+    def job_words(self, chosen: Mapping[str, Any], conditions: Conditions) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """The values and the words of the job with the `chosen` values, without those that do not exist in it."""
+        values = {key: value for key, value in chosen.items() if exists(key, chosen, conditions)}
+        fixed = [str(word) for word in self.words if exists(word.key, chosen, conditions)]
+        return values, (*fixed, *space.words(values))
 
 
 def read(words: Sequence[str]) -> Request:
@@ -102,17 +111,26 @@ def again(root: str, more: Sequence[str]) -> list[Request]:
         Word(key, value, spelling(value), str(place), place=place)
         for axes in there.spaces
         for key, values in axes.items()
-        for value in values
+        for value in ([values] if isinstance(values, str) else values)
     ]
     problems += [*wrong, *(problem for word in (*words, *swept) for problem in policy.refused(word, place))]
     if problems:
         raise WordsError(*dict.fromkeys(problems))
     settings = tuple(word for word in added if word.key.startswith("sweep."))
     fixed = (*words, *(word for word in added if word not in settings))
+    number = {"sweep.trials": spelling(there.study.trials)}
+    looks_for, _ = typed([f"{key}={text}" for key, text in {**there.study.words(), **number}.items()])
     return [
-        Request(root, fixed, settings, tuple(space.Choices(key, tuple(values)) for key, values in axes.items()))
+        Request(root, fixed, (*looks_for, *settings), tuple(_axis_of_file(key, values) for key, values in axes.items()))
         for axes in there.spaces
     ]
+
+
+def _axis_of_file(key: str, values: Sequence[Any] | str) -> Axis:
+    """The axis that sweep.yaml describes. Raises WordsError."""
+    if isinstance(values, str):
+        return space.axes([Word(key, None, values, "sweep.yaml", sweep=True)], _names, 0)[0]
+    return Choices(key, tuple(values))
 
 
 def _is_private(word: Word) -> bool:
@@ -135,8 +153,9 @@ def _names(key: str) -> Sequence[str]:
 
 @dataclass(frozen=True)
 class Judged:
-    """The jobs of a sweep, each once. `config` and `plan`: of the first one, with the settings of the sweep; `slots`:
-    jobs at a time; `cluster`: of a slot; `places`: slots with GPUs of their own, which more slots share.
+    """The jobs of a grid, each once; none of a search, which draws them later. `config` and `plan`: of the first one,
+    with the settings of the sweep; `slots`: jobs at a time; `cluster`: of a slot; `places`: slots with GPUs of their
+    own, which more slots share.
     """
 
     jobs: list[Job]
@@ -145,43 +164,72 @@ class Judged:
     slots: int
     cluster: Cluster
     places: int
+    study: Study
+    conditions: Conditions
 
 
 def judged(request: Request, cluster: Cluster, judge: Judge) -> Judged:
-    """Every job of a grid, judged for the slot it runs in. Raises WordsError with the mistakes of all of them."""
-    count = space.size(request.space)
-    if count > space.MOST:
-        raise WordsError(
-            f"-m: {count:,.0f} jobs. At most {space.MOST:,} can be asked for at once. Type fewer values."
-            if count < float("inf")
-            else "-m: an interval has no end of values. Type the values: optim.lr=1e-3,3e-3."
-        )
+    """Every job of a grid, judged for the slot it runs in; of a search every value of a list and both ends of every
+    interval. Raises WordsError with the mistakes of all of them.
+    """
     jobs, first, problems = dict[str, Job](), list[Judged](), dict[str, None]()
-    for chosen in space.grid(request.space):
-        words = (*map(str, request.words), *space.words(chosen))
+    try:
+        sweep = _settings(request)
+    except WordsError as error:
+        sweep, problems = Sweep(), dict.fromkeys(error.problems)
+    problems |= dict.fromkeys(study.mistakes(sweep, request.space))
+    typed_words = [str(word) for word in request.words]
+    keys = [*(word.key for word in request.words), *(axis.key for axis in request.space)]
+    depends = conditions(keys, request.space, vocabulary(typed_words))
+    is_grid = sweep.search == "grid" and not problems
+    points = islice(space.grid(request.space), sweep.trials) if is_grid else corners(request.space, depends)
+    for chosen in points:
+        values, words = request.job_words(chosen, depends)
         try:
             config = compose([*words, f"out={quote(f'{request.root}/job')}"])
             plan = judge(config, first[0].cluster if first else cluster)
             if not first:
-                config.sweep = _settings(request, words)
-                number = slots(config.sweep.parallel, plan, cluster)
-                part = of_slot(cluster, number)
-                places = cluster.gpus // max(1, part.gpus)
-                first.append(Judged([], config, judge(config, part), number, part, places))
+                first.append(_first(request, sweep, config, plan, cluster, judge, depends))
         except WordsError as error:
             problems |= dict.fromkeys(error.problems)
             continue
-        meant = digest(config, swept=_aside(chosen))
-        name = slug(f"{key}-{spelling(value)}" for key, value in chosen.items())
-        jobs.setdefault(meant, Job(chosen, words, f"{name}-{meant}"))
+        job = _job(values, words, digest(config, swept=_aside(values)))
+        jobs.setdefault(job.digest, job)
     if problems:
         raise WordsError(*problems)
-    return replace(first[0], jobs=[*jobs.values()])
+    return replace(first[0], jobs=[*jobs.values()] if is_grid else [])
 
 
-def _settings(request: Request, words: Sequence[str]) -> Any:
+def _first(
+    request: Request, sweep: Sweep, config: Config, plan: Plan, cluster: Cluster, judge: Judge, depends: Conditions
+) -> Judged:
+    """Everything that the first job decides for all. Raises WordsError."""
+    config.sweep = sweep
+    number = slots(sweep.parallel, plan, cluster)
+    part = of_slot(cluster, number)
+    places = cluster.gpus // max(1, part.gpus)
+    looks_for = study.decide(sweep, config, plan, number)
+    return Judged([], config, judge(config, part), number, part, places, looks_for, depends)
+
+
+def drawn(request: Request, chosen: Mapping[str, Any], depends: Conditions) -> Job:
+    """The job of a search with these values. One that cannot be composed gets a name all the same: it fails when it is
+    to begin.
+    """
+    values, words = request.job_words(chosen, depends)
+    try:
+        return _job(values, words, digest(compose([*words]), swept=_aside(values)))
+    except WordsError:
+        return _job(values, words, hashlib.sha256(" ".join(words).encode()).hexdigest()[:8])
+
+
+def _job(values: Mapping[str, Any], words: tuple[str, ...], meaning: str) -> Job:
+    return Job(values, words, f"{slug(f'{key}-{spelling(value)}' for key, value in values.items())}-{meaning}")
+
+
+def _settings(request: Request) -> Sweep:
     """The section `sweep` of the config. Raises WordsError."""
-    config = compose([*words, *map(str, request.settings)])
+    config = compose([*map(str, request.settings)])
     wrong = {key: problem for key, problem in values.judge(config).items() if key.startswith("sweep.")}
     if wrong:
         raise WordsError(*wrong.values())

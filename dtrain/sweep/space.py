@@ -40,6 +40,17 @@ class Interval:
     log: bool
     whole: bool
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        return self.low, self.high
+
+    def text(self) -> str:
+        """As it is typed."""
+        ends = (spelling(int(end) if float(end).is_integer() and abs(end) < 1e15 else end) for end in self.ends)
+        low, high = ends
+        tags = ["int"] * self.whole + ["log"] * self.log
+        return f"tag({','.join(tags)},interval({low},{high}))" if tags else f"interval({low},{high})"
+
 
 Axis = Choices | Interval
 

@@ -26,14 +26,18 @@ from dtrain.launcher import preflight, zygote
 from dtrain.launcher.run import LOOK_SECONDS
 from dtrain.lifecycle import signals
 from dtrain.recipe import requires
+from dtrain.resolve import time_limit
 from dtrain.result import EXIT_CODES, note_code
 from dtrain.secrets import redact_arg, screen
 from dtrain.storage import store
-from dtrain.sweep import folder, jobs
+from dtrain.sweep import folder, jobs, trials
+from dtrain.sweep.drawing import sampler_of
 from dtrain.sweep.engine import Engine, summary
 from dtrain.sweep.folder import Job
-from dtrain.sweep.proposer import Ended, Listed
+from dtrain.sweep.proposer import Ended, Listed, Proposer
+from dtrain.sweep.search import Search
 from dtrain.sweep.space import label
+from dtrain.sweep.study import Study, value_of
 from dtrain.verb import runs
 from dtrain.verb.train import decide, one
 
@@ -83,29 +87,27 @@ def _take_part(requests: Sequence[jobs.Request], *, begin: bool) -> int:
     with store.patience(LOOK_SECONDS):
         preflight.check(replace(plan, out=root))
     note_code()
-    if begin:
-        folder.join(root, requests[0].description())
-    states = folder.states(root, every)
-    left = [job for job in every if states[job.name].status != "finished"]
-    done = len(every) - len(left)
+    there = folder.join(root, requests[0].description(judged[0].study)) if begin else folder.read(root)
+    looks_for = judged[0].study if there is None else there.study
+    if looks_for.is_search:
+        what, (proposer, total, done) = "trials", _search(root, requests[0], judged[0], looks_for)
+    else:
+        what, (proposer, total, done) = "jobs", _grid(root, every, shuffled=not begin)
     screen.say(
-        f"{len(every)} jobs in {cut(root)}"
+        f"{total} {what} in {cut(root)}"
         + f", of which {done} are finished" * bool(done)
-        + f"; {min(slots, len(left))} at a time" * bool(left)
+        + f"; {min(slots, total - done)} at a time" * (total > done)
     )
-
     ends = itertools.count(done + 1)
 
     def ended(job: Job, how: Ended, seconds: float) -> None:
-        number = f"[{next(ends)}/{len(every)}]"
+        number = f"[{next(ends)}/{total}]"
         if how.status == "failed":
             screen.complain(f"{number} {label(job.values)} failed: {how.error}")
         else:
-            line = f"{number} {how.status} {label(job.values)}{_figure(config, how)} · {seconds:.1f} s"
+            line = f"{number} {how.status} {label(job.values)}{_figures(looks_for, how)} · {seconds:.1f} s"
             screen.say(screen.on_one_line(line))
 
-    if not begin:
-        random.shuffle(left)
     engine = Engine(
         root,
         lambda job, slot: jobs.decided(job, root, judged[0], decide, slot),
@@ -113,18 +115,42 @@ def _take_part(requests: Sequence[jobs.Request], *, begin: bool) -> int:
         config.sweep.retries,
         config.sweep.fail == "stop",
         jobs.modules(plan),
-        Listed(left),
+        time_limit.seconds(config.sweep.time_limit),
+        proposer,
         ended,
     )
     engine.run()
-    if len(every) <= SHOWN:
+    if total <= SHOWN:
         runs.show(root)
     for line in summary(engine.failed.values()):
         screen.complain(f"failed: {line}")
-    missing = len(left) - len(engine.finished)
-    if missing:
-        screen.say(f"{len(every) - missing} of {len(every)} jobs are finished; the same command goes on")
+    if engine.failed or engine.stopped or engine.is_something_left():
+        screen.say(f"{done + len(engine.finished)} of {total} {what} are finished; the same command goes on")
     return _exit_code(bool(engine.failed))
+
+
+def _grid(root: str, every: Sequence[Job], *, shuffled: bool) -> tuple[Proposer, int, int]:
+    """The jobs that are not finished, the number of all, and of those that are."""
+    states = folder.states(root, every)
+    left = [job for job in every if states[job.name].status != "finished"]
+    if shuffled:
+        random.shuffle(left)
+    return Listed(left), len(every), len(every) - len(left)
+
+
+def _search(root: str, request: jobs.Request, judged: jobs.Judged, study: Study) -> tuple[Proposer, int, int]:
+    """The search as far as its files say, the number of its trials, and of those that are finished."""
+    known = trials.every(root, request.space)
+    states = folder.states(root, [Job({}, (), trial.job) for trial in known])
+    search = Search(
+        root,
+        study,
+        sampler_of(study, request.space, judged.conditions),
+        lambda number: trials.read(root, number, request.space),
+        lambda values: jobs.drawn(request, values, judged.conditions),
+        [(trial, states[trial.job]) for trial in known],
+    )
+    return search, study.trials or 0, sum(state.status == "finished" for state in states.values())
 
 
 def _ls(root: str, more: Sequence[str]) -> int:
@@ -154,9 +180,10 @@ def _exit_code(failed: bool) -> int:
     return int(failed)
 
 
-def _figure(config: Config, ended: Ended) -> str:
-    name, value = figure(config, ended.metrics, ended.loss)
-    return "" if value is None else f" · {name} {value:.4g}"
+def _figures(study: Study, ended: Ended) -> str:
+    if ended.status != "finished":
+        return ""
+    return "".join(f" · {name} {value_of(name, ended.metrics, ended.loss):.4g}" for name in study.metrics)
 
 
 def figure(config: Config, metrics: dict[str, float], loss: float | None) -> tuple[str, float | None]:

@@ -1,0 +1,101 @@
+"""The trials of a search as files, <sweep.out>/trials/<number>.json: created before a job begins, by one worker alone,
+and never changed. So a search that was killed goes on with the trials it had drawn, and no two workers draw the same.
+
+    {"job": "optim.lr-0.00231-1f3a9c02", "values": {"optim.lr": 0.00231}, "by": "4f0c..."}
+"""
+
+import json
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from dtrain.config.structure import MAPPING, TEXT, fault
+from dtrain.config.word import cut
+from dtrain.errors import StoreError
+from dtrain.storage import store
+from dtrain.sweep.space import Axis
+from dtrain.sweep.study import holds
+
+SHAPE = {"job": TEXT, "values": MAPPING}
+FILE = re.compile(r"trials/(\d{5})\.json")
+LARGEST = 1 << 16
+"""The most bytes of a trial."""
+STREAMS = 32
+"""Trials that are read at a time, elsewhere."""
+ME = uuid.uuid4().hex
+"""This process, so that two workers never write the same bytes."""
+
+
+@dataclass
+class Trial:
+    """`values`: of the keys that exist in its job; `job`: the name of its folder; `losses`: what the search makes
+    small, None as long as the job has not ended.
+    """
+
+    number: int
+    values: Mapping[str, Any]
+    job: str
+    losses: tuple[float, ...] | None = None
+
+
+def beats(one: Trial, other: Trial) -> bool:
+    """Whether one is nowhere worse and somewhere better."""
+    mine, its = one.losses or (), other.losses or ()
+    return mine != its and all(a <= b for a, b in zip(mine, its, strict=True))
+
+
+def record(root: str, trial: Trial) -> bool:
+    """Create the file of a trial; False if another worker has drawn this number. Raises StoreError."""
+    data = {"job": trial.job, "values": dict(trial.values), "by": ME}
+    try:
+        store.publish(_url(root, trial.number), json.dumps(data).encode())
+    except StoreError as error:
+        if error.kind == "exists":
+            return False
+        raise
+    return True
+
+
+def read(root: str, number: int, axes: Sequence[Axis]) -> Trial | None:
+    """The trial with this number, None if nobody has drawn it. Raises StoreError, also for values that are none of the
+    axes.
+    """
+    url = _url(root, number)
+    try:
+        data = json.loads(store.beginning(url, LARGEST))
+    except StoreError as error:
+        if error.kind == "missing":
+            return None
+        raise
+    except (ValueError, RecursionError):
+        data = None
+    if wrong := fault(data, SHAPE) or _wrong(data, axes):
+        raise StoreError.during("read", url, f"it is no trial of this search: {wrong}", "Remove it")
+    return Trial(number, data["values"], data["job"])
+
+
+def every(root: str, axes: Sequence[Axis]) -> list[Trial]:
+    """All trials by their numbers. Raises StoreError."""
+    names = (FILE.fullmatch(path) for path in store.tree(root, depth=2))
+    numbers = sorted(int(name[1]) for name in names if name)
+    if store.is_local(root):
+        found = [read(root, number, axes) for number in numbers]
+    else:
+        with ThreadPoolExecutor(STREAMS) as pool:
+            found = list(pool.map(lambda number: read(root, number, axes), numbers))
+    return [trial for trial in found if trial]
+
+
+def _url(root: str, number: int) -> str:
+    return store.join(root, "trials", f"{number:05}.json")
+
+
+def _wrong(data: Mapping[str, Any], axes: Sequence[Axis]) -> str:
+    if not re.fullmatch(r"[\w+-][\w.+-]*", data["job"], re.ASCII):
+        return f"{cut(data['job'])!r} is no folder of a job"
+    known = {axis.key: axis for axis in axes}
+    wrong = [key for key, value in data["values"].items() if key not in known or not holds(known[key], value)]
+    return f"{cut(wrong[0])} has no such value in the space" if wrong else ""

@@ -8,12 +8,11 @@ axolotl fine-tunes transformers models with transformers' Trainer, whose default
 from collections.abc import Mapping
 from typing import Any
 
-from dtrain.dialect import nested
-from dtrain.dialect.accelerate import FSDP, SHARDING
+from dtrain.dialect import accelerate, nested, terms
+from dtrain.dialect.accelerate import SHARDING
 from dtrain.dialect.axolotl_optim import optimizer_section, schedule_section
-from dtrain.dialect.ledger import Ledger, Rule, count, names, number, switch, text, whole
-from dtrain.dialect.rules import ODD, chosen, every, lacking, refused, says, switched, to, unneeded, unread
-from dtrain.dialect.terms import NO_DATA, epochs, output
+from dtrain.dialect.ledger import Ledger, Rule, count, names, text, whole
+from dtrain.dialect.rules import ODD, chosen, lacking, refused, says, switched, table, to, unneeded
 from dtrain.secrets import screen
 
 TITLE = "axolotl"
@@ -41,6 +40,9 @@ REWARDS = (
 )
 
 
+ATTENTION = unneeded("torch's attention picks the fastest available kernel")
+
+
 def translate(ledger: Ledger) -> None:
     for tell in (_adapter, _steps, _precision, _model, optimizer_section, schedule_section, _shards):
         tell(ledger)
@@ -53,46 +55,34 @@ def _adapter(ledger: Ledger) -> None:
     if ledger.get("adapter") or ledger.get("lora_model_dir"):
         why = ADAPTERS.format(screen.typed(str(ledger.get("base_model", "<name>"))))
         ledger.ask("model")
-        keys = [key for key in ledger.open() if key.split(".")[0] in LORA or key.split(".")[0].startswith("lora_")]
-        for key in [*ledger.under("base_model", "model_type", "type_of_model"), *keys]:
-            (ledger.skip if ledger.leaves[key] in (None, "", False) else ledger.refuse)(
-                key, "empty" if ledger.leaves[key] in (None, "", False) else why
-            )
+        for key in ledger.open():
+            top = key.split(".")[0]
+            if top in (*LORA.split(), "base_model", "model_type", "type_of_model") or top.startswith("lora_"):
+                unset = ledger.leaves[key] in (None, "", False)
+                ledger.settle(unneeded("empty") if unset else refused(why), key)
 
 
 def _steps(ledger: Ledger) -> None:
     """max_steps, if set, overrides the epochs."""
-    if ledger.get("max_steps") and ledger.leaves.get("max_steps") != -1:
-        to("steps", count)(ledger, "max_steps", ledger.leaves["max_steps"])
-        for key in ledger.under("num_epochs"):
-            ledger.skip(key, "max_steps ends the run")
-
-
-def _shared(ledger: Ledger) -> bool:
-    return bool(
-        ledger.get("deepspeed") or ledger.get("fsdp") or any(key.startswith("fsdp_config") for key in ledger.leaves)
-    )
+    if ledger.get("max_steps") and ledger.leaves["max_steps"] != -1:
+        ledger.settle(to("steps", count), "max_steps")
+        ledger.settle(unneeded("max_steps ends the run"), "num_epochs")
 
 
 def _precision(ledger: Ledger) -> None:
     """Choose the precision: axolotl's bf16 also loads bf16 weights, unless FSDP or DeepSpeed keep them in fp32."""
-    names = {
-        "bf16": "bf16" if _shared(ledger) else "bf16_true",
-        "bfloat16": "bf16_true",
-        "fp16": "fp16",
-        "float32": "fp32",
-    }
-    for key, word in names.items():
+    sharded = (
+        ledger.get("deepspeed") or ledger.get("fsdp") or any(key.startswith("fsdp_config") for key in ledger.leaves)
+    )
+    words = {"bf16": "bf16" if sharded else "bf16_true", "bfloat16": "bf16_true", "fp16": "fp16", "float32": "fp32"}
+    for key, word in words.items():
         value = ledger.leaves.get(key)
-        if key in ledger.leaves and value in (True, "true", "auto", "full"):
-            note = "axolotl loads the weights in bf16 too" if word == "bf16_true" else ""
-            ledger.carry(
-                key,
-                {"precision": word},
-                note if value != "auto" else f"auto: on a GPU that supports it{'; ' * bool(note)}{note}",
-            )
-        elif key in ledger.leaves:
-            lacking("type precision=bf16 or precision=fp16.", asked="precision")(ledger, key, value)
+        if value in (True, "true", "auto", "full"):
+            notes = ["auto: on a GPU that supports it"] * (value == "auto")
+            notes += ["axolotl loads the weights in bf16 too"] * (word == "bf16_true")
+            ledger.carry(key, {"precision": word}, "; ".join(notes))
+        else:
+            ledger.settle(lacking("type precision=bf16 or precision=fp16.", asked="precision"), key)
 
 
 def _model(ledger: Ledger) -> None:
@@ -108,293 +98,214 @@ def _model(ledger: Ledger) -> None:
         )
         ledger.ask("model")
         return
-    dtype = "bfloat16" if ledger.words.get("precision") == "bf16_true" else "float32"
     words = {
         "model._target_": f"transformers.{kind}.from_pretrained",
         "model.pretrained_model_name_or_path": str(ledger.leaves["base_model"]),
     }
     ledger.carry("base_model", words, "needs pip install transformers and trust=[transformers]")
+    dtype = "bfloat16" if ledger.words.get("precision") == "bf16_true" else "float32"
     ledger.imply({"model.dtype": dtype}, "the weights' dtype, from precision")
     ledger.command["trust"] = "[transformers]"
-    for key in ledger.under("model_type", "type_of_model"):
-        ledger.skip(key, "covered by base_model")
-    for key in ledger.under("model_revision", "revision_of_model"):
-        to("model.revision", text)(ledger, key, ledger.leaves[key])
-    for key in ledger.under("attn_implementation"):
-        chosen(
-            {"eager": to("model.attn_implementation", text)},
-            unneeded("torch's attention picks the fastest available kernel"),
-        )(ledger, key, ledger.leaves[key])
+    ledger.settle(unneeded("covered by base_model"), "model_type", "type_of_model")
+    ledger.settle(to("model.revision", text), "model_revision", "revision_of_model")
+    ledger.settle(chosen({"eager": to("model.attn_implementation", text)}, ATTENTION), "attn_implementation")
 
 
 def _shards(ledger: Ledger) -> None:
     """Choose the strategy: DeepSpeed from its file, FSDP from Accelerate's keys, else DDP."""
-    key = "deepspeed"
-    if ledger.get(key):
-        if isinstance(ledger.leaves[key], str):
-            nested(ledger, key, "deepspeed", auto="axolotl's own keys")
+    if ledger.get("deepspeed"):
+        if isinstance(ledger.leaves["deepspeed"], str):
+            nested(ledger, "deepspeed", "deepspeed", auto="axolotl's own keys")
         return
     keys = ledger.under("fsdp", "fsdp_config", "fsdp_version")
     on = [key for key in keys if ledger.leaves[key] not in (None, [], {}, "")]
     for key in on:
         name = key.removeprefix("fsdp_config.").removeprefix("fsdp_")
-        value = ledger.leaves[key]
-        kinds = [part for part in (value if isinstance(value, list) else [value]) if str(part).lower() in SHARDING]
-        if key == "fsdp" and kinds:
-            ledger.carry(key, SHARDING[str(kinds[0]).lower()], "dtrain finds the blocks itself")
-        elif name == "reshard_after_forward" and not unread(ledger, key, value, "strategy.reshard"):
-            ledger.carry(key, SHARDING["full_shard" if switch(value) else "shard_grad_op"])
-        elif name == "final_state_dict_type":
-            ledger.skip(key, "dtrain checkpoint export writes one file")
-        elif name == "mixed_precision_policy":
-            ledger.skip(key, "precision determines the dtypes")
-        elif name == "cpu_offload_pin_memory":
-            ledger.skip(key, "an implementation detail of offloading")
-        elif name in FSDP:
-            FSDP[name](ledger, key, value)
-    ledger.imply(
-        {"strategy": "fsdp"} if on else {"strategy": "ddp"},
-        "fsdp is configured" if on else "one process per GPU, each with a full replica",
-    )
+        if name in FSDP:
+            ledger.settle(FSDP[name], key)
+    if on:
+        ledger.imply({"strategy": "fsdp"}, "fsdp is configured")
+    else:
+        ledger.imply({"strategy": "ddp"}, "one process per GPU, each with a full replica")
+
+
+def _kinds(ledger: Ledger, key: str, value: Any) -> None:
+    """Translate the list `fsdp`, which holds the sharding among other options."""
+    kinds = [part for part in (value if isinstance(value, list) else [value]) if str(part).lower() in SHARDING]
+    if kinds:
+        ledger.carry(key, SHARDING[str(kinds[0]).lower()], "dtrain finds the blocks itself")
+
+
+FSDP: Mapping[str, Rule] = {
+    **accelerate.FSDP,
+    "fsdp": _kinds,
+    "reshard_after_forward": switched(says(SHARDING["full_shard"]), says(SHARDING["shard_grad_op"])),
+    "final_state_dict_type": unneeded("dtrain checkpoint export writes one file"),
+    "mixed_precision_policy": unneeded("precision determines the dtypes"),
+    "cpu_offload_pin_memory": unneeded("an implementation detail of offloading"),
+}
 
 
 def per_epoch(word: str) -> Rule:
     """Refuse a frequency per epoch, since the file does not give the samples of an epoch."""
+    never = says({word: 0}, "only the last step")
+    return chosen({0: never}, terms.of_samples(word, lambda value: f"samples / batch / {value}"))
 
-    def rule(ledger: Ledger, key: str, value: Any) -> None:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            to(word, number)(ledger, key, value)
-            return
-        if not value:
-            ledger.carry(key, {word: 0}, "only the last step")
-            return
-        ledger.ask(word, f"samples / batch / {value}")
+
+def counted_by(word: str, never: str) -> Rule:
+    """Translate what an interval counts: steps, epochs, or nothing."""
+    return chosen({"steps": unneeded(f"{word} counts steps"), "no": says({word: 0}, never)}, terms.epochs(word))
+
+
+def _holdout(ledger: Ledger, key: str, value: Any) -> None:
+    """Carry a fraction of held-out samples; refuse a number of them."""
+    word = "data.holdout"
+    if isinstance(value, int | float) and 0 <= value < 1:
+        ledger.carry(key, {word: str(value)}, command=True)
+    else:
         ledger.refuse(
-            key,
-            f"dtrain counts steps, and this file does not give the samples of an epoch. Type {word}=<samples / "
-            f"batch / {value}>.",
+            key, f"dtrain takes a fraction of the samples here, not a number. Type {word}=<{value} / samples>."
         )
 
-    return rule
 
-
-def _part(word: str) -> Rule:
-    """Carry a fraction of held-out samples; refuse a number of them."""
-
-    def rule(ledger: Ledger, key: str, value: Any) -> None:
-        if isinstance(value, int | float) and 0 <= value < 1:
-            ledger.carry(key, {word: str(value)}, command=True)
-        else:
-            ledger.refuse(
-                key, f"dtrain takes a fraction of the samples here, not a number. Type {word}=<{value} / samples>."
-            )
-
-    return rule
-
-
-LORA = names(
+LORA = (
     "adapter peft loftq_config peft_use_dora peft_use_rslora peft_layers_to_transform peft_layers_pattern "
-    "peft_layer_replication peft_init_lora_weights "
-    "peft_trainable_token_indices peft_ensure_weight_tying peft_autocast_adapter_dtype qlora_sharded_model_loading "
-    "gptq bnb_config_kwargs "
-    "loraplus_lr_ratio loraplus_lr_embedding merge_lora merge_method relora relora_prune_ratio relora_prune_method "
-    "relora_cpu_offload "
+    "peft_layer_replication peft_init_lora_weights peft_trainable_token_indices peft_ensure_weight_tying "
+    "peft_autocast_adapter_dtype qlora_sharded_model_loading gptq bnb_config_kwargs loraplus_lr_ratio "
+    "loraplus_lr_embedding merge_lora merge_method relora relora_prune_ratio relora_prune_method relora_cpu_offload "
     "relora_steps relora_warmup_steps relora_anneal_steps load_in_8bit load_in_4bit"
 )
 MESH: Mapping[str, str] = {
-    "dp_shard_size": "mesh.dp_shard",
-    "dp_replicate_size": "mesh.dp_replicate",
-    "tensor_parallel_size": "mesh.tp",
-    "context_parallel_size": "mesh.cp",
-    "sequence_parallel_degree": "mesh.cp",
+    "dp_shard_size": "dp_shard",
+    "dp_replicate_size": "dp_replicate",
+    "tensor_parallel_size": "tp",
+    "context_parallel_size": "cp",
+    "sequence_parallel_degree": "cp",
 }
 
-RULES: dict[str, Rule] = {
-    **every(
-        "base_model bf16 fp16 bfloat16 float32 optimizer adam_beta1 adam_beta2 adam_epsilon lr_scheduler "
-        "warmup_steps warmup_ratio",
-        refused(ODD),
-    ),
-    **every("cosine_min_lr_ratio deepspeed fsdp fsdp_config fsdp_version fsdp_config.** fsdp.**", lacking(ODD)),
-    **{key: chosen({1: unneeded("one, as here")}, to(word, count)) for key, word in MESH.items()},
-    **every("heads_k_stride ring_attn_func", unneeded("an implementation detail of ring attention")),
-    "output_dir": output,
-    "micro_batch_size": to("microbatch", count),
-    "batch_size": to("microbatch", count),
+KEYS: Mapping[str, Any] = {
+    "base_model bf16 fp16 bfloat16 float32 optimizer adam_beta1 adam_beta2 adam_epsilon lr_scheduler "
+    "warmup_steps warmup_ratio": refused(ODD),
+    "cosine_min_lr_ratio deepspeed fsdp fsdp_config fsdp_version fsdp_config.** fsdp.**": lacking(ODD),
+    **{key: terms.degree(axis) for key, axis in MESH.items()},
+    "heads_k_stride ring_attn_func": unneeded("an implementation detail of ring attention"),
+    "output_dir": terms.output,
+    "micro_batch_size batch_size": to("microbatch", count),
     "eval_batch_size": unneeded("evaluation uses the microbatch size"),
     "gradient_accumulation_steps": to("accumulate", count),
-    "num_epochs": epochs(),
+    "num_epochs": terms.epochs(),
     "max_steps": chosen({-1: unneeded("no limit"), 0: unneeded("no limit")}, to("steps", count)),
     "learning_rate": to("optim.lr"),
     "weight_decay": to("optim.weight_decay"),
     "max_grad_norm": to("clip"),
     "seed": to("seed", whole),
-    "sequence_len": lambda ledger, key, value: to(
-        "data.sequence", count, "together with data=..., which you must type", command=True
-    )(ledger, key, value),
+    "sequence_len": terms.SEQUENCE,
     "eval_sequence_len": refused("evaluation uses the same sequence length. Leave it out."),
-    "val_set_size": _part("data.holdout"),
-    **every(
-        "datasets.** test_datasets.** pretraining_dataset.** datasets test_datasets pretraining_dataset",
-        refused(NO_DATA),
+    "val_set_size": _holdout,
+    "datasets.** test_datasets.** pretraining_dataset.** datasets test_datasets pretraining_dataset": refused(
+        terms.NO_DATA
     ),
-    **every(
-        "chat_template chat_template_jinja chat_template_kwargs.** default_system_message eot_tokens "
-        "special_tokens.** tokens tokens.** added_tokens_overrides.**",
-        lacking(TOKENS),
+    "chat_template chat_template_jinja chat_template_kwargs.** default_system_message eot_tokens "
+    "special_tokens.** tokens tokens.** added_tokens_overrides.**": lacking(TOKENS),
+    "tokenizer_type tokenizer_config tokenizer_use_fast tokenizer_legacy tokenizer_use_mistral_common "
+    "processor_type processor_kwargs.** tokenizer_save_jinja_files": refused(TOKENS),
+    "sample_packing pretraining_sample_concatenation batch_flattening multipack_real_batches streaming": lacking(
+        "dtrain does not pack samples. Token files concatenate the texts and need no padding: type data=tokens."
     ),
-    **every(
-        "tokenizer_type tokenizer_config tokenizer_use_fast tokenizer_legacy tokenizer_use_mistral_common "
-        "processor_type processor_kwargs.** tokenizer_save_jinja_files",
-        refused(TOKENS),
-    ),
-    **every(
-        "sample_packing pretraining_sample_concatenation batch_flattening multipack_real_batches streaming",
-        lacking(
-            "dtrain does not pack samples. Token files concatenate the texts and need no padding: type data=tokens."
-        ),
-    ),
-    **every(
-        "eval_sample_packing sample_packing_group_size sample_packing_bin_size sample_packing_sequentially "
-        "pad_to_sequence_len pad_to_multiple_of excess_length_strategy min_sample_len",
-        unneeded("token files are cut into samples of equal length"),
+    "eval_sample_packing sample_packing_group_size sample_packing_bin_size sample_packing_sequentially "
+    "pad_to_sequence_len pad_to_multiple_of excess_length_strategy min_sample_len": unneeded(
+        "token files are cut into samples of equal length"
     ),
     "train_on_inputs": lacking(
         "the loss covers every token, unless a dataset sets its target to -100. Type data=dataset "
         "data.dataset._target_=<yours> trust=[<its package>]."
     ),
     "group_by_length": lacking("samples are shuffled with the seed. Leave it out."),
-    **every(
-        "shuffle_merged_datasets shuffle_before_merging_datasets curriculum_sampling",
-        unneeded("samples are shuffled with the seed"),
+    "shuffle_merged_datasets shuffle_before_merging_datasets curriculum_sampling": unneeded(
+        "samples are shuffled with the seed"
     ),
-    **every(
-        "dataset_prepared_path dataset_processes dataset_num_proc dataset_keep_in_memory dataset_shard_num "
-        "dataset_shard_idx skip_prepare_dataset dataset_exact_deduplication remove_unused_columns push_dataset_to_hub",
-        unneeded("an option of axolotl's data preparation"),
-    ),
-    **every(
-        "dataloader_pin_memory dataloader_prefetch_factor dataloader_drop_last",
-        unneeded("samples are prefetched, and batches continue into the next epoch"),
+    "dataset_prepared_path dataset_processes dataset_num_proc dataset_keep_in_memory dataset_shard_num "
+    "dataset_shard_idx skip_prepare_dataset dataset_exact_deduplication remove_unused_columns "
+    "push_dataset_to_hub": unneeded("an option of axolotl's data preparation"),
+    "dataloader_pin_memory dataloader_prefetch_factor dataloader_drop_last": unneeded(
+        "samples are prefetched, and batches continue into the next epoch"
     ),
     "dataloader_num_workers": lacking("type data=dataset data.workers=<number> for loader processes."),
-    **every(
-        "load_in_8bit load_in_4bit",
-        lacking("dtrain does not quantise weights. Type precision=bf16_true for 16-bit weights."),
+    LORA: lacking(NO_LORA),
+    "load_in_8bit load_in_4bit": lacking(
+        "dtrain does not quantise weights. Type precision=bf16_true for 16-bit weights."
     ),
-    **{key: lacking(NO_LORA) for key in LORA - {"load_in_8bit", "load_in_4bit"}},
-    **{f"{key}.**": lacking(NO_LORA) for key in ("peft", "loftq_config", "bnb_config_kwargs")},
-    "lora_*": lacking(NO_LORA),
-    **every(
-        "lora_r lora_alpha lora_dropout lora_target_modules lora_target_linear lora_model_dir "
-        "lora_modules_to_save lora_fan_in_fan_out lora_on_cpu",
-        lacking(NO_LORA),
+    "lora_r lora_alpha lora_dropout lora_target_modules lora_target_linear lora_model_dir lora_modules_to_save "
+    "lora_fan_in_fan_out lora_on_cpu lora_* peft.** loftq_config.** bnb_config_kwargs.**": lacking(NO_LORA),
+    "unfrozen_parameters freeze_mm_modules": lacking(
+        "dtrain trains all weights. Freeze parameters in your own model class."
     ),
-    **every(
-        "unfrozen_parameters freeze_mm_modules",
-        lacking("dtrain trains all weights. Freeze parameters in your own model class."),
-    ),
-    **every(
-        "rl reward_model process_reward_model trl.** dpo_beta orpo_alpha rl_beta kto_desirable_weight "
-        "kto_undesirable_weight simpo_gamma cpo_alpha",
-        lacking(REWARDS),
-    ),
-    "gradient_checkpointing": switched(says({"remat": "full"}), unneeded("off, as here")),
+    "rl reward_model process_reward_model trl.** dpo_beta orpo_alpha rl_beta kto_desirable_weight "
+    "kto_undesirable_weight simpo_gamma cpo_alpha": lacking(REWARDS),
+    "gradient_checkpointing": terms.REMAT,
     "gradient_checkpointing_kwargs.**": unneeded("an implementation detail; results are the same"),
-    **every("activation_offloading layer_offloading", lacking("there is no activation offload. Type remat=full.")),
+    "activation_offloading layer_offloading": terms.NO_ACTIVATION_OFFLOAD,
     "tf32": lacking(
         "fp32 products do not use TF32. Type TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 before the command.", "auto"
     ),
-    "fp8": switched(says({"precision": "fp8"}, "needs torchao and a GPU with fp8"), unneeded("off, as here")),
-    **every(
-        "flash_attention sdp_attention xformers_attention flex_attention sage_attention eager_attention "
-        "s2_attention flash_attn_cross_entropy flash_attn_fuse_mlp flash_attn_rms_norm attn_implementation",
-        unneeded("torch's attention picks the fastest available kernel"),
+    "fp8": terms.FP8,
+    "flash_attention sdp_attention xformers_attention flex_attention sage_attention eager_attention "
+    "s2_attention flash_attn_cross_entropy flash_attn_fuse_mlp flash_attn_rms_norm attn_implementation": ATTENTION,
+    "plugins liger_rope liger_rms_norm liger_glu_activation liger_layer_norm liger_fused_linear_cross_entropy "
+    "liger_cross_entropy cut_cross_entropy chunked_cross_entropy unsloth_cross_entropy_loss": lacking(
+        "third-party kernels are not supported. Type compile=blocks."
     ),
-    **every(
-        "plugins liger_rope liger_rms_norm liger_glu_activation liger_layer_norm liger_fused_linear_cross_entropy "
-        "liger_cross_entropy cut_cross_entropy chunked_cross_entropy unsloth_cross_entropy_loss",
-        lacking("third-party kernels are not supported. Type compile=blocks."),
-    ),
-    "torch_compile": switched(says({"compile": "blocks"}), says({"compile": "none"})),
-    **every("torch_compile_backend torch_compile_mode", unneeded("inductor compiles the blocks")),
+    "torch_compile": terms.COMPILE,
+    "torch_compile_backend torch_compile_mode": unneeded("inductor compiles the blocks"),
     "trust_remote_code": lacking(
         "dtrain does not run code from the Hub. Install the model's package and name its class: "
         "model._target_=<it> trust=[<its package>]."
     ),
-    **every(
-        "base_model_config cls_model_config model_revision revision_of_model model_type type_of_model",
-        refused("type model._target_=" + MODEL + " with its arguments, and trust=[transformers]."),
+    "base_model_config cls_model_config model_revision revision_of_model model_type type_of_model": refused(
+        "type model._target_=" + MODEL + " with its arguments, and trust=[transformers]."
     ),
-    **every(
-        "overrides_of_model_config.** overrides_of_model_kwargs.** resize_token_embeddings_to_32x reinit_weights",
-        lacking("type model arguments as model.<argument>=<value>."),
+    "overrides_of_model_config.** overrides_of_model_kwargs.** resize_token_embeddings_to_32x reinit_weights": lacking(
+        "type model arguments as model.<argument>=<value>."
     ),
-    **every(
-        "is_falcon_derived_model is_llama_derived_model is_mistral_derived_model is_qwen_derived_model "
-        "low_cpu_mem_usage device_map device max_memory gpu_memory_limit",
-        unneeded("the strategy determines where the weights are placed"),
+    "is_falcon_derived_model is_llama_derived_model is_mistral_derived_model is_qwen_derived_model "
+    "low_cpu_mem_usage device_map device max_memory gpu_memory_limit": unneeded(
+        "the strategy determines where the weights are placed"
     ),
-    **every("logging_steps", to("log.every", count)),
+    "logging_steps": to("log.every", count),
     "eval_steps": to("evaluate.every", count),
     "save_steps": to("checkpoint.every", count),
     "save_total_limit": to("checkpoint.keep", count),
     "evals_per_epoch": per_epoch("evaluate.every"),
     "saves_per_epoch": per_epoch("checkpoint.every"),
-    "eval_strategy": chosen(
-        {
-            "steps": unneeded("evaluate.every counts steps"),
-            "no": says({"evaluate.every": 0}, "the last step is always evaluated"),
-        },
-        epochs("evaluate.every"),
-    ),
-    "save_strategy": chosen(
-        {
-            "steps": unneeded("checkpoint.every counts steps"),
-            "no": says({"checkpoint.every": 0}, "the last step is always saved"),
-        },
-        epochs("checkpoint.every"),
-    ),
+    "eval_strategy": counted_by("evaluate.every", "the last step is always evaluated"),
+    "save_strategy": counted_by("checkpoint.every", "the last step is always saved"),
     "save_first_step": lacking("checkpoint.every determines the first save. Leave it out."),
     "load_best_model_at_end": lacking("type checkpoint.best=eval_loss to keep the best checkpoint beside the newest."),
-    "metric_for_best_model": unneeded("an option of load_best_model_at_end"),
-    "greater_is_better": unneeded("an option of load_best_model_at_end"),
-    **every(
-        "early_stopping_patience loss_watchdog_threshold loss_watchdog_patience",
-        lacking("a run ends at its last step, or at a NaN loss with on_spike=stop."),
+    "metric_for_best_model greater_is_better": unneeded("an option of load_best_model_at_end"),
+    "early_stopping_patience loss_watchdog_threshold loss_watchdog_patience": lacking(
+        "a run ends at its last step, or at a NaN loss with on_spike=stop."
     ),
-    **every("save_safetensors save_only_model", unneeded("checkpoints are safetensors and contain the full state")),
-    **every("resume_from_checkpoint auto_resume_from_checkpoints", unneeded("resume=auto resumes automatically")),
-    **every(
-        "hub_model_id hub_strategy hub_revision hf_use_auth_token",
-        lacking("dtrain does not upload. Type dtrain checkpoint export out=<run> to=<folder>, and upload the result."),
+    "save_safetensors save_only_model": unneeded("checkpoints are safetensors and contain the full state"),
+    "resume_from_checkpoint auto_resume_from_checkpoints": unneeded("resume=auto resumes automatically"),
+    "hub_model_id hub_strategy hub_revision hf_use_auth_token": lacking(
+        "dtrain does not upload. Type dtrain checkpoint export out=<run> to=<folder>, and upload the result."
     ),
-    **every(
-        "wandb_project wandb_entity wandb_watch wandb_name wandb_run_id wandb_mode wandb_log_model use_wandb "
-        "use_mlflow mlflow_tracking_uri mlflow_experiment_name mlflow_run_name use_comet comet_api_key "
-        "comet_workspace comet_project_name use_trackio trackio_project_name",
-        lacking(LOGGERS),
-    ),
+    "wandb_project wandb_entity wandb_watch wandb_name wandb_run_id wandb_mode wandb_log_model use_wandb "
+    "use_mlflow mlflow_tracking_uri mlflow_experiment_name mlflow_run_name use_comet comet_api_key "
+    "comet_workspace comet_project_name use_trackio trackio_project_name": lacking(LOGGERS),
     "use_tensorboard": switched(
         says({"logger": ["console", "tensorboard"]}), unneeded("metrics.jsonl is always written")
     ),
-    **every(
-        "neftune_noise_alpha embedding_lr embedding_lr_scale lr_quadratic_warmup lr_groups "
-        "cosine_constant_lr_ratio lr_scheduler_kwargs.** optim_args.** optim_args auto_find_batch_size "
-        "optim_target_modules",
-        lacking("dtrain has no equivalent. Leave it out, or write your own component."),
-    ),
+    "neftune_noise_alpha embedding_lr embedding_lr_scale lr_quadratic_warmup lr_groups "
+    "cosine_constant_lr_ratio lr_scheduler_kwargs.** optim_args.** optim_args auto_find_batch_size "
+    "optim_target_modules": lacking("dtrain has no equivalent. Leave it out, or write your own component."),
     "ddp_find_unused_parameters": unneeded("unused parameters are allowed"),
     "ddp_bucket_cap_mb": to("strategy.bucket_mb", count),
-    **every(
-        "ddp ddp_timeout ddp_broadcast_buffers local_rank world_size",
-        unneeded("the launcher sets it; backend.timeout is 600 s"),
+    "ddp ddp_timeout ddp_broadcast_buffers local_rank world_size": unneeded(
+        "the launcher sets it; backend.timeout is 600 s"
     ),
-    **every(
-        "gc_steps gc_collect_steps torch_empty_cache_steps strict axolotl_config_path include_tokens_per_second "
-        "include_tkps profiler_steps profiler_steps_start use_ray",
-        unneeded("an option of axolotl's own loop"),
-    ),
+    "gc_steps gc_collect_steps torch_empty_cache_steps strict axolotl_config_path include_tokens_per_second "
+    "include_tkps profiler_steps profiler_steps_start use_ray": unneeded("an option of axolotl's own loop"),
     "debug": unneeded("dtrain always reports the rank that hangs or fails"),
-    "bnb_config_kwargs": unneeded("empty"),
 }
+RULES = table(KEYS)

@@ -1,7 +1,7 @@
 """Translation of Lightning's callbacks: checkpoints, unneeded observers, and callbacks to rewrite as hooks."""
 
-from dtrain.dialect.ledger import Ledger, Rule, count
-from dtrain.dialect.rules import every, lacking, refused, to, unneeded
+from dtrain.dialect.ledger import Ledger, count
+from dtrain.dialect.rules import lacking, refused, says, table, to, unneeded
 from dtrain.dialect.terms import epochs
 
 
@@ -11,70 +11,45 @@ def class_of(ledger: Ledger, key: str) -> str:
 
 
 def callbacks(ledger: Ledger, t: str) -> None:
-    key = f"{t}callbacks"
-    for section in [key, *(f"{key}.{index}" for index in range(50))]:
+    for section in sections(ledger, f"{t}callbacks"):
         name = class_of(ledger, section)
-        keys = ledger.under(f"{section}.class_path", f"{section}.init_args")
-        if not keys:
-            continue
         if name == "ModelCheckpoint":
             _checkpoint(ledger, section)
-        elif name in OBSERVERS:
-            for other in keys:
-                ledger.skip(other, OBSERVERS[name])
-        else:
-            for other in keys:
-                ledger.refuse(
-                    other,
-                    INSTEAD.get(
-                        name,
-                        f"unknown callback {name}. Write a hook: hook.mine._target_=<yours> trust=[<its package>].",
-                    ),
-                )
+            continue
+        unknown = f"unknown callback {name}. Write a hook: hook.mine._target_=<yours> trust=[<its package>]."
+        rule = unneeded(OBSERVERS[name]) if name in OBSERVERS else refused(INSTEAD.get(name, unknown))
+        ledger.settle(rule, f"{section}.class_path", f"{section}.init_args", f"{section}.init_args.**")
+
+
+def sections(ledger: Ledger, key: str) -> list[str]:
+    """Return the keys of the objects at `key`: one, or a list of them."""
+    paths = [path.removesuffix(".class_path") for path in ledger.under(key) if path.endswith(".class_path")]
+    return [path for path in paths if path == key or path.rpartition(".")[0] == key]
 
 
 def _checkpoint(ledger: Ledger, section: str) -> None:
     """Translate the retention and the interval of checkpoints. save_top_k=1 keeps the newest checkpoint without a
     monitor, and the best with one."""
     top, monitor = ledger.leaves.get(f"{section}.init_args.save_top_k", 1), ledger.get(f"{section}.init_args.monitor")
+    rules = dict(CHECKPOINT)
+    if top == -1:
+        rules["save_top_k"] = says({"checkpoint.keep": None}, "all checkpoints")
+    elif not monitor:
+        rules["save_top_k"] = to("checkpoint.keep", count)
+    elif top != 1:
+        rules["save_top_k"] = ONE_BEST
+    if monitor in ("val_loss", "valid_loss", "validation_loss", "val/loss", "eval_loss"):
+        rules["monitor"] = says({"checkpoint.best": "eval_loss"}, "the evaluation loss")
+    if monitor and ledger.get(f"{section}.init_args.mode") == "max":
+        rules["mode"] = refused(
+            "a metric defines its own direction: lowest loss, highest accuracy. Type checkpoint.best_is=highest "
+            "for a metric that does not."
+        )
     ledger.skip(f"{section}.class_path", "covered by its arguments; checkpoints are always saved")
+    unknown = refused("unknown argument of ModelCheckpoint. Leave it out.")
     for key in ledger.under(f"{section}.init_args"):
-        name, value = key.rpartition(".")[2], ledger.leaves[key]
-        if name == "save_top_k" and top == -1:
-            ledger.carry(key, {"checkpoint.keep": None}, "all checkpoints")
-        elif name == "save_top_k" and monitor and top != 1:
-            ledger.refuse(
-                key,
-                "dtrain keeps one best checkpoint and the newest ones. Type checkpoint.best=eval_loss "
-                "checkpoint.keep=2.",
-            )
-        elif name == "save_top_k" and not monitor:
-            to("checkpoint.keep", count)(ledger, key, value)
-        elif name == "monitor" and str(monitor) in (
-            "val_loss",
-            "valid_loss",
-            "validation_loss",
-            "val/loss",
-            "eval_loss",
-        ):
-            ledger.carry(key, {"checkpoint.best": "eval_loss"}, "the evaluation loss")
-        elif name == "monitor" and value is not None:
-            ledger.refuse(
-                key,
-                "checkpoint.best takes an evaluation metric. Type checkpoint.best=eval_loss, eval_accuracy, or "
-                "eval_<name> "
-                "for a metric of your objective or hook.",
-            )
-        elif name == "mode" and value == "max" and monitor:
-            ledger.refuse(
-                key,
-                "a metric defines its own direction: lowest loss, highest accuracy. Type checkpoint.best_is=highest "
-                "for a metric that does not.",
-            )
-        elif name in CHECKPOINT:
-            (unneeded("empty") if value is None else CHECKPOINT[name])(ledger, key, value)
-        else:
-            ledger.refuse(key, "unknown argument of ModelCheckpoint. Leave it out.")
+        rule = rules.get(key.rpartition(".")[2], unknown)
+        ledger.settle(unneeded("empty") if ledger.leaves[key] is None and rule is not unknown else rule, key)
 
 
 OBSERVERS = {
@@ -97,21 +72,28 @@ INSTEAD = {
     "BatchSizeFinder": "dtrain plan shows what fits. Type microbatch=<number>.",
     "LearningRateFinder": "type dtrain -m optim.lr=1e-4,3e-4,1e-3 steps=100.",
 }
-CHECKPOINT: dict[str, Rule] = {
-    "every_n_train_steps": to("checkpoint.every", count),
-    "every_n_epochs": epochs("checkpoint.every"),
-    "train_time_interval": refused("dtrain saves by steps. Type checkpoint.every=<steps>."),
-    "save_last": unneeded("the newest checkpoint is always kept"),
-    **every(
-        "dirpath filename auto_insert_metric_name enable_version_counter verbose save_on_train_epoch_end",
-        unneeded("checkpoints are under <out>/checkpoints, named by step"),
-    ),
-    **every("mode save_top_k", unneeded("the metric defines the best checkpoint, and one of them is kept")),
-    "save_weights_only": lacking(
-        "checkpoints contain the full state. Type dtrain checkpoint export for the weights only."
-    ),
-    "save_on_exception": unneeded(
-        "killed ranks resume from their last state; checkpoint.memory=1 keeps one of every step"
-    ),
-    "monitor": unneeded("empty"),
-}
+ONE_BEST = refused(
+    "dtrain keeps one best checkpoint and the newest ones. Type checkpoint.best=eval_loss checkpoint.keep=2."
+)
+CHECKPOINT = table(
+    {
+        "every_n_train_steps": to("checkpoint.every", count),
+        "every_n_epochs": epochs("checkpoint.every"),
+        "train_time_interval": refused("dtrain saves by steps. Type checkpoint.every=<steps>."),
+        "save_last": unneeded("the newest checkpoint is always kept"),
+        "dirpath filename auto_insert_metric_name enable_version_counter verbose save_on_train_epoch_end": unneeded(
+            "checkpoints are under <out>/checkpoints, named by step"
+        ),
+        "mode save_top_k": unneeded("the metric defines the best checkpoint, and one of them is kept"),
+        "save_weights_only": lacking(
+            "checkpoints contain the full state. Type dtrain checkpoint export for the weights only."
+        ),
+        "save_on_exception": unneeded(
+            "killed ranks resume from their last state; checkpoint.memory=1 keeps one of every step"
+        ),
+        "monitor": refused(
+            "checkpoint.best takes an evaluation metric. Type checkpoint.best=eval_loss, eval_accuracy, or "
+            "eval_<name> for a metric of your objective or hook."
+        ),
+    }
+)

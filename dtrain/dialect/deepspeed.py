@@ -3,12 +3,27 @@
 dtrain import ds_config.json to=mine.yaml
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from dtrain.dialect.deepspeed_optim import optimizer_section, schedule_section
-from dtrain.dialect.deepspeed_zero import SHARDS, ZERO, zero_section
-from dtrain.dialect.ledger import Ledger, Rule, count, names, number, whole
-from dtrain.dialect.rules import ODD, chosen, every, lacking, refused, says, switched, to, unneeded, unread
+from dtrain.dialect.deepspeed_zero import ZERO, zero_section
+from dtrain.dialect.ledger import Ledger, Rule, count, names, whole
+from dtrain.dialect.rules import (
+    ODD,
+    OFF,
+    chosen,
+    lacking,
+    refused,
+    says,
+    switched,
+    table,
+    to,
+    turns_on,
+    unneeded,
+    unread,
+)
+from dtrain.dialect.terms import CHECKPOINTS, CLIP, NO_ACTIVATION_OFFLOAD, TENSORBOARD
 
 TITLE = "DeepSpeed"
 MARKS = names(
@@ -24,7 +39,8 @@ OURS = {BATCH: "batch", MICRO: "microbatch", ACCUMULATE: "accumulate"}
 FP16 = (
     "only precision=fp16 uses it: precision.scale is the initial loss scale, doubled after precision.growth good steps"
 )
-MEASURED = unneeded("metrics.jsonl has the seconds of every step")
+HALVES = "dtrain halves the scale at the first overflow. Leave it out."
+SCALE = to("precision.scale", lambda power: 2.0 ** whole(power))
 
 
 def translate(ledger: Ledger) -> None:
@@ -46,9 +62,9 @@ def _batch(ledger: Ledger) -> None:
     for key, value in given.items():
         if value == "auto" and not ledger.auto and free <= 0:
             ledger.skip(key, "follows from the two other sizes and the ranks")
-        if value == "auto":
-            free -= 1
-        if key not in ledger.open() or unread(ledger, key, value, OURS[key]):
+            continue
+        free -= value == "auto"
+        if unread(ledger, key, value, OURS[key]):
             continue
         try:
             sizes[key] = count(value)
@@ -60,27 +76,18 @@ def _batch(ledger: Ledger) -> None:
         return
     for key, value in sizes.items():
         ledger.carry(key, {OURS[key]: value})
-    if (
-        len(sizes) == 1
-        and not any(key in ledger.leaves for key in OURS if key not in sizes)
-        and (ACCUMULATE not in sizes)
-    ):
+    if len(given) == len(sizes) == 1 and ACCUMULATE not in sizes:
         ledger.imply({"accumulate": 1}, "DeepSpeed does not accumulate by default")
 
 
 def _triple(ledger: Ledger, batch: int, micro: int, accumulate: int) -> None:
     if batch % (micro * accumulate):
-        for key in OURS:
-            ledger.refuse(
-                key,
-                f"{batch} is not {micro} x {accumulate} x a number of ranks. Type batch=<samples per step> "
-                f"microbatch={micro}.",
-            )
+        why = f"{batch} is not {micro} x {accumulate} x a number of ranks. Type batch=<samples per step> "
+        ledger.settle(refused(f"{why}microbatch={micro}."), *OURS)
         return
+    ranks = batch // micro // accumulate
     ledger.carry(BATCH, {"batch": batch})
-    ledger.carry(
-        MICRO, {"microbatch": micro}, f"the three numbers mean {batch // micro // accumulate} data-parallel rank(s)"
-    )
+    ledger.carry(MICRO, {"microbatch": micro}, f"the three numbers mean {ranks} data-parallel rank(s)")
     ledger.skip(
         ACCUMULATE,
         "follows from batch, microbatch and the ranks, and is recomputed for another number of ranks",
@@ -96,48 +103,41 @@ def _precision(ledger: Ledger) -> None:
     for name, word in names.items():
         key = f"{name}.enabled"
         if key in ledger.leaves and not unread(ledger, key, ledger.leaves[key], "precision"):
-            switched(says({"precision": word}), unneeded("off, as here"))(ledger, key, ledger.leaves[key])
-    if ledger.get("fp16.enabled") is True or (ledger.auto and ledger.get("fp16.enabled") == "auto"):
-        for key in ledger.under("fp16.initial_scale_power"):
-            to("precision.scale", lambda power: 2.0 ** whole(power))(ledger, key, ledger.leaves[key])
+            ledger.settle(turns_on({"precision": word}), key)
+    enabled = ledger.get("fp16.enabled")
+    if enabled is True or (ledger.auto and enabled == "auto"):
+        ledger.settle(SCALE, "fp16.initial_scale_power")
         ledger.imply({"precision.growth": 1000}, "DeepSpeed doubles the loss scale after 1000 good steps")
     else:
-        for key in ledger.under("fp16"):
-            if key in RULES:
-                ledger.skip(key, "an option of fp16, which is off" if ledger.get("fp16.enabled") != "auto" else FP16)
-    _autocast(ledger)
-
-
-def _autocast(ledger: Ledger) -> None:
+        options = [key for key in ledger.under("fp16") if key in RULES]
+        ledger.settle(unneeded(FP16 if enabled == "auto" else "an option of fp16, which is off"), *options)
     key, dtype = "torch_autocast.enabled", str(ledger.get("torch_autocast.dtype", "bfloat16"))
-    if key not in ledger.leaves:
-        return
-    word = {"bfloat16": "bf16", "float16": "fp16"}.get(dtype.removeprefix("torch."))
-    on = says({"precision": word}) if word else refused(f"autocast to {dtype} is not supported. Type precision=bf16.")
-    switched(on, unneeded("off, as here"))(ledger, key, ledger.leaves[key])
-    for other in ledger.under("torch_autocast.dtype"):
-        ledger.skip(other, "covered by torch_autocast.enabled")
+    if key in ledger.leaves:
+        word = {"bfloat16": "bf16", "float16": "fp16"}.get(dtype.removeprefix("torch."), "")
+        other = refused(f"autocast to {dtype} is not supported. Type precision=bf16.")
+        ledger.settle(turns_on({"precision": word}) if word else switched(other, OFF), key)
+        ledger.settle(unneeded("covered by torch_autocast.enabled"), "torch_autocast.dtype")
+
+
+DEGREES: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "tensor_parallel.autotp_size": ("mesh.tp", {}),
+    "sequence_parallel_size": ("mesh.cp", {"context.attention": "ulysses"}),
+    "pipeline.stages": ("mesh.pp", {}),
+    "expert_parallel.autoep_size": ("mesh.ep", {}),
+}
+"""Key -> the mesh axis of this degree, and further words."""
 
 
 def _parallel(ledger: Ledger) -> None:
     """Translate the tensor, sequence, pipeline and expert degrees."""
-    for key, words in (
-        ("tensor_parallel.autotp_size", {"mesh.tp": 0}),
-        ("sequence_parallel_size", {"mesh.cp": 0, "context.attention": "ulysses"}),
-        ("pipeline.stages", {"mesh.pp": 0}),
-        ("expert_parallel.autoep_size", {"mesh.ep": 0}),
-    ):
+    for key, (axis, further) in DEGREES.items():
         value = ledger.leaves.get(key)
         if value == "auto":
             ledger.skip(key, "the model's code determines it; type mesh.pp=<stages>")
         elif isinstance(value, int) and value < 2:
             ledger.skip(key, "one, as here")
         elif isinstance(value, int):
-            ledger.carry(
-                key,
-                {word: extra or value for word, extra in words.items()},
-                "needs that many ranks, and a model that supports the split",
-            )
+            ledger.carry(key, {axis: value, **further}, "needs that many ranks, and a model that supports the split")
 
 
 def _section(name: str, why: str) -> Rule:
@@ -184,46 +184,40 @@ SECTIONS = {
 """section -> why it is refused when it is on, and what to type instead."""
 
 
-RULES: dict[str, Rule] = {
-    **every(" ".join(OURS), refused(ODD)),
-    **every(
-        "optimizer.type scheduler.type zero_optimization.stage fp16.enabled bf16.enabled torch_autocast.enabled "
-        "torch_autocast.dtype",
-        refused(ODD),
-    ),
-    **every(
-        "tensor_parallel.autotp_size sequence_parallel_size pipeline.stages expert_parallel.autoep_size", refused(ODD)
-    ),
-    **every(
-        "total_num_steps warmup_num_steps warmup_type warmup_max_lr cos_min_ratio", refused(ODD), "scheduler.params"
-    ),
-    **every("lr betas eps weight_decay torch_adam adam_w_mode bias_correction", refused(ODD), "optimizer.params"),
-    "gradient_clipping": chosen({0: says({"clip": None}, "0 means none")}, to("clip", number)),
+KEYS: Mapping[str, Any] = {
+    " ".join([*OURS, *DEGREES]): refused(ODD),
+    "optimizer.type scheduler.type fp16.enabled bf16.enabled torch_autocast.enabled torch_autocast.dtype": refused(ODD),
+    "optimizer.params": {"lr betas eps weight_decay torch_adam adam_w_mode bias_correction": refused(ODD)},
+    "scheduler.params": {
+        "total_num_steps warmup_num_steps warmup_type warmup_max_lr cos_min_ratio": refused(ODD),
+        "last_batch_iteration": chosen(
+            {-1: unneeded("from the first step, as here")},
+            refused("a run resumes from its own checkpoint. Leave it out."),
+        ),
+        "warmup_min_lr warmup_min_ratio": lacking("the warm-up starts near 0. Leave it out."),
+    },
+    "gradient_clipping": CLIP,
     "steps_per_print": to("log.every", count),
-    "tensorboard.enabled": switched(says({"logger": ["console", "tensorboard"]}), says({"logger": ["console"]})),
-    **every("output_path job_name", unneeded("event files are under <out>/tensorboard"), "tensorboard"),
+    "tensorboard.enabled": TENSORBOARD,
+    "tensorboard.output_path tensorboard.job_name": unneeded("event files are under <out>/tensorboard"),
     "csv_monitor.**": unneeded("metrics.jsonl has a row for every step"),
     "dump_state": unneeded("config.yaml and plan.yaml are always written"),
-    **every("wall_clock_breakdown memory_breakdown timers.**", MEASURED),
+    "wall_clock_breakdown memory_breakdown timers.**": unneeded("metrics.jsonl has the seconds of every step"),
     "log_level": unneeded("there is a single log level"),
     "dataloader_drop_last": unneeded("batches continue into the next epoch, so all have the same size"),
     "disable_allgather": lacking("shards are always all-gathered. Leave it out."),
     "disable_python_gc": unneeded("the loop runs the garbage collector outside its steps"),
     "zero_allow_untested_optimizer": unneeded("every optimizer here is tested with every strategy"),
-    **every("zero_force_ds_cpu_optimizer optimizer.legacy_fusion", unneeded("selects a kernel only")),
-    **every(
-        "communication_data_type seq_parallel_communication_data_type",
-        chosen(
-            {"fp32": unneeded("gradients are reduced in fp32"), "none": unneeded("gradients are reduced in fp32")},
-            refused(
-                "gradients are reduced in fp32, or in bf16 with precision=bf16_true. Leave it out, or type "
-                "precision=bf16_true."
-            ),
+    "zero_force_ds_cpu_optimizer optimizer.legacy_fusion": unneeded("selects a kernel only"),
+    "communication_data_type seq_parallel_communication_data_type": chosen(
+        {"fp32": unneeded("gradients are reduced in fp32"), "none": unneeded("gradients are reduced in fp32")},
+        refused(
+            "gradients are reduced in fp32, or in bf16 with precision=bf16_true. Leave it out, or type "
+            "precision=bf16_true."
         ),
     ),
-    **every(
-        "prescale_gradients gradient_predivide_factor",
-        unneeded("gradients are divided once, by the size of the whole batch"),
+    "prescale_gradients gradient_predivide_factor": unneeded(
+        "gradients are divided once, by the size of the whole batch"
     ),
     "gradient_allreduce_op": chosen(
         {"mean": unneeded("the mean over the whole batch, as here")},
@@ -231,71 +225,68 @@ RULES: dict[str, Rule] = {
     ),
     "sparse_gradients": lacking("gradients are dense. Leave it out."),
     "managed_gradient_accumulation": unneeded("the loop accumulates"),
-    "check_overflow": unneeded("every step is checked; on_spike selects the reaction"),
+    "check_overflow bf16.check_grad_overflow": unneeded("every step is checked; on_spike selects the reaction"),
     "data_types.grad_accum_dtype": chosen(
         {"fp32": unneeded("gradients are accumulated in fp32")},
         refused("gradients are accumulated in the weights' dtype. Type precision=bf16_true."),
     ),
     "data_types.*": refused("precision determines the dtypes. Type precision=bf16 or precision=bf16_true."),
     "bf16.immediate_grad_update": unneeded("an implementation detail of gradient copies"),
-    "bf16.check_grad_overflow": unneeded("every step is checked; on_spike selects the reaction"),
     "bf16.bf16_master_weights_and_grads": unneeded("covered by bf16.enabled"),
     "bf16.bf16_optimizer_states": lacking(
         "the optimizer state has the weights' dtype. Type precision=bf16_true for both."
     ),
-    "fp16.auto_cast": unneeded("autocast casts the inputs of matrix products"),
-    "fp16.loss_scale": chosen(
-        {0: unneeded("0 means dynamic, as here")},
-        refused("dtrain's loss scale is always dynamic. Type precision=bf16, which needs none."),
-    ),
-    "fp16.initial_scale_power": to("precision.scale", lambda power: 2.0 ** whole(power)),
-    "fp16.loss_scale_window": to("precision.growth", count),
-    "fp16.hysteresis": chosen(
-        {1: unneeded("the first overflow halves the scale, as here")},
-        refused("dtrain halves the scale at the first overflow. Leave it out."),
-    ),
-    "fp16.consecutive_hysteresis": lacking("dtrain halves the scale at the first overflow. Leave it out."),
-    "fp16.min_loss_scale": chosen({1: unneeded("1, as here")}, refused("the minimum loss scale is 1. Leave it out.")),
-    "fp16.fp16_master_weights_and_grads": lacking(
-        "fp16 keeps the weights in fp32. Type precision=bf16_true for 16-bit weights."
-    ),
+    "fp16": {
+        "auto_cast": unneeded("autocast casts the inputs of matrix products"),
+        "loss_scale": chosen(
+            {0: unneeded("0 means dynamic, as here")},
+            refused("dtrain's loss scale is always dynamic. Type precision=bf16, which needs none."),
+        ),
+        "initial_scale_power": SCALE,
+        "loss_scale_window": to("precision.growth", count),
+        "hysteresis": chosen({1: unneeded("the first overflow halves the scale, as here")}, refused(HALVES)),
+        "consecutive_hysteresis": lacking(HALVES),
+        "min_loss_scale": chosen({1: unneeded("1, as here")}, refused("the minimum loss scale is 1. Leave it out.")),
+        "fp16_master_weights_and_grads": lacking(
+            "fp16 keeps the weights in fp32. Type precision=bf16_true for 16-bit weights."
+        ),
+    },
     "torch_autocast.lower_precision_safe_modules": unneeded("torch.autocast's own list"),
-    "scheduler.params.last_batch_iteration": chosen(
-        {-1: unneeded("from the first step, as here")}, refused("a run resumes from its own checkpoint. Leave it out.")
-    ),
-    **every("warmup_min_lr warmup_min_ratio", lacking("the warm-up starts near 0. Leave it out."), "scheduler.params"),
-    "activation_checkpointing.partition_activations": lacking(
-        "activations are not partitioned. Type remat=full, or with mesh.tp tensor.sequence=split."
-    ),
-    "activation_checkpointing.cpu_checkpointing": lacking("there is no activation offload. Type remat=full."),
-    "activation_checkpointing.number_checkpoints": lacking(
-        "type remat=full, remat=selective, or remat=budget remat.share=0.5 to select the blocks to recompute."
-    ),
-    **every(
-        "contiguous_memory_optimization synchronize_checkpoint_boundary profile",
-        unneeded("an implementation detail of checkpointing"),
-        "activation_checkpointing",
-    ),
-    "pipeline.partition": chosen(
-        {
-            "best": unneeded("blocks are split evenly; type pipeline.split=cost to balance their cost"),
-            "uniform": says({"pipeline.split": "blocks"}),
-            "parameters": says({"pipeline.split": "cost"}, "by the cost of a block"),
-        },
-        refused("type pipeline.split=[2,1], the number of blocks per stage."),
-    ),
-    "pipeline.activation_checkpoint_interval": chosen(
-        {0: unneeded("off, as here"), 1: says({"remat": "full"})},
-        refused("type remat=full, or remat=budget remat.share=0.5 for a share of the blocks."),
-    ),
-    "pipeline.seed_layers": unneeded("weights are initialised by name, the same on every mesh"),
-    **every("pipe_partitioned grad_partitioned", unneeded("tensors between stages are not partitioned"), "pipeline"),
+    "activation_checkpointing": {
+        "partition_activations": lacking(
+            "activations are not partitioned. Type remat=full, or with mesh.tp tensor.sequence=split."
+        ),
+        "cpu_checkpointing": NO_ACTIVATION_OFFLOAD,
+        "number_checkpoints": lacking(
+            "type remat=full, remat=selective, or remat=budget remat.share=0.5 to select the blocks to recompute."
+        ),
+        "contiguous_memory_optimization synchronize_checkpoint_boundary profile": unneeded(
+            "an implementation detail of checkpointing"
+        ),
+    },
+    "pipeline": {
+        "partition": chosen(
+            {
+                "best": unneeded("blocks are split evenly; type pipeline.split=cost to balance their cost"),
+                "uniform": says({"pipeline.split": "blocks"}),
+                "parameters": says({"pipeline.split": "cost"}, "by the cost of a block"),
+            },
+            refused("type pipeline.split=[2,1], the number of blocks per stage."),
+        ),
+        "activation_checkpoint_interval": chosen(
+            {0: OFF, 1: says({"remat": "full"})},
+            refused("type remat=full, or remat=budget remat.share=0.5 for a share of the blocks."),
+        ),
+        "seed_layers": unneeded("weights are initialised by name, the same on every mesh"),
+        "pipe_partitioned grad_partitioned": unneeded("tensors between stages are not partitioned"),
+    },
     "tensor_parallel.**": refused("the model's tp_plan defines how it is split: see docs/own-parts.md."),
-    "checkpoint.**": SHARDS,
+    "checkpoint.**": CHECKPOINTS,
     "aio.**": unneeded("an option of offload to disk"),
     "vocabulary_size": unneeded("the model defines it"),
     "use_data_before_expert_parallelism": unneeded("the order of the mesh is fixed"),
-    **{f"zero_optimization.{name}": rule for name, rule in ZERO.items()},
+    "zero_optimization": ZERO,
     **{name: lacking(why, asked="precision" * (name == "amp")) for name, why in SECTIONS.items()},
     **{f"{name}.**": _section(name, why) for name, why in SECTIONS.items()},
 }
+RULES = table(KEYS)

@@ -80,28 +80,25 @@ class Ledger:
         """Return the keys that are not recorded yet."""
         return [key for key in self.leaves if key not in self._recorded]
 
+    def settle(self, rule: "Rule", *names: str) -> None:
+        """Apply a rule to the unrecorded keys of these names; `section.**` names all keys of a section."""
+        rules = dict.fromkeys(names, rule)
+        for key in self.open():
+            if find(rules, key):
+                rule(self, key, self.leaves[key])
+
     def carry(self, key: str, words: Mapping[str, Any], note: str = "", *, command: bool = False) -> None:
         """Record that a key becomes these words of the recipe (or of the command line); refuse it on a conflict with
         another key.
         """
         target: dict[str, Any] = self.command if command else self.words
-        other = next(
-            (
-                word
-                for word, value in words.items()
-                if word in target and word not in self.implied and target[word] != value
-            ),
-            None,
-        )
-        if other is not None:
-            self.refuse(key, f"another key of this file gives {other}={target[other]}. Remove one of them.")
-            return
-        secret = next(
-            (word for word, value in words.items() if redact_arg(f"{word}={value}") != f"{word}={value}"), None
-        )
-        if secret is not None:
-            self.refuse(key, f"secrets are not written to recipes. Type {secret}=<secret> on the command line.")
-            return
+        for word, value in words.items():
+            if word in target and word not in self.implied and target[word] != value:
+                self.refuse(key, f"another key of this file gives {word}={target[word]}. Remove one of them.")
+                return
+            if redact_arg(f"{word}={value}") != f"{word}={value}":
+                self.refuse(key, f"secrets are not written to recipes. Type {word}=<secret> on the command line.")
+                return
         for word in words:
             self.implied.pop(word, None)
         target.update(words)
@@ -140,7 +137,8 @@ class Ledger:
         for key in self.open():
             rule = find(rules, key)
             value = self.leaves[key]
-            if (value is None and rule) or (value in (None, {}) and self._has_keys_below(rules, key)):
+            is_section = any(pattern.startswith(f"{key}.") for pattern in rules)
+            if (value is None and rule) or (value in (None, {}) and is_section):
                 self.skip(key, "empty")
             elif rule:
                 rule(self, key, value)
@@ -181,15 +179,9 @@ class Ledger:
         self._recorded.add(key)
         self.entries.append(Entry(self.prefix + key, self.leaves[key], kind, why, words))
 
-    def _has_keys_below(self, rules: "Mapping[str, Rule]", key: str) -> bool:
-        """Return whether the table has keys below this one."""
-        return any(pattern.startswith(f"{key}.") for pattern in rules)
-
     def _near(self, rules: "Mapping[str, Rule]", key: str) -> str:
         known = [
-            pattern
-            for pattern in (*rules, *(key for key in self.leaves if key in self._recorded))
-            if "*" not in pattern
+            name for name in (*rules, *self.leaves) if "*" not in name and (name in rules or name in self._recorded)
         ]
         section, _, leaf = key.rpartition(".")
         beside = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == section and name != key}

@@ -11,11 +11,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dtrain.dialect.callbacks import callbacks, class_of
-from dtrain.dialect.ledger import Ledger, Rule, count, names, number, whole
-from dtrain.dialect.lightning_strategy import NO_STRATEGY, OFF, devices, part, strategy
-from dtrain.dialect.rules import chosen, every, lacking, refused, says, switched, to, unneeded
-from dtrain.dialect.terms import decaying, epochs, optimizer, output, precision_rule, unknown_optimizer
+from dtrain.dialect import terms
+from dtrain.dialect.callbacks import callbacks, class_of, sections
+from dtrain.dialect.ledger import Ledger, count, names, whole
+from dtrain.dialect.lightning_strategy import NO_STRATEGY, devices, part, strategy
+from dtrain.dialect.rules import OFF, chosen, lacking, refused, says, switched, table, to, unneeded, when
+from dtrain.dialect.terms import decaying, epochs, optimizer, unknown_optimizer
 
 TITLE = "Lightning"
 MARKS = names(
@@ -38,20 +39,18 @@ PARTS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
 
 
 def translate(ledger: Ledger) -> None:
-    section = next(
-        (prefix for prefix in ("fit.trainer.", "trainer.") if any(key.startswith(prefix) for key in ledger.leaves)), ""
-    )
+    section = ""
+    for prefix in ("trainer.", "fit.trainer."):
+        if any(key.startswith(prefix) for key in ledger.leaves):
+            section = prefix
     outer = "fit." if section == "fit.trainer." else ""
     for tell in (devices, strategy, _steps, _clip, _evaluation, _logger, callbacks):
         tell(ledger, section)
     _optimizer(ledger, outer)
-    unseen = ledger.under(*(key for key in ledger.leaves if key.startswith(f"{section}**")))
-    for key in unseen:
-        ledger.refuse(key, "these arguments are not in this file. Type the equivalent words.")
-    ledger.apply(
-        {f"{section}{name}": rule for name, rule in TRAINER.items()}
-        | {f"{outer}{name}": rule for name, rule in COMMANDS.items()}
-    )
+    unseen = [key for key in ledger.open() if key.startswith(f"{section}**")]
+    ledger.settle(refused("these arguments are not in this file. Type the equivalent words."), *unseen)
+    prefixed = {f"{section}{name}": rule for name, rule in TRAINER.items()}
+    ledger.apply(prefixed | {f"{outer}{name}": rule for name, rule in COMMANDS.items()})
     if unseen:
         for word in ("precision", "clip", "steps"):
             if word not in ledger.words:
@@ -61,32 +60,23 @@ def translate(ledger: Ledger) -> None:
 
 def _steps(ledger: Ledger, t: str) -> None:
     """Translate the length of the run: max_steps, epochs, or max_time."""
-    steps, key = ledger.leaves.get(f"{t}max_steps"), f"{t}max_time"
-    if isinstance(steps, int) and steps > 0:
-        for other in ledger.under(f"{t}max_epochs"):
-            if ledger.leaves[other] in (-1, None):
-                ledger.skip(other, "no limit")
-            else:
-                ledger.refuse(
-                    other,
-                    f"Lightning stops at whichever comes first; this recipe stops at max_steps={steps}. Type a smaller "
-                    f"steps=<{ledger.leaves[other]} x samples / batch> if the epochs end first.",
-                )
+    steps, passes = ledger.leaves.get(f"{t}max_steps"), ledger.leaves.get(f"{t}max_epochs")
+    if isinstance(steps, int) and steps > 0 and passes not in (-1, None):
+        both = refused(
+            f"Lightning stops at whichever comes first; this recipe stops at max_steps={steps}. Type a smaller "
+            f"steps=<{passes} x samples / batch> if the epochs end first."
+        )
+        ledger.settle(both, f"{t}max_epochs")
     _batches(ledger, t)
+    key, note = f"{t}max_time", "covers the whole command, including the last save"
     clock = CLOCK.fullmatch(str(ledger.get(key, "")))
     if clock:
-        ledger.carry(
-            key, {"time_limit": f"{int(clock[1])}-{clock[2]}"}, "covers the whole command, including the last save"
-        )
-    parts = ledger.under(key)
-    amounts = {part.rpartition(".")[2]: ledger.leaves[part] for part in parts if part.rpartition(".")[2] in PARTS}
+        ledger.carry(key, {"time_limit": f"{int(clock[1])}-{clock[2]}"}, note)
+    amounts = {part: ledger.leaves[part] for part in ledger.under(key) if part.rpartition(".")[2] in PARTS}
     if amounts and all(isinstance(amount, int | float) for amount in amounts.values()):
-        seconds = sum(PARTS[name] * amount for name, amount in amounts.items())
-        for part in parts:
-            if part.rpartition(".")[2] in PARTS:
-                ledger.carry(part, {"time_limit": seconds}, "covers the whole command, including the last save")
-            elif part.endswith("class_path"):
-                ledger.skip(part, "covered by its arguments")
+        seconds = sum(PARTS[part.rpartition(".")[2]] * amount for part, amount in amounts.items())
+        ledger.settle(says({"time_limit": seconds}, note), *amounts)
+        ledger.settle(unneeded("covered by its arguments"), f"{key}.class_path")
 
 
 BATCHES: Mapping[str, Any] = {"limit_train_batches": None, "max_epochs": None, "accumulate_grad_batches": 1}
@@ -94,20 +84,21 @@ BATCHES: Mapping[str, Any] = {"limit_train_batches": None, "max_epochs": None, "
 
 def _batches(ledger: Ledger, t: str) -> None:
     """Compute the steps from a number of batches per epoch. An integer 1 is one batch, 1.0 all of them."""
-    key, most = f"{t}limit_train_batches", ledger.leaves.get(f"{t}max_steps", -1)
-    batches, passes, parts = (ledger.get(f"{t}{name}", default) for name, default in BATCHES.items())
-    if most not in (-1, None) or not all(
-        isinstance(number, int) and not isinstance(number, bool) and number > 0 for number in (batches, passes, parts)
-    ):
+    values = [ledger.get(f"{t}{name}", default) for name, default in BATCHES.items()]
+    if ledger.leaves.get(f"{t}max_steps") not in (-1, None) or not all(map(_is_count, values)):
         return
-    steps = passes * math.ceil(batches / parts)
+    batches, passes, parts = values
+    together = f", {parts} per step" if parts > 1 else ""
     ledger.carry(
-        key,
-        {"steps": steps},
-        f"{passes} x {batches} batches{f', {parts} per step' if parts > 1 else ''}; fewer in Lightning if the data "
-        f"is shorter",
+        f"{t}limit_train_batches",
+        {"steps": passes * math.ceil(batches / parts)},
+        f"{passes} x {batches} batches{together}; fewer in Lightning if the data is shorter",
     )
     ledger.skip(f"{t}max_epochs", "covered by limit_train_batches")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _clip(ledger: Ledger, t: str) -> None:
@@ -122,37 +113,31 @@ def _evaluation(ledger: Ledger, t: str) -> None:
     """Convert val_check_interval from loader batches, which are microbatches here, to steps."""
     key, parts = f"{t}val_check_interval", ledger.get(f"{t}accumulate_grad_batches", 1)
     value = ledger.leaves.get(key)
-    if isinstance(value, int) and not isinstance(value, bool) and isinstance(parts, int) and parts > 0:
-        if value % parts:
-            ledger.refuse(
-                key,
-                f"{value} batches are not a multiple of {parts}, the batches per step. Type evaluate.every=<steps>.",
-            )
-        else:
-            ledger.carry(
-                key, {"evaluate.every": value // parts}, f"{value} batches, {parts} per step" if parts > 1 else ""
-            )
-    elif isinstance(value, float) and value:
-        epochs("evaluate.every")(ledger, key, value)
+    if isinstance(value, float) and value:
+        ledger.settle(epochs("evaluate.every"), key)
+    elif not isinstance(value, int) or isinstance(value, bool) or not _is_count(parts):
+        return
+    elif value % parts:
+        why = f"{value} batches are not a multiple of {parts}, the batches per step. Type evaluate.every=<steps>."
+        ledger.refuse(key, why)
+    else:
+        note = f"{value} batches, {parts} per step" if parts > 1 else ""
+        ledger.carry(key, {"evaluate.every": value // parts}, note)
 
 
 def _logger(ledger: Ledger, t: str) -> None:
     """Translate loggers given as objects or a list of objects; the table handles true and false."""
-    key = f"{t}logger"
-    names = {"TensorBoardLogger": "tensorboard", "CSVLogger": ""}
-    for section in [key, *(f"{key}.{index}" for index in range(20))]:
+    for section in sections(ledger, f"{t}logger"):
         name = class_of(ledger, section)
-        for other in ledger.under(f"{section}.class_path", f"{section}.init_args"):
-            if name not in names:
-                ledger.refuse(
-                    other,
-                    f"unknown logger {name}. The rows are in metrics.jsonl; or write a logger: "
-                    "logger.mine._target_=<yours> trust=[<its package>].",
-                )
-            elif other.endswith("class_path") and names[name]:
-                ledger.carry(other, {"logger": ["console", "tensorboard"]})
-            else:
-                ledger.skip(other, "metrics.jsonl is always written under <out>")
+        rule = unneeded("metrics.jsonl is always written under <out>")
+        if name == "TensorBoardLogger":
+            ledger.carry(f"{section}.class_path", {"logger": ["console", "tensorboard"]})
+        elif name != "CSVLogger":
+            rule = refused(
+                f"unknown logger {name}. The rows are in metrics.jsonl; or write a logger: "
+                "logger.mine._target_=<yours> trust=[<its package>]."
+            )
+        ledger.settle(rule, f"{section}.class_path", f"{section}.init_args", f"{section}.init_args.**")
 
 
 def _optimizer(ledger: Ledger, outer: str) -> None:
@@ -165,19 +150,11 @@ def _optimizer(ledger: Ledger, outer: str) -> None:
         unknown_optimizer(ledger, name, ledger.get(f"{section}.init_args.lr"))
     section = f"{outer}lr_scheduler"
     kind = class_of(ledger, section)
-    most, steps = (
-        ledger.get(f"{section}.init_args.T_max"),
-        ledger.words.get("steps", ledger.leaves.get(f"{outer}trainer.max_steps")),
-    )
-    if (
-        kind == "CosineAnnealingLR"
-        and most is not None
-        and most == steps
-        and not ledger.get(f"{section}.init_args.eta_min")
-    ):
+    steps = ledger.words.get("steps", ledger.leaves.get(f"{outer}trainer.max_steps"))
+    ends = steps is not None and ledger.get(f"{section}.init_args.T_max") == steps
+    if kind == "CosineAnnealingLR" and ends and not ledger.get(f"{section}.init_args.eta_min"):
         ledger.carry(f"{section}.class_path", decaying("cosine", 0, None))
-        for key in ledger.under(f"{section}.init_args"):
-            ledger.skip(key, "the cosine ends with the run, as with this T_max")
+        ledger.settle(unneeded("the cosine ends with the run, as with this T_max"), f"{section}.init_args.**")
     elif kind:
         ledger.ask("schedule")
     elif name:
@@ -197,14 +174,9 @@ MIXED = {
     "bf16-true": "bf16_true",
 }
 
-TRAINER: dict[str, Rule] = {
+TRAINER_KEYS: Mapping[str, Any] = {
     "accelerator": chosen(
-        {
-            "auto": unneeded("GPUs if available, as here"),
-            "gpu": unneeded("GPUs if available, as here"),
-            "cuda": unneeded("GPUs if available, as here"),
-            "cpu": says({"backend": "gloo"}),
-        },
+        {"auto": terms.GPUS, "gpu": terms.GPUS, "cuda": terms.GPUS, "cpu": says({"backend": "gloo"})},
         refused("dtrain runs on GPUs with nccl and on CPUs with gloo. Leave it out."),
     ),
     "devices": to("devices", count),
@@ -212,16 +184,14 @@ TRAINER: dict[str, Rule] = {
         {0: unneeded("no GPUs requested"), -1: unneeded("all available: devices=auto")}, to("devices", count)
     ),
     "num_nodes": to("nodes", count),
-    "precision": precision_rule(MIXED, FP8),
+    "precision": terms.precision_rule(MIXED, FP8),
     "max_steps": chosen({-1: unneeded("no limit")}, to("steps", count)),
     "max_epochs": chosen({-1: unneeded("no limit")}, epochs()),
-    "min_epochs": lacking("a run always ends at steps. Leave it out."),
-    "min_steps": lacking("a run always ends at steps. Leave it out."),
-    "max_time": refused("time limits are hours:minutes:seconds. Type time_limit=3:55:00."),
-    "max_time.**": refused("time limits are hours:minutes:seconds. Type time_limit=3:55:00."),
+    "min_epochs min_steps": lacking("a run always ends at steps. Leave it out."),
+    "max_time max_time.**": refused("time limits are hours:minutes:seconds. Type time_limit=3:55:00."),
     "accumulate_grad_batches": to("accumulate", count),
     "accumulate_grad_batches.*": refused("the batch size is constant. Type accumulate=<number>.", "accumulate"),
-    "gradient_clip_val": chosen({0: says({"clip": None}, "0 means none")}, to("clip", number)),
+    "gradient_clip_val": terms.CLIP,
     "gradient_clip_algorithm": chosen(
         {"norm": unneeded("by the norm, as here")}, refused("dtrain clips gradients by their norm. Type clip=1.0.")
     ),
@@ -236,7 +206,7 @@ TRAINER: dict[str, Rule] = {
         refused("evaluation counts samples. Type evaluate.samples=<batches x batch size>."),
     ),
     "limit_train_batches": part(OFF, refused("a run always ends at steps. Type steps=<epochs x batches>.", "steps")),
-    **every("limit_test_batches limit_predict_batches", unneeded("an option of other Lightning commands")),
+    "limit_test_batches limit_predict_batches": unneeded("an option of other Lightning commands"),
     "fast_dev_run": lacking("type steps=2, or dtrain verify with the same words."),
     "overfit_batches": lacking("type data.holdout=0 with a dataset of a few samples."),
     "enable_checkpointing": switched(
@@ -248,58 +218,45 @@ TRAINER: dict[str, Rule] = {
     ),
     "enable_model_summary": unneeded("dtrain plan shows the model"),
     "logger": switched(unneeded("metrics.jsonl and TensorBoard, as here"), says({"logger": ["console"]})),
-    "callbacks": lambda ledger, key, value: (
-        unneeded("empty")
-        if value in ([], {})
-        else refused("write a hook: hook.mine._target_=<yours> trust=[<its package>].")
-    )(ledger, key, value),
-    **every(
-        "callbacks.** logger.** plugins.**",
-        refused(
-            "computed in Python, which dtrain does not run. Write a hook: hook.mine._target_=<yours> trust=[<its "
-            "package>]."
-        ),
+    "callbacks": lacking("write a hook: hook.mine._target_=<yours> trust=[<its package>]."),
+    "callbacks.** logger.** plugins.**": refused(
+        "computed in Python, which dtrain does not run. Write a hook: hook.mine._target_=<yours> trust=[<its package>]."
     ),
-    "default_root_dir": output,
+    "default_root_dir": terms.output,
     "default_root_dir.**": refused("computed in Python, which dtrain does not run. Type out=<URL>."),
-    "deterministic": lacking("on GPUs type backend=nccl backend.kernels=deterministic; CPU kernels are deterministic."),
+    "deterministic": terms.DETERMINISTIC,
     "benchmark": lacking("torch chooses the kernels. Leave it out."),
     "detect_anomaly": lacking("type on_spike=stop to stop the run at a NaN loss."),
     "sync_batchnorm": lacking("use GroupNorm or LayerNorm, which do not depend on how the batch is split."),
     "reload_dataloaders_every_n_epochs": lacking("data is accessed by index and never reloaded. Leave it out."),
     "use_distributed_sampler": unneeded("dtrain distributes samples by index"),
     "inference_mode": unneeded("evaluation always runs without autograd"),
-    "resume_from_checkpoint": lacking(
-        "a run resumes from its own checkpoint. Type init=<run of dtrain> to load weights only."
+    "resume_from_checkpoint": terms.OWN_CHECKPOINT,
+    "auto_lr_find auto_scale_batch_size": lacking(
+        "dtrain does not tune these values. Type optim.lr=<value> batch=<samples per step>."
     ),
-    **every(
-        "auto_lr_find auto_scale_batch_size",
-        lacking("dtrain does not tune these values. Type optim.lr=<value> batch=<samples per step>."),
+    "replace_sampler_ddp move_metrics_to_cpu progress_bar_refresh_rate weights_summary terminate_on_nan "
+    "track_grad_norm": unneeded(
+        "an option of older versions; metrics.jsonl has the gradient norm, and dtrain distributes samples by index"
     ),
-    **every(
-        "replace_sampler_ddp move_metrics_to_cpu progress_bar_refresh_rate weights_summary terminate_on_nan "
-        "track_grad_norm",
-        unneeded(
-            "an option of older versions; metrics.jsonl has the gradient norm, and dtrain distributes samples by index"
-        ),
-    ),
-    "profiler": lacking("there is no profiler during training. Leave it out."),
-    "profiler.**": refused("there is no profiler during training. Leave it out."),
+    "profiler profiler.**": terms.NO_PROFILER,
     "plugins": lacking("type words for launcher and precision: launcher=external, precision=bf16."),
-    **every("barebones enable_autolog_hparams model_registry", unneeded("an option of Lightning's own loop")),
-    **every("strategy strategy.**", NO_STRATEGY),
+    "barebones enable_autolog_hparams model_registry": unneeded("an option of Lightning's own loop"),
+    "strategy strategy.**": NO_STRATEGY,
     "args.*": refused("positional argument. Write it with its name."),
 }
-COMMANDS: dict[str, Rule] = {
-    "seed_everything": lambda ledger, key, value: (
-        unneeded("runs are always seeded: seed=0") if isinstance(value, bool) else to("seed", whole)
-    )(ledger, key, value),
-    **every("model model.**", refused(YOURS, "model")),
-    **every("data data.**", refused(DATA)),
-    **every(
-        "optimizer.** lr_scheduler.**",
-        refused("type optim=adamw, sgd, muon or adafactor, and schedule=cosine, constant or wsd, with arguments."),
+COMMAND_KEYS: Mapping[str, Any] = {
+    "seed_everything": when(
+        lambda ledger, key, value: isinstance(value, bool),
+        unneeded("runs are always seeded: seed=0"),
+        to("seed", whole),
     ),
-    "ckpt_path": lacking("a run resumes from its own checkpoint. Type init=<run of dtrain> to load weights only."),
-    **every("verbose return_predictions weights_only", unneeded("an option of other Lightning commands")),
+    "model model.**": refused(YOURS, "model"),
+    "data data.**": refused(DATA),
+    "optimizer.** lr_scheduler.**": refused(
+        "type optim=adamw, sgd, muon or adafactor, and schedule=cosine, constant or wsd, with arguments."
+    ),
+    "ckpt_path": terms.OWN_CHECKPOINT,
+    "verbose return_predictions weights_only": unneeded("an option of other Lightning commands"),
 }
+TRAINER, COMMANDS = table(TRAINER_KEYS), table(COMMAND_KEYS)

@@ -6,12 +6,10 @@ from typing import Any
 from dtrain.dialect import nested
 from dtrain.dialect.accelerate import SHARDING
 from dtrain.dialect.callbacks import class_of
-from dtrain.dialect.deepspeed_zero import SHARDS, STAGES
+from dtrain.dialect.deepspeed_zero import STAGES
 from dtrain.dialect.ledger import Code, Ledger, Rule, count
-from dtrain.dialect.rules import chosen, every, refused, says, switched, to, unneeded, unread
-
-OFF = unneeded("off, as here")
-
+from dtrain.dialect.rules import OFF, chosen, refused, says, table, to, turns_on, unneeded, unread, when
+from dtrain.dialect.terms import CHECKPOINTS, OFFLOAD
 
 STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     "ddp": {"strategy": "ddp"},
@@ -28,6 +26,15 @@ STRATEGIES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+CLASSES = {
+    "DDPStrategy": "ddp",
+    "FSDPStrategy": "fsdp",
+    "DeepSpeedStrategy": "zero2",
+    "ModelParallelStrategy": "fsdp",
+    "SingleDeviceStrategy": "single",
+    "RayDDPStrategy": "ddp",
+    "RayFSDPStrategy": "fsdp",
+}
 NO_STRATEGY = refused("dtrain has ddp, zero1, zero2, zero3, fsdp, hsdp and single. Type strategy=fsdp.")
 
 
@@ -35,130 +42,96 @@ def devices(ledger: Ledger, t: str) -> None:
     """Translate devices: a number, a list of device numbers, or all."""
     key = f"{t}devices"
     value = ledger.leaves.get(key)
-    if isinstance(value, str) and value.lstrip("-").isdecimal():
-        value = int(value)
     if key not in ledger.leaves or isinstance(value, Code):
         return
     if value in ("auto", -1, None):
         ledger.skip(key, "all available: devices=auto")
     elif isinstance(value, list) and all(isinstance(device, int) for device in value) and value:
+        numbers = ",".join(map(str, value))
         ledger.carry(
-            key,
-            {"devices": len(value)},
-            f"to select these, put CUDA_VISIBLE_DEVICES={','.join(map(str, value))} before the command",
+            key, {"devices": len(value)}, f"to select these, put CUDA_VISIBLE_DEVICES={numbers} before the command"
         )
-    else:
-        to("devices", count)(ledger, key, value)
 
 
 def strategy(ledger: Ledger, t: str) -> None:
     """Translate a strategy given by name or as an object with arguments."""
     key = f"{t}strategy"
     name = class_of(ledger, key)
-    if key in ledger.leaves and not unread_strategy(ledger, key):
-        given = str(ledger.leaves[key])
-        if given in STRATEGIES:
-            ledger.carry(key, STRATEGIES[given])
-        else:
-            NO_STRATEGY(ledger, key, given)
+    ledger.settle(_named, key)
     for other in ledger.under(f"{key}.class_path"):
-        word = {
-            "DDPStrategy": "ddp",
-            "FSDPStrategy": "fsdp",
-            "DeepSpeedStrategy": "zero2",
-            "ModelParallelStrategy": "fsdp",
-            "SingleDeviceStrategy": "single",
-            "RayDDPStrategy": "ddp",
-            "RayFSDPStrategy": "fsdp",
-        }.get(name)
-        if word is None:
-            NO_STRATEGY(ledger, other, name)
-        elif name in ("DeepSpeedStrategy", "FSDPStrategy") and any(
-            ledger.get(f"{key}.init_args.{part}") for part in ("stage", "sharding_strategy", "config")
-        ):
+        arguments = [ledger.get(f"{key}.init_args.{part}") for part in ("stage", "sharding_strategy", "config")]
+        if name in ("DeepSpeedStrategy", "FSDPStrategy") and any(arguments):
             ledger.skip(other, "covered by its arguments")
+        elif name in CLASSES:
+            ledger.carry(other, {"strategy": CLASSES[name]})
         else:
-            ledger.carry(other, {"strategy": word})
+            ledger.settle(NO_STRATEGY, other)
+    file = ledger.leaves.get(f"{key}.init_args.config")
+    if name == "DeepSpeedStrategy" and isinstance(file, str) and not isinstance(file, Code):
+        nested(ledger, f"{key}.init_args.config", "deepspeed", auto="Lightning, from the arguments of its Trainer")
+    unknown = refused(f"unknown argument of {name}. Leave it out.")
     for other in ledger.under(f"{key}.init_args"):
         argument = other.removeprefix(f"{key}.init_args.")
-        if (
-            argument == "config"
-            and name == "DeepSpeedStrategy"
-            and isinstance(ledger.leaves[other], str)
-            and not isinstance(ledger.leaves[other], Code)
-        ):
-            nested(ledger, other, "deepspeed", auto="Lightning, from the arguments of its Trainer")
-        else:
-            ARGUMENTS.get(name, {}).get(argument, refused(f"unknown argument of {name}. Leave it out."))(
-                ledger, other, ledger.leaves[other]
-            )
+        ledger.settle(ARGUMENTS.get(f"{name}.{argument}", unknown), other)
 
 
-def unread_strategy(ledger: Ledger, key: str) -> bool:
-    if ledger.leaves[key] == "auto":
+def _named(ledger: Ledger, key: str, value: Any) -> None:
+    if value == "auto":
         ledger.skip(key, "strategy=auto picks the cheapest that fits")
-        return True
-    return unread(ledger, key, ledger.leaves[key], "strategy")
+    elif str(value) in STRATEGIES and not isinstance(value, Code):
+        ledger.carry(key, STRATEGIES[str(value)])
+    elif not unread(ledger, key, value, "strategy"):
+        NO_STRATEGY(ledger, key, value)
 
 
 def part(whole: Rule, other: Rule) -> Rule:
     """Apply `whole` to 1.0 or null, which mean all batches, and `other` to anything else (an integer 1 is one
     batch).
     """
-    return lambda ledger, key, value: (whole if value is None or (isinstance(value, float) and value == 1) else other)(
-        ledger, key, value
-    )
+    return when(lambda ledger, key, value: value is None or (isinstance(value, float) and value == 1), whole, other)
 
 
-ARGUMENTS: Mapping[str, Mapping[str, Rule]] = {
+KEYS: Mapping[str, Any] = {
     "DDPStrategy": {
         "find_unused_parameters": unneeded("unused parameters are allowed"),
         "bucket_cap_mb": to("strategy.bucket_mb", count),
-        **every(
-            "static_graph gradient_as_bucket_view start_method process_group_backend timeout timeout.class_path "
-            "timeout.init_args.seconds timeout.init_args.minutes",
-            unneeded("an implementation detail of DDP; backend.timeout is 600 s"),
+        "static_graph gradient_as_bucket_view start_method process_group_backend timeout timeout.class_path "
+        "timeout.init_args.seconds timeout.init_args.minutes": unneeded(
+            "an implementation detail of DDP; backend.timeout is 600 s"
         ),
     },
     "FSDPStrategy": {
         "sharding_strategy": chosen({name: says(words) for name, words in SHARDING.items()}, NO_STRATEGY),
-        "cpu_offload": switched(says({"strategy.offload": "cpu"}), OFF),
-        **every(
-            "activation_checkpointing_policy activation_checkpointing",
-            lambda ledger, key, value: (
-                says({"remat": "full"}, "of every block")(ledger, key, value) if value else OFF(ledger, key, value)
-            ),
+        "cpu_offload": OFFLOAD,
+        "activation_checkpointing_policy activation_checkpointing": when(
+            lambda ledger, key, value: bool(value), says({"remat": "full"}, "of every block"), OFF
         ),
-        "state_dict_type": SHARDS,
-        **every(
-            "auto_wrap_policy mixed_precision use_orig_params limit_all_gathers forward_prefetch "
-            "backward_prefetch sync_module_states process_group_backend timeout",
-            unneeded("dtrain finds the blocks itself; precision determines the dtypes"),
+        "state_dict_type": CHECKPOINTS,
+        "auto_wrap_policy mixed_precision use_orig_params limit_all_gathers forward_prefetch backward_prefetch "
+        "sync_module_states process_group_backend timeout": unneeded(
+            "dtrain finds the blocks itself; precision determines the dtypes"
         ),
         "device_mesh": refused("type strategy=hsdp mesh.dp_shard=<inside> mesh.dp_replicate=<between>."),
     },
     "DeepSpeedStrategy": {
         "stage": chosen({stage: says({"strategy": word}) for stage, word in STAGES.items()}, NO_STRATEGY),
-        "offload_optimizer": switched(
-            says({"strategy.offload": "cpu"}, "offloads the weights and the optimizer state"), OFF
+        "offload_optimizer": turns_on({"strategy.offload": "cpu"}, "offloads the weights and the optimizer state"),
+        "offload_parameters": OFFLOAD,
+        "remote_device offload_params_device offload_optimizer_device": chosen(
+            {"cpu": OFF, "none": OFF}, refused("there is no offload to disk. Type strategy.offload=cpu.")
         ),
-        "offload_parameters": switched(says({"strategy.offload": "cpu"}), OFF),
-        **every(
-            "remote_device offload_params_device offload_optimizer_device",
-            chosen({"cpu": OFF, "none": OFF}, refused("there is no offload to disk. Type strategy.offload=cpu.")),
-        ),
-        **every(
-            "allgather_bucket_size reduce_bucket_size overlap_communication contiguous_gradients reduce_scatter "
-            "allgather_partitions sub_group_size pin_memory zero_optimization zero_allow_untested_optimizer "
-            "logging_batch_size_per_gpu logging_level load_full_weights",
-            unneeded("collectives run per block and overlap the computation"),
+        "allgather_bucket_size reduce_bucket_size overlap_communication contiguous_gradients reduce_scatter "
+        "allgather_partitions sub_group_size pin_memory zero_optimization zero_allow_untested_optimizer "
+        "logging_batch_size_per_gpu logging_level load_full_weights": unneeded(
+            "collectives run per block and overlap the computation"
         ),
     },
     "ModelParallelStrategy": {
         "data_parallel_size": chosen({"auto": unneeded("the remaining ranks")}, to("mesh.dp_shard", count)),
         "tensor_parallel_size": chosen({"auto": refused("type mesh.tp=<ranks>.")}, to("mesh.tp", count)),
-        **every("save_distributed_checkpoint", SHARDS),
-        **every("process_group_backend timeout", unneeded("an implementation detail; backend.timeout is 600 s")),
+        "save_distributed_checkpoint": CHECKPOINTS,
+        "process_group_backend timeout": unneeded("an implementation detail; backend.timeout is 600 s"),
     },
-    "SingleDeviceStrategy": every("device", OFF),
+    "SingleDeviceStrategy": {"device": OFF},
 }
+ARGUMENTS = table(KEYS)

@@ -7,11 +7,14 @@ They are read from a Python file, or as YAML or JSON. They configure the workers
 failures.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from dtrain.dialect import translate as translate_as
-from dtrain.dialect.ledger import Code, Ledger, Rule, count, names, show, switch, whole
-from dtrain.dialect.rules import ODD, chosen, every, lacking, refused, to, unneeded, unread
+from dtrain.dialect.callbacks import ONE_BEST
+from dtrain.dialect.ledger import Code, Ledger, count, names, show, whole
+from dtrain.dialect.rules import ODD, chosen, lacking, refused, says, switched, table, to, unneeded, unread
+from dtrain.dialect.terms import GPUS, NO_TPU, OWN_CHECKPOINT
 
 TITLE = "Ray Train"
 MARKS = names(
@@ -43,41 +46,32 @@ SECTIONS = {
 
 
 def translate(ledger: Ledger) -> None:
-    for tell in (_workers, _output, _retention, _inner):
+    for tell in (_workers, _output, _retention):
         tell(ledger)
-    of = {
-        section: {name: rule for name, rule in RULES.items() if name.split(".")[0] in taken}
-        for section, taken in SECTIONS.items()
-    }
-    inner = {f"run_config.{section}": of[section] for section in ("failure_config", "checkpoint_config")}
-    ledger.apply(
-        RULES
-        | {f"{section}.{name}": rule for section, rules in {**of, **inner}.items() for name, rule in rules.items()}
-    )
+    if ledger.under("trainer"):  # the Lightning Trainer that the workers run, in the same script
+        ledger.take(translate_as({"trainer": ledger.tree["trainer"]}, "lightning", ledger.place))
+    rules = dict(RULES)
+    for section, arguments in SECTIONS.items():
+        for name, rule in RULES.items():
+            if name.split(".")[0] in arguments:
+                rules[f"{section}.{name}"] = rule
+                if section in ("failure_config", "checkpoint_config"):
+                    rules[f"run_config.{section}.{name}"] = rule
+    ledger.apply(rules)
 
 
-def _inner(ledger: Ledger) -> None:
-    """Translate the Lightning Trainer that the workers run, if it is in the same script."""
-    if ledger.under("trainer"):
-        other = translate_as({"trainer": ledger.tree["trainer"]}, "lightning", ledger.place)
-        ledger.take(other)
-
-
-def _find(ledger: Ledger, name: str) -> str | None:
-    """Return the unrecorded key of an argument, in any section."""
-    return next((key for key in ledger.open() if key.split(".")[-1] == name), None)
+def _find(ledger: Ledger, name: str) -> str:
+    """Return the unrecorded key of an argument, in any section; empty if there is none."""
+    return next((key for key in ledger.open() if key.split(".")[-1] == name), "")
 
 
 def _workers(ledger: Ledger) -> None:
     """Translate workers into ranks. Ray places them on nodes; dtrain needs nodes x devices."""
-    key, gpu = _find(ledger, "num_workers"), _find(ledger, "use_gpu")
-    if key is not None and not unread(ledger, key, ledger.leaves[key], "devices"):
-        value: Any = ledger.leaves[key]
-        if (
-            isinstance(value, list)
-            and len(value) == 2
-            and all(isinstance(number, int) and number > 0 for number in value)
-        ):
+    key = _find(ledger, "num_workers")
+    value: Any = ledger.leaves.get(key)
+    if key and not unread(ledger, key, value, "devices"):
+        is_range = isinstance(value, list) and len(value) == 2
+        if is_range and all(isinstance(number, int) and number > 0 for number in value):
             ledger.carry(
                 key,
                 {"nodes": f"{min(value)}:{max(value)}", "devices": 1},
@@ -86,74 +80,50 @@ def _workers(ledger: Ledger) -> None:
         elif value == 0:
             ledger.carry(key, {"devices": 1}, "0 means the current process")
         else:
-            to("devices", count, "on one node; type nodes=2 devices=4 for eight on two")(ledger, key, value)
-    if gpu is not None and not isinstance(ledger.leaves[gpu], Code):
-        try:
-            on = switch(ledger.leaves[gpu])
-        except ValueError as error:
-            ledger.refuse(gpu, f"Ray takes {error} here. Type backend=gloo for CPUs.")
-            return
-        if on:
-            ledger.skip(gpu, "GPUs if available, as here")
-        else:
-            ledger.carry(gpu, {"backend": "gloo"}, "on CPUs")
+            ledger.settle(to("devices", count, "on one node; type nodes=2 devices=4 for eight on two"), key)
+    gpu = _find(ledger, "use_gpu")
+    if gpu and not isinstance(ledger.leaves[gpu], Code):
+        ledger.settle(switched(GPUS, says({"backend": "gloo"}, "on CPUs")), gpu)
 
 
 def _output(ledger: Ledger) -> None:
     """Join storage_path and name into `out`, which belongs on the command line."""
     path, name = _find(ledger, "storage_path"), _find(ledger, "name")
-    given = [key for key in (path, name) if key is not None and ledger.leaves[key] is not None]
+    given = [key for key in (path, name) if ledger.leaves.get(key) is not None]
     if any(isinstance(ledger.leaves[key], Code) for key in given):
+        ledger.settle(refused("computed in Python, which dtrain does not run. Type out=<URL>."), *given)
+    elif given:
+        places = [str(ledger.leaves[key]).rstrip("/") for key in given]
+        out = "/".join(places if path in given else ["outputs", *places])
         for key in given:
-            ledger.refuse(key, "computed in Python, which dtrain does not run. Type out=<URL>.")
-    elif path in given:
-        for key in given:
-            ledger.carry(key, {"out": "/".join(str(ledger.leaves[key]).rstrip("/") for key in given)}, command=True)
-    elif name in given:
-        ledger.carry(str(name), {"out": f"outputs/{ledger.leaves[str(name)]}"}, command=True)
+            ledger.carry(key, {"out": out}, command=True)
 
 
 def _retention(ledger: Ledger) -> None:
     """Translate the retention: without a score Ray keeps the newest checkpoints, with one the best."""
     keep, score = _find(ledger, "num_to_keep"), _find(ledger, "checkpoint_score_attribute")
-    scored = score is not None and ledger.leaves[score] is not None
-    order = ledger.leaves.get(_find(ledger, "checkpoint_score_order") or "") or "max"
-    if score is not None and scored:
-        if order == "min" and str(ledger.leaves[score]) in ("val_loss", "valid_loss", "eval_loss", "loss"):
-            ledger.carry(score, {"checkpoint.best": "eval_loss"}, "the evaluation loss")
-        else:
-            ledger.refuse(
-                score,
-                f"Ray keeps the {order} of {show(ledger.leaves[score])}. Type checkpoint.best=eval_loss (the lowest), "
-                "eval_accuracy (the highest), or eval_<name> for a metric of your objective or hook.",
-            )
+    scored = ledger.leaves.get(score)
+    order = ledger.leaves.get(_find(ledger, "checkpoint_score_order")) or "max"
+    if order == "min" and scored in ("val_loss", "valid_loss", "eval_loss", "loss"):
+        ledger.carry(score, {"checkpoint.best": "eval_loss"}, "the evaluation loss")
+    elif scored is not None:
+        ledger.refuse(
+            score,
+            f"Ray keeps the {order} of {show(scored)}. Type checkpoint.best=eval_loss (the lowest), "
+            "eval_accuracy (the highest), or eval_<name> for a metric of your objective or hook.",
+        )
     if any("checkpoint_config" in key for key in ledger.leaves):
         ledger.imply({"checkpoint.keep": None}, "Ray keeps all by default")
-    if keep is not None:
-        if ledger.leaves[keep] is None:
-            ledger.carry(keep, {"checkpoint.keep": None}, "all checkpoints")
-        elif scored and ledger.leaves[keep] != 1:
-            ledger.refuse(
-                keep,
-                "dtrain keeps one best checkpoint and the newest ones. Type checkpoint.best=eval_loss "
-                "checkpoint.keep=2.",
-            )
-        else:
-            to("checkpoint.keep", count)(ledger, keep, ledger.leaves[keep])
+    several = scored is not None and ledger.leaves.get(keep) != 1
+    some = ONE_BEST if several else to("checkpoint.keep", count)
+    ledger.settle(chosen({None: says({"checkpoint.keep": None}, "all checkpoints")}, some), keep)
 
 
 def _restarts(ledger: Ledger, key: str, value: Any) -> None:
     if value == -1:
         ledger.refuse(key, "dtrain limits the restarts without progress. Type launcher=local launcher.restarts=100.")
     else:
-        try:
-            ledger.carry(
-                key,
-                {"launcher": "local", "launcher.restarts": whole(value)},
-                "in a row without a new step",
-            )
-        except (ValueError, TypeError):
-            to("launcher.restarts", whole)(ledger, key, value)
+        to("launcher.restarts", whole, "in a row without a new step", further={"launcher": "local"})(ledger, key, value)
 
 
 LOOP = {
@@ -169,66 +139,52 @@ LOOP = {
 
 def _of_loop(ledger: Ledger, key: str, value: Any) -> None:
     name = key.rpartition(".")[2]
-    word = LOOP.get(name)
-    ledger.refuse(
-        key,
-        f"dtrain does not read your own function, which takes it. Type {word or 'the equivalent word'}=<value>.",
-    )
-    if word:
+    word = LOOP.get(name, "the equivalent word")
+    ledger.refuse(key, f"dtrain does not read your own function, which takes it. Type {word}=<value>.")
+    if name in LOOP:
         ledger.ask(word, f"{name}={show(value)} in your loop")
 
 
-RULES: dict[str, Rule] = {
-    **every("train_loop_config train_loop_config.**", _of_loop),
+KEYS: Mapping[str, Any] = {
+    "train_loop_config train_loop_config.**": _of_loop,
     "train_loop_per_worker": unneeded(
         "dtrain does not read your own function. It runs its own loop, or yours: loop=<yours> trust=[<its package>]"
     ),
-    **every("datasets datasets.**", refused("type data=dataset data.dataset._target_=<yours> trust=[<its package>].")),
-    **every(
-        "torch_config torch_config.** metadata metadata.** dataset_config dataset_config.**",
-        unneeded("dtrain sets up the process group itself and distributes samples by index"),
+    "datasets datasets.**": refused("type data=dataset data.dataset._target_=<yours> trust=[<its package>]."),
+    "torch_config torch_config.** metadata metadata.** dataset_config dataset_config.**": unneeded(
+        "dtrain sets up the process group itself and distributes samples by index"
     ),
-    "resume_from_checkpoint": lacking(
-        "a run resumes from its own checkpoint. Type init=<run of dtrain> to load weights only."
-    ),
+    "resume_from_checkpoint": OWN_CHECKPOINT,
     "max_failures": _restarts,
-    **every(
-        "fail_fast controller_failure_limit max_preemption_failures relax_collectives_on_preemption preemption_grace_s",
-        unneeded("an error in your code ends the run; killed ranks restart"),
-    ),
-    **every("num_to_keep checkpoint_score_attribute", refused(ODD)),
+    "fail_fast controller_failure_limit max_preemption_failures relax_collectives_on_preemption "
+    "preemption_grace_s": unneeded("an error in your code ends the run; killed ranks restart"),
+    "num_to_keep checkpoint_score_attribute": refused(ODD),
     "checkpoint_score_order": unneeded("covered by checkpoint_score_attribute"),
     "checkpoint_frequency": chosen({0: unneeded("checkpoint.every sets the interval")}, to("checkpoint.every", count)),
     "checkpoint_at_end": lacking("the last step is always saved.", True),
-    **every(
-        "resources_per_worker.CPU resources_per_worker.GPU trainer_resources.CPU trainer_resources.GPU",
-        unneeded("a rank uses one GPU, or its share of the cores"),
+    "resources_per_worker.CPU resources_per_worker.GPU trainer_resources.CPU trainer_resources.GPU": unneeded(
+        "a rank uses one GPU, or its share of the cores"
     ),
-    **every(
-        "resources_per_worker.* trainer_resources.* accelerator_type label_selector.** bundle_label_selector.**",
-        refused("which machines are taken is given where they are asked for. Start dtrain there."),
+    "resources_per_worker.* trainer_resources.* accelerator_type label_selector.** bundle_label_selector.**": refused(
+        "which machines are taken is given where they are asked for. Start dtrain there."
     ),
-    **every(
-        "placement_strategy elastic_resize_monitor_interval_s",
-        unneeded("ranks are numbered by node; the outer mesh axes span nodes"),
+    "placement_strategy elastic_resize_monitor_interval_s": unneeded(
+        "ranks are numbered by node; the outer mesh axes span nodes"
     ),
-    **every("use_tpu topology", lacking("dtrain does not run on TPUs. Leave it out.")),
+    "use_tpu topology": NO_TPU,
     "storage_filesystem": refused(
         "type any fsspec URL: out=s3://bucket/run, with out_options.key=<value> for its client."
     ),
-    "storage_path": unneeded("empty"),
-    "name": unneeded("empty"),
+    "storage_path name": unneeded("empty"),
     "num_workers": to("devices", count),
-    "use_gpu": unneeded("GPUs if available, as here"),
-    **every(
-        "sync_config sync_config.** verbose progress_reporter log_to_file local_dir logging_config logging_config.**",
-        unneeded("every rank's log is under <out>"),
-    ),
-    **every("stop stop.**", refused("type steps=<number>, or time_limit=3:55:00.")),
-    **every(
-        "callbacks callbacks.** worker_runtime_env worker_runtime_env.**",
-        refused("write a hook: hook.mine._target_=<yours> trust=[<its package>]."),
+    "use_gpu": GPUS,
+    "sync_config sync_config.** verbose progress_reporter log_to_file local_dir logging_config "
+    "logging_config.**": unneeded("every rank's log is under <out>"),
+    "stop stop.**": refused("type steps=<number>, or time_limit=3:55:00."),
+    "callbacks callbacks.** worker_runtime_env worker_runtime_env.**": refused(
+        "write a hook: hook.mine._target_=<yours> trust=[<its package>]."
     ),
     "args.*": refused("positional argument. Write it with its name."),
-    **every("failure_config checkpoint_config run_config scaling_config", unneeded("empty")),
+    "failure_config checkpoint_config run_config scaling_config": unneeded("empty"),
 }
+RULES = table(KEYS)

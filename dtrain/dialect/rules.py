@@ -8,8 +8,15 @@ from dtrain.dialect.ledger import Code, Ledger, Rule, number, switch
 ODD = "not a valid value in the other tool. Correct it, or type the equivalent word."
 
 
-def to(word: str, kind: Callable[[Any], Any] = number, note: str = "", *, command: bool = False) -> Rule:
-    """Carry the value over to a word, unchanged apart from its type."""
+def to(
+    word: str,
+    kind: Callable[[Any], Any] = number,
+    note: str = "",
+    *,
+    command: bool = False,
+    further: Mapping[str, Any] | None = None,
+) -> Rule:
+    """Carry the value over to a word, unchanged apart from its type, together with the words `further`."""
 
     def rule(ledger: Ledger, key: str, value: Any) -> None:
         if unread(ledger, key, value, word):
@@ -20,7 +27,7 @@ def to(word: str, kind: Callable[[Any], Any] = number, note: str = "", *, comman
             ledger.refuse(key, f"{ledger.tool} takes {error} here, not {value!r}. Type {word}=<value>.")
             ledger.ask(word)
         else:
-            ledger.carry(key, {word: converted}, note, command=command)
+            ledger.carry(key, {word: converted, **(further or {})}, note, command=command)
 
     return rule
 
@@ -44,6 +51,9 @@ def unneeded(why: str) -> Rule:
     return lambda ledger, key, value: ledger.skip(key, why)
 
 
+OFF = unneeded("off, as here")
+
+
 def refused(why: str, *asked: str) -> Rule:
     """Refuse the key; ask for the words `asked`, which a run cannot do without."""
 
@@ -61,12 +71,15 @@ def lacking(why: str, *off: Any, asked: str = "") -> Rule:
     """
 
     def rule(ledger: Ledger, key: str, value: Any) -> None:
-        is_off = (
-            value in off or not value or (isinstance(value, str) and value.lower() in ("false", "no", "none", "off"))
-        )
-        ledger.skip(key, "off, as here") if is_off else refused(why, *asked.split())(ledger, key, value)
+        is_off = not value or value in off or str(value).lower() in ("false", "no", "none", "off")
+        (OFF if is_off else refused(why, *asked.split()))(ledger, key, value)
 
     return rule
+
+
+def when(test: Callable[[Ledger, str, Any], bool], rule: Rule, other: Rule) -> Rule:
+    """Choose a rule by a test of the ledger, the key and its value."""
+    return lambda ledger, key, value: (rule if test(ledger, key, value) else other)(ledger, key, value)
 
 
 def chosen(table: Mapping[Any, Rule], other: Rule) -> Rule:
@@ -82,9 +95,13 @@ def chosen(table: Mapping[Any, Rule], other: Rule) -> Rule:
     return rule
 
 
-def every(words: str, rule: Rule, section: str = "") -> dict[str, Rule]:
-    """Use one rule for several names of a section."""
-    return {f"{section}.{name}".removeprefix("."): rule for name in words.split()}
+def table(rules: Mapping[str, Any], section: str = "") -> dict[str, Rule]:
+    """Expand a table: a key holds the names that share a rule, separated by spaces, or a section and its own table."""
+    expanded: dict[str, Rule] = {}
+    for names, rule in rules.items():
+        for name in names.split():
+            expanded |= table(rule, f"{section}{name}.") if isinstance(rule, Mapping) else {f"{section}{name}": rule}
+    return expanded
 
 
 def says(words: Mapping[str, Any], note: str = "") -> Rule:
@@ -102,3 +119,8 @@ def switched(on: Rule, off: Rule) -> Rule:
             ledger.refuse(key, f"{ledger.tool} takes {error} here, not {value!r}.")
 
     return rule
+
+
+def turns_on(words: Mapping[str, Any], note: str = "") -> Rule:
+    """Carry a boolean over as these words if it is true; false is the default here too."""
+    return switched(says(words, note), OFF)

@@ -3,11 +3,11 @@
 The formulas come from the tools' documentation; where one differs from dtrain's, the note of the carried key says how.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from dtrain.dialect.ledger import Ledger, Rule, number, show, text
-from dtrain.dialect.rules import chosen, lacking, refused, says, to, unneeded
+from dtrain.dialect.ledger import Ledger, Rule, count, number, show, text
+from dtrain.dialect.rules import chosen, lacking, refused, says, switched, table, to, turns_on, unneeded
 
 BEHIND = "their warm-up starts at 0 and lags one step behind, two in DeepSpeed"
 """transformers, torchtune and DeepSpeed warm up by step / warmup, counted from 0; dtrain by (step + 1) / warmup."""
@@ -26,55 +26,76 @@ DEFAULTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 """class of torch.optim in lower case -> dtrain's word, and torch's defaults:
 https://docs.pytorch.org/docs/stable/optim.html
 """
-SPEED = "affects speed only; dtrain uses a fused kernel where available"
-REST: Mapping[str, Rule] = {
-    "fused": unneeded(SPEED), "foreach": unneeded(SPEED), "capturable": unneeded(SPEED),
-    "differentiable": unneeded(SPEED),
-    "amsgrad": lacking("amsgrad is not supported. Leave it out, or write your own optimizer: "
-        "optim._target_=<yours> trust=[<its package>]."),
-    "maximize": lacking("dtrain minimises the loss. Negate it in your own objective."),
-    "dampening": lacking("dampening is not supported. Leave it out."),
-}  # fmt: skip
+SPEED = unneeded("affects speed only; dtrain uses a fused kernel where available")
+REST = table(
+    {
+        "fused foreach capturable differentiable": SPEED,
+        "amsgrad": lacking(
+            "amsgrad is not supported. Leave it out, or write your own optimizer: optim._target_=<yours> trust=[<its "
+            "package>]."
+        ),
+        "maximize": lacking("dtrain minimises the loss. Negate it in your own objective."),
+        "dampening": lacking("dampening is not supported. Leave it out."),
+    }
+)
 """Rules for the arguments of torch's optimizers that do not carry over."""
+
+CHECKPOINTS = unneeded("checkpoints are sharded and any mesh can read them; dtrain checkpoint export writes one file")
+CLIP = chosen({0: says({"clip": None}, "0 means none")}, to("clip"))
+COMPILE = switched(says({"compile": "blocks"}), says({"compile": "none"}))
+DETERMINISTIC = lacking("on GPUs type backend=nccl backend.kernels=deterministic; CPU kernels are deterministic.")
+DISK = refused("there is no offload to disk. Type strategy.offload=cpu for host memory, or use more ranks.")
+FP8 = turns_on({"precision": "fp8"}, "needs torchao and a GPU with fp8")
+GPUS = unneeded("GPUs if available, as here")
+NO_ACTIVATION_OFFLOAD = lacking("there is no activation offload. Type remat=full.")
+NO_PROFILER = lacking("there is no profiler during training. Leave it out.")
+NO_TPU = lacking("dtrain does not run on TPUs. Leave it out.")
+OFFLOAD = turns_on({"strategy.offload": "cpu"})
+OWN_CHECKPOINT = lacking("a run resumes from its own checkpoint. Type init=<run of dtrain> to load weights only.")
+REMAT = turns_on({"remat": "full"})
+SEQUENCE = to("data.sequence", count, "together with data=..., which you must type", command=True)
+TENSORBOARD = switched(says({"logger": ["console", "tensorboard"]}), says({"logger": ["console"]}))
+output = to("out", text, command=True)
+
+
+def degree(axis: str, further: Mapping[str, str] | None = None) -> Rule:
+    """Carry the degree of a mesh axis over, together with the words `further`."""
+    one = unneeded("one, as here")
+    return chosen({1: one, None: one}, to(f"mesh.{axis}", count, further=further))
 
 
 def optimizer(ledger: Ledger, name_key: str, prefix: str, name: str, defaults: Mapping[str, Any] | None = None) -> None:
     """Translate a torch optimizer by its class name, with its arguments below `prefix`; `defaults` are the tool's where
     they differ from torch's."""
     word, own = DEFAULTS.get(name.lower(), ("", {}))
-    arguments = ledger.under(prefix) if prefix else []
-    arguments = [key for key in arguments if key != name_key]
     decay = ledger.get(f"{prefix}.weight_decay", 0)
-    adds = name.lower() == "adam" and decay != 0 and decay != "auto"
-    if not word or adds:
+    why = ""
+    if not word:
+        why = (
+            f"unknown optimizer {name}. Type optim=adamw, sgd, muon or adafactor, or optim._target_=<yours> "
+            "trust=[<its package>]."
+        )
+    elif name.lower() == "adam" and decay not in (0, "auto"):
         why = (
             "Adam adds the decay to the gradient; optim=adamw decays the weights directly. Type optim=adamw "
             f"optim.weight_decay={decay} if you want that."
-            if adds
-            else f"unknown optimizer {name}. Type optim=adamw, sgd, muon or adafactor, or optim._target_=<yours> "
-            "trust=[<its package>]."
         )
-        for key in [name_key, *arguments]:
-            ledger.refuse(key, why)
+    if why:
+        ledger.settle(refused(why), name_key, f"{prefix}.**")
         unknown_optimizer(ledger, name, ledger.get(f"{prefix}.lr"))
         return
     ledger.carry(name_key, {"optim": word}, "equal to Adam without decay" if name.lower() == "adam" else "")
-    known = {f"{prefix}.{argument}": argument for argument in own}
-    for key in arguments:
-        if key in known:
-            note = MATRICES if known[key] == "weight_decay" and ledger.get(key) else ""
-            to(f"optim.{known[key]}", _pair if known[key] == "betas" else _plain, note)(ledger, key, ledger.leaves[key])
-        elif key.removeprefix(f"{prefix}.") in REST:
-            REST[key.removeprefix(f"{prefix}.")](ledger, key, ledger.leaves[key])
-    given = {argument for key, argument in known.items() if key in arguments}
-    ledger.imply(
-        {
-            f"optim.{argument}": value
-            for argument, value in {**own, **(defaults or {})}.items()
-            if argument not in given
-        },
-        f"default of {name} in {ledger.tool}",
-    )
+    silent = {**own, **(defaults or {})}
+    for key in ledger.under(prefix):
+        argument = key.removeprefix(f"{prefix}.")
+        if argument in own:
+            note = MATRICES if argument == "weight_decay" and ledger.get(key) else ""
+            ledger.settle(to(f"optim.{argument}", _pair if argument == "betas" else _plain, note), key)
+            del silent[argument]
+        elif argument in REST:
+            ledger.settle(REST[argument], key)
+    words = {f"optim.{argument}": value for argument, value in silent.items()}
+    ledger.imply(words, f"default of {name} in {ledger.tool}")
 
 
 def unknown_optimizer(ledger: Ledger, name: str, lr: Any) -> None:
@@ -108,24 +129,23 @@ def decaying(shape: str, warmup: float, steps: int | None, floor: float = 0.0) -
     return {"schedule": shape, "schedule.warmup": warmup, **ends}
 
 
-def output(ledger: Ledger, key: str, value: Any) -> None:
-    """Carry the output folder over to the command line."""
-    to("out", text, command=True)(ledger, key, value)
-
-
 def epochs(word: str = "steps") -> Rule:
     """Refuse epochs, since the file does not give the number of samples."""
+    return of_samples(word, lambda value: f"{value} x samples / batch")
+
+
+def of_samples(word: str, hint: Callable[[Any], str]) -> Rule:
+    """Refuse a number that means steps only if one knows the samples of an epoch; `hint` says how it does."""
 
     def rule(ledger: Ledger, key: str, value: Any) -> None:
-        if isinstance(value, str | bool) or not isinstance(value, int | float):
-            to(word, number)(ledger, key, value)
-        else:
-            ledger.ask(word, f"{value} x samples / batch")
-            ledger.refuse(
-                key,
-                f"dtrain counts steps, and this file does not give the samples of an epoch. Type {word}=<{value} x "
-                "samples / batch>.",
-            )
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            to(word)(ledger, key, value)
+            return
+        ledger.ask(word, hint(value))
+        ledger.refuse(
+            key,
+            f"dtrain counts steps, and this file does not give the samples of an epoch. Type {word}=<{hint(value)}>.",
+        )
 
     return rule
 

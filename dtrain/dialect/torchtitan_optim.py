@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from dtrain.dialect.ledger import Ledger
-from dtrain.dialect.terms import optimizer
+from dtrain.dialect.rules import refused, says, unneeded
+from dtrain.dialect.terms import SPEED, optimizer
 
 SCHEDULES = {
     "1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved_1f1b", "loopedbfs": "looped_bfs",
@@ -24,37 +25,34 @@ def optimizer_section(ledger: Ledger) -> None:
     if "optimizer.name" in ledger.leaves:
         betas = [ledger.get("optimizer.beta1", 0.9), ledger.get("optimizer.beta2", 0.95)]
         name = str(ledger.leaves["optimizer.name"])
-        for key in ledger.under("optimizer.implementation"):
-            ledger.skip(key, "affects speed only; dtrain uses a fused kernel where available")
-        for key in ledger.under("optimizer.beta1", "optimizer.beta2"):
-            if name == "AdamW":
-                ledger.carry(key, {"optim.betas": betas})
+        ledger.settle(SPEED, "optimizer.implementation")
+        if name == "AdamW":
+            ledger.settle(says({"optim.betas": betas}), "optimizer.beta1", "optimizer.beta2")
         optimizer(ledger, "optimizer.name", "optimizer", name, {"lr": 8e-4, "betas": betas, "weight_decay": 0.1})
-    groups = "optimizer.param_groups"
-    if ledger.leaves.get(f"{groups}.0.pattern") == ".*" and f"{groups}.0.optimizer_name" in ledger.leaves:
-        ledger.skip(f"{groups}.0.pattern", "all weights")
-        optimizer(
-            ledger,
-            f"{groups}.0.optimizer_name",
-            f"{groups}.0.optimizer_kwargs",
-            str(ledger.get(f"{groups}.0.optimizer_name", "AdamW")),
-        )
-    for key in ledger.under(groups):
-        ledger.refuse(
-            key,
-            "for optimizers by parameter name, type optim=muon or write your own: optim._target_=<yours> trust=[<its "
-            "package>].",
-        )
-        if "optim" not in ledger.words:
-            ledger.ask("optim")
-            ledger.ask("optim.lr")
+    group = "optimizer.param_groups.0"
+    if ledger.leaves.get(f"{group}.pattern") == ".*" and f"{group}.optimizer_name" in ledger.leaves:
+        ledger.skip(f"{group}.pattern", "all weights")
+        name = str(ledger.get(f"{group}.optimizer_name", "AdamW"))
+        optimizer(ledger, f"{group}.optimizer_name", f"{group}.optimizer_kwargs", name)
+    asked = () if "optim" in ledger.words else ("optim", "optim.lr")
+    by_name = "for optimizers by parameter name, type optim=muon or write your own: optim._target_=<yours> "
+    ledger.settle(refused(f"{by_name}trust=[<its package>].", *asked), "optimizer.param_groups.**")
+
+
+OF_SCHEDULE = {
+    "warmup_steps": "schedule.warmup",
+    "decay_ratio": "schedule.decay",
+    "decay_type": "schedule",
+    "min_lr_factor": "schedule.floor",
+}
+"""Key of lr_scheduler -> dtrain's word."""
 
 
 def schedule_section(ledger: Ledger) -> None:
     """Translate the schedule: decay over the last decay_ratio of the run, or from the end of the warm-up."""
     p = "lr_scheduler"
     values = {name: ledger.get(f"{p}.{name}", default) for name, default in SCHEDULER.items()}
-    steps, ratio = ledger.get("training.steps", 10000), values["decay_ratio"]
+    steps, ratio, shape = ledger.get("training.steps", 10000), values["decay_ratio"], values["decay_type"]
     total = steps if values["total_steps"] is None else values["total_steps"]
     numbers = (steps, total, values["warmup_steps"], values["min_lr_factor"], 0 if ratio is None else ratio)
     if not all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers):
@@ -63,33 +61,18 @@ def schedule_section(ledger: Ledger) -> None:
         ledger.carry("training.steps", {"steps": total, "stop_after": steps}, "the schedule is longer than the run")
     warmup = min(values["warmup_steps"], total)
     decay = total - warmup if ratio is None else min(round(total * ratio), total - warmup)
-    words = {
-        "schedule": "wsd",
-        "schedule.warmup": warmup,
-        "schedule.decay": decay,
-        "schedule.floor": values["min_lr_factor"],
-    }
-    if values["decay_type"] == "cosine" and decay == total - warmup:
-        del words["schedule.decay"]
-        words["schedule"] = "cosine"
-    elif values["decay_type"] != "linear":
-        for key in ledger.under(p):
-            ledger.refuse(key, DECAY)
-        ledger.ask("schedule")
+    words = {"schedule": "cosine", "schedule.warmup": warmup, "schedule.floor": values["min_lr_factor"]}
+    if shape == "linear":
+        words |= {"schedule": "wsd", "schedule.decay": decay}
+    elif shape != "cosine" or decay != total - warmup:
+        ledger.settle(refused(DECAY, "schedule"), f"{p}.**")
         return
-    for name, word in (
-        ("warmup_steps", "schedule.warmup"),
-        ("decay_ratio", "schedule.decay"),
-        ("decay_type", "schedule"),
-        ("min_lr_factor", "schedule.floor"),
-    ):
-        for key in ledger.under(f"{p}.{name}"):
-            if ledger.leaves[key] is None or word not in words:
-                ledger.skip(key, "from the end of the warm-up to the end of the run")
-            else:
-                ledger.carry(key, {word: words[word]}, f"of {total} steps" if name == "decay_ratio" else "")
-    for key in ledger.under(f"{p}.total_steps"):
-        ledger.skip(key, "covered by training.steps")
+    for name, word in OF_SCHEDULE.items():
+        rule = unneeded("from the end of the warm-up to the end of the run")
+        if word in words and ledger.get(f"{p}.{name}") is not None:
+            rule = says({word: words[word]}, f"of {total} steps" if name == "decay_ratio" else "")
+        ledger.settle(rule, f"{p}.{name}")
+    ledger.settle(unneeded("covered by training.steps"), f"{p}.total_steps")
     ledger.imply(words, "default of torchtitan")
 
 

@@ -9,10 +9,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dtrain.dialect.deepspeed_zero import SHARDS
-from dtrain.dialect.ledger import Ledger, Rule, count, names, number, text, whole
-from dtrain.dialect.rules import ODD, chosen, every, lacking, refused, says, switched, to, unneeded
-from dtrain.dialect.terms import BEHIND, NO_DATA, decaying, epochs, optimizer, output, unknown_optimizer
+from dtrain.dialect import terms
+from dtrain.dialect.ledger import Ledger, count, names, text, whole
+from dtrain.dialect.rules import ODD, OFF, chosen, lacking, refused, says, switched, table, to, unneeded, when
+from dtrain.dialect.terms import BEHIND, NO_DATA, epochs, optimizer, unknown_optimizer
 from dtrain.secrets import screen
 
 TITLE = "torchtune"
@@ -58,15 +58,14 @@ def _fill_in(ledger: Ledger) -> None:
 def _steps(ledger: Ledger) -> None:
     """Compute the steps from epochs x max_steps_per_epoch, if both are set."""
     passes, most = ledger.leaves.get("epochs"), ledger.leaves.get("max_steps_per_epoch")
-    if most is not None and passes is not None:
-        try:
-            steps = count(passes) * count(most)
-        except (ValueError, TypeError):
-            return
-        ledger.carry(
-            "max_steps_per_epoch", {"steps": steps}, f"{passes} x {most}; fewer in torchtune if the data is shorter"
-        )
-        ledger.skip("epochs", "covered by max_steps_per_epoch")
+    try:
+        steps = count(passes) * count(most)
+    except ValueError:
+        return
+    ledger.carry(
+        "max_steps_per_epoch", {"steps": steps}, f"{passes} x {most}; fewer in torchtune if the data is shorter"
+    )
+    ledger.skip("epochs", "covered by max_steps_per_epoch")
 
 
 def _model(ledger: Ledger) -> None:
@@ -75,28 +74,17 @@ def _model(ledger: Ledger) -> None:
     name = str(ledger.get(key, ""))
     if not name:
         return
-    if (
-        "lora" in name
-        or "dora" in name
-        or any(ledger.get(f"model.{other}") for other in ("lora_rank", "quantize_base"))
-    ):
-        for other in ledger.under("model"):
-            ledger.refuse(
-                other,
-                "dtrain trains all weights: LoRA is not supported. Type model._target_=<the builder without lora_> "
-                "trust=[torchtune].",
-            )
-        ledger.ask("model")
-        return
-    if not re.fullmatch(r"torchtune(\.\w+)+", name):  # only the user may trust code, never a file
-        for other in ledger.under("model"):
-            ledger.refuse(
-                other,
-                f"{name} is not part of torchtune. If you trust its package, type "
-                f"{screen.typed(f'model._target_={name}')} "
-                "trust=[<the package>].",
-            )
-        ledger.ask("model")
+    why = ""
+    if "lora" in name or "dora" in name or ledger.get("model.lora_rank") or ledger.get("model.quantize_base"):
+        why = (
+            "dtrain trains all weights: LoRA is not supported. Type model._target_=<the builder without lora_> "
+            "trust=[torchtune]."
+        )
+    elif not re.fullmatch(r"torchtune(\.\w+)+", name):  # only the user may trust code, never a file
+        target = screen.typed(f"model._target_={name}")
+        why = f"{name} is not part of torchtune. If you trust its package, type {target} trust=[<the package>]."
+    if why:
+        ledger.settle(refused(why, "model"), "model.**")
         return
     ledger.carry(key, {"model._target_": name}, "needs trust=[torchtune]")
     ledger.command["trust"] = "[torchtune]"
@@ -111,18 +99,18 @@ def _parts(ledger: Ledger) -> None:
     """Record the sections that configure torchtune's components; all keys of a section share one outcome."""
     for section, (why, known) in SECTIONS.items():
         name = str(ledger.get(f"{section}.{COMPONENT}", ""))
-        for key in ledger.under(section):
-            (ledger.skip if name in known or not name else ledger.refuse)(key, known.get(name, why))
-    for key in ledger.under("loss"):
-        if key == f"loss.{COMPONENT}" and str(ledger.leaves[key]) in LOSSES:
-            ledger.carry(key, {"objective": "next_token"})
-        elif str(ledger.get(f"loss.{COMPONENT}")) in LOSSES:
-            ledger.skip(key, "the chunking of the logits; -100 is ignored, as here")
-        else:
-            ledger.refuse(key, "unknown loss. Type objective._target_=<yours> trust=[<its package>].")
+        outcome = unneeded if name in known or not name else refused
+        ledger.settle(outcome(known.get(name, why)), section, f"{section}.**")
+    rule = refused("unknown loss. Type objective._target_=<yours> trust=[<its package>].")
+    if str(ledger.get(f"loss.{COMPONENT}")) in LOSSES:
+        ledger.carry(f"loss.{COMPONENT}", {"objective": "next_token"})
+        rule = unneeded("the chunking of the logits; -100 is ignored, as here")
+    ledger.settle(rule, "loss", "loss.**")
 
 
-CHECKPOINTS = (
+DISTILLATION = "distillation is not built in. Write your own objective."
+PROFILER = refused("there is no profiler during training. Leave it out.")
+INITIAL = (
     "initial weights come from a dtrain run (init=<out>), or from a model that loads its own: "
     "model._target_=transformers.AutoModelForCausalLM.from_pretrained model.pretrained_model_name_or_path={} "
     "trust=[transformers]."
@@ -146,9 +134,9 @@ SECTIONS: Mapping[str, tuple[str, Mapping[str, str]]] = {
         },
     ),
     "tensor_parallel_plan": ("the model defines its own tp_plan: see docs/own-parts.md.", {}),
-    "teacher_model": ("distillation is not built in. Write your own objective.", {}),
-    "teacher_checkpointer": ("distillation is not built in. Write your own objective.", {}),
-    "kd_loss": ("distillation is not built in. Write your own objective.", {}),
+    "teacher_model": (DISTILLATION, {}),
+    "teacher_checkpointer": (DISTILLATION, {}),
+    "kd_loss": (DISTILLATION, {}),
     "ref_checkpointer": ("preference training is not built in. Write your own objective.", {}),
 }
 """section -> why it is refused, and its components that dtrain does not need (with the reason)."""
@@ -160,16 +148,11 @@ def _optimizer(ledger: Ledger) -> None:
     if name.startswith("torch.optim."):
         optimizer(ledger, key, "optimizer", name.rpartition(".")[2])
         return
-    for other in ledger.under("optimizer"):
-        lr = other == "optimizer.lr"
-        ledger.refuse(
-            other,
-            f"Type optim.lr={ledger.leaves[other]} for the optimizer that you choose."
-            if lr
-            else f"unknown optimizer {name}: {TINY}",
-        )
+    lr = ledger.get("optimizer.lr")
+    ledger.settle(refused(f"Type optim.lr={lr} for the optimizer that you choose."), "optimizer.lr")
+    ledger.settle(refused(f"unknown optimizer {name}: {TINY}"), "optimizer", "optimizer.**")
     if name:
-        unknown_optimizer(ledger, name, ledger.get("optimizer.lr"))
+        unknown_optimizer(ledger, name, lr)
 
 
 def _schedule(ledger: Ledger) -> None:
@@ -178,114 +161,97 @@ def _schedule(ledger: Ledger) -> None:
     name = str(ledger.get(key, ""))
     if not name:
         return
-    cosine = name.endswith("get_cosine_schedule_with_warmup") and ledger.get(f"{p}.num_cycles", 0.5) == 0.5
-    for other in [key, *(other for other in ledger.under(p) if other != key)]:
-        if not cosine:
-            ledger.refuse(other, f"unknown schedule {name}. Type schedule=cosine, constant or wsd.")
-            ledger.ask("schedule")
-        elif other == key:
-            ledger.carry(
-                key, {word: value for word, value in decaying("cosine", 0, None).items() if word != "schedule.warmup"}
-            )
-            ledger.imply({"schedule.warmup": 0}, "no warm-up in this file")
-        elif other == f"{p}.num_warmup_steps":
-            to("schedule.warmup", whole, BEHIND)(ledger, other, ledger.leaves[other])
-        elif other == f"{p}.num_cycles":
-            ledger.skip(other, "half a cosine period, as here")
+    if not name.endswith("get_cosine_schedule_with_warmup") or ledger.get(f"{p}.num_cycles", 0.5) != 0.5:
+        unknown = f"unknown schedule {name}. Type schedule=cosine, constant or wsd."
+        ledger.settle(refused(unknown, "schedule"), f"{p}.**")
+        return
+    ledger.carry(key, {"schedule": "cosine", "schedule.floor": 0.0})
+    ledger.settle(to("schedule.warmup", whole, BEHIND), f"{p}.num_warmup_steps")
+    ledger.settle(unneeded("half a cosine period, as here"), f"{p}.num_cycles")
+    ledger.imply({"schedule.warmup": 0}, "no warm-up in this file")
+
+
+DEGREES = {
+    "tensor_parallel_dim": "tp",
+    "data_parallel_replicate_dim": "dp_replicate",
+    "data_parallel_shard_dim": "dp_shard",
+    "context_parallel_dim": "cp",
+}
 
 
 def _mesh(ledger: Ledger) -> None:
     """Translate the mesh degrees; keys of torchtune's distributed recipes imply FSDP."""
-    if any(
-        ledger.leaves.get(key) is not None
-        for key in (
-            "custom_sharded_layers",
-            "fsdp_cpu_offload",
-            "fsdp_reshard_after_forward",
-            "data_parallel_shard_dim",
-        )
-    ):
+    distributed = ("custom_sharded_layers", "fsdp_cpu_offload", "fsdp_reshard_after_forward", "data_parallel_shard_dim")
+    if any(ledger.leaves.get(key) is not None for key in distributed):
         ledger.imply({"strategy": "fsdp"}, "as in torchtune's distributed recipes")
-    for key, axis in (
-        ("tensor_parallel_dim", "tp"),
-        ("data_parallel_replicate_dim", "dp_replicate"),
-        ("data_parallel_shard_dim", "dp_shard"),
-        ("context_parallel_dim", "cp"),
-    ):
-        value: Any = ledger.leaves.get(key)
-        if key in ledger.leaves and value in (1, -1, None):
-            ledger.skip(key, "the remaining ranks" if value == -1 else "one, as here")
-        elif key in ledger.leaves:
-            to(f"mesh.{axis}", count)(ledger, key, value)
+    for key, axis in DEGREES.items():
+        ledger.settle(chosen({-1: unneeded("the remaining ranks")}, terms.degree(axis)), key)
     if ledger.words.get("mesh.dp_replicate", 1) > 1:
         ledger.words["strategy"] = "fsdp" if ledger.words.get("mesh.dp_shard") is None else "hsdp"
 
 
-def _checkpointer(ledger: Ledger, key: str, value: Any) -> Rule:
-    if key.endswith("output_dir"):
-        return SHARDS
+def _checkpoint_files(ledger: Ledger, key: str, value: Any) -> None:
     folder = screen.typed(str(ledger.get("checkpointer.checkpoint_dir", "<folder>")))
-    return unneeded("empty") if value in (None, "") else refused(CHECKPOINTS.format(folder))
+    (unneeded("empty") if value in (None, "") else refused(INITIAL.format(folder)))(ledger, key, value)
 
 
-RULES: dict[str, Rule] = {
-    **every("tensor_parallel_dim data_parallel_replicate_dim data_parallel_shard_dim context_parallel_dim",
-    refused(ODD)),
-    "output_dir": output,
+KEYS: Mapping[str, Any] = {
+    " ".join(DEGREES): refused(ODD),
+    "output_dir": terms.output,
     **{f"{section}.**": refused(why) for section, (why, _) in SECTIONS.items()},
-    "checkpointer.**": lambda ledger, key, value: _checkpointer(ledger, key, value)(ledger, key, value),
-    "resume_from_checkpoint": switched(says({"resume": "must"}), unneeded("resume=auto resumes if there is a "
-    "checkpoint")),
+    "checkpointer.output_dir": terms.CHECKPOINTS,
+    "checkpointer.**": _checkpoint_files,
+    "resume_from_checkpoint": switched(
+        says({"resume": "must"}), unneeded("resume=auto resumes if there is a checkpoint")
+    ),
     "save_every_n_steps": to("checkpoint.every", count),
     "save_every_n_epochs": epochs("checkpoint.every"),
-    **every("save_adapter_weights_only enable_async_checkpointing", SHARDS),
+    "save_adapter_weights_only enable_async_checkpointing use_distributed_state_dict": terms.CHECKPOINTS,
     "keep_last_n_checkpoints": to("checkpoint.keep", count),
-    "epochs": epochs(),
-    "max_steps_per_epoch": epochs(),
+    "epochs max_steps_per_epoch": epochs(),
     "batch_size": to("microbatch", count, "samples per forward on one rank"),
     "batch_size_val": unneeded("evaluation uses the microbatch size"),
     "gradient_accumulation_steps": to("accumulate", count),
     "run_val_every_n_steps": to("evaluate.every", count),
     "seed": to("seed", whole),
-    "shuffle": switched(unneeded("samples are shuffled with the seed"), refused("samples are shuffled with the seed. "
-    "Leave it out.")),
-    "clip_grad_norm": to("clip", number),
-    "compile": switched(says({"compile": "blocks"}), says({"compile": "none"})),
-    "compile.model": switched(says({"compile": "blocks"}), says({"compile": "none"})),
+    "shuffle": switched(
+        unneeded("samples are shuffled with the seed"), refused("samples are shuffled with the seed. Leave it out.")
+    ),
+    "clip_grad_norm": to("clip"),
+    "compile compile.model": terms.COMPILE,
     "compile.*": unneeded("dtrain compiles the blocks"),
     "optimizer_in_bwd": lacking("the optimizer steps after the whole backward. Type strategy=fsdp to shard its state."),
-    "device": chosen({"cuda": unneeded("GPUs if available, as here"), "cpu": says({"backend": "gloo"})},
-    refused("dtrain runs on GPUs with nccl and on CPUs with gloo. Leave it out.")),
+    "device": chosen(
+        {"cuda": terms.GPUS, "cpu": says({"backend": "gloo"})},
+        refused("dtrain runs on GPUs with nccl and on CPUs with gloo. Leave it out."),
+    ),
     "enable_activation_checkpointing": switched(says({"remat": "full"}), says({"remat": "none"})),
-    "enable_activation_offloading": lacking("there is no activation offload. Type remat=full."),
-    "ac_mode": chosen({"full": says({"remat": "full"}), "selective": says({"remat": "selective"})},
-    refused("type remat=full or remat=selective.")),
+    "enable_activation_offloading": terms.NO_ACTIVATION_OFFLOAD,
+    "ac_mode": chosen(
+        {"full": says({"remat": "full"}), "selective": says({"remat": "selective"})},
+        refused("type remat=full or remat=selective."),
+    ),
     "ac_option": refused("type remat=budget remat.share=0.5 for the share of blocks to recompute."),
-    "custom_sharded_layers": unneeded("parameters outside the blocks are sharded separately"),
-    "fsdp_cpu_offload": switched(says({"strategy.offload": "cpu"}), unneeded("off, as here")),
+    "custom_sharded_layers memory_efficient_fsdp_wrap": unneeded(
+        "parameters outside the blocks are sharded separately"
+    ),
+    "fsdp_cpu_offload": terms.OFFLOAD,
     "fsdp_reshard_after_forward": switched(says({"strategy.reshard": "forward"}), says({"strategy.reshard": "never"})),
-    "memory_efficient_fsdp_wrap": unneeded("parameters outside the blocks are sharded separately"),
     "dtype": chosen(
-        {"bf16": says({"precision": "bf16_true"}, "bf16 weights, as in "
-        "torchtune"), "fp32": says({"precision": "fp32"})},
+        {
+            "bf16": says({"precision": "bf16_true"}, "bf16 weights, as in torchtune"),
+            "fp32": says({"precision": "fp32"}),
+        },
         refused("16-bit weights are bf16 only. Type precision=fp16, which keeps fp32 weights.", "precision"),
     ),
-    "enable_fp8_training": switched(says({"precision": "fp8"}, "needs torchao and a GPU with fp8"),
-    unneeded("off, as here")),
+    "enable_fp8_training": terms.FP8,
     "fp8_recipe_name": to("precision.recipe", text),
     "log_every_n_steps": to("log.every", count),
     "log_peak_memory_stats": unneeded("metrics.jsonl has all measurements"),
     "log_level": unneeded("there is a single log level"),
-    "profiler.**": lambda ledger, key, value: (
-        (
-        refused("there is no profiler during training. Leave it out.")
-        if ledger.get("profiler.enabled")
-        else unneeded("off, as here")
-        )(ledger, key, value)
-    ),
-    "cudnn_deterministic_mode": lacking("on GPUs type backend=nccl backend.kernels=deterministic; CPU kernels are "
-    "deterministic."),
+    "profiler.**": when(lambda ledger, *_: bool(ledger.get("profiler.enabled")), PROFILER, OFF),
+    "cudnn_deterministic_mode": terms.DETERMINISTIC,
     "low_cpu_ram": unneeded("each shard is initialised in place"),
-    "use_distributed_state_dict": SHARDS,
-    **every("kd_ratio", refused("distillation is not built in. Write your own objective.")),
-}  # fmt: skip
+    "kd_ratio": refused(DISTILLATION),
+}
+RULES = table(KEYS)

@@ -88,6 +88,26 @@ def test_megatron(tmp_path: Path) -> None:
     assert read.plan(tmp_path).batch.accumulate == 4
 
 
+def test_a_key_without_a_value_is_empty() -> None:
+    from dtrain.dialect import translate
+
+    options = {"megatron_lm_num_micro_batches": None, "megatron_lm_pp_degree": None}
+    tree = {"distributed_type": "MEGATRON_LM", "megatron_lm_config": options}
+    ledger = translate(tree, "accelerate", "a.yaml")
+    assert {entry.why for entry in ledger.entries if "config" in entry.key} == {"empty"}
+    tree = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": None}}
+    assert translate(tree, "accelerate", "a.yaml").words["strategy"] == "zero2"  # the default of Accelerate
+
+
+def test_the_address_does_not_depend_on_how_processes_are_split() -> None:
+    from dtrain.dialect import translate
+
+    tree = {"num_machines": 2, "num_processes": 3, "main_process_ip": "10.0.0.4", "main_process_port": 29500}
+    ledger = translate({**tree, "machine_rank": 0}, "accelerate", "a.yaml")
+    assert {entry.key for entry in ledger.entries if entry.kind == "refused"} == {"num_machines", "num_processes"}
+    assert ledger.command["launcher.address"] == "10.0.0.4:29500"
+
+
 def test_cpus_and_what_is_misspelt() -> None:
     read = example("accelerate_cpu.yaml")
     assert read.words == {

@@ -8,6 +8,7 @@ folders of the user's own, Hydra composes them (dtrain/compose/hydra.py).
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from dtrain import recipe, secrets
 from dtrain.cluster import detect
@@ -16,7 +17,7 @@ from dtrain.compose.check import Vocabulary, judge, shown
 from dtrain.compose.tree import config_of, vocabulary_of
 from dtrain.compose.typed import typed
 from dtrain.config.schema import GROUPS, LISTS, Config, of_scope
-from dtrain.config.word import Word, cut
+from dtrain.config.word import Word, cut, spelling, text
 from dtrain.errors import DtrainError, WordsError
 from dtrain.recipe import policy
 from dtrain.resolve import further
@@ -52,7 +53,7 @@ def compose(words: Sequence[str], *, run: str | None = None) -> Config:
     )
     written = recipe.of_run(run, overridden={word.key for word in asked}) if run else []
     written = [word for word in written if word.key.split(".")[0] not in of_scope("mesh") and not _not_needed(word)]
-    given = [*written, *_with_recipes(asked, problems)]
+    given = _with_one_space([*written, *_with_recipes(asked, problems)])
     settled = _settle(given)
     vocabulary = vocabulary_of(_searchpath(asked, problems), settled)
     judged = {
@@ -74,6 +75,38 @@ def compose(words: Sequence[str], *, run: str | None = None) -> Config:
                 config.choices[group] = UNKNOWN
         raise WordsError(*dict.fromkeys([*problems, *further(config, detect())]))
     return config
+
+
+def with_spaces(asked: Sequence[Word]) -> list[Word]:
+    """The typed words of a sweep, before them what its recipes say under `sweep`: a word of several values for each key
+    of a space that no later word sets. Raises WordsError.
+    """
+    problems = list[str]()
+    single = [word for word in asked if not (word.key == "recipe" and word.sweep)]
+    given = [_axis(word) if word.key.startswith(policy.SPACE) else word for word in _with_recipes(single, problems)]
+    if problems:
+        raise WordsError(*problems)
+    settled = [word for word in _settle(given) if word.place and (word.sweep or word.key.startswith("sweep."))]
+    return [*settled, *asked]
+
+
+def _axis(word: Word) -> Word:
+    """A key of a recipe's space as a word of several values: `value` is their list, or None where `text` says them."""
+    key, values = word.key.removeprefix(policy.SPACE), word.value
+    if not isinstance(values, list):
+        read = typed([f"{key}={values}"])[0] if isinstance(values, str) else []
+        if read and read[0].sweep:
+            return replace(read[0], source=word.source, place=word.place)
+        values = [read[0].value if read else values]
+    return replace(word, key=key, value=values, text=",".join(map(spelling, values)), sweep=True)
+
+
+def _with_one_space(words: Sequence[Word]) -> list[Word]:
+    """The words, with the keys of a space as one word: only a sweep reads them."""
+    axes = [word for word in words if word.key.startswith(policy.SPACE)]
+    space = {word.key.removeprefix(policy.SPACE): word.value for word in axes}
+    others = [word for word in words if word not in axes]
+    return [*others, replace(axes[0], key="sweep.space", value=space, text=text(space))] if axes else others
 
 
 def said_again(words: Sequence[str]) -> Iterable[str]:
@@ -116,7 +149,7 @@ def value_of(words: Sequence[str], key: str) -> str | None:
 def _with_recipes(asked: list[Word], problems: list[str]) -> list[Word]:
     """The words of the recipes, in the order in which they were named, then all other words."""
     written: list[Word] = []
-    given = {word.key for word in asked}
+    given = {word.key for word in asked} - {"recipe"}
     for name in [
         name
         for word in asked
@@ -144,7 +177,7 @@ def _settle(words: list[Word]) -> list[Word]:
     final: list[Word] = []
     for word in words:
         group = word.key.removesuffix("._target_")
-        replaces = word.key in GROUPS or word.key.endswith("._target_")
+        replaces = not word.sweep and (word.key in GROUPS or word.key.endswith("._target_"))
         again = any(old.key == word.key and old.value == word.value for old in final)
         lost = [
             old

@@ -134,7 +134,8 @@ class Verify:
 
 @dataclass
 class Sweep:
-    out: str | None = key("text or null", None, "folder for the jobs of -m, one subfolder each")
+    out: str | None = key("text or null", None, "folder for the jobs of -m, one subfolder each", "typed")
+    space: dict[str, Any] = key("mapping", {}, "in a recipe: key -> values, a list or as typed: {seed: 'range(0,4)'}")
     parallel: Any = key(
         "int >= 1 and <= 1000 or auto", "auto", "jobs at a time; auto: by cores, GPUs and predicted memory"
     )
@@ -303,7 +304,7 @@ class Schema:
         "figures of the run as [lowest, highest], null for an open end; for recipes, checked by `dtrain verify`",
         "aside",
     )
-    sweep: Sweep = section(Sweep, "", "aside typed")
+    sweep: Sweep = section(Sweep, "", "aside")
     launcher: dict[str, Any] = group("auto", "mesh")
     backend: dict[str, Any] = group("auto", "mesh")
     strategy: dict[str, Any] = group("auto", "mesh")

@@ -13,19 +13,19 @@ from typing import Any
 import yaml
 
 from dtrain.config.files import folder
-from dtrain.config.schema import GROUPS, Config, Schema
+from dtrain.config.schema import GROUPS, Config, Schema, of_scope
 from dtrain.config.trust import MADE_OF
 from dtrain.config.word import Word, text
 from dtrain.errors import StoreError, WordsError
 from dtrain.recipe.document import FLOAT, HIDDEN, INTEGER, KEY, OVERRIDE, Node, Slip, parse, scalar
 from dtrain.recipe.locate import Place, check, fetch, find
-from dtrain.recipe.policy import NEVER, refused
+from dtrain.recipe.policy import SPACE, refused
 from dtrain.secrets import HERE, masked
 from dtrain.storage import store
 
 __all__ = ["folder", "of_run", "read", "write"]
 
-NOT_WRITTEN = (*NEVER, "expect")
+NOT_WRITTEN = (*of_scope("typed"), "expect", "sweep")
 """Keys that are not written to config.yaml. Expectations of a recipe need not hold for a run with other words."""
 DEEPEST, MOST = 8, 32
 """Limits: levels of recipes that build on each other, and recipes in total."""
@@ -71,6 +71,7 @@ def of_run(run: str, *, overridden: Collection[str] = ()) -> list[Word]:
 
 def _is_overridden(key: str, overridden: Collection[str]) -> bool:
     """Whether the command line gives this key, or the word of its group."""
+    key = key.removeprefix(SPACE)
     return key in overridden or key.split(".")[0] in overridden
 
 
@@ -159,6 +160,9 @@ def _words(document: Mapping[str, Node], place: Place, problems: list[str]) -> I
 
 
 def _order(word: Word) -> int:
+    """A key that is swept comes after its own single value."""
+    if word.key.startswith(SPACE):
+        return 1001
     return word.key.count(".") if word.key.endswith("._target_") else 1000
 
 

@@ -7,12 +7,13 @@ recipe=<URL>`.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dtrain.config import grammar
-from dtrain.config.schema import of_scope
+from dtrain.config.schema import ROWS, of_scope
 from dtrain.config.trust import from_elsewhere, own
-from dtrain.config.word import Word
+from dtrain.config.word import Word, text
 from dtrain.recipe.document import HIDDEN, KEY
 from dtrain.recipe.fetch import named_hosts, refusal, resolves_inside, servers
 from dtrain.recipe.locate import Place
@@ -20,8 +21,6 @@ from dtrain.secrets import HERE, masked, redact_arg, screen
 from dtrain.secrets.patterns import is_secret
 from dtrain.storage import clients
 
-NEVER = ("hydra", *of_scope("typed"))
-"""Keys that no recipe may set."""
 NEVER_FROM_ELSEWHERE = re.compile(r"loop|launcher\.(address|here)|data(\.\w+)*\.cache")
 """Keys that a remote recipe may not set: the loop, addresses that listen, folders that are written to."""
 REFERENCE = re.compile(r"\$\{\s*(\w+(?:\.\w+)*)\s*\}", re.ASCII)
@@ -34,16 +33,27 @@ FOREIGN_CODE: Mapping[str, Any] = {
     "custom_generate": lambda value: value is not None,
 }
 """Argument that makes a package run downloaded code -> whether a value does."""
-NO_SMALL = ("recipe", "expect", "requires")
-"""Keys that `expect.small` may not contain."""
+OF_A_RECIPE = ("recipe", "expect", "requires")
+"""Keys that neither `expect.small` nor `sweep.space` may contain."""
+SPACE = "sweep.space."
+"""Prefix of the keys that a recipe sweeps."""
+
+
+def is_typed_only(key: str) -> bool:
+    """Whether no recipe may set this key."""
+    return key.split(".")[0] in of_scope("typed") or (key in ROWS and "typed" in ROWS[key].metadata["scope"].split())
 
 
 def refused(word: Word, place: Place) -> Iterable[str]:
     """A sentence for each rule that this word breaks in a recipe at this place, with words to type instead."""
     shown = HIDDEN.sub("?", masked(f"{str(word)[:200]} ({word.source})").replace("\n", "\\n"))
     top = word.key.split(".")[0]
-    if top in NEVER:
-        yield f"{shown}: {top} cannot come from a recipe. Type it on the command line."
+    if word.key.startswith(SPACE):
+        yield from _inside_space(word, place, shown)
+        return
+    if top == "hydra" or is_typed_only(word.key):
+        name = word.key if word.key == "sweep.out" else top
+        yield f"{shown}: {name} cannot come from a recipe. Type it on the command line."
     if word.key == "expect.small":
         yield from _inside_small(word, place, shown)
     if place.trust == "remote":
@@ -148,12 +158,33 @@ def _inside_small(word: Word, place: Place, shown: str) -> Iterable[str]:
     """Apply the rules of the recipe to the words in expect.small."""
     for small in word.value if isinstance(word.value, list) else []:
         key, equals, value = str(small).partition("=")
-        if not equals or not KEY.fullmatch(key) or key.split(".")[0] in NO_SMALL:
+        if not equals or not KEY.fullmatch(key) or key.split(".")[0] in (*OF_A_RECIPE, "sweep"):
             yield f"{shown}: {small!r:.60} is not a word. Write words such as steps=50."
         elif place.trust == "remote" and grammar.FOR_HYDRA.search(value):
             yield f"{shown}: {small!r:.60}: a recipe from elsewhere makes itself small with plain values alone."
         else:
             yield from refused(Word(key, _plain(value), value, word.source), place)
+
+
+def _inside_space(word: Word, place: Place, shown: str) -> Iterable[str]:
+    """Apply the rules of the recipe to each value of a key in sweep.space."""
+    key = word.key.removeprefix(SPACE)
+    if key.split(".")[0] in (*OF_A_RECIPE, "sweep", "hydra") or is_typed_only(key):
+        yield f"{shown}: a recipe cannot sweep {key}. Leave it out."
+        return
+    for value in word.value if isinstance(word.value, list) else [word.value]:
+        yield from refused(replace(word, key=key, value=value, text=text(value)), place)
+
+
+def swept(values: Sequence[Word]) -> Iterable[str]:
+    """A sentence for each value of a swept key that the recipe at its place may not give it. What a remote one gives is
+    plain, as each job is composed as if its values were typed.
+    """
+    for word in values:
+        yield from refused(word, word.place)
+        if word.place.trust == "remote" and "${" in str(word.value):
+            yield f"{masked(str(word)[:200])} ({word.source}): a recipe from elsewhere sweeps plain values alone."
+    yield from reaches(values, {})
 
 
 def _plain(text: str) -> Any:
@@ -185,6 +216,7 @@ def _looks_up_keys_only(value: str, own_key: str) -> bool:
         return True
     keys = REFERENCE.findall(value)
     forbidden = any(
-        key.split(".")[0] in (*NEVER, "init", "fork") or NEVER_FROM_ELSEWHERE.fullmatch(key) for key in keys
+        key.split(".")[0] in ("hydra", "init", "fork") or is_typed_only(key) or NEVER_FROM_ELSEWHERE.fullmatch(key)
+        for key in keys
     )
     return len(keys) == value.count("${") and not forbidden

@@ -9,7 +9,7 @@ from typing import Any
 
 from dtrain import recipe, secrets
 from dtrain.cluster import Cluster, share
-from dtrain.compose import compose, vocabulary
+from dtrain.compose import compose, vocabulary, with_spaces
 from dtrain.compose.check import shown
 from dtrain.compose.typed import typed
 from dtrain.config import files
@@ -45,7 +45,7 @@ class Request:
 
     def description(self, study: Study) -> Description:
         """The contents of sweep.yaml, without what no file may say: trust, secrets, options of storage."""
-        words = [word for word in self.words if word.key.split(".")[0] not in of_scope("typed")]
+        words = [word for word in self.words if not policy.is_typed_only(word.key)]
         kept = {word.key: spelling(word.value) for word in words if not _is_private(word)}
         values = {axis.key: list(axis.values) if isinstance(axis, Choices) else axis.text() for axis in self.space}
         return Description(kept, [values], study)
@@ -60,19 +60,19 @@ class Request:
 def read(words: Sequence[str]) -> Request:
     """Raises WordsError with every mistake that can be seen before a job is composed."""
     given, problems = typed(words)
+    try:
+        given = with_spaces(given)
+    except WordsError as error:
+        problems += error.problems
+    problems += [
+        f"{shown(word)}: in a recipe, a mapping of keys to values. Typed, it is words: optim.lr=1e-3,3e-3."
+        for word in given
+        if f"{word.key}.".startswith(policy.SPACE)
+    ]
     swept = [word for word in given if word.sweep]
     if not swept and not problems:
         problems.append("-m: no word has several values. Type optim.lr=1e-3,3e-3 for example, or leave -m out.")
-    problems += [
-        f"{shown(word)}: the folder of a job is named after what is swept, and a secret cannot be."
-        for word in swept
-        if _is_private(word)
-    ]
-    problems += [
-        f"{shown(word)}: it cannot be swept. Type {word.key}=<one value>."
-        for word in swept
-        if word.key.split(".")[0] in ("out", "trust", "sweep", "hydra") and not _is_private(word)
-    ]
+    problems += _unsweepable(swept)
     places = [word for word in given if word.key in ("sweep.out", "out") and not word.sweep]
     problems += [
         f"{shown(word)}: a folder or URL. Type {word.key}=<text>."
@@ -85,9 +85,27 @@ def read(words: Sequence[str]) -> Request:
     if problems:
         raise WordsError(*problems)
     settings = tuple(word for word in given if word.key.startswith("sweep.") and word.key != "sweep.out")
-    seed = next((word.value for word in settings if word.key == "sweep.seed" and type(word.value) is int), 0)
+    seed = next((word.value for word in reversed(settings) if word.key == "sweep.seed" and type(word.value) is int), 0)
     fixed = tuple(word for word in given if not word.sweep and word not in places and word not in settings)
-    return Request(root, fixed, settings, tuple(space.axes(swept, _names, seed)))
+    axes = space.axes(swept, _names, seed)
+    problems += _of_recipes(swept, axes)
+    if problems:
+        raise WordsError(*problems)
+    return Request(root, fixed, settings, tuple(axes))
+
+
+def _of_recipes(swept: Sequence[Word], axes: Sequence[Axis]) -> Iterable[str]:
+    """Why a recipe may not give these values, and which recipes that are swept bring a sweep of their own."""
+    values = {
+        axis.key: [Word(axis.key, value, spelling(value), word.source, place=word.place) for value in axis.values]
+        for word, axis in zip(swept, axes, strict=True)
+        if isinstance(axis, space.Choices)
+    }
+    yield from policy.swept([word for words in values.values() for word in words if word.place])
+    for name in values.get("recipe", ()):
+        own = [word for word in recipe.read(str(name.value)) if word.key.startswith("sweep.")]
+        if own:
+            yield f"recipe={cut(name.text)}: its {own[0].key} is for a sweep of this recipe alone. Type -m {name}."
 
 
 def again(root: str, more: Sequence[str]) -> list[Request]:
@@ -103,7 +121,7 @@ def again(root: str, more: Sequence[str]) -> list[Request]:
     problems += [
         f"{shown(word)}: the words of a sweep are those of its sweep.yaml. Leave it out."
         for word in added
-        if word.key.split(".")[0] not in of_scope("typed") and not _is_private(word)
+        if not (policy.is_typed_only(word.key) or word.key.startswith("sweep.") or _is_private(word))
     ]
     written, wrong = typed([f"{key}={text}" for key, text in there.words.items()])
     words = [replace(word, source=str(place), place=place) for word in written]
@@ -113,15 +131,22 @@ def again(root: str, more: Sequence[str]) -> list[Request]:
         for key, values in axes.items()
         for value in ([values] if isinstance(values, str) else values)
     ]
-    problems += [*wrong, *(problem for word in (*words, *swept) for problem in policy.refused(word, place))]
+    problems += [*wrong, *(problem for word in words for problem in policy.refused(word, place))]
+    problems += [*_unsweepable(swept), *policy.swept(swept)]
     if problems:
         raise WordsError(*dict.fromkeys(problems))
     settings = tuple(word for word in added if word.key.startswith("sweep."))
     fixed = (*words, *(word for word in added if word not in settings))
+    written = [word for word in with_spaces(words) if word.key.startswith("sweep.")]
     number = {"sweep.trials": spelling(there.study.trials)}
     looks_for, _ = typed([f"{key}={text}" for key, text in {**there.study.words(), **number}.items()])
     return [
-        Request(root, fixed, (*looks_for, *settings), tuple(_axis_of_file(key, values) for key, values in axes.items()))
+        Request(
+            root,
+            fixed,
+            (*written, *looks_for, *settings),
+            tuple(_axis_of_file(key, values) for key, values in axes.items()),
+        )
         for axes in there.spaces
     ]
 
@@ -131,6 +156,14 @@ def _axis_of_file(key: str, values: Sequence[Any] | str) -> Axis:
     if isinstance(values, str):
         return space.axes([Word(key, None, values, "sweep.yaml", sweep=True)], _names, 0)[0]
     return Choices(key, tuple(values))
+
+
+def _unsweepable(swept: Iterable[Word]) -> Iterable[str]:
+    for word in swept:
+        if _is_private(word):
+            yield f"{shown(word)}: the folder of a job is named after what is swept, and a secret cannot be."
+        elif word.key.split(".")[0] in ("out", "trust", "sweep", "hydra"):
+            yield f"{shown(word)}: it cannot be swept. Type {word.key}=<one value>."
 
 
 def _is_private(word: Word) -> bool:
@@ -230,6 +263,7 @@ def _job(values: Mapping[str, Any], words: tuple[str, ...], meaning: str) -> Job
 def _settings(request: Request) -> Sweep:
     """The section `sweep` of the config. Raises WordsError."""
     config = compose([*map(str, request.settings)])
+    config.sources |= {word.key: word.source for word in request.settings}
     wrong = {key: problem for key, problem in values.judge(config).items() if key.startswith("sweep.")}
     if wrong:
         raise WordsError(*wrong.values())

@@ -74,6 +74,10 @@ def axes(swept: Iterable[Word], names: Callable[[str], Sequence[str]], seed: int
 
 def _axis(word: Word, names: Callable[[str], Sequence[str]], seed: int) -> Axis:
     """Raises ValueError with a sentence."""
+    if isinstance(word.value, list):
+        if not word.value:
+            raise ValueError("no value.")
+        return Choices(word.key, tuple(word.value))
     try:
         return Choices(word.key, tuple(grammar.read(word.text)))
     except grammar.Unread:

@@ -64,6 +64,9 @@ def one(config: Config) -> Result:
         with store.patience(LOOK_SECONDS):
             preflight.check(plan)
         screen.say(f"{show(plan)}\n{before(plan)}".rstrip())
+        if config.sweep.space:
+            source = config.sources["sweep.space"]
+            screen.complain(f"sweep.space ({source}): this is one run. Type -m to sweep.", begin="note: ")
         if full := screen.full():
             raise PreflightError(f"standard output: {why(full)}. Send it elsewhere: > <another file>.")
         note_code()

@@ -10,8 +10,11 @@ from pathlib import Path
 import commands
 import pytest
 
+from dtrain.cluster import Cluster
 from dtrain.config.schema import GROUPS, Schema
 from dtrain.recipe import folder
+from dtrain.resolve import resolve
+from dtrain.sweep import jobs
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -122,7 +125,10 @@ HELD = {
         '"""': "the same; tests/test_outside.py runs them",
     },
     "recipes.md": {"# One line": "test_the_recipe_is_one"},
-    "sweeps.md": {"python -m dtrain -m": "test_the_commands_of_sweeps_run"},
+    "sweeps.md": {
+        "python -m dtrain -m": "test_the_commands_of_sweeps_run",
+        "# mine.yaml": "test_the_recipe_of_a_sweep_is_one",
+    },
     "reliability.md": {
         "python -m dtrain strategy=ddp": "test_faults_that_are_planted_are_survived",
         "<out>/": "test_a_run_leaves_what_the_page_says",
@@ -162,15 +168,21 @@ def test_the_examples_of_parts_are_those_of_the_kit() -> None:
 
 def test_the_commands_of_sweeps_run(tmp_path: Path) -> None:
     small = ["model=mlp", "data=synthetic", "objective=regression", "steps=4", "hook=[]"]
-    (block,) = blocks(ROOT / "docs/sweeps.md")
     printed = []
-    for line in block.splitlines():
+    for line in block("docs/sweeps.md", "python -m dtrain -m").splitlines():
         words = shlex.split(line, comments=True)[3:]
         done = commands.run(*words, *(small if words[0] == "-m" else []), cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         printed.append(done.stdout)
     assert "6 jobs in runs/s, of which 6 are finished" in printed[1]
     assert "no job has failed" in printed[4]
+
+
+def test_the_recipe_of_a_sweep_is_one(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(block("docs/sweeps.md", "# mine.yaml"))
+    request = jobs.read([f"recipe={tmp_path}/mine.yaml", "sweep.out=s"])
+    judged = jobs.judged(request, Cluster(gpus=0, cpus=8), resolve)
+    assert (len(judged.jobs), judged.slots) == (12, 2)
 
 
 def trained(folder: Path, *words: str) -> str:

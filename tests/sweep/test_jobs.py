@@ -111,4 +111,4 @@ def test_a_sweep_of_somebody_else_has_the_rights_of_a_recipe(tmp_path: Path) -> 
     with pytest.raises(WordsError) as raised:
         jobs.again(str(tmp_path), [])
     assert any("trust cannot come from a recipe" in problem for problem in raised.value.problems)
-    assert any("sweep cannot come from a recipe" in problem for problem in raised.value.problems)
+    assert any("sweep.out=a" in problem and "it cannot be swept" in problem for problem in raised.value.problems)

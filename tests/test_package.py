@@ -36,6 +36,8 @@ def test_the_wheel_holds_every_word_recipe_and_module(unpacked: Path) -> None:
         assert names(unpacked / "dtrain" / folder, "*.yaml") == names(ROOT / folder, "*.yaml")
     project = {f"project/{name}" for name in names(ROOT / "project", "*.py")}
     assert names(unpacked / "dtrain", "*.py") == names(ROOT / "dtrain", "*.py") | project
+    for pattern in ("*.html", "*.css", "*.js"):
+        assert names(unpacked / "dtrain", pattern) == names(ROOT / "dtrain", pattern) != set()
     assert names(unpacked / "dtrain/project", "*") == names(ROOT / "project", "*")
     assert {path.name for path in unpacked.iterdir() if not path.name.endswith(".dist-info")} == {"dtrain"}
 

@@ -1,1 +1,1 @@
-"""Pages of a run."""
+"""Runs and sweeps, read from their files, and the pages that show them."""

@@ -9,11 +9,11 @@ The content of these files is not trusted: pass it through `dtrain.config.word.c
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -38,6 +38,7 @@ BEGAN = re.compile(rb'\{"time": (\d{1,11}(?:\.\d+)?),')
 DECIDES = re.compile(r"(?:objective|model|data)(?:\._target_)?$|checkpoint\.best")
 """Words that decide which metrics a run has, and which direction is better."""
 ENDED = (*EXIT_CODES, "failed")
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,13 @@ class Run:
 
 def below(url: str) -> list[Run]:
     """The run at `url`, or the runs in folders below it, oldest first. Raises StoreError if the folder is missing."""
+    return sorted(each(url, lambda run, events: run), key=lambda run: (run.began or math.inf, run.name))
+
+
+def each(url: str, act: Callable[[Run, bytes], Read]) -> list[Read]:
+    """`act(run, the end of its events.jsonl)` of the run at `url`, or of the runs in folders below it, several at a
+    time on a remote storage. Raises StoreError if the folder is missing.
+    """
     configs: list[tuple[str, bytes]] = []
     level = [url.rstrip("/") or "/"]
     for depth in range(DEEPEST + 1):
@@ -71,8 +79,7 @@ def below(url: str) -> list[Run]:
             for place, names in zip(others, _each(_folders, others, url), strict=True)
             for name in names
         ][: MOST * 4]
-    runs = _each(lambda pair: _run(*pair, above=url), configs[:MOST], url)
-    return sorted(runs, key=lambda run: (run.began or math.inf, run.name))
+    return list(_each(lambda pair: act(*_run(*pair, above=url)), configs[:MOST], url))
 
 
 def _each(act: Any, items: Sequence[Any], url: str) -> Iterable[Any]:
@@ -103,7 +110,8 @@ def _bytes(url: str) -> bytes | None:
         raise
 
 
-def _run(url: str, config: bytes, *, above: str) -> Run:
+def _run(url: str, config: bytes, *, above: str) -> tuple[Run, bytes]:
+    """The run at `url`, and the end of its events.jsonl."""
     name = url.removeprefix(above.rstrip("/")).strip("/") or url
     try:
         tail = store.ending(store.join(url, "events.jsonl"), LARGEST)
@@ -112,7 +120,7 @@ def _run(url: str, config: bytes, *, above: str) -> Run:
         first = tail = b""
     began = BEGAN.match(first)
     events = [
-        *_rows(
+        *rows(
             tail, (b'"event": "evaluated"', b'"event": "started"', *(f'"event": "{word}"'.encode() for word in ENDED))
         )
     ]
@@ -123,7 +131,7 @@ def _run(url: str, config: bytes, *, above: str) -> Run:
     figures = {key: value for event in evaluated for key, value in event.items()} or result.get("metrics") or {}
     ended = status in EXIT_CODES
     step = last.get("step") if ended else _newest_step(url)
-    return Run(
+    run = Run(
         url,
         name,
         float(began[1]) if began else None,
@@ -136,9 +144,10 @@ def _run(url: str, config: bytes, *, above: str) -> Run:
         },
         status if ended else _unended(url, status),
     )
+    return run, tail
 
 
-def _rows(data: bytes, wanted: Sequence[bytes]) -> Iterator[Mapping[str, Any]]:
+def rows(data: bytes, wanted: Sequence[bytes] = (b"",)) -> Iterator[Mapping[str, Any]]:
     """The rows of a journal's end that contain one of the texts `wanted`. Incomplete lines and lines that are not JSON
     objects are left out.
     """
@@ -166,7 +175,7 @@ def _newest_step(url: str) -> int:
         tail = store.ending(store.join(url, "metrics.jsonl"), 1 << 13)
     except StoreError:
         return 0
-    steps = [row.get("step") for row in _rows(tail, (b'"step"',))]
+    steps = [row.get("step") for row in rows(tail, (b'"step"',))]
     return next((step for step in reversed(steps) if type(step) is int), 0)
 
 

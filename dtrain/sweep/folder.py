@@ -131,7 +131,8 @@ def _spelled(values: Sequence[Any] | str) -> Sequence[str]:
     return [values] if isinstance(values, str) else [spelling(value) for value in values]
 
 
-def _typed(values: Sequence[Any] | str) -> str:
+def typed(values: Sequence[Any] | str) -> str:
+    """The values of a key, or its interval, as one types them."""
     return ",".join(_spelled(values))
 
 
@@ -148,7 +149,7 @@ def _other_search(there: Description, here: Description) -> dict[str, tuple[str,
     if not (there.study.is_search or here.study.is_search):
         return {}
     before, now = (
-        {**each.study.words(), **{key: _typed(values) for space in each.spaces for key, values in space.items()}}
+        {**each.study.words(), **{key: typed(values) for space in each.spaces for key, values in space.items()}}
         for each in (there, here)
     )
     pairs = {key: (before.get(key, "not swept"), now.get(key, "not swept")) for key in {**before, **now}}

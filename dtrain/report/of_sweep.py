@@ -30,8 +30,8 @@ LOSS = "loss"
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A sweep as it was asked for. `swept`: key -> its values as text, empty for an interval; `jobs`: how many, None if
+class Sweep:
+    """A sweep as its sweep.yaml has it. `swept`: key -> its values as text, empty for an interval; `jobs`: how many, None if
     unknown; `goals`: figure that it compares -> lowest or highest; `command`: that goes on with it.
     """
 
@@ -64,7 +64,7 @@ class Job:
         return {**self.run.figures, **({} if last is None else {LOSS: last})}
 
 
-def read(url: str, asked: Asked) -> list[Job]:
+def read(url: str, sweep: Sweep) -> list[Job]:
     """The jobs at a URL, oldest first. Raises StoreError if there is no such folder."""
 
     def job(run: Run, tail: bytes) -> Job:
@@ -72,7 +72,7 @@ def read(url: str, asked: Asked) -> list[Job]:
         cause, trace = facts.cause(run, events)
         return Job(
             run,
-            {**_recipe(run.name, asked), **run.words},
+            {**_recipe(run.name, sweep), **run.words},
             metrics(run.url, points=POINTS, parts=PARTS, names=(LOSS,)),
             evaluations(events, points=HELD_OUT),
             seconds(events),
@@ -84,22 +84,22 @@ def read(url: str, asked: Asked) -> list[Job]:
     return sorted(jobs, key=lambda job: (job.run.began or math.inf, job.run.name))
 
 
-def _recipe(name: str, asked: Asked) -> dict[str, str]:
+def _recipe(name: str, sweep: Sweep) -> dict[str, str]:
     """The word `recipe` of a job, where it is swept: the name of its folder alone tells it."""
-    choices = [text for text in asked.swept.get("recipe", ()) if slug([f"recipe-{text}"]) in name]
+    choices = [text for text in sweep.swept.get("recipe", ()) if slug([f"recipe-{text}"]) in name]
     return {"recipe": max(choices, key=len)} if choices else {}
 
 
-def data(url: str, jobs: Sequence[Job], asked: Asked) -> dict[str, Any]:
-    figures = _figures(jobs, asked)
-    keys = _keys(jobs, asked)
+def data(url: str, jobs: Sequence[Job], sweep: Sweep) -> dict[str, Any]:
+    figures = _figures(jobs, sweep)
+    keys = _keys(jobs, sweep)
     columns = {key: _column(key, [job.words.get(key) for job in jobs]) for key in keys}
     points = max(8, min(POINTS, OF_ALL // max(1, len(jobs))))
     best = _best(jobs, figures)
     plan = facts.plan(best.run.url) if best else []
     return {
         "kind": "sweep", "name": shown(url.rstrip("/").rpartition("/")[2]), "place": shown(url), "made": time.time(),
-        "version": __version__, "asked": asked.jobs,
+        "version": __version__, "asked": sweep.jobs,
         "figures": [{"name": shown(name), "best": which} for name, which in figures.items()],
         "keys": [shown(key) for key in keys],
         "values": list(columns.values()),
@@ -122,26 +122,26 @@ def data(url: str, jobs: Sequence[Job], asked: Asked) -> dict[str, Any]:
         ],
         "causes": _causes(jobs),
         "words": [[shown(key), shown_value(key, text)] for key, text in _shared(jobs, keys).items()],
-        "commands": _commands(url, asked, any(job.status == "failed" for job in jobs)),
+        "commands": _commands(url, sweep, any(job.status == "failed" for job in jobs)),
         "plan": plan, "machine": facts.machine(best.run.url, facts.events(best.run.url), plan) if best else [],
     }  # fmt: skip
 
 
-def _figures(jobs: Sequence[Job], asked: Asked) -> dict[str, str]:
+def _figures(jobs: Sequence[Job], sweep: Sweep) -> dict[str, str]:
     """Figure -> lowest or highest; first the one that the sweep compares."""
-    known = {LOSS: "lowest", **runs.directions([job.run for job in jobs]), **asked.goals}
+    known = {LOSS: "lowest", **runs.directions([job.run for job in jobs]), **sweep.goals}
     names = dict.fromkeys(name for job in jobs for name in job.figures)
-    first = [name for name in (*asked.goals, "eval_loss", *known) if name in names and name != LOSS]
-    order = dict.fromkeys([*(LOSS for name in asked.goals if name == LOSS), *first, *names])
+    first = [name for name in (*sweep.goals, "eval_loss", *known) if name in names and name != LOSS]
+    order = dict.fromkeys([*(LOSS for name in sweep.goals if name == LOSS), *first, *names])
     return {name: known.get(name, "lowest") for name in [*order][:MOST_FIGURES]}
 
 
-def _keys(jobs: Sequence[Job], asked: Asked) -> list[str]:
+def _keys(jobs: Sequence[Job], sweep: Sweep) -> list[str]:
     """The swept keys, then others whose values differ."""
     shared = _shared(jobs, ())
     changed = dict.fromkeys(key for job in jobs for key in job.words if key not in job.run.at_default)
     differ = [key for key in changed if key not in shared]
-    swept = [key for key in asked.swept if any(key in job.words for job in jobs)]
+    swept = [key for key in sweep.swept if any(key in job.words for job in jobs)]
     return (swept or differ)[:MOST_KEYS]
 
 
@@ -190,13 +190,13 @@ def _causes(jobs: Sequence[Job]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _commands(url: str, asked: Asked, failed: bool) -> list[tuple[str, str]]:
+def _commands(url: str, sweep: Sweep, failed: bool) -> list[tuple[str, str]]:
     """Commands about the sweep, each with its purpose."""
     place = screen.typed(url)
-    rows = [("go on: run what is missing", asked.command)] if asked.command else []
-    rows += [("take part from another host", f"python -m dtrain sweep work {place}")] if asked.command else []
+    rows = [("go on: run what is missing", sweep.command)] if sweep.command else []
+    rows += [("take part from another host", f"python -m dtrain sweep work {place}")] if sweep.command else []
     rows += [("list its jobs", f"python -m dtrain runs {place}")]
-    rows += [("why jobs failed", f"python -m dtrain sweep why {place}")] if failed and asked.command else []
+    rows += [("why jobs failed", f"python -m dtrain sweep why {place}")] if failed and sweep.command else []
     return rows
 
 

@@ -21,10 +21,8 @@ from dtrain.storage.patience import elsewhere, on_disk, patience
 
 __all__ = [
     "anchored", "beginning", "children", "client", "connect", "disk", "download", "ending", "exists", "find",
-    "fingerprint", "folders", "fsync", "is_local",
-    "join", "local_path", "parts", "patience", "probe", "publish", "put", "read", "remove", "scratch", "size",
-    "sizes", "small", "sync_folder", "tree", "upload",
-    "use", "write",
+    "fingerprint", "folders", "fsync", "is_local", "join", "local_path", "parts", "patience", "probe", "publish", "put",
+    "read", "remove", "scratch", "size", "sizes", "small", "sync_folder", "tree", "upload", "use", "write",
 ]  # fmt: skip
 
 ABSENT = (FileNotFoundError, NotADirectoryError)
@@ -93,16 +91,11 @@ def ending(url: str, count: int) -> bytes:
 def parts(url: str, begins: Sequence[int], count: int) -> list[bytes]:
     """`count` bytes of a file from each of `begins` on. Raises StoreError."""
 
-    def read_each(path: Path) -> list[bytes]:
-        with a_file(path).open("rb") as file:
-            return [file.read(count) for begin in begins if file.seek(begin) >= 0]
-
     if is_local(url):
-        return on_disk("read", url, read_each)
+        with on_disk("read", url, lambda path: a_file(path).open("rb")) as file:
+            return on_disk("read", url, lambda path: [file.read(count) for begin in begins if file.seek(begin) >= 0])
     ends = [begin + count for begin in begins]
-    return elsewhere(
-        "read", url, lambda fs, path: [bytes(part) for part in fs.cat_ranges([path] * len(ends), list(begins), ends)]
-    )
+    return elsewhere("read", url, lambda fs, path: fs.cat_ranges([path] * len(ends), list(begins), ends))
 
 
 def small(url: str, most: int, *, seconds: float | None = None, pace: float = math.inf) -> bytes:

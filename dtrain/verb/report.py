@@ -13,7 +13,7 @@ from dtrain.compose import connect
 from dtrain.config.word import cut, slug, spelling
 from dtrain.errors import StoreError, WordsError
 from dtrain.report import of_run, of_sweep, page, runs
-from dtrain.report.of_sweep import Asked
+from dtrain.report.of_sweep import Sweep
 from dtrain.secrets import masked, screen
 from dtrain.storage import store
 from dtrain.sweep import folder
@@ -24,11 +24,11 @@ def run(words: Sequence[str]) -> int:
     if store.exists(store.join(place, "config.yaml")):
         data = of_run.data(runs.below(place)[0])
     else:
-        asked = _asked(place)
-        jobs = of_sweep.read(place, asked)
+        sweep = _sweep(place)
+        jobs = of_sweep.read(place, sweep)
         if not jobs:
             raise StoreError.during("find runs in", place, "there is no run. A run has a config.yaml")
-        data = of_sweep.data(place, jobs, asked)
+        data = of_sweep.data(place, jobs, sweep)
     text = page.document(data).encode()
     store.write(target, text)
     screen.say(f"wrote {cut(masked(target))}, {len(text) / 1e6:.2g} MB. Open it in a browser.")
@@ -51,14 +51,14 @@ def _read(words: Sequence[str]) -> tuple[str, str]:
     return place, target
 
 
-def _asked(place: str) -> Asked:
+def _sweep(place: str) -> Sweep:
     """The sweep at a URL as its sweep.yaml has it; a folder of runs has none."""
     there = folder.read(place)
     if there is None:
-        return Asked()
+        return Sweep()
     swept = {key: values for axes in there.spaces for key, values in axes.items()}
     goals = zip(there.study.metrics, there.study.goals, strict=False)
-    return Asked(
+    return Sweep(
         {key: [] if isinstance(values, str) else list(map(spelling, values)) for key, values in swept.items()},
         _count(there),
         {metric: {"max": "highest"}.get(goal, "lowest") for metric, goal in goals},

@@ -31,8 +31,8 @@ LOSS = "loss"
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep as its sweep.yaml has it. `swept`: key -> its values as text, empty for an interval; `jobs`: how many, None if
-    unknown; `goals`: figure that it compares -> lowest or highest; `command`: that goes on with it.
+    """A sweep as its sweep.yaml has it. `swept`: key -> its values as text, empty for an interval; `jobs`: how many,
+    None if unknown; `goals`: figure that it compares -> lowest or highest; `command`: that goes on with it.
     """
 
     swept: Mapping[str, Sequence[str]] = field(default_factory=dict)

@@ -41,12 +41,8 @@ def gpus(case: Case) -> Iterable[Finding]:
         yield Finding("gpu", "note", f"nvidia-smi {error}: ranks compute on the CPU", "run nvidia-smi by hand")
         return
     if error and visible:
-        yield Finding(
-            "gpu",
-            "stop",
-            f"this host has {len(visible)}, but nvidia-smi {error}",
-            "have the driver installed or loaded: nvidia-smi must work",
-        )
+        advice = "have the driver installed or loaded: nvidia-smi must work"
+        yield Finding("gpu", "stop", f"this host has {len(visible)}, but nvidia-smi {error}", advice)
         return
     if not rows:
         yield Finding("gpu", "ok", "none: ranks compute on the CPU")
@@ -75,30 +71,18 @@ def judged(gpu: Mapping[str, str], users: Sequence[Mapping[str, str]]) -> Findin
     text = f"{gpu['index']}: {gpu['name']}, {total / GIB:.0f} GiB, driver {gpu['driver_version']}"
     errors = _number(gpu["ecc.errors.uncorrected.volatile.total"])
     if errors:
-        return Finding(
-            "gpu",
-            "stop",
-            f"{text}: {errors} uncorrected memory errors",
-            "have it reset (nvidia-smi -r) or replaced, or leave it out of CUDA_VISIBLE_DEVICES",
-        )
+        advice = "have it reset (nvidia-smi -r) or replaced, or leave it out of CUDA_VISIBLE_DEVICES"
+        return Finding("gpu", "stop", f"{text}: {errors} uncorrected memory errors", advice)
     if gpu["mig.mode.current"] == "Enabled":
-        return Finding(
-            "gpu",
-            "note",
-            f"{text}: MIG is enabled, and NCCL does not connect MIG instances",
-            "devices=1, or nvidia-smi -mig 0",
-        )
+        advice = "devices=1, or nvidia-smi -mig 0"
+        return Finding("gpu", "note", f"{text}: MIG is enabled, and NCCL does not connect MIG instances", advice)
     if used > BUSY_BYTES:
         who = (
             ", ".join(f"pid {user['pid']} ({Path(user['process_name']).name})" for user in users)
             or "processes that cannot be seen from here"
         )
-        return Finding(
-            "gpu",
-            "note",
-            f"{text}: {used / GIB:.1f} GiB are used by {who}",
-            "wait for it, end it, or name other GPUs in CUDA_VISIBLE_DEVICES",
-        )
+        advice = "wait for it, end it, or name other GPUs in CUDA_VISIBLE_DEVICES"
+        return Finding("gpu", "note", f"{text}: {used / GIB:.1f} GiB are used by {who}", advice)
     return Finding("gpu", "ok", f"{text}, free")
 
 

@@ -34,12 +34,8 @@ def loopback(case: Case) -> Iterable[Finding]:
         with socket.create_server(("127.0.0.1", 0)) as door, socket.create_connection(door.getsockname(), timeout=5):
             yield Finding("ports", "ok", "a port of 127.0.0.1 can be opened and reached")
     except OSError as error:
-        yield Finding(
-            "ports",
-            "stop",
-            f"no port of 127.0.0.1 can be opened and reached: {error}",
-            "ip link set lo up, or allow it in the sandbox or firewall",
-        )
+        advice = "ip link set lo up, or allow it in the sandbox or firewall"
+        yield Finding("ports", "stop", f"no port of 127.0.0.1 can be opened and reached: {error}", advice)
 
 
 def door(case: Case) -> Iterable[Finding]:
@@ -52,21 +48,15 @@ def door(case: Case) -> Iterable[Finding]:
         network.listen(host, port).close()
         yield Finding("address", "ok", f"{address} can be opened for nodes of other hosts")
     except (OSError, ValueError) as error:
-        yield Finding(
-            "address",
-            "stop",
-            f"{address} cannot be opened: {error}",
+        advice = (
             "launcher.address=<an address of this host>:<a free port>, see ss -ltnp 'sport = "
-            f":{str(address).rpartition(':')[2]}'",
+            f":{str(address).rpartition(':')[2]}'"
         )
+        yield Finding("address", "stop", f"{address} cannot be opened: {error}", advice)
         return
     if weakness := network.weakness(host, case.environ):
-        yield Finding(
-            "secret",
-            "stop",
-            weakness,
-            f"export {environment.SECRET}=$(python -c 'import secrets; print(secrets.token_hex(16))')",
-        )
+        advice = f"export {environment.SECRET}=$(python -c 'import secrets; print(secrets.token_hex(16))')"
+        yield Finding("secret", "stop", weakness, advice)
 
 
 def name(case: Case) -> Iterable[Finding]:
@@ -92,12 +82,8 @@ def named(host: str, address: str, leads: str, *, alone: bool, known: set[str], 
     """Judge a host's name by the address that it resolves to (empty: none). `known`: the addresses of this host."""
     if alone or configured or (address in known and not address.startswith("127.")):
         return Finding("name", "ok", f"{host} is {address or 'no name that resolves'}; {leads}")
-    return Finding(
-        "name",
-        "note",
-        f"{host} resolves to {address or 'nothing'}; {leads}",
-        "GLOO_SOCKET_IFNAME=<the interface of the other nodes> before the command",
-    )
+    advice = "GLOO_SOCKET_IFNAME=<the interface of the other nodes> before the command"
+    return Finding("name", "note", f"{host} resolves to {address or 'nothing'}; {leads}", advice)
 
 
 def clock(case: Case) -> Iterable[Finding]:
@@ -110,19 +96,13 @@ def kept(state: int | None, error_us: int, now: float) -> Finding:
     """Judge a clock by the state that adjtimex returns (None: unknown) and its maximum error in microseconds."""
     if now < BUILT:
         date = time.strftime("%Y-%m-%d", time.gmtime(now))
-        return Finding(
-            "clock",
-            "stop",
-            f"its date is {date}: certificates and signatures of a storage will be refused",
-            "set it: timedatectl set-ntp true",
-        )
+        text = f"its date is {date}: certificates and signatures of a storage will be refused"
+        advice = "set it: timedatectl set-ntp true"
+        return Finding("clock", "stop", text, advice)
     if state == UNSYNCHRONISED:
-        return Finding(
-            "clock",
-            "note",
-            "may not be NTP-synchronised; timestamps may disagree with storage and other hosts",
-            "timedatectl set-ntp true",
-        )
+        text = "may not be NTP-synchronised; timestamps may disagree with storage and other hosts"
+        advice = "timedatectl set-ntp true"
+        return Finding("clock", "note", text, advice)
     return Finding(
         "clock",
         "ok",
@@ -143,12 +123,8 @@ def room(folder: str, free: int, names: int | None) -> Finding:
     """Judge free bytes, and free inodes if the filesystem counts them."""
     text = f"{free / (1 << 30):.1f} GiB free in {folder}"
     if free < FREE_BYTES >> 4 or names == 0:
-        return Finding(
-            "scratch",
-            "stop",
-            text + ", and no free inodes" * (names == 0),
-            "free some, or TMPDIR=<another folder> before the command",
-        )
+        advice = "free some, or TMPDIR=<another folder> before the command"
+        return Finding("scratch", "stop", text + ", and no free inodes" * (names == 0), advice)
     return Finding(
         "scratch",
         "note" if free < FREE_BYTES else "ok",
@@ -162,22 +138,14 @@ def left(case: Case) -> Iterable[Finding]:
     runs = {pid: has_command for pid in _mine() if (has_command := _has_command(pid)) is not None}
     orphans = [pid for pid, has_command in runs.items() if not has_command]
     if orphans:
-        yield Finding(
-            "left",
-            "note",
-            f"processes whose command has ended: {', '.join(map(str, orphans))}",
-            f"kill {' '.join(map(str, orphans))}",
-        )
+        advice = f"kill {' '.join(map(str, orphans))}"
+        yield Finding("left", "note", f"processes whose command has ended: {', '.join(map(str, orphans))}", advice)
     others = len(runs) - len(orphans)
     stale = process.stale()
     if stale:
         size = sum(file.stat().st_size for folder in stale for file in folder.rglob("*") if file.is_file())
-        yield Finding(
-            "left",
-            "note",
-            f"{len(stale)} killed run(s) left {size >> 20} MiB in memory",
-            f"any next run frees it, or rm -r {' '.join(screen.typed(str(folder)) for folder in stale)}",
-        )
+        advice = f"any next run frees it, or rm -r {' '.join(screen.typed(str(folder)) for folder in stale)}"
+        yield Finding("left", "note", f"{len(stale)} killed run(s) left {size >> 20} MiB in memory", advice)
     if not orphans and not stale:
         yield Finding(
             "left",

@@ -103,12 +103,8 @@ def locked(case: Case) -> Iterable[Finding]:
 def enough_locked(soft: int, *, fast_network: bool) -> Finding:
     text = f"{'unlimited' if soft == resource.RLIM_INFINITY else f'{soft >> 20} MiB of'} locked memory"
     if fast_network and soft != resource.RLIM_INFINITY:
-        return Finding(
-            "memlock",
-            "note",
-            f"{text}, but InfiniBand locks its buffers",
-            "ulimit -l unlimited, or docker run --ulimit memlock=-1",
-        )
+        advice = "ulimit -l unlimited, or docker run --ulimit memlock=-1"
+        return Finding("memlock", "note", f"{text}, but InfiniBand locks its buffers", advice)
     return Finding("memlock", "ok", text)
 
 
@@ -119,12 +115,8 @@ def dumps(case: Case) -> Iterable[Finding]:
 
 def size_of_dumps(soft: int) -> Finding:
     if soft == resource.RLIM_INFINITY or soft > LARGE_DUMP:
-        return Finding(
-            "core",
-            "note",
-            "each crashing rank may write all its memory to a file",
-            "ulimit -c 0: dtrain still reports the stack",
-        )
+        advice = "ulimit -c 0: dtrain still reports the stack"
+        return Finding("core", "note", "each crashing rank may write all its memory to a file", advice)
     return Finding(
         "core",
         "ok",
@@ -153,12 +145,8 @@ def _interface(name: str, value: str) -> Iterable[Finding]:
         and not value.startswith("^")
         and not any(name.startswith(prefix) for name in interfaces for prefix in wanted)
     ):
-        yield Finding(
-            "variable",
-            "stop",
-            f"{name}={value}: there is no such interface",
-            f"{name}=<one of {', '.join(sorted(interfaces))}>",
-        )
+        advice = f"{name}=<one of {', '.join(sorted(interfaces))}>"
+        yield Finding("variable", "stop", f"{name}={value}: there is no such interface", advice)
 
 
 def proxies(case: Case) -> Iterable[Finding]:

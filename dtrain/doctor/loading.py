@@ -113,12 +113,8 @@ def client(case: Case) -> Iterable[Finding]:
             "client", "stop", f"{scheme}:// cannot be used: {error}", f"pip install 'dtrain[{extra}]'" if extra else ""
         )
     except ValueError as error:
-        yield Finding(
-            "client",
-            "stop",
-            f"{scheme}:// cannot be used: {error}",
-            "out=<a URL that fsspec knows>, such as s3://bucket/run",
-        )
+        advice = "out=<a URL that fsspec knows>, such as s3://bucket/run"
+        yield Finding("client", "stop", f"{scheme}:// cannot be used: {error}", advice)
     else:
         yield Finding("client", "ok", f"{scheme}:// by {package} {_version(package) or ''}".rstrip())
 
@@ -133,29 +129,14 @@ def torch(case: Case) -> Iterable[Finding]:
     text = f"{facts['version']}, {built}, loaded in {facts['seconds']:.1f} s"
     if case.plan.device == "cuda" and facts["gpus"] < case.plan.devices:
         why = f"it sees {facts['gpus']} GPU(s) where the words need {case.plan.devices} on a node"
-        yield Finding(
-            "torch",
-            "stop",
-            f"{text}: {why}",
-            "install the build of torch for your driver's CUDA, or put CUDA_VISIBLE_DEVICES= before the command",
-            facts,
-        )
+        advice = "install the build of torch for your driver's CUDA, or put CUDA_VISIBLE_DEVICES= before the command"
+        yield Finding("torch", "stop", f"{text}: {why}", advice, facts)
     elif not facts["gloo"]:
-        yield Finding(
-            "torch",
-            "stop",
-            f"{text}: built without gloo, which ranks need",
-            "pip install --force-reinstall torch",
-            facts,
-        )
+        advice = "pip install --force-reinstall torch"
+        yield Finding("torch", "stop", f"{text}: built without gloo, which ranks need", advice, facts)
     elif facts["seconds"] > SLOW_SECONDS:
-        yield Finding(
-            "torch",
-            "note",
-            f"{text}: that is slow",
-            "install it on a local disk: a network disk is read file by file",
-            facts,
-        )
+        advice = "install it on a local disk: a network disk is read file by file"
+        yield Finding("torch", "note", f"{text}: that is slow", advice, facts)
     else:
         yield Finding("torch", "ok", text, facts=facts)
 
@@ -166,12 +147,8 @@ def plugins(case: Case | None = None) -> Iterable[Finding]:
         return
     broken = begin(PLUGINS)()
     for name, error in broken.items():
-        yield Finding(
-            "plugins",
-            "note",
-            f"{name} cannot be imported, and Hydra imports every plugin: {error}",
-            f"pip uninstall {_distribution(name)}",
-        )
+        advice = f"pip uninstall {_distribution(name)}"
+        yield Finding("plugins", "note", f"{name} cannot be imported, and Hydra imports every plugin: {error}", advice)
     if not broken:
         yield Finding("plugins", "ok", "all installed Hydra plugins can be imported")
 

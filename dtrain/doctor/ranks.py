@@ -30,12 +30,9 @@ def exchange(case: Case) -> Iterable[Finding]:
     try:
         result = build(case.plan.launcher).launch(measuring(case.plan))
     except DtrainError as error:
-        yield Finding(
-            "ranks",
-            "stop",
-            f"{case.plan.world} rank(s) could not work together: {first_line(error)}",
-            "try devices=2, then nodes=2, to see where it begins to fail",
-        )
+        text = f"{case.plan.world} rank(s) could not work together: {first_line(error)}"
+        advice = "try devices=2, then nodes=2, to see where it begins to fail"
+        yield Finding("ranks", "stop", text, advice)
         return
     yield alike(result.metrics["ranks"])
     yield judged(result.metrics["links"])
@@ -81,13 +78,8 @@ def judged(links: Sequence[Row]) -> Finding:
     wrong = next((row for row in links if not row["right"]), None)
     if wrong:
         problem = f"{wrong['operation']} over {wrong['axis']} by {wrong['backend']} gives wrong numbers"
-        return Finding(
-            "bandwidth",
-            "stop",
-            f"{problem}\n{table(links)}",
-            "dtrain doctor with fewer devices or nodes finds the one that is broken",
-            facts,
-        )
+        advice = "dtrain doctor with fewer devices or nodes finds the one that is broken"
+        return Finding("bandwidth", "stop", f"{problem}\n{table(links)}", advice, facts)
     largest = {row["backend"]: row for row in links if row["operation"] == "all_reduce" and row["axis"] == "world"}
     slow = [backend for backend, row in largest.items() if row["busbw"] < SLOW[backend]]
     if slow:

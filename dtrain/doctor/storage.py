@@ -54,12 +54,8 @@ def reached(place: str, out: str) -> Iterable[Finding]:
     for data in (b"first", b"second"):
         store.write(url, data)
         if store.read(url) != data:
-            yield Finding(
-                "storage",
-                "stop",
-                f"{out}: a read returns older bytes than the last write",
-                "use another storage: a run's events and lease would be lost",
-            )
+            advice = "use another storage: a run's events and lease would be lost"
+            yield Finding("storage", "stop", f"{out}: a read returns older bytes than the last write", advice)
             return
     yield Finding("storage", "ok", f"{out}: bytes are written and read back")
 
@@ -89,12 +85,9 @@ def listed(place: str) -> Iterable[Finding]:
     store.remove(store.join(folder, names[0]))
     second = store.children(folder)
     if first != names or second != names[1:]:
-        yield Finding(
-            "listing",
-            "stop",
-            f"lags behind: {len(first)} of 3 new files listed, then {len(second)} of 2",
-            "use a storage with consistent listings: a checkpoint could be missed",
-        )
+        text = f"lags behind: {len(first)} of 3 new files listed, then {len(second)} of 2"
+        advice = "use a storage with consistent listings: a checkpoint could be missed"
+        yield Finding("listing", "stop", text, advice)
     else:
         yield Finding("listing", "ok", "shows new files at once, and removed files no longer")
 
@@ -178,22 +171,12 @@ def room(out: str, free: int, each: int | None, count: int) -> Finding:
         return Finding("space", "note" if few else "ok", text, advice if few else "")
     facts = {"free_bytes": free, "checkpoint_bytes": each, "checkpoints": count}
     if free < each:
-        return Finding(
-            "space",
-            "stop",
-            f"{text}, and a checkpoint takes {size(each)}",
-            "free some, or type out=<another place>",
-            facts,
-        )
+        advice = "free some, or type out=<another place>"
+        return Finding("space", "stop", f"{text}, and a checkpoint takes {size(each)}", advice, facts)
     if free < each * count:
+        text = f"{text}, and up to {count} checkpoints of {size(each)} stand there at a time"
         advice = "free some, type checkpoint.keep=1 or out=<another place>"
-        return Finding(
-            "space",
-            "note",
-            f"{text}, and up to {count} checkpoints of {size(each)} stand there at a time",
-            advice,
-            facts,
-        )
+        return Finding("space", "note", text, advice, facts)
     return Finding(
         "space", "ok", f"{text}; a checkpoint takes {size(each)}, up to {count} stand there at a time", facts=facts
     )
@@ -204,24 +187,16 @@ def held(case: Case) -> Iterable[Finding]:
     with store.patience(LOOK_SECONDS):
         state, who = lease.holder(case.plan.out)
     if state == "held":
-        yield Finding(
-            "lease",
-            "stop",
-            f"{case.plan.out} is being written by another run: {who}",
-            "wait for it, stop it, or out=<another place>",
-        )
+        advice = "wait for it, stop it, or out=<another place>"
+        yield Finding("lease", "stop", f"{case.plan.out} is being written by another run: {who}", advice)
     elif state == "left":
         yield Finding(
             "lease", "ok", f"{case.plan.out} was used by {who}, which has ended: the next run takes over at once"
         )
     elif state == "unknown":
         text = f"{case.plan.out} is used by {who}, on a host that cannot be checked from here"
-        yield Finding(
-            "lease",
-            "note",
-            text,
-            f"if it has ended, the next run takes over after {lease.STALE_SECONDS:.0f} s; else out=<another place>",
-        )
+        advice = f"if it has ended, the next run takes over after {lease.STALE_SECONDS:.0f} s; else out=<another place>"
+        yield Finding("lease", "note", text, advice)
     else:
         yield Finding("lease", "ok", f"no run writes under {case.plan.out}")
 

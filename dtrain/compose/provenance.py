@@ -185,19 +185,8 @@ def table(rows: Sequence[Row]) -> str:
     cells = [("key", "value", "set by", "overrode")]
     for row in rows:
         before = "; ".join(f"{value} ({source})" for value, source in row.overrode)
-        cells.append(
-            (
-                screen.on_one_line(row.key),
-                screen.on_one_line(shown(row.key, row.value)),
-                screen.on_one_line(row.source),
-                screen.on_one_line(before),
-            )
-        )
-    widths = [max(len(line[column]) for line in cells) for column in range(3)]
-    return "\n".join(
-        "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[3]]).rstrip()
-        for line in cells
-    )
+        cells.append((row.key, shown(row.key, row.value), row.source, before))
+    return screen.table(cells)
 
 
 def shown(key: str, value: Any) -> str:

@@ -8,6 +8,8 @@ from dtrain.build import build
 from dtrain.doctor import Case, Finding
 from dtrain.errors import DtrainError, first_line
 from dtrain.planned import Plan
+from dtrain.predict.report import size
+from dtrain.secrets import screen
 
 LOOP = "dtrain.doctor.bandwidth.measure"
 TIMEOUT_SECONDS, WAIT_SECONDS = 60.0, 60.0
@@ -102,16 +104,11 @@ def table(links: Sequence[Row]) -> str:
     for axis, count, backend in keys:
         mine = [row for row in links if (row["axis"], row["backend"]) == (axis, backend)]
         sizes = sorted({row["bytes"] for row in mine})
-        for size in sizes:
-            of = {row["operation"]: row for row in mine if row["bytes"] == size}
+        for message in sizes:
+            of = {row["operation"]: row for row in mine if row["bytes"] == message}
             cells = [
-                f"{of[name]['seconds'] * 1e6:.0f} us" if size == sizes[0] else f"{of[name]['busbw'] / 1e9:.2f}"
+                f"{of[name]['seconds'] * 1e6:.0f} us" if message == sizes[0] else f"{of[name]['busbw'] / 1e9:.2f}"
                 for name in operations
             ]
-            lines.append((axis, str(count), backend, _bytes(size), *cells))
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
-
-
-def _bytes(count: int) -> str:
-    return f"{count / 2**20:.4g} MiB" if count >= 2**20 else f"{count / 2**10:.4g} KiB"
+            lines.append((axis, str(count), backend, size(message), *cells))
+    return screen.table(lines, str.rjust)

@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 GONE = (errno.EPIPE, errno.EIO)
@@ -41,6 +42,13 @@ def visible(text: str) -> str:
 def on_one_line(text: str) -> str:
     """`text` on one line: newlines and tabs are escaped too."""
     return visible(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def table(rows: Sequence[Sequence[str]], align: Callable[[str, int], str] = str.ljust) -> str:
+    """Rows as aligned columns, each cell on one line."""
+    cells = [[*map(on_one_line, row)] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join("  ".join(map(align, row, widths)).rstrip() for row in cells)
 
 
 def typed(word: str) -> str:

@@ -18,6 +18,7 @@ import yaml
 from dtrain.compose import connect, value_of
 from dtrain.config.word import cut
 from dtrain.errors import StoreError, WordsError, nearest
+from dtrain.predict.report import size
 from dtrain.secrets import screen
 from dtrain.storage import store
 
@@ -100,7 +101,7 @@ def _verify(attempts: Sequence["Attempt"]) -> int:
         damaged += bool(faults)
         status = "whole" if attempt.commit else attempt.status
         status = "damaged" if faults else status
-        screen.say(f"{status:<12} step {attempt.step}  {screen.on_one_line(attempt.url)}  {_bytes(attempt.size)}")
+        screen.say(f"{status:<12} step {attempt.step}  {screen.on_one_line(attempt.url)}  {size(attempt.size)}")
         for fault in faults:
             screen.say(f"             {screen.on_one_line(fault)}")
     screen.say(f"{len(attempts)} checked, {damaged} damaged")
@@ -139,24 +140,13 @@ def _table(attempts: Sequence["Attempt"], policy: Mapping[str, object]) -> str:
     valid = [attempt for attempt in attempts if attempt.commit is not None]
     for attempt in attempts:
         figures = "  ".join(f"{name} {value:.4g}" for name, value in attempt.scores.items())
-        rows.append(
-            (
-                str(attempt.step),
-                attempt.name,
-                attempt.status,
-                _bytes(attempt.size),
-                _mesh(attempt),
-                _age(attempt),
-                _kept(attempt, valid, policy),
-                figures,
-            )
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        now = (str(attempt.step), attempt.name, attempt.status, size(attempt.size))
+        rows.append((*now, _mesh(attempt), _age(attempt), _kept(attempt, valid, policy), figures))
     from dtrain.checkpoint import survey
 
     faults = [f"step {attempt.step}: {attempt.fault}" for attempt in attempts if attempt.fault]
-    return "\n".join(map(screen.on_one_line, [*lines, *faults, *filter(None, [survey.dispute(attempts)])]))
+    notes = map(screen.on_one_line, [*faults, *filter(None, [survey.dispute(attempts)])])
+    return "\n".join([screen.table(rows), *notes])
 
 
 def _kept(attempt: "Attempt", valid: Sequence["Attempt"], policy: Mapping[str, object]) -> str:
@@ -188,10 +178,3 @@ def _age(attempt: "Attempt") -> str:
     seconds = (datetime.datetime.now(datetime.UTC) - attempt.begun).total_seconds()
     unit, length = next((pair for pair in (("d", 86400), ("h", 3600), ("min", 60)) if seconds >= pair[1]), ("s", 1))
     return f"{seconds / length:.0f} {unit} ago"
-
-
-def _bytes(count: int) -> str:
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} B"

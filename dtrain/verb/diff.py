@@ -295,11 +295,6 @@ def _table(sides: Sequence[Side], differences: Mapping[str, Sequence[Line]]) -> 
     for name, lines in differences.items():
         if lines:
             cells += [[name, *empty, ""], *([f"  {line.key}", *line.values, line.note] for line in lines)]
-    cells = [[*map(screen.on_one_line, cell)] for cell in cells]
-    widths = [max(len(cell[column]) for cell in cells) for column in range(len(sides) + 1)]
-    text = [
-        "  ".join([*(part.ljust(width) for part, width in zip(cell, widths, strict=False)), cell[-1]]).rstrip()
-        for cell in cells
-    ]
+    text = [screen.table(cells)] * (len(cells) > 1)
     equal = not any(lines for name, lines in differences.items() if name != "measured")
-    return "\n".join([*(text if len(text) > 1 else []), *["no difference"] * equal])
+    return "\n".join([*text, *["no difference"] * equal])

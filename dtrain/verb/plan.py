@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 from dtrain.build import build
 from dtrain.cluster import detect
 from dtrain.compose import compose
-from dtrain.planned import AXES, Plan
+from dtrain.config.schema import GROUPS, LISTS
+from dtrain.planned import AXES, BatchShape, Plan
 from dtrain.predict import formulas, report
 from dtrain.predict.advice import advise
 from dtrain.predict.prediction import Prediction, predict
@@ -27,18 +28,15 @@ from dtrain.verb import why
 def run(words: Sequence[str]) -> int:
     if words[:1] == ["why"] or "--why" in words:
         return why.run([word for word in words if word not in ("why", "--why")])
-    for_tools, words = list(words[:1]) == ["json"], words[1:] if list(words[:1]) == ["json"] else words
+    for_tools = list(words[:1]) == ["json"]
+    words = words[for_tools:]
     config, cluster = compose(words), detect()
 
     def attempt(more: Sequence[str] = ()) -> tuple[Plan, Prediction]:
         plan = resolve(compose([*words, *more]) if more else config, cluster)
         if not more and plan.trust and formulas.shapes(plan) is None:
-            packages = ", ".join(plan.trust)
-            screen.complain(
-                f"planning runs code of {packages}, which `trust` allows: it builds the model and reads one "
-                "sample of the data.",
-                begin="note: ",
-            )
+            runs = f"planning runs code of {', '.join(plan.trust)}, which `trust` allows"
+            screen.complain(f"{runs}: it builds the model and reads one sample of the data.", begin="note: ")
         return plan, predict(plan, shapes_of(plan))
 
     plan, prediction = attempt()
@@ -49,15 +47,8 @@ def run(words: Sequence[str]) -> int:
             json.dumps({"plan": plan.decided(), "prediction": prediction.to_dict(), "changes": instead}, indent=1)
         )
         return 0
-    screen.say(show(plan))
-    screen.say(
-        _table(
-            [
-                *report.rows(plan, prediction, width=_width()),
-                *(("not here", screen.on_one_line(sentence)) for sentence in requires.unmet(config, cluster)),
-            ]
-        )
-    )
+    missing = [("not here", screen.on_one_line(sentence)) for sentence in requires.unmet(config, cluster)]
+    screen.say(show(plan), _table([*report.rows(plan, prediction, width=_width()), *missing]))
     if not prediction.fits:
         screen.say(_table(report.advice(changes, plan)))
     return 0
@@ -91,35 +82,18 @@ def _table(rows: Iterable[tuple[str, str]]) -> str:
 
 def show(plan: Plan) -> str:
     """The plan as text."""
-    shape = plan.mesh
+    mesh, batch = plan.mesh, plan.batch
+    ranks = f"{plan.nodes} node(s) x {plan.devices} device(s) = {plan.world} rank(s) on {plan.device}"
+    degrees = [f"{axis}={getattr(mesh, axis)}" for axis in AXES] + [f"ep={mesh.ep}"] * (mesh.ep > 1)
+    length = f"{plan.steps} steps, seed {plan.seed}, clip {plan.clip}"
     rows = [
-        (
-            "ranks",
-            f"{plan.nodes} node(s) x {plan.devices} device(s) = {plan.world} rank(s) on {plan.device}, {plan.threads} "
-            "thread(s) each",
-        ),
-        (
-            "mesh",
-            "  ".join(f"{axis}={getattr(shape, axis)}" for axis in AXES) + (f"  ep={shape.ep}" if shape.ep > 1 else ""),
-        ),
+        ("ranks", f"{ranks}, {plan.threads} thread(s) each"),
+        ("mesh", "  ".join(degrees)),
         *_axes(plan),
-        (
-            "batch",
-            f"{plan.batch.size} samples = {plan.batch.microbatch} per forward x {plan.batch.data} data-parallel "
-            f"rank(s) x {plan.batch.accumulate} accumulated",
-        ),
+        ("batch", f"{batch.size} samples = {_forwards(batch)}"),
         *_fewer(plan),
-        (
-            "cluster",
-            plan.why.get("cluster") or f"{plan.cluster['gpus']} x {plan.cluster['gpu']} a node"
-            if plan.cluster
-            else plan.why["cluster"],
-        ),
-        (
-            "run",
-            f"{plan.steps} steps, seed {plan.seed}, clip {plan.clip}"
-            + (f", stops after {plan.stop_after}" if plan.stop_after else ""),
-        ),
+        ("cluster", plan.why.get("cluster") or f"{plan.cluster['gpus']} x {plan.cluster['gpu']} a node"),
+        ("run", length + (f", stops after {plan.stop_after}" if plan.stop_after else "")),
         ("spike", plan.why.get("spike", f"{plan.on_spike} above {plan.spike['sigma']} deviations")),
         *_parts(plan),
         ("launch", _launch(plan)),
@@ -127,6 +101,10 @@ def show(plan: Plan) -> str:
         ("digest", plan.digest),
     ]
     return _table(rows)
+
+
+def _forwards(batch: BatchShape) -> str:
+    return f"{batch.microbatch} per forward x {batch.data} data-parallel rank(s) x {batch.accumulate} accumulated"
 
 
 def _launch(plan: Plan) -> str:
@@ -139,11 +117,7 @@ def _fewer(plan: Plan) -> Iterable[tuple[str, str]]:
     """A row for each smaller number of nodes that the run may continue on."""
     for other in plan.others:
         mesh = " ".join(f"{axis}={degree}" for axis, degree in vars(other.mesh).items() if degree > 1) or "one rank"
-        yield (
-            f"on {other.nodes}",
-            f"{mesh}, {other.batch.microbatch} per forward x {other.batch.data} data-parallel rank(s) x "
-            f"{other.batch.accumulate} accumulated",
-        )
+        yield f"on {other.nodes}", f"{mesh}, {_forwards(other.batch)}"
 
 
 def _axes(plan: Plan) -> Iterable[tuple[str, str]]:
@@ -151,31 +125,17 @@ def _axes(plan: Plan) -> Iterable[tuple[str, str]]:
     if plan.mesh.pp > 1:
         pipeline = plan.pipeline
         split = pipeline.split if isinstance(pipeline.split, str) else list(pipeline.split)
-        yield (
-            "pipeline",
-            f"{pipeline.schedule}, {plan.mesh.pp} x {pipeline.stages} stages split by {split}, "
-            f"{plan.batch.accumulate} microbatches",
-        )
+        stages = f"{pipeline.schedule}, {plan.mesh.pp} x {pipeline.stages} stages split by {split}"
+        yield "pipeline", f"{stages}, {plan.batch.accumulate} microbatches"
     for axis, name in (("tp", "tensor"), ("cp", "context")):
         if getattr(plan.mesh, axis) > 1:
             yield name, "  ".join(f"{key}={value}" for key, value in getattr(plan, name).items())
 
 
 def _parts(plan: Plan) -> Iterable[tuple[str, str]]:
-    for group in (
-        "launcher",
-        "backend",
-        "strategy",
-        "precision",
-        "remat",
-        "compile",
-        "model",
-        "data",
-        "objective",
-        "optim",
-        "schedule",
-        "checkpoint",
-    ):
+    for group in GROUPS:
+        if group in (*LISTS, "cluster"):
+            continue
         part = getattr(plan, group)
         target = str(part["_target_"])
         word = target.split(".")[-2] if target.startswith("dtrain.") else target

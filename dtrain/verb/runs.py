@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
+from itertools import starmap
 
 from dtrain.compose import connect, provenance
 from dtrain.config.word import cut
@@ -178,24 +179,10 @@ def table(entries: Sequence[Run]) -> str:
         changed = " ".join(
             _word(key, text) for key, text in entry.words.items() if key in changes and key not in shared
         )
-        rows.append(
-            (
-                cut(masked(entry.name)),
-                _when(entry.began),
-                f"{entry.step:,}",
-                *values,
-                screen.on_one_line(entry.status),
-                changed,
-            )
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    lines = [
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
-        for row in rows
-    ]
-    return "\n".join(
-        [*([f"all runs: {' '.join(_word(key, text) for key, text in shared.items())}"] if shared else []), *lines]
-    )
+        name, when = cut(masked(entry.name)), _when(entry.began)
+        rows.append((name, when, f"{entry.step:,}", *values, entry.status, changed))
+    text = screen.table(rows)
+    return f"all runs: {' '.join(starmap(_word, shared.items()))}\n{text}" if shared else text
 
 
 @lru_cache(4096)

@@ -7,7 +7,7 @@ A list is a choice. Otherwise alternatives are separated by `or`: a range (`int`
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -39,6 +39,7 @@ NONE = ("none", "null", "nil", "no", "off", "false", "~", "")
 """Spellings of null."""
 
 
+TYPES: Mapping[type, str] = {bool: "bool", int: "int", float: "number", str: "text", list: "list of any"}
 NO_SUGGESTION: Any = object()
 """Result of `instead` if there is nothing to suggest."""
 
@@ -256,15 +257,6 @@ def of_type(value: Any) -> str:
     """A constraint derived from a default value, for arguments without a stated one."""
     if isinstance(value, Mapping):
         return "mapping"
-    table: Sequence[tuple[type, str]] = (
-        (bool, "bool"),
-        (int, "int"),
-        (float, "number"),
-        (str, "text"),
-        (list, "list of any"),
-    )
-    return (
-        "any"
-        if value in (None, "auto", "???") or "${" in str(value)
-        else next((kind for known, kind in table if isinstance(value, known)), "any")
-    )
+    if value in ("auto", "???") or "${" in str(value):
+        return "any"
+    return TYPES.get(type(value), "any")

@@ -99,16 +99,9 @@ def parse(written: bytes, place: str) -> dict[str, Any]:
             )
         if _depth(tree) > DEEPEST:
             raise WordsError(f"{place}: nested more than {DEEPEST} deep. Is it a config?")
-        odd = next(
-            (
-                f"{key}={value}"
-                for key, value in flatten(tree)
-                if isinstance(value, int | float) and not abs(value) < LARGEST
-            ),
-            None,
-        )
-        if odd:
-            raise WordsError(f"{place}: {odd[:80]}: not a plausible number. Correct it.")
+        for key, value in flatten(tree):
+            if isinstance(value, int | float) and not abs(value) < LARGEST:
+                raise WordsError(f"{place}: {f'{key}={value}'[:80]}: not a plausible number. Correct it.")
     except RecursionError as error:
         raise WordsError(f"{place}: nested too deep. Is it a config?") from error
     if not isinstance(tree, dict) or not tree:
@@ -191,28 +184,17 @@ def _python(text: str, place: str) -> Any:
     script = _Script(module)
     tree: dict[str, Any] = {}
     made = [node for node in ast.walk(module) if isinstance(node, ast.Call)]
-    others.refuse_python(
-        module,
-        {_last(call.func): script.arguments(call) for call in made if _last(call.func) in others.ARGUMENTS},
-        place,
-    )
-    calls = [call for call in made if _last(call.func) in CALLS]
-    read = [(call, script.arguments(call)) for call in calls]
+    foreign = {_last(call.func): script.arguments(call) for call in made if _last(call.func) in others.ARGUMENTS}
+    others.refuse_python(module, foreign, place)
+    read = [(call, script.arguments(call)) for call in made if _last(call.func) in CALLS]
     for call, arguments in read:
         name = CALLS[_last(call.func)]
         if id(call) not in script.inside:
             tree[name] = _merge(tree[name], arguments) if name in tree else arguments
     if not tree:
         raise WordsError(f"{place}: calls none of {', '.join(CALLS)}. Give the file that creates the run.")
-    outer = tree.pop("ray_trainer", {})
-    tree = {
-        **tree,
-        **(
-            {"train_loop_per_worker" if name == "args.0" else name: value for name, value in outer.items()}
-            if outer
-            else {}
-        ),
-    }
+    for name, value in tree.pop("ray_trainer", {}).items():
+        tree["train_loop_per_worker" if name == "args.0" else name] = value
     return _cli_defaults(tree, place) if "cli" in tree else tree
 
 
@@ -233,13 +215,14 @@ def _cli_defaults(tree: dict[str, Any], place: str) -> dict[str, Any]:
         raise WordsError(
             f"{place}: LightningCLI reads its trainer from a YAML file here. Import the file after --config."
         )
-    seeded = {"seed_everything": seed} if isinstance(seed, int) else {}
-    model = (
-        {"model": {"class_path": str(cli.get("args.0", cli.get("model_class")))}}
-        if "args.0" in cli or "model_class" in cli
-        else {}
-    )
-    return {**seeded, **model, **tree, **({"trainer": trainer} if isinstance(trainer, dict) else {})}
+    model = cli.get("args.0", cli.get("model_class"))
+    defaults: dict[str, Any] = {"seed_everything": seed} if isinstance(seed, int) else {}
+    if model is not None:
+        defaults["model"] = {"class_path": str(model)}
+    defaults |= tree
+    if isinstance(trainer, dict):
+        defaults["trainer"] = trainer
+    return defaults
 
 
 class _Script:
@@ -262,15 +245,7 @@ class _Script:
         """Return a call's arguments by name, including those of a literal **mapping."""
         values = {f"args.{number}": self.value(node, deep) for number, node in enumerate(call.args)}
         for word in call.keywords:
-            value = self.value(word.value, deep)
-            if word.arg is not None:
-                values[word.arg] = value
-            else:
-                values |= (
-                    value
-                    if isinstance(value, dict) and "class_path" not in value
-                    else {f"**{ast.unparse(word.value)}": Code(value)}
-                )
+            values |= _spread(word.value, self.value(word.value, deep), word.arg)
         return values
 
     def value(self, node: ast.expr, deep: int = 0) -> Any:
@@ -297,16 +272,17 @@ class _Script:
         """Return the entries of a literal mapping; an unknown ** mapping in it becomes Code."""
         values: dict[str, Any] = {}
         for key, item in zip(node.keys, node.values, strict=True):
-            value = self.value(item, deep)
-            if isinstance(key, ast.Constant):
-                values[str(key.value)] = value
-            else:
-                values |= (
-                    value
-                    if isinstance(value, dict) and "class_path" not in value
-                    else {f"**{ast.unparse(item)}": Code(value)}
-                )
+            name = str(key.value) if isinstance(key, ast.Constant) else None
+            values |= _spread(item, self.value(item, deep), name)
         return values
+
+
+def _spread(node: ast.expr, value: Any, name: str | None) -> dict[str, Any]:
+    """Return a named value, or the entries of a ** mapping; an unknown mapping becomes Code."""
+    if name is not None:
+        return {name: value}
+    known = isinstance(value, dict) and "class_path" not in value
+    return value if known else {f"**{ast.unparse(node)}": Code(value)}
 
 
 def _changes(node: ast.AST, given: Mapping[str, ast.expr]) -> Iterator[str]:

@@ -10,16 +10,7 @@ from dtrain.cluster import detect, nvidia_smi, visible_gpus
 from dtrain.doctor import Case, Finding
 
 GIB = 1 << 30
-SMI = (
-    "index",
-    "uuid",
-    "name",
-    "memory.total",
-    "memory.used",
-    "mig.mode.current",
-    "ecc.errors.uncorrected.volatile.total",
-    "driver_version",
-)
+SMI = "index,uuid,name,memory.total,memory.used,mig.mode.current,ecc.errors.uncorrected.volatile.total,driver_version"
 BUSY_BYTES = 2 * GIB
 """More memory of a GPU than its driver and idle contexts use."""
 RANK_BYTES = GIB // 2
@@ -37,31 +28,27 @@ def gpus(case: Case) -> Iterable[Finding]:
     """Each GPU that this process may use, from nvidia-smi."""
     visible = visible_gpus(case.environ)
     rows, error = _smi("gpu", SMI)
-    if error and error != NO_PROGRAM and not visible:
-        yield Finding("gpu", "note", f"nvidia-smi {error}: ranks compute on the CPU", "run nvidia-smi by hand")
-        return
     if error and visible:
         advice = "have the driver installed or loaded: nvidia-smi must work"
         yield Finding("gpu", "stop", f"this host has {len(visible)}, but nvidia-smi {error}", advice)
+        return
+    if error and error != NO_PROGRAM:
+        yield Finding("gpu", "note", f"nvidia-smi {error}: ranks compute on the CPU", "run nvidia-smi by hand")
         return
     if not rows:
         yield Finding("gpu", "ok", "none: ranks compute on the CPU")
         return
     names = {gpu.uuid for gpu in visible}
-    users, _ = _smi("compute-apps", ("gpu_uuid", "pid", "process_name", "used_memory"))
+    users, _ = _smi("compute-apps", "gpu_uuid,pid,process_name,used_memory")
     for row in rows:
         if row["uuid"] in names or "" in names:  # unknown UUID
             yield judged(row, [user for user in users if user["gpu_uuid"] == row["uuid"]])
     if not visible:
-        visible_names = case.environ.get("CUDA_VISIBLE_DEVICES")
-        why, advice = (
-            ("no /dev/nvidia* is", "docker run --gpus all, or the same for another container runtime")
-            if visible_names is None
-            else (
-                f"CUDA_VISIBLE_DEVICES={visible_names} names none of them",
-                "unset CUDA_VISIBLE_DEVICES, unless you want the CPU",
-            )
-        )
+        names_here = case.environ.get("CUDA_VISIBLE_DEVICES")
+        why, advice = "no /dev/nvidia* is", "docker run --gpus all, or the same for another container runtime"
+        if names_here is not None:
+            why = f"CUDA_VISIBLE_DEVICES={names_here} names none of them"
+            advice = "unset CUDA_VISIBLE_DEVICES, unless you want the CPU"
         yield Finding("gpu", "note", f"this host has {len(rows)}, but {why}: ranks compute on the CPU", advice)
 
 
@@ -117,10 +104,8 @@ def memory(case: Case) -> Iterable[Finding]:
         name: int(line.split()[0]) << 10
         for name, _, line in (each.partition(":") for each in Path("/proc/meminfo").read_text().splitlines())
     }
-    limit, used = (
-        _cgroup("memory.max", "memory/memory.limit_in_bytes"),
-        _cgroup("memory.current", "memory/memory.usage_in_bytes"),
-    )
+    limit = _cgroup("memory.max", "memory/memory.limit_in_bytes")
+    used = _cgroup("memory.current", "memory/memory.usage_in_bytes")
     room = int(limit) - int(used) if limit.isdigit() and used.isdigit() else free["MemAvailable"]
     yield room_for(case.plan.devices, min(room, free["MemAvailable"]), free["MemTotal"])
 
@@ -154,11 +139,12 @@ def shared_room(size: int, free: int) -> Finding:
     return Finding("shm", "ok", text)
 
 
-def _smi(query: str, fields: Sequence[str]) -> tuple[list[dict[str, str]], str]:
-    """(rows, error) of a query of nvidia-smi."""
+def _smi(query: str, names: str) -> tuple[list[dict[str, str]], str]:
+    """(rows, error) of a query of nvidia-smi; `names`: the fields, with commas."""
+    fields = names.split(",")
     try:
         answer = subprocess.run(
-            [nvidia_smi(), f"--query-{query}={','.join(fields)}", "--format=csv,noheader,nounits"],
+            [nvidia_smi(), f"--query-{query}={names}", "--format=csv,noheader,nounits"],
             capture_output=True,
             text=True,
             errors="replace",

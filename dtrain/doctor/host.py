@@ -103,13 +103,9 @@ def kept(state: int | None, error_us: int, now: float) -> Finding:
         text = "may not be NTP-synchronised; timestamps may disagree with storage and other hosts"
         advice = "timedatectl set-ntp true"
         return Finding("clock", "note", text, advice)
-    return Finding(
-        "clock",
-        "ok",
-        "the system does not say whether it is synchronised"
-        if state is None
-        else f"NTP-synchronised within {error_us / 1e3:.0f} ms",
-    )
+    if state is None:
+        return Finding("clock", "ok", "the system does not say whether it is synchronised")
+    return Finding("clock", "ok", f"NTP-synchronised within {error_us / 1e3:.0f} ms")
 
 
 def scratch(case: Case) -> Iterable[Finding]:
@@ -122,15 +118,12 @@ def scratch(case: Case) -> Iterable[Finding]:
 def room(folder: str, free: int, names: int | None) -> Finding:
     """Judge free bytes, and free inodes if the filesystem counts them."""
     text = f"{free / (1 << 30):.1f} GiB free in {folder}"
+    advice = "TMPDIR=<another folder> before the command"
     if free < FREE_BYTES >> 4 or names == 0:
-        advice = "free some, or TMPDIR=<another folder> before the command"
-        return Finding("scratch", "stop", text + ", and no free inodes" * (names == 0), advice)
-    return Finding(
-        "scratch",
-        "note" if free < FREE_BYTES else "ok",
-        text,
-        "TMPDIR=<another folder> before the command" if free < FREE_BYTES else "",
-    )
+        return Finding("scratch", "stop", text + ", and no free inodes" * (names == 0), f"free some, or {advice}")
+    if free < FREE_BYTES:
+        return Finding("scratch", "note", text, advice)
+    return Finding("scratch", "ok", text)
 
 
 def left(case: Case) -> Iterable[Finding]:
@@ -147,11 +140,8 @@ def left(case: Case) -> Iterable[Finding]:
         advice = f"any next run frees it, or rm -r {' '.join(screen.typed(str(folder)) for folder in stale)}"
         yield Finding("left", "note", f"{len(stale)} killed run(s) left {size >> 20} MiB in memory", advice)
     if not orphans and not stale:
-        yield Finding(
-            "left",
-            "ok",
-            f"{others} other run(s) of this user on this host" if others else "no leftovers of earlier runs",
-        )
+        runs_now = f"{others} other run(s) of this user on this host" if others else "no leftovers of earlier runs"
+        yield Finding("left", "ok", runs_now)
 
 
 def _has_command(pid: int) -> bool | None:

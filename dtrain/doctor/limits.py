@@ -55,18 +55,14 @@ def enough_files(soft: int, hard: int, world: int) -> Finding:
     """Judge these limits for one rank of `world`."""
     need = RANK_FILES + 4 * world
     if soft == resource.RLIM_INFINITY or soft >= need:
-        return Finding("nofile", "ok", f"{_limit(soft)} open files")
+        return Finding("nofile", "ok", f"{'unlimited' if soft == resource.RLIM_INFINITY else soft} open files")
     advice = (
         f"ulimit -n {need}"
         if hard == resource.RLIM_INFINITY or hard >= need
         else "raise nofile in /etc/security/limits.conf, or docker run --ulimit nofile=65536"
     )
-    return Finding(
-        "nofile",
-        "stop" if soft < fewest_files(world) else "note",
-        f"{soft} open files, but one of {world} ranks may need {need}",
-        advice,
-    )
+    verdict: Verdict = "stop" if soft < fewest_files(world) else "note"
+    return Finding("nofile", verdict, f"{soft} open files, but one of {world} ranks may need {need}", advice)
 
 
 def tasks(case: Case) -> Iterable[Finding]:
@@ -74,22 +70,16 @@ def tasks(case: Case) -> Iterable[Finding]:
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     path = Path("/sys/fs/cgroup/pids.max")
     group = path.read_text().strip() if path.is_file() else "max"
-    limits = [
-        int(each)
-        for each, holds in ((group, group.isdigit()), (soft, soft != resource.RLIM_INFINITY and os.getuid() != 0))
-        if holds
-    ]
+    limits = [int(group)] if group.isdigit() else []
+    if soft != resource.RLIM_INFINITY and os.getuid() != 0:
+        limits.append(soft)
     yield enough_tasks(min(limits, default=-1), case.plan.devices * (case.plan.threads + 16))
 
 
 def enough_tasks(limit: int, need: int) -> Finding:
     """Judge a limit of processes and threads (-1: none); the ranks here take about `need`."""
     if limit == -1 or limit >= max(ENOUGH_TASKS, 2 * need):
-        return Finding(
-            "nproc",
-            "ok",
-            "unlimited processes and threads" if limit == -1 else f"{limit} processes and threads",
-        )
+        return Finding("nproc", "ok", f"{'unlimited' if limit == -1 else limit} processes and threads")
     text = f"{limit} processes and threads for this user; the ranks take about {need}"
     return Finding("nproc", "stop" if limit < need else "note", text, "ulimit -u 65536, or docker run --pids-limit=-1")
 
@@ -117,11 +107,8 @@ def size_of_dumps(soft: int) -> Finding:
     if soft == resource.RLIM_INFINITY or soft > LARGE_DUMP:
         advice = "ulimit -c 0: dtrain still reports the stack"
         return Finding("core", "note", "each crashing rank may write all its memory to a file", advice)
-    return Finding(
-        "core",
-        "ok",
-        f"a crashing rank writes at most {soft >> 20} MiB" if soft else "a crashing rank writes no core file",
-    )
+    amount = f"at most {soft >> 20} MiB" if soft else "no core file"
+    return Finding("core", "ok", f"a crashing rank writes {amount}")
 
 
 def variables(case: Case) -> Iterable[Finding]:
@@ -166,7 +153,3 @@ def proxied(environ: Mapping[str, str]) -> Iterable[Finding]:
         yield Finding("proxy", "note", text, "no_proxy=localhost,127.0.0.1,<your own hosts> before the command")
     elif proxy:
         yield Finding("proxy", "ok", f"{proxy}={proxies[proxy]}, but not for {proxies['no_proxy']}")
-
-
-def _limit(value: int) -> str:
-    return "unlimited" if value == resource.RLIM_INFINITY else str(value)

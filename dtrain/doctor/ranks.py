@@ -16,6 +16,11 @@ TIMEOUT_SECONDS, WAIT_SECONDS = 60.0, 60.0
 """Limits for a collective, and for the nodes to join."""
 SLOW = {"gloo": 0.05e9, "nccl": 5e9}
 """Bus bandwidth of the largest all_reduce, in bytes per second; less means a broken or overloaded network."""
+ADVICE = {
+    "gloo": "look for other programs on these cores or this network",
+    "nccl": "NCCL_DEBUG=INFO before the command says how GPUs are connected, nvidia-smi topo -m how they could be",
+}
+"""What to do if a backend is slow."""
 APART_SECONDS = 5.0
 SAME = ("dtrain", "torch")
 
@@ -56,12 +61,8 @@ def alike(ranks: Sequence[Row]) -> Finding:
         there = {rank["versions"].get(package): rank["host"] for rank in ranks}
         if len(there) > 1:
             where = ", ".join(f"{version} on {host}" for version, host in there.items())
-            return Finding(
-                "ranks",
-                "stop" if package in SAME else "note",
-                f"{text}: {package} is {where}",
-                f"pip install {package}=={ranks[0]['versions'][package]} on all",
-            )
+            advice = f"pip install {package}=={ranks[0]['versions'][package]} on all"
+            return Finding("ranks", "stop" if package in SAME else "note", f"{text}: {package} is {where}", advice)
     clocks = [rank["clock"] for rank in ranks]
     apart = max(clocks) - min(clocks)
     if len(hosts) > 1 and apart > APART_SECONDS:
@@ -73,10 +74,8 @@ def alike(ranks: Sequence[Row]) -> Finding:
 
 def judged(links: Sequence[Row]) -> Finding:
     """Judge the figures of `dtrain.doctor.bandwidth`, with a table of them."""
-    facts, text = (
-        {"links": list(links)},
-        f"bus bandwidth in GB/s of the slowest group; for small messages the latency\n{table(links)}",
-    )
+    facts = {"links": list(links)}
+    text = f"bus bandwidth in GB/s of the slowest group; for small messages the latency\n{table(links)}"
     wrong = next((row for row in links if not row["right"]), None)
     if wrong:
         problem = f"{wrong['operation']} over {wrong['axis']} by {wrong['backend']} gives wrong numbers"
@@ -85,14 +84,7 @@ def judged(links: Sequence[Row]) -> Finding:
     largest = {row["backend"]: row for row in links if row["operation"] == "all_reduce" and row["axis"] == "world"}
     slow = [backend for backend, row in largest.items() if row["busbw"] < SLOW[backend]]
     if slow:
-        advice = "NCCL_DEBUG=INFO before the command says how GPUs are connected, nvidia-smi topo -m how they could be"
-        return Finding(
-            "bandwidth",
-            "note",
-            f"{slow[0]} is slow; {text}",
-            advice if slow[0] == "nccl" else "look for other programs on these cores or this network",
-            facts,
-        )
+        return Finding("bandwidth", "note", f"{slow[0]} is slow; {text}", ADVICE[slow[0]], facts)
     return Finding("bandwidth", "ok", text, facts=facts)
 
 

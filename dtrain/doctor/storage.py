@@ -107,12 +107,9 @@ def off(seconds: float) -> Finding:
     text = f"the storage's clock and this one are {seconds:.1f} s apart"
     if seconds > REFUSED_SECONDS:
         return Finding("its clock", "stop", f"{text}: signed requests are refused", "timedatectl set-ntp true")
-    return Finding(
-        "its clock",
-        "note" if seconds > SKEW_SECONDS else "ok",
-        text,
-        "timedatectl set-ntp true" if seconds > SKEW_SECONDS else "",
-    )
+    if seconds > SKEW_SECONDS:
+        return Finding("its clock", "note", text, "timedatectl set-ntp true")
+    return Finding("its clock", "ok", text)
 
 
 def fast(place: str) -> Iterable[Finding]:
@@ -150,36 +147,31 @@ def standing(plan: Plan) -> int:
     """Most checkpoints that exist at a time, including the one being written."""
     word, steps = plan.checkpoint, plan.steps
     every, keep = word.get("every") or steps, word.get("keep")
-    saves = -(-steps // every) + 1
-    apart = (
-        (steps // word["keep_every"] if word.get("keep_every") else 0)
-        + bool(word.get("best"))
-        + bool(word.get("ephemeral"))
-    )
-    return saves + bool(word.get("ephemeral")) if keep is None else min(saves, keep + 1) + apart
+    saves: int = -(-steps // every) + 1
+    ephemeral = bool(word.get("ephemeral"))
+    if keep is None:
+        return saves + ephemeral
+    milestones: int = steps // word["keep_every"] if word.get("keep_every") else 0
+    kept: int = min(saves, keep + 1)
+    return kept + milestones + bool(word.get("best")) + ephemeral
 
 
 def room(out: str, free: int, each: int | None, count: int) -> Finding:
     """Judge the free bytes for `count` checkpoints of `each` bytes (None: unknown without torch)."""
     text = f"{size(free)} free for {out}"
+    advice = "free some, type checkpoint.keep=1 or out=<another place>"
     if each is None:
-        few = free < FREE_BYTES
-        text, advice = (
-            f"{text}: a checkpoint with AdamW takes 12 bytes per parameter",
-            "free some, type checkpoint.keep=1 or out=<another place>",
-        )
-        return Finding("space", "note" if few else "ok", text, advice if few else "")
+        text += ": a checkpoint with AdamW takes 12 bytes per parameter"
+        return Finding("space", "note", text, advice) if free < FREE_BYTES else Finding("space", "ok", text)
     facts = {"free_bytes": free, "checkpoint_bytes": each, "checkpoints": count}
     if free < each:
-        advice = "free some, or type out=<another place>"
-        return Finding("space", "stop", f"{text}, and a checkpoint takes {size(each)}", advice, facts)
+        text += f", and a checkpoint takes {size(each)}"
+        return Finding("space", "stop", text, "free some, or type out=<another place>", facts)
     if free < each * count:
         text = f"{text}, and up to {count} checkpoints of {size(each)} stand there at a time"
-        advice = "free some, type checkpoint.keep=1 or out=<another place>"
         return Finding("space", "note", text, advice, facts)
-    return Finding(
-        "space", "ok", f"{text}; a checkpoint takes {size(each)}, up to {count} stand there at a time", facts=facts
-    )
+    text += f"; a checkpoint takes {size(each)}, up to {count} stand there at a time"
+    return Finding("space", "ok", text, facts=facts)
 
 
 def held(case: Case) -> Iterable[Finding]:

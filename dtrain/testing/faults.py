@@ -194,18 +194,10 @@ class CrashingDisk(Disk):
             self._move(old, new, keep=False)
 
     def unlink(self, path: Path) -> None:
-        with self._lock:
-            self._step("unlink", path)
-            super().unlink(path)
-            if folder := self._folder(path.parent):
-                folder.names.pop(path.name, None)
+        self._remove("unlink", super().unlink, path)
 
     def rmdir(self, path: Path) -> None:
-        with self._lock:
-            self._step("rmdir", path)
-            super().rmdir(path)
-            if folder := self._folder(path.parent):
-                folder.names.pop(path.name, None)
+        self._remove("rmdir", super().rmdir, path)
 
     def sync(self, folder: Path) -> None:
         with self._lock:
@@ -238,6 +230,13 @@ class CrashingDisk(Disk):
             self._dead = len(self.operations) - 1 == self._at and self._action == "crash"
         if self._dead:
             raise Crash(f"at operation {self._at}: {self.operations[-1]}")
+
+    def _remove(self, name: str, act: Callable[[Path], None], path: Path) -> None:
+        with self._lock:
+            self._step(name, path)
+            act(path)
+            if folder := self._folder(path.parent):
+                folder.names.pop(path.name, None)
 
     def _folder(self, path: Path) -> _Folder | None:
         """The record of a folder; None outside of `root`."""

@@ -20,7 +20,7 @@ ADVICE = {
     "gloo": "look for other programs on these cores or this network",
     "nccl": "NCCL_DEBUG=INFO before the command says how GPUs are connected, nvidia-smi topo -m how they could be",
 }
-"""What to do if a backend is slow."""
+"""Advice for a backend that is slow."""
 APART_SECONDS = 5.0
 SAME = ("dtrain", "torch")
 

@@ -162,6 +162,19 @@ class Sweep:
         None,
         "whether its lowest or highest value is the best; null: as the objective states",
     )
+    stop: str = key(
+        ["none", "halving", "median", "population"],
+        "none",
+        "halving: of the jobs at a rung the best 1 / factor go on; median: those no worse than the median of earlier "
+        "ones; population: the worst 1 / factor take the checkpoints of the best, with words a little changed",
+    )
+    rung: Any = key(
+        "int >= 1 steps or auto",
+        "auto",
+        "steps of the first rung, where jobs stop and are compared; the next are factor times as long (halving), or as "
+        "far apart",
+    )
+    factor: int = key("int >= 2", 4, "of sweep.stop")
     begin: list[Any] = key(
         "list of mapping", [], "values that a search tries first, such as [{optim.lr:1e-3},{optim.lr:3e-3}]"
     )

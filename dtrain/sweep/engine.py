@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dtrain import secrets
 from dtrain.errors import StoreError, WordsError, first_line
@@ -174,9 +174,11 @@ class Engine:
         url = store.join(self.root, job.name)
         if store.exists(store.join(url, "result.json")):
             state = folder.state(self.root, job.name)
-            if state.status == "finished":
+            is_there = state.is_evaluated and job.until is not None and state.step >= job.until
+            if state.status == "finished" or is_there:
+                status: Literal["finished", "stopped"] = "stopped" if is_there else "finished"
                 metrics = dict(state.figures)
-                self._settle(job, Ended("finished", 0, step=state.step, loss=state.loss, metrics=metrics), 0.0)
+                self._settle(job, Ended(status, step=state.step, loss=state.loss, metrics=metrics), 0.0)
                 return True
         holder, since = lease.holder(url)[0], self._since.setdefault(job.name, time.monotonic())
         # on another host nobody sees whether it lives: the lease decides, which watches it
@@ -265,10 +267,10 @@ class Engine:
         self._tries.pop(job.name, None)  # it may be proposed again
         if ended.status == "finished":
             self.finished.append(job.name)
-        elif ended.status == "stopped":
-            self.stopped.append(job.name)
-        else:
+        elif ended.status == "failed":
             self.failed[job.name] = ended
+        elif not (job.until and ended.is_evaluated):
+            self.stopped.append(job.name)
         self.proposer.tell(job, ended)
         self.ended(job, ended, seconds)
 

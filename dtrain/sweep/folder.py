@@ -34,11 +34,16 @@ STREAMS = 32
 
 @dataclass(frozen=True)
 class Job:
-    """`values`: key -> value of what is swept; `words`: those and the words of all jobs; `name`: of its folder."""
+    """`values`: key -> value of what is swept; `words`: those and the words of all jobs; `name`: of its folder.
+    `until`: the step at which it is to stop, None if it runs to its end; `parent`: the name of the job whose checkpoint
+    it begins with, and the step of that.
+    """
 
     values: Mapping[str, Any]
     words: tuple[str, ...]
     name: str
+    until: int | None = None
+    parent: tuple[str, int] | None = None
 
     @property
     def digest(self) -> str:
@@ -175,12 +180,15 @@ def _differences(there: Description, here: Description) -> dict[str, tuple[str, 
 
 @dataclass(frozen=True)
 class State:
-    """How far a job is: `status` finished, failed, stopped or new; `figures`: of its result."""
+    """How far a job is: `status` finished, failed, stopped or new; `figures`: of its result; `is_evaluated`: it stopped
+    where it was told to.
+    """
 
     status: str
     step: int = 0
     loss: float | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
+    is_evaluated: bool = False
 
 
 def states(root: str, jobs: Iterable[Job]) -> dict[str, State]:
@@ -239,4 +247,4 @@ def _state(result: Mapping[str, Any] | None, *, failed: bool = False, begun: boo
         return State("failed" if failed else ("new", "stopped")[begun])
     figures = {name: value for name, value in result.get("metrics", {}).items() if type(value) in (int, float)}
     done = {"finished": "finished", "spiked": "failed"}.get(result["status"], "stopped")
-    return State(done, result["step"], result["loss"], figures)
+    return State(done, result["step"], result["loss"], figures, result["status"] == "stopped")

@@ -23,12 +23,12 @@ from dtrain.recipe import policy
 from dtrain.recipe.locate import find
 from dtrain.resolve import values
 from dtrain.resolve.out import digest
-from dtrain.storage import options
-from dtrain.sweep import folder, space, study
+from dtrain.storage import attempts, options, store
+from dtrain.sweep import folder, space, stop, study
 from dtrain.sweep.conditional import Conditions, conditions, corners, exists
 from dtrain.sweep.engine import Decided
 from dtrain.sweep.folder import Description, Job
-from dtrain.sweep.space import Axis, Choices
+from dtrain.sweep.space import MOST, Axis, Choices
 from dtrain.sweep.study import Study
 
 Judge = Callable[[Config, Cluster], Plan]
@@ -139,7 +139,9 @@ def again(root: str, more: Sequence[str]) -> list[Request]:
     fixed = (*words, *(word for word in added if word not in settings))
     written = [word for word in with_spaces(words) if word.key.startswith("sweep.")]
     number = {"sweep.trials": spelling(there.study.trials)}
-    looks_for, _ = typed([f"{key}={text}" for key, text in {**there.study.words(), **number}.items()])
+    looks_for, _ = typed(
+        [f"{key}={text}" for key, text in {**there.study.words(), **there.study.stop_words(), **number}.items()]
+    )
     return [
         Request(
             root,
@@ -213,6 +215,7 @@ def judged(request: Request, cluster: Cluster, judge: Judge) -> Judged:
     problems |= dict.fromkeys(study.mistakes(sweep, request.space))
     typed_words = [str(word) for word in request.words]
     keys = [*(word.key for word in request.words), *(axis.key for axis in request.space)]
+    problems |= dict.fromkeys(stop.mistakes(sweep, keys))
     depends = conditions(keys, request.space, vocabulary(typed_words))
     is_grid = sweep.search == "grid" and not problems
     points = islice(space.grid(request.space), sweep.trials) if is_grid else corners(request.space, depends)
@@ -223,6 +226,7 @@ def judged(request: Request, cluster: Cluster, judge: Judge) -> Judged:
             plan = judge(config, first[0].cluster if first else cluster)
             if not first:
                 first.append(_first(request, sweep, config, plan, cluster, judge, depends))
+            problems |= dict.fromkeys(stop.differences(sweep, first[0].plan, plan))
         except WordsError as error:
             problems |= dict.fromkeys(error.problems)
             continue
@@ -241,7 +245,11 @@ def _first(
     number = slots(sweep.parallel, plan, cluster)
     part = of_slot(cluster, number)
     places = cluster.gpus // max(1, part.gpus)
-    looks_for = study.decide(sweep, config, plan, number)
+    jobs = int(min(sweep.trials or MOST, space.size(request.space)))
+    rung, wrong = stop.first_rung(sweep, plan, jobs)
+    if wrong:
+        raise WordsError(*wrong)
+    looks_for = replace(study.decide(sweep, config, plan, number), stop=sweep.stop, rung=rung, factor=sweep.factor)
     return Judged([], config, judge(config, part), number, part, places, looks_for, depends)
 
 
@@ -254,6 +262,16 @@ def drawn(request: Request, chosen: Mapping[str, Any], depends: Conditions) -> J
         return _job(values, words, digest(compose([*words]), swept=_aside(values)))
     except WordsError:
         return _job(values, words, hashlib.sha256(" ".join(words).encode()).hexdigest()[:8])
+
+
+def born(request: Request, chosen: Mapping[str, Any], depends: Conditions, parent: Job, step: int) -> Job:
+    """The job with these values that begins with the checkpoint of another one. Its name does not depend on what the
+    folder of the sweep is called.
+    """
+    values, words = request.job_words(chosen, depends)
+    meaning = digest(compose([*words]), swept=_aside(values), fork=f"{parent.name} {step}")
+    source = attempts.folder(store.join(request.root, parent.name), step)
+    return replace(_job(values, (*words, f"fork={quote(source)}"), meaning), parent=(parent.name, step))
 
 
 def _job(values: Mapping[str, Any], words: tuple[str, ...], meaning: str) -> Job:

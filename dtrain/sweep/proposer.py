@@ -26,6 +26,11 @@ class Ended:
     loss: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether the metrics are those of its last step: it came where it was to go."""
+        return self.status == "finished" or (self.status == "stopped" and not self.exit_code)
+
 
 class Proposer(Protocol):
     """The order of the jobs of a sweep."""

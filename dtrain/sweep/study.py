@@ -24,7 +24,7 @@ SOBOL_KEYS = 21
 """The most keys of a Sobol sequence here: rows of the table in dtrain/sweep/sobol.py."""
 SHAPE = {
     "method": TEXT, "seed": COUNT, "trials": Optional(COUNT), "metrics": Each(TEXT), "goals": Each(TEXT),
-    "begin": Each(MAPPING), "ahead": COUNT,
+    "begin": Each(MAPPING), "ahead": COUNT, "stop": TEXT, "rung": COUNT, "factor": COUNT,
 }  # fmt: skip
 
 
@@ -32,7 +32,7 @@ SHAPE = {
 class Study:
     """`metrics`: the figures to improve; `goals`: min or max, of each; `begin`: values to try first; `ahead`: a trial
     is drawn from the results of those that are so many numbers before it or more. So its values do not depend on which
-    job was quick.
+    job was quick. `stop`, `rung`, `factor`: dtrain/sweep/stop.py.
     """
 
     method: str = "grid"
@@ -42,6 +42,9 @@ class Study:
     goals: tuple[str, ...] = ()
     begin: tuple[Mapping[str, Any], ...] = ()
     ahead: int = 2
+    stop: str = "none"
+    rung: int = 0
+    factor: int = 4
 
     @property
     def is_search(self) -> bool:
@@ -52,6 +55,12 @@ class Study:
         metric, goal, begin = (spelling(list(each)) for each in (self.metrics, self.goals, self.begin))
         words = {"sweep.search": self.method, "sweep.seed": str(self.seed), "sweep.begin": begin}
         return words | ({"sweep.metric": metric, "sweep.goal": goal} if self.metrics else {})
+
+    def stop_words(self) -> dict[str, str]:
+        """Key -> text, of the settings that stop jobs early."""
+        if self.stop == "none":
+            return {}
+        return {"sweep.stop": self.stop, "sweep.rung": str(self.rung), "sweep.factor": str(self.factor)}
 
     def document(self) -> dict[str, Any]:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}

@@ -180,7 +180,8 @@ def table(entries: Sequence[Run]) -> str:
             _word(key, text) for key, text in entry.words.items() if key in changes and key not in shared
         )
         name, when = cut(masked(entry.name)), _when(entry.began)
-        rows.append((name, when, f"{entry.step:,}", *values, entry.status, changed))
+        status = "stopped early" if entry.status == "stopped" else entry.status
+        rows.append((name, when, f"{entry.step:,}", *values, status, changed))
     text = screen.table(rows)
     return f"all runs: {' '.join(starmap(_word, shared.items()))}\n{text}" if shared else text
 

@@ -30,13 +30,14 @@ from dtrain.resolve import time_limit
 from dtrain.result import EXIT_CODES, note_code
 from dtrain.secrets import redact_arg, screen
 from dtrain.storage import store
-from dtrain.sweep import folder, jobs, trials
+from dtrain.sweep import folder, jobs, stop, trials
 from dtrain.sweep.drawing import sampler_of
 from dtrain.sweep.engine import Engine, summary
-from dtrain.sweep.folder import Job
+from dtrain.sweep.folder import Job, State
 from dtrain.sweep.proposer import Ended, Listed, Proposer
 from dtrain.sweep.search import Search
 from dtrain.sweep.space import label
+from dtrain.sweep.stopping import Stopping
 from dtrain.sweep.study import Study, value_of
 from dtrain.verb import runs
 from dtrain.verb.train import decide, one
@@ -89,10 +90,8 @@ def _take_part(requests: Sequence[jobs.Request], *, begin: bool) -> int:
     note_code()
     there = folder.join(root, requests[0].description(judged[0].study)) if begin else folder.read(root)
     looks_for = judged[0].study if there is None else there.study
-    if looks_for.is_search:
-        what, (proposer, total, done) = "trials", _search(root, requests[0], judged[0], looks_for)
-    else:
-        what, (proposer, total, done) = "jobs", _grid(root, every, shuffled=not begin)
+    what = "trials" if looks_for.is_search else "jobs"
+    proposer, total, done = _proposer(requests, judged[0], every, looks_for, shuffled=not begin)
     screen.say(
         f"{total} {what} in {cut(root)}"
         + f", of which {done} are finished" * bool(done)
@@ -101,7 +100,7 @@ def _take_part(requests: Sequence[jobs.Request], *, begin: bool) -> int:
     ends = itertools.count(done + 1)
 
     def ended(job: Job, how: Ended, seconds: float) -> None:
-        number = f"[{next(ends)}/{total}]"
+        number = f"[step {how.step}]" if job.until and how.is_evaluated else f"[{next(ends)}/{total}]"
         if how.status == "failed":
             screen.complain(f"{number} {label(job.values)} failed: {how.error}")
         else:
@@ -124,15 +123,42 @@ def _take_part(requests: Sequence[jobs.Request], *, begin: bool) -> int:
         runs.show(root)
     for line in summary(engine.failed.values()):
         screen.complain(f"failed: {line}")
-    if engine.failed or engine.stopped or engine.is_something_left():
+    if isinstance(proposer, Stopping):
+        screen.say(proposer.report())
+    elif engine.failed or engine.stopped or engine.is_something_left():
         screen.say(f"{done + len(engine.finished)} of {total} {what} are finished; the same command goes on")
     return _exit_code(bool(engine.failed))
 
 
-def _grid(root: str, every: Sequence[Job], *, shuffled: bool) -> tuple[Proposer, int, int]:
-    """The jobs that are not finished, the number of all, and of those that are."""
+def _proposer(
+    requests: Sequence[jobs.Request], judged: jobs.Judged, every: Sequence[Job], study: Study, *, shuffled: bool
+) -> tuple[Proposer, int, int]:
+    """The proposer of a grid or a search, the number of its jobs, and of those that are finished."""
+    request = requests[0]
+    source, total, done = (
+        _search(request.root, request, judged, study)
+        if study.is_search
+        else _grid(request.root, every, study, shuffled=shuffled)
+    )
+    if study.stop == "none":
+        return source, total, done
+    screen.say(stop.sentence(study, judged.plan.steps))
+    space = [axis for each in requests for axis in each.space]
+    stopping = stop.proposer(
+        request.root, study, judged.plan.steps, source, total, space,
+        lambda values, parent, step: jobs.born(request, values, judged.conditions, parent, step),
+    )  # fmt: skip
+    return stopping, total, done
+
+
+def _grid(root: str, every: Sequence[Job], study: Study, *, shuffled: bool) -> tuple[Proposer, int, int]:
+    """The jobs that are not finished, the number of all, and of those that are. Those that may stop early are compared
+    with the finished ones too, in their order.
+    """
     states = folder.states(root, every)
     left = [job for job in every if states[job.name].status != "finished"]
+    if study.stop != "none":
+        return Listed(stop.in_order(every, study)), len(every), len(every) - len(left)
     if shuffled:
         random.shuffle(left)
     return Listed(left), len(every), len(every) - len(left)
@@ -148,7 +174,7 @@ def _search(root: str, request: jobs.Request, judged: jobs.Judged, study: Study)
         sampler_of(study, request.space, judged.conditions),
         lambda number: trials.read(root, number, request.space),
         lambda values: jobs.drawn(request, values, judged.conditions),
-        [(trial, states[trial.job]) for trial in known],
+        [(trial, states[trial.job] if study.stop == "none" else State("new")) for trial in known],
     )
     return search, study.trials or 0, sum(state.status == "finished" for state in states.values())
 
@@ -181,7 +207,7 @@ def _exit_code(failed: bool) -> int:
 
 
 def _figures(study: Study, ended: Ended) -> str:
-    if ended.status != "finished":
+    if not ended.is_evaluated:
         return ""
     return "".join(f" · {name} {value_of(name, ended.metrics, ended.loss):.4g}" for name in study.metrics)
 

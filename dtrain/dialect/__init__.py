@@ -19,7 +19,7 @@ from dtrain.errors import StoreError, WordsError, nearest
 from dtrain.secrets import screen
 from dtrain.storage import store
 
-DIALECTS = ("accelerate", "axolotl", "deepspeed", "lightning", "ray", "torchtitan", "torchtune")
+DIALECTS = ("accelerate", "axolotl", "deepspeed", "lightning", "ray", "torchtitan", "torchtune", "wandb")
 
 
 class Dialect(Protocol):
@@ -109,7 +109,7 @@ def complete(ledger: Ledger) -> None:
     _leave_open(ledger)
 
 
-TYPED = ("out", "trust", "data", "launcher", "evaluate", "checkpoint", "log", "time_limit")
+TYPED = ("out", "trust", "data", "launcher", "evaluate", "checkpoint", "log", "time_limit", "sweep")
 """Keys that never stand as ??? in a recipe: they belong on the command line, or do not affect training."""
 
 

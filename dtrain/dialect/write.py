@@ -41,7 +41,7 @@ def command(ledger: Ledger, name: str) -> str:
     """Return the command to type, with secret values as ***."""
     return " ".join(
         [
-            "dtrain",
+            "dtrain -m" if any(word.startswith("sweep.space.") for word in ledger.words) else "dtrain",
             _typed("recipe", name),
             *(_typed(word, value) for word, value in ledger.command.items()),
         ]
@@ -97,7 +97,9 @@ def _entry(entry: Entry) -> str:
 def _needed(ledger: Ledger) -> str:
     """Return the words without which dtrain plan is refused."""
     return "".join(
-        f" {_typed(word, value)}" for word, value in ledger.command.items() if word == "trust" or ledger.asks(word)
+        f" {_typed(word, value)}"
+        for word, value in ledger.command.items()
+        if word == "trust" or (ledger.asks(word) and not word.startswith("sweep."))
     )
 
 
@@ -110,7 +112,7 @@ def _words(ledger: Ledger) -> Iterable[str]:
     tree: dict[str, Any] = {}
     for word in ledger.words:
         if word not in choices:
-            *path, leaf = word.split(".")
+            *path, leaf = ("sweep", *word.split(".", 2)[1:]) if word.startswith("sweep.space.") else word.split(".")
             node = tree
             for part in path:
                 node = node.setdefault(part, {})

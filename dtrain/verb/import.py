@@ -5,8 +5,8 @@ code in the file is run.
     dtrain import llama3_8b.toml to=mine.yaml        writes it there; then: dtrain plan recipe=mine.yaml
     dtrain import train.py as=lightning              if the tool cannot be recognised
 
-It reads DeepSpeed's JSON, Accelerate's, torchtune's and axolotl's YAML, torchtitan's TOML and JSON, and the calls of
-Lightning's and Ray's Trainer and configs in a Python file, or the same as YAML.
+It reads DeepSpeed's JSON, Accelerate's, torchtune's and axolotl's YAML, torchtitan's TOML and JSON, the config of a W&B
+sweep, and the calls of Lightning's and Ray's Trainer and configs in a Python file, or the same as YAML.
 """
 
 from collections.abc import Sequence

@@ -12,8 +12,9 @@ from dtrain import recipe
 from dtrain.__main__ import main
 from dtrain.cluster import Cluster
 from dtrain.compose import compose
-from dtrain.compose.check import OURS, sayable
+from dtrain.compose.check import sayable
 from dtrain.compose.sweep import multirun
+from dtrain.config.elsewhere import OURS
 from dtrain.config.schema import GROUPS, Config
 from dtrain.errors import WordsError
 from dtrain.resolve import resolve

@@ -98,6 +98,7 @@ def test_an_unknown_key_is_refused_with_a_near_name(dialect: str, tmp_path: Path
         "accelerate": ("mixed_precison", "mixed_precision"), "axolotl": ("gradient_checkpointin", "gradient_checkpointing"), "deepspeed": ("gradient_cliping", "gradient_clipping"),
         "lightning": ("trainer.accumulate_grad_batch", "trainer.accumulate_grad_batches"), "ray": ("num_worker", "num_workers"),
         "torchtitan": ("training.max_nrom", "training.max_norm"), "torchtune": ("log_every_n_step", "log_every_n_steps"),
+        "wandb": ("run_cpa", "run_cap"),
     }[dialect]  # fmt: skip
     tree = (
         {"trainer": {key.partition(".")[2]: 1}}

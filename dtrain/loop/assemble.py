@@ -87,7 +87,7 @@ def prepare(parts: Parts, *, began: float | None = None) -> Training:
     optimizer: Optimizer = build(plan.optim, Optimizer, model=model)
     schedule: Schedule = build(plan.schedule, Schedule, steps=plan.steps)
     seed = derive(plan.seed, "data")
-    end = plan.steps * plan.batch.size
+    end = plan.last_step * plan.batch.size
     stream = Stream(parts.source, batch=plan.batch, mesh=mesh, seed=seed, count=parts.objective.count, end=end)
     step = make_step(
         parts.forward, parts.objective, parts.strategy, mesh,

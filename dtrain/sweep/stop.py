@@ -50,7 +50,7 @@ def first_rung(asked: Sweep, plan: Plan, jobs: int) -> tuple[int, Sequence[str]]
         return 0, ()
     stop, steps = f"sweep.stop={asked.stop}", plan.steps
     fewest = rungs.FEWEST + 1 if asked.stop == "median" else asked.factor
-    if jobs < fewest:
+    if jobs < fewest and asked.rung == "auto":
         return 0, [f"{stop}: it compares {fewest} jobs or more, not {jobs}. Type more values, or sweep.stop=none."]
     auto = rungs.first_rung(asked.stop, steps=steps, jobs=jobs, factor=asked.factor)
     rung = auto if asked.rung == "auto" else asked.rung

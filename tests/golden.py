@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from dtrain.mesh import Mesh
-from dtrain.mesh.sharding import like, piece
+from dtrain.mesh.sharding import like, region
 
 SCALES = (1e-8, 1e-6, 1e-5, 1e-4, 1e-2, 1.0, 1e2)
 """Root mean squares of gradients."""
@@ -66,7 +66,7 @@ def far(made: Made, reference: Reference, case: Case, mesh: Mesh | None = None) 
     for step in range(STEPS):
         for name, parameter in model.named_parameters():
             values = gradient(name, step, shapes[name], scale)
-            parameter.grad = None if values is None else like(piece(values, parameter).clone(), parameter)
+            parameter.grad = None if values is None else like(values[region(parameter)].clone(), parameter)
             exact[name].grad = None if values is None else values.double()
         optimizer.step()
         definition.step()

@@ -47,7 +47,6 @@ def process_group(backend: str, *, timeout: float, device: torch.device | None =
     GPU has. Raises PreflightError if two ranks have the same GPU.
     """
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    wait = datetime.timedelta(seconds=timeout)
     store: Store
     with ExitStack() as stack:
         watched, shared = "MASTER_ADDR" in os.environ, os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -70,18 +69,8 @@ def process_group(backend: str, *, timeout: float, device: torch.device | None =
                 "its own in CUDA_VISIBLE_DEVICES."
             )
         _kept.pop(os.getpid(), None)
-        within(
-            None,
-            partial(
-                dist.init_process_group,
-                backend,
-                store=store,
-                rank=rank,
-                world_size=world,
-                timeout=wait,
-                device_id=device,
-            ),
-        )
+        join = partial(dist.init_process_group, backend, store=store, rank=rank, world_size=world)
+        within(None, partial(join, timeout=datetime.timedelta(seconds=timeout), device_id=device))
         _kept[os.getpid()] = dist.group.WORLD
         try:
             yield

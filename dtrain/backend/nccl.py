@@ -38,24 +38,17 @@ class Nccl:
         if self.segments == "expandable":
             expand_segments(os.environ)
         gpu: Any = torch.cuda.get_device_properties(device)
+        bus = f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
         if reports := os.environ.get(environment.REPORTS):
-            failure.has_gpu(
-                Path(reports),
-                int(os.environ.get("RANK", 0)),
-                f"{gpu.pci_domain_id:x}:{gpu.pci_bus_id:x}:{gpu.pci_device_id:x}",
-            )
+            failure.has_gpu(Path(reports), int(os.environ.get("RANK", 0)), bus)
         if self.kernels == "deterministic":
             add_in_one_order(os.environ)
         if self.cores == "near":
-            run_on(cores_near(f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"))
+            run_on(cores_near(bus))
         recorder.record(os.environ)
         torch.cuda.set_device(device)
-        return process_group(
-            "cpu:gloo,cuda:nccl",
-            timeout=self.timeout,
-            device=device if self.connect == "start" else None,
-            gpu=str(gpu.uuid),
-        )
+        at_start = device if self.connect == "start" else None
+        return process_group("cpu:gloo,cuda:nccl", timeout=self.timeout, device=at_start, gpu=str(gpu.uuid))
 
 
 def gpu_of(local_rank: int, seen: int) -> int:
@@ -74,14 +67,13 @@ def expand_segments(environ: Mapping[str, str]) -> None:
     """Make torch's allocator use expandable segments, unless the environment configures it; and pin host memory, as of
     snapshots, at its exact size, which torch would round up to a power of two.
     """
-    tell = getattr(
-        torch._C, "_accelerator_setAllocatorSettings", None
-    )  # the variables are read once, by a process that forks ranks perhaps
-    if tell and not any(name in environ for name in ALLOCATOR) and not WSL.exists():
+    # not the variables: they are read once, maybe by the process that forks the ranks
+    configure = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    if configure and not any(name in environ for name in ALLOCATOR) and not WSL.exists():
         try:
-            tell(f"expandable_segments:True,{UNROUNDED}")
+            configure(f"expandable_segments:True,{UNROUNDED}")
         except (RuntimeError, ValueError):  # a torch that has no such option
-            tell("expandable_segments:True")
+            configure("expandable_segments:True")
 
 
 def add_in_one_order(environ: MutableMapping[str, str]) -> None:

@@ -49,13 +49,8 @@ def connect(host: str, port: int, world: int, *, is_master: bool, shared: bool, 
     where = f"{host}:{port} (MASTER_ADDR, MASTER_PORT)"
     while True:
         wait = datetime.timedelta(seconds=seconds if is_master else min(TRY_SECONDS, patience))
-        opening = partial(
-            _open if is_master else partial(TCPStore, is_master=False, wait_for_workers=False),
-            host,
-            port,
-            world,
-            timeout=wait,
-        )
+        open_store = _open if is_master else partial(TCPStore, is_master=False, wait_for_workers=False)
+        opening = partial(open_store, host, port, world, timeout=wait)
         waited = time.monotonic() - began
         try:
             if not is_master:

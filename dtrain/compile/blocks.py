@@ -16,9 +16,8 @@ def build(*, mode: str) -> Compile:
     """`mode` as in torch.compile."""
 
     if mode in CUDA_GRAPHS and torch.cuda.is_available():
-        importlib.import_module(
-            "torch._inductor.cudagraph_trees"
-        )  # so that `dtrain.compile.begin` speaks before the first step too
+        # so that `dtrain.compile.begin` marks the first step too
+        importlib.import_module("torch._inductor.cudagraph_trees")
 
     def wrap(blocks: Sequence[nn.Module]) -> None:
         for block in blocks:

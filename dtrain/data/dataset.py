@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -190,15 +190,13 @@ class Dataset:
         if self._kept is None and self._stop == self._whole:
             return None
         samples, (inputs, targets) = self._samples, self._samples.keys
-        dataset, part = (
-            (samples.dataset, {"start": self._stop, "stop": self._whole})
-            if self._kept is None
-            else (self._kept, {"stop": len(self._kept)})
-        )
-        return Dataset(
-            dataset, holdout=0, inputs=inputs, targets=targets, shift=self._shift, outputs=self._outputs,
-            pad=samples.pad, length=samples.length, collate=samples.collate, workers=self._workers, **part,
+        build = partial(
+            Dataset, holdout=0, inputs=inputs, targets=targets, shift=self._shift, outputs=self._outputs,
+            pad=samples.pad, length=samples.length, collate=samples.collate, workers=self._workers,
         )  # fmt: skip
+        if self._kept is not None:
+            return build(self._kept, stop=len(self._kept))
+        return build(samples.dataset, start=self._stop, stop=self._whole)
 
     def _read_by_workers(self, index: Indices, epoch: Indices) -> list[Any]:
         """Read in the loading processes. Raises RuntimeError, with the sample and the signal, if one of them died."""
@@ -233,9 +231,8 @@ def _dead(processes: Sequence[Any]) -> dict[int, int]:
     while True:
         # the pool terminates the others; it waits for them in a thread of its own, which may see an exit code before
         # this thread does
-        dead = {
-            process.pid: process.exitcode for process in processes if process.exitcode not in (None, 0, -signal.SIGTERM)
-        }
+        codes = {process.pid: process.exitcode for process in processes}
+        dead = {pid: code for pid, code in codes.items() if code not in (None, 0, -signal.SIGTERM)}
         if dead or time.monotonic() > deadline:
             return dead
         time.sleep(0.01)
@@ -290,11 +287,9 @@ def _names(inputs: Inputs) -> Sequence[str]:
 def _pick(sample: Any, keys: Keys, *, optional: str | None = None) -> tuple[Any, Any]:
     """(input, target) of a sample, or of a batch. Raises WordsError for a missing key, unless it is `optional`."""
     inputs, target = keys
-    named = (
-        sample._asdict()
-        if isinstance(sample, tuple) and hasattr(sample, "_asdict") and not isinstance(target, int)
-        else sample
-    )
+    named = sample
+    if isinstance(sample, tuple) and hasattr(sample, "_asdict") and not isinstance(target, int):
+        named = sample._asdict()
     try:
         if isinstance(inputs, int | str):
             return named[inputs], named[target]
@@ -317,10 +312,8 @@ def _seed(index: int, epoch: int) -> None:
 
 def _has_getitem(dataset: Any) -> bool:
     """Whether it overrides `__getitem__` of torch's Dataset, which raises."""
-    return (
-        getattr(type(dataset), "__getitem__", torch.utils.data.Dataset.__getitem__)
-        is not torch.utils.data.Dataset.__getitem__
-    )
+    abstract = torch.utils.data.Dataset.__getitem__
+    return getattr(type(dataset), "__getitem__", abstract) is not abstract
 
 
 def _remedy(dataset: Any) -> str:

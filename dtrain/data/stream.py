@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dtrain.data import Batch, Indices, Source
+from dtrain.data.collate import tree
 from dtrain.data.dataset import Dataset
 from dtrain.data.order import VERSION, samples
 from dtrain.errors import WordsError
@@ -68,9 +69,9 @@ class Stream:
         self._most = 1 if source.loading == "step" else max(1, min(BLOCK_STEPS, BLOCK_BYTES // share))
         self._steps = 1
         """Of the next block: blocks grow from one step, which the first step of a run waits for."""
-        self._thread = (
-            ThreadPoolExecutor(1, "dtrain-data", _use, (mesh.device,)) if source.loading == "thread" else None
-        )
+        self._thread: ThreadPoolExecutor | None = None
+        if source.loading == "thread":
+            self._thread = ThreadPoolExecutor(1, "dtrain-data", _use, (mesh.device,))
         self._next: tuple[list[int], Future[Batch]] | None = None
         self._dense: int | None = None
         self._ready: Iterator[StepBatch] = iter(())
@@ -88,14 +89,10 @@ class Stream:
         return self
 
     def state_dict(self) -> dict[str, Any]:
-        source = {
-            "samples": len(self._source),
-            "seed": self._seed,
-            "order": VERSION,
-            "fingerprint": self._source.fingerprint,
-        }
         position = {"seen": self.seen, "batch": self._batch.size, "passed": self._before + self._skipped()}
-        return {**position, "passed_over": sorted(first for first in self._passed if first >= self.seen), **source}
+        later = sorted(first for first in self._passed if first >= self.seen)
+        order = {"samples": len(self._source), "seed": self._seed, "order": VERSION}
+        return {**position, "passed_over": later, **order, "fingerprint": self._source.fingerprint}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the position. Raises WordsError if the data, its seed, the order or the batch differs."""
@@ -153,11 +150,8 @@ class Stream:
         self.waited += time.perf_counter() - began
         parts = _split(batch, self._batch.microbatch)
         steps = [parts[i : i + self._batch.accumulate] for i in range(0, len(parts), self._batch.accumulate)]
-        rows = zip(steps, self._counts(steps), firsts, strict=True)
-        return [
-            StepBatch([to_device(part, self._mesh.device) for part in parts], count, first)
-            for parts, count, first in rows
-        ]
+        on_device = ([to_device(part, self._mesh.device) for part in parts] for parts in steps)
+        return [StepBatch(*row) for row in zip(on_device, self._counts(steps), firsts, strict=True)]
 
     def _begin(self, thread: ThreadPoolExecutor, seen: int) -> tuple[list[int], Future[Batch]]:
         """Have a thread load the next block, after `seen` samples: the positions of its steps, and its samples."""
@@ -187,8 +181,7 @@ class Stream:
     def _load(self, firsts: list[int]) -> Batch:
         """This rank's samples of the steps that begin at these positions, on the CPU."""
         batch = self._source.take(*self._order(self._mine(firsts)))
-        pinned: Batch = _map(batch, Tensor.pin_memory) if self._mesh.device.type != "cpu" else batch
-        return pinned
+        return batch if self._mesh.device.type == "cpu" else {**tree(Tensor.pin_memory, batch)}
 
     def _mine(self, firsts: list[int]) -> Indices:
         local = self._batch.local
@@ -198,9 +191,9 @@ class Stream:
         return samples(positions, n=len(self._source), seed=self._seed)
 
     def _named(self, index: Indices) -> list[int]:
-        return [
-            int(sample) for sample in (self._source.original(index) if isinstance(self._source, Dataset) else index)
-        ]
+        if isinstance(self._source, Dataset):
+            index = self._source.original(index)
+        return list(map(int, index))
 
 
 def _use(device: torch.device) -> None:
@@ -217,21 +210,14 @@ def leaves(batch: Any) -> Iterator[Tensor]:
             yield from leaves(part)
 
 
-def _map(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    return change(batch) if isinstance(batch, Tensor) else {key: _map(part, change) for key, part in batch.items()}
-
-
 def to_device(batch: Any, device: torch.device) -> Any:
     """A tensor, or a mapping of tensors, on `device`; asynchronous from pinned memory."""
-    return (
-        batch if device.type == "cpu" else _map(batch, lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
-    )
+    if device.type == "cpu":
+        return batch
+    return tree(lambda tensor: tensor.pin_memory().to(device, non_blocking=True), batch)
 
 
 def _split(batch: Any, size: int) -> list[Batch]:
     """Views of `size` samples each."""
-    names = list(batch)
-    columns = [
-        batch[name].split(size) if isinstance(batch[name], Tensor) else _split(batch[name], size) for name in names
-    ]
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    columns = [part.split(size) if isinstance(part, Tensor) else _split(part, size) for part in batch.values()]
+    return [dict(zip(batch, row, strict=True)) for row in zip(*columns, strict=True)]

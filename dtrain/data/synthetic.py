@@ -11,6 +11,7 @@ import torch
 
 from dtrain.data import Batch, Indices, Loading
 from dtrain.data.order import _mix32, _mix64
+from dtrain.data.windows import next_tokens
 
 PERIOD = 7
 """next_token repeats a random phrase of this many tokens, so that later tokens can be copied from earlier ones."""
@@ -38,11 +39,9 @@ class Synthetic:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        return (
-            {"vocab": self.vocab}
-            if self.task == "next_token"
-            else {"inputs": list(self.inputs), "outputs": self.outputs}
-        )
+        if self.task == "next_token":
+            return {"vocab": self.vocab}
+        return {"inputs": list(self.inputs), "outputs": self.outputs}
 
     @property
     def fingerprint(self) -> str:
@@ -56,11 +55,7 @@ class Synthetic:
         index = index + self.first
         if self.task == "next_token":
             phrase = (self._random(index, PERIOD) * self.vocab).astype(np.int64)
-            tokens = phrase[:, np.arange(self.sequence + 1) % PERIOD]
-            return {
-                "inputs": torch.from_numpy(tokens[:, :-1].copy()),
-                "targets": torch.from_numpy(tokens[:, 1:].copy()),
-            }
+            return next_tokens(phrase[:, np.arange(self.sequence + 1) % PERIOD])
         x = (self._random(index, math.prod(self.inputs)) * 2 - 1).astype(np.float32)
         y = self._mapped(x)
         targets = torch.from_numpy(y.argmax(1) if self.task == "classification" else y)
@@ -91,8 +86,7 @@ class Synthetic:
     def _weights(self) -> tuple[np.ndarray[Any, np.dtype[np.float64]], float]:
         """Normal numbers as integers, and the factor that gives the map a standard deviation of size**-0.5."""
         size = math.prod(self.inputs)
-        bits = (
-            29 - size.bit_length()
-        )  # products are below 2**(INPUT_BITS + 3 + bits) up to 8 standard deviations; size of them below 2**53
+        # products are below 2**(INPUT_BITS + 3 + bits) up to 8 standard deviations; size of them below 2**53
+        bits = 29 - size.bit_length()
         normal = np.random.default_rng(self.seed).normal(size=(size, self.outputs))
         return np.rint(normal * 2.0**bits), 2.0 ** -(INPUT_BITS + bits) / math.sqrt(size)

@@ -17,8 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from dtrain import secrets
-from dtrain.data import Batch, Indices, Loading
-from dtrain.data.windows import Windows, split
+from dtrain.data.windows import Corpus, Windows, split
 from dtrain.errors import PreflightError, StoreError, WordsError
 from dtrain.storage import store
 
@@ -83,13 +82,10 @@ class Vocabulary:
         return str(self._inner.decode(list(tokens)))
 
 
-class Text:
-    """A Source of windows of text, read when samples are first needed. `sequence` in tokens; `holdout`: a fraction of
-    the corpus in [0, 1). Raises StoreError and PreflightError.
+class Text(Corpus):
+    """A Source of windows of text. `sequence` in tokens; `holdout`: a fraction of the corpus in [0, 1). Raises
+    StoreError and PreflightError.
     """
-
-    dense = True
-    loading: Loading = "thread"
 
     def __init__(self, *, path: str, sequence: int, tokenizer: str, holdout: float, cache: str | None) -> None:
         if not 0 <= holdout < 1:
@@ -108,19 +104,6 @@ class Text:
         train, kept = split([tokens], self._part)
         return Windows(train, self._sequence, self._tokenizer.vocab, f"{digest}-{self._sequence}-{self._part}", kept)
 
-    @property
-    def fingerprint(self) -> str:
-        return self._windows.fingerprint
-
-    def __len__(self) -> int:
-        return len(self._windows)
-
-    def take(self, index: Indices, epoch: Indices) -> Batch:
-        return self._windows.take(index, epoch)
-
-    def holdout(self) -> Windows | None:
-        return self._windows.holdout()
-
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text.encode()))
 
@@ -133,9 +116,8 @@ def encoded(path: str, tokenizer: Tokenizer, cache: Path) -> tuple[np.memmap[Any
     documents = list(_documents(path))
     if not documents:
         raise StoreError.during("find", path, "no file is there")
-    key = hashlib.sha256(
-        json.dumps([tokenizer.name, [(name, state) for name, _, state in documents]]).encode()
-    ).hexdigest()[:32]
+    identity = json.dumps([tokenizer.name, [(name, state) for name, _, state in documents]])
+    key = hashlib.sha256(identity.encode()).hexdigest()[:32]
     kind = next(kind for kind in (np.uint8, np.uint16, np.uint32) if tokenizer.vocab <= np.iinfo(kind).max + 1)
     tokens, facts = cache / f"{key}.bin", cache / f"{key}.json"
     try:
@@ -143,10 +125,8 @@ def encoded(path: str, tokenizer: Tokenizer, cache: Path) -> tuple[np.memmap[Any
         with _lock(cache / f"{key}.lock"):
             if not facts.exists():
                 digest = _encode((url for _, url, _ in documents), tokenizer, tokens, kind)
-                store.write(
-                    str(facts),
-                    json.dumps({"path": secrets.masked(path), "documents": len(documents), "sha256": digest}).encode(),
-                )
+                about = {"path": secrets.masked(path), "documents": len(documents), "sha256": digest}
+                store.write(str(facts), json.dumps(about).encode())
             known = json.loads(facts.read_text())
             if tokens.stat().st_size == 0:
                 raise PreflightError(f"data.path={path}: there is no text in {len(documents)} file(s).")

@@ -9,18 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dtrain.data import Batch, Indices, Loading
+from dtrain.data import Batch, Indices
 from dtrain.data.text import cache_folder
-from dtrain.data.windows import Windows, split
+from dtrain.data.windows import Corpus, Windows, split
 from dtrain.errors import PreflightError, StoreError, WordsError
 from dtrain.storage import store, tokenfile
 
 
-class Tokens:
+class Tokens(Corpus):
     """A Source of windows of tokens; windows never cross from one file into the next. `sequence` in tokens."""
-
-    dense = True
-    loading: Loading = "thread"
 
     def __init__(
         self,
@@ -49,25 +46,16 @@ class Tokens:
         train, kept = (arrays, self._open(self._holdout_path)) if self._holdout_path else split(arrays, self._part)
         return Windows(train, self._sequence, self._vocab, f"{_digest(arrays)}-{self._sequence}-{self._part}", kept)
 
-    @property
-    def fingerprint(self) -> str:
-        return self._windows.fingerprint
-
-    def __len__(self) -> int:
-        return len(self._windows)
-
     def take(self, index: Indices, epoch: Indices) -> Batch:
-        batch = self._windows.take(index, epoch)
+        batch = super().take(index, epoch)
         self._check(f"data.path={self._path}", [batch["inputs"].numpy().ravel(), batch["targets"].numpy().ravel()])
         return batch
 
     def holdout(self) -> Windows | None:
-        kept = self._windows.holdout()
+        kept = super().holdout()
         if kept:
-            self._check(
-                f"data.holdout_path={self._holdout_path}" if self._holdout_path else f"data.path={self._path}",
-                kept.arrays,
-            )
+            key = f"data.holdout_path={self._holdout_path}" if self._holdout_path else f"data.path={self._path}"
+            self._check(key, kept.arrays)
         return kept
 
     def _check(self, place: str, tokens: Sequence[NDArray[Any]]) -> None:
@@ -83,10 +71,8 @@ class Tokens:
     def _map(self, url: str) -> NDArray[Any]:
         file = store.local_path(url)
         if not store.is_local(url):
-            file = (
-                self._cache / f"{hashlib.sha256((url + store.fingerprint(url)).encode()).hexdigest()[:32]}-"
-                f"{file.name.split('?')[0]}"
-            )
+            digest = hashlib.sha256((url + store.fingerprint(url)).encode()).hexdigest()[:32]
+            file = self._cache / f"{digest}-{file.name.split('?')[0]}"
             if not file.exists():
                 store.download(url, file.with_suffix(".part"))
                 file.with_suffix(".part").replace(file)

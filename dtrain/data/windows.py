@@ -2,6 +2,7 @@
 tokens.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -64,12 +65,41 @@ class Windows:
         for which in np.unique(owner):
             here = owner == which
             rows[here] = self.arrays[which][starts[here, None] + span]
-        return {"inputs": torch.from_numpy(rows[:, :-1].copy()), "targets": torch.from_numpy(rows[:, 1:].copy())}
+        return next_tokens(rows)
 
     def holdout(self) -> "Windows | None":
         if sum(max(0, (len(array) - 1) // self.sequence) for array in self.kept) < 1:
             return None
         return replace(self, arrays=self.kept, kept=(), shifting=False)
+
+
+def next_tokens(rows: NDArray[np.int64]) -> Batch:
+    """`inputs` and `targets` [B, T] of rows [B, T + 1]."""
+    return {"inputs": torch.from_numpy(rows[:, :-1].copy()), "targets": torch.from_numpy(rows[:, 1:].copy())}
+
+
+class Corpus(ABC):
+    """A Source of windows that are opened when they are first needed."""
+
+    dense = True
+    loading: Loading = "thread"
+
+    @property
+    @abstractmethod
+    def _windows(self) -> Windows: ...
+
+    @property
+    def fingerprint(self) -> str:
+        return self._windows.fingerprint
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def take(self, index: Indices, epoch: Indices) -> Batch:
+        return self._windows.take(index, epoch)
+
+    def holdout(self) -> Windows | None:
+        return self._windows.holdout()
 
 
 def split(arrays: Sequence[NDArray[Any]], part: float) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:

@@ -71,11 +71,10 @@ def evaluate(
         for start in range(0, len(indices), microbatch * mesh.data_ranks):
             if enough():
                 return {}
-            mine = indices[start + mesh.data_rank * microbatch :][:microbatch][
-                : max(0, len(indices) - start - mesh.data_rank * microbatch)
-            ]
-            idle = len(mine) == 0
-            batch = source.take(indices[:1] if idle else mine, np.zeros(1 if idle else len(mine), dtype=np.int64))
+            begin = start + mesh.data_rank * microbatch
+            idle = begin >= len(indices)
+            mine = indices[:1] if idle else indices[begin : begin + microbatch]
+            batch = source.take(mine, np.zeros_like(mine))
             if context:
                 check(model, objective, to_device(batch, mesh.device), context, mesh, precision)
                 batch = context.split(batch)

@@ -79,17 +79,10 @@ def compare(asked: str, one: str, compute: str, *, parts: str | None = None, wei
     allowed = TOLERANCES[compute]
     mine, reference = _rows(asked), _rows(one)
     steps = sorted(mine.keys() | reference.keys())
-    rows = [
-        _worst(
-            name,
-            allowed[name],
-            (
-                (f"step {step}", _relative(mine.get(step, {}).get(name), reference.get(step, {}).get(name)))
-                for step in steps
-            ),
-        )
-        for name in ("loss", "norm")
-    ]
+    rows = []
+    for name in ("loss", "norm"):
+        pairs = ((step, mine.get(step, {}).get(name), reference.get(step, {}).get(name)) for step in steps)
+        rows.append(_worst(name, allowed[name], ((f"step {step}", _relative(*pair)) for step, *pair in pairs)))
     here, there, beside = first(asked), first(one), first(parts) if parts else None
     quiet = _rounded(beside.gradients, there.gradients, ROUNDING[compute]) if beside and there else None
     if here and there and here.step == there.step:
@@ -110,10 +103,8 @@ def compare(asked: str, one: str, compute: str, *, parts: str | None = None, wei
     ours, theirs, others = (
         {name.removeprefix("model."): each[name] for name in model if name in each} for each in (ours, theirs, others)
     )
-    return [
-        *rows,
-        _tensors("weights", allowed["weights"], ours, theirs, others, quiet or set(), SMALL * _rms(model.values())),
-    ]
+    floor = SMALL * _rms(model.values())
+    return [*rows, _tensors("weights", allowed["weights"], ours, theirs, others, quiet or set(), floor)]
 
 
 def first_difference(rows: Sequence[Row]) -> str | None:
@@ -146,12 +137,11 @@ def first(out: str) -> First | None:
         {name.removeprefix(f"{kind}."): each for name, each in tensors.items() if name.startswith(f"{kind}.")}
         for kind in ("gradient", "update", "weight")
     )
-    read = {
-        (rank, place): (sample, digest) for rank, note in enumerate(notes) for place, sample, digest in note["samples"]
-    }
-    return First(
-        notes[0]["step"], sorted({name for note in notes for name in note["drawn"]}), gradients, updates, weights, read
-    )
+    samples: dict[tuple[int, int], tuple[int, str]] = {}
+    for rank, note in enumerate(notes):
+        samples |= {(rank, place): (sample, digest) for place, sample, digest in note["samples"]}
+    drawn = sorted({name for note in notes for name in note["drawn"]})
+    return First(notes[0]["step"], drawn, gradients, updates, weights, samples)
 
 
 def other_sample(asked: str, one: str) -> tuple[int, int] | None:
@@ -267,12 +257,10 @@ def _weights(out: str) -> dict[str, Tensor]:
 
 def _put(whole: dict[str, Tensor], name: str, shape: Sequence[int], piece: Mapping[str, Any], part: Tensor) -> None:
     """Write a piece into its tensor, which starts as nan."""
-    tensor = whole.setdefault(
-        name, torch.full(tuple(shape), torch.nan, dtype=torch.complex128 if part.is_complex() else torch.float64)
-    )
-    tensor[tuple(slice(begin, begin + size) for begin, size in zip(piece["offset"], piece["shape"], strict=True))] = (
-        part.to(tensor.dtype)
-    )
+    dtype = torch.complex128 if part.is_complex() else torch.float64
+    tensor = whole.setdefault(name, torch.full(tuple(shape), torch.nan, dtype=dtype))
+    region = tuple(slice(begin, begin + size) for begin, size in zip(piece["offset"], piece["shape"], strict=True))
+    tensor[region] = part.to(dtype)
 
 
 def _rms(tensors: Any) -> float:
@@ -291,8 +279,5 @@ def _apart(here: Tensor | None, there: Tensor | None, floor: float) -> float:
     """The difference relative to the norm of `there`, or to a tensor of RMS `floor` if that is larger."""
     if here is None or there is None or here.shape != there.shape:
         return float("inf")
-    return (
-        float((here - there).norm() / there.norm().clamp(min=max(floor * there.numel() ** 0.5, 1e-30)))
-        if there.numel()
-        else 0.0
-    )
+    size = max(floor * there.numel() ** 0.5, 1e-30)
+    return float((here - there).norm() / there.norm().clamp(min=size)) if there.numel() else 0.0

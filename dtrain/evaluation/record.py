@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from safetensors.torch import save
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from dtrain.build import build
 from dtrain.checkpoint import Checkpoint, shards
@@ -21,6 +20,7 @@ from dtrain.checkpoint.state import TrainState
 from dtrain.data import Batch
 from dtrain.data.stream import leaves
 from dtrain.mesh import Mesh
+from dtrain.mesh.sharding import reduced
 from dtrain.model.seeds import drawn
 from dtrain.storage import store
 
@@ -50,43 +50,23 @@ def _watch(state: TrainState, mesh: Mesh, seed: int, folder: str) -> None:
     def first() -> None:
         vars(optimizer).pop("step")
         generators = drawn(seed, state.step, mesh.batch_rank)
-        before = {
-            name: _real(parameter).clone()
-            for name, parameter in state.model.named_parameters()
-            if parameter.grad is not None
-        }
-        tensors = {
-            f"gradient.{name}": _summed(parameter)
-            for name, parameter in state.model.named_parameters()
-            if parameter.grad is not None
-        }
+        reached = {name: weight for name, weight in state.model.named_parameters() if weight.grad is not None}
+        tensors = {f"weight.{name}": _real(weight).clone() for name, weight in reached.items()}
+        tensors |= {f"gradient.{name}": _real(reduced(weight)) for name, weight in reached.items()}
         step()
-        for name, parameter in state.model.named_parameters():
-            if name in before:
-                tensors[f"weight.{name}"], tensors[f"update.{name}"] = before[name], _real(parameter) - before[name]
-        pieces = list(_pieces(tensors, mesh))
-        store.write(
-            store.join(folder, f"rank-{mesh.rank:05d}.safetensors"),
-            save({piece["name"]: piece.pop("tensor") for piece in pieces}),
-        )
+        for name, weight in reached.items():
+            tensors[f"update.{name}"] = _real(weight) - tensors[f"weight.{name}"]
+        pieces, file = list(_pieces(tensors, mesh)), store.join(folder, f"rank-{mesh.rank:05d}")
+        store.write(f"{file}.safetensors", save({piece["name"]: piece.pop("tensor") for piece in pieces}))
         shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
         notes = {"step": state.step + 1, "drawn": generators, "samples": read, "pieces": pieces, "shapes": shapes}
-        store.write(store.join(folder, f"rank-{mesh.rank:05d}.json"), json.dumps(notes).encode())
+        store.write(f"{file}.json", json.dumps(notes).encode())
 
     vars(optimizer)["step"] = first
 
 
 def _digest(batch: Batch) -> str:
     return hashlib.sha256(b"".join(save({"": tensor.contiguous()}) for tensor in leaves(batch))).hexdigest()
-
-
-def _summed(parameter: torch.nn.Parameter) -> Tensor:
-    """The gradient, reduced: tensor parallelism may leave a partial sum for a replicated parameter."""
-    gradient = parameter.grad
-    assert gradient is not None
-    if isinstance(gradient, DTensor) and isinstance(parameter, DTensor) and gradient.placements != parameter.placements:
-        gradient = gradient.redistribute(placements=parameter.placements)
-    return _real(gradient)
 
 
 def _real(tensor: Tensor) -> Tensor:

@@ -23,12 +23,6 @@ class Sample:
     def __call__(self, info: StepInfo) -> dict[str, Any]:
         source = cast(TextSource, info.source)
         context = source.take(np.array([0]), np.array([0]))["inputs"].shape[1]
-        written = complete(
-            lambda tokens: answer(info.forward(tokens)),
-            source.encode(self.prompt),
-            tokens=self.tokens,
-            context=context,
-            temperature=self.temperature,
-            seed=info.seed,
-        )
+        options = {"tokens": self.tokens, "context": context, "temperature": self.temperature, "seed": info.seed}
+        written = complete(lambda tokens: answer(info.forward(tokens)), source.encode(self.prompt), **options)
         return {"text": f"\n── sample after step {info.step} ──\n{source.decode(written)}\n"}

@@ -22,14 +22,8 @@ class Console:
         if sys.stdout.isatty():
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-            self._bar = Progress(
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.description}"),
-                TextColumn("left"),
-                TimeRemainingColumn(),
-                refresh_per_second=4,
-            )
+            columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.description} left"), TimeRemainingColumn()
+            self._bar = Progress(*columns, refresh_per_second=4)
             self._task = self._bar.add_task("", total=steps)
             self._bar.start()
 
@@ -87,15 +81,8 @@ def curve(points: Sequence[tuple[int, float]]) -> str:
         half = (high - low) / (HEIGHT - 1) / 2 or 1.0
         marks = "".join("•" if mean is not None and abs(mean - level) <= half else " " for mean in means)
         rows.append(f"{level:8.3f} │{marks.rstrip()}")
-    return "\n".join(
-        [
-            "",
-            "    loss",
-            *rows,
-            f"         └{'─' * WIDTH}",
-            f"          step {first}{str(last).rjust(WIDTH - 5 - len(str(first)))}",
-        ]
-    )
+    axis = f"          step {first}{str(last).rjust(WIDTH - 5 - len(str(first)))}"
+    return "\n".join(["", "    loss", *rows, f"         └{'─' * WIDTH}", axis])
 
 
 def _words(scalars: Mapping[str, float]) -> str:

@@ -42,14 +42,8 @@ class TensorBoard:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         self._step = step
-        self._write(
-            step,
-            *(
-                Summary.Value(tag=tag(name), simple_value=value)
-                for name, value in scalars.items()
-                if isinstance(value, int | float)
-            ),
-        )
+        numbers = {name: value for name, value in scalars.items() if isinstance(value, int | float)}
+        self._write(step, *(Summary.Value(tag=tag(name), simple_value=value) for name, value in numbers.items()))
         self._write_notes()
         if self._scratch is not None and time.monotonic() - self._put > PUT_SECONDS:
             self._writer.flush()
@@ -74,15 +68,10 @@ class TensorBoard:
 
         metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
         for step, text in self._notes:
-            lines = "".join(
-                f"    {line}\n" for line in text.strip("\n").splitlines()
-            )  # to Markdown that is text as it stands
-            self._write(
-                step,
-                Summary.Value(
-                    tag="notes", metadata=metadata, tensor=TensorProto(dtype=DT_STRING, string_val=[lines.encode()])
-                ),
-            )
+            # indented lines are verbatim in Markdown
+            lines = "".join(f"    {line}\n" for line in text.strip("\n").splitlines())
+            tensor = TensorProto(dtype=DT_STRING, string_val=[lines.encode()])
+            self._write(step, Summary.Value(tag="notes", metadata=metadata, tensor=tensor))
         self._notes.clear()
 
     def _write(self, step: int, *values: Any) -> None:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dtrain.mesh import Mesh
-from dtrain.mesh.sharding import local
+from dtrain.mesh.sharding import local, split_like
 from dtrain.model import Balanced, saved_buffers
 
 
@@ -27,10 +27,10 @@ class Agreement:
     """All ranks call `begin` before the forward of a step and `settle` after its backward."""
 
     def __init__(self, model: nn.Module, mesh: Mesh) -> None:
-        self._mesh, self._alone = mesh, mesh.world == 1
+        self._mesh = mesh
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._index = {id(parameter): number for number, parameter in enumerate(self._parameters)}
-        self._owners = [] if self._alone else [(module, name) for module, name, _ in saved_buffers(model)]
+        self._owners = [(module, name) for module, name, _ in saved_buffers(model)] if mesh.world > 1 else []
         self._before: list[tuple[Tensor, int]] = []
         self._first: list[Tensor] = []
         self._begun = False
@@ -44,18 +44,14 @@ class Agreement:
         if self._owners:
             self._before = [(buffer, buffer._version) for buffer in self._buffers()]
 
+    @torch.no_grad()
     def settle(self, missing: Sequence[Collection[nn.Parameter]]) -> None:
         """`missing`: the parameters without a gradient in each of the passes whose gradients crossed ranks."""
-        if not self._alone:
-            self._settle(missing)
-
-    @torch.no_grad()
-    def _settle(self, missing: Sequence[Collection[nn.Parameter]]) -> None:
-        mine = (
-            frozenset.intersection(*(frozenset(self._index[id(p)] for p in some) for some in missing))
-            if missing
-            else frozenset[int]()
-        )
+        if self._mesh.world == 1:
+            return
+        mine = frozenset[int]()
+        if missing:
+            mine = frozenset.intersection(*(frozenset(self._index[id(p)] for p in some) for some in missing))
         changed = self._changed()
         news = torch.tensor(float(mine != self._mine or not changed <= self._moving))
         dist.all_reduce(news)
@@ -107,8 +103,7 @@ class Agreement:
             else:
                 flat = torch.cat([buffer.flatten() for buffer in same])
                 dist.broadcast(flat, group=group, group_src=0)
-            parts = flat.split([buffer.numel() for buffer in same])
-            torch._foreach_copy_(same, [part.view_as(buffer) for part, buffer in zip(parts, same, strict=True)])
+            torch._foreach_copy_(same, split_like(flat, same))
 
 
 class Unsaved:
@@ -124,14 +119,14 @@ class Unsaved:
             for path, module in self._modules
             for name in module._non_persistent_buffers_set
         }
-        self._last = self._found()
+        self._last = self._versions()
         self._values: dict[str, Tensor] | None = None
 
     def changed(self) -> list[str]:
         """Call after every step: after the second one, returns the names of buffers that both have changed."""
         if not self._owners:
             return []
-        now = self._found()
+        now = self._versions()
         last = {name: (id(buffer), version) for name, (buffer, version) in self._last.items()}
         moved = [name for name, (buffer, version) in now.items() if last.get(name) != (id(buffer), version)]
         if self._values is None:
@@ -144,23 +139,21 @@ class Unsaved:
         """Call after every step: after the third one, returns the names of numeric attributes that both steps since the
         first have changed.
         """
+        if len(self._counts) == 3:
+            return []
+        counts: dict[str, float] = {}
+        for path, module in self._modules:
+            numbers = {name: value for name, value in vars(module).items() if type(value) in (int, float)}
+            counts |= {f"{path}.{name}".removeprefix("."): value for name, value in numbers.items()}
+        self._counts.append(counts)
         if len(self._counts) < 3:
-            values = ((path, name, value) for path, module in self._modules for name, value in vars(module).items())
-            self._counts.append(
-                {
-                    f"{path}.{name}".removeprefix("."): value
-                    for path, name, value in values
-                    if type(value) in (int, float)
-                }
-            )
-            if len(self._counts) == 3:
-                first, second, third = self._counts
-                return sorted(
-                    name for name, value in third.items() if first.get(name, value) != second.get(name, value) != value
-                )
-        return []
+            return []
+        first, second, _ = self._counts
+        return sorted(
+            name for name, value in counts.items() if first.get(name, value) != second.get(name, value) != value
+        )
 
-    def _found(self) -> dict[str, tuple[Tensor, int]]:
+    def _versions(self) -> dict[str, tuple[Tensor, int]]:
         buffers = ((name, module._buffers[key]) for name, (module, key) in self._owners.items())
         return {name: (buffer, buffer._version) for name, buffer in buffers if buffer is not None}
 

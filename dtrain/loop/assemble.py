@@ -94,6 +94,5 @@ def prepare(parts: Parts, *, began: float | None = None) -> Training:
         precision=parts.precision, seed=plan.seed, context=parts.context,
     )  # fmt: skip
     began = time.perf_counter() if began is None else began
-    return Training(
-        optimizer, schedule, stream, step, TrainState(model, optimizer, stream, parts.precision.scale, ema, began=began)
-    )
+    state = TrainState(model, optimizer, stream, parts.precision.scale, ema, began=began)
+    return Training(optimizer, schedule, stream, step, state)

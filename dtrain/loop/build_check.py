@@ -15,7 +15,7 @@ from dtrain.errors import DtrainError
 from dtrain.loop.assemble import Parts
 from dtrain.mesh import Mesh
 from dtrain.mesh.sharding import local
-from dtrain.model.moe import Experts
+from dtrain.model.moe import experts_of
 from dtrain.parallel.pipeline import Pipeline
 from dtrain.planned import Plan
 from dtrain.precision import Precision
@@ -34,17 +34,13 @@ def inspect(model: nn.Module, forward: nn.Module, mesh: Mesh, strategy: Strategy
     """
     split: dict[str, int] = {}
     whole = held = 0
-    experts = {
-        id(parameter) for module in model.modules() if isinstance(module, Experts) for parameter in module.parameters()
-    }
+    experts = {id(parameter) for module in experts_of(model) for parameter in module.parameters()}
     for parameter in model.parameters():
-        axes = _axes(parameter)
-        if id(parameter) in experts:
-            axes = {"experts": True, **axes}
         whole += parameter.numel()
         held += local(parameter).numel()
-        for axis in axes:
+        for axis in (*["experts"] * (id(parameter) in experts), *_axes(parameter)):
             split[axis] = split.get(axis, 0) + parameter.numel()
+    floats = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     return {
         "rank": mesh.rank,
         "holds": strategy.holds,
@@ -52,10 +48,8 @@ def inspect(model: nn.Module, forward: nn.Module, mesh: Mesh, strategy: Strategy
         "held": held,
         "split": split,
         "dimless": sum(parameter.ndim == 0 for parameter in model.parameters()),
-        "types": sorted(
-            {type_name(parameter.dtype) for parameter in model.parameters() if parameter.is_floating_point()}
-        ),
-        "stages": sorted(int(index) for index in forward.stages) if isinstance(forward, Pipeline) else [],
+        "types": sorted(map(type_name, floats)),
+        "stages": sorted(forward.stages) if isinstance(forward, Pipeline) else [],
         "schedule": forward.shape.schedule if isinstance(forward, Pipeline) else None,
         "wrapper": type(forward).__name__,
     }
@@ -90,7 +84,7 @@ def _problems(plan: Plan, facts: Mapping[str, Any], param: str) -> list[str]:
     if param != "float32" and facts["types"] not in ([param], []):
         problems.append(f"weights are {', '.join(facts['types'])}, not {param}")
     owners = plan.pipeline.owners(mesh.pp) if mesh.pp > 1 else ()
-    stages = [stage for stage, owner in enumerate(owners) if owner == _stage_rank(plan, facts["rank"])]
+    stages = [stage for stage, owner in enumerate(owners) if owner == facts["rank"] // (mesh.batch * mesh.tp)]
     if facts["stages"] != stages or (mesh.pp > 1 and facts["schedule"] != plan.pipeline.schedule):
         problems.append(
             f"it holds the stages {facts['stages']} of {facts['schedule']}, not {stages} of {plan.pipeline.schedule}"
@@ -98,13 +92,10 @@ def _problems(plan: Plan, facts: Mapping[str, Any], param: str) -> list[str]:
     return problems
 
 
-def _stage_rank(plan: Plan, rank: int) -> int:
-    return rank // (plan.mesh.batch * plan.mesh.tp)
-
-
-def _axes(parameter: nn.Parameter) -> dict[str, bool]:
+def _axes(parameter: nn.Parameter) -> list[str]:
+    """The axes that a parameter is split over."""
     if not isinstance(parameter, DTensor):
-        return {}
+        return []
     names = parameter.device_mesh.mesh_dim_names or ()
     split = zip(names, parameter.device_mesh.shape, parameter.placements, strict=True)
-    return {name: True for name, size, placement in split if size > 1 and not isinstance(placement, Replicate)}
+    return [name for name, size, placement in split if size > 1 and not isinstance(placement, Replicate)]

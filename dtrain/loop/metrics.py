@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, is_dataclass
 from typing import Any
 
 import torch
@@ -35,21 +34,8 @@ from dtrain.secrets import screen
 from dtrain.storage import attempts, store
 from dtrain.storage.jsonl import Journal, clean
 
-DECIDES = (
-    "model",
-    "data",
-    "objective",
-    "optim",
-    "schedule",
-    "precision",
-    "strategy",
-    "batch",
-    "mesh",
-    "steps",
-    "seed",
-    "clip",
-    "ema",
-)
+PARTS = ("model", "data", "objective", "optim", "schedule", "precision", "strategy")
+DECIDES = (*PARTS, "batch", "mesh", "steps", "seed", "clip", "ema")
 """Fields of the plan that loggers get."""
 
 
@@ -92,8 +78,7 @@ class Log:
         if error is not None and not isinstance(error, StopRequested):
             with suppress(LeaseError, MovedError):
                 self.event("failed", error=f"{type(error).__name__}: {error}")
-        for name in list(self._loggers):
-            self._tell(name, "close")
+        self._tell("close")
         with ExitStack() as stack:
             if error is not None:
                 stack.enter_context(suppress(StoreError))  # it must not hide the error
@@ -106,8 +91,7 @@ class Log:
             self._events.append({"time": time.time(), "event": name, **facts})
 
     def note(self, text: str) -> None:
-        for name in list(self._loggers):
-            self._tell(name, "note", secrets.masked(text))
+        self._tell("note", secrets.masked(text))
 
     def caveat(self, text: str) -> None:
         """Report a caveat about this run: an event and a note."""
@@ -190,12 +174,9 @@ class Log:
         width = len(sums) // len(pending)
         if self._rows is None:
             return
-        values = (
-            sums.tolist() + torch.stack([norm for *_, norm, _, _ in pending]).tolist()
-        )  # the norm of state that rests on the CPU is there
-        if (
-            self._mesh.device.type != "cpu"
-        ):  # steps were queued, not done: only now is it known how long they took together
+        # under strategy.offload=cpu the norms are on the CPU
+        values = sums.tolist() + torch.stack([norm for *_, norm, _, _ in pending]).tolist()
+        if self._mesh.device.type != "cpu":  # steps are only queued, so the time of all of them is divided
             each = (time.perf_counter() - self._flushed) / len(pending)
             pending = [(*entry[:-1], each) for entry in pending]
         rows, peak = [], peak_bytes(self._mesh.device.type)
@@ -221,8 +202,7 @@ class Log:
             scalars["mfu"] = self._at_peak / elapsed
         if "tokens_per_second" in scalars:
             scalars["tokens_per_second"] = pending[-1][3] / elapsed
-        for name in list(self._loggers):
-            self._tell(name, "log", scalars["step"], {key: value for key, value in scalars.items() if key != "step"})
+        self._tell("log", scalars.pop("step"), scalars)
         self.start()
 
     def saves(self, ended: Iterable[Any]) -> None:
@@ -250,11 +230,9 @@ class Log:
     def back(self, step: int) -> int:
         """Drop rows after `step`, whose steps are done again. Returns the number of rows kept, on rank 0."""
         self._pending = [entry for entry in self._pending if entry[0] <= step]
-        kept = (
-            self._rows.keep(lambda row: type(row.get("step")) is int and row["step"] <= step)
-            if self._rows is not None
-            else []
-        )
+        kept: list[dict[str, Any]] = []
+        if self._rows is not None:
+            kept = self._rows.keep(lambda row: type(row.get("step")) is int and row["step"] <= step)
         self.last = kept[-1] if kept else {}
         self.start()
         return len(kept)
@@ -262,8 +240,7 @@ class Log:
     def evaluated(self, step: int, scalars: dict[str, float]) -> dict[str, float]:
         """Report held-out metrics: an event, and a row for the loggers. Returns them."""
         self.event("evaluated", step=step, **scalars)
-        for name in list(self._loggers):
-            self._tell(name, "log", step, scalars)
+        self._tell("log", step, scalars)
         self.start()
         return scalars
 
@@ -277,9 +254,8 @@ class Log:
     def finish(self, result: Result) -> None:
         """Write result.json, and the last event."""
         if self._mesh.rank == 0:
-            store.write(
-                store.join(self._plan.out, "result.json"), json.dumps(clean(result.to_dict()), indent=1).encode()
-            )
+            text = json.dumps(clean(result.to_dict()), indent=1)
+            store.write(store.join(self._plan.out, "result.json"), text.encode())
         reason = {"reason": result.reason} if result.reason else {}
         self.event(result.status, step=result.step, loss=result.loss, wall_seconds=result.wall_seconds, **reason)
 
@@ -306,30 +282,27 @@ class Log:
             for text in warnings:
                 self.caveat(text)
 
-    def _tell(self, name: str, what: str, *arguments: Any) -> None:
+    def _tell(self, method: str, *arguments: Any) -> None:
         """Call the loggers. One that fails is named once and left out; training goes on."""
-        try:
-            getattr(self._loggers[name], what)(*arguments)
-        except Exception as error:  # whatever a tracker raises must not end a run
-            del self._loggers[name]
-            self._left_out(name, error)
+        for name, logger in list(self._loggers.items()):
+            try:
+                getattr(logger, method)(*arguments)
+            except Exception as error:  # whatever a tracker raises must not end a run
+                del self._loggers[name]
+                self._left_out(name, error)
 
     def _left_out(self, name: str, error: Exception) -> None:
-        self.event("logger_failed", logger=name, error=f"{type(error).__name__}: {error}")
-        screen.say(
-            screen.on_one_line(
-                secrets.masked(f"dtrain: logger {name} failed and is left out: {type(error).__name__}: {error}")
-            )
-        )
+        text = f"{type(error).__name__}: {error}"
+        self.event("logger_failed", logger=name, error=text)
+        screen.say(screen.on_one_line(secrets.masked(f"dtrain: logger {name} failed and is left out: {text}")))
 
 
 def facts(plan: Plan) -> dict[str, Any]:
     """Dotted key -> value of the settings that decide numbers and speed of a run, without secrets."""
-    settings, left = dict[str, Any](), [(name, getattr(plan, name)) for name in DECIDES]
+    values, settings = plan.to_dict(), dict[str, Any]()
+    left = [(name, values[name]) for name in DECIDES]
     while left:
         key, value = left.pop(0)
-        if is_dataclass(value) and not isinstance(value, type):
-            value = asdict(value)
         if isinstance(value, Mapping):
             left += [(f"{key}.{name}", item) for name, item in value.items() if name != "_about_"]
         elif value is not None:

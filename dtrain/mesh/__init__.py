@@ -10,11 +10,11 @@ A view is made when it is first asked for; all ranks ask for the same views in t
 """
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -33,21 +33,17 @@ class Mesh:
         self.shape = shape
         self.rank = dist.get_rank()
         self.world = dist.get_world_size()
-        self.device = (
-            torch.device("cpu") if device == "cpu" else torch.device(device, torch.accelerator.current_device_index())
-        )
-        self.coordinate = _coordinate(self.rank, {axis: getattr(shape, axis) for axis in AXES})
+        index = None if device == "cpu" else torch.accelerator.current_device_index()
+        self.device = torch.device(device) if index is None else torch.device(device, index)
+        coordinates = np.unravel_index(self.rank, [getattr(shape, axis) for axis in AXES])
+        self.coordinate = dict(zip(AXES, map(int, coordinates), strict=True))
         """axis -> the coordinate of this rank"""
         self.data_ranks, self.batch_ranks, self.stage_ranks = shape.data, shape.batch, shape.batch * shape.tp
         self.batch_rank = self.rank // shape.tp % shape.batch
         self.data_rank = self.coordinate["dp_replicate"] * shape.dp_shard + self.coordinate["dp_shard"]
+        shards = shape.dp_shard * shape.cp
         self._views = {
-            "stored": {
-                "pp": shape.pp,
-                "dp_replicate": shape.dp_replicate,
-                "dp_shard": shape.dp_shard * shape.cp,
-                "tp": shape.tp,
-            },
+            "stored": {"pp": shape.pp, "dp_replicate": shape.dp_replicate, "dp_shard": shards, "tp": shape.tp},
             "experts": {"pp": shape.pp, "expert_shard": shape.batch // shape.ep, "ep": shape.ep, "tp": shape.tp},
             "computed": {"pp": shape.pp, "data": shape.data, "cp": shape.cp, "tp": shape.tp},
             "batch": {"pp": shape.pp, "batch": shape.batch, "tp": shape.tp},
@@ -164,11 +160,3 @@ class Mesh:
         """Another connection to the rendezvous store: a wait on the main one locks it."""
         group: Any = dist.group.WORLD
         return group.get_group_store().clone()
-
-
-def _coordinate(rank: int, degrees: dict[str, int]) -> dict[str, int]:
-    """Row-major: the last axis varies fastest."""
-    sizes = list(degrees.values())
-    return {
-        axis: rank // math.prod(sizes[index + 1 :]) % degree for index, (axis, degree) in enumerate(degrees.items())
-    }

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 import torch
@@ -30,20 +30,25 @@ def offset(tensor: Tensor) -> tuple[int, ...]:
     return tuple(compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)[1])
 
 
-def whole(tensor: Tensor, like: Tensor) -> Tensor:
-    """The whole of a tensor of which this rank has the piece `tensor`, sharded like `like`; every rank of the shard
-    calls it.
-    """
-    if not isinstance(like, DTensor):
-        return tensor
-    return DTensor.from_local(
-        tensor, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
-    ).full_tensor()
+def whole(piece: Tensor, tensor: Tensor) -> Tensor:
+    """The whole of which this rank has `piece`, sharded like `tensor`; every rank of the shards calls it."""
+    sharded = like(piece, tensor)
+    return sharded.full_tensor() if isinstance(sharded, DTensor) else piece
 
 
-def piece(whole: Tensor, like: Tensor) -> Tensor:
-    """This rank's piece of `whole`, a tensor that every rank has, sharded like `like`."""
-    return whole[region(like)]
+def reduced(parameter: Tensor) -> Tensor:
+    """The gradient of a parameter, sharded like it: tensor parallelism leaves partial sums where it replicates one."""
+    gradient = parameter.grad
+    assert gradient is not None
+    if isinstance(gradient, DTensor) and isinstance(parameter, DTensor) and gradient.placements != parameter.placements:
+        return gradient.redistribute(placements=parameter.placements)
+    return gradient
+
+
+def split_like(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Views of a flat tensor, in the shapes of these tensors one after the other."""
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def region(tensor: Tensor) -> tuple[slice, ...]:
@@ -72,8 +77,9 @@ def sum_pieces(parts: Iterable[tuple[Tensor, Tensor, int | None]]) -> list[Tenso
     for group, members in axes.items():
         flat = torch.cat([values[index].flatten() for index in members])
         dist.all_reduce(flat, group=group)
-        for index, total in zip(members, flat.split([values[index].numel() for index in members]), strict=True):
-            values[index] = total.view_as(values[index])
+        totals = split_like(flat, [values[index] for index in members])
+        for index, total in zip(members, totals, strict=True):
+            values[index] = total
     return values
 
 
@@ -81,13 +87,12 @@ def axes_of(tensor: Tensor, dim: int | None) -> list[int]:
     """The mesh axes that split a tensor along `dim` (None: along any), in the order of the mesh."""
     if not isinstance(tensor, DTensor):
         return []
-    dims = [
-        getattr(placement, "dim", None) if size > 1 else None
-        for size, placement in zip(tensor.device_mesh.shape, tensor.placements, strict=True)
-    ]
-    return [
-        axis for axis, split in enumerate(dims) if split is not None and (dim is None or split == dim % tensor.ndim)
-    ]
+    axes = []
+    for axis, (size, placement) in enumerate(zip(tensor.device_mesh.shape, tensor.placements, strict=True)):
+        split = getattr(placement, "dim", None)
+        if size > 1 and split is not None and (dim is None or split == dim % tensor.ndim):
+            axes.append(axis)
+    return axes
 
 
 def like(piece: Tensor, tensor: Tensor, reduced: int | None = None) -> Tensor:
@@ -96,9 +101,10 @@ def like(piece: Tensor, tensor: Tensor, reduced: int | None = None) -> Tensor:
     """
     if not isinstance(tensor, DTensor):
         return piece
-    shape, whole = list(tensor.shape), axes_of(tensor, reduced) if reduced is not None else []
+    shape, placements = list(tensor.shape), list(tensor.placements)
     if reduced is not None:
         shape[reduced] = 1
-    placements = [Replicate() if axis in whole else placement for axis, placement in enumerate(tensor.placements)]
+        for axis in axes_of(tensor, reduced):
+            placements[axis] = Replicate()
     stride = torch.empty(shape, device="meta").stride()
     return DTensor.from_local(piece, tensor.device_mesh, placements, shape=torch.Size(shape), stride=stride)

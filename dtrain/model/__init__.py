@@ -19,7 +19,10 @@ from torch.distributed.fsdp import FSDPModule
 from dtrain.build import build, locate
 from dtrain.config.facts import about
 from dtrain.errors import WordsError
+from dtrain.mesh.sharding import split_like
 from dtrain.planned import Part
+
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 
 @runtime_checkable
@@ -54,8 +57,8 @@ def balance(modules: Sequence[Balanced], sum_over_batch: Callable[[Tensor], Tens
     if modules:
         loads = [module.load for module in modules]
         total = sum_over_batch(torch.cat([load.flatten() for load in loads]))
-        for module, part in zip(modules, total.split([load.numel() for load in loads]), strict=True):
-            module.balance(part.view_as(module.load))
+        for module, part in zip(modules, split_like(total, loads), strict=True):
+            module.balance(part)
 
 
 def saved_buffers(model: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
@@ -71,13 +74,11 @@ def saved_buffers(model: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[Callable[[], None]]:
-    """A context of evaluation mode without gradients; afterwards the mode and the saved buffers are as before. Yields a
-    function that restores these buffers, for a second forward that must not depend on the first.
+    """A context of evaluation mode without gradients; afterwards the modes of all modules and the saved buffers are as
+    before. Yields a function that restores these buffers, for a second forward that must not depend on the first.
     """
-    training, kept = (
-        model.training,
-        [(module, name, buffer, buffer.detach().clone()) for module, name, buffer in saved_buffers(model)],
-    )
+    modes = [(module, module.training) for module in model.modules()]
+    kept = [(module, name, buffer, buffer.detach().clone()) for module, name, buffer in saved_buffers(model)]
 
     @torch.no_grad()
     def put_back() -> None:
@@ -89,7 +90,8 @@ def evaluating(model: nn.Module) -> Iterator[Callable[[], None]]:
         with torch.no_grad():
             yield put_back
     finally:
-        model.train(training)
+        for module, mode in modes:
+            module.training = mode
         put_back()
 
 
@@ -134,11 +136,14 @@ def configuration(model: nn.Module) -> dict[str, Any] | None:
     """config.json of a transformers model, with which other libraries load its weights; None for others."""
     if "transformers" not in sys.modules or not isinstance(model, sys.modules["transformers"].PreTrainedModel):
         return None
-    kind = next(
-        base for base in type(model).__mro__ if not issubclass(base, FSDPModule)
-    )  # FSDP2 makes a class of its own of it
     config: dict[str, Any] = json.loads(json.dumps(model.config.to_dict(), default=str))
-    return {key: value for key, value in config.items() if not key.startswith("_")} | {"architectures": [kind.__name__]}
+    config = {key: value for key, value in config.items() if not key.startswith("_")}
+    return config | {"architectures": [own_class(model).__name__]}
+
+
+def own_class(module: Any) -> type:
+    """The class of a module, which FSDP2 replaces by a subclass of its own."""
+    return next(base for base in type(module).__mro__ if not issubclass(base, FSDPModule))
 
 
 def caveats(model: nn.Module) -> list[str]:
@@ -146,53 +151,35 @@ def caveats(model: nn.Module) -> list[str]:
     modules = list(model.modules())
     norms = sorted({type(module).__name__ for module in modules if isinstance(module, nn.modules.batchnorm._BatchNorm)})
     drops = any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in modules)
-    return [
-        *(
-            f"{name} sees one microbatch of one rank: its losses depend on the mesh. GroupNorm or LayerNorm do not."
-            for name in norms
-        ),
-        *(
-            [
-                "dropout draws other masks on another mesh: losses differ there; a restart on the same mesh draws the "
-                "same."
-            ]
-            if drops
-            else []
-        ),
-        *(
-            f"{name} is a generator of the model's own: no checkpoint holds its state, so a resumed run draws other "
-            "numbers."
-            for name in _generators(model)
-        ),
-        *(
-            f"{path or type(module).__name__} has an extra state (get_extra_state), which no checkpoint holds: a "
-            "resumed run begins with the first one again. "
-            "Keep it in buffers."
-            for path, module in model.named_modules()
-            if type(module).get_extra_state is not nn.Module.get_extra_state
-        ),
+    sentences = [
+        f"{name} sees one microbatch of one rank: its losses depend on the mesh. GroupNorm or LayerNorm do not."
+        for name in norms
     ]
-
-
-def _generators(model: nn.Module) -> list[str]:
-    """Attributes that are random generators, by their path in the model."""
-    kinds = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-    return [
-        f"{path}.{name}" if path else name
-        for path, module in model.named_modules()
-        for name, value in vars(module).items()
-        if isinstance(value, kinds)
-    ]
+    if drops:
+        sentences.append(
+            "dropout draws other masks on another mesh: losses differ there; a restart on the same mesh draws the same."
+        )
+    states = list[str]()
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, GENERATORS):
+                sentences.append(
+                    f"{path}.{name} is a generator of the model's own: no checkpoint holds its state, so a resumed run "
+                    "draws other numbers.".removeprefix(".")
+                )
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            states.append(
+                f"{path or type(module).__name__} has an extra state (get_extra_state), which no checkpoint holds: a "
+                "resumed run begins with the first one again. Keep it in buffers."
+            )
+    return sentences + states
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside of wrappers that hold nothing else, such as an adapter of peft: its class is in the tables."""
-    while (
-        len(inside := list(model.children())) == 1
-        and not type(inside[0]).__module__.startswith("torch.")
-        and not model._parameters
-    ):
-        (model,) = inside
+    children = list(model.children())
+    if len(children) == 1 and not type(children[0]).__module__.startswith("torch.") and not model._parameters:
+        return unwrapped(children[0])
     return model
 
 
@@ -234,11 +221,11 @@ def head_of(model: nn.Module) -> nn.Linear | None:
     last = next((module for name, module in reversed(list(model.named_modules())) if name in named), None)
     listed = {parameter for block in blocks(model) for parameter in block.parameters()}
     owners = Counter(parameter for module in model.modules() for parameter in module.parameters(recurse=False))
-    if not isinstance(last, nn.Linear) or any(
-        owners[parameter] > 1 or parameter in listed for parameter in last.parameters()
-    ):
+    if not isinstance(last, nn.Linear):
         return None
-    return last if set(owners) - listed - set(last.parameters()) else None
+    own = set(last.parameters())
+    shared = any(owners[parameter] > 1 or parameter in listed for parameter in own)
+    return None if shared or not set(owners) - listed - own else last
 
 
 def _module(model: Any) -> nn.Module:
@@ -246,9 +233,7 @@ def _module(model: Any) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise WordsError(f"model: {type(model).__name__} is not a torch.nn.Module.")
     parameters = dict(model.named_parameters())
-    lazy = next(
-        (name for name, parameter in parameters.items() if isinstance(parameter, nn.UninitializedParameter)), None
-    )
+    lazy = next((name for name, each in parameters.items() if isinstance(each, nn.UninitializedParameter)), None)
     if lazy:
         raise WordsError(
             f"model: {lazy} of {type(model).__name__} has no shape yet, it belongs to a lazy module. "
@@ -280,12 +265,8 @@ def _check_sizes(part: Part, facts: Mapping[str, Any]) -> None:
         raise WordsError(f"data.dataset: the inputs are {kind}, and the model takes tokens. Return whole numbers.")
     inputs, have = part.get("inputs"), facts.get("inputs")
     if takes in ("image", "features") and have is not None and inputs is not None:
-        fits = (
-            list(inputs) == have
-            if takes == "image"
-            else math.prod(inputs if isinstance(inputs, list | tuple) else [inputs]) == math.prod(have)
-        )
-        if not fits:
+        sizes = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
+        if sizes != have if takes == "image" else math.prod(sizes) != math.prod(have):
             raise WordsError(
                 f"model.inputs={inputs}: a sample of the data has the shape {have}. Type model.inputs=auto."
             )

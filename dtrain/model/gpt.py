@@ -7,8 +7,8 @@ start at zero (arXiv 2203.03466), embeddings times sqrt(C) (arXiv 1706.03762).
 """
 
 import math
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, final
 
 import torch
 import torch.nn.functional as F
@@ -45,9 +45,7 @@ class Rotary:
 
     def __call__(self, tokens: int, device: torch.device, position_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Two tensors [T, 1, D] in fp32 (or [B, T, 1, D] for `position_ids` [B, T]), for `rotate`."""
-        if (
-            torch.compiler.is_compiling()
-        ):  # nothing may change inside a graph that is computed twice, and there it costs next to nothing
+        if torch.compiler.is_compiling():  # a graph that is computed twice may set no attribute
             return self._angles(torch.arange(tokens, device=device) if position_ids is None else position_ids)
         if position_ids is not None:
             if self._asked is None or self._asked[0] is not position_ids:
@@ -59,9 +57,8 @@ class Rotary:
         return cos[:tokens], sin[:tokens]
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        frequencies = self.base ** (
-            -torch.arange(0, self.width, 2, device=positions.device, dtype=torch.float32) / self.width
-        )
+        powers = -torch.arange(0, self.width, 2, device=positions.device, dtype=torch.float32) / self.width
+        frequencies = self.base**powers
         angles = (positions.float()[..., None] * frequencies)[..., None, :]
         return torch.cat((angles.cos(), angles.cos()), -1), torch.cat((-angles.sin(), angles.sin()), -1)
 
@@ -121,7 +118,31 @@ class Block(nn.Module):
         return x_BTC + self.feed_forward(self.feed_forward_norm(x_BTC))
 
 
-class GPT(nn.Module):
+class Decoder(nn.Module):
+    """Tokens [B, T] -> logits [B, T, V]: embedding, blocks, norm and head."""
+
+    pipeline = ("embed", "blocks", "norm", "head")
+
+    def __init__(self, vocab: int, width: int, blocks: Iterable[nn.Module], *, tied: bool) -> None:
+        super().__init__()
+        self.embed = Embedding(vocab, width)
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = RMSNorm(width)
+        self.head = nn.Linear(width, vocab, bias=False)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, tokens_BT: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        """`position_ids` [B or 1, T]: where in the sequence the tokens stand; None: they are all of it, in order."""
+        x_BTC = self.embed(tokens_BT)
+        for block in self.blocks:
+            x_BTC = block(x_BTC, position_ids)
+        logits_BTV: Tensor = self.head(self.norm(x_BTC))
+        return logits_BTV
+
+
+@final
+class GPT(Decoder):
     """Tokens [B, T] -> logits [B, T, V].
 
     `pipeline` lists the modules in the order they run, where it may be cut; `tp_plan` says how tensor parallelism
@@ -131,7 +152,6 @@ class GPT(nn.Module):
     weights as a plain feed-forward of 4x. Raises ValueError when heads do not divide.
     """
 
-    pipeline = ("embed", "blocks", "norm", "head")
     tp_plan: ClassVar[Mapping[str, str]] = {
         "embed": "embedding_rowwise",
         "blocks.*.attention_norm": "sequence_parallel",
@@ -159,34 +179,14 @@ class GPT(nn.Module):
         tied: bool = False,
         rope_base: float = 10000.0,
     ) -> None:
-        super().__init__()
-        if min(vocab, layers, heads, width) < 1:
-            raise ValueError(
-                f"model.vocab={vocab} model.layers={layers} model.heads={heads} model.width={width} must be at least 1"
-            )
         kv_heads = kv_heads or heads
-        if width % heads or (width // heads) % 2:
-            raise ValueError(f"model.width={width} must be an even multiple of model.heads={heads}")
-        if heads % kv_heads:
-            raise ValueError(f"model.heads={heads} must be a multiple of model.kv_heads={kv_heads}")
+        check_sizes(vocab=vocab, layers=layers, heads=heads, width=width, kv_heads=kv_heads)
         hidden = hidden or 64 * math.ceil(width * 8 / 3 / 64)
         rotary = Rotary(width // heads, rope_base)
-        self.embed = Embedding(vocab, width)
-        self.blocks = nn.ModuleList(
+        blocks = (
             Block(width, Attention(width, heads, kv_heads, rotary), FeedForward(width, hidden)) for _ in range(layers)
         )
-        self.norm = RMSNorm(width)
-        self.head = nn.Linear(width, vocab, bias=False)
-        if tied:
-            self.head.weight = self.embed.weight
-
-    def forward(self, tokens_BT: Tensor, position_ids: Tensor | None = None) -> Tensor:
-        """`position_ids` [B or 1, T]: where in the sequence the tokens stand; None: they are all of it, in order."""
-        x_BTC = self.embed(tokens_BT)
-        for block in self.blocks:
-            x_BTC = block(x_BTC, position_ids)
-        logits_BTV: Tensor = self.head(self.norm(x_BTC))
-        return logits_BTV
+        super().__init__(vocab, width, blocks, tied=tied)
 
     def init_weight(self, name: str, weight: Tensor, generator: torch.Generator) -> None:
         """Norms one, output projections zero, everything else 1 / sqrt(fan in), embedding and head a quarter of it.
@@ -202,3 +202,14 @@ class GPT(nn.Module):
             weight.normal_(std=0.25 * weight.shape[1] ** -0.5, generator=generator)
         else:
             weight.normal_(std=weight.shape[1] ** -0.5, generator=generator)
+
+
+def check_sizes(*, heads: int, kv_heads: int, width: int, **sizes: int) -> None:
+    """Raises ValueError for sizes below 1, and for heads that do not divide."""
+    for name, size in {**sizes, "heads": heads, "width": width}.items():
+        if size < 1:
+            raise ValueError(f"model.{name}={size} must be at least 1")
+    if width % heads or (width // heads) % 2:
+        raise ValueError(f"model.width={width} must be an even multiple of model.heads={heads}")
+    if heads % kv_heads:
+        raise ValueError(f"model.heads={heads} must be a multiple of model.kv_heads={kv_heads}")

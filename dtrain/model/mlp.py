@@ -37,10 +37,9 @@ class MLP(nn.Module):
     @property
     def tp_plan(self) -> dict[str, str]:
         """Every second layer by its outputs, the next by its inputs; what comes out is whole."""
-        styles = ["rowwise" if index % 2 else "colwise" for index in range(len(self.layers))]
-        return {f"layers.{index}": style for index, style in enumerate(styles)} | {
-            "head": "rowwise" if len(styles) % 2 else "colwise_gather_output"
-        }
+        count = len(self.layers)
+        styles = {f"layers.{index}": "rowwise" if index % 2 else "colwise" for index in range(count)}
+        return {**styles, "head": "rowwise" if count % 2 else "colwise_gather_output"}
 
     def init_weight(self, name: str, weight: Tensor, generator: torch.Generator) -> None:
         """Biases zero, weights normal with the gain of a rectifier (He, arXiv 1502.01852)."""

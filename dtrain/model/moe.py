@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dtrain.mesh.sharding import local
-from dtrain.model.gpt import GPT, Attention, Block, Embedding, FeedForward, RMSNorm, Rotary
+from dtrain.model.gpt import GPT, Attention, Block, Decoder, FeedForward, Rotary, check_sizes
 
 Compute = Callable[[Tensor, Tensor], Tensor]
 """(rows [R, C] sorted by expert, how many each expert gets [E]) -> [R, C]."""
@@ -55,6 +55,10 @@ class Experts(nn.Module):
         gate, up, down = (local(weight).to(x_RC.dtype) for weight in (self.gate, self.up, self.down))
         product = by_expert(x_RC, load_E, up)
         return product(F.silu(product(x_RC, gate)) * product(x_RC, up), down)
+
+
+def experts_of(model: nn.Module) -> list[Experts]:
+    return [module for module in model.modules() if isinstance(module, Experts)]
 
 
 def by_expert(x_RC: Tensor, load_E: Tensor, weight_EFC: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
@@ -200,7 +204,7 @@ class Mixture(nn.Module):
         self.load.zero_()
 
 
-class MoE(nn.Module):
+class MoE(Decoder):
     """Tokens [B, T] -> logits [B, T, V]: the GPT, with a mixture of experts in every block.
 
     `hidden` is the width of one expert; None: 8/3 of the width / (active + shared), rounded up to a multiple of 64, so
@@ -210,8 +214,6 @@ class MoE(nn.Module):
 
     Raises ValueError when heads do not divide, or `active` is not between 1 and `experts`.
     """
-
-    pipeline = ("embed", "blocks", "norm", "head")
 
     def __init__(
         self,
@@ -229,31 +231,21 @@ class MoE(nn.Module):
         tied: bool = False,
         rope_base: float = 10000.0,
     ) -> None:
-        super().__init__()
         kv_heads = kv_heads or heads
-        _check(
-            vocab=vocab,
-            layers=layers,
-            heads=heads,
-            kv_heads=kv_heads,
-            width=width,
-            experts=experts,
-            active=active,
-            shared=shared,
-        )
+        check_sizes(vocab=vocab, layers=layers, heads=heads, width=width, kv_heads=kv_heads)
+        if not 1 <= active <= experts:
+            raise ValueError(f"model.active={active} must be between 1 and model.experts={experts}")
+        if shared < 0:
+            raise ValueError(f"model.shared={shared} must be at least 0")
         hidden = hidden or 64 * math.ceil(width * 8 / 3 / (active + shared) / 64)
         rotary = Rotary(width // heads, rope_base)
         mixture = {"experts": experts, "active": active, "shared": shared}
-        self.shared = shared
-        self.embed = Embedding(vocab, width)
-        self.blocks = nn.ModuleList(
+        blocks = (
             Block(width, Attention(width, heads, kv_heads, rotary), Mixture(width, hidden, **mixture, rate=balance))
             for _ in range(layers)
         )
-        self.norm = RMSNorm(width)
-        self.head = nn.Linear(width, vocab, bias=False)
-        if tied:
-            self.head.weight = self.embed.weight
+        super().__init__(vocab, width, blocks, tied=tied)
+        self.shared = shared
 
     @property
     def tp_plan(self) -> Mapping[str, str]:
@@ -266,14 +258,6 @@ class MoE(nn.Module):
         }
         return plan if self.shared else {name: style for name, style in plan.items() if not name.startswith(mine)}
 
-    def forward(self, tokens_BT: Tensor, position_ids: Tensor | None = None) -> Tensor:
-        """`position_ids` [B or 1, T]: where in the sequence the tokens stand; None: they are all of it, in order."""
-        x_BTC = self.embed(tokens_BT)
-        for block in self.blocks:
-            x_BTC = block(x_BTC, position_ids)
-        logits_BTV: Tensor = self.head(self.norm(x_BTC))
-        return logits_BTV
-
     def init_weight(self, name: str, weight: Tensor, generator: torch.Generator) -> None:
         """Norms one, output projections zero, everything else 1 / sqrt(fan in), embedding and head a quarter of it, as
         in GPT.
@@ -285,17 +269,3 @@ class MoE(nn.Module):
         else:
             quarter = 0.25 if name.startswith(("embed.", "head.")) else 1.0
             weight.normal_(std=quarter * weight.shape[-1] ** -0.5, generator=generator)
-
-
-def _check(*, heads: int, kv_heads: int, width: int, experts: int, active: int, shared: int, **sizes: int) -> None:
-    for name, size in {**sizes, "heads": heads, "width": width}.items():
-        if size < 1:
-            raise ValueError(f"model.{name}={size} must be at least 1")
-    if width % heads or (width // heads) % 2:
-        raise ValueError(f"model.width={width} must be an even multiple of model.heads={heads}")
-    if heads % kv_heads:
-        raise ValueError(f"model.heads={heads} must be a multiple of model.kv_heads={kv_heads}")
-    if not 1 <= active <= experts:
-        raise ValueError(f"model.active={active} must be between 1 and model.experts={experts}")
-    if shared < 0:
-        raise ValueError(f"model.shared={shared} must be at least 0")

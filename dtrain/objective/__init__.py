@@ -110,11 +110,8 @@ def agreed(objective: Objective, mine: Shapes, mesh: Mesh) -> Shapes:
 
 
 def _differ(objective: Objective, where: str, first: Shapes, other: Shapes) -> str:
-    odd = [
-        f"{name} {first.get(name, 'missing')} and {other.get(name, 'missing')}"
-        for name in {**first, **other}
-        if first.get(name) != other.get(name)
-    ]
+    pairs = ((name, first.get(name, "missing"), other.get(name, "missing")) for name in {**first, **other})
+    odd = [f"{name} {one} and {two}" for name, one, two in pairs if one != two]
     return (
         f"objective {type(objective).__name__}: names or shapes of its sums are not the same {where}: "
         f"{', '.join(odd) or 'they come in another order'}. "
@@ -151,11 +148,7 @@ def losses_of(outputs: Any) -> dict[str, Tensor]:
     """The losses that a model returned beside its logits: `loss` and names in `_loss`, if they have a gradient."""
     if isinstance(outputs, Tensor):
         return {}
-    fields = (
-        outputs
-        if isinstance(outputs, Mapping)
-        else getattr(outputs, "_asdict", lambda: getattr(outputs, "__dict__", {}))()
-    )
+    fields = getattr(outputs, "_asdict", lambda: _fields(outputs))()
     return {
         name: value
         for name, value in fields.items()
@@ -170,7 +163,7 @@ def add_losses(loss: Loss, outputs: Any, weights: Mapping[str, float], count: in
     """`loss` plus the weighted losses of the model, each a mean over the `count` targets of this microbatch."""
     if not weights:
         return loss
-    returned = outputs if isinstance(outputs, Mapping) else getattr(outputs, "__dict__", {})
+    returned = _fields(outputs)
     total, metrics = loss.sum, dict(loss.metrics)
     for name, weight in weights.items():
         value = returned.get(name)
@@ -185,6 +178,10 @@ def add_losses(loss: Loss, outputs: Any, weights: Mapping[str, float], count: in
             summed = value.float().reshape(()) * count
             total, metrics["model_loss" if name == "loss" else name] = total + weight * summed, summed.detach()
     return Loss(total, metrics)
+
+
+def _fields(outputs: Any) -> Mapping[str, Any]:
+    return outputs if isinstance(outputs, Mapping) else getattr(outputs, "__dict__", {})
 
 
 def _dropped(name: str) -> str:

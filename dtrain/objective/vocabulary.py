@@ -27,14 +27,12 @@ def cross_entropy(logits: Tensor, targets: Tensor, *, ignore: int) -> Tensor:
     """
     first, whole = offset(logits)[-1], logits.shape[-1]
     group = logits.device_mesh.get_group() if isinstance(logits, DTensor) else None
+    rows = local(logits).flatten(0, -2)
     try:
-        total: Tensor = _CrossEntropy.apply(
-            local(logits).flatten(0, -2), targets.flatten(), first, whole, ignore, group
-        )  # type: ignore[no-untyped-call]
+        return _CrossEntropy.apply(rows, targets.flatten(), first, whole, ignore, group)  # type: ignore
     except RuntimeError:
         check_targets(targets, whole)
         raise
-    return total
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -49,9 +47,9 @@ class _CrossEntropy(torch.autograd.Function):
         group: dist.ProcessGroup | None,
     ) -> Tensor:
         width = logits_NV.shape[1]
-        largest_N = (
-            logits_NV.amax(1).float() if width else logits_NV.new_full((len(logits_NV),), -torch.inf).float()
-        )  # fewer tokens than ranks
+        largest_N = logits_NV.new_full((len(logits_NV),), -torch.inf).float()
+        if width:  # else the vocabulary has fewer tokens than there are ranks
+            largest_N = logits_NV.amax(1).float()
         if group is not None:
             dist.all_reduce(largest_N, op=dist.ReduceOp.MAX, group=group)
         index_N = targets_N - first
@@ -76,13 +74,11 @@ class _CrossEntropy(torch.autograd.Function):
         logits_NV, largest_N, sum_N, index_N, here_N, counts_N = ctx.saved_tensors
         out_NV = torch.empty_like(logits_NV)
         for rows in _chunks(logits_NV):
-            softmax = (
-                (logits_NV[rows] - largest_N[rows, None]).exp_().div_(sum_N[rows, None]).mul_(counts_N[rows, None])
-            )
+            softmax = (logits_NV[rows] - largest_N[rows, None]).exp_().div_(sum_N[rows, None])
+            softmax.mul_(counts_N[rows, None])
             if softmax.shape[1]:
-                softmax[torch.arange(len(softmax), device=softmax.device), index_N[rows]] -= here_N[rows].to(
-                    softmax.dtype
-                )
+                each = torch.arange(len(softmax), device=softmax.device)
+                softmax[each, index_N[rows]] -= here_N[rows].to(softmax.dtype)
             out_NV[rows] = softmax.mul_(gradient)
         return out_NV, None, None, None, None, None
 

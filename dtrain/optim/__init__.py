@@ -39,16 +39,12 @@ def elementwise(kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]],
     """
     parameters = [parameter for group in groups for parameter in group["params"]]
     # torch 2.13's fused SGD on the CPU leaves bfloat16 and float16 weights as they are, without a word
-    right = all(
-        p.is_floating_point() and (p.device.type != "cpu" or p.dtype in (torch.float32, torch.float64))
-        for p in parameters
-    )
-    options |= {"fused": True} if right else {"foreach": True}
-    return (
-        LocalShardOptimizer(kind, groups, **options)
-        if any(isinstance(p, DTensor) for p in parameters)
-        else kind(groups, **options)
-    )
+    types = {(p.device.type, p.dtype) for p in parameters}
+    fits = all(t.is_floating_point and (on != "cpu" or t in (torch.float32, torch.float64)) for on, t in types)
+    options |= {"fused": True} if fits else {"foreach": True}
+    if any(isinstance(p, DTensor) for p in parameters):
+        return LocalShardOptimizer(kind, groups, **options)
+    return kind(groups, **options)
 
 
 def inner(optimizer: Optimizer) -> list[torch.optim.Optimizer]:
@@ -62,6 +58,20 @@ def forget(optimizer: Optimizer) -> None:
     """Drop its state: as in the beginning."""
     for part in inner(optimizer):
         part.state.clear()
+
+
+class ByGroup(torch.optim.Optimizer):
+    """A torch optimizer whose `update` gets the parameters of a group that have a gradient."""
+
+    def update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if parameters:
+                self.update(parameters, group)
 
 
 class LocalShardOptimizer:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dtrain.errors import WordsError
 from dtrain.mesh.sharding import like, local, sum_pieces
-from dtrain.optim import groups
+from dtrain.optim import ByGroup, groups
 
 LEAST_RMS = 1e-3
 """A weight whose root mean square is smaller moves as if it had this one (eps2 of the paper)."""
@@ -23,10 +23,7 @@ def build(*, model: nn.Module, lr: float, beta2_decay: float, d: float, weight_d
     """`lr` is relative to the root mean square of each weight; `d` clips the root mean square of an update. Raises
     WordsError for complex weights.
     """
-    odd = next(
-        (name for name, parameter in model.named_parameters() if parameter.is_complex() and parameter.requires_grad),
-        None,
-    )
+    odd = next((name for name, p in model.named_parameters() if p.is_complex() and p.requires_grad), None)
     if odd:
         raise WordsError(
             f"optim=adafactor: {odd} holds complex numbers, which have no row and column means. Type optim=adamw."
@@ -34,27 +31,19 @@ def build(*, model: nn.Module, lr: float, beta2_decay: float, d: float, weight_d
     return Adafactor(groups(model.parameters(), weight_decay=weight_decay), lr=lr, beta2_decay=beta2_decay, d=d)
 
 
-class Adafactor(torch.optim.Optimizer):
+class Adafactor(ByGroup):
     def __init__(self, parameters: Iterable[dict[str, Any]], *, lr: float, beta2_decay: float, d: float) -> None:
         super().__init__(parameters, {"lr": lr, "beta2_decay": beta2_decay, "d": d, "weight_decay": 0.0})
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if parameters:
-                self._update(parameters, group)
-
-    def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+    def update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         states = [self.state[parameter] for parameter in parameters]
         for parameter, state in zip(parameters, states, strict=True):
             _begin(state, parameter)
             state["step"] += 1
         weights, totals = self._averages(parameters, group["beta2_decay"])
         updates = [_direction(*each) for each in zip(parameters, states, totals, strict=True)]
-        lengths = sum_pieces(
-            (_square(update), parameter, None) for update, parameter in zip(updates, parameters, strict=True)
-        )
+        pairs = zip(updates, parameters, strict=True)
+        lengths = sum_pieces((_square(update), parameter, None) for update, parameter in pairs)
         for parameter, state, update, weight, length in zip(parameters, states, updates, weights, lengths, strict=True):
             pace = min(group["lr"], float(state["step"]) ** -0.5)
             alpha = (weight / parameter.numel()).sqrt().clamp(min=LEAST_RMS) * pace
@@ -79,11 +68,8 @@ class Adafactor(torch.optim.Optimizer):
             for name, dim in (("row_var", -1), ("col_var", -2)):
                 mean = local(state[name])
                 mean.lerp_((next(means) / parameter.shape[dim]).to(mean.dtype), forget)
-        rows = sum_pieces(
-            (local(self.state[matrix]["row_var"]).to(_wide(matrix)).sum(-2, keepdim=True), matrix, -2)
-            for matrix in matrices
-        )
-        totals = iter(rows)
+        rows = (local(self.state[matrix]["row_var"]).to(_wide(matrix)).sum(-2, keepdim=True) for matrix in matrices)
+        totals = iter(sum_pieces((row, matrix, -2) for row, matrix in zip(rows, matrices, strict=True)))
         return sums[: len(own)], [next(totals) if parameter.ndim > 1 else None for parameter in parameters]
 
 

@@ -33,9 +33,8 @@ def clip(
         if parameter.grad is not None:
             piece = local(parameter.grad)
             piece = torch.view_as_real(piece) if piece.is_complex() else piece
-            pieces.setdefault((shards(parameter.grad), torch.promote_types(piece.dtype, torch.float32)), []).append(
-                piece
-            )
+            wide = torch.promote_types(piece.dtype, torch.float32)
+            pieces.setdefault((shards(parameter.grad), wide), []).append(piece)
     norms: dict[int, Tensor] = {}
     for (cut, wide), group in pieces.items():
         norm = torch.linalg.vector_norm(torch.stack(_norms(group, wide))).float()
@@ -46,12 +45,10 @@ def clip(
             dist.all_reduce(beside)
     else:
         ranks = dist.get_world_size() // stages
-        square = sum(
-            (norm**2 * (cut / ranks) for cut, norm in norms.items()), torch.zeros((), device=_device(parameters))
-        )
-        both = (
-            square[None] if beside is None else torch.stack([square, beside.to(square.device)])
-        )  # state may rest on the CPU
+        squares = (norm**2 * (cut / ranks) for cut, norm in norms.items())
+        square = sum(squares, torch.zeros((), device=_device(parameters)))
+        # offloaded gradients are on the CPU, `beside` is not
+        both = square[None] if beside is None else torch.stack([square, beside.to(square.device)])
         dist.all_reduce(both)
         norm = both[0].sqrt()
         if beside is not None:

@@ -20,9 +20,7 @@ class EMA:
     def __init__(self, model: nn.Module, decay: float) -> None:
         self._decay = decay
         self._weights = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        self.averages: Mapping[str, Tensor] = {
-            name: _widened(parameter.detach()).clone() for name, parameter in self._weights.items()
-        }
+        self.averages = {name: _widened(weight.detach()).clone() for name, weight in self._weights.items()}
         """By the name of the parameter, sharded as it is."""
 
     @torch.no_grad()

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from dtrain.errors import WordsError
-from dtrain.mesh.sharding import local, piece, whole
+from dtrain.mesh.sharding import local, region, whole
 from dtrain.model import PassThrough
-from dtrain.optim import Optimizer, OptimizerGroup, elementwise, groups
+from dtrain.optim import ByGroup, Optimizer, OptimizerGroup, elementwise, groups
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic whose iteration pushes singular values towards 1 (the post above)."""
@@ -42,22 +42,13 @@ def build(
         raise WordsError("optim=muon: the model has no hidden matrix. Type optim=adamw.")
     chosen = set(map(id, matrices))
     rest = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
-    parts: list[Optimizer] = (
-        [Muon(matrices, lr=lr, momentum=momentum, weight_decay=weight_decay, products=PRODUCTS[products])]
-        if matrices
-        else []
-    )
+    parts: list[Optimizer] = []
+    if matrices:
+        parts.append(Muon(matrices, lr=lr, momentum=momentum, weight_decay=weight_decay, products=PRODUCTS[products]))
     others = groups(rest, weight_decay=weight_decay)
     if others:
-        parts.append(
-            elementwise(
-                torch.optim.AdamW,
-                others,
-                lr=lr if adamw_lr is None else adamw_lr,
-                betas=(float(betas[0]), float(betas[1])),
-                eps=eps,
-            )
-        )
+        options = {"lr": lr if adamw_lr is None else adamw_lr, "betas": tuple(map(float, betas)), "eps": eps}
+        parts.append(elementwise(torch.optim.AdamW, others, **options))
     return OptimizerGroup(*parts)
 
 
@@ -67,14 +58,12 @@ def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
     """
     modules = list(model.modules())
     last = next((module for module in reversed(modules) if isinstance(module, nn.Linear | PassThrough)), None)
-    ends = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)} | {
-        id(getattr(last, "weight", None))
-    }
+    ends = {id(getattr(each, "weight", None)) for each in modules if isinstance(each, nn.Embedding) or each is last}
     real = (parameter for parameter in model.parameters() if parameter.is_floating_point() and parameter.requires_grad)
     return [parameter for parameter in real if parameter.ndim == 2 and id(parameter) not in ends]
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(ByGroup):
     """Nesterov momentum, orthogonalised: weight -= lr x sqrt(max(1, rows / columns)) x U V^T, where U S V^T is the
     momentum.
     """
@@ -91,14 +80,7 @@ class Muon(torch.optim.Optimizer):
         self._products = products
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if parameters:
-                self._update(parameters, group)
-
-    def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+    def update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         for parameter in parameters:
             if "momentum_buffer" not in self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
@@ -117,7 +99,7 @@ class Muon(torch.optim.Optimizer):
             updates = orthogonalize(stacked.float(), self._products)
             scale = group["lr"] * max(1.0, rows / columns) ** 0.5
             for index, update in zip(members, updates, strict=True):
-                weights[index].add_(piece(update, parameters[index]), alpha=-scale)
+                weights[index].add_(update[region(parameters[index])], alpha=-scale)
 
 
 def orthogonalize(matrices: Tensor, products: torch.dtype = torch.float32) -> Tensor:

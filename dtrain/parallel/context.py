@@ -1,26 +1,26 @@
-"""Context parallelism (`mesh.cp=2`): every sample's sequence is split over the ranks of the axis cp, and attention
-alone sees it whole.
+"""Context parallelism (`mesh.cp=2`): every sequence is split over the ranks of the axis cp; only attention sees it
+whole.
 
-Everything else in a transformer treats tokens one by one, so a rank needs only its part of them and their positions
-(split_check.py sees to it):
+Everything else in a transformer treats tokens one by one, so a rank needs only its tokens and their positions
+(split_check.py checks that):
 
     cp = {"group": mesh.group("cp"), "rank": mesh.coordinate["cp"], "size": mesh.shape.cp}
     context = Context(**cp, method="ring", device=mesh.device)
     part, position_ids = context.split(batch), context.position_ids(T)
     with context.active():
         loss = loss_of(model(part["inputs"], position_ids=position_ids), part["targets"])  # of this rank's tokens
-        loss.backward()  # inside, for the sake of attention that is computed again
+        loss.backward()  # inside the context, because attention may be recomputed
 
-The gradients of the ranks are parts of one sum, as their losses are.
+The gradients and losses of the ranks are parts of one sum.
 
-    ring      keys and values travel from rank to rank, and each rank adds up what its queries make of them (Ring
-              Attention, arXiv 2310.01889). Of 2 x size chunks rank r holds chunks r and 2 x size - 1 - r, so that a
-              causal mask leaves every rank the same work (Striped Attention, arXiv 2311.09431, gave the reason; the
-              zigzag is the layout of https://github.com/zhuzilin/ring-flash-attention and of Llama 3, arXiv
-              2407.21783). Any number of heads (ring.py).
-    ulysses   ranks exchange sequence for heads, each does a part of the heads over the whole sequence with torch's
-              own kernel, and they exchange back (DeepSpeed Ulysses, arXiv 2309.14509). Rank r holds chunks 2r and 2r
-              + 1; heads must divide by size.
+    ring      keys and values pass from rank to rank, and each rank accumulates the attention of its queries to them
+              (Ring Attention, arXiv 2310.01889). Of 2 x size chunks rank r holds chunks r and 2 x size - 1 - r, so
+              that all ranks have the same work under a causal mask (for the reason, Striped Attention, arXiv
+              2311.09431; this zigzag layout is that of https://github.com/zhuzilin/ring-flash-attention and of Llama
+              3, arXiv 2407.21783). Any number of heads (ring.py).
+    ulysses   ranks exchange sequence for heads, each computes some heads over the whole sequence with torch's own
+              kernel, and they exchange back (DeepSpeed Ulysses, arXiv 2309.14509). Rank r holds chunks 2r and 2r + 1;
+              the number of heads must be a multiple of size.
 
 Shapes: B batch, H heads, K key-value heads, G = H / K, T a rank's tokens, S the tokens of a block of keys, D head
 width.
@@ -49,14 +49,14 @@ CPU = torch.device("cpu")
 SDPA = torch.ops.aten.scaled_dot_product_attention.default
 
 _open: list["Context"] = []
-"""The contexts that are active, the innermost last."""
+"""The active contexts, innermost last."""
 
 
 @final
 class Context:
-    """One rank of the `size` that share every sequence. All of them call the same methods in the same order.
+    """One of the `size` ranks that share every sequence; all of them call the same methods in the same order.
 
-    `device` is where `position_ids` are made.
+    `device`: that of `position_ids`.
     """
 
     def __init__(
@@ -64,23 +64,16 @@ class Context:
     ) -> None:
         self.group, self.rank, self.size, self.method, self.device = group, rank, size, method, device
         self.checked = False
-        """Whether a model was held against itself on whole sequences (split_check.py)."""
+        """Whether a model was compared with itself on whole sequences (split_check.py)."""
         self._positions: dict[int, Tensor] = {}
         self._calls = 0
 
-    @property
-    def chunks(self) -> tuple[int, int]:
-        """Which two of the 2 x size chunks of a sequence this rank holds, in their order."""
-        return (
-            (self.rank, 2 * self.size - 1 - self.rank) if self.method == "ring" else (2 * self.rank, 2 * self.rank + 1)
-        )
-
     def split(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """This rank's part of a batch: every tensor [B, T, ...] is cut in its dim 1, where T is that of the first of
-        the inputs; others stay.
+        """This rank's part of a batch: every tensor [B, T, ...] is cut along dim 1, where T is the length of the first
+        input with tokens; other tensors stay whole.
 
-        Raises WordsError when T does not divide by 2 x size, and for what a part cannot say: an `attention_mask` with
-        zeros, `position_ids` other than 0 .. T - 1, targets that are not one for each token.
+        Raises WordsError if T is not a multiple of 2 x size, and for a batch that cannot be split: an `attention_mask`
+        with zeros, `position_ids` other than 0 .. T - 1, targets that are not one per token.
         """
         T = length_of(batch["inputs"], self.size)
         self._check_length(T)
@@ -95,15 +88,14 @@ class Context:
         targets = batch.get("targets")
         if isinstance(targets, Tensor) and targets.shape[1:2] != (T,):
             raise WordsError(
-                f"mesh.cp={self.size}: dim 1 of the inputs is taken for {T} tokens, and the targets "
-                f"{list(targets.shape)} are not one for each of "
-                "them, so no rank sees enough. Type mesh.cp=1."
+                f"mesh.cp={self.size}: dim 1 of the inputs is read as {T} tokens, but the targets "
+                f"{list(targets.shape)} are not one per token, so they cannot be split with them. Type mesh.cp=1."
             )
         return parts
 
     def position_ids(self, T: int) -> Tensor:
-        """Where this rank's tokens stand in the sequence of T: int64 [1, T / size], the same tensor every time. Raises
-        WordsError as `split`.
+        """The positions of this rank's tokens in the sequence of T: int64 [1, T / size], the same tensor every time.
+        Raises WordsError as `split` does.
         """
         if T not in self._positions:
             self._check_length(T)
@@ -121,8 +113,7 @@ class Context:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """The result of F.scaled_dot_product_attention for this rank's tokens [B, H, T, D] when it sees the whole
-        sequence.
+        """F.scaled_dot_product_attention of this rank's tokens [B, H, T, D] over the whole sequence.
 
         Raises WordsError for a mask, dropout, keys of another sequence, and heads that do not divide.
         """
@@ -137,18 +128,17 @@ class Context:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """While open, F.scaled_dot_product_attention is `attention`. Raises WordsError when nothing in it called that.
+        """A context in which F.scaled_dot_product_attention is `attention`. Raises WordsError if nothing called it.
 
-        The attribute is replaced, which torch.compile sees; and the operator behind it, which no name that was taken
-        before misses. Both hold for every thread (a CUDA backward that recomputes runs in one of its own). A mode would
-        not: it is off in a backward.
+        The attribute is replaced, for torch.compile, and also the operator behind it, for code that imported the
+        function earlier. Both apply to every thread (a CUDA backward that recomputes runs in its own). A TorchFunction
+        mode would not: it is off in a backward.
         """
-        _listen()
+        _replace_operator()
         before, replaced, fast = self._calls, F.scaled_dot_product_attention, torch.backends.mha.get_fastpath_enabled()
-        F.scaled_dot_product_attention = self._instead
-        torch.backends.mha.set_fastpath_enabled(
-            False
-        )  # with which nn.MultiheadAttention calls a kernel of its own in evaluation
+        F.scaled_dot_product_attention = self._replacement
+        # with its fast path nn.MultiheadAttention calls another kernel in evaluation
+        torch.backends.mha.set_fastpath_enabled(False)
         _open.append(self)
         try:
             yield
@@ -158,72 +148,68 @@ class Context:
             torch.backends.mha.set_fastpath_enabled(fast)
         if self._calls == before:
             raise WordsError(
-                f"mesh.cp={self.size}: the model never called F.scaled_dot_product_attention, and only there does a "
-                "rank see beyond its part "
-                "of the sequence. Write its attention with that function (Hugging Face: attn_implementation=sdpa, "
-                "where the model has it), "
-                "or type mesh.cp=1."
+                f"mesh.cp={self.size}: the model never called F.scaled_dot_product_attention, the only place where a "
+                "rank sees beyond its part of the sequence. Write its attention with that function (Hugging Face: "
+                "attn_implementation=sdpa, where the model has it), or type mesh.cp=1."
             )
 
     @cached_property
-    def _instead(self) -> Callable[..., Tensor]:
-        """One object, because compiled code asks for the same again; and what communicates is not compiled."""
+    def _replacement(self) -> Callable[..., Tensor]:
+        """Always the same object, because compiled code has a guard on it; not compiled, because it communicates."""
         return torch.compiler.disable(self.attention) if "torch._dynamo" in sys.modules else self.attention
 
     def cut(self, x: Tensor, dim: int = 1) -> Tensor:
-        """This rank's chunks of a dim of tokens."""
-        parts = x.chunk(2 * self.size, dim)
-        return torch.cat([parts[chunk] for chunk in self.chunks], dim)
+        """This rank's two chunks along a dim of tokens."""
+        parts, first, second = x.chunk(2 * self.size, dim), 2 * self.rank, 2 * self.rank + 1
+        if self.method == "ring":
+            first, second = self.rank, 2 * self.size - 1 - self.rank
+        return torch.cat([parts[first], parts[second]], dim)
 
     def _by_heads(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
         H, K = q.shape[1], k.shape[1]
         if H % self.size:
             raise WordsError(
-                f"mesh.cp={self.size}: ulysses splits the heads of attention, and {H} heads do not divide so. Use the "
-                "ring."
+                f"mesh.cp={self.size}: ulysses splits the heads of attention, and {H} heads do not divide by "
+                f"{self.size}. Type context.attention=ring."
             )
         copies = math.lcm(K, self.size) // K
         k, v = (x.repeat_interleave(copies, 1) if copies > 1 else x for x in (k, v))
         q, k, v = (_Exchange.apply(x, 1, 2, self) for x in (q, k, v))  # type: ignore[no-untyped-call]
-        with torch._C.DisableTorchFunction():  # a mode, as strategy/reach.py is, would call the operator again
+        with torch._C.DisableTorchFunction():  # a mode such as that of strategy/reach.py would call the operator again
             out = SDPA.decompose(q, k, v, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
         return _Exchange.apply(out, 2, 1, self)  # type: ignore[no-any-return, no-untyped-call]
 
     def _check_length(self, T: int) -> None:
-        whole = 2 * self.size
-        if T % whole:
-            fits = " or ".join(
-                f"data.sequence={length}" for length in (T // whole * whole, (T // whole + 1) * whole) if length
-            )
+        chunks = 2 * self.size
+        if T % chunks:
+            lower = T // chunks * chunks
+            fits = " or ".join(f"data.sequence={length}" for length in (lower, lower + chunks) if length)
             raise WordsError(
-                f"mesh.cp={self.size}: a sequence of {T} tokens does not split into {whole} chunks. Type {fits}."
+                f"mesh.cp={self.size}: a sequence of {T} tokens does not split into {chunks} chunks. Type {fits}."
             )
 
     def _check_meaning(self, part: Any, name: str) -> None:
         if name == "attention_mask" and not (part == 1).all():
             raise WordsError(
-                f"mesh.cp={self.size}: attention_mask of the data hides tokens, which a part cannot. Pad no sample, "
-                "or type mesh.cp=1."
+                f"mesh.cp={self.size}: the attention_mask of the data hides tokens, which a split sequence cannot do. "
+                "Do not pad samples, or type mesh.cp=1."
             )
         if name == "position_ids" and not (part == torch.arange(part.shape[-1], device=part.device)).all():
             raise WordsError(
-                f"mesh.cp={self.size}: position_ids of the data tell of packed sequences, which cannot be split. Type "
-                "mesh.cp=1."
+                f"mesh.cp={self.size}: the position_ids of the data are those of packed sequences, which cannot be "
+                "split. Type mesh.cp=1."
             )
 
     def _check_call(self, q: Tensor, k: Tensor, mask: Tensor | None, dropout: float, grouped: bool) -> None:
         H, K = q.shape[1], k.shape[1]
         if mask is not None:
-            problem = "an attn_mask, which knows a part of the sequence only. Use is_causal=True or no mask"
+            problem = "an attn_mask, which covers only a part of the sequence. Use is_causal=True or no mask"
         elif dropout > 0:
             problem = f"dropout_p={dropout}, which works on whole sequences only. Set the dropout of attention to 0"
         elif q.ndim != 4 or q.shape[2] != k.shape[2]:
-            problem = (
-                f"queries {list(q.shape)} and keys {list(k.shape)}, which are not [B, H, T, D] of one "
-                "sequence. Call it so"
-            )
+            problem = f"queries {list(q.shape)} and keys {list(k.shape)}. Pass [B, H, T, D] of one sequence"
         elif H % K or (H != K and not grouped):
-            problem = f"{H} heads of queries and {K} of keys. Say enable_gqa=True and let one divide the other"
+            problem = f"{H} query heads and {K} key heads. Pass enable_gqa=True, and a multiple of the key heads"
         elif q.shape[2] % 2:
             problem = f"{q.shape[2]} tokens, which are not two chunks of one length. Split the batch with Context.split"
         else:
@@ -234,30 +220,30 @@ class Context:
 
 
 def length_of(inputs: Any, size: int) -> int:
-    """The tokens of the first of the inputs that has any. Raises WordsError when none has."""
+    """The number of tokens of the first input that has a dim of tokens. Raises WordsError if there is none."""
     for part in inputs.values() if isinstance(inputs, Mapping) else [inputs]:
         if isinstance(part, Tensor) and (part.ndim == 3 or (part.ndim == 2 and not part.is_floating_point())):
             return part.shape[1]
         if isinstance(part, Tensor) and part.ndim > 3:
             raise WordsError(
-                f"mesh.cp={size}: the inputs {list(part.shape)} are images or the like, which have no sequence to "
-                "split. Type mesh.cp=1."
+                f"mesh.cp={size}: the inputs {list(part.shape)} look like images, which have no sequence to split. "
+                "Type mesh.cp=1."
             )
     raise WordsError(
-        f"mesh.cp={size}: the inputs have no dim of tokens to split, [B, T] of whole numbers is needed. Type mesh.cp=1."
+        f"mesh.cp={size}: the inputs have no dim of tokens to split; integers [B, T] are needed. Type mesh.cp=1."
     )
 
 
 @cache
-def _listen() -> library.Library:
-    """Ask for an open context wherever the operator is called, from now on.
+def _replace_operator() -> library.Library:
+    """From now on the operator calls the innermost active context, if there is one.
     https://docs.pytorch.org/docs/stable/library.html
     """
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        if _open and torch.compiler.is_compiling():  # what is traced here would communicate while it is traced
+        if _open and torch.compiler.is_compiling():  # tracing would communicate
             raise WordsError(
-                "model: to be split and compiled it has to call F.scaled_dot_product_attention by that name. Type "
+                "model: to be split and compiled, it must call F.scaled_dot_product_attention by that name. Type "
                 "compile=none."
             )
         return _open[-1].attention(*args, **kwargs) if _open else SDPA.decompose(*args, **kwargs)
@@ -269,42 +255,43 @@ def _listen() -> library.Library:
 
 
 class _Exchange(torch.autograd.Function):
-    """Cut dim `cut` over the ranks and join dim `join` from them; the gradient goes the other way."""
+    """Split dim `cut` over the ranks and concatenate dim `join` from them; the gradient goes the other way."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cut: int, join: int, context: Context) -> Tensor:
-        ctx.cut, ctx.join, ctx.context = cut, join, context
-        sent = torch.stack(x.chunk(context.size, cut))
-        received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent, group=context.group)
-        return torch.cat(received.unbind(), join)
+        ctx.back = join, cut, context
+        return _exchange(x, cut, join, context)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return _Exchange.forward(ctx, gradient, ctx.join, ctx.cut, ctx.context), None, None, None
+        return _exchange(gradient, *ctx.back), None, None, None
+
+
+def _exchange(x: Tensor, cut: int, join: int, context: Context) -> Tensor:
+    sent = torch.stack(x.chunk(context.size, cut))
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=context.group)
+    return torch.cat(received.unbind(), join)
 
 
 def innermost() -> Context | None:
-    """The context that is active, if one is."""
+    """The innermost active context, or None."""
     return _open[-1] if _open else None
 
 
 def context_of(mesh: Mesh, method: Method) -> Context | None:
-    """The context of a mesh; None where every rank has whole sequences."""
-    return (
-        Context(mesh.group("cp"), mesh.coordinate["cp"], mesh.shape.cp, method, mesh.device)
-        if mesh.shape.cp > 1
-        else None
-    )
+    """The context of a mesh; None if every rank has whole sequences."""
+    if mesh.shape.cp == 1:
+        return None
+    return Context(mesh.group("cp"), mesh.coordinate["cp"], mesh.shape.cp, method, mesh.device)
 
 
 def check(model: nn.Module) -> None:
-    """Raises WordsError for a model that cannot be told where its tokens stand."""
-    takes = inspect.signature(model.forward).parameters
-    if "position_ids" not in takes and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values()):
+    """Raises WordsError for a model without an argument for the positions of its tokens."""
+    takes = inspect.signature(model.forward).parameters.values()
+    if not any(parameter.name == "position_ids" or parameter.kind is parameter.VAR_KEYWORD for parameter in takes):
         raise WordsError(
-            f"mesh.cp: the forward of {type(model).__name__} takes no position_ids, and a part of a sequence does not "
-            "know where it stands. "
-            "Give a model of sequences that argument ([1, T], whole numbers), or leave mesh.cp out."
+            f"mesh.cp: the forward of {type(model).__name__} takes no position_ids, so it cannot know the "
+            "positions of a part of a sequence. Add it to a model of sequences (integers [1, T]), or leave out mesh.cp."
         )

@@ -1,10 +1,9 @@
-"""Expert parallelism: each rank of `ep` holds a part of the experts, and rows travel to them and back (GShard, arXiv
+"""Expert parallelism: each rank of `ep` holds some of the experts, and rows are sent to them and back (GShard, arXiv
 2006.16668).
 
     rows sorted by expert -> counts, then rows, by all-to-all -> this rank's experts -> all-to-all -> rows as they were
 
-The ranks of `ep` see different samples. The gradient of an expert is summed over all rows that came to it, from
-whatever rank.
+The ranks of `ep` see different samples. The gradient of an expert is a sum over all its rows, from every rank.
 """
 
 from dataclasses import dataclass
@@ -18,30 +17,23 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
-from dtrain.model.moe import Compute, Experts, order, take
+from dtrain.model.moe import Compute, Experts, experts_of, order, take
 
 
 def apply(model: nn.Module, mesh: Mesh) -> None:
-    """Split every `Experts` of the model over `ep`, in place; it may be on the meta device, and stays whole when ep is
-    1.
-
-    `view`: how the ranks that hold the same experts share them (dtrain.mesh). Values that are there stay. Raises
-    WordsError when the experts do not divide.
+    """Split every `Experts` of the model over `ep`, in place; it may be on the meta device. Raises WordsError if the
+    experts do not divide.
     """
-    if mesh.shape.ep == 1:
-        return
-    for module in model.modules():
-        if isinstance(module, Experts):
-            _split(module, mesh.axis("ep", view="experts"))
+    for experts in experts_of(model):
+        _split(experts, mesh.axis("ep", view="experts"))
 
 
 def check(model: nn.Module, ep: int) -> None:
     """Raises WordsError for a model without `Experts`: nothing else is split over ep."""
-    if not any(isinstance(module, Experts) for module in model.modules()):
+    if not experts_of(model):
         raise WordsError(
             f"mesh.ep={ep}: {type(model).__name__} holds no experts of dtrain.model.moe.Experts, so there is nothing "
-            "to split. "
-            "Build its mixture of them, type model=moe, or leave mesh.ep out."
+            "to split. Build its mixture of them, type model=moe, or leave out mesh.ep."
         )
 
 
@@ -59,7 +51,7 @@ def _split(experts: Experts, mesh: DeviceMesh) -> None:
 
 @dataclass(frozen=True)
 class AllToAll:
-    """The `Exchange` over the ranks of `group`, of which rank i holds the i-th part of the experts."""
+    """The `Exchange` over the ranks of `group`; rank i holds the i-th part of the experts."""
 
     group: dist.ProcessGroup
 
@@ -77,7 +69,7 @@ class AllToAll:
 
 
 class _Exchanged(torch.autograd.Function):
-    """Rows to the ranks of a group, `sent` to and `received` from each; gradients go the way back."""
+    """Rows exchanged in a group: this many `sent` to and `received` from each rank; gradients go back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:

@@ -1,5 +1,5 @@
-"""Preparation of Hugging Face models for a split: masks and packed sequences are theirs to make, and must not
-be; heads are theirs to count.
+"""Preparation of Hugging Face models for a split: they must build no masks and no packed sequences, and their
+configuration has the numbers of heads.
 """
 
 import inspect
@@ -16,12 +16,12 @@ from dtrain.parallel.context import innermost
 
 
 def adapt(model: nn.Module) -> None:
-    """Make the Hugging Face models in `model` that attend by sdpa ready for a Context; outside it, and any other model,
-    stays as it is.
+    """Prepare the Hugging Face models in `model` that use sdpa for a Context. Outside of a Context nothing changes, nor
+    do other models.
 
-    transformers takes positions that jump for packed sequences and masks them apart, unless there is an attention_mask:
-    they get one of ones. Where it asks for a mask it is told that there is none to make, or WordsError when it would be
-    other than causal or none.
+    transformers reads positions that jump as packed sequences and masks them, unless there is an attention_mask: so the
+    model gets one of ones. Where transformers asks for a mask it gets None, or WordsError if the mask would hide more
+    than later tokens.
     """
     module: Any
     for module in model.modules():
@@ -49,7 +49,7 @@ def _with_ones(
 
 
 def _mask(**asked: Any) -> Any:
-    """The mask that transformers asks for: its own for whole sequences, None for a part of one."""
+    """The mask that transformers asks for: its own for whole sequences, None for a split one."""
     context = innermost()
     if context is None:
         return sys.modules["transformers"].AttentionMaskInterface()["sdpa"](**asked)
@@ -61,40 +61,37 @@ def _mask(**asked: Any) -> Any:
         or (given is not None and not given.all())
     ):
         raise WordsError(
-            f"mesh.cp={context.size}: the model hides tokens by more than causality (a window, padding, a prefix). "
+            f"mesh.cp={context.size}: the model's attention mask is more than causal (a window, padding, a prefix). "
             "Type mesh.cp=1."
         )
     return None
 
 
 def untied(model: nn.Module) -> str:
-    """The sentence for a model whose embedding and head are two weights."""
+    """The setting that makes embedding and head of the model two weights."""
     foreign = any(hasattr(getattr(module, "config", None), "tie_word_embeddings") for module in model.modules())
     return "tie_word_embeddings=false in its config" if foreign else "model.tied=false"
 
 
-def rotated(model: nn.Module) -> int:
-    """How many outputs of a projection of DeepSeek's attention are the key that all heads share; 0 for others."""
+def shared_key_width(model: nn.Module) -> int:
+    """The number of outputs of DeepSeek's kv_a projection that are the key shared by all heads; 0 for other models."""
     sizes = (getattr(getattr(module, "config", None), "qk_rope_head_dim", None) for module in model.modules())
     return next((size for size in sizes if isinstance(size, int)), 0)
 
 
 def check_heads(model: nn.Module, split: Sequence[str], degree: int) -> None:
-    """Raises WordsError where `degree` does not divide the heads whose projections are `split` by their outputs."""
+    """Raises WordsError if `degree` does not divide the heads whose projections are `split` by their outputs."""
     for name, module in model.named_modules():
-        config = getattr(module, "config", None)
-        queries, keys = (any(each.startswith(f"{name}.{part}") for each in split) for part in ("q_", "k_"))
-        sizes = {
-            each: getattr(config, each, None)
-            for each, wanted in (("num_attention_heads", queries), ("num_key_value_heads", keys))
-            if wanted
-        }
-        counted = {each: size for each, size in sizes.items() if isinstance(size, int)}
-        wrong = next((each for each, size in counted.items() if size % degree), None)
+        heads: dict[str, int] = {}
+        for key, projection in (("num_attention_heads", "q_"), ("num_key_value_heads", "k_")):
+            size = getattr(getattr(module, "config", None), key, None)
+            if isinstance(size, int) and any(each.startswith(f"{name}.{projection}") for each in split):
+                heads[key] = size
+        wrong = next((key for key, size in heads.items() if size % degree), None)
         if wrong:
-            most = math.gcd(*counted.values())
+            most = math.gcd(*heads.values())
             fits = [str(each) for each in range(1, most + 1) if most % each == 0]
             raise WordsError(
-                f"mesh.tp={degree} does not divide {wrong}={counted[wrong]} of {type(module).__name__}. Type "
+                f"mesh.tp={degree} does not divide {wrong}={heads[wrong]} of {type(module).__name__}. Type "
                 f"mesh.tp={' or mesh.tp='.join(fits[-3:])}."
             )

@@ -1,9 +1,9 @@
-"""The order of wrapping, in one place: cut and split the parameters, give them memory and values, then wrap for
+"""The order of wrapping, in one place: split the parameters, allocate and initialise them, then wrap for
 synchronisation.
 
-precision -> pipeline -> tensor -> experts -> remat -> compile -> data axes: layers that a precision replaces by others
-come first, because others hang their hooks on them; what is inside comes before what is outside, so that a block
-recomputes what tensor parallelism made of it, is compiled as it recomputes, and is gathered whole before either.
+precision -> pipeline -> tensor -> experts -> remat -> compile -> data axes. A precision replaces layers, so it comes
+first: later steps add hooks to these layers. Then from the inside to the outside: a block recomputes what tensor
+parallelism has split, is compiled with its recomputation, and its parameters are gathered before either runs.
 """
 
 from collections.abc import Mapping
@@ -39,8 +39,8 @@ def parallelize(
     compile: Compile | None = None,
     brought: bool = False,
 ) -> nn.Module:
-    """The module to call. `model` is changed in place to this rank's part of it, with its parameter names. `brought`: a
-    checkpoint will fill a model on the meta device, which is not initialised.
+    """The module to call. `model` becomes, in place, this rank's part of it, with the same parameter names. `brought`:
+    a checkpoint will fill a model on the meta device, so it is not initialised.
     """
     meta = any(parameter.is_meta for parameter in model.parameters())
     precision.choose_products()
@@ -60,8 +60,7 @@ def parallelize(
     for wrap in (remat, compile):
         if wrap is not None:
             wrap(list(dict.fromkeys(blocks(model))))
-    roots = pipelined.roots() if pipelined else [model]
-    for root in roots:
+    for root in pipelined.stages.values() if pipelined else [model]:
         strategy.shard(root, mesh, precision)
     device = torch.device("cpu") if strategy.offload == "cpu" else mesh.device
     if meta:
@@ -76,8 +75,8 @@ def parallelize(
 
 
 def check(model: nn.Module, shape: MeshShape, *, pipeline: PipelineShape | None, tensors: Mapping[str, Any]) -> None:
-    """Raises WordsError for an axis over which a model cannot be split, as far as is known before a forward; changes
-    nothing.
+    """Raises WordsError for an axis over which the model cannot be split, as far as that is known before a forward.
+    Changes nothing.
     """
     if shape.cp > 1:
         context.check(model)
@@ -107,7 +106,7 @@ def lower(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def place_buffers(model: nn.Module, device: torch.device) -> None:
-    """Move buffers to the compute device, wherever parameters are; shared ones stay shared."""
+    """Move buffers to the compute device, wherever the parameters are; shared buffers stay shared."""
     placed: dict[int, torch.Tensor] = {}
     for module in model.modules():
         for name, buffer in module._buffers.items():
@@ -116,7 +115,7 @@ def place_buffers(model: nn.Module, device: torch.device) -> None:
 
 
 def materialize(model: nn.Module, device: torch.device) -> None:
-    """Give meta parameters memory on `device`; tied ones stay tied, which `Module.to_empty` does not keep."""
+    """Allocate meta parameters on `device`. Tied ones stay tied, which they would not in `Module.to_empty`."""
     made: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):

@@ -29,11 +29,11 @@ FLASH = {
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
     ),
 }
-"""Device -> torch's operators, which F.scaled_dot_product_attention calls too: (output, logarithm of the sums, what the
-backward wants), and its backward.
+"""Device -> torch's operators behind F.scaled_dot_product_attention: the forward, which returns (output, logarithm of
+the sums, state for the backward), and its backward.
 """
 WIDEST = 256
-"""Head width that the kernel of CUDA takes; it must be a multiple of 8."""
+"""Largest head width of the CUDA kernel; it must be a multiple of 8."""
 
 
 class Ring(NamedTuple):
@@ -52,8 +52,8 @@ def attention(q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, causal: bool, scal
 
 
 def takes_flash(query: Tensor) -> bool:
-    """Whether blocks of such queries are computed by the flash kernel. The CPU's products in fp32 are what meshes are
-    compared by.
+    """Whether blocks of such queries are computed by the flash kernel. Not on the CPU, where meshes are compared in
+    fp32.
     """
     return (
         query.device.type == "cuda"
@@ -64,10 +64,11 @@ def takes_flash(query: Tensor) -> bool:
 
 
 class _Ring(torch.autograd.Function):
-    """Blocks of keys and values pass by; partial results are joined by the logarithms of their sums (arXiv 2112.05682).
+    """Blocks of keys and values pass from rank to rank; partial results are merged by the logarithms of their sums
+    (arXiv 2112.05682).
 
-    The backward passes the blocks round once more and their gradients after them, each one rank behind, home with the
-    last step.
+    The backward passes the blocks round once more. Their gradients follow one rank behind, and are home after the last
+    step.
     """
 
     @staticmethod
@@ -99,6 +100,7 @@ class _Ring(torch.autograd.Function):
             block_gradients = flash_gradients if takes_flash(q) else product_gradients
             out = out_BHTD.unflatten(1, heads)
             dq = torch.zeros_like(q, dtype=lse.dtype)
+            sums = [torch.zeros(x.shape, dtype=lse.dtype, device=x.device) for x in (k_BKTD, v_BKTD)]
             moving: _Transfer | None = None
             for source, (k, v) in _pass_round(ring, [k_BKTD.contiguous(), v_BKTD.contiguous()]):
                 rows, columns = _seen(ring, source, ctx.causal, q.shape[3])
@@ -106,11 +108,8 @@ class _Ring(torch.autograd.Function):
                 causal = ctx.causal and source == ring.rank
                 part, *parts = block_gradients(*mine, k[..., columns, :], v[..., columns, :], causal, ctx.scale)
                 dq[..., rows, :] += part
-                sums = (
-                    moving.wait()
-                    if moving
-                    else [torch.zeros(x.shape, dtype=lse.dtype, device=x.device) for x in (k, v)]
-                )
+                if moving:
+                    sums = moving.wait()
                 for whole, add in zip(sums, parts, strict=True):
                     whole[..., columns, :] += add
                 moving = _Transfer(ring, sums)
@@ -120,11 +119,11 @@ class _Ring(torch.autograd.Function):
 
 
 def _seen(ring: Ring, source: int, causal: bool, T: int) -> tuple[slice, slice]:
-    """(queries of this rank, keys of `source`) that meet; of others' two chunks a causal mask lets through all or
-    nothing.
+    """(queries of this rank, keys of `source`) that meet: a causal mask shows or hides a chunk of another rank as a
+    whole.
 
-    The first chunk of an earlier rank lies before both of mine, its second after them; both of a later rank's lie
-    between mine.
+    Of an earlier rank, the first chunk comes before both chunks of this rank and the second after them; both chunks of
+    a later rank come between them.
     """
     if not causal or source == ring.rank:
         return slice(0, T), slice(0, T)
@@ -207,16 +206,11 @@ def flash_gradients(
     q: Tensor, gradient: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
 ) -> list[Tensor]:
     """As `product_gradients`, by the kernel's own backward."""
-    backward, groups, inputs = (
-        FLASH[q.device.type][1],
-        q.shape[1:3],
-        (_each_head(k, q.shape[1:3]), _each_head(v, q.shape[1:3])),
-    )
+    backward, groups = FLASH[q.device.type][1], q.shape[1:3]
+    inputs = _each_head(k, groups), _each_head(v, groups)
     queries = [x.flatten(1, 2).contiguous() for x in (gradient, q)]
     results = [x.flatten(1, 2).contiguous() for x in (out, lse)]
-    if (
-        q.device.type == "cuda"
-    ):  # no sequences are packed, and nothing is dropped for which it would want the state of a generator
+    if q.device.type == "cuda":  # `unused`: the generator's state for dropout
         unused = torch.empty(0, dtype=torch.int64, device=q.device)
         extra: tuple[Any, ...] = (None, None, q.shape[3], k.shape[2], 0.0, causal, unused, unused)
     else:
@@ -226,7 +220,7 @@ def flash_gradients(
 
 
 def _each_head(x_BKSD: Tensor, groups: Sequence[int]) -> Tensor:
-    """[B, H, S, D]: keys or values once for each of the queries' heads that they belong to."""
+    """[B, H, S, D]: keys or values, repeated for each query head of their group."""
     return x_BKSD[:, :, None].expand(-1, -1, groups[1], -1, -1).flatten(1, 2)
 
 
@@ -235,7 +229,7 @@ def _raised(*tensors: Tensor) -> list[Tensor]:
 
 
 def _tiles(T: int, S: int, causal: bool) -> Iterator[tuple[slice, slice]]:
-    """(queries, the keys they may see)."""
+    """(queries, the keys that they attend to)."""
     for first in range(0, T, ROWS):
         yield slice(first, first + ROWS), slice(0, first + ROWS if causal else S)
 
@@ -244,9 +238,8 @@ def _scores(q_BKGTD: Tensor, k_BKSD: Tensor, scale: float, first: int | None) ->
     """[B, K, G, T, S]; `first` is the row of the first query when later keys are hidden."""
     scores = torch.einsum("bkgtd,bksd->bkgts", q_BKGTD, k_BKSD).mul_(scale)
     if first is not None:
-        scores.masked_fill_(
-            torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu_(first + 1), -math.inf
-        )
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu_(first + 1)
+        scores.masked_fill_(hidden, -math.inf)
     return scores
 
 

@@ -1,14 +1,15 @@
-"""A model cut into the stages of a pipeline: which modules each holds. Nothing here talks to other ranks.
+"""Cuts a model into the stages of a pipeline: which modules each holds. Without communication.
 
-A stage is the whole model in which the modules of other stages pass their input on. So names stay whole, and a model
-needs no other code than the table `pipeline`: the names of its modules in the order they run. A Sequential needs no
-table, a Hugging Face model has one in `_pp_plan`. The elements of lists in the table are the blocks that are shared
-out. What a forward does outside of those modules every stage does again, so it must leave alone what flows: a Pipeline
-sees to it.
+A stage is the whole model, in which modules of other stages return their input. So parameters keep their names, and a
+model needs no code but the table `pipeline`: the names of its modules in the order they run. A Sequential needs no
+table; a Hugging Face model has one in `_pp_plan`. The elements of lists in the table are the blocks, which are divided
+among the stages. Every stage runs the part of the forward outside of those modules, so that part must not change the
+hidden states; a Pipeline checks that.
 """
 
 from collections.abc import Mapping, Sequence
 from copy import copy
+from itertools import islice
 
 from torch import nn
 
@@ -19,56 +20,50 @@ from dtrain.planned import PipelineShape
 
 
 def cut(model: nn.Module, stages: int, split: str | Sequence[int]) -> list[list[str]]:
-    """The names of the modules of each stage. `split`: `blocks` (evenly many), `cost` (evenly heavy), or how many
-    blocks each stage gets.
+    """The names of the modules of each stage. `split`: `blocks` (equal numbers), `cost` (equal weights), or the number
+    of blocks of each stage.
 
-    What runs before the first block goes with it, what runs after the last with that. Raises WordsError for a model
+    Modules before the first block go with it, modules after the last block with that one. Raises WordsError for a model
     that cannot be cut.
     """
-    names, inside = table_of(model)
-    if not inside:
+    names, blocks = table_of(model)
+    if not blocks:
         raise WordsError(
-            f"mesh.pp: the table of {type(model).__name__} ({', '.join(names)}) names no list of blocks to share out "
-            f"over {stages} stages. "
-            "Give it a table `pipeline` that names one, or leave mesh.pp out."
+            f"mesh.pp: the table of {type(model).__name__} ({', '.join(names)}) names no list of blocks to divide "
+            f"among {stages} stages. Give it a table `pipeline` that names one, or leave out mesh.pp."
         )
     _check(model, names)
-    if len(inside) < stages:
+    if len(blocks) < stages:
         raise WordsError(
-            f"mesh.pp: {type(model).__name__} has {len(inside)} blocks, fewer than the {stages} stages of the pipeline."
+            f"mesh.pp: {type(model).__name__} has {len(blocks)} blocks, fewer than the {stages} stages of the pipeline."
         )
-    first, last = names.index(inside[0]), names.index(inside[-1]) + 1
+    first, last = names.index(blocks[0]), names.index(blocks[-1]) + 1
     groups = [[name] for name in names[first:last]]
     groups[0], groups[-1] = names[:first] + groups[0], groups[-1] + names[last:]
-    sizes = _sizes([_cost(model, group) for group in groups], split, stages)
-    ends = [sum(sizes[: index + 1]) for index in range(stages)]
-    return [
-        [name for group in groups[end - size : end] for name in group] for end, size in zip(ends, sizes, strict=True)
-    ]
+    rest, sizes = iter(groups), _sizes([_cost(model, group) for group in groups], split, stages)
+    return [[name for group in islice(rest, size) for name in group] for size in sizes]
 
 
 def keep(model: nn.Module, names: Sequence[str], table: Sequence[str]) -> None:
     """Replace the modules of `table` that are not in `names` by PassThrough, in place."""
     for name in set(table) - set(names):
         parent, _, child = name.rpartition(".")
-        owner = model.get_submodule(parent)
-        setattr(owner, child, PassThrough())
+        setattr(model.get_submodule(parent), child, PassThrough())
 
 
 def view(model: nn.Module, table: Sequence[str], path: str = "") -> nn.Module:
-    """A second tree of modules above those of `table`, which are shared: it can be cut without cutting the first."""
+    """A copy of the modules above those of `table`, which are shared: it can be cut without cutting the original."""
     again = copy(model)
-    again._modules = {
-        name: view(child, table, f"{path}{name}.")
-        if child is not None and any(entry.startswith(f"{path}{name}.") for entry in table)
-        else child
-        for name, child in model._modules.items()
-    }
+    again._modules = dict(model._modules)
+    for name, child in model._modules.items():
+        inner = f"{path}{name}."
+        if child is not None and any(entry.startswith(inner) for entry in table):
+            again._modules[name] = view(child, table, inner)
     return again
 
 
 def emptied(model: nn.Module) -> nn.Module:
-    """`model` with no module of its table left: what it still does, every stage does."""
+    """`model` without the modules of its table: the part that every stage runs."""
     table, _ = table_of(model)
     empty = view(model, table)
     keep(empty, (), table)
@@ -76,36 +71,32 @@ def emptied(model: nn.Module) -> nn.Module:
 
 
 def table_of(model: nn.Module) -> tuple[list[str], list[str]]:
-    """(every module that can stand on another stage in the order they run, those of them that are blocks)."""
+    """(the modules that may be on another stage, in the order they run; the blocks among them)."""
     prefix, table = next(tables(model, "pipeline", "_pp_plan"), ("", ()))
-    inside = [
-        name.removeprefix(prefix) for name, _ in model.named_modules() if name.startswith(prefix)
-    ]  # they are registered in the order they run
-    listed = [f"{prefix}{name}" for name in (inside if isinstance(table, Mapping) else table) if name in table]
+    if isinstance(table, Mapping):  # modules are registered in the order they run
+        inner_names = (name.removeprefix(prefix) for name, _ in model.named_modules() if name.startswith(prefix))
+        table = [name for name in inner_names if name in table]
+    listed = [f"{prefix}{name}" for name in table]
     if not listed and isinstance(model, nn.Sequential):
         names = [name for name, _ in model.named_children()]
         return names, names
     if not listed:
         raise WordsError(
-            f"mesh.pp: {type(unwrapped(model)).__name__} does not say where it may be cut. "
-            "Give the class a table such as pipeline = ('embed', 'blocks', 'norm', 'head'): its modules in the order "
-            "they run."
+            f"mesh.pp: {type(unwrapped(model)).__name__} does not say where it may be cut. Give the class a table such "
+            "as pipeline = ('embed', 'blocks', 'norm', 'head'): its modules in the order they run."
         )
-    names, blocks = [], []
+    names, blocks = list[str](), list[str]()
     for name in listed:
-        module = model.get_submodule(name)
-        inner = (
-            [f"{name}.{child}" for child, _ in module.named_children()]
-            if isinstance(module, nn.ModuleList | nn.Sequential)
-            else []
-        )
+        module, inner = model.get_submodule(name), list[str]()
+        if isinstance(module, nn.ModuleList | nn.Sequential):
+            inner = [f"{name}.{child}" for child, _ in module.named_children()]
         names += inner or [name]
         blocks += inner
     return names, blocks
 
 
 def _check(model: nn.Module, names: Sequence[str]) -> None:
-    """Every parameter stands in one module of the table, and in one alone."""
+    """Raises WordsError unless every parameter is in exactly one module of the table."""
     owners: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         owner = next((module for module in names if name.startswith(f"{module}.")), None)
@@ -118,13 +109,13 @@ def _check(model: nn.Module, names: Sequence[str]) -> None:
     tied = next((both for both in owners.values() if len(both) > 1), None)
     if tied:
         raise WordsError(
-            f"mesh.pp: {' and '.join(tied)} are one weight, and may stand on two stages. Build the model untied "
-            f"({untied(model)}), or leave mesh.pp out."
+            f"mesh.pp: {' and '.join(tied)} are one weight, and may be on two stages. Build the model untied "
+            f"({untied(model)}), or leave out mesh.pp."
         )
 
 
 def _cost(model: nn.Module, names: Sequence[str]) -> int:
-    """Multiplications per token or so: the weights, but those of embeddings, which are only looked up."""
+    """About the multiplications per token: the number of weights, without embeddings, which are only looked up."""
     modules = [
         inner for name in names for inner in model.get_submodule(name).modules() if not isinstance(inner, nn.Embedding)
     ]

@@ -84,22 +84,17 @@ def _norms_on_the_cpu() -> library.Library:
     """
     operators = library.Library("aten", "IMPL")
     for name, places in NORMS.items():
-        operators.impl(
-            name, _with_parameters_as_its_input(getattr(torch.ops.aten, name).default, *places), "AutocastCPU"
-        )
+        operator = getattr(torch.ops.aten, name).default
+        operators.impl(name, _with_parameters_as_its_input(operator, *places), "AutocastCPU")
     return operators
 
 
 def _with_parameters_as_its_input(operator: Callable[..., Any], *parameters: int) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
-        if any(
-            isinstance(each, Tensor) and each.dtype == torch.float32
-            for place, each in enumerate(args)
-            if place not in parameters
-        ):
-            args = tuple(
-                each.float() if place in parameters and each is not None else each for place, each in enumerate(args)
-            )
+        others = (each for place, each in enumerate(args) if place not in parameters)
+        if any(isinstance(each, Tensor) and each.dtype == torch.float32 for each in others):
+            wide = {place: args[place].float() for place in parameters if args[place] is not None}
+            args = tuple(wide.get(place, each) for place, each in enumerate(args))
         with torch.autocast("cpu", enabled=False):
             return operator(*args)
 

@@ -12,27 +12,11 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from dtrain.model.moe import one_by_one
 from dtrain.remat import Remat, recompute
 
-KEPT = [
-    one_by_one._opoverload,
-    *(
-        getattr(torch.ops.aten, name).default
-        for name in (
-            "mm",
-            "addmm",
-            "bmm",
-            "convolution",
-            "_grouped_mm",
-            "_scaled_mm",
-            "_scaled_mm_v2",
-            "_scaled_grouped_mm",
-            "_scaled_dot_product_flash_attention",
-            "_scaled_dot_product_efficient_attention",
-            "_scaled_dot_product_cudnn_attention",
-            "_scaled_dot_product_flash_attention_for_cpu",
-        )
-        if hasattr(torch.ops.aten, name)
-    ),
-]
+PRODUCTS = ("mm", "addmm", "bmm", "convolution", "_grouped_mm", "_scaled_mm", "_scaled_mm_v2", "_scaled_grouped_mm")
+ATTENTION = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
+NAMES = (*PRODUCTS, *(f"_scaled_dot_product_{name}" for name in ATTENTION))
+KEPT = [one_by_one._opoverload]
+KEPT += [getattr(torch.ops.aten, name).default for name in NAMES if hasattr(torch.ops.aten, name)]
 
 
 def build() -> Remat:

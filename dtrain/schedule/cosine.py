@@ -11,6 +11,5 @@ class Cosine:
 
     def factor(self, step: int) -> float:
         done = max(0.0, (step - self._warmup) / max(1.0, self._steps - self._warmup))
-        return warmed(step, self._warmup) * (
-            self._floor + (1 - self._floor) * (1 + math.cos(math.pi * min(1.0, done))) / 2
-        )
+        cosine = (1 + math.cos(math.pi * min(1.0, done))) / 2
+        return warmed(step, self._warmup) * (self._floor + (1 - self._floor) * cosine)

@@ -5,12 +5,8 @@ from dtrain.schedule import steps_of, warmed
 
 class WSD:
     def __init__(self, *, steps: int, warmup: float, decay: float, floor: float) -> None:
-        self._steps, self._warmup, self._decay, self._floor = (
-            steps,
-            steps_of(warmup, steps),
-            steps_of(decay, steps),
-            floor,
-        )
+        self._steps, self._floor = steps, floor
+        self._warmup, self._decay = steps_of(warmup, steps), steps_of(decay, steps)
 
     def factor(self, step: int) -> float:
         left = (self._steps - step) / self._decay if self._decay > 0 else 1.0

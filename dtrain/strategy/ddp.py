@@ -8,18 +8,16 @@ parameters.
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from typing import ClassVar, Literal, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from dtrain.mesh import Mesh
-from dtrain.mesh.sharding import local
-from dtrain.model.moe import Experts
+from dtrain.mesh.sharding import local, reduced, split_like
+from dtrain.model.moe import Experts, experts_of
 from dtrain.precision import Precision
 from dtrain.strategy.units import EXPERTS, Order
 
@@ -27,19 +25,19 @@ from dtrain.strategy.units import EXPERTS, Order
 warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
 
 
-@dataclass(frozen=True)
 class DDP:
     """DistributedDataParallel. `bucket_mb`: MiB of gradients per all-reduce."""
 
-    bucket_mb: float
     holds: ClassVar[Literal["copies"]] = "copies"
     offload: ClassVar[Literal["none"]] = "none"
-    _afterwards: list[tuple[list[nn.Parameter], dist.ProcessGroup, int]] = field(
-        default_factory=list, init=False, repr=False, compare=False
-    )
-    """Parameters to average after the backward: (parameters, the ranks with copies of them, divisor of their sum)."""
-    _orders: list[Order] = field(default_factory=list, init=False, repr=False, compare=False)
-    _trained: list[nn.Parameter] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def __init__(self, *, bucket_mb: float) -> None:
+        self.bucket_mb = bucket_mb
+        self._afterwards: list[tuple[list[nn.Parameter], dist.ProcessGroup, int]] = []
+        """Parameters to average after the backward: (parameters, the ranks with copies of them, divisor of their
+        sum)."""
+        self._orders: list[Order] = []
+        self._trained: list[nn.Parameter] = []
 
     def shard(self, model: nn.Module, mesh: Mesh, precision: Precision) -> None:
         return
@@ -49,18 +47,13 @@ class DDP:
         if not trained:
             return model
         if mesh.shape.pp * mesh.shape.tp * mesh.shape.ep > 1:
-            experts = (
-                {id(p) for module in model.modules() if isinstance(module, Experts) for p in module.parameters()}
-                if mesh.shape.ep > 1
-                else set()
-            )
-            copies = mesh.axis("expert_shard", view="experts").get_group() if experts else mesh.group("batch")
-            self._afterwards.append(
-                ([p for p in trained if id(p) not in experts], mesh.group("batch"), mesh.batch_ranks)
-            )
+            split = experts_of(model) if mesh.shape.ep > 1 else []
+            experts, batch = {id(p) for module in split for p in module.parameters()}, mesh.group("batch")
+            copies = mesh.axis("expert_shard", view="experts").get_group() if split else batch
+            self._afterwards.append(([p for p in trained if id(p) not in experts], batch, mesh.batch_ranks))
             self._afterwards.append(([p for p in trained if id(p) in experts], copies, mesh.batch_ranks))
-            if experts and mesh.shape.pp == 1:
-                self._orders.append(order := Order(model, mesh.group("batch"), EXPERTS))
+            if split and mesh.shape.pp == 1:
+                self._orders.append(order := Order(model, batch, EXPERTS))
                 for name, module in model.named_modules():
                     if isinstance(module, Experts) and module.exchange is not None:
                         module.exchange = order.followed(name, module.exchange)
@@ -91,17 +84,12 @@ class DDP:
         """Reduce every bucket, including those with parameters that this rank's samples did not reach: their gradients
         are zeros.
         """
-        before = [
-            (parameter.grad, -1 if parameter.grad is None else parameter.grad._version) for parameter in self._trained
-        ]
+        before = [(p.grad, getattr(p.grad, "_version", None)) for p in self._trained]
         missing: list[nn.Parameter] = []
         yield missing
-        missing += [parameter for parameter in self._trained if parameter.grad is None]
-        unreached = [
-            p
-            for p, (was, version) in zip(self._trained, before, strict=True)
-            if p.grad is was and (was is None or was._version == version)
-        ]
+        missing += [p for p in self._trained if p.grad is None]
+        pairs = zip(self._trained, before, strict=True)
+        unreached = [p for p, (was, at) in pairs if p.grad is was and getattr(was, "_version", None) == at]
         if unreached:
             torch.autograd.backward(unreached, [torch.zeros_like(parameter) for parameter in unreached])
 
@@ -120,12 +108,7 @@ def average(
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        if (
-            isinstance(parameter.grad, DTensor)
-            and isinstance(parameter, DTensor)
-            and parameter.grad.placements != parameter.placements
-        ):
-            parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
+        parameter.grad = reduced(parameter)
         pieces.setdefault(parameter.grad.dtype, []).append(local(parameter.grad))
     if group.size() == 1:
         if divisor > 1:
@@ -146,8 +129,7 @@ def _put_back(in_flight: tuple[dist.Work, Tensor, list[Tensor]] | None, divisor:
     if in_flight:
         work, flat, some = in_flight
         work.wait()
-        parts = flat.div_(divisor).split([piece.numel() for piece in some])
-        torch._foreach_copy_(some, [part.view_as(piece) for part, piece in zip(parts, some, strict=True)])
+        torch._foreach_copy_(some, split_like(flat.div_(divisor), some))
 
 
 def _buckets(pieces: list[Tensor], size: int) -> Iterator[list[Tensor]]:

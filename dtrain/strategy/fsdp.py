@@ -6,18 +6,17 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from dtrain.errors import WordsError
 from dtrain.mesh import Mesh
 from dtrain.model import blocks, head_of
-from dtrain.model.moe import Experts
+from dtrain.model.moe import experts_of
 from dtrain.precision import Precision
 from dtrain.strategy.ddp import average
 from dtrain.strategy.outputs import restore, show
@@ -26,12 +25,9 @@ from dtrain.strategy.units import Order, gather_first, take_part
 # logits gathered by tensor parallelism are views; dtrain changes no output in place
 warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view tensor")
 
-RESHARD = ("forward", "never")
-OFFLOAD = ("none", "cpu")
-REDUCE = ("last", "every")
+ALLOWED = {"reshard": ("forward", "never"), "offload": ("none", "cpu"), "reduce": ("last", "every")}
 
 
-@dataclass(frozen=True)
 class FSDP:
     """Fully sharded data parallelism (FSDP2).
 
@@ -41,34 +37,25 @@ class FSDP:
     gradients are reduced in the last microbatch of a step, or in every one, after which a rank keeps only its shard.
     """
 
-    reshard: str
-    offload: Literal["none", "cpu"]
-    reduce: Literal["last", "every"] = "last"
     holds: ClassVar[Literal["shards"]] = "shards"
-    _reached: dict[nn.Parameter, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _orders: list[Order] = field(default_factory=list, init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        for name, value, allowed in (
-            ("reshard", self.reshard, RESHARD),
-            ("offload", self.offload, OFFLOAD),
-            ("reduce", self.reduce, REDUCE),
-        ):
-            if value not in allowed:
-                raise WordsError(f"strategy.{name}={value}: allowed are {' and '.join(allowed)}.")
-
-    _whole: list[nn.Parameter] = field(default_factory=list, init=False, repr=False, compare=False)
-    """Parameters without dims, of which every rank holds a copy; `_ranks` average their gradients."""
-    _ranks: list[dist.ProcessGroup] = field(default_factory=list, init=False, repr=False, compare=False)
+    def __init__(
+        self, *, reshard: str, offload: Literal["none", "cpu"], reduce: Literal["last", "every"] = "last"
+    ) -> None:
+        for name, value in (("reshard", reshard), ("offload", offload), ("reduce", reduce)):
+            if value not in ALLOWED[name]:
+                raise WordsError(f"strategy.{name}={value}: allowed are {' and '.join(ALLOWED[name])}.")
+        self.reshard, self.offload, self.reduce = reshard, offload, reduce
+        self._reached: dict[nn.Parameter, bool] = {}
+        self._orders: list[Order] = []
+        self._whole: list[nn.Parameter] = []
+        """Parameters without dims, of which every rank holds a copy."""
 
     def shard(self, model: nn.Module, mesh: Mesh, precision: Precision) -> None:
-        self._whole.extend(
-            parameter for parameter in model.parameters() if parameter.ndim == 0 and parameter.requires_grad
-        )
-        self._ranks[:] = [mesh.group("batch")]
-        shard_blocks(
-            model, mesh, precision, again=self.reshard == "forward" and mesh.shape.pp == 1, offload=self.offload
-        )
+        self._whole += [p for p in model.parameters() if p.ndim == 0 and p.requires_grad]
+        self._batch_ranks = mesh.group("batch")
+        again = self.reshard == "forward" and mesh.shape.pp == 1
+        shard_blocks(model, mesh, precision, again=again, offload=self.offload)
         take_part(model, self._reached)
         if mesh.shape.pp > 1:
             gather_first(model)
@@ -92,8 +79,7 @@ class FSDP:
         for order in self._orders:
             order.end()
         if last and self._whole:
-            (group,) = self._ranks
-            missing += average(self._whole, group, group.size(), bucket=2**25)
+            missing += average(self._whole, self._batch_ranks, self._batch_ranks.size(), bucket=2**25)
         elif reducing:
             missing += [parameter for parameter in self._whole if parameter.grad is None]
 
@@ -123,14 +109,9 @@ def shard_blocks(model: nn.Module, mesh: Mesh, precision: Precision, *, again: b
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=precision.reduce, cast_forward_inputs=False)
     offloading = CPUOffloadPolicy(pin_memory=mesh.device.type != "cpu") if offload == "cpu" else OffloadPolicy()
     data = mesh.axis("dp_replicate", "dp_shard") if mesh.shape.dp_replicate > 1 else mesh.axis("dp_shard")
-    for experts in _experts(model) if mesh.shape.ep > 1 else ():
-        fully_shard(
-            experts,
-            mesh=mesh.axis("expert_shard", view="experts"),
-            mp_policy=policy,
-            reshard_after_forward=again,
-            offload_policy=offloading,
-        )
+    shard = partial(fully_shard, mp_policy=policy, offload_policy=offloading)
+    for experts in experts_of(model) if mesh.shape.ep > 1 else ():
+        shard(experts, mesh=mesh.axis("expert_shard", view="experts"), reshard_after_forward=again)
         assert isinstance(experts, FSDPModule)
         # an expert gets the tokens of all ranks, so its gradient is already a sum over them
         experts.set_gradient_divide_factor(float(mesh.batch_ranks))
@@ -145,14 +126,7 @@ def shard_blocks(model: nn.Module, mesh: Mesh, precision: Precision, *, again: b
     for module in units:
         free = again and module in listed[:-1]  # the backward needs the last block, the head and the root at once
         module.register_forward_hook(show)
-        fully_shard(
-            module,
-            mesh=data,
-            mp_policy=policy,
-            reshard_after_forward=free,
-            offload_policy=offloading,
-            ignored_params=ignored,
-        )
+        shard(module, mesh=data, reshard_after_forward=free, ignored_params=ignored)
         module.register_forward_hook(restore)
 
 
@@ -160,10 +134,6 @@ def _untied(listed: Iterable[nn.Module]) -> list[nn.Module]:
     """The blocks that share no weight with another block; those that do are gathered with the root."""
     owners = Counter(id(parameter) for block in listed for parameter in block.parameters())
     return [block for block in listed if all(owners[id(parameter)] == 1 for parameter in block.parameters())]
-
-
-def _experts(model: nn.Module) -> list[nn.Module]:
-    return [module for module in model.modules() if isinstance(module, Experts)]
 
 
 def _check_types(units: list[nn.Module]) -> None:

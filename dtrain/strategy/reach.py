@@ -27,6 +27,13 @@ FACTS = {
 """Functions that do not read the values of a tensor."""
 
 
+def groups_of(module: FSDPModule) -> list[Any]:
+    """FSDP2's parameter groups of a module."""
+    state: Any = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+    return [group for group in groups if group is not None]
+
+
 class Reach(TorchFunctionMode):
     """Between `begin` and `end`, sharded weights are gathered before torch functions use them. Compiled code is not
     watched.
@@ -44,22 +51,14 @@ class Reach(TorchFunctionMode):
         self.end()
         for name, module in self._root.named_modules():
             if name and isinstance(module, FSDPModule):
-                state: Any = module._get_fsdp_state()
-                groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-                self._owners |= {
-                    id(each.sharded_param): (name, state, group, each)
-                    for group in groups
-                    if group
-                    for each in group.fsdp_params
-                }
+                for group in groups_of(module):
+                    owner = name, module._get_fsdp_state(), group
+                    self._owners |= {id(each.sharded_param): (*owner, each) for each in group.fsdp_params}
         if self._owners:
-            self._compiled = {
-                module: module._compiled_call_impl
-                for module in self._root.modules()
-                if module._compiled_call_impl is not None
-            }
-            for module, call in self._compiled.items():
-                module._compiled_call_impl = self._aside(call)
+            for module in self._root.modules():
+                if module._compiled_call_impl is not None:
+                    self._compiled[module] = module._compiled_call_impl
+                    module._compiled_call_impl = self._aside(module._compiled_call_impl)
             self.__enter__()  # type: ignore[no-untyped-call]
 
     def end(self) -> None:

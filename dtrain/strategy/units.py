@@ -21,7 +21,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from dtrain.errors import WordsError
-from dtrain.strategy.reach import Reach
+from dtrain.model import own_class
+from dtrain.strategy.reach import Reach, groups_of
 
 METHODS = ("pre_forward", "calls"), ("pre_backward", "goes backward through"), ("post_backward", "ends the backward of")
 """Methods of a parameter group around FSDP2's collectives, and the verb for what the rank does."""
@@ -33,11 +34,7 @@ def units(root: nn.Module) -> list[tuple[str, Any]]:
     named = []
     for name, module in root.named_modules():
         if isinstance(module, FSDPModule):
-            state: Any = module._get_fsdp_state()
-            groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-            # FSDP2 replaces the class of a module by a subclass of its own
-            kind = next(base for base in type(module).__mro__ if not issubclass(base, FSDPModule))
-            named += [(name or kind.__name__, group) for group in groups if group is not None]
+            named += [(name or own_class(module).__name__, group) for group in groups_of(module)]
     return named
 
 

@@ -137,14 +137,14 @@ WAITS_FOR = {
         "checkpoint/snapshot.py:Snapshot.wait", "checkpoint/snapshot.py:Snapshot._lay_out",
     ),
     "the sizes of what crosses or of products that are not aligned: the host must know them": (
-        "parallel/expert.py:AllToAll.__call__", "parallel/pipeline.py:Pipeline._hand_round", "model/moe.py:by_expert", "model/moe.py:one_by_one",
+        "parallel/expert.py:AllToAll.__call__", "parallel/pipeline.py:Pipeline._broadcast", "model/moe.py:by_expert", "model/moe.py:one_by_one",
         "model/moe.py:one_by_one_backward",
     ),
     "masks and positions of the data, which a part of a sequence cannot have": (
         "parallel/context.py:Context._check_meaning", "parallel/huggingface.py:_mask",
     ),
     "between steps: evaluation, text, verify, records, what a hook returned, a wire that is measured": (
-        "evaluation/heldout.py:evaluate", "model/sampling.py:complete", "parallel/split_check.py:_Whole.__init__", "parallel/split_check.py:_far",
+        "evaluation/heldout.py:evaluate", "model/sampling.py:complete", "parallel/split_check.py:_Whole.__init__", "parallel/split_check.py:_distance",
         "parallel/split_check.py:_kept", "evaluation/record.py:_pieces", "evaluation/parity.py:_rms", "hook/__init__.py:plain", "doctor/bandwidth.py:_measured",
         "doctor/bandwidth.py:_timed",
     ),

@@ -226,16 +226,16 @@ WRAPPED = {
     "tp": "GPT2LMHeadModel has no tensor-parallel plan",
     "pp": "GPT2LMHeadModel does not say where it may be cut",
 }
-TIED = {"pp": "are one weight, and may stand on two stages"}
-FLOWS = {"pp": "changes what flows outside of the modules of its table"}
+TIED = {"pp": "are one weight, and may be on two stages"}
+FLOWS = {"pp": "changes hidden states outside of the modules of its table"}
 NO_BLOCKS = {"pp": "names no list of blocks"}
 TIED_PLAN = {"tp": "are one weight, which tp_plan splits in two ways"}
-PARTS_DIFFER = {"cp": "gives something else for a part of a sequence"}
+PARTS_DIFFER = {"cp": "computes other values for a part of a sequence"}
 NO_SDPA = {"cp": "never called F.scaled_dot_product_attention"}
 MASKED = {"cp": "with an attn_mask, which knows a part of the sequence only"}
 NO_TOKENS = {"cp": "dim 1 of the inputs is taken for"}
 NO_SEQUENCE = {"cp": "have no dim of tokens to split"}
-PADDED = {**WHOLE, "cp": "hides tokens, which a part cannot"}
+PADDED = {**WHOLE, "cp": "hides tokens, which a split sequence cannot do"}
 IMAGE = {**WHOLE, "cp": "have no sequence to split"}
 NO_POSITIONS = {**WHOLE, "cp": "takes no position_ids"}
 STATISTICS = {"data": "BatchNorm"}
@@ -245,7 +245,7 @@ FOREIGN: dict[str, Foreign] = {
     # decoders
     "llama": Foreign(_hf("CausalLM", "llama", **_GROUPED), "causal"),
     "mistral": Foreign(_hf("CausalLM", "mistral", **_GROUPED, sliding_window=None), "causal"),
-    "mistral_window": Foreign(_hf("CausalLM", "mistral", **_GROUPED, sliding_window=4), "causal", {"cp": "hides tokens by more than causality"}),
+    "mistral_window": Foreign(_hf("CausalLM", "mistral", **_GROUPED, sliding_window=4), "causal", {"cp": "attention mask is more than causal"}),
     "qwen2": Foreign(_hf("CausalLM", "qwen2", **_GROUPED), "causal"),
     "qwen3": Foreign(_hf("CausalLM", "qwen3", **_GROUPED, head_dim=8), "causal"),
     "mixtral": Foreign(_hf("CausalLM", "mixtral", **_GROUPED, num_local_experts=4), "causal"),

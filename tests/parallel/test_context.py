@@ -330,7 +330,7 @@ def test_a_forward_without_the_function_is_an_error_and_a_mistake_inside_stays_i
     context, before = alone(), F.scaled_dot_product_attention
     with (
         pytest.raises(
-            WordsError, match=r"never called F.scaled_dot_product_attention, and only there does a rank see beyond"
+            WordsError, match=r"never called F.scaled_dot_product_attention, the only place where a rank sees beyond"
         ),
         context.active(),
     ):
@@ -366,7 +366,7 @@ def test_contexts_open_inside_each_other() -> None:
             F.scaled_dot_product_attention(x, x, x)
             with inner.active():
                 named_before(x, x, x)
-            assert F.scaled_dot_product_attention is outer._instead
+            assert F.scaled_dot_product_attention is outer._replacement
             with outer.active():
                 named_before(x, x, x)
         assert F.scaled_dot_product_attention is before
@@ -385,9 +385,9 @@ def _with_group(mesh: Mesh, contexts: tuple[Context, ...], work: Callable[[], No
     [
         ({"attn_mask": torch.ones(4, 4)}, "attn_mask"),
         ({"dropout_p": 0.1}, "dropout_p=0.1"),
-        ({"key": torch.ones(1, 2, 6, 4), "value": torch.ones(1, 2, 6, 4)}, "not .B, H, T, D. of one sequence"),
-        ({"query": torch.ones(4, 4)}, "not .B, H, T, D. of one sequence"),
-        ({"query": torch.ones(1, 3, 4, 4), "enable_gqa": True}, "3 heads of queries and 2 of keys"),
+        ({"key": torch.ones(1, 2, 6, 4), "value": torch.ones(1, 2, 6, 4)}, "Pass .B, H, T, D. of one sequence"),
+        ({"query": torch.ones(4, 4)}, "Pass .B, H, T, D. of one sequence"),
+        ({"query": torch.ones(1, 3, 4, 4), "enable_gqa": True}, "3 query heads and 2 key heads"),
         ({"query": torch.ones(1, 4, 4, 4)}, "enable_gqa=True"),
         ({name: torch.ones(1, 2, 3, 4) for name in ("query", "key", "value")}, "3 tokens"),
     ],
@@ -400,7 +400,7 @@ def test_a_call_that_cannot_be_split_is_refused(changed: dict[str, Any], says: s
 
 def test_ulysses_needs_heads_that_divide() -> None:
     x = torch.ones(1, 3, 4, 4)
-    with pytest.raises(WordsError, match=r"mesh.cp=2: .* 3 heads do not divide"):
+    with pytest.raises(WordsError, match=r"mesh.cp=2: .* 3 heads do not divide by 2"):
         alone("ulysses").attention(x, x, x)
 
 
@@ -449,20 +449,20 @@ def test_models_of_hugging_face_see_the_whole_sequence(kind: str, words: dict[st
 def test_a_window_or_padding_of_hugging_face_is_refused_in_a_part_and_kept_in_the_whole() -> None:
     model, inputs = hugging_face("Mistral", sliding_window=10), tokens(2, 6)
     adapt(model)
-    with pytest.raises(WordsError, match="more than causality"), alone().active():
+    with pytest.raises(WordsError, match="more than causal"), alone().active():
         model(inputs, position_ids=alone().position_ids(12))
     model, padded = hugging_face("Llama"), torch.tensor([[0, 0, 1, 1, 1, 1]] * 2)
     expected = model(inputs, attention_mask=padded).logits
     adapt(model)
     assert far(model(inputs, attention_mask=padded).logits, expected) == 0
-    with pytest.raises(WordsError, match="more than causality"), alone().active():
+    with pytest.raises(WordsError, match="more than causal"), alone().active():
         model(inputs, attention_mask=padded)
 
 
 def test_what_has_one_answer_for_a_whole_sequence_is_refused() -> None:
     context = Context(None, 0, 2, "ring")  # type: ignore[arg-type]
     with pytest.raises(
-        WordsError, match=r"dim 1 of the inputs is taken for 8 tokens, and the targets \[3\] are not one for each"
+        WordsError, match=r"dim 1 of the inputs is read as 8 tokens, but the targets \[3\] are not one per token"
     ):
         context.split({"inputs": torch.zeros(3, 8, dtype=torch.int64), "targets": torch.zeros(3, dtype=torch.int64)})
 
@@ -474,7 +474,7 @@ def test_a_model_that_cannot_be_told_positions_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "why"),
-    [((2, 3, 8, 8), r"\[2, 3, 8, 8\] are images or the like, which have no sequence"), ((2, 64), "no dim of tokens")],
+    [((2, 3, 8, 8), r"\[2, 3, 8, 8\] look like images, which have no sequence"), ((2, 64), "no dim of tokens")],
 )
 def test_channels_and_features_are_no_sequence(shape: tuple[int, ...], why: str) -> None:
     context = Context(GROUP, 0, 2, "ring")

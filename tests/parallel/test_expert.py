@@ -169,16 +169,6 @@ def test_a_model_that_has_values_keeps_its_part_of_them() -> None:
         assert not trained, "what was frozen stays so"
 
 
-def untouched(mesh: Mesh) -> bool:
-    experts = Experts(EXPERTS, 8, 12)
-    expert.apply(experts, mesh)
-    return experts.exchange is None and not isinstance(experts.up, DTensor)
-
-
-def test_without_ep_nothing_is_changed() -> None:
-    assert on_experts(untouched, dp_shard=1) == [True]
-
-
 def refused(mesh: Mesh) -> str:
     with pytest.raises(WordsError) as error:
         expert.apply(Experts(3, 8, 12), mesh)

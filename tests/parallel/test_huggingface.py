@@ -96,7 +96,7 @@ def test_two_ranks_are_one_process(name: str, words: str) -> None:
          r"mesh\.tp=2 does not divide num_attention_heads=3 of LlamaAttention\. Type mesh\.tp=1 or mesh\.tp=3"),
         (f"{HERE}.model model.kind=Llama model.config.num_key_value_heads=1 mesh.tp=2", r"does not divide num_key_value_heads=1"),
         (f"{HERE}.model model.kind=Llama model.config.tie_word_embeddings=true mesh.pp=2", r"Build the model untied \(tie_word_embeddings=false in its config\)"),
-        (f"{HERE}.adapted model.use_dora=true mesh.tp=2", r"q_proj is adapted by \w+, of which only LoRA is split, without DoRA"),
+        (f"{HERE}.adapted model.use_dora=true mesh.tp=2", r"q_proj is adapted by \w+; only LoRA without DoRA can be split"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_split_is_refused_with_what_to_type(words: str, why: str) -> None:

@@ -264,12 +264,12 @@ def refusal(mesh: Mesh, model: type[nn.Module], x: Tensor) -> str:
 
 def test_a_model_that_changes_what_flows_is_refused() -> None:
     for said in on_mesh(lambda mesh: refusal(mesh, Loud, torch.ones(2, 4)), pp=2):
-        assert "Loud changes what flows outside of the modules of its table" in said
+        assert "Loud changes hidden states outside of the modules of its table" in said
 
 
 def test_a_cut_that_does_not_fit_is_told_as_one() -> None:
     said = ranks(2, lambda: _rank_1(Crossed, torch.ones(2, 3, 4)))[1]
-    assert "stage 1 of Crossed fails on what stage 0 hands on" in said
+    assert "stage 1 of Crossed fails on the output of stage 0" in said
 
 
 def _rank_1(model: type[nn.Module], x: Tensor) -> str:

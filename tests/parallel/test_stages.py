@@ -187,12 +187,12 @@ class Blockless(Bare):
 @pytest.mark.parametrize(
     ("model", "stages", "split", "said"),
     [
-        (small_gpt(tied=True), 2, "blocks", "embed.weight and head.weight are one weight, and may stand on two stages. Build the model untied (model.tied=false)"),
+        (small_gpt(tied=True), 2, "blocks", "embed.weight and head.weight are one weight, and may be on two stages. Build the model untied (model.tied=false)"),
         (Scaled(), 2, "blocks", "scale is in no module of the table `pipeline` of Scaled"),
         (small_gpt(layers=2), 3, "blocks", "GPT has 2 blocks, fewer than the 3 stages"),
         (Bare(), 2, "blocks", "Bare does not say where it may be cut. Give the class a table such as pipeline ="),
         (Around(Bare()), 2, "blocks", "Bare does not say where it may be cut"),
-        (Blockless(), 2, "blocks", "the table of Blockless (linear) names no list of blocks to share out over 2 stages"),
+        (Blockless(), 2, "blocks", "the table of Blockless (linear) names no list of blocks to divide among 2 stages"),
         (small_gpt(layers=3), 2, (1, 1), "pipeline.split=[1, 1]: 2 numbers are needed whose sum is 3 blocks. Type pipeline.split=[2, 1]."),
         (small_gpt(layers=3), 2, (3, 0), "pipeline.split=[3, 0]"),
         (small_gpt(layers=3), 2, (1, 1, 1), "pipeline.split=[1, 1, 1]: 2 numbers"),

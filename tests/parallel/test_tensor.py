@@ -281,9 +281,9 @@ def refusal(mesh: Mesh, model: nn.Module, options: dict[str, str]) -> str:
         (
             Styled("colwise", "diagonal"),
             WHOLE,
-            "layers.1 asks for the style diagonal. Built are colwise, colwise_gather_output",
+            "layers.1 has the style diagonal. Allowed: colwise, colwise_gather_output",
         ),
-        (Styled("replicate"), WHOLE, "no module of Styled is named by its tp_plan (layers.0)"),
+        (Styled("replicate"), WHOLE, "the tp_plan of Styled names none of its modules (layers.0)"),
         (
             Styled("colwise"),
             {"sequence": "split", "loss": "whole"},
@@ -293,7 +293,7 @@ def refusal(mesh: Mesh, model: nn.Module, options: dict[str, str]) -> str:
         (
             GoesOn(),
             {"sequence": "whole", "loss": "split"},
-            "tensor.loss=split: GoesOn goes on computing with what its tp_plan gathers, which this leaves split. Leave it out.",
+            "tensor.loss=split: GoesOn computes with the outputs that its tp_plan gathers, but this key leaves them split. Leave out tensor.loss.",
         ),
         (Normed(), WHOLE, "RMSNorm normalises all heads together ([2, 3, 2]), which tensor parallelism splits"),
     ],
@@ -329,4 +329,4 @@ def borrowed(mesh: Mesh) -> str:
 
 def test_a_split_weight_that_is_used_outside_of_its_module_is_named() -> None:
     for said in on_mesh(borrowed, tp=2):
-        assert said.startswith("mesh.tp: up.weight is split, and Borrows uses it outside of its own module")
+        assert said.startswith("mesh.tp: up.weight is split, but Borrows uses it outside of its own module")

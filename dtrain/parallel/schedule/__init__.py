@@ -6,7 +6,7 @@ whether it splits a backward in two (`splits_backward`), and which class of torc
 (`runner`); an order without one is run as it stands.
 """
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -38,27 +38,25 @@ def rounds(
     return warm, lambda step: nth(step, "F", last_first=False), lambda step, kind: nth(step, kind, last_first=True)
 
 
-class Counts:
-    """The next microbatch of every kind of action of every stage."""
+class VShape:
+    """The actions of a rank that holds two stages of a V: 0, on the way down, and 1, on the way back."""
 
-    def __init__(self) -> None:
-        self._next: dict[tuple[str, int], int] = defaultdict(int)
-        self._open: list[Action] = []
+    def __init__(self, pp: int, rank: int) -> None:
+        self._stages = {"0": rank, "1": 2 * pp - 1 - rank}
+        self._deferred: list[Action] = []
+        self.counts = Counter[str]()
+        """Action, such as F0 -> how often it was taken."""
 
-    def __getitem__(self, of: tuple[str, int]) -> int:
-        return self._next[of]
-
-    def take(self, kind: str, stage: int) -> Action:
-        counted = ("I", "W") if kind == "B" else (kind,)
-        action = Action(kind, stage, self._next[counted[0], stage])
-        for each in counted:
-            self._next[each, stage] += 1
-        if kind == "I":
-            self._open.append(action)
-        return action
-
-    def oldest(self) -> Iterator[Action]:
-        """The backward of weights whose inputs were first, if one is open."""
-        for first in self._open[:1]:
-            self._open.pop(0)
-            yield Action("W", first.stage, first.microbatch)
+    def take(self, text: str, times: int = 1) -> Iterator[Action]:
+        """The next microbatch of each action of `text`, such as F0B1; `W*`: of the oldest backward of weights that is
+        open, if there is one.
+        """
+        for action in [text[place : place + 2] for place in range(0, len(text), 2)] * times:
+            kind, end = action[0], action[1]
+            if end != "*":
+                first = Action(kind, self._stages[end], self.counts[action.replace("B", "I")])
+                self.counts.update([f"I{end}", f"W{end}"] if kind == "B" else [action])
+                self._deferred += [first] if kind == "I" else []
+                yield first
+            elif self._deferred:
+                yield Action("W", *self._deferred.pop(0)[1:])
